@@ -1,0 +1,368 @@
+"""Timeline: what happened, when, and in which lane. The middle of loaderviz.
+
+Every producer (the emulator, the profiler, a trace file) makes a `Timeline`; every consumer (metrics, figures,
+exports) reads one. It is frozen and columnar: numpy arrays with one entry per span, times in integer nanoseconds.
+It holds no tensors and knows nothing of torch or plotly.
+
+    timeline = Timeline.load("run.json").self_check()
+    copies = timeline.where(Kind.COPY_H2D)
+    int((timeline.end - timeline.start)[copies].sum())  # ns spent in host-to-device copies
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderviz.errors import LoadervizError
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+FORMAT = 1  # version of the JSON form
+Ints = npt.NDArray[np.integer[Any]]
+
+
+class TimelineError(LoadervizError, ValueError):
+    """A timeline, or its JSON form, is not well made."""
+
+
+class Kind(IntEnum):
+    """What a span is. The order is the order of the legend."""
+
+    COMPUTE = 0  # a kernel
+    COMMUNICATION = 1  # a collective's kernel (nccl, rccl)
+    COPY_H2D = 2
+    COPY_D2H = 3
+    COPY_D2D = 4
+    MEMSET = 5
+    API = 6  # a CUDA runtime call on the host
+    OPERATOR = 7  # aten::… on the host
+    FETCH = 8  # a worker (or the main thread) prepares a batch
+    PIN = 9  # a batch is copied into page-locked memory
+    WAIT = 10  # the host is blocked; `cause` says by what
+    RANGE = 11  # an annotation, such as "batch 3"
+
+
+KERNELS = (Kind.COMPUTE, Kind.COMMUNICATION)
+COPIES = (Kind.COPY_H2D, Kind.COPY_D2H)  # host-device copies; D2D is work on the device
+DEVICE_KINDS = (*KERNELS, *COPIES, Kind.COPY_D2D, Kind.MEMSET)
+
+
+class Cause(IntEnum):
+    """Why the host waits."""
+
+    NONE = 0
+    STAGING = 1  # a pageable copy goes through the driver's staging buffer (R1, R7)
+    SYNCHRONIZE = 2  # a stream, event or device synchronise, `.item()` among them (R25)
+    QUEUE_FULL = 3  # the launch queue has no free place (R24)
+    PAGE_LOCKING = 4  # new page-locked memory (R13, R44)
+    ALLOCATION = 5  # cudaMalloc or cudaFree (R13)
+    DATA = 6  # the next batch is not ready
+
+    @property
+    def words(self) -> str:
+        """The cause as a reader sees it, such as "queue full"."""
+        return {Cause.DATA: "waiting for data", Cause.PAGE_LOCKING: "page-locking"}.get(
+            self, self.name.lower().replace("_", " ")
+        )
+
+
+class ArrowKind(IntEnum):
+    """What an arrow between two spans says."""
+
+    LAUNCH = 0  # the host call -> the work it put on the device
+    WAIT = 1  # the work that an event stands for -> the first work that waited for it
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One row of the picture: a host thread or a device stream.
+
+    `number` is the stream id or thread number; `role` is "worker", "pin", "main", "thread" or "stream".
+    """
+
+    name: str
+    group: Literal["host", "device"]
+    role: str = "stream"
+    number: int = 0
+    device: int = 0
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a timeline comes from; all of it is shown to the reader.
+
+    `origin` is "emulated", "recorded" or "file"; `samples` counts the samples of all batches handed out (None: not
+    known); `host` says whose host costs are in it; `notes` lists what was thinned, dropped or assumed.
+    """
+
+    device: str = "unknown device"
+    origin: str = "file"
+    host: str = ""
+    clock: str = "ns"
+    samples: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of interest, such as a hazard: when, in which lane, what, and the two spans it joins (-1: none)."""
+
+    time: int
+    lane: int
+    kind: str
+    text: str
+    spans: tuple[int, int] = (-1, -1)
+
+
+class Span(NamedTuple):
+    """One row of the table, with its ids looked up. Times in ns; `pinned` is True, False or None (no host side)."""
+
+    start: int
+    end: int
+    lane: Lane
+    kind: Kind
+    name: str
+    batch: int
+    nbytes: int
+    correlation: int
+    pinned: bool | None
+    cause: Cause
+    source: str
+
+    @property
+    def duration(self) -> int:
+        """Length in ns."""
+        return self.end - self.start
+
+
+SPAN_COLUMNS: dict[str, type[np.integer[Any]]] = {
+    "start": np.int64, "end": np.int64, "lane": np.int32, "kind": np.int8, "name": np.int32, "batch": np.int32,
+    "nbytes": np.int64, "correlation": np.int64, "pinned": np.int8, "cause": np.int8, "source": np.int32,
+}  # fmt: skip
+ARROW_COLUMNS: dict[str, type[np.integer[Any]]] = {"tail": np.int64, "head": np.int64, "kind": np.int8}
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Spans in lanes, arrows between them, marks beside them, and where they come from.
+
+    Columns (numpy, one entry per span, sorted by start): `start`, `end` [ns]; `lane` (index into `lanes`); `kind`
+    (`Kind`); `name` (index into `names`); `batch` (-1: none); `nbytes` (-1: not known); `correlation` (joins a host
+    call and its device work, -1: none); `pinned` (1 pinned, 0 pageable, -1: does not apply); `cause` (`Cause`);
+    `source` (index into `sources`, "file:line", -1: not known). Arrows: `tail` and `head` are span indices.
+    """
+
+    context: Context
+    lanes: tuple[Lane, ...]
+    names: tuple[str, ...]
+    sources: tuple[str, ...]
+    spans: dict[str, Ints]
+    arrows: dict[str, Ints]
+    marks: tuple[Mark, ...] = ()
+
+    def __getattr__(self, column: str) -> Ints:
+        """Give a span column by name: `timeline.start` is `timeline.spans["start"]`."""
+        if column in SPAN_COLUMNS:
+            return self.spans[column]
+        raise AttributeError(f"Timeline has no {column!r}; span columns are {', '.join(SPAN_COLUMNS)}")
+
+    def __len__(self) -> int:
+        return len(self.spans["start"])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Timeline) and self.to_dict() == other.to_dict()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Timeline: {len(self)} spans in {len(self.lanes)} lanes, {self.duration / 1e6:.3f} ms, "
+            f"{self.context.origin} {self.context.device}>"
+        )
+
+    @property
+    def begin(self) -> int:
+        """Start of the first span, ns; 0 when empty."""
+        return int(self.spans["start"].min()) if len(self) else 0
+
+    @property
+    def duration(self) -> int:
+        """From the first start to the last end, ns."""
+        return int(self.spans["end"].max()) - self.begin if len(self) else 0
+
+    def row(self, index: int) -> Span:
+        """Return span `index` with its ids looked up."""
+        value = {column: int(values[index]) for column, values in self.spans.items()}
+        return Span(
+            value["start"], value["end"], self.lanes[value["lane"]], Kind(value["kind"]), self.names[value["name"]],
+            value["batch"], value["nbytes"], value["correlation"],
+            None if value["pinned"] < 0 else bool(value["pinned"]), Cause(value["cause"]),
+            self.sources[value["source"]] if value["source"] >= 0 else "",
+        )  # fmt: skip
+
+    def rows(self, *kinds: Kind) -> Iterator[Span]:
+        """Iterate over the spans in order of start; only of `kinds`, if any are given."""
+        for index in range(len(self)):
+            if not kinds or int(self.spans["kind"][index]) in kinds:
+                yield self.row(index)
+
+    def where(self, *kinds: Kind) -> npt.NDArray[np.bool_]:
+        """Return a mask over the spans, shape `(len(self),)`: True where the kind is one of `kinds`."""
+        return np.isin(self.spans["kind"], kinds)
+
+    def between(self, start: int, end: int) -> Timeline:
+        """Return the part from `start` to `end` [ns]: spans that lie across an edge are cut there, and noted."""
+        if end < start:
+            raise TimelineError(f"between({start}, {end}): the end lies before the start; give start <= end")
+        spans = self.spans
+        keep = (spans["end"] > start) & (spans["start"] < end)
+        keep |= (spans["start"] == spans["end"]) & (spans["start"] >= start) & (spans["start"] <= end)
+        cut = {column: values[keep].copy() for column, values in spans.items()}
+        trimmed = int(((cut["start"] < start) | (cut["end"] > end)).sum())
+        cut["start"], cut["end"] = np.maximum(cut["start"], start), np.minimum(cut["end"], end)
+        moved = np.where(keep, np.cumsum(keep) - 1, -1)
+        arrows = self.arrows | {side: moved[self.arrows[side]] for side in ("tail", "head")}
+        whole = (arrows["tail"] >= 0) & (arrows["head"] >= 0)
+        arrows = {column: values[whole] for column, values in arrows.items()}
+        whole_run = f"{self.begin}..{self.begin + self.duration}"
+        note = f"window {start}..{end} ns of {whole_run} ns, {trimmed} spans cut at its edge"
+        marks = tuple(_renumber(mark, moved) for mark in self.marks if start <= mark.time <= end)
+        context = replace(self.context, notes=(*self.context.notes, note))
+        return replace(self, context=context, spans=cut, arrows=arrows, marks=marks).sorted()
+
+    def sorted(self) -> Timeline:
+        """Return it with the spans in order of start, longer ones first (a caller before what it calls)."""
+        order = np.lexsort((-self.spans["end"], self.spans["start"]))
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        return replace(
+            self,
+            spans={name: values[order] for name, values in self.spans.items()},
+            arrows=self.arrows | {side: place[self.arrows[side]] for side in ("tail", "head")},
+            marks=tuple(_renumber(mark, place) for mark in self.marks),
+        )
+
+    def self_check(self) -> Timeline:
+        """Raise `TimelineError` unless the timeline is well made; return it, so that calls can be chained.
+
+        No span ends before it starts, ids are in range, no two spans overlap in one stream, every arrow goes forward.
+        """
+        _check_columns(self)
+        _check_streams(self)
+        start, arrows = self.spans["start"], self.arrows
+        tails = np.where(arrows["kind"] == ArrowKind.WAIT, self.spans["end"][arrows["tail"]], start[arrows["tail"]])
+        backward = np.flatnonzero(tails > start[arrows["head"]])
+        if len(backward):
+            tail, head = (self.row(int(arrows[side][backward[0]])) for side in ("tail", "head"))
+            raise TimelineError(f"an arrow goes back in time: from {tail} to {head}")
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain lists and dicts, ready for JSON; `from_dict` gives an equal Timeline back."""
+        return {
+            "loaderviz": FORMAT,
+            "context": asdict(self.context) | {"notes": list(self.context.notes)},
+            "lanes": [asdict(lane) for lane in self.lanes],
+            "names": list(self.names),
+            "sources": list(self.sources),
+            "spans": {column: values.tolist() for column, values in self.spans.items()},
+            "arrows": {column: values.tolist() for column, values in self.arrows.items()},
+            "marks": [asdict(mark) | {"spans": list(mark.spans)} for mark in self.marks],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Timeline:
+        """Build a Timeline from what `to_dict` gave. Raises `TimelineError` on anything else."""
+        version = data.get("loaderviz") if isinstance(data, dict) else None
+        if version != FORMAT:
+            raise TimelineError(
+                f"this is not a loaderviz timeline of format {FORMAT}: its 'loaderviz' entry is {version!r}. "
+                "Traces of other tools are read by loaderviz.read()."
+            )
+        try:
+            context = dict(data["context"])
+            context["notes"] = tuple(context["notes"])
+            timeline = cls(
+                Context(**context),
+                tuple(Lane(**lane) for lane in data["lanes"]),
+                tuple(data["names"]),
+                tuple(data["sources"]),
+                {name: np.array(data["spans"][name], dtype) for name, dtype in SPAN_COLUMNS.items()},
+                {name: np.array(data["arrows"][name], dtype) for name, dtype in ARROW_COLUMNS.items()},
+                tuple(Mark(**(mark | {"spans": tuple(mark["spans"])})) for mark in data["marks"]),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as problem:
+            what = f"{type(problem).__name__}: {problem}"
+            raise TimelineError(f"the timeline is damaged: {what}. Make it anew.") from problem
+        return timeline.self_check()
+
+    def save(self, path: str | Path) -> Path:
+        """Write the timeline as JSON; `Timeline.load` reads it back."""
+        path = Path(path)
+        path.write_text(json.dumps(self.to_dict()), encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Timeline:
+        """Read what `save` wrote. Raises `TimelineError` for a damaged or foreign file, OSError if there is none."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as problem:  # bad JSON or bad UTF-8, or absurdly nested
+            raise TimelineError(f"{path} is not a loaderviz timeline (no valid JSON: {problem})") from problem
+        return cls.from_dict(data)
+
+    def figure(self, **options: Any) -> go.Figure:
+        """Draw it; the options are those of `loaderviz.draw.figure`, such as `color="batch"` or `color="kind"`."""
+        from loaderviz import draw  # the one door to drawing: imported when it is used
+
+        return draw.figure(self, **options)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        from loaderviz import draw
+
+        return draw.mimebundle(self)
+
+
+def _renumber(mark: Mark, place: Ints) -> Mark:
+    first, second = (int(place[i]) if i >= 0 else -1 for i in mark.spans)
+    return replace(mark, spans=(first, second))
+
+
+def _check_columns(timeline: Timeline) -> None:
+    spans, lengths = timeline.spans, {len(values) for values in timeline.spans.values()}
+    if len(lengths) != 1:
+        raise TimelineError(f"the span columns have different lengths: {sorted(lengths)}")
+    if len(backward := np.flatnonzero(spans["end"] < spans["start"])):
+        raise TimelineError(f"a span ends before it starts: {timeline.row(int(backward[0]))}")
+    limits = {"lane": len(timeline.lanes), "name": len(timeline.names), "kind": len(Kind), "cause": len(Cause)}
+    for column, limit in limits.items():
+        if len(spans[column]) and not (spans[column].min() >= 0 and spans[column].max() < limit):
+            raise TimelineError(f"span column {column!r} must lie in 0..{limit - 1}, has {spans[column].max()}")
+    if len(spans["source"]) and spans["source"].max() >= len(timeline.sources):
+        raise TimelineError(f"span column 'source' has {spans['source'].max()}, with {len(timeline.sources)} sources")
+    for side in ("tail", "head"):
+        ends = timeline.arrows[side]
+        if len(ends) and not (ends.min() >= 0 and ends.max() < len(timeline)):
+            raise TimelineError(f"an arrow's {side} points at span {ends.max()}, but there are {len(timeline)} spans")
+
+
+def _check_streams(timeline: Timeline) -> None:
+    """A stream does one thing at a time (R16); recorded traces keep real overlap in sub-lanes of their own."""
+    spans = timeline.spans
+    for number, lane in enumerate(timeline.lanes):
+        if lane.group != "device":
+            continue
+        mine = np.flatnonzero((spans["lane"] == number) & (spans["kind"] != Kind.RANGE))
+        mine = mine[np.lexsort((spans["end"][mine], spans["start"][mine]))]
+        clash = np.flatnonzero(spans["start"][mine][1:] < spans["end"][mine][:-1])
+        if len(clash):
+            first, second = (timeline.row(int(mine[clash[0] + step])) for step in (0, 1))
+            raise TimelineError(f"two spans overlap in {lane.name}: {first} and {second}")
