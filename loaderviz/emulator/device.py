@@ -1,0 +1,215 @@
+"""Device: the GPU behind the host. Streams (FIFO), two copy engines and a compute engine, in virtual time.
+
+The host submits commands; the device runs them later. One heap ordered by (time, phase, command number) decides
+everything, so the same program gives the same times, whenever somebody looks. Times in ns.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections import deque
+from enum import IntEnum
+
+from loaderviz.emulator.costs import FULL, ceil_div
+from loaderviz.emulator.hardware import Gpu
+from loaderviz.timeline import Kind
+
+
+class Engine(IntEnum):
+    """What a command occupies while it runs."""
+
+    NONE = 0  # markers, memset, device-to-device copies
+    COMPUTE = 1
+    H2D = 2
+    D2H = 3
+
+
+OPPOSITE = {Engine.H2D: Engine.D2H, Engine.D2H: Engine.H2D}
+FINISH, READY = 0, 1  # phases: what ends at time t frees its place for what wants to begin at t
+
+
+class Stream:
+    """A queue of commands that run one after the other (R16).
+
+    `id` is 0 for the default stream; `number` is what traces show (7 for the default stream, pool streams after it);
+    a lower `priority` goes first (R18); `blocking` streams wait for the default stream and it for them (R14).
+    """
+
+    def __init__(self, id: int, number: int, priority: int = 0, *, blocking: bool = False) -> None:
+        self.id = id
+        self.number = number
+        self.priority = priority
+        self.blocking = blocking
+        self.queue: deque[Command] = deque()  # enqueued and not over
+        self.last: Command | None = None  # the last command ever enqueued
+        self.last_work: Command | None = None  # the same, markers left out
+        self.awaited: list[Command] = []  # work that the next command waits for by an event
+
+    def __repr__(self) -> str:
+        return f"<stream {self.number}{' (default)' if self.id == 0 else ''}, {len(self.queue)} commands queued>"
+
+
+class Command:
+    """One entry of a stream: a kernel, copy or memset, or a marker (`kind` None) of an event record or wait."""
+
+    __slots__ = (
+        "api", "awaits", "batch", "correlation", "deps", "done", "end", "engine", "kind", "name", "nbytes", "number",
+        "pinned", "rate", "ready", "remaining", "share", "since", "source", "start", "stream", "unmet", "version",
+        "waiters",
+    )  # fmt: skip
+
+    def __init__(
+        self, stream: Stream, name: str, kind: Kind | None, engine: Engine, work: int, ready: int, share: int = FULL
+    ) -> None:
+        self.stream, self.name, self.kind, self.engine = stream, name, kind, engine
+        self.ready, self.share = ready, share  # not before `ready`; thousandths of the compute engine
+        self.remaining = work * FULL  # in thousandths of a ns at full speed, so that it stays whole when slowed
+        self.rate, self.since, self.version = FULL, 0, 0
+        self.start = self.end = -1
+        self.number = -1
+        self.done = False
+        self.deps: list[Command] = []
+        self.waiters: list[Command] = []
+        self.unmet = 0
+        self.nbytes = self.correlation = self.batch = self.api = -1
+        self.pinned: bool | None = None
+        self.source = ""
+        self.awaits: list[Command] = []
+
+    def __repr__(self) -> str:
+        return f"<{self.name} on stream {self.stream.number}, {self.start}..{self.end} ns>"
+
+
+class Device:
+    """Runs commands in virtual time, as far as somebody asks."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.clock = 0  # everything up to here has been worked out
+        self._heap: list[tuple[int, int, int, int, Command]] = []
+        self._count = 0
+        self._compute_used = 0
+        self._compute_queue: list[tuple[int, int, Command]] = []
+        self._copying: dict[Engine, Command | None] = {Engine.H2D: None, Engine.D2H: None}
+        self._copy_queue: dict[Engine, deque[Command]] = {Engine.H2D: deque(), Engine.D2H: deque()}
+
+    def submit(self, command: Command) -> None:
+        """Put a command at the end of its stream; it starts when its turn, its deps and its engine allow."""
+        stream = command.stream
+        command.number = self._count
+        self._count += 1
+        stream.last = command
+        stream.queue.append(command)
+        if len(stream.queue) == 1:
+            self._arm(command)
+
+    def advance(self, until: int) -> None:
+        """Work out everything up to and including `until` [ns]."""
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            self._step()
+        self.clock = max(self.clock, until)
+
+    def run(self, command: Command) -> int:
+        """Work out everything up to the end of `command`; return that end [ns]."""
+        while not command.done:
+            if not self._heap:
+                raise AssertionError(f"{command} can never run: it waits for something that was never enqueued")
+            self._step()
+        return command.end
+
+    def run_to_start(self, command: Command) -> int:
+        """Work out everything up to the start of `command`; return that start [ns]."""
+        while command.start < 0:
+            self._step()
+        return command.start
+
+    def drain(self) -> int:
+        """Work out everything that is enqueued; return the time [ns] of the last event."""
+        while self._heap:
+            self._step()
+        return self.clock
+
+    def _step(self) -> None:
+        time, phase, _, version, command = heapq.heappop(self._heap)
+        if version != command.version:
+            return  # the copy was slowed down or sped up since; a newer entry stands for it
+        self.clock = time
+        if phase == FINISH:
+            self._finish(command)
+        else:
+            self._acquire(command)
+
+    def _push(self, time: int, phase: int, command: Command) -> None:
+        heapq.heappush(self._heap, (time, phase, command.number, command.version, command))
+
+    def _arm(self, command: Command) -> None:
+        """`command` is at the head of its stream: let it go as soon as its deps are over."""
+        for dep in command.deps:
+            if not dep.done:
+                dep.waiters.append(command)
+                command.unmet += 1
+        if not command.unmet:
+            self._push(max(command.ready, self.clock), READY, command)
+
+    def _acquire(self, command: Command) -> None:
+        if command.engine == Engine.COMPUTE:
+            insort(self._compute_queue, (command.stream.priority, command.number, command))
+            self._start_kernels()
+        elif command.engine == Engine.NONE:
+            self._begin(command)
+        else:
+            self._copy_queue[command.engine].append(command)
+            self._start_copy(command.engine)
+
+    def _begin(self, command: Command) -> None:
+        command.start = command.since = self.clock
+        self._push(self.clock + ceil_div(command.remaining, command.rate), FINISH, command)
+
+    def _start_kernels(self) -> None:
+        """Start kernels, lowest priority number first, while their shares fit together (R18, R19)."""
+        while self._compute_queue and self._compute_used + self._compute_queue[0][2].share <= FULL:
+            command = self._compute_queue.pop(0)[2]
+            self._compute_used += command.share
+            self._begin(command)
+
+    def _start_copy(self, engine: Engine) -> None:
+        """Start the next copy in this direction, if the engine is free: one copy at a time each way (R20)."""
+        if self._copying[engine] or not self._copy_queue[engine]:
+            return
+        command = self._copying[engine] = self._copy_queue[engine].popleft()
+        other = self._copying[OPPOSITE[engine]]
+        if other and other.pinned and command.pinned:  # a pageable copy is held up by its staging, not by the link
+            command.rate = self.gpu.bidirectional
+            self._change_rate(other, self.gpu.bidirectional)
+        self._begin(command)
+
+    def _change_rate(self, command: Command, rate: int) -> None:
+        """Go on with a running copy at another speed: both directions share the link (R21)."""
+        command.remaining -= (self.clock - command.since) * command.rate
+        command.rate, command.since = rate, self.clock
+        command.version += 1
+        self._push(self.clock + ceil_div(max(0, command.remaining), rate), FINISH, command)
+
+    def _finish(self, command: Command) -> None:
+        command.done, command.end = True, self.clock
+        stream = command.stream
+        stream.queue.popleft()
+        if command.engine == Engine.COMPUTE:
+            self._compute_used -= command.share
+            self._start_kernels()
+        elif command.engine != Engine.NONE:
+            self._copying[command.engine] = None
+            other = self._copying[OPPOSITE[command.engine]]
+            if other and other.rate != FULL:
+                self._change_rate(other, FULL)
+            self._start_copy(command.engine)
+        if stream.queue:
+            self._arm(stream.queue[0])
+        for waiter in command.waiters:
+            waiter.unmet -= 1
+            if not waiter.unmet:
+                self._push(max(waiter.ready, self.clock), READY, waiter)
+        command.waiters.clear()
+        command.deps.clear()

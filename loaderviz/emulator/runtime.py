@@ -1,0 +1,412 @@
+"""Runtime: the CUDA runtime in virtual time, without torch. A host with a clock, and a device that runs behind it.
+
+    gpu = Runtime(Gpu.preset("a100"))
+    copies = gpu.stream()
+    done = gpu.event()
+    gpu.memcpy(25_000_000, "h2d", copies, pinned=True)   # truly asynchronous: costs the host one call
+    gpu.record_event(done, copies)
+    gpu.wait_event(gpu.default_stream, done)             # the default stream waits, the host does not
+    gpu.launch(1_000_000, name="gemm")
+    gpu.synchronize()
+    gpu.timeline().self_check()
+
+Every call costs host time, as the rules R1 to R45 of CUDA and PyTorch say. All times are integer nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from loaderviz.builder import TimelineBuilder
+from loaderviz.emulator import costs
+from loaderviz.emulator.device import Command, Device, Engine, Stream
+from loaderviz.emulator.hardware import Gpu, Host
+from loaderviz.emulator.hazards import HOST, Clock, HappensBefore, Place
+from loaderviz.errors import LoadervizError
+from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline
+
+POOL_STREAMS = 32  # per priority (R15)
+PRIORITIES = (0, -3)  # lowest and highest; others are clamped (R18)
+PAGEABLE_ASYNC = 64 * 1024  # bytes: up to here a pageable H2D copy does not block the host (R12)
+DEFAULT_NUMBER, FIRST_POOL_NUMBER = 7, 13  # what profilers show
+
+Direction = Literal["h2d", "d2h", "d2d"]
+
+
+class CudaError(LoadervizError, RuntimeError):
+    """A call that CUDA itself would refuse."""
+
+
+class Event:
+    """A CUDA event: created, recorded (into a stream), complete (when the stream has come to it)."""
+
+    def __init__(self, *, timing: bool = True) -> None:
+        self.timing = timing
+        self.record: Command | None = None
+        self.clock: Clock = {}
+
+
+class Runtime:
+    """The host's view of one emulated GPU.
+
+    `now` is the host clock [ns]. `batch` and `source` are noted with every span made while they are set.
+    """
+
+    def __init__(self, gpu: Gpu, host: Host | None = None, *, launch_blocking: bool = False) -> None:
+        self.gpu = gpu
+        self.host = host or Host.preset("laptop")
+        self.launch_blocking = launch_blocking
+        self.device = Device(gpu)
+        self.order = HappensBefore()
+        self.builder = TimelineBuilder(Context())
+        self.main = self.builder.lane("main", "host", "main")
+        self.now = 0
+        self.batch = -1
+        self.source = ""
+        self.default_stream = Stream(0, DEFAULT_NUMBER)
+        self.streams: dict[int, Stream] = {0: self.default_stream}
+        self._pools: dict[int, list[Stream]] = {}
+        self._handed_out: dict[int, int] = {}
+        self._work: list[Command] = []
+
+    # Streams and events
+
+    def stream(self, priority: int = 0, *, blocking: bool = False) -> Stream:
+        """Return a stream of PyTorch's pool: 32 per priority, round robin, none waits for the default stream (R15).
+
+        `blocking=True` makes a new stream of the other kind, which the default stream waits for and which waits for
+        it (R14); PyTorch has none of them.
+        """
+        if blocking:
+            return self._new_stream(priority, blocking=True)
+        low, high = PRIORITIES
+        priority = max(high, min(low, priority))
+        pool = self._pools.setdefault(priority, [])
+        turn = self._handed_out.get(priority, 0)
+        self._handed_out[priority] = turn + 1
+        if turn < POOL_STREAMS:
+            pool.append(self._new_stream(priority))
+        return pool[turn % POOL_STREAMS]
+
+    def _new_stream(self, priority: int, *, blocking: bool = False) -> Stream:
+        number = len(self.streams)
+        stream = self.streams[number] = Stream(number, FIRST_POOL_NUMBER + number - 1, priority, blocking=blocking)
+        return stream
+
+    def event(self, *, timing: bool = True) -> Event:
+        """Return a new event, not yet recorded."""
+        return Event(timing=timing)
+
+    def record_event(self, event: Event, stream: Stream | None = None) -> None:
+        """`cudaEventRecord`: the event stands for all that is in the stream now (R16)."""
+        stream = stream or self.default_stream
+        self._call("cudaEventRecord", self.host.event_call)
+        event.record = self._submit(Command(stream, "event record", None, Engine.NONE, 0, self.now))
+        event.clock = self.order.snapshot(stream.id)
+
+    def wait_event(self, stream: Stream, event: Event) -> None:
+        """`cudaStreamWaitEvent`: what the stream gets from now on waits for the event; the host does not (R16).
+
+        An event that was never recorded holds nothing back.
+        """
+        self._call("cudaStreamWaitEvent", self.host.event_call)
+        if event.record is None:
+            return
+        marker = Command(stream, "event wait", None, Engine.NONE, 0, self.now)
+        marker.deps.append(event.record)
+        self._submit(marker)
+        self.order.wait(stream.id, event.clock)
+        stream.awaited.extend(event.record.awaits)
+
+    def wait_stream(self, stream: Stream, other: Stream) -> None:
+        """`stream.wait_stream(other)`: an event recorded in `other` now, and a wait for it (R16)."""
+        event = self.event(timing=False)
+        self.record_event(event, other)
+        self.wait_event(stream, event)
+
+    def query(self, target: Event | Stream) -> bool:
+        """`cudaEventQuery` / `cudaStreamQuery`: is it over? An event never recorded is."""
+        name = "cudaEventQuery" if isinstance(target, Event) else "cudaStreamQuery"
+        self._call(name, self.host.query)
+        over = self.is_over(target)
+        if over:  # the host has learnt it, as by a synchronise
+            self.order.host_wait(target.clock if isinstance(target, Event) else self.order.snapshot(target.id))
+        return over
+
+    def is_over(self, target: Event | Stream | Command) -> bool:
+        """Tell, at no cost, whether it is over at the host's time."""
+        self.device.advance(self.now)
+        if isinstance(target, Stream):
+            return not target.queue
+        command = target.record if isinstance(target, Event) else target
+        return command is None or command.done
+
+    def elapsed_time(self, start: Event, end: Event) -> int:
+        """Return the ns between two events.
+
+        Raises `CudaError` if one of them is not recorded, not complete or made without timing.
+        """
+        for event in (start, end):
+            if event.record is None:
+                raise CudaError("elapsed_time: both events must be recorded before their times are asked for")
+            if not event.timing:
+                raise CudaError("elapsed_time: make both events with enable_timing=True")
+            if not self.is_over(event):
+                raise CudaError("elapsed_time: an event is not complete yet; synchronize first")
+        assert start.record and end.record
+        return end.record.end - start.record.end
+
+    def synchronize(self, target: Stream | Event | None = None) -> None:
+        """Block the host until a stream, an event, or (None) the whole device is done."""
+        if target is None:
+            name, ends = "cudaDeviceSynchronize", [s.last for s in self.streams.values()]
+        elif isinstance(target, Stream):
+            name, ends = "cudaStreamSynchronize", [target.last]
+        else:
+            name, ends = "cudaEventSynchronize", [target.record]
+        start = self.now
+        self.now += self.host.synchronize
+        self._block(ends, Cause.SYNCHRONIZE)
+        self._api(name, start)
+        if target is None:
+            self.order.host_wait_all()
+        else:
+            self.order.host_wait(self.order.snapshot(target.id) if isinstance(target, Stream) else target.clock)
+
+    # Work
+
+    def launch(
+        self, duration: int, stream: Stream | None = None, *, name: str = "kernel", share: int = costs.FULL
+    ) -> Command:
+        """`cudaLaunchKernel`: a kernel of `duration` ns that fills `share` thousandths of the GPU (R19, R23).
+
+        Blocks only when the stream's launch queue is full (R24).
+        """
+        return self._enqueue("cudaLaunchKernel", self.host.launch, stream, name, Kind.COMPUTE, duration, share=share)
+
+    def memset(self, nbytes: int, stream: Stream | None = None, *, pinned_host: bool = False) -> Command:
+        """`cudaMemsetAsync`: asynchronous, except when the target is pinned host memory (R10)."""
+        duration = costs.kernel_time(self.gpu, nbytes)
+        name = "Memset (Pinned)" if pinned_host else "Memset (Device)"
+        command = self._enqueue(
+            "cudaMemsetAsync", self.host.launch, stream, name, Kind.MEMSET, duration, nbytes=nbytes
+        )  # fmt: skip
+        if pinned_host:
+            self.synchronize(command.stream)
+        return command
+
+    def memcpy(
+        self, nbytes: int, direction: Direction, stream: Stream | None = None, *, pinned: bool = True,
+        blocking: bool = False,
+    ) -> Command:  # fmt: skip
+        """`cudaMemcpyAsync`; with `blocking=True` followed by `cudaStreamSynchronize`, as PyTorch copies (R30).
+
+        `pinned` tells about the host side. Pinned copies are truly asynchronous (R8). A pageable H2D copy of more than
+        64 KB waits for the stream, then keeps the host busy with staging (R1, R7, R12); a pageable D2H copy blocks
+        until it is done (R11).
+        """
+        if nbytes < 0:
+            raise ValueError(f"memcpy of {nbytes} bytes: a size cannot be negative")
+        start = self.now
+        staged = direction == "h2d" and not pinned and nbytes > PAGEABLE_ASYNC
+        if staged and (stream or self.default_stream).last:
+            self._block([(stream or self.default_stream).last], Cause.STAGING)
+        command = self._copy(nbytes, direction, stream, pinned, start)
+        if staged:
+            tail = costs.copy_time(self.gpu, min(nbytes, self.gpu.staging_chunk), self.gpu.h2d)
+            begun = self.device.run_to_start(command)
+            self._block_until(begun + costs.copy_time(self.gpu, nbytes, self.gpu.pageable) - tail, Cause.STAGING)
+        elif direction == "d2h" and not pinned:
+            self._block([command], Cause.STAGING)
+        self._api("cudaMemcpyAsync", start, command)
+        if blocking:
+            self.synchronize(command.stream)
+        elif direction == "d2h" and not pinned:
+            self.order.host_wait(self.order.snapshot(command.stream.id))
+        return command
+
+    def memcpy_sync(self, nbytes: int, direction: Direction, *, pinned: bool = True) -> Command:
+        """`cudaMemcpy` in the default stream, which PyTorch does not use.
+
+        Pageable H2D returns once the data are staged (R1), pinned H2D and every D2H at completion (R2, R3); D2D does
+        not block the host (R4).
+        """
+        blocking = direction == "d2h" or (direction == "h2d" and pinned)
+        return self.memcpy(nbytes, direction, self.default_stream, pinned=pinned, blocking=blocking)
+
+    def host_work(self, duration: int, name: str = "host", kind: Kind = Kind.OPERATOR) -> None:
+        """Keep the host busy for `duration` ns."""
+        if duration < 0:
+            raise ValueError(f"host_work of {duration} ns: time cannot go back")
+        self.builder.span(
+            self.now, self.now + duration, self.main, kind, name, batch=self.batch, source=self.source
+        )  # fmt: skip
+        self.now += duration
+
+    def wait_for_data(self, until: int, name: str = "waiting for data") -> None:
+        """Block the host until `until` [ns], because the next batch is not there before."""
+        self._block_until(until, Cause.DATA, name)
+
+    def page_lock(self, nbytes: int) -> None:
+        """`cudaHostAlloc`: slow, and it synchronises the device (R13, R44)."""
+        start = self.now
+        self._block([s.last for s in self.streams.values()], Cause.PAGE_LOCKING)
+        self._block_until(self.now + costs.page_lock_time(self.host, nbytes), Cause.PAGE_LOCKING)
+        self._api("cudaHostAlloc", start, nbytes=nbytes)
+
+    def malloc(self, nbytes: int, name: str = "cudaMalloc") -> None:
+        """`cudaMalloc` or `cudaFree`: synchronises the device (R13)."""
+        start = self.now
+        self._block([s.last for s in self.streams.values()], Cause.ALLOCATION)
+        self.now += self.gpu.malloc
+        self._api(name, start, nbytes=nbytes)
+
+    # The record
+
+    def range(self, start: int, end: int, name: str, batch: int = -1) -> None:
+        """Note an annotation on the main lane."""
+        self.builder.span(start, end, self.main, Kind.RANGE, name, batch=batch)
+
+    def timeline(self, context: Context | None = None) -> Timeline:
+        """Return all that happened, the device's unfinished work run to its end."""
+        self.device.drain()
+        builder, spans = self.builder, {}
+        for command in self._work:
+            stream = command.stream
+            lane = builder.lane(stream_name(stream), "device", "stream", stream.number)
+            assert command.kind is not None
+            spans[command] = builder.span(
+                command.start, command.end, lane, command.kind, command.name, batch=command.batch,
+                nbytes=command.nbytes, correlation=command.correlation, pinned=command.pinned, source=command.source,
+            )  # fmt: skip
+            if command.api >= 0:
+                builder.arrow(command.api, spans[command], ArrowKind.LAUNCH)
+            for before in command.awaits:
+                builder.arrow(spans[before], spans[command], ArrowKind.WAIT)
+        self._work = []
+        builder.context = context or Context(self.gpu.name, "emulated", self.host.name)
+        return builder.build()
+
+    def is_ordered(self, stream: Stream | None, place: Place) -> bool:
+        """Tell whether what `stream` (None: the host) does next is certain to come after the command at `place`."""
+        return self.order.is_ordered(HOST if stream is None else stream.id, place)
+
+    # Inside
+
+    def _copy(self, nbytes: int, direction: Direction, stream: Stream | None, pinned: bool, start: int) -> Command:
+        gpu = self.gpu
+        self.now += self.host.memcpy_call
+        if direction == "d2d":
+            kind, engine, work, name = Kind.COPY_D2D, Engine.NONE, costs.device_copy_time(gpu, nbytes), "DtoD"
+            return self._put(stream, f"Memcpy {name} (Device -> Device)", kind, engine, work, nbytes)
+        if direction == "h2d":
+            kind, engine, rate = Kind.COPY_H2D, Engine.H2D, gpu.h2d if pinned else gpu.pageable
+        elif direction == "d2h":
+            kind, engine, rate = Kind.COPY_D2H, Engine.D2H, gpu.d2h if pinned else gpu.pageable
+        else:
+            raise ValueError(f"memcpy direction {direction!r}: choose 'h2d', 'd2h' or 'd2d'")
+        memory = "Pinned" if pinned else "Pageable"
+        name = f"HtoD ({memory} -> Device)" if direction == "h2d" else f"DtoH (Device -> {memory})"
+        work = costs.copy_time(gpu, nbytes, rate)
+        command = self._put(stream, f"Memcpy {name}", kind, engine, work, nbytes, pinned=pinned)
+        if direction == "h2d" and not pinned and nbytes <= PAGEABLE_ASYNC:
+            self.now += costs.host_time(self.host, nbytes)  # into the command buffer (R12)
+        return command
+
+    def _enqueue(
+        self, api: str, cost: int, stream: Stream | None, name: str, kind: Kind, work: int, *, nbytes: int = -1,
+        share: int = costs.FULL,
+    ) -> Command:  # fmt: skip
+        if work < 0:
+            raise ValueError(f"{name} of {work} ns: a duration cannot be negative")
+        start = self.now
+        stream = stream or self.default_stream
+        self._wait_for_place(stream)
+        self.now += cost
+        engine = Engine.COMPUTE if kind == Kind.COMPUTE else Engine.NONE
+        command = self._put(stream, name, kind, engine, work, nbytes, share=share)
+        self._api(api, start, command)
+        if self.launch_blocking:  # CUDA_LAUNCH_BLOCKING=1 (R27)
+            self.synchronize(stream)
+        return command
+
+    def _wait_for_place(self, stream: Stream) -> None:
+        """The launch queue holds about a thousand commands; a call that finds it full blocks (R24)."""
+        if len(stream.queue) >= self.gpu.queue_depth:
+            self.device.advance(self.now)
+            while len(stream.queue) >= self.gpu.queue_depth:
+                self._block([stream.queue[0]], Cause.QUEUE_FULL)
+
+    def _put(
+        self, stream: Stream | None, name: str, kind: Kind, engine: Engine, work: int, nbytes: int, *,
+        share: int = costs.FULL, pinned: bool | None = None,
+    ) -> Command:  # fmt: skip
+        """Make a command of the present batch and source, and put it into its stream."""
+        stream = stream or self.default_stream
+        if not 0 < share <= costs.FULL:
+            raise ValueError(f"{name}: share {share} must lie in 1..{costs.FULL} thousandths of the GPU")
+        command = Command(stream, name, kind, engine, work, self.now + self.gpu.launch_latency, share)
+        command.nbytes, command.pinned = nbytes, pinned
+        command.batch, command.source = self.batch, self.source
+        command.correlation = len(self._work) + 1
+        if stream.awaited:
+            command.awaits, stream.awaited = stream.awaited, []
+        self._submit(command)
+        stream.last_work = command
+        self._work.append(command)
+        return command
+
+    def _submit(self, command: Command) -> Command:
+        stream = command.stream
+        if command.kind is None and stream.last_work:
+            command.awaits = [stream.last_work]  # what an event recorded here stands for
+        self._legacy_barrier(command)
+        self.device.submit(command)
+        self.order.enqueue(stream.id)
+        return command
+
+    def _legacy_barrier(self, command: Command) -> None:
+        """The default stream and *blocking* streams wait for each other; PyTorch's pool streams do not (R14, R15)."""
+        stream = command.stream
+        if stream is self.default_stream:
+            others = [other for other in self.streams.values() if other.blocking]
+        else:
+            others = [self.default_stream] if stream.blocking else []
+        for other in others:
+            if other.last:
+                command.deps.append(other.last)
+                self.order.wait(stream.id, self.order.snapshot(other.id))
+
+    def _block(self, ends: Iterable[Command | None], cause: Cause) -> None:
+        """Block the host until all of `ends` are over."""
+        self.device.advance(self.now)
+        until = max((self.device.run(command) for command in ends if command), default=self.now)
+        self._block_until(until, cause)
+
+    def _block_until(self, until: int, cause: Cause, name: str = "") -> None:
+        if until > self.now:
+            self.builder.span(
+                self.now, until, self.main, Kind.WAIT, name or cause.words, batch=self.batch, cause=cause,
+                source=self.source,
+            )  # fmt: skip
+            self.now = until
+
+    def _call(self, name: str, cost: int) -> None:
+        start = self.now
+        self.now += cost
+        self._api(name, start)
+
+    def _api(self, name: str, start: int, command: Command | None = None, nbytes: int = -1) -> None:
+        """Note the host's side of a call that began at `start` and ends now."""
+        span = self.builder.span(
+            start, self.now, self.main, Kind.API, name, batch=self.batch, source=self.source,
+            nbytes=command.nbytes if command else nbytes, correlation=command.correlation if command else -1,
+        )  # fmt: skip
+        if command:
+            command.api = span
+
+
+def stream_name(stream: Stream) -> str:
+    """Return the lane's name, as profilers number streams: "stream 7 (default)", "stream 13"."""
+    return f"stream {stream.number} (default)" if stream.id == 0 else f"stream {stream.number}"

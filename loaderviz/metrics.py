@@ -1,0 +1,358 @@
+"""Timeline -> Summary: how much of the copy is hidden, what the loop waits for, how far it is from the limit.
+
+    summary = summarize(timeline)
+    print(summary)          # a table with units
+    summary.overlap         # share of the host-device copy time that runs while a kernel runs; None without copies
+
+All times are exact integer nanoseconds (interval algebra, no sampling). A timeline of several devices is summarized for
+one of them, the busiest unless `device` says otherwise. The table of a Summary is in `loaderviz.report`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderviz import intervals, words
+from loaderviz.errors import LoadervizError
+from loaderviz.intervals import Intervals
+from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, Cause, Kind, Timeline
+
+Mask = npt.NDArray[np.bool_]
+
+# A step of the loop, as the emulator writes it: from the hand-out of the batch to the next hand-out.
+BATCH_RANGE = re.compile(r"batch (\d+)(?:: (\d+) samples?)?")
+STEP_RANGE = re.compile(r"ProfilerStep#\d+")  # torch.profiler's schedule marks steps so
+
+# What the host does while the device is idle, from the most to the least telling; a wait is seen before its call.
+_HOST_WORK = (
+    ("idle: host fetches a batch", (Kind.FETCH,)),
+    ("idle: host pins a batch", (Kind.PIN,)),
+    ("idle: host calls", (Kind.API, Kind.OPERATOR)),
+)
+
+
+class MetricsError(LoadervizError, ValueError):
+    """A question to a timeline that has no answer."""
+
+
+class NotATimelineError(LoadervizError, TypeError):
+    """Something else was given where a Timeline is needed."""
+
+
+def check_timeline(value: object, caller: str) -> Timeline:
+    """Return `value` if it is a Timeline; raise `NotATimelineError` that says what to give `caller` instead."""
+    if isinstance(value, Timeline):
+        return value
+    hint = "give recording.timeline, or a file to loaderviz.read()"
+    raise NotATimelineError(f"{caller} needs a Timeline, got {type(value).__name__} ({str(value)[:60]}); {hint}")
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """The numbers of one timeline, for one device. Times in ns, shares 0..1; None where there is nothing to measure.
+
+    `window` is the makespan, or the length of the window asked for. `compute` and `communication` are the time in which
+    such a kernel runs, `kernels` that of either; `copy` is host-device copies (`h2d`, `d2h`; D2D counts as work on the
+    device), `hidden_copy` its part under any kernel, `overlap` that part as a share. `busy` is the share of the window
+    with any work on the device, `idle` the rest in ns. `host_blocked` gives the ns in which the training loop's thread
+    waits, by cause. `limit` is the longest of kernels, H2D and D2H: the window if all else were hidden; `headroom` is
+    window / limit. `breakdown` is exclusive and sums to the window. `step` is window / batches, `copy_share` the copy's
+    share of the window (below 5 % overlap cannot pay). `bandwidth` maps a kind of copy to bytes per second.
+    """
+
+    window: int
+    compute: int
+    communication: int
+    kernels: int
+    copy: int
+    h2d: int
+    d2h: int
+    hidden_copy: int
+    exposed_copy: int
+    overlap: float | None
+    busy: float | None
+    idle: int
+    host_blocked: dict[str, int]
+    limit: int
+    headroom: float | None
+    batches: int | None
+    samples: int | None
+    step: float | None
+    samples_per_second: float | None
+    copy_share: float | None
+    breakdown: dict[str, int]
+    bandwidth: dict[str, float]
+    device: int = 0
+    devices: tuple[int, ...] = (0,)
+
+    @property
+    def compute_share(self) -> float | None:
+        """Share of the window in which a compute kernel runs."""
+        return _ratio(self.compute, self.window)
+
+    def __str__(self) -> str:
+        from loaderviz import report
+
+        return report.as_text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from loaderviz import report
+
+        return report.as_html(self)
+
+    def _repr_markdown_(self) -> str:
+        from loaderviz import report
+
+        return report.as_markdown(self)
+
+
+def summarize(
+    timeline: Timeline, window: tuple[int, int] | None = None, samples: int | None = None, device: int | None = None
+) -> Summary:
+    """Return the Summary of a timeline, or of the part between `window = (start, end)` [ns, as in `timeline.start`].
+
+    `samples` is the number of samples in the window, if the timeline cannot know it. Raises `NotATimelineError` for
+    anything but a Timeline, `MetricsError` for a window or device that makes no sense.
+
+        summarize(timeline).headroom                      # 2.4: the loop takes 2.4x the time of its longest engine
+        summarize(timeline, window=(0, 5_000_000)).busy   # of the first 5 ms
+    """
+    check_timeline(timeline, "summarize()")
+    start, end = _window(timeline, window)
+    device, devices = _device(timeline, device)
+    sets = device_sets(timeline, start, end, device)
+    kernels, copies = sets["kernels"], sets["copies"]
+    span, busy = end - start, intervals.length(sets["work"])
+    hidden = intervals.length(intervals.intersect(copies, kernels))
+    copy = intervals.length(copies)
+    lengths = {name: intervals.length(part) for name, part in sets.items()}
+    limit = max(lengths["kernels"], lengths["h2d"], lengths["d2h"])
+    batches, counted = _batches(timeline, start, end)
+    if samples is None:
+        samples = counted if counted is not None or window is not None else timeline.context.samples
+    return Summary(
+        window=span, compute=lengths["compute"], communication=lengths["communication"], kernels=lengths["kernels"],
+        copy=copy, h2d=lengths["h2d"], d2h=lengths["d2h"], hidden_copy=hidden, exposed_copy=copy - hidden,
+        overlap=_ratio(hidden, copy), busy=_ratio(busy, span), idle=span - busy,
+        host_blocked={cause: intervals.length(part) for cause, part in _waits(timeline, start, end).items()},
+        limit=limit, headroom=_ratio(span, limit), batches=batches, samples=samples, step=_ratio(span, batches),
+        samples_per_second=_ratio(samples * 1e9, span) if samples is not None else None,
+        copy_share=_ratio(copy, span), breakdown=_breakdown(timeline, start, end, sets),
+        bandwidth=_bandwidth(timeline, start, end, device), device=device, devices=devices,
+    )  # fmt: skip
+
+
+def device_sets(timeline: Timeline, start: int, end: int, device: int = 0) -> dict[str, Intervals]:
+    """Return when a device does what between `start` and `end` [ns], as sets of intervals.
+
+    Keys: compute, communication, kernels (either), h2d, d2h, copies (either), work (anything, memset and D2D included).
+    """
+    kinds = {
+        "compute": (Kind.COMPUTE,), "communication": (Kind.COMMUNICATION,), "kernels": KERNELS,
+        "h2d": (Kind.COPY_H2D,), "d2h": (Kind.COPY_D2H,), "copies": COPIES, "work": DEVICE_KINDS,
+    }  # fmt: skip
+    here = _on_device(timeline, device)
+    return {name: _covered(timeline, here & timeline.where(*which), start, end) for name, which in kinds.items()}
+
+
+def states(timeline: Timeline, device: int | None = None, window: tuple[int, int] | None = None) -> dict[str, Intervals]:
+    """Return what the GPU is doing, as five sets that are disjoint and together fill the window.
+
+    Keys: "compute" (a kernel, no host-device copy), "copy hidden", "copy exposed", "other device work", "idle".
+    """
+    check_timeline(timeline, "states()")
+    start, end = _window(timeline, window)
+    sets = device_sets(timeline, start, end, _device(timeline, device)[0])
+    kernels, copies, work = sets["kernels"], sets["copies"], sets["work"]
+    everything = intervals.union(np.array([start]), np.array([end]))
+    return {
+        "compute": intervals.subtract(kernels, copies),
+        "copy hidden": intervals.intersect(kernels, copies),
+        "copy exposed": intervals.subtract(copies, kernels),
+        "other device work": intervals.subtract(intervals.subtract(work, kernels), copies),
+        "idle": intervals.subtract(everything, work),
+    }
+
+
+def utilization(
+    timeline: Timeline, window_ns: int, device: int | None = None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the GPU-utilisation curve: edges [ns], shape (n + 1,), and the share of each window with a kernel, (n,).
+
+    This is what nvidia-smi shows as "GPU-Util": the share of the sampling window in which one or more kernels ran. The
+    last window ends with the timeline, so it may be shorter. An empty timeline has no windows.
+    """
+    check_timeline(timeline, "utilization()")
+    if isinstance(window_ns, bool) or not isinstance(window_ns, (int, np.integer)) or window_ns < 1:
+        raise MetricsError(f"window_ns is {window_ns!r}; give the sampling window in ns, such as 100_000 for 0.1 ms")
+    begin, duration = timeline.begin, timeline.duration
+    edges = begin + np.r_[np.arange(0, duration, int(window_ns), dtype=np.int64), duration]
+    if not duration:
+        return edges[:1], np.empty(0)
+    sets = device_sets(timeline, begin, begin + duration, _device(timeline, device)[0])
+    return edges, np.diff(intervals.covered_before(sets["kernels"], edges)) / np.diff(edges)
+
+
+def hidden_shares(timeline: Timeline) -> npt.NDArray[np.float64]:
+    """Return for each span the share of it that is hidden under kernels of its device; NaN unless it is a copy."""
+    shares = np.full(len(timeline), np.nan)
+    copies = timeline.where(*COPIES) & (timeline.end > timeline.start)
+    for device in _devices(timeline):
+        here = _on_device(timeline, device)
+        kernels = here & timeline.where(*KERNELS)
+        under = intervals.union(timeline.start[kernels], timeline.end[kernels])
+        mine = copies & here
+        first, last = timeline.start[mine], timeline.end[mine]
+        hidden = intervals.covered_before(under, last) - intervals.covered_before(under, first)
+        shares[mine] = hidden / (last - first)
+    return shares
+
+
+def describe(timeline: Timeline, label: str = "") -> str:
+    """Return the finding in one line of words; titles and text twins use it.
+
+        describe(timeline, "blocking")
+        # "blocking: GPU computes 41 % of the time, 0 % of the copy is hidden, 2.4x the limit"
+    """
+    summary = summarize(timeline)
+    before = f"{label}: " if label else ""
+    if not len(timeline):
+        return f"{before}an empty timeline, nothing was recorded"
+    if not summary.busy:
+        return f"{before}{words.duration(summary.window)} on the host, no work on the GPU"
+    hidden = "no copies" if summary.overlap is None else f"{words.share(summary.overlap)} of the copy is hidden"
+    parts = [f"GPU computes {words.share(summary.compute_share)} of the time", hidden]
+    if summary.headroom is not None:
+        parts.append("at the limit" if summary.headroom < 1.005 else f"{words.times(summary.headroom)} the limit")
+    return before + ", ".join(parts)
+
+
+def _window(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int, int]:
+    if window is None:
+        return timeline.begin, timeline.begin + timeline.duration
+    try:
+        start, end = (int(edge) for edge in window)
+    except (TypeError, ValueError) as problem:
+        raise MetricsError(f"window is {window!r}; give (start, end) in ns, or None for all of it") from problem
+    if end < start:
+        raise MetricsError(f"window is {window!r}: its end lies before its start; give (start, end) in ns")
+    return start, end
+
+
+def _devices(timeline: Timeline) -> tuple[int, ...]:
+    return tuple(sorted({lane.device for lane in timeline.lanes if lane.group == "device"})) or (0,)
+
+
+def _device(timeline: Timeline, device: int | None) -> tuple[int, tuple[int, ...]]:
+    """Return the device asked for, else the one with the most work, and all devices."""
+    devices = _devices(timeline)
+    if device is None:
+        work = {
+            number: int((timeline.end - timeline.start)[_on_device(timeline, number) & timeline.where(*DEVICE_KINDS)].sum())
+            for number in devices
+        }
+        return max(devices, key=lambda number: work[number]), devices
+    if device not in devices:
+        raise MetricsError(f"device {device!r} is not in this timeline; it has {', '.join(map(str, devices))}")
+    return device, devices
+
+
+def _on_device(timeline: Timeline, device: int) -> Mask:
+    lanes = [i for i, lane in enumerate(timeline.lanes) if lane.group == "device" and lane.device == device]
+    return np.isin(timeline.lane, lanes)
+
+
+def loop_lanes(timeline: Timeline) -> list[int]:
+    """Return the lanes of the training loop: those of role "main", else the host threads that do not load data."""
+    main = [i for i, lane in enumerate(timeline.lanes) if lane.group == "host" and lane.role == "main"]
+    others = (i for i, lane in enumerate(timeline.lanes) if lane.group == "host" and lane.role not in ("worker", "pin"))
+    return main or list(others)
+
+
+def _covered(timeline: Timeline, mask: Mask, start: int, end: int) -> Intervals:
+    first, last = timeline.start[mask], timeline.end[mask]
+    return intervals.union(np.maximum(first, start), np.minimum(last, end))
+
+
+def _waits(timeline: Timeline, start: int, end: int) -> dict[str, Intervals]:
+    """When the training loop's thread is blocked, by cause in words; only causes that occur."""
+    blocked = np.isin(timeline.lane, loop_lanes(timeline)) & timeline.where(Kind.WAIT)
+    parts = {
+        (cause.words if cause else "cause not known"): _covered(timeline, blocked & (timeline.cause == cause), start, end)
+        for cause in (*list(Cause)[1:], Cause.NONE)
+    }
+    return {name: part for name, part in parts.items() if len(part)}
+
+
+def _breakdown(timeline: Timeline, start: int, end: int, sets: dict[str, Intervals]) -> dict[str, int]:
+    """Give every ns of the window to one entry: device work first, then what the host does while the device is idle."""
+    loop = np.isin(timeline.lane, loop_lanes(timeline))
+    layers = [
+        ("compute", sets["compute"]),
+        ("communication exposed", sets["communication"]),
+        ("copy exposed", sets["copies"]),
+        ("other device work", sets["work"]),
+        *((f"idle: {cause}", part) for cause, part in _waits(timeline, start, end).items()),
+        *((name, _covered(timeline, loop & timeline.where(*kinds), start, end)) for name, kinds in _HOST_WORK),
+    ]
+    breakdown, rest = {}, intervals.union(np.array([start]), np.array([end]))
+    for name, part in layers:
+        if taken := intervals.length(intervals.intersect(rest, part)):
+            breakdown[name] = taken
+            rest = intervals.subtract(rest, part)
+    if left := intervals.length(rest):
+        breakdown["idle: other"] = left
+    if sum(breakdown.values()) != end - start:  # by construction; a wrong number must never be printed
+        raise AssertionError(f"the breakdown sums to {sum(breakdown.values())} ns in a window of {end - start} ns")
+    return breakdown
+
+
+def _batches(timeline: Timeline, start: int, end: int) -> tuple[int | None, int | None]:
+    """Count the batches handed out in [start, end), and their samples where the ranges say so.
+
+    The end itself belongs to the window when it is the end of the timeline's last span.
+    """
+    steps, samples = _steps(timeline, BATCH_RANGE, start, end)
+    if not len(steps):
+        steps, samples = _steps(timeline, STEP_RANGE, start, end)
+    if len(steps):
+        return len(steps), sum(samples) if len(samples) == len(steps) else None
+    numbers = timeline.batch[timeline.where(*KERNELS) & (timeline.start >= start) & (timeline.start < end)]
+    return len(np.unique(numbers[numbers >= 0])) or None, None
+
+
+def _steps(timeline: Timeline, pattern: re.Pattern[str], start: int, end: int) -> tuple[list[int], list[int]]:
+    """Return the spans that mark a step of the loop and start in the window, and the samples that their names tell."""
+    matches = {number: match for number, name in enumerate(timeline.names) if (match := pattern.fullmatch(name))}
+    if not matches:
+        return [], []
+    mask = timeline.where(Kind.RANGE) & np.isin(timeline.name, list(matches))
+    mask &= np.isin(timeline.lane, loop_lanes(timeline)) & (timeline.start >= start) & (timeline.start < end)
+    spans = [int(index) for index in np.flatnonzero(mask)]
+    groups = (matches[int(timeline.name[index])].groups() for index in spans)
+    return spans, [int(group[1]) for group in groups if len(group) > 1 and group[1] is not None]
+
+
+def _bandwidth(timeline: Timeline, start: int, end: int, device: int) -> dict[str, float]:
+    """Return bytes per second of the copies that lie in the window, by direction and kind of host memory."""
+    here = _on_device(timeline, device) & (timeline.start >= start) & (timeline.end <= end)
+    here &= (timeline.nbytes > 0) & (timeline.end > timeline.start)
+    rates = {}
+    for direction, kind in (("H2D", Kind.COPY_H2D), ("D2H", Kind.COPY_D2H)):
+        for memory, pinned in ((" pinned", 1), (" pageable", 0), ("", -1)):
+            mine = here & timeline.where(kind) & (timeline.pinned == pinned)
+            if mine.any():
+                time = float((timeline.end - timeline.start)[mine].sum())
+                rates[direction + memory] = float(timeline.nbytes[mine].sum()) / time * 1e9
+    return rates
+
+
+def _ratio(part: float, whole: Any) -> float | None:
+    return part / whole if whole else None

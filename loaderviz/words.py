@@ -1,0 +1,53 @@
+"""Numbers in words with units, as summaries, figures and reports print them. Standard library only.
+
+duration(1_234_567)   # "1.235 ms"
+share(0.412)          # "41 %"
+"""
+
+from __future__ import annotations
+
+_DURATIONS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"))
+_SIZES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def duration(ns: float | None) -> str:
+    """Return a time given in ns with the unit that suits it: "850 ns", "12.5 µs", "1.234 ms", "2.5 s"; "–" for None."""
+    if ns is None:
+        return "–"
+    # round first: 999_999.7 ns is 1 ms, not 1000 µs
+    unit, name = next((pair for pair in _DURATIONS if abs(ns) >= pair[0] * 0.9995), (1, "ns"))
+    return f"{_four_digits(ns / unit)} {name}"
+
+
+def size(nbytes: float | None) -> str:
+    """Return a number of bytes with its decimal unit, such as "200.7 kB" (kB = 1000 bytes); "–" for None."""
+    if nbytes is None:
+        return "–"
+    unit, name = next((pair for pair in _SIZES if abs(nbytes) >= pair[0] * 0.9995), (1, "bytes"))
+    return f"{_four_digits(nbytes / unit)} {name}"
+
+
+def share(value: float | None) -> str:
+    """Return a share 0..1 in per cent; "–" for None. Only an exact 0 or 1 reads "0 %" or "100 %"."""
+    if value is None:
+        return "–"
+    percent = 100 * value
+    if 0 < percent < 1 or 99 < percent < 100:  # "100 % hidden" must not stand for 99.6 %
+        return "< 1 %" if percent < 1 else "> 99 %"
+    return f"{percent:.0f} %"
+
+
+def times(value: float | None) -> str:
+    """Return a factor, such as "2.4x"; "–" for None."""
+    return "–" if value is None else f"{value:.2g}x" if value < 10 else f"{value:,.0f}x"
+
+
+def rate(per_second: float | None) -> str:
+    """Return a rate per second with thousands separated; "–" for None."""
+    return "–" if per_second is None else f"{per_second:,.0f}" if abs(per_second) >= 100 else f"{per_second:.3g}"
+
+
+def _four_digits(value: float) -> str:
+    places = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1
+    text = f"{value:.{places}f}"
+    return text.rstrip("0").rstrip(".")

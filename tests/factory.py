@@ -1,0 +1,175 @@
+"""Timelines for the tests: the four loaders in small, with workers, pin thread, nested host calls and two streams.
+
+The numbers are round, so that a test can say what must come out: `blocking` hides nothing, `prefetch` hides all but
+the first copy, `resident` has no copies after its first.
+"""
+
+from __future__ import annotations
+
+import random
+
+from loaderviz.builder import TimelineBuilder
+from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline
+
+US = 1_000
+FETCH, PIN, COPY, COMPUTE, LAUNCH = 180 * US, 40 * US, 60 * US, 150 * US, 5 * US
+KERNELS = 5  # per batch
+SAMPLES, NBYTES = 256, 802_816
+LOADERS = ("blocking", "pinned", "prefetch", "resident")
+
+
+def loader(name: str, batches: int = 6, workers: int = 2) -> Timeline:
+    """One of the four loaders; every timeline passes `self_check`."""
+    return _Loop(name, batches, workers).timeline()
+
+
+def loaders(batches: int = 6) -> dict[str, Timeline]:
+    return {name: loader(name, batches) for name in LOADERS}
+
+
+def empty() -> Timeline:
+    return TimelineBuilder(Context(device="A100", origin="emulated")).build()
+
+
+class _Loop:
+    """Writes down a training loop batch by batch; times in ns."""
+
+    def __init__(self, name: str, batches: int, workers: int) -> None:
+        self.name, self.batches, self.workers = name, batches, workers
+        samples = batches * SAMPLES
+        self.builder = TimelineBuilder(
+            Context(device="A100 PCIe", origin="emulated", host="8-core host", samples=samples)
+        )
+        lane = self.builder.lane
+        self.worker = [lane(f"worker {k}", "host", "worker", k) for k in range(workers)]
+        self.pin = lane("pin thread", "host", "pin") if name in ("pinned", "prefetch") else -1
+        self.main = lane("main", "host", "main")
+        self.compute = lane("stream 0", "device", number=0)
+        self.copies = lane("stream 7", "device", number=7) if name == "prefetch" else self.compute
+        self.correlation = 0
+        self.free = {self.compute: 0, self.copies: 0}  # when each stream has done all its work
+        self.clock = 0
+
+    def timeline(self) -> Timeline:
+        ready = self._prepare()
+        copied: dict[int, tuple[int, int]] = {}
+        starts = []
+        for batch in range(self.batches):
+            if self.name == "prefetch":
+                for ahead in (batch, batch + 1):
+                    if ahead < self.batches and ahead not in copied:
+                        self._wait(ready[ahead], ahead)
+                        copied[ahead] = self._copy(ahead)
+                starts.append(self.clock)
+            else:
+                self._wait(ready[batch], batch)
+                starts.append(self.clock)  # handed out; the loop copies it
+                if self.name != "resident" or batch == 0:
+                    copied[batch] = self._copy(batch)
+            self._train(batch, copied.get(batch))
+        last = max(self.free.values())
+        self._call("cudaDeviceSynchronize", last + LAUNCH - self.clock, self.batches - 1, Cause.SYNCHRONIZE)
+        for batch, (start, end) in enumerate(zip(starts, [*starts[1:], self.clock], strict=True)):
+            name = f"batch {batch}: {SAMPLES} samples"
+            self.builder.span(start, end, self.main, Kind.RANGE, name, batch=batch, source="train.py:12")
+        return self.builder.build().self_check()
+
+    def _prepare(self) -> list[int]:
+        """Workers fetch ahead, the pin thread pins; return when each batch is ready."""
+        if self.name == "resident":
+            return [0] * self.batches
+        ready, pin_free = [], 0
+        for batch in range(self.batches):
+            start = (batch // self.workers) * FETCH
+            end = start + FETCH
+            self.builder.span(start, end, self.worker[batch % self.workers], Kind.FETCH, f"fetch batch {batch}",
+                              batch=batch)  # fmt: skip
+            if self.pin >= 0:
+                start, end = max(end, pin_free), max(end, pin_free) + PIN
+                self.builder.span(start, end, self.pin, Kind.PIN, "pin", batch=batch, nbytes=NBYTES)
+                pin_free = end
+            ready.append(end)
+        return ready
+
+    def _wait(self, until: int, batch: int) -> None:
+        if until > self.clock:
+            self.builder.span(self.clock, until, self.main, Kind.WAIT, "next(loader)", batch=batch, cause=Cause.DATA)
+            self.clock = until
+
+    def _call(self, name: str, time: int, batch: int, cause: Cause = Cause.NONE) -> int:
+        self.correlation += 1
+        call = self.builder.span(self.clock, self.clock + time, self.main, Kind.API, name, batch=batch,
+                                 correlation=self.correlation, source="train.py:14")  # fmt: skip
+        if cause is not Cause.NONE:
+            inside = (self.clock + US, self.clock + time - US)
+            self.builder.span(*inside, self.main, Kind.WAIT, name, batch=batch, cause=cause)
+        self.clock += time
+        return call
+
+    def _copy(self, batch: int) -> tuple[int, int]:
+        """Return the span's number and its end."""
+        pinned = self.pin >= 0
+        start = max(self.clock + LAUNCH, self.free[self.copies])
+        end = start + (COPY if pinned else 2 * COPY)
+        blocked = end - self.clock if not pinned else LAUNCH
+        cause = Cause.NONE if pinned else Cause.STAGING
+        operator = self.builder.span(self.clock, self.clock + blocked, self.main, Kind.OPERATOR, "aten::to")
+        assert operator >= 0
+        call = self._call("cudaMemcpyAsync", blocked, batch, cause)
+        name = f"Memcpy HtoD ({'Pinned' if pinned else 'Pageable'} -> Device)"
+        copy = self.builder.span(start, end, self.copies, Kind.COPY_H2D, name, batch=batch, nbytes=NBYTES,
+                                 correlation=self.correlation, pinned=pinned, source="train.py:14")  # fmt: skip
+        self.builder.arrow(call, copy, ArrowKind.LAUNCH)
+        self.free[self.copies] = end
+        return copy, end
+
+    def _train(self, batch: int, copied: tuple[int, int] | None) -> None:
+        for kernel in range(KERNELS):
+            start = self.clock
+            call = self._call("cudaLaunchKernel", LAUNCH, batch)
+            self.builder.span(start, self.clock, self.main, Kind.OPERATOR, "aten::addmm", batch=batch)
+            begin = max(self.clock, self.free[self.compute], copied[1] if copied else 0)
+            end = begin + COMPUTE // KERNELS
+            work = self.builder.span(begin, end, self.compute, Kind.COMPUTE, f"gemm_{kernel}", batch=batch,
+                                     correlation=self.correlation, source="train.py:15")  # fmt: skip
+            self.builder.arrow(call, work, ArrowKind.LAUNCH)
+            if copied and kernel == 0 and self.copies != self.compute:
+                self.builder.arrow(copied[0], work, ArrowKind.WAIT)
+            self.free[self.compute] = end
+
+
+def random_timeline(seed: int, spans: int = 12, horizon: int = 60, devices: int = 1) -> Timeline:
+    """A small chaotic but well-made timeline, for comparison with brute force over every nanosecond."""
+    draw = random.Random(seed)
+    builder = TimelineBuilder(Context())
+    main = builder.lane("main", "host", "main")
+    kinds = [Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY_H2D, Kind.COPY_D2H, Kind.COPY_D2D, Kind.MEMSET]
+    free = {builder.lane(f"stream {k}", "device", number=k): 0 for k in range(3)}
+    for _ in range(spans):
+        if draw.random() < 0.4:
+            start = draw.randrange(horizon)
+            kind = draw.choice([Kind.WAIT, Kind.FETCH, Kind.API, Kind.OPERATOR])
+            cause = draw.choice(list(Cause)[1:]) if kind is Kind.WAIT else Cause.NONE
+            builder.span(start, start + draw.randrange(12), main, kind, "host", cause=cause)
+            continue
+        lane = draw.choice(list(free))
+        start = free[lane] + draw.randrange(6)
+        free[lane] = start + draw.randrange(12)
+        kind = draw.choice(kinds)
+        builder.span(start, free[lane], lane, kind, kind.name.lower(), batch=draw.randrange(-1, 4), nbytes=100,
+                     pinned=draw.random() < 0.5)  # fmt: skip
+    return builder.build().self_check()
+
+
+def many_spans(count: int, lanes: int = 4, seed: int = 0) -> Timeline:
+    """`count` kernels in a few streams, as a long recorded run has them."""
+    draw = random.Random(seed)
+    builder = TimelineBuilder(Context(device="A100", origin="recorded"))
+    numbers = [builder.lane(f"stream {k}", "device", number=k) for k in range(lanes)]
+    clock = [0] * lanes
+    for index in range(count):
+        lane = index % lanes
+        clock[lane] += draw.randrange(1, 4_000)
+        start, clock[lane] = clock[lane], clock[lane] + draw.randrange(500, 9_000)
+        builder.span(start, clock[lane], numbers[lane], Kind.COMPUTE, "kernel", batch=index // 50)
+    return builder.build()
