@@ -75,33 +75,40 @@ def _is_whole_and_real(root: Path) -> bool:
 
 
 def fetch_real(mirrors: list[str], resources: list[tuple[str, str]], seconds: float) -> str | None:
-    """Download MNIST into the cache; return None, or why it did not work (which is remembered for a day).
+    """Download MNIST into the cache; return None, or why it did not work (which is remembered for a day)."""
+    workplace = _mnist_files.part_name(real_root())
+    try:
+        workplace.mkdir(parents=True)
+        reason = download(workplace, mirrors, resources, seconds)
+        if reason is None and not _is_whole_and_real(workplace):
+            reason = "the downloaded files are not whole"
+        if reason is None:
+            _put_in_place(workplace)
+    except OSError as error:
+        return f"the cache folder {cache_folder()} cannot be written to ({error})"
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+    _remember(reason)
+    return reason
 
-    Raises:
-        MnistError: the cache folder cannot be written to.
-    """
-    with _writing():
-        cache_folder().mkdir(parents=True, exist_ok=True)
-        workplace = Path(tempfile.mkdtemp(dir=cache_folder(), prefix="mnist-", suffix=".part"))
-        try:
-            reason = download(workplace, mirrors, resources, seconds)
-            if reason is None and not _is_whole_and_real(workplace):
-                reason = "the downloaded files are not whole"
-            if reason is None:
-                # Another process may have been faster; a folder cannot be renamed onto its copy, nor needs to be.
-                try:
-                    os.rename(workplace, real_root())
-                except OSError:
-                    if not have_real():
-                        raise
-        finally:
-            shutil.rmtree(workplace, ignore_errors=True)
+
+def _put_in_place(workplace: Path) -> None:
+    """Make the downloaded folder the real root."""
+    try:
+        os.rename(workplace, real_root())
+    except OSError:
+        # A folder cannot be renamed onto a full one. Nor does it need to be if another process was faster.
+        if not have_real():
+            raise
+
+
+def _remember(reason: str | None) -> None:
+    """Note why the download failed, or forget it. Best effort: without the note the next process tries again."""
+    with contextlib.suppress(OSError):
         if reason is None:
             _failure_file().unlink(missing_ok=True)
         else:
-            record = {"time": time.time(), "reason": reason}
-            write_atomically(_failure_file(), json.dumps(record).encode())
-    return reason
+            write_atomically(_failure_file(), json.dumps({"time": time.time(), "reason": reason}).encode())
 
 
 def remembered_failure() -> str | None:
@@ -132,9 +139,7 @@ def ensure_drawn() -> Path:
         for split in _mnist_files.SIZES:
             arrays = _mnist_drawn.draw(train=split == "train")
             for name, array in zip(file_names(split), arrays, strict=True):
-                path = raw_folder(root) / name
-                write_idx(path, array)
-                sums[name] = zlib.crc32(path.read_bytes())
+                sums[name] = write_idx(raw_folder(root) / name, array)
         write_atomically(root / MANIFEST, json.dumps(sums, indent=1).encode())
         _remove_stale()
     return root

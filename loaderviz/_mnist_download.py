@@ -6,11 +6,11 @@ A thread cannot be stopped in the middle of a name look-up or a read; a process 
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def _answering(mirrors: list[str], first_file: str) -> tuple[list[str], str]:
             with urllib.request.urlopen(mirror + first_file, timeout=PROBE_SECONDS) as reply:
                 reply.read(1)
             answering.append(mirror)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason = str(error)
     return answering, reason
 

@@ -59,7 +59,21 @@ FORMS: dict[int, list[list[Stroke]]] = {
         [[(20, 22), (22, 5), (22, 5), (80, 5), (80, 5), (44, 98)]],
     ],
     8: [
-        [[(74, 16), (50, 2), (27, 17), (40, 40), (68, 62), (74, 84), (50, 98), (26, 85), (32, 62), (64, 40), (74, 16)]],
+        [
+            [
+                (74, 16),
+                (50, 2),
+                (27, 17),
+                (40, 40),
+                (68, 62),
+                (74, 84),
+                (50, 98),
+                (26, 85),
+                (32, 62),
+                (64, 40),
+                (74, 16),
+            ]
+        ],
         [
             [(50, 2), (29, 12), (29, 36), (50, 46), (71, 36), (71, 12), (50, 2)],
             [(50, 46), (25, 58), (25, 86), (50, 98), (75, 86), (75, 58), (50, 46)],
@@ -67,7 +81,21 @@ FORMS: dict[int, list[list[Stroke]]] = {
     ],
     9: [
         [[(73, 24), (52, 2), (27, 16), (28, 42), (52, 52), (72, 38), (73, 24), (73, 24), (72, 60), (66, 98)]],
-        [[(73, 24), (52, 2), (27, 16), (28, 42), (52, 52), (72, 38), (74, 22), (74, 22), (74, 66), (60, 94), (32, 94)]],
+        [
+            [
+                (73, 24),
+                (52, 2),
+                (27, 16),
+                (28, 42),
+                (52, 52),
+                (72, 38),
+                (74, 22),
+                (74, 22),
+                (74, 66),
+                (60, 94),
+                (32, 94),
+            ]
+        ],
     ],
 }
 
@@ -147,8 +175,9 @@ def _pen_path(strokes: list[Stroke], bits: np.random.PCG64) -> Ints:
     for stroke in strokes:
         path += _smooth([moved[point] for point in stroke])
     # As in MNIST: the box of 100 is 20 pixels high, and the middle of the ink is the middle of the image.
-    ink = np.array(path, np.int32) * (20 * UNIT) // (100 * 16)
-    return (14 * UNIT + ink - ink.sum(axis=0) // len(ink)).astype(np.int32)
+    ink: Ints = (np.array(path, np.int32) * (20 * UNIT) // (100 * 16)).astype(np.int32)
+    centred: Ints = (14 * UNIT + ink - ink.sum(axis=0) // len(ink)).astype(np.int32)
+    return centred
 
 
 def _smooth(points: Stroke) -> list[Point]:

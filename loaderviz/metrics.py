@@ -299,7 +299,7 @@ def _breakdown(timeline: Timeline, start: int, end: int, sets: dict[str, Interva
         ("communication exposed", sets["communication"]),
         ("copy exposed", sets["copies"]),
         ("other device work", sets["work"]),
-        *((f"idle: {cause}", part) for cause, part in _waits(timeline, start, end).items()),
+        *((f"idle: host blocked, {cause}", part) for cause, part in _waits(timeline, start, end).items()),
         *((name, _covered(timeline, loop & timeline.where(*kinds), start, end)) for name, kinds in _HOST_WORK),
     ]
     breakdown, rest = {}, intervals.union(np.array([start]), np.array([end]))
@@ -315,10 +315,7 @@ def _breakdown(timeline: Timeline, start: int, end: int, sets: dict[str, Interva
 
 
 def _batches(timeline: Timeline, start: int, end: int) -> tuple[int | None, int | None]:
-    """Count the batches handed out in [start, end), and their samples where the ranges say so.
-
-    The end itself belongs to the window when it is the end of the timeline's last span.
-    """
+    """Count the batches handed out in [start, end), and their samples where every range says so."""
     steps, samples = _steps(timeline, BATCH_RANGE, start, end)
     if not len(steps):
         steps, samples = _steps(timeline, STEP_RANGE, start, end)

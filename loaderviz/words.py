@@ -38,8 +38,10 @@ def share(value: float | None) -> str:
 
 
 def times(value: float | None) -> str:
-    """Return a factor, such as "2.4x"; "–" for None."""
-    return "–" if value is None else f"{value:.2g}x" if value < 10 else f"{value:,.0f}x"
+    """Return a factor, such as "1.02x", "2.4x", "31x"; "–" for None."""
+    if value is None:
+        return "–"
+    return f"{value:.2f}x" if value < 1.1 else f"{value:.1f}x" if value < 9.95 else f"{value:,.0f}x"
 
 
 def rate(per_second: float | None) -> str:

@@ -26,7 +26,7 @@ class Engine(IntEnum):
 
 
 OPPOSITE = {Engine.H2D: Engine.D2H, Engine.D2H: Engine.H2D}
-FINISH, READY = 0, 1  # phases: what ends at time t frees its place for what wants to begin at t
+FINISH, READY = 0, 1  # phases: what ends at time t frees its place for what wants to begin at t; engines choose last
 
 
 class Stream:
@@ -89,6 +89,7 @@ class Device:
         self.clock = 0  # everything up to here has been worked out
         self._heap: list[tuple[int, int, int, int, Command]] = []
         self._count = 0
+        self._to_choose = False  # an engine may have a place and somebody who wants it, at `clock`
         self._compute_used = 0
         self._compute_queue: list[tuple[int, int, Command]] = []
         self._copying: dict[Engine, Command | None] = {Engine.H2D: None, Engine.D2H: None}
@@ -105,16 +106,20 @@ class Device:
             self._arm(command)
 
     def advance(self, until: int) -> None:
-        """Work out everything up to and including `until` [ns]."""
+        """Work out what is over, and what is ready, up to and including `until` [ns].
+
+        What begins at `until` itself is left open, since the host may enqueue more at this very time: so looking changes
+        nothing.
+        """
         heap = self._heap
-        while heap and heap[0][0] <= until:
+        while (heap and heap[0][0] <= until) or (self._to_choose and self.clock < until):
             self._step()
         self.clock = max(self.clock, until)
 
     def run(self, command: Command) -> int:
         """Work out everything up to the end of `command`; return that end [ns]."""
         while not command.done:
-            if not self._heap:
+            if not self._heap and not self._to_choose:
                 raise AssertionError(f"{command} can never run: it waits for something that was never enqueued")
             self._step()
         return command.end
@@ -127,11 +132,14 @@ class Device:
 
     def drain(self) -> int:
         """Work out everything that is enqueued; return the time [ns] of the last event."""
-        while self._heap:
+        while self._heap or self._to_choose:
             self._step()
         return self.clock
 
     def _step(self) -> None:
+        if self._to_choose and not (self._heap and self._heap[0][0] <= self.clock):
+            self._choose()
+            return
         time, phase, _, version, command = heapq.heappop(self._heap)
         if version != command.version:
             return  # the copy was slowed down or sped up since; a newer entry stands for it
@@ -156,12 +164,19 @@ class Device:
     def _acquire(self, command: Command) -> None:
         if command.engine == Engine.COMPUTE:
             insort(self._compute_queue, (command.stream.priority, command.number, command))
-            self._start_kernels()
+            self._to_choose = True
         elif command.engine == Engine.NONE:
             self._begin(command)
         else:
             self._copy_queue[command.engine].append(command)
-            self._start_copy(command.engine)
+            self._to_choose = True
+
+    def _choose(self) -> None:
+        """All that ends or becomes ready at this time is known: let the engines take what they have place for."""
+        self._to_choose = False
+        self._start_kernels()
+        self._start_copy(Engine.H2D)
+        self._start_copy(Engine.D2H)
 
     def _begin(self, command: Command) -> None:
         command.start = command.since = self.clock
@@ -198,13 +213,13 @@ class Device:
         stream.queue.popleft()
         if command.engine == Engine.COMPUTE:
             self._compute_used -= command.share
-            self._start_kernels()
+            self._to_choose = True
         elif command.engine != Engine.NONE:
             self._copying[command.engine] = None
             other = self._copying[OPPOSITE[command.engine]]
             if other and other.rate != FULL:
                 self._change_rate(other, FULL)
-            self._start_copy(command.engine)
+            self._to_choose = True
         if stream.queue:
             self._arm(stream.queue[0])
         for waiter in command.waiters:

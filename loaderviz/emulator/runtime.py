@@ -68,7 +68,10 @@ class Runtime:
         self.streams: dict[int, Stream] = {0: self.default_stream}
         self._pools: dict[int, list[Stream]] = {}
         self._handed_out: dict[int, int] = {}
-        self._work: list[Command] = []
+        self._work: list[Command] = []  # not yet in the builder
+        self._spans: dict[Command, int] = {}  # work -> its span there
+        self._blocking: list[Stream] = []
+        self._correlation = 0
 
     # Streams and events
 
@@ -92,6 +95,8 @@ class Runtime:
     def _new_stream(self, priority: int, *, blocking: bool = False) -> Stream:
         number = len(self.streams)
         stream = self.streams[number] = Stream(number, FIRST_POOL_NUMBER + number - 1, priority, blocking=blocking)
+        if blocking:
+            self._blocking.append(stream)
         return stream
 
     def event(self, *, timing: bool = True) -> Event:
@@ -102,7 +107,8 @@ class Runtime:
         """`cudaEventRecord`: the event stands for all that is in the stream now (R16)."""
         stream = stream or self.default_stream
         self._call("cudaEventRecord", self.host.event_call)
-        event.record = self._submit(Command(stream, "event record", None, Engine.NONE, 0, self.now))
+        ready = self.now + self.gpu.launch_latency  # it takes the way of every command
+        event.record = self._submit(Command(stream, "event record", None, Engine.NONE, 0, ready))
         event.clock = self.order.snapshot(stream.id)
 
     def wait_event(self, stream: Stream, event: Event) -> None:
@@ -125,12 +131,16 @@ class Runtime:
         self.record_event(event, other)
         self.wait_event(stream, event)
 
-    def query(self, target: Event | Stream) -> bool:
-        """`cudaEventQuery` / `cudaStreamQuery`: is it over? An event never recorded is."""
+    def query(self, target: Event | Stream, *, learn: bool = True) -> bool:
+        """`cudaEventQuery` / `cudaStreamQuery`: is it over? An event never recorded is.
+
+        The program may rely on the answer; with `learn=False` it does not hear it (an allocator's poll), so that no
+        order comes of it.
+        """
         name = "cudaEventQuery" if isinstance(target, Event) else "cudaStreamQuery"
         self._call(name, self.host.query)
         over = self.is_over(target)
-        if over:  # the host has learnt it, as by a synchronise
+        if over and learn:  # the host has learnt it, as by a synchronise
             self.order.host_wait(target.clock if isinstance(target, Event) else self.order.snapshot(target.id))
         return over
 
@@ -216,7 +226,8 @@ class Runtime:
         if staged:
             tail = costs.copy_time(self.gpu, min(nbytes, self.gpu.staging_chunk), self.gpu.h2d)
             begun = self.device.run_to_start(command)
-            self._block_until(begun + costs.copy_time(self.gpu, nbytes, self.gpu.pageable) - tail, Cause.STAGING)
+            staged_at = begun + costs.copy_time(self.gpu, nbytes, self.gpu.pageable) - tail
+            self._block_until(max(begun, staged_at), Cause.STAGING)
         elif direction == "d2h" and not pinned:
             self._block([command], Cause.STAGING)
         self._api("cudaMemcpyAsync", start, command)
@@ -269,9 +280,9 @@ class Runtime:
         self.builder.span(start, end, self.main, Kind.RANGE, name, batch=batch)
 
     def timeline(self, context: Context | None = None) -> Timeline:
-        """Return all that happened, the device's unfinished work run to its end."""
-        self.device.drain()
-        builder, spans = self.builder, {}
+        """Return all that happened, the device's unfinished work run to its end; the host's clock is then there, too."""
+        self.now = max(self.now, self.device.drain())
+        builder, spans = self.builder, self._spans
         for command in self._work:
             stream = command.stream
             lane = builder.lane(stream_name(stream), "device", "stream", stream.number)
@@ -306,13 +317,12 @@ class Runtime:
             kind, engine, rate = Kind.COPY_D2H, Engine.D2H, gpu.d2h if pinned else gpu.pageable
         else:
             raise ValueError(f"memcpy direction {direction!r}: choose 'h2d', 'd2h' or 'd2d'")
+        if direction == "h2d" and not pinned and nbytes <= PAGEABLE_ASYNC:
+            self.now += costs.host_time(self.host, nbytes)  # into the command buffer, before it can be sent (R12)
         memory = "Pinned" if pinned else "Pageable"
         name = f"HtoD ({memory} -> Device)" if direction == "h2d" else f"DtoH (Device -> {memory})"
         work = costs.copy_time(gpu, nbytes, rate)
-        command = self._put(stream, f"Memcpy {name}", kind, engine, work, nbytes, pinned=pinned)
-        if direction == "h2d" and not pinned and nbytes <= PAGEABLE_ASYNC:
-            self.now += costs.host_time(self.host, nbytes)  # into the command buffer (R12)
-        return command
+        return self._put(stream, f"Memcpy {name}", kind, engine, work, nbytes, pinned=pinned)
 
     def _enqueue(
         self, api: str, cost: int, stream: Stream | None, name: str, kind: Kind, work: int, *, nbytes: int = -1,
@@ -349,9 +359,10 @@ class Runtime:
         command = Command(stream, name, kind, engine, work, self.now + self.gpu.launch_latency, share)
         command.nbytes, command.pinned = nbytes, pinned
         command.batch, command.source = self.batch, self.source
-        command.correlation = len(self._work) + 1
+        self._correlation += 1
+        command.correlation = self._correlation
         if stream.awaited:
-            command.awaits, stream.awaited = stream.awaited, []
+            command.awaits, stream.awaited = list(dict.fromkeys(stream.awaited)), []
         self._submit(command)
         stream.last_work = command
         self._work.append(command)
@@ -359,8 +370,8 @@ class Runtime:
 
     def _submit(self, command: Command) -> Command:
         stream = command.stream
-        if command.kind is None and stream.last_work:
-            command.awaits = [stream.last_work]  # what an event recorded here stands for
+        if command.kind is None:  # what an event recorded here stands for
+            command.awaits = [*([stream.last_work] if stream.last_work else []), *stream.awaited]
         self._legacy_barrier(command)
         self.device.submit(command)
         self.order.enqueue(stream.id)
@@ -370,7 +381,7 @@ class Runtime:
         """The default stream and *blocking* streams wait for each other; PyTorch's pool streams do not (R14, R15)."""
         stream = command.stream
         if stream is self.default_stream:
-            others = [other for other in self.streams.values() if other.blocking]
+            others = self._blocking
         else:
             others = [self.default_stream] if stream.blocking else []
         for other in others:

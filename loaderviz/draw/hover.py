@@ -1,0 +1,85 @@
+"""The text on a bar and the text under the mouse. Names may hold "<", which plotly would read as a tag."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+import numpy as np
+
+from loaderviz import words
+from loaderviz.draw.detail import Bars
+from loaderviz.metrics import BATCH_RANGE, hidden_shares
+from loaderviz.timeline import COPIES, Cause, Kind, Span, Timeline
+
+_NAME_LENGTH = 90  # kernel names of a C++ template run over pages
+_BY_BATCH = (Kind.COMPUTE, Kind.COMMUNICATION, *COPIES, Kind.COPY_D2D, Kind.MEMSET, Kind.FETCH, Kind.PIN)
+
+
+def hover_texts(timeline: Timeline, span: np.ndarray, bars: Bars, origin: int) -> list[str]:  # type: ignore[type-arg]
+    """Return the hover text of each bar; `span` maps a bar's item to the span's number, `origin` [ns] is time 0."""
+    hidden = hidden_shares(timeline)
+    texts = []
+    for number in range(len(bars)):
+        index = int(span[bars.item[number]])
+        row = timeline.row(index)
+        if bars.count[number] == 1:
+            texts.append("<br>".join(_lines(row, float(hidden[index]), origin)))
+            continue
+        start, end = int(bars.start[number]), int(bars.end[number])
+        texts.append(
+            f"<b>{bars.count[number]} spans</b>, busy {words.duration(int(bars.busy[number]))} of "
+            f"{words.duration(end - start)}<br>mostly {row.kind.name.lower().replace('_', ' ')}, such as "
+            f"{shorten(row.name)}<br>from {words.duration(start - origin)}<br>{escape(row.lane.name)}"
+            "<br>a shorter window shows them singly"
+        )
+    return texts
+
+
+def bar_text(row: Span, by_batch: bool) -> str:
+    """Return what stands on the bar, if it is wide enough."""
+    if row.kind is Kind.WAIT:
+        return row.cause.words if row.cause else "blocked"
+    if row.kind in _BY_BATCH and row.batch >= 0 and (by_batch or row.kind in (Kind.FETCH, Kind.PIN)):
+        return str(row.batch)
+    if row.kind in COPIES and row.nbytes > 0:
+        return words.size(row.nbytes)
+    if row.kind is Kind.RANGE and BATCH_RANGE.fullmatch(row.name):
+        return row.name.partition(":")[0]
+    return shorten(row.name, 28)
+
+
+def shorten(name: str, length: int = _NAME_LENGTH) -> str:
+    """Return a name ready for plotly: cut to `length` characters, with "<" and "&" escaped."""
+    plain = re.sub(r"^void ", "", name)
+    return escape(plain if len(plain) <= length else plain[: length - 1] + "…", quote=False)
+
+
+def _lines(row: Span, hidden: float, origin: int) -> list[str]:
+    lines = [f"<b>{shorten(row.name)}</b>", escape(row.lane.name, quote=False)]
+    if row.batch >= 0:
+        lines[1] += f", batch {row.batch}"
+    lines.append(f"{words.duration(row.duration)}, from {words.duration(row.start - origin)}")
+    if row.nbytes >= 0:
+        speed = f", {row.nbytes / row.duration:.3g} GB/s" if row.duration and row.nbytes else ""  # bytes per ns
+        lines.append(words.size(row.nbytes) + speed)
+    if row.pinned is not None:
+        lines.append("pinned host memory" if row.pinned else "pageable host memory")
+    if not np.isnan(hidden):
+        lines.append(f"{words.share(hidden)} of it hidden under kernels")
+    if row.cause is not Cause.NONE:
+        lines.append(f"host blocked: {row.cause.words}")
+    if row.source:
+        lines.append(escape(row.source, quote=False))
+    return lines
+
+
+def state_texts(name: str, bars: Bars, origin: int) -> list[str]:
+    """Return the hover text of each bar of the strip that says what the GPU is doing."""
+    texts = []
+    for start, end, count, busy in zip(bars.start, bars.end, bars.count, bars.busy, strict=True):
+        length = words.duration(int(end - start))
+        if count > 1:
+            length = f"{count} times, {words.duration(int(busy))} of {length}"
+        texts.append(f"<b>GPU: {name}</b><br>{length}, from {words.duration(int(start) - origin)}")
+    return texts

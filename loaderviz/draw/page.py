@@ -1,0 +1,234 @@
+"""The page: one or more timelines on one time axis, as a plotly figure. `figure` and `compare` are its front doors.
+
+One `go.Bar` trace per kind of span, whatever the number of timelines; the bars carry their base (start), length and
+place as arrays. Shapes are few: they cost a browser far more than bars do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from loaderviz import metrics
+from loaderviz.draw import arrows as arrow_traces
+from loaderviz.draw import detail, hover, theme
+from loaderviz.draw.lanes import Placement, arrange
+from loaderviz.timeline import COPIES, Kind, Timeline
+
+_LONGEST_TEXTS = 1_500  # bars that carry text; a browser measures each
+_HEADER = 1.35  # track heights above each of several timelines, for its name
+_MARGIN = {"l": 150, "r": 24, "t": 78, "b": 132}  # px; the legend is below the axis, so that narrow cells keep their width
+_EDGE = 1 / 250  # bars longer than this share of the figure get a white edge, which would eat shorter ones
+
+
+@dataclass(frozen=True)
+class Part:
+    """One timeline on the page. `origin` is the time [ns] that is drawn as 0, `top` where its tracks begin."""
+
+    timeline: Timeline
+    label: str
+    origin: int
+    top: float
+    placement: Placement
+    bars: detail.Bars
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a figure shows: colours by "batch" or "kind", which arrows, and the unit of time (ns in it, its name)."""
+
+    by_batch: bool
+    arrows: tuple[str, ...]
+    unit: int
+    unit_name: str
+
+
+def time_unit(ns: int) -> tuple[int, str]:
+    """Return the unit that suits an axis of this length: (ns in it, its name)."""
+    return (1_000, "µs") if ns < 2_000_000 else (1_000_000, "ms") if ns < 10_000_000_000 else (1_000_000_000, "s")
+
+
+def place(timelines: Sequence[tuple[str, Timeline, int]], operators: bool, budget: int) -> list[Part]:
+    """Lay the timelines (label, timeline, origin in ns) out below each other; together they have `budget` bars."""
+    parts: list[Part] = []
+    top = 0.0
+    for label, timeline, origin in timelines:
+        if len(timelines) > 1:
+            top += _HEADER
+        placement = arrange(timeline, operators, top)
+        category = timeline.kind[placement.span].astype(np.int64) * 2**32 + timeline.batch[placement.span] + 1
+        bars = detail.reduce(
+            placement.track, timeline.start[placement.span], timeline.end[placement.span], category,
+            max(1, budget // len(timelines)),
+        )  # fmt: skip
+        parts.append(Part(timeline, label, origin, top, placement, bars))
+        top = placement.bottom + 0.2
+    return parts
+
+
+def draw(parts: Sequence[Part], look: Look, title: str, subtitle: str, text: str) -> go.Figure:
+    """Return the figure of these parts."""
+    figure = go.Figure(layout={"template": theme.TEMPLATE, "meta": {"text": text}})
+    traces = [trace for kind in Kind for trace in _kind_trace(parts, kind, look)]
+    traces += _batch_legend(parts) if look.by_batch else []
+    traces += [trace for name in theme.STATES for trace in _state_trace(parts, name, look)]
+    traces += arrow_traces.traces(parts, look)
+    figure.add_traces(traces)
+    _lay_out(figure, parts, look, title, subtitle)
+    return figure
+
+
+def _kind_trace(parts: Sequence[Part], kind: Kind, look: Look) -> list[go.Bar]:
+    """Return the one trace of all bars of a kind, or none."""
+    style, columns = theme.kind_style(kind, look.by_batch), _Columns()
+    shortest = _shortest_with_text(parts)
+    edged = _EDGE * max(part.timeline.duration for part in parts)
+    for part in parts:
+        bars, placement = part.bars, part.placement
+        mine = np.flatnonzero(part.timeline.kind[placement.span[bars.item]] == kind)
+        chosen = detail.Bars(*(getattr(bars, name)[mine] for name in bars.__dataclass_fields__))
+        tracks = [placement.tracks[number] for number in chosen.track]
+        rows = [part.timeline.row(int(placement.span[item])) for item in chosen.item]
+        styles = [theme.of_batch(row.batch) if look.by_batch and kind is not Kind.WAIT else style for row in rows]
+        columns.base += ((chosen.start - part.origin) / look.unit).tolist()
+        columns.length += ((chosen.end - chosen.start) / look.unit).tolist()
+        columns.place += [track.middle for track in tracks]
+        columns.width += [track.height * 0.84 for track in tracks]
+        columns.color += [each.color for each in styles]
+        columns.ink += [style.ink if kind is Kind.WAIT else each.ink for each in styles]
+        columns.edge += [float(length >= edged) for length in chosen.end - chosen.start]
+        columns.hover += hover.hover_texts(part.timeline, placement.span, chosen, part.origin)
+        columns.text += [
+            hover.bar_text(row, look.by_batch) if count == 1 and end - start >= shortest else ""
+            for row, count, start, end in zip(rows, chosen.count, chosen.start, chosen.end, strict=True)
+        ]
+    if not columns.base:
+        return []
+    # a trace of many colours shows only its first in the legend; entries of their own stand for it
+    return [columns.bar(style, style.name, not look.by_batch or kind is Kind.WAIT)]
+
+
+class _Columns:
+    """The arrays of one bar trace."""
+
+    def __init__(self) -> None:
+        self.base: list[float] = []
+        self.length: list[float] = []
+        self.place: list[float] = []
+        self.width: list[float] = []
+        self.color: list[str] = []
+        self.ink: list[str] = []
+        self.text: list[str] = []
+        self.edge: list[float] = []
+        self.hover: list[str] = []
+
+    def bar(self, style: theme.Style, name: str, in_legend: bool) -> go.Bar:
+        """Return the trace."""
+        marker = {"color": _one_or_all(self.color), "line": {"width": _one_or_all(self.edge) or 0, "color": "white"}}
+        if style.pattern:
+            marker["pattern"] = theme.pattern(style, _one_or_all(self.color))
+        return go.Bar(
+            base=self.base, x=self.length, y=self.place, width=self.width, orientation="h", name=name, marker=marker,
+            text=self.text if any(self.text) else None, textposition="inside", textangle=0, insidetextanchor="middle",
+            insidetextfont={"color": _one_or_all(self.ink), "size": theme.TEXT_PX}, cliponaxis=True,
+            hovertext=self.hover, hovertemplate="%{hovertext}<extra></extra>", showlegend=in_legend,
+        )  # fmt: skip
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    return values[0] if len(set(values)) == 1 else values
+
+
+def _shortest_with_text(parts: Sequence[Part]) -> int:
+    lengths = np.sort(np.concatenate([part.bars.end - part.bars.start for part in parts]))
+    return int(lengths[-_LONGEST_TEXTS]) if len(lengths) > _LONGEST_TEXTS else 0
+
+
+def _batch_legend(parts: Sequence[Part]) -> list[go.Bar]:
+    """Return legend entries for the batch colours that occur; the traces themselves hold several colours."""
+    numbers = np.unique(np.concatenate([part.timeline.batch for part in parts]))
+    cycle = len(theme.BATCHES)
+    entries = []
+    for place in range(cycle):
+        mine = [str(number) for number in numbers[numbers >= 0] if number % cycle == place]
+        if mine:
+            shown = ", ".join(mine[:3]) + (", …" if len(mine) > 3 else "")
+            entries.append((f"batch {shown}", theme.BATCHES[place].color))
+    if (numbers < 0).any():
+        entries.append((theme.NO_BATCH.name, theme.NO_BATCH.color))
+    swatches = [{"color": color} for _, color in entries]
+    if any(part.timeline.where(*COPIES).any() for part in parts):
+        entries.append(("copy", theme.GREY))
+        swatches.append({"color": theme.GREY, "pattern": theme.pattern(theme.COPY_OF_BATCH, theme.GREY)})
+    return [
+        go.Bar(x=[None], y=[None], orientation="h", name=name, marker=marker, hoverinfo="skip")
+        for (name, _), marker in zip(entries, swatches, strict=True)
+    ]
+
+
+def _state_trace(parts: Sequence[Part], name: str, look: Look) -> list[go.Bar]:
+    """Return the strip's bars of one state of the GPU, or none."""
+    style, columns = theme.STATES[name], _Columns()
+    for part in parts:
+        for device, track in part.placement.strips.items():
+            pieces = metrics.states(part.timeline, device)[name]
+            number = np.zeros(len(pieces), np.int64)
+            bars = detail.reduce(number, pieces[:, 0], pieces[:, 1], number, max(1, detail.BUDGET // (5 * len(parts))))
+            columns.base += ((bars.start - part.origin) / look.unit).tolist()
+            columns.length += ((bars.end - bars.start) / look.unit).tolist()
+            columns.place += [track.middle] * len(bars)
+            columns.width += [track.height * 0.84] * len(bars)
+            columns.color += [style.color] * len(bars)
+            columns.edge += [0.0] * len(bars)
+            columns.hover += hover.state_texts(style.name, bars, part.origin)
+    if not columns.base:
+        return []
+    return [columns.bar(style, f"GPU: {style.name}", True)]
+
+
+def _lay_out(figure: go.Figure, parts: Sequence[Part], look: Look, title: str, subtitle: str) -> None:
+    tracks = [track for part in parts for track in part.placement.tracks]
+    bottom = max([part.placement.bottom for part in parts], default=0.0)
+    end = max([part.timeline.begin + part.timeline.duration - part.origin for part in parts], default=0)
+    first = min([part.timeline.begin - part.origin for part in parts], default=0)
+    pad = 0.005 * (end - first)
+    named = [track for track in tracks if track.label]
+    figure.update_layout(
+        title={"text": title, "subtitle": {"text": subtitle}}, barmode="overlay", bargap=0,
+        height=round(max(bottom, 3) * theme.TRACK_PX) + _MARGIN["t"] + _MARGIN["b"], margin=_MARGIN,
+        legend={"itemclick": False if look.by_batch else "toggle", "itemdoubleclick": False, "orientation": "h",
+                "xref": "container", "x": 0.01, "yref": "container", "y": 0.0, "yanchor": "bottom"},
+        hovermode="closest", dragmode="zoom",
+    )  # fmt: skip
+    figure.update_xaxes(title_text=f"time [{look.unit_name}]", range=[(first - pad) / look.unit, (end + pad) / look.unit])
+    figure.update_yaxes(
+        range=[bottom + 0.1, -0.1], tickmode="array", tickvals=[track.middle for track in named],
+        ticktext=[escape(track.label, quote=False) for track in named], showgrid=False, fixedrange=True,
+    )  # fmt: skip
+    _headers_and_bands(figure, parts)
+    if not any(len(part.timeline) for part in parts):
+        words = "This timeline is empty: nothing was recorded."
+        figure.add_annotation(text=words, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font={"size": 16})
+        figure.update_xaxes(visible=False)
+        figure.update_yaxes(visible=False)
+
+
+def _headers_and_bands(figure: go.Figure, parts: Sequence[Part]) -> None:
+    """Shade the host lanes, and above each of several timelines write what it is."""
+    for part in parts:
+        host = [track for track in part.placement.tracks if track.group == "host"]
+        if host:
+            edges = {"y0": host[0].top - 0.05, "y1": host[-1].top + host[-1].height + 0.08}
+            figure.add_shape(type="rect", xref="paper", x0=0, x1=1, **edges, fillcolor=theme.HOST_BAND,
+                             line_width=0, layer="below")  # fmt: skip
+        if len(parts) > 1:
+            line = metrics.describe(part.timeline).replace("GPU computes", "the GPU computes", 1)
+            figure.add_annotation(
+                text=f"<b>{escape(part.label, quote=False)}</b>: {line}", xref="paper", x=0, xanchor="left",
+                y=part.top - 0.1, yanchor="bottom", showarrow=False, align="left", font={"size": theme.TEXT_PX + 2},
+            )  # fmt: skip

@@ -1,0 +1,463 @@
+"""Memory pools in virtual time: PyTorch's caching allocator for the device, and its cache of pinned host memory.
+
+    pool = DevicePool(runtime)
+    block = pool.allocate(802_816, side_stream)    # cold: cudaMalloc, which synchronises (R13); warm: free of cost
+    pool.record_stream(block, runtime.default_stream)
+    pool.free(block)                               # comes back when the default stream has come this far (R36)
+
+A cache belongs to the stream that it was allocated for (R35): a freed block is handed out again at once on that
+stream, which is safe since the stream runs in order, and never on another one. No memory is held, only addresses.
+Sizes are bytes. What the allocator itself asks of CUDA costs what it costs there, and is seen in the timeline:
+`cudaMalloc` and `cudaFree`, an event record for each stream at `free`, an event query for each poll.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from loaderviz.emulator.device import Stream
+from loaderviz.emulator.runtime import Event, Runtime
+from loaderviz.errors import LoadervizError
+
+ROUND = 512  # every device block is a multiple of this
+SMALL = 2**20  # up to here a block comes from a small segment
+SMALL_SEGMENT = 2 * 2**20
+LARGE_SEGMENT = 20 * 2**20  # for blocks below OWN_SEGMENT; larger ones get a segment of their own, rounded up
+OWN_SEGMENT = 10 * 2**20
+ROUND_SEGMENT = 2 * 2**20
+FIRST_ADDRESS, FIRST_PINNED_ADDRESS = 0x7F00_0000_0000, 0x2000_0000_0000
+
+FREE, LIVE, DEFERRED, GONE = range(4)  # states of a block; one that was freed never becomes live again
+
+
+class BlockError(LoadervizError, RuntimeError):
+    """A block was freed twice, or belongs to another pool."""
+
+
+class OutOfMemory(LoadervizError, MemoryError):
+    """The GPU has no room for a segment, even after the cache was given back. All numbers are bytes.
+
+    `tried` is the segment that was asked of CUDA (never below 2 MiB), `requested` what the program asked for.
+    """
+
+    def __init__(
+        self, device: str, requested: int, tried: int, total: int, free: int, allocated: int, unallocated: int
+    ) -> None:
+        self.requested, self.tried, self.total, self.free = requested, tried, total, free
+        self.allocated, self.unallocated = allocated, unallocated
+        super().__init__(
+            f"CUDA out of memory. Tried to allocate {words(tried)}. The emulated {device} has {words(total)} in total, "
+            f"of which {words(free)} are free. PyTorch has allocated {words(allocated)}; another {words(unallocated)} "
+            "are reserved but unallocated. Use a smaller batch, drop tensors that are no longer needed, or emulate a "
+            "GPU with more memory."
+        )
+
+
+class Use(NamedTuple):
+    """Command `number` of stream `stream` (a `Place`) touched the addresses `start` to `end`; `what` says more."""
+
+    start: int
+    end: int
+    stream: int
+    number: int
+    what: object
+
+
+class Block:
+    """A piece of device memory; compared by identity, and each handout is a new Block.
+
+    `address`, `size` (rounded up), `requested` [bytes]; `stream` owns it; `streams` were recorded with
+    `record_stream`; `uses`: stream id -> (number of the last command there that touched it, what), kept by `touch`;
+    `former`: uses of the same addresses by earlier owners that `stream` was not ordered after, when it was allocated.
+    """
+
+    __slots__ = (
+        "_after", "_before", "_cache", "address", "former", "pending", "pool", "requested", "size", "state", "stream",
+        "streams", "uses",
+    )  # fmt: skip
+
+    def __init__(
+        self, pool: DevicePool, address: int, size: int, requested: int, stream: Stream, cache: Cache, state: int = LIVE
+    ) -> None:
+        self.pool, self.address, self.size, self.requested, self.stream = pool, address, size, requested, stream
+        self.state = state
+        self._cache = cache  # where it goes when it is free
+        self.streams: dict[int, Stream] = {}
+        self.uses: dict[int, tuple[int, object]] = {}
+        self.former: list[Use] = []
+        self.pending = 0  # events that must be over before it can be reused
+        self._before: Block | None = None  # the neighbours in the segment
+        self._after: Block | None = None
+
+    def __repr__(self) -> str:
+        state = ("free", "live", "deferred", "merged")[self.state]
+        return f"<{state} block of {self.size} bytes at {self.address:#x}, stream {self.stream.number}>"
+
+    @property
+    def end(self) -> int:
+        """The first address after it."""
+        return self.address + self.size
+
+    def touch(self, stream: Stream, number: int, what: object = None) -> None:
+        """Note that command `number` of `stream` reads or writes it."""
+        self.uses[stream.id] = (number, what)
+
+
+Cache = list[tuple[int, int, Block]]  # free blocks, sorted by size, then address
+
+
+@dataclass
+class Statistics:
+    """Bytes and counts of a `DevicePool`, as `torch.cuda.memory_stats` has them.
+
+    `allocated` is in use by the program, `active` also waits for recorded streams, `reserved` was taken from CUDA.
+    """
+
+    allocated: int = 0
+    allocated_peak: int = 0
+    active: int = 0
+    active_peak: int = 0
+    reserved: int = 0
+    reserved_peak: int = 0
+    allocations: int = 0
+    frees: int = 0
+    segments: int = 0  # held now
+    mallocs: int = 0  # cudaMalloc calls that gave a segment
+    releases: int = 0  # cudaFree calls
+    retries: int = 0  # cudaMalloc calls that failed, so that the cache was given back
+    ooms: int = 0
+
+
+class DevicePool:
+    """PyTorch's caching allocator over one emulated GPU.
+
+    Sizes round up to 512 bytes. Up to 1 MiB they come from 2 MiB segments, above from 20 MiB ones, from 10 MiB on from
+    one of their own (in steps of 2 MiB). Best fit, lowest address first; what is left over is split off; free
+    neighbours merge. `capacity` is the GPU's memory without what the CUDA context takes [bytes].
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.capacity = runtime.gpu.memory - runtime.gpu.context_memory
+        self.stats = Statistics()
+        self._next_address = FIRST_ADDRESS
+        self._free: dict[tuple[int, bool], Cache] = {}  # by stream, and whether of large segments
+        self._deferred: dict[int, deque[tuple[Event, Block]]] = {}  # by recorded stream, oldest first
+
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> Block:
+        """Return a block of at least `nbytes` bytes for `stream` (None: the default stream).
+
+        Warm it costs no time beyond polls; cold it calls `cudaMalloc`, which synchronises (R13). A block of 0 bytes is
+        free of charge. Raises `OutOfMemory`, and `ValueError` for a negative size.
+        """
+        stream = stream or self.runtime.default_stream
+        if nbytes <= 0:
+            if nbytes < 0:
+                raise ValueError(f"allocate({nbytes}): a size cannot be negative; give the number of bytes")
+            return Block(self, 0, 0, 0, stream, [])
+        if self._deferred:
+            self._poll()
+        size = -(-nbytes // ROUND) * ROUND
+        large = size > SMALL
+        cache = self._free.setdefault((stream.id, large), [])
+        index = bisect_left(cache, (size,))
+        region = cache.pop(index)[2] if index < len(cache) else self._grow(size, nbytes, stream, cache)
+        block = self._cut(region, size, nbytes, SMALL + 1 if large else ROUND)
+        stats = self.stats
+        stats.allocations += 1
+        stats.allocated += block.size
+        stats.active += block.size
+        if stats.active > stats.active_peak:
+            stats.active_peak = stats.active
+        if stats.allocated > stats.allocated_peak:
+            stats.allocated_peak = stats.allocated
+        return block
+
+    def record_stream(self, block: Block, stream: Stream) -> None:
+        """Note that `stream` uses the block, so that `free` waits for it (R36). The owning stream needs no note."""
+        self._check(block, "record_stream")
+        if stream is not block.stream and block.size:
+            block.streams[stream.id] = stream
+
+    def free(self, block: Block) -> None:
+        """Give the block back, at the host's time: its stream may have it again at once (R35).
+
+        If streams were recorded, an event is recorded in each of them (host time), and the block comes back when a
+        later `allocate` finds them over (R36). Raises `BlockError` if it was freed before or belongs to another pool.
+        """
+        self._check(block, "free")
+        if not block.size:
+            block.state = GONE
+            return
+        self.stats.frees += 1
+        self.stats.allocated -= block.size
+        if block.streams:
+            block.state = DEFERRED
+            block.pending = len(block.streams)
+            for stream in block.streams.values():
+                event = self.runtime.event(timing=False)
+                self.runtime.record_event(event, stream)
+                self._deferred.setdefault(stream.id, deque()).append((event, block))
+        else:
+            self._release(block)
+
+    def empty_cache(self) -> int:
+        """Wait for recorded streams, then `cudaFree` every segment that is wholly free; return the bytes given back.
+
+        Synchronises (R13), if there is anything to free.
+        """
+        for queue in self._deferred.values():
+            for event, block in queue:
+                self.runtime.synchronize(event)
+                self._event_over(event, block)
+        self._deferred.clear()
+        before = self.stats.reserved
+        for cache in self._free.values():
+            for entry in [entry for entry in cache if not (entry[2]._before or entry[2]._after)]:
+                cache.remove(entry)
+                entry[2].state = GONE
+                self.runtime.malloc(entry[0], "cudaFree")
+                self.stats.reserved -= entry[0]
+                self.stats.segments -= 1
+                self.stats.releases += 1
+        return before - self.stats.reserved
+
+    def mem_get_info(self) -> tuple[int, int]:
+        """Return (free, total) bytes of the GPU, as `cudaMemGetInfo`: the cache and the context are not free."""
+        return self.capacity - self.stats.reserved, self.runtime.gpu.memory
+
+    def reset_peak(self) -> None:
+        """Let the peaks start anew from what is held now."""
+        stats = self.stats
+        stats.allocated_peak, stats.active_peak, stats.reserved_peak = stats.allocated, stats.active, stats.reserved
+
+    # Inside
+
+    def _check(self, block: Block, call: str) -> None:
+        if block.pool is not self:
+            raise BlockError(f"{call}: {block} belongs to another pool; give it to the pool that allocated it")
+        if block.state != LIVE:
+            raise BlockError(f"{call}: {block} was freed already; free each block once and do not use it after that")
+
+    def _cut(self, region: Block, size: int, nbytes: int, least: int) -> Block:
+        """Take a block from the front of a free region; the rest stays free if it has at least `least` bytes."""
+        cache = region._cache
+        block = Block(self, region.address, size, nbytes, region.stream, cache)
+        rest, before = region.size - size, region._before
+        block._before = before
+        if before:
+            before._after = block
+        if rest >= least:
+            region.address += size
+            region.size = rest
+            region._before, block._after = block, region
+            insort(cache, (rest, region.address, region))
+        else:
+            block.size, region.state = region.size, GONE
+            block._after = region._after
+            if region._after:
+                region._after._before = block
+        if region.former:
+            ordered = self.runtime.order.is_ordered
+            uses = [use for use in region.former if not ordered(region.stream.id, use[2:4])]
+            block.former = [use for use in uses if use.start < block.end]
+            region.former = [use for use in uses if use.end > block.end]
+        return block
+
+    def _release(self, block: Block) -> None:
+        """Put a block back into its stream's cache, merged with free neighbours."""
+        self.stats.active -= block.size
+        own = block.stream.id
+        for stream, (number, what) in block.uses.items():
+            if stream != own:
+                block.former.append(Use(block.address, block.end, stream, number, what))
+        if block.former:
+            ordered = self.runtime.order.is_ordered
+            block.former = [use for use in block.former if not ordered(own, use[2:4])]
+        block.state = FREE
+        cache, after, before = block._cache, block._after, block._before
+        if after and after.state == FREE:
+            self._absorb(block, after)
+            block._after = after._after
+            if block._after:
+                block._after._before = block
+        if before and before.state == FREE:
+            self._absorb(block, before)
+            block.address = before.address
+            block._before = before._before
+            if block._before:
+                block._before._after = block
+        insort(cache, (block.size, block.address, block))
+
+    def _absorb(self, block: Block, other: Block) -> None:
+        """Take a free neighbour out of the cache and into `block`."""
+        cache = block._cache
+        del cache[bisect_left(cache, (other.size, other.address))]
+        other.state = GONE
+        block.size += other.size
+        block.former += other.former
+
+    def _grow(self, size: int, nbytes: int, stream: Stream, cache: Cache) -> Block:
+        """Ask CUDA for a segment that holds `size` bytes; if it has none, give the cache back and ask once more."""
+        segment = segment_size(size)
+        stats = self.stats
+        if stats.reserved + segment > self.capacity:
+            self.runtime.malloc(segment)  # the call that fails (that it costs as much as one that does not: assumed)
+            stats.retries += 1
+            self.empty_cache()
+        self.runtime.malloc(segment)
+        if stats.reserved + segment > self.capacity:
+            stats.ooms += 1
+            free, total = self.mem_get_info()
+            raise OutOfMemory(
+                self.runtime.gpu.name, nbytes, segment, total, free, stats.allocated, stats.reserved - stats.allocated
+            )
+        stats.mallocs += 1
+        stats.segments += 1
+        stats.reserved += segment
+        stats.reserved_peak = max(stats.reserved_peak, stats.reserved)
+        region = Block(self, self._next_address, segment, 0, stream, cache, FREE)
+        self._next_address += -(-segment // ROUND_SEGMENT) * ROUND_SEGMENT
+        return region
+
+    def _poll(self) -> None:
+        """Ask CUDA whether the oldest event of each recorded stream is over; go on while it is (R36)."""
+        for stream in list(self._deferred):
+            queue = self._deferred[stream]
+            while queue and self.runtime.query(queue[0][0], learn=False):
+                self._event_over(*queue.popleft())
+            if not queue:
+                del self._deferred[stream]
+
+    def _event_over(self, event: Event, block: Block) -> None:
+        """One of the streams recorded for a freed block has come to the free: what it did before is over."""
+        block.uses = {
+            stream: use for stream, use in block.uses.items() if event.clock.get(stream, 0) < use[0]
+        }  # fmt: skip
+        block.pending -= 1
+        if not block.pending:
+            self._release(block)
+
+
+class PinnedBlock:
+    """A piece of pinned host memory. `size` is the next power of two; `streams` are those that copied with it (R41)."""
+
+    __slots__ = ("address", "pending", "pool", "requested", "size", "state", "streams")
+
+    def __init__(self, pool: PinnedPool, address: int, size: int, requested: int) -> None:
+        self.pool, self.address, self.size, self.requested = pool, address, size, requested
+        self.state = LIVE
+        self.streams: dict[int, Stream] = {}
+        self.pending = 0
+
+    def __repr__(self) -> str:
+        return f"<{('free', 'live', 'deferred')[self.state]} pinned block of {self.size} bytes at {self.address:#x}>"
+
+
+@dataclass
+class PinnedStatistics:
+    """Bytes and counts of a `PinnedPool`. Nothing is ever given back to the system."""
+
+    allocated: int = 0  # in use by the program
+    reserved: int = 0  # page-locked, in use or not
+    allocations: int = 0
+    page_locks: int = 0  # cudaHostAlloc calls
+
+
+class PinnedPool:
+    """PyTorch's cache of pinned host memory: powers of two, no splitting (R39).
+
+    A block that asynchronous copies used comes back when they are over (R40); only copies noted with `use` count (R41),
+    and nothing stops the host from writing into a block while it is being copied (R42).
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.stats = PinnedStatistics()
+        self._next_address = FIRST_PINNED_ADDRESS
+        self._free: dict[int, list[int]] = {}  # size -> addresses
+        self._deferred: deque[tuple[Event, PinnedBlock]] = deque()  # oldest first
+
+    def allocate(self, nbytes: int) -> PinnedBlock:
+        """Return a block of at least `nbytes` bytes. Cold it is page-locked first: slow, and it synchronises (R44).
+
+        Warm it costs no more than polls. Raises `ValueError` for a negative size.
+        """
+        if nbytes <= 0:
+            if nbytes < 0:
+                raise ValueError(f"allocate({nbytes}): a size cannot be negative; give the number of bytes")
+            return PinnedBlock(self, 0, 0, 0)
+        while self._deferred and self.runtime.query(self._deferred[0][0], learn=False):
+            self._event_over(self._deferred.popleft()[1])
+        size = 1 << (nbytes - 1).bit_length()
+        cache = self._free.setdefault(size, [])
+        stats = self.stats
+        if cache:
+            address = cache.pop()
+        else:
+            self.runtime.page_lock(size)
+            stats.page_locks += 1
+            stats.reserved += size
+            address = self._next_address
+            self._next_address += max(size, 4096)
+        stats.allocations += 1
+        stats.allocated += size
+        return PinnedBlock(self, address, size, nbytes)
+
+    def use(self, block: PinnedBlock, stream: Stream) -> None:
+        """Note that an asynchronous copy in `stream` reads or writes the block (R29, R41). Costs no time."""
+        self._check(block, "use")
+        if block.size:
+            block.streams[stream.id] = stream
+
+    def free(self, block: PinnedBlock) -> None:
+        """Give the block back: at once if no copy used it, else after an event in each stream that did (R40).
+
+        Raises `BlockError` if it was freed before or belongs to another pool.
+        """
+        self._check(block, "free")
+        block.state = DEFERRED
+        block.pending = len(block.streams)
+        self.stats.allocated -= block.size
+        for stream in block.streams.values():
+            event = self.runtime.event(timing=False)
+            self.runtime.record_event(event, stream)
+            self._deferred.append((event, block))
+        if not block.pending:
+            self._release(block)
+
+    def _check(self, block: PinnedBlock, call: str) -> None:
+        if block.pool is not self:
+            raise BlockError(f"{call}: {block} belongs to another pool; give it to the pool that allocated it")
+        if block.state != LIVE:
+            raise BlockError(f"{call}: {block} was freed already; free each block once and do not use it after that")
+
+    def _event_over(self, block: PinnedBlock) -> None:
+        block.pending -= 1
+        if not block.pending:
+            self._release(block)
+
+    def _release(self, block: PinnedBlock) -> None:
+        block.state = FREE
+        if block.size:
+            self._free[block.size].append(block.address)
+
+
+def segment_size(size: int) -> int:
+    """Return how many bytes the allocator asks CUDA for when it needs a block of `size` bytes."""
+    if size <= SMALL:
+        return SMALL_SEGMENT
+    if size < OWN_SEGMENT:
+        return LARGE_SEGMENT
+    return -(-size // ROUND_SEGMENT) * ROUND_SEGMENT
+
+
+def words(nbytes: int) -> str:
+    """Return a size as PyTorch writes it: "512 bytes", "20.00 MiB", "1.50 GiB"."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"

@@ -1,0 +1,231 @@
+"""What the three copying loaders promise alike: order, length, errors in their place, nothing left open."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from loaderviz.loaders import LIFETIMES, BlockingLoader, PinnedLoader, PrefetchLoader
+
+from .conftest import Source
+
+Make = Callable[[Any, torch.device], Any]
+
+DEPTHS = (0, 1, 2, 3, 20)
+MAKERS: dict[str, Make] = {
+    "blocking": BlockingLoader,
+    "pinned": PinnedLoader,
+    **{
+        f"prefetch-{depth}-{lifetime}": lambda source, device, depth=depth, lifetime=lifetime: PrefetchLoader(
+            source, device, depth=depth, lifetime=lifetime
+        )
+        for depth in DEPTHS
+        for lifetime in LIFETIMES
+    },
+}
+
+
+@pytest.fixture(params=list(MAKERS))
+def make(request: pytest.FixtureRequest) -> Make:
+    return MAKERS[request.param]
+
+
+def values(batch: Any) -> list[list[float]]:
+    return [part.tolist() for part in batch]
+
+
+def test_every_batch_in_order_with_its_values_in_each_of_two_epochs(make: Make, device: torch.device) -> None:
+    source = Source(7)
+    loader = make(source, device)
+    for _ in range(2):
+        got = [values(batch) for batch in loader]
+        assert got == [values(source.batch(k)) for k in range(7)]
+    assert source.open == 0
+
+
+def test_batches_are_on_the_device(make: Make, device: torch.device) -> None:
+    assert {part.device.type for batch in make(Source(3), device) for part in batch} == {device.type}
+
+
+@pytest.mark.parametrize("fail_at", [0, 1, 3, 6])
+def test_an_error_comes_after_exactly_the_batches_before_it(make: Make, device: torch.device, fail_at: int) -> None:
+    source = Source(7, fail_at=fail_at)
+    got = []
+    loader = make(source, device)
+    with pytest.raises(ZeroDivisionError, match=f"batch {fail_at} is broken"):
+        for batch in loader:
+            got.append(values(batch))
+    assert got == [values(source.batch(k)) for k in range(fail_at)]
+    assert loader.batches_handed_out == fail_at
+    assert source.open == 0
+    source.fail_at = None
+    assert len(list(loader)) == 7, "the loader works again after an error"
+
+
+def test_an_empty_source_yields_nothing(make: Make, device: torch.device) -> None:
+    assert list(make([], device)) == []
+    assert list(make(iter(()), device)) == []
+
+
+def test_len_passes_through_and_is_a_type_error_without(make: Make) -> None:
+    assert len(make(Source(5), torch.device("cpu"))) == 5
+    with pytest.raises(TypeError, match="len"):
+        len(make((batch for batch in ()), torch.device("cpu")))
+
+
+def test_len_of_an_iterable_dataset_is_a_type_error(make: Make) -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    with pytest.raises(TypeError):
+        len(make(DataLoader(Stream()), torch.device("cpu")))
+
+
+def test_a_break_closes_the_source_at_once(make: Make, device: torch.device) -> None:
+    source = Source(7)
+    loader = make(source, device)
+    for _batch in loader:
+        assert source.open == 1
+        break
+    assert source.open == 0
+    assert len(list(loader)) == 7
+
+
+def test_a_new_iteration_cancels_the_old_one(make: Make, device: torch.device) -> None:
+    source = Source(7)
+    loader = make(source, device)
+    old = iter(loader)
+    next(old)
+    new = iter(loader)
+    assert source.open == 0
+    assert values(next(new)) == values(source.batch(0))
+    assert source.open == 1
+    with pytest.raises(RuntimeError, match="cancelled"):
+        next(old)
+    assert len(list(new)) == 6
+    with pytest.raises(StopIteration):
+        next(new)
+
+
+def test_close_ends_the_iteration_and_the_loader_can_be_used_again(make: Make, device: torch.device) -> None:
+    source = Source(7)
+    loader = make(source, device)
+    running = iter(loader)
+    next(running)
+    loader.close()
+    loader.close()
+    assert source.open == 0
+    with pytest.raises(RuntimeError, match="closed"):
+        next(running)
+    assert len(list(loader)) == 7
+
+
+def test_an_ended_iterator_stays_ended_when_the_loader_goes_on(make: Make, device: torch.device) -> None:
+    loader = make(Source(2), device)
+    ended = iter(loader)
+    assert len(list(ended)) == 2
+    iter(loader)
+    assert list(ended) == []
+
+
+@pytest.mark.parametrize("loader_type", [BlockingLoader, PinnedLoader, PrefetchLoader])
+def test_a_break_leaves_no_worker_process_and_no_thread(loader_type: type) -> None:
+    import multiprocessing
+
+    before = threading.active_count(), len(multiprocessing.active_children())
+    data = TensorDataset(torch.arange(40))
+    loader = loader_type(DataLoader(data, 4, num_workers=1), "cpu")
+    for _ in range(2):
+        for _batch in loader:
+            assert len(multiprocessing.active_children()) == before[1] + 1
+            break
+    assert (threading.active_count(), len(multiprocessing.active_children())) == before
+
+
+def test_the_loader_keeps_no_reference_to_a_batch_handed_out(make: Make) -> None:
+    import weakref
+
+    batches = [torch.zeros(1) for _ in range(3)]
+    seen = [weakref.ref(batch) for batch in batches]
+    loader = make(iter(batches), torch.device("cpu"))
+    running = iter(loader)
+    batch = next(running)
+    batches.clear()
+    assert seen[0]() is batch
+    del batch
+    assert seen[0]() is None
+
+
+def test_at_most_depth_batches_are_drawn_beyond_the_one_handed_out(device: torch.device) -> None:
+    for depth in DEPTHS:
+        source = Source(50)
+        for k, _batch in enumerate(PrefetchLoader(source, device, depth=depth)):
+            assert source.drawn == min(50, k + 1 + depth)
+
+
+def test_a_keyboard_interrupt_is_not_put_off(device: torch.device) -> None:
+    def interrupted() -> Iterator[torch.Tensor]:
+        yield torch.zeros(1)
+        yield torch.zeros(1)
+        raise KeyboardInterrupt
+
+    running = iter(PrefetchLoader(interrupted(), device, depth=3))
+    with pytest.raises(KeyboardInterrupt):
+        next(running)
+
+
+def test_a_transform_sees_each_batch_on_the_device_and_its_error_has_its_place(device: torch.device) -> None:
+    def transform(batch: Any) -> Any:
+        images, labels = batch
+        assert images.device.type == device.type
+        if labels[0] == 120:  # batch 3
+            raise ArithmeticError("bad label")
+        return images / 2, labels
+
+    for depth in DEPTHS:
+        source, got = Source(7), []
+        with pytest.raises(ArithmeticError, match="bad label"):
+            for images, _labels in PrefetchLoader(source, device, depth=depth, transform=transform):
+                got.append(images.tolist())
+        assert got == [(source.batch(k)[0] / 2).tolist() for k in range(3)]
+        assert source.open == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"depth": -1}, ValueError, "depth must be at least 0, got -1"),
+        ({"depth": 1.5}, TypeError, "depth must be a whole number, got 1.5"),
+        ({"depth": True}, TypeError, "got True"),
+        ({"lifetime": "forever"}, ValueError, "'record_stream', 'wait', 'consumer', 'ring', got 'forever'"),
+        ({"transform": 3}, TypeError, "transform must be callable, got int"),
+        ({"device": "toaster"}, RuntimeError, "toaster"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        PrefetchLoader([], **{"device": "cpu", **arguments})
+
+
+def test_a_source_that_cannot_be_iterated_is_named() -> None:
+    with pytest.raises(TypeError, match="must be iterable, got int"):
+        BlockingLoader(3, "cpu")  # type: ignore[arg-type]
+
+
+def test_without_cuda_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for loader in (BlockingLoader([1]), PinnedLoader([1]), PrefetchLoader([1])):
+        with pytest.raises(RuntimeError, match="Pass device='cpu', or run the loop inside"):
+            next(iter(loader))
+
+
+def test_on_the_cpu_nothing_is_counted_as_a_pageable_copy(make: Make) -> None:
+    loader = make(Source(3), torch.device("cpu"))
+    list(loader)
+    assert loader.pageable_copies == 0

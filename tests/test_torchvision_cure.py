@@ -1,0 +1,151 @@
+"""The import cure for torchvision: the broken pair, the healthy one, and the errors that it must not swallow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loaderviz._torchvision import TorchvisionMissingError, import_torchvision
+from loaderviz.errors import LoadervizError
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+# torchvision's own way of describing an operator of its library; it fails if the operator does not exist.
+DESCRIBE_NMS = """
+import torch
+@torch.library.register_fake("torchvision::nms")
+def _(dets, scores, iou_threshold):
+    return dets.new_empty(0, dtype=torch.long)
+"""
+
+# What loading the compiled library does: the operator is there, with a kernel (here one that returns 42).
+COMPILED_LIBRARY = """
+import torch
+torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+@torch.library.impl("torchvision::nms", "CPU")
+def _(dets, scores, iou_threshold):
+    return torch.tensor([42])
+def _has_ops():
+    return True
+"""
+
+
+def run_python(code: str, *search_path: Path) -> str:
+    path = os.pathsep.join(str(folder) for folder in (*search_path, PROJECT))
+    finished = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def fake_torchvision(folder: Path, init: str, extension: str) -> Path:
+    package = folder / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text(init)
+    (package / "extension.py").write_text(extension)
+    return folder
+
+
+@pytest.fixture
+def no_torchvision_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget torchvision for one test, in this process."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_the_installed_torchvision_can_be_imported_twice_and_works() -> None:
+    # Whichever pair is installed. Where the library is missing, its operators must still say so, not give nonsense.
+    output = run_python("""
+from loaderviz._torchvision import import_torchvision
+torchvision = import_torchvision()
+assert import_torchvision() is torchvision
+import torch, torchvision as imported_plainly
+assert imported_plainly is torchvision
+assert torchvision.transforms.functional.hflip(torch.tensor([[1, 2]])).tolist() == [[2, 1]]
+assert issubclass(torchvision.datasets.FashionMNIST, torchvision.datasets.MNIST)
+boxes = torch.tensor([[0.0, 0, 2, 2], [0, 0, 2, 2]])
+try:
+    assert torchvision.ops.nms(boxes, torch.tensor([1.0, 0.5]), 0.5).tolist() == [0]
+except RuntimeError as error:
+    assert not torchvision.extension._has_ops() and "load custom C++ ops" in str(error), error
+print("fine")
+""")
+    assert output == "fine\n"
+
+
+def test_a_missing_library_is_cured(tmp_path: Path) -> None:
+    init = "from . import extension\n" + DESCRIBE_NMS + "complete = True\n"
+    folder = fake_torchvision(tmp_path, init, "def _has_ops():\n    return False\n")
+    output = run_python(
+        """
+import torch
+try:
+    import torchvision
+    raise SystemExit("this pair is not broken, so the test would show nothing")
+except RuntimeError as error:
+    assert "operator torchvision::nms does not exist" in str(error)
+from loaderviz._torchvision import import_torchvision
+module = import_torchvision()
+assert module.complete and import_torchvision() is module
+for name in ("nms", "qnms"):
+    schema = str(getattr(torch.ops.torchvision, name).default._schema)
+    assert schema == f"torchvision::{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor", schema
+print(module.__file__)
+""",
+        folder,
+    )
+    assert Path(output.strip()).is_relative_to(tmp_path)
+
+
+def test_a_healthy_torchvision_is_left_alone(tmp_path: Path) -> None:
+    init = "import builtins\nbuiltins.imports = getattr(builtins, 'imports', 0) + 1\n"
+    folder = fake_torchvision(tmp_path, init + "from . import extension\n" + DESCRIBE_NMS, COMPILED_LIBRARY)
+    output = run_python(
+        """
+import builtins, torch
+from loaderviz._torchvision import import_torchvision
+import_torchvision(), import_torchvision()
+kept = torch.ops.torchvision.nms(torch.zeros(1, 4), torch.zeros(1), 0.5).tolist()
+print(builtins.imports, kept, hasattr(torch.ops.torchvision, "qnms"))
+""",
+        folder,
+    )
+    assert output == "1 [42] False\n"
+
+
+def test_not_installed(monkeypatch: pytest.MonkeyPatch, no_torchvision_yet: None) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # the interpreter's way of "there is no such module"
+    with pytest.raises(TorchvisionMissingError, match=r"torchvision is not installed.*pip install") as caught:
+        import_torchvision()
+    assert isinstance(caught.value, ImportError)
+    assert isinstance(caught.value, LoadervizError)
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("import surely_not_a_module", ModuleNotFoundError),
+        ("raise RuntimeError('different CUDA major versions')", RuntimeError),
+        # The library is loaded and an operator is missing all the same: a fault that the cure would only hide.
+        ("from . import extension; raise RuntimeError('operator torchvision::nms does not exist')", RuntimeError),
+    ],
+)
+def test_other_faults_pass_through(
+    fault: str,
+    expected: type[Exception],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_torchvision_yet: None,
+) -> None:
+    folder = fake_torchvision(tmp_path, fault, "def _has_ops():\n    return True\n")
+    monkeypatch.syspath_prepend(str(folder))
+    with pytest.raises(expected) as caught:
+        import_torchvision()
+    assert not isinstance(caught.value, TorchvisionMissingError)
+    for name in ("torchvision", "torchvision.extension"):
+        sys.modules.pop(name, None)  # the fake; the fixture brings the real one back
