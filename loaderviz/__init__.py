@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from loaderviz.draw import compare
     from loaderviz.errors import LoadervizError
     from loaderviz.metrics import summarize
-    from loaderviz.record import record
+    from loaderviz.recording import record
     from loaderviz.timeline import Timeline
 
 __version__ = "0.1.0"
@@ -24,7 +24,7 @@ _HOME = {
     "LoadervizError": "loaderviz.errors",
     "Timeline": "loaderviz.timeline",
     "compare": "loaderviz.draw",
-    "record": "loaderviz.record",
+    "record": "loaderviz.recording",
     "summarize": "loaderviz.metrics",
 }
 

@@ -20,21 +20,18 @@ class TimelineBuilder:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._lanes: dict[tuple[str, str, str, int], int] = {}
-        self._lane_list: list[Lane] = []
+        self._lanes: dict[Lane, int] = {}
         self._names: dict[str, int] = {}
         self._sources: dict[str, int] = {}
         self._rows: list[tuple[int, ...]] = []
         self._arrows: list[tuple[int, int, int]] = []
         self._marks: list[Mark] = []
 
-    def lane(self, name: str, group: Literal["host", "device"], role: str = "stream", number: int = 0) -> int:
-        """Return the index of this lane, made on first use."""
-        key = (name, group, role, number)
-        if key not in self._lanes:
-            self._lanes[key] = len(self._lane_list)
-            self._lane_list.append(Lane(name, group, role, number))
-        return self._lanes[key]
+    def lane(
+        self, name: str, group: Literal["host", "device"], role: str = "stream", number: int = 0, device: int = 0
+    ) -> int:
+        """Return the index of this lane, made on first use; the arguments are those of `Lane`."""
+        return self._lanes.setdefault(Lane(name, group, role, number, device), len(self._lanes))
 
     def span(
         self, start: int, end: int, lane: int, kind: Kind, name: str, *, batch: int = -1, nbytes: int = -1,
@@ -61,7 +58,7 @@ class TimelineBuilder:
         joins = np.array(self._arrows, np.int64).reshape(-1, len(ARROW_COLUMNS))
         return Timeline(
             self.context,
-            tuple(self._lane_list),
+            tuple(self._lanes),
             tuple(self._names),
             tuple(self._sources),
             {name: table[:, i].astype(dtype) for i, (name, dtype) in enumerate(SPAN_COLUMNS.items())},

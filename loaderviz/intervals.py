@@ -1,7 +1,7 @@
 """Exact algebra on sets of time intervals, in numpy int64 nanoseconds.
 
-A set is an array of shape (n, 2): half-open intervals [start, end), sorted, disjoint and not touching. `union` makes one
-from spans in any order; the other functions take and return such sets. Everything is O(n log n).
+A set is an array of shape (n, 2): half-open intervals [start, end), sorted, disjoint and not touching. `union` makes
+one from spans in any order; the other functions take and return such sets. Everything is O(n log n).
 
     kernels = union(start[is_kernel], end[is_kernel])
     length(intersect(copies, kernels))  # ns of copy that run while a kernel runs
@@ -41,7 +41,8 @@ def covers(intervals: Intervals, times: Times) -> npt.NDArray[np.bool_]:
     if not len(intervals):
         return np.zeros(np.shape(times), bool)
     place = np.searchsorted(intervals[:, 0], times, side="right") - 1
-    return (place >= 0) & (times < intervals[np.maximum(place, 0), 1])
+    inside: npt.NDArray[np.bool_] = (place >= 0) & (times < intervals[np.maximum(place, 0), 1])
+    return inside
 
 
 def intersect(one: Intervals, other: Intervals) -> Intervals:

@@ -162,7 +162,9 @@ def device_sets(timeline: Timeline, start: int, end: int, device: int = 0) -> di
     return {name: _covered(timeline, here & timeline.where(*which), start, end) for name, which in kinds.items()}
 
 
-def states(timeline: Timeline, device: int | None = None, window: tuple[int, int] | None = None) -> dict[str, Intervals]:
+def states(
+    timeline: Timeline, device: int | None = None, window: tuple[int, int] | None = None
+) -> dict[str, Intervals]:
     """Return what the GPU is doing, as five sets that are disjoint and together fill the window.
 
     Keys: "compute" (a kernel, no host-device copy), "copy hidden", "copy exposed", "other device work", "idle".
@@ -254,10 +256,8 @@ def _device(timeline: Timeline, device: int | None) -> tuple[int, tuple[int, ...
     """Return the device asked for, else the one with the most work, and all devices."""
     devices = _devices(timeline)
     if device is None:
-        work = {
-            number: int((timeline.end - timeline.start)[_on_device(timeline, number) & timeline.where(*DEVICE_KINDS)].sum())
-            for number in devices
-        }
+        duration, works = timeline.end - timeline.start, timeline.where(*DEVICE_KINDS)
+        work = {number: int(duration[_on_device(timeline, number) & works].sum()) for number in devices}
         return max(devices, key=lambda number: work[number]), devices
     if device not in devices:
         raise MetricsError(f"device {device!r} is not in this timeline; it has {', '.join(map(str, devices))}")
@@ -284,9 +284,9 @@ def _covered(timeline: Timeline, mask: Mask, start: int, end: int) -> Intervals:
 def _waits(timeline: Timeline, start: int, end: int) -> dict[str, Intervals]:
     """When the training loop's thread is blocked, by cause in words; only causes that occur."""
     blocked = np.isin(timeline.lane, loop_lanes(timeline)) & timeline.where(Kind.WAIT)
+    names = {cause: cause.words for cause in list(Cause)[1:]} | {Cause.NONE: "cause not known"}
     parts = {
-        (cause.words if cause else "cause not known"): _covered(timeline, blocked & (timeline.cause == cause), start, end)
-        for cause in (*list(Cause)[1:], Cause.NONE)
+        name: _covered(timeline, blocked & (timeline.cause == cause), start, end) for cause, name in names.items()
     }
     return {name: part for name, part in parts.items() if len(part)}
 

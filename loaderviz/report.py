@@ -18,9 +18,10 @@ def rows(summary: Summary) -> list[Row]:
     window = summary.window
     lines = [("window", words.duration(window), _device(summary))]
     if summary.batches:
-        lines.append(("step", words.duration(summary.step), f"{summary.batches} batches"))
+        lines.append(("step", words.duration(summary.step), f"{summary.batches:,} batches"))
     if summary.samples_per_second is not None:
-        lines.append(("throughput", f"{words.rate(summary.samples_per_second)} samples/s", f"{summary.samples} samples"))
+        rate = f"{words.rate(summary.samples_per_second)} samples/s"
+        lines.append(("throughput", rate, f"{summary.samples:,} samples"))
     lines += [
         ("GPU computes", words.duration(summary.compute), _of(summary.compute, window)),
         *([("GPU communicates", words.duration(summary.communication), _of(summary.communication, window))]

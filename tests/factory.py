@@ -113,8 +113,7 @@ class _Loop:
         end = start + (COPY if pinned else 2 * COPY)
         blocked = end - self.clock if not pinned else LAUNCH
         cause = Cause.NONE if pinned else Cause.STAGING
-        operator = self.builder.span(self.clock, self.clock + blocked, self.main, Kind.OPERATOR, "aten::to")
-        assert operator >= 0
+        self.builder.span(self.clock, self.clock + blocked, self.main, Kind.OPERATOR, "aten::to", batch=batch)
         call = self._call("cudaMemcpyAsync", blocked, batch, cause)
         name = f"Memcpy HtoD ({'Pinned' if pinned else 'Pageable'} -> Device)"
         copy = self.builder.span(start, end, self.copies, Kind.COPY_H2D, name, batch=batch, nbytes=NBYTES,
@@ -125,9 +124,9 @@ class _Loop:
 
     def _train(self, batch: int, copied: tuple[int, int] | None) -> None:
         for kernel in range(KERNELS):
-            start = self.clock
+            operator = (self.clock, self.clock + LAUNCH)
+            self.builder.span(*operator, self.main, Kind.OPERATOR, "aten::addmm", batch=batch)
             call = self._call("cudaLaunchKernel", LAUNCH, batch)
-            self.builder.span(start, self.clock, self.main, Kind.OPERATOR, "aten::addmm", batch=batch)
             begin = max(self.clock, self.free[self.compute], copied[1] if copied else 0)
             end = begin + COMPUTE // KERNELS
             work = self.builder.span(begin, end, self.compute, Kind.COMPUTE, f"gemm_{kernel}", batch=batch,

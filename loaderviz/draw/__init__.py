@@ -7,7 +7,7 @@ try:
 except ImportError as problem:
     raise ImportError("loaderviz draws with plotly, which is missing: pip install 'loaderviz[draw]'") from problem
 
-from loaderviz.draw.compare import Comparison, compare
-from loaderviz.draw.figure import DrawError, figure, mimebundle, text
+from loaderviz.draw.comparison import Comparison, compare
+from loaderviz.draw.single import DrawError, figure, mimebundle, text
 
 __all__ = ["Comparison", "DrawError", "compare", "figure", "mimebundle", "text"]

@@ -7,9 +7,11 @@ from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import plotly.graph_objects as go
 
 from loaderviz.draw import theme
+from loaderviz.draw.lanes import Placement
 from loaderviz.timeline import ArrowKind
 
 if TYPE_CHECKING:
@@ -49,19 +51,19 @@ def _arrows(parts: Sequence[Part], look: Look, name: str) -> list[go.Scatter]:
     ]  # fmt: skip
 
 
-def _ends(part: Part, look: Look, kind: ArrowKind) -> np.ndarray:  # type: ignore[type-arg]
+def _ends(part: Part, look: Look, kind: ArrowKind) -> npt.NDArray[np.float64]:
     """Return x and y of tail and head, shape (arrows, 4); only arrows whose two spans are drawn."""
     timeline, placement = part.timeline, part.placement
     mine = timeline.arrows["kind"] == kind
     tail, head = timeline.arrows["tail"][mine], timeline.arrows["head"][mine]
+    own = _own(placement)
     middle, half = np.full(len(timeline), np.nan), np.zeros(len(timeline))
-    for span, number in zip(placement.span, placement.track, strict=True):
-        track = placement.tracks[number]
-        if track.group != "engine":  # a copy is drawn twice; its stream is where the order is
-            middle[span], half[span] = track.middle, track.height * 0.42
+    tracks = placement.track[own]
+    middle[placement.span[own]] = np.array([track.middle for track in placement.tracks])[tracks]
+    half[placement.span[own]] = 0.3 * np.array([track.height for track in placement.tracks])[tracks]
     down = np.sign(middle[head] - middle[tail])
     leaves = timeline.end[tail] if kind is ArrowKind.WAIT else timeline.start[tail]
-    joins = np.stack(
+    joins: npt.NDArray[np.float64] = np.stack(
         [
             (leaves - part.origin) / look.unit, middle[tail] + down * half[tail],
             (timeline.start[head] - part.origin) / look.unit, middle[head] - down * half[head],
@@ -74,7 +76,7 @@ def _ends(part: Part, look: Look, kind: ArrowKind) -> np.ndarray:  # type: ignor
 def _marks(parts: Sequence[Part], look: Look) -> list[go.Scatter]:
     x, y, texts = [], [], []
     for part in parts:
-        places = _lane_places(part)
+        places = _lane_places(part) if part.timeline.marks else {}
         for mark in part.timeline.marks:
             x.append((mark.time - part.origin) / look.unit)
             y.append(places.get(mark.lane, part.placement.bottom))
@@ -90,9 +92,15 @@ def _marks(parts: Sequence[Part], look: Look) -> list[go.Scatter]:
 
 def _lane_places(part: Part) -> dict[int, float]:
     """Return where the first track of each lane is."""
-    places: dict[int, float] = {}
-    for span, number in zip(part.placement.span, part.placement.track, strict=True):
-        track = part.placement.tracks[number]
-        if track.group != "engine":
-            places.setdefault(int(part.timeline.lane[span]), track.middle)
-    return places
+    placement = part.placement
+    own = _own(placement)
+    lanes, first = np.unique(part.timeline.lane[placement.span[own]], return_index=True)
+    tracks = placement.track[own][first]
+    return {int(lane): placement.tracks[track].middle for lane, track in zip(lanes, tracks, strict=True)}
+
+
+def _own(placement: Placement) -> npt.NDArray[np.bool_]:
+    """Say which bars are in a track of their lane; a copy is drawn again in its engine, but the stream has the order."""
+    engine = np.array([track.group == "engine" for track in placement.tracks], bool)
+    own: npt.NDArray[np.bool_] = ~engine[placement.track]
+    return own

@@ -8,18 +8,20 @@ say "n spans, busy x of y". Bars reach from the first start to the last end of t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Column = npt.NDArray[np.integer[Any]]
 
 BUDGET = 4_400  # 8 lanes of 1,100 px with a bar every 2 px; such a figure is painted in about 0.2 s
 
 
 @dataclass(frozen=True)
 class Bars:
-    """What is drawn; one entry per bar. `item` is the input's number of the span, or of one of the prevailing category."""
+    """What is drawn; one entry per bar. `item` is the number of the span, or of one of the prevailing category."""
 
     item: Ints
     track: Ints
@@ -32,7 +34,7 @@ class Bars:
         return len(self.item)
 
 
-def reduce(track: Ints, start: Ints, end: Ints, category: Ints, budget: int = BUDGET) -> Bars:
+def reduce(track: Column, start: Column, end: Column, category: Column, budget: int = BUDGET) -> Bars:
     """Return at most `budget` bars (or one per track) for the spans [start, end) [ns] in tracks without overlaps.
 
     All arguments have shape (n,). With n <= budget every span is a bar of its own. Otherwise spans shorter than a cell

@@ -6,19 +6,26 @@ import re
 from html import escape
 
 import numpy as np
+import numpy.typing as npt
 
 from loaderviz import words
-from loaderviz.draw.detail import Bars
-from loaderviz.metrics import BATCH_RANGE, hidden_shares
+from loaderviz.draw import theme
+from loaderviz.draw.detail import Bars, Ints
+from loaderviz.intervals import Intervals, covered_before
+from loaderviz.metrics import BATCH_RANGE
 from loaderviz.timeline import COPIES, Cause, Kind, Span, Timeline
+
+Shares = npt.NDArray[np.float64]
 
 _NAME_LENGTH = 90  # kernel names of a C++ template run over pages
 _BY_BATCH = (Kind.COMPUTE, Kind.COMMUNICATION, *COPIES, Kind.COPY_D2D, Kind.MEMSET, Kind.FETCH, Kind.PIN)
 
 
-def hover_texts(timeline: Timeline, span: np.ndarray, bars: Bars, origin: int) -> list[str]:  # type: ignore[type-arg]
-    """Return the hover text of each bar; `span` maps a bar's item to the span's number, `origin` [ns] is time 0."""
-    hidden = hidden_shares(timeline)
+def hover_texts(timeline: Timeline, span: Ints, bars: Bars, origin: int, hidden: Shares) -> list[str]:
+    """Return the hover text of each bar.
+
+    `span` maps a bar's item to the span's number, `origin` [ns] is time 0, `hidden` the `hidden_shares` of the spans.
+    """
     texts = []
     for number in range(len(bars)):
         index = int(span[bars.item[number]])
@@ -74,12 +81,19 @@ def _lines(row: Span, hidden: float, origin: int) -> list[str]:
     return lines
 
 
-def state_texts(name: str, bars: Bars, origin: int) -> list[str]:
-    """Return the hover text of each bar of the strip that says what the GPU is doing."""
+def state_texts(states: dict[str, Intervals], names: list[str], bars: Bars, origin: int) -> list[str]:
+    """Return the hover text of each bar of a strip; a merged bar tells the share of each state in it."""
+    shares = {
+        name: (covered_before(part, bars.end) - covered_before(part, bars.start)) / np.maximum(bars.end - bars.start, 1)
+        for name, part in states.items()
+    }
     texts = []
-    for start, end, count, busy in zip(bars.start, bars.end, bars.count, bars.busy, strict=True):
-        length = words.duration(int(end - start))
-        if count > 1:
-            length = f"{count} times, {words.duration(int(busy))} of {length}"
-        texts.append(f"<b>GPU: {name}</b><br>{length}, from {words.duration(int(start) - origin)}")
+    for number, name in enumerate(names):
+        start, end = int(bars.start[number]), int(bars.end[number])
+        what = theme.STATES[name].name
+        if bars.count[number] > 1:
+            parts = [f"{theme.STATES[each].name} {words.share(float(share[number]))}"
+                     for each, share in shares.items() if share[number] > 0]  # fmt: skip
+            what = f"mostly {what}</b> (" + ", ".join(parts) + ")<b>"
+        texts.append(f"<b>GPU: {what}</b><br>{words.duration(end - start)}, from {words.duration(start - origin)}")
     return texts

@@ -18,10 +18,10 @@ Indices = npt.NDArray[np.int64]
 
 _ROLES = ("worker", "pin", "main", "thread")  # the way of a batch through the host
 _SORTS = (  # the tracks of a host thread, from the outside in
-    ("ranges", (Kind.RANGE,), 0.75),
-    ("operators", (Kind.OPERATOR,), 0.75),
-    ("calls", (Kind.API, Kind.FETCH, Kind.PIN), 0.75),
-    ("waits", (Kind.WAIT,), 0.75),
+    ("ranges", (Kind.RANGE,)),
+    ("operators", (Kind.OPERATOR,)),
+    ("calls", (Kind.API, Kind.FETCH, Kind.PIN)),
+    ("waits", (Kind.WAIT,)),
 )
 DEPTH = 4  # tracks of nested spans; deeper ones are left out and counted
 _TRACK, _LANE_GAP, _GROUP_GAP, _STRIP = 1.0, 0.12, 0.35, 0.8
@@ -69,12 +69,12 @@ class _Pen:
         self.top += height
         return self.tracks[-1]
 
-    def lane(self, timeline: Timeline, spans: Indices, label: str, group: str, height: float = _TRACK) -> None:
+    def lane(self, timeline: Timeline, spans: Indices, label: str, group: str) -> None:
         """Add the spans in as many tracks as they need."""
         depth = depths(timeline.start[spans], timeline.end[spans])
         self.left_out += int((depth >= DEPTH).sum())
         for level in range(min(int(depth.max(initial=0)) + 1, DEPTH)):
-            self.track(label if level == 0 else "", group, height)
+            self.track(label if level == 0 else "", group)
             mine = spans[depth == level]
             self.spans.append(mine)
             self.numbers.append(np.full(len(mine), len(self.tracks) - 1))
@@ -97,7 +97,7 @@ def arrange(timeline: Timeline, operators: bool = False, top: float = 0.0) -> Pl
         prefix = f"GPU {device} · " if len(devices) > 1 else ""
         _device_lanes(pen, timeline, mine, prefix)
         pen.top += _LANE_GAP
-        strips[device] = pen.track(f"{prefix}GPU state" if not prefix else f"{prefix}state", "strip", _STRIP)
+        strips[device] = pen.track(prefix + "state" if prefix else "GPU state", "strip", _STRIP)
     empty = np.empty(0, np.int64)
     span = np.concatenate([empty, *pen.spans])
     track = np.concatenate([empty, *pen.numbers])
@@ -126,7 +126,7 @@ def depths(start: npt.NDArray[np.integer[Any]], end: npt.NDArray[np.integer[Any]
     return result
 
 
-def _first_free(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> Indices:
+def _first_free(start: npt.NDArray[np.integer[Any]], end: npt.NDArray[np.integer[Any]]) -> Indices:
     """Put each span into the first track that is free; for spans that overlap without nesting."""
     free: list[int] = []
     places = np.empty(len(start), np.int64)
@@ -154,10 +154,10 @@ def _host_lane(pen: _Pen, timeline: Timeline, number: int, operators: bool) -> N
     if lane.role in ("worker", "pin") and not depths(timeline.start[spans], timeline.end[spans]).any():
         pen.lane(timeline, spans, lane.name, "host")
         return
-    for sort, kinds, height in _SORTS:
+    for sort, kinds in _SORTS:
         mine = np.flatnonzero(shown & timeline.where(*kinds))
         if len(mine):
-            pen.lane(timeline, mine, f"{lane.name} · {sort}", "host", height if sort == "ranges" else _TRACK)
+            pen.lane(timeline, mine, f"{lane.name} · {sort}", "host")
     rest = np.flatnonzero(shown & timeline.where(*DEVICE_KINDS))  # not expected on the host, but never lost
     if len(rest):
         pen.lane(timeline, rest, f"{lane.name} · other", "host")

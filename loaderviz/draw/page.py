@@ -18,11 +18,15 @@ from loaderviz import metrics
 from loaderviz.draw import arrows as arrow_traces
 from loaderviz.draw import detail, hover, theme
 from loaderviz.draw.lanes import Placement, arrange
+from loaderviz.intervals import Intervals
 from loaderviz.timeline import COPIES, Kind, Timeline
 
 _LONGEST_TEXTS = 1_500  # bars that carry text; a browser measures each
 _HEADER = 1.35  # track heights above each of several timelines, for its name
-_MARGIN = {"l": 150, "r": 24, "t": 78, "b": 132}  # px; the legend is below the axis, so that narrow cells keep their width
+_FILL, _THIN = 0.84, 0.4  # a bar's share of its track; by batch, a copy in a stream is thin, to be told from a kernel
+_MARGIN = {"l": 150, "r": 24, "t": 78, "b": 64}  # px
+_BELOW = 56  # px from the lanes to the legend; it is below the axis, so that narrow cells keep their width
+_LEGEND_ROW = 20  # px; four entries fit into a row of 1,000 px
 _EDGE = 1 / 250  # bars longer than this share of the figure get a white edge, which would eat shorter ones
 
 
@@ -36,6 +40,7 @@ class Part:
     top: float
     placement: Placement
     bars: detail.Bars
+    hidden: hover.Shares  # of each span, see `metrics.hidden_shares`
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def place(timelines: Sequence[tuple[str, Timeline, int]], operators: bool, budge
             placement.track, timeline.start[placement.span], timeline.end[placement.span], category,
             max(1, budget // len(timelines)),
         )  # fmt: skip
-        parts.append(Part(timeline, label, origin, top, placement, bars))
+        parts.append(Part(timeline, label, origin, top, placement, bars, metrics.hidden_shares(timeline)))
         top = placement.bottom + 0.2
     return parts
 
@@ -75,8 +80,8 @@ def draw(parts: Sequence[Part], look: Look, title: str, subtitle: str, text: str
     """Return the figure of these parts."""
     figure = go.Figure(layout={"template": theme.TEMPLATE, "meta": {"text": text}})
     traces = [trace for kind in Kind for trace in _kind_trace(parts, kind, look)]
-    traces += _batch_legend(parts) if look.by_batch else []
-    traces += [trace for name in theme.STATES for trace in _state_trace(parts, name, look)]
+    traces += [*_batch_legend(parts), *_copy_legend(parts)] if look.by_batch else []
+    traces += _state_traces(parts, look)
     traces += arrow_traces.traces(parts, look)
     figure.add_traces(traces)
     _lay_out(figure, parts, look, title, subtitle)
@@ -85,7 +90,7 @@ def draw(parts: Sequence[Part], look: Look, title: str, subtitle: str, text: str
 
 def _kind_trace(parts: Sequence[Part], kind: Kind, look: Look) -> list[go.Bar]:
     """Return the one trace of all bars of a kind, or none."""
-    style, columns = theme.kind_style(kind, look.by_batch), _Columns()
+    style, columns = theme.KINDS[kind], _Columns()
     shortest = _shortest_with_text(parts)
     edged = _EDGE * max(part.timeline.duration for part in parts)
     for part in parts:
@@ -98,11 +103,12 @@ def _kind_trace(parts: Sequence[Part], kind: Kind, look: Look) -> list[go.Bar]:
         columns.base += ((chosen.start - part.origin) / look.unit).tolist()
         columns.length += ((chosen.end - chosen.start) / look.unit).tolist()
         columns.place += [track.middle for track in tracks]
-        columns.width += [track.height * 0.84 for track in tracks]
+        thin = _THIN if look.by_batch and kind in COPIES else 1.0
+        columns.width += [track.height * _FILL * (thin if track.group == "stream" else 1.0) for track in tracks]
         columns.color += [each.color for each in styles]
         columns.ink += [style.ink if kind is Kind.WAIT else each.ink for each in styles]
         columns.edge += [float(length >= edged) for length in chosen.end - chosen.start]
-        columns.hover += hover.hover_texts(part.timeline, placement.span, chosen, part.origin)
+        columns.hover += hover.hover_texts(part.timeline, placement.span, chosen, part.origin, part.hidden)
         columns.text += [
             hover.bar_text(row, look.by_batch) if count == 1 and end - start >= shortest else ""
             for row, count, start, end in zip(rows, chosen.count, chosen.start, chosen.end, strict=True)
@@ -161,34 +167,47 @@ def _batch_legend(parts: Sequence[Part]) -> list[go.Bar]:
             entries.append((f"batch {shown}", theme.BATCHES[place].color))
     if (numbers < 0).any():
         entries.append((theme.NO_BATCH.name, theme.NO_BATCH.color))
-    swatches = [{"color": color} for _, color in entries]
-    if any(part.timeline.where(*COPIES).any() for part in parts):
-        entries.append(("copy", theme.GREY))
-        swatches.append({"color": theme.GREY, "pattern": theme.pattern(theme.COPY_OF_BATCH, theme.GREY)})
     return [
-        go.Bar(x=[None], y=[None], orientation="h", name=name, marker=marker, hoverinfo="skip")
-        for (name, _), marker in zip(entries, swatches, strict=True)
+        go.Bar(x=[None], y=[None], orientation="h", name=name, marker_color=color, hoverinfo="skip")
+        for name, color in entries
     ]
 
 
-def _state_trace(parts: Sequence[Part], name: str, look: Look) -> list[go.Bar]:
-    """Return the strip's bars of one state of the GPU, or none."""
-    style, columns = theme.STATES[name], _Columns()
+def _copy_legend(parts: Sequence[Part]) -> list[go.Scatter]:
+    if not any(part.timeline.where(*COPIES).any() for part in parts):
+        return []
+    line = {"color": theme.GREY, "width": 7}
+    return [go.Scatter(x=[None], y=[None], mode="lines", name="thin bar: copy", line=line, hoverinfo="skip")]
+
+
+def _state_traces(parts: Sequence[Part], look: Look) -> list[go.Bar]:
+    """Return the strips that say what each GPU is doing, one trace per state that occurs."""
+    columns = {name: _Columns() for name in theme.STATES}
     for part in parts:
         for device, track in part.placement.strips.items():
-            pieces = metrics.states(part.timeline, device)[name]
-            number = np.zeros(len(pieces), np.int64)
-            bars = detail.reduce(number, pieces[:, 0], pieces[:, 1], number, max(1, detail.BUDGET // (5 * len(parts))))
-            columns.base += ((bars.start - part.origin) / look.unit).tolist()
-            columns.length += ((bars.end - bars.start) / look.unit).tolist()
-            columns.place += [track.middle] * len(bars)
-            columns.width += [track.height * 0.84] * len(bars)
-            columns.color += [style.color] * len(bars)
-            columns.edge += [0.0] * len(bars)
-            columns.hover += hover.state_texts(style.name, bars, part.origin)
-    if not columns.base:
-        return []
-    return [columns.bar(style, f"GPU: {style.name}", True)]
+            states = metrics.states(part.timeline, device)
+            bars, names = _strip(states, detail.BUDGET // (4 * len(parts)))
+            texts = hover.state_texts(states, names, bars, part.origin)
+            for number, name in enumerate(names):
+                column = columns[name]
+                column.base.append(float(bars.start[number] - part.origin) / look.unit)
+                column.length.append(float(bars.end[number] - bars.start[number]) / look.unit)
+                column.place.append(track.middle)
+                column.width.append(track.height * _FILL)
+                column.color.append(theme.STATES[name].color)
+                column.edge.append(0.0)
+                column.hover.append(texts[number])
+    styles = theme.STATES
+    return [columns[name].bar(styles[name], f"GPU: {styles[name].name}", True) for name in styles if columns[name].base]
+
+
+def _strip(states: dict[str, Intervals], budget: int) -> tuple[detail.Bars, list[str]]:
+    """Return the bars of one strip and the state of each; where many are merged, the one that prevails."""
+    order = list(states)
+    pieces = np.concatenate([states[name] for name in order])
+    state = np.repeat(np.arange(len(order)), [len(states[name]) for name in order])
+    bars = detail.reduce(np.zeros(len(pieces), np.int64), pieces[:, 0], pieces[:, 1], state, max(1, budget))
+    return bars, [order[state[item]] for item in bars.item]
 
 
 def _lay_out(figure: go.Figure, parts: Sequence[Part], look: Look, title: str, subtitle: str) -> None:
@@ -198,14 +217,20 @@ def _lay_out(figure: go.Figure, parts: Sequence[Part], look: Look, title: str, s
     first = min([part.timeline.begin - part.origin for part in parts], default=0)
     pad = 0.005 * (end - first)
     named = [track for track in tracks if track.label]
+    entries = sum(trace.showlegend is not False for trace in figure.data)
+    lanes_px = round(max(bottom, 3) * theme.TRACK_PX)
+    margin = _MARGIN | {"b": _MARGIN["b"] + _LEGEND_ROW * -(-entries // 4)}
     figure.update_layout(
         title={"text": title, "subtitle": {"text": subtitle}}, barmode="overlay", bargap=0,
-        height=round(max(bottom, 3) * theme.TRACK_PX) + _MARGIN["t"] + _MARGIN["b"], margin=_MARGIN,
+        height=lanes_px + margin["t"] + margin["b"], margin=margin,
         legend={"itemclick": False if look.by_batch else "toggle", "itemdoubleclick": False, "orientation": "h",
-                "xref": "container", "x": 0.01, "yref": "container", "y": 0.0, "yanchor": "bottom"},
+                "x": 0, "xanchor": "left", "y": -_BELOW / lanes_px, "yanchor": "top"},
         hovermode="closest", dragmode="zoom",
     )  # fmt: skip
-    figure.update_xaxes(title_text=f"time [{look.unit_name}]", range=[(first - pad) / look.unit, (end + pad) / look.unit])
+    figure.update_xaxes(
+        title={"text": f"time [{look.unit_name}]", "standoff": 8}, exponentformat="none", separatethousands=True,
+        range=[(first - pad) / look.unit, (end + pad) / look.unit],
+    )  # fmt: skip
     figure.update_yaxes(
         range=[bottom + 0.1, -0.1], tickmode="array", tickvals=[track.middle for track in named],
         ticktext=[escape(track.label, quote=False) for track in named], showgrid=False, fixedrange=True,

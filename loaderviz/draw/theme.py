@@ -11,16 +11,16 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from loaderviz.timeline import COPIES, Kind
+from loaderviz.timeline import Kind
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
-GREY, PALE, INK = "#8C8C8C", "#D0D0D0", "#222222"
+GREY, PALE, INK = "#8C8C8C", "#D0D0D0", "#000000"
 HOST_BAND, DEVICE_BAND = "#F6F6F6", "#FFFFFF"
 
 TEXT_PX = 12  # the smallest text in any figure
-TRACK_PX = 24  # height of one track of bars; 12 px text needs 18
+TRACK_PX = 28  # height of one track of bars; 12 px text needs a bar of 21
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ KINDS: dict[Kind, Style] = {
 # What the GPU is doing; the keys are those of `metrics.states`.
 STATES: dict[str, Style] = {
     "compute": Style("compute", BLUE),
-    "copy hidden": Style("copy hidden under compute", VERMILLION, INK, "/", BLUE),
+    "copy hidden": Style("copy hidden", VERMILLION, INK, "/", BLUE),
     "copy exposed": Style("copy exposed", VERMILLION),
     "other device work": Style("memset or copy D2D", BLACK, INK, ".", "#E2E2E2"),
     "idle": Style("idle", "#E9E9E9"),
@@ -66,26 +66,9 @@ BATCHES: tuple[Style, ...] = (
     Style("", BLUE, "white"), Style("", ORANGE), Style("", GREEN), Style("", VERMILLION), Style("", SKY),
 )  # fmt: skip
 NO_BATCH = Style("no batch", PALE)
-LINES = (  # curves differ in colour and in dash
-    (BLUE, "solid"), (VERMILLION, "dash"), (GREEN, "dot"), (PURPLE, "dashdot"), (ORANGE, "longdash"),
-    (BLACK, "longdashdot"),
-)  # fmt: skip
-
-
-COPY_OF_BATCH = Style("copy", GREY, pattern="-")  # where colour says the batch, a pattern tells copies from kernels
-
-
-def kind_style(kind: Kind, by_batch: bool) -> Style:
-    """Return the style of a kind; host-device copies get a pattern where the colour says the batch."""
-    if by_batch and kind in COPIES:
-        return COPY_OF_BATCH
-    return KINDS[kind]
-
 
 def pattern(style: Style, color: Any) -> dict[str, Any]:
-    """Return plotly's settings for a style's pattern in this colour (or one colour for each bar)."""
-    if style is COPY_OF_BATCH:
-        return {"shape": style.pattern, "size": 5, "solidity": 0.25, "fgcolor": "white", "bgcolor": color}
+    """Return plotly's settings for a style's pattern in this colour, or in one colour for each bar."""
     return {"shape": style.pattern, "size": 6, "solidity": 0.3, "fgcolor": color, "bgcolor": style.back}
 
 
@@ -96,12 +79,12 @@ def of_batch(batch: int) -> Style:
 
 TEMPLATE = go.layout.Template(
     layout={
-        "font": {"family": "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": TEXT_PX + 1, "color": INK},
+        "font": {"family": "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": TEXT_PX + 1, "color": "#222222"},
         "title": {"x": 0.01, "xref": "container", "xanchor": "left", "font": {"size": 16},
                   "subtitle": {"font": {"size": TEXT_PX + 1, "color": "#555555"}}},
         "paper_bgcolor": "white",
         "plot_bgcolor": "white",
-        "colorway": [color for color, _ in LINES],
+        "colorway": [BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY],
         "xaxis": {"gridcolor": "#E3E3E3", "zeroline": False, "ticks": "outside", "tickcolor": PALE},
         "yaxis": {"gridcolor": "#E3E3E3", "zeroline": False},
         "legend": {"font": {"size": TEXT_PX + 1}},

@@ -108,8 +108,8 @@ class Device:
     def advance(self, until: int) -> None:
         """Work out what is over, and what is ready, up to and including `until` [ns].
 
-        What begins at `until` itself is left open, since the host may enqueue more at this very time: so looking changes
-        nothing.
+        What engines begin at `until` itself is left open, since the host may enqueue more at this very time: so looking
+        changes nothing.
         """
         heap = self._heap
         while (heap and heap[0][0] <= until) or (self._to_choose and self.clock < until):
@@ -190,7 +190,7 @@ class Device:
             self._begin(command)
 
     def _start_copy(self, engine: Engine) -> None:
-        """Start the next copy in this direction, if the engine is free: one copy at a time each way (R20)."""
+        """Start the next copy in this direction, if the engine is free: one at a time, who was ready first (R20)."""
         if self._copying[engine] or not self._copy_queue[engine]:
             return
         command = self._copying[engine] = self._copy_queue[engine].popleft()

@@ -18,6 +18,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from loaderviz.emulator.costs import page_lock_time
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.runtime import Event, Runtime
 from loaderviz.errors import LoadervizError
@@ -271,12 +272,11 @@ class DevicePool:
         """Put a block back into its stream's cache, merged with free neighbours."""
         self.stats.active -= block.size
         own = block.stream.id
-        for stream, (number, what) in block.uses.items():
-            if stream != own:
-                block.former.append(Use(block.address, block.end, stream, number, what))
-        if block.former:
-            ordered = self.runtime.order.is_ordered
-            block.former = [use for use in block.former if not ordered(own, use[2:4])]
+        if block.uses or block.former:
+            ordered, start, end = self.runtime.order.is_ordered, block.address, block.end
+            former = [use for use in block.former if not (use.stream in block.uses and start <= use.start <= use.end <= end)]
+            former += [Use(start, end, stream, *use) for stream, use in block.uses.items() if stream != own]
+            block.former = [use for use in former if not ordered(own, use[2:4])]
         block.state = FREE
         cache, after, before = block._cache, block._after, block._before
         if after and after.state == FREE:
@@ -298,7 +298,8 @@ class DevicePool:
         del cache[bisect_left(cache, (other.size, other.address))]
         other.state = GONE
         block.size += other.size
-        block.former += other.former
+        if other.former:  # a use that both were cut from is in both
+            block.former = list({id(use): use for use in block.former + other.former}.values())
 
     def _grow(self, size: int, nbytes: int, stream: Stream, cache: Cache) -> Block:
         """Ask CUDA for a segment that holds `size` bytes; if it has none, give the cache back and ask once more."""
@@ -320,7 +321,7 @@ class DevicePool:
         stats.reserved += segment
         stats.reserved_peak = max(stats.reserved_peak, stats.reserved)
         region = Block(self, self._next_address, segment, 0, stream, cache, FREE)
-        self._next_address += -(-segment // ROUND_SEGMENT) * ROUND_SEGMENT
+        self._next_address += segment
         return region
 
     def _poll(self) -> None:
@@ -345,13 +346,14 @@ class DevicePool:
 class PinnedBlock:
     """A piece of pinned host memory. `size` is the next power of two; `streams` are those that copied with it (R41)."""
 
-    __slots__ = ("address", "pending", "pool", "requested", "size", "state", "streams")
+    __slots__ = ("address", "freed", "pending", "pool", "requested", "size", "state", "streams")
 
     def __init__(self, pool: PinnedPool, address: int, size: int, requested: int) -> None:
         self.pool, self.address, self.size, self.requested = pool, address, size, requested
         self.state = LIVE
         self.streams: dict[int, Stream] = {}
         self.pending = 0
+        self.freed = 0  # when the program let go of it [ns]
 
     def __repr__(self) -> str:
         return f"<{('free', 'live', 'deferred')[self.state]} pinned block of {self.size} bytes at {self.address:#x}>"
@@ -378,7 +380,7 @@ class PinnedPool:
         self.runtime = runtime
         self.stats = PinnedStatistics()
         self._next_address = FIRST_PINNED_ADDRESS
-        self._free: dict[int, list[int]] = {}  # size -> addresses
+        self._free: dict[int, list[tuple[int, int]]] = {}  # size -> (free since [ns], address)
         self._deferred: deque[tuple[Event, PinnedBlock]] = deque()  # oldest first
 
     def allocate(self, nbytes: int) -> PinnedBlock:
@@ -396,16 +398,41 @@ class PinnedPool:
         cache = self._free.setdefault(size, [])
         stats = self.stats
         if cache:
-            address = cache.pop()
+            address = cache.pop()[1]
         else:
             self.runtime.page_lock(size)
-            stats.page_locks += 1
-            stats.reserved += size
-            address = self._next_address
-            self._next_address += max(size, 4096)
+            address = self._lock(size)
         stats.allocations += 1
         stats.allocated += size
         return PinnedBlock(self, address, size, nbytes)
+
+    def allocate_at(self, nbytes: int, time: int) -> tuple[PinnedBlock, int]:
+        """Return a block for another thread (the DataLoader's pin thread), and the ns that page-locking costs it.
+
+        `time` [ns] may lie before the host's: what was freed later is not reused. Costs the main thread nothing.
+        """
+        if nbytes <= 0:
+            return self.allocate(nbytes), 0
+        while self._deferred and self.runtime.is_over(self._deferred[0][0]):
+            event, block = self._deferred.popleft()
+            self._event_over(block, event.record.end if event.record else self.runtime.now)
+        size = 1 << (nbytes - 1).bit_length()
+        cache = self._free.setdefault(size, [])
+        usable = next((entry for entry in cache if entry[0] <= time), None)
+        if usable:
+            cache.remove(usable)
+        address = usable[1] if usable else self._lock(size)
+        self.stats.allocations += 1
+        self.stats.allocated += size
+        return PinnedBlock(self, address, size, nbytes), 0 if usable else page_lock_time(self.runtime.host, size)
+
+    def _lock(self, size: int) -> int:
+        """Note a new page-locked block; return its address."""
+        self.stats.page_locks += 1
+        self.stats.reserved += size
+        address = self._next_address
+        self._next_address += max(size, 4096)
+        return address
 
     def use(self, block: PinnedBlock, stream: Stream) -> None:
         """Note that an asynchronous copy in `stream` reads or writes the block (R29, R41). Costs no time."""
@@ -420,6 +447,7 @@ class PinnedPool:
         """
         self._check(block, "free")
         block.state = DEFERRED
+        block.freed = self.runtime.now
         block.pending = len(block.streams)
         self.stats.allocated -= block.size
         for stream in block.streams.values():
@@ -435,7 +463,8 @@ class PinnedPool:
         if block.state != LIVE:
             raise BlockError(f"{call}: {block} was freed already; free each block once and do not use it after that")
 
-    def _event_over(self, block: PinnedBlock) -> None:
+    def _event_over(self, block: PinnedBlock, time: int | None = None) -> None:
+        block.freed = max(block.freed, self.runtime.now if time is None else time)
         block.pending -= 1
         if not block.pending:
             self._release(block)
@@ -443,7 +472,7 @@ class PinnedPool:
     def _release(self, block: PinnedBlock) -> None:
         block.state = FREE
         if block.size:
-            self._free[block.size].append(block.address)
+            self._free[block.size].append((block.freed, block.address))
 
 
 def segment_size(size: int) -> int:

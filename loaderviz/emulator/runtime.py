@@ -280,7 +280,7 @@ class Runtime:
         self.builder.span(start, end, self.main, Kind.RANGE, name, batch=batch)
 
     def timeline(self, context: Context | None = None) -> Timeline:
-        """Return all that happened, the device's unfinished work run to its end; the host's clock is then there, too."""
+        """Return all that happened, the device's unfinished work run to its end; the host's clock goes there, too."""
         self.now = max(self.now, self.device.drain())
         builder, spans = self.builder, self._spans
         for command in self._work:

@@ -85,10 +85,10 @@ class CopyingLoader(DeviceLoader[Batch]):
         epoch, batches = place_in(state)
         source = state.get("source")
         if self._has_state() != (source is not None):
-            has, had = ("has", "had none") if self._has_state() else ("has none", "had one")
+            keeps, has = ("no", "one") if source is not None else ("a", "none")
             raise ValueError(
-                f"this loader's source {has} a state_dict of its own, the one that was saved {had}: wrap the same "
-                "kind of loader as when the state was saved"
+                f"the source, a {type(self.loader).__name__}, keeps {keeps} state of its own, but the state has {has} "
+                "for it: wrap the same kind of source as when the state was saved"
             )
         self._set_place(epoch, batches)
         if self._has_state():
@@ -126,9 +126,9 @@ class CopyingLoader(DeviceLoader[Batch]):
             self._random = None if self._has_state() else random_state(self.loader, with_default=True)
             self._source_state = cast(Any, self.loader).state_dict() if self._has_state() else None
         if resuming and not self._has_state():
-            self._random = completed(self._random)
+            saved, self._random = self._random, completed(self._random)
             # A shuffling source may draw its order with its first batch only, so that one belongs to the replay.
-            with replaying(self.loader, self._random):
+            with replaying(self.loader, saved):
                 iterator = iter(self.loader)
                 self._skip(iterator, first)
                 batch = next(iterator, _END)

@@ -108,9 +108,7 @@ class PrefetchLoader(CopyingLoader[Batch]):
                 drawn.batch = self._plain_copy(drawn.batch)
             yield drawn
 
-    def _issue(
-        self, draws: Generator[Drawn, None, None], in_flight: deque[Drawn | Exception], count: int
-    ) -> None:
+    def _issue(self, draws: Generator[Drawn, None, None], in_flight: deque[Drawn | Exception], count: int) -> None:
         """Draw up to `count` batches and issue their copies; an error takes its place in the queue."""
         for _ in range(count):
             try:

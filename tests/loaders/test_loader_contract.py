@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,6 +70,43 @@ def test_an_error_comes_after_exactly_the_batches_before_it(make: Make, device: 
     assert len(list(loader)) == 7, "the loader works again after an error"
 
 
+def test_an_error_once_caught_keeps_nothing_alive(make: Make) -> None:
+    """A DataLoader's workers end with its iterator: a cycle through the traceback would keep both alive."""
+
+    class Failing:
+        def __init__(self) -> None:
+            self.left = 3
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return self
+
+        def __next__(self) -> torch.Tensor:
+            self.left -= 1
+            if not self.left:
+                raise ZeroDivisionError
+            return torch.zeros(1)
+
+    iterators = []
+
+    class Fresh:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            iterator = Failing()
+            iterators.append(weakref.ref(iterator))
+            return iterator
+
+    gc.collect()
+    gc.disable()
+    try:
+        try:
+            for _batch in make(Fresh(), torch.device("cpu")):
+                pass
+        except ZeroDivisionError:
+            pass
+        assert [reference() for reference in iterators] == [None]
+    finally:
+        gc.enable()
+
+
 def test_an_empty_source_yields_nothing(make: Make, device: torch.device) -> None:
     assert list(make([], device)) == []
     assert list(make(iter(()), device)) == []
@@ -88,17 +128,17 @@ def test_len_of_an_iterable_dataset_is_a_type_error(make: Make) -> None:
 
 
 def test_a_break_closes_the_source_at_once(make: Make, device: torch.device) -> None:
-    source = Source(7)
+    source = Source(60)
     loader = make(source, device)
     for _batch in loader:
         assert source.open == 1
         break
     assert source.open == 0
-    assert len(list(loader)) == 7
+    assert len(list(loader)) == 60
 
 
 def test_a_new_iteration_cancels_the_old_one(make: Make, device: torch.device) -> None:
-    source = Source(7)
+    source = Source(60)
     loader = make(source, device)
     old = iter(loader)
     next(old)
@@ -108,7 +148,7 @@ def test_a_new_iteration_cancels_the_old_one(make: Make, device: torch.device) -
     assert source.open == 1
     with pytest.raises(RuntimeError, match="cancelled"):
         next(old)
-    assert len(list(new)) == 6
+    assert len(list(new)) == 59
     with pytest.raises(StopIteration):
         next(new)
 
@@ -136,21 +176,21 @@ def test_an_ended_iterator_stays_ended_when_the_loader_goes_on(make: Make, devic
 
 @pytest.mark.parametrize("loader_type", [BlockingLoader, PinnedLoader, PrefetchLoader])
 def test_a_break_leaves_no_worker_process_and_no_thread(loader_type: type) -> None:
-    import multiprocessing
-
-    before = threading.active_count(), len(multiprocessing.active_children())
+    threads = set(threading.enumerate())
+    processes = len(multiprocessing.active_children())
     data = TensorDataset(torch.arange(40))
     loader = loader_type(DataLoader(data, 4, num_workers=1), "cpu")
     for _ in range(2):
         for _batch in loader:
-            assert len(multiprocessing.active_children()) == before[1] + 1
+            assert len(multiprocessing.active_children()) == processes + 1
             break
-    assert (threading.active_count(), len(multiprocessing.active_children())) == before
+    assert len(multiprocessing.active_children()) == processes
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(timeout=10)  # the feeder of a closed queue ends by itself, a moment later
+        assert not thread.is_alive(), thread
 
 
 def test_the_loader_keeps_no_reference_to_a_batch_handed_out(make: Make) -> None:
-    import weakref
-
     batches = [torch.zeros(1) for _ in range(3)]
     seen = [weakref.ref(batch) for batch in batches]
     loader = make(iter(batches), torch.device("cpu"))

@@ -130,7 +130,9 @@ def test_moving_a_batch_keeps_everything(batch: Any) -> None:
 
 @pytest.mark.parametrize("loader_type", [BlockingLoader, PinnedLoader, PrefetchLoader])
 def test_every_copying_loader_moves_nested_batches(loader_type: type, device: torch.device) -> None:
-    source = [{"pair": Pair(torch.full((2,), k), f"name{k}"), "more": [Sample(torch.ones(1) * k, "s")]} for k in range(4)]
+    source = [
+        {"pair": Pair(torch.full((2,), k), f"name{k}"), "more": [Sample(torch.ones(1) * k, "s")]} for k in range(4)
+    ]
     count = 0
     for k, batch in enumerate(loader_type(source, device)):
         assert batch["pair"].image.device.type == device.type

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from loaderviz import metrics, words
 from loaderviz.draw import page, theme
-from loaderviz.draw import figure as single
 from loaderviz.draw.detail import BUDGET
+from loaderviz.draw.single import DrawError, bundle_of, check_options
+from loaderviz.draw.single import text as text_of
 from loaderviz.metrics import Summary
 from loaderviz.timeline import Timeline
 
@@ -33,11 +35,12 @@ class Comparison:
 
         Options, as in `draw.figure`: `color`, `arrows`, `operators`, `title`, `budget` (bars in all).
         """
-        wanted: dict[str, Any] = {"color": "batch", "arrows": False, "operators": False, "title": None, "budget": BUDGET}
+        wanted: dict[str, Any] = {"color": "batch", "arrows": False, "operators": False, "title": None}
+        wanted["budget"] = BUDGET
         if unknown := (self.options | options).keys() - wanted:
-            raise single.DrawError(f"compare() has no option {', '.join(sorted(unknown))}; it has {', '.join(wanted)}")
+            raise DrawError(f"compare() has no option {', '.join(sorted(unknown))}; it has {', '.join(wanted)}")
         wanted |= self.options | options
-        arrows = single.check_options(wanted["color"], wanted["arrows"], wanted["budget"])
+        arrows = check_options(wanted["color"], wanted["arrows"], wanted["budget"])
         shown = [(name, timeline, timeline.begin) for name, timeline in self.timelines.items()]
         unit, unit_name = page.time_unit(max(timeline.duration for timeline in self.timelines.values()))
         parts = page.place(shown, wanted["operators"], wanted["budget"])
@@ -69,34 +72,36 @@ class Comparison:
         longest = max(timeline.duration for timeline in self.timelines.values())
         window = _round_window(longest / 40) if window_ns is None else window_ns
         unit, unit_name = page.time_unit(longest)
-        figure = go.Figure(layout={"template": theme.TEMPLATE, "meta": {"text": self.text()}})
-        for number, (name, timeline) in enumerate(self.timelines.items()):
+        count = len(self.timelines)
+        headings = [f"{escape(name, quote=False)}: {_mean_utilization(each)}" for name, each in self.timelines.items()]
+        figure = make_subplots(rows=count, shared_xaxes=True, vertical_spacing=0.28 / count, subplot_titles=headings)
+        for number, timeline in enumerate(self.timelines.values()):
             edges, share = metrics.utilization(timeline, window)
-            color, dash = theme.LINES[number % len(theme.LINES)]
-            mean = metrics.summarize(timeline)
             figure.add_scatter(
-                x=(edges - timeline.begin) / unit, y=100 * np.r_[share, share[-1:]] if len(share) else [],
-                name=f"{escape(name, quote=False)} (mean {words.share(_ratio(mean.kernels, mean.window))})",
-                mode="lines", line={"color": color, "dash": dash, "shape": "hv", "width": 2},
-                hovertemplate="%{y:.0f} % from %{x:.4g} " + unit_name,
+                x=(edges - timeline.begin) / unit, y=100 * np.r_[share, share[-1:]], row=number + 1, col=1,
+                mode="lines", line={"color": theme.BLUE, "shape": "hv", "width": 1.5}, fill="tozeroy",
+                fillcolor=theme.SKY, hovertemplate=f"%{{y:.0f}} % from %{{x:.4g}} {unit_name}<extra></extra>",
             )  # fmt: skip
+        title = f"GPU utilisation: share of each {words.duration(window)} in which a kernel runs"
         figure.update_layout(
-            title={"text": f"GPU utilisation: share of each {words.duration(window)} in which a kernel runs"},
-            height=360, margin={"l": 70, "r": 20, "t": 60, "b": 52}, hovermode="x",
+            template=theme.TEMPLATE, meta={"text": title + ". " + "; ".join(headings)}, title={"text": title},
+            height=110 * count + 130, margin={"l": 70, "r": 24, "t": 84, "b": 56}, showlegend=False,
         )  # fmt: skip
-        figure.update_xaxes(title_text=f"time [{unit_name}]", rangemode="tozero")
-        figure.update_yaxes(title_text="utilisation [%]", range=[-2, 103])
+        figure.update_annotations(x=0, xanchor="left", font_size=theme.TEXT_PX + 1)
+        figure.update_xaxes(range=[0, 1.005 * longest / unit])
+        figure.update_xaxes(title_text=f"time [{unit_name}]", row=count, col=1)
+        figure.update_yaxes(range=[0, 105], tickvals=[0, 50, 100], ticktext=["0 %", "50 %", "100 %"])
         return figure
 
     def text(self) -> str:
         """Return all of it in words, a line per timeline."""
-        return "\n".join(single.text(timeline, name) for name, timeline in self.timelines.items())
+        return "\n".join(text_of(timeline, name) for name, timeline in self.timelines.items())
 
     def __repr__(self) -> str:
         return self.text()
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        return single.bundle_of(self.figure(), self.text())
+        return bundle_of(self.figure(), self.text())
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
@@ -113,10 +118,9 @@ class Comparison:
         first, best = next(iter(summaries)), max(known, key=lambda name: known[name])
         if best == first:
             return f"{first} is the fastest"
-        return (
-            f"{best} is {words.times(known[best])} as fast as {first}: there the GPU computes "
-            f"{words.share(summaries[best].compute_share)} of the time, not {words.share(summaries[first].compute_share)}"
-        )
+        after, before = (words.share(summaries[name].compute_share) for name in (best, first))
+        speed = words.times(known[best])
+        return f"{best} is {speed} as fast as {first}: there the GPU computes {after} of the time, not {before}"
 
     def _contexts(self) -> str:
         contexts = [timeline.context for timeline in self.timelines.values()]
@@ -135,7 +139,7 @@ def compare(timelines: Mapping[str, Timeline], **options: Any) -> Comparison:
         kind = type(timelines).__name__
         raise metrics.NotATimelineError(f"compare() needs a dict of name -> Timeline, got {kind}; give {{'name': it}}")
     if not timelines:
-        raise single.DrawError("compare() got no timelines; give at least one, such as {'blocking': timeline}")
+        raise DrawError("compare() got no timelines; give at least one, such as {'blocking': timeline}")
     for name, timeline in timelines.items():
         metrics.check_timeline(timeline, f"compare(), for {name!r},")
     comparison = Comparison({str(name): timeline for name, timeline in timelines.items()}, options)
@@ -158,6 +162,12 @@ def _row(summary: Summary) -> dict[str, float | None]:
         "limit [ms]": summary.limit / 1e6,
         "headroom": summary.headroom,
     }
+
+
+def _mean_utilization(timeline: Timeline) -> str:
+    summary = metrics.summarize(timeline)
+    mean = _ratio(summary.kernels, summary.window)
+    return "no work on the GPU" if not mean else f"{words.share(mean)} of {words.duration(summary.window)}"
 
 
 def _speedup(first: Summary, other: Summary) -> float | None:

@@ -30,8 +30,8 @@ def figure(
 
     `color` is "batch" (each batch one colour) or "kind"; `arrows` is "launch", "wait", True for both; `operators` adds
     the aten operators of the host. `title` replaces the finding in words, `label` stands before it. `window =
-    (start, end)` [ns, as in `timeline.start`] draws a part, in which less is merged: a figure has at most `budget` bars.
-    The text twin is in `figure.layout.meta["text"]`. Raises `NotATimelineError` and `DrawError`.
+    (start, end)` [ns, as in `timeline.start`] draws a part, in which less is merged: spans make at most `budget`
+    bars. The text twin is in `figure.layout.meta["text"]`. Raises `NotATimelineError` and `DrawError`.
 
         timeline.figure(color="kind", arrows="wait").write_html("run.html")
     """
@@ -54,7 +54,7 @@ def text(timeline: Timeline, label: str = "") -> str:
     summary = metrics.summarize(timeline)
     parts = [finding]
     if summary.batches:
-        count = f"{summary.batches} batch{'es' if summary.batches > 1 else ''}"
+        count = f"{summary.batches:,} batch{'es' if summary.batches > 1 else ''}"
         parts.append(f"{count} in {words.duration(summary.window)}, {words.duration(summary.step)} a step")
     elif summary.window:
         parts.append(f"{words.duration(summary.window)} in all")
@@ -65,12 +65,13 @@ def text(timeline: Timeline, label: str = "") -> str:
         parts.append(f"the host is blocked longest by: {cause} ({words.duration(time)})")
     if timeline.marks:
         first = timeline.marks[0]
-        parts.append(f"{len(timeline.marks)} hazards, the first: {first.kind}, {first.text}")
+        count = "a hazard" if len(timeline.marks) == 1 else f"{len(timeline.marks)} hazards, the first"
+        parts.append(f"{count}: {first.kind}, {first.text}")
     return "; ".join(parts)
 
 
 def mimebundle(timeline: Timeline, **options: Any) -> dict[str, Any]:
-    """Return what a notebook shows for a timeline: the figure, as plotly's renderer of the moment has it, and its text."""
+    """Return what a notebook shows for a timeline: its figure for plotly's renderer of the moment, and its text."""
     return bundle_of(figure(timeline, **options), text(timeline, options.get("label", "")))
 
 

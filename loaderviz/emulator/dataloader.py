@@ -1,0 +1,296 @@
+"""DataLoader in virtual time: real data from real workers, with the times that `Host` says they take.
+
+The workers, the pin thread and the queues are torch's own; their data are real. What they would cost is worked out
+when the main thread takes a batch: when its index was sent, when its worker was free, how long fetch and collate take
+(and the sleeps in them), then the pin thread. So the picture is the same on every machine. With measured host times a
+worker's real time is used instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import _utils
+from torch.utils.data import dataloader as torch_dataloader
+
+from loaderviz.emulator import costs
+from loaderviz.emulator.torch_cuda.tags import HostTag, is_on_device, set_tag, storage_of, tag_of
+from loaderviz.errors import NotModelledError
+from loaderviz.timeline import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loaderviz.emulator.torch_cuda.patching import Patches
+    from loaderviz.emulator.torch_cuda.session import Session
+
+SECOND = 10**9
+
+
+class Fetched:
+    """What a worker sends in place of a bare batch: the batch, how many samples, and what it cost [ns]."""
+
+    def __init__(self, data: Any, samples: int, slept: int, took: int) -> None:
+        self.data, self.samples, self.slept, self.took = data, samples, slept, took
+
+    def pin_memory(self) -> Fetched:
+        """Called by the pin thread."""
+        self.data = _utils.pin_memory.pin_memory(self.data)
+        return self
+
+
+def install(session: Session, patches: Patches) -> None:
+    """Replace the parts of torch's DataLoader that fetch, pin and hand out."""
+    single = torch_dataloader._SingleProcessDataLoaderIter
+    several = torch_dataloader._MultiProcessingDataLoaderIter
+    loop = functools.partial(work, _utils.worker._worker_loop, measured=session.measured)
+    patches.set(_utils.worker, "_worker_loop", loop)
+    patches.set(_utils.pin_memory, "_pin_memory_loop", functools.partial(pin_loop, _utils.pin_memory._pin_memory_loop))
+    patches.set(single, "_next_data", _single_next(session, single._next_data))
+    patches.set(several, "__init__", _several_init(session, several.__init__))
+    patches.set(several, "_reset", _several_reset(session, several._reset))
+    patches.set(several, "_process_data", _several_process(session, several._process_data))
+
+
+# In the worker process
+
+
+def work(loop: Callable[..., None], *args: Any, measured: bool) -> None:
+    """Run torch's worker loop in the worker: outside the recording, with sleeps counted instead of slept."""
+    from loaderviz.emulator.torch_cuda.recording import EmulatedCuda
+
+    EmulatedCuda.forget_in_child()
+    slept = [0]
+    if not measured:
+        time.sleep = lambda seconds: slept.__setitem__(0, slept[0] + round(seconds * SECOND))
+    create = torch_dataloader._DatasetKind.create_fetcher
+
+    def create_counting(*arguments: Any) -> Any:
+        fetcher = create(*arguments)
+        fetch = fetcher.fetch
+
+        def counting(indices: Any) -> Fetched:
+            slept[0], start = 0, perf_counter_ns()
+            data = fetch(indices)
+            return Fetched(data, sample_count(indices, data), slept[0], perf_counter_ns() - start)
+
+        fetcher.fetch = counting
+        return fetcher
+
+    torch_dataloader._DatasetKind.create_fetcher = staticmethod(create_counting)  # type: ignore[assignment]
+    loop(*args)
+
+
+def pin_loop(loop: Callable[..., None], *args: Any) -> None:
+    """Run torch's pin thread under a name by which the session knows it."""
+    import threading
+
+    from loaderviz.emulator.torch_cuda.session import PIN_THREAD
+
+    threading.current_thread().name = PIN_THREAD
+    loop(*args)
+
+
+# In the main process, without workers
+
+
+def _single_next(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    def next_data(self: Any) -> Any:
+        """Fetch a batch on the main thread (and pin it there, R45)."""
+        if not session.in_recording_thread():
+            return original(self)
+        index = self._next_index()
+        runtime, start, real = session.runtime, session.runtime.now, perf_counter_ns()
+        if not hasattr(self, "_first_batch"):
+            self._first_batch, self._fetched = session.batches.new_iterator(), 0
+        batch = self._first_batch + self._fetched
+        with _fetching(session):
+            data = self._dataset_fetcher.fetch(index)
+        self._fetched += 1
+        samples = sample_count(index, data)
+        took = perf_counter_ns() - real if session.measured else costs.fetch_time(runtime.host, samples, nbytes(data))
+        runtime.now += took
+        runtime.builder.span(
+            start, runtime.now, runtime.main, Kind.FETCH, f"fetch batch {batch}", batch=batch, nbytes=nbytes(data)
+        )
+        mark(session, data, batch)
+        if self._pin_memory:
+            data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)
+        session.leave()
+        session.batches.handed_out(batch, samples)
+        return data
+
+    return next_data
+
+
+@contextmanager
+def _fetching(session: Session) -> Iterator[None]:
+    """Inside dataset and collate: host operators are free, since `Host` has a cost for the whole batch."""
+    session.fetching += 1
+    try:
+        yield
+    finally:
+        session.fetching -= 1
+
+
+# In the main process, with workers
+
+
+class Schedule:
+    """When each batch of one iterator was ordered, fetched and pinned, in virtual time."""
+
+    def __init__(self, session: Session, iterator: Any) -> None:
+        self.session, self.workers = session, iterator._num_workers
+        self.free = [session.runtime.now] * self.workers  # when each worker is free
+        self.pin_free = session.runtime.now
+        self.pins = iterator._pin_memory
+        self.sent: dict[int, int] = {}  # index of the batch in this epoch -> when its index list was sent
+        self.worker_of: dict[int, int] = {}
+        self.first_batch = session.batches.new_iterator()
+        self.done = 0
+
+    def note_sent(self, iterator: Any) -> None:
+        """Note the orders that torch has put into the workers' queues since the last call."""
+        for index, info in iterator._task_info.items():
+            if index not in self.sent and index >= self.done:
+                self.sent[index] = self.session.runtime.now
+                self.worker_of[index] = info[0]
+
+    def arrive(self, index: int, fetched: Fetched) -> None:
+        """Batch `index` is taken by the main thread: draw what led to it, and wait until it is there."""
+        session, runtime = self.session, self.session.runtime
+        batch, worker = self.first_batch + index, self.worker_of.pop(index)
+        size = nbytes(fetched.data)
+        start = max(self.sent.pop(index), self.free[worker])
+        cost = costs.fetch_time(runtime.host, fetched.samples, size) + fetched.slept
+        ready = self.free[worker] = start + (fetched.took if session.measured else cost)
+        lane = runtime.builder.lane(f"worker {worker}", "host", "worker", worker)
+        runtime.builder.span(start, ready, lane, Kind.FETCH, f"fetch batch {batch}", batch=batch, nbytes=size)
+        mark(session, fetched.data, batch)
+        if self.pins:
+            ready = self._pin(batch, fetched.data, ready)
+        runtime.batch, runtime.source = batch, session.source()
+        if ready > runtime.now:
+            runtime.wait_for_data(ready)
+        start = runtime.now
+        runtime.now += runtime.host.hand_out
+        runtime.builder.span(start, runtime.now, runtime.main, Kind.OPERATOR, "DataLoader hand-out", batch=batch)
+        self.done = index + 1
+        session.batches.handed_out(batch, fetched.samples)
+
+    def _pin(self, batch: int, data: Any, ready: int) -> int:
+        """The pin thread copies the batch into pinned memory; batches go through it in order (R45)."""
+        runtime, start = self.session.runtime, max(ready, self.pin_free)
+        locked = 0
+        for tensor in tensors(data):
+            tag = tag_of(tensor)
+            if type(tag) is HostTag and tag.pinned and tag.block is None:
+                tag.block, cost = self.session.pinned.allocate_at(storage_of(tensor).nbytes(), start)
+                locked += cost
+        self.pin_free = start + locked + costs.host_time(runtime.host, 2 * nbytes(data))
+        lane = runtime.builder.lane("pin thread", "host", "pin")
+        runtime.builder.span(
+            start, self.pin_free, lane, Kind.PIN, f"pin batch {batch}", batch=batch, nbytes=nbytes(data), pinned=True
+        )
+        return self.pin_free
+
+
+def _several_init(session: Session, original: Callable[..., None]) -> Callable[..., None]:
+    def init(self: Any, loader: Any) -> None:
+        """Start the workers: each costs the main thread the start of a process."""
+        if not loader.in_order:
+            raise NotModelledError(
+                "DataLoader(in_order=False) is not modelled: which batch comes first would depend on this machine; "
+                "use in_order=True"
+            )
+        session.enter("DataLoader")
+        runtime = session.runtime
+        runtime.batch, runtime.source = -1, session.source()
+        runtime.host_work(
+            runtime.host.worker_start * loader.num_workers, f"start {loader.num_workers} workers", Kind.OPERATOR
+        )
+        original(self, loader)
+        session.leave()
+
+    return init
+
+
+def _several_reset(session: Session, original: Callable[..., None]) -> Callable[..., None]:
+    def reset(self: Any, loader: Any, first_iter: bool = False) -> None:
+        """Begin an epoch: orders for the first batches go out."""
+        former = getattr(self, "_schedule", None)
+        self._schedule = Schedule(session, self)
+        if former is not None and former.session is session:
+            self._schedule.free, self._schedule.pin_free = former.free, former.pin_free
+        original(self, loader, first_iter)
+        self._schedule.note_sent(self)
+
+    return reset
+
+
+def _several_process(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    def process(self: Any, data: Any, *args: Any) -> Any:
+        """Hand a batch out: its costs first, then the next order goes to a worker."""
+        if isinstance(data, Fetched):
+            session.enter("DataLoader")
+            if getattr(self, "_schedule", None) is None or self._schedule.session is not session:
+                self._schedule = Schedule(session, self)  # an iterator that is older than the recording
+            index = self._rcvd_idx - 1
+            self._schedule.sent.setdefault(index, session.runtime.now)
+            self._schedule.worker_of.setdefault(index, index % self._num_workers)
+            self._schedule.arrive(index, data)
+            data = data.data
+            session.leave()
+        result = original(self, data, *args)
+        self._schedule.note_sent(self)
+        return result
+
+    return process
+
+
+# Batches
+
+
+def sample_count(indices: Any, data: Any) -> int:
+    """Return how many samples a batch has: by its index list, else by its first tensor, else 1."""
+    if isinstance(indices, Sequence) and not (indices and indices[0] is None):
+        return len(indices)
+    first = next(iter(tensors(data)), None)
+    return first.shape[0] if first is not None and first.dim() else 1
+
+
+def tensors(data: Any) -> list[torch.Tensor]:
+    """Return the tensors of a nested batch."""
+    if isinstance(data, torch.Tensor):
+        return [data]
+    if isinstance(data, dict):
+        data = list(data.values())
+    elif hasattr(data, "__dict__") and not isinstance(data, (str, bytes, type)):
+        data = list(vars(data).values())
+    if isinstance(data, (list, tuple)):
+        return [tensor for entry in data for tensor in tensors(entry)]
+    return []
+
+
+def nbytes(data: Any) -> int:
+    """Return the bytes of all tensors of a nested batch."""
+    return sum(tensor.nbytes for tensor in tensors(data) if tensor.layout is torch.strided)
+
+
+def mark(session: Session, data: Any, batch: int) -> None:
+    """Let the tensors of a batch carry its number."""
+    with session.bookkeeping(), torch._C.DisableTorchFunction():
+        for tensor in tensors(data):
+            if tensor.layout is not torch.strided or is_on_device(tensor):
+                continue
+            tag = session.host_tag(tensor)
+            if tag is None:
+                set_tag(tensor, HostTag(session, batch))
+            else:
+                tag.batch = batch

@@ -1,0 +1,270 @@
+"""Names: what `torch.cuda` and `torch.accelerator` offer, answered by the emulated device while a recording runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loaderviz.emulator.torch_cuda.functions import wanted_device
+from loaderviz.emulator.torch_cuda.streams import REAL_EVENT, REAL_STREAM, StreamContext, bind
+from loaderviz.errors import NotModelledError
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.torch_cuda.patching import Patches
+    from loaderviz.emulator.torch_cuda.session import Session
+
+DEVICE = torch.device("cuda", 0)
+NOT_MODELLED = {
+    "CUDAGraph": "CUDA graphs", "graph": "CUDA graphs", "make_graphed_callables": "CUDA graphs",
+    "graph_pool_handle": "CUDA graphs", "ExternalStream": "streams made outside PyTorch",
+    "get_stream_from_external": "streams made outside PyTorch", "MemPool": "memory pools of one's own",
+    "use_mem_pool": "memory pools of one's own", "CUDAPluggableAllocator": "allocators of one's own",
+    "change_current_allocator": "allocators of one's own", "caching_allocator_alloc": "raw device memory",
+    "caching_allocator_delete": "raw device memory", "cudart": "the raw CUDA runtime",
+    "memory_snapshot": "allocator snapshots", "utilization": "NVML readings; see loaderviz.metrics.utilization",
+    "temperature": "NVML readings", "power_draw": "NVML readings", "clock_rate": "NVML readings",
+    "list_gpu_processes": "NVML readings", "device_memory_used": "NVML readings", "memory_usage": "NVML readings",
+    "jiterator": "kernels compiled at run time", "GreenContext": "green contexts",
+}  # fmt: skip
+
+
+def install(session: Session, patches: Patches) -> None:
+    """Replace the names of `torch.cuda`, `torch.accelerator` and the generic `torch.Stream` and `torch.Event`."""
+    stream, event, generic_event = bind(session)
+    session.stream_class = stream
+    for owner in (torch.cuda, torch.cuda.streams):
+        patches.function(owner, "Stream", stream)
+        patches.function(owner, "Event", event)
+    patches.set(REAL_STREAM, "__new__", lambda cls, *args, **kwargs: stream(*args, **kwargs))
+    patches.set(REAL_EVENT, "__new__", lambda cls, *args, **kwargs: event(*args, **kwargs))
+    patches.function(torch, "Stream", stream)
+    patches.function(torch, "Event", generic_event)
+    for name, value in (_cuda(session) | _memory(session)).items():
+        patches.function(torch.cuda, name, value)
+        if hasattr(torch.cuda.memory, name):
+            patches.set(torch.cuda.memory, name, value)
+        if hasattr(torch.cuda.random, name):
+            patches.set(torch.cuda.random, name, value)
+    for name, what in NOT_MODELLED.items():
+        patches.function(torch.cuda, name, _refusal(f"torch.cuda.{name}", what))
+    patches.function(torch, "compile", _refusal("torch.compile", "compiled code on the device"))
+    for name, value in (_accelerator(session) | _memory(session)).items():
+        patches.function(torch.accelerator, name, value)
+    for name, value in _nvtx(session).items():
+        patches.function(torch.cuda.nvtx, name, value)
+
+
+def _refusal(call: str, what: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        """Say that this is not modelled."""
+        raise NotModelledError(f"{call}: the emulated GPU does not model {what}. Leave this call out, or run on a GPU.")
+
+    return refuse
+
+
+def _check(device: Any) -> None:
+    """Accept only the one GPU there is."""
+    if device is None or (isinstance(device, int) and device < 0):
+        return
+    if wanted_device(device).type != "cuda":
+        raise ValueError(f"Expected a cuda device, but got: {device}")
+
+
+def _cuda(session: Session) -> dict[str, Any]:
+    """Return the functions of torch.cuda that are about devices, streams and random numbers."""
+    gpu, wrap = session.runtime.gpu, lambda stream: session.stream_class.of(stream)
+
+    def late_init() -> None:
+        """Reached only by a call that went past the emulator."""
+        session.enter("a CUDA call")
+        raise NotModelledError(
+            "this call reached CUDA itself, past the emulated GPU: the emulator does not model it. The traceback names it."
+        )
+
+    def synchronize(device: Any = None) -> None:
+        """Block the host until the device is done."""
+        _check(device)
+        session.synchronize(None)
+
+    def get_device_properties(device: Any = None) -> Any:
+        """Return what is known of the emulated GPU."""
+        _check(device)
+        return properties(session)
+
+    def set_stream(stream: Any) -> None:
+        """Make a stream the current one."""
+        if stream is not None:
+            session.enter("torch.cuda.set_stream")
+            session.set_stream(stream._stream)
+            session.leave()
+
+    def sync_debug(mode: int | str) -> None:
+        """Warn or raise at operators that make the host wait."""
+        modes: dict[Any, int] = {"default": 0, "warn": 1, "error": 2, 0: 0, 1: 1, 2: 2}
+        if mode not in modes:
+            raise RuntimeError(f"invalid value of debug_mode {mode!r}, expected one of default, warn, error")
+        session.sync_debug = modes[mode]
+
+    def for_device(answer: Callable[[], Any]) -> Callable[..., Any]:
+        def ask(device: Any = None) -> Any:
+            """Answer for the one GPU there is."""
+            _check(device)
+            return answer()
+
+        return ask
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        """Nothing to be done on the emulated GPU."""
+
+    cpu_state, set_cpu_state = torch.get_rng_state, torch.set_rng_state
+    return {
+        "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "init": nothing,
+        "is_initialized": lambda: True, "_lazy_init": late_init, "_is_in_bad_fork": lambda: False,
+        "set_device": _check, "device": _one_device, "device_of": _one_device, "ipc_collect": nothing,
+        "synchronize": synchronize, "current_stream": for_device(lambda: wrap(session.stream)),
+        "default_stream": for_device(lambda: wrap(session.runtime.default_stream)), "set_stream": set_stream,
+        "stream": lambda stream: StreamContext(session, stream),
+        "StreamContext": lambda stream: StreamContext(session, stream),
+        "get_device_name": for_device(lambda: gpu.name), "get_device_properties": get_device_properties,
+        "get_device_capability": for_device(lambda: gpu.capability), "can_device_access_peer": lambda *_: False,
+        "is_bf16_supported": lambda *_: gpu.capability >= (8, 0), "is_tf32_supported": lambda: gpu.capability >= (8, 0),
+        "get_arch_list": lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
+        "is_current_stream_capturing": lambda: False, "set_sync_debug_mode": sync_debug,
+        "get_sync_debug_mode": lambda: session.sync_debug, "_sleep": session.sleep_kernel,
+        "manual_seed": nothing, "manual_seed_all": nothing, "seed": nothing, "seed_all": nothing,
+        "initial_seed": torch.initial_seed, "get_rng_state": lambda device=None: cpu_state(),
+        "get_rng_state_all": lambda: [cpu_state()], "set_rng_state": lambda state, device=None: set_cpu_state(state),
+        "set_rng_state_all": lambda states: set_cpu_state(next(iter(states))),
+        "default_generators": (torch.default_generator,),
+    }  # fmt: skip
+
+
+def properties(session: Session) -> Any:
+    """Return the device's properties, by the names that `torch.cuda.get_device_properties` has."""
+    gpu = session.runtime.gpu
+    return SimpleNamespace(
+        name=gpu.name, major=gpu.capability[0], minor=gpu.capability[1], total_memory=gpu.memory,
+        multi_processor_count=gpu.sms, max_threads_per_multi_processor=gpu.threads_per_sm, warp_size=32,
+        is_integrated=0, is_multi_gpu_board=0, async_engine_count=gpu.async_engines,
+    )  # fmt: skip
+
+
+class _one_device(contextlib.AbstractContextManager[None]):  # noqa: N801  (it stands in for torch.cuda.device)
+    """`torch.cuda.device(0)` and `torch.cuda.device_of(tensor)`: there is only one."""
+
+    def __init__(self, device: Any) -> None:
+        if not isinstance(device, torch.Tensor):
+            _check(device)
+        self.idx = self.prev_idx = 0
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _memory(session: Session) -> dict[str, Any]:
+    """Return the memory functions, which torch.cuda and torch.accelerator share; all bytes come from the pool."""
+    pool = session.pool
+
+    def reading(get: Callable[[Any], int]) -> Callable[..., int]:
+        def read(device: Any = None) -> int:
+            """Return a number of bytes."""
+            _check(device)
+            return get(pool.stats)
+
+        return read
+
+    def memory_stats(device: Any = None) -> OrderedDict[str, int]:
+        """Return the statistics that the emulated pool keeps, by PyTorch's names."""
+        _check(device)
+        stats = pool.stats
+        figures = {
+            "allocated_bytes.all.current": stats.allocated, "allocated_bytes.all.peak": stats.allocated_peak,
+            "active_bytes.all.current": stats.active, "active_bytes.all.peak": stats.active_peak,
+            "reserved_bytes.all.current": stats.reserved, "reserved_bytes.all.peak": stats.reserved_peak,
+            "segment.all.current": stats.segments, "allocation.all.allocated": stats.allocations,
+            "allocation.all.freed": stats.frees, "num_device_alloc": stats.mallocs, "num_device_free": stats.releases,
+            "num_alloc_retries": stats.retries, "num_ooms": stats.ooms,
+        }  # fmt: skip
+        return OrderedDict(sorted(figures.items()))
+
+    def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+        """Return the statistics as lines of text."""
+        return "\n".join(f"{name:32} {value:>16,}" for name, value in memory_stats(device).items())
+
+    def empty_cache() -> None:
+        """Give unused segments back, which synchronises (R13)."""
+        session.enter("torch.cuda.empty_cache")
+        pool.empty_cache()
+        session.leave()
+
+    def mem_get_info(device: Any = None) -> tuple[int, int]:
+        """Return (free, total) bytes."""
+        _check(device)
+        return pool.mem_get_info()
+
+    allocated, peak = reading(lambda stats: stats.allocated), reading(lambda stats: stats.allocated_peak)
+    reserved, reserved_peak = reading(lambda stats: stats.reserved), reading(lambda stats: stats.reserved_peak)
+    return {
+        "memory_allocated": allocated, "max_memory_allocated": peak, "memory_reserved": reserved,
+        "memory_cached": reserved, "max_memory_reserved": reserved_peak, "max_memory_cached": reserved_peak,
+        "memory_stats": memory_stats, "memory_summary": memory_summary, "empty_cache": empty_cache,
+        "mem_get_info": mem_get_info, "get_memory_info": mem_get_info,
+        "reset_peak_memory_stats": lambda device=None: pool.reset_peak(),
+        "reset_max_memory_allocated": lambda device=None: pool.reset_peak(),
+        "reset_max_memory_cached": lambda device=None: pool.reset_peak(),
+        "reset_accumulated_memory_stats": lambda device=None: None,
+    }  # fmt: skip
+
+
+def _accelerator(session: Session) -> dict[str, Any]:
+    """Return the functions of torch.accelerator."""
+    names = _cuda(session)
+    return {
+        "is_available": lambda: True, "device_count": lambda: 1,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": lambda: 0, "current_device_idx": lambda: 0, "set_device_index": _check,
+        "set_device_idx": _check, "current_stream": names["current_stream"], "set_stream": names["set_stream"],
+        "synchronize": names["synchronize"], "device_index": _one_device,
+        "get_device_capability": lambda device=None: {"supported_dtypes": set()},
+    }  # fmt: skip
+
+
+def _nvtx(session: Session) -> dict[str, Any]:
+    """Return the functions of torch.cuda.nvtx: ranges on the main lane."""
+    stack: list[tuple[str, int]] = []
+
+    def push(message: str) -> int:
+        """Open a range; return its depth."""
+        stack.append((str(message), session.enter_range(str(message))))
+        return len(stack) - 1
+
+    def pop() -> int:
+        """Close the innermost range; return its depth, or -1 if none is open."""
+        if not stack:
+            return -1
+        session.leave_range(*stack.pop())
+        return len(stack)
+
+    @contextlib.contextmanager
+    def span(message: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Open a range around a block."""
+        push(message.format(*args, **kwargs))
+        try:
+            yield
+        finally:
+            pop()
+
+    def mark(message: str) -> None:
+        """Note a moment."""
+        now = session.runtime.now
+        session.runtime.range(now, now, str(message), session.batches.current)
+
+    return {"range_push": push, "range_pop": pop, "range": span, "mark": mark}

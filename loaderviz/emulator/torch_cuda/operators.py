@@ -1,0 +1,301 @@
+"""Operators: every aten operator, backward's included, seen by a `TorchDispatchMode`.
+
+On device tensors an operator becomes a kernel on the current stream, with a cost by bytes and FLOPs, and its results
+get device memory. On host tensors it costs host time. The values are computed at once, by the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from loaderviz.emulator import costs
+from loaderviz.emulator.torch_cuda import transfers
+from loaderviz.emulator.torch_cuda.backward import BackwardStreams
+from loaderviz.emulator.torch_cuda.session import Session
+from loaderviz.emulator.torch_cuda.tags import ATTRIBUTE, DeviceTag, HostTag, set_tag, storage_of
+from loaderviz.errors import NotModelledError
+from loaderviz.timeline import Kind
+
+Tensors = list[torch.Tensor]
+
+# No kernel: they only make or describe memory.
+NO_KERNEL = frozenset((
+    "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "detach", "alias",
+    "lift_fresh", "lift", "set_", "resize_", "_unsafe_view", "_reshape_alias", "view", "is_same_size", "dim", "size",
+    "stride", "is_pinned", "record_stream", "_has_compatible_shallow_copy_type", "_version", "is_leaf", "data",
+))  # fmt: skip
+# They read something back, so the host waits for the current stream (R25).
+SYNCHRONIZING = frozenset((
+    "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive",
+    "unique_dim_consecutive", "equal", "is_nonzero", "bincount", "_linalg_check_errors", "histc_sync",
+))  # fmt: skip
+INDEXING = frozenset(("index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put"))
+# CPU tensors may stand beside device tensors here.
+MIXED = INDEXING | {"copy_", "_to_copy", "_pack_padded_sequence", "_ctc_loss", "tensor_split", "set_", "record_stream"}
+MATMUL = frozenset(("mm", "addmm", "bmm", "baddbmm"))
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Operator:
+    """What is known of one aten overload, worked out once."""
+
+    def __init__(self, overload: Any) -> None:
+        schema = overload._schema
+        self.packet = overload.overloadpacket
+        self.base = schema.name.split("::")[-1]
+        self.name = schema.name
+        aliases = [entry.alias_info for entry in schema.returns]
+        self.is_view = any(alias is not None and not alias.is_write for alias in aliases)
+        self.no_kernel = self.is_view or self.base in NO_KERNEL or schema.name.startswith("profiler::")
+        self.synchronizes = self.base in SYNCHRONIZING or overload in (torch.ops.aten.repeat_interleave.Tensor,)
+        self.indexes = self.base in INDEXING
+        self.mixed = self.base in MIXED
+        self.flops: Callable[..., int] | None = flop_registry.get(self.packet)  # type: ignore[assignment]
+        self.in_place = any(alias is not None and alias.is_write for alias in aliases)
+
+
+class Operators(TorchDispatchMode):
+    """The mode that sees every operator while a recording runs."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self.backward = BackwardStreams(session)
+        self._known: dict[Any, Operator] = {}
+        self._flops: dict[Any, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operator."""
+        kwargs = kwargs or {}
+        session = self.session
+        if session.quiet:
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            operator = self._known.get(func)
+            if operator is None:
+                operator = self._known[func] = Operator(func)
+            tensors: Tensors = []
+            _collect(args, tensors)
+            if kwargs:
+                _collect(kwargs.values(), tensors)
+            tags = [_tag(tensor) for tensor in tensors]
+            on_device = False
+            for tag in tags:
+                if type(tag) is DeviceTag:
+                    on_device = True
+                    break
+            target = session.target
+            if target is not None:
+                session.target = None  # it is meant for this operator, not for what it calls
+            wanted = on_device if target is None else target.type == "cuda"
+            if not (on_device or wanted):
+                return self._on_host(operator, func, args, kwargs, tensors, tags)
+            session.enter(operator.name)
+            try:
+                return self._on_device(operator, func, args, kwargs, tensors, tags, wanted)
+            finally:
+                session.leave()
+
+    # On the host
+
+    def _on_host(self, operator: Operator, func: Any, args: Any, kwargs: Any, tensors: Tensors, tags: list[Any]) -> Any:
+        session = self.session
+        if session.fetching:
+            return func(*args, **kwargs)
+        batch = max((tag.batch for tag in tags if tag is not None), default=-1)
+        if session.measured:
+            session.enter(operator.name)
+            session.leave()  # from here the real time of the operator counts, as other Python's does
+        result = func(*args, **kwargs)
+        outputs = _outputs(result)
+        if batch >= 0:
+            for output in outputs:
+                if _tag(output) is None:
+                    set_tag(output, HostTag(session, batch))
+        if not operator.no_kernel and not session.measured:
+            nbytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
+            nbytes += sum(output.nbytes for output in outputs if output.layout is torch.strided)
+            session.host_operator(operator.name, nbytes, batch)
+        return result
+
+    # On the device
+
+    def _on_device(
+        self, operator: Operator, func: Any, args: Any, kwargs: Any, tensors: Tensors, tags: list[Any], wanted: bool
+    ) -> Any:
+        session = self.session
+        self._check_places(operator, tensors, tags)
+        if operator.base == "copy_" and _places_differ(tags):
+            transfers.copy_across(session, args[0], args[1], bool(_argument(args, kwargs, 2, "non_blocking")))
+            return args[0]
+        self.backward.follow(session)
+        batch = self._prepare_inputs(operator, tensors, tags)
+        runtime = session.runtime
+        runtime.batch, runtime.source = session.batch_or_current(batch), session.source()
+        result = func(*args, **kwargs)
+        outputs = _outputs(result)
+        start = runtime.now
+        if not operator.no_kernel:
+            runtime.now += runtime.host.dispatch
+        elif operator.base == "resize_":
+            self._resized(args[0])
+        if wanted:
+            self._place_outputs(operator, outputs, runtime.batch)
+        if not operator.no_kernel:
+            self._launch(operator, args, kwargs, tensors, outputs)
+            runtime.builder.span(
+                start, runtime.now, runtime.main, Kind.OPERATOR, operator.name, batch=runtime.batch,
+                source=runtime.source,
+            )  # fmt: skip
+        return result
+
+    def _check_places(self, operator: Operator, tensors: Tensors, tags: list[Any]) -> None:
+        if operator.mixed or all(type(tag) is DeviceTag for tag in tags):
+            return
+        strays = [t for t, tag in zip(tensors, tags, strict=True) if type(tag) is not DeviceTag and t.dim()]
+        if strays and len(strays) < len(tensors):
+            shape = tuple(strays[0].shape)
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+                f"(in {operator.name}: the tensor of shape {shape} and dtype {strays[0].dtype} is on the CPU)"
+            )
+
+    def _prepare_inputs(self, operator: Operator, tensors: Tensors, tags: list[Any]) -> int:
+        """Let arrive what is ordered before us; take over tensors of earlier recordings; return the newest batch."""
+        session, batch = self.session, -1
+        for position, (tensor, tag) in enumerate(zip(tensors, tags, strict=True)):
+            if tag is None:
+                continue
+            if type(tag) is DeviceTag:
+                if tag.session is not session:
+                    tag = tags[position] = session.device_tag(tensor)
+                if tag.arrivals and not operator.no_kernel:
+                    session.deliver(tensor, tag, session.stream)
+            if tag.batch > batch:
+                batch = tag.batch
+        return batch
+
+    def _place_outputs(self, operator: Operator, outputs: Tensors, batch: int) -> None:
+        session = self.session
+        for output in outputs:
+            tag = _tag(output)
+            if tag is None or type(tag) is not DeviceTag:
+                if output.layout is not torch.strided:
+                    raise NotModelledError(
+                        f"{operator.name} makes a tensor of layout {output.layout}, which the emulated GPU does not "
+                        "model; do this step on the CPU"
+                    )
+                session.place(output, batch)
+            elif not operator.no_kernel and batch > tag.batch:
+                tag.batch = batch
+
+    def _resized(self, tensor: torch.Tensor) -> None:
+        """`resize_` may need more memory than the block has."""
+        tag, storage = self.session.device_tag(tensor), storage_of(tensor)
+        if tag and storage.nbytes() > tag.block.size:
+            self.session.pool.free(tag.block)
+            tag.block = self.session.allocate(storage.nbytes())
+
+    def _launch(self, operator: Operator, args: Any, kwargs: Any, tensors: Tensors, outputs: Tensors) -> None:
+        session, runtime = self.session, self.session.runtime
+        synchronizes = operator.synchronizes or (
+            operator.indexes and any(t.dtype in (torch.bool, torch.uint8) for t in _indices(args))
+        )
+        if operator.base != "_local_scalar_dense":
+            nbytes, elements = _size(tensors, outputs, operator.in_place)
+            flops = self._flop_count(operator, args, kwargs, tensors, outputs)
+            duration = costs.kernel_time(runtime.gpu, nbytes, flops, _precision(operator, tensors))
+            share = costs.sm_share(runtime.gpu, elements)
+            runtime.launch(duration, session.stream, name=operator.base, share=share)
+        if synchronizes:
+            session.synchronizing(operator.name)
+            scalar = tensors[0].element_size() if operator.base == "_local_scalar_dense" else 8
+            runtime.memcpy(scalar, "d2h", session.stream, pinned=False, blocking=True)
+            session.host_knows()
+
+    def _flop_count(self, operator: Operator, args: Any, kwargs: Any, tensors: Tensors, outputs: Tensors) -> int:
+        if operator.flops is None:
+            return 0
+        key = (operator.packet, *(tensor.shape for tensor in tensors), *(output.shape for output in outputs))
+        count = self._flops.get(key)
+        if count is None:
+            result = outputs[0] if len(outputs) == 1 else tuple(outputs)
+            if operator.base == "convolution_backward":  # its results may be None where no gradient is asked for
+                grad_output, given, weight = args[:3]
+                result = (given, weight, None)
+            count = self._flops[key] = int(operator.flops(*args, **kwargs, out_val=result))
+        return count
+
+
+def _collect(values: Iterable[Any], tensors: Tensors) -> None:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif type(value) in (list, tuple):
+            _collect(value, tensors)
+
+
+def _outputs(result: Any) -> Tensors:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    tensors: Tensors = []
+    if isinstance(result, (tuple, list)):
+        _collect(result, tensors)
+    return tensors
+
+
+def _tag(tensor: torch.Tensor) -> Any:
+    try:
+        return getattr(tensor.untyped_storage(), ATTRIBUTE)
+    except AttributeError:
+        return None
+    except (NotImplementedError, RuntimeError):  # sparse and other tensors without a storage are host tensors
+        return None
+
+
+def _places_differ(tags: list[Any]) -> bool:
+    return (type(tags[0]) is DeviceTag) != (type(tags[1]) is DeviceTag)
+
+
+def _argument(args: Any, kwargs: Any, position: int, name: str) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name)
+
+
+def _indices(args: Any) -> Tensors:
+    tensors: Tensors = []
+    _collect(args[1] if len(args) > 1 else (), tensors)
+    return tensors
+
+
+def _size(tensors: Tensors, outputs: Tensors, in_place: bool) -> tuple[int, int]:
+    """Return (bytes read and written, elements of the largest result)."""
+    nbytes = elements = 0
+    for tensor in tensors:
+        nbytes += tensor.numel() * tensor.element_size()
+    for output in outputs:
+        count = output.numel()
+        nbytes += count * output.element_size()
+        elements = max(elements, count)
+    if not elements:
+        elements = max((tensor.numel() for tensor in tensors), default=1)
+    return nbytes, max(1, elements)
+
+
+def _precision(operator: Operator, tensors: Tensors) -> costs.Precision:
+    dtype = next((tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point), torch.float32)
+    if dtype in HALF:
+        return "fp16"
+    if dtype is torch.float64:
+        return "fp64"
+    if operator.flops is None:
+        return "fp32"
+    if operator.base in MATMUL:
+        return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"

@@ -1,0 +1,133 @@
+"""EmulatedCuda: enter the modes and patches of one emulated recording, and undo them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.overrides import has_torch_function, has_torch_function_unary, has_torch_function_variadic
+
+from loaderviz.emulator import dataloader
+from loaderviz.emulator.hardware import Gpu, Host
+from loaderviz.emulator.torch_cuda import clock, functions, library, names
+from loaderviz.emulator.torch_cuda.functions import Functions
+from loaderviz.emulator.torch_cuda.operators import Operators
+from loaderviz.emulator.torch_cuda.patching import Patches
+from loaderviz.emulator.torch_cuda.session import Copies, Session
+from loaderviz.emulator.torch_cuda.tags import ATTRIBUTE
+from loaderviz.errors import LoadervizError
+from loaderviz.loaders import marks
+from loaderviz.timeline import Timeline
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, type(None), list, tuple, int, float, bool, str)
+OURS = ("loaderviz.emulator", "loaderviz.timeline", "loaderviz.builder")
+
+
+class NestedRecordingError(LoadervizError, RuntimeError):
+    """A recording was begun inside another one."""
+
+
+class EmulatedCuda:
+    """One recording on the emulated GPU; use it as a context manager, then read `timeline`.
+
+    `copies` is "on_wait" (late bytes are poison until waited for) or "eager"; `measured=True` counts the real time of
+    other Python code. Raises `NestedRecordingError` when entered inside another recording.
+    """
+
+    active: Session | None = None
+    _running: EmulatedCuda | None = None
+
+    def __init__(self, gpu: Gpu, host: Host, *, measured: bool = False, copies: Copies = "on_wait") -> None:
+        if copies not in ("on_wait", "eager"):
+            raise ValueError(f"copies={copies!r}: choose 'on_wait' or 'eager'")
+        self._settings: dict[str, Any] = {"measured": measured, "copies": copies}
+        self._machines = gpu, host
+        self._patches = Patches()
+        self._modes: list[Any] = []
+        self.timeline: Timeline | None = None
+
+    def __enter__(self) -> EmulatedCuda:
+        if EmulatedCuda.active is not None:
+            raise NestedRecordingError("a recording is running already; end it before you begin another one")
+        blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
+        self.session = Session(*self._machines, launch_blocking=blocking, **self._settings)
+        EmulatedCuda.active, EmulatedCuda._running = self.session, self
+        try:
+            operators = Operators(self.session)
+            self._install(operators)
+            for mode in (operators, Functions(self.session)):
+                mode.__enter__()
+                self._modes.append(mode)
+        except BaseException:
+            self._leave()
+            raise
+        self.session.leave()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._leave(kind)
+        self.timeline = self.session.finish()
+
+    @classmethod
+    def forget_in_child(cls) -> None:
+        """In a forked worker process: take the modes and patches away, without touching the parent's timeline."""
+        if cls.active is not None:
+            cls.active.alive = False
+        if cls._running is not None:
+            cls._running._leave()
+
+    def _install(self, operators: Operators) -> None:
+        session, patches = self.session, self._patches
+        patches.set(torch.UntypedStorage, ATTRIBUTE, None)
+        for name, make in {
+            "pin_memory": functions.pin_memory_method,
+            "is_pinned": functions.is_pinned_method,
+            "record_stream": functions.record_stream_method,
+        }.items():
+            patches.set(torch.Tensor, name, make(session, getattr(torch.Tensor, name)))
+        names.install(session, patches)
+        library.install(session, patches, operators)
+        dataloader.install(session, patches)
+        patches.set(marks, "on_batch", session.batches.marked)
+        patches.set(marks, "on_prefetch", session.batches.prefetching)
+        clock.install(session, patches)
+        _let_functions_through(patches)
+        patches.swap_everywhere(_keeps_its_names)
+
+    def _leave(self, kind: type[BaseException] | None = None) -> None:
+        while self._modes:
+            self._modes.pop().__exit__(kind, None, None)
+        self._patches.restore()
+        EmulatedCuda.active = EmulatedCuda._running = None
+
+
+def _let_functions_through(patches: Patches) -> None:
+    """Let torch's Python functions (F.cross_entropy, Tensor.backward, …) run instead of being handed to the mode whole.
+
+    Torch takes a mode away while its handler runs, so a function handed over whole would call its parts unseen.
+    """
+
+    def has_override(*values: Any) -> bool:
+        if len(values) == 1 and isinstance(values[0], (tuple, list)):
+            values = tuple(values[0])
+        return not all(type(value) in PLAIN for value in values) and any(
+            type(value) not in PLAIN and hasattr(type(value), "__torch_function__") for value in values
+        )
+
+    known = {has_torch_function, has_torch_function_unary, has_torch_function_variadic}
+    for module in list(sys.modules.values()):
+        if not isinstance(module, ModuleType) or not module.__name__.startswith("torch."):
+            continue
+        for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+            if vars(module).get(name) in known and module.__name__ != "torch.overrides":
+                patches.set(module, name, has_override)
+
+
+def _keeps_its_names(module: str) -> bool:
+    """Tell which modules keep the names that they imported: ours, and those that need real time."""
+    return module.startswith((*OURS, *clock.REAL_TIME)) or module.split(".")[0] in sys.stdlib_module_names - {
+        "__main__"
+    }

@@ -1,0 +1,257 @@
+"""Transfers: copies between host and device as PyTorch makes them (R28 to R32), with real bytes.
+
+With `copies="on_wait"` the bytes of an asynchronous copy arrive when something that is ordered after it needs them;
+until then the destination holds poison (NaN, or the largest integer), so a forgotten wait gives wrong numbers always.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from loaderviz.emulator import costs
+from loaderviz.emulator.torch_cuda.session import Session
+from loaderviz.emulator.torch_cuda.tags import Arrival, set_tag, storage_of
+from loaderviz.errors import NotModelledError
+from loaderviz.timeline import Kind
+
+
+def to_device(session: Session, source: torch.Tensor, dtype: torch.dtype, non_blocking: bool) -> torch.Tensor:
+    """Copy a host tensor into new device memory of the current stream (R28).
+
+    A change of dtype: non_blocking converts on the GPU after the copy; blocking converts on the CPU into a pageable
+    temporary first, which loses the pinned path (R31).
+    """
+    check_layout(source)
+    with session.bookkeeping():
+        if source.dtype != dtype and non_blocking:
+            raw = _empty_on_device(session, source, source.dtype)
+            copy_to_device(session, raw, source, non_blocking=True)
+            return convert_on_device(session, raw, dtype)
+        source = _for_copy(session, source, dtype)
+        result = _empty_on_device(session, source, dtype)
+        copy_to_device(session, result, source, non_blocking=non_blocking)
+    return result
+
+
+def to_host(session: Session, source: torch.Tensor, dtype: torch.dtype, non_blocking: bool) -> torch.Tensor:
+    """Copy a device tensor into new host memory: pinned if non_blocking (R32), pageable otherwise."""
+    with session.bookkeeping():
+        if source.dtype != dtype and non_blocking:
+            source = convert_on_device(session, source, dtype)
+        source = contiguous_on_device(session, source)
+        result = torch.empty_like(source)
+        if non_blocking:
+            session.pin(result, _batch_of(session, source))
+        copy_to_host(session, result, source, non_blocking=non_blocking)
+        if source.dtype != dtype:
+            result = result.to(dtype)
+            session.host_operator("aten::_to_copy", result.nbytes * 2)
+    return result
+
+
+def copy_across(session: Session, target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+    """`target.copy_(source)` with one of them on the host and the other on the device."""
+    check_layout(source)
+    with session.bookkeeping():
+        source = source.expand_as(target)
+        if session.device_tag(target):
+            if source.dtype != target.dtype and non_blocking:
+                raw = _empty_on_device(session, source, source.dtype)
+                copy_to_device(session, raw, source, non_blocking=True)
+                _kernel(session, "copy_", [raw, target])
+                target.copy_(raw)
+                return
+            source = _for_copy(session, source, target.dtype)
+            if not _dense(target):  # contiguous on the way, then spread out by a kernel
+                raw = _empty_on_device(session, source, target.dtype)
+                copy_to_device(session, raw, source, non_blocking=non_blocking)
+                session.deliver(raw, session.device_tag(raw), session.stream)  # type: ignore[arg-type]
+                _kernel(session, "copy_", [raw, target])
+                target.copy_(raw)
+                return
+            copy_to_device(session, target, source, non_blocking=non_blocking)
+        else:
+            source = contiguous_on_device(session, source)
+            if source.dtype != target.dtype and non_blocking:
+                source = convert_on_device(session, source, target.dtype)
+            if source.dtype != target.dtype or not _dense(target):
+                result = torch.empty_like(source)
+                copy_to_host(session, result, source, non_blocking=False)
+                session.host_operator("aten::copy_", result.nbytes + target.nbytes)
+                target.copy_(result)
+                return
+            copy_to_host(session, target, source, non_blocking=non_blocking)
+
+
+def copy_to_device(session: Session, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
+    """`cudaMemcpyAsync` into a device tensor of the same dtype and shape; blocking adds a stream synchronise (R30)."""
+    runtime, tag = session.runtime, session.host_tag(source)
+    pinned = bool(tag and tag.pinned)
+    batch = session.batch_or_current(tag.batch if tag else -1)
+    device_tag = session.device_tag(target)
+    assert device_tag is not None
+    device_tag.batch = tag.batch if tag and tag.batch >= 0 else session.batches.current
+    runtime.batch, runtime.source = batch, session.source()
+    if not non_blocking:
+        session.synchronizing("blocking copy")
+    start = runtime.now
+    runtime.now += runtime.host.dispatch
+    if tag and tag.block and non_blocking:
+        session.pinned.use(tag.block, session.stream)  # R29
+    runtime.memcpy(source.nbytes, "h2d", session.stream, pinned=pinned, blocking=not non_blocking)
+    runtime.builder.span(
+        start, runtime.now, runtime.main, Kind.OPERATOR, "aten::copy_", batch=batch, source=runtime.source
+    )
+    if non_blocking and session.copies == "on_wait" and source.numel():
+        late = source if pinned else source.clone()  # a pageable source is staged: it may change from here on
+        place = (session.stream.id, runtime.order.snapshot(session.stream.id)[session.stream.id])
+        target.detach().fill_(poison(target.dtype))
+        session.expect(target, Arrival(place, late, target.storage_offset(), target.stride()))
+    else:
+        target.detach().copy_(source)
+    if not non_blocking:
+        session.host_knows()
+
+
+def copy_to_host(session: Session, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
+    """`cudaMemcpyAsync` into a host tensor: asynchronous only into pinned memory, the rest blocks (R3, R11)."""
+    runtime, tag = session.runtime, session.host_tag(target)
+    device_tag = session.device_tag(source)
+    assert device_tag is not None
+    if device_tag.arrivals:
+        session.deliver(source, device_tag, session.stream)
+    pinned = bool(tag and tag.pinned)
+    if tag:
+        tag.batch = device_tag.batch
+    runtime.batch, runtime.source = session.batch_or_current(device_tag.batch), session.source()
+    if not non_blocking:
+        session.synchronizing("blocking copy")
+    start = runtime.now
+    runtime.now += runtime.host.dispatch
+    if tag and tag.block and non_blocking:
+        session.pinned.use(tag.block, session.stream)
+    runtime.memcpy(source.nbytes, "d2h", session.stream, pinned=pinned, blocking=not non_blocking)
+    runtime.builder.span(
+        start, runtime.now, runtime.main, Kind.OPERATOR, "aten::copy_", batch=runtime.batch, source=runtime.source
+    )
+    if non_blocking and pinned and session.copies == "on_wait" and source.numel():
+        place = (session.stream.id, runtime.order.snapshot(session.stream.id)[session.stream.id])
+        arrival = Arrival(place, source.clone(), target.storage_offset(), target.stride())
+        target.detach().fill_(poison(target.dtype))
+        session.expect_on_host(target.detach(), arrival)
+    else:
+        target.detach().copy_(source)
+    if not non_blocking or not pinned:
+        session.host_knows()
+
+
+def pin_memory(session: Session, source: torch.Tensor) -> torch.Tensor:
+    """`Tensor.pin_memory()`: a copy into pinned memory on the calling thread, never in place (R43)."""
+    tag = session.host_tag(source)
+    if tag and tag.pinned:
+        return source
+    with session.bookkeeping():
+        runtime = session.runtime
+        runtime.batch, runtime.source = session.batch_or_current(tag.batch if tag else -1), session.source()
+        start = runtime.now
+        result = session.pin(source.clone(memory_format=torch.contiguous_format), tag.batch if tag else -1)
+        runtime.now += runtime.host.dispatch + costs.host_time(runtime.host, 2 * source.nbytes)
+        runtime.builder.span(
+            start, runtime.now, runtime.main, Kind.PIN, "aten::pin_memory", batch=runtime.batch, nbytes=source.nbytes,
+            pinned=True, source=runtime.source,
+        )  # fmt: skip
+    return result
+
+
+def convert_on_device(session: Session, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Change the dtype of a device tensor by a kernel."""
+    tag = session.device_tag(source)
+    assert tag is not None
+    if tag.arrivals:
+        session.deliver(source, tag, session.stream)
+    result = session.place(source.to(dtype), tag.batch)
+    _kernel(session, "copy_", [source, result])
+    return result
+
+
+def contiguous_on_device(session: Session, source: torch.Tensor) -> torch.Tensor:
+    """Return a device tensor whose bytes can be copied as one piece: itself if dense, else a copy made by a kernel."""
+    if _dense(source):
+        return source
+    tag = session.device_tag(source)
+    assert tag is not None
+    if tag.arrivals:
+        session.deliver(source, tag, session.stream)
+    result = session.place(source.contiguous(), tag.batch)
+    _kernel(session, "copy_", [source, result])
+    return result
+
+
+def poison(dtype: torch.dtype) -> Any:
+    """Return what memory holds before a copy has arrived: NaN, or the largest integer, or True."""
+    if dtype.is_floating_point:
+        return float("nan")
+    if dtype.is_complex:
+        return complex("nan")
+    return True if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def check_layout(tensor: torch.Tensor) -> None:
+    """Raise `NotModelledError` for sparse, nested and other tensors without one dense storage."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise NotModelledError(
+            f"the emulated GPU does not model tensors of layout {tensor.layout}; call .to_dense() first, or keep this "
+            "tensor on the CPU"
+        )
+    storage_of(tensor)
+
+
+def _for_copy(session: Session, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return what is really copied: the source, or a pageable temporary of the right dtype and layout (R31)."""
+    if source.dtype == dtype and _dense(source):
+        return source
+    tag = session.host_tag(source)
+    result = source.to(dtype).contiguous()
+    session.host_operator("aten::_to_copy", source.nbytes + result.nbytes, tag.batch if tag else -1)
+    if tag and tag.batch >= 0:
+        from loaderviz.emulator.torch_cuda.tags import HostTag
+
+        set_tag(result, HostTag(session, tag.batch))
+    return result
+
+
+def _empty_on_device(session: Session, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return session.place(torch.empty_like(like, dtype=dtype, requires_grad=False))
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Tell whether the elements lie side by side, in whatever order: then one memcpy moves them."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _batch_of(session: Session, tensor: torch.Tensor) -> int:
+    tag = session.device_tag(tensor)
+    return tag.batch if tag else -1
+
+
+def _kernel(session: Session, name: str, tensors: list[torch.Tensor]) -> None:
+    """Launch an elementwise kernel over `tensors` on the current stream."""
+    runtime = session.runtime
+    start = runtime.now
+    runtime.now += runtime.host.dispatch
+    nbytes = sum(tensor.nbytes for tensor in tensors)
+    share = costs.sm_share(runtime.gpu, max(tensor.numel() for tensor in tensors))
+    runtime.launch(costs.kernel_time(runtime.gpu, nbytes), session.stream, name=name, share=share)
+    runtime.builder.span(
+        start, runtime.now, runtime.main, Kind.OPERATOR, f"aten::{name}", batch=runtime.batch, source=runtime.source
+    )

@@ -1,0 +1,219 @@
+"""The figure, by its data: every span has its bar, in its place, with its words."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import factory
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from loaderviz import draw
+from loaderviz.builder import TimelineBuilder
+from loaderviz.draw import theme
+from loaderviz.draw.detail import BUDGET
+from loaderviz.metrics import NotATimelineError, states, summarize
+from loaderviz.timeline import ArrowKind, Cause, Context, Kind
+
+
+def bars(figure):
+    """Return every bar drawn: (trace, start, end, track label, hover text)."""
+    axis = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
+    found = []
+    for trace in figure.data:
+        if isinstance(trace, go.Bar) and trace.base is not None:
+            for base, length, place, words in zip(trace.base, trace.x, trace.y, trace.hovertext, strict=True):
+                found.append((trace.name, base, base + length, axis.get(place), words))
+    return found
+
+
+def hazard():
+    builder = TimelineBuilder(Context(device="A100", origin="emulated"))
+    main, stream = builder.lane("main", "host", "main"), builder.lane("stream 0", "device")
+    side = builder.lane("stream 9", "device", number=9)
+    copy = builder.span(2_000, 9_000, side, Kind.COPY_H2D, "Memcpy HtoD (Pinned -> Device)", batch=0, nbytes=70_000,
+                        pinned=True)  # fmt: skip
+    read = builder.span(5_000, 8_000, stream, Kind.COMPUTE, "void norm<float, 4>(T const&)", batch=0,
+                        source="a<b>.py:3")  # fmt: skip
+    builder.span(0, 3_000, main, Kind.WAIT, "cudaMalloc", cause=Cause.ALLOCATION)
+    builder.span(9_000, 9_500, stream, Kind.COPY_D2D, "Memcpy DtoD")
+    builder.span(9_500, 9_700, stream, Kind.MEMSET, "Memset (Device)")
+    builder.mark(5_000, stream, "early-read", "norm reads batch 0 before its copy is complete", (copy, read))
+    return builder.build().self_check()
+
+
+@pytest.mark.parametrize("color", ["batch", "kind"])
+def test_every_span_has_its_bar(color):
+    timeline = factory.loader("prefetch")
+    figure = draw.figure(timeline, color=color, operators=True)
+    again = ("GPU state", "H2D engine")
+    drawn = sorted((start, end) for name, start, end, lane, _ in bars(figure) if lane not in again)
+    expected = sorted((row.start / 1e3, row.end / 1e3) for row in timeline.rows())
+    assert np.allclose(drawn, expected)
+
+
+def test_one_trace_per_kind_and_the_sum_of_lengths_is_the_time():
+    timeline = factory.loader("blocking")
+    figure = draw.figure(timeline, color="kind")
+    names = [trace.name for trace in figure.data]
+    assert len(names) == len(set(names))
+    kernels = next(trace for trace in figure.data if trace.name == "kernel")
+    assert sum(kernels.x) * 1e3 == pytest.approx(summarize(timeline).compute)
+
+
+def test_the_strip_says_what_the_gpu_does():
+    timeline = factory.loader("prefetch")
+    strip = [bar for bar in bars(draw.figure(timeline)) if bar[3] == "GPU state"]
+    for name, part in states(timeline).items():
+        mine = [(start, end) for trace, start, end, _, _ in strip if trace == f"GPU: {theme.STATES[name].name}"]
+        assert np.allclose(sorted(mine), part / 1e3) if len(part) else not mine
+
+
+def test_a_strip_of_many_pieces_is_merged_to_what_prevails():
+    timeline = factory.many_spans(60_000, lanes=1)
+    figure = draw.figure(timeline)
+    strip = sorted((start, end, trace, words) for trace, start, end, lane, words in bars(figure) if lane == "GPU state")
+    assert 500 < len(strip) <= BUDGET
+    assert all(one[1] <= other[0] + 1e-6 for one, other in pairwise(strip)), "bars of two states overlap"
+    drawn = sum(end - start for start, end, trace, _ in strip if trace == "GPU: compute")
+    assert drawn / (timeline.duration / 1e6) > 0.9  # kernels run 70 % of the time, so they prevail nearly everywhere
+    assert "mostly compute</b> (compute " in strip[0][3]
+
+
+def test_colours_by_batch_and_by_kind():
+    timeline = factory.loader("prefetch")
+    kernels = next(trace for trace in draw.figure(timeline, color="batch").data if trace.name == "kernel")
+    batches = [row.batch for row in timeline.rows(Kind.COMPUTE)]
+    assert list(kernels.marker.color) == [theme.of_batch(batch).color for batch in batches]
+    assert list(kernels.text) == [str(batch) for batch in batches]
+    assert all(one.color != other.color for one, other in zip(theme.BATCHES, theme.BATCHES[1:], strict=False))
+    kernels = next(trace for trace in draw.figure(timeline, color="kind").data if trace.name == "kernel")
+    assert kernels.marker.color == theme.KINDS[Kind.COMPUTE].color
+
+
+def test_hover_says_what_is_known_and_escapes_names():
+    figure = draw.figure(hazard())
+    texts = [words for *_, words in bars(figure)]
+    (copy, _) = [text for text in texts if text.startswith("<b>Memcpy HtoD")]
+    for word in ("7 µs", "from 2 µs", "70 kB, 10 GB/s", "stream 9, batch 0", "pinned host memory", "43 % of it hidden"):
+        assert word in copy
+    (kernel,) = [text for text in texts if "norm" in text]
+    assert "<b>norm&lt;float, 4&gt;(T const&amp;)</b>" in kernel
+    assert "a&lt;b&gt;.py:3" in kernel
+    (wait,) = [text for text in texts if "cudaMalloc" in text]
+    assert "host blocked: allocation" in wait
+
+
+def test_waits_are_hatched_with_their_cause():
+    figure = draw.figure(factory.loader("blocking"))
+    waits = next(trace for trace in figure.data if trace.name == "host blocked")
+    assert waits.marker.pattern.shape == "/"
+    assert set(waits.text) == {"waiting for data", "staging", "synchronize"}
+
+
+def test_marks_are_drawn_in_their_lane():
+    figure = draw.figure(hazard())
+    (marks,) = [trace for trace in figure.data if trace.name == "hazard"]
+    labels = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
+    assert (list(marks.x), labels[marks.y[0]]) == ([5.0], "stream 0")
+    assert "before its copy is complete" in marks.hovertext[0]
+    assert "a hazard: early-read, norm reads" in draw.text(hazard())
+
+
+@pytest.mark.parametrize(("arrows", "names"), [(False, []), ("launch", ["launch"]), ("wait", ["waits for"]),
+                                              (True, ["launch", "waits for"])])  # fmt: skip
+def test_arrows_on_demand(arrows, names):
+    timeline = factory.loader("prefetch")
+    figure = draw.figure(timeline, arrows=arrows)
+    lines = {trace.name: trace for trace in figure.data if trace.type == "scatter" and trace.mode == "lines+markers"}
+    assert list(lines) == names
+    if "waits for" in lines:
+        joins = timeline.arrows["kind"] == ArrowKind.WAIT
+        x = np.reshape(lines["waits for"].x, (-1, 3))
+        assert np.allclose(x[:, 0], timeline.end[timeline.arrows["tail"][joins]] / 1e3)
+        assert np.allclose(x[:, 1], timeline.start[timeline.arrows["head"][joins]] / 1e3)
+
+
+def test_too_many_arrows_are_thinned_and_it_says_so():
+    figure = draw.figure(factory.loader("prefetch", batches=100), arrows="launch")
+    (name,) = [trace.name for trace in figure.data if "launch" in (trace.name or "")]
+    assert name == "launch (400 of 600 drawn)"
+
+
+def test_a_long_run_keeps_the_budget_and_says_so():
+    figure = draw.figure(factory.many_spans(30_000))
+    drawn = bars(figure)
+    assert len(drawn) <= 2 * BUDGET
+    assert sum(len(trace.x) for trace in figure.data if trace.name == "kernel") <= BUDGET
+    assert "30,000 spans drawn as" in figure.layout.title.subtitle.text
+    merged = [words for *_, words in drawn if " spans</b>, busy " in words]
+    assert merged
+    assert "mostly compute" in merged[0]
+    assert len(json.dumps(figure.to_plotly_json(), default=str)) < 4e6
+
+
+def test_a_window_shows_a_part_in_full():
+    timeline = factory.many_spans(30_000)
+    window = (timeline.begin + 1_000_000, timeline.begin + 2_000_000)
+    figure = draw.figure(timeline, window=window)
+    low, high = (edge * 1e3 for edge in figure.layout.xaxis.range)  # a short window is in µs
+    assert (low, high) == pytest.approx((1_000_000, 2_000_000), rel=0.02)
+    kernels = next(trace for trace in figure.data if trace.name == "kernel")
+    assert len(kernels.x) == ((timeline.end > window[0]) & (timeline.start < window[1])).sum()
+
+
+def test_axis_and_words():
+    timeline = factory.loader("blocking")
+    figure = draw.figure(timeline, label="blocking")
+    assert figure.layout.xaxis.title.text == "time [µs]"
+    assert figure.layout.title.text.startswith("blocking: GPU computes 49 % of the time, 0 % of the copy is hidden")
+    assert figure.layout.meta["text"] == draw.text(timeline, "blocking")
+    assert "6 batches in 1.84 ms" in draw.text(timeline)
+    assert "blocked longest by: staging" in draw.text(timeline)
+    assert "A100 PCIe, emulated" in figure.layout.title.subtitle.text
+    assert draw.figure(timeline, title="a <b>").layout.title.text == "a &lt;b&gt;"
+    assert draw.figure(factory.loader("blocking", batches=60)).layout.xaxis.title.text == "time [ms]"
+
+
+def test_an_empty_timeline_says_so():
+    figure = draw.figure(factory.empty())
+    assert [note.text for note in figure.layout.annotations] == ["This timeline is empty: nothing was recorded."]
+    assert "empty" in figure.layout.meta["text"]
+
+
+def test_what_a_notebook_shows():
+    timeline = factory.loader("prefetch")
+    bundle = timeline._repr_mimebundle_()
+    assert bundle["text/plain"] == draw.text(timeline)
+    assert json.loads(json.dumps(bundle["application/vnd.plotly.v1+json"]))["data"]
+    assert isinstance(timeline.figure(color="kind"), go.Figure)
+    assert "text/plain" in draw.mimebundle(factory.empty())
+
+
+@pytest.mark.parametrize("options", [{"color": "lane"}, {"color": None}, {"arrows": "all"}, {"arrows": 3},
+                                     {"budget": 0}, {"budget": "many"}])  # fmt: skip
+def test_bad_options(options):
+    with pytest.raises(draw.DrawError, match="give"):
+        draw.figure(factory.loader("pinned"), **options)
+
+
+def test_something_else_than_a_timeline():
+    for call in (draw.figure, draw.text, draw.mimebundle):
+        with pytest.raises(NotATimelineError):
+            call("trace.json")
+
+
+def luminance(color):
+    channels = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("style", [*theme.KINDS.values(), *theme.BATCHES, theme.NO_BATCH])
+def test_text_on_bars_can_be_read(style):
+    ink = "#FFFFFF" if style.ink == "white" else style.ink
+    dark, light = sorted((luminance(style.back if style.pattern else style.color), luminance(ink)))
+    assert (light + 0.05) / (dark + 0.05) >= 4.5
+    assert theme.TEXT_PX >= 12

@@ -1,0 +1,19 @@
+"""Every timeline that any test of the emulator makes must pass `self_check()`."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderviz.emulator.runtime import Runtime
+
+
+@pytest.fixture(autouse=True, scope="session")
+def every_timeline_is_well_made():
+    original = Runtime.timeline
+
+    def timeline(self, context=None):
+        return original(self, context).self_check()
+
+    Runtime.timeline = timeline
+    yield
+    Runtime.timeline = original

@@ -1,0 +1,373 @@
+"""Random programs: `Runtime` must agree to the ns with the naive scheduler, and `HappensBefore` with reachability."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from naive_scheduler import Naive
+
+from loaderviz.emulator import Gpu, Host, Runtime
+from loaderviz.emulator.hazards import HOST, HappensBefore
+from loaderviz.emulator.runtime import Event
+from loaderviz.timeline import Kind
+
+KB = 1024
+STREAMS = [(0, False), (-3, False), (0, True)]  # (priority, blocking) of streams 1, 2, 3
+EVENTS = 3
+
+
+def machine(latency, copy_latency, chunk, depth, costs, pageable=12):
+    """A GPU and a host that do everything within a few ns."""
+    per_ns = 10**9
+    gpu = replace(
+        Gpu.preset("t4"), h2d=16 * KB * per_ns, d2h=20 * KB * per_ns, pageable=pageable * KB * per_ns, launch_latency=latency,
+        copy_latency=copy_latency, staging_chunk=chunk * KB, queue_depth=depth, malloc=costs,
+    )  # fmt: skip
+    host = replace(
+        Host.preset("laptop"), launch=costs, memcpy_call=costs, synchronize=costs, event_call=costs, query=costs,
+        memory_bandwidth=32 * KB * per_ns,
+    )  # fmt: skip
+    return gpu, host
+
+
+machines = st.builds(
+    machine, st.integers(0, 3), st.integers(0, 3), st.sampled_from([4, 32, 200]), st.sampled_from([2, 3, 1000]),
+    st.integers(0, 2), st.sampled_from([12, 40]),
+)  # fmt: skip
+lanes = st.integers(0, len(STREAMS))
+events = st.integers(0, EVENTS - 1)
+operations = st.one_of(
+    st.tuples(st.just("launch"), lanes, st.integers(0, 12), st.sampled_from([1, 300, 500, 501, 1000])),
+    st.tuples(
+        st.just("memcpy"), lanes, st.sampled_from([0, 8, 64, 65, 100, 256]), st.sampled_from(["h2d", "d2h"]),
+        st.booleans(), st.sampled_from([False, False, True]),
+    ),
+    st.tuples(st.just("record"), lanes, events),
+    st.tuples(st.just("wait"), lanes, events),
+    st.tuples(st.just("host_work"), st.integers(0, 9)),
+    st.tuples(st.just("synchronize_stream"), lanes),
+    st.tuples(st.just("synchronize_event"), events),
+    st.tuples(st.sampled_from(["synchronize_device", "malloc"])),
+    st.tuples(st.just("query"), events),
+)  # fmt: skip
+programs = st.lists(operations, max_size=30)
+
+
+class Both:
+    """Runs one program on `Runtime`."""
+
+    def __init__(self, gpu, host, launch_blocking=False):
+        self.runtime = Runtime(gpu, host, launch_blocking=launch_blocking)
+        self.streams = [self.runtime.default_stream]
+        for priority, blocking in STREAMS:
+            self.streams.append(self.runtime.stream(priority, blocking=blocking))
+        self.events = [Event() for _ in range(EVENTS)]
+        self.answers = []
+
+    def do(self, operation):
+        runtime, (name, *rest) = self.runtime, operation
+        if name == "launch":
+            runtime.launch(rest[1], self.streams[rest[0]], share=rest[2])
+        elif name == "memcpy":
+            lane, size, direction, pinned, blocking = rest
+            runtime.memcpy(size * KB, direction, self.streams[lane], pinned=pinned, blocking=blocking)
+        elif name == "record":
+            runtime.record_event(self.events[rest[1]], self.streams[rest[0]])
+        elif name == "wait":
+            runtime.wait_event(self.streams[rest[0]], self.events[rest[1]])
+        elif name == "synchronize_stream":
+            runtime.synchronize(self.streams[rest[0]])
+        elif name == "synchronize_event":
+            runtime.synchronize(self.events[rest[0]])
+        elif name == "synchronize_device":
+            runtime.synchronize()
+        elif name == "malloc":
+            runtime.malloc(1)
+        elif name == "query":
+            self.answers.append(runtime.query(self.events[rest[0]]))
+        else:
+            runtime.host_work(rest[0])
+
+    def spans(self):
+        return spans(self.runtime.timeline())
+
+
+def spans(timeline):
+    return sorted((r.start, r.end, r.lane.name, r.kind, r.name) for r in timeline.rows())
+
+
+def naive(gpu, host, program, launch_blocking=False):
+    """Run the program on the naive scheduler; return it and the answers of its queries."""
+    device = Naive(gpu, host, launch_blocking)
+    for priority, blocking in STREAMS:
+        device.stream(priority, blocking)
+    recorded = [None] * EVENTS
+    answers = []
+    for name, *rest in program:
+        if name == "launch":
+            device.launch(*rest)
+        elif name == "memcpy":
+            device.memcpy(rest[0], rest[1] * KB, *rest[2:])
+        elif name == "record":
+            recorded[rest[1]] = device.record(rest[0])
+        elif name == "wait":
+            device.wait(rest[0], recorded[rest[1]])
+        elif name == "synchronize_event":
+            device.synchronize_event(recorded[rest[0]])
+        elif name == "query":
+            answers.append(device.query(recorded[rest[0]]))
+        else:
+            getattr(device, name)(*rest)
+    return device, answers
+
+
+@settings(max_examples=200, deadline=None)
+@given(machines, programs, st.booleans())
+@example(  # a higher priority becomes ready at the ns when the engine becomes free
+    machine(0, 0, 4, 1000, 1),
+    [("launch", 2, 5, 1000), ("launch", 1, 5, 1000), ("launch", 2, 5, 1000)],
+    False,
+)
+@example(  # staging is faster than the link: the host returns no earlier than the copy begins
+    machine(3, 0, 200, 1000, 0, pageable=40),
+    [("memcpy", 1, 65, "h2d", False, False), ("host_work", 1)],
+    False,
+)
+@example(  # two copies become ready at the same ns
+    machine(0, 0, 4, 1000, 0),
+    [("memcpy", 1, 64, "h2d", True, False), ("launch", 2, 0, 1), ("memcpy", 2, 64, "h2d", True, False)],
+    False,
+)
+def test_runtime_agrees_with_the_naive_scheduler(machine, program, launch_blocking):
+    both = Both(*machine, launch_blocking)
+    for operation in program:
+        both.do(operation)
+    reference, answers = naive(*machine, program, launch_blocking)
+    assert both.answers == answers
+    assert both.runtime.now == reference.now
+    assert both.spans() == reference.spans()
+
+
+@settings(max_examples=100, deadline=None)
+@given(machines, programs, st.data())
+def test_looking_changes_nothing(machine, program, data):
+    """Asking whether anything is over, at no cost, at any moment, leaves the timeline as it is."""
+    plain, watched = Both(*machine), Both(*machine)
+    for operation in program:
+        plain.do(operation)
+        for target in data.draw(st.lists(st.sampled_from(watched.streams + watched.events), max_size=2)):
+            watched.runtime.is_over(target)
+        if data.draw(st.booleans()):
+            watched.runtime.device.advance(watched.runtime.now)
+        watched.do(operation)
+    assert watched.answers == plain.answers
+    assert watched.runtime.timeline() == plain.runtime.timeline()
+
+
+def test_looking_changes_nothing_even_when_nothing_takes_time():
+    """On a machine without latency the host can still enqueue something more urgent at the very ns of the look."""
+    plain, watched = Both(*machine(0, 0, 4, 1000, 0)), Both(*machine(0, 0, 4, 1000, 0))
+    for both in (plain, watched):
+        both.do(("launch", 1, 5, 1000))
+        if both is watched:
+            assert not both.runtime.is_over(both.streams[1])
+        both.do(("launch", 2, 5, 1000))
+    assert [r.lane.number for r in watched.runtime.timeline().rows(Kind.COMPUTE)] == [14, 13]
+    assert watched.runtime.timeline() == plain.runtime.timeline()
+
+
+@settings(max_examples=50, deadline=None)
+@given(machines, programs)
+def test_a_query_costs_the_host_what_it_costs_and_nothing_else(machine, program):
+    """A query in front of each operation is the same program as host work of that length in its place."""
+    asked, worked = Both(*machine), Both(*machine)
+    for operation in program:
+        asked.do(("query", 0))
+        worked.do(("host_work", machine[1].query))
+        asked.do(operation)
+        worked.do(operation)
+    assert [row[:3] for row in asked.spans()] == [row[:3] for row in worked.spans()]
+
+
+@settings(max_examples=50, deadline=None)
+@given(machines, programs)
+def test_the_same_program_gives_the_same_timeline(machine, program):
+    runs = [Both(*machine), Both(*machine)]
+    for operation in program:
+        runs[0].do(operation)
+    for operation in program:
+        runs[1].do(operation)
+    first = runs[0].runtime.timeline()
+    assert first == runs[1].runtime.timeline()
+    assert runs[0].runtime.timeline() == first  # asked for twice
+
+
+@settings(max_examples=50, deadline=None)
+@given(machines, programs, programs)
+def test_one_can_go_on_after_a_timeline(machine, program, more):
+    """The host's clock is then at the end of the device's work; numbers that join calls and work stay unique."""
+    both = Both(*machine)
+    for operation in program:
+        both.do(operation)
+    before = both.spans()
+    assert both.runtime.now == max([both.runtime.now, *(row[1] for row in before)])
+    for operation in more:
+        both.do(operation)
+    timeline = both.runtime.timeline()
+    assert set(before) <= set(spans(timeline))
+    of_work = [r.correlation for r in timeline.rows() if r.lane.group == "device"]
+    assert len(set(of_work)) == len(of_work)
+
+
+# Happens-before
+
+
+class Graph:
+    """The same order as a plain graph of enqueued commands; who comes after whom is found by walking it."""
+
+    def __init__(self):
+        self.before = []  # node -> nodes right before it
+        self.last = {}  # stream -> its last node
+        self.next = {}  # stream -> nodes that its next command comes after, by waits
+        self.host = set()  # nodes that the host has waited for
+
+    def enqueue(self, stream):
+        self.before.append(self.direct(stream))
+        self.last[stream] = len(self.before) - 1
+        self.next[stream] = set()
+        return self.last[stream]
+
+    def direct(self, stream):
+        """What the next command of a stream, or the host (`HOST`), comes right after."""
+        if stream == HOST:
+            return set(self.host)
+        own = {self.last[stream]} if stream in self.last else set()
+        return own | self.next.get(stream, set()) | self.host
+
+    def __contains__(self, pair):
+        """Is (stream or HOST, node) ordered: does what the stream does next come after the node?"""
+        stream, node = pair
+        seen, to_see = set(), list(self.direct(stream))
+        while to_see:
+            at = to_see.pop()
+            if at not in seen:
+                seen.add(at)
+                to_see += self.before[at]
+        return node in seen
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("enqueue"), st.integers(0, 3)),
+        st.tuples(st.just("snapshot"), st.integers(0, 3), st.integers(0, 2)),
+        st.tuples(st.just("wait"), st.integers(0, 3), st.integers(0, 2)),
+        st.tuples(st.just("host_wait"), st.integers(0, 2)),
+        st.tuples(st.just("host_wait_all")),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps)
+def test_happens_before_is_reachability(program):
+    order, graph = HappensBefore(), Graph()
+    clocks, sets = [{}, {}, {}], [set(), set(), set()]
+    places, streams = [], set()
+    for name, *rest in program:
+        if name == "enqueue":
+            places.append(order.enqueue(rest[0]))
+            graph.enqueue(rest[0])
+        elif name == "snapshot":
+            clocks[rest[1]], sets[rest[1]] = order.snapshot(rest[0]), graph.direct(rest[0])
+        elif name == "wait":
+            order.wait(rest[0], clocks[rest[1]])
+            graph.next.setdefault(rest[0], set()).update(sets[rest[1]])
+        elif name == "host_wait":
+            order.host_wait(clocks[rest[0]])
+            graph.host |= sets[rest[0]]
+        else:
+            order.host_wait_all()
+            for stream in streams:
+                graph.host |= graph.direct(stream)
+        streams |= {rest[0]} if name in ("enqueue", "snapshot", "wait") else set()
+        for node, place in enumerate(places):
+            for stream in (HOST, 0, 1, 2, 3):
+                assert order.is_ordered(stream, place) == ((stream, node) in graph)
+
+
+@settings(max_examples=100, deadline=None)
+@given(machines, programs)
+def test_what_is_ordered_is_over_in_time(machine, program):
+    """Happens-before is sound: what it promises to be over, is over, on every machine."""
+    both = Both(*machine)
+    runtime = both.runtime
+    places, promises = {}, []  # command -> place; (earlier command, later command or the host's time)
+    for operation in program:
+        made = len(runtime._work)
+        ordered = {
+            stream.id: [c for c, place in places.items() if runtime.is_ordered(stream, place)] for stream in both.streams
+        }
+        both.do(operation)
+        for command in runtime._work[made:]:
+            number = runtime.order.snapshot(command.stream.id)[command.stream.id]
+            places[command] = (command.stream.id, number)
+            promises += [(before, command) for before in ordered[command.stream.id]]
+        promises += [(c, runtime.now) for c, place in places.items() if runtime.is_ordered(None, place)]
+    runtime.timeline()
+    for before, after in promises:
+        assert before.end <= (after if isinstance(after, int) else after.start)
+
+
+class Ordered(Graph):
+    """The order that the rules promise to a program of `operations`, told from the program alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.recorded = [None] * EVENTS
+
+    def put(self, lane):
+        """The default stream (0) and the blocking stream (3) come after each other; the others do not (R14, R15)."""
+        other = {0: 3, 3: 0}.get(lane)
+        if other in self.last:
+            self.next.setdefault(lane, set()).update(self.direct(other))
+        self.enqueue(lane)
+
+    def do(self, operation, answer=None):
+        name, *rest = operation
+        if name in ("launch", "memcpy", "record"):
+            self.put(rest[0])
+        if name == "record":
+            self.recorded[rest[1]] = self.direct(rest[0])
+        elif name == "wait" and self.recorded[rest[1]] is not None:
+            self.put(rest[0])
+            self.next[rest[0]] |= self.recorded[rest[1]]
+        elif name == "synchronize_event" or (name == "query" and answer):
+            self.host |= self.recorded[rest[0]] or set()
+        elif name == "synchronize_stream":
+            self.host |= self.direct(rest[0])
+        elif name == "synchronize_device":
+            for lane in self.last:
+                self.host |= self.direct(lane)
+        elif name == "memcpy" and (rest[4] or (rest[2] == "d2h" and not rest[3])):
+            self.host |= self.direct(rest[0])
+
+
+@settings(max_examples=100, deadline=None)
+@given(machines, programs)
+def test_the_runtime_keeps_the_order_that_the_rules_promise(machine, program):
+    """No more and no less: malloc and the staging of pageable copies happen to wait, but promise nothing (R7, R13)."""
+    both, graph = Both(*machine), Ordered()
+    order = both.runtime.order
+    places = []
+    for operation in program:
+        both.do(operation)
+        graph.do(operation, both.answers[-1] if both.answers else None)
+        if len(graph.before) > len(places):
+            lane = operation[1]
+            places.append((lane, order.snapshot(lane)[lane]))
+        for node, place in enumerate(places):
+            for lane in (HOST, 0, 1, 2, 3):
+                assert order.is_ordered(lane, place) == ((lane, node) in graph)

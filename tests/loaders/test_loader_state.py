@@ -1,0 +1,238 @@
+"""Saving and resuming: at whatever batch, the rest is the rest of the uninterrupted run."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
+
+from .conftest import Source
+
+DATA = torch.arange(23)
+BATCHES = 6  # of 4 samples, the last of 3
+
+
+class Counting:
+    """A source that keeps its own place, as stateful data loaders do; resumes from it without replay."""
+
+    def __init__(self) -> None:
+        self.position = self.started_at = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.started_at = self.position
+        while self.position < BATCHES:
+            self.position += 1
+            yield DATA[4 * self.position - 4 : 4 * self.position]
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def own_generator() -> Any:
+    return DataLoader(TensorDataset(DATA), 4, shuffle=True, generator=torch.Generator().manual_seed(3))
+
+
+def sampler_generator() -> Any:
+    sampler = RandomSampler(DATA, generator=torch.Generator().manual_seed(3))
+    return DataLoader(TensorDataset(DATA), 4, sampler=sampler)
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "list": lambda: [(DATA[i : i + 4],) for i in range(0, 23, 4)],
+    "shuffling DataLoader": lambda: DataLoader(TensorDataset(DATA), 4, shuffle=True),
+    "shuffling DataLoader with its own generator": own_generator,
+    "sampler with its own generator": sampler_generator,
+    "source with a state": Counting,
+    "resident loader": lambda: ResidentLoader((DATA,), 4, seed=5, device="cpu"),
+}
+LOADERS: dict[str, Callable[[Any], Any]] = {
+    "blocking": lambda source: BlockingLoader(source, "cpu"),
+    "pinned": lambda source: PinnedLoader(source, "cpu"),
+    "prefetch-1": lambda source: PrefetchLoader(source, "cpu", depth=1),
+    "prefetch-3": lambda source: PrefetchLoader(source, "cpu", depth=3),
+    "prefetch-20": lambda source: PrefetchLoader(source, "cpu", depth=20),
+}
+
+
+def values(batch: Any) -> list[int]:
+    return (batch[0] if isinstance(batch, (tuple, list)) else batch).tolist()
+
+
+def train(loader: Any, epochs: int) -> list[list[int]]:
+    """All batches of some epochs; draws from the default generator at each step, as dropout does."""
+    seen = []
+    for _ in range(epochs):
+        for batch in loader:
+            torch.rand(3)
+            seen.append(values(batch))
+    return seen
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+def train_until(loader: Any, stop: int, between_epochs: bool) -> tuple[list[list[int]], dict[str, Any]]:
+    """Train for `stop` batches; return them and the state, saved after the last one or before the next epoch."""
+    seen: list[list[int]] = []
+    while True:
+        if between_epochs and len(seen) == stop:
+            return seen, loader.state_dict()
+        for batch in loader:
+            torch.rand(3)
+            seen.append(values(batch))
+            if not between_epochs and len(seen) == stop:
+                return seen, loader.state_dict()
+
+
+STOPS = [(stop, False) for stop in range(1, 2 * BATCHES + 2)] + [(epoch * BATCHES, True) for epoch in range(3)]
+
+
+@pytest.mark.parametrize("make_loader", LOADERS.values(), ids=LOADERS)
+@pytest.mark.parametrize("make_source", SOURCES.values(), ids=SOURCES)
+def test_resuming_at_any_batch_equals_the_uninterrupted_run(
+    make_source: Callable[[], Any], make_loader: Callable[[Any], Any]
+) -> None:
+    torch.manual_seed(1)
+    expected = train(make_loader(make_source()), 3)
+    assert len(expected) == 3 * BATCHES
+    for stop, between_epochs in STOPS:
+        torch.manual_seed(1)
+        seen, state = train_until(make_loader(make_source()), stop, between_epochs)
+        random = torch.get_rng_state()
+        torch.manual_seed(77)  # a new process: another history of random numbers ...
+        torch.rand(5)
+        resumed = make_loader(make_source())
+        resumed.load_state_dict(through_a_file(state))
+        torch.set_rng_state(random)  # ... and the training script's own checkpoint of them
+        assert seen + train(resumed, 3 - state["epoch"]) == expected, (stop, between_epochs)
+        assert (resumed.epoch, resumed.batches_handed_out) == (3, 0)
+
+
+def test_a_resumed_run_can_be_saved_and_resumed_again() -> None:
+    make = SOURCES["shuffling DataLoader"]
+    torch.manual_seed(1)
+    expected = train(PrefetchLoader(make(), "cpu"), 2)
+    torch.manual_seed(1)
+    loader, seen = PrefetchLoader(make(), "cpu"), []
+    for stop, between_epochs in ((BATCHES, True), (2, False), (3, False)):
+        got, state = train_until(loader, stop, between_epochs)
+        seen += got
+        random = torch.get_rng_state()
+        torch.manual_seed(77)
+        loader = PrefetchLoader(make(), "cpu")
+        loader.load_state_dict(through_a_file(state))
+        torch.set_rng_state(random)
+    assert seen + train(loader, 1) == expected
+
+
+@pytest.mark.parametrize("make_loader", LOADERS.values(), ids=LOADERS)
+def test_replaying_leaves_the_default_generator_alone(make_loader: Callable[[Any], Any]) -> None:
+    loader = make_loader(SOURCES["shuffling DataLoader"]())
+    running = iter(loader)
+    next(running), next(running)
+    state = loader.state_dict()
+    resumed = make_loader(SOURCES["shuffling DataLoader"]())
+    resumed.load_state_dict(state)
+    before = torch.get_rng_state()
+    next(iter(resumed))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_prefetched_batches_do_not_count(device: torch.device) -> None:
+    source = Source(10)
+    loader = PrefetchLoader(source, device, depth=4)
+    running = iter(loader)
+    next(running), next(running)
+    assert source.drawn == 6
+    assert (loader.state_dict()["batches"], loader.batches_handed_out) == (2, 2)
+
+
+def test_the_state_of_a_source_is_the_one_after_the_batch_handed_out() -> None:
+    source = Counting()
+    loader = PrefetchLoader(source, "cpu", depth=3)
+    running = iter(loader)
+    next(running)
+    assert (source.position, loader.state_dict()["source"]) == (4, {"position": 1})
+    again = Counting()
+    resumed = PrefetchLoader(again, "cpu", depth=3)
+    resumed.load_state_dict(loader.state_dict())
+    next(iter(resumed))
+    assert again.started_at == 1, "continued from its own state, not replayed"
+
+
+def test_a_state_loaded_but_not_used_is_given_back_unchanged() -> None:
+    loader = BlockingLoader(Source(5), "cpu")
+    running = iter(loader)
+    next(running), next(running)
+    other = BlockingLoader(Source(5), "cpu")
+    other.load_state_dict(loader.state_dict())
+    assert other.state_dict()["batches"] == 2 and other.state_dict()["epoch"] == 0
+    assert len(list(other)) == 3
+    assert (other.epoch, other.batches_handed_out) == (1, 0)
+
+
+def test_a_break_ends_the_epoch_for_the_next_iteration() -> None:
+    loader = ResidentLoader(DATA, 4, device="cpu")
+    first = values(next(iter(loader)))
+    assert loader.epoch == 0
+    assert values(next(iter(loader))) != first
+    assert loader.epoch == 1
+
+
+def test_loading_cancels_a_running_iteration() -> None:
+    loader = BlockingLoader(Source(5), "cpu")
+    running = iter(loader)
+    next(running)
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(RuntimeError, match="reloaded"):
+        next(running)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"batches": -1}, ValueError, "'batches' in the state must be at least 0, got -1"),
+        ({"batches": "two"}, TypeError, "got 'two'"),
+        ({"batches": None}, TypeError, "got None"),
+        (
+            {"source": {"position": 1}},
+            ValueError,
+            "the source, a Source, keeps no state of its own, but the state has one",
+        ),
+    ],
+)
+def test_a_bad_state_is_named(change: dict[str, Any], error: type[Exception], match: str) -> None:
+    loader = BlockingLoader(Source(5), "cpu")
+    with pytest.raises(error, match=match):
+        loader.load_state_dict({**loader.state_dict(), **change})
+
+
+def test_a_state_without_its_keys_and_a_source_without_its_generator_are_named() -> None:
+    with pytest.raises(ValueError, match="no 'epoch'"):
+        BlockingLoader(Source(5), "cpu").load_state_dict({"batch": 3})
+    resumed = BlockingLoader(SOURCES["list"](), "cpu")
+    resumed.load_state_dict(BlockingLoader(own_generator(), "cpu").state_dict())
+    with pytest.raises(ValueError, match=r"1 random generator\(s\).*has 0"):
+        next(iter(resumed))
+
+
+def test_a_source_shorter_than_the_state_says_is_an_error() -> None:
+    loader = PrefetchLoader(Source(2), "cpu")
+    loader.load_state_dict({"epoch": 0, "batches": 3, "random": None, "source": None})
+    with pytest.raises(RuntimeError, match="saved after 3 batches, but the source ended after 2"):
+        next(iter(loader))

@@ -1,0 +1,188 @@
+"""On a device with streams: no race at any depth and lifetime, one stream per loader, honest counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from loaderviz.loaders import LIFETIMES, BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
+
+from .conftest import Source
+
+RACES = ("early-read", "early-reuse", "early-refill", "early-host-read")
+DEPTHS = (0, 1, 2, 4)
+
+
+@pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+def cuda(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """A device with streams: emulated (with a check for races at the end), or real."""
+    if request.param == "gpu":
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA GPU: torch.cuda.is_available() is False")
+        yield torch.device("cuda")
+        return
+    record = request.getfixturevalue("record")
+    with record(on="a100") as recording:
+        yield torch.device("cuda")
+    assert [hazard for hazard in recording.hazards if hazard.kind in RACES] == []
+
+
+def train(batches: Any, steps_of_work: int = 3) -> list[float]:
+    """Sums over each batch after some work on it; the host never waits inside, so it runs ahead of the device."""
+    results = []
+    for images, labels in batches:
+        x = images.float()
+        for _ in range(steps_of_work):
+            x = x @ x.T @ x / 64.0
+        results.append(x.sum() + labels.sum())
+        del images, labels, x
+    return [result.item() for result in results]
+
+
+class Matrices(Source):
+    def batch(self, index: int) -> Any:
+        image = torch.full((16, 16), 0.25) + torch.eye(16) * index / 8
+        parts = image, torch.arange(16) + index
+        return tuple(part.pin_memory() for part in parts) if self.pinned else parts
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("lifetime", LIFETIMES)
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_every_depth_and_lifetime_computes_what_the_blocking_loop_does(
+    cuda: torch.device, depth: int, lifetime: str, pinned: bool
+) -> None:
+    expected = train(BlockingLoader(Matrices(9), cuda))
+    loader = PrefetchLoader(Matrices(9, pinned=pinned), cuda, depth=depth, lifetime=lifetime)
+    for _ in range(2):
+        assert train(loader) == expected
+    assert loader.pageable_copies == (0 if pinned else 2 * 2 * 9)
+
+
+@pytest.mark.parametrize("lifetime", LIFETIMES)
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_transform_on_the_side_stream_computes_the_same(cuda: torch.device, depth: int, lifetime: str) -> None:
+    def transform(batch: Any) -> Any:
+        images, labels = batch
+        return images * 2 - 0.25, labels
+
+    expected = train(transform(batch) for batch in BlockingLoader(Matrices(9), cuda))
+    source = Matrices(9, pinned=True)
+    assert train(PrefetchLoader(source, cuda, depth=depth, lifetime=lifetime, transform=transform)) == expected
+
+
+@pytest.mark.parametrize("lifetime", LIFETIMES)
+def test_a_break_with_copies_under_way_harms_nobody(cuda: torch.device, lifetime: str) -> None:
+    loader = PrefetchLoader(Matrices(9, pinned=True), cuda, depth=3, lifetime=lifetime)
+    expected = train(BlockingLoader(Matrices(9), cuda))
+    for _ in range(3):
+        for _batch in loader:
+            break
+        fresh = torch.zeros(16, 16, device=cuda)  # may get the memory of a copy that nobody waits for any more
+        assert (fresh + 1).sum().item() == 256
+    assert train(loader) == expected
+
+
+def kept(loader: Any, steps: int) -> None:
+    """Read each batch again `steps` steps after its own, and compare."""
+    window: list[Any] = []
+    for k, (images, _labels) in enumerate(loader):
+        window.append((k, images))
+        if len(window) > steps:
+            index, old = window.pop(0)
+            assert old.cpu().tolist() == Matrices(1).batch(index)[0].tolist()
+
+
+@pytest.mark.parametrize("lifetime", [name for name in LIFETIMES if name != "ring"])
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_batch_kept_longer_than_the_depth_stays_unchanged(cuda: torch.device, depth: int, lifetime: str) -> None:
+    kept(PrefetchLoader(Matrices(14, pinned=True), cuda, depth=depth, lifetime=lifetime), steps=depth + 3)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_ring_keeps_a_batch_for_depth_further_steps_and_not_longer(cuda: torch.device, depth: int) -> None:
+    kept(PrefetchLoader(Matrices(14, pinned=True), cuda, depth=depth, lifetime="ring"), steps=depth)
+    with pytest.raises(AssertionError):
+        kept(PrefetchLoader(Matrices(14, pinned=True), cuda, depth=depth, lifetime="ring"), steps=depth + 1)
+
+
+def test_a_ring_takes_a_shorter_last_batch_and_names_one_that_does_not_fit(cuda: torch.device) -> None:
+    short = [torch.ones(4, 2), torch.ones(4, 2), torch.ones(3, 2) * 2]
+    got = [batch.tolist() for batch in PrefetchLoader(short, cuda, depth=1, lifetime="ring")]
+    assert got == [part.tolist() for part in short]
+    # Depth 1 has three buffers: the fourth batch is the first to meet one that is there already.
+    wide = [torch.ones(4, 2)] * 3 + [torch.ones(4, 3)]
+    running = iter(PrefetchLoader(wide, cuda, depth=1, lifetime="ring"))
+    assert [next(running).shape for _ in range(3)] == [(4, 2)] * 3
+    with pytest.raises(ValueError, match=r"\(4, 3\) torch.float32, its buffer \(4, 2\).*lifetime='consumer'"):
+        next(running)
+
+
+class Movable:
+    """Moves itself and cannot be recorded on a stream."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Movable:
+        return Movable(self.tensor.to(device, non_blocking=non_blocking))
+
+
+@pytest.mark.parametrize("lifetime", [name for name in LIFETIMES if name != "record_stream"])
+def test_an_object_that_moves_itself_is_safe(cuda: torch.device, lifetime: str) -> None:
+    source = [Movable(torch.full((64,), float(k)).pin_memory()) for k in range(8)]
+    sums = [batch.tensor.sum() for batch in PrefetchLoader(source, cuda, depth=2, lifetime=lifetime)]
+    assert [one.item() for one in sums] == [64.0 * k for k in range(8)]
+
+
+def test_record_stream_refuses_what_it_cannot_protect(cuda: torch.device) -> None:
+    with pytest.raises(TypeError, match=r"cannot protect a Movable.*lifetime='wait'"):
+        next(iter(PrefetchLoader([Movable(torch.ones(2))], cuda, lifetime="record_stream")))
+
+
+@pytest.mark.parametrize("lifetime", LIFETIMES)
+def test_one_stream_for_all_epochs(cuda: torch.device, lifetime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    make = torch.cuda.Stream
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        made.append(args)
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(torch.cuda, "Stream", counted)
+    loader = PrefetchLoader(Matrices(3, pinned=True), cuda, lifetime=lifetime)
+    assert made == [], "the stream is made when it is needed"
+    for _ in range(5):
+        train(loader)
+        loader.close()
+    assert len(made) == 1
+
+
+def test_the_consumer_may_be_a_stream_of_its_own(cuda: torch.device) -> None:
+    expected = train(BlockingLoader(Matrices(9), cuda))
+    for lifetime in LIFETIMES:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            assert train(PrefetchLoader(Matrices(9, pinned=True), cuda, lifetime=lifetime)) == expected
+
+
+def test_a_pinned_loader_pins_and_counts_what_came_pageable(cuda: torch.device) -> None:
+    expected = train(BlockingLoader(Matrices(9), cuda))
+    for pinned, counted in ((True, 0), (False, 18)):
+        loader = PinnedLoader(Matrices(9, pinned=pinned), cuda)
+        assert train(loader) == expected
+        assert loader.pageable_copies == counted
+
+
+@pytest.mark.parametrize("method", ["gather", "permute"])
+def test_a_resident_loop_races_with_nothing(cuda: torch.device, method: str) -> None:
+    images = torch.stack([Matrices(1).batch(k)[0] for k in range(24)])
+
+    def total(make: Callable[[], Any]) -> list[float]:
+        loader = make()
+        return [one.item() for one in [batch.float().square().sum() for _ in range(2) for batch in loader]]
+
+    on_cpu = total(lambda: ResidentLoader(images, 5, device="cpu", method=method))
+    assert total(lambda: ResidentLoader(images, 5, device=cuda, method=method)) == pytest.approx(on_cpu)

@@ -1,0 +1,389 @@
+"""The resident loader: orders, shares of the ranks, views, memory, state."""
+
+from __future__ import annotations
+
+from collections import Counter, namedtuple
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
+
+from loaderviz.loaders import ResidentLoader
+
+ORDERS = ("samples", "blocks", "batches", None)
+METHODS = ("gather", "permute")
+Pair = namedtuple("Pair", "image label")
+
+
+def epoch_of(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [sample for batch in batches for sample in batch]
+
+
+few = settings(max_examples=60, deadline=None)
+
+
+@few
+@given(
+    samples=st.integers(1, 40),
+    batch_size=st.integers(1, 12),
+    shuffle=st.sampled_from(ORDERS),
+    method=st.sampled_from(METHODS),
+    drop_last=st.booleans(),
+    block_size=st.integers(1, 7),
+)
+def test_every_sample_once_and_as_many_batches_as_len_says(
+    samples: int, batch_size: int, shuffle: str | None, method: str, drop_last: bool, block_size: int
+) -> None:
+    loader = ResidentLoader(
+        torch.arange(samples), batch_size, shuffle, drop_last, device="cpu", method=method, block_size=block_size
+    )
+    whole, rest = divmod(samples, batch_size)
+    for _ in range(3):
+        batches = epoch_of(loader)
+        assert len(batches) == len(loader) == whole + (rest > 0 and not drop_last)
+        sizes = Counter(map(len, batches))
+        assert sizes == Counter({batch_size: whole}) + Counter({rest: int(rest > 0 and not drop_last)})
+        assert len(set(flat(batches))) == len(flat(batches))
+        if not drop_last:
+            assert sorted(flat(batches)) == list(range(samples))
+
+
+@few
+@given(
+    samples=st.integers(1, 40),
+    batch_size=st.integers(1, 9),
+    world_size=st.integers(1, 5),
+    seed=st.integers(0, 5),
+    epoch=st.integers(0, 3),
+    drop_last=st.booleans(),
+    shuffle=st.booleans(),
+    method=st.sampled_from(METHODS),
+)
+def test_the_share_of_each_rank_is_the_one_of_distributed_sampler(
+    samples: int,
+    batch_size: int,
+    world_size: int,
+    seed: int,
+    epoch: int,
+    drop_last: bool,
+    shuffle: bool,
+    method: str,
+) -> None:
+    data = torch.arange(samples)
+    for rank in range(world_size):
+        sampler: Any = DistributedSampler(
+            data,
+            world_size,
+            rank,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last and samples >= world_size,  # type: ignore[arg-type]
+        )
+        sampler.set_epoch(epoch)
+        if drop_last and samples < world_size:
+            expected: list[list[int]] = []
+        else:
+            expected = list(BatchSampler(sampler, batch_size, drop_last))
+        loader = ResidentLoader(
+            data,
+            batch_size,
+            shuffle,
+            drop_last,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            device="cpu",
+            method=method,
+        )
+        loader.set_epoch(epoch)
+        assert epoch_of(loader) == expected
+        assert len(loader) == len(expected)
+
+
+@few
+@given(samples=st.integers(1, 60), batch_size=st.integers(1, 9), world=st.integers(1, 5), drop=st.booleans())
+def test_by_batches_the_ranks_share_out_whole_batches(samples: int, batch_size: int, world: int, drop: bool) -> None:
+    every = [list(range(i, min(i + batch_size, samples))) for i in range(0, samples, batch_size)]
+    shares = []
+    for rank in range(world):
+        loader = ResidentLoader(
+            torch.arange(samples), batch_size, "batches", drop, rank=rank, world_size=world, device="cpu"
+        )
+        shares.append(epoch_of(loader))
+        assert len(shares[-1]) == len(loader)
+    assert len({len(one) for one in shares}) == 1, "every rank makes as many steps"
+    handed_out = [batch for one in shares for batch in one]
+    assert all(batch in every for batch in handed_out)
+    if not drop:
+        assert {tuple(batch) for batch in handed_out} == {tuple(batch) for batch in every}
+
+
+def test_the_order_is_a_function_of_seed_and_epoch_only(device: torch.device) -> None:
+    data = torch.arange(50)
+    for shuffle in ("samples", "blocks", "batches"):
+        on_cpu = ResidentLoader(data, 8, shuffle, seed=4, device="cpu")
+        expected = [epoch_of(on_cpu) for _ in range(3)]
+        torch.rand(9)
+        on_device = ResidentLoader(data, 8, shuffle, seed=4, device=device)
+        assert [epoch_of(on_device) for _ in range(3)] == expected
+        assert len({str(epoch) for epoch in expected}) == 3, "each epoch has another order"
+        on_device.set_epoch(1)
+        assert epoch_of(on_device) == expected[1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_values_and_dtypes_on_the_device(device: torch.device, method: str) -> None:
+    images = torch.arange(20 * 6, dtype=torch.uint8).reshape(20, 2, 3)
+    labels = torch.arange(20)
+    loader = ResidentLoader((images, labels), 8, device=device, method=method)
+    for x, y in loader:
+        assert (x.dtype, y.dtype) == (torch.uint8, torch.int64)
+        assert x.device.type == y.device.type == device.type
+        assert torch.equal(x.cpu(), images[y.cpu()])
+
+
+def test_the_global_generator_is_neither_read_nor_moved(device: torch.device) -> None:
+    before = torch.get_rng_state()
+    loader = ResidentLoader(torch.arange(50), 8, device=device)
+    first = epoch_of(loader)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(123)
+    assert epoch_of(ResidentLoader(torch.arange(50), 8, device=device)) == first
+
+
+def test_a_generator_gives_the_seed() -> None:
+    def first(seed: int) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(seed)
+        return epoch_of(ResidentLoader(torch.arange(50), 8, generator=generator, device="cpu"))
+
+    assert first(1) == first(1) != first(2)
+
+
+def test_batch_mates_in_ten_epochs_of_mnist_size() -> None:
+    """60000 samples, batch 256: batch order keeps the 255 mates for ever, sample order meets about 10 x 255 of them."""
+    mates: dict[str, set[int]] = {}
+    for shuffle in ("samples", "batches"):
+        loader = ResidentLoader(torch.arange(60_000), 256, shuffle, device="cpu")
+        mates[shuffle] = set()
+        for _ in range(10):
+            for batch in loader:
+                if (batch == 0).any():
+                    mates[shuffle] |= set(batch.tolist()) - {0}
+                    break
+    assert len(mates["batches"]) == 255
+    # Expected number of distinct mates: M (1 - (1 - 255/M)^10), M = 59999, which is 2502; sd of the overlap about 7.
+    assert 2450 <= len(mates["samples"]) <= 2550
+
+
+def test_blocks_keep_neighbours_together() -> None:
+    loader = ResidentLoader(torch.arange(64), 16, "blocks", block_size=4, device="cpu")
+    for _ in range(3):
+        for batch in epoch_of(loader):
+            blocks = [batch[i : i + 4] for i in range(0, 16, 4)]
+            assert all(block == list(range(block[0], block[0] + 4)) and block[0] % 4 == 0 for block in blocks)
+
+
+@pytest.mark.parametrize("shuffle", ["batches", None])
+def test_slices_are_views_and_an_in_place_change_is_detected(device: torch.device, shuffle: str | None) -> None:
+    loader = ResidentLoader({"x": torch.arange(10.0)}, 4, shuffle, device=device)
+    running = iter(loader)
+    next(running)["x"].sub_(1)
+    with pytest.raises(RuntimeError, match=r"changed in place.*copy=True"):
+        next(running)
+    with pytest.raises(RuntimeError, match="Build the loader again"):
+        next(iter(loader))
+
+
+def test_a_change_to_the_last_batch_is_detected_at_the_end_of_the_epoch() -> None:
+    with pytest.raises(RuntimeError, match="changed in place"):
+        for batch in ResidentLoader(torch.arange(4.0), 4, None, device="cpu"):
+            batch += 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"shuffle": None, "copy": True},
+        {"shuffle": "batches", "copy": True},
+        {"shuffle": "samples", "method": "gather"},
+        {"shuffle": "samples", "method": "permute"},
+    ],
+)
+def test_where_batches_are_no_views_they_may_be_changed_in_place(
+    device: torch.device, arguments: dict[str, Any]
+) -> None:
+    data = torch.arange(10.0)
+    loader = ResidentLoader(data, 4, device=device, **arguments)
+    for _ in range(2):
+        seen = []
+        for batch in loader:
+            seen += batch.tolist()
+            batch.zero_()
+        assert sorted(seen) == list(range(10))
+    assert data.tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batches_kept_stay_as_they_are_for_the_epoch(device: torch.device, method: str) -> None:
+    kept = list(ResidentLoader(torch.arange(20), 4, device=device, method=method))
+    assert sorted(flat([batch.tolist() for batch in kept])) == list(range(20))
+
+
+def test_nested_data_and_data_sets() -> None:
+    x, y = torch.arange(6), torch.arange(6) * 2
+    batch: Any = next(iter(ResidentLoader(Pair(x, y), 3, None, device="cpu")))
+    assert type(batch) is Pair and batch.label.tolist() == [0, 2, 4]
+    batch = next(iter(ResidentLoader({"a": [x, (y,)], "name": "data"}, 3, device="cpu")))
+    assert batch["name"] == "data" and torch.equal(batch["a"][0] * 2, batch["a"][1][0])
+    batch = next(iter(ResidentLoader(TensorDataset(x, y), 3, None, device="cpu")))
+    assert type(batch) is tuple and batch[1].tolist() == [0, 2, 4]
+
+    class InMemory:
+        data, targets, transform = x.numpy(), y.tolist(), None
+
+    batch = next(iter(ResidentLoader(InMemory(), 3, None, device="cpu")))
+    assert batch[0].tolist() == [0, 1, 2] and batch[1].tolist() == [0, 2, 4]
+    InMemory.transform = abs  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"has a transform.*\(dataset.data, dataset.targets\)"):
+        ResidentLoader(InMemory(), 3, device="cpu")
+
+
+def test_the_transform_gets_each_batch() -> None:
+    loader = ResidentLoader(torch.arange(6), 4, None, device="cpu", transform=lambda batch: batch * 2)
+    assert epoch_of(loader) == [[0, 2, 4, 6], [8, 10]]
+
+
+def test_no_samples_give_no_batches() -> None:
+    for shuffle in ORDERS:
+        for method in METHODS:
+            assert epoch_of(ResidentLoader(torch.empty(0), 4, shuffle, device="cpu", method=method)) == []
+
+
+@pytest.mark.parametrize("shuffle", ORDERS)
+@pytest.mark.parametrize("method", METHODS)
+def test_resuming_at_any_batch_equals_the_uninterrupted_run(
+    device: torch.device, shuffle: str | None, method: str
+) -> None:
+    def make(seed: int) -> ResidentLoader:
+        return ResidentLoader(torch.arange(23), 4, shuffle, seed=seed, device=device, method=method)
+
+    loader, expected, states = make(3), [], []
+    states.append(loader.state_dict())
+    for _ in range(2):
+        for batch in loader:
+            expected.append(batch.tolist())
+            states.append(loader.state_dict())
+    for done, state in enumerate(states):
+        resumed = make(0)
+        resumed.load_state_dict(state)
+        rest = [batch for _ in range(2 - state["epoch"]) for batch in epoch_of(resumed)]
+        assert rest == expected[done:]
+
+
+def test_a_state_of_other_settings_is_refused() -> None:
+    state = ResidentLoader(torch.arange(20), 4, device="cpu").state_dict()
+    other = ResidentLoader(torch.arange(20), 5, device="cpu")
+    with pytest.raises(ValueError, match="saved with batch_size=4, this loader has 5"):
+        other.load_state_dict(state)
+
+
+def test_a_new_iteration_cancels_the_old_one() -> None:
+    loader = ResidentLoader(torch.arange(20), 4, device="cpu")
+    old = iter(loader)
+    next(old)
+    iter(loader)
+    with pytest.raises(RuntimeError, match="cancelled"):
+        next(old)
+
+
+@pytest.fixture
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A GPU with so much memory free, of which nobody can move anything to."""
+    free = [1_000_000]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (free[0], 2_000_000))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "to", lambda *_, **__: pytest.fail("moved before the check"))
+    return free
+
+
+def test_memory_is_checked_before_anything_moves(small_gpu: list[int]) -> None:
+    data = torch.zeros(1000, 1200, dtype=torch.uint8)
+    message = r"needs 1\.2 MB \(1\.2 MB of data, 8\.0 kB of buffers\), and 1\.0 MB of 2\.0 MB are free.*PrefetchLoader"
+    with pytest.raises(MemoryError, match=message):
+        ResidentLoader(data, 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        ({"shuffle": None}, 1_000_000),
+        ({"shuffle": "batches", "method": "permute"}, 1_000_000),
+        ({}, 1_000_000 + 8 * 1000),
+        ({"method": "permute"}, 2_000_000 + 8 * 1000),
+        ({"method": "permute", "rank": 1, "world_size": 4}, 1_250_000 + 8 * 250),
+    ],
+)
+def test_exactly_what_is_needed_is_enough(small_gpu: list[int], arguments: dict[str, Any], needed: int) -> None:
+    data = torch.zeros(1000, 1000, dtype=torch.uint8)
+    small_gpu[0] = needed - 1
+    with pytest.raises(MemoryError):
+        ResidentLoader(data, 10, **arguments)
+    small_gpu[0] = needed
+    with pytest.raises(pytest.fail.Exception, match="moved"):
+        ResidentLoader(data, 10, **arguments)
+
+
+def test_without_cuda_the_error_says_what_to_do() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(RuntimeError, match="torch sees no CUDA device"):
+        ResidentLoader(torch.arange(3), 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "error", "match"),
+    [
+        (torch.arange(3), {"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        (torch.arange(3), {"batch_size": 2.0}, TypeError, "batch_size must be a whole number, got 2.0"),
+        (torch.arange(3), {"shuffle": "rows"}, ValueError, "shuffle must be one of .* got 'rows'"),
+        (torch.arange(3), {"method": "copy"}, ValueError, "method must be one of .* got 'copy'"),
+        (torch.arange(3), {"rank": 2, "world_size": 2}, ValueError, "rank must be below world_size 2, got 2"),
+        (torch.arange(3), {"block_size": 0}, ValueError, "block_size must be at least 1"),
+        (torch.arange(3), {"seed": 1, "generator": torch.Generator()}, ValueError, "either seed or generator"),
+        (torch.arange(3), {"seed": -1}, ValueError, "seed must be at least 0"),
+        ((torch.arange(3), torch.arange(4)), {}, ValueError, r"shapes: \(3,\), \(4,\)"),
+        (torch.tensor(3), {}, ValueError, "same first dimension"),
+        ([1, 2, 3], {}, TypeError, "a list without tensors was given"),
+        ("mnist", {}, TypeError, "a str without tensors"),
+    ],
+)
+def test_bad_arguments_are_named(data: Any, arguments: dict[str, Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        ResidentLoader(data, **{"batch_size": 2, "device": "cpu", **arguments})
+
+
+def test_the_same_samples_as_a_data_loader_hands_out() -> None:
+    images, labels = torch.arange(30).reshape(10, 3), torch.arange(10)
+    expected = [(x.tolist(), y.tolist()) for x, y in DataLoader(TensorDataset(images, labels), 4)]
+    assert [(x.tolist(), y.tolist()) for x, y in ResidentLoader((images, labels), 4, None, device="cpu")] == expected
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_the_device_in_steady_state() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU: torch.cuda.is_available() is False")
+    loaders = [ResidentLoader(torch.arange(1000), 64, shuffle, method=m) for shuffle in ORDERS for m in METHODS]
+    for loader in loaders:
+        list(loader)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            list(loader)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,213 @@
+"""The exports: what a reader of the file finds in it, and what bad input is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from html.parser import HTMLParser
+
+import factory
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderviz import draw
+from loaderviz.builder import TimelineBuilder
+from loaderviz.chrome import chrome_trace
+from loaderviz.export import ExportError, Section, to_chrome_trace, to_html, to_table
+from loaderviz.files import NoFolderError
+from loaderviz.metrics import NotATimelineError, summarize
+from loaderviz.timeline import Context, Kind
+
+
+class Page(HTMLParser):
+    """What is in an HTML file: its headings, how often plotly.js, and every address that would be fetched."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.headings, self.fetched, self.tables, self.open = [], [], 0, []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.tables += tag == "table"
+        self.fetched += [value for name, value in attrs if name in ("src", "href") and value]
+
+    def handle_endtag(self, tag):
+        if tag in self.open:
+            while self.open.pop() != tag:
+                pass
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("h1", "h2"):
+            self.headings.append(data)
+
+
+def test_one_page_offline_with_plotly_once(tmp_path):
+    path = to_html(factory.loaders(2), tmp_path / "page.html", "MNIST & <friends>")
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.headings == ["MNIST & <friends>", "Side by side", *factory.LOADERS]
+    assert page.fetched == []
+    assert text.count("Plotly.newPlot(") >= 2
+    assert len(re.findall(r"plotly\.js v\d", text)) == 1
+    assert page.tables == 1 + 2 * 4  # comparison, and a summary and a breakdown of each
+    assert "In words: blocking: GPU computes" in text
+    assert '"responsive": true' in text
+
+
+def test_a_page_of_sections(tmp_path):
+    timeline = factory.loader("prefetch")
+    items = [
+        timeline, timeline.figure(), summarize(timeline), to_table(timeline).head(2), "a <paragraph>",
+        draw.compare({"it": timeline}),
+    ]  # fmt: skip
+    for content in (Section("Heading", "Text & more", items), [Section("Heading", "Text & more", items)]):
+        text = to_html(content, tmp_path / "page.html").read_text(encoding="utf-8")
+        assert "<p>Text &amp; more</p>" in text
+        assert "<p>a &lt;paragraph&gt;</p>" in text
+        assert text.count('class="plotly-graph-div"') == 4
+    assert "nothing was recorded" in to_html(factory.empty(), tmp_path / "e.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("content", [None, "text", 3, {}, [], [3], [Section("x", items=[3])]])
+def test_content_that_cannot_be_shown(tmp_path, content):
+    with pytest.raises(ExportError, match=r"give|at least one"):
+        to_html(content, tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_bad_paths_and_other_types(tmp_path):
+    timeline = factory.loader("pinned")
+    for write in (to_html, to_chrome_trace):
+        with pytest.raises(NoFolderError, match="does not exist; make it first"):
+            write(timeline, tmp_path / "no" / "file")
+        with pytest.raises(NoFolderError, match="it is a folder"):
+            write(timeline, tmp_path)
+        with pytest.raises(TypeError, match="give its path"):
+            write(timeline, 3)
+    with pytest.raises(NotATimelineError):
+        to_html({"a": 3}, tmp_path / "page.html")
+    with pytest.raises(NotATimelineError):
+        to_chrome_trace({"a": timeline}, tmp_path / "t.json")
+    with pytest.raises(NotATimelineError):
+        to_table("trace.json")
+
+
+def spans_of(trace):
+    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
+
+
+@given(st.integers(0, 10_000))
+def test_chrome_trace_is_exact_and_nests(seed):
+    timeline = factory.random_timeline(seed)
+    trace = json.loads(json.dumps(chrome_trace(timeline)))
+    events = spans_of(trace)
+    times = [(round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)) for event in events]
+    assert times == [(row.start - timeline.begin, row.end - timeline.begin) for row in timeline.rows()]
+    threads = defaultdict(list)
+    for (start, end), event in zip(times, events, strict=True):
+        threads[event["pid"], event["tid"]].append((start, end))
+    for spans in threads.values():  # within a thread two spans are apart or one holds the other; Perfetto needs it
+        for one, (start, end) in enumerate(spans):
+            for first, last in spans[:one]:
+                assert last <= start or end <= first or (first <= start and end <= last) or start == end, (first, last)
+
+
+def test_chrome_trace_speaks_as_the_profiler_does(tmp_path):
+    timeline = factory.loader("prefetch")
+    trace = json.loads(to_chrome_trace(timeline, tmp_path / "t.json").read_text(encoding="utf-8"))
+    events = spans_of(trace)
+    copies = [event for event in events if event["cat"] == "gpu_memcpy"]
+    assert len(copies) == 6
+    assert {event["name"] for event in copies} == {"Memcpy HtoD (Pinned -> Device)"}
+    assert {event["args"]["stream"] for event in copies} == {7} == {event["tid"] for event in copies}
+    assert {event["pid"] for event in copies} == {0}
+    assert {event["args"]["bytes"] for event in copies} == {factory.NBYTES}
+    assert {event["cat"] for event in events} == {"kernel", "gpu_memcpy", "cuda_runtime", "cpu_op", "user_annotation"}
+    calls = {event["args"]["correlation"]: event["name"] for event in events if event["cat"] == "cuda_runtime"}
+    assert {calls[event["args"]["correlation"]] for event in copies} == {"cudaMemcpyAsync"}
+    names = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["name"] == "thread_name"
+    }
+    assert sorted(names.values()) == sorted(lane.name for lane in timeline.lanes)
+    assert {(event["pid"], event["tid"]) for event in events} <= names.keys()
+    assert trace["deviceProperties"] == [{"id": 0, "name": "A100 PCIe"}]
+
+
+def test_every_arrow_is_a_flow_between_its_two_spans():
+    timeline = factory.loader("prefetch")
+    events = chrome_trace(timeline)["traceEvents"]
+    flows = defaultdict(dict)
+    for event in events:
+        if event["ph"] in "sf":
+            flows[event["id"]][event["ph"]] = event
+    assert len(flows) == len(timeline.arrows["tail"]) > 30
+
+    def span_at(flow):
+        inside = [
+            event["name"] for event in events
+            if event["ph"] == "X" and (event["pid"], event["tid"]) == (flow["pid"], flow["tid"])
+            and event["ts"] <= flow["ts"] < event["ts"] + event["dur"]
+        ]  # fmt: skip
+        return set(inside)
+
+    for number, (tail, head) in enumerate(zip(timeline.arrows["tail"], timeline.arrows["head"], strict=True), start=1):
+        assert flows[number]["s"]["ts"] <= flows[number]["f"]["ts"]
+        assert timeline.row(int(tail)).name in span_at(flows[number]["s"])
+        assert timeline.row(int(head)).name in span_at(flows[number]["f"])
+        assert flows[number]["f"]["bp"] == "e"
+
+
+def test_chrome_trace_far_from_zero_stays_exact():
+    builder = TimelineBuilder(Context())
+    base = 1_712_195_495_521_308_558
+    builder.span(base, base + 1, builder.lane("stream 0", "device"), Kind.COMPUTE, "a")
+    builder.span(base + 1_234_567, base + 1_234_568, builder.lane("stream 0", "device"), Kind.COMPUTE, "b")
+    trace = chrome_trace(builder.build())
+    assert trace["baseTimeNanoseconds"] == base
+    assert [(event["ts"], event["dur"]) for event in spans_of(trace)] == [(0, 0.001), (1234.567, 0.001)]
+
+
+def test_hazards_are_instants_and_empty_is_valid(tmp_path):
+    builder = TimelineBuilder(Context())
+    lane = builder.lane("stream 0", "device")
+    builder.span(0, 9, lane, Kind.COMPUTE, "a")
+    builder.mark(5, lane, "early-read", "a reads too early")
+    instants = [event for event in chrome_trace(builder.build())["traceEvents"] if event["ph"] == "i"]
+    assert [(event["name"], event["ts"], event["args"]["text"]) for event in instants] == [
+        ("early-read", 0.005, "a reads too early")
+    ]
+    empty = json.loads(to_chrome_trace(factory.empty(), tmp_path / "t.json").read_text(encoding="utf-8"))
+    assert empty["traceEvents"] == []
+
+
+def test_table():
+    timeline = factory.loader("blocking")
+    table = to_table(timeline)
+    assert len(table) == len(timeline)
+    assert table[table.kind == "copy_h2d"].duration_ns.sum() == summarize(timeline).copy
+    copy = table[table.kind == "copy_h2d"].iloc[0]
+    assert (copy.lane, copy.device, copy.batch, copy.pinned, copy.source) == ("stream 0", 0, 0, False, "train.py:14")
+    assert copy.gb_per_s == pytest.approx(factory.NBYTES / (2 * factory.COPY))
+    wait = table[table.cause == "staging"].iloc[0]
+    assert wait[["nbytes", "pinned", "device", "gb_per_s"]].isna().all()
+    assert table.pinned.dtype == pd.BooleanDtype()
+    empty = to_table(factory.empty())
+    assert (len(empty), list(empty.columns)) == (0, list(table.columns))
+
+
+def test_imports_stay_light():
+    """metrics and export must load where neither plotly nor pandas nor torch is installed."""
+    code = (
+        "import sys, loaderviz.timeline, loaderviz.builder, loaderviz.metrics, loaderviz.export, loaderviz.report\n"
+        "print(sorted({'plotly', 'pandas', 'torch', 'IPython', 'ipywidgets'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

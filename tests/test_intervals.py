@@ -1,0 +1,61 @@
+"""The interval algebra against brute force: a set of intervals is the set of the nanoseconds in it."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderviz import intervals
+
+SPANS = st.lists(st.tuples(st.integers(-20, 40), st.integers(0, 12)), max_size=12)
+
+
+def seconds(spans):
+    return {time for start, length in spans for time in range(start, start + length)}
+
+
+def make(spans):
+    start = np.array([start for start, _ in spans], np.int64)
+    return intervals.union(start, start + np.array([length for _, length in spans], np.int64))
+
+
+def members(some):
+    assert some.dtype == np.int64
+    assert (some[:, 0] < some[:, 1]).all(), "an empty interval"
+    assert (some[1:, 0] > some[:-1, 1]).all(), "not sorted, or two that touch"
+    return {time for start, end in some.tolist() for time in range(start, end)}
+
+
+@given(SPANS)
+def test_union_and_length(spans):
+    assert members(make(spans)) == seconds(spans)
+    assert intervals.length(make(spans)) == len(seconds(spans))
+
+
+@given(SPANS, SPANS)
+def test_intersection_and_difference(one, other):
+    assert members(intervals.intersect(make(one), make(other))) == seconds(one) & seconds(other)
+    assert members(intervals.subtract(make(one), make(other))) == seconds(one) - seconds(other)
+
+
+@given(SPANS, st.integers(-30, 50), st.integers(0, 30))
+def test_clip(spans, start, length):
+    assert members(intervals.clip(make(spans), start, start + length)) == seconds(spans) & set(
+        range(start, start + length)
+    )
+
+
+@given(SPANS)
+def test_points(spans):
+    times = np.arange(-25, 60)
+    inside = [time in seconds(spans) for time in times.tolist()]
+    assert intervals.covers(make(spans), times).tolist() == inside
+    before = [sum(member < time for member in seconds(spans)) for time in times.tolist()]
+    assert intervals.covered_before(make(spans), times).tolist() == before
+
+
+def test_large_times_stay_exact():
+    big = 1_712_195_495_521_308_558  # ns of a real trace; a float64 is off by up to 128 ns here
+    some = intervals.union(np.array([big]), np.array([big + 3]))
+    assert intervals.length(some) == 3

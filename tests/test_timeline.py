@@ -1,0 +1,128 @@
+"""The model: round trip, self-check, windows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import factory
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderviz.builder import TimelineBuilder
+from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineError
+
+SEEDS = st.integers(0, 10_000)
+
+
+def two_spans(second_start=10, lane_group="device"):
+    builder = TimelineBuilder(Context())
+    lane = builder.lane("stream 0", lane_group)
+    spans = [builder.span(0, 10, lane, Kind.COMPUTE, "a"), builder.span(second_start, 20, lane, Kind.COMPUTE, "b")]
+    return builder, spans
+
+
+@given(SEEDS)
+def test_json_round_trip(seed):
+    timeline = factory.random_timeline(seed)
+    again = Timeline.from_dict(json.loads(json.dumps(timeline.to_dict())))
+    assert again == timeline
+    assert {name: values.dtype for name, values in again.spans.items()} == {
+        name: values.dtype for name, values in timeline.spans.items()
+    }
+
+
+def test_save_and_load(tmp_path):
+    timeline = factory.loader("prefetch")
+    assert Timeline.load(timeline.save(tmp_path / "t.json")) == timeline
+    assert Timeline.load(factory.empty().save(tmp_path / "e.json")) == factory.empty()
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "{}", '{"loaderviz": 99}', "\x80", '{"loaderviz": 1}'])
+def test_a_foreign_file(tmp_path, text):
+    path = tmp_path / "t.json"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(TimelineError):
+        Timeline.load(path)
+
+
+def test_columns_and_rows_agree():
+    timeline = factory.loader("prefetch")
+    rows = list(timeline.rows())
+    assert [row.start for row in rows] == timeline.start.tolist()
+    assert [row.name for row in rows] == [timeline.names[number] for number in timeline.name]
+    assert (np.diff(timeline.start) >= 0).all()
+    copies = list(timeline.rows(Kind.COPY_H2D))
+    assert len(copies) == timeline.where(Kind.COPY_H2D).sum() == 6
+    assert {(row.pinned, row.cause, row.lane.name) for row in copies} == {(True, Cause.NONE, "stream 7")}
+    with pytest.raises(AttributeError, match="span columns are start, end"):
+        timeline.colour
+
+
+@given(SEEDS, st.integers(-10, 80), st.integers(0, 60))
+def test_between_keeps_exactly_what_runs_in_the_window(seed, start, length):
+    timeline = factory.random_timeline(seed)
+    part = timeline.between(start, start + length).self_check()
+    window = set(range(start, start + length))
+
+    def work(some):
+        return {(row.lane.name, row.name, time) for row in some.rows() for time in range(row.start, row.end)}
+
+    assert work(part) == {item for item in work(timeline) if item[2] in window}
+    assert len(part.context.notes) == len(timeline.context.notes) + 1
+
+
+def test_between_keeps_arrows_with_both_ends():
+    timeline = factory.loader("prefetch")
+    part = timeline.between(timeline.begin, timeline.begin + timeline.duration // 2)
+    ends = zip(part.arrows["tail"], part.arrows["head"], strict=True)
+    names = [(part.row(tail).name, part.row(head).name) for tail, head in ends]
+    assert 0 < len(names) < len(timeline.arrows["tail"])
+    assert {tail for tail, _ in names} <= {"cudaMemcpyAsync", "cudaLaunchKernel", "Memcpy HtoD (Pinned -> Device)"}
+    with pytest.raises(TimelineError, match="the end lies before the start"):
+        timeline.between(5, 1)
+
+
+def test_self_check_finds_overlap_in_a_stream_but_not_on_the_host():
+    two_spans(10)[0].build().self_check()
+    two_spans(9, "host")[0].build().self_check()
+    with pytest.raises(TimelineError, match="two spans overlap in stream 0"):
+        two_spans(9)[0].build().self_check()
+
+
+def test_self_check_finds_a_span_and_an_arrow_that_go_back():
+    with pytest.raises(TimelineError, match="ends before it starts"):
+        two_spans(25)[0].build().self_check()
+    builder, (first, second) = two_spans()
+    builder.arrow(second, first, ArrowKind.LAUNCH)
+    with pytest.raises(TimelineError, match="back in time"):
+        builder.build().self_check()
+
+
+@pytest.mark.parametrize("column", ["lane", "name", "kind", "cause", "source"])
+def test_self_check_finds_ids_out_of_range(column):
+    timeline = two_spans()[0].build()
+    spans = timeline.spans | {column: np.full_like(timeline.spans[column], 99)}
+    with pytest.raises(TimelineError, match=column):
+        replace(timeline, spans=spans).self_check()
+
+
+def test_marks_and_arrows_follow_their_spans_when_sorted():
+    builder = TimelineBuilder(Context())
+    lane = builder.lane("stream 0", "device")
+    late = builder.span(50, 60, lane, Kind.COMPUTE, "late")
+    early = builder.span(0, 10, lane, Kind.COPY_H2D, "early")
+    builder.arrow(early, late, ArrowKind.WAIT)
+    builder.mark(55, lane, "early-read", "late reads too early", (early, late))
+    timeline = builder.build().self_check()
+    assert [timeline.row(i).name for i in timeline.marks[0].spans] == ["early", "late"]
+    assert (timeline.arrows["tail"].tolist(), timeline.arrows["head"].tolist()) == ([0], [1])
+    assert timeline.between(0, 20).marks == ()
+
+
+def test_an_empty_timeline():
+    timeline = factory.empty().self_check()
+    assert (len(timeline), timeline.begin, timeline.duration, list(timeline.rows())) == (0, 0, 0, [])
+    assert "0 spans" in repr(timeline)
