@@ -17,6 +17,8 @@ from loaderviz.timeline import Timeline
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from loaderviz.emulator.torch_cuda import EmulatedCuda
+
 DEFAULT_GPU = "a100"
 
 
@@ -27,10 +29,8 @@ class NotRecordedError(LoadervizError, RuntimeError):
 class Recording:
     """A running or finished recording. Use it as a context manager; `timeline` is there when the block is over."""
 
-    def __init__(self, gpu: Gpu, host: Host, *, measured: bool, copies: Literal["on_wait", "eager"]) -> None:
-        from loaderviz.emulator.torch_cuda import EmulatedCuda  # torch is imported when it is needed
-
-        self._emulated = EmulatedCuda(gpu, host, measured=measured, copies=copies)
+    def __init__(self, emulated: EmulatedCuda) -> None:
+        self._emulated = emulated
         self._timeline: Timeline | None = None
 
     def __enter__(self) -> Recording:
@@ -78,7 +78,10 @@ def record(
     machine = Host.preset("laptop") if measured else host if isinstance(host, Host) else Host.preset(host)
     if measured:
         machine = replace(machine, name="measured on this machine")
-    return Recording(_gpu(on), machine, measured=measured, copies=copies)
+    from loaderviz.emulator.torch_cuda import EmulatedCuda  # torch is imported when it is needed
+
+    EmulatedCuda.refuse_nesting()
+    return Recording(EmulatedCuda(_gpu(on), machine, measured=measured, copies=copies))
 
 
 def _gpu(on: str | Gpu) -> Gpu:

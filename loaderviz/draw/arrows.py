@@ -100,7 +100,7 @@ def _lane_places(part: Part) -> dict[int, float]:
 
 
 def _own(placement: Placement) -> npt.NDArray[np.bool_]:
-    """Say which bars are in a track of their lane; a copy is drawn again in its engine, but the stream has the order."""
+    """Say which bars are in a track of their lane: a copy is drawn again in its engine, but streams have the order."""
     engine = np.array([track.group == "engine" for track in placement.tracks], bool)
     own: npt.NDArray[np.bool_] = ~engine[placement.track]
     return own

@@ -31,7 +31,7 @@ OWN_SEGMENT = 10 * 2**20
 ROUND_SEGMENT = 2 * 2**20
 FIRST_ADDRESS, FIRST_PINNED_ADDRESS = 0x7F00_0000_0000, 0x2000_0000_0000
 
-FREE, LIVE, DEFERRED, GONE = range(4)  # states of a block; one that was freed never becomes live again
+FREE, LIVE, DEFERRED, FREED = range(4)  # in the cache; in use; waiting for recorded streams; given back
 
 
 class BlockError(LoadervizError, RuntimeError):
@@ -94,7 +94,7 @@ class Block:
         self._after: Block | None = None
 
     def __repr__(self) -> str:
-        state = ("free", "live", "deferred", "merged")[self.state]
+        state = ("cached", "live", "waiting", "freed")[self.state]
         return f"<{state} block of {self.size} bytes at {self.address:#x}, stream {self.stream.number}>"
 
     @property
@@ -191,7 +191,7 @@ class DevicePool:
         """
         self._check(block, "free")
         if not block.size:
-            block.state = GONE
+            block.state = FREED
             return
         self.stats.frees += 1
         self.stats.allocated -= block.size
@@ -219,7 +219,6 @@ class DevicePool:
         for cache in self._free.values():
             for entry in [entry for entry in cache if not (entry[2]._before or entry[2]._after)]:
                 cache.remove(entry)
-                entry[2].state = GONE
                 self.runtime.malloc(entry[0], "cudaFree")
                 self.stats.reserved -= entry[0]
                 self.stats.segments -= 1
@@ -257,7 +256,7 @@ class DevicePool:
             region._before, block._after = block, region
             insort(cache, (rest, region.address, region))
         else:
-            block.size, region.state = region.size, GONE
+            block.size = region.size
             block._after = region._after
             if region._after:
                 region._after._before = block
@@ -269,37 +268,39 @@ class DevicePool:
         return block
 
     def _release(self, block: Block) -> None:
-        """Put a block back into its stream's cache, merged with free neighbours."""
+        """Put a block back into its stream's cache, merged with free neighbours. The block itself stays as it was."""
         self.stats.active -= block.size
-        own = block.stream.id
-        if block.uses or block.former:
-            ordered, start, end = self.runtime.order.is_ordered, block.address, block.end
-            former = [use for use in block.former if not (use.stream in block.uses and start <= use.start <= use.end <= end)]
-            former += [Use(start, end, stream, *use) for stream, use in block.uses.items() if stream != own]
-            block.former = [use for use in former if not ordered(own, use[2:4])]
-        block.state = FREE
-        cache, after, before = block._cache, block._after, block._before
-        if after and after.state == FREE:
-            self._absorb(block, after)
-            block._after = after._after
-            if block._after:
-                block._after._before = block
+        block.state = FREED
+        former = self._open_uses(block) if block.uses or block.former else []
+        cache, before, after = block._cache, block._before, block._after
+        region, start, end = None, block.address, block.end
         if before and before.state == FREE:
-            self._absorb(block, before)
-            block.address = before.address
-            block._before = before._before
-            if block._before:
-                block._before._after = block
-        insort(cache, (block.size, block.address, block))
+            region, start = before, before.address
+            del cache[bisect_left(cache, (before.size, start))]
+            former = _united(former, before.former)
+            before = before._before
+        if after and after.state == FREE:
+            region, end = region or after, after.end
+            del cache[bisect_left(cache, (after.size, after.address))]
+            former = _united(former, after.former)
+            after = after._after
+        region = region or Block(self, start, 0, 0, block.stream, cache, FREE)
+        region.address, region.size, region.former = start, end - start, former
+        region._before, region._after = before, after
+        if before:
+            before._after = region
+        if after:
+            after._before = region
+        insort(cache, (region.size, start, region))
 
-    def _absorb(self, block: Block, other: Block) -> None:
-        """Take a free neighbour out of the cache and into `block`."""
-        cache = block._cache
-        del cache[bisect_left(cache, (other.size, other.address))]
-        other.state = GONE
-        block.size += other.size
-        if other.former:  # a use that both were cut from is in both
-            block.former = list({id(use): use for use in block.former + other.former}.values())
+    def _open_uses(self, block: Block) -> list[Use]:
+        """Return the uses of a freed block that its stream is not ordered after; the last of each stream will do."""
+        ordered, own = self.runtime.order.is_ordered, block.stream.id
+        start, end, uses = block.address, block.end, block.uses
+        former = [
+            use for use in block.former if not (use.stream in uses and start <= use.start and use.end <= end)
+        ] + [Use(start, end, stream, *use) for stream, use in uses.items() if stream != own]  # fmt: skip
+        return [use for use in former if not ordered(own, use[2:4])]
 
     def _grow(self, size: int, nbytes: int, stream: Stream, cache: Cache) -> Block:
         """Ask CUDA for a segment that holds `size` bytes; if it has none, give the cache back and ask once more."""
@@ -335,9 +336,9 @@ class DevicePool:
 
     def _event_over(self, event: Event, block: Block) -> None:
         """One of the streams recorded for a freed block has come to the free: what it did before is over."""
-        block.uses = {
-            stream: use for stream, use in block.uses.items() if event.clock.get(stream, 0) < use[0]
-        }  # fmt: skip
+        over = event.clock.get
+        block.uses = {stream: use for stream, use in block.uses.items() if over(stream, 0) < use[0]}
+        block.former = [use for use in block.former if over(use.stream, 0) < use.number]
         block.pending -= 1
         if not block.pending:
             self._release(block)
@@ -356,7 +357,7 @@ class PinnedBlock:
         self.freed = 0  # when the program let go of it [ns]
 
     def __repr__(self) -> str:
-        return f"<{('free', 'live', 'deferred')[self.state]} pinned block of {self.size} bytes at {self.address:#x}>"
+        return f"<{('cached', 'live', 'waiting')[self.state]} pinned block of {self.size} bytes at {self.address:#x}>"
 
 
 @dataclass
@@ -473,6 +474,11 @@ class PinnedPool:
         block.state = FREE
         if block.size:
             self._free[block.size].append((block.freed, block.address))
+
+
+def _united(uses: list[Use], more: list[Use]) -> list[Use]:
+    """Join two lists; a use that reached into both pieces of memory is in both."""
+    return list({id(use): use for use in uses + more}.values()) if uses and more else uses or more
 
 
 def segment_size(size: int) -> int:

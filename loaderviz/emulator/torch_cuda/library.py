@@ -19,6 +19,7 @@ from loaderviz.emulator.torch_cuda.tags import ATTRIBUTE, DeviceTag, is_on_devic
 from loaderviz.errors import NotModelledError
 
 if TYPE_CHECKING:
+    from loaderviz.emulator.torch_cuda.functions import Functions
     from loaderviz.emulator.torch_cuda.operators import Operators
     from loaderviz.emulator.torch_cuda.patching import Patches
     from loaderviz.emulator.torch_cuda.session import Session
@@ -27,7 +28,7 @@ DEVICE = torch.device("cuda", 0)
 FIRST = 5  # before torch's own packages (10 is the CPU's) in the order of serialization
 
 
-def install(session: Session, patches: Patches, operators: Operators) -> None:
+def install(session: Session, patches: Patches, operators: Operators, calls: Functions) -> None:
     """Put all stand-ins in place."""
     patches.function(graph, "_engine_run_backward", operators.backward.wrap(graph._engine_run_backward))
     grouping = _foreach_utils._group_tensors_by_device_and_dtype
@@ -39,6 +40,7 @@ def install(session: Session, patches: Patches, operators: Operators) -> None:
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     patches.function(torch.nn, "DataParallel", _refuse_data_parallel)
+    _install_saved_tensor_hooks(patches, calls)
     _install_autocast(session, patches)
     _install_serialization(session, patches)
     _install_ranges(session, patches)
@@ -86,6 +88,22 @@ def _generator(original: Any) -> Any:
             return self._place  # type: ignore[no-any-return]
 
     return Generator
+
+
+def _install_saved_tensor_hooks(patches: Patches, calls: Functions) -> None:
+    """Autograd calls pack and unpack hooks (checkpointing, `save_on_cpu`) where no mode is active: bring ours along."""
+
+    def with_mode(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(value: Any) -> Any:
+            with calls:
+                return hook(value)
+
+        return call
+
+    def enter(self: Any) -> None:
+        torch._C._autograd._push_saved_tensors_default_hooks(with_mode(self.pack_hook), with_mode(self.unpack_hook))
+
+    patches.set(graph.saved_tensors_hooks, "__enter__", enter)
 
 
 def _install_autocast(session: Session, patches: Patches) -> None:

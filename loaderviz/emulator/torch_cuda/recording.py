@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch._dynamo  # optimizers import it at their first step; it must not meet our names when it does
 from torch.overrides import has_torch_function, has_torch_function_unary, has_torch_function_variadic
 
 from loaderviz.emulator import dataloader
@@ -50,15 +51,14 @@ class EmulatedCuda:
         self.timeline: Timeline | None = None
 
     def __enter__(self) -> EmulatedCuda:
-        if EmulatedCuda.active is not None:
-            raise NestedRecordingError("a recording is running already; end it before you begin another one")
+        self.refuse_nesting()
         blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
         self.session = Session(*self._machines, launch_blocking=blocking, **self._settings)
         EmulatedCuda.active, EmulatedCuda._running = self.session, self
         try:
-            operators = Operators(self.session)
-            self._install(operators)
-            for mode in (operators, Functions(self.session)):
+            operators, calls = Operators(self.session), Functions(self.session)
+            self._install(operators, calls)
+            for mode in (operators, calls):
                 mode.__enter__()
                 self._modes.append(mode)
         except BaseException:
@@ -66,6 +66,12 @@ class EmulatedCuda:
             raise
         self.session.leave()
         return self
+
+    @classmethod
+    def refuse_nesting(cls) -> None:
+        """Raise `NestedRecordingError` if a recording is running."""
+        if cls.active is not None:
+            raise NestedRecordingError("a recording is running already; end it before you begin another one")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._leave(kind)
@@ -79,7 +85,7 @@ class EmulatedCuda:
         if cls._running is not None:
             cls._running._leave()
 
-    def _install(self, operators: Operators) -> None:
+    def _install(self, operators: Operators, calls: Functions) -> None:
         session, patches = self.session, self._patches
         patches.set(torch.UntypedStorage, ATTRIBUTE, None)
         for name, make in {
@@ -89,7 +95,7 @@ class EmulatedCuda:
         }.items():
             patches.set(torch.Tensor, name, make(session, getattr(torch.Tensor, name)))
         names.install(session, patches)
-        library.install(session, patches, operators)
+        library.install(session, patches, operators, calls)
         dataloader.install(session, patches)
         patches.set(marks, "on_batch", session.batches.marked)
         patches.set(marks, "on_prefetch", session.batches.prefetching)

@@ -176,8 +176,8 @@ class Session:
         """Every way into the emulator passes here: the right thread? And, with measured host time, how late is it?"""
         if threading.get_ident() != self.thread:
             raise NotModelledError(
-                f"{call} was called from a second Python thread. The emulated GPU has one host thread; issue CUDA "
-                "calls from the thread that entered record()."
+                f"{call} in a second Python thread: the emulated GPU has one host thread. Issue CUDA calls from the "
+                "thread that entered record()."
             )
         if self.measured:
             self.runtime.now += max(0, perf_counter_ns() - self._left_at)

@@ -1,0 +1,601 @@
+"""Memory pools: against a naive allocator that keeps plain lists, and rule by rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaderviz.emulator import Gpu, Host, Runtime
+from loaderviz.emulator.memory import BlockError, DevicePool, OutOfMemory, PinnedPool, segment_size, words
+from loaderviz.errors import LoadervizError
+from loaderviz.timeline import Kind
+
+KIB, MIB = 2**10, 2**20
+QUIET = replace(Host.preset("laptop"), query=0, event_call=0)  # so that all polls of an allocation see the same time
+
+
+def small_gpu(capacity):
+    """A GPU with so much room for tensors."""
+    gpu = Gpu.preset("a100")
+    return replace(gpu, memory=gpu.context_memory + capacity)
+
+
+def names(runtime):
+    """How often each CUDA call was made."""
+    calls = [row.name for row in runtime.timeline().rows(Kind.API)]
+    return {name: calls.count(name) for name in sorted(set(calls))}
+
+
+@pytest.fixture
+def runtime():
+    return Runtime(Gpu.preset("a100"), Host.preset("laptop"))
+
+
+# Against a naive allocator
+
+
+class NoRoom(Exception):
+    pass
+
+
+@dataclass(eq=False)
+class Piece:
+    address: int
+    size: int
+    free: bool = True
+    requested: int = 0
+    recorded: dict = field(default_factory=dict)
+    waits_for: list = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Segment:
+    stream: int
+    large: bool
+    pieces: list
+
+
+class NaivePool:
+    """Looks at every piece of every segment each time."""
+
+    def __init__(self, capacity):
+        self.capacity, self.next = capacity, 0x7F00_0000_0000
+        self.segments, self.deferred = [], {}
+        self.mallocs = self.frees = 0
+
+    def reserved(self):
+        return sum(piece.size for segment in self.segments for piece in segment.pieces)
+
+    def allocate(self, nbytes, stream, is_over):
+        self.poll(is_over)
+        size = next(n for n in range(nbytes, nbytes + 512) if n % 512 == 0)
+        large = size > MIB
+        found = [
+            (piece.size, piece.address, segment, piece)
+            for segment in self.segments
+            for piece in segment.pieces
+            if (segment.stream, segment.large) == (stream, large) and piece.free and piece.size >= size
+        ]
+        if found:
+            _, _, segment, piece = min(found, key=lambda entry: entry[:2])
+        else:
+            segment = self.grow(size, stream, large)
+            piece = segment.pieces[0]
+        rest = piece.size - size
+        if rest > MIB or (not large and rest):
+            segment.pieces.insert(segment.pieces.index(piece) + 1, Piece(piece.address + size, rest))
+            piece.size = size
+        piece.free, piece.requested = False, nbytes
+        return piece
+
+    def grow(self, size, stream, large):
+        want = 2 * MIB if not large else 20 * MIB if size < 10 * MIB else next(
+            n for n in range(size, size + 2 * MIB, 512) if n % (2 * MIB) == 0
+        )  # fmt: skip
+        if self.reserved() + want > self.capacity:
+            self.empty_cache()
+            if self.reserved() + want > self.capacity:
+                raise NoRoom
+        self.mallocs += 1
+        segment = Segment(stream, large, [Piece(self.next, want)])
+        self.next += want
+        self.segments.append(segment)
+        return segment
+
+    def free(self, piece, markers):
+        piece.waits_for = [(stream, markers[stream]) for stream in piece.recorded]
+        for stream, marker in piece.waits_for:
+            self.deferred.setdefault(stream, []).append((marker, piece))
+        if not piece.waits_for:
+            self.release(piece)
+
+    def poll(self, is_over):
+        for queue in self.deferred.values():
+            while queue and is_over(queue[0][0]):
+                marker, piece = queue.pop(0)
+                piece.waits_for = [entry for entry in piece.waits_for if entry[1] is not marker]
+                if not piece.waits_for:
+                    self.release(piece)
+
+    def release(self, piece):
+        piece.free, piece.recorded = True, {}
+        for segment in self.segments:
+            merged = []
+            for each in segment.pieces:
+                if merged and merged[-1].free and each.free:
+                    merged[-1].size += each.size
+                else:
+                    merged.append(each)
+            segment.pieces = merged
+
+    def empty_cache(self):
+        self.poll(lambda marker: True)
+        kept = [segment for segment in self.segments if len(segment.pieces) > 1 or not segment.pieces[0].free]
+        self.frees += len(self.segments) - len(kept)
+        self.segments = kept
+
+    def active(self):
+        return sum(piece.size for segment in self.segments for piece in segment.pieces if not piece.free)
+
+
+SIZES = [
+    1, 511, 512, 513, 3000, 100 * KIB, MIB - 512, MIB, MIB + 1, 2 * MIB, 3 * MIB, 9 * MIB, 10 * MIB - 1, 10 * MIB,
+    11 * MIB, 25 * MIB, 200 * MIB,
+]  # fmt: skip
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("allocate"), st.one_of(st.sampled_from(SIZES), st.integers(1, 4 * MIB)), st.integers(0, 2)),
+        st.tuples(st.just("allocate"), st.one_of(st.sampled_from(SIZES), st.integers(1, 4 * MIB)), st.integers(0, 2)),
+        st.tuples(st.just("free"), st.integers(0, 99)),
+        st.tuples(st.just("record_stream"), st.integers(0, 99), st.integers(0, 2)),
+        st.tuples(st.just("work"), st.integers(0, 2), st.integers(1, 300_000)),
+        st.tuples(st.just("host_work"), st.integers(1, 300_000)),
+        st.tuples(st.just("empty_cache")),
+    ),
+    max_size=50,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(operations, st.sampled_from([24 * MIB, 64 * MIB, 1000 * MIB]))
+def test_the_pool_agrees_with_a_naive_one(program, capacity):
+    """The same addresses, sizes, cudaMalloc calls and refusals, whatever a program does; no two live blocks overlap."""
+    runtime = Runtime(small_gpu(capacity), QUIET)
+    streams = [runtime.default_stream, runtime.stream(), runtime.stream()]
+    pool, model = DevicePool(runtime), NaivePool(capacity)
+    live = []
+    for name, *rest in program:
+        if name == "allocate":
+            size, stream = rest
+            try:
+                piece = model.allocate(size, stream, runtime.is_over)
+            except NoRoom:
+                with pytest.raises(OutOfMemory):
+                    pool.allocate(size, streams[stream])
+                continue
+            block = pool.allocate(size, streams[stream])
+            assert (block.address, block.size, block.requested) == (piece.address, piece.size, size)
+            assert block.stream is streams[stream]
+            assert block.size % 512 == 0
+            assert size <= block.size
+            live.append((block, piece))
+        elif name == "free" and live:
+            block, piece = live.pop(rest[0] % len(live))
+            pool.free(block)
+            model.free(piece, {stream.id: stream.last for stream in streams})
+        elif name == "record_stream" and live:
+            block, piece = live[rest[0] % len(live)]
+            pool.record_stream(block, streams[rest[1]])
+            if streams[rest[1]] is not block.stream:
+                piece.recorded[streams[rest[1]].id] = True
+        elif name == "work":
+            runtime.launch(rest[1], streams[rest[0]])
+        elif name == "host_work":
+            runtime.host_work(rest[0])
+        elif name == "empty_cache":
+            pool.empty_cache()
+            model.empty_cache()
+        stats = pool.stats
+        assert stats.reserved == model.reserved() <= capacity
+        assert (stats.mallocs, stats.releases) == (model.mallocs, model.frees)
+        assert stats.active == model.active()
+        assert stats.allocated == sum(block.size for block, _ in live)
+        assert stats.segments == len(model.segments)
+        assert pool.mem_get_info() == (capacity - stats.reserved, runtime.gpu.memory)
+        places = sorted((block.address, block.end) for block, _ in live)
+        assert all(end <= start for (_, end), (start, _) in zip(places, places[1:], strict=False))
+    for block, _ in live:
+        pool.free(block)
+    assert pool.empty_cache() == model.reserved()  # every segment is whole again, and CUDA has it back
+    stats = pool.stats
+    assert (stats.allocated, stats.active, stats.reserved, stats.segments) == (0, 0, 0, 0)
+    assert stats.allocations == stats.frees
+    assert stats.mallocs == stats.releases
+    assert stats.allocated_peak <= stats.active_peak <= stats.reserved_peak <= capacity
+    runtime.timeline()
+
+
+# Device pool, rule by rule
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "segment"),
+    [
+        (1, 2 * MIB), (MIB, 2 * MIB), (MIB + 1, 20 * MIB), (10 * MIB - 512, 20 * MIB), (10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 12 * MIB), (25 * MIB, 26 * MIB),
+    ],
+)  # fmt: skip
+def test_segments(runtime, nbytes, segment):
+    pool = DevicePool(runtime)
+    pool.allocate(nbytes)
+    assert pool.stats.reserved == segment == segment_size(-(-nbytes // 512) * 512)
+
+
+def test_cold_synchronises_and_warm_costs_nothing(runtime):
+    """The first allocation waits for a kernel of another stream (R13); the second is the host's own business."""
+    pool, side = DevicePool(runtime), runtime.stream()
+    kernel = runtime.launch(1_000_000, side)
+    pool.free(pool.allocate(100 * KIB))
+    assert runtime.now == kernel.end + runtime.gpu.malloc
+    runtime.launch(1_000_000, side)
+    before = runtime.now
+    pool.free(pool.allocate(100 * KIB))
+    assert runtime.now == before
+    assert names(runtime) == {"cudaLaunchKernel": 2, "cudaMalloc": 1}
+
+
+def test_record_stream_makes_memory_grow(runtime):
+    """R36: the block is not back when the next one is wanted, so a prefetcher that is far ahead needs more memory."""
+    peaks = []
+    for recorded in (False, True):
+        pool, side = DevicePool(runtime), runtime.stream()
+        for _ in range(5):
+            block = pool.allocate(30 * MIB, side)
+            runtime.launch(10_000_000)
+            if recorded:
+                pool.record_stream(block, runtime.default_stream)
+            pool.free(block)
+        peaks.append(pool.stats.reserved_peak)
+        # The cold allocations synchronise, so that the former event is over at the next but one.
+    assert peaks == [30 * MIB, 60 * MIB]
+
+
+def test_a_block_recorded_on_two_streams_waits_for_both(runtime):
+    pool, one, two = DevicePool(runtime), runtime.stream(), runtime.stream()
+    block = pool.allocate(MIB)
+    runtime.launch(1_000_000, one, share=100)
+    long = runtime.launch(5_000_000, two, share=100)
+    for stream in (one, two, one):
+        pool.record_stream(block, stream)
+    pool.free(block)
+    assert pool.stats.allocated == 0
+    assert pool.stats.active == MIB
+    runtime.synchronize(one)
+    assert pool.allocate(MIB).address != block.address
+    runtime.synchronize(two)
+    assert runtime.now == long.end
+    pool.allocate(MIB)
+    assert pool.stats.mallocs == 1  # the third MiB came from the first segment again
+    assert names(runtime)["cudaEventRecord"] == 2
+
+
+def test_polls_give_the_program_no_order(runtime):
+    """That the allocator has asked is not a synchronise that the program may rely on."""
+    pool = DevicePool(runtime)
+    side = runtime.stream()
+    block = pool.allocate(MIB, side)
+    runtime.launch(1000)
+    place = (0, runtime.order.snapshot(0)[0])
+    pool.record_stream(block, runtime.default_stream)
+    pool.free(block)
+    runtime.host_work(1_000_000)
+    assert pool.allocate(MIB, side).address == block.address
+    assert not runtime.is_ordered(None, place)
+
+
+def test_a_zero_byte_block_costs_nothing(runtime):
+    pool, pinned = DevicePool(runtime), PinnedPool(runtime)
+    for each in (pool, pinned):
+        block = each.allocate(0)
+        assert (block.size, block.requested, each.stats.reserved, each.stats.allocations) == (0, 0, 0, 0)
+        each.free(block)
+        with pytest.raises(BlockError, match="freed already"):
+            each.free(block)
+    block = pool.allocate(0)
+    pool.record_stream(block, runtime.stream())
+    pool.free(block)
+    assert runtime.now == 0
+
+
+def test_blocks_are_compared_by_identity_and_each_handout_is_new(runtime):
+    pool = DevicePool(runtime)
+    first = pool.allocate(1000)
+    pool.free(first)
+    second = pool.allocate(1000)
+    assert first.address == second.address
+    assert first != second
+    assert len({first, second}) == 2
+    with pytest.raises(BlockError, match="freed already"):
+        pool.free(first)
+    with pytest.raises(BlockError, match="record_stream"):
+        pool.record_stream(first, runtime.stream())
+    pool.free(second)
+
+
+@pytest.mark.parametrize("kind", [DevicePool, PinnedPool])
+def test_foreign_blocks_and_negative_sizes_are_refused(runtime, kind):
+    one, other = kind(runtime), kind(runtime)
+    block = one.allocate(1000)
+    with pytest.raises(BlockError, match="another pool") as caught:
+        other.free(block)
+    assert isinstance(caught.value, LoadervizError)
+    assert hex(block.address) in str(caught.value)
+    with pytest.raises(ValueError, match="-5"):
+        one.allocate(-5)
+    one.free(block)
+
+
+def test_a_double_free_while_the_block_waits_is_refused_too(runtime):
+    pool, pinned, side = DevicePool(runtime), PinnedPool(runtime), runtime.stream()
+    runtime.launch(10**9, side)
+    block, buffer = pool.allocate(1000), pinned.allocate(1000)
+    runtime.launch(10**9, side)
+    pool.record_stream(block, side)
+    pinned.use(buffer, side)
+    for each, piece in ((pool, block), (pinned, buffer)):
+        each.free(piece)
+        with pytest.raises(BlockError, match="freed already"):
+            each.free(piece)
+    with pytest.raises(BlockError, match="use: "):
+        pinned.use(buffer, side)
+
+
+# Out of memory
+
+
+def test_out_of_memory_tells_all_numbers():
+    runtime = Runtime(small_gpu(64 * MIB), QUIET)
+    pool = DevicePool(runtime)
+    pool.allocate(30 * MIB)
+    pool.allocate(5 * MIB)
+    with pytest.raises(OutOfMemory) as caught:
+        pool.allocate(17 * MIB + 5)
+    error = caught.value
+    assert isinstance(error, LoadervizError)
+    assert (error.requested, error.tried, error.total) == (17 * MIB + 5, 18 * MIB, runtime.gpu.memory)
+    assert (error.free, error.allocated, error.unallocated) == (14 * MIB, 35 * MIB, 15 * MIB)
+    text = str(error)
+    assert text.startswith("CUDA out of memory. Tried to allocate 18.00 MiB.")
+    for number in (error.total, 14 * MIB, 35 * MIB, 15 * MIB):
+        assert words(number) in text
+    assert (pool.stats.ooms, pool.stats.retries) == (1, 1)
+    pool.allocate(14 * MIB)  # what fits still fits
+    assert pool.mem_get_info()[0] == 0
+
+
+def test_cached_blocks_are_given_back_before_memory_runs_out():
+    """cudaFree synchronises: the memory is there, but the overlap is gone (R13)."""
+    runtime = Runtime(small_gpu(64 * MIB), QUIET)
+    pool, side = DevicePool(runtime), runtime.stream()
+    pool.free(pool.allocate(40 * MIB, side))
+    kernel = runtime.launch(10_000_000, side)
+    block = pool.allocate(50 * MIB)  # the cache of the other stream is of no use here (R35)
+    assert block.size == 50 * MIB
+    assert kernel.end < runtime.now == kernel.end + 3 * runtime.gpu.malloc
+    assert names(runtime) == {"cudaFree": 1, "cudaLaunchKernel": 1, "cudaMalloc": 3}
+    assert (pool.stats.retries, pool.stats.ooms, pool.stats.segments) == (1, 0, 1)
+
+
+def test_out_of_memory_waits_for_recorded_streams_first():
+    runtime = Runtime(small_gpu(64 * MIB), QUIET)
+    pool, side = DevicePool(runtime), runtime.stream()
+    block = pool.allocate(60 * MIB, side)
+    runtime.launch(10_000_000)
+    pool.record_stream(block, runtime.default_stream)
+    pool.free(block)
+    assert pool.allocate(60 * MIB).address != block.address
+    assert "cudaEventSynchronize" in names(runtime)
+
+
+def test_a_split_segment_cannot_be_given_back():
+    """Fragmentation: one small block keeps its whole segment."""
+    runtime = Runtime(small_gpu(64 * MIB), QUIET)
+    pool = DevicePool(runtime)
+    first, second = pool.allocate(5 * MIB), pool.allocate(5 * MIB)
+    pool.free(first)
+    assert pool.empty_cache() == 0
+    pool.free(second)
+    assert pool.empty_cache() == 20 * MIB
+
+
+def test_peaks_start_anew():
+    runtime = Runtime(small_gpu(64 * MIB), QUIET)
+    pool = DevicePool(runtime)
+    pool.free(pool.allocate(40 * MIB))
+    keep = pool.allocate(512)
+    assert (pool.stats.allocated_peak, pool.stats.reserved_peak) == (40 * MIB, 42 * MIB)
+    pool.empty_cache()
+    pool.reset_peak()
+    assert (pool.stats.allocated_peak, pool.stats.active_peak, pool.stats.reserved_peak) == (512, 512, 2 * MIB)
+    pool.free(keep)
+    assert pool.stats.allocated_peak == 512
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.50 KiB"), (20 * MIB, "20.00 MiB")]
+)
+def test_words(nbytes, text):
+    assert words(nbytes) == text
+
+
+# What earlier owners of the memory did
+
+
+def last(runtime, stream):
+    return runtime.order.snapshot(stream.id)[stream.id]
+
+
+def test_a_reused_block_knows_who_still_reads_it(runtime):
+    """The prefetcher's reuse race: freed on the side stream while the default stream reads it, without an edge."""
+    pool, side, main = DevicePool(runtime), runtime.stream(), runtime.default_stream
+    pool.allocate(8 * MIB, side)
+    block = pool.allocate(4 * MIB, side)
+    runtime.launch(1_000_000)
+    block.touch(main, last(runtime, main), "the forward pass")
+    pool.free(block)
+    again = pool.allocate(3 * MIB, side)
+    assert again.address == block.address
+    assert [(use.stream, use.number, use.what) for use in again.former] == [(0, 1, "the forward pass")]
+    pool.free(again)
+    runtime.wait_stream(side, main)
+    assert pool.allocate(3 * MIB, side).former == []
+
+
+def test_record_stream_clears_what_is_over(runtime):
+    pool, side, main = DevicePool(runtime), runtime.stream(), runtime.default_stream
+    block = pool.allocate(4 * MIB, side)
+    runtime.launch(1_000_000)
+    block.touch(main, last(runtime, main))
+    pool.record_stream(block, main)
+    pool.free(block)
+    runtime.host_work(5_000_000)
+    again = pool.allocate(4 * MIB, side)
+    assert again.address == block.address
+    assert again.former == []
+
+
+def test_uses_of_the_own_stream_do_not_count(runtime):
+    pool = DevicePool(runtime)
+    block = pool.allocate(4 * MIB)
+    runtime.launch(1_000_000)
+    block.touch(runtime.default_stream, last(runtime, runtime.default_stream))
+    pool.free(block)
+    assert pool.allocate(4 * MIB).former == []
+
+
+uses = st.lists(
+    st.one_of(
+        st.tuples(st.just("allocate"), st.sampled_from([512, 1024, 2048, 4096, 10 * KIB, 500 * KIB])),
+        st.tuples(st.just("free"), st.integers(0, 99)),
+        st.tuples(st.just("touch"), st.integers(0, 99), st.integers(0, 2)),
+        st.tuples(st.just("wait"), st.integers(0, 2)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(uses)
+def test_former_uses_are_those_of_overlapping_addresses(program):
+    """Against a list of all uses ever made: the last one of each stream and place that is not ordered must be there."""
+    runtime = Runtime(Gpu.preset("a100"), QUIET)
+    streams = [runtime.default_stream, runtime.stream(), runtime.stream()]
+    owner = streams[0]
+    pool = DevicePool(runtime)
+    live, history = [], []
+    for name, *rest in program:
+        if name == "allocate":
+            block = pool.allocate(rest[0], owner)
+            open_uses = [
+                use for use in history
+                if use[0] < block.end and use[1] > block.address and not runtime.is_ordered(owner, use[2:])
+            ]  # fmt: skip
+            found = {(use.start, use.end, use.stream, use.number) for use in block.former}
+            assert found <= set(open_uses)
+            for start, end, stream, number in set(open_uses) - found:  # only what a later use stands for is missing
+                assert any(
+                    s == stream and n > number and a <= start and end <= b for a, b, s, n in open_uses
+                ), (start, end, stream, number)  # fmt: skip
+            assert len(block.former) == len(found)
+            live.append((block, {}))
+        elif name == "free" and live:
+            block, touched = live.pop(rest[0] % len(live))
+            pool.free(block)
+            history += [(block.address_then, block.end_then, s, n) for s, n in touched.items()] if False else []
+            history += [(*touched["place"], s, n) for s, n in touched.items() if s != "place"] if touched else []
+        elif name == "touch" and live:
+            block, touched = live[rest[0] % len(live)]
+            stream = streams[rest[1]]
+            runtime.launch(1000, stream)
+            block.touch(stream, last(runtime, stream))
+            touched["place"] = (block.address, block.end)
+            touched[stream.id] = last(runtime, stream)
+        elif name == "wait":
+            runtime.wait_stream(owner, streams[rest[0]])
+
+
+def test_a_race_in_a_loop_does_not_pile_up(runtime):
+    """A thousand racy steps leave one use behind, not a thousand."""
+    pool, side, main = DevicePool(runtime), runtime.stream(), runtime.default_stream
+    for size in range(1000):
+        block = pool.allocate(2 * MIB + 1000 * (size % 7), side)
+        runtime.launch(1000)
+        block.touch(main, last(runtime, main))
+        pool.free(block)
+    assert len(pool.allocate(2 * MIB, side).former) <= 7
+
+
+# Pinned pool
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("allocate"), st.integers(1, 10_000)),
+            st.tuples(st.just("free"), st.integers(0, 99)),
+            st.tuples(st.just("copy"), st.integers(0, 99), st.integers(0, 1)),
+            st.tuples(st.just("host_work"), st.integers(1, 20_000)),
+        ),
+        max_size=40,
+    )
+)
+def test_pinned_blocks_are_reused_only_when_their_copies_are_over(program):
+    runtime = Runtime(Gpu.preset("a100"), QUIET)
+    pool = PinnedPool(runtime)
+    streams = [runtime.default_stream, runtime.stream()]
+    live, copies, owned = [], {}, {}
+    for name, *rest in program:
+        if name == "allocate":
+            locks = pool.stats.page_locks
+            block = pool.allocate(rest[0])
+            assert rest[0] <= block.size < 2 * rest[0]
+            assert block.size & (block.size - 1) == 0
+            assert all(runtime.is_over(copy) for copy in copies.get(block.address, []))
+            assert all(block.address != other.address for other in live)
+            assert (block.address in owned) == (pool.stats.page_locks == locks)
+            assert owned.setdefault(block.address, block.size) == block.size  # no splitting
+            copies[block.address] = []
+            live.append(block)
+        elif name == "free" and live:
+            pool.free(live.pop(rest[0] % len(live)))
+        elif name == "copy" and live:
+            block = live[rest[0] % len(live)]
+            copies[block.address].append(runtime.memcpy(block.requested, "h2d", streams[rest[1]]))
+            pool.use(block, streams[rest[1]])
+        elif name == "host_work":
+            runtime.host_work(rest[0])
+        assert pool.stats.allocated == sum(block.size for block in live)
+        assert pool.stats.reserved == sum(owned.values())
+    ranges = sorted(owned.items())
+    assert all(start + size <= following for (start, size), (following, _) in zip(ranges, ranges[1:], strict=False))
+    for block in live:
+        pool.free(block)
+    runtime.synchronize()
+    before = pool.stats.page_locks
+    again = [pool.allocate(size) for size in owned.values()]  # all of it is back
+    assert {block.address for block in again} == set(owned)
+    assert pool.stats.page_locks == before
+
+
+def test_an_unused_pinned_block_is_back_at_once(runtime):
+    pool = PinnedPool(runtime)
+    block = pool.allocate(5000)
+    start = runtime.now
+    pool.free(block)
+    assert pool.allocate(8000).address == block.address
+    assert runtime.now == start
+    assert (pool.stats.reserved, pool.stats.allocated, pool.stats.page_locks, pool.stats.allocations) == (8192, 8192, 1, 2)
