@@ -32,7 +32,8 @@ STEP_RANGE = re.compile(r"ProfilerStep#\d+")  # torch.profiler's schedule marks 
 _HOST_WORK = (
     ("idle: host fetches a batch", (Kind.FETCH,)),
     ("idle: host pins a batch", (Kind.PIN,)),
-    ("idle: host calls", (Kind.API, Kind.OPERATOR)),
+    ("idle: host in CUDA calls", (Kind.API,)),
+    ("idle: host in operators", (Kind.OPERATOR,)),
 )
 
 

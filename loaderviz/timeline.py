@@ -12,6 +12,7 @@ It holds no tensors and knows nothing of torch or plotly.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
@@ -237,6 +238,17 @@ class Timeline:
         marks = tuple(_renumber(mark, moved) for mark in self.marks if start <= mark.time <= end)
         context = replace(self.context, notes=(*self.context.notes, note))
         return replace(self, context=context, spans=cut, arrows=arrows, marks=marks).sorted()
+
+    def from_batch(self, batch: int) -> Timeline:
+        """Return the part from the hand-out of `batch` on, which leaves the warm-up out.
+
+        Raises `TimelineError` if the main thread was never handed that batch.
+        """
+        pattern = re.compile(rf"batch {batch}(:|$)")
+        starts = [span.start for span in self.rows(Kind.RANGE) if pattern.match(span.name)]
+        if not starts:
+            raise TimelineError(f"from_batch({batch}): no range of the timeline is named 'batch {batch}'")
+        return self.between(min(starts), self.begin + self.duration)
 
     def sorted(self) -> Timeline:
         """Return it with the spans in order of start, longer ones first (a caller before what it calls)."""

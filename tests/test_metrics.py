@@ -69,6 +69,12 @@ def test_every_number_against_brute_force(seed, window):
         mine = times(timeline, Kind.WAIT, cause=cause) & rest
         assert summary.breakdown.get(f"idle: host blocked, {cause.words}", 0) == len(mine)
         rest -= mine
+    names = ("fetches a batch", "pins a batch", "in CUDA calls", "in operators")
+    for name, kind in zip(names, (Kind.FETCH, Kind.PIN, Kind.API, Kind.OPERATOR), strict=True):
+        mine = times(timeline, kind) & rest
+        assert summary.breakdown.get(f"idle: host {name}", 0) == len(mine)
+        rest -= mine
+    assert summary.breakdown.get("idle: other", 0) == len(rest)
 
 
 @given(SEEDS)
@@ -172,6 +178,17 @@ def test_each_device_has_its_own_engines():
     assert "device 0 of 2" in str(first)
     with pytest.raises(MetricsError, match="it has 0, 1"):
         summarize(timeline, device=7)
+
+
+def test_only_the_thread_of_the_loop_is_blocked():
+    builder = TimelineBuilder(Context())
+    for name, role in (("main", "main"), ("worker 0", "worker"), ("pin thread", "pin"), ("thread 5", "thread")):
+        lane = builder.lane(name, "host", role)
+        builder.span(0, 10, lane, Kind.WAIT, "wait", cause=Cause.DATA if role == "main" else Cause.SYNCHRONIZE)
+    assert summarize(builder.build()).host_blocked == {"waiting for data": 10}
+    builder = TimelineBuilder(Context())  # a recorded trace may not know which thread runs the loop
+    builder.span(0, 10, builder.lane("thread 5", "host", "thread"), Kind.WAIT, "wait")
+    assert summarize(builder.build()).host_blocked == {"cause not known": 10}
 
 
 def test_an_empty_timeline_has_no_shares():

@@ -72,6 +72,9 @@ def test_between_keeps_exactly_what_runs_in_the_window(seed, start, length):
 
     assert work(part) == {item for item in work(timeline) if item[2] in window}
     assert len(part.context.notes) == len(timeline.context.notes) + 1
+    if length:  # a span that only touches the window is not in it; one of no length is
+        points = [row for row in timeline.rows() if row.duration == 0 and start <= row.start <= start + length]
+        assert sum(row.duration == 0 for row in part.rows()) == len(points)
 
 
 def test_between_keeps_arrows_with_both_ends():

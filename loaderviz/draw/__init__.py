@@ -8,6 +8,6 @@ except ImportError as problem:
     raise ImportError("loaderviz draws with plotly, which is missing: pip install 'loaderviz[draw]'") from problem
 
 from loaderviz.draw.comparison import Comparison, compare
-from loaderviz.draw.single import DrawError, figure, mimebundle, text
+from loaderviz.draw.single import DrawError, figure, mimebundle, refresh, text
 
-__all__ = ["Comparison", "DrawError", "compare", "figure", "mimebundle", "text"]
+__all__ = ["Comparison", "DrawError", "compare", "figure", "mimebundle", "refresh", "text"]

@@ -35,7 +35,7 @@ def _arrows(parts: Sequence[Part], look: Look, name: str) -> list[go.Scatter]:
     ends = [_ends(part, look, kind) for part in parts]
     joins = np.concatenate([np.empty((0, 4)), *ends])
     total = len(joins)
-    if not total:
+    if not total and not look.steady:
         return []
     if total > LIMIT:
         joins = joins[np.linspace(0, total - 1, LIMIT).astype(int)]
@@ -46,6 +46,7 @@ def _arrows(parts: Sequence[Part], look: Look, name: str) -> list[go.Scatter]:
             x=np.stack([joins[:, 0], joins[:, 2], gap], axis=1).ravel(),
             y=np.stack([joins[:, 1], joins[:, 3], gap], axis=1).ravel(),
             mode="lines+markers", line={"color": color, "width": 1.2, "dash": dash}, hoverinfo="skip", name=words,
+            showlegend=total > 0,
             marker={"symbol": "arrow", "angleref": "previous", "color": color, "size": [0, 9, 0] * len(joins)},
         )
     ]  # fmt: skip
@@ -81,11 +82,11 @@ def _marks(parts: Sequence[Part], look: Look) -> list[go.Scatter]:
             x.append((mark.time - part.origin) / look.unit)
             y.append(places.get(mark.lane, part.placement.bottom))
             texts.append(f"<b>{escape(mark.kind, quote=False)}</b><br>{escape(mark.text, quote=False)}")
-    if not x:
+    if not x and not look.steady:
         return []
     marker = {"symbol": "x", "size": 13, "color": theme.BLACK, "line": {"color": "white", "width": 1.5}}
     return [
-        go.Scatter(x=x, y=y, mode="markers", marker=marker, name="hazard", hovertext=texts,
+        go.Scatter(x=x, y=y, mode="markers", marker=marker, name="hazard", hovertext=texts, showlegend=bool(x),
                    hovertemplate="%{hovertext}<extra></extra>")
     ]  # fmt: skip
 

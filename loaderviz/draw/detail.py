@@ -46,11 +46,13 @@ def reduce(track: Column, start: Column, end: Column, category: Column, budget: 
     group = np.arange(len(order))
     extent = int(end.max() - start.min()) if len(order) else 0
     cell = max(1, extent // max(1, budget))
-    while len(order) and group[-1] >= budget and cell <= 2 * extent:
-        group = _groups(track, start, end, cell)
-        cell = cell * 3 // 2 + 1
     if not len(order):
         return Bars(order, track, start, end, order, order)
+    while group[-1] >= budget:
+        group = _groups(track, start, end, cell)
+        if cell > extent:  # one bar per track: nothing more to merge
+            break
+        cell = cell * 3 // 2 + 1
     first = np.flatnonzero(np.r_[True, np.diff(group) > 0])
     last = np.r_[first[1:], len(order)] - 1
     busy = np.add.reduceat(end - start, first)

@@ -45,12 +45,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Look:
-    """What a figure shows: colours by "batch" or "kind", which arrows, and the unit of time (ns in it, its name)."""
+    """What a figure shows: colours by "batch" or "kind", which arrows, and the unit of time (ns in it, its name).
+
+    `steady`: traces with nothing to show are there too, so that two figures of one look have the same traces.
+    """
 
     by_batch: bool
     arrows: tuple[str, ...]
     unit: int
     unit_name: str
+    steady: bool = False
 
 
 def time_unit(ns: int) -> tuple[int, str]:
@@ -80,7 +84,7 @@ def draw(parts: Sequence[Part], look: Look, title: str, subtitle: str, text: str
     """Return the figure of these parts."""
     figure = go.Figure(layout={"template": theme.TEMPLATE, "meta": {"text": text}})
     traces = [trace for kind in Kind for trace in _kind_trace(parts, kind, look)]
-    traces += [*_batch_legend(parts), *_copy_legend(parts)] if look.by_batch else []
+    traces += [*_batch_legend(parts, look), *_copy_legend(parts, look)] if look.by_batch else []
     traces += _state_traces(parts, look)
     traces += arrow_traces.traces(parts, look)
     figure.add_traces(traces)
@@ -113,10 +117,11 @@ def _kind_trace(parts: Sequence[Part], kind: Kind, look: Look) -> list[go.Bar]:
             hover.bar_text(row, look.by_batch) if count == 1 and end - start >= shortest else ""
             for row, count, start, end in zip(rows, chosen.count, chosen.start, chosen.end, strict=True)
         ]
-    if not columns.base:
+    if not columns.base and not look.steady:
         return []
     # a trace of many colours shows only its first in the legend; entries of their own stand for it
-    return [columns.bar(style, style.name, not look.by_batch or kind is Kind.WAIT)]
+    in_legend = bool(columns.base) and (not look.by_batch or kind is Kind.WAIT)
+    return [columns.bar(style, style.name, in_legend)]
 
 
 class _Columns:
@@ -155,29 +160,28 @@ def _shortest_with_text(parts: Sequence[Part]) -> int:
     return int(lengths[-_LONGEST_TEXTS]) if len(lengths) > _LONGEST_TEXTS else 0
 
 
-def _batch_legend(parts: Sequence[Part]) -> list[go.Bar]:
+def _batch_legend(parts: Sequence[Part], look: Look) -> list[go.Bar]:
     """Return legend entries for the batch colours that occur; the traces themselves hold several colours."""
     numbers = np.unique(np.concatenate([part.timeline.batch for part in parts]))
     cycle = len(theme.BATCHES)
     entries = []
     for place in range(cycle):
         mine = [str(number) for number in numbers[numbers >= 0] if number % cycle == place]
-        if mine:
-            shown = ", ".join(mine[:3]) + (", …" if len(mine) > 3 else "")
-            entries.append((f"batch {shown}", theme.BATCHES[place].color))
-    if (numbers < 0).any():
-        entries.append((theme.NO_BATCH.name, theme.NO_BATCH.color))
+        shown = ", ".join(mine[:3]) + (", …" if len(mine) > 3 else "")
+        entries.append((f"batch {shown}", theme.BATCHES[place].color, bool(mine)))
+    entries.append((theme.NO_BATCH.name, theme.NO_BATCH.color, bool((numbers < 0).any())))
     return [
-        go.Bar(x=[None], y=[None], orientation="h", name=name, marker_color=color, hoverinfo="skip")
-        for name, color in entries
+        go.Bar(x=[None], y=[None], orientation="h", name=name, marker_color=color, hoverinfo="skip", showlegend=used)
+        for name, color, used in entries
+        if used or look.steady
     ]
 
 
-def _copy_legend(parts: Sequence[Part]) -> list[go.Scatter]:
-    if not any(part.timeline.where(*COPIES).any() for part in parts):
-        return []
-    line = {"color": theme.GREY, "width": 7}
-    return [go.Scatter(x=[None], y=[None], mode="lines", name="thin bar: copy", line=line, hoverinfo="skip")]
+def _copy_legend(parts: Sequence[Part], look: Look) -> list[go.Scatter]:
+    used = any(part.timeline.where(*COPIES).any() for part in parts)
+    entry = go.Scatter(x=[None], y=[None], mode="lines", name="thin bar: copy", hoverinfo="skip", showlegend=used,
+                       line={"color": theme.GREY, "width": 7})  # fmt: skip
+    return [entry] if used or look.steady else []
 
 
 def _state_traces(parts: Sequence[Part], look: Look) -> list[go.Bar]:
@@ -197,8 +201,11 @@ def _state_traces(parts: Sequence[Part], look: Look) -> list[go.Bar]:
                 column.color.append(theme.STATES[name].color)
                 column.edge.append(0.0)
                 column.hover.append(texts[number])
-    styles = theme.STATES
-    return [columns[name].bar(styles[name], f"GPU: {styles[name].name}", True) for name in styles if columns[name].base]
+    return [
+        columns[name].bar(style, f"GPU: {style.name}", bool(columns[name].base))
+        for name, style in theme.STATES.items()
+        if columns[name].base or look.steady
+    ]
 
 
 def _strip(states: dict[str, Intervals], budget: int) -> tuple[detail.Bars, list[str]]:

@@ -24,14 +24,14 @@ class DrawError(LoadervizError, ValueError):
 
 def figure(
     timeline: Timeline, color: str = "batch", arrows: Arrows = False, operators: bool = False, title: str | None = None,
-    label: str = "", window: tuple[int, int] | None = None, budget: int = BUDGET,
+    label: str = "", window: tuple[int, int] | None = None, budget: int = BUDGET, steady: bool = False,
 ) -> go.Figure:  # fmt: skip
     """Return the timeline as a figure: host lanes above, then copy engines and streams, below them what the GPU does.
 
     `color` is "batch" (each batch one colour) or "kind"; `arrows` is "launch", "wait", True for both; `operators` adds
     the aten operators of the host. `title` replaces the finding in words, `label` stands before it. `window =
     (start, end)` [ns, as in `timeline.start`] draws a part, in which less is merged: spans make at most `budget`
-    bars. The text twin is in `figure.layout.meta["text"]`. Raises `NotATimelineError` and `DrawError`.
+    bars. With `steady` all figures of the same options have the same traces, as `refresh` needs it. The text twin is in `figure.layout.meta["text"]`. Raises `NotATimelineError` and `DrawError`.
 
         timeline.figure(color="kind", arrows="wait").write_html("run.html")
     """
@@ -40,7 +40,7 @@ def figure(
     shown = timeline if window is None else timeline.between(*window)
     unit, unit_name = page.time_unit(shown.duration)
     parts = page.place([(label, shown, origin)], operators, budget)
-    look = page.Look(color == "batch", look_arrows, unit, unit_name)
+    look = page.Look(color == "batch", look_arrows, unit, unit_name, steady)
     heading = escape(metrics.describe(shown, label) if title is None else title, quote=False)
     return page.draw(parts, look, heading, escape(_subtitle(parts[0]), quote=False), text(shown, label))
 
@@ -81,6 +81,31 @@ def bundle_of(shown: go.Figure, twin: str) -> dict[str, Any]:
     if _MIMETYPE not in bundle:
         bundle |= pio.renderers["plotly_mimetype"].to_mimebundle(shown.to_dict())
     return bundle | {"text/plain": twin}
+
+
+def refresh(widget: go.Figure, shown: go.Figure) -> None:
+    """Make a FigureWidget (or a figure) show what `shown` shows, in place: a browser keeps its plot and redraws once.
+
+    Both must come from `figure(..., steady=True)` with the same options. Raises `DrawError` if their traces differ.
+
+        widget = go.FigureWidget(draw.figure(timeline, steady=True))
+        draw.refresh(widget, draw.figure(another, steady=True))
+    """
+    before, after = ([trace.type for trace in each.data] for each in (widget, shown))
+    if before != after:
+        raise DrawError(
+            f"the figure has {len(after)} traces, the widget {len(before)}; draw both with steady=True and one look"
+        )
+    with widget.batch_update():
+        for old, new in zip(widget.data, shown.data, strict=True):
+            _become(old, new.to_plotly_json())
+        _become(widget.layout, shown.layout.to_plotly_json())
+
+
+def _become(old: Any, new: dict[str, Any]) -> None:
+    """Set all properties of a trace or layout to those of `new`; what `new` does not have is unset."""
+    gone = {name: None for name in old.to_plotly_json() if name not in new and name not in ("type", "uid")}
+    old.update({name: value for name, value in new.items() if name != "type"} | gone, overwrite=True)
 
 
 def check_options(color: str, arrows: Arrows, budget: int) -> tuple[str, ...]:

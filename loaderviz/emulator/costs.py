@@ -56,9 +56,14 @@ def page_lock_time(host: Host, nbytes: int) -> int:
     return host.page_lock_base + ceil_div(nbytes * host.page_lock_per_gib, 2**30)
 
 
-def fetch_time(host: Host, samples: int, nbytes: int) -> int:
-    """Return the time in ns in which a worker prepares a batch of `samples` samples, `nbytes` bytes in all."""
-    return host.fetch_base + samples * host.fetch_per_sample + ceil_div(nbytes * host.fetch_per_byte, 1000)
+def fetch_time(host: Host, samples: int, nbytes: int, *, batched: bool = False) -> int:
+    """Return the time in ns in which a worker prepares a batch of `samples` samples, `nbytes` bytes in all.
+
+    `batched`: the data set gives the whole batch at once (`__getitems__`, or an index list as one item), which saves
+    the cost of each sample.
+    """
+    per_sample = 0 if batched else samples * host.fetch_per_sample
+    return host.fetch_base + per_sample + ceil_div(nbytes * host.fetch_per_byte, 1000)
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -34,10 +34,13 @@ SECOND = 10**9
 
 
 class Fetched:
-    """What a worker sends in place of a bare batch: the batch, how many samples, and what it cost [ns]."""
+    """What a worker sends in place of a bare batch: the batch, how many samples, and what it cost [ns].
 
-    def __init__(self, data: Any, samples: int, slept: int, took: int) -> None:
-        self.data, self.samples, self.slept, self.took = data, samples, slept, took
+    `batched` tells that the data set gave the whole batch at once.
+    """
+
+    def __init__(self, data: Any, samples: int, slept: int, took: int, batched: bool) -> None:
+        self.data, self.samples, self.slept, self.took, self.batched = data, samples, slept, took, batched
 
     def pin_memory(self) -> Fetched:
         """Called by the pin thread."""
@@ -51,6 +54,8 @@ def install(session: Session, patches: Patches) -> None:
     several = torch_dataloader._MultiProcessingDataLoaderIter
     loop = functools.partial(work, _utils.worker._worker_loop, measured=session.measured)
     patches.set(_utils.worker, "_worker_loop", loop)
+    # Its warning is about this machine's cores; the workers' time is the emulated host's.
+    patches.set(torch_dataloader.DataLoader, "check_worker_number_rationality", lambda loader: None)
     patches.set(_utils.pin_memory, "_pin_memory_loop", functools.partial(pin_loop, _utils.pin_memory._pin_memory_loop))
     patches.set(single, "_next_data", _single_next(session, single._next_data))
     patches.set(several, "__init__", _several_init(session, several.__init__))
@@ -78,7 +83,8 @@ def work(loop: Callable[..., None], *args: Any, measured: bool) -> None:
         def counting(indices: Any) -> Fetched:
             slept[0], start = 0, perf_counter_ns()
             data = fetch(indices)
-            return Fetched(data, sample_count(indices, data), slept[0], perf_counter_ns() - start)
+            took = perf_counter_ns() - start
+            return Fetched(data, sample_count(indices, data), slept[0], took, is_batched(fetcher))
 
         fetcher.fetch = counting
         return fetcher
@@ -114,7 +120,9 @@ def _single_next(session: Session, original: Callable[..., Any]) -> Callable[...
             data = self._dataset_fetcher.fetch(index)
         self._fetched += 1
         samples = sample_count(index, data)
-        took = perf_counter_ns() - real if session.measured else costs.fetch_time(runtime.host, samples, nbytes(data))
+        took = perf_counter_ns() - real if session.measured else costs.fetch_time(
+            runtime.host, samples, nbytes(data), batched=is_batched(self._dataset_fetcher)
+        )
         runtime.now += took
         runtime.builder.span(
             start, runtime.now, runtime.main, Kind.FETCH, f"fetch batch {batch}", batch=batch, nbytes=nbytes(data)
@@ -168,7 +176,7 @@ class Schedule:
         batch, worker = self.first_batch + index, self.worker_of.pop(index)
         size = nbytes(fetched.data)
         start = max(self.sent.pop(index), self.free[worker])
-        cost = costs.fetch_time(runtime.host, fetched.samples, size) + fetched.slept
+        cost = costs.fetch_time(runtime.host, fetched.samples, size, batched=fetched.batched) + fetched.slept
         ready = self.free[worker] = start + (fetched.took if session.measured else cost)
         lane = runtime.builder.lane(f"worker {worker}", "host", "worker", worker)
         runtime.builder.span(start, ready, lane, Kind.FETCH, f"fetch batch {batch}", batch=batch, nbytes=size)
@@ -255,6 +263,11 @@ def _several_process(session: Session, original: Callable[..., Any]) -> Callable
 
 
 # Batches
+
+
+def is_batched(fetcher: Any) -> bool:
+    """Tell whether a fetcher asks its data set for whole batches: `batch_size=None`, or `__getitems__`."""
+    return not fetcher.auto_collation or bool(getattr(fetcher.dataset, "__getitems__", None))
 
 
 def sample_count(indices: Any, data: Any) -> int:

@@ -69,13 +69,13 @@ class Command:
         self.start = self.end = -1
         self.number = -1
         self.done = False
-        self.deps: list[Command] = []
-        self.waiters: list[Command] = []
+        self.deps: tuple[Command, ...] = ()  # tuples, since most are empty
+        self.waiters: tuple[Command, ...] = ()
         self.unmet = 0
         self.nbytes = self.correlation = self.batch = self.api = -1
         self.pinned: bool | None = None
         self.source = ""
-        self.awaits: list[Command] = []
+        self.awaits: tuple[Command, ...] = ()
 
     def __repr__(self) -> str:
         return f"<{self.name} on stream {self.stream.number}, {self.start}..{self.end} ns>"
@@ -156,10 +156,10 @@ class Device:
         """`command` is at the head of its stream: let it go as soon as its deps are over."""
         for dep in command.deps:
             if not dep.done:
-                dep.waiters.append(command)
+                dep.waiters += (command,)
                 command.unmet += 1
         if not command.unmet:
-            self._push(max(command.ready, self.clock), READY, command)
+            self._push(command.ready if command.ready > self.clock else self.clock, READY, command)
 
     def _acquire(self, command: Command) -> None:
         if command.engine == Engine.COMPUTE:
@@ -174,9 +174,11 @@ class Device:
     def _choose(self) -> None:
         """All that ends or becomes ready at this time is known: let the engines take what they have place for."""
         self._to_choose = False
-        self._start_kernels()
-        self._start_copy(Engine.H2D)
-        self._start_copy(Engine.D2H)
+        if self._compute_queue:
+            self._start_kernels()
+        for engine in (Engine.H2D, Engine.D2H):
+            if self._copy_queue[engine]:
+                self._start_copy(engine)
 
     def _begin(self, command: Command) -> None:
         command.start = command.since = self.clock
@@ -191,7 +193,7 @@ class Device:
 
     def _start_copy(self, engine: Engine) -> None:
         """Start the next copy in this direction, if the engine is free: one at a time, who was ready first (R20)."""
-        if self._copying[engine] or not self._copy_queue[engine]:
+        if self._copying[engine]:
             return
         command = self._copying[engine] = self._copy_queue[engine].popleft()
         other = self._copying[OPPOSITE[engine]]
@@ -226,5 +228,4 @@ class Device:
             waiter.unmet -= 1
             if not waiter.unmet:
                 self._push(max(waiter.ready, self.clock), READY, waiter)
-        command.waiters.clear()
-        command.deps.clear()
+        command.waiters = command.deps = ()

@@ -16,98 +16,28 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from loaderviz.emulator.costs import page_lock_time
+from loaderviz.emulator.blocks import (
+    DEFERRED,
+    FREE,
+    FREED,
+    LIVE,
+    ROUND,
+    SMALL,
+    Block,
+    BlockError,
+    Cache,
+    OutOfMemory,
+    Use,
+    segment_size,
+)  # fmt: skip
 from loaderviz.emulator.device import Stream
+from loaderviz.emulator.pinned import PinnedBlock, PinnedPool
 from loaderviz.emulator.runtime import Event, Runtime
-from loaderviz.errors import LoadervizError
 
-ROUND = 512  # every device block is a multiple of this
-SMALL = 2**20  # up to here a block comes from a small segment
-SMALL_SEGMENT = 2 * 2**20
-LARGE_SEGMENT = 20 * 2**20  # for blocks below OWN_SEGMENT; larger ones get a segment of their own, rounded up
-OWN_SEGMENT = 10 * 2**20
-ROUND_SEGMENT = 2 * 2**20
-FIRST_ADDRESS, FIRST_PINNED_ADDRESS = 0x7F00_0000_0000, 0x2000_0000_0000
+__all__ = ["Block", "BlockError", "DevicePool", "OutOfMemory", "PinnedBlock", "PinnedPool", "Statistics", "Use"]
 
-FREE, LIVE, DEFERRED, FREED = range(4)  # in the cache; in use; waiting for recorded streams; given back
-
-
-class BlockError(LoadervizError, RuntimeError):
-    """A block was freed twice, or belongs to another pool."""
-
-
-class OutOfMemory(LoadervizError, MemoryError):
-    """The GPU has no room for a segment, even after the cache was given back. All numbers are bytes.
-
-    `tried` is the segment that was asked of CUDA (never below 2 MiB), `requested` what the program asked for.
-    """
-
-    def __init__(
-        self, device: str, requested: int, tried: int, total: int, free: int, allocated: int, unallocated: int
-    ) -> None:
-        self.requested, self.tried, self.total, self.free = requested, tried, total, free
-        self.allocated, self.unallocated = allocated, unallocated
-        super().__init__(
-            f"CUDA out of memory. Tried to allocate {words(tried)}. The emulated {device} has {words(total)} in total, "
-            f"of which {words(free)} are free. PyTorch has allocated {words(allocated)}; another {words(unallocated)} "
-            "are reserved but unallocated. Use a smaller batch, drop tensors that are no longer needed, or emulate a "
-            "GPU with more memory."
-        )
-
-
-class Use(NamedTuple):
-    """Command `number` of stream `stream` (a `Place`) touched the addresses `start` to `end`; `what` says more."""
-
-    start: int
-    end: int
-    stream: int
-    number: int
-    what: object
-
-
-class Block:
-    """A piece of device memory; compared by identity, and each handout is a new Block.
-
-    `address`, `size` (rounded up), `requested` [bytes]; `stream` owns it; `streams` were recorded with
-    `record_stream`; `uses`: stream id -> (number of the last command there that touched it, what), kept by `touch`;
-    `former`: uses of the same addresses by earlier owners that `stream` was not ordered after, when it was allocated.
-    """
-
-    __slots__ = (
-        "_after", "_before", "_cache", "address", "former", "pending", "pool", "requested", "size", "state", "stream",
-        "streams", "uses",
-    )  # fmt: skip
-
-    def __init__(
-        self, pool: DevicePool, address: int, size: int, requested: int, stream: Stream, cache: Cache, state: int = LIVE
-    ) -> None:
-        self.pool, self.address, self.size, self.requested, self.stream = pool, address, size, requested, stream
-        self.state = state
-        self._cache = cache  # where it goes when it is free
-        self.streams: dict[int, Stream] = {}
-        self.uses: dict[int, tuple[int, object]] = {}
-        self.former: list[Use] = []
-        self.pending = 0  # events that must be over before it can be reused
-        self._before: Block | None = None  # the neighbours in the segment
-        self._after: Block | None = None
-
-    def __repr__(self) -> str:
-        state = ("cached", "live", "waiting", "freed")[self.state]
-        return f"<{state} block of {self.size} bytes at {self.address:#x}, stream {self.stream.number}>"
-
-    @property
-    def end(self) -> int:
-        """The first address after it."""
-        return self.address + self.size
-
-    def touch(self, stream: Stream, number: int, what: object = None) -> None:
-        """Note that command `number` of `stream` reads or writes it."""
-        self.uses[stream.id] = (number, what)
-
-
-Cache = list[tuple[int, int, Block]]  # free blocks, sorted by size, then address
+FIRST_ADDRESS = 0x7F00_0000_0000
 
 
 @dataclass
@@ -344,155 +274,6 @@ class DevicePool:
             self._release(block)
 
 
-class PinnedBlock:
-    """A piece of pinned host memory. `size` is the next power of two; `streams` are those that copied with it (R41)."""
-
-    __slots__ = ("address", "freed", "pending", "pool", "requested", "size", "state", "streams")
-
-    def __init__(self, pool: PinnedPool, address: int, size: int, requested: int) -> None:
-        self.pool, self.address, self.size, self.requested = pool, address, size, requested
-        self.state = LIVE
-        self.streams: dict[int, Stream] = {}
-        self.pending = 0
-        self.freed = 0  # when the program let go of it [ns]
-
-    def __repr__(self) -> str:
-        return f"<{('cached', 'live', 'waiting')[self.state]} pinned block of {self.size} bytes at {self.address:#x}>"
-
-
-@dataclass
-class PinnedStatistics:
-    """Bytes and counts of a `PinnedPool`. Nothing is ever given back to the system."""
-
-    allocated: int = 0  # in use by the program
-    reserved: int = 0  # page-locked, in use or not
-    allocations: int = 0
-    page_locks: int = 0  # cudaHostAlloc calls
-
-
-class PinnedPool:
-    """PyTorch's cache of pinned host memory: powers of two, no splitting (R39).
-
-    A block that asynchronous copies used comes back when they are over (R40); only copies noted with `use` count (R41),
-    and nothing stops the host from writing into a block while it is being copied (R42).
-    """
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
-        self.stats = PinnedStatistics()
-        self._next_address = FIRST_PINNED_ADDRESS
-        self._free: dict[int, list[tuple[int, int]]] = {}  # size -> (free since [ns], address)
-        self._deferred: deque[tuple[Event, PinnedBlock]] = deque()  # oldest first
-
-    def allocate(self, nbytes: int) -> PinnedBlock:
-        """Return a block of at least `nbytes` bytes. Cold it is page-locked first: slow, and it synchronises (R44).
-
-        Warm it costs no more than polls. Raises `ValueError` for a negative size.
-        """
-        if nbytes <= 0:
-            if nbytes < 0:
-                raise ValueError(f"allocate({nbytes}): a size cannot be negative; give the number of bytes")
-            return PinnedBlock(self, 0, 0, 0)
-        while self._deferred and self.runtime.query(self._deferred[0][0], learn=False):
-            self._event_over(self._deferred.popleft()[1])
-        size = 1 << (nbytes - 1).bit_length()
-        cache = self._free.setdefault(size, [])
-        stats = self.stats
-        if cache:
-            address = cache.pop()[1]
-        else:
-            self.runtime.page_lock(size)
-            address = self._lock(size)
-        stats.allocations += 1
-        stats.allocated += size
-        return PinnedBlock(self, address, size, nbytes)
-
-    def allocate_at(self, nbytes: int, time: int) -> tuple[PinnedBlock, int]:
-        """Return a block for another thread (the DataLoader's pin thread), and the ns that page-locking costs it.
-
-        `time` [ns] may lie before the host's: what was freed later is not reused. Costs the main thread nothing.
-        """
-        if nbytes <= 0:
-            return self.allocate(nbytes), 0
-        while self._deferred and self.runtime.is_over(self._deferred[0][0]):
-            event, block = self._deferred.popleft()
-            self._event_over(block, event.record.end if event.record else self.runtime.now)
-        size = 1 << (nbytes - 1).bit_length()
-        cache = self._free.setdefault(size, [])
-        usable = next((entry for entry in cache if entry[0] <= time), None)
-        if usable:
-            cache.remove(usable)
-        address = usable[1] if usable else self._lock(size)
-        self.stats.allocations += 1
-        self.stats.allocated += size
-        return PinnedBlock(self, address, size, nbytes), 0 if usable else page_lock_time(self.runtime.host, size)
-
-    def _lock(self, size: int) -> int:
-        """Note a new page-locked block; return its address."""
-        self.stats.page_locks += 1
-        self.stats.reserved += size
-        address = self._next_address
-        self._next_address += max(size, 4096)
-        return address
-
-    def use(self, block: PinnedBlock, stream: Stream) -> None:
-        """Note that an asynchronous copy in `stream` reads or writes the block (R29, R41). Costs no time."""
-        self._check(block, "use")
-        if block.size:
-            block.streams[stream.id] = stream
-
-    def free(self, block: PinnedBlock) -> None:
-        """Give the block back: at once if no copy used it, else after an event in each stream that did (R40).
-
-        Raises `BlockError` if it was freed before or belongs to another pool.
-        """
-        self._check(block, "free")
-        block.state = DEFERRED
-        block.freed = self.runtime.now
-        block.pending = len(block.streams)
-        self.stats.allocated -= block.size
-        for stream in block.streams.values():
-            event = self.runtime.event(timing=False)
-            self.runtime.record_event(event, stream)
-            self._deferred.append((event, block))
-        if not block.pending:
-            self._release(block)
-
-    def _check(self, block: PinnedBlock, call: str) -> None:
-        if block.pool is not self:
-            raise BlockError(f"{call}: {block} belongs to another pool; give it to the pool that allocated it")
-        if block.state != LIVE:
-            raise BlockError(f"{call}: {block} was freed already; free each block once and do not use it after that")
-
-    def _event_over(self, block: PinnedBlock, time: int | None = None) -> None:
-        block.freed = max(block.freed, self.runtime.now if time is None else time)
-        block.pending -= 1
-        if not block.pending:
-            self._release(block)
-
-    def _release(self, block: PinnedBlock) -> None:
-        block.state = FREE
-        if block.size:
-            self._free[block.size].append((block.freed, block.address))
-
-
 def _united(uses: list[Use], more: list[Use]) -> list[Use]:
     """Join two lists; a use that reached into both pieces of memory is in both."""
     return list({id(use): use for use in uses + more}.values()) if uses and more else uses or more
-
-
-def segment_size(size: int) -> int:
-    """Return how many bytes the allocator asks CUDA for when it needs a block of `size` bytes."""
-    if size <= SMALL:
-        return SMALL_SEGMENT
-    if size < OWN_SEGMENT:
-        return LARGE_SEGMENT
-    return -(-size // ROUND_SEGMENT) * ROUND_SEGMENT
-
-
-def words(nbytes: int) -> str:
-    """Return a size as PyTorch writes it: "512 bytes", "20.00 MiB", "1.50 GiB"."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.2f} {name}"
-    return f"{nbytes} bytes"

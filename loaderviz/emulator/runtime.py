@@ -120,7 +120,7 @@ class Runtime:
         if event.record is None:
             return
         marker = Command(stream, "event wait", None, Engine.NONE, 0, self.now)
-        marker.deps.append(event.record)
+        marker.deps = (event.record,)
         self._submit(marker)
         self.order.wait(stream.id, event.clock)
         stream.awaited.extend(event.record.awaits)
@@ -283,12 +283,14 @@ class Runtime:
         """Return all that happened, the device's unfinished work run to its end; the host's clock goes there, too."""
         self.now = max(self.now, self.device.drain())
         builder, spans = self.builder, self._spans
+        lanes: dict[Stream, int] = {}
         for command in self._work:
             stream = command.stream
-            lane = builder.lane(stream_name(stream), "device", "stream", stream.number)
+            if stream not in lanes:
+                lanes[stream] = builder.lane(stream_name(stream), "device", "stream", stream.number)
             assert command.kind is not None
             spans[command] = builder.span(
-                command.start, command.end, lane, command.kind, command.name, batch=command.batch,
+                command.start, command.end, lanes[stream], command.kind, command.name, batch=command.batch,
                 nbytes=command.nbytes, correlation=command.correlation, pinned=command.pinned, source=command.source,
             )  # fmt: skip
             if command.api >= 0:
@@ -362,7 +364,7 @@ class Runtime:
         self._correlation += 1
         command.correlation = self._correlation
         if stream.awaited:
-            command.awaits, stream.awaited = list(dict.fromkeys(stream.awaited)), []
+            command.awaits, stream.awaited = tuple(dict.fromkeys(stream.awaited)), []
         self._submit(command)
         stream.last_work = command
         self._work.append(command)
@@ -371,7 +373,7 @@ class Runtime:
     def _submit(self, command: Command) -> Command:
         stream = command.stream
         if command.kind is None:  # what an event recorded here stands for
-            command.awaits = [*([stream.last_work] if stream.last_work else []), *stream.awaited]
+            command.awaits = (*((stream.last_work,) if stream.last_work else ()), *stream.awaited)
         self._legacy_barrier(command)
         self.device.submit(command)
         self.order.enqueue(stream.id)
@@ -386,7 +388,7 @@ class Runtime:
             others = [self.default_stream] if stream.blocking else []
         for other in others:
             if other.last:
-                command.deps.append(other.last)
+                command.deps += (other.last,)
                 self.order.wait(stream.id, self.order.snapshot(other.id))
 
     def _block(self, ends: Iterable[Command | None], cause: Cause) -> None:

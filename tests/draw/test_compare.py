@@ -53,6 +53,20 @@ def test_the_table_has_the_numbers_of_the_summaries():
     assert np.isnan(alone.loc["nothing", "speed-up"])
 
 
+def test_without_samples_the_speed_up_is_by_step_then_by_makespan():
+    def run(length, batches):
+        builder = TimelineBuilder(Context())
+        lane = builder.lane("stream 0", "device")
+        for batch in range(max(1, batches)):
+            builder.span(batch * length, (batch + 1) * length, lane, Kind.COMPUTE, "k", batch=batch if batches else -1)
+        return builder.build()
+
+    table = draw.compare({"slow": run(300, 2), "fast": run(100, 4)}).table()
+    assert table["speed-up"].tolist() == [1, 3]
+    assert table["samples/s"].isna().all()
+    assert draw.compare({"slow": run(300, 0), "fast": run(100, 0)}).table()["speed-up"].tolist() == [1, 3]
+
+
 def test_utilization_curves():
     timelines = factory.loaders()
     figure = draw.compare(timelines).utilization(window_ns=50_000)

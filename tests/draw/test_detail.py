@@ -40,7 +40,7 @@ def test_few_spans_stay_as_they_are(tracks):
 def test_many_spans_are_merged_without_loss(tracks, budget):
     track, start, end, category = columns(tracks)
     bars = reduce(track, start, end, category, budget)
-    assert len(bars) <= max(budget, len({*track.tolist()})) or len(bars) <= 2 * len({*track.tolist()})
+    assert len(bars) <= max(budget, len({*track.tolist()}))
     assert bars.count.sum() == len(track)
     assert bars.busy.sum() == (end - start).sum()
     for number in range(len(bars)):

@@ -192,6 +192,34 @@ def test_what_a_notebook_shows():
     assert "text/plain" in draw.mimebundle(factory.empty())
 
 
+@pytest.mark.parametrize("color", ["batch", "kind"])
+def test_a_steady_figure_is_refreshed_in_place(color):
+    """An explorer moves a slider: the widget must then show exactly what a new figure would."""
+    options = {"color": color, "arrows": True, "steady": True}
+    widget = go.FigureWidget(draw.figure(factory.loader("blocking"), **options))
+    identities = [id(trace) for trace in widget.data]
+    for timeline in (factory.loader("prefetch", batches=3), factory.empty(), hazard(), factory.loader("resident")):
+        wanted = draw.figure(timeline, **options)
+        draw.refresh(widget, wanted)
+        assert json.loads(widget.to_json())["data"] == [
+            {"uid": trace.uid} | new
+            for trace, new in zip(widget.data, json.loads(wanted.to_json())["data"], strict=True)
+        ]
+        assert bars(widget) == bars(wanted)
+        assert widget.layout.title.text == wanted.layout.title.text
+        assert len(widget.layout.annotations) == len(wanted.layout.annotations)
+    assert [id(trace) for trace in widget.data] == identities
+    with pytest.raises(draw.DrawError, match="steady=True"):
+        draw.refresh(widget, draw.figure(factory.loader("blocking")))
+
+
+def test_a_steady_figure_has_no_more_in_its_legend():
+    for timeline in (factory.loader("prefetch"), factory.empty()):
+        usual, steady = draw.figure(timeline), draw.figure(timeline, steady=True)
+        entries = [[trace.name for trace in each.data if trace.showlegend is not False] for each in (usual, steady)]
+        assert entries[0] == entries[1]
+
+
 @pytest.mark.parametrize("options", [{"color": "lane"}, {"color": None}, {"arrows": "all"}, {"arrows": 3},
                                      {"budget": 0}, {"budget": "many"}])  # fmt: skip
 def test_bad_options(options):

@@ -130,7 +130,8 @@ def test_host_costs():
     assert costs.host_time(host, host.memory_bandwidth) == 10**9
     assert costs.page_lock_time(host, 0) == host.page_lock_base
     assert costs.page_lock_time(host, 2**30) == host.page_lock_base + host.page_lock_per_gib
-    assert costs.fetch_time(host, 256, 10**6) == host.fetch_base + 256 * host.fetch_per_sample + host.fetch_per_byte * 1000
+    per_sample, per_byte = 256 * host.fetch_per_sample, 10**6 * host.fetch_per_byte // 1000  # given in picoseconds
+    assert costs.fetch_time(host, 256, 10**6) == host.fetch_base + per_sample + per_byte
 
 
 @given(st.integers(0, 10**18), st.integers(1, 10**12))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderviz.emulator import Gpu, Host, Runtime
-from loaderviz.emulator.memory import BlockError, DevicePool, OutOfMemory, PinnedPool, segment_size, words
+from loaderviz.emulator.blocks import segment_size, words
+from loaderviz.emulator.memory import BlockError, DevicePool, OutOfMemory, PinnedPool
 from loaderviz.errors import LoadervizError
 from loaderviz.timeline import Kind
 
@@ -206,7 +208,7 @@ def test_the_pool_agrees_with_a_naive_one(program, capacity):
         assert stats.segments == len(model.segments)
         assert pool.mem_get_info() == (capacity - stats.reserved, runtime.gpu.memory)
         places = sorted((block.address, block.end) for block, _ in live)
-        assert all(end <= start for (_, end), (start, _) in zip(places, places[1:], strict=False))
+        assert all(end <= start for (_, end), (start, _) in pairwise(places))
     for block, _ in live:
         pool.free(block)
     assert pool.empty_cache() == model.reserved()  # every segment is whole again, and CUDA has it back
@@ -259,8 +261,8 @@ def test_record_stream_makes_memory_grow(runtime):
                 pool.record_stream(block, runtime.default_stream)
             pool.free(block)
         peaks.append(pool.stats.reserved_peak)
-        # The cold allocations synchronise, so that the former event is over at the next but one.
-    assert peaks == [30 * MIB, 60 * MIB]
+    # 2: the first block is not back, so a cold one (which synchronises, R13); 3: the first again; 4: neither is back.
+    assert peaks == [30 * MIB, 90 * MIB]
 
 
 def test_a_block_recorded_on_two_streams_waits_for_both(runtime):
@@ -280,6 +282,25 @@ def test_a_block_recorded_on_two_streams_waits_for_both(runtime):
     pool.allocate(MIB)
     assert pool.stats.mallocs == 1  # the third MiB came from the first segment again
     assert names(runtime)["cudaEventRecord"] == 2
+
+
+def test_one_allocation_brings_back_all_that_is_over(runtime):
+    """The queue of a stream is polled until the first event that is not over."""
+    pool, side = DevicePool(runtime), runtime.stream()
+    blocks = [pool.allocate(MIB, side) for _ in range(4)]
+    for block in blocks[:2]:
+        pool.record_stream(block, runtime.default_stream)
+        pool.free(block)
+    runtime.host_work(1_000_000)
+    runtime.launch(10**9)
+    for block in blocks[2:]:
+        pool.record_stream(block, runtime.default_stream)
+        pool.free(block)
+    assert pool.stats.active == 4 * MIB
+    start = runtime.now
+    pool.allocate(512, side)
+    assert pool.stats.active == 2 * MIB + 512
+    assert runtime.now == start + 3 * runtime.host.query  # two that are over, one that is not
 
 
 def test_polls_give_the_program_no_order(runtime):
@@ -372,8 +393,8 @@ def test_out_of_memory_tells_all_numbers():
     for number in (error.total, 14 * MIB, 35 * MIB, 15 * MIB):
         assert words(number) in text
     assert (pool.stats.ooms, pool.stats.retries) == (1, 1)
-    pool.allocate(14 * MIB)  # what fits still fits
-    assert pool.mem_get_info()[0] == 0
+    assert pool.allocate(15 * MIB).size == 15 * MIB  # what fits still fits: the rest of the 20 MiB segment
+    assert (pool.stats.reserved, pool.stats.allocated) == (50 * MIB, 50 * MIB)
 
 
 def test_cached_blocks_are_given_back_before_memory_runs_out():
@@ -514,17 +535,44 @@ def test_former_uses_are_those_of_overlapping_addresses(program):
         elif name == "free" and live:
             block, touched = live.pop(rest[0] % len(live))
             pool.free(block)
-            history += [(block.address_then, block.end_then, s, n) for s, n in touched.items()] if False else []
-            history += [(*touched["place"], s, n) for s, n in touched.items() if s != "place"] if touched else []
+            history += [(block.address, block.end, *use) for use in touched.items()]
         elif name == "touch" and live:
             block, touched = live[rest[0] % len(live)]
             stream = streams[rest[1]]
             runtime.launch(1000, stream)
             block.touch(stream, last(runtime, stream))
-            touched["place"] = (block.address, block.end)
             touched[stream.id] = last(runtime, stream)
         elif name == "wait":
             runtime.wait_stream(owner, streams[rest[0]])
+
+
+def test_a_use_stays_with_the_addresses_it_was_of(runtime):
+    """Two neighbours, each read by another stream: what is cut from the merged piece knows only its own reader."""
+    pool, one, two = DevicePool(runtime), runtime.stream(), runtime.stream()
+    first, second = pool.allocate(1024), pool.allocate(1024)
+    for block, stream in ((first, one), (second, two)):
+        runtime.launch(1000, stream)
+        block.touch(stream, last(runtime, stream))
+        pool.free(block)
+    blocks = [pool.allocate(1024), pool.allocate(512), pool.allocate(512), pool.allocate(1024)]
+    assert [[use.stream for use in block.former] for block in blocks] == [[one.id], [two.id], [two.id], []]
+    for block in blocks:
+        pool.free(block)
+    assert [use.stream for use in pool.allocate(4096).former] == [one.id, two.id]  # each once
+
+
+def test_an_event_clears_what_earlier_owners_did_in_its_stream(runtime):
+    pool, side, main = DevicePool(runtime), runtime.stream(), runtime.default_stream
+    block = pool.allocate(4 * MIB, side)
+    runtime.launch(1_000_000)
+    block.touch(main, last(runtime, main))
+    pool.free(block)
+    racy = pool.allocate(4 * MIB, side)
+    assert len(racy.former) == 1
+    pool.record_stream(racy, main)
+    pool.free(racy)
+    runtime.host_work(5_000_000)
+    assert pool.allocate(4 * MIB, side).former == []
 
 
 def test_a_race_in_a_loop_does_not_pile_up(runtime):
@@ -581,7 +629,7 @@ def test_pinned_blocks_are_reused_only_when_their_copies_are_over(program):
         assert pool.stats.allocated == sum(block.size for block in live)
         assert pool.stats.reserved == sum(owned.values())
     ranges = sorted(owned.items())
-    assert all(start + size <= following for (start, size), (following, _) in zip(ranges, ranges[1:], strict=False))
+    assert all(start + size <= following for (start, size), (following, _) in pairwise(ranges))
     for block in live:
         pool.free(block)
     runtime.synchronize()
@@ -598,4 +646,34 @@ def test_an_unused_pinned_block_is_back_at_once(runtime):
     pool.free(block)
     assert pool.allocate(8000).address == block.address
     assert runtime.now == start
-    assert (pool.stats.reserved, pool.stats.allocated, pool.stats.page_locks, pool.stats.allocations) == (8192, 8192, 1, 2)
+    stats = pool.stats
+    assert (stats.reserved, stats.allocated, stats.page_locks, stats.allocations) == (8192, 8192, 1, 2)
+
+
+def test_another_thread_gets_only_what_was_back_at_its_time(runtime):
+    """The pin thread may be behind the main thread: what was freed, or read by a copy, after its time is not there."""
+    pool, up, down = PinnedPool(runtime), runtime.stream(), runtime.stream()
+    host = runtime.host
+    block, cost = pool.allocate_at(5000, 0)
+    assert cost == host.page_lock_base + -(-8192 * host.page_lock_per_gib // 2**30)
+    assert runtime.now == 0  # the main thread does not pay
+    copies = [runtime.memcpy(5000, "h2d", up), runtime.memcpy(10**6, "d2h", down)]
+    for stream in (up, down):
+        pool.use(block, stream)
+    pool.free(block)
+    runtime.synchronize()
+    back = max(copy.end for copy in copies)
+    early, _ = pool.allocate_at(5000, back - 1)
+    late, cost = pool.allocate_at(5000, back)
+    assert early.address != block.address
+    assert (late.address, cost) == (block.address, 0)
+
+
+def test_another_thread_does_not_get_what_is_freed_later(runtime):
+    pool = PinnedPool(runtime)
+    block = pool.allocate(5000)
+    runtime.host_work(1000)
+    pool.free(block)
+    assert pool.allocate_at(5000, runtime.now - 1)[0].address != block.address
+    assert pool.allocate_at(5000, runtime.now)[0].address == block.address
+    assert pool.allocate_at(0, 0)[0].size == 0

@@ -22,8 +22,8 @@ def machine(latency, copy_latency, chunk, depth, costs, pageable=12):
     """A GPU and a host that do everything within a few ns."""
     per_ns = 10**9
     gpu = replace(
-        Gpu.preset("t4"), h2d=16 * KB * per_ns, d2h=20 * KB * per_ns, pageable=pageable * KB * per_ns, launch_latency=latency,
-        copy_latency=copy_latency, staging_chunk=chunk * KB, queue_depth=depth, malloc=costs,
+        Gpu.preset("t4"), h2d=16 * KB * per_ns, d2h=20 * KB * per_ns, pageable=pageable * KB * per_ns,
+        launch_latency=latency, copy_latency=copy_latency, staging_chunk=chunk * KB, queue_depth=depth, malloc=costs,
     )  # fmt: skip
     host = replace(
         Host.preset("laptop"), launch=costs, memcpy_call=costs, synchronize=costs, event_call=costs, query=costs,
@@ -308,7 +308,8 @@ def test_what_is_ordered_is_over_in_time(machine, program):
     for operation in program:
         made = len(runtime._work)
         ordered = {
-            stream.id: [c for c, place in places.items() if runtime.is_ordered(stream, place)] for stream in both.streams
+            stream.id: [command for command, place in places.items() if runtime.is_ordered(stream, place)]
+            for stream in both.streams
         }
         both.do(operation)
         for command in runtime._work[made:]:

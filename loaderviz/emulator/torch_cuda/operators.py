@@ -36,6 +36,7 @@ SYNCHRONIZING = frozenset((
     "unique_dim_consecutive", "equal", "is_nonzero", "bincount", "_linalg_check_errors", "histc_sync",
 ))  # fmt: skip
 INDEXING = frozenset(("index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put"))
+GATHERING = frozenset(("index_select", "index", "gather", "embedding", "take"))  # they read a part of their source
 # CPU tensors may stand beside device tensors here.
 MIXED = INDEXING | {"copy_", "_to_copy", "_pack_padded_sequence", "_ctc_loss", "tensor_split", "set_", "record_stream"}
 MATMUL = frozenset(("mm", "addmm", "bmm", "baddbmm"))
@@ -55,6 +56,7 @@ class Operator:
         self.no_kernel = self.is_view or self.base in NO_KERNEL or schema.name.startswith("profiler::")
         self.synchronizes = self.base in SYNCHRONIZING or overload in (torch.ops.aten.repeat_interleave.Tensor,)
         self.indexes = self.base in INDEXING
+        self.gathers = self.base in GATHERING
         self.mixed = self.base in MIXED
         self.flops: Callable[..., int] | None = flop_registry.get(self.packet)  # type: ignore[assignment]
         self.in_place = any(alias is not None and alias.is_write for alias in aliases)
@@ -230,7 +232,9 @@ class Operators(TorchDispatchMode):
             operator.indexes and any(t.dtype in (torch.bool, torch.uint8) for t in _indices(args))
         )
         if operator.base != "_local_scalar_dense":
-            nbytes, elements = _size(tensors, outputs, operator.in_place)
+            nbytes, elements = _size(tensors[1:] if operator.gathers else tensors, outputs)
+            if operator.gathers:  # it reads as much of its source as it hands out
+                nbytes += sum(output.numel() * output.element_size() for output in outputs)
             flops = self._flop_count(operator, args, kwargs, tensors, outputs)
             duration = costs.kernel_time(runtime.gpu, nbytes, flops, _precision(operator, tensors))
             share = costs.sm_share(runtime.gpu, elements)
@@ -295,7 +299,7 @@ def _indices(args: Any) -> Tensors:
     return tensors
 
 
-def _size(tensors: Tensors, outputs: Tensors, in_place: bool) -> tuple[int, int]:
+def _size(tensors: Tensors, outputs: Tensors) -> tuple[int, int]:
     """Return (bytes read and written, elements of the largest result)."""
     nbytes = elements = 0
     for tensor in tensors:

@@ -1,0 +1,191 @@
+"""The main experiment: four ways to feed a GPU with MNIST, each recorded as a Timeline.
+
+    timelines = four_loaders(on="a100", batch_size=8192)
+    loaderviz.compare(timelines).table()
+
+Each trains the same small network from the same start. The three that use a DataLoader get the same batches, so their
+losses are equal; the resident loader shuffles by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+
+from loaderviz import mnist, words
+from loaderviz.emulator.hardware import Gpu, Host
+from loaderviz.errors import LoadervizError
+from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
+from loaderviz.metrics import summarize
+from loaderviz.recording import record
+from loaderviz.timeline import Timeline
+
+LOADERS = ("blocking", "pinned", "prefetch", "resident")
+SMALL_BATCH, LARGE_BATCH = 64, 8192  # overlap cannot pay in the first, copy and compute are comparable in the second
+HIDDEN = 256  # with it a batch of 8192 computes about as long as it copies, on an A100 behind PCIe 4
+WORTH_IT = 1.03  # a gain of less than 3 % is not worth a second stream
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class ExperimentError(LoadervizError, ValueError):
+    """The experiment cannot be run with these numbers."""
+
+
+class Images(Dataset[Batch]):
+    """MNIST in memory, given out in whole batches: images uint8 `[B, 28, 28]`, labels int64 `[B]`."""
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.images[index], self.labels[index]
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        """Gather a batch in one go; the DataLoader calls it where a data set has it."""
+        rows = torch.tensor(indices)
+        return self.images.index_select(0, rows), self.labels.index_select(0, rows)
+
+
+def as_it_is(batch: Batch) -> Batch:
+    """Collate a batch that is one already."""
+    return batch
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What to run: batch size, how many batches before and while the clock runs, DataLoader workers, prefetch depth."""
+
+    batch_size: int = LARGE_BATCH
+    steps: int = 12
+    warmup: int = 12  # page-locking, cudaMalloc and the start of the workers are over by then
+    workers: int = 4
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "steps", "depth"):
+            if getattr(self, name) < 1:
+                raise ExperimentError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("warmup", "workers"):
+            if getattr(self, name) < 0:
+                raise ExperimentError(f"{name} cannot be negative, got {getattr(self, name)}")
+        if self.batch_size > 60_000:
+            raise ExperimentError(f"batch_size {self.batch_size} is larger than MNIST, which has 60,000 images")
+
+    @property
+    def batches(self) -> int:
+        """How many batches are trained on in all."""
+        return self.warmup + self.steps
+
+
+@dataclass(frozen=True)
+class Run:
+    """One loader's outcome: its timeline from the first batch after the warm-up on, and the loss of the last batch."""
+
+    timeline: Timeline
+    loss: float
+
+
+def four_loaders(
+    setting: Setting | None = None, on: str | Gpu = "a100", host: str | Host = "workstation",
+    progress: Callable[[str], None] | None = None, only: Iterable[str] = LOADERS,
+) -> dict[str, Run]:  # fmt: skip
+    """Run the experiment once for each loader; `progress` is called with the name of each when it is done.
+
+    `on` and `host` are those of `loaderviz.record`. Raises `ExperimentError` for a loader that does not exist.
+    """
+    setting = setting or Setting()
+    images, labels = mnist.tensors(train=True)
+    runs = {}
+    for name in only:
+        if name not in LOADERS:
+            raise ExperimentError(f"no loader {name!r}; choose from {', '.join(LOADERS)}")
+        runs[name] = run(name, setting, images, labels, on, host)
+        if progress:
+            progress(name)
+    return runs
+
+
+def run(
+    name: str, setting: Setting, images: torch.Tensor, labels: torch.Tensor, on: str | Gpu, host: str | Host
+) -> Run:
+    """Train with one loader and return its `Run`."""
+    with record(on=on, host=host) as recording:
+        loss = train(make_loader(name, setting, images, labels), setting)
+    timeline = recording.timeline.self_check()
+    return Run(timeline.from_batch(setting.warmup), loss)
+
+
+def make_loader(name: str, setting: Setting, images: torch.Tensor, labels: torch.Tensor) -> Iterable[Any]:
+    """Return one of the four loaders over MNIST; call it inside `record()`."""
+    if name == "resident":
+        loader = ResidentLoader((images, labels), setting.batch_size, seed=0, drop_last=True)
+        return itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), setting.batches)
+    order = RandomSampler(images, num_samples=setting.batches * setting.batch_size, generator=_seeded())  # type: ignore[arg-type]
+    source = DataLoader(
+        Images(images, labels), setting.batch_size, sampler=order, num_workers=setting.workers, collate_fn=as_it_is,
+        pin_memory=name != "blocking", generator=_seeded(),
+    )  # fmt: skip
+    if name == "blocking":
+        return BlockingLoader(source)
+    if name == "pinned":
+        return PinnedLoader(source)
+    return PrefetchLoader(source, depth=setting.depth)
+
+
+def train(loader: Iterable[Any], setting: Setting) -> float:
+    """Train a small network on batches of uint8 images; return the loss of the last one.
+
+    The host runs ahead of the GPU, so it waits for it at the end of the warm-up and at the end, as any timing must (R27).
+    """
+    torch.manual_seed(0)
+    layers = torch.nn.Flatten(), torch.nn.Linear(784, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, 10)
+    model = torch.nn.Sequential(*layers).to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = torch.zeros(())
+    for number, (images, labels) in enumerate(itertools.islice(loader, setting.batches)):
+        if number == setting.warmup:
+            torch.cuda.synchronize()
+        loss = torch.nn.functional.cross_entropy(model(images.float() / 255), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+    return loss.item()
+
+
+def verdict(timelines: Mapping[str, Timeline]) -> str:
+    """Say in words whether hiding the copy pays here, from the numbers of the "pinned" and "prefetch" timelines."""
+    pinned, prefetch = (summarize(timelines[name]) for name in ("pinned", "prefetch"))
+    if not (pinned.step and prefetch.step and pinned.batches):
+        return "No steps were timed, so nothing can be said."
+    copy, gain = pinned.copy / pinned.batches, pinned.step / prefetch.step
+    share = pinned.copy / pinned.window
+    idle = words.share(1 - (pinned.busy or 0))
+    facts = (
+        f"With pinned memory and no prefetch the copy takes {words.duration(copy)} of a step of "
+        f"{words.duration(pinned.step)} ({words.share(share)}), and the GPU is idle {idle} "
+        f"of the time. The side stream hides {words.share(prefetch.overlap)} of the copy and makes a step "
+        f"{words.times(gain)} as fast. "
+    )
+    if gain < WORTH_IT:
+        if pinned.exposed_copy < pinned.idle:
+            return facts + "Overlap cannot pay here: the GPU waits for the host, not for the copy."
+        return facts + "Overlap does not pay here."
+    return facts + f"Overlap pays here; what is left is {words.times(prefetch.headroom)} the limit of the hardware."
+
+
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def smaller(setting: Setting) -> Setting:
+    """Return the setting at batch 64, where a step is too short for a copy to matter."""
+    return replace(setting, batch_size=SMALL_BATCH)
