@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from loaderviz.activity import check_timeline
 from loaderviz.files import writable
-from loaderviz.metrics import check_timeline
 from loaderviz.timeline import ArrowKind, Kind, Lane, Span, Timeline
 
 Event = dict[str, Any]

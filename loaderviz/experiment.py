@@ -27,7 +27,7 @@ from loaderviz.timeline import Timeline
 
 LOADERS = ("blocking", "pinned", "prefetch", "resident")
 SMALL_BATCH, LARGE_BATCH = 64, 8192  # overlap cannot pay in the first, copy and compute are comparable in the second
-HIDDEN = 256  # with it a batch of 8192 computes about as long as it copies, on an A100 behind PCIe 4
+HIDDEN = 384  # with it a batch of 8192 computes longer than it is pinned and copied, on an A100 behind PCIe 4
 WORTH_IT = 1.03  # a gain of less than 3 % is not worth a second stream
 Batch = tuple[torch.Tensor, torch.Tensor]
 

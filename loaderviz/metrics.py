@@ -18,40 +18,30 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderviz import intervals, words
-from loaderviz.errors import LoadervizError
-from loaderviz.intervals import Intervals
-from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, Cause, Kind, Timeline
+from loaderviz.activity import (
+    MetricsError,
+    NotATimelineError,
+    breakdown_of,
+    check_timeline,
+    choose_device,
+    device_sets,
+    devices_of,
+    loop_lanes,
+    on_device,
+    states,
+    waits,
+    window_of,
+)
+from loaderviz.timeline import COPIES, KERNELS, Kind, Timeline
 
-Mask = npt.NDArray[np.bool_]
+__all__ = [
+    "MetricsError", "NotATimelineError", "Summary", "check_timeline", "describe", "hidden_shares", "states",
+    "summarize", "utilization",
+]  # fmt: skip
 
 # A step of the loop, as the emulator writes it: from the hand-out of the batch to the next hand-out.
 BATCH_RANGE = re.compile(r"batch (\d+)(?:: (\d+) samples?)?")
 STEP_RANGE = re.compile(r"ProfilerStep#\d+")  # torch.profiler's schedule marks steps so
-
-# What the host does while the device is idle, from the most to the least telling; a wait is seen before its call.
-_HOST_WORK = (
-    ("idle: host fetches a batch", (Kind.FETCH,)),
-    ("idle: host pins a batch", (Kind.PIN,)),
-    ("idle: host in CUDA calls", (Kind.API,)),
-    ("idle: host in operators", (Kind.OPERATOR,)),
-)
-
-
-class MetricsError(LoadervizError, ValueError):
-    """A question to a timeline that has no answer."""
-
-
-class NotATimelineError(LoadervizError, TypeError):
-    """Something else was given where a Timeline is needed."""
-
-
-def check_timeline(value: object, caller: str) -> Timeline:
-    """Return `value` if it is a Timeline; raise `NotATimelineError` that says what to give `caller` instead."""
-    if isinstance(value, Timeline):
-        return value
-    hint = "give recording.timeline, or a file to loaderviz.read()"
-    raise NotATimelineError(f"{caller} needs a Timeline, got {type(value).__name__} ({str(value)[:60]}); {hint}")
-
 
 @dataclass(frozen=True, repr=False)
 class Summary:
@@ -126,8 +116,8 @@ def summarize(
         summarize(timeline, window=(0, 5_000_000)).busy   # of the first 5 ms
     """
     check_timeline(timeline, "summarize()")
-    start, end = _window(timeline, window)
-    device, devices = _device(timeline, device)
+    start, end = window_of(timeline, window)
+    device, devices = choose_device(timeline, device)
     sets = device_sets(timeline, start, end, device)
     kernels, copies = sets["kernels"], sets["copies"]
     span, busy = end - start, intervals.length(sets["work"])
@@ -142,46 +132,12 @@ def summarize(
         window=span, compute=lengths["compute"], communication=lengths["communication"], kernels=lengths["kernels"],
         copy=copy, h2d=lengths["h2d"], d2h=lengths["d2h"], hidden_copy=hidden, exposed_copy=copy - hidden,
         overlap=_ratio(hidden, copy), busy=_ratio(busy, span), idle=span - busy,
-        host_blocked={cause: intervals.length(part) for cause, part in _waits(timeline, start, end).items()},
+        host_blocked={cause: intervals.length(part) for cause, part in waits(timeline, start, end).items()},
         limit=limit, headroom=_ratio(span, limit), batches=batches, samples=samples, step=_ratio(span, batches),
         samples_per_second=_ratio(samples * 1e9, span) if samples is not None else None,
-        copy_share=_ratio(copy, span), breakdown=_breakdown(timeline, start, end, sets),
+        copy_share=_ratio(copy, span), breakdown=breakdown_of(timeline, start, end, sets),
         bandwidth=_bandwidth(timeline, start, end, device), device=device, devices=devices,
     )  # fmt: skip
-
-
-def device_sets(timeline: Timeline, start: int, end: int, device: int = 0) -> dict[str, Intervals]:
-    """Return when a device does what between `start` and `end` [ns], as sets of intervals.
-
-    Keys: compute, communication, kernels (either), h2d, d2h, copies (either), work (anything, memset and D2D included).
-    """
-    kinds = {
-        "compute": (Kind.COMPUTE,), "communication": (Kind.COMMUNICATION,), "kernels": KERNELS,
-        "h2d": (Kind.COPY_H2D,), "d2h": (Kind.COPY_D2H,), "copies": COPIES, "work": DEVICE_KINDS,
-    }  # fmt: skip
-    here = _on_device(timeline, device)
-    return {name: _covered(timeline, here & timeline.where(*which), start, end) for name, which in kinds.items()}
-
-
-def states(
-    timeline: Timeline, device: int | None = None, window: tuple[int, int] | None = None
-) -> dict[str, Intervals]:
-    """Return what the GPU is doing, as five sets that are disjoint and together fill the window.
-
-    Keys: "compute" (a kernel, no host-device copy), "copy hidden", "copy exposed", "other device work", "idle".
-    """
-    check_timeline(timeline, "states()")
-    start, end = _window(timeline, window)
-    sets = device_sets(timeline, start, end, _device(timeline, device)[0])
-    kernels, copies, work = sets["kernels"], sets["copies"], sets["work"]
-    everything = intervals.union(np.array([start]), np.array([end]))
-    return {
-        "compute": intervals.subtract(kernels, copies),
-        "copy hidden": intervals.intersect(kernels, copies),
-        "copy exposed": intervals.subtract(copies, kernels),
-        "other device work": intervals.subtract(intervals.subtract(work, kernels), copies),
-        "idle": intervals.subtract(everything, work),
-    }
 
 
 def utilization(
@@ -199,7 +155,7 @@ def utilization(
     edges = begin + np.r_[np.arange(0, duration, int(window_ns), dtype=np.int64), duration]
     if not duration:
         return edges[:1], np.empty(0)
-    sets = device_sets(timeline, begin, begin + duration, _device(timeline, device)[0])
+    sets = device_sets(timeline, begin, begin + duration, choose_device(timeline, device)[0])
     return edges, np.diff(intervals.covered_before(sets["kernels"], edges)) / np.diff(edges)
 
 
@@ -207,8 +163,8 @@ def hidden_shares(timeline: Timeline) -> npt.NDArray[np.float64]:
     """Return for each span the share of it that is hidden under kernels of its device; NaN unless it is a copy."""
     shares = np.full(len(timeline), np.nan)
     copies = timeline.where(*COPIES) & (timeline.end > timeline.start)
-    for device in _devices(timeline):
-        here = _on_device(timeline, device)
+    for device in devices_of(timeline):
+        here = on_device(timeline, device)
         kernels = here & timeline.where(*KERNELS)
         under = intervals.union(timeline.start[kernels], timeline.end[kernels])
         mine = copies & here
@@ -237,84 +193,6 @@ def describe(timeline: Timeline, label: str = "") -> str:
     return before + ", ".join(parts)
 
 
-def _window(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int, int]:
-    if window is None:
-        return timeline.begin, timeline.begin + timeline.duration
-    try:
-        start, end = (int(edge) for edge in window)
-    except (TypeError, ValueError) as problem:
-        raise MetricsError(f"window is {window!r}; give (start, end) in ns, or None for all of it") from problem
-    if end < start:
-        raise MetricsError(f"window is {window!r}: its end lies before its start; give (start, end) in ns")
-    return start, end
-
-
-def _devices(timeline: Timeline) -> tuple[int, ...]:
-    return tuple(sorted({lane.device for lane in timeline.lanes if lane.group == "device"})) or (0,)
-
-
-def _device(timeline: Timeline, device: int | None) -> tuple[int, tuple[int, ...]]:
-    """Return the device asked for, else the one with the most work, and all devices."""
-    devices = _devices(timeline)
-    if device is None:
-        duration, works = timeline.end - timeline.start, timeline.where(*DEVICE_KINDS)
-        work = {number: int(duration[_on_device(timeline, number) & works].sum()) for number in devices}
-        return max(devices, key=lambda number: work[number]), devices
-    if device not in devices:
-        raise MetricsError(f"device {device!r} is not in this timeline; it has {', '.join(map(str, devices))}")
-    return device, devices
-
-
-def _on_device(timeline: Timeline, device: int) -> Mask:
-    lanes = [i for i, lane in enumerate(timeline.lanes) if lane.group == "device" and lane.device == device]
-    return np.isin(timeline.lane, lanes)
-
-
-def loop_lanes(timeline: Timeline) -> list[int]:
-    """Return the lanes of the training loop: those of role "main", else the host threads that do not load data."""
-    main = [i for i, lane in enumerate(timeline.lanes) if lane.group == "host" and lane.role == "main"]
-    others = (i for i, lane in enumerate(timeline.lanes) if lane.group == "host" and lane.role not in ("worker", "pin"))
-    return main or list(others)
-
-
-def _covered(timeline: Timeline, mask: Mask, start: int, end: int) -> Intervals:
-    first, last = timeline.start[mask], timeline.end[mask]
-    return intervals.union(np.maximum(first, start), np.minimum(last, end))
-
-
-def _waits(timeline: Timeline, start: int, end: int) -> dict[str, Intervals]:
-    """When the training loop's thread is blocked, by cause in words; only causes that occur."""
-    blocked = np.isin(timeline.lane, loop_lanes(timeline)) & timeline.where(Kind.WAIT)
-    names = {cause: cause.words for cause in list(Cause)[1:]} | {Cause.NONE: "cause not known"}
-    parts = {
-        name: _covered(timeline, blocked & (timeline.cause == cause), start, end) for cause, name in names.items()
-    }
-    return {name: part for name, part in parts.items() if len(part)}
-
-
-def _breakdown(timeline: Timeline, start: int, end: int, sets: dict[str, Intervals]) -> dict[str, int]:
-    """Give every ns of the window to one entry: device work first, then what the host does while the device is idle."""
-    loop = np.isin(timeline.lane, loop_lanes(timeline))
-    layers = [
-        ("compute", sets["compute"]),
-        ("communication exposed", sets["communication"]),
-        ("copy exposed", sets["copies"]),
-        ("other device work", sets["work"]),
-        *((f"idle: host blocked, {cause}", part) for cause, part in _waits(timeline, start, end).items()),
-        *((name, _covered(timeline, loop & timeline.where(*kinds), start, end)) for name, kinds in _HOST_WORK),
-    ]
-    breakdown, rest = {}, intervals.union(np.array([start]), np.array([end]))
-    for name, part in layers:
-        if taken := intervals.length(intervals.intersect(rest, part)):
-            breakdown[name] = taken
-            rest = intervals.subtract(rest, part)
-    if left := intervals.length(rest):
-        breakdown["idle: other"] = left
-    if sum(breakdown.values()) != end - start:  # by construction; a wrong number must never be printed
-        raise AssertionError(f"the breakdown sums to {sum(breakdown.values())} ns in a window of {end - start} ns")
-    return breakdown
-
-
 def _batches(timeline: Timeline, start: int, end: int) -> tuple[int | None, int | None]:
     """Count the batches handed out in [start, end), and their samples where every range says so."""
     steps, samples = _steps(timeline, BATCH_RANGE, start, end)
@@ -340,7 +218,7 @@ def _steps(timeline: Timeline, pattern: re.Pattern[str], start: int, end: int) -
 
 def _bandwidth(timeline: Timeline, start: int, end: int, device: int) -> dict[str, float]:
     """Return bytes per second of the copies that lie in the window, by direction and kind of host memory."""
-    here = _on_device(timeline, device) & (timeline.start >= start) & (timeline.end <= end)
+    here = on_device(timeline, device) & (timeline.start >= start) & (timeline.end <= end)
     here &= (timeline.nbytes > 0) & (timeline.end > timeline.start)
     rates = {}
     for direction, kind in (("H2D", Kind.COPY_H2D), ("D2H", Kind.COPY_D2H)):

@@ -31,7 +31,8 @@ def figure(
     `color` is "batch" (each batch one colour) or "kind"; `arrows` is "launch", "wait", True for both; `operators` adds
     the aten operators of the host. `title` replaces the finding in words, `label` stands before it. `window =
     (start, end)` [ns, as in `timeline.start`] draws a part, in which less is merged: spans make at most `budget`
-    bars. With `steady` all figures of the same options have the same traces, as `refresh` needs it. The text twin is in `figure.layout.meta["text"]`. Raises `NotATimelineError` and `DrawError`.
+    bars. With `steady` all figures of the same options have the same traces, as `refresh` needs it. The text twin is in
+    `figure.layout.meta["text"]`. Raises `NotATimelineError` and `DrawError`.
 
         timeline.figure(color="kind", arrows="wait").write_html("run.html")
     """

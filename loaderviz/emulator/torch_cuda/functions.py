@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 
 from loaderviz.emulator.torch_cuda import transfers
-from loaderviz.emulator.torch_cuda.session import CPU, DEVICE, Session
+from loaderviz.emulator.torch_cuda.session import CPU, DEVICE, Session, wanted_device
 from loaderviz.emulator.torch_cuda.tags import is_on_device, set_tag
 from loaderviz.errors import NotModelledError
 
@@ -47,21 +47,6 @@ class Functions(TorchFunctionMode):
         if _device.CURRENT_DEVICE is not None and func in self._constructors:
             return call_with_device(self.session, func, args, {**(kwargs or {}), "device": _device.CURRENT_DEVICE})
         return func(*args, **(kwargs or {}))
-
-
-def wanted_device(device: Any) -> torch.device:
-    """Return the device that a call names. An int is a GPU's index. Raises `NotModelledError` for a second GPU."""
-    if isinstance(device, int) and not isinstance(device, bool):
-        device = torch.device("cuda", device)
-    device = torch.device(device)
-    if device.type == "cuda":
-        if device.index not in (None, 0):
-            raise NotModelledError(
-                f"{device} was asked for, but the emulated machine has one GPU, cuda:0; several devices and peer "
-                "copies are not modelled"
-            )
-        return DEVICE
-    return device
 
 
 def call_with_device(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from torch.autograd import graph
 from torch.autograd.profiler import record_function
 from torch.utils import _foreach_utils
 
-from loaderviz.emulator.torch_cuda.functions import wanted_device
+from loaderviz.emulator.torch_cuda.session import DEVICE, wanted_device
 from loaderviz.emulator.torch_cuda.tags import ATTRIBUTE, DeviceTag, is_on_device
 from loaderviz.errors import NotModelledError
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from loaderviz.emulator.torch_cuda.patching import Patches
     from loaderviz.emulator.torch_cuda.session import Session
 
-DEVICE = torch.device("cuda", 0)
 FIRST = 5  # before torch's own packages (10 is the CPU's) in the order of serialization
 
 
@@ -144,7 +143,7 @@ def _install_serialization(session: Session, patches: Patches) -> None:
             return None
         session.enter("torch.save")
         if tag.arrivals:
-            session.deliver(_bytes_of(storage), tag, session.stream)
+            session.deliver(tag, session.stream)
         session.mark_source()
         session.runtime.memcpy(storage.nbytes(), "d2h", session.stream, pinned=False, blocking=True)
         session.leave()

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaderviz.emulator.torch_cuda.functions import wanted_device
-from loaderviz.emulator.torch_cuda.streams import REAL_EVENT, REAL_STREAM, StreamContext, bind
+from loaderviz.emulator.torch_cuda.session import wanted_device
+from loaderviz.emulator.torch_cuda.streams import REAL_EVENT, REAL_STREAM, Event, GenericEvent, Stream, StreamContext
 from loaderviz.errors import NotModelledError
 
 if TYPE_CHECKING:
     from loaderviz.emulator.torch_cuda.patching import Patches
     from loaderviz.emulator.torch_cuda.session import Session
 
-DEVICE = torch.device("cuda", 0)
 NOT_MODELLED = {
     "CUDAGraph": "CUDA graphs", "graph": "CUDA graphs", "make_graphed_callables": "CUDA graphs",
     "graph_pool_handle": "CUDA graphs", "ExternalStream": "streams made outside PyTorch",
@@ -35,15 +34,13 @@ NOT_MODELLED = {
 
 def install(session: Session, patches: Patches) -> None:
     """Replace the names of `torch.cuda`, `torch.accelerator` and the generic `torch.Stream` and `torch.Event`."""
-    stream, event, generic_event = bind(session)
-    session.stream_class = stream
     for owner in (torch.cuda, torch.cuda.streams):
-        patches.function(owner, "Stream", stream)
-        patches.function(owner, "Event", event)
-    patches.set(REAL_STREAM, "__new__", lambda cls, *args, **kwargs: stream(*args, **kwargs))
-    patches.set(REAL_EVENT, "__new__", lambda cls, *args, **kwargs: event(*args, **kwargs))
-    patches.function(torch, "Stream", stream)
-    patches.function(torch, "Event", generic_event)
+        patches.function(owner, "Stream", Stream)
+        patches.function(owner, "Event", Event)
+    patches.set(REAL_STREAM, "__new__", lambda cls, *args, **kwargs: Stream(*args, **kwargs))
+    patches.set(REAL_EVENT, "__new__", lambda cls, *args, **kwargs: Event(*args, **kwargs))
+    patches.function(torch, "Stream", Stream)
+    patches.function(torch, "Event", GenericEvent)
     for name, value in (_cuda(session) | _memory(session)).items():
         patches.function(torch.cuda, name, value)
         if hasattr(torch.cuda.memory, name):
@@ -77,7 +74,7 @@ def _check(device: Any) -> None:
 
 def _cuda(session: Session) -> dict[str, Any]:
     """Return the functions of torch.cuda that are about devices, streams and random numbers."""
-    gpu, wrap = session.runtime.gpu, lambda stream: session.stream_class.of(stream)
+    gpu = session.runtime.gpu
 
     def late_init() -> None:
         """Reached only by a call that went past the emulator."""
@@ -100,7 +97,7 @@ def _cuda(session: Session) -> dict[str, Any]:
         """Make a stream the current one."""
         if stream is not None:
             session.enter("torch.cuda.set_stream")
-            session.set_stream(stream._stream)
+            session.set_stream(session.stream_of(stream))
             session.leave()
 
     def sync_debug(mode: int | str) -> None:
@@ -126,10 +123,9 @@ def _cuda(session: Session) -> dict[str, Any]:
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "init": nothing,
         "is_initialized": lambda: True, "_lazy_init": late_init, "_is_in_bad_fork": lambda: False,
         "set_device": _check, "device": _one_device, "device_of": _one_device, "ipc_collect": nothing,
-        "synchronize": synchronize, "current_stream": for_device(lambda: wrap(session.stream)),
-        "default_stream": for_device(lambda: wrap(session.runtime.default_stream)), "set_stream": set_stream,
-        "stream": lambda stream: StreamContext(session, stream),
-        "StreamContext": lambda stream: StreamContext(session, stream),
+        "synchronize": synchronize, "current_stream": for_device(lambda: Stream.of(session, session.stream)),
+        "default_stream": for_device(lambda: Stream.of(session, session.runtime.default_stream)),
+        "set_stream": set_stream, "stream": StreamContext, "StreamContext": StreamContext,
         "get_device_name": for_device(lambda: gpu.name), "get_device_properties": get_device_properties,
         "get_device_capability": for_device(lambda: gpu.capability), "can_device_access_peer": lambda *_: False,
         "is_bf16_supported": lambda *_: gpu.capability >= (8, 0), "is_tf32_supported": lambda: gpu.capability >= (8, 0),

@@ -200,7 +200,7 @@ class Operators(TorchDispatchMode):
                 if tag.session is not session:
                     tag = tags[position] = session.device_tag(tensor)
                 if tag.arrivals and not operator.no_kernel:
-                    session.deliver(tensor, tag, session.stream)
+                    session.deliver(tag, session.stream)
             if tag.batch > batch:
                 batch = tag.batch
         return batch

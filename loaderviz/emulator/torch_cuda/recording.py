@@ -38,7 +38,6 @@ class EmulatedCuda:
     other Python code. Raises `NestedRecordingError` when entered inside another recording.
     """
 
-    active: Session | None = None
     _running: EmulatedCuda | None = None
 
     def __init__(self, gpu: Gpu, host: Host, *, measured: bool = False, copies: Copies = "on_wait") -> None:
@@ -54,7 +53,7 @@ class EmulatedCuda:
         self.refuse_nesting()
         blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
         self.session = Session(*self._machines, launch_blocking=blocking, **self._settings)
-        EmulatedCuda.active, EmulatedCuda._running = self.session, self
+        Session.active, EmulatedCuda._running = self.session, self
         try:
             operators, calls = Operators(self.session), Functions(self.session)
             self._install(operators, calls)
@@ -70,7 +69,7 @@ class EmulatedCuda:
     @classmethod
     def refuse_nesting(cls) -> None:
         """Raise `NestedRecordingError` if a recording is running."""
-        if cls.active is not None:
+        if Session.active is not None:
             raise NestedRecordingError("a recording is running already; end it before you begin another one")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -80,8 +79,8 @@ class EmulatedCuda:
     @classmethod
     def forget_in_child(cls) -> None:
         """In a forked worker process: take the modes and patches away, without touching the parent's timeline."""
-        if cls.active is not None:
-            cls.active.alive = False
+        if Session.active is not None:
+            Session.active.alive = False
         if cls._running is not None:
             cls._running._leave()
 
@@ -107,7 +106,7 @@ class EmulatedCuda:
         while self._modes:
             self._modes.pop().__exit__(kind, None, None)
         self._patches.restore()
-        EmulatedCuda.active = EmulatedCuda._running = None
+        Session.active = EmulatedCuda._running = None
 
 
 def _let_functions_through(patches: Patches) -> None:

@@ -12,10 +12,11 @@ import sys
 import threading
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -25,8 +26,8 @@ from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.memory import DevicePool, OutOfMemory, PinnedPool
 from loaderviz.emulator.runtime import Event, Runtime
 from loaderviz.emulator.torch_cuda.batches import BatchNumbers
-from loaderviz.emulator.torch_cuda.tags import ATTRIBUTE, Arrival, DeviceTag, HostTag, set_tag, storage_of, tag_of
-from loaderviz.errors import NotModelledError
+from loaderviz.emulator.torch_cuda.tags import ATTRIBUTE, Arrival, DeviceTag, HostTag, Tag, set_tag, storage_of, tag_of
+from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Context, Timeline
 
 Copies = Literal["on_wait", "eager"]
@@ -37,8 +38,29 @@ BATCH_RANGE = re.compile(r"batch (\d+)(?:: (\d+) samples?)?$")
 NOT_USER_CODE = re.compile(r"[/\\](?:torch|torchvision|loaderviz)[/\\](?!tests)|<frozen|[/\\]contextlib\.py$")
 
 
+class NoRecordingError(LoadervizError, RuntimeError):
+    """A stream or event of the emulated GPU was used outside a recording."""
+
+
+def wanted_device(device: Any) -> torch.device:
+    """Return the device that a call names. An int is a GPU's index. Raises `NotModelledError` for a second GPU."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        device = torch.device("cuda", device)
+    place: torch.device = torch.device(device)
+    if place.type == "cuda":
+        if place.index not in (None, 0):
+            raise NotModelledError(
+                f"{place} was asked for, but the emulated machine has one GPU, cuda:0; several devices and peer "
+                "copies are not modelled"
+            )
+        return DEVICE
+    return place
+
+
 class Session:
     """The state of one emulated recording. Used from the thread that made it, and only from there."""
+
+    active: ClassVar[Session | None] = None  # the one whose recording runs
 
     def __init__(self, gpu: Gpu, host: Host, *, measured: bool, copies: Copies, launch_blocking: bool) -> None:
         self.runtime = Runtime(gpu, host, launch_blocking=launch_blocking)
@@ -56,23 +78,36 @@ class Session:
         self.sync_debug = 0  # 0 off, 1 warn, 2 error
         self.batches = BatchNumbers(self.runtime)
         self.notes: dict[str, None] = {}  # in order, each once
-        self._arriving: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # storages with arrivals
-        self._results: list[tuple[Arrival, torch.Tensor]] = []  # device-to-host copies that the host has not waited for
+        self._late: weakref.WeakSet[Tag] = weakref.WeakSet()  # tags of storages whose bytes are on their way
+        self._released: deque[tuple[Any, Any]] = deque()
         self._left_at = perf_counter_ns()
         self._internal: dict[str, bool] = {}
-        self.stream_class: Any = None  # torch.cuda.Stream, while this session runs
+        self._adopted: dict[Stream, Stream] = {}  # streams of earlier recordings -> ours
+
+    @classmethod
+    def running(cls, call: str) -> Session:
+        """Return the session of the recording that runs. Raises `NoRecordingError` if none does."""
+        if cls.active is None:
+            raise NoRecordingError(
+                f"{call} belongs to an emulated GPU whose recording has ended; use it inside a record() block"
+            )
+        return cls.active
 
     # Where tensors are
 
     def place(self, tensor: torch.Tensor, batch: int = -1) -> torch.Tensor:
-        """Put a new tensor's storage on the device: take a block of the current stream. Raises torch's OutOfMemoryError."""
+        """Put a new tensor's storage on the device, in a block of the current stream.
+
+        Raises torch.OutOfMemoryError.
+        """
         storage = storage_of(tensor)
-        tag = DeviceTag(self, self.allocate(storage.nbytes()), batch, storage)
-        setattr(storage, ATTRIBUTE, tag)
+        setattr(storage, ATTRIBUTE, DeviceTag(self, self.allocate(storage.nbytes()), batch))
         return tensor
 
     def allocate(self, nbytes: int) -> Any:
         """Take a block from the current stream's pool."""
+        if self._released:
+            self.give_back()
         try:
             return self.pool.allocate(nbytes, self.stream)
         except OutOfMemory as problem:
@@ -108,58 +143,61 @@ class Session:
         return tag  # type: ignore[no-any-return]
 
     def release_device(self, tag: DeviceTag) -> None:
-        """The storage is gone: its block is free from now on, at the host's time (R35)."""
+        """The storage is gone: its block is free from now on, at the host's time (R35).
+
+        Python may collect garbage in the middle of anything, so the block is given back at the next way in.
+        """
         if self.alive:
-            self.pool.free(tag.block)
+            self._released.append((self.pool, tag.block))
 
     def release_pinned(self, tag: HostTag) -> None:
         """The pinned storage is gone; its block comes back when the copies that used it are over (R40)."""
         if self.alive and tag.block is not None:
-            self.pinned.free(tag.block)
+            self._released.append((self.pinned, tag.block))
+
+    def give_back(self) -> None:
+        """Return the blocks of storages that are gone to their pools."""
+        while self._released:
+            pool, block = self._released.popleft()
+            pool.free(block)
 
     # Values that arrive late (copies="on_wait")
 
-    def expect(self, tensor: torch.Tensor, arrival: Arrival) -> None:
-        """Note that the bytes of a device tensor are on their way."""
-        storage = storage_of(tensor)
-        getattr(storage, ATTRIBUTE).arrivals.append(arrival)
-        self._arriving.add(storage)
+    def arrive_late(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Let `target` hold poison until something ordered after the copy just put into the stream needs its bytes."""
+        storage = storage_of(target)
+        tag: Tag = getattr(storage, ATTRIBUTE)
+        stream = self.stream.id
+        place = (stream, self.runtime.order.snapshot(stream)[stream])
+        target.detach().fill_(poison(target.dtype))
+        offset, stride = int(target.storage_offset()), target.stride()
+        tag.arrivals.append(Arrival(place, source, weakref.ref(storage), offset, stride))
+        self._late.add(tag)
 
-    def expect_on_host(self, tensor: torch.Tensor, arrival: Arrival) -> None:
-        """Note that the bytes of a pinned host tensor are on their way from the device."""
-        self._results.append((arrival, tensor))
-
-    def deliver(self, tensor: torch.Tensor, tag: DeviceTag, stream: Stream) -> None:
-        """Let those bytes arrive that `stream` is ordered after; the others stay poison for it."""
-        storage, waiting = storage_of(tensor), tag.arrivals
-        tag.arrivals = []
+    def deliver(self, tag: Tag, stream: Stream | None) -> None:
+        """Let those bytes arrive that `stream` (None: the host) is ordered after; the others stay poison for it."""
+        waiting, tag.arrivals = tag.arrivals, []
         for arrival in waiting:
             if self.runtime.is_ordered(stream, arrival.place):
-                self._write(arrival, storage)
+                with self.bookkeeping(), torch.no_grad():
+                    arrival.deliver()
             else:
                 tag.arrivals.append(arrival)
+        if not tag.arrivals:
+            self._late.discard(tag)
 
     def host_knows(self) -> None:
         """The host has waited for something: what is certain to be over for it has arrived."""
-        if self._results:
-            done = [entry for entry in self._results if self.runtime.is_ordered(None, entry[0].place)]
-            self._results = [entry for entry in self._results if not any(entry is other for other in done)]
-            for arrival, tensor in done:
-                self._write(arrival, storage_of(tensor))
-        for storage in list(self._arriving):
-            tag = getattr(storage, ATTRIBUTE)
-            waiting, tag.arrivals = tag.arrivals, []
-            for arrival in waiting:
-                if self.runtime.is_ordered(None, arrival.place):
-                    self._write(arrival, storage)
-                else:
-                    tag.arrivals.append(arrival)
-            if not tag.arrivals:
-                self._arriving.discard(storage)
+        for tag in list(self._late) if self._late else ():
+            self.deliver(tag, None)
 
-    def _write(self, arrival: Arrival, storage: torch.UntypedStorage) -> None:
-        with self.bookkeeping(), torch.no_grad():
-            arrival.deliver(storage)
+    def keep_sources(self, target: torch.Tensor) -> None:
+        """The stream is about to overwrite pinned memory: earlier copies out of it, which are late, keep their bytes."""
+        storage = storage_of(target)
+        for tag in list(self._late):
+            for position, arrival in enumerate(tag.arrivals):
+                if storage_of(arrival.source) is storage and self.runtime.is_ordered(self.stream, arrival.place):
+                    tag.arrivals[position] = arrival._replace(source=arrival.source.clone())
 
     # Host time
 
@@ -181,6 +219,8 @@ class Session:
             )
         if self.measured:
             self.runtime.now += max(0, perf_counter_ns() - self._left_at)
+        if self._released:
+            self.give_back()
 
     def leave(self) -> None:
         """The way out: from here on other Python code runs, which `host="measured"` counts."""
@@ -235,10 +275,21 @@ class Session:
         self.leave()
 
     def stream_of(self, stream: Any) -> Stream:
-        """Return the runtime's stream behind a `torch.cuda.Stream`."""
-        if not isinstance(getattr(stream, "_stream", None), Stream):
-            raise TypeError(f"a torch.cuda.Stream of this recording is expected, got {stream!r}")
-        return stream._stream  # type: ignore[no-any-return]
+        """Return the runtime's stream behind a `torch.cuda.Stream`; None stands for the current one."""
+        if stream is None:
+            return self.stream
+        emulated = getattr(stream, "emulated", None)
+        if not isinstance(emulated, Stream):
+            raise TypeError(f"a torch.cuda.Stream is expected, got {stream!r}")
+        return emulated
+
+    def adopt(self, stream: Stream) -> Stream:
+        """Return what stands in this recording for a stream that was made in an earlier one."""
+        if stream.id == 0:
+            return self.runtime.default_stream
+        if stream not in self._adopted:
+            self._adopted[stream] = self.runtime.stream(stream.priority)
+        return self._adopted[stream]
 
     def mark_source(self) -> None:
         """Let the spans made from now on carry the caller's line and the loop's batch."""
@@ -291,3 +342,12 @@ class Session:
             versions={"torch": torch.__version__}, notes=tuple(self.notes),
         )  # fmt: skip
         return runtime.timeline(context)
+
+
+def poison(dtype: torch.dtype) -> Any:
+    """Return what memory holds before a copy has arrived: NaN, or the largest integer, or True."""
+    if dtype.is_floating_point:
+        return float("nan")
+    if dtype.is_complex:
+        return complex("nan")
+    return True if dtype is torch.bool else torch.iinfo(dtype).max

@@ -1,76 +1,97 @@
-"""Stream and Event as `torch.cuda` and generic `torch` have them, on the emulated runtime."""
+"""Stream and Event as `torch.cuda` and generic `torch` have them, on the emulated runtime.
+
+The objects may outlive a recording: in the next one a stream stands for a stream of that one, and an event of the
+former one is over.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from loaderviz.emulator import device as emulated
 from loaderviz.emulator import runtime as cuda
-from loaderviz.emulator.torch_cuda.functions import wanted_device
+from loaderviz.emulator.torch_cuda.session import DEVICE, Session, wanted_device
 from loaderviz.errors import NotModelledError
 
-if TYPE_CHECKING:
-    from loaderviz.emulator.torch_cuda.session import Session
-
-DEVICE = torch.device("cuda", 0)
 REAL_STREAM, REAL_EVENT = torch.cuda.Stream, torch.cuda.Event  # so that isinstance() holds for early imports, too
 
 
-class StreamBase:
+@contextmanager
+def calling(call: str) -> Iterator[Session]:
+    """Around each call of a stream or event: the running session, with the caller's line noted."""
+    session = Session.running(call)
+    session.enter(call)
+    session.mark_source()
+    try:
+        yield session
+    finally:
+        session.leave()
+
+
+class Stream:
     """One stream of the emulated device; two objects for the same stream are equal."""
 
-    _session: Session
     device = DEVICE
     device_index = 0
     device_type = 1
+    _session: Session
+    _emulated: emulated.Stream
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """Pass for a `torch.cuda.Stream` in isinstance checks, whenever that name was imported."""
         return REAL_STREAM
 
     @classmethod
-    def of(cls, stream: emulated.Stream) -> StreamBase:
+    def of(cls, session: Session, stream: emulated.Stream) -> Stream:
         """Wrap a stream of the runtime."""
         self = object.__new__(cls)
-        self._stream = stream
+        self._session, self._emulated = session, stream
         self._entered: list[emulated.Stream] = []
         return self
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
         """Take the next stream of the pool: 32 per priority, round robin (R15)."""
-        session = cls._session
-        session.enter("torch.cuda.Stream")
-        if isinstance(device, int) and device < 0:
-            device = None
-        if "stream_ptr" in kwargs or "external" in kwargs:
-            raise NotModelledError(
-                "streams made outside PyTorch (ExternalStream) are not modelled; use torch.cuda.Stream"
-            )
-        if "stream_id" in kwargs:
-            return cls.of(session.runtime.streams[kwargs["stream_id"]])
-        if device is not None and wanted_device(device).type != "cuda":
-            raise ValueError(f"a stream needs a CUDA device, got {device}")
-        stream = session.runtime.stream(priority)
-        session.leave()
-        return cls.of(stream)
+        with calling("torch.cuda.Stream") as session:
+            if isinstance(device, int) and device < 0:
+                device = None
+            if "stream_ptr" in kwargs or "external" in kwargs:
+                raise NotModelledError(
+                    "streams made outside PyTorch (ExternalStream) are not modelled; use torch.cuda.Stream"
+                )
+            if "stream_id" in kwargs:
+                return cls.of(session, session.runtime.streams[kwargs["stream_id"]])
+            if device is not None and wanted_device(device).type != "cuda":
+                raise ValueError(f"a stream needs a CUDA device, got {device}")
+            return cls.of(session, session.runtime.stream(priority))
+
+    @property
+    def emulated(self) -> emulated.Stream:
+        """The runtime's stream, in the recording that runs now."""
+        session = Session.running("this stream")
+        if session is not self._session:
+            self._emulated = session.adopt(self._emulated)
+            self._session = session
+        return self._emulated
 
     @property
     def stream_id(self) -> int:
         """PyTorch's number of the stream; 0 is the default stream."""
-        return self._stream.id
+        return self._emulated.id
 
     @property
     def cuda_stream(self) -> int:
         """What would be the cudaStream_t: 0 for the default stream."""
-        return self._stream.id
+        return self._emulated.id
 
     @property
     def priority(self) -> int:
         """Lower goes first."""
-        return self._stream.priority
+        return self._emulated.priority
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
@@ -79,70 +100,66 @@ class StreamBase:
 
     def native_handle(self) -> int:
         """Return what would be the cudaStream_t."""
-        return self._stream.id
+        return self._emulated.id
 
-    def wait_event(self, event: EventBase) -> None:
+    def wait_event(self, event: Event) -> None:
         """Make future work of this stream wait for `event`; returns at once (R16)."""
         event.wait(self)
 
-    def wait_stream(self, stream: StreamBase) -> None:
+    def wait_stream(self, stream: Stream) -> None:
         """Make future work of this stream wait for all that is in `stream` now (R16)."""
-        session = self._session
-        session.enter("Stream.wait_stream")
-        session.mark_source()
-        session.runtime.wait_stream(self._stream, stream._stream)
-        session.leave()
+        with calling("Stream.wait_stream") as session:
+            session.runtime.wait_stream(self.emulated, session.stream_of(stream))
 
-    def record_event(self, event: EventBase | None = None) -> EventBase:
+    def record_event(self, event: Event | None = None) -> Event:
         """Record an event (a new one if None) and return it."""
-        event = torch.cuda.Event() if event is None else event  # type: ignore[assignment]
-        assert event is not None
+        event = Event() if event is None else event
         event.record(self)
         return event
 
     def query(self) -> bool:
         """Tell whether all work in the stream is over."""
-        session = self._session
-        session.enter("Stream.query")
-        session.mark_source()
-        over = session.runtime.query(self._stream)
-        session.host_knows()
-        session.leave()
-        return over
+        with calling("Stream.query") as session:
+            over = session.runtime.query(self.emulated)
+            session.host_knows()
+            return over
 
     def synchronize(self) -> None:
         """Block the host until all work in the stream is over."""
-        self._session.synchronize(self._stream)
+        Session.running("Stream.synchronize").synchronize(self.emulated)
 
     def is_capturing(self) -> bool:
         """CUDA graphs are not modelled, so no stream is ever capturing."""
         return False
 
-    def __enter__(self) -> StreamBase:
-        self._entered.append(self._session.stream)
-        self._session.set_stream(self._stream)
+    def __enter__(self) -> Stream:
+        session = Session.running("a stream")
+        self._entered.append(session.stream)
+        session.set_stream(self.emulated)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._session.set_stream(self._entered.pop())
+        Session.running("a stream").set_stream(self._entered.pop())
 
     def __eq__(self, other: object) -> bool:
-        return getattr(other, "_stream", None) is self._stream
+        return isinstance(other, Stream) and other._emulated is self._emulated
 
     def __hash__(self) -> int:
-        return hash((self._stream.id, 0))
+        return hash((self._emulated.id, 0))
 
     def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self._stream.id:#x}>"
+        return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self._emulated.id:#x}>"
 
 
-class EventBase:
+class Event:
     """One event of the emulated device; it times in virtual milliseconds."""
 
-    _session: Session
     device = DEVICE
+    _session: Session
+    _timing: bool
+    _recorded: cuda.Event
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """Pass for a `torch.cuda.Event` in isinstance checks, whenever that name was imported."""
         return REAL_EVENT
@@ -157,51 +174,50 @@ class EventBase:
     def _make(cls, enable_timing: bool, foreign: bool) -> Any:
         if foreign:
             raise NotModelledError("interprocess and external events are not modelled; use a plain torch.cuda.Event")
-        cls._session.enter("torch.cuda.Event")
-        self = object.__new__(cls)
-        self._event = cls._session.runtime.event(timing=enable_timing)
-        cls._session.leave()
+        with calling("torch.cuda.Event") as session:
+            self = object.__new__(cls)
+            self._session, self._timing = session, enable_timing
+            self._recorded = session.runtime.event(timing=enable_timing)
         return self
 
-    def record(self, stream: StreamBase | None = None) -> None:
-        """Let the event stand for all that is in `stream` (None: the current one) now."""
-        session = self._session
-        session.enter("Event.record")
-        session.mark_source()
-        session.runtime.record_event(self._event, stream._stream if stream is not None else session.stream)
-        session.leave()
+    @property
+    def emulated(self) -> cuda.Event:
+        """The runtime's event; what was recorded in an earlier recording is over, so it stands for nothing now."""
+        session = Session.running("this event")
+        if session is not self._session:
+            self._session, self._recorded = session, session.runtime.event(timing=self._timing)
+        return self._recorded
 
-    def wait(self, stream: StreamBase | None = None) -> None:
+    def record(self, stream: Stream | None = None) -> None:
+        """Let the event stand for all that is in `stream` (None: the current one) now."""
+        with calling("Event.record") as session:
+            session.runtime.record_event(self.emulated, session.stream_of(stream))
+
+    def wait(self, stream: Stream | None = None) -> None:
         """Make future work of `stream` (None: the current one) wait for the event."""
-        session = self._session
-        session.enter("Event.wait")
-        session.mark_source()
-        session.runtime.wait_event(stream._stream if stream is not None else session.stream, self._event)
-        session.leave()
+        with calling("Event.wait") as session:
+            session.runtime.wait_event(session.stream_of(stream), self.emulated)
 
     def query(self) -> bool:
         """Tell whether the work that the event stands for is over."""
-        session = self._session
-        session.enter("Event.query")
-        session.mark_source()
-        over = session.runtime.query(self._event)
-        session.host_knows()
-        session.leave()
-        return over
+        with calling("Event.query") as session:
+            over = session.runtime.query(self.emulated)
+            session.host_knows()
+            return over
 
-    def elapsed_time(self, end_event: EventBase) -> float:
+    def elapsed_time(self, end_event: Event) -> float:
         """Return the virtual milliseconds between this event and `end_event`."""
-        return self._session.runtime.elapsed_time(self._event, end_event._event) / 1e6
+        return self._session.runtime.elapsed_time(self._recorded, end_event._recorded) / 1e6
 
     def synchronize(self) -> None:
         """Block the host until the event is over."""
-        self._session.synchronize(self._event)
+        Session.running("Event.synchronize").synchronize(self.emulated)
 
     def __repr__(self) -> str:
-        return f"<torch.cuda.Event {'recorded' if self._event.record else 'uninitialized'}>"
+        return f"<torch.cuda.Event {'recorded' if self._recorded.record else 'uninitialized'}>"
 
 
-class GenericEvent(EventBase):
+class GenericEvent(Event):
     """`torch.Event(device, …)`: the same event with the device named first."""
 
     def __new__(
@@ -216,23 +232,16 @@ class GenericEvent(EventBase):
 class StreamContext:
     """`torch.cuda.stream(s)`: `s` is current inside; None changes nothing."""
 
-    def __init__(self, session: Session, stream: StreamBase | None) -> None:
-        self._session, self.stream = session, stream
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
         self._before: list[emulated.Stream] = []
 
     def __enter__(self) -> None:
-        self._before.append(self._session.stream)
+        session = Session.running("torch.cuda.stream")
+        session.enter("torch.cuda.stream")
+        self._before.append(session.stream)
         if self.stream is not None:
-            self._session.set_stream(self.stream._stream)
+            session.set_stream(session.stream_of(self.stream))
 
     def __exit__(self, *_: object) -> None:
-        self._session.set_stream(self._before.pop())
-
-
-def bind(session: Session) -> tuple[type[StreamBase], type[EventBase], type[GenericEvent]]:
-    """Return the stream and event classes of this session."""
-    space = {"_session": session, "__module__": "torch.cuda"}
-    stream = type("Stream", (StreamBase,), dict(space))
-    event = type("Event", (EventBase,), dict(space))
-    generic = type("Event", (GenericEvent,), {**space, "__module__": "torch"})
-    return stream, event, generic
+        Session.running("torch.cuda.stream").set_stream(self._before.pop())

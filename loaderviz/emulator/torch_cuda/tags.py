@@ -26,25 +26,27 @@ class Arrival(NamedTuple):
 
     place: Place
     source: torch.Tensor
-    offset: int  # geometry of the destination within its storage
+    storage: weakref.ref[torch.UntypedStorage]  # of the destination; offset and stride are its geometry in there
+    offset: int
     stride: tuple[int, ...]
 
-    def deliver(self, storage: torch.UntypedStorage) -> None:
-        """Write the bytes into `storage`, which the destination is a view of."""
-        target = torch.empty(0, dtype=self.source.dtype)
-        target.set_(storage, self.offset, self.source.shape, self.stride)  # type: ignore[call-overload]
-        target.copy_(self.source)
+    def deliver(self) -> None:
+        """Write the bytes, if the destination is still there."""
+        storage = self.storage()
+        if storage is not None:
+            target = torch.empty(0, dtype=self.source.dtype)
+            target.set_(storage, self.offset, self.source.shape, self.stride)  # type: ignore[call-overload]
+            target.copy_(self.source)
 
 
 class DeviceTag:
     """The storage is on the emulated device, in `block`; its content belongs to `batch` (-1: to none)."""
 
-    __slots__ = ("arrivals", "batch", "block", "session", "storage")
+    __slots__ = ("__weakref__", "arrivals", "batch", "block", "session")
 
-    def __init__(self, session: Session, block: Block, batch: int, storage: torch.UntypedStorage) -> None:
+    def __init__(self, session: Session, block: Block, batch: int = -1) -> None:
         self.session, self.block, self.batch = session, block, batch
         self.arrivals: list[Arrival] = []
-        self.storage = weakref.ref(storage)
 
     def __del__(self) -> None:
         self.session.release_device(self)
@@ -56,15 +58,19 @@ class HostTag:
     `block` may be None while `pinned` is True: pinned by the loader's thread, its block is given at hand-out.
     """
 
-    __slots__ = ("batch", "block", "pinned", "session")
+    __slots__ = ("__weakref__", "arrivals", "batch", "block", "pinned", "session")
 
     def __init__(self, session: Session, batch: int = -1, *, pinned: bool = False) -> None:
         self.session, self.batch, self.pinned = session, batch, pinned
         self.block: PinnedBlock | None = None
+        self.arrivals: list[Arrival] = []
 
     def __del__(self) -> None:
         if self.block is not None:
             self.session.release_pinned(self)
+
+
+Tag = DeviceTag | HostTag
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
@@ -83,7 +89,7 @@ def tag_of(tensor: torch.Tensor) -> Any:
     return getattr(storage_of(tensor), ATTRIBUTE, None)
 
 
-def set_tag(tensor: torch.Tensor, tag: DeviceTag | HostTag) -> None:
+def set_tag(tensor: torch.Tensor, tag: Tag) -> None:
     """Attach a tag to the tensor's storage."""
     setattr(storage_of(tensor), ATTRIBUTE, tag)
 

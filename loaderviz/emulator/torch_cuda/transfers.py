@@ -6,13 +6,13 @@ until then the destination holds poison (NaN, or the largest integer), so a forg
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
 
 import torch
 
 from loaderviz.emulator import costs
 from loaderviz.emulator.torch_cuda.session import Session
-from loaderviz.emulator.torch_cuda.tags import Arrival, set_tag, storage_of
+from loaderviz.emulator.torch_cuda.tags import HostTag, set_tag, storage_of, tag_of
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
 
@@ -67,7 +67,7 @@ def copy_across(session: Session, target: torch.Tensor, source: torch.Tensor, no
             if not _dense(target):  # contiguous on the way, then spread out by a kernel
                 raw = _empty_on_device(session, source, target.dtype)
                 copy_to_device(session, raw, source, non_blocking=non_blocking)
-                session.deliver(raw, session.device_tag(raw), session.stream)  # type: ignore[arg-type]
+                session.deliver(tag_of(raw), session.stream)
                 _kernel(session, "copy_", [raw, target])
                 target.copy_(raw)
                 return
@@ -105,10 +105,7 @@ def copy_to_device(session: Session, target: torch.Tensor, source: torch.Tensor,
         start, runtime.now, runtime.main, Kind.OPERATOR, "aten::copy_", batch=batch, source=runtime.source
     )
     if non_blocking and session.copies == "on_wait" and source.numel():
-        late = source if pinned else source.clone()  # a pageable source is staged: it may change from here on
-        place = (session.stream.id, runtime.order.snapshot(session.stream.id)[session.stream.id])
-        target.detach().fill_(poison(target.dtype))
-        session.expect(target, Arrival(place, late, target.storage_offset(), target.stride()))
+        session.arrive_late(target, _late_source(session, source, tag))
     else:
         target.detach().copy_(source)
     if not non_blocking:
@@ -121,9 +118,10 @@ def copy_to_host(session: Session, target: torch.Tensor, source: torch.Tensor, *
     device_tag = session.device_tag(source)
     assert device_tag is not None
     if device_tag.arrivals:
-        session.deliver(source, device_tag, session.stream)
+        session.deliver(device_tag, session.stream)
     pinned = bool(tag and tag.pinned)
     if tag:
+        session.keep_sources(target)
         tag.batch = device_tag.batch
     runtime.batch, runtime.source = session.batch_or_current(device_tag.batch), session.source()
     if not non_blocking:
@@ -137,10 +135,7 @@ def copy_to_host(session: Session, target: torch.Tensor, source: torch.Tensor, *
         start, runtime.now, runtime.main, Kind.OPERATOR, "aten::copy_", batch=runtime.batch, source=runtime.source
     )
     if non_blocking and pinned and session.copies == "on_wait" and source.numel():
-        place = (session.stream.id, runtime.order.snapshot(session.stream.id)[session.stream.id])
-        arrival = Arrival(place, source.clone(), target.storage_offset(), target.stride())
-        target.detach().fill_(poison(target.dtype))
-        session.expect_on_host(target.detach(), arrival)
+        session.arrive_late(target, source.clone())
     else:
         target.detach().copy_(source)
     if not non_blocking or not pinned:
@@ -170,7 +165,7 @@ def convert_on_device(session: Session, source: torch.Tensor, dtype: torch.dtype
     tag = session.device_tag(source)
     assert tag is not None
     if tag.arrivals:
-        session.deliver(source, tag, session.stream)
+        session.deliver(tag, session.stream)
     result = session.place(source.to(dtype), tag.batch)
     _kernel(session, "copy_", [source, result])
     return result
@@ -183,19 +178,10 @@ def contiguous_on_device(session: Session, source: torch.Tensor) -> torch.Tensor
     tag = session.device_tag(source)
     assert tag is not None
     if tag.arrivals:
-        session.deliver(source, tag, session.stream)
+        session.deliver(tag, session.stream)
     result = session.place(source.contiguous(), tag.batch)
     _kernel(session, "copy_", [source, result])
     return result
-
-
-def poison(dtype: torch.dtype) -> Any:
-    """Return what memory holds before a copy has arrived: NaN, or the largest integer, or True."""
-    if dtype.is_floating_point:
-        return float("nan")
-    if dtype.is_complex:
-        return complex("nan")
-    return True if dtype is torch.bool else torch.iinfo(dtype).max
 
 
 def check_layout(tensor: torch.Tensor) -> None:
@@ -216,10 +202,25 @@ def _for_copy(session: Session, source: torch.Tensor, dtype: torch.dtype) -> tor
     result = source.to(dtype).contiguous()
     session.host_operator("aten::_to_copy", source.nbytes + result.nbytes, tag.batch if tag else -1)
     if tag and tag.batch >= 0:
-        from loaderviz.emulator.torch_cuda.tags import HostTag
-
         set_tag(result, HostTag(session, tag.batch))
     return result
+
+
+def _late_source(session: Session, source: torch.Tensor, tag: HostTag | None) -> torch.Tensor:
+    """Return what a late copy will read: pinned memory as it is then (R42), with results that come into it before.
+
+    A pageable source is staged during the call, so it may change from here on.
+    """
+    if tag is None or not tag.pinned:
+        return source.clone()
+    if tag.arrivals:
+        whole = source.untyped_storage().clone()
+        copy = torch.empty(0, dtype=source.dtype).set_(whole, source.storage_offset(), source.shape, source.stride())  # type: ignore[call-overload]
+        for arrival in tag.arrivals:
+            if session.runtime.is_ordered(session.stream, arrival.place):
+                arrival._replace(storage=weakref.ref(whole)).deliver()
+        return copy  # type: ignore[no-any-return]
+    return source
 
 
 def _empty_on_device(session: Session, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
