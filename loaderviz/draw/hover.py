@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderviz import words
-from loaderviz.draw import theme
 from loaderviz.draw.detail import Bars, Ints
-from loaderviz.intervals import Intervals, covered_before
 from loaderviz.metrics import BATCH_RANGE
 from loaderviz.timeline import COPIES, Cause, Kind, Span, Timeline
 
@@ -79,21 +77,3 @@ def _lines(row: Span, hidden: float, origin: int) -> list[str]:
     if row.source:
         lines.append(escape(row.source, quote=False))
     return lines
-
-
-def state_texts(states: dict[str, Intervals], names: list[str], bars: Bars, origin: int) -> list[str]:
-    """Return the hover text of each bar of a strip; a merged bar tells the share of each state in it."""
-    shares = {
-        name: (covered_before(part, bars.end) - covered_before(part, bars.start)) / np.maximum(bars.end - bars.start, 1)
-        for name, part in states.items()
-    }
-    texts = []
-    for number, name in enumerate(names):
-        start, end = int(bars.start[number]), int(bars.end[number])
-        what = theme.STATES[name].name
-        if bars.count[number] > 1:
-            parts = [f"{theme.STATES[each].name} {words.share(float(share[number]))}"
-                     for each, share in shares.items() if share[number] > 0]  # fmt: skip
-            what = f"mostly {what}</b> (" + ", ".join(parts) + ")<b>"
-        texts.append(f"<b>GPU: {what}</b><br>{words.duration(end - start)}, from {words.duration(start - origin)}")
-    return texts

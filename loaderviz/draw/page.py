@@ -16,9 +16,8 @@ import plotly.graph_objects as go
 
 from loaderviz import metrics
 from loaderviz.draw import arrows as arrow_traces
-from loaderviz.draw import detail, hover, theme
+from loaderviz.draw import detail, hover, strip, theme
 from loaderviz.draw.lanes import Placement, arrange
-from loaderviz.intervals import Intervals
 from loaderviz.timeline import COPIES, Kind, Timeline
 
 _LONGEST_TEXTS = 1_500  # bars that carry text; a browser measures each
@@ -189,32 +188,21 @@ def _state_traces(parts: Sequence[Part], look: Look) -> list[go.Bar]:
     columns = {name: _Columns() for name in theme.STATES}
     for part in parts:
         for device, track in part.placement.strips.items():
-            states = metrics.states(part.timeline, device)
-            bars, names = _strip(states, detail.BUDGET // (4 * len(parts)))
-            texts = hover.state_texts(states, names, bars, part.origin)
-            for number, name in enumerate(names):
-                column = columns[name]
-                column.base.append(float(bars.start[number] - part.origin) / look.unit)
-                column.length.append(float(bars.end[number] - bars.start[number]) / look.unit)
-                column.place.append(track.middle)
-                column.width.append(track.height * _FILL)
-                column.color.append(theme.STATES[name].color)
+            for piece in strip.pieces(metrics.states(part.timeline, device), detail.BUDGET // max(8, 2 * len(parts))):
+                column = columns[piece.state]
+                column.base.append((piece.start - part.origin) / look.unit)
+                column.length.append((piece.end - piece.start) / look.unit)
+                column.place.append(track.middle + _FILL * track.height * (0.5 - piece.below - piece.share / 2))
+                column.width.append(_FILL * track.height * piece.share)
+                column.color.append(theme.STATES[piece.state].color)
                 column.edge.append(0.0)
-                column.hover.append(texts[number])
-    return [
-        columns[name].bar(style, f"GPU: {style.name}", bool(columns[name].base))
-        for name, style in theme.STATES.items()
+                column.hover.append(piece.words(part.origin))
+    traces = [
+        columns[name].bar(style, f"GPU: {style.name}", bool(columns[name].base)).update(legendrank=1_001 + rank)
+        for rank, (name, style) in enumerate(theme.STATES.items())
         if columns[name].base or look.steady
     ]
-
-
-def _strip(states: dict[str, Intervals], budget: int) -> tuple[detail.Bars, list[str]]:
-    """Return the bars of one strip and the state of each; where many are merged, the one that prevails."""
-    order = list(states)
-    pieces = np.concatenate([states[name] for name in order])
-    state = np.repeat(np.arange(len(order)), [len(states[name]) for name in order])
-    bars = detail.reduce(np.zeros(len(pieces), np.int64), pieces[:, 0], pieces[:, 1], state, max(1, budget))
-    return bars, [order[state[item]] for item in bars.item]
+    return traces[::-1]  # a browser rounds short bars up to a pixel: idle, drawn first, must not cover the others
 
 
 def _lay_out(figure: go.Figure, parts: Sequence[Part], look: Look, title: str, subtitle: str) -> None:

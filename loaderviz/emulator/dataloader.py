@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
 
     from loaderviz.emulator.torch_cuda.patching import Patches
     from loaderviz.emulator.torch_cuda.session import Session
@@ -52,8 +50,7 @@ def install(session: Session, patches: Patches) -> None:
     """Replace the parts of torch's DataLoader that fetch, pin and hand out."""
     single = torch_dataloader._SingleProcessDataLoaderIter
     several = torch_dataloader._MultiProcessingDataLoaderIter
-    loop = functools.partial(work, _utils.worker._worker_loop, measured=session.measured)
-    patches.set(_utils.worker, "_worker_loop", loop)
+    patches.set(_utils.worker, "_worker_loop", functools.partial(work, measured=session.measured))
     # Its warning is about this machine's cores; the workers' time is the emulated host's.
     patches.set(torch_dataloader.DataLoader, "check_worker_number_rationality", lambda loader: None)
     patches.set(_utils.pin_memory, "_pin_memory_loop", functools.partial(pin_loop, _utils.pin_memory._pin_memory_loop))
@@ -66,11 +63,11 @@ def install(session: Session, patches: Patches) -> None:
 # In the worker process
 
 
-def work(loop: Callable[..., None], *args: Any, measured: bool) -> None:
-    """Run torch's worker loop in the worker: outside the recording, with sleeps counted instead of slept."""
-    from loaderviz.emulator.torch_cuda.recording import EmulatedCuda
+def work(*args: Any, measured: bool) -> None:
+    """Run torch's worker loop in the worker: outside the recording, with sleeps counted instead of slept.
 
-    EmulatedCuda.forget_in_child()
+    Forked or spawned, the worker has torch's own loop: a fork takes the recording's patches away.
+    """
     slept = [0]
     if not measured:
         time.sleep = lambda seconds: slept.__setitem__(0, slept[0] + round(seconds * SECOND))
@@ -90,7 +87,7 @@ def work(loop: Callable[..., None], *args: Any, measured: bool) -> None:
         return fetcher
 
     torch_dataloader._DatasetKind.create_fetcher = staticmethod(create_counting)  # type: ignore[assignment]
-    loop(*args)
+    _utils.worker._worker_loop(*args)
 
 
 def pin_loop(loop: Callable[..., None], *args: Any) -> None:
@@ -116,7 +113,7 @@ def _single_next(session: Session, original: Callable[..., Any]) -> Callable[...
         if not hasattr(self, "_first_batch"):
             self._first_batch, self._fetched = session.batches.new_iterator(), 0
         batch = self._first_batch + self._fetched
-        with _fetching(session):
+        with session.fetching_data():
             data = self._dataset_fetcher.fetch(index)
         self._fetched += 1
         samples = sample_count(index, data)
@@ -135,16 +132,6 @@ def _single_next(session: Session, original: Callable[..., Any]) -> Callable[...
         return data
 
     return next_data
-
-
-@contextmanager
-def _fetching(session: Session) -> Iterator[None]:
-    """Inside dataset and collate: host operators are free, since `Host` has a cost for the whole batch."""
-    session.fetching += 1
-    try:
-        yield
-    finally:
-        session.fetching -= 1
 
 
 # In the main process, with workers

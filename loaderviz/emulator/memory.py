@@ -226,10 +226,8 @@ class DevicePool:
     def _open_uses(self, block: Block) -> list[Use]:
         """Return the uses of a freed block that its stream is not ordered after; the last of each stream will do."""
         ordered, own = self.runtime.order.is_ordered, block.stream.id
-        start, end, uses = block.address, block.end, block.uses
-        former = [
-            use for use in block.former if not (use.stream in uses and start <= use.start and use.end <= end)
-        ] + [Use(start, end, stream, *use) for stream, use in uses.items() if stream != own]  # fmt: skip
+        former = [use for use in block.former if use.stream not in block.uses]
+        former += [Use(block.address, block.end, stream, *use) for stream, use in block.uses.items() if stream != own]
         return [use for use in former if not ordered(own, use[2:4])]
 
     def _grow(self, size: int, nbytes: int, stream: Stream, cache: Cache) -> Block:

@@ -81,10 +81,10 @@ class Runtime:
         `blocking=True` makes a new stream of the other kind, which the default stream waits for and which waits for
         it (R14); PyTorch has none of them.
         """
-        if blocking:
-            return self._new_stream(priority, blocking=True)
         low, high = PRIORITIES
         priority = max(high, min(low, priority))
+        if blocking:
+            return self._new_stream(priority, blocking=True)
         pool = self._pools.setdefault(priority, [])
         turn = self._handed_out.get(priority, 0)
         self._handed_out[priority] = turn + 1
@@ -218,6 +218,8 @@ class Runtime:
         """
         if nbytes < 0:
             raise ValueError(f"memcpy of {nbytes} bytes: a size cannot be negative")
+        if direction not in ("h2d", "d2h", "d2d"):
+            raise ValueError(f"memcpy direction {direction!r}: choose 'h2d', 'd2h' or 'd2d'")
         start = self.now
         staged = direction == "h2d" and not pinned and nbytes > PAGEABLE_ASYNC
         if staged and (stream or self.default_stream).last:
@@ -315,10 +317,8 @@ class Runtime:
             return self._put(stream, f"Memcpy {name} (Device -> Device)", kind, engine, work, nbytes)
         if direction == "h2d":
             kind, engine, rate = Kind.COPY_H2D, Engine.H2D, gpu.h2d if pinned else gpu.pageable
-        elif direction == "d2h":
-            kind, engine, rate = Kind.COPY_D2H, Engine.D2H, gpu.d2h if pinned else gpu.pageable
         else:
-            raise ValueError(f"memcpy direction {direction!r}: choose 'h2d', 'd2h' or 'd2d'")
+            kind, engine, rate = Kind.COPY_D2H, Engine.D2H, gpu.d2h if pinned else gpu.pageable
         if direction == "h2d" and not pinned and nbytes <= PAGEABLE_ASYNC:
             self.now += costs.host_time(self.host, nbytes)  # into the command buffer, before it can be sent (R12)
         memory = "Pinned" if pinned else "Pageable"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 
 import factory
 import numpy as np
@@ -71,15 +70,30 @@ def test_the_strip_says_what_the_gpu_does():
         assert np.allclose(sorted(mine), part / 1e3) if len(part) else not mine
 
 
-def test_a_strip_of_many_pieces_is_merged_to_what_prevails():
-    timeline = factory.many_spans(60_000, lanes=1)
+@pytest.mark.parametrize("timeline", [factory.loader("blocking", 200), factory.many_spans(5_000, lanes=1)])
+def test_the_area_of_a_colour_in_the_strip_is_the_time_of_its_state(timeline):
     figure = draw.figure(timeline)
-    strip = sorted((start, end, trace, words) for trace, start, end, lane, words in bars(figure) if lane == "GPU state")
-    assert 500 < len(strip) <= BUDGET
-    assert all(one[1] <= other[0] + 1e-6 for one, other in pairwise(strip)), "bars of two states overlap"
-    drawn = sum(end - start for start, end, trace, _ in strip if trace == "GPU: compute")
-    assert drawn / (timeline.duration / 1e6) > 0.9  # kernels run 70 % of the time, so they prevail nearly everywhere
-    assert "mostly compute</b> (compute " in strip[0][3]
+    unit = {"µs": 1e3, "ms": 1e6}[figure.layout.xaxis.title.text[6:8]]
+    bottom = max(figure.layout.yaxis.tickvals)
+    full = 0.8 * 0.84
+    changes = 0
+    for name, part in states(timeline).items():
+        area = 0.0
+        for trace in figure.data:
+            if trace.name == f"GPU: {theme.STATES[name].name}":
+                area += sum(np.multiply(trace.x, trace.width)) / full * unit
+                low, high = np.subtract(trace.y, np.divide(trace.width, 2)), np.add(trace.y, np.divide(trace.width, 2))
+                assert low.min() >= bottom - full / 2 - 1e-9
+                assert high.max() <= bottom + full / 2 + 1e-9
+                changes += sum("changes" in words for words in trace.hovertext)
+        assert area == pytest.approx((part[:, 1] - part[:, 0]).sum(), rel=1e-6)
+    assert changes > 100
+
+
+def test_work_is_drawn_over_idle():
+    """Bars of less than a pixel are drawn as one pixel; a kernel between two gaps must stay visible."""
+    names = [trace.name for trace in draw.figure(hazard()).data if (trace.name or "").startswith("GPU: ")]
+    assert names == [f"GPU: {theme.STATES[name].name}" for name in list(theme.STATES)[:0:-1]]
 
 
 def test_colours_by_batch_and_by_kind():

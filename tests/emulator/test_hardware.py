@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderviz.emulator import Gpu, Host, Runtime, costs
@@ -99,6 +99,7 @@ def test_a_program_takes_the_same_time_whenever_it_runs(gpu, host):
 
 
 @each_gpu
+@settings(deadline=None)
 @given(nbytes=st.integers(0, 10**11), flops=st.integers(0, 10**15))
 def test_a_kernel_is_bound_by_memory_or_by_arithmetic(gpu, nbytes, flops):
     """A roofline: the longer of the two, never less than exact, never more than 1 ns above it."""
@@ -134,6 +135,7 @@ def test_host_costs():
     assert costs.fetch_time(host, 256, 10**6) == host.fetch_base + per_sample + per_byte
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**18), st.integers(1, 10**12))
 def test_times_are_rounded_up(a, b):
     assert (costs.ceil_div(a, b) - 1) * b < a <= costs.ceil_div(a, b) * b

@@ -15,8 +15,8 @@ import pytest
 
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.memory import DevicePool, PinnedPool
-from loaderviz.emulator.runtime import PAGEABLE_ASYNC, POOL_STREAMS
-from loaderviz.timeline import DEVICE_KINDS, Cause, Kind
+from loaderviz.emulator.runtime import PAGEABLE_ASYNC, POOL_STREAMS, CudaError
+from loaderviz.timeline import DEVICE_KINDS, ArrowKind, Cause, Kind
 
 GPU, HOST = Gpu.preset("a100"), Host.preset("laptop")
 CALL, LAUNCH, SYNC, EVENT = HOST.memcpy_call, HOST.launch, HOST.synchronize, HOST.event_call
@@ -295,6 +295,7 @@ def test_r18_priorities_are_clamped_to_the_device_range(gpu):
     assert gpu.stream(-100).priority == -3
     assert gpu.stream(7).priority == 0
     assert gpu.stream(-1).priority == -1
+    assert gpu.stream(-100, blocking=True).priority == -3
 
 
 def test_r18_priorities_leave_copies_alone(gpu):
@@ -574,3 +575,58 @@ def test_the_rules_do_not_depend_on_the_preset():
         start = computer.memcpy_call + card.launch_latency
         end = start + card.copy_latency + -(-(10**15) // card.h2d)
         assert times(runtime) == [(start, end), (end, end + 777)]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda gpu: gpu.memcpy(-1, "h2d"), "-1 bytes"),
+        (lambda gpu: gpu.memcpy(1, "h2h"), "'h2h'"),
+        (lambda gpu: gpu.launch(-7), "-7 ns"),
+        (lambda gpu: gpu.launch(7, share=0), "share 0"),
+        (lambda gpu: gpu.launch(7, share=1001), "share 1001"),
+        (lambda gpu: gpu.host_work(-3), "-3 ns"),
+    ],
+)
+def test_bad_values_are_refused_with_the_value(gpu, call, words):
+    with pytest.raises(ValueError, match=words):
+        call(gpu)
+    assert device(gpu) == []
+
+
+def test_elapsed_time_refuses_events_that_have_none(gpu):
+    """As CUDA: both recorded, both with timing, both complete."""
+    first, last, untimed = gpu.event(), gpu.event(), gpu.event(timing=False)
+    with pytest.raises(CudaError, match="recorded"):
+        gpu.elapsed_time(first, last)
+    gpu.record_event(first)
+    gpu.record_event(untimed)
+    gpu.launch(KERNEL)
+    gpu.record_event(last)
+    with pytest.raises(CudaError, match="not complete"):
+        gpu.elapsed_time(first, last)
+    gpu.synchronize(last)
+    with pytest.raises(CudaError, match="enable_timing"):
+        gpu.elapsed_time(untimed, last)
+    assert gpu.elapsed_time(first, last) > KERNEL
+
+
+def test_arrows_join_what_an_event_stands_for_and_who_waits():
+    """Through a stream without work of its own, and each pair once."""
+    gpu = Runtime(GPU, HOST)
+    first, relay, last = gpu.stream(), gpu.stream(), gpu.stream()
+    gpu.memcpy(MB25, "h2d", first)
+    gpu.wait_stream(relay, first)
+    gpu.wait_stream(last, relay)
+    gpu.wait_stream(last, first)
+    gpu.launch(1000, last)
+    timeline = gpu.timeline()
+    waits = timeline.arrows["kind"] == ArrowKind.WAIT
+    pairs = [(timeline.row(int(timeline.arrows["tail"][i])).name, timeline.row(int(timeline.arrows["head"][i])).name)
+             for i in waits.nonzero()[0]]  # fmt: skip
+    assert pairs == [("Memcpy HtoD (Pinned -> Device)", "kernel")]
+    launches = timeline.arrows["kind"] == ArrowKind.LAUNCH
+    for i in launches.nonzero()[0]:
+        call, work = (timeline.row(int(timeline.arrows[side][i])) for side in ("tail", "head"))
+        assert call.correlation == work.correlation > 0
+        assert call.end <= work.start

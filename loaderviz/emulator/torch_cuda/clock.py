@@ -43,7 +43,7 @@ def install(session: Session, patches: Patches) -> None:
 
 def is_virtual(session: Session, caller: Any) -> bool:
     """Tell whether a call from this frame is the program's own, on the recording thread."""
-    if threading.get_ident() != session.thread:
+    if not session.alive or threading.get_ident() != session.thread:
         return False
     module = caller.f_globals.get("__name__") or ""
     return not module.startswith(REAL_TIME)

@@ -64,6 +64,13 @@ def _refusal(call: str, what: str) -> Callable[..., Any]:
     return refuse
 
 
+def _nothing() -> Callable[..., None]:
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        """Nothing to be done on the emulated GPU."""
+
+    return nothing
+
+
 def _check(device: Any) -> None:
     """Accept only the one GPU there is."""
     if device is None or (isinstance(device, int) and device < 0):
@@ -115,14 +122,11 @@ def _cuda(session: Session) -> dict[str, Any]:
 
         return ask
 
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        """Nothing to be done on the emulated GPU."""
-
     cpu_state, set_cpu_state = torch.get_rng_state, torch.set_rng_state
     return {
-        "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "init": nothing,
+        "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "init": _nothing(),
         "is_initialized": lambda: True, "_lazy_init": late_init, "_is_in_bad_fork": lambda: False,
-        "set_device": _check, "device": _one_device, "device_of": _one_device, "ipc_collect": nothing,
+        "set_device": _check, "device": _one_device, "device_of": _one_device, "ipc_collect": _nothing(),
         "synchronize": synchronize, "current_stream": for_device(lambda: Stream.of(session, session.stream)),
         "default_stream": for_device(lambda: Stream.of(session, session.runtime.default_stream)),
         "set_stream": set_stream, "stream": StreamContext, "StreamContext": StreamContext,
@@ -132,7 +136,7 @@ def _cuda(session: Session) -> dict[str, Any]:
         "get_arch_list": lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
         "is_current_stream_capturing": lambda: False, "set_sync_debug_mode": sync_debug,
         "get_sync_debug_mode": lambda: session.sync_debug, "_sleep": session.sleep_kernel,
-        "manual_seed": nothing, "manual_seed_all": nothing, "seed": nothing, "seed_all": nothing,
+        "manual_seed": _nothing(), "manual_seed_all": _nothing(), "seed": _nothing(), "seed_all": _nothing(),
         "initial_seed": torch.initial_seed, "get_rng_state": lambda device=None: cpu_state(),
         "get_rng_state_all": lambda: [cpu_state()], "set_rng_state": lambda state, device=None: set_cpu_state(state),
         "set_rng_state_all": lambda states: set_cpu_state(next(iter(states))),
@@ -150,7 +154,7 @@ def properties(session: Session) -> Any:
     )  # fmt: skip
 
 
-class _one_device(contextlib.AbstractContextManager[None]):  # noqa: N801  (it stands in for torch.cuda.device)
+class _one_device(contextlib.AbstractContextManager[None]):
     """`torch.cuda.device(0)` and `torch.cuda.device_of(tensor)`: there is only one."""
 
     def __init__(self, device: Any) -> None:

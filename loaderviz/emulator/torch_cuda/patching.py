@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 MISSING = object()
@@ -14,7 +14,8 @@ class Patches:
 
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any]] = []
-        self._swaps: dict[int, tuple[Any, Any]] = {}
+        self._swaps: list[tuple[Any, Any]] = []  # (before, value)
+        self._loaded: set[str] = set()  # names of the modules that were there when the recording began
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Set `owner.name`; what was there before (also nothing) comes back on `restore`."""
@@ -22,10 +23,10 @@ class Patches:
         setattr(owner, name, value)
 
     def function(self, owner: Any, name: str, value: Any) -> None:
-        """Like `set`, and also for those who imported the name before: see `swap_everywhere`. Absent names are skipped."""
+        """Like `set`, and also for those who imported the name: see `swap_everywhere`. Absent names are skipped."""
         before = getattr(owner, name, MISSING)
         if before is not MISSING:
-            self._swaps[id(before)] = (before, value)
+            self._swaps.append((before, value))
             self.set(owner, name, value)
 
     def swap_everywhere(self, skip: Callable[[str], bool]) -> None:
@@ -33,24 +34,36 @@ class Patches:
 
         Modules whose name `skip` accepts are left alone.
         """
-        for module_name, module in list(sys.modules.items()):
-            if module is None or skip(module_name):
-                continue
-            names = getattr(module, "__dict__", None)
-            if not isinstance(names, dict):
-                continue
-            for name, value in list(names.items()):
-                swap = self._swaps.get(id(value))
-                if swap and swap[0] is value:
-                    self._undo.append((module, name, value))
-                    names[name] = swap[1]
+        self._loaded = set(sys.modules)
+        swaps = {id(before): (before, value) for before, value in self._swaps}
+        for namespace, name, value in _entries(swaps, lambda module: not skip(module)):
+            self._undo.append((namespace, name, value))
+            namespace[name] = swaps[id(value)][1]
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Put everything back, also in modules that were imported since and took a replaced name with them."""
         while self._undo:
             owner, name, value = self._undo.pop()
-            if value is MISSING:
+            if isinstance(owner, dict):
+                owner[name] = value
+            elif value is MISSING:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
+        swaps = {id(value): (value, before) for before, value in self._swaps}
+        for namespace, name, value in _entries(swaps, lambda module: module not in self._loaded):
+            namespace[name] = swaps[id(value)][1]
         self._swaps.clear()
+
+
+def _entries(
+    wanted: dict[int, tuple[Any, Any]], accept: Callable[[str], bool]
+) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Iterate over the names in modules whose value is one of `wanted` (id -> (value, …))."""
+    for module_name, module in list(sys.modules.items()):
+        names = getattr(module, "__dict__", None)
+        if not isinstance(names, dict) or not accept(module_name):
+            continue
+        for name, value in list(names.items()):
+            if id(value) in wanted and wanted[id(value)][0] is value:
+                yield names, name, value

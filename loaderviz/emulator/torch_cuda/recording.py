@@ -13,8 +13,9 @@ from torch.overrides import has_torch_function, has_torch_function_unary, has_to
 
 from loaderviz.emulator import dataloader
 from loaderviz.emulator.hardware import Gpu, Host
-from loaderviz.emulator.torch_cuda import clock, functions, library, names
+from loaderviz.emulator.torch_cuda import clock, library, methods, names
 from loaderviz.emulator.torch_cuda.functions import Functions
+from loaderviz.emulator.torch_cuda.guard import Guard, refuse_in_fork, watch_threads
 from loaderviz.emulator.torch_cuda.operators import Operators
 from loaderviz.emulator.torch_cuda.patching import Patches
 from loaderviz.emulator.torch_cuda.session import Copies, Session
@@ -56,6 +57,7 @@ class EmulatedCuda:
         Session.active, EmulatedCuda._running = self.session, self
         try:
             operators, calls = Operators(self.session), Functions(self.session)
+            self.session.operators = operators
             self._install(operators, calls)
             for mode in (operators, calls):
                 mode.__enter__()
@@ -78,27 +80,27 @@ class EmulatedCuda:
 
     @classmethod
     def forget_in_child(cls) -> None:
-        """In a forked worker process: take the modes and patches away, without touching the parent's timeline."""
-        if Session.active is not None:
-            Session.active.alive = False
-        if cls._running is not None:
-            cls._running._leave()
+        """In a forked process: take everything away, without touching the parent's timeline; refuse the device."""
+        running = cls._running
+        if running is None:
+            return
+        running.session.alive = False
+        if not running.session.in_recording_thread():
+            running._modes.clear()  # they are on another thread's stack, which is not here
+        running._leave()
+        Guard(refuse_in_fork).__enter__()
 
     def _install(self, operators: Operators, calls: Functions) -> None:
         session, patches = self.session, self._patches
         patches.set(torch.UntypedStorage, ATTRIBUTE, None)
-        for name, make in {
-            "pin_memory": functions.pin_memory_method,
-            "is_pinned": functions.is_pinned_method,
-            "record_stream": functions.record_stream_method,
-        }.items():
-            patches.set(torch.Tensor, name, make(session, getattr(torch.Tensor, name)))
+        methods.install(session, patches)
         names.install(session, patches)
         library.install(session, patches, operators, calls)
         dataloader.install(session, patches)
         patches.set(marks, "on_batch", session.batches.marked)
         patches.set(marks, "on_prefetch", session.batches.prefetching)
         clock.install(session, patches)
+        watch_threads(session, patches)
         _let_functions_through(patches)
         patches.swap_everywhere(_keeps_its_names)
 
@@ -136,3 +138,7 @@ def _keeps_its_names(module: str) -> bool:
     return module.startswith((*OURS, *clock.REAL_TIME)) or module.split(".")[0] in sys.stdlib_module_names - {
         "__main__"
     }
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=EmulatedCuda.forget_in_child)

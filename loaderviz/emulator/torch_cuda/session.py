@@ -19,6 +19,7 @@ from time import perf_counter_ns
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from loaderviz.emulator import costs
 from loaderviz.emulator.device import Stream
@@ -74,6 +75,8 @@ class Session:
         self.alive = True
         self.quiet = 0  # above 0: operators are seen and not counted (our own bookkeeping)
         self.fetching = 0  # above 0: inside dataset and collate, whose host costs come from `Host`
+        self.operators: Any = None  # the mode that sees every operator
+        self.resting: Any = None  # the same, while it is put aside
         self.target: torch.device | None = None  # where a factory call wants its result
         self.sync_debug = 0  # 0 off, 1 warn, 2 error
         self.batches = BatchNumbers(self.runtime)
@@ -209,6 +212,25 @@ class Session:
             yield
         finally:
             self.quiet -= 1
+
+    @contextmanager
+    def fetching_data(self) -> Iterator[None]:
+        """Inside dataset and collate: host operators are free, since `Host` has a cost for the whole batch.
+
+        So the operators' mode is put aside, until a function has to do with the device.
+        """
+        self.fetching += 1
+        on_top = _get_current_dispatch_mode() is self.operators
+        if on_top:
+            self.operators.__exit__(None, None, None)
+            self.resting = self.operators
+        try:
+            yield
+        finally:
+            if on_top:
+                self.resting = None
+                self.operators.__enter__()
+            self.fetching -= 1
 
     def enter(self, call: str) -> None:
         """Every way into the emulator passes here: the right thread? And, with measured host time, how late is it?"""

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from loaderviz.emulator import device as emulated
-from loaderviz.emulator import runtime as cuda
+from loaderviz.emulator.device import Stream as EmulatedStream
+from loaderviz.emulator.runtime import PRIORITIES
+from loaderviz.emulator.runtime import Event as EmulatedEvent
 from loaderviz.emulator.torch_cuda.session import DEVICE, Session, wanted_device
 from loaderviz.errors import NotModelledError
 
@@ -39,7 +40,7 @@ class Stream:
     device_index = 0
     device_type = 1
     _session: Session
-    _emulated: emulated.Stream
+    _emulated: EmulatedStream
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -47,11 +48,11 @@ class Stream:
         return REAL_STREAM
 
     @classmethod
-    def of(cls, session: Session, stream: emulated.Stream) -> Stream:
+    def of(cls, session: Session, stream: EmulatedStream) -> Stream:
         """Wrap a stream of the runtime."""
         self = object.__new__(cls)
         self._session, self._emulated = session, stream
-        self._entered: list[emulated.Stream] = []
+        self._entered: list[EmulatedStream] = []
         return self
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
@@ -70,7 +71,7 @@ class Stream:
             return cls.of(session, session.runtime.stream(priority))
 
     @property
-    def emulated(self) -> emulated.Stream:
+    def emulated(self) -> EmulatedStream:
         """The runtime's stream, in the recording that runs now."""
         session = Session.running("this stream")
         if session is not self._session:
@@ -96,7 +97,7 @@ class Stream:
     @staticmethod
     def priority_range() -> tuple[int, int]:
         """Return (lowest, highest) priority."""
-        return cuda.PRIORITIES
+        return PRIORITIES
 
     def native_handle(self) -> int:
         """Return what would be the cudaStream_t."""
@@ -157,7 +158,7 @@ class Event:
     device = DEVICE
     _session: Session
     _timing: bool
-    _recorded: cuda.Event
+    _recorded: EmulatedEvent
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -181,7 +182,7 @@ class Event:
         return self
 
     @property
-    def emulated(self) -> cuda.Event:
+    def emulated(self) -> EmulatedEvent:
         """The runtime's event; what was recorded in an earlier recording is over, so it stands for nothing now."""
         session = Session.running("this event")
         if session is not self._session:
@@ -234,7 +235,7 @@ class StreamContext:
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
-        self._before: list[emulated.Stream] = []
+        self._before: list[EmulatedStream] = []
 
     def __enter__(self) -> None:
         session = Session.running("torch.cuda.stream")
