@@ -62,14 +62,14 @@ class SideStream:
     def side(self) -> torch.cuda.Stream:
         """The stream of the copies: one per loader, since each further stream has a memory pool of its own."""
         if self._side is None:
-            self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._side = torch.cuda.Stream(self.device)
         return self._side
 
     def issue(self, host: Any) -> Flight:
         """Queue the copy of `host` (and the transform) on the side stream; return without waiting."""
         consumer = torch.cuda.current_stream(self.device)
         copied = self.copy(host, consumer)
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready = torch.cuda.Event()
         with torch.cuda.stream(self.side):
             batch = copied if self.transform is None else self.transform(copied)
             ready.record(self.side)

@@ -166,16 +166,19 @@ class Naive:
 
     def launch(self, lane, duration, share):
         begin = self.now
-        self.catch_up()
-        while self.queued(lane) >= self.gpu.queue_depth:
-            head = next(job for job in self.lanes[lane].jobs if job.end < 0)
-            self.block(lambda head=head: head.end >= 0, Cause.QUEUE_FULL)
+        self.wait_for_place(lane)
         self.now += self.host.launch
         ready = self.now + self.gpu.launch_latency
         self.put(lane, Kind.COMPUTE, "kernel", duration, ready, engine="sm", share=share)
         self.call(begin, "cudaLaunchKernel")
         if self.launch_blocking:
             self.synchronize_stream(lane)
+
+    def wait_for_place(self, lane):
+        self.catch_up()
+        while self.queued(lane) >= self.gpu.queue_depth:
+            head = next(job for job in self.lanes[lane].jobs if job.end < 0)
+            self.block(lambda: head.end >= 0, Cause.QUEUE_FULL)
 
     def queued(self, lane):
         self.catch_up()
@@ -187,6 +190,7 @@ class Naive:
         work = gpu.copy_latency + up(nbytes * 10**9, rate)
         before = list(self.lanes[lane].jobs)
         staged = direction == "h2d" and not pinned and nbytes > 2**16
+        self.wait_for_place(lane)
         if staged:
             self.block(lambda: all(job.end >= 0 for job in before), Cause.STAGING)
         self.now += self.host.memcpy_call
@@ -207,10 +211,10 @@ class Naive:
                     self.tick()
             self.now = max(self.now, job.start + max(0, work - last))
             self.wait_span(waited_from, Cause.STAGING)
-        elif direction == "d2h" and not pinned:
+        elif direction == "d2h" and not pinned and not blocking:
             self.block(lambda: job.end >= 0, Cause.STAGING)
         self.call(begin, "cudaMemcpyAsync")
-        if blocking:
+        if blocking or self.launch_blocking:
             self.synchronize_stream(lane)
 
     def host_work(self, duration):
