@@ -12,6 +12,7 @@ from loaderviz.errors import LoadervizError
 
 if TYPE_CHECKING:
     from loaderviz.draw import Comparison
+    from loaderviz.experiment import Run, Setting
     from loaderviz.export import Section
 
 USAGE_ERROR = 2
@@ -64,15 +65,14 @@ def compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _section(setting: object, runs: dict[str, object], gpu: str, host: str) -> tuple[Section, str]:
+def _section(setting: Setting, runs: dict[str, Run], gpu: str, host: str) -> tuple[Section, str]:
     """Return one batch size as a section of the page, and as text for the terminal."""
     from loaderviz import experiment
     from loaderviz.draw import compare
     from loaderviz.export import Section
 
-    assert isinstance(setting, experiment.Setting)
-    timelines = {name: run.timeline for name, run in runs.items() if isinstance(run, experiment.Run)}
-    losses = {name: run.loss for name, run in runs.items() if isinstance(run, experiment.Run)}
+    timelines = {name: run.timeline for name, run in runs.items()}
+    losses = {name: run.loss for name, run in runs.items()}
     comparison: Comparison = compare(timelines, color="batch")
     heading = f"Batch size {setting.batch_size}"
     verdict = experiment.verdict(timelines)

@@ -15,7 +15,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import _utils
+from torch.utils.data import Subset, _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from loaderviz.emulator import costs
@@ -254,7 +254,10 @@ def _several_process(session: Session, original: Callable[..., Any]) -> Callable
 
 def is_batched(fetcher: Any) -> bool:
     """Tell whether a fetcher asks its data set for whole batches: `batch_size=None`, or `__getitems__`."""
-    return not fetcher.auto_collation or bool(getattr(fetcher.dataset, "__getitems__", None))
+    dataset = fetcher.dataset
+    while isinstance(dataset, Subset):  # it has `__getitems__`, and passes the question on
+        dataset = dataset.dataset
+    return not fetcher.auto_collation or bool(getattr(dataset, "__getitems__", None))
 
 
 def sample_count(indices: Any, data: Any) -> int:

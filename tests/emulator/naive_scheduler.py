@@ -178,7 +178,7 @@ class Naive:
         self.catch_up()
         while self.queued(lane) >= self.gpu.queue_depth:
             head = next(job for job in self.lanes[lane].jobs if job.end < 0)
-            self.block(lambda: head.end >= 0, Cause.QUEUE_FULL)
+            self.block(lambda head=head: head.end >= 0, Cause.QUEUE_FULL)
 
     def queued(self, lane):
         self.catch_up()

@@ -129,3 +129,12 @@ def _type(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(wanted, torch.dtype):
         return move(session, args[0], None, wanted, False)
     raise NotModelledError(f"Tensor.type({wanted!r}) is not modelled; use .to(device, dtype)")
+
+
+@HANDLERS.register(torch.ctc_loss)
+def _ctc_loss(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    """The lengths may be on the CPU; the mean over them is taken on the device, and torch copies them there."""
+    log_probabilities, targets, *rest = args
+    if is_device(log_probabilities):
+        rest = [move(session, entry, DEVICE, None, False) if type(entry) is torch.Tensor else entry for entry in rest]
+    return func(log_probabilities, targets, *rest, **kwargs)

@@ -1,0 +1,358 @@
+"""The ways in which public training loops bring batches to the GPU, each mechanism re-implemented in a few lines.
+
+Each takes an iterable of batches (tuples of host tensors) and yields tuples of device tensors. `PREFETCHERS` names
+them all, with and without the protection that keeps a batch's memory from being used again too early, and says what to
+expect: does the copy of the next batch run while this one is computed, and is the program right.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Batch = tuple[torch.Tensor, ...]
+DEVICE = torch.device("cuda")
+
+
+def copied(batch: Any) -> Batch:
+    return tuple(entry.to(DEVICE, non_blocking=True) for entry in batch)
+
+
+def plain(loader: Iterable[Any]) -> Iterator[Batch]:
+    """No prefetching: blocking copies on the consumer's stream."""
+    for batch in loader:
+        yield tuple(entry.to(DEVICE) for entry in batch)
+
+
+def non_blocking(loader: Iterable[Any]) -> Iterator[Batch]:
+    """No prefetching: asynchronous copies on the consumer's stream."""
+    for batch in loader:
+        yield copied(batch)
+
+
+class Preloader:
+    """Holds one batch ahead in attributes; `next()` gives None at the end."""
+
+    def __init__(self, loader: Iterable[Any], record: bool) -> None:
+        self.source, self.record = iter(loader), record
+        self.stream = torch.cuda.Stream()
+        self.preload()
+
+    def preload(self) -> None:
+        batch = next(self.source, None)
+        with torch.cuda.stream(self.stream):
+            self.batch = None if batch is None else copied(batch)
+
+    def next(self) -> Batch | None:
+        torch.cuda.current_stream().wait_stream(self.stream)
+        batch = self.batch
+        if batch is None:
+            return None
+        if self.record:
+            for entry in batch:
+                entry.record_stream(torch.cuda.current_stream())
+        self.preload()
+        return batch
+
+
+def attributes(loader: Iterable[Any], record: bool) -> Iterator[Batch]:
+    """A side stream and one batch ahead, kept in attributes; `record_stream` on each tensor, or nothing."""
+    preloader = Preloader(loader, record)
+    batch = preloader.next()
+    while batch is not None:
+        yield batch
+        batch = preloader.next()
+
+
+def generator(loader: Iterable[Any], side_waits: bool) -> Iterator[Batch]:
+    """A generator: enqueue the next copy, yield this batch, then wait. The side stream may wait for the consumer."""
+    stream, ready = torch.cuda.Stream(), None
+    for batch in loader:
+        if side_waits:
+            stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            following = copied(batch)
+        if ready is not None:
+            yield ready
+        torch.cuda.current_stream().wait_stream(stream)
+        ready = following
+    if ready is not None:
+        yield ready
+
+
+def pinned_in_loop(loader: Iterable[Any], side_waits: bool) -> Iterator[Batch]:
+    """The generator, with pinning on the main thread inside the loop."""
+    return generator((tuple(entry.pin_memory() for entry in batch) for batch in loader), side_waits)
+
+
+def event_per_batch(loader: Iterable[Any], record: bool, depth: int = 2) -> Iterator[Batch]:
+    """Some batches ahead, an event for each of them."""
+    stream, source, ready = torch.cuda.Stream(), iter(loader), deque[tuple[Batch, torch.cuda.Event]]()
+
+    def enqueue() -> None:
+        batch = next(source, None)
+        if batch is not None:
+            with torch.cuda.stream(stream):
+                moved, event = copied(batch), torch.cuda.Event()
+                event.record()
+            ready.append((moved, event))
+
+    for _ in range(depth):
+        enqueue()
+    while ready:
+        moved, event = ready.popleft()
+        event.wait()
+        if record:
+            for entry in moved:
+                entry.record_stream(torch.cuda.current_stream())
+        enqueue()
+        yield moved
+
+
+def in_place(loader: Iterable[Any]) -> Iterator[Batch]:
+    """Memory of the consumer's stream, filled on a side stream that waits for the consumer first."""
+    stream, source = torch.cuda.Stream(), iter(loader)
+
+    def start(batch: Any) -> Batch:
+        moved = tuple(torch.empty_like(entry, device=DEVICE) for entry in batch)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for target, entry in zip(moved, batch, strict=True):
+                target.copy_(entry, non_blocking=True)
+        return moved
+
+    batch = next(source, None)
+    ready = None if batch is None else start(batch)
+    while ready is not None:
+        torch.cuda.current_stream().wait_stream(stream)
+        batch = next(source, None)
+        following = None if batch is None else start(batch)
+        yield ready
+        ready = following
+
+
+def ring(loader: Iterable[Any], wait_for_reader: bool, slots: int = 3) -> Iterator[Batch]:
+    """Buffers made once and used in turn; a slot is filled again when the batch in it was read, or at once."""
+    streams = [torch.cuda.Stream() for _ in range(slots)]
+    buffers: list[Batch | None] = [None] * slots
+    read: list[torch.cuda.Event | None] = [None] * slots
+    source = iter(loader)
+    filled: deque[int] = deque()
+
+    def fill(slot: int) -> None:
+        batch = next(source, None)
+        if batch is None:
+            return
+        target = buffers[slot]
+        if target is None:
+            target = buffers[slot] = tuple(torch.empty_like(entry, device=DEVICE) for entry in batch)
+            streams[slot].wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(streams[slot]):
+            event = read[slot]
+            if wait_for_reader and event is not None:
+                event.wait()
+            for entry, place in zip(batch, target, strict=True):
+                place.copy_(entry, non_blocking=True)
+        filled.append(slot)
+
+    for slot in range(slots - 1):
+        fill(slot)
+    following = slots - 1
+    while filled:
+        slot = filled.popleft()
+        torch.cuda.current_stream().wait_stream(streams[slot])
+        fill(following)
+        target = buffers[slot]
+        assert target is not None
+        yield target
+        event = torch.cuda.Event()
+        event.record()
+        read[slot], following = event, slot
+
+
+def slots_on_consumer(loader: Iterable[Any], slots: int = 2) -> Iterator[Batch]:
+    """Buffers in turn, filled on the consumer's own stream: ordered for free, and no overlap."""
+    buffers: list[Batch] = []
+    for count, batch in enumerate(loader):
+        if len(buffers) < slots:
+            buffers.append(tuple(torch.empty_like(entry, device=DEVICE) for entry in batch))
+        target = buffers[count % slots]
+        for entry, place in zip(batch, target, strict=True):
+            place.copy_(entry, non_blocking=True)
+        yield target
+
+
+def look_ahead(loader: Iterable[Any]) -> Iterator[Batch]:
+    """One batch ahead on the host, to know which is the last; copies on the consumer's stream."""
+    source = iter(loader)
+    batch = next(source, None)
+    while batch is not None:
+        following = next(source, None)
+        yield copied(batch)
+        batch = following
+
+
+def batch_transform(loader: Iterable[Any]) -> Iterator[Batch]:
+    """A copy, then a transform of the whole batch on the GPU."""
+    for batch in loader:
+        first, *rest = (entry.to(DEVICE) for entry in batch)
+        yield first.mul(2).div(2), *rest
+
+
+def queue_of_batches(loader: Iterable[Any], size: int = 2) -> Iterator[Batch]:
+    """A queue of batches that are on their way, all on the consumer's stream."""
+    source, ready = iter(loader), deque[Batch]()
+
+    def enqueue(count: int) -> None:
+        for _ in range(count):
+            batch = next(source, None)
+            if batch is not None:
+                ready.append(copied(batch))
+
+    enqueue(size)
+    while ready:
+        yield ready.popleft()
+        enqueue(1)
+
+
+def loader_under_stream(loader: Iterable[Any], record: bool) -> Iterator[Batch]:
+    """The loader itself is advanced under the side stream, which waits for nothing; the consumer waits for it."""
+    stream, consumer = torch.cuda.Stream(), torch.cuda.current_stream()
+
+    def advance(source: Iterator[Any]) -> Batch | None:
+        with torch.cuda.stream(stream):
+            batch = next(source, None)
+            if batch is None:
+                return None
+            moved = copied(batch)
+            if record:
+                for entry in moved:
+                    entry.record_stream(consumer)
+            return moved
+
+    source = iter(loader)
+    ready = advance(source)
+    while ready is not None:
+        consumer.wait_stream(stream)
+        following = advance(source)
+        yield ready
+        ready = following
+
+
+def last_references(loader: Iterable[Any], kept: int = 4) -> Iterator[Batch]:
+    """The host waits for each copy, one batch ahead; the last batches are kept, so that their memory is not reused."""
+    stream, cache = torch.cuda.Stream(), deque[Batch](maxlen=kept)
+
+    def transfer(batch: Any) -> Batch:
+        with torch.cuda.stream(stream):
+            moved = copied(batch)
+        stream.synchronize()
+        cache.append(moved)
+        return moved
+
+    ready = None
+    for batch in loader:
+        if ready is not None:
+            yield ready
+        ready = transfer(batch)
+    if ready is not None:
+        yield ready
+
+
+def waits_too_early(loader: Iterable[Any]) -> Iterator[Batch]:
+    """A mistake: the consumer waits before the copy is enqueued, so that it waits for nothing (R16)."""
+    stream = torch.cuda.Stream()
+    for batch in loader:
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.stream(stream):
+            moved = copied(batch)
+        yield moved
+
+
+def never_waits(loader: Iterable[Any]) -> Iterator[Batch]:
+    """A mistake: nobody waits for the side stream."""
+    stream = torch.cuda.Stream()
+    for batch in loader:
+        with torch.cuda.stream(stream):
+            moved = copied(batch)
+        yield moved
+
+
+def threaded(loader: Iterable[Any]) -> Iterator[Batch]:
+    """A background thread copies, and sends an event along; errors come in their place."""
+    stream = torch.cuda.Stream()
+    ready: queue.Queue[Any] = queue.Queue(1)
+
+    def work() -> None:
+        try:
+            for batch in loader:
+                with torch.cuda.stream(stream):
+                    moved = copied(batch)
+                    ready.put((moved, stream.record_event(), None))
+            ready.put((None, None, None))
+        except Exception as problem:
+            ready.put((None, None, problem))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while True:
+            moved, event, problem = ready.get()
+            if problem is not None:
+                raise problem
+            if moved is None:
+                return
+            event.wait()
+            yield moved
+    finally:
+        thread.join()
+
+
+@dataclass(frozen=True)
+class Prefetcher:
+    """One way: how to make it, and what to expect of it with pinned batches.
+
+    `overlaps`: copies run under compute. `right`: every value is as it should be. `safe`: no block of memory is written
+    while an earlier batch in it may still be read (not safe: a race on real hardware, whatever the values here).
+    """
+
+    make: Callable[[Iterable[Any]], Iterator[Batch]]
+    overlaps: bool
+    right: bool = True
+    safe: bool = True
+
+
+PREFETCHERS: dict[str, Prefetcher] = {
+    "plain": Prefetcher(plain, overlaps=False),
+    "non_blocking": Prefetcher(non_blocking, overlaps=False),
+    "attributes, record_stream": Prefetcher(lambda loader: attributes(loader, True), overlaps=True),
+    "attributes, unprotected": Prefetcher(lambda loader: attributes(loader, False), overlaps=True, safe=False),
+    "generator, side waits": Prefetcher(lambda loader: generator(loader, True), overlaps=True),
+    "generator, unprotected": Prefetcher(lambda loader: generator(loader, False), overlaps=True, safe=False),
+    "pinned in loop, side waits": Prefetcher(lambda loader: pinned_in_loop(loader, True), overlaps=True),
+    "pinned in loop, unprotected": Prefetcher(lambda loader: pinned_in_loop(loader, False), overlaps=True, safe=False),
+    "event per batch, record_stream": Prefetcher(lambda loader: event_per_batch(loader, True), overlaps=True),
+    "event per batch, unprotected": Prefetcher(
+        lambda loader: event_per_batch(loader, False), overlaps=True, safe=False
+    ),
+    "in place": Prefetcher(in_place, overlaps=True),
+    "ring, waits for reader": Prefetcher(lambda loader: ring(loader, True), overlaps=True),
+    "ring, unprotected": Prefetcher(lambda loader: ring(loader, False), overlaps=True, safe=False),
+    "slots on consumer's stream": Prefetcher(slots_on_consumer, overlaps=False),
+    "look ahead": Prefetcher(look_ahead, overlaps=False),
+    "batch transform": Prefetcher(batch_transform, overlaps=False),
+    "queue of batches": Prefetcher(queue_of_batches, overlaps=False),
+    "loader under stream, record_stream": Prefetcher(lambda loader: loader_under_stream(loader, True), overlaps=True),
+    "loader under stream, unprotected": Prefetcher(
+        lambda loader: loader_under_stream(loader, False), overlaps=True, safe=False
+    ),
+    "last references": Prefetcher(last_references, overlaps=True, safe=False),
+    "waits too early": Prefetcher(waits_too_early, overlaps=True, right=False, safe=False),
+    "never waits": Prefetcher(never_waits, overlaps=True, right=False, safe=False),
+}

@@ -1,0 +1,143 @@
+"""The emulated device computes the very numbers of the CPU, whatever way the data take."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from prefetchers import PREFETCHERS
+from programs import adam, cnn, mlp, same, sgd, to_device, train
+from torch import nn
+
+import loaderviz as lv
+from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader
+from loaderviz.timeline import Kind
+
+
+def asynchronous(loader, device):
+    return to_device(loader, device, non_blocking=True)
+
+
+@pytest.mark.parametrize("optimizer", [adam, sgd])
+@pytest.mark.parametrize("make", [mlp, cnn])
+@pytest.mark.parametrize("copies", ["on_wait", "eager"])
+def test_training_is_bitwise_that_of_the_cpu(make, optimizer, copies):
+    expected = train("cpu", make, optimizer)
+    with lv.record(on="a100", copies=copies):
+        blocking = train("cuda", make, optimizer)
+        pinned = train("cuda", make, optimizer, asynchronous, pin_memory=True)
+        pageable = train("cuda", make, optimizer, asynchronous)
+    assert same(blocking, expected)
+    assert same(pinned, expected)
+    assert same(pageable, expected)
+
+
+@pytest.mark.parametrize("name", [name for name, way in PREFETCHERS.items() if way.right])
+def test_training_through_a_prefetcher_is_bitwise_that_of_the_cpu(name):
+    with lv.record(on="t4"):
+        seen = train("cuda", batches=lambda loader, device: PREFETCHERS[name].make(loader), pin_memory=True)
+    assert same(seen, train("cpu"))
+
+
+@pytest.mark.parametrize("lifetime", ["record_stream", "wait", "consumer", "ring"])
+def test_training_through_our_prefetch_loader(lifetime):
+    def batches(loader, device):
+        return PrefetchLoader(loader, device, depth=2, lifetime=lifetime)
+
+    with lv.record(on="a100"):
+        seen = train("cuda", batches=batches, pin_memory=True)
+    assert same(seen, train("cpu"))
+
+
+@pytest.mark.parametrize("loader", [BlockingLoader, PinnedLoader])
+def test_training_through_our_simple_loaders(loader):
+    with lv.record(on="a100"):
+        seen = train("cuda", batches=loader, pin_memory=loader is PinnedLoader)
+    assert same(seen, train("cpu"))
+
+
+def test_workers_and_pin_thread_give_the_same_numbers():
+    with lv.record(on="a100"):
+        seen = train("cuda", batches=asynchronous, pin_memory=True, num_workers=2)
+    assert same(seen, train("cpu"))
+
+
+def test_gradients_flow_through_copies_between_host_and_device():
+    weight = torch.ones(3, requires_grad=True)
+    with lv.record(on="a100"):
+        (weight.to("cuda").mul(2).cpu() * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    assert weight.grad.tolist() == [2.0, 4.0, 6.0]
+
+
+def test_optimizers_take_their_foreach_path_on_the_device():
+    with lv.record(on="a100") as recording:
+        model = mlp().to("cuda")
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.rand(2, 144, device="cuda")).sum().backward()
+        optimizer.step()
+    names = {span.name for span in recording.timeline.rows(Kind.COMPUTE)}
+    assert any(name.startswith("_foreach_") for name in names)
+
+
+def step_with_autocast(dtype):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4).cuda()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cuda")
+    with torch.autocast("cuda", dtype=dtype):
+        output = model(torch.ones(2, 8, device="cuda"))
+        loss = output.float().square().mean()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    before = model.weight.detach().clone()
+    scaler.step(optimizer)
+    scaler.update()
+    return output.dtype, not torch.equal(before, model.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_and_grad_scaler_run_and_the_timeline_says_what_is_computed(dtype):
+    with lv.record(on="a100") as recording:
+        assert step_with_autocast(dtype) == (dtype, True)
+    assert any(str(dtype) in note for note in recording.timeline.context.notes)
+
+
+def test_an_infinite_gradient_makes_the_scaler_skip_its_step():
+    with lv.record(on="a100"):
+        weight = torch.ones(2, device="cuda", requires_grad=True)
+        optimizer, scaler = torch.optim.SGD([weight], 0.1), torch.amp.GradScaler("cuda")
+        scaler.scale((weight * float("inf")).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert weight.tolist() == [1.0, 1.0]
+        assert scaler.get_scale() == 32768.0
+
+
+def test_common_layers_run_forward_and_backward():
+    with lv.record(on="a100"):
+        images = torch.randn(2, 3, 8, 8, device="cuda", requires_grad=True)
+        layers = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.GELU(), nn.AvgPool2d(2), nn.Upsample(scale_factor=2)
+        ).cuda()
+        layers(images.to(memory_format=torch.channels_last)).mean().backward()
+        assert images.grad.is_cuda
+        sequence, _ = nn.LSTM(4, 8, batch_first=True).cuda()(torch.randn(2, 5, 4, device="cuda"))
+        attention = nn.TransformerEncoderLayer(8, 2, batch_first=True).cuda()
+        table = nn.Embedding(10, 8).cuda()
+        out = attention(sequence + table(torch.arange(5, device="cuda")))
+        F.ctc_loss(
+            out.log_softmax(-1).transpose(0, 1), torch.ones(2, 2, dtype=torch.long, device="cuda"),
+            torch.full((2,), 5), torch.full((2,), 2),
+        ).backward()  # fmt: skip
+        assert table.weight.grad.is_cuda
+
+
+def test_checkpointing_and_hooks_on_saved_tensors():
+    from torch.utils.checkpoint import checkpoint
+
+    with lv.record(on="a100"):
+        given = torch.randn(4, 16, device="cuda", requires_grad=True)
+        checkpoint(nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5)).cuda(), given, use_reentrant=False).sum().backward()
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            given.exp().sum().backward()
+        assert given.grad.is_cuda
