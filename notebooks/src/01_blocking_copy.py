@@ -59,6 +59,7 @@ def make_batches(size=BATCH, count=WARM_UP + STEPS):
     return [(x.float() / 255, y) for x, y in itertools.islice(pairs, count)]
 
 
+# %%
 batches = make_batches()
 print(f"one batch: {words.size(sum(part.nbytes for part in batches[0]))}")
 
@@ -76,6 +77,7 @@ def new_model(hidden=384):
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+# %%
 def train_step(model, optimizer, x, y):
     """Train on one batch that is on the GPU already; return the loss, still on the GPU."""
     loss = torch.nn.functional.cross_entropy(model(x), y)
@@ -139,22 +141,21 @@ def watch(loop, *arguments):
     return recording.timeline.from_batch(WARM_UP)
 
 
-blocking = watch(blocking_loop, batches)
-
 # %%
+blocking = watch(blocking_loop, batches)
 blocking.figure(color="batch")
 
 # %% [markdown]
 # ## See
 #
-# Time goes from left to right. Every batch has one colour. Follow one colour from left to right:
+# Time goes from left to right. Every batch has one colour. Follow one colour down through the lanes:
 #
-# 1. In the lane `main` the host calls `.to("cuda")` and waits in it.
-# 2. In the lane of the copies the batch travels to the GPU.
-# 3. In the lane of the stream the GPU computes on it.
+# 1. `main · calls`: the host calls CUDA. The long call is the copy. `main · waits`: in the hatched parts it is blocked.
+# 2. `H2D engine`: the batch travels from the host to the device.
+# 3. `stream 7 (default)`: the GPU computes on the batch. (The thin bars are the copies again: they stand in this queue.)
 #
-# Then the next colour begins. The strip at the bottom says what the GPU does:
-# it computes, or it waits for a copy, or it has nothing to do at all.
+# Then the next colour begins. The strip `GPU state` has colours of its own, see the legend:
+# the GPU computes, or a copy keeps it from computing, or it has nothing to do at all.
 
 # %%
 summary = lv.summarize(blocking)
@@ -166,8 +167,8 @@ print(f"hidden of the copy {words.share(summary.overlap)}")
 # %% [markdown]
 # <details><summary><b>Compare with your prediction</b></summary>
 #
-# 1. The line "the GPU computes" gives the share. The copy takes a larger part of the step than the computing does.
-# 2. No: nothing of the copy is hidden. "Hidden" means: copied while the GPU computes.
+# 1. The line "the GPU computes" gives the share. The rest of the step is mostly the copy.
+# 2. No. "Hidden" means: copied while the GPU computes. The last line says how much of the copy is.
 #
 # </details>
 #
@@ -218,13 +219,14 @@ for part, time_ns in tiny.breakdown.items():
     print(f"  {part:40} {words.duration(time_ns / tiny.batches):>9} a step")
 
 # %% [markdown]
-# With small batches the GPU is idle most of the time, and the copy is not the reason.
+# With small batches the largest part of the step is not the copy: it is the idle time.
 # Each step calls many small operators. The host needs some microseconds for each of them (**R23: a launch costs host
-# time**), and the GPU finishes each one before the next one arrives.
+# time**), and the GPU finishes each one before the next one arrives. Hiding the copy does not change that.
 #
-# This is the honest message: **at batch 64 the overlap of copy and compute cannot make MNIST much faster.**
-# Always look at the share of the copy before you work on it. This lesson uses large batches, because there the share
-# of the copy is large enough to be worth the work.
+# The "as fast" above is an upper limit, and the tricks that hide a copy cost host time, too.
+# The host is already the slowest part here. Lesson 3 tries it and measures what is left: **at batch 64 the overlap does
+# not pay.** So look at the share of the copy before you work on it.
+# These lessons use large batches, because there the copy is a large part of the step.
 #
 # ## "The copy is slow": is it?
 #

@@ -32,7 +32,7 @@ class BackwardStreams:
         """Called before each device operator: inside backward, switch to the stream of the node's forward."""
         if len(session.stream_history) == 1:
             return  # only the default stream was ever current
-        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        node = torch._C._current_autograd_node()
         if node is None:
             return
         number = node._sequence_nr()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from loaderviz.emulator.torch_cuda.session import Session
 
 QUESTIONS: dict[Any, Any] = {
-    torch.Tensor.device.__get__: torch.device("cuda", 0),  # type: ignore[attr-defined]
+    torch.Tensor.device.__get__: torch.device("cuda", 0),
     torch.Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
     torch.Tensor.is_cpu.__get__: False,  # type: ignore[attr-defined]
     torch.Tensor.get_device: 0,
@@ -28,7 +28,7 @@ QUESTIONS: dict[Any, Any] = {
 
 
 class Guard(TorchFunctionMode):
-    """Lets every torch function pass but those that touch the device; for these it calls `refuse(name)`, which raises."""
+    """Lets every torch function pass but those that touch the device; for these it calls `refuse`, which raises."""
 
     def __init__(self, refuse: Callable[[str], object]) -> None:
         super().__init__()

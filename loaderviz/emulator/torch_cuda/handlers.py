@@ -1,4 +1,4 @@
-"""Handlers: what answers a torch function in place of torch. And the first of them: questions about where a tensor is."""
+"""Handlers: what answers a torch function in place of torch; first of all, questions about where a tensor is."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_device(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and is_on_device(tensor)
 
 
-@HANDLERS.register(torch.Tensor.device.__get__)  # type: ignore[attr-defined]
+@HANDLERS.register(torch.Tensor.device.__get__)
 def _device_of(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
     return DEVICE if is_device(args[0]) else func(*args)
 

@@ -181,7 +181,7 @@ def _install_serialization(session: Session, patches: Patches) -> None:
 def _bytes_of(storage: Any) -> torch.Tensor:
     """Return a tensor that is a view of all of a storage."""
     with torch._C.DisableTorchFunction():
-        return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload,no-any-return]
+        return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def _install_ranges(session: Session, patches: Patches) -> None:

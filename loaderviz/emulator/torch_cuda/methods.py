@@ -36,7 +36,8 @@ def _pin_memory(session: Session) -> Any:
             return copy
         session.enter("Tensor.pin_memory")
         with torch._C.DisableTorchFunction():
-            result = transfers.pin_memory(session, tensor.detach())
+            tag = session.host_tag(tensor)
+            result = tensor if tag and tag.pinned else transfers.pin_memory(session, tensor.detach(), tag)
         session.leave()
         return result
 

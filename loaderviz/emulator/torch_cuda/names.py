@@ -87,7 +87,7 @@ def _cuda(session: Session) -> dict[str, Any]:
         """Reached only by a call that went past the emulator."""
         session.enter("a CUDA call")
         raise NotModelledError(
-            "this call reached CUDA itself, past the emulated GPU: the emulator does not model it. The traceback names it."
+            "this call reached CUDA itself, past the emulated GPU, which does not model it; the traceback names it"
         )
 
     def synchronize(device: Any = None) -> None:

@@ -58,7 +58,7 @@ class Operator:
         self.indexes = self.base in INDEXING
         self.gathers = self.base in GATHERING
         self.mixed = self.base in MIXED
-        self.flops: Callable[..., int] | None = flop_registry.get(self.packet)  # type: ignore[assignment]
+        self.flops: Callable[..., int] | None = flop_registry.get(self.packet)
         self.in_place = any(alias is not None and alias.is_write for alias in aliases)
 
 
@@ -66,7 +66,7 @@ class Operators(TorchDispatchMode):
     """The mode that sees every operator while a recording runs."""
 
     def __init__(self, session: Session) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.session = session
         self.backward = BackwardStreams(session)
         self._known: dict[Any, Operator] = {}
@@ -242,7 +242,7 @@ class Operators(TorchDispatchMode):
         if synchronizes:
             session.synchronizing(operator.name)
             scalar = tensors[0].element_size() if operator.base == "_local_scalar_dense" else 8
-            runtime.memcpy(scalar, "d2h", session.stream, pinned=False, blocking=True)
+            runtime.memcpy(scalar, "d2h", session.stream, blocking=True)  # PyTorch's own buffer, which is pinned
             session.host_knows()
 
     def _flop_count(self, operator: Operator, args: Any, kwargs: Any, tensors: Tensors, outputs: Tensors) -> int:
@@ -251,10 +251,9 @@ class Operators(TorchDispatchMode):
         key = (operator.packet, *(tensor.shape for tensor in tensors), *(output.shape for output in outputs))
         count = self._flops.get(key)
         if count is None:
-            result = outputs[0] if len(outputs) == 1 else tuple(outputs)
+            result: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
             if operator.base == "convolution_backward":  # its results may be None where no gradient is asked for
-                grad_output, given, weight = args[:3]
-                result = (given, weight, None)
+                result = (args[1], args[2], None)  # input and weight have the shapes of their gradients
             count = self._flops[key] = int(operator.flops(*args, **kwargs, out_val=result))
         return count
 

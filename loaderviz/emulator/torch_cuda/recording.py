@@ -59,7 +59,8 @@ class EmulatedCuda:
             operators, calls = Operators(self.session), Functions(self.session)
             self.session.operators = operators
             self._install(operators, calls)
-            for mode in (operators, calls):
+            modes: tuple[Any, ...] = (operators, calls)
+            for mode in modes:
                 mode.__enter__()
                 self._modes.append(mode)
         except BaseException:
@@ -88,7 +89,7 @@ class EmulatedCuda:
         if not running.session.in_recording_thread():
             running._modes.clear()  # they are on another thread's stack, which is not here
         running._leave()
-        Guard(refuse_in_fork).__enter__()
+        Guard(refuse_in_fork).__enter__()  # type: ignore[no-untyped-call]
 
     def _install(self, operators: Operators, calls: Functions) -> None:
         session, patches = self.session, self._patches

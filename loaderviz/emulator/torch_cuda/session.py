@@ -7,6 +7,8 @@ operator), `functions` (calls that name a device), `names` (torch.cuda and torch
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import sys
 import threading
@@ -15,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, ClassVar, Literal
 
@@ -36,7 +39,9 @@ DEVICE = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 PIN_THREAD = "loaderviz pin thread"
 BATCH_RANGE = re.compile(r"batch (\d+)(?:: (\d+) samples?)?$")
-NOT_USER_CODE = re.compile(r"[/\\](?:torch|torchvision|loaderviz)[/\\](?!tests)|<frozen|[/\\]contextlib\.py$")
+TORCH = Path(torch.__file__).parent
+PACKAGES = (TORCH, TORCH.parent / "torchvision", Path(__file__).parents[2])
+NOT_USER_CODE = (*(f"{package}{os.sep}" for package in PACKAGES), "<frozen", contextlib.__file__)
 
 
 class NoRecordingError(LoadervizError, RuntimeError):
@@ -195,7 +200,7 @@ class Session:
             self.deliver(tag, None)
 
     def keep_sources(self, target: torch.Tensor) -> None:
-        """The stream is about to overwrite pinned memory: earlier copies out of it, which are late, keep their bytes."""
+        """The stream is about to overwrite pinned memory: late copies out of it, made before, keep their bytes."""
         storage = storage_of(target)
         for tag in list(self._late):
             for position, arrival in enumerate(tag.arrivals):
@@ -264,7 +269,7 @@ class Session:
             file = frame.f_code.co_filename
             known = internal.get(file)
             if known is None:
-                known = internal[file] = bool(NOT_USER_CODE.search(file))
+                known = internal[file] = file.startswith(NOT_USER_CODE)
             if not known:
                 return f"{file}:{frame.f_lineno}"
             frame = frame.f_back  # type: ignore[assignment]

@@ -41,6 +41,7 @@ class Stream:
     device_type = 1
     _session: Session
     _emulated: EmulatedStream
+    _entered: list[EmulatedStream]  # the streams that were current before
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -52,7 +53,7 @@ class Stream:
         """Wrap a stream of the runtime."""
         self = object.__new__(cls)
         self._session, self._emulated = session, stream
-        self._entered: list[EmulatedStream] = []
+        self._entered = []
         return self
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:

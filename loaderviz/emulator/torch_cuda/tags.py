@@ -35,7 +35,7 @@ class Arrival(NamedTuple):
         storage = self.storage()
         if storage is not None:
             target = torch.empty(0, dtype=self.source.dtype)
-            target.set_(storage, self.offset, self.source.shape, self.stride)  # type: ignore[call-overload]
+            target.set_(storage, self.offset, self.source.shape, self.stride)
             target.copy_(self.source)
 
 

@@ -142,11 +142,8 @@ def copy_to_host(session: Session, target: torch.Tensor, source: torch.Tensor, *
         session.host_knows()
 
 
-def pin_memory(session: Session, source: torch.Tensor) -> torch.Tensor:
+def pin_memory(session: Session, source: torch.Tensor, tag: HostTag | None) -> torch.Tensor:
     """`Tensor.pin_memory()`: a copy into pinned memory on the calling thread, never in place (R43)."""
-    tag = session.host_tag(source)
-    if tag and tag.pinned:
-        return source
     with session.bookkeeping():
         runtime = session.runtime
         runtime.batch, runtime.source = session.batch_or_current(tag.batch if tag else -1), session.source()
@@ -215,11 +212,11 @@ def _late_source(session: Session, source: torch.Tensor, tag: HostTag | None) ->
         return source.clone()
     if tag.arrivals:
         whole = source.untyped_storage().clone()
-        copy = torch.empty(0, dtype=source.dtype).set_(whole, source.storage_offset(), source.shape, source.stride())  # type: ignore[call-overload]
+        copy = torch.empty(0, dtype=source.dtype).set_(whole, source.storage_offset(), source.shape, source.stride())
         for arrival in tag.arrivals:
             if session.runtime.is_ordered(session.stream, arrival.place):
                 arrival._replace(storage=weakref.ref(whole)).deliver()
-        return copy  # type: ignore[no-any-return]
+        return copy
     return source
 
 
