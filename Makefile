@@ -38,7 +38,7 @@ lab: setup
 	$(RUN) -m jupyterlab $(ROOT_FLAGS) --no-browser --notebook-dir=notebooks
 
 bench: setup
-	@for file in benchmarks/*.py; do echo "== $$file"; $(RUN) $$file || exit 1; done
+	@for file in benchmarks/*.py; do name=$$(basename $$file .py); echo "== $$name"; $(RUN) -m benchmarks.$$name || exit 1; done
 
 notebooks: setup
 	$(VENV)/bin/jupytext --sync notebooks/src/*.py

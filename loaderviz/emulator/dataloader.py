@@ -70,8 +70,11 @@ def work(*args: Any, measured: bool) -> None:
     """
     slept = [0]
     if not measured:
-        time.sleep = lambda seconds: slept.__setitem__(0, slept[0] + round(seconds * SECOND))
-    create = torch_dataloader._DatasetKind.create_fetcher
+        def count_sleep(seconds: float, /) -> None:
+            slept[0] += round(seconds * SECOND)
+
+        time.sleep = count_sleep  # type: ignore[assignment]
+    create: Any = torch_dataloader._DatasetKind.create_fetcher
 
     def create_counting(*arguments: Any) -> Any:
         fetcher = create(*arguments)
@@ -86,7 +89,7 @@ def work(*args: Any, measured: bool) -> None:
         fetcher.fetch = counting
         return fetcher
 
-    torch_dataloader._DatasetKind.create_fetcher = staticmethod(create_counting)  # type: ignore[assignment]
+    torch_dataloader._DatasetKind.create_fetcher = staticmethod(create_counting)  # type: ignore[method-assign]
     _utils.worker._worker_loop(*args)
 
 

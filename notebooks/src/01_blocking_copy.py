@@ -223,9 +223,9 @@ for part, time_ns in tiny.breakdown.items():
 # Each step calls many small operators. The host needs some microseconds for each of them (**R23: a launch costs host
 # time**), and the GPU finishes each one before the next one arrives. Hiding the copy does not change that.
 #
-# The "as fast" above is an upper limit, and the tricks that hide a copy cost host time, too.
-# The host is already the slowest part here. Lesson 3 tries it and measures what is left: **at batch 64 the overlap does
-# not pay.** So look at the share of the copy before you work on it.
+# The "as fast" above is an upper limit, and the calls that hide a copy cost host time, too.
+# The host is already the slowest part here. Lesson 3 tries it and measures what the overlap wins at batch 64.
+# So look at the share of the copy before you work on it.
 # These lessons use large batches, because there the copy is a large part of the step.
 #
 # ## "The copy is slow": is it?

@@ -57,13 +57,3 @@ def _is_cpu(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
 @HANDLERS.register(torch.Tensor.get_device, torch.get_device)
 def _get_device(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
     return 0 if is_device(args[0] if args else kwargs["input"]) else func(*args, **kwargs)
-
-
-@HANDLERS.register(torch.Tensor.is_shared)
-def _is_shared(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    return is_device(args[0]) or func(*args)
-
-
-@HANDLERS.register(torch.Tensor.share_memory_)
-def _share_memory(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    return args[0] if is_device(args[0]) else func(*args)

@@ -164,7 +164,7 @@ def _install_serialization(session: Session, patches: Patches) -> None:
     torch.serialization.register_package(FIRST, location, restore)
 
     base = torch.storage._StorageBase
-    copy_storage = base.__deepcopy__
+    copy_storage: Any = base.__deepcopy__
 
     def deepcopy(self: Any, memo: Any) -> Any:
         result = copy_storage(self, memo)
@@ -186,7 +186,8 @@ def _bytes_of(storage: Any) -> torch.Tensor:
 
 def _install_ranges(session: Session, patches: Patches) -> None:
     """`record_function` (and with it the DataLoader's own annotation) becomes a range on the main lane."""
-    enter, leave = record_function.__enter__, record_function.__exit__
+    enter: Any = record_function.__enter__
+    leave = record_function.__exit__
     starts: dict[int, int] = {}
 
     def begin(self: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 from loaderviz.emulator.torch_cuda import transfers
 from loaderviz.emulator.torch_cuda.handlers import TYPES
 from loaderviz.emulator.torch_cuda.tags import HostTag, is_on_device, set_tag
+from loaderviz.errors import NotModelledError
 
 if TYPE_CHECKING:
     from loaderviz.emulator.torch_cuda.patching import Patches
@@ -20,6 +21,8 @@ def install(session: Session, patches: Patches) -> None:
     patches.set(torch.Tensor, "pin_memory", _pin_memory(session))
     patches.set(torch.Tensor, "is_pinned", _is_pinned(session))
     patches.set(torch.Tensor, "record_stream", _record_stream(session))
+    for name in ("__dlpack__", "__dlpack_device__"):
+        patches.set(torch.Tensor, name, _dlpack(getattr(torch.Tensor, name)))
 
 
 def _pin_memory(session: Session) -> Any:
@@ -42,6 +45,18 @@ def _pin_memory(session: Session) -> Any:
         return result
 
     return pin_memory
+
+
+def _dlpack(original: Any) -> Any:
+    """Return what stands in for `Tensor.__dlpack__`: it would hand out the memory of the CPU tensor behind it."""
+
+    def dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Hand out a host tensor's memory."""
+        if is_on_device(tensor):
+            raise NotModelledError("DLPack of a tensor on the emulated GPU is not modelled; copy it with .cpu() first")
+        return original(tensor, *args, **kwargs)
+
+    return dlpack
 
 
 def _is_pinned(session: Session) -> Any:

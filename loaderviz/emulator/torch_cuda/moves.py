@@ -20,7 +20,7 @@ def _to(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, *rest = args
     kwargs = dict(kwargs)
     copy = kwargs.pop("copy", False)
-    other = kwargs.pop("other", None)
+    other = kwargs.pop("tensor", None)
     if rest and isinstance(rest[0], torch.Tensor):
         other, *rest = rest
     if other is not None:

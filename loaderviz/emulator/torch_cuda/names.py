@@ -173,17 +173,23 @@ def _memory(session: Session) -> dict[str, Any]:
     """Return the memory functions, which torch.cuda and torch.accelerator share; all bytes come from the pool."""
     pool = session.pool
 
+    def up_to_date(device: Any) -> None:
+        """Give back what was freed since the last call, so that the numbers are right."""
+        _check(device)
+        session.enter("a question about memory")
+        session.leave()
+
     def reading(get: Callable[[Any], int]) -> Callable[..., int]:
         def read(device: Any = None) -> int:
             """Return a number of bytes."""
-            _check(device)
+            up_to_date(device)
             return get(pool.stats)
 
         return read
 
     def memory_stats(device: Any = None) -> OrderedDict[str, int]:
         """Return the statistics that the emulated pool keeps, by PyTorch's names."""
-        _check(device)
+        up_to_date(device)
         stats = pool.stats
         figures = {
             "allocated_bytes.all.current": stats.allocated, "allocated_bytes.all.peak": stats.allocated_peak,
@@ -207,7 +213,7 @@ def _memory(session: Session) -> dict[str, Any]:
 
     def mem_get_info(device: Any = None) -> tuple[int, int]:
         """Return (free, total) bytes."""
-        _check(device)
+        up_to_date(device)
         return pool.mem_get_info()
 
     allocated, peak = reading(lambda stats: stats.allocated), reading(lambda stats: stats.allocated_peak)

@@ -60,6 +60,7 @@ def copy_across(session: Session, target: torch.Tensor, source: torch.Tensor, no
             if source.dtype != target.dtype and non_blocking:
                 raw = _empty_on_device(session, source, source.dtype)
                 copy_to_device(session, raw, source, non_blocking=True)
+                session.deliver(tag_of(raw), session.stream)
                 _kernel(session, "copy_", [raw, target])
                 target.copy_(raw)
                 return

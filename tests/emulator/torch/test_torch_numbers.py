@@ -137,7 +137,8 @@ def test_checkpointing_and_hooks_on_saved_tensors():
 
     with lv.record(on="a100"):
         given = torch.randn(4, 16, device="cuda", requires_grad=True)
-        checkpoint(nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5)).cuda(), given, use_reentrant=False).sum().backward()
+        block = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5)).cuda()
+        checkpoint(block, given, use_reentrant=False).sum().backward()
         with torch.autograd.graph.save_on_cpu(pin_memory=True):
             given.exp().sum().backward()
         assert given.grad.is_cuda

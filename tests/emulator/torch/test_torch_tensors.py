@@ -1,0 +1,361 @@
+"""Tensors of the emulated device: every way to and fro, what they say of themselves, and CUDA's own errors."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import loaderviz as lv
+from loaderviz.errors import NotModelledError
+from loaderviz.timeline import COPIES, Kind
+
+CUDA = torch.device("cuda:0")
+
+
+@pytest.fixture
+def recording():
+    with lv.record(on="a100") as running:
+        yield running
+
+
+def copies(recording):
+    return sum(1 for _ in recording.timeline.rows(*COPIES))
+
+
+TO_DEVICE = {
+    "string": lambda x: x.to("cuda"),
+    "index": lambda x: x.to("cuda:0"),
+    "integer": lambda x: x.to(0),
+    "device": lambda x: x.to(torch.device("cuda")),
+    "keyword": lambda x: x.to(device="cuda"),
+    "non_blocking": lambda x: x.to("cuda", non_blocking=True),
+    "dtype": lambda x: x.to("cuda", torch.float64).float(),
+    "all positions": lambda x: x.to("cuda", torch.float32, True, True),
+    "all keywords": lambda x: x.to(
+        device="cuda", dtype=torch.float32, non_blocking=True, copy=True, memory_format=torch.preserve_format
+    ),
+    "dtype only, then device": lambda x: x.to(torch.float64).to("cuda", torch.float32),
+    "other tensor": lambda x: x.to(torch.zeros(1, device="cuda")),
+    "other keyword": lambda x: x.to(tensor=torch.zeros(1, device="cuda"), non_blocking=True),
+    "cuda()": lambda x: x.cuda(),
+    "cuda(0)": lambda x: x.cuda(0, non_blocking=True),
+    "cuda(device)": lambda x: x.cuda(torch.device("cuda")),
+    "as_tensor": lambda x: torch.as_tensor(x, device="cuda"),
+    "asarray": lambda x: torch.asarray(x, device="cuda"),
+    "tensor of list": lambda x: torch.tensor(x.tolist(), device="cuda"),
+    "numpy": lambda x: torch.as_tensor(x.numpy(), device="cuda"),
+    "new_tensor": lambda x: torch.zeros(1, device="cuda").new_tensor(x.tolist()),
+    "copy_": lambda x: torch.empty_like(x, device="cuda").copy_(x),
+    "copy_ non_blocking": lambda x: torch.empty_like(x, device="cuda").copy_(x.pin_memory(), non_blocking=True),
+    "copy_ into columns": lambda x: torch.zeros(3, 8, device="cuda")[:, ::2].copy_(x),
+    "copy_ of another dtype": lambda x: torch.zeros(3, 4, device="cuda").copy_(x.double(), non_blocking=True),
+    "copy_ of one row": lambda x: torch.zeros(3, 4, device="cuda").copy_(x),
+    "fill by index": lambda x: torch.zeros(3, 4, device="cuda").index_copy(0, torch.arange(3, device="cuda"), x.cuda()),
+    "columns": lambda x: x.t().contiguous().t().to("cuda"),
+    "set item": lambda x: _set_item(x),
+}
+
+
+def _set_item(x):
+    target = torch.zeros(3, 4, device="cuda")
+    target[:] = x
+    return target
+
+
+@pytest.mark.parametrize("name", TO_DEVICE)
+def test_every_way_to_the_device_brings_the_values(name, recording):
+    x = torch.arange(12.0).reshape(3, 4)
+    moved = TO_DEVICE[name](x)
+    assert (moved.device, moved.is_cuda, moved.is_cpu, moved.get_device()) == (CUDA, True, False, 0)
+    assert torch.equal(moved.cpu(), x)
+    assert moved.dtype == torch.float32
+
+
+TO_HOST = {
+    "cpu()": lambda x: x.cpu(),
+    "to": lambda x: x.to("cpu"),
+    "to dtype": lambda x: x.to("cpu", torch.float64).float(),
+    "to other": lambda x: x.to(torch.zeros(1)),
+    "to device": lambda x: x.to(torch.device("cpu"), copy=True),
+    "copy_": lambda x: torch.empty(3, 4).copy_(x),
+    "copy_ columns": lambda x: torch.empty(3, 8)[:, ::2].copy_(x),
+    "copy_ dtype": lambda x: torch.empty(3, 4, dtype=torch.float64).copy_(x).float(),
+    "tolist": lambda x: torch.tensor(x.tolist()),
+    "columns": lambda x: x.t().cpu().t(),
+    "strided": lambda x: x[:, ::2].cpu().repeat_interleave(2, 1) + torch.tensor([0.0, 1.0]).repeat(2),
+    "view of everything": lambda x: x.reshape(-1)[3:].cpu().new_tensor(x.cpu().tolist()),
+}
+
+
+@pytest.mark.parametrize("name", TO_HOST)
+def test_every_way_to_the_host_brings_the_values(name, recording):
+    back = TO_HOST[name](torch.arange(12.0, device="cuda").reshape(3, 4))
+    assert (back.device.type, back.is_cuda, back.is_pinned()) == ("cpu", False, False)
+    assert torch.equal(back, torch.arange(12.0).reshape(3, 4))
+
+
+FACTORIES = {
+    "zeros": lambda d: torch.zeros(2, 3, device=d),
+    "ones": lambda d: torch.ones((2, 3), device=d),
+    "empty": lambda d: torch.empty(2, 3, device=d).zero_(),
+    "full": lambda d: torch.full((2, 3), 5.0, device=d),
+    "arange": lambda d: torch.arange(6, device=d),
+    "linspace": lambda d: torch.linspace(0, 1, 5, device=d),
+    "eye": lambda d: torch.eye(3, device=d),
+    "rand": lambda d: torch.rand(2, device=d),
+    "randn": lambda d: torch.randn(2, device=d),
+    "randint": lambda d: torch.randint(0, 9, (4,), device=d),
+    "randperm": lambda d: torch.randperm(7, device=d),
+    "normal": lambda d: torch.normal(0.0, 1.0, (3,), device=d),
+    "tensor": lambda d: torch.tensor([1, 2], device=d),
+    "scalar": lambda d: torch.tensor(3.0, device=d),
+    "tril_indices": lambda d: torch.tril_indices(3, 3, device=d),
+    "hann_window": lambda d: torch.hann_window(5, device=d),
+    "zeros_like": lambda d: torch.zeros_like(torch.ones(2), device=d),
+    "rand_like": lambda d: torch.rand_like(torch.ones(2), device=d),
+    "full_like": lambda d: torch.full_like(torch.ones(2), 4.0, device=d),
+    "new_zeros": lambda d: torch.ones(1).new_zeros(3, device=d),
+    "new_full": lambda d: torch.ones(1).new_full((3,), 2.0, device=d),
+    "logspace": lambda d: torch.logspace(0, 1, 3, device=d),
+    "generator": lambda d: torch.randn(3, device=d, generator=torch.Generator(device=d).manual_seed(2)),
+    "from the device": lambda d: torch.zeros(2, device=d).new_ones(3),
+    "like on the device": lambda d: torch.zeros_like(torch.zeros(2, device=d)),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_factories_make_the_cpus_values_where_they_are_asked_for(name, recording):
+    torch.manual_seed(5)
+    here = FACTORIES[name]("cpu")
+    torch.manual_seed(5)
+    there = FACTORIES[name]("cuda")
+    assert not here.is_cuda
+    assert there.is_cuda
+    assert torch.equal(there.cpu(), here)
+
+
+def test_a_default_device_is_respected(recording):
+    with torch.device("cuda"):
+        assert torch.zeros(2).is_cuda
+        assert torch.nn.Linear(2, 2).weight.is_cuda
+        assert not torch.zeros(2, device="cpu").is_cuda
+    assert not torch.zeros(2).is_cuda
+    torch.set_default_device("cuda")
+    try:
+        assert torch.ones(2).is_cuda
+    finally:
+        torch.set_default_device(None)
+
+
+def test_what_a_tensor_says_of_itself(recording):
+    x = torch.ones(2, device="cuda")
+    assert x.type() == "torch.cuda.FloatTensor"
+    assert repr(x) == "tensor([1., 1.], device='cuda:0')"
+    assert f"{x[0]:.1f}" == "1.0"
+    assert repr(x.double().requires_grad_()) == (
+        "tensor([1., 1.], device='cuda:0', dtype=torch.float64, requires_grad=True)"
+    )
+    assert "device='cuda:0', grad_fn=<MulBackward0>" in repr(x.clone().requires_grad_() * 2)
+    assert repr(torch.nn.Parameter(x)).startswith("Parameter containing:\ntensor([1., 1.], device='cuda:0'")
+    assert not x.is_pinned()
+    assert x.to("cuda") is x
+    assert x.cuda() is x
+    assert x.to("cuda", copy=True) is not x
+    assert x.cpu().device.type == "cpu"
+    assert torch.empty(2, pin_memory=True).is_pinned()
+    assert torch.ones(3).pin_memory().is_pinned()
+
+
+def test_views_share_memory_and_cost_nothing():
+    with lv.record(on="a100") as recording:
+        x = torch.arange(6.0, device="cuda")
+        before = torch.cuda.memory_allocated()
+        y = x.view(2, 3).t()[1:].unsqueeze(0)
+        y.detach().flatten(1, 1).expand(2, 2, 2)
+        assert torch.cuda.memory_allocated() == before
+        x.add_(1)
+        assert y.tolist() == [[[2.0, 5.0], [3.0, 6.0]]]
+    kernels = [span.name for span in recording.timeline.rows(Kind.COMPUTE)]
+    assert kernels == ["arange", "add_", "copy_"]  # the last one makes the view contiguous for tolist()
+
+
+def test_memory_follows_the_storages(recording):
+    x = torch.empty(1000, device="cuda")
+    view = x[10:]
+    assert torch.cuda.memory_allocated() == 4096
+    del x
+    assert torch.cuda.memory_allocated() == 4096
+    del view
+    assert torch.cuda.memory_allocated() == 0
+    assert torch.cuda.memory_reserved() == 2 * 2**20
+
+
+def test_operands_on_two_devices_are_refused_but_for_scalars(recording):
+    x = torch.ones(3, device="cuda")
+    for call in (
+        lambda: x + torch.ones(3), lambda: torch.ones(3).mul(x), lambda: torch.cat([x, torch.ones(3)]),
+        lambda: torch.nn.Linear(3, 3)(x), lambda: x.add_(torch.ones(3)), lambda: torch.where(x > 0, x, torch.ones(3)),
+        lambda: torch.nn.functional.cross_entropy(x[None], torch.tensor([1])),
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError, match=r"same device, but found at least two devices, cuda:0 and cpu!"):
+            call()
+    assert (x + torch.tensor(2.0)).tolist() == [3.0] * 3
+    assert (torch.tensor(2.0) * x).is_cuda
+    assert x[torch.tensor([0, 1])].is_cuda  # indices may be on the host
+
+
+def test_a_device_tensor_gives_no_numpy_and_cannot_be_pinned(recording):
+    x = torch.ones(3, device="cuda")
+    for call in (lambda: x.numpy(), lambda: np.asarray(x), lambda: x.detach().numpy()):
+        with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
+            call()
+    with pytest.raises(RuntimeError, match="cannot pin 'torch.cuda.FloatTensor'"):
+        x.pin_memory()
+    with pytest.raises(RuntimeError, match="can be pinned"):
+        torch.zeros(3, device="cuda", pin_memory=True)
+    assert x.cpu().numpy().tolist() == [1.0] * 3
+
+
+def test_out_of_memory_has_the_numbers_and_the_program_may_go_on():
+    with lv.record(on="t4"):
+        kept = torch.empty(2**20, dtype=torch.uint8, device="cuda")
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"Tried to allocate 20\.00 GiB.*14\.90 GiB in total"):
+            torch.empty(20 * 2**30, dtype=torch.uint8, device="cuda")
+        with pytest.raises(RuntimeError, match="out of memory"):
+            torch.empty(20 * 2**30, dtype=torch.uint8, device="cuda")
+        assert kept.zero_().sum().item() == 0
+        assert torch.cuda.memory_stats()["num_ooms"] == 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.eye(3).to_sparse().to("cuda"),
+        lambda: torch.eye(3, device="cuda").to_sparse(),
+        lambda: torch.zeros(2, device="cuda:1"),
+        lambda: torch.zeros(2).to(1),
+        lambda: torch.ones(2, device="cuda").__dlpack__(),
+        lambda: torch.compile(torch.nn.Linear(1, 1)),
+        lambda: torch.nn.DataParallel(torch.nn.Linear(1, 1)),
+        lambda: torch.cuda.set_device(1),
+        lambda: torch.cuda.Event(interprocess=True),
+        lambda: torch.cuda.ExternalStream(0),
+        lambda: torch.ones(1, device="cuda").type("torch.FloatTensor"),
+    ],
+)
+def test_what_is_not_modelled_says_so(call, recording):
+    with pytest.raises(NotModelledError, match=r"not model|one GPU"):
+        call()
+
+
+def test_other_devices_are_left_alone(recording):
+    assert torch.zeros(2, device="meta").is_meta
+    assert torch.ones(2).to("meta").is_meta
+    assert torch.eye(2).to_sparse().add(torch.eye(2).to_sparse()).to_dense().sum() == 4
+
+
+def test_deep_copies_and_pickles_stay_on_the_device(recording):
+    model = torch.nn.Linear(2, 2).cuda()
+    model(torch.ones(1, 2, device="cuda")).sum().backward()
+    twin = copy.deepcopy(model)
+    assert twin.weight.is_cuda
+    with torch.no_grad():
+        twin.weight.zero_()
+    assert model.weight.abs().sum().item() > 0
+    assert copy.copy(model.weight).is_cuda
+    assert pickle.loads(pickle.dumps(model)).weight.is_cuda
+
+
+def test_saved_tensors_come_back_where_they_are_wanted(recording):
+    file = io.BytesIO()
+    x = torch.arange(3.0, device="cuda")
+    torch.save({"x": x, "view": x[1:], "host": torch.ones(1)}, file)
+
+    def load(**options):
+        file.seek(0)
+        return torch.load(file, **options)
+
+    as_it_was = load()
+    assert as_it_was["x"].is_cuda
+    assert as_it_was["view"].tolist() == [1.0, 2.0]
+    assert not as_it_was["host"].is_cuda
+    assert not load(map_location="cpu")["x"].is_cuda
+    assert load(map_location="cuda")["host"].is_cuda
+    assert load(map_location=torch.device("cuda", 0))["x"].is_cuda
+    assert load(map_location=lambda storage, place: storage)["x"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_modules_move_to_and_fro_with_gradients_and_buffers(recording):
+    model = torch.nn.BatchNorm1d(2)
+    weight = model.weight
+    model.to("cuda")
+    assert model.weight is weight
+    assert weight.is_cuda
+    assert model.running_mean.is_cuda
+    before = torch.cuda.memory_allocated()
+    model.cuda().to("cuda")
+    assert torch.cuda.memory_allocated() == before
+    model(torch.ones(3, 2, device="cuda")).sum().backward()
+    model.cpu()
+    assert not weight.is_cuda
+    assert not weight.grad.is_cuda
+    assert torch.cuda.memory_allocated() <= before
+
+
+def test_data_can_be_assigned(recording):
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.data = parameter.data.to("cuda")
+    assert parameter.is_cuda
+    parameter.data = torch.zeros(4, device="cuda")
+    assert parameter.tolist() == [0.0] * 4
+    parameter.grad = torch.ones(4, device="cuda")
+    torch.optim.SGD([parameter], 1.0).step()
+    assert parameter.tolist() == [-1.0] * 4
+
+
+def test_pageable_memory_may_change_after_a_non_blocking_copy(recording):
+    source = torch.ones(2**18)
+    moved = source.to("cuda", non_blocking=True)
+    source.zero_()
+    assert moved.sum().item() == 2**18
+
+
+@pytest.mark.parametrize("mode", ["on_wait", "eager"])
+def test_a_result_that_goes_back_and_forth_through_one_pinned_buffer(mode):
+    """Ordered on one stream, without the host: out of the buffer, into it, and out of it again."""
+    with lv.record(on="a100", copies=mode):
+        buffer = torch.full((1000,), 1.0).pin_memory()
+        first = buffer.to("cuda", non_blocking=True)
+        buffer.copy_(torch.full((1000,), 2.0, device="cuda"), non_blocking=True)
+        second = buffer.to("cuda", non_blocking=True)
+        assert (first.mean().item(), second.mean().item(), buffer.mean().item()) == (1.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.complex64, torch.int64, torch.uint8, torch.bool])
+def test_poison_is_nan_or_the_largest(dtype):
+    with lv.record(on="a100"):
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            late = torch.zeros(3, dtype=dtype).pin_memory().to("cuda", non_blocking=True)
+        seen = late.cpu()
+        if dtype.is_floating_point or dtype.is_complex:
+            assert seen.isnan().all()
+        else:
+            assert (seen == (True if dtype == torch.bool else torch.iinfo(dtype).max)).all()
+        torch.cuda.current_stream().wait_stream(side)
+        assert not late.cpu().any()
+
+
+def test_generators_draw_the_cpus_numbers(recording):
+    there = torch.Generator(device="cuda").manual_seed(3)
+    assert there.device == CUDA
+    assert isinstance(there, torch.Generator)
+    expected = torch.rand(4, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(torch.rand(4, device="cuda", generator=there).cpu(), expected)
+    x = torch.empty(4, device="cuda").uniform_(generator=there.manual_seed(3))
+    assert torch.equal(x.cpu(), expected)
