@@ -48,6 +48,14 @@ class TimelineBuilder:
         """Join two spans by their numbers."""
         self._arrows.append((tail, head, kind))
 
+    def times(self, span: int) -> tuple[int, int]:
+        """Return start and end [ns] of a span by its number."""
+        return self._rows[span][0], self._rows[span][1]
+
+    def lane_of(self, span: int) -> int:
+        """Return the lane of a span by its number."""
+        return self._rows[span][2]
+
     def mark(self, time: int, lane: int, kind: str, text: str, spans: tuple[int, int] = (-1, -1)) -> None:
         """Add a mark at `time` [ns]."""
         self._marks.append(Mark(time, lane, kind, text, spans))

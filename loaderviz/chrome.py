@@ -3,12 +3,14 @@
 Categories and arguments are the profiler's (`kernel`, `gpu_memcpy`, `cuda_runtime`, `cpu_op`, `user_annotation`,
 `ac2g`), so that tools made for its traces read this one. What the profiler has no word for (a worker's fetch, a wait)
 is a `user_annotation`; the argument "loaderviz kind" says what it was. Times are µs with three decimals: exact in ns.
+`loaderviz.read` makes an equal Timeline of it: what events have no place for stands in the key "loaderviz".
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ import numpy as np
 
 from loaderviz.activity import check_timeline
 from loaderviz.files import writable
-from loaderviz.timeline import ArrowKind, Kind, Lane, Span, Timeline
+from loaderviz.timeline import ArrowKind, Kind, Span, Timeline
 
 Event = dict[str, Any]
+Places = dict[tuple[int, int], Event]  # (lane, row) -> pid and tid
 
+FORMAT = 1  # of the key "loaderviz"
 HOST_PID = 10_000  # devices have their ordinal as pid; a host process must not look like one of them
 _SUB_LANE = 100_000  # thread ids of further rows for spans that overlap without nesting; Perfetto drops such spans
 _CATEGORIES = {
@@ -42,6 +46,7 @@ def to_chrome_trace(timeline: Timeline, path: str | Path) -> Path:
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     """Return the trace as plain dicts; time 0 is `baseTimeNanoseconds`, the timeline's first start."""
     rows = _rows(timeline)
+    places = _places(timeline, rows)
     devices = sorted({lane.device for lane in timeline.lanes if lane.group == "device"})
     context = timeline.context
     return {
@@ -49,9 +54,11 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
         "deviceProperties": [{"id": device, "name": context.device} for device in devices],
         "displayTimeUnit": "ns",
         "baseTimeNanoseconds": timeline.begin,
-        "loaderviz": {"origin": context.origin, "host": context.host, "samples": context.samples,
-                      "versions": context.versions, "notes": list(context.notes)},
-        "traceEvents": [*_names(timeline, rows), *_spans(timeline, rows), *_flows(timeline, rows), *_marks(timeline)],
+        "loaderviz": {"format": FORMAT, **asdict(context), "notes": list(context.notes),
+                      "lanes": [asdict(lane) for lane in timeline.lanes], "names": list(timeline.names),
+                      "sources": list(timeline.sources)},
+        "traceEvents": [*_names(timeline, places), *_spans(timeline, rows, places), *_flows(timeline, rows, places),
+                        *_marks(timeline, places)],
     }  # fmt: skip
 
 
@@ -74,23 +81,31 @@ def _rows(timeline: Timeline) -> np.ndarray[Any, np.dtype[np.int64]]:
     return rows
 
 
-def _place(lane: Lane, number: int, row: int = 0) -> Event:
-    """Return pid and tid of a lane; a device's threads are its streams."""
-    thread = lane.number if lane.group == "device" else number + 1
-    return {"pid": lane.device if lane.group == "device" else HOST_PID, "tid": thread + row * _SUB_LANE}
+def _places(timeline: Timeline, rows: np.ndarray[Any, Any]) -> Places:
+    """Return pid and tid of each row of each lane; a device's threads are its streams, if their numbers are free."""
+    used = {(int(lane), int(row)) for lane, row in zip(timeline.lane, rows, strict=True)}
+    used |= {(number, 0) for number in range(len(timeline.lanes))}
+    places: Places = {}
+    taken = set()
+    for number, row in sorted(used, key=lambda each: each[::-1]):  # every lane's first row before any second one
+        lane = timeline.lanes[number]
+        pid, tid = (lane.device, lane.number) if lane.group == "device" else (HOST_PID, number + 1)
+        tid += row * _SUB_LANE
+        while (pid, tid) in taken:  # sub-lanes of a stream bear its number
+            tid += _SUB_LANE
+        taken.add((pid, tid))
+        places[number, row] = {"pid": pid, "tid": tid}
+    return places
 
 
 def _us(ns: int) -> float:
     return round(ns / 1_000, 3)
 
 
-def _names(timeline: Timeline, rows: np.ndarray[Any, Any]) -> Iterator[Event]:
-    used = {(int(lane), int(row)) for lane, row in zip(timeline.lane, rows, strict=True)}
-    used |= {(number, 0) for number in range(len(timeline.lanes))}
+def _names(timeline: Timeline, places: Places) -> Iterator[Event]:
     seen: set[int] = set()
-    for number, row in sorted(used):
+    for (number, row), place in sorted(places.items()):
         lane = timeline.lanes[number]
-        place = _place(lane, number, row)
         if place["pid"] not in seen:
             seen.add(place["pid"])
             host = lane.group == "host"
@@ -103,7 +118,7 @@ def _names(timeline: Timeline, rows: np.ndarray[Any, Any]) -> Iterator[Event]:
         yield {"ph": "M", "name": "thread_sort_index", **place, "ts": 0, "args": {"sort_index": 10 * number + row}}
 
 
-def _spans(timeline: Timeline, rows: np.ndarray[Any, Any]) -> Iterator[Event]:
+def _spans(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> Iterator[Event]:
     begin = timeline.begin
     for index in range(len(timeline)):
         span = timeline.row(index)
@@ -111,8 +126,9 @@ def _spans(timeline: Timeline, rows: np.ndarray[Any, Any]) -> Iterator[Event]:
         category = _CATEGORIES.get(span.kind, "gpu_user_annotation" if device else "user_annotation")
         yield {
             "ph": "X", "cat": category, "name": span.name,
-            **_place(span.lane, int(timeline.lane[index]), int(rows[index])),
-            "ts": _us(span.start - begin), "dur": _us(span.duration), "args": _arguments(span),
+            **places[int(timeline.lane[index]), int(rows[index])],
+            "ts": _us(span.start - begin), "dur": _us(span.duration),
+            "args": {"span": index, "lane": int(timeline.lane[index])} | _arguments(span),
         }  # fmt: skip
 
 
@@ -137,7 +153,7 @@ def _arguments(span: Span) -> Event:
     return arguments
 
 
-def _flows(timeline: Timeline, rows: np.ndarray[Any, Any]) -> Iterator[Event]:
+def _flows(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> Iterator[Event]:
     """Give two events an arrow. A flow binds to the span around its time; at a span's end it leaves 1 ns earlier."""
     begin = timeline.begin
     for number, (tail, head, kind) in enumerate(zip(*timeline.arrows.values(), strict=True)):
@@ -147,12 +163,13 @@ def _flows(timeline: Timeline, rows: np.ndarray[Any, Any]) -> Iterator[Event]:
         leaves = max(first.start, first.end - 1) if wait else first.start
         common = {"id": number + 1, "cat": name, "name": name}
         for phase, span, index, time in (("s", first, tail, leaves), ("f", second, head, second.start)):
-            place = _place(span.lane, int(timeline.lane[index]), int(rows[index]))
-            yield {"ph": phase, **common, **place, "ts": _us(time - begin)} | ({"bp": "e"} if phase == "f" else {})
+            place = places[int(timeline.lane[index]), int(rows[index])]
+            event = {"ph": phase, **common, **place, "ts": _us(time - begin), "args": {"span": int(index)}}
+            yield event | ({"bp": "e"} if phase == "f" else {})
 
 
-def _marks(timeline: Timeline) -> Iterator[Event]:
+def _marks(timeline: Timeline, places: Places) -> Iterator[Event]:
     for mark in timeline.marks:
-        place = _place(timeline.lanes[mark.lane], mark.lane)
-        yield {"ph": "i", "s": "t", "cat": "hazard", "name": mark.kind, **place, "ts": _us(mark.time - timeline.begin),
-               "args": {"text": mark.text}}  # fmt: skip
+        yield {"ph": "i", "s": "t", "cat": "hazard", "name": mark.kind, **places[mark.lane, 0],
+               "ts": _us(mark.time - timeline.begin),
+               "args": {"text": mark.text, "lane": mark.lane, "spans": list(mark.spans)}}  # fmt: skip

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from loaderviz.builder import TimelineBuilder
 from loaderviz.emulator import costs
@@ -14,13 +15,17 @@ from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.hazards import HOST, HappensBefore, Place
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline
 
+if TYPE_CHECKING:
+    from loaderviz.emulator.races import Races
+
 DEFAULT_NUMBER = 7  # what profilers show for the default stream
 
 
 class HostThread:
     """The main thread and the device behind it.
 
-    `now` is the host clock [ns]. `batch` and `source` are noted with every span made while they are set.
+    `now` is the host clock [ns]. `batch` and `source` are noted with every span made while they are set. `races`, if
+    set, looks for hazards; it changes no time.
     """
 
     def __init__(self, gpu: Gpu, host: Host | None = None, *, launch_blocking: bool = False) -> None:
@@ -29,6 +34,7 @@ class HostThread:
         self.launch_blocking = launch_blocking
         self.device = Device(gpu)
         self.order = HappensBefore()
+        self.races: Races | None = None
         self.builder = TimelineBuilder(Context())
         self.main = self.builder.lane("main", "host", "main")
         self.now = 0
@@ -79,6 +85,8 @@ class HostThread:
             for before in command.awaits:
                 builder.arrow(spans[before], spans[command], ArrowKind.WAIT)
         self._work = []
+        if self.races:
+            self.races.finish(builder, spans)
         builder.context = context or Context(self.gpu.name, "emulated", self.host.name)
         return builder.build()
 
@@ -110,6 +118,8 @@ class HostThread:
         command.correlation = self._correlation
         if stream.awaited:
             command.awaits, stream.awaited = tuple(dict.fromkeys(stream.awaited)), []
+            if self.races:
+                self.races.waits.followed(command)
         self._submit(command)
         stream.last_work = command
         self._work.append(command)

@@ -9,16 +9,19 @@ worker's real time is used instead.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import Subset, _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from loaderviz.emulator import costs
+from loaderviz.emulator.torch_cuda.session import PIN_THREAD, Session
 from loaderviz.emulator.torch_cuda.tags import HostTag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
@@ -26,7 +29,6 @@ from loaderviz.timeline import Kind
 if TYPE_CHECKING:
 
     from loaderviz.emulator.torch_cuda.patching import Patches
-    from loaderviz.emulator.torch_cuda.session import Session
 
 SECOND = 10**9
 
@@ -42,6 +44,8 @@ class Fetched:
 
     def pin_memory(self) -> Fetched:
         """Called by the pin thread."""
+        if Session.active is None:  # the recording is over; there is nothing to pin for
+            return self
         self.data = _utils.pin_memory.pin_memory(self.data)
         return self
 
@@ -95,10 +99,6 @@ def work(*args: Any, measured: bool) -> None:
 
 def pin_loop(loop: Callable[..., None], *args: Any) -> None:
     """Run torch's pin thread under a name by which the session knows it."""
-    import threading
-
-    from loaderviz.emulator.torch_cuda.session import PIN_THREAD
-
     threading.current_thread().name = PIN_THREAD
     loop(*args)
 
@@ -141,31 +141,28 @@ def _single_next(session: Session, original: Callable[..., Any]) -> Callable[...
 
 
 class Schedule:
-    """When each batch of one iterator was ordered, fetched and pinned, in virtual time."""
+    """When each batch of one epoch was ordered, fetched and pinned, in virtual time.
 
-    def __init__(self, session: Session, iterator: Any) -> None:
-        self.session, self.workers = session, iterator._num_workers
-        self.free = [session.runtime.now] * self.workers  # when each worker is free
-        self.pin_free = session.runtime.now
+    torch orders `prefetch_factor` batches from each worker when the epoch begins, and one more at each hand-out.
+    """
+
+    def __init__(self, session: Session, iterator: Any, former: Schedule | None) -> None:
+        self.session, self.begun = session, session.runtime.now
+        self.depth = iterator._prefetch_factor * iterator._num_workers
         self.pins = iterator._pin_memory
-        self.sent: dict[int, int] = {}  # index of the batch in this epoch -> when its index list was sent
-        self.worker_of: dict[int, int] = {}
         self.first_batch = session.batches.new_iterator()
-        self.done = 0
+        self.handed_out: list[int] = []  # when
+        self.free: list[int] = [self.begun] * iterator._num_workers  # when each worker is
+        self.pin_free: int = self.begun
+        if former is not None and former.session is session:  # the same workers go on
+            self.free, self.pin_free = former.free, former.pin_free
 
-    def note_sent(self, iterator: Any) -> None:
-        """Note the orders that torch has put into the workers' queues since the last call."""
-        for index, info in iterator._task_info.items():
-            if index not in self.sent and index >= self.done:
-                self.sent[index] = self.session.runtime.now
-                self.worker_of[index] = info[0]
-
-    def arrive(self, index: int, fetched: Fetched) -> None:
-        """Batch `index` is taken by the main thread: draw what led to it, and wait until it is there."""
-        session, runtime = self.session, self.session.runtime
-        batch, worker = self.first_batch + index, self.worker_of.pop(index)
-        size = nbytes(fetched.data)
-        start = max(self.sent.pop(index), self.free[worker])
+    def arrive(self, fetched: Fetched, worker: int) -> None:
+        """The main thread takes a batch: draw what led to it, and wait until it is there."""
+        session, runtime, count = self.session, self.session.runtime, len(self.handed_out)
+        batch, size = self.first_batch + count, nbytes(fetched.data)
+        ordered = self.begun if count < self.depth else self.handed_out[count - self.depth]
+        start = max(ordered, self.free[worker])
         cost = costs.fetch_time(runtime.host, fetched.samples, size, batched=fetched.batched) + fetched.slept
         ready = self.free[worker] = start + (fetched.took if session.measured else cost)
         lane = runtime.builder.lane(f"worker {worker}", "host", "worker", worker)
@@ -179,7 +176,7 @@ class Schedule:
         start = runtime.now
         runtime.now += runtime.host.hand_out
         runtime.builder.span(start, runtime.now, runtime.main, Kind.OPERATOR, "DataLoader hand-out", batch=batch)
-        self.done = index + 1
+        self.handed_out.append(runtime.now)
         session.batches.handed_out(batch, fetched.samples)
 
     def _pin(self, batch: int, data: Any, ready: int) -> int:
@@ -199,20 +196,32 @@ class Schedule:
         return self.pin_free
 
 
+class RecordedIter(torch_dataloader._MultiProcessingDataLoaderIter):
+    """An iterator whose workers were started in a recording: they send `Fetched`, also when the recording is over."""
+
+    def _process_data(self, data: Any, *args: Any) -> Any:
+        if isinstance(data, Fetched) and not (Session.active and Session.active.in_recording_thread()):
+            data = data.data
+        return super()._process_data(data, *args)  # type: ignore[no-untyped-call]
+
+
 def _several_init(session: Session, original: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, loader: Any) -> None:
         """Start the workers: each costs the main thread the start of a process."""
         if not loader.in_order:
+            self._shutdown = True  # nothing to shut down when it is thrown away
             raise NotModelledError(
                 "DataLoader(in_order=False) is not modelled: which batch comes first would depend on this machine; "
                 "use in_order=True"
             )
-        session.enter("DataLoader")
-        runtime = session.runtime
-        runtime.batch, runtime.source = -1, session.source()
-        runtime.host_work(
-            runtime.host.worker_start * loader.num_workers, f"start {loader.num_workers} workers", Kind.OPERATOR
-        )
+        self.__class__ = RecordedIter
+        if session.in_recording_thread():
+            session.enter("DataLoader")
+            runtime, workers = session.runtime, loader.num_workers
+            runtime.batch, runtime.source = -1, session.source()
+            runtime.host_work(runtime.host.worker_start * workers, f"start {workers} workers", Kind.OPERATOR)
+        else:
+            session.note("a DataLoader was iterated in a second thread: its fetches are not in the timeline")
         original(self, loader)
         session.leave()
 
@@ -222,32 +231,27 @@ def _several_init(session: Session, original: Callable[..., None]) -> Callable[.
 def _several_reset(session: Session, original: Callable[..., None]) -> Callable[..., None]:
     def reset(self: Any, loader: Any, first_iter: bool = False) -> None:
         """Begin an epoch: orders for the first batches go out."""
-        former = getattr(self, "_schedule", None)
-        self._schedule = Schedule(session, self)
-        if former is not None and former.session is session:
-            self._schedule.free, self._schedule.pin_free = former.free, former.pin_free
+        if session.in_recording_thread():
+            self._schedule = Schedule(session, self, getattr(self, "_schedule", None))
         original(self, loader, first_iter)
-        self._schedule.note_sent(self)
 
     return reset
 
 
 def _several_process(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
-    def process(self: Any, data: Any, *args: Any) -> Any:
+    def process(self: Any, data: Any, worker: int, *args: Any) -> Any:
         """Hand a batch out: its costs first, then the next order goes to a worker."""
-        if isinstance(data, Fetched):
-            session.enter("DataLoader")
-            if getattr(self, "_schedule", None) is None or self._schedule.session is not session:
-                self._schedule = Schedule(session, self)  # an iterator that is older than the recording
-            index = self._rcvd_idx - 1
-            self._schedule.sent.setdefault(index, session.runtime.now)
-            self._schedule.worker_of.setdefault(index, index % self._num_workers)
-            self._schedule.arrive(index, data)
-            data = data.data
-            session.leave()
-        result = original(self, data, *args)
-        self._schedule.note_sent(self)
-        return result
+        if not session.in_recording_thread() or isinstance(data, ExceptionWrapper):
+            return original(self, data, worker, *args)
+        if not isinstance(data, Fetched):  # from workers that are older than the recording
+            data = Fetched(data, sample_count((), data), 0, 0, False)
+        session.enter("DataLoader")
+        schedule = getattr(self, "_schedule", None)
+        if schedule is None or schedule.session is not session:
+            schedule = self._schedule = Schedule(session, self, None)
+        schedule.arrive(data, worker)
+        session.leave()
+        return original(self, data.data, worker, *args)
 
     return process
 
@@ -265,7 +269,7 @@ def is_batched(fetcher: Any) -> bool:
 
 def sample_count(indices: Any, data: Any) -> int:
     """Return how many samples a batch has: by its index list, else by its first tensor, else 1."""
-    if isinstance(indices, Sequence) and not (indices and indices[0] is None):
+    if isinstance(indices, Sequence) and indices and indices[0] is not None:
         return len(indices)
     first = next(iter(tensors(data)), None)
     return first.shape[0] if first is not None and first.dim() else 1

@@ -58,9 +58,7 @@ class HappensBefore:
         return snapshot
 
     def wait(self, stream: int, clock: Clock, line: str = "") -> None:
-        """Order everything that `stream` gets from now on after `clock`. A `line` puts the wait on trial."""
-        if line and line not in self.trials and line not in self.needed and len(self.trials) < TRIALS:
-            self.trials[line] = self._copy()
+        """Order everything that `stream` gets from now on after `clock`; not so in the trial of its `line`."""
         _join(self.clock(stream), clock)
         for name, trial in self.trials.items():
             if name != line:
@@ -86,11 +84,6 @@ class HappensBefore:
         owner, number = place
         return self.clock(stream).get(owner, 0) >= number
 
-    def knows(self, stream: int, clock: Clock) -> bool:
-        """Tell whether a wait of `stream` for `clock` would add nothing."""
-        mine = self.clock(stream)
-        return all(mine.get(other, 0) >= number for other, number in clock.items())
-
     def clock(self, stream: int) -> Clock:
         """Return the clock of a stream (or of the `HOST`) as it is now; it is not a copy."""
         if stream == HOST:
@@ -102,6 +95,11 @@ class HappensBefore:
         return clock
 
     # Trials
+
+    def try_without(self, line: str) -> None:
+        """Put the waits of a line on trial, before the first of them is made."""
+        if line and line not in self.trials and line not in self.needed and len(self.trials) < TRIALS:
+            self.trials[line] = self._copy()
 
     def rely(self, stream: int, place: Place) -> None:
         """`stream` (or the `HOST`) does something that must come after `place`: lines without which it would not are

@@ -125,12 +125,15 @@ class DevicePool:
             return
         self.stats.frees += 1
         self.stats.allocated -= block.size
+        races = self.runtime.races
         if block.streams:
             block.state = DEFERRED
             block.pending = len(block.streams)
             for stream in block.streams.values():
                 event = self.runtime.event(timing=False)
                 self.runtime.record_event(event, stream)
+                if races:
+                    races.recorded(block.address, block.end, event.clock)
                 self._deferred.setdefault(stream.id, deque()).append((event, block))
         else:
             self._release(block)
@@ -150,6 +153,8 @@ class DevicePool:
             for entry in [entry for entry in cache if not (entry[2]._before or entry[2]._after)]:
                 cache.remove(entry)
                 self.runtime.malloc(entry[0], "cudaFree")
+                if self.runtime.races:
+                    self.runtime.races.returned(entry[1], entry[1] + entry[0])
                 self.stats.reserved -= entry[0]
                 self.stats.segments -= 1
                 self.stats.releases += 1
@@ -158,6 +163,13 @@ class DevicePool:
     def mem_get_info(self) -> tuple[int, int]:
         """Return (free, total) bytes of the GPU, as `cudaMemGetInfo`: the cache and the context are not free."""
         return self.capacity - self.stats.reserved, self.runtime.gpu.memory
+
+    def cached(self) -> dict[int, int]:
+        """Return the bytes that lie free in the pool of each stream, by its id; only that stream can have them."""
+        sizes: dict[int, int] = {}
+        for (stream, _), cache in self._free.items():
+            sizes[stream] = sizes.get(stream, 0) + sum(entry[0] for entry in cache)
+        return sizes
 
     def reset_peak(self) -> None:
         """Let the peaks start anew from what is held now."""

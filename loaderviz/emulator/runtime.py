@@ -76,7 +76,10 @@ class Runtime(HostThread):
         self._handed_out[priority] = turn + 1
         if turn < POOL_STREAMS:
             pool.append(self._new_stream(priority))
-        return pool[turn % POOL_STREAMS]
+        stream = pool[turn % POOL_STREAMS]
+        if self.races:
+            self.races.waits.stream_made(stream, self.source)
+        return stream
 
     def _new_stream(self, priority: int, *, blocking: bool = False) -> Stream:
         number = len(self.streams)
@@ -97,25 +100,30 @@ class Runtime(HostThread):
         event.record = self._submit(Command(stream, "event record", None, Engine.NONE, 0, ready))
         event.clock = self.order.snapshot(stream.id)
 
-    def wait_event(self, stream: Stream, event: Event) -> None:
+    def wait_event(self, stream: Stream, event: Event, *, asked: bool = True) -> None:
         """`cudaStreamWaitEvent`: what the stream gets from now on waits for the event; the host does not (R16).
 
-        An event that was never recorded holds nothing back.
+        An event that was never recorded holds nothing back. A wait not `asked` for is torch's own: it is never judged.
         """
         self._call("cudaStreamWaitEvent", self.host.event_call)
+        judge = self.races.waits if self.races and asked else None
         if event.record is None:
+            if judge:
+                judge.note(stream, None, self.source, self.batch)
             return
         marker = Command(stream, "event wait", None, Engine.NONE, 0, self.now)
         marker.deps = (event.record,)
+        if judge:
+            judge.note(stream, event.record, self.source, self.batch, marker)
         self._submit(marker)
-        self.order.wait(stream.id, event.clock)
+        self.order.wait(stream.id, event.clock, self.source if judge else "")
         stream.awaited.extend(event.record.awaits)
 
-    def wait_stream(self, stream: Stream, other: Stream) -> None:
+    def wait_stream(self, stream: Stream, other: Stream, *, asked: bool = True) -> None:
         """`stream.wait_stream(other)`: an event recorded in `other` now, and a wait for it (R16)."""
         event = self.event(timing=False)
         self.record_event(event, other)
-        self.wait_event(stream, event)
+        self.wait_event(stream, event, asked=asked)
 
     def query(self, target: Event | Stream, *, learn: bool = True) -> bool:
         """`cudaEventQuery` / `cudaStreamQuery`: is it over? An event never recorded is.
@@ -208,6 +216,7 @@ class Runtime(HostThread):
             raise ValueError(f"memcpy direction {direction!r}: choose 'h2d', 'd2h' or 'd2d'")
         start = self.now
         self._wait_for_place(stream or self.default_stream)
+        begun = self.now + self.host.memcpy_call
         staged = direction == "h2d" and not pinned and nbytes > PAGEABLE_ASYNC
         if staged and (stream or self.default_stream).last:
             self._block([(stream or self.default_stream).last], Cause.STAGING)
@@ -220,6 +229,8 @@ class Runtime(HostThread):
         elif direction == "d2h" and not pinned and not blocking:
             self._block([command], Cause.STAGING)
         self._api("cudaMemcpyAsync", start, command)
+        if self.races and not blocking and (staged or (direction == "d2h" and not pinned)):
+            self.races.waits.blocked(command, self.now - begun)
         if blocking or (self.launch_blocking and direction != "d2d"):
             self.synchronize(command.stream)
         elif direction == "d2h" and not pinned:

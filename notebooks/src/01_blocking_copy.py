@@ -123,7 +123,7 @@ def blocking_loop(batches):
 #
 # Before you run the next cell, write down your answers:
 #
-# 1. In which share of the time does the GPU compute: about 90 %, about 50 %, or less?
+# 1. In which share of the time does the GPU compute: nearly always, about half of the time, or less?
 # 2. Can the GPU compute batch 4 while batch 5 is being copied?
 #
 # ## Run
@@ -152,7 +152,7 @@ blocking.figure(color="batch")
 #
 # 1. `main · calls`: the host calls CUDA. The long call is the copy. `main · waits`: in the hatched parts it is blocked.
 # 2. `H2D engine`: the batch travels from the host to the device.
-# 3. `stream 7 (default)`: the GPU computes on the batch. (The thin bars are the copies again: they stand in this queue.)
+# 3. `stream 7 (default)`: the GPU computes on the batch. (The thin bars are the copies again: they are in this queue.)
 #
 # Then the next colour begins. The strip `GPU state` has colours of its own, see the legend:
 # the GPU computes, or a copy keeps it from computing, or it has nothing to do at all.
@@ -274,9 +274,9 @@ with lv.record(on=GPU):
 print(f"no synchronise {launch_ms:.3f} ms, with synchronise {whole_ms:.3f} ms, with .item() {item_ms:.3f} ms")
 
 # %% [markdown]
-# **R27: the host runs ahead.** An operator on the GPU returns to the host when the work is *queued*, not when it is done.
-# So the first number is only the launch. To time GPU work, either call `torch.cuda.synchronize()` before you read the
-# clock, or use two events, which the GPU itself writes into the stream.
+# **R27: the host runs ahead.** An operator on the GPU returns to the host when its work is *queued*, not when it is
+# done. So the first number is only the launch. To time GPU work, either call `torch.cuda.synchronize()` before you
+# read the clock, or use two events: marks in the stream, to which the GPU itself writes the time.
 
 
 # %%

@@ -47,6 +47,7 @@ from loaderviz import mnist, words
 # %%
 GPU = "laptop"  # the GPU to emulate; other names: "t4", "a100", "h100", "h200"
 BATCH, WARM_UP, STEPS = 2048, 3, 4  # samples in a batch; steps before we look; steps in the picture
+LOADER_WARM_UP = 10  # a DataLoader needs more steps until all its memory has been used before
 images, labels = mnist.tensors(train=True)
 
 
@@ -77,23 +78,23 @@ def train_step(model, optimizer, x, y):
 
 
 # %%
-def steps(batches):
+def steps(batches, warm_up=WARM_UP):
     """Hand out the batches, each under its name; before the first that we look at, wait for the GPU."""
     for number, batch in enumerate(batches):
-        if number == WARM_UP:
+        if number == warm_up:
             torch.cuda.synchronize()
         with record_function(f"batch {number}: {len(batch[-1])} samples"):
             yield batch
 
 
 # %%
-def watch(loop, *arguments):
+def watch(loop, *arguments, warm_up=WARM_UP):
     """Record a loop on the emulated GPU; return the timeline without the warm-up."""
     with lv.record(on=GPU) as recording:
         loss = loop(*arguments)
         torch.cuda.synchronize()
     print(f"{loop.__name__}: loss of the last batch {loss.item():.4f}")
-    return recording.timeline.from_batch(WARM_UP)
+    return recording.timeline.from_batch(warm_up)
 
 
 # %% [markdown]
@@ -196,7 +197,8 @@ for name, timeline in runs.items():
 # %% [markdown]
 # The host copy did not go away. It moved: first the driver copied into its buffer, now `pin_memory()` copies into
 # pinned memory, and our own thread does it, in the loop. The copy to the GPU comes on top of it.
-# In the figure the work of `pin_memory()` is in the lane `main`, between the calls; the GPU is idle in the meantime.
+# In the figure the long bars in `main · calls`, with the number of the batch, are `pin_memory()`.
+# The GPU is idle in the meantime.
 #
 # With `non_blocking=True` (lesson 3) the host may run ahead: it pins the next batch while the GPU computes.
 # That wins back the time of the pinning, but look at the last number: nothing of the copy itself is hidden.
@@ -248,7 +250,7 @@ class Digits(torch.utils.data.Dataset):
     """MNIST, where the DataLoader asks for a whole batch at once."""
 
     def __len__(self):
-        return BATCH * (WARM_UP + STEPS)
+        return BATCH * (LOADER_WARM_UP + STEPS + 2)
 
     def __getitems__(self, indices):
         rows = torch.tensor(indices)
@@ -257,23 +259,25 @@ class Digits(torch.utils.data.Dataset):
 
 # %%
 def fed_by_a_dataloader(pin_memory):
-    """Train on batches from two worker processes; the images travel as uint8."""
+    """Train on batches from two worker processes; the images travel as uint8, and become float32 on the GPU."""
     loader = DataLoader(Digits(), BATCH, num_workers=2, collate_fn=tuple, pin_memory=pin_memory)
     model, optimizer = new_model()
-    for x, y in steps(loader):
+    for x, y in steps(loader, LOADER_WARM_UP):
         x = x.to("cuda", non_blocking=True).float() / 255
         loss = train_step(model, optimizer, x, y.to("cuda", non_blocking=True))
+        loss.item()  # for a progress bar: the host waits for the end of the step
     return loss
 
 
 # %%
-from_loader = watch(fed_by_a_dataloader, True)
+from_loader = watch(fed_by_a_dataloader, True, warm_up=LOADER_WARM_UP)
 from_loader.figure(color="batch")
 
 # %% [markdown]
 # Read the picture from top to bottom, as a batch travels: `worker 0` and `worker 1` fetch, the `pin thread` pins,
 # `main` takes the batch and calls the copy, the `H2D engine` copies, the stream computes.
 # The workers are some batches ahead: the colours in their lanes are those of batches that come later.
+# On the right their lanes are empty, because the data set ends there.
 
 # %%
 for lane in from_loader.lanes:
@@ -299,7 +303,8 @@ with lv.record(on=GPU):
 
 # %% [markdown]
 # Now change something yourself: set `GPU = "t4"` in the second code cell. Its link is older and slower.
-# Is pinning inside the loop still a bad idea there? Or call `watch(fed_by_a_dataloader, False)`, and look for the pin thread.
+# Is pinning inside the loop still a bad idea there? Or call
+# `watch(fed_by_a_dataloader, False, warm_up=LOADER_WARM_UP)` and look for the pin thread.
 #
 # ## The same code on a real GPU
 

@@ -36,7 +36,7 @@ from torch.profiler import record_function
 
 import loaderviz as lv
 from loaderviz import mnist, words
-from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader
+from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, marks
 
 # %% [markdown]
 # ## The same parts as in lesson 1
@@ -212,7 +212,7 @@ with lv.record(on=GPU, copies="eager"):
 
 # %% [markdown]
 # The repair is one line: the stream that computes must wait for the stream that copies.
-# **`wait_stream` does not stop the host.** It puts a note into the queue: "go on when the other queue has come this far".
+# **`wait_stream` does not stop the host.** It puts a note into the queue: "go on when the other queue is this far".
 
 # %%
 with lv.record(on=GPU):
@@ -226,12 +226,13 @@ with lv.record(on=GPU):
 # ## Prefetch: copy the next batch, then compute this one
 #
 # Now we have all the parts. `copy_ahead` queues the copy of a batch on the side stream.
+# (`marks.prefetching` only tells the recording which batch the copy is for.)
 
 
 # %%
 def copy_ahead(side, number, batch):
     """Queue the copy of a batch on the side stream; return at once."""
-    with torch.cuda.stream(side), record_function(f"prefetch of batch {number}"):
+    with torch.cuda.stream(side), marks.prefetching(number):
         return [part.to("cuda", non_blocking=True) for part in batch]
 
 
@@ -279,7 +280,7 @@ prefetch = watch(pinned_prefetch_loop, batches)
 prefetch.figure(color="batch")
 
 # %% [markdown]
-# Look at one moment in the middle, and go down through the lanes: the copy engine has the colour of the *next* batch,
+# Look at one moment on the left, and go down through the lanes: the `H2D engine` has the colour of a *later* batch,
 # the stream that computes has the colour of *this* one. That is overlap.
 
 # %%
@@ -344,7 +345,8 @@ say("the same, and .item()", late_and_reading)
 def loader_loop(make_loader, batches):
     """A plain loop; the loader brings the batches to the GPU."""
     (model, optimizer), loader = new_model(), make_loader(batches)
-    for number, (x, y) in enumerate(loader):
+    trained = itertools.islice(loader, len(batches) - 2)  # not the last two: the prefetcher is two ahead
+    for number, (x, y) in enumerate(trained):
         loss = train_step(model, optimizer, x, y)
         if number == WARM_UP - 1:
             torch.cuda.synchronize()
@@ -368,7 +370,7 @@ def prefetch_loader(batches):
 
 
 # %%
-say("PrefetchLoader", watch(loader_loop, prefetch_loader, batches))
+say("PrefetchLoader", watch(loader_loop, prefetch_loader, make_batches(count=WARM_UP + STEPS + 2)))
 
 # %% [markdown]
 # ## When prefetching is not worth it
@@ -377,7 +379,7 @@ say("PrefetchLoader", watch(loader_loop, prefetch_loader, batches))
 # **Predict:** what do pinned memory and the prefetcher win there?
 
 # %%
-small_batches = make_batches(64, WARM_UP + 20)
+small_batches = make_batches(64, WARM_UP + 22)
 small = {}
 for loader in (blocking_loader, pinned_loader, prefetch_loader):
     small[loader.__name__] = watch(loader_loop, loader, small_batches)
@@ -399,10 +401,10 @@ small["prefetch_loader"].from_batch(WARM_UP + 17).figure(color="kind")
 #
 # ## Try
 #
-# * Take out the line `main.wait_stream(side)`. What happens, and in which line? (The labels are whole numbers, they have
-#   no `nan`: the emulator uses the largest number instead.)
-# * Give `prefetch_loop` the batches that are *not* pinned, as in the next cell. Compare: which part is hidden now, and who
-#   does the staging meanwhile?
+# * Take out the line `main.wait_stream(side)`. What happens, and in which line? (The labels are whole numbers, they
+#   have no `nan`: the emulator uses the largest number instead.)
+# * Give `prefetch_loop` batches that are *not* pinned, as in the next cell. Which part is hidden now, and who does the
+#   staging meanwhile?
 
 # %%
 side_not_pinned = watch(prefetch_loop, batches)

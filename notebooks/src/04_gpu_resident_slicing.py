@@ -26,11 +26,13 @@
 # * shuffle correctly on the GPU, and avoid changing the data set by accident;
 # * read a GPU utilisation curve.
 #
-# Time: about 25 minutes. You need no GPU. Before it: [3. Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb).
+# Time: about 25 minutes. You need no GPU.
+# Before it: [3. Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb).
 
 # %%
 import itertools
 import random
+import textwrap
 from dataclasses import replace
 
 import torch
@@ -44,7 +46,7 @@ from loaderviz.loaders import ResidentLoader
 
 # %%
 GPU = "laptop"  # the GPU to emulate; other names: "t4", "a100", "h100", "h200"
-BATCH, WARM_UP, STEPS = 2048, 3, 6  # samples in a batch; steps before we look; steps in the picture
+BATCH, WARM_UP, STEPS = 2048, 3, 8  # samples in a batch; steps before we look; steps in the picture
 images, labels = mnist.tensors(train=True)
 
 # %% [markdown]
@@ -269,7 +271,8 @@ def gathered():
 timelines = {"slices": sliced, "gather": watch(gathered)}
 for name, timeline in timelines.items():
     each = lv.summarize(timeline)
-    print(f"{name:8} step {words.duration(each.step):>9}, kernels {words.duration(each.compute / each.batches):>9} a step")
+    kernels = words.duration(each.compute / each.batches)
+    print(f"{name:8} step {words.duration(each.step):>9}, of it kernels {kernels:>9}")
 
 # %% [markdown]
 # The difference between the two lines is the price of a correct shuffle.
@@ -318,7 +321,7 @@ with lv.record(on=GPU):
         for x, _ in loader:
             x.div_(255)
     except RuntimeError as problem:
-        print(problem)
+        print(textwrap.fill(str(problem), 110))
 
 # %% [markdown]
 # ## When it does not fit
@@ -333,7 +336,7 @@ for data in (images, images.float()):
             ResidentLoader((data, labels), 256)
             print(f"{data.dtype}: fits")
         except MemoryError as problem:
-            print(f"{data.dtype}: {problem}")
+            print(textwrap.fill(f"{data.dtype}: {problem}", 110))
 
 # %% [markdown]
 # ## The GPU utilisation curve
@@ -354,7 +357,7 @@ comparison.utilization()
 # If the curve of your own training looks like the first one, look at the loader before you buy a faster GPU.
 #
 # One warning: the curve counts *time with a kernel*, not how well the kernel uses the GPU.
-# 100 % does not mean that it cannot be faster.
+# A full curve does not mean that nothing can be faster.
 #
 # ## Try
 #

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaderviz.emulator.torch_cuda.session import wanted_device
-from loaderviz.emulator.torch_cuda.streams import REAL_EVENT, REAL_STREAM, Event, GenericEvent, Stream, StreamContext
+from loaderviz.emulator.torch_cuda.streams import (
+    REAL_EVENT,
+    REAL_STREAM,
+    CudaStream,
+    Event,
+    GenericEvent,
+    Stream,
+    StreamContext,
+)
 from loaderviz.errors import NotModelledError
 
 if TYPE_CHECKING:
@@ -35,9 +43,9 @@ NOT_MODELLED = {
 def install(session: Session, patches: Patches) -> None:
     """Replace the names of `torch.cuda`, `torch.accelerator` and the generic `torch.Stream` and `torch.Event`."""
     for owner in (torch.cuda, torch.cuda.streams):
-        patches.function(owner, "Stream", Stream)
+        patches.function(owner, "Stream", CudaStream)
         patches.function(owner, "Event", Event)
-    patches.set(REAL_STREAM, "__new__", lambda cls, *args, **kwargs: Stream(*args, **kwargs))
+    patches.set(REAL_STREAM, "__new__", lambda cls, *args, **kwargs: CudaStream(*args, **kwargs))
     patches.set(REAL_EVENT, "__new__", lambda cls, *args, **kwargs: Event(*args, **kwargs))
     patches.function(torch, "Stream", Stream)
     patches.function(torch, "Event", GenericEvent)
@@ -122,6 +130,14 @@ def _cuda(session: Session) -> dict[str, Any]:
 
         return ask
 
+    def seed(seed: int) -> None:
+        """Seed the generator that the emulated GPU draws from: the CPU's, so that numbers are those of a CPU run."""
+        torch.default_generator.manual_seed(int(seed))
+
+    def new_seed() -> None:
+        """Seed it with a random number."""
+        torch.default_generator.seed()
+
     cpu_state, set_cpu_state = torch.get_rng_state, torch.set_rng_state
     return {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "init": _nothing(),
@@ -136,7 +152,7 @@ def _cuda(session: Session) -> dict[str, Any]:
         "get_arch_list": lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
         "is_current_stream_capturing": lambda: False, "set_sync_debug_mode": sync_debug,
         "get_sync_debug_mode": lambda: session.sync_debug, "_sleep": session.sleep_kernel,
-        "manual_seed": _nothing(), "manual_seed_all": _nothing(), "seed": _nothing(), "seed_all": _nothing(),
+        "manual_seed": seed, "manual_seed_all": seed, "seed": new_seed, "seed_all": new_seed,
         "initial_seed": torch.initial_seed, "get_rng_state": lambda device=None: cpu_state(),
         "get_rng_state_all": lambda: [cpu_state()], "set_rng_state": lambda state, device=None: set_cpu_state(state),
         "set_rng_state_all": lambda states: set_cpu_state(next(iter(states))),

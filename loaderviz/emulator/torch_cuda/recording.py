@@ -29,7 +29,7 @@ OURS = ("loaderviz.emulator", "loaderviz.timeline", "loaderviz.builder")
 
 
 class NestedRecordingError(LoadervizError, RuntimeError):
-    """A recording was begun inside another one."""
+    """A recording was begun inside another one, or a second time."""
 
 
 class EmulatedCuda:
@@ -52,6 +52,8 @@ class EmulatedCuda:
 
     def __enter__(self) -> EmulatedCuda:
         self.refuse_nesting()
+        if self.timeline is not None:
+            raise NestedRecordingError("this recording was used already; call record() anew for another one")
         blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
         self.session = Session(*self._machines, launch_blocking=blocking, **self._settings)
         Session.active, EmulatedCuda._running = self.session, self

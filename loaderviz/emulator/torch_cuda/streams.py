@@ -51,7 +51,7 @@ class Stream:
     @classmethod
     def of(cls, session: Session, stream: EmulatedStream) -> Stream:
         """Wrap a stream of the runtime."""
-        self = object.__new__(cls)
+        self = object.__new__(CudaStream)
         self._session, self._emulated = session, stream
         self._entered = []
         return self
@@ -151,6 +151,10 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self._emulated.id:#x}>"
+
+
+class CudaStream(Stream):
+    """`torch.cuda.Stream`: there is no other kind, so `torch.Stream` makes these, too."""
 
 
 class Event:

@@ -214,7 +214,7 @@ def test_a_device_tensor_gives_no_numpy_and_cannot_be_pinned(recording):
     for call in (lambda: x.numpy(), lambda: np.asarray(x), lambda: x.detach().numpy()):
         with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
             call()
-    with pytest.raises(RuntimeError, match="cannot pin 'torch.cuda.FloatTensor'"):
+    with pytest.raises(RuntimeError, match=r"cannot pin 'torch\.cuda\.FloatTensor'"):
         x.pin_memory()
     with pytest.raises(RuntimeError, match="can be pinned"):
         torch.zeros(3, device="cuda", pin_memory=True)

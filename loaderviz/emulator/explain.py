@@ -1,0 +1,156 @@
+"""Explain: what is wrong between two accesses, which order is missing, the line that makes it, and how it shows.
+
+    text = explain.race("early-read", first, second, None, None, "")
+    text.fix    # "before train.py:31 add …"
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from loaderviz.emulator.findings import Access, short
+
+
+class Text(NamedTuple):
+    """The words of a report; see `Hazard`."""
+
+    rule: str
+    problem: str
+    missing: str
+    fix: str
+    shows: str
+
+
+def race(kind: str, first: Access, second: Access, first_block: object, second_block: object, waited: str) -> Text:
+    """Return the words for a race between two accesses of the same bytes, each in its block.
+
+    `waited` is the line of the last wait of the second stream for the first, which came too early ("": there is none).
+    """
+    if kind == "early-refill":
+        return _refill(first, second)
+    if kind == "early-host-read":
+        return _host_read(first, second)
+    if kind == "early-read":
+        return _read(first, second, waited)
+    if first_block is not second_block:
+        return _reused_block(first, second, second_block, waited)
+    return _live_buffer(first, second, waited)
+
+
+def _read(first: Access, second: Access, waited: str) -> Text:
+    reader, writer = second.place, first.place
+    missing = f"{reader} does not wait until {first.operator} on {writer} ({short(first.source)}) is over"
+    missing += _too_early(waited, reader, writer)
+    return Text(
+        "R16", f"{reader} reads {second.tensor} before {writer} has written it", missing,
+        f"after {short(first.source)} record an event in {writer} (ready = side.record_event()), and before "
+        f"{short(second.source)} add ready.wait(), which lets {reader} wait for it; "
+        "torch.cuda.current_stream().wait_stream(side) does, too, but waits for all that was queued since",
+        f"{second.operator} starts as soon as its own stream is free, and reads what lay there before: an older batch, "
+        "half a copy, anything. Right whenever the copy happens to be early, so it passes most tests",
+    )  # fmt: skip
+
+
+def _reused_block(first: Access, second: Access, block: object, waited: str) -> Text:
+    reader, writer = first.place, second.place
+    doing = "writes" if first.writes else "reads"
+    owner = getattr(getattr(block, "stream", None), "number", None)
+    pool = f"the pool of stream {owner}" if owner is not None else "its pool"
+    missing = (
+        f"the tensor of {short(first.source)} was dropped, its memory went back to {pool} at once and was handed out "
+        f"again; nothing tells the allocator, or {writer}, that {reader} still {doing} it"
+    )
+    missing += _too_early(waited, writer, reader)
+    return Text(
+        "R35, R36, R37",
+        f"{writer} {'writes into' if second.writes else 'reads'} freed memory that {reader} still {doing}", missing,
+        f"where the tensor is handed to {reader}, add tensor.record_stream(torch.cuda.current_stream()); or before "
+        f"{short(second.source)} let {writer} wait for {reader}: side.wait_stream(torch.cuda.current_stream())",
+        "as soon as the host runs ahead of the GPU (no .item() in the loop), new bytes land in a batch that is still "
+        "in use: some steps train on a mixture of two batches. No error, now and then a worse loss or a NaN",
+    )  # fmt: skip
+
+
+def _live_buffer(first: Access, second: Access, waited: str) -> Text:
+    before, after = first.place, second.place
+    doing = "writes" if first.writes else "reads"
+    missing = f"{after} does not wait until {first.operator} on {before} ({short(first.source)}) is over"
+    missing += _too_early(waited, after, before)
+    return Text(
+        "R16, R37", f"{after} overwrites {second.tensor} while {before} still {doing} it", missing,
+        f"after {short(first.source)} record an event in {before} (done = torch.cuda.current_stream().record_event()), "
+        f"and before {short(second.source)} let {after} wait for it: side.wait_event(done)",
+        "the buffer changes under the kernel that uses it: some steps work on a mixture of old and new values, "
+        "depending on how far the host is ahead",
+    )  # fmt: skip
+
+
+def _refill(first: Access, second: Access) -> Text:
+    doing = "fill" if first.writes else "read"
+    return Text(
+        "R42", f"the host changes a pinned buffer while {first.operator} may still {doing} it",
+        f"the host does not wait for {first.operator} on {first.place} ({short(first.source)}) before it writes; the "
+        "copy only queues up, it has not happened when the call returns",
+        f"after {short(first.source)} record an event in {first.place} (copied = torch.cuda.current_stream()"
+        f".record_event()), and before {short(second.source)} add copied.synchronize(); or write into another buffer",
+        "the device gets the new values in place of the old ones, or some of both: batches appear twice, others never",
+    )  # fmt: skip
+
+
+def _host_read(first: Access, second: Access) -> Text:
+    return Text(
+        "R32", f"the host reads {second.tensor} before {first.operator} has brought it",
+        f"the host does not wait for {first.operator} on {first.place} ({short(first.source)}); a copy with "
+        "non_blocking=True returns at once",
+        f"before {short(second.source)} add torch.cuda.current_stream().synchronize(), or synchronize an event "
+        "recorded after the copy; or copy without non_blocking",
+        "the host sees what the memory held before: zeros, or the result of an earlier step. A print or a breakpoint "
+        "in between makes it right, which hides it",
+    )  # fmt: skip
+
+
+def _too_early(waited: str, waiter: str, other: str) -> str:
+    if not waited:
+        return ""
+    return f". {waiter} does wait for {other} at {short(waited)}, but earlier: a wait counts for what is queued then"
+
+
+def wait_on_nothing(waiter: str, other: str, source: str, recorded: bool) -> Text:
+    """Return the words for a line of waits that never waited for anything."""
+    why = f"nothing new was in {other} at the time" if recorded else "its event was not recorded yet"
+    return Text(
+        "R16", f"{waiter} waits for nothing: {why}", "a wait counts only for work that is queued before it",
+        f"move {short(source)} to after the line that queues the work, or leave it out",
+        "the wait is there to be read and does nothing: work queued later is not waited for",
+    )  # fmt: skip
+
+
+def hidden_sync(name: str, source: str, blocked: str) -> Text:
+    """Return the words for asynchronous copies that blocked the host."""
+    return Text(
+        "R7, R26", f"a non_blocking copy blocked the host ({blocked} in all): its host memory is pageable",
+        "", f"pin the host side of {short(source)}: DataLoader(pin_memory=True), or tensor.pin_memory() once",
+        f"{name} returns only when the driver has staged the bytes; the launches behind it come late, and the copy "
+        "hides under nothing",
+    )  # fmt: skip
+
+
+def stream_per_epoch(streams: int, held: str, source: str) -> Text:
+    """Return the words for streams that are made again and again, each with memory of its own."""
+    return Text(
+        "R15, R35", f"{streams} streams were made here one after the other, and {held} of memory lie in the pools of "
+        "those no longer used", "",
+        f"make the stream once and keep it (in __init__, not in __iter__): {short(source)}",
+        "memory use grows with every epoch until the 32 streams of the pool come round again: what is cached for one "
+        "stream is never given to another",
+    )  # fmt: skip
+
+
+def needless_wait(waiter: str, other: str, source: str, delay: str, times: int) -> Text:
+    """Return the words for waits that order nothing that needs it, and cost time."""
+    return Text(
+        "R16", f"{waiter} waits for {other} without need: {times:,} waits held it up by {delay} in all", "",
+        f"leave {short(source)} out, or wait for an event recorded earlier: every two accesses of the same memory stay "
+        "in order without it (of several such lines remove one, and look again)",
+        "copies and kernels that could run at the same time run one after the other",
+    )  # fmt: skip

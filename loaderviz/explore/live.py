@@ -1,0 +1,105 @@
+"""LiveFigure: one figure of a timeline that changes in place, fast enough for a slider.
+
+    live = LiveFigure(timeline, title="2 workers")
+    live.widget                       # a plotly FigureWidget (or, without anywidget, a plain figure)
+    live.show(another, title="3 workers")
+
+`draw.figure(..., steady=True)` always has the same traces, so two pictures differ in the values of some properties
+only. Those, and nothing else, go to the browser, in one message. plotly checks every value of a figure twice on the way
+into a widget, which takes longer than all the rest: here the figure's parts come ready made from `draw.page`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.basedatatypes import Undefined
+
+from loaderviz.draw import arrows, page, theme
+from loaderviz.draw.detail import BUDGET
+from loaderviz.timeline import Kind, Timeline
+
+Json = dict[str, Any]
+LEGEND_PX = 80  # kept free below the axis, whatever the legend has, so that the picture does not jump
+
+
+class LiveFigure:
+    """A figure in a notebook cell, changed in place. `widget` is a FigureWidget.
+
+    `look` is what stays: the lines, bars and colours of `draw.figure`, by batch, without arrows. Raises ImportError
+    where anywidget is missing.
+    """
+
+    def __init__(self, timeline: Timeline, title: str, subtitle: str) -> None:
+        self._traces, self._layout = picture(timeline, title, subtitle)
+        self.widget = go.FigureWidget(figure_of(self._traces, self._layout))
+        self.redraws = 0
+
+    def show(self, timeline: Timeline, title: str, subtitle: str) -> None:
+        """Draw another timeline in its place."""
+        self.become(*picture(timeline, title, subtitle))
+
+    def become(self, traces: list[Json], layout: Json) -> None:
+        """Send what differs from the present traces and layout, in one message."""
+        style, numbers = restyle(self._traces, traces)
+        moved = dict(changes(self._layout, layout))
+        self._traces, self._layout = traces, layout
+        if style or moved:
+            self.widget.plotly_update(style, moved, numbers or None)
+            self.redraws += 1
+
+
+def figure_of(traces: list[Json], layout: Json) -> go.Figure:
+    """Return a plain figure of these traces and this layout, in the look of all figures."""
+    return go.Figure(traces, layout | {"template": theme.TEMPLATE})
+
+
+def picture(timeline: Timeline, title: str, subtitle: str, budget: int = BUDGET) -> tuple[list[Json], Json]:
+    """Return the traces and the layout of a figure as plain JSON; `title` and `subtitle` are words, not HTML."""
+    unit, unit_name = page.time_unit(timeline.duration)
+    parts = page.place([("", timeline, timeline.begin)], False, budget)
+    return drawn(parts, page.Look(True, (), unit, unit_name, steady=True), title, subtitle)
+
+
+def drawn(parts: list[page.Part], look: page.Look, title: str, subtitle: str) -> tuple[list[Json], Json]:
+    """Return the traces and the layout of what `page.draw` draws, without the cost of a checked figure."""
+    traces = [trace for kind in Kind for trace in page._kind_trace(parts, kind, look)]
+    traces += [*page._batch_legend(parts, look), *page._copy_legend(parts, look)] if look.by_batch else []
+    traces += page._state_traces(parts, look)
+    traces += arrows.traces(parts, look)
+    frame = go.Figure()
+    page._lay_out(frame, parts, look, escape(title, quote=False), escape(subtitle, quote=False))
+    layout = frame.layout.to_plotly_json()
+    layout["margin"]["b"] += LEGEND_PX
+    layout["height"] += LEGEND_PX
+    return [trace.to_plotly_json() for trace in traces], layout
+
+
+def changes(before: Json, after: Json, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Give (path, new value) of each property that differs; None for one that is gone. Paths are plotly's, "a.b"."""
+    for name in before.keys() | after.keys():
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from changes(old, new, f"{path}{name}.")
+        elif isinstance(new, dict) and old is None:
+            yield from changes({}, new, f"{path}{name}.")
+        elif old != new:
+            yield f"{path}{name}", new
+
+
+def restyle(before: list[Json], after: list[Json]) -> tuple[Json, list[int]]:
+    """Return what `plotly_update` needs to turn some traces into others: a value per changed trace, and their numbers.
+
+    Raises ValueError if the traces are not of the same types in the same order.
+    """
+    if [trace["type"] for trace in before] != [trace["type"] for trace in after]:
+        raise ValueError("two pictures have different traces; draw both with one Look that is steady")
+    found = {}
+    for number, (old, new) in enumerate(zip(before, after, strict=True)):
+        if changed := dict(changes(old, new)):
+            found[number] = changed
+    paths = {path for changed in found.values() for path in changed}
+    return {path: [each.get(path, Undefined) for each in found.values()] for path in paths}, list(found)

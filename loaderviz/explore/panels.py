@@ -1,0 +1,93 @@
+"""Panels: the words and numbers beside an interactive figure, as HTML. Plain functions; they follow the page's theme.
+
+Colours are JupyterLab's own variables, so that dark and light theme both read well; elsewhere the fallbacks hold.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from loaderviz import words
+from loaderviz.metrics import Summary
+
+INK, SOFT, LINE, BACK = (
+    "var(--jp-ui-font-color1,#222)", "var(--jp-ui-font-color2,#555)", "var(--jp-border-color1,#bbb)",
+    "var(--jp-layout-color2,#f3f3f3)",
+)  # fmt: skip
+_MONO = "font-family:var(--jp-code-font-family,monospace);font-size:13px;line-height:1.45"
+# The page may be served over plain http, where browsers have no clipboard API: then the text is selected and copied.
+_COPY = (
+    "const b=this,p=b.parentElement.parentElement.querySelector('pre'),t=p.textContent,"
+    "d=()=>{b.textContent='copied';setTimeout(()=>b.textContent='copy the code',1500)},"
+    "o=()=>{const s=getSelection();s.selectAllChildren(p);document.execCommand('copy');s.removeAllRanges();d()};"
+    "navigator.clipboard?navigator.clipboard.writeText(t).then(d,o):o()"
+)
+
+
+def numbers(summary: Summary) -> str:
+    """Return the few numbers that count, big, with units."""
+    hidden = "no copies" if summary.overlap is None else words.share(summary.overlap)
+    cells = [
+        ("step", words.duration(summary.step)),
+        ("throughput", f"{words.rate(summary.samples_per_second)} samples/s"),
+        ("GPU computes", words.share(summary.compute_share)),
+        ("copy hidden", hidden),
+        ("against the limit", words.times(summary.headroom)),
+    ]
+    shown = "".join(
+        f"<div style='padding:2px 18px 2px 0'><div style='color:{SOFT};font-size:13px'>{escape(name)}</div>"
+        f"<div style='color:{INK};font-size:22px;font-weight:600;white-space:nowrap'>{escape(value)}</div></div>"
+        for name, value in cells
+    )
+    return f"<div style='display:flex;flex-wrap:wrap;line-height:1.3'>{shown}</div>"
+
+
+def paragraph(text: str, label: str = "", live: bool = False) -> str:
+    """Return a line of words; `live` ones are read out by screen readers when they change."""
+    lead = f"<b>{escape(label)}</b> " if label else ""
+    role = " role='status' aria-live='polite'" if live else ""
+    return f"<p{role} style='color:{INK};font-size:14px;line-height:1.45;margin:4px 0'>{lead}{escape(text)}</p>"
+
+
+def problem(text: str) -> str:
+    """Return an error that the reader can mend, set apart by a border and the word."""
+    return (
+        f"<p role='alert' style='color:{INK};border-left:4px solid #D55E00;padding:4px 10px;margin:4px 0;"
+        f"font-size:14px'><b>This does not work:</b> {escape(text)}</p>"
+    )
+
+
+def code(text: str, title: str) -> str:
+    """Return source text with a button that copies it."""
+    button = f"<button type='button' class='jupyter-button' onclick=\"{escape(_COPY)}\">copy the code</button>"
+    return (
+        f"<div><div style='display:flex;justify-content:space-between;align-items:center;color:{INK};"
+        f"font-size:14px'><b>{escape(title)}</b>{button}</div>"
+        f"<pre tabindex='0' style='{_MONO};color:{INK};background:{BACK};padding:8px 10px;overflow:auto;"
+        f"max-height:420px;margin:4px 0'>{escape(text)}</pre></div>"
+    )
+
+
+def listing(lines: list[tuple[int, str]], current: int) -> str:
+    """Return numbered source lines; the current one has an arrow and a frame."""
+    rows = []
+    for number, text in lines:
+        here = number == current
+        frame = f"background:{BACK};outline:1px solid {LINE};font-weight:600;" if here else ""
+        rows.append(
+            f"<div style='{frame}white-space:pre'>{'▶' if here else ' '} {number:>4}  {escape(text.rstrip())}</div>"
+        )
+    return f"<div style='{_MONO};color:{INK};overflow-x:auto'>{''.join(rows)}</div>"
+
+
+def table(head: list[str], rows: list[list[str]], empty: str = "nothing") -> str:
+    """Return a small table of words; `empty` stands for no rows."""
+    if not rows:
+        return f"<p style='color:{SOFT};font-size:14px;margin:2px 0'>{escape(empty)}</p>"
+    cell = f"padding:2px 10px 2px 0;border-bottom:1px solid {LINE};text-align:left;vertical-align:top;font-size:13px"
+    top = "".join(f"<th style='{cell};color:{SOFT}'>{escape(name)}</th>" for name in head)
+    body = "".join(
+        "<tr>" + "".join(f"<td style='{cell};color:{INK}'>{escape(value)}</td>" for value in row) + "</tr>"
+        for row in rows
+    )
+    return f"<table style='border-collapse:collapse'><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"

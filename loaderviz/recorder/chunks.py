@@ -1,0 +1,144 @@
+"""A Chrome trace document as a stream of event texts, in bounded memory.
+
+The file is not parsed as a whole: it is cut at the places where one event ends and the next begins, such as
+`}, {"ph"`. Inside a JSON string every quote has a backslash before it, so that these bytes cannot occur in a valid
+string; where an object inside an event looks so, the parser fails on the piece and `salvage` joins the parts again.
+Cutting is a search for bytes, some ten times as fast as parsing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from loaderviz import words
+from loaderviz.recorder import salvage
+from loaderviz.recorder.source import Source, TraceError, looks_like
+
+CHUNK = 1 << 21  # bytes whose events are parsed together; larger ones cost memory and gain nothing
+LONGEST = 1 << 26  # bytes without the end of an event, or before the first: no trace is like that
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_FIRST = re.compile(rb'\s*\{\s*"([^"\\]{1,40})"')
+_DECODER = json.JSONDecoder(strict=False)
+
+
+class Document:
+    """The parts of one file: `head` and `tail` (the keys before and after the events) and the events between them.
+
+    `damage` lists what is wrong with the file; `lost` counts events that could not be cut out of it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.source = Source(path)
+        self.head: dict[str, Any] = {}
+        self.tail: dict[str, Any] = {}
+        self.damage: list[str] = []
+        self.lost = 0
+        self.key = b"ph"  # the key that each event begins with
+        self._blocks = self.source.blocks()
+        self._buffer = self._open()
+
+    def _open(self) -> bytes:
+        """Read up to the first event, and return what was read of the events."""
+        text = b""
+        for block in self._blocks:
+            text += block
+            plain = text.lstrip(b"\xef\xbb\xbf \t\r\n")
+            if plain[:1] == b"[" and len(plain) > 1:
+                return plain[1:]
+            if match := _EVENTS.search(text):
+                self.head = _outer(text[: match.start()].decode("utf-8", "replace") + '"traceEvents": []}')
+                return text[match.end() :]
+            if len(text) > LONGEST or (plain and plain[:1] != b"{"):
+                break
+        why = f" ({self.source.damage})" if self.source.damage else ""
+        raise TraceError(f"{self.source.path} is no trace: it looks like {looks_like(text)}{why}")
+
+    def chunks(self) -> Iterator[list[bytes]]:
+        """Give the events, some thousand at once, each as its text after the opening `{"key"` and before its `}`."""
+        buffer = self._buffer
+        first = _FIRST.match(buffer) or _FIRST.match(buffer := buffer + next(self._blocks, b""))
+        if first is None:
+            yield from self._end(buffer)
+            return
+        border, begin = self._border(buffer, first.group(1)), first.end()
+        if first.group(1) != self.key:  # the first events begin otherwise than the rest
+            begin = buffer.index(border) + len(border)
+            yield self._bodies(*salvage.events([buffer[: begin - len(border)].decode("utf-8", "replace") + "}"]))
+        yield from self._cut(buffer[begin:], border)
+
+    def _bodies(self, events: list[salvage.Event], lost: int = 0) -> list[bytes]:
+        """Return parsed events as the texts that `chunks` gives."""
+        self.lost += lost
+        key, opening = self.key.decode(), len(self.key) + 3
+        return [json.dumps({key: event.get(key)} | event)[opening:-1].encode() for event in events]
+
+    def _border(self, text: bytes, key: bytes) -> bytes:
+        """Learn what stands between two events: `}, {"ph"` with the blanks and line breaks of this file."""
+        for name in (b"ph", key):
+            if match := re.search(rb'\}\s*,\s*\{\s*"' + re.escape(name) + b'"', text):
+                self.key = name
+                return match.group()
+        self.key = key
+        return b""
+
+    def _cut(self, buffer: bytes, border: bytes) -> Iterator[list[bytes]]:
+        for block in self._blocks:
+            buffer += block
+            if len(buffer) < CHUNK:
+                continue
+            if not border:
+                border = self._border(buffer, self.key)
+            place = buffer.rfind(border) if border else -1
+            if place >= 0:
+                yield buffer[:place].split(border)
+                buffer = buffer[place + len(border) :]
+            elif len(buffer) > LONGEST:
+                raise TraceError(
+                    f"{self.source.path}: no event ends within {words.size(LONGEST)}; this is no trace of a profiler"
+                )
+        pieces = buffer.split(border) if border else [buffer]
+        yield pieces[:-1]
+        yield from self._end(b'{"' + self.key + b'"' + pieces[-1])
+
+    def _end(self, text: bytes) -> Iterator[list[bytes]]:
+        """Give the last event, and keep what comes after the list of events."""
+        if self.source.damage:
+            self.damage.append(self.source.damage)
+        rest, events = text.decode("utf-8", "replace").strip(), []
+        while rest.startswith("{"):
+            try:
+                event, end = _DECODER.raw_decode(rest)
+                events.append(event)
+            except (ValueError, RecursionError):
+                saved, end = self._broken_end(rest)
+                events += saved
+            rest = rest[end:].lstrip(", \t\r\n")
+        yield self._bodies(events)
+        if rest.startswith("]"):
+            self.tail = _outer("{" + rest[1:].lstrip(", \t\r\n"))
+        elif not self.damage and (self.head or rest):
+            self.damage.append(f"it ends in the middle, after {words.size(self.source.read)}")
+
+    def _broken_end(self, rest: str) -> tuple[list[salvage.Event], int]:
+        """Return what can be saved of the last events, and where the list ends, or the text where it is cut."""
+        match = re.search(r"\}\s*\](?:\s*,\s*\"\w+\"\s*:|\s*\}?\s*$)", rest)
+        saved, lost = salvage.events([rest[: match.start() + 1]] if match else [])
+        self.lost += lost if match else 1
+        if not match and not self.damage:
+            self.damage.append(f"it ends in the middle of an event, after {words.size(self.source.read)}")
+        return saved, match.start() + 1 if match else len(rest)
+
+
+def _outer(text: str) -> dict[str, Any]:
+    """Return the keys around the events; what does not parse is left out, for the events count."""
+    try:
+        found = _DECODER.raw_decode(text)[0]
+    except (ValueError, RecursionError):
+        found = {}
+        for name, number in re.findall(r'"(\w+)"\s*:\s*(-?\d{1,19})\s*[,}]', text):
+            found.setdefault(name, int(number))
+    return found if isinstance(found, dict) else {}

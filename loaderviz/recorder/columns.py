@@ -1,0 +1,375 @@
+"""Event texts -> numpy columns: the part that costs the time of reading a trace.
+
+Three things make it fast with the standard library alone. Events that are never needed (flows, memory counters, Python
+frames) are dropped before they are parsed, and operators lose their arguments (shapes, call stacks), which are most of
+a file. What is left is parsed many events at once, with the garbage collector off. And columns are made by one list
+comprehension each, not by a loop over events. With msgspec installed its typed decoder replaces `json`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderviz.recorder import salvage
+from loaderviz.recorder.names import ROLES, Role
+from loaderviz.recorder.source import TraceError
+
+try:
+    import msgspec
+except ImportError:  # optional: about twice as fast with it
+    msgspec = None
+
+Ints = npt.NDArray[np.integer[Any]]
+Place = tuple[Any, Any, Any, Any]  # pid, tid, device, stream
+
+MAX_EVENTS = 50_000_000  # 2.5 GB of columns
+MAX_NAMES = 1 << 28  # characters of all different names
+MAX_PLACES = 100_000
+_LONGEST_TIME = float(1 << 61)  # ns; int64 has room for a start and a length of it
+_FINE = float(1 << 42)  # µs; a float64 above it has no ns digits any more
+_NOTHING: dict[str, Any] = {}
+
+
+class Ids(dict[Any, int]):
+    """Numbers its keys in the order of their first use."""
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+class Names(Ids):
+    """Numbers names, and refuses a file whose names are too many for the memory."""
+
+    size = 0
+
+    def __missing__(self, key: Any) -> int:
+        if not isinstance(key, str):
+            raise TypeError(f"the name of an event is {key!r}")
+        self.size += len(key)
+        if self.size > MAX_NAMES:
+            raise TraceError(f"the names of its events take more than {MAX_NAMES:,} characters; this is no trace")
+        return super().__missing__(key)
+
+
+class Columns:
+    """Collects the events of one file. The arrays are made once, by `finish`."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.names, self.categories, self.places = Names(), Ids(), Ids()
+        self.left_out: Counter[str] = Counter()  # what was not taken, by category or phase
+        self.metadata: list[dict[str, Any]] = []
+        self.syncs: list[dict[str, Any]] = []
+        self.blits: dict[int, int] = {}  # row of a hip call -> its direction
+        self.lost = 0
+        self.count = 0
+        self._exact = False  # times have digits that a float cannot hold
+        self._parts: dict[str, list[Ints]] = {name: [] for name in _DTYPES}
+        self._x = tuple(b':%s"X"' % blank for blank in (b" ", b"")) if key == b"ph" else ()
+
+    def add(self, bodies: Sequence[bytes]) -> None:
+        """Take the events of a chunk, as `Document.chunks` gives them."""
+        light, heavy = self._sorted(bodies)
+        opening, closing = b'{"' + self.key + b'"', b"}"
+        self._take(light, opening, b"0}", False)  # an operator is cut after `"args": `
+        self._take(heavy, opening, closing, True)
+
+    def _sorted(self, bodies: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+        """Part the texts: operators, cut before their arguments; all others that may be needed."""
+        light, heavy = [], []
+        left_out, x = self.left_out, self._x
+        for body in bodies:
+            if x and body.startswith(x):
+                start = body[:48].lower()
+                if b'"cpu_op"' in start or b'"operator"' in start:
+                    if body.count(b"{") == 1 and body.find(b'"args"') + 10 > body.find(b"{"):
+                        light.append(body[: body.index(b"{")])
+                        continue
+                elif b'"python_function"' in start and body.count(b'"ph"') == 0:
+                    left_out["python_function"] += 1
+                    continue
+            elif body.startswith((b': "s"', b': "f"', b':"s"', b':"f"')) and b"{" not in body:
+                left_out["flow"] += 1
+                continue
+            elif body.startswith((b': "i"', b':"i"')) and body.count(b"{") == 1:
+                left_out["instant"] += 1
+                continue
+            heavy.append(body)
+        return light, heavy
+
+    def _take(self, bodies: list[bytes], opening: bytes, closing: bytes, arguments: bool) -> None:
+        if not bodies:
+            return
+        text = b"[" + opening + (closing + b"," + opening).join(bodies) + closing + b"]"
+        known, counted = len(self.metadata), Counter(self.left_out)
+        for again in (False, True):
+            exact = self._exact
+            try:
+                self._append(*self._parsed(text, arguments))
+                break
+            except TraceError:
+                raise
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError):
+                del self.metadata[known:]
+                self.left_out = Counter(counted)
+            if again or exact == self._exact:  # else the times turned out to need decimals: once more with them
+                self._one_by_one([(opening + body + closing).decode("utf-8", "replace") for body in bodies])
+                break
+        if self.count > MAX_EVENTS:
+            raise TraceError(f"it has more than {MAX_EVENTS:,} events; record fewer steps")
+
+    def _one_by_one(self, texts: list[str]) -> None:
+        events, lost = salvage.events(texts, Decimal if self._exact else float)
+        self.lost += lost
+        clean = [cleaned for event in events if (cleaned := self._cleaned(event))]
+        self._append(*_from_dicts(clean, arguments=True, others=self._other))
+
+    def _parsed(self, text: bytes, arguments: bool) -> tuple[list[Any], ...]:
+        if msgspec is not None and not self._exact:
+            try:
+                events = (_HEAVY if arguments else _LIGHT).decode(text)
+                return _from_structs(events, arguments, self._other)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                pass  # json is more patient
+        options: dict[str, Any] = {"parse_float": Decimal} if self._exact else {}
+        events = json.loads(text.decode("utf-8", "replace"), strict=False, **options)
+        return _from_dicts(events, arguments, self._other)
+
+    def _append(
+        self, times: list[Any], lengths: list[Any], names: list[Any], categories: list[Any], places: list[Place],
+        arguments: list[Any],
+    ) -> None:  # fmt: skip
+        """Make arrays of a chunk's lists and keep them; nothing is kept if a value cannot be used."""
+        start, length = self._nanoseconds(times), self._nanoseconds(lengths)
+        roles = np.array([ROLES.get(category.lower(), Role.NONE) for category in categories], np.int8)
+        rows = {
+            "start": start, "end": start + length, "role": roles,
+            "name": np.array([self.names[name] for name in names], np.int32),
+            "place": np.array([self.places[place] for place in places], np.int32),
+        }  # fmt: skip
+        if len(self.places) > MAX_PLACES:
+            raise TraceError(f"it has more than {MAX_PLACES:,} threads and streams; this is no trace of a profiler")
+        if arguments:
+            rows["correlation"] = _whole([entry[0] for entry in arguments])
+            rows["nbytes"] = _whole([entry[1] for entry in arguments])
+        else:
+            rows["correlation"] = rows["nbytes"] = np.full(len(start), -1)
+        self._set_apart(rows, categories, names, arguments)
+        good = (roles != Role.NONE) & (roles != Role.SYNC)
+        bad = good & ((length < 0) | (np.abs(start) > _LONGEST_TIME) | (length > _LONGEST_TIME))
+        self.lost += int(bad.sum())
+        good &= ~bad
+        if not good.all():
+            rows = {name: values[good] for name, values in rows.items()}
+        for name, values in rows.items():
+            self._parts[name].append(values.astype(_DTYPES[name], copy=False))
+        self.count += int(good.sum())
+
+    def _set_apart(self, rows: dict[str, Ints], categories: list[str], names: list[str], arguments: list[Any]) -> None:
+        """Keep synchronisation rows and the directions of hip copies beside the columns; count what is left out."""
+        roles = rows["role"]
+        for index in np.flatnonzero(roles == Role.NONE):
+            self.left_out[categories[index]] += 1
+        for index in np.flatnonzero(roles == Role.SYNC):
+            start, end, correlation = (int(rows[column][index]) for column in ("start", "end", "correlation"))
+            details = {"start": start, "end": end, "correlation": correlation, "name": names[index]}
+            self.syncs.append(details | dict(zip(_SYNC_KEYS, arguments[index][3:], strict=True)))
+        kept = np.cumsum((roles != Role.NONE) & (roles != Role.SYNC)) - 1 + self.count
+        for index, entry in enumerate(arguments):
+            if entry[2] is not None and roles[index] == Role.CALL:
+                self.blits[int(kept[index])] = _number(entry[2])
+
+    def _nanoseconds(self, times: list[Any]) -> npt.NDArray[np.int64]:
+        """Return times given in µs as whole ns."""
+        if self._exact:
+            return np.array([int((Decimal(time) * 1000).to_integral_value()) for time in times], np.int64)
+        values = np.array(times)
+        if values.dtype.kind == "i":
+            result: npt.NDArray[np.int64] = values.astype(np.int64) * 1000
+            return result
+        if values.dtype.kind != "f" or not np.isfinite(values).all():
+            raise ValueError("a time is no finite number")
+        whole = np.floor(values)
+        rest = values - whole
+        if not self._exact and ((np.abs(whole) > _FINE) & (rest != 0)).any():
+            self._exact = True  # absolute times with ns digits (torch 2.3): read the text again, as decimals
+            raise ValueError("times are too large for float64")
+        if (np.abs(whole) > _LONGEST_TIME / 1000).any():
+            raise ValueError("a time is out of range")
+        return whole.astype(np.int64) * 1000 + np.rint(rest * 1000).astype(np.int64)
+
+    def _cleaned(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        """Return an event with values of the right types, or None; a wrong one is counted as lost."""
+        if event.get("ph") != "X":
+            self._other(event.get("ph"), event.get("name"), event.get("pid"), event.get("tid"), event.get("args"))
+            return None
+        try:
+            times = {name: _time(event[name]) for name in ("ts", "dur")}
+            if not isinstance(event.get("name"), str) or not isinstance(event.get("cat", ""), str):
+                raise TypeError("name and category must be text")
+        except (KeyError, TypeError, ValueError, ArithmeticError):
+            self.lost += 1
+            return None
+        place = {name: _hashable(event.get(name)) for name in ("pid", "tid")}
+        inner = event.get("args") if isinstance(event.get("args"), dict) else {}
+        return event | times | place | {"args": {name: _hashable(value) for name, value in inner.items()}}
+
+    def _other(self, phase: Any, name: Any, pid: Any, tid: Any, arguments: Any) -> None:
+        """Keep metadata, count events that are no spans."""
+        if phase == "M":
+            if name in ("process_name", "thread_name", "process_labels") and len(self.metadata) < MAX_PLACES:
+                label = arguments.get("name", arguments.get("labels")) if isinstance(arguments, dict) else arguments
+                self.metadata.append({"name": name, "pid": pid, "tid": tid, "label": label})
+            return
+        kinds = {"i": "instant", "I": "instant", "C": "counter", "s": "flow", "t": "flow", "f": "flow"}
+        self.left_out[kinds.get(str(phase), "event of an unknown phase")] += 1
+
+    def finish(self) -> dict[str, Ints]:
+        """Return the columns, and forget them."""
+        result: dict[str, Ints] = {}
+        for name in list(self._parts):
+            parts = self._parts.pop(name)
+            result[name] = np.concatenate(parts) if parts else np.empty(0, _DTYPES[name])
+        return result
+
+
+_DTYPES: dict[str, Any] = {
+    "start": np.int64, "end": np.int64, "role": np.int8, "name": np.int32, "place": np.int32, "correlation": np.int64,
+    "nbytes": np.int64,
+}  # fmt: skip
+_SYNC_KEYS = ("stream", "device", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
+Other = Callable[[Any, Any, Any, Any, Any], None]
+
+
+def _from_dicts(events: list[Any], arguments: bool, others: Other) -> tuple[list[Any], ...]:
+    """Return the lists that `Columns._append` takes, of events as json gives them."""
+    if arguments:
+        for event in events:
+            if event.get("ph") != "X":
+                others(event.get("ph"), event.get("name"), event.get("pid"), event.get("tid"), event.get("args"))
+        events = [event for event in events if event.get("ph") == "X"]
+    head = (
+        [event["ts"] for event in events], [event["dur"] for event in events], [event["name"] for event in events],
+        [event.get("cat", "") for event in events],
+    )  # fmt: skip
+    if not arguments:
+        return (*head, [(event["pid"], event["tid"], None, None) for event in events], [])
+    inner = [event.get("args") or _NOTHING for event in events]
+    places = [
+        (event["pid"], event["tid"], entry.get("device"), entry.get("stream"))
+        for event, entry in zip(events, inner, strict=True)
+    ]
+    details = [
+        (
+            entry.get("correlation", -1), entry.get("bytes", entry.get("size", -1)), entry.get("kind"),
+            entry.get("stream"), entry.get("device"), entry.get("wait_on_stream"),
+            entry.get("wait_on_cuda_event_record_corr_id"),
+        )
+        for entry in inner
+    ]  # fmt: skip
+    return (*head, places, details)
+
+
+def _from_structs(events: list[Any], arguments: bool, others: Other) -> tuple[list[Any], ...]:
+    """Return the same of events as msgspec gives them."""
+    if arguments:
+        for event in events:
+            if event.ph != "X":
+                label = event.args and {"name": event.args.name or event.args.labels}
+                others(event.ph, event.name, event.pid, event.tid, label)
+        events = [event for event in events if event.ph == "X"]
+    head = (
+        [event.ts for event in events], [event.dur for event in events], [event.name for event in events],
+        [event.cat for event in events],
+    )  # fmt: skip
+    if not arguments:
+        return (*head, [(event.pid, event.tid, None, None) for event in events], [])
+    inner = [event.args or _EMPTY for event in events]
+    places = [
+        (event.pid, event.tid, entry.device, entry.stream) for event, entry in zip(events, inner, strict=True)
+    ]  # fmt: skip
+    details = [
+        (
+            entry.correlation, entry.size if entry.bytes == -1 else entry.bytes, entry.kind, entry.stream,
+            entry.device, entry.wait_on_stream, entry.wait_on_cuda_event_record_corr_id,
+        )
+        for entry in inner
+    ]  # fmt: skip
+    return (*head, places, details)
+
+
+def _whole(values: list[Any]) -> npt.NDArray[np.int64]:
+    """Return whole numbers; what is none, or too large, becomes -1. Text is read: ROCm writes `"size": "2560"`."""
+    try:
+        return np.array(values, np.int64)
+    except (TypeError, ValueError, OverflowError):
+        return np.array([_number(value) for value in values], np.int64)
+
+
+def _number(value: Any) -> int:
+    try:
+        number = int(value, 0) if isinstance(value, str) else int(value)
+    except (TypeError, ValueError, OverflowError):
+        return -1
+    return number if -(2**62) < number < 2**62 else -1
+
+
+def _time(value: Any) -> float | int:
+    if isinstance(value, str):
+        value = float(value) if any(sign in value for sign in ".eE") else int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no time")
+    if abs(value) > _LONGEST_TIME / 1000:
+        raise ValueError(f"{value!r} µs is out of range")
+    return value  # type: ignore[return-value]
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, (int, str, type(None))) else str(value)
+
+
+if msgspec is not None:
+    _Loose = int | float | str | None
+
+    class _Arguments(msgspec.Struct, gc=False):
+        correlation: _Loose = -1
+        bytes: _Loose = -1
+        size: _Loose = -1
+        kind: _Loose = None
+        stream: _Loose = None
+        device: _Loose = None
+        wait_on_stream: _Loose = None
+        wait_on_cuda_event_record_corr_id: _Loose = None
+        name: str | int | None = None
+        labels: str | None = None
+
+    class _Operator(msgspec.Struct, gc=False):
+        ts: int | float
+        dur: int | float
+        name: str
+        pid: int | str
+        tid: int | str
+        cat: str = ""
+
+    class _Event(msgspec.Struct, gc=False):
+        ph: str = ""
+        ts: int | float = math.nan
+        dur: int | float = math.nan
+        name: str = ""
+        pid: int | str = ""
+        tid: int | str = ""
+        cat: str = ""
+        args: _Arguments | None = None
+
+    _EMPTY = _Arguments()
+    _LIGHT = msgspec.json.Decoder(list[_Operator])
+    _HEAVY = msgspec.json.Decoder(list[_Event])

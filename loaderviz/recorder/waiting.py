@@ -1,0 +1,107 @@
+"""What a trace tells about waiting: the host inside blocking calls, and streams that wait for events of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderviz.recorder.kineto import RawTrace
+from loaderviz.recorder.names import ON_DEVICE, Calls, Role
+from loaderviz.recorder.places import Lanes
+from loaderviz.timeline import COPIES, Cause, Kind
+
+Ints = npt.NDArray[np.int64]
+Rows = dict[str, npt.NDArray[Any]]
+
+_NO_STREAM = (-1, 2**32 - 1)  # both are written where a synchronisation has no stream
+
+
+def blocking_calls(rows: Rows, launch: Ints, calls: Calls, names: list[str]) -> dict[int, Cause]:
+    """Return the calls in which the host is blocked, and why: row -> cause. The whole call counts as waiting."""
+    is_call = rows["role"] == Role.CALL
+    found: dict[int, Cause] = {}
+    for cause, numbers in calls.blocking.items():
+        if numbers:
+            for row in np.flatnonzero(is_call & np.isin(rows["name"], numbers)).tolist():
+                found[row] = cause
+    copies = np.flatnonzero(np.isin(rows["kind"], COPIES) & (launch >= 0))
+    copies = copies[np.isin(rows["name"][launch[copies]], calls.copies)]
+    for copy, call in zip(copies.tolist(), launch[copies].tolist(), strict=True):
+        if rows["pinned"][copy] == 0 and rows["start"][copy] < rows["end"][call]:
+            found[call] = Cause.STAGING
+        elif "Async" not in names[rows["name"][call]] and rows["end"][copy] <= rows["end"][call]:
+            found[call] = Cause.SYNCHRONIZE
+    return {row: cause for row, cause in found.items() if rows["end"][row] > rows["start"][row]}
+
+
+def add_waits(rows: Rows, launch: Ints, calls: Calls, names: list[str]) -> tuple[Rows, Ints]:
+    """Return the rows with a WAIT inside each blocking call, and where each old row is now."""
+    blocked = dict(sorted(blocking_calls(rows, launch, calls, names).items()))
+    place = np.fromiter(blocked, np.int64, len(blocked))
+    cause = np.fromiter(blocked.values(), np.int8, len(blocked))
+    numbers = {each: len(names) + n for n, each in enumerate(sorted(set(blocked.values())))}
+    names += [each.words for each in numbers]
+    new: dict[str, Any] = {
+        "kind": Kind.WAIT, "cause": cause, "correlation": -1, "nbytes": -1, "pinned": -1, "role": Role.NONE,
+        "name": np.array([numbers[each] for each in blocked.values()], np.int32),
+    }  # fmt: skip
+    result = {}
+    for column in list(rows):
+        old = rows.pop(column)
+        result[column] = np.insert(old, place + 1, new.get(column, old[place])) if len(place) else old
+    every = np.arange(len(launch))
+    return result, every + np.searchsorted(place, every, side="left")
+
+
+def event_arrows(trace: RawTrace, rows: Rows, launch: Ints, place: Lanes, calls: Calls) -> list[tuple[int, int]]:
+    """Return pairs of rows (work, work that waited for it), from the profiler's "Stream Wait Event" rows.
+
+    The event stands for the work put into its stream before it was recorded; the first work put into the waiting
+    stream after the wait is what waited. Pairs that the times contradict are left out.
+    """
+    waits = [row for row in trace.syncs if str(row.get("name")) == "Stream Wait Event"]
+    if not waits:
+        return []
+    starts = _call_starts(rows)
+    queues = _queues(rows, launch)
+    pairs = set()
+    for row in waits:
+        recorded, waited = (starts.get(_int(row.get(key))) for key in
+                            ("wait_on_cuda_event_record_corr_id", "correlation"))  # fmt: skip
+        device = _int(row.get("device")) if row.get("device") is not None else 0
+        source, target = (place.streams.get((device, _int(row.get(key)))) for key in ("wait_on_stream", "stream"))
+        if recorded is None or waited is None or source is None or target is None or source == target:
+            continue
+        before = np.searchsorted(queues[source][0], recorded) - 1
+        after = np.searchsorted(queues[target][0], waited)
+        if before >= 0 and after < len(queues[target][0]):
+            tail, head = int(queues[source][1][before]), int(queues[target][1][after])
+            if rows["end"][tail] <= rows["start"][head]:
+                pairs.add((tail, head))
+    return sorted(pairs)
+
+
+def _call_starts(rows: Rows) -> dict[int, int]:
+    mine = np.flatnonzero((rows["role"] == Role.CALL) & (rows["correlation"] > 0))[::-1]
+    return dict(zip(rows["correlation"][mine].tolist(), rows["start"][mine].tolist(), strict=True))
+
+
+def _queues(rows: Rows, launch: Ints) -> dict[int, tuple[Ints, Ints]]:
+    """Return for each lane when its work was launched, sorted, and the rows of that work."""
+    work = np.flatnonzero(np.isin(rows["role"], ON_DEVICE) & (launch >= 0))
+    queues = {}
+    for lane in np.unique(rows["lane"]).tolist():
+        mine = work[rows["lane"][work] == lane]
+        order = np.argsort(rows["start"][launch[mine]], kind="stable")
+        queues[lane] = rows["start"][launch[mine]][order], mine[order]
+    return queues
+
+
+def _int(value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return -1
+    return -1 if number in _NO_STREAM else number

@@ -1,0 +1,50 @@
+"""A hazard is reported if and only if a search of the happens-before graph finds the two accesses unordered."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from race_programs import UNIT, UNITS, Book, Machine, near_misses, programs, right_programs
+
+
+@settings(max_examples=400, deadline=None)
+@given(programs | near_misses())
+def test_an_access_is_in_a_hazard_if_and_only_if_no_path_leads_to_it(program):
+    book = Book()
+    machine = Machine(book).run(program)
+    assert machine.found == [bool(races) for races in book.races]
+
+
+@settings(max_examples=200, deadline=None)
+@given(right_programs)
+def test_a_line_of_waits_is_needed_if_and_only_if_something_is_unordered_without_it(program):
+    """For programs without a race: in a program with one, what a line keeps apart may not matter any more."""
+    book, twins = Book(), [Book(without=line) for line in range(3)]
+    machine = Machine(book, *twins).run(program)
+    assert not any(book.races)
+    needed = {f"wait.py:{twin.without}" for twin in twins if any(twin.races)}
+    assert machine.runtime.order.needed == needed
+
+
+@settings(max_examples=100, deadline=None)
+@given(programs)
+def test_looking_for_hazards_changes_no_time(program):
+    with_races, without = Machine(), Machine()
+    without.runtime.races = None
+    timelines = [machine.run(program).runtime.timeline() for machine in (with_races, without)]
+    first, second = ({**timeline.to_dict(), "marks": []} for timeline in timelines)
+    assert first == second
+
+
+@settings(max_examples=50, deadline=None)
+@given(programs)
+def test_what_is_kept_does_not_grow_with_the_run(program):
+    machine = Machine()
+    for _ in range(3):
+        machine.run(program)
+    memory = machine.races.memory
+    spans = sorted((cell.start, cell.end) for cell in memory._cells.values())
+    assert memory._starts == [start for start, _ in spans]
+    assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+    blocks = {address // (UNIT * UNITS) for address, _ in spans}
+    assert len(spans) <= UNITS * len(blocks)
+    assert all(len(cell.writes) <= 3 and len(cell.reads) <= 3 for cell in memory._cells.values())

@@ -1,0 +1,38 @@
+"""Every timeline that these tests make is well made, and the host's spans lie inside each other or apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderviz.emulator.runtime import Runtime
+from loaderviz.timeline import Kind
+
+
+def check_nesting(timeline):
+    """On one host lane two spans may be nested or apart, but never cross; a wait lies inside what waits."""
+    stacks: dict[int, list] = {}
+    for index in range(len(timeline)):
+        span = timeline.row(index)
+        if span.lane.group != "host" or span.kind == Kind.RANGE:
+            continue
+        stack = stacks.setdefault(int(timeline.lane[index]), [])
+        while stack and stack[-1].end <= span.start:
+            stack.pop()
+        assert not stack or span.end <= stack[-1].end, f"{span} crosses {stack[-1]}"
+        if stack and span.kind == Kind.OPERATOR:
+            assert stack[-1].kind in (Kind.OPERATOR, Kind.FETCH, Kind.PIN), f"{span} in {stack[-1]}"
+        stack.append(span)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def host_spans_are_nested():
+    original = Runtime.timeline
+
+    def timeline(self, context=None):
+        result = original(self, context).self_check()
+        check_nesting(result)
+        return result
+
+    Runtime.timeline = timeline
+    yield
+    Runtime.timeline = original

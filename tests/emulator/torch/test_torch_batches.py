@@ -1,0 +1,140 @@
+"""Which batch each span is for, and the ranges that say at which batch the loop is."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from prefetchers import PREFETCHERS
+from programs import data, mlp, to_device
+from torch.utils.data import DataLoader
+
+import loaderviz as lv
+from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
+from loaderviz.timeline import Kind
+
+SIZE = 16  # six batches
+
+
+def loader(**options):
+    return DataLoader(data(), batch_size=SIZE, **options)
+
+
+def ranges(timeline):
+    return [span for span in timeline.rows(Kind.RANGE) if span.name.startswith("batch ")]
+
+
+def step(model, images, labels):
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+
+
+WAYS = {
+    "to": lambda **options: to_device(loader(**options), "cuda"),
+    "to non_blocking": lambda **options: to_device(loader(**options), "cuda", True),
+    "blocking": lambda **options: BlockingLoader(loader(**options), "cuda"),
+    "pinned": lambda **options: PinnedLoader(loader(**options), "cuda"),
+    "prefetch": lambda **options: PrefetchLoader(loader(**options), "cuda", depth=2),
+    "attributes": lambda **options: PREFETCHERS["attributes, record_stream"].make(loader(**options)),
+    "event per batch": lambda **options: PREFETCHERS["event per batch, record_stream"].make(loader(**options)),
+    "in place": lambda **options: PREFETCHERS["in place"].make(loader(**options)),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"pin_memory": True}], ids=["main", "workers", "pinned"])
+@pytest.mark.parametrize("way", WAYS)
+def test_spans_carry_the_batch_of_their_data(way, options):
+    with lv.record(on="a100") as recording:
+        model = mlp().cuda()
+        for images, labels in WAYS[way](**({"pin_memory": True} if way == "pinned" else options)):
+            step(model, images, labels)
+    timeline = recording.timeline
+    fetches = [span.batch for span in timeline.rows(Kind.FETCH)]
+    assert sorted(fetches) == list(range(6))
+    copies = [span.batch for span in timeline.rows(Kind.COPY_H2D) if span.nbytes == SIZE * 144 * 4]
+    assert copies == list(range(6))
+    forward = [span.batch for span in timeline.rows(Kind.COMPUTE) if span.name == "addmm"]
+    assert forward == [batch for batch in range(6) for _ in range(2)]
+    backward = [span.batch for span in timeline.rows(Kind.COMPUTE) if span.name == "threshold_backward"]
+    assert backward == list(range(6))
+    assert timeline.context.samples == 96
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranges_tile_the_loop(way):
+    with lv.record(on="a100") as recording:
+        model = mlp().cuda()
+        for images, labels in WAYS[way](pin_memory=True):
+            step(model, images, labels)
+    steps = ranges(recording.timeline)
+    assert [span.name for span in steps] == [f"batch {number}: 16 samples" for number in range(6)]
+    assert all(first.end == second.start for first, second in pairwise(steps))
+    assert steps[-1].end >= max(span.start for span in recording.timeline.rows(Kind.API))
+
+
+def epochs(train, *, end=None):
+    for number, batch in enumerate(train):
+        yield batch
+        if number == end:
+            return
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_batches_are_numbered_through_epochs_breaks_and_validation(ours):
+    def batches():
+        return PrefetchLoader(loader(pin_memory=True), "cuda") if ours else to_device(loader(), "cuda")
+
+    with lv.record(on="a100") as recording:
+        model = mlp().cuda()
+        for end in (None, 2):  # a whole epoch, and one that is left after three batches
+            for images, labels in epochs(batches(), end=end):
+                step(model, images, labels)
+            with torch.no_grad():
+                for images, _ in epochs(batches(), end=1):
+                    model(images)
+    steps = ranges(recording.timeline)
+    numbers = [span.batch for span in steps]
+    assert len(numbers) == 6 + 2 + 3 + 2
+    assert len(set(numbers)) == len(numbers)
+    assert numbers == sorted(numbers)
+    assert recording.timeline.context.samples == 13 * SIZE
+    kernels = [span.batch for span in recording.timeline.rows(Kind.COMPUTE) if span.name == "addmm"]
+    assert kernels == [number for number in numbers for _ in range(2)]
+
+
+def test_a_resident_loader_marks_its_batches():
+    with lv.record(on="a100") as recording:
+        model = mlp().cuda()
+        source = ResidentLoader(tuple(data().tensors), SIZE, shuffle=None, device="cuda")
+        for _ in range(2):
+            for images, labels in source:
+                step(model, images, labels)
+    steps = ranges(recording.timeline)
+    assert [span.batch for span in steps] == list(range(12))
+    kernels = [span.batch for span in recording.timeline.rows(Kind.COMPUTE) if span.name == "addmm"]
+    assert kernels == [number for number in range(12) for _ in range(2)]
+
+
+def test_the_program_may_say_itself_at_which_batch_it_is():
+    with lv.record(on="a100") as recording:
+        for number in range(3):
+            with torch.profiler.record_function(f"batch {number}: 5 samples"):
+                torch.ones(5).to("cuda").sum()
+    assert [span.batch for span in recording.timeline.rows(Kind.COPY_H2D)] == [0, 1, 2]
+    assert [span.name for span in ranges(recording.timeline)] == [f"batch {number}: 5 samples" for number in range(3)]
+    assert recording.timeline.context.samples == 15
+
+
+def test_without_a_loader_there_are_no_batches():
+    with lv.record(on="a100") as recording:
+        torch.ones(5).to("cuda").sum().item()
+    assert set(recording.timeline.batch.tolist()) == {-1}
+    assert not ranges(recording.timeline)
+
+
+def test_spans_name_the_callers_line():
+    with lv.record(on="a100") as recording:
+        torch.ones(5).to("cuda")
+        mlp().cuda()(torch.ones(1, 144, device="cuda")).sum().backward()
+    lines = {span.source.rsplit("/", 1)[-1].split(":")[0] for span in recording.timeline.rows(Kind.API)}
+    assert lines == {"test_torch_batches.py"}

@@ -1,0 +1,123 @@
+"""Inside a recording time is the virtual host's, and other Python is free or measured."""
+
+from __future__ import annotations
+
+import threading
+import time
+import timeit
+from time import perf_counter as early_perf_counter
+from time import sleep as early_sleep
+
+import pytest
+import torch
+from torch.utils import benchmark
+
+import loaderviz as lv
+from loaderviz.emulator import Host, costs
+from loaderviz.timeline import Kind
+
+HOST = Host.preset("laptop")
+
+
+@pytest.fixture
+def recording():
+    with lv.record(on="a100") as running:
+        yield running
+
+
+@pytest.mark.parametrize("clock", ["perf_counter", "monotonic", "time"])
+def test_clocks_follow_the_virtual_host(clock, recording):
+    read, read_ns = getattr(time, clock), getattr(time, clock + "_ns")
+    start, start_ns = read(), read_ns()
+    time.sleep(3600)
+    assert read() - start == pytest.approx(3600, abs=1e-3)
+    assert read_ns() - start_ns == pytest.approx(3600 * 10**9, abs=10**6)
+
+
+def test_names_imported_before_the_recording_follow_it_too(recording):
+    start = early_perf_counter()
+    early_sleep(60)
+    assert early_perf_counter() - start == pytest.approx(60, abs=1e-3)
+    assert timeit.default_timer() - start == pytest.approx(60, abs=1e-3)
+
+
+def test_clocks_go_on_from_the_real_ones_and_back():
+    before = time.time()
+    with lv.record(on="a100"):
+        inside = time.time()
+        time.sleep(10**6)
+    assert before <= inside < before + 60
+    assert before <= time.time() < before + 60
+
+
+def test_a_loop_that_waits_for_the_clock_ends(recording):
+    end = time.monotonic() + 0.001
+    while time.monotonic() < end:
+        pass
+
+
+def test_other_threads_keep_real_time(recording):
+    seen = []
+
+    def work():
+        start = time.perf_counter()
+        time.sleep(0.01)
+        seen.append(time.perf_counter() - start)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen[0] < 60
+    with pytest.raises(ValueError, match="non-negative"):
+        time.sleep(-1)
+
+
+def test_a_sleep_is_a_span_of_the_main_lane():
+    with lv.record(on="a100") as recording:
+        time.sleep(0.25)
+    (span,) = recording.timeline.rows(Kind.OPERATOR)
+    assert (span.name, span.duration) == ("time.sleep", 250_000_000)
+
+
+def test_benchmark_timer_measures_virtual_time(recording):
+    x = torch.ones(4, device="cuda")
+    measured = benchmark.Timer("x.add(1); torch.cuda._sleep(150_000)", globals={"x": x, "torch": torch}).timeit(20)
+    assert 1e-4 < measured.mean < 2e-4  # 0.1 ms on the device is what each takes in the end
+
+
+def test_host_operators_cost_dispatch_and_bytes():
+    values = torch.ones(10**6)
+    with lv.record(on="a100") as recording:
+        values.add(1)
+        values.view(10, -1).t().detach()
+    (span,) = recording.timeline.rows(Kind.OPERATOR)
+    assert (span.name, span.duration) == ("aten::add", HOST.dispatch + costs.host_time(HOST, 8 * 10**6))
+
+
+def test_other_python_is_free_under_a_preset():
+    with lv.record(on="a100") as recording:
+        sum(range(10**6))
+        torch.ones(1, device="cuda")
+    assert "free" in recording.timeline.context.host
+    assert recording.timeline.duration < 10**6
+
+
+def test_other_python_counts_when_measured():
+    """The real work of this loop is at least a millisecond on any machine; without it the program takes 0.2 ms."""
+    with lv.record(on="a100", host="measured") as recording:
+        torch.ones(1, device="cuda")
+        sum(range(10**6))
+        torch.ones(1, device="cuda")
+    starts = [span.start for span in recording.timeline.rows(Kind.OPERATOR)]
+    assert starts[1] - starts[0] > 10**6
+    assert "measured" in recording.timeline.context.host
+
+
+def test_measured_time_does_not_count_the_emulator_itself():
+    """Kernels follow each other by their virtual costs, plus what Python really took between them."""
+    with lv.record(on="a100", host="measured") as recording:
+        x = torch.ones(1, device="cuda")
+        for _ in range(50):
+            x.add_(1)
+    calls = [span for span in recording.timeline.rows(Kind.API) if span.name == "cudaLaunchKernel"]
+    assert all(span.duration == HOST.launch for span in calls)

@@ -1,0 +1,273 @@
+"""DataLoader on the emulated host: real data from real workers, in virtual time, the same in every run."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import namedtuple
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    get_worker_info,
+)  # fmt: skip
+
+import loaderviz as lv
+from loaderviz.emulator import Host, costs
+from loaderviz.errors import NotModelledError
+from loaderviz.timeline import Cause, Kind
+
+HOST = Host.preset("laptop")
+Pair = namedtuple("Pair", "images labels")
+
+
+class Squares(Dataset):
+    """Sample i is i * i; each costs `seconds`; sample `bad` raises."""
+
+    def __init__(self, length=12, seconds=0.0, bad=None):
+        self.length, self.seconds, self.bad = length, seconds, bad
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if index == self.bad:
+            raise ValueError(f"sample {index} is bad")
+        time.sleep(self.seconds)
+        return torch.tensor(float(index * index))
+
+
+class Stream(IterableDataset):
+    """Counts, shared out among the workers."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        return (torch.tensor(float(number)) for number in range(first, 8, step))
+
+
+class Batched(Squares):
+    """Gives whole batches."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class Boxed:
+    """A batch of a class of one's own."""
+
+    def __init__(self, samples):
+        self.values = torch.stack(samples)
+        self.name = "box"
+
+    def pin_memory(self):
+        self.values = self.values.pin_memory()
+        return self
+
+
+def as_pair(samples):
+    values = torch.stack(samples)
+    return Pair(values, {"double": values * 2, "name": "x"})
+
+
+def values_of(batch):
+    if isinstance(batch, Boxed):
+        return batch.values.tolist()
+    return (batch[0] if isinstance(batch, (Pair, list)) else batch).tolist()
+
+
+def recorded(make, **options):
+    with lv.record(on="a100", **options) as recording:
+        batches = [values_of(batch) for batch in make()]
+    return batches, recording.timeline
+
+
+LOADERS = {
+    "no workers": lambda: DataLoader(Squares(), 4),
+    "no workers, pinned": lambda: DataLoader(Squares(), 4, pin_memory=True),
+    "one worker": lambda: DataLoader(Squares(), 4, num_workers=1),
+    "three workers": lambda: DataLoader(Squares(), 2, num_workers=3),
+    "pinned": lambda: DataLoader(Squares(), 4, num_workers=2, pin_memory=True),
+    "prefetch one": lambda: DataLoader(Squares(), 2, num_workers=2, prefetch_factor=1),
+    "persistent": lambda: DataLoader(Squares(), 4, num_workers=2, persistent_workers=True, pin_memory=True),
+    "shuffled": lambda: DataLoader(Squares(), 4, shuffle=True, generator=torch.Generator().manual_seed(1)),
+    "shuffled by workers": lambda: DataLoader(
+        Squares(), 4, shuffle=True, generator=torch.Generator().manual_seed(1), num_workers=2
+    ),
+    "iterable": lambda: DataLoader(Stream(), 3),
+    "iterable with workers": lambda: DataLoader(Stream(), 3, num_workers=2, pin_memory=True),
+    "no batches": lambda: DataLoader(Squares(), None),
+    "no batches, workers": lambda: DataLoader(Squares(), None, num_workers=2),
+    "batch sampler": lambda: DataLoader(
+        Squares(), batch_sampler=BatchSampler(SequentialSampler(range(8)), 3, False), num_workers=1
+    ),
+    "whole batches": lambda: DataLoader(Batched(), 4, num_workers=1),
+    "named tuple": lambda: DataLoader(Squares(), 4, collate_fn=as_pair, num_workers=1, pin_memory=True),
+    "class of one's own": lambda: DataLoader(Squares(), 4, collate_fn=Boxed, num_workers=1, pin_memory=True),
+    "class of one's own, no workers": lambda: DataLoader(Squares(), 4, collate_fn=Boxed, pin_memory=True),
+    "drop last": lambda: DataLoader(Squares(), 5, drop_last=True),
+    "last is short": lambda: DataLoader(Squares(), 5, num_workers=2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_every_loader_gives_its_data_twice_with_the_same_timeline(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's advice about this machine
+        expected = [values_of(batch) for batch in LOADERS[name]()]
+    (batches, timeline), again = recorded(LOADERS[name]), recorded(LOADERS[name])
+    assert batches == expected
+    assert timeline.where(Kind.FETCH).sum() == len(batches)
+    assert (batches, timeline) == again
+
+
+def test_spawned_workers_work_as_forked_ones():
+    spawned, timeline = recorded(
+        lambda: DataLoader(Squares(8), 4, num_workers=1, multiprocessing_context="spawn", pin_memory=True)
+    )
+    assert spawned == recorded(lambda: DataLoader(Squares(8), 4, num_workers=1))[0]
+    assert timeline.where(Kind.FETCH).sum() == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_costs_are_those_of_the_host(workers):
+    _, timeline = recorded(lambda: DataLoader(TensorDataset(torch.zeros(12, 100)), 4, num_workers=workers))
+    fetches = list(timeline.rows(Kind.FETCH))
+    assert [span.duration for span in fetches] == [costs.fetch_time(HOST, 4, 1600)] * 3
+
+
+def test_the_cost_of_a_sample_is_the_users_to_set():
+    slow = replace(HOST, fetch_per_sample=1_000_000)
+    _, timeline = recorded(lambda: DataLoader(Subset(Squares(), range(4)), 4), host=slow)
+    (fetch,) = timeline.rows(Kind.FETCH)
+    assert fetch.duration == costs.fetch_time(slow, 4, 16)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sleeps_in_the_data_set_pass_virtually(workers):
+    before = time.monotonic()
+    _, timeline = recorded(lambda: DataLoader(Squares(8, seconds=5.0), 4, num_workers=workers))
+    assert time.monotonic() - before < 10
+    fetches = list(timeline.rows(Kind.FETCH))
+    assert [round(span.duration / 1e9) for span in fetches] == [20, 20]
+
+
+def test_workers_run_side_by_side_and_the_main_thread_waits_for_data():
+    _, one = recorded(lambda: DataLoader(Squares(16, seconds=0.1), 4, num_workers=1))
+    _, four = recorded(lambda: DataLoader(Squares(16, seconds=0.1), 4, num_workers=4))
+    assert four.duration < one.duration / 2
+    waits = [span for span in one.rows(Kind.WAIT) if span.cause == Cause.DATA]
+    assert len(waits) == 4
+    assert all(span.duration > 380_000_000 for span in waits[1:])
+
+
+def test_a_batch_is_pinned_after_its_fetch_and_handed_out_after_that():
+    _, timeline = recorded(LOADERS["pinned"])
+    by_batch = {kind: {span.batch: span for span in timeline.rows(kind)} for kind in (Kind.FETCH, Kind.PIN)}
+    steps = {span.batch: span for span in timeline.rows(Kind.OPERATOR) if span.name == "DataLoader hand-out"}
+    for batch, pin in by_batch[Kind.PIN].items():
+        assert by_batch[Kind.FETCH][batch].end <= pin.start < pin.end <= steps[batch].start
+    pins = sorted(by_batch[Kind.PIN].values(), key=lambda span: span.batch)
+    assert all(first.end <= second.start for first, second in pairwise(pins))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_error_of_a_data_set_arrives_in_its_place(workers):
+    seen = []
+    with lv.record(on="a100") as recording:
+        with pytest.raises(ValueError, match="sample 5 is bad"):
+            for batch in DataLoader(Squares(12, bad=5), 2, num_workers=workers):
+                seen.append(batch.tolist())
+        assert torch.ones(1, device="cuda").item() == 1
+    assert seen == [[0.0, 1.0], [4.0, 9.0]]
+    assert recording.timeline.where(Kind.FETCH).sum() == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_may_be_left_and_begun_anew(workers):
+    def program():
+        loader = DataLoader(Squares(), 2, num_workers=workers, persistent_workers=workers > 0)
+        for batch in loader:
+            yield batch
+            break
+        yield from loader
+
+    batches, timeline = recorded(program)
+    assert batches == [[0.0, 1.0], *(values_of(batch) for batch in DataLoader(Squares(), 2))]
+    steps = [span for span in timeline.rows(Kind.RANGE) if span.name.startswith("batch ")]
+    assert [span.batch for span in steps] == list(range(7))
+
+
+def test_an_iterator_that_is_older_than_the_recording_goes_on_in_it():
+    for options in ({}, {"num_workers": 1}):
+        source = iter(DataLoader(Squares(), 4, **options))
+        first = next(source).tolist()
+        batches, _ = recorded(lambda source=source: source)
+        assert [first, *batches] == [values_of(batch) for batch in DataLoader(Squares(), 4)]
+
+
+def test_batches_may_be_taken_after_the_recording():
+    for options in ({}, {"num_workers": 1, "pin_memory": False}):
+        with lv.record(on="a100"):
+            source = iter(DataLoader(Squares(), 4, **options))
+            first = next(source).tolist()
+        assert [first, *(batch.tolist() for batch in source)] == [values_of(b) for b in DataLoader(Squares(), 4)]
+
+
+class OnDevice(Dataset):
+    """Holds its samples on the device."""
+
+    def __init__(self):
+        self.values = torch.arange(8.0, device="cuda")
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return self.values[index]
+
+
+def test_a_data_set_on_the_device_pays_for_its_kernels():
+    with lv.record(on="a100") as recording:
+        for batch in DataLoader(OnDevice(), 4):
+            assert batch.is_cuda
+    assert sum(span.name in ("stack", "cat") for span in recording.timeline.rows(Kind.COMPUTE)) == 2
+
+
+class ToDevice(Squares):
+    """Copies in its `__getitem__`."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index).to("cuda")
+
+
+def test_copies_inside_the_data_set_are_seen():
+    batches, timeline = recorded(lambda: DataLoader(ToDevice(4), 2))
+    assert batches == [[0.0, 1.0], [4.0, 9.0]]
+    assert timeline.where(Kind.COPY_H2D).sum() == 4
+
+
+@pytest.mark.parametrize("dataset", [ToDevice, OnDevice])
+def test_cuda_in_a_forked_worker_is_cudas_own_error(dataset):
+    with lv.record(on="a100"), pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):
+        list(DataLoader(dataset(), 2, num_workers=1, multiprocessing_context="fork"))
+
+
+def test_the_order_of_batches_must_not_depend_on_this_machine():
+    with lv.record(on="a100"), pytest.raises(NotModelledError, match="in_order"):
+        iter(DataLoader(Squares(), 2, num_workers=2, in_order=False))
+
+
+def test_measured_host_costs_are_said_so():
+    _, timeline = recorded(LOADERS["no workers"], host="measured")
+    assert "measured" in timeline.context.host
+    assert timeline.where(Kind.FETCH).sum() == 3
