@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from loaderviz.draw import compare
     from loaderviz.errors import LoadervizError
     from loaderviz.metrics import summarize
+    from loaderviz.reading import read
     from loaderviz.recording import record
     from loaderviz.timeline import Timeline
 
 __version__ = "0.1.0"
-__all__ = ["LoadervizError", "Timeline", "compare", "record", "summarize"]
+__all__ = ["LoadervizError", "Timeline", "compare", "read", "record", "summarize"]
 
 _HOME = {
     "LoadervizError": "loaderviz.errors",
     "Timeline": "loaderviz.timeline",
     "compare": "loaderviz.draw",
+    "read": "loaderviz.reading",
     "record": "loaderviz.recording",
     "summarize": "loaderviz.metrics",
 }

@@ -1,4 +1,4 @@
-"""The command line: `python -m loaderviz compare` runs the four loaders on MNIST and writes one HTML page."""
+"""The command line: `compare` runs the four loaders on MNIST, `view` shows a trace file; each writes one HTML page."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loaderviz.commands import view
 from loaderviz.errors import LoadervizError
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return USAGE_ERROR
     try:
-        return compare(options)
+        status: int = options.run(options)
+        return status
     except (LoadervizError, OSError) as problem:
         print(f"loaderviz: {problem}", file=sys.stderr)
         return 1
@@ -108,6 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("--steps", type=int, default=12, metavar="N", help="batches in the picture")
     add.add_argument("--warmup", type=int, default=12, metavar="N", help="batches before it")
     add.add_argument("--out", type=Path, default=Path("timelines.html"), metavar="FILE", help="the page to write")
+    add.set_defaults(run=compare)
+    add = commands.add_parser("view", help="show a trace of torch.profiler or Nsight Systems as one HTML page")
+    add.add_argument("file", type=Path, nargs="+", metavar="FILE", help="a trace, a folder of ranks, or several ranks")
+    add.add_argument("--out", type=Path, default=Path("timeline.html"), metavar="PAGE", help="the page to write")
+    add.set_defaults(run=view)
     return parser
 
 

@@ -42,7 +42,8 @@ def read(path: PathLike | Iterable[PathLike]) -> Timeline:
     files = _files(path)
     if len(files) == 1:
         return _one(files[0])
-    return assemble(sorted((_raw(file) for file in files), key=lambda raw: (raw.rank is None, raw.rank or 0)))
+    raws = [raw for file in files for raw in _raw(file)]
+    return assemble(sorted(raws, key=lambda raw: (raw.rank is None, raw.rank or 0)))
 
 
 def _files(path: PathLike | Iterable[PathLike]) -> list[Path]:
@@ -78,13 +79,13 @@ def _one(path: Path) -> Timeline:
     if exported.is_saved(head):
         return Timeline.load(path)
     if head.startswith(SQLITE):
-        return assemble([_raw(path)])
+        return assemble(_raw(path))
     document = Document(path)
     return exported.timeline(document) if exported.is_export(document) else assemble([read_kineto(document)])
 
 
-def _raw(path: Path) -> RawTrace:
-    """Read a trace of one rank."""
+def _raw(path: Path) -> list[RawTrace]:
+    """Read a trace of one rank; an Nsight Systems export may hold several processes."""
     source = Source(path)
     if source.first(16).startswith(SQLITE):
         if source.compressed:
@@ -94,5 +95,5 @@ def _raw(path: Path) -> RawTrace:
         return read_nsight(path)
     document = Document(path)
     if exported.is_export(document):
-        raise TraceError(f"{path} is an export of loaderviz, which is no rank; read it alone: loaderviz.read({str(path)!r})")
-    return read_kineto(document)
+        raise TraceError(f"{path} is an export of loaderviz, which is no rank of a run; read it alone")
+    return [read_kineto(document)]

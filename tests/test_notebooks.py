@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import textwrap
 from pathlib import Path
@@ -176,6 +175,7 @@ def test_links_lead_to_files(name):
 def test_a_notebook_runs_and_what_it_says_is_true(name, monkeypatch):
     nbclient = pytest.importorskip("nbclient", reason="nbclient is missing: pip install -r requirements.txt")
     monkeypatch.setenv("LOADERVIZ_OFFLINE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # small matrices: with more threads a busy machine is far slower
     notebook = pair(name)[1]
     gpu = [number for number, cell in enumerate(notebook.cells) if "gpu" in cell.metadata.get("tags", [])]
     assert len(gpu) == 1
@@ -199,13 +199,13 @@ def test_a_notebook_runs_and_what_it_says_is_true(name, monkeypatch):
         sums = re.findall(r"the sum, (?:on the host|on a lucky day|with the wait): +([\d.]+)", shown)
         assert len(sums) == 3
         assert len(set(sums)) == 1
-    if "CUDA_VISIBLE_DEVICES" not in os.environ:
-        assert not any(output.output_type == "stream" and output.name == "stderr" for output in outputs(notebook, name))
+    # The one line that says which digits these are is expected there, a warning is not.
+    errors = [output.text for output in outputs(notebook) if output.get("name") == "stderr"]
+    assert [text for text in errors if "stand-in" not in text] == []
 
 
-def outputs(notebook: Any, name: str = "") -> list[Any]:
-    found = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    return [output for output in found if not (name and "stand-in" in output.get("text", ""))]
+def outputs(notebook: Any) -> list[Any]:
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
 
 def printed(cell: Any) -> str:

@@ -19,7 +19,7 @@ def in_new_python(code):
 
 
 def test_the_public_names_are_exactly_these():
-    assert set(loaderviz.__all__) == {"LoadervizError", "Timeline", "compare", "record", "summarize"}
+    assert set(loaderviz.__all__) == {"LoadervizError", "Timeline", "compare", "read", "record", "summarize"}
     for name in loaderviz.__all__:
         assert callable(getattr(loaderviz, name))
         assert name in dir(loaderviz)

@@ -1,9 +1,8 @@
-"""Arrows and marks: from the call to the work it launched, from an event to what waited for it; hazards as crosses."""
+"""Arrows: from the call to the work it launched, and from an event to what waited for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,9 +24,8 @@ _LOOKS = {
 
 
 def traces(parts: Sequence[Part], look: Look) -> list[go.Scatter]:
-    """Return a trace for each kind of arrow asked for, and one for the marks."""
-    found = [trace for name in look.arrows for trace in _arrows(parts, look, name)]
-    return found + _marks(parts, look)
+    """Return a trace for each kind of arrow asked for."""
+    return [trace for name in look.arrows for trace in _arrows(parts, look, name)]
 
 
 def _arrows(parts: Sequence[Part], look: Look, name: str) -> list[go.Scatter]:
@@ -54,14 +52,11 @@ def _arrows(parts: Sequence[Part], look: Look, name: str) -> list[go.Scatter]:
 
 def _ends(part: Part, look: Look, kind: ArrowKind) -> npt.NDArray[np.float64]:
     """Return x and y of tail and head, shape (arrows, 4); only arrows whose two spans are drawn."""
-    timeline, placement = part.timeline, part.placement
+    timeline = part.timeline
     mine = timeline.arrows["kind"] == kind
     tail, head = timeline.arrows["tail"][mine], timeline.arrows["head"][mine]
-    own = _own(placement)
-    middle, half = np.full(len(timeline), np.nan), np.zeros(len(timeline))
-    tracks = placement.track[own]
-    middle[placement.span[own]] = np.array([track.middle for track in placement.tracks])[tracks]
-    half[placement.span[own]] = 0.3 * np.array([track.height for track in placement.tracks])[tracks]
+    middle, height = places(part)
+    half = 0.3 * height
     down = np.sign(middle[head] - middle[tail])
     leaves = timeline.end[tail] if kind is ArrowKind.WAIT else timeline.start[tail]
     joins: npt.NDArray[np.float64] = np.stack(
@@ -74,34 +69,19 @@ def _ends(part: Part, look: Look, kind: ArrowKind) -> npt.NDArray[np.float64]:
     return joins[~np.isnan(joins).any(axis=1)]
 
 
-def _marks(parts: Sequence[Part], look: Look) -> list[go.Scatter]:
-    x, y, texts = [], [], []
-    for part in parts:
-        places = _lane_places(part) if part.timeline.marks else {}
-        for mark in part.timeline.marks:
-            x.append((mark.time - part.origin) / look.unit)
-            y.append(places.get(mark.lane, part.placement.bottom))
-            texts.append(f"<b>{escape(mark.kind, quote=False)}</b><br>{escape(mark.text, quote=False)}")
-    if not x and not look.steady:
-        return []
-    marker = {"symbol": "x", "size": 13, "color": theme.BLACK, "line": {"color": "white", "width": 1.5}}
-    return [
-        go.Scatter(x=x, y=y, mode="markers", marker=marker, name="hazard", hovertext=texts, showlegend=bool(x),
-                   hovertemplate="%{hovertext}<extra></extra>")
-    ]  # fmt: skip
-
-
-def _lane_places(part: Part) -> dict[int, float]:
-    """Return where the first track of each lane is."""
+def places(part: Part) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return for each span of the timeline the middle and the height of its track; NaN and 0 if it is not drawn."""
     placement = part.placement
-    own = _own(placement)
-    lanes, first = np.unique(part.timeline.lane[placement.span[own]], return_index=True)
-    tracks = placement.track[own][first]
-    return {int(lane): placement.tracks[track].middle for lane, track in zip(lanes, tracks, strict=True)}
+    mine = own(placement)
+    middle, height = np.full(len(part.timeline), np.nan), np.zeros(len(part.timeline))
+    tracks = placement.track[mine]
+    middle[placement.span[mine]] = np.array([track.middle for track in placement.tracks])[tracks]
+    height[placement.span[mine]] = np.array([track.height for track in placement.tracks])[tracks]
+    return middle, height
 
 
-def _own(placement: Placement) -> npt.NDArray[np.bool_]:
+def own(placement: Placement) -> npt.NDArray[np.bool_]:
     """Say which bars are in a track of their lane: a copy is drawn again in its engine, but streams have the order."""
     engine = np.array([track.group == "engine" for track in placement.tracks], bool)
-    own: npt.NDArray[np.bool_] = ~engine[placement.track]
-    return own
+    mine: npt.NDArray[np.bool_] = ~engine[placement.track]
+    return mine

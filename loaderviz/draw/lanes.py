@@ -139,7 +139,8 @@ def _first_free(start: npt.NDArray[np.integer[Any]], end: npt.NDArray[np.integer
 
 def _rank(lane: Lane, number: int) -> tuple[int, int, int, int]:
     role = _ROLES.index(lane.role) if lane.role in _ROLES else len(_ROLES)
-    return (role if lane.group == "host" else 0, lane.device, lane.number, number)
+    # the host lanes of several ranks bear their devices' numbers: each rank stays together
+    return (lane.device, role if lane.group == "host" else 0, lane.number, number)
 
 
 def _host_lane(pen: _Pen, timeline: Timeline, number: int, operators: bool) -> None:

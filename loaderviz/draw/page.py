@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from loaderviz import metrics
 from loaderviz.draw import arrows as arrow_traces
-from loaderviz.draw import detail, hover, strip, theme
+from loaderviz.draw import detail, hazards, hover, strip, theme
 from loaderviz.draw.lanes import Placement, arrange
 from loaderviz.timeline import COPIES, Kind, Timeline
 
@@ -26,6 +26,8 @@ _FILL, _THIN = 0.84, 0.4  # a bar's share of its track; by batch, a copy in a st
 _MARGIN = {"l": 150, "r": 24, "t": 78, "b": 64}  # px
 _BELOW = 56  # px from the lanes to the legend; it is below the axis, so that narrow cells keep their width
 _LEGEND_ROW = 20  # px; four entries fit into a row of 1,000 px
+_CHARACTER, _SUBTITLE_LINE = 6.8, 17  # px: width of a letter of a lane's name, height of a further line
+_TITLE = 26  # px above the title, where the subtitle has several lines; plotly itself would centre it
 _EDGE = 1 / 250  # bars longer than this share of the figure get a white edge, which would eat shorter ones
 
 
@@ -85,7 +87,7 @@ def draw(parts: Sequence[Part], look: Look, title: str, subtitle: str, text: str
     traces = [trace for kind in Kind for trace in _kind_trace(parts, kind, look)]
     traces += [*_batch_legend(parts, look), *_copy_legend(parts, look)] if look.by_batch else []
     traces += _state_traces(parts, look)
-    traces += arrow_traces.traces(parts, look)
+    traces += [*arrow_traces.traces(parts, look), *hazards.traces(parts, look)]
     figure.add_traces(traces)
     _lay_out(figure, parts, look, title, subtitle)
     return figure
@@ -214,10 +216,17 @@ def _lay_out(figure: go.Figure, parts: Sequence[Part], look: Look, title: str, s
     named = [track for track in tracks if track.label]
     entries = sum(trace.showlegend is not False for trace in figure.data)
     lanes_px = round(max(bottom, 3) * theme.TRACK_PX)
-    margin = _MARGIN | {"b": _MARGIN["b"] + _LEGEND_ROW * -(-entries // 4)}
+    longest = max([len(track.label) for track in named], default=0)
+    further = subtitle.count("<br>")
+    margin = _MARGIN | {
+        "b": _MARGIN["b"] + _LEGEND_ROW * -(-entries // 4), "t": _MARGIN["t"] + _SUBTITLE_LINE * further,
+        "l": min(max(_MARGIN["l"], round(_CHARACTER * longest) + 14), 3 * _MARGIN["l"]),
+    }  # fmt: skip
+    height = lanes_px + margin["t"] + margin["b"]
+    place = {"y": 1 - _TITLE / height, "yref": "container", "yanchor": "top"} if further else {}
     figure.update_layout(
-        title={"text": title, "subtitle": {"text": subtitle}}, barmode="overlay", bargap=0,
-        height=lanes_px + margin["t"] + margin["b"], margin=margin,
+        title={"text": title, "subtitle": {"text": subtitle}, **place}, barmode="overlay", bargap=0,
+        height=height, margin=margin,
         legend={"itemclick": False if look.by_batch else "toggle", "itemdoubleclick": False, "orientation": "h",
                 "x": 0, "xanchor": "left", "y": -_BELOW / lanes_px, "yanchor": "top"},
         hovermode="closest", dragmode="zoom",
@@ -231,6 +240,7 @@ def _lay_out(figure: go.Figure, parts: Sequence[Part], look: Look, title: str, s
         ticktext=[escape(track.label, quote=False) for track in named], showgrid=False, fixedrange=True,
     )  # fmt: skip
     _headers_and_bands(figure, parts)
+    hazards.annotate(figure, parts, look)
     if not any(len(part.timeline) for part in parts):
         words = "This timeline is empty: nothing was recorded."
         figure.add_annotation(text=words, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font={"size": 16})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from textwrap import wrap
 from typing import Any, Literal
 
 import plotly.graph_objects as go
@@ -15,6 +16,7 @@ from loaderviz.errors import LoadervizError
 from loaderviz.timeline import Timeline
 
 Arrows = bool | Literal["launch", "wait"]
+_LINE = 125  # characters in a line of the subtitle; some 850 px
 _MIMETYPE = "application/vnd.plotly.v1+json"
 
 
@@ -43,7 +45,9 @@ def figure(
     parts = page.place([(label, shown, origin)], operators, budget)
     look = page.Look(color == "batch", look_arrows, unit, unit_name, steady)
     heading = escape(metrics.describe(shown, label) if title is None else title, quote=False)
-    return page.draw(parts, look, heading, escape(_subtitle(parts[0]), quote=False), text(shown, label))
+    lines = wrap(_subtitle(parts[0]), _LINE)
+    subtitle = "<br>".join(escape(line, quote=False) for line in lines)
+    return page.draw(parts, look, heading, subtitle, text(shown, label))
 
 
 def text(timeline: Timeline, label: str = "") -> str:

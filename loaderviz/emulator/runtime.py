@@ -216,7 +216,7 @@ class Runtime(HostThread):
             raise ValueError(f"memcpy direction {direction!r}: choose 'h2d', 'd2h' or 'd2d'")
         start = self.now
         self._wait_for_place(stream or self.default_stream)
-        begun = self.now + self.host.memcpy_call
+        asynchronous = self.now + self.host.memcpy_call  # when it would return if it blocked for nothing
         staged = direction == "h2d" and not pinned and nbytes > PAGEABLE_ASYNC
         if staged and (stream or self.default_stream).last:
             self._block([(stream or self.default_stream).last], Cause.STAGING)
@@ -230,7 +230,7 @@ class Runtime(HostThread):
             self._block([command], Cause.STAGING)
         self._api("cudaMemcpyAsync", start, command)
         if self.races and not blocking and (staged or (direction == "d2h" and not pinned)):
-            self.races.waits.blocked(command, self.now - begun)
+            self.races.waits.blocked(command, self.now - asynchronous)
         if blocking or (self.launch_blocking and direction != "d2d"):
             self.synchronize(command.stream)
         elif direction == "d2h" and not pinned:

@@ -20,16 +20,14 @@ from loaderviz.emulator.hardware import GB, GPUS
 from loaderviz.explore.settings import LIFETIMES, PRESETS, Settings, rates_of
 
 Options = list[tuple[str, Any]]
-_TEXT = {"description_width": "150px"}
-_ROW = {"width": "330px"}
-_KNOWN_SIZES = {
-    784: "784 B (MNIST, uint8)", 3_136: "3.14 kB (MNIST, float32)", 12_288: "12.3 kB (64×64, uint8)",
-    150_528: "151 kB (224×224, uint8)", 602_112: "602 kB (224×224, float32)",
-}  # fmt: skip
+_TEXT = {"description_width": "148px"}
+_ROW = {"width": "340px"}
+_SIZES = (100, 400, 784, 1_500, 3_136, 6_000, 12_288, 30_000, 60_000, 150_528, 602_112)
 _RATES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 32, 40, 55, 80, 97, 150, 300)  # GB/s
 _TIMES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # µs a sample
 _COMPUTE = sorted({round(base * 10**power) for power in range(3, 9) for base in (1, 1.5, 2, 3, 4.4, 6, 8.8)})  # ns
 _HELP = {
+    "sample_bytes": "784: MNIST as uint8; 3,136: as float32; 150,528: an image of 224×224 as uint8; 602,112: as float32",
     "gpu": "GPU to emulate; it sets the two copy rates",
     "compute": "compute per batch; it grows with the batch size",
 }
@@ -43,8 +41,7 @@ def _choices(name: str) -> Options:
     """Return what a slider offers: (text, value)."""
     table: dict[str, Options] = {
         "batch_size": [(f"{2**power:,}", 2**power) for power in range(3, 16)],
-        "sample_bytes": [(_KNOWN_SIZES.get(size, words.size(size)), size)
-                         for size in sorted({*_KNOWN_SIZES, 100, 400, 1_500, 6_000, 30_000, 60_000})],
+        "sample_bytes": [(_text_of("sample_bytes", size), size) for size in _SIZES],
         "pinned_rate": [(_rate(rate * GB), rate * GB) for rate in _RATES],
         "pageable_rate": [(_rate(rate * GB), rate * GB) for rate in _RATES],
         "compute": [(words.duration(time), time) for time in _COMPUTE],
@@ -61,7 +58,7 @@ def _text_of(name: str, value: int) -> str:
         return _rate(value)
     if name in ("compute", "fetch_per_sample"):
         return words.duration(value)
-    return words.size(value) if name == "sample_bytes" else f"{value:,}"
+    return words.size(value).replace("bytes", "B") if name == "sample_bytes" else f"{value:,}"
 
 
 def with_value(name: str, value: int) -> Options:
@@ -75,7 +72,7 @@ def with_value(name: str, value: int) -> Options:
 _SLIDERS = {
     "batch_size": "batch size", "sample_bytes": "bytes per sample", "compute": "compute per batch",
     "kernels": "kernels per batch", "workers": "workers", "fetch_per_sample": "CPU work per sample",
-    "depth": "batches copied ahead", "pinned_rate": "pinned copy rate", "pageable_rate": "pageable copy rate",
+    "depth": "batches ahead", "pinned_rate": "pinned copy rate", "pageable_rate": "pageable copy rate",
 }  # fmt: skip
 _CHECKS = {"pin": "pin_memory=True", "non_blocking": "non_blocking=True", "side_stream": "copy on a side stream"}
 _GROUPS = {
@@ -97,7 +94,7 @@ class Controls:
         self.widgets |= {name: _check(label, getattr(settings, name)) for name, label in _CHECKS.items()}
         self.widgets["gpu"] = _dropdown("GPU", sorted(GPUS), settings.gpu)
         self.widgets["lifetime"] = _dropdown("memory kept safe by", list(LIFETIMES), settings.lifetime)
-        where = [("host memory, through a DataLoader", False), ("GPU memory (resident)", True)]
+        where = [("host memory", False), ("GPU memory", True)]
         self.widgets["resident"] = _dropdown("the data set lives in", where, settings.resident)
         for name, widget in self.widgets.items():
             widget.observe(lambda change, name=name: self._moved(name, change), names="value")

@@ -95,12 +95,13 @@ class Explorer(Interactive):
 
         from loaderviz.explore.controls import Controls
 
-        self._live = LiveFigure(self.timeline, self.settings.words(), finding(self.summary))
+        self._live = LiveFigure(*picture(self.timeline, self.settings.words(), finding(self.summary)))
         self._numbers, self._words, self._code = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.controls = Controls(self.settings, self._changed)
-        right = widgets.VBox([self._numbers, self._live.widget, self._words], layout={"flex": "1 1 560px", "min_width": "0"})
+        parts = [self._numbers, self._live.widget, self._words]
+        right = widgets.VBox(parts, layout={"flex": "1 1 560px", "min_width": "0"})
         top = widgets.HBox([self.controls.box, right], layout={"flex_flow": "row wrap", "grid_gap": "12px"})
-        self.widget = widgets.VBox([top, self._code])
+        self.widget = widgets.VBox([top, self._code, widgets.HTML(panels.fit())])
         self._write()
 
     def _changed(self, settings: Settings) -> None:
@@ -109,7 +110,7 @@ class Explorer(Interactive):
         except (OutOfMemory, SettingsError) as error:
             self._words.value = panels.problem(f"{error} The picture still shows the settings before.")
             return
-        self._live.show(self.timeline, settings.words(), finding(self.summary))
+        self._live.become(*picture(self.timeline, settings.words(), finding(self.summary)))
         self._write()
 
     def _write(self) -> None:

@@ -1,8 +1,8 @@
 """LiveFigure: one figure of a timeline that changes in place, fast enough for a slider.
 
-    live = LiveFigure(timeline, title="2 workers")
-    live.widget                       # a plotly FigureWidget (or, without anywidget, a plain figure)
-    live.show(another, title="3 workers")
+    live = LiveFigure(*picture(timeline, "2 workers", "the finding"))
+    live.widget                                                     # a plotly FigureWidget
+    live.become(*picture(another, "3 workers", "another finding"))
 
 `draw.figure(..., steady=True)` always has the same traces, so two pictures differ in the values of some properties
 only. Those, and nothing else, go to the browser, in one message. plotly checks every value of a figure twice on the way
@@ -24,23 +24,21 @@ from loaderviz.timeline import Kind, Timeline
 
 Json = dict[str, Any]
 LEGEND_PX = 80  # kept free below the axis, whatever the legend has, so that the picture does not jump
+KEPT = 50  # layouts
+_layouts: dict[Any, Json] = {}
 
 
 class LiveFigure:
     """A figure in a notebook cell, changed in place. `widget` is a FigureWidget.
 
-    `look` is what stays: the lines, bars and colours of `draw.figure`, by batch, without arrows. Raises ImportError
-    where anywidget is missing.
+    `traces` and `layout` are those of `picture`. Raises ImportError where anywidget is missing.
     """
 
-    def __init__(self, timeline: Timeline, title: str, subtitle: str) -> None:
-        self._traces, self._layout = picture(timeline, title, subtitle)
+    def __init__(self, traces: list[Json], layout: Json) -> None:
+        self._traces, self._layout = traces, layout
         self.widget = go.FigureWidget(figure_of(self._traces, self._layout))
+        self.widget._config = {"responsive": True, "displaylogo": False}  # as wide as the cell, also after a change
         self.redraws = 0
-
-    def show(self, timeline: Timeline, title: str, subtitle: str) -> None:
-        """Draw another timeline in its place."""
-        self.become(*picture(timeline, title, subtitle))
 
     def become(self, traces: list[Json], layout: Json) -> None:
         """Send what differs from the present traces and layout, in one message."""
@@ -70,12 +68,34 @@ def drawn(parts: list[page.Part], look: page.Look, title: str, subtitle: str) ->
     traces += [*page._batch_legend(parts, look), *page._copy_legend(parts, look)] if look.by_batch else []
     traces += page._state_traces(parts, look)
     traces += arrows.traces(parts, look)
-    frame = go.Figure()
-    page._lay_out(frame, parts, look, escape(title, quote=False), escape(subtitle, quote=False))
-    layout = frame.layout.to_plotly_json()
-    layout["margin"]["b"] += LEGEND_PX
-    layout["height"] += LEGEND_PX
-    return [trace.to_plotly_json() for trace in traces], layout
+    return [trace.to_plotly_json() for trace in traces], layout_of(parts, look, title, subtitle)
+
+
+def layout_of(parts: list[page.Part], look: page.Look, title: str, subtitle: str) -> Json:
+    """Return the layout; `title` and `subtitle` are words, not HTML.
+
+    It depends on the lanes, which rarely change, but for the words and the time axis: so it is kept and filled in.
+    """
+    key = (tuple(part.placement.tracks for part in parts), look.unit_name)
+    if key not in _layouts:
+        if len(_layouts) >= KEPT:
+            _layouts.clear()
+        frame = go.Figure()
+        page._lay_out(frame, parts, look, "", "")
+        _layouts[key] = frame.layout.to_plotly_json()
+        _layouts[key]["margin"]["b"] += LEGEND_PX
+        _layouts[key]["height"] += LEGEND_PX
+    kept = _layouts[key]
+    # Two lines of one title: a browser places a subtitle by the title's size, which a hidden cell does not have.
+    small = f"<span style='font-size:13px;color:#444444'>{escape(subtitle, quote=False)}</span>"
+    edges = [(part.timeline.begin - part.origin, part.timeline.duration) for part in parts]
+    first, last = min(begin for begin, _ in edges), max(begin + length for begin, length in edges)
+    pad = 0.005 * (last - first)
+    return kept | {
+        "autosize": True,
+        "title": {"text": f"{escape(title, quote=False)}<br>{small}", "font": {"size": 15}},
+        "xaxis": kept["xaxis"] | {"range": [(first - pad) / look.unit, (last + pad) / look.unit]},
+    }
 
 
 def changes(before: Json, after: Json, path: str = "") -> Iterator[tuple[str, Any]]:

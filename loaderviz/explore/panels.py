@@ -23,13 +23,22 @@ _COPY = (
     "navigator.clipboard?navigator.clipboard.writeText(t).then(d,o):o()"
 )
 
+# plotly draws a FigureWidget 700 px wide before its cell has a width, and looks again only when the window changes.
+_LOOK_AGAIN = "[50,400,1500].forEach(ms=>setTimeout(()=>window.dispatchEvent(new Event('resize')),ms))"
+_DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="
+
+
+def fit() -> str:
+    """Return an invisible element that lets the figures of the page take the width of their cells."""
+    return f"<img alt='' src='{_DOT}' width='1' height='1' onload=\"{_LOOK_AGAIN}\">"
+
 
 def numbers(summary: Summary) -> str:
     """Return the few numbers that count, big, with units."""
     hidden = "no copies" if summary.overlap is None else words.share(summary.overlap)
     cells = [
         ("step", words.duration(summary.step)),
-        ("throughput", f"{words.rate(summary.samples_per_second)} samples/s"),
+        ("throughput", _throughput(summary.samples_per_second)),
         ("GPU computes", words.share(summary.compute_share)),
         ("copy hidden", hidden),
         ("against the limit", words.times(summary.headroom)),
@@ -40,6 +49,12 @@ def numbers(summary: Summary) -> str:
         for name, value in cells
     )
     return f"<div style='display:flex;flex-wrap:wrap;line-height:1.3'>{shown}</div>"
+
+
+def _throughput(rate: float | None) -> str:
+    if rate is None:
+        return "–"
+    return f"{rate / 1e6:.3g} M samples/s" if rate >= 1e6 else f"{words.rate(rate)} samples/s"
 
 
 def paragraph(text: str, label: str = "", live: bool = False) -> str:
@@ -84,7 +99,7 @@ def table(head: list[str], rows: list[list[str]], empty: str = "nothing") -> str
     """Return a small table of words; `empty` stands for no rows."""
     if not rows:
         return f"<p style='color:{SOFT};font-size:14px;margin:2px 0'>{escape(empty)}</p>"
-    cell = f"padding:2px 10px 2px 0;border-bottom:1px solid {LINE};text-align:left;vertical-align:top;font-size:13px"
+    cell = f"padding:2px 10px 2px 0;border-bottom:1px solid {LINE};text-align:left;vertical-align:top;font-size:13px;line-height:1.35"
     top = "".join(f"<th style='{cell};color:{SOFT}'>{escape(name)}</th>" for name in head)
     body = "".join(
         "<tr>" + "".join(f"<td style='{cell};color:{INK}'>{escape(value)}</td>" for value in row) + "</tr>"

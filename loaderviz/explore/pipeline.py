@@ -77,6 +77,16 @@ class _Loader:
         return _HostBatch(number, block)
 
     def _from_worker(self, number: int) -> _HostBatch:
+        runtime = self.runtime
+        ready, block = self._prepare(number)
+        if ready > runtime.now:
+            runtime.wait_for_data(ready)
+        runtime.host_work(runtime.host.hand_out, "DataLoader hand-out")
+        self.sent.append(runtime.now)  # the next order goes to a worker
+        return _HostBatch(number, block)
+
+    def _prepare(self, number: int) -> tuple[int, PinnedBlock | None]:
+        """A worker fetches a batch, and the pin thread pins it; return when it is ready [ns], and its block."""
         runtime, worker, nbytes = self.runtime, number % self.settings.workers, self.settings.nbytes
         start = max(self.sent[number], self.free[worker])
         ready = self.free[worker] = start + self.cost
@@ -84,20 +94,21 @@ class _Loader:
         runtime.builder.span(
             start, ready, lane, Kind.FETCH, f"fetch batch {number}", batch=number, nbytes=nbytes, source=self.fetch_line
         )
-        block = None
-        if self.settings.pin:  # batches go through the pin thread in order (R45)
-            start = max(ready, self.pin_free)
-            block, locked = self.pool.allocate_at(nbytes, start)
-            ready = self.pin_free = start + locked + self._pinning()
-            runtime.builder.span(
-                start, ready, runtime.builder.lane("pin thread", "host", "pin"), Kind.PIN, f"pin batch {number}",
-                batch=number, nbytes=nbytes, pinned=True,
-            )  # fmt: skip
-        if ready > runtime.now:
-            runtime.wait_for_data(ready)
-        runtime.host_work(runtime.host.hand_out, "DataLoader hand-out")
-        self.sent.append(runtime.now)  # the next order goes to a worker
-        return _HostBatch(number, block)
+        if not self.settings.pin:
+            return ready, None
+        start = max(ready, self.pin_free)  # batches go through the pin thread in order (R45)
+        block, locked = self.pool.allocate_at(nbytes, start)
+        ready = self.pin_free = start + locked + self._pinning()
+        lane = runtime.builder.lane("pin thread", "host", "pin")
+        runtime.builder.span(
+            start, ready, lane, Kind.PIN, f"pin batch {number}", batch=number, nbytes=nbytes, pinned=True
+        )
+        return ready, block
+
+    def finish(self) -> None:
+        """Note what workers and pin thread do for batches that were ordered and not yet asked for."""
+        for number in range(self.number, len(self.sent)):
+            self._prepare(number)
 
     def _pinning(self) -> int:
         return costs.host_time(self.runtime.host, 2 * self.settings.nbytes)
@@ -134,6 +145,8 @@ class _Loop:
             self._in_place(warmup)
         self._at("synchronize")
         runtime.synchronize()
+        if not settings.resident:
+            self.loader.finish()
         ends = [start for start, _ in self.steps[1:]] + [runtime.now]
         for (start, batch), end in zip(self.steps, ends, strict=True):
             runtime.range(start, end, f"batch {batch}: {settings.batch_size} samples", batch)

@@ -1,6 +1,6 @@
 """Settings: one way to feed a GPU, as a handful of numbers and choices. The explorer's sliders set nothing else.
 
-    Settings(pin=True, side_stream=True, depth=2).words()   # "A100, 8,192 × 784 bytes, 4 workers, pinned, …"
+    Settings(pin=True, side_stream=True, depth=2).words()   # "A100, 8,192 × 784 B, 4 workers, pinned, …"
     PRESETS["prefetch"]                                      # the choices of a lesson
 
 Times are integer nanoseconds, sizes bytes, rates bytes a second. Standard library only.
@@ -85,13 +85,14 @@ class Settings:
 
     def words(self) -> str:
         """Return the state in one line, as the figure's title has it."""
-        parts = [f"{self.gpu.upper()}, {self.batch_size:,} × {words.size(self.sample_bytes)}"]
+        parts = [f"{self.gpu.upper()}, {self.batch_size:,} × {words.size(self.sample_bytes).replace('bytes', 'B')}"]
         if self.resident:
             return f"{parts[0]}, resident on the GPU"
         parts.append(f"{self.workers} worker{'' if self.workers == 1 else 's'}")
         parts.append("pinned" if self.pin else "pageable")
         parts += ["non_blocking"] if self.non_blocking else []
-        parts.append(f"side stream ({self.lifetime})" if self.side_stream else "one stream")
+        policy = "" if self.lifetime == "consumer" else f" ({self.lifetime})"
+        parts.append(f"side stream{policy}" if self.side_stream else "one stream")
         parts += [f"{self.depth} ahead"] if self.depth else []
         return ", ".join(parts)
 

@@ -48,8 +48,7 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
     """Return the timeline of these traces (one at least), time 0 at the first event of all."""
     several = len(traces) > 1
     apart = _devices_apart(traces) if several else [{}]
-    labels = [f"rank {trace.rank if trace.rank is not None else n} " if several else ""
-              for n, trace in enumerate(traces)]  # fmt: skip
+    labels = _labels(traces) if several else [""]
     parts = [_part(*each) for each in zip(traces, labels, apart, strict=True)]
     together = all(trace.unix for trace in traces)
     begins = [int(part.rows["start"][0]) if len(part.rows["start"]) else 0 for part in parts]
@@ -61,7 +60,7 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
         part.rows["end"] -= own
         if several:
             part.rows["correlation"][part.rows["correlation"] > 0] += number << 40  # unique over all ranks
-        notes += [labels[number] + note for note in part.notes]
+        notes += [f"{labels[number].strip()}: {note}" if several else note for note in part.notes]
     context = Context(
         device=_device(traces), origin="file", clock=_clock(parts, together, origin),
         versions={name: text for trace in traces for name, text in trace.versions.items()}, notes=tuple(notes),
@@ -131,7 +130,7 @@ def _tidy(trace: RawTrace) -> list[str]:
         again = twins[order[1:][same]]
         keep[again] = False
         if len(again):
-            notes.append(f"{len(again):,} events that the file has twice are taken once")
+            notes.append(f"events that the file has twice are taken once ({len(again):,} left out)")
     if not keep.all():
         for name in columns:
             columns[name] = columns[name][keep]
@@ -225,6 +224,13 @@ def _merged(parts: list[Part]) -> Timeline:
     arrows = {name: joins[:, i].astype(dtype) for i, (name, dtype) in enumerate(ARROW_COLUMNS.items())}
     timeline = Timeline(Context(), tuple(lanes), tuple(table), (), spans, arrows)
     return timeline if len(parts) == 1 else timeline.sorted()
+
+
+def _labels(traces: Sequence[RawTrace]) -> list[str]:
+    """Return what each lane's name begins with; two files of one rank are told apart by their number."""
+    own = [trace.label or (f"rank {trace.rank}" if trace.rank is not None else "") for trace in traces]
+    unique = [name if name and own.count(name) == 1 else f"file {n}" for n, name in enumerate(own)]
+    return [f"{name} " for name in unique]
 
 
 def _devices_apart(traces: Sequence[RawTrace]) -> list[dict[int, int]]:

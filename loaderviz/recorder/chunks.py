@@ -136,7 +136,7 @@ class Document:
 def _outer(text: str) -> dict[str, Any]:
     """Return the keys around the events; what does not parse is left out, for the events count."""
     try:
-        found = _DECODER.raw_decode(text)[0]
+        found = _DECODER.raw_decode(text.lstrip("\ufeff \t\r\n"))[0]
     except (ValueError, RecursionError):
         found = {}
         for name, number in re.findall(r'"(\w+)"\s*:\s*(-?\d{1,19})\s*[,}]', text):

@@ -35,6 +35,7 @@ MAX_NAMES = 1 << 28  # characters of all different names
 MAX_PLACES = 100_000
 _LONGEST_TIME = float(1 << 61)  # ns; int64 has room for a start and a length of it
 _FINE = float(1 << 42)  # µs; a float64 above it has no ns digits any more
+_ARGUMENTS = (b'"args": ', b'"args":')
 _NOTHING: dict[str, Any] = {}
 
 
@@ -60,6 +61,28 @@ class Names(Ids):
         return super().__missing__(key)
 
 
+class _Roles(dict[str, int]):
+    """The role of each category, looked up once."""
+
+    def __missing__(self, category: str) -> int:
+        role = self[category] = int(ROLES.get(category.lower(), Role.NONE))
+        return role
+
+
+def _starts() -> tuple[tuple[bytes, ...], ...]:
+    """Return how texts begin that are operators, flows, instants, Python frames, synchronisation rows."""
+    blanks = [(b" ", b" "), (b"", b""), (b" ", b"\n    ")]  # as Kineto writes it, compact, and as torch 2.13 does
+
+    def begin(phase: bytes, *categories: bytes) -> tuple[bytes, ...]:
+        if not categories:
+            return tuple({b':%s"%s"' % (colon, phase) for colon, _ in blanks})
+        return tuple(b':%s"%s",%s"cat":%s"%s"' % (colon, phase, comma, colon, category)
+                     for colon, comma in blanks for category in categories)  # fmt: skip
+
+    return (begin(b"X", b"cpu_op", b"Operator"), begin(b"s") + begin(b"f"), begin(b"i"),
+            begin(b"X", b"python_function"), begin(b"X", b"cuda_sync", b"xpu_sync"))  # fmt: skip
+
+
 class Columns:
     """Collects the events of one file. The arrays are made once, by `finish`."""
 
@@ -72,44 +95,56 @@ class Columns:
         self.blits: dict[int, int] = {}  # row of a hip call -> its direction
         self.lost = 0
         self.count = 0
+        self._blits_seen = False
         self._exact = False  # times have digits that a float cannot hold
         self._parts: dict[str, list[Ints]] = {name: [] for name in _DTYPES}
-        self._x = tuple(b':%s"X"' % blank for blank in (b" ", b"")) if key == b"ph" else ()
+        self._roles = _Roles()
+        self._starts = _starts() if key == b"ph" else ((b"\x00",),) * 5
 
     def add(self, bodies: Sequence[bytes]) -> None:
         """Take the events of a chunk, as `Document.chunks` gives them."""
-        light, heavy = self._sorted(bodies)
+        light, syncs, heavy = self._sorted(bodies)
         opening, closing = b'{"' + self.key + b'"', b"}"
         self._take(light, opening, b"0}", False)  # an operator is cut after `"args": `
         self._take(heavy, opening, closing, True)
+        self._take(syncs, opening, closing, True)
 
-    def _sorted(self, bodies: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
-        """Part the texts: operators, cut before their arguments; all others that may be needed."""
-        light, heavy = [], []
-        left_out, x = self.left_out, self._x
+    def _sorted(self, bodies: Sequence[bytes]) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        """Part the texts: operators, cut before their arguments; synchronisation rows; all others that may be needed.
+
+        Whatever does not look exactly as expected goes to the last, where it is read with all care.
+        """
+        light: list[bytes] = []
+        syncs: list[bytes] = []
+        heavy: list[bytes] = []
+        operators, flows, marks, frames, waits = self._starts
+        flow = mark = frame = 0
         for body in bodies:
-            if x and body.startswith(x):
-                start = body[:48].lower()
-                if b'"cpu_op"' in start or b'"operator"' in start:
-                    if body.count(b"{") == 1 and body.find(b'"args"') + 10 > body.find(b"{"):
-                        light.append(body[: body.index(b"{")])
-                        continue
-                elif b'"python_function"' in start and body.count(b'"ph"') == 0:
-                    left_out["python_function"] += 1
-                    continue
-            elif body.startswith((b': "s"', b': "f"', b':"s"', b':"f"')) and b"{" not in body:
-                left_out["flow"] += 1
-                continue
-            elif body.startswith((b': "i"', b':"i"')) and body.count(b"{") == 1:
-                left_out["instant"] += 1
-                continue
-            heavy.append(body)
-        return light, heavy
+            if body.startswith(operators):
+                place = body.find(b"{")
+                if place > 0 and body.find(b"{", place + 1) < 0 and body.endswith(_ARGUMENTS, 0, place):
+                    light.append(body[:place])
+                else:
+                    heavy.append(body)
+            elif body.startswith(flows) and b"{" not in body:
+                flow += 1
+            elif body.startswith(frames) and body.count(b"{") == 1:
+                frame += 1
+            elif body.startswith(marks) and body.count(b"{") == 1:
+                mark += 1
+            elif body.startswith(waits):
+                syncs.append(body)
+            else:
+                heavy.append(body)
+        self.left_out.update({name: count for name, count in
+                              (("flow", flow), ("instant", mark), ("python_function", frame)) if count})  # fmt: skip
+        return light, syncs, heavy
 
     def _take(self, bodies: list[bytes], opening: bytes, closing: bytes, arguments: bool) -> None:
         if not bodies:
             return
         text = b"[" + opening + (closing + b"," + opening).join(bodies) + closing + b"]"
+        self._blits_seen = self._blits_seen or (arguments and b"__amd_rocclr" in text)
         known, counted = len(self.metadata), Counter(self.left_out)
         for again in (False, True):
             exact = self._exact
@@ -146,25 +181,22 @@ class Columns:
 
     def _append(
         self, times: list[Any], lengths: list[Any], names: list[Any], categories: list[Any], places: list[Place],
-        arguments: list[Any],
+        correlations: list[Any], sizes: list[Any], arguments: list[Any],
     ) -> None:  # fmt: skip
         """Make arrays of a chunk's lists and keep them; nothing is kept if a value cannot be used."""
         start, length = self._nanoseconds(times), self._nanoseconds(lengths)
-        roles = np.array([ROLES.get(category.lower(), Role.NONE) for category in categories], np.int8)
+        roles = np.fromiter(map(self._roles.__getitem__, categories), np.int8, len(categories))
         rows = {
             "start": start, "end": start + length, "role": roles,
-            "name": np.array([self.names[name] for name in names], np.int32),
-            "place": np.array([self.places[place] for place in places], np.int32),
+            "name": np.fromiter(map(self.names.__getitem__, names), np.int32, len(names)),
+            "place": np.fromiter(map(self.places.__getitem__, places), np.int32, len(places)),
+            "correlation": _whole(correlations) if correlations else np.full(len(start), -1),
+            "nbytes": _whole(sizes) if sizes else np.full(len(start), -1),
         }  # fmt: skip
         if len(self.places) > MAX_PLACES:
             raise TraceError(f"it has more than {MAX_PLACES:,} threads and streams; this is no trace of a profiler")
-        if arguments:
-            rows["correlation"] = _whole([entry[0] for entry in arguments])
-            rows["nbytes"] = _whole([entry[1] for entry in arguments])
-        else:
-            rows["correlation"] = rows["nbytes"] = np.full(len(start), -1)
-        self._set_apart(rows, categories, names, arguments)
         good = (roles != Role.NONE) & (roles != Role.SYNC)
+        self._set_apart(rows, good, categories, names, arguments)
         bad = good & ((length < 0) | (np.abs(start) > _LONGEST_TIME) | (length > _LONGEST_TIME))
         self.lost += int(bad.sum())
         good &= ~bad
@@ -174,19 +206,23 @@ class Columns:
             self._parts[name].append(values.astype(_DTYPES[name], copy=False))
         self.count += int(good.sum())
 
-    def _set_apart(self, rows: dict[str, Ints], categories: list[str], names: list[str], arguments: list[Any]) -> None:
+    def _set_apart(
+        self, rows: dict[str, Ints], good: npt.NDArray[np.bool_], categories: list[str], names: list[str],
+        arguments: list[Any],
+    ) -> None:  # fmt: skip
         """Keep synchronisation rows and the directions of hip copies beside the columns; count what is left out."""
         roles = rows["role"]
-        for index in np.flatnonzero(roles == Role.NONE):
-            self.left_out[categories[index]] += 1
-        for index in np.flatnonzero(roles == Role.SYNC):
-            start, end, correlation = (int(rows[column][index]) for column in ("start", "end", "correlation"))
-            details = {"start": start, "end": end, "correlation": correlation, "name": names[index]}
-            self.syncs.append(details | dict(zip(_SYNC_KEYS, arguments[index][3:], strict=True)))
-        kept = np.cumsum((roles != Role.NONE) & (roles != Role.SYNC)) - 1 + self.count
-        for index, entry in enumerate(arguments):
-            if entry[2] is not None and roles[index] == Role.CALL:
-                self.blits[int(kept[index])] = _number(entry[2])
+        if not good.all():
+            self.left_out.update(categories[index] for index in np.flatnonzero(roles == Role.NONE))
+            for index in np.flatnonzero(roles == Role.SYNC).tolist():
+                start, end, correlation = (int(rows[column][index]) for column in ("start", "end", "correlation"))
+                details = {"start": start, "end": end, "correlation": correlation, "name": names[index]}
+                self.syncs.append(details | {key: _get(arguments[index], key) for key in _SYNC_KEYS})
+        if self._blits_seen:
+            kept = np.cumsum(good) - 1 + self.count
+            for index in np.flatnonzero(roles == Role.CALL).tolist():
+                if arguments and (direction := _get(arguments[index], "kind")) is not None:
+                    self.blits[int(kept[index])] = _number(direction)
 
     def _nanoseconds(self, times: list[Any]) -> npt.NDArray[np.int64]:
         """Return times given in µs as whole ns."""
@@ -253,58 +289,54 @@ Other = Callable[[Any, Any, Any, Any, Any], None]
 def _from_dicts(events: list[Any], arguments: bool, others: Other) -> tuple[list[Any], ...]:
     """Return the lists that `Columns._append` takes, of events as json gives them."""
     if arguments:
-        for event in events:
-            if event.get("ph") != "X":
-                others(event.get("ph"), event.get("name"), event.get("pid"), event.get("tid"), event.get("args"))
-        events = [event for event in events if event.get("ph") == "X"]
+        spans = [event for event in events if event.get("ph") == "X"]
+        if len(spans) < len(events):
+            for event in events:
+                if event.get("ph") != "X":
+                    others(event.get("ph"), event.get("name"), event.get("pid"), event.get("tid"), event.get("args"))
+        events = spans
     head = (
         [event["ts"] for event in events], [event["dur"] for event in events], [event["name"] for event in events],
         [event.get("cat", "") for event in events],
     )  # fmt: skip
     if not arguments:
-        return (*head, [(event["pid"], event["tid"], None, None) for event in events], [])
+        return (*head, [(event["pid"], event["tid"], None, None) for event in events], [], [], [])
     inner = [event.get("args") or _NOTHING for event in events]
     places = [
         (event["pid"], event["tid"], entry.get("device"), entry.get("stream"))
         for event, entry in zip(events, inner, strict=True)
     ]
-    details = [
-        (
-            entry.get("correlation", -1), entry.get("bytes", entry.get("size", -1)), entry.get("kind"),
-            entry.get("stream"), entry.get("device"), entry.get("wait_on_stream"),
-            entry.get("wait_on_cuda_event_record_corr_id"),
-        )
-        for entry in inner
-    ]  # fmt: skip
-    return (*head, places, details)
+    sizes = [entry.get("bytes", -1) if "size" not in entry else entry["size"] for entry in inner]
+    return (*head, places, [entry.get("correlation", -1) for entry in inner], sizes, inner)
 
 
 def _from_structs(events: list[Any], arguments: bool, others: Other) -> tuple[list[Any], ...]:
     """Return the same of events as msgspec gives them."""
     if arguments:
-        for event in events:
-            if event.ph != "X":
-                label = event.args and {"name": event.args.name or event.args.labels}
-                others(event.ph, event.name, event.pid, event.tid, label)
-        events = [event for event in events if event.ph == "X"]
+        spans = [event for event in events if event.ph == "X"]
+        if len(spans) < len(events):
+            for event in events:
+                if event.ph != "X":
+                    label = event.args and {"name": event.args.name or event.args.labels}
+                    others(event.ph, event.name, event.pid, event.tid, label)
+        events = spans
     head = (
         [event.ts for event in events], [event.dur for event in events], [event.name for event in events],
         [event.cat for event in events],
     )  # fmt: skip
     if not arguments:
-        return (*head, [(event.pid, event.tid, None, None) for event in events], [])
+        return (*head, [(event.pid, event.tid, None, None) for event in events], [], [], [])
     inner = [event.args or _EMPTY for event in events]
     places = [
         (event.pid, event.tid, entry.device, entry.stream) for event, entry in zip(events, inner, strict=True)
     ]  # fmt: skip
-    details = [
-        (
-            entry.correlation, entry.size if entry.bytes == -1 else entry.bytes, entry.kind, entry.stream,
-            entry.device, entry.wait_on_stream, entry.wait_on_cuda_event_record_corr_id,
-        )
-        for entry in inner
-    ]  # fmt: skip
-    return (*head, places, details)
+    sizes = [entry.bytes if entry.size == -1 else entry.size for entry in inner]
+    return (*head, places, [entry.correlation for entry in inner], sizes, inner)
+
+
+def _get(arguments: Any, key: str) -> Any:
+    """Return an argument of an event, whichever parser read it."""
+    return arguments.get(key) if isinstance(arguments, dict) else getattr(arguments, key, None)
 
 
 def _whole(values: list[Any]) -> npt.NDArray[np.int64]:

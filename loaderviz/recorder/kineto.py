@@ -24,13 +24,14 @@ class RawTrace:
     """One process's trace as read, before it is made into a timeline.
 
     `columns`: start and end [ns], role, name, place, correlation, nbytes; one entry per event, in any order. `places`
-    are (pid, tid, device, stream), as the file has them. `damage` and `lost` say what could not be read.
+    are (pid, tid, device, stream), as the file has them. `label` names the process if it has no rank. `damage` and `lost` say what could not be read.
     """
 
     path: Path
     columns: dict[str, Ints]
     names: list[str]
     places: list[Place]
+    label: str = ""
     unix: bool = True
     rank: int | None = None
     devices: dict[int, str] = field(default_factory=dict)

@@ -104,6 +104,8 @@ def kind_of(role: Role, name: str) -> tuple[Kind, int, Cause]:
         # with workers the main thread waits for them; without, it prepares the batch itself
         fetches = match.group(1).startswith("SingleProcess")
         return (Kind.FETCH, -1, Cause.NONE) if fetches else (Kind.WAIT, -1, Cause.DATA)
+    if role is Role.OPERATOR and any(pattern.match(name) for pattern in (STEP, MARK, NUMBERED, PREFETCH)):
+        return Kind.RANGE, -1, Cause.NONE  # in 2021 annotations were operators, too
     kinds = {Role.OPERATOR: Kind.OPERATOR, Role.CALL: Kind.API, Role.MEMSET: Kind.MEMSET}
     return kinds.get(role, Kind.RANGE), -1, Cause.NONE
 

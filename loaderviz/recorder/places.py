@@ -19,6 +19,8 @@ from loaderviz.timeline import Lane
 _CLASSES = 3  # host, device, annotations on the device
 _DULL = re.compile(r"^(?:thread \S+(?: \(.*\))?|python[\d.]*|main|stream .*|\d+)$", re.I)
 
+_BACKWARD = re.compile(r"^autograd::engine|Backward\d*$")
+
 
 class Lanes:
     """The lanes of one trace. `lane` has the number of each event's lane; `main` is that of the training loop."""
@@ -56,7 +58,8 @@ class Lanes:
             return -1
         columns = self.trace.columns
         steps = [number for number, name in enumerate(self.trace.names) if STEP.match(name)]
-        marked = self.lane[np.isin(columns["name"], steps) & (columns["role"] == Role.ANNOTATION)] if steps else []
+        host = np.isin(columns["role"], (Role.ANNOTATION, Role.OPERATOR))
+        marked = self.lane[np.isin(columns["name"], steps) & host] if steps else []
         marked = [number for number in np.asarray(marked).tolist() if number in threads]
         if marked:
             return int(Counter(marked).most_common(1)[0][0])
@@ -87,7 +90,7 @@ class Lanes:
         return f"thread {tid}"
 
     def _runs_backward(self, number: int) -> bool:
-        backward = [n for n, name in enumerate(self.trace.names) if name.startswith("autograd::engine")]
+        backward = [n for n, name in enumerate(self.trace.names) if _BACKWARD.search(name)]
         return bool(np.isin(self.trace.columns["name"][self.lane == number], backward).any()) if backward else False
 
 

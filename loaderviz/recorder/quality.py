@@ -13,6 +13,7 @@ from loaderviz.recorder.names import ON_DEVICE, Calls, Role
 
 Ints = npt.NDArray[np.int64]
 
+_PLURAL = {"instant": " marks", "counter": "s", "synchronisation rows": ""}
 _ENOUGH = 50  # events; the steps of a clock cannot be told from fewer
 
 
@@ -48,14 +49,27 @@ def notes(trace: RawTrace, rows: dict[str, npt.NDArray[Any]], launch: Ints, call
     if tick:
         parts.append(f"clock steps of {words.duration(tick)}")
     parts.append(f"{trace.lost:,} events lost" if trace.lost else "no event lost")
-    return [*found, "recording quality: " + ", ".join(parts), *_left_out(trace)]
+    return [*found, "recording quality: " + ", ".join(parts), *_gpu_window(rows, work), *_left_out(trace)]
+
+
+def _gpu_window(rows: dict[str, npt.NDArray[Any]], work: npt.NDArray[np.bool_]) -> list[str]:
+    """Say where the GPU's work is if it fills less than half of the trace, as with a slow start of CUDA."""
+    begin, whole = int(rows["start"][0]), int(rows["end"].max() - rows["start"][0])
+    if not work.any():
+        return []
+    first, last = int(rows["start"][work].min()) - begin, int(rows["end"][work].max()) - begin
+    if last - first >= whole / 2:
+        return []
+    return [f"the GPU has work from {words.duration(first)} to {words.duration(last)} only; for its share of that time "
+            f"ask for window=({first}, {last})"]  # fmt: skip
 
 
 def _left_out(trace: RawTrace) -> list[str]:
     """Say which events are not drawn; flows and metadata are not counted, their content is in the picture."""
     shown = {name: count for name, count in trace.left_out.items() if name.lower() not in ("flow", "trace", "")}
+    shown = {f"{name}{_PLURAL.get(name, ' events')}": count for name, count in shown.items()}
     if trace.syncs:
-        shown["synchronisation rows (used for arrows)"] = len(trace.syncs)
+        shown["synchronisation rows (they give arrows)"] = len(trace.syncs)
     if not shown:
         return []
     several = sorted(shown.items(), key=lambda item: -item[1])

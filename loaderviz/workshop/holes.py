@@ -24,7 +24,7 @@ _NOT_THEIRS = tuple(
 
 
 def left_open(answer: Any) -> str:
-    """Return the first line with a placeholder (`...` or `____`) in it, as "line 4: ..."; "" if there is none."""
+    """Return the first line with a placeholder (`...` or `____`) in it, as "line 4: `...`"; "" if there is none."""
     if answer is None or answer is ...:
         return "nothing to check yet"
     source, first = _located(answer)
@@ -36,7 +36,8 @@ def left_open(answer: Any) -> str:
     lines = [node.lineno for node in ast.walk(tree) if _is_blank(node) and id(node) not in indices]
     if not lines:
         return ""
-    return f"line {first + min(lines) - 1}: {source.splitlines()[min(lines) - 1].strip()}"
+    code = source.splitlines()[min(lines) - 1].split("#")[0].strip()
+    return f"line {first + min(lines) - 1}: `{code}`"
 
 
 def is_unchanged(answer: Any, starter: str) -> bool:

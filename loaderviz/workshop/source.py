@@ -45,18 +45,19 @@ class Source:
     """An iterable of batches (images, labels) in host memory; make it inside a recording.
 
     `pinned`: the batches are in page-locked memory. `buffers`: the source has only so many pinned buffers and refills
-    them in turn: batch k + buffers overwrites batch k. `epochs`: how often the batches come round.
+    them in turn: batch k + buffers overwrites batch k. It can be iterated again, as a DataLoader can.
     """
 
-    def __init__(self, batches: Sequence[Batch], *, pinned: bool = True, buffers: int = 0, epochs: int = 1) -> None:
-        self._data, self._buffers, self._epochs = list(batches), buffers, epochs
+    def __init__(self, batches: Sequence[Batch], *, pinned: bool = True, buffers: int = 0) -> None:
+        self._data, self._buffers = list(batches), buffers
+        self.refills: list[tuple[int, int]] = []  # (virtual ns, number of the batch that was overwritten)
         if pinned:
             self._ready = [(x.pin_memory(), y.pin_memory()) for x, y in self._data[: buffers or None]]
         else:
             self._ready = [(x.clone(), y.clone()) for x, y in self._data]
 
     def __len__(self) -> int:
-        return len(self._data) * self._epochs
+        return len(self._data)
 
     def __iter__(self) -> Iterator[Batch]:
         session = Session.running("the source of an exercise")
@@ -64,6 +65,7 @@ class Source:
         for number in range(len(self)):
             batch = self._ready[number % len(self._ready)]
             if self._buffers and number >= self._buffers:
+                self.refills.append((session.runtime.now, number - self._buffers))
                 for buffer, fresh in zip(batch, self._data[number], strict=True):
                     buffer.copy_(fresh)
             mark(session, batch, first + number)

@@ -112,7 +112,8 @@ steady.figure(color="batch")
 #
 # Time goes from left to right. Each row is a *lane*. They are in the order in which a batch travels:
 #
-# * `main` is the Python program: the `ranges` show which batch the loop is at, the `calls` are calls of CUDA.
+# * `main` is the Python program: the `ranges` show which batch the loop is at; the `calls` are calls of CUDA, and, in
+#   the longest bars, the making of the next batch.
 # * `main · waits`, hatched: the host is blocked. The text says by what.
 # * `H2D engine`: the part of the GPU that copies from host to device.
 # * `stream 7 (default)`: the queue in which the GPU works. Thick bars compute, thin bars are copies.

@@ -180,6 +180,7 @@ class Machine:
         if uses_it is not old.stream:
             for book in self.books:
                 book.handed_back(old.address // UNIT, old.end // UNIT, book.enqueue(uses_it.id))
+        self.runtime.host_work(2_000_000)  # all is over by now, which orders nothing
         self.blocks[block] = self.pool.allocate(UNIT * UNITS, self.streams[stream])
 
     def renew_buffer(self, buffer):

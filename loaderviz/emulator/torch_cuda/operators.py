@@ -7,60 +7,21 @@ get device memory. On host tensors it costs host time. The values are computed a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
-from loaderviz.emulator import costs
 from loaderviz.emulator.torch_cuda import transfers
 from loaderviz.emulator.torch_cuda.backward import BackwardStreams
+from loaderviz.emulator.torch_cuda.kernels import KernelCosts, Operator
 from loaderviz.emulator.torch_cuda.session import Session
 from loaderviz.emulator.torch_cuda.tags import ATTRIBUTE, DeviceTag, HostTag, set_tag, storage_of
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
 
 Tensors = list[torch.Tensor]
-
-# No kernel: they only make or describe memory.
-NO_KERNEL = frozenset((
-    "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "detach", "alias",
-    "lift_fresh", "lift", "set_", "resize_", "_unsafe_view", "_reshape_alias", "view", "is_same_size", "dim", "size",
-    "stride", "is_pinned", "record_stream", "_has_compatible_shallow_copy_type", "_version", "is_leaf", "data",
-))  # fmt: skip
-# They read something back, so the host waits for the current stream (R25).
-SYNCHRONIZING = frozenset((
-    "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive",
-    "unique_dim_consecutive", "equal", "is_nonzero", "bincount", "_linalg_check_errors", "histc_sync",
-))  # fmt: skip
-INDEXING = frozenset(("index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put"))
-GATHERING = frozenset(("index_select", "index", "gather", "embedding", "take"))  # they read a part of their source
-# CPU tensors may stand beside device tensors here.
-MIXED = INDEXING | {"copy_", "_to_copy", "_pack_padded_sequence", "_ctc_loss", "tensor_split", "set_", "record_stream"}
-MATMUL = frozenset(("mm", "addmm", "bmm", "baddbmm"))
-HALF = (torch.float16, torch.bfloat16)
-
-
-class Operator:
-    """What is known of one aten overload, worked out once."""
-
-    def __init__(self, overload: Any) -> None:
-        schema = overload._schema
-        self.packet = overload.overloadpacket
-        self.base = schema.name.split("::")[-1]
-        self.name = schema.name
-        aliases = [entry.alias_info for entry in schema.returns]
-        self.is_view = any(alias is not None and not alias.is_write for alias in aliases)
-        self.no_kernel = self.is_view or self.base in NO_KERNEL or schema.name.startswith("profiler::")
-        self.synchronizes = self.base in SYNCHRONIZING or overload in (torch.ops.aten.repeat_interleave.Tensor,)
-        self.indexes = self.base in INDEXING
-        self.gathers = self.base in GATHERING
-        self.mixed = self.base in MIXED
-        self.flops: Callable[..., int] | None = flop_registry.get(self.packet)
-        self.in_place = any(alias is not None and alias.is_write for alias in aliases)
-
 
 class Operators(TorchDispatchMode):
     """The mode that sees every operator while a recording runs."""
@@ -70,7 +31,7 @@ class Operators(TorchDispatchMode):
         self.session = session
         self.backward = BackwardStreams(session)
         self._known: dict[Any, Operator] = {}
-        self._flops: dict[Any, int] = {}
+        self._costs = KernelCosts(session.runtime.gpu)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -83,12 +44,12 @@ class Operators(TorchDispatchMode):
         """Run one operator."""
         kwargs = kwargs or {}
         session = self.session
-        if session.quiet:
+        operator = self._known.get(func)
+        if operator is None:
+            operator = self._known[func] = Operator(func)
+        if operator.is_free or session.quiet:
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            operator = self._known.get(func)
-            if operator is None:
-                operator = self._known[func] = Operator(func)
             tensors: Tensors = []
             _collect(args, tensors)
             if kwargs:
@@ -232,30 +193,13 @@ class Operators(TorchDispatchMode):
             operator.indexes and any(t.dtype in (torch.bool, torch.uint8) for t in _indices(args))
         )
         if operator.base != "_local_scalar_dense":
-            nbytes, elements = _size(tensors[1:] if operator.gathers else tensors, outputs)
-            if operator.gathers:  # it reads as much of its source as it hands out
-                nbytes += sum(output.numel() * output.element_size() for output in outputs)
-            flops = self._flop_count(operator, args, kwargs, tensors, outputs)
-            duration = costs.kernel_time(runtime.gpu, nbytes, flops, _precision(operator, tensors))
-            share = costs.sm_share(runtime.gpu, elements)
+            duration, share = self._costs.of(operator, args, kwargs, tensors, outputs)
             runtime.launch(duration, session.stream, name=operator.base, share=share)
         if synchronizes:
             session.synchronizing(operator.name)
             scalar = tensors[0].element_size() if operator.base == "_local_scalar_dense" else 8
             runtime.memcpy(scalar, "d2h", session.stream, blocking=True)  # PyTorch's own buffer, which is pinned
             session.host_knows()
-
-    def _flop_count(self, operator: Operator, args: Any, kwargs: Any, tensors: Tensors, outputs: Tensors) -> int:
-        if operator.flops is None:
-            return 0
-        key = (operator.packet, *(tensor.shape for tensor in tensors), *(output.shape for output in outputs))
-        count = self._flops.get(key)
-        if count is None:
-            result: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
-            if operator.base == "convolution_backward":  # its results may be None where no gradient is asked for
-                result = (args[1], args[2], None)  # input and weight have the shapes of their gradients
-            count = self._flops[key] = int(operator.flops(*args, **kwargs, out_val=result))
-        return count
 
 
 def _collect(values: Iterable[Any], tensors: Tensors) -> None:
@@ -296,30 +240,3 @@ def _indices(args: Any) -> Tensors:
     tensors: Tensors = []
     _collect(args[1] if len(args) > 1 else (), tensors)
     return tensors
-
-
-def _size(tensors: Tensors, outputs: Tensors) -> tuple[int, int]:
-    """Return (bytes read and written, elements of the largest result)."""
-    nbytes = elements = 0
-    for tensor in tensors:
-        nbytes += tensor.numel() * tensor.element_size()
-    for output in outputs:
-        count = output.numel()
-        nbytes += count * output.element_size()
-        elements = max(elements, count)
-    if not elements:
-        elements = max((tensor.numel() for tensor in tensors), default=1)
-    return nbytes, max(1, elements)
-
-
-def _precision(operator: Operator, tensors: Tensors) -> costs.Precision:
-    dtype = next((tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point), torch.float32)
-    if dtype in HALF:
-        return "fp16"
-    if dtype is torch.float64:
-        return "fp64"
-    if operator.flops is None:
-        return "fp32"
-    if operator.base in MATMUL:
-        return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"

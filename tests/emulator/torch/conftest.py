@@ -13,7 +13,7 @@ def check_nesting(timeline):
     stacks: dict[int, list] = {}
     for index in range(len(timeline)):
         span = timeline.row(index)
-        if span.lane.group != "host" or span.kind == Kind.RANGE:
+        if span.lane.group != "host" or span.kind == Kind.RANGE or not span.duration:
             continue
         stack = stacks.setdefault(int(timeline.lane[index]), [])
         while stack and stack[-1].end <= span.start:

@@ -1,0 +1,155 @@
+"""Hazards in the picture: both spans outlined, the time they share shaded, the missing order dashed, words beside it.
+
+Only the first few are drawn in full; each has a cross, and says in full what is wrong when it is pointed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from textwrap import wrap
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+
+from loaderviz.draw import theme
+from loaderviz.draw.arrows import own, places
+from loaderviz.timeline import Mark
+
+if TYPE_CHECKING:
+    from loaderviz.draw.page import Look, Part
+
+IN_FULL = 3  # hazards drawn with everything; more hide the picture
+_HALF = 0.47  # of a track's height: the outline lies around the bar
+_SHADE = "rgba(240, 228, 66, 0.55)"  # the yellow of the palette
+_LETTERS = 44  # in a line of words
+_HOVER_LETTERS = 90
+_NO = float("nan")
+
+
+class Box(NamedTuple):
+    """A span as it is drawn: x from `left` to `right`, y from `top` to `bottom` (which is larger)."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+
+class Pair(NamedTuple):
+    """A hazard of which both spans are drawn."""
+
+    mark: Mark
+    first: Box
+    second: Box
+
+    @property
+    def shared(self) -> Box | None:
+        """The time that both run, over both tracks and what lies between; None if they came apart."""
+        left, right = max(self.first.left, self.second.left), min(self.first.right, self.second.right)
+        if right <= left:
+            return None
+        return Box(left, right, min(self.first.top, self.second.top), max(self.first.bottom, self.second.bottom))
+
+
+def traces(parts: Sequence[Part], look: Look) -> list[go.Scatter]:
+    """Return the traces of all hazards; none if there are none (with `look.steady` they are there, empty)."""
+    if not any(part.timeline.marks for part in parts) and not look.steady:
+        return []
+    shown = list(_pairs(parts, look))
+    shares = [_outline(pair.shared) for pair in shown if pair.shared]
+    outlines = [_outline(box) for pair in shown for box in (pair.first, pair.second)]
+    edges = [_edge(pair) for pair in shown]
+    return [
+        go.Scatter(**_lines(shares), mode="lines", line_width=0, fill="toself", fillcolor=_SHADE, hoverinfo="skip",
+                   name="both at once", showlegend=bool(shares)),
+        go.Scatter(**_lines(outlines), mode="lines", line={"color": theme.BLACK, "width": 3}, hoverinfo="skip",
+                   name="in a race", showlegend=bool(outlines)),
+        go.Scatter(**_lines(edges), mode="lines+markers", line={"color": theme.BLACK, "width": 2, "dash": "dash"},
+                   hoverinfo="skip", name="missing order", showlegend=bool(edges),
+                   marker={"symbol": "arrow-open", "angleref": "previous", "color": theme.BLACK,
+                           "size": [0, 12, 0] * len(edges)}),
+        _crosses(parts, look),
+    ]  # fmt: skip
+
+
+def annotate(figure: go.Figure, parts: Sequence[Part], look: Look) -> None:
+    """Write beside each hazard drawn in full what it is, where it hides neither of its spans."""
+    low, high = figure.layout.xaxis.range or (0.0, 1.0)
+    for pair in _pairs(parts, look):
+        left, right = min(pair.first.left, pair.second.left), max(pair.first.right, pair.second.right)
+        on_the_right = high - right >= left - low
+        words = "<br>".join(escape(line, quote=False) for line in wrap(pair.mark.text.split("; missing:")[0], _LETTERS))
+        figure.add_annotation(
+            x=right if on_the_right else left, y=(pair.first.top + pair.second.bottom) / 2, showarrow=False,
+            xanchor="left" if on_the_right else "right", xshift=10 if on_the_right else -10, align="left",
+            text=f"<b>{escape(pair.mark.kind, quote=False)}</b><br>{words}", font={"size": theme.TEXT_PX},
+            bgcolor="rgba(255, 255, 255, 0.92)", bordercolor=theme.BLACK, borderwidth=1, borderpad=4,
+        )  # fmt: skip
+
+
+def _pairs(parts: Sequence[Part], look: Look) -> Iterator[Pair]:
+    """Return the first hazards of which both spans are drawn."""
+    found = 0
+    for part in parts:
+        if not part.timeline.marks:
+            continue
+        middle, height = places(part)
+        for mark in part.timeline.marks:
+            if found == IN_FULL:
+                return
+            if min(mark.spans) < 0 or np.isnan(middle[list(mark.spans)]).any():
+                continue
+            found += 1
+            yield Pair(mark, *(_box(part, look, span, middle[span], height[span]) for span in mark.spans))
+
+
+def _box(part: Part, look: Look, span: int, middle: float, height: float) -> Box:
+    start, end = part.timeline.start[span], part.timeline.end[span]
+    left, right = (float((time - part.origin) / look.unit) for time in (start, end))
+    return Box(left, right, float(middle - _HALF * height), float(middle + _HALF * height))
+
+
+def _outline(box: Box) -> list[tuple[float, float]]:
+    corners = [(box.left, box.top), (box.right, box.top), (box.right, box.bottom), (box.left, box.bottom)]
+    return [*corners, corners[0], (_NO, _NO)]
+
+
+def _edge(pair: Pair) -> list[tuple[float, float]]:
+    """From the end of the first to the start of the second: where an arrow would be, if something made this order."""
+    first, second = pair.first, pair.second
+    down = first.bottom <= second.top
+    return [
+        (first.right, first.bottom if down else first.top),
+        (second.left, second.top if down else second.bottom),
+        (_NO, _NO),
+    ]  # fmt: skip
+
+
+def _lines(shapes: Sequence[list[tuple[float, float]]]) -> dict[str, list[float]]:
+    points = [point for shape in shapes for point in shape]
+    return {"x": [x for x, _ in points], "y": [y for _, y in points]}
+
+
+def _crosses(parts: Sequence[Part], look: Look) -> go.Scatter:
+    x, y, texts = [], [], []
+    for part in parts:
+        lanes = _lane_places(part) if part.timeline.marks else {}
+        for mark in part.timeline.marks:
+            x.append((mark.time - part.origin) / look.unit)
+            y.append(lanes.get(mark.lane, part.placement.bottom))
+            words = "<br>".join(escape(line, quote=False) for line in wrap(mark.text, _HOVER_LETTERS))
+            texts.append(f"<b>{escape(mark.kind, quote=False)}</b><br>{words}")
+    marker = {"symbol": "x", "size": 13, "color": theme.BLACK, "line": {"color": "white", "width": 1.5}}
+    return go.Scatter(x=x, y=y, mode="markers", marker=marker, name="hazard", hovertext=texts, showlegend=bool(x),
+                      hovertemplate="%{hovertext}<extra></extra>")  # fmt: skip
+
+
+def _lane_places(part: Part) -> dict[int, float]:
+    """Return where the first track of each lane is."""
+    placement = part.placement
+    mine = own(placement)
+    lanes, first = np.unique(part.timeline.lane[placement.span[mine]], return_index=True)
+    tracks = placement.track[mine][first]
+    return {int(lane): placement.tracks[track].middle for lane, track in zip(lanes, tracks, strict=True)}

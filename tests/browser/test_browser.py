@@ -1,0 +1,42 @@
+"""The notebooks in a real JupyterLab and a real browser: cells run, figures are drawn, nothing leaves the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+FIGURE = "application/vnd.plotly.v1+json"
+# The marks that are in the picture: bars, and the areas under curves.
+DRAWN = "plot => plot.querySelectorAll('.bars .point path, .scatterlayer .trace path').length"
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # playwright closes its pipes when its loop is collected
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_cells_run_and_all_figures_are_drawn(name, open_and_run):
+    notebook = open_and_run(name)
+
+    problems = [output for output in notebook.outputs if output["output_type"] == "error"]
+    assert [f"{problem['ename']}: {problem['evalue']}" for problem in problems] == []
+    assert all(cell["count"] for cell in notebook.cells), "a cell did not run"
+
+    figures = [output["data"][FIGURE] for output in notebook.outputs if FIGURE in output.get("data", {})]
+    plots = notebook.page.locator(".jp-OutputArea .js-plotly-plot")
+    assert figures
+    for number, figure in enumerate(figures):
+        plots.nth(number).locator(".gtitle").wait_for(state="attached")
+        assert plots.nth(number).evaluate(DRAWN) >= len(figure["data"]) > 0
+        box = plots.nth(number).bounding_box()
+        assert box is not None
+        assert box["width"] > 600
+        assert box["height"] > 200
+    assert plots.count() == len(figures)
+
+    assert notebook.script_errors == []
+    assert notebook.outside == []

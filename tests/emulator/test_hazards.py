@@ -1,0 +1,478 @@
+"""Hazards one by one: what is a race and what is not, what the reports say, and which waits are told to be useless."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderviz.emulator import Gpu, Host, Runtime
+from loaderviz.emulator.findings import RACES, Access, Hazards, RaceError
+from loaderviz.emulator.memory import DevicePool, PinnedPool
+from loaderviz.emulator.races import Races
+from loaderviz.words import duration
+
+KB = 1024
+LONG = 1_000_000
+
+
+class Program:
+    """A few lines of CUDA, in words: `line` is the source of what follows."""
+
+    def __init__(self, raising=False):
+        self.gpu = Runtime(Gpu.preset("a100"), Host.preset("laptop"))
+        self.races = self.gpu.races = Races(self.gpu, raising=raising)
+        self.pool, self.pinned = DevicePool(self.gpu), PinnedPool(self.gpu)
+        self.main, self.side = self.gpu.default_stream, self.gpu.stream()
+
+    def line(self, number, batch=-1):
+        self.gpu.source, self.gpu.batch = f"/home/me/train.py:{number}", batch
+        return self
+
+    def touch(self, command, block, part=(0, 1), shape=(4, 64), **how):
+        start, end = (block.address + round(block.size * share) for share in part)
+        self.races.access(self.races.work(command), start, end, shape, "torch.float32", block, **how)
+
+    def kernel(self, stream, *reads, writes=(), part=(0, 1), time=1_000, name="mul"):
+        command = self.gpu.launch(time, stream, name=name)
+        for block in reads:
+            self.touch(command, block, part, reads=True)
+        for block in writes:
+            self.touch(command, block, part, writes=True)
+
+    def copy(self, direction, stream, block, buffer=None, nbytes=25_000_000, part=(0, 1)):
+        command = self.gpu.memcpy(nbytes, direction, stream, pinned=buffer is not None)
+        self.touch(command, block, part, reads=direction == "d2h", writes=direction == "h2d")
+        if buffer is not None:
+            self.pinned.use(buffer, stream)
+            self.touch(command, buffer, reads=direction == "h2d", writes=direction == "d2h")
+
+    def host(self, buffer, **how):
+        span = self.gpu.builder.span(self.gpu.now, self.gpu.now + 10, self.gpu.main, 7, "aten::add", source="")
+        self.races.access(
+            self.races.host_work("aten::add", span), buffer.address, buffer.address + buffer.size, (4, 64),
+            "torch.float32", buffer, **how,
+        )  # fmt: skip
+
+    def hazards(self):
+        self.timeline = self.gpu.timeline()
+        return self.races.hazards
+
+    def kinds(self):
+        return [hazard.kind for hazard in self.hazards()]
+
+    def findings(self):
+        self.gpu.timeline()
+        return {f.kind: f for f in self.races.waits.findings(self.gpu.now, self.pool.cached())}
+
+
+@pytest.fixture
+def program():
+    return Program()
+
+
+# The four races
+
+
+def test_a_read_before_the_copy_is_complete(program):
+    block = program.pool.allocate(4 * KB)
+    program.line(3, batch=2).copy("h2d", program.side, block)
+    program.line(4, batch=2).kernel(program.main, block, time=LONG)
+    (hazard,) = program.hazards()
+    assert (hazard.kind, hazard.rule, hazard.count, hazard.batches) == ("early-read", "R16", 1, (2,))
+    copy, kernel = program.timeline.rows(), None
+    copy, kernel = (next(s for s in program.timeline.rows() if s.name == n) for n in (hazard.first.operator, "mul"))
+    assert hazard.first == Access(
+        "Memcpy HtoD (Pageable -> Device)", True, 13, (4, 64), "float32", 2, "/home/me/train.py:3", copy.start, copy.end
+    )
+    assert hazard.second == Access(
+        "mul", False, 7, (4, 64), "float32", 2, "/home/me/train.py:4", kernel.start, kernel.end
+    )
+
+
+@pytest.mark.parametrize("edge", ["wait_stream", "event", "synchronize", "stream", "one stream"])
+def test_any_edge_between_them_will_do(program, edge):
+    block, gpu, side = program.pool.allocate(4 * KB), program.gpu, program.side
+    program.copy("h2d", side, block)
+    if edge == "wait_stream":
+        gpu.wait_stream(program.main, side)
+    elif edge == "event":
+        event = gpu.event()
+        gpu.record_event(event, side)
+        gpu.wait_event(program.main, event)
+    elif edge != "one stream":
+        gpu.synchronize(side if edge == "stream" else None)
+    program.kernel(side if edge == "one stream" else program.main, block)
+    assert program.kinds() == []
+
+
+def reuse(program, protection=""):
+    """A block of the side stream's pool, read by the default stream, dropped, and filled again."""
+    pool, gpu, main, side = program.pool, program.gpu, program.main, program.side
+    first = pool.allocate(4 * KB, side)
+    program.line(10, 0).copy("h2d", side, first)
+    program.line(11, 0)
+    gpu.wait_stream(main, side)
+    program.line(12, 0).kernel(main, first, time=LONG)
+    if protection == "record_stream":
+        pool.record_stream(first, main)
+    pool.free(first)
+    if protection == "side waits":
+        gpu.wait_stream(side, main)
+    if protection == "sleep":
+        gpu.host_work(10 * LONG)  # it is over by then, which nobody promised
+    again = pool.allocate(4 * KB, side)
+    program.line(13, 1).copy("h2d", side, again)
+    return first, again
+
+
+def test_a_freed_block_is_filled_again_while_it_is_read(program):
+    first, again = reuse(program)
+    assert again.address == first.address
+    (hazard,) = program.hazards()
+    assert hazard.kind == "early-reuse" and hazard.overlap > 0
+    assert hazard.first.source.endswith(":12") and hazard.second.source.endswith(":13")
+    assert "record_stream" in hazard.fix and "pool of stream 13" in hazard.missing and "R36" in hazard.rule
+
+
+def test_that_it_was_over_by_luck_does_not_help(program):
+    reuse(program, "sleep")
+    (hazard,) = program.hazards()
+    assert hazard.kind == "early-reuse" and hazard.overlap == 0 and "by luck" in str(hazard)
+
+
+@pytest.mark.parametrize("protection", ["record_stream", "side waits"])
+def test_either_protection_makes_the_reuse_safe(program, protection):
+    reuse(program, protection)
+    assert program.kinds() == []
+
+
+def test_recorded_memory_is_safe_when_it_comes_back(program):
+    """The allocator has polled the event: it is over, though neither the host nor the stream has waited."""
+    pool, side = program.pool, program.side
+    first = pool.allocate(4 * KB, side)
+    program.kernel(program.main, first, time=LONG)
+    pool.record_stream(first, program.main)
+    pool.free(first)
+    program.gpu.host_work(10 * LONG)
+    again = pool.allocate(4 * KB, side)
+    assert again.address == first.address
+    program.kernel(side, writes=[again])
+    assert program.kinds() == []
+
+
+def test_a_live_buffer_overwritten_is_told_apart_from_a_reused_block(program):
+    block = program.pool.allocate(4 * KB)
+    program.kernel(program.main, block)
+    program.copy("h2d", program.side, block)
+    (hazard,) = program.hazards()
+    assert hazard.kind == "early-reuse" and "overwrites" in hazard.problem and "record_stream" not in hazard.fix
+
+
+def test_two_writes_race_too(program):
+    block = program.pool.allocate(4 * KB)
+    program.kernel(program.main, writes=[block])
+    program.kernel(program.side, writes=[block])
+    assert program.kinds() == ["early-reuse"]
+
+
+def test_reading_together_is_no_race(program):
+    block = program.pool.allocate(4 * KB)
+    for stream in (program.main, program.side, program.gpu.stream()):
+        program.kernel(stream, block)
+    assert program.kinds() == []
+
+
+@pytest.mark.parametrize(("part", "races"), [((0, 0.5), True), ((0.5, 1), False), ((0.25, 0.75), True)])
+def test_views_count_by_their_bytes(program, part, races):
+    block = program.pool.allocate(4 * KB)
+    program.kernel(program.side, writes=[block], part=(0, 0.5))
+    program.kernel(program.main, block, part=part)
+    assert program.kinds() == ["early-read"] * races
+
+
+def test_what_is_read_and_written_in_place_is_read_early(program):
+    block = program.pool.allocate(4 * KB)
+    program.copy("h2d", program.side, block)
+    program.touch(program.gpu.launch(10, program.main), block, reads=True, writes=True)
+    assert program.kinds() == ["early-read"]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_pinned_buffer_refilled_during_its_copy(program, waits):
+    block, buffer = program.pool.allocate(4 * KB), program.pinned.allocate(4 * KB)
+    program.line(5).copy("h2d", program.main, block, buffer)
+    if waits:
+        program.gpu.synchronize(program.main)
+    program.line(6).host(buffer, writes=True)
+    assert program.kinds() == ["early-refill"] * (not waits)
+
+
+def test_the_host_may_read_what_is_being_copied_from(program):
+    block, buffer = program.pool.allocate(4 * KB), program.pinned.allocate(4 * KB)
+    program.copy("h2d", program.main, block, buffer)
+    program.host(buffer, reads=True)
+    assert program.kinds() == []
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_host_reads_a_result_before_it_is_there(program, waits):
+    block, buffer, event = program.pool.allocate(4 * KB), program.pinned.allocate(4 * KB), program.gpu.event()
+    program.line(5).copy("d2h", program.main, block, buffer)
+    program.gpu.record_event(event)
+    if waits:
+        program.gpu.synchronize(event)
+    program.line(6).host(buffer, reads=True)
+    assert program.kinds() == ["early-host-read"] * (not waits)
+
+
+def test_a_host_that_saw_the_event_over_may_read(program):
+    block, buffer, event = program.pool.allocate(4 * KB), program.pinned.allocate(4 * KB), program.gpu.event()
+    program.copy("d2h", program.main, block, buffer)
+    program.gpu.record_event(event)
+    program.gpu.host_work(10 * LONG)
+    assert program.gpu.query(event)
+    program.host(buffer, reads=True)
+    assert program.kinds() == []
+
+
+def test_the_pinned_pool_does_not_hand_out_a_buffer_that_is_being_copied(program):
+    block, buffer = program.pool.allocate(4 * KB), program.pinned.allocate(4 * KB)
+    program.copy("h2d", program.side, block, buffer)
+    program.pinned.free(buffer)
+    program.gpu.host_work(10 * LONG)
+    again = program.pinned.allocate(4 * KB)
+    assert again.address == buffer.address
+    program.host(again, writes=True)
+    assert program.kinds() == []
+
+
+def test_after_a_race_the_other_side_is_not_forgotten(program):
+    """A write that raced with a read does not stand for it: what comes after the write may still race with the read."""
+    block, third = program.pool.allocate(4 * KB), program.gpu.stream()
+    program.line(1).kernel(program.side, block)
+    program.line(2).kernel(third, writes=[block])  # races with line 1
+    program.gpu.wait_stream(program.main, third)
+    program.line(3).kernel(program.main, writes=[block])  # is after line 2, and races with line 1
+    lines = [(h.first.source[-1], h.second.source[-1]) for h in program.hazards()]
+    assert lines == [("1", "2"), ("1", "3")]
+
+
+def test_pieces_with_different_readers_stay_apart(program):
+    block = program.pool.allocate(4 * KB)
+    program.kernel(program.main, writes=[block])
+    program.gpu.wait_stream(program.side, program.main)
+    program.kernel(program.side, block, part=(0, 0.5))  # splits
+    program.kernel(program.main, block)  # joins what is alike
+    program.kernel(program.main, writes=[block], part=(0.5, 1))
+    assert program.kinds() == []
+
+
+# The report
+
+
+def test_a_report_names_both_sides_the_missing_edge_and_the_line_to_add(program):
+    reuse(program)
+    (hazard,) = program.hazards()
+    text = str(hazard)
+    for words in (
+        "early-reuse: stream 13 writes into freed memory that stream 7 (default) still reads (once, in batch 1)",
+        "mul reads float32[4, 64], batch 0, on stream 7 (default), from", "train.py:12", "train.py:13",
+        f"for {duration(hazard.overlap)} in this run", "tensor.record_stream(torch.cuda.current_stream())",
+        "side.wait_stream(torch.cuda.current_stream())", "R35, R36, R37", "two batches",
+    ):  # fmt: skip
+        assert words in text, words
+    assert hazard.line.startswith("early-reuse at train.py:13: stream 13 writes into")
+    for words in ("early-reuse", "train.py:12", "record_stream"):
+        assert words in hazard._repr_markdown_() and words in hazard._repr_html_()
+    assert "->" not in hazard._repr_html_()
+
+
+def test_the_same_hazard_is_told_once_with_a_count_and_its_batches(program):
+    block = program.pool.allocate(4 * KB)
+    for batch in range(9):
+        program.line(3, batch).copy("h2d", program.side, block)
+        program.line(4, batch).kernel(program.main, block)
+    hazards = {h.kind: h for h in program.hazards()}
+    assert len(program.races.hazards) == 2  # the read, and the next copy over what is being read
+    assert hazards["early-reuse"].count == 8
+    assert hazards["early-read"].count == 9 and hazards["early-read"].batches == (0, 1, 2, 3, 4)
+    assert "9 times, in batches 0, 1, 2, 3, 4, …" in str(hazards["early-read"])
+
+
+def test_a_wait_that_came_too_early_is_named(program):
+    block = program.pool.allocate(4 * KB)
+    program.line(2).gpu.wait_stream(program.main, program.side)
+    program.line(3).copy("h2d", program.side, block)
+    program.line(4).kernel(program.main, block)
+    (hazard,) = program.hazards()
+    assert "stream 7 (default) does wait for stream 13 at train.py:2, but earlier" in hazard.missing
+
+
+def test_raising_stops_at_the_racing_call():
+    program = Program(raising=True)
+    block = program.pool.allocate(4 * KB)
+    program.line(3).copy("h2d", program.side, block)
+    with pytest.raises(RaceError, match=r"early-read: stream 7 \(default\) reads float32\[4, 64\]") as error:
+        program.line(4).kernel(program.main, block)
+    assert error.value.hazard.kind in RACES and error.value.hazard.second.start == -1
+
+
+def test_hazards_are_marked_in_the_timeline_with_both_spans(program):
+    reuse(program)
+    (hazard,) = program.hazards()
+    (mark,) = program.timeline.self_check().marks
+    first, second = (program.timeline.row(span) for span in mark.spans)
+    assert (first.name, first.start, first.source) == ("mul", hazard.first.start, hazard.first.source)
+    assert (second.start, second.batch, mark.time) == (hazard.second.start, 1, hazard.second.start)
+    assert mark.kind == "early-reuse" and program.timeline.lanes[mark.lane].number == 13
+
+
+def test_a_host_side_has_its_span_too(program):
+    block, buffer = program.pool.allocate(4 * KB), program.pinned.allocate(4 * KB)
+    program.copy("d2h", program.main, block, buffer)
+    program.host(buffer, reads=True)
+    (hazard,) = program.hazards()
+    (mark,) = program.timeline.marks
+    assert program.timeline.row(mark.spans[1]).name == "aten::add" and hazard.second.place == "the host"
+    assert hazard.second.end == hazard.second.start + 10
+
+
+def test_hazards_print_as_a_report_and_slice_as_a_list(program):
+    assert repr(Hazards()) == Hazards()._repr_markdown_() == "no hazards" and not Hazards() and Hazards() == []
+    reuse(program)
+    hazards = program.hazards()
+    assert hazards[:1] == hazards and hazards[:0] == [] and repr(hazards) == str(hazards[0])
+
+
+# Findings
+
+
+def test_waiting_before_the_work_is_queued_is_waiting_for_nothing(program):
+    program.line(2, 0).gpu.wait_stream(program.main, program.side)
+    program.line(3).copy("h2d", program.side, program.pool.allocate(KB))
+    finding = program.findings()["wait-on-nothing"]
+    assert finding.first.source.endswith(":2") and "nothing new was in stream 13" in finding.problem
+
+
+def test_waiting_for_an_event_never_recorded_is_waiting_for_nothing(program):
+    program.line(2).gpu.wait_event(program.main, program.gpu.event())
+    assert "not recorded yet" in program.findings()["wait-on-nothing"].problem
+
+
+def test_a_line_that_sometimes_waits_for_something_is_not_told(program):
+    for _ in range(3):
+        program.line(2).gpu.wait_stream(program.main, program.side)
+        program.line(3).kernel(program.side)
+    assert "wait-on-nothing" not in program.findings()
+
+
+def needless(program, useful):
+    """The side stream waits for the default stream before each copy, which nothing needs if it has a block for each."""
+    blocks = [program.pool.allocate(KB) for _ in range(1 if useful else 8)] * (8 if useful else 1)
+    buffers = [program.pinned.allocate(KB) for _ in blocks]  # now: page-locking would wait for the device
+    for block, buffer in zip(blocks, buffers, strict=True):
+        program.line(5).gpu.wait_stream(program.side, program.main)
+        program.line(6).copy("h2d", program.side, block, buffer)
+        program.line(7).gpu.wait_stream(program.main, program.side)
+        program.line(8).kernel(program.main, block, time=LONG)
+    return program
+
+
+def test_a_wait_that_orders_nothing_and_costs_time_is_told():
+    findings = needless(Program(), useful=False).findings()
+    assert list(findings) == ["needless-wait"]
+    finding = findings["needless-wait"]
+    assert finding.first.source.endswith(":5") and finding.count == 8
+    program = needless(Program(), useful=True)
+    assert program.findings() == {} and program.kinds() == []
+    assert {line[-1] for line in program.gpu.order.needed} == {"5", "7"}
+
+
+def test_the_time_that_a_needless_wait_costs_is_the_time_without_work(program):
+    program.line(1).kernel(program.main, time=LONG)
+    program.line(2).gpu.wait_stream(program.side, program.main)
+    program.line(3).kernel(program.side, time=1_000)
+    kernel, held = (span for span in program.gpu.timeline().rows() if span.name == "mul")
+    launched = next(s.end for s in program.gpu.timeline().rows() if s.source.endswith(":3") and s.kind == 6)
+    (finding,) = program.races.waits.findings(program.gpu.now, {})
+    assert duration(held.start - launched - program.gpu.gpu.launch_latency) in finding.problem
+    assert held.start == kernel.end
+
+
+def test_a_wait_that_costs_nothing_is_not_told(program):
+    program.line(1).kernel(program.main)
+    program.gpu.host_work(LONG)
+    program.line(2).gpu.wait_stream(program.side, program.main)
+    program.line(3).kernel(program.side)
+    assert program.findings() == {}
+
+
+def test_a_wait_is_needed_through_others_the_host_and_recorded_memory():
+    third = Program()
+    block, stream = third.pool.allocate(KB), third.gpu.stream()
+    third.kernel(third.side, writes=[block])
+    third.line(1).gpu.wait_stream(stream, third.side)
+    third.line(2).gpu.wait_stream(third.main, stream)  # passes on what line 1 brought
+    third.kernel(third.main, block)
+    assert "/home/me/train.py:1" in third.gpu.order.needed
+
+    host = Program()
+    block, buffer = host.pool.allocate(KB), host.pinned.allocate(KB)
+    host.copy("d2h", host.side, block, buffer)
+    host.line(1).gpu.wait_stream(host.main, host.side)
+    host.gpu.synchronize(host.main)
+    host.host(buffer, reads=True)
+    assert host.gpu.order.needed == {"/home/me/train.py:1"}
+
+    recorded = Program()
+    block = recorded.pool.allocate(KB, recorded.side)
+    recorded.kernel(recorded.gpu.stream(), writes=[block])
+    recorded.line(1).gpu.wait_stream(recorded.main, recorded.gpu.streams[2])
+    recorded.pool.record_stream(block, recorded.main)
+    recorded.pool.free(block)  # when the default stream is here, the third is over: by line 1
+    assert recorded.gpu.order.needed == {"/home/me/train.py:1"}
+
+
+def test_torchs_own_waits_are_not_judged(program):
+    program.kernel(program.main, time=LONG)
+    program.line(2).gpu.wait_stream(program.side, program.main, asked=False)
+    program.line(3).kernel(program.side)
+    program.gpu.wait_stream(program.main, program.side, asked=False)
+    program.gpu.wait_stream(program.main, program.side, asked=False)
+    assert program.findings() == {}
+
+
+@pytest.mark.parametrize(("nbytes", "told"), [(64 * KB, False), (64 * KB + 1, True)])
+def test_a_pageable_copy_that_blocks_is_a_hidden_sync(program, nbytes, told):
+    program.line(2, 3).copy("h2d", program.main, program.pool.allocate(KB), nbytes=nbytes)
+    found = program.findings()
+    assert ("hidden-sync" in found) == told
+    if told:
+        waits = [s for s in program.gpu.timeline().rows() if s.cause == 1]
+        assert duration(sum(s.duration for s in waits)) in found["hidden-sync"].problem
+        assert found["hidden-sync"].batches == (3,)
+
+
+def epochs(program, streams, of_one_loader=False):
+    for _ in range(streams):
+        side = program.side if of_one_loader else program.line(9).gpu.stream()
+        for _ in range(3):
+            block = program.pool.allocate(2**21, side)
+            program.kernel(side, writes=[block])
+            program.pool.free(block)
+    return program.findings()
+
+
+def test_a_stream_per_epoch_with_memory_in_each_is_told():
+    finding = epochs(Program(), 3)["stream-per-epoch"]
+    assert "3 streams" in finding.problem and "41.94 MB" in finding.problem  # 2 left, with 20 MiB each
+    assert epochs(Program(), 2) == {} and epochs(Program(), 5, of_one_loader=True) == {}
+
+
+def test_several_streams_in_use_together_are_no_finding(program):
+    streams = [program.line(9).gpu.stream() for _ in range(5)]
+    for _ in range(4):
+        for stream in streams:
+            block = program.pool.allocate(2**21, stream)
+            program.kernel(stream, writes=[block])
+            program.pool.free(block)
+    assert program.findings() == {}

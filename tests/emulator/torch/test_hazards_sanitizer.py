@@ -1,0 +1,211 @@
+"""Beside torch's own race detector for CUDA: what it reports of the same happenings, ours reports at least.
+
+Its `EventHandler` is plain Python and runs without a GPU. It knows tensors by their first address, forgets them when
+they are freed, and sees no host memory; so everything here is whole tensors on the device.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.cuda._sanitizer import EventHandler
+
+from loaderviz.emulator import Gpu, Host, Runtime
+from loaderviz.emulator.memory import DevicePool
+from loaderviz.emulator.races import Races
+
+NAMES = "ABCD"
+
+
+class Both:
+    """One program for both. Streams are "A" (the default one) to "D", tensors and events any name."""
+
+    def __init__(self):
+        self.gpu = Runtime(Gpu.preset("a100"), Host.preset("laptop"))
+        self.races = self.gpu.races = Races(self.gpu)
+        self.pool, self.theirs = DevicePool(self.gpu), EventHandler()
+        self.streams, self.events, self.tensors = {"A": self.gpu.default_stream}, {}, {}
+        self.reports = []  # for each kernel: (does ours report it?, does torch's?)
+
+    def stream(self, name):
+        if name not in self.streams:
+            self.streams[name] = self.gpu.stream()
+            self.theirs._handle_stream_creation(self.streams[name].id)
+        return self.streams[name]
+
+    def tensor(self, name):
+        if name not in self.tensors:
+            self.tensors[name] = self.pool.allocate(4096, self.stream("A"))
+            self.theirs._handle_memory_allocation(self.tensors[name].address)
+        return self.tensors[name]
+
+    def kernel(self, stream, reads="", writes=""):
+        stream = self.stream(stream)
+        blocks = [(self.tensor(name), name in writes) for name in dict.fromkeys(reads + writes)]
+        work = self.races.work(self.gpu.launch(1_000, stream))
+        for block, written in blocks:
+            self.races.access(work, block.address, block.end, (), "", block, reads=not written, writes=written)
+        theirs = self.theirs._handle_kernel_launch(
+            stream.id, {block.address for block, written in blocks if not written},
+            {block.address for block, written in blocks if written}, set(), "kernel",
+            {block.address: [] for block, _ in blocks},
+        )  # fmt: skip
+        self.reports.append((bool(work.found), bool(theirs)))
+
+    def event(self, name):
+        if name not in self.events:
+            self.events[name] = self.gpu.event()
+            self.theirs._handle_event_creation(id(self.events[name]))
+        return self.events[name]
+
+    def record(self, event, stream):
+        self.gpu.record_event(self.event(event), self.stream(stream))
+        self.theirs._handle_event_record(id(self.event(event)), self.stream(stream).id)
+
+    def wait(self, stream, event):
+        self.gpu.wait_event(self.stream(stream), self.event(event))
+        self.theirs._handle_event_wait(id(self.event(event)), self.stream(stream).id)
+
+    def order(self, stream, other):
+        """`stream` waits for `other`, by an event of its own."""
+        self.record(f"{stream}{other}", other)
+        self.wait(stream, f"{stream}{other}")
+
+    def delete(self, event):
+        self.theirs._handle_event_deletion(id(self.event(event)))
+        self.kept = self.events.pop(event)  # so that its id is not used again at once
+
+    def synchronize(self, what=None, name=""):
+        if what is None:
+            self.gpu.synchronize()
+            self.theirs._handle_device_synchronization()
+        elif what == "stream":
+            self.gpu.synchronize(self.stream(name))
+            self.theirs._handle_stream_synchronization(self.stream(name).id)
+        else:
+            self.gpu.synchronize(self.event(name))
+            self.theirs._handle_event_synchronization(id(self.event(name)))
+
+    def free(self, tensor):
+        block = self.tensors.pop(tensor, None)
+        if block:
+            self.pool.free(block)
+            self.theirs._handle_memory_deallocation(block.address)
+
+    def run(self, program):
+        for name, *rest in program:
+            getattr(self, name)(*rest)
+        return self
+
+
+K, RECORD, WAIT, ORDER, SYNC = "kernel", "record", "wait", "order", "synchronize"
+
+# name: (program, the kernels of it that race, by their number)
+SCENARIOS = {
+    "a kernel without tensors": ([(K, "A"), (K, "B")], []),
+    "readers may run together": ([(K, "A", "x"), (K, "B", "x"), (K, "A", "", "y"), (K, "B", "", "z")], []),
+    "a write and a read on two streams": ([(K, "A", "", "x"), (K, "B", "x")], [1]),
+    "a read and a write on two streams": ([(K, "A", "x"), (K, "B", "", "x")], [1]),
+    "simple sync": ([(K, "A", "", "x"), (RECORD, "e", "A"), (WAIT, "B", "e"), (K, "B", "x")], []),
+    "waiting the wrong way round": ([(K, "A", "", "x"), (RECORD, "e", "B"), (WAIT, "A", "e"), (K, "B", "x")], [1]),
+    "readers look at the last write, not at each other": (
+        [(K, "A", "", "x"), (ORDER, "B", "A"), (K, "B", "x"), (ORDER, "C", "A"), (K, "C", "x")], [],
+    ),
+    "branch: two streams wait for one": (
+        [(K, "A", "", "x"), (RECORD, "e", "A"), (WAIT, "B", "e"), (WAIT, "C", "e"), (K, "B", "x"), (K, "C", "x")], [],
+    ),
+    "branch: they do not wait for each other": (
+        [(K, "A", "", "x"), (RECORD, "e", "A"), (WAIT, "B", "e"), (WAIT, "C", "e"), (K, "B", "x"), (K, "C", "", "x")],
+        [2],
+    ),
+    "chain: order is passed on": (
+        [(K, "A", "", "x"), (ORDER, "B", "A"), (ORDER, "C", "B"), (ORDER, "D", "C"), (K, "D", "", "x")], [],
+    ),
+    "expired record: work after the record is not waited for": (
+        [(RECORD, "e", "A"), (K, "A", "", "x"), (WAIT, "B", "e"), (K, "B", "x")], [1],
+    ),
+    "deleted event: one made anew stands for nothing": (
+        [(K, "A", "", "x"), (RECORD, "e", "A"), ("delete", "e"), (WAIT, "B", "e"), (K, "B", "x")], [1],
+    ),
+    "all reads count for a write": (
+        [(K, "A", "x"), (K, "B", "x"), (K, "C", "x"), (ORDER, "D", "B"), (ORDER, "D", "C"), (K, "D", "", "x")], [3],
+    ),
+    "all reads waited for": (
+        [(K, "A", "x"), (K, "B", "x"), (ORDER, "C", "A"), (ORDER, "C", "B"), (K, "C", "", "x")], [],
+    ),
+    "several races in one kernel": ([(K, "A", "x", "y"), (K, "B", "y", "x")], [1]),
+    "merging: a wait adds to what is known, and takes nothing away": (
+        [(K, "A", "", "x"), (K, "B", "", "y"), (RECORD, "old", "A"), (ORDER, "C", "A"), (ORDER, "C", "B"),
+         (WAIT, "C", "old"), (K, "C", "xy")], [],
+    ),
+    "record override: the last record counts": (
+        [(K, "A", "", "x"), (RECORD, "e", "A"), (K, "B", "", "y"), (RECORD, "e", "B"), (WAIT, "C", "e"), (K, "C", "y"),
+         (K, "C", "x")], [3],
+    ),
+    "multiple wait: an event serves as often as one likes": (
+        [(K, "A", "", "x"), (RECORD, "e", "A"), (WAIT, "B", "e"), (WAIT, "B", "e"), (K, "B", "x"), (WAIT, "C", "e"),
+         (K, "C", "x")], [],
+    ),
+    "device synchronize": (
+        [(K, "A", "", "x"), (K, "B", "", "y"), (SYNC,), (K, "C", "xy"), (K, "A", "y"), (K, "B", "x")], [],
+    ),
+    "device synchronize: not for what comes after": (
+        [(K, "A", "", "x"), (SYNC,), (K, "A", "", "x"), (K, "B", "x")], [2],
+    ),
+    "a stream made after a synchronize comes after it": ([(K, "A", "", "x"), (SYNC,), (K, "D", "", "x")], []),
+    "stream synchronize": ([(K, "A", "", "x"), (K, "B", "", "y"), (SYNC, "stream", "A"), (K, "C", "x")], []),
+    "stream synchronize: not the other stream": (
+        [(K, "A", "", "x"), (K, "B", "", "y"), (SYNC, "stream", "A"), (K, "C", "y")], [2],
+    ),
+    "event synchronize": (
+        [(K, "A", "", "x"), (RECORD, "e", "A"), (K, "A", "", "y"), (SYNC, "event", "e"), (K, "B", "x")], [],
+    ),
+    "event synchronize: not what came after the record": (
+        [(K, "A", "", "x"), (RECORD, "e", "A"), (K, "A", "", "y"), (SYNC, "event", "e"), (K, "B", "y")], [2],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_both_report_the_same_in_simple_scenarios(scenario):
+    program, racing = SCENARIOS[scenario]
+    reports = Both().run(program).reports
+    assert [number for number, (ours, _) in enumerate(reports) if ours] == racing
+    assert [number for number, (_, theirs) in enumerate(reports) if theirs] == racing
+
+
+streams, events, tensors = st.sampled_from(NAMES), st.sampled_from("ef"), st.sampled_from(["x", "y", "xy", ""])
+operations = st.one_of(
+    *3 * [st.tuples(st.just(K), streams, tensors, tensors)],
+    *2 * [st.tuples(st.just(RECORD), events, streams)],
+    *2 * [st.tuples(st.just(WAIT), streams, events)],
+    st.tuples(st.just(ORDER), streams, streams),
+    st.tuples(st.just(SYNC), st.just("stream"), streams),
+    st.tuples(st.just(SYNC), st.just("event"), events),
+    st.tuples(st.just(SYNC)),
+    st.tuples(st.just("free"), st.sampled_from("xy")),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(operations, min_size=4, max_size=30))
+def test_ours_reports_at_least_what_torchs_does(program):
+    reports = Both().run(program).reports
+    assert [number for number, (ours, theirs) in enumerate(reports) if theirs and not ours] == []
+
+
+def test_ours_sees_what_torchs_cannot():
+    """Memory that is freed and handed out again, and a view that begins elsewhere."""
+    both = Both().run([(K, "B", "x"), ("free", "x"), (K, "A", "", "y")])
+    assert both.reports == [(False, False), (True, False)]
+
+    both = Both()
+    block = both.tensor("x")
+    both.kernel("A", "", "x")
+    work = both.races.work(both.gpu.launch(1_000, both.stream("B")))
+    both.races.access(work, block.address + 784, block.end, (), "", block, reads=True)
+    assert work.found
+    assert not both.theirs._handle_kernel_launch(
+        both.stream("B").id, {block.address + 784}, set(), set(), "", {block.address + 784: []}
+    )
