@@ -5,7 +5,8 @@ Run it from the root of the repository: python -m benchmarks.read [--megabytes 5
 The file is made by repeating a real trace (of ../shared/traces, or --trace; a synthetic one where there is none) with
 its times and correlation numbers moved on, so that no event occurs twice. Each reader runs in a process of its own;
 memory is the peak of that process (ru_maxrss) above one that has imported the same modules and read nothing. msgspec
-and HolisticTraceAnalysis are installed into a temporary folder for the run, and left out, with the reason, if that fails.
+and HolisticTraceAnalysis are installed into a temporary folder for the run, and left out, with the reason, if that
+fails.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ HTA = "HolisticTraceAnalysis==0.6.1"
 READ = """
 import resource, sys, time
 sys.path[:0] = {paths!r}
-import loaderviz, loaderviz.reading, loaderviz.recorder.columns as columns
+import loaderviz, loaderviz.reading, loaderviz.recorder.decode as decode
 if {plain!r}:
-    columns.msgspec = None
+    decode.msgspec = None
 idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.perf_counter()
 spans = len(loaderviz.read({file!r})) if {file!r} else 0
@@ -102,8 +103,8 @@ def best(code: str, label: str, repeat: int) -> tuple[float, float]:
 
 def install(folder: Path, *packages: str) -> tuple[str, str]:
     """Install packages into a folder; return it, and why it could not be done ("" if it could)."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(folder)]
-    done = subprocess.run([*command, *packages], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target"]
+    done = subprocess.run([*command, str(folder), *packages], capture_output=True, text=True, check=False)
     lines = [line for line in done.stderr.strip().splitlines() if line.startswith("ERROR")] or ["pip failed"]
     return str(folder), lines[-1][:150] if done.returncode else ""
 
@@ -155,7 +156,7 @@ def synthetic(steps: int = 500) -> dict[str, object]:
                                 "args": {"External id": number, "Input Dims": [[64, 3, 224, 224], []]}})  # fmt: skip
         events.append(common | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": ts + 5, "dur": 8,
                                 "args": {"cbid": 211, "correlation": number}})  # fmt: skip
-        events.append({"ph": "s", "id": number, "pid": 9_000, "tid": 9_000, "ts": ts + 5, "cat": "ac2g", "name": "ac2g"})
+        events.append({"ph": "s", "id": number, "pid": 9_000, "tid": 9_000, "ts": ts + 5, "name": "ac2g"})
         events.append({"ph": "X", "cat": "kernel", "name": f"kernel<{number % 60}>", "pid": 0, "tid": 7, "ts": ts + 20,
                        "dur": 70, "args": {"device": 0, "context": 1, "stream": 7, "correlation": number,
                                            "grid": [80, 1, 1], "block": [256, 1, 1]}})  # fmt: skip

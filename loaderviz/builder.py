@@ -48,6 +48,9 @@ class TimelineBuilder:
         """Join two spans by their numbers."""
         self._arrows.append((tail, head, kind))
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def times(self, span: int) -> tuple[int, int]:
         """Return start and end [ns] of a span by its number."""
         return self._rows[span][0], self._rows[span][1]

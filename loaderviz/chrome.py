@@ -162,7 +162,7 @@ def _flows(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> It
         name = "event wait" if wait else "ac2g"
         leaves = max(first.start, first.end - 1) if wait else first.start
         common = {"id": number + 1, "cat": name, "name": name}
-        for phase, span, index, time in (("s", first, tail, leaves), ("f", second, head, second.start)):
+        for phase, index, time in (("s", tail, leaves), ("f", head, second.start)):
             place = places[int(timeline.lane[index]), int(rows[index])]
             event = {"ph": phase, **common, **place, "ts": _us(time - begin), "args": {"span": int(index)}}
             yield event | ({"bp": "e"} if phase == "f" else {})

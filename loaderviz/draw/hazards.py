@@ -5,9 +5,10 @@ Only the first few are drawn in full; each has a cross, and says in full what is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
-from textwrap import wrap
+from textwrap import shorten, wrap
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,15 +16,18 @@ import plotly.graph_objects as go
 
 from loaderviz.draw import theme
 from loaderviz.draw.arrows import own, places
-from loaderviz.timeline import Mark
+from loaderviz.timeline import Mark, Timeline
 
 if TYPE_CHECKING:
+    from loaderviz.draw.lanes import Placement
     from loaderviz.draw.page import Look, Part
 
 IN_FULL = 3  # hazards drawn with everything; more hide the picture
 _HALF = 0.47  # of a track's height: the outline lies around the bar
-_SHADE = "rgba(240, 228, 66, 0.55)"  # the yellow of the palette
-_LETTERS = 44  # in a line of words
+_SHADE = "rgba(240, 228, 66, 0.45)"  # the yellow of the palette
+_NOTE = 1.75  # track heights for the words about one hazard: two lines
+_LETTERS = 100  # in a line of them
+_LEADER = {"color": theme.BLACK, "width": 1, "dash": "dot"}
 _HOVER_LETTERS = 90
 _NO = float("nan")
 
@@ -57,7 +61,7 @@ def traces(parts: Sequence[Part], look: Look) -> list[go.Scatter]:
     """Return the traces of all hazards; none if there are none (with `look.steady` they are there, empty)."""
     if not any(part.timeline.marks for part in parts) and not look.steady:
         return []
-    shown = list(_pairs(parts, look))
+    shown = [pair for part in parts for pair in _pairs(part, look)]
     shares = [_outline(pair.shared) for pair in shown if pair.shared]
     outlines = [_outline(box) for pair in shown for box in (pair.first, pair.second)]
     edges = [_edge(pair) for pair in shown]
@@ -68,41 +72,58 @@ def traces(parts: Sequence[Part], look: Look) -> list[go.Scatter]:
                    name="in a race", showlegend=bool(outlines)),
         go.Scatter(**_lines(edges), mode="lines+markers", line={"color": theme.BLACK, "width": 2, "dash": "dash"},
                    hoverinfo="skip", name="missing order", showlegend=bool(edges),
-                   marker={"symbol": "arrow-open", "angleref": "previous", "color": theme.BLACK,
-                           "size": [0, 12, 0] * len(edges)}),
+                   marker={"symbol": "arrow", "angleref": "previous", "color": theme.BLACK,
+                           "size": [0, 14, 0] * len(edges), "standoff": [0, 10, 0] * len(edges)}),
         _crosses(parts, look),
     ]  # fmt: skip
 
 
+def make_room(timeline: Timeline, placement: Placement) -> Placement:
+    """Leave room below the lanes for the words about hazards."""
+    count = len(_drawn(timeline, placement))
+    return replace(placement, bottom=placement.bottom + _NOTE * count) if count else placement
+
+
 def annotate(figure: go.Figure, parts: Sequence[Part], look: Look) -> None:
-    """Write beside each hazard drawn in full what it is, where it hides neither of its spans."""
+    """Write below the lanes, where it hides nothing, what each hazard drawn in full is; a line leads there."""
     low, high = figure.layout.xaxis.range or (0.0, 1.0)
-    for pair in _pairs(parts, look):
-        left, right = min(pair.first.left, pair.second.left), max(pair.first.right, pair.second.right)
-        on_the_right = high - right >= left - low
-        words = "<br>".join(escape(line, quote=False) for line in wrap(pair.mark.text.split("; missing:")[0], _LETTERS))
-        figure.add_annotation(
-            x=right if on_the_right else left, y=(pair.first.top + pair.second.bottom) / 2, showarrow=False,
-            xanchor="left" if on_the_right else "right", xshift=10 if on_the_right else -10, align="left",
-            text=f"<b>{escape(pair.mark.kind, quote=False)}</b><br>{words}", font={"size": theme.TEXT_PX},
-            bgcolor="rgba(255, 255, 255, 0.92)", bordercolor=theme.BLACK, borderwidth=1, borderpad=4,
-        )  # fmt: skip
-
-
-def _pairs(parts: Sequence[Part], look: Look) -> Iterator[Pair]:
-    """Return the first hazards of which both spans are drawn."""
-    found = 0
     for part in parts:
-        if not part.timeline.marks:
-            continue
-        middle, height = places(part)
-        for mark in part.timeline.marks:
-            if found == IN_FULL:
-                return
-            if min(mark.spans) < 0 or np.isnan(middle[list(mark.spans)]).any():
-                continue
-            found += 1
-            yield Pair(mark, *(_box(part, look, span, middle[span], height[span]) for span in mark.spans))
+        pairs = _pairs(part, look)
+        for number, pair in enumerate(pairs):
+            x, top = max(low, pair.second.left), part.placement.bottom - _NOTE * (len(pairs) - number) + 0.15
+            on_the_left = x - low < 0.5 * (high - low)
+            figure.add_shape(type="line", x0=x, x1=x, y0=pair.second.bottom, y1=top, line=_LEADER)
+            figure.add_annotation(
+                xref="paper", x=0 if on_the_left else 1, xanchor="left" if on_the_left else "right", y=top,
+                yanchor="top", align="left", showarrow=False,
+                text=_words(pair.mark), font={"size": theme.TEXT_PX}, bgcolor="white", bordercolor=theme.BLACK,
+                borderwidth=1, borderpad=3,
+            )  # fmt: skip
+
+
+def _words(mark: Mark) -> str:
+    problem, _, missing = mark.text.partition("; missing: ")
+    lines = [shorten(line, _LETTERS, placeholder=" …") for line in (f"{mark.kind}: {problem}", f"missing: {missing}")]
+    first, second = (escape(line, quote=False) for line in lines)
+    return f"<b>{first}</b>" + (f"<br>{second}" if missing else "")
+
+
+def _drawn(timeline: Timeline, placement: Placement) -> list[Mark]:
+    """Return the hazards that are drawn in full: the first whose two spans are both drawn."""
+    if not timeline.marks:
+        return []
+    spans = set(placement.span.tolist())
+    return [mark for mark in timeline.marks if spans.issuperset(mark.spans)][:IN_FULL]
+
+
+def _pairs(part: Part, look: Look) -> list[Pair]:
+    marks = _drawn(part.timeline, part.placement)
+    if not marks:
+        return []
+    middle, height = places(part)
+    return [
+        Pair(mark, *(_box(part, look, span, middle[span], height[span]) for span in mark.spans)) for mark in marks
+    ]  # fmt: skip
 
 
 def _box(part: Part, look: Look, span: int, middle: float, height: float) -> Box:
@@ -119,11 +140,8 @@ def _outline(box: Box) -> list[tuple[float, float]]:
 def _edge(pair: Pair) -> list[tuple[float, float]]:
     """From the end of the first to the start of the second: where an arrow would be, if something made this order."""
     first, second = pair.first, pair.second
-    down = first.bottom <= second.top
     return [
-        (first.right, first.bottom if down else first.top),
-        (second.left, second.top if down else second.bottom),
-        (_NO, _NO),
+        (first.right, (first.top + first.bottom) / 2), (second.left, (second.top + second.bottom) / 2), (_NO, _NO),
     ]  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def place(timelines: Sequence[tuple[str, Timeline, int]], operators: bool, budge
     for label, timeline, origin in timelines:
         if len(timelines) > 1:
             top += _HEADER
-        placement = arrange(timeline, operators, top)
+        placement = hazards.make_room(timeline, arrange(timeline, operators, top))
         category = timeline.kind[placement.span].astype(np.int64) * 2**32 + timeline.batch[placement.span] + 1
         bars = detail.reduce(
             placement.track, timeline.start[placement.span], timeline.end[placement.span], category,

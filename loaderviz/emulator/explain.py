@@ -12,13 +12,14 @@ from loaderviz.emulator.findings import Access, short
 
 
 class Text(NamedTuple):
-    """The words of a report; see `Hazard`."""
+    """The words of a report; see `Hazard`. `edge` is the missing order in a few words, for the picture."""
 
     rule: str
     problem: str
     missing: str
     fix: str
     shows: str
+    edge: str = ""
 
 
 def race(kind: str, first: Access, second: Access, first_block: object, second_block: object, waited: str) -> Text:
@@ -48,6 +49,7 @@ def _read(first: Access, second: Access, waited: str) -> Text:
         "torch.cuda.current_stream().wait_stream(side) does, too, but waits for all that was queued since",
         f"{second.operator} starts as soon as its own stream is free, and reads what lay there before: an older batch, "
         "half a copy, anything. Right whenever the copy happens to be early, so it passes most tests",
+        f"before {short(second.source)}, {reader} waits for {short(first.source)}",
     )  # fmt: skip
 
 
@@ -68,6 +70,7 @@ def _reused_block(first: Access, second: Access, block: object, waited: str) -> 
         f"{short(second.source)} let {writer} wait for {reader}: side.wait_stream(torch.cuda.current_stream())",
         "as soon as the host runs ahead of the GPU (no .item() in the loop), new bytes land in a batch that is still "
         "in use: some steps train on a mixture of two batches. No error, now and then a worse loss or a NaN",
+        f"record_stream at {short(first.source)}, or {writer} waits for {reader} at {short(second.source)}",
     )  # fmt: skip
 
 
@@ -82,6 +85,7 @@ def _live_buffer(first: Access, second: Access, waited: str) -> Text:
         f"and before {short(second.source)} let {after} wait for it: side.wait_event(done)",
         "the buffer changes under the kernel that uses it: some steps work on a mixture of old and new values, "
         "depending on how far the host is ahead",
+        f"before {short(second.source)}, {after} waits for {short(first.source)}",
     )  # fmt: skip
 
 
@@ -94,6 +98,7 @@ def _refill(first: Access, second: Access) -> Text:
         f"after {short(first.source)} record an event in {first.place} (copied = torch.cuda.current_stream()"
         f".record_event()), and before {short(second.source)} add copied.synchronize(); or write into another buffer",
         "the device gets the new values in place of the old ones, or some of both: batches appear twice, others never",
+        f"before {short(second.source)}, the host waits for the copy of {short(first.source)}",
     )  # fmt: skip
 
 
@@ -106,6 +111,7 @@ def _host_read(first: Access, second: Access) -> Text:
         "recorded after the copy; or copy without non_blocking",
         "the host sees what the memory held before: zeros, or the result of an earlier step. A print or a breakpoint "
         "in between makes it right, which hides it",
+        f"before {short(second.source)}, the host waits for the copy of {short(first.source)}",
     )  # fmt: skip
 
 

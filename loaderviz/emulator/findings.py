@@ -19,6 +19,8 @@ from loaderviz.errors import LoadervizError
 RACES = ("early-read", "early-reuse", "early-refill", "early-host-read")
 FINDINGS = ("wait-on-nothing", "hidden-sync", "stream-per-epoch", "needless-wait")
 
+UNSEEN = "a write past torch (numpy, or a data set)"  # known only by the bytes that changed
+
 
 class HazardWarning(UserWarning):
     """A recorded program has a race: on a real GPU it gives wrong numbers now and then."""
@@ -62,6 +64,8 @@ class Access:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]" if self.dtype else ""
 
     def __str__(self) -> str:
+        if self.operator == UNSEEN:
+            return f"{self.operator} changes {self.tensor} before this line is done"
         what = f"{self.operator} {'writes' if self.writes else 'reads'} {self.tensor}" if self.dtype else self.operator
         parts = [what] + ([f"batch {self.batch}"] if self.batch >= 0 else []) + [f"on {self.place}"]
         if self.start >= 0:

@@ -142,6 +142,11 @@ class Races:
                         self.order.rely(HOST, (stream, before.number))
         self.memory.join(start, end)
 
+    def changed_unseen(self, copy: Work, operator: str, shape: Sequence[int], dtype: object, block: object) -> None:
+        """Pinned bytes are not what they were when `copy` was queued to read them, and nothing told of a write."""
+        first = Use(copy.number, copy, False, shape, dtype, block)
+        self._found("early-refill", first, Use(0, self.host_work(operator), True, shape, dtype, block))
+
     def recorded(self, start: int, end: int, clock: Clock) -> None:
         """Freed memory will not be handed out again before an event that stands for `clock` is over (R36, R40)."""
         for use in self.memory.forget(start, end, clock):
@@ -182,16 +187,24 @@ class Races:
             shown = hazard.second or hazard.first
             lane = builder.lane_of(ends[1]) if ends[1] >= 0 else builder.lane_of(ends[0]) if ends[0] >= 0 else 0
             time = shown.start if shown.start >= 0 else max(0, hazard.first.start)
-            builder.mark(time, lane, hazard.kind, f"{hazard.problem}; missing: {hazard.missing}", (ends[0], ends[1]))
+            text = f"{hazard.problem}; missing: {self._text(sighting).edge}"
+            builder.mark(time, lane, hazard.kind, text, (ends[0], ends[1]))
         self.hazards = Hazards(hazards)
 
     def _hazard(self, sighting: Sighting) -> Hazard:
         meeting = _best(sighting)
         first, second = (self._access(use) for use in (meeting.first, meeting.second))
-        text = explain.race(sighting.kind, first, second, meeting.first.block, meeting.second.block, meeting.waited)
+        text = self._text(sighting)
         return Hazard(
             sighting.kind, text.rule, first, second, text.problem, text.missing, text.fix, text.shows,
             sighting.count, tuple(sighting.batches),
+        )  # fmt: skip
+
+    def _text(self, sighting: Sighting) -> explain.Text:
+        meeting = _best(sighting)
+        first, second = (self._access(use) for use in (meeting.first, meeting.second))
+        return explain.race(
+            sighting.kind, first, second, meeting.first.block, meeting.second.block, meeting.waited
         )  # fmt: skip
 
     def _access(self, use: Use) -> Access:

@@ -27,6 +27,8 @@ from loaderviz.timeline import Kind, Timeline
 BARS = 2_000
 SHORTEST = 10  # ns; a window is not zoomed in further
 
+_NO_BUTTONS = ["select2d", "lasso2d", "resetScale2d"]  # the first is beside the figure, as text
+
 Window = tuple[int, int]
 
 
@@ -54,6 +56,7 @@ class Viewer(Interactive):
         self.selected: Window = self.window
         self.picked = -1  # a span
         self._busy = False
+        self._panels: dict[str, Any] = {}
         self._traces, self._layout = self._picture()
         if live_here():
             self._build()
@@ -82,10 +85,13 @@ class Viewer(Interactive):
 
     def text(self) -> str:
         """Return the window's numbers, and the story of the span that is picked, in words."""
-        start, end = (edge - self.timeline.begin for edge in self.selected)
         story = "; ".join(f"{label}: {value}" for label, value in self.story())
-        line = f"{words.duration(start)} to {words.duration(end)}: {describe(self._cut(self.selected))}"
-        return f"{line}. {story}" if story else line
+        return f"{self.finding()}. {story}" if story else self.finding()
+
+    def finding(self) -> str:
+        """Return the numbers of the window that is selected, in a line of words."""
+        start, end = (edge - self.timeline.begin for edge in self.selected)
+        return f"{words.duration(start)} to {words.duration(end)}: {describe(self._cut(self.selected))}"
 
     def story(self) -> list[tuple[str, str]]:
         """Return what is known about the span that is picked, as (label, value)."""
@@ -127,7 +133,11 @@ class Viewer(Interactive):
         title = f"{words.duration(start)} to {words.duration(end)} of {words.duration(self.timeline.duration)}"
         layout = layout_of([self._whole], self._look, title, describe(cut))
         layout["xaxis"] = layout["xaxis"] | {"range": [edge / self._unit for edge in (start, end)]}
-        return [*(trace.to_plotly_json() for trace in traces), self._frame()], layout
+        drawn = [trace.to_plotly_json() for trace in traces]
+        for trace in drawn:  # what lies outside a selected window stays as legible as it is
+            if trace["type"] == "bar":
+                trace["unselected"] = {"marker": {"opacity": 1}}
+        return [*drawn, self._frame()], layout
 
     def _frame(self) -> Json:
         """Return a frame around the picked span, and a line from its launch."""
@@ -163,17 +173,21 @@ class Viewer(Interactive):
 
         self._live = LiveFigure(self._traces, self._layout)
         figure = self._live.widget
-        figure._config = {"responsive": True, "displaylogo": False, "doubleClick": "reset", "scrollZoom": False}
+        figure._config |= {"doubleClick": "autosize", "modeBarButtonsToRemove": _NO_BUTTONS}
         figure.layout.on_change(self._zoomed, "xaxis.range")
+        figure.layout.on_change(self._freed, "xaxis.autorange")
         for number in range(len(Kind)):  # the traces of spans come first, one for each kind
             figure.data[number].on_click(self._clicked)
             figure.data[number].on_selection(self._boxed)
         self._drag = widgets.ToggleButtons(
-            options=[("zoom", "zoom"), ("move", "pan"), ("select a window", "select")], description="drag to",
-            style={"button_width": "auto", "description_width": "55px"}, layout={"width": "auto"},
+            options=[("zoom", "zoom"), ("move", "pan"), ("select a window", "select")], style={"button_width": "auto"},
+            layout={"flex": "0 0 auto", "width": "max-content"}, tooltips=["drag to zoom", "drag to move", "drag to select"],
         )  # fmt: skip
         self._drag.observe(lambda change: figure.update_layout(dragmode=change["new"], selectdirection="h"), "value")
-        rows = [widgets.HBox([self._drag, *self._buttons(widgets)], layout={"flex_flow": "row wrap"}), figure]
+        rows = [
+            widgets.HBox([widgets.Label("drag to"), self._drag, *self._buttons(widgets)], layout={"flex_flow": "row wrap"}),
+            figure,
+        ]
         self._panels = {name: widgets.HTML() for name in ("numbers", "words", "story")}
         self.widget = widgets.VBox([*rows, *self._panels.values(), widgets.HTML(panels.fit())])
         self._write()
@@ -224,6 +238,11 @@ class Viewer(Interactive):
         if end > start and (start, end) != self.window:
             self.show(start, end)
 
+    def _freed(self, _: Any, free: Any) -> None:
+        """A double click asks for all there is; the browser knows only the bars of the window."""
+        if free and not self._busy:
+            self._shift(0, 0)
+
     def _clicked(self, trace: Any, points: Any, _: Any) -> None:
         if points.point_inds:
             self.pick(self.span_of(points.trace_index, points.point_inds[0]))
@@ -239,12 +258,14 @@ class Viewer(Interactive):
             edges = sorted(self.timeline.begin + round(float(edge) * self._unit) for edge in selector.xrange)
             if tuple(edges) != self.selected:
                 self.select(*edges)
+                bars = [number for number, trace in enumerate(self._traces) if trace["type"] == "bar"]
+                self._live.widget.plotly_restyle({"selectedpoints": None}, bars)  # else the rest stays pale
 
     def _write(self) -> None:
-        if self.widget is None and not hasattr(self, "_panels"):
+        if not self._panels:
             return
         self._panels["numbers"].value = panels.numbers(summarize(self._cut(self.selected)))
-        self._panels["words"].value = panels.paragraph(self.text(), "In words:", live=True)
+        self._panels["words"].value = panels.paragraph(self.finding(), "In words:", live=True)
         rows = [list(row) for row in self.story()]
         head = "<b style='font-size:14px'>The span</b>"
         empty = "Click on a bar, or use “next span”, to learn about it."

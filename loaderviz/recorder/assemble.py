@@ -16,6 +16,7 @@ import datetime
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +26,10 @@ from loaderviz.recorder import quality, steps, waiting
 from loaderviz.recorder.kineto import RawTrace
 from loaderviz.recorder.names import BLIT_DIRECTIONS, ON_DEVICE, Calls, Role, is_blit, kind_of
 from loaderviz.recorder.places import Lanes, devices_of
-from loaderviz.timeline import ARROW_COLUMNS, SPAN_COLUMNS, ArrowKind, Context, Kind, Lane, Timeline
+from loaderviz.timeline import ARROW_COLUMNS, SPAN_COLUMNS, ArrowKind, Context, Lane, Timeline
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.integer[Any]]
+Rows = dict[str, npt.NDArray[Any]]
 
 DAY = 86_400 * 10**9  # no profile lasts a day; an event that far from the others has a broken clock
 
@@ -36,7 +38,7 @@ DAY = 86_400 * 10**9  # no profile lasts a day; an event that far from the other
 class Part:
     """One trace on the way to a timeline: rows sorted by start, lanes, arrows as pairs of rows."""
 
-    rows: dict[str, npt.NDArray[np.int64]]
+    rows: Rows
     lanes: list[Lane]
     names: list[str]
     arrows: Ints  # shape (n, 3): tail, head, kind
@@ -77,7 +79,7 @@ def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> Part:
     _sort(columns)
     notes += _tidy(trace)
     place = Lanes(trace, label, device_of)
-    rows = {"start": columns["start"], "end": columns["end"], "lane": place.lane, "name": columns["name"]}
+    rows: Rows = {"start": columns["start"], "end": columns["end"], "lane": place.lane, "name": columns["name"]}
     rows |= _meanings(trace)
     rows |= {"correlation": columns["correlation"], "nbytes": columns["nbytes"], "role": columns["role"]}
     calls = Calls(trace.names)
@@ -100,7 +102,7 @@ def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> Part:
     return Part(rows, lanes, trace.names, np.concatenate(arrows), notes, tick)
 
 
-def _sort(columns: dict[str, npt.NDArray[np.integer]]) -> None:  # type: ignore[type-arg]
+def _sort(columns: Rows) -> None:
     """Sort the rows by start, longer ones first, in place: one column at a time, for they may be large."""
     order = np.lexsort((-columns["end"], columns["start"]))
     for name in columns:
@@ -109,7 +111,8 @@ def _sort(columns: dict[str, npt.NDArray[np.integer]]) -> None:  # type: ignore[
 
 def _tidy(trace: RawTrace) -> list[str]:
     """Drop events of a broken clock and events that the file has twice; return notes that say so."""
-    columns, notes = trace.columns, []
+    columns = trace.columns
+    notes: list[str] = []
     start, end = columns["start"], columns["end"]
     if not len(start):
         return notes
@@ -148,7 +151,7 @@ def _meanings(trace: RawTrace) -> dict[str, npt.NDArray[np.int8]]:
     return {what: table[role, name] for what, table in zip(("kind", "pinned", "cause"), tables, strict=True)}
 
 
-def launches(rows: dict[str, Ints]) -> Ints:
+def launches(rows: Rows) -> Ints:
     """Return for each row the row of the call that launched it, -1 for host rows and where none is found."""
     result = np.full(len(rows["start"]), -1, np.int64)
     call = np.flatnonzero((rows["role"] == Role.CALL) & (rows["correlation"] > 0))
@@ -162,7 +165,7 @@ def launches(rows: dict[str, Ints]) -> Ints:
     return result
 
 
-def _turn_blits(rows: dict[str, Ints], direction: Ints, launch: Ints, names: list[str]) -> None:
+def _turn_blits(rows: Rows, direction: Ints, launch: Ints, names: list[str]) -> None:
     """Give ROCm's copy kernels the direction that stands in their call."""
     blit = [number for number, name in enumerate(names) if is_blit(name)]
     mine = np.flatnonzero(np.isin(rows["name"], blit) & (launch >= 0)) if blit else np.empty(0, np.int64)
@@ -170,7 +173,7 @@ def _turn_blits(rows: dict[str, Ints], direction: Ints, launch: Ints, names: lis
         rows["kind"][mine[direction[launch[mine]] == number]] = kind
 
 
-def _sub_lanes(rows: dict[str, Ints], lanes: list[Lane]) -> tuple[list[Lane], int]:
+def _sub_lanes(rows: Rows, lanes: list[Lane]) -> tuple[list[Lane], int]:
     """Move spans that overlap the one before them in their stream to further lanes "stream 7 (2)"."""
     added: dict[tuple[int, int], int] = {}
     all_lanes, overlapping = list(lanes), 0
@@ -220,7 +223,9 @@ def _merged(parts: list[Part]) -> Timeline:
         pieces = [part.rows.pop(column, np.full(length, -1)) for part, length in zip(parts, lengths, strict=True)]
         spans[column] = (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).astype(dtype, copy=False)
     before = np.cumsum([0, *lengths])
-    joins = np.concatenate([part.arrows + [start, start, 0] for part, start in zip(parts, before, strict=False)])
+    joins = np.concatenate(
+        [part.arrows + np.array([start, start, 0]) for part, start in zip(parts, before, strict=False)]
+    )
     arrows = {name: joins[:, i].astype(dtype) for i, (name, dtype) in enumerate(ARROW_COLUMNS.items())}
     timeline = Timeline(Context(), tuple(lanes), tuple(table), (), spans, arrows)
     return timeline if len(parts) == 1 else timeline.sorted()

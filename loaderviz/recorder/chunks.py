@@ -18,7 +18,7 @@ from loaderviz import words
 from loaderviz.recorder import salvage
 from loaderviz.recorder.source import Source, TraceError, looks_like
 
-CHUNK = 1 << 21  # bytes whose events are parsed together; larger ones cost memory and gain nothing
+CHUNK = 1 << 19  # bytes whose events are parsed together: few enough to stay in the cache
 LONGEST = 1 << 26  # bytes without the end of an event, or before the first: no trace is like that
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST = re.compile(rb'\s*\{\s*"([^"\\]{1,40})"')

@@ -8,24 +8,18 @@ comprehension each, not by a loop over events. With msgspec installed its typed 
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderviz.recorder import salvage
+from loaderviz.recorder import decode, salvage
 from loaderviz.recorder.names import ROLES, Role
 from loaderviz.recorder.source import TraceError
-
-try:
-    import msgspec
-except ImportError:  # optional: about twice as fast with it
-    msgspec = None
 
 Ints = npt.NDArray[np.integer[Any]]
 Place = tuple[Any, Any, Any, Any]  # pid, tid, device, stream
@@ -36,7 +30,6 @@ MAX_PLACES = 100_000
 _LONGEST_TIME = float(1 << 61)  # ns; int64 has room for a start and a length of it
 _FINE = float(1 << 42)  # µs; a float64 above it has no ns digits any more
 _ARGUMENTS = (b'"args": ', b'"args":')
-_NOTHING: dict[str, Any] = {}
 
 
 class Ids(dict[Any, int]):
@@ -149,7 +142,7 @@ class Columns:
         for again in (False, True):
             exact = self._exact
             try:
-                self._append(*self._parsed(text, arguments))
+                self._append(*decode.lists_of(text, arguments, self._exact, self._other))
                 break
             except TraceError:
                 raise
@@ -166,18 +159,7 @@ class Columns:
         events, lost = salvage.events(texts, Decimal if self._exact else float)
         self.lost += lost
         clean = [cleaned for event in events if (cleaned := self._cleaned(event))]
-        self._append(*_from_dicts(clean, arguments=True, others=self._other))
-
-    def _parsed(self, text: bytes, arguments: bool) -> tuple[list[Any], ...]:
-        if msgspec is not None and not self._exact:
-            try:
-                events = (_HEAVY if arguments else _LIGHT).decode(text)
-                return _from_structs(events, arguments, self._other)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                pass  # json is more patient
-        options: dict[str, Any] = {"parse_float": Decimal} if self._exact else {}
-        events = json.loads(text.decode("utf-8", "replace"), strict=False, **options)
-        return _from_dicts(events, arguments, self._other)
+        self._append(*decode.from_dicts(clean, True, self._other))
 
     def _append(
         self, times: list[Any], lengths: list[Any], names: list[Any], categories: list[Any], places: list[Place],
@@ -217,11 +199,11 @@ class Columns:
             for index in np.flatnonzero(roles == Role.SYNC).tolist():
                 start, end, correlation = (int(rows[column][index]) for column in ("start", "end", "correlation"))
                 details = {"start": start, "end": end, "correlation": correlation, "name": names[index]}
-                self.syncs.append(details | {key: _get(arguments[index], key) for key in _SYNC_KEYS})
+                self.syncs.append(details | {key: decode.argument(arguments[index], key) for key in _SYNC_KEYS})
         if self._blits_seen:
             kept = np.cumsum(good) - 1 + self.count
             for index in np.flatnonzero(roles == Role.CALL).tolist():
-                if arguments and (direction := _get(arguments[index], "kind")) is not None:
+                if arguments and (direction := decode.argument(arguments[index], "kind")) is not None:
                     self.blits[int(kept[index])] = _number(direction)
 
     def _nanoseconds(self, times: list[Any]) -> npt.NDArray[np.int64]:
@@ -230,8 +212,7 @@ class Columns:
             return np.array([int((Decimal(time) * 1000).to_integral_value()) for time in times], np.int64)
         values = np.array(times)
         if values.dtype.kind == "i":
-            result: npt.NDArray[np.int64] = values.astype(np.int64) * 1000
-            return result
+            return np.asarray(values, np.int64) * 1000
         if values.dtype.kind != "f" or not np.isfinite(values).all():
             raise ValueError("a time is no finite number")
         whole = np.floor(values)
@@ -241,7 +222,7 @@ class Columns:
             raise ValueError("times are too large for float64")
         if (np.abs(whole) > _LONGEST_TIME / 1000).any():
             raise ValueError("a time is out of range")
-        return whole.astype(np.int64) * 1000 + np.rint(rest * 1000).astype(np.int64)
+        return np.asarray(whole, np.int64) * 1000 + np.asarray(np.rint(rest * 1000), np.int64)
 
     def _cleaned(self, event: dict[str, Any]) -> dict[str, Any] | None:
         """Return an event with values of the right types, or None; a wrong one is counted as lost."""
@@ -256,8 +237,9 @@ class Columns:
             self.lost += 1
             return None
         place = {name: _hashable(event.get(name)) for name in ("pid", "tid")}
-        inner = event.get("args") if isinstance(event.get("args"), dict) else {}
-        return event | times | place | {"args": {name: _hashable(value) for name, value in inner.items()}}
+        inner = event.get("args")
+        arguments = {name: _hashable(value) for name, value in inner.items()} if isinstance(inner, dict) else {}
+        return event | times | place | {"args": arguments}
 
     def _other(self, phase: Any, name: Any, pid: Any, tid: Any, arguments: Any) -> None:
         """Keep metadata, count events that are no spans."""
@@ -283,60 +265,6 @@ _DTYPES: dict[str, Any] = {
     "nbytes": np.int64,
 }  # fmt: skip
 _SYNC_KEYS = ("stream", "device", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
-Other = Callable[[Any, Any, Any, Any, Any], None]
-
-
-def _from_dicts(events: list[Any], arguments: bool, others: Other) -> tuple[list[Any], ...]:
-    """Return the lists that `Columns._append` takes, of events as json gives them."""
-    if arguments:
-        spans = [event for event in events if event.get("ph") == "X"]
-        if len(spans) < len(events):
-            for event in events:
-                if event.get("ph") != "X":
-                    others(event.get("ph"), event.get("name"), event.get("pid"), event.get("tid"), event.get("args"))
-        events = spans
-    head = (
-        [event["ts"] for event in events], [event["dur"] for event in events], [event["name"] for event in events],
-        [event.get("cat", "") for event in events],
-    )  # fmt: skip
-    if not arguments:
-        return (*head, [(event["pid"], event["tid"], None, None) for event in events], [], [], [])
-    inner = [event.get("args") or _NOTHING for event in events]
-    places = [
-        (event["pid"], event["tid"], entry.get("device"), entry.get("stream"))
-        for event, entry in zip(events, inner, strict=True)
-    ]
-    sizes = [entry.get("bytes", -1) if "size" not in entry else entry["size"] for entry in inner]
-    return (*head, places, [entry.get("correlation", -1) for entry in inner], sizes, inner)
-
-
-def _from_structs(events: list[Any], arguments: bool, others: Other) -> tuple[list[Any], ...]:
-    """Return the same of events as msgspec gives them."""
-    if arguments:
-        spans = [event for event in events if event.ph == "X"]
-        if len(spans) < len(events):
-            for event in events:
-                if event.ph != "X":
-                    label = event.args and {"name": event.args.name or event.args.labels}
-                    others(event.ph, event.name, event.pid, event.tid, label)
-        events = spans
-    head = (
-        [event.ts for event in events], [event.dur for event in events], [event.name for event in events],
-        [event.cat for event in events],
-    )  # fmt: skip
-    if not arguments:
-        return (*head, [(event.pid, event.tid, None, None) for event in events], [], [], [])
-    inner = [event.args or _EMPTY for event in events]
-    places = [
-        (event.pid, event.tid, entry.device, entry.stream) for event, entry in zip(events, inner, strict=True)
-    ]  # fmt: skip
-    sizes = [entry.bytes if entry.size == -1 else entry.size for entry in inner]
-    return (*head, places, [entry.correlation for entry in inner], sizes, inner)
-
-
-def _get(arguments: Any, key: str) -> Any:
-    """Return an argument of an event, whichever parser read it."""
-    return arguments.get(key) if isinstance(arguments, dict) else getattr(arguments, key, None)
 
 
 def _whole(values: list[Any]) -> npt.NDArray[np.int64]:
@@ -355,53 +283,15 @@ def _number(value: Any) -> int:
     return number if -(2**62) < number < 2**62 else -1
 
 
-def _time(value: Any) -> float | int:
+def _time(value: Any) -> float | Decimal:
     if isinstance(value, str):
         value = float(value) if any(sign in value for sign in ".eE") else int(value)
     if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)) or not math.isfinite(value):
         raise ValueError(f"{value!r} is no time")
-    if abs(value) > _LONGEST_TIME / 1000:
+    if abs(float(value)) > _LONGEST_TIME / 1000:
         raise ValueError(f"{value!r} µs is out of range")
-    return value  # type: ignore[return-value]
+    return value
 
 
 def _hashable(value: Any) -> Any:
     return value if isinstance(value, (int, str, type(None))) else str(value)
-
-
-if msgspec is not None:
-    _Loose = int | float | str | None
-
-    class _Arguments(msgspec.Struct, gc=False):
-        correlation: _Loose = -1
-        bytes: _Loose = -1
-        size: _Loose = -1
-        kind: _Loose = None
-        stream: _Loose = None
-        device: _Loose = None
-        wait_on_stream: _Loose = None
-        wait_on_cuda_event_record_corr_id: _Loose = None
-        name: str | int | None = None
-        labels: str | None = None
-
-    class _Operator(msgspec.Struct, gc=False):
-        ts: int | float
-        dur: int | float
-        name: str
-        pid: int | str
-        tid: int | str
-        cat: str = ""
-
-    class _Event(msgspec.Struct, gc=False):
-        ph: str = ""
-        ts: int | float = math.nan
-        dur: int | float = math.nan
-        name: str = ""
-        pid: int | str = ""
-        tid: int | str = ""
-        cat: str = ""
-        args: _Arguments | None = None
-
-    _EMPTY = _Arguments()
-    _LIGHT = msgspec.json.Decoder(list[_Operator])
-    _HEAVY = msgspec.json.Decoder(list[_Event])

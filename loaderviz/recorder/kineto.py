@@ -24,7 +24,8 @@ class RawTrace:
     """One process's trace as read, before it is made into a timeline.
 
     `columns`: start and end [ns], role, name, place, correlation, nbytes; one entry per event, in any order. `places`
-    are (pid, tid, device, stream), as the file has them. `label` names the process if it has no rank. `damage` and `lost` say what could not be read.
+    are (pid, tid, device, stream), as the file has them. `label` names the process if it has no rank. `damage` and
+    `lost` say what could not be read.
     """
 
     path: Path

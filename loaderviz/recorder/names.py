@@ -43,7 +43,9 @@ ROLES: dict[str, Role] = {
 }  # fmt: skip
 
 # "Memcpy HtoD (Pageable -> Device)", "CopyHostToDevice", "zeCommandListAppendMemoryCopy(M2D)", "Memcpy D2M …"
-_COPY = re.compile(r"(?:memcpy|memorycopy)\W*([A-Z])(?:to|2)([A-Z])\b|Copy(Host|Device|Array)To(Host|Device|Array)", re.I)
+_COPY = re.compile(
+    r"(?:memcpy|memorycopy)\W*([A-Z])(?:to|2)([A-Z])\b|Copy(Host|Device|Array)To(Host|Device|Array)", re.I
+)
 _MEMORY = re.compile(r"\(\s*(.+?)\s*->\s*(.+?)\s*\)")
 _HOST_SIDE = {"H", "M"}  # Level Zero calls the host's memory M
 _COLLECTIVE = re.compile(r"^(?:void )?(?:nccl|rccl|oneccl|hccl|xccl|mscclpp?_)|ncclDevKernel|ncclKernel", re.I)
@@ -57,7 +59,8 @@ _SYNCHRONIZES = re.compile(r"^(?:cuda|cu|hip|musa)(?:Device|Stream|Event|Ctx|Con
                            r"zeCommandListHostSynchronize)")  # fmt: skip
 _ALLOCATES = re.compile(r"^(?:cuda|hip|musa)(?:Malloc|Free)(?:Managed|Pitch|3D|Array)?$|^cuMem(?:Alloc|Free)(?:_v2)?$")
 _PAGE_LOCKS = re.compile(r"^(?:cuda|hip|musa)(?:HostAlloc|HostMalloc|MallocHost|FreeHost|HostFree|HostRegister|"
-                         r"HostUnregister)$|^cuMem(?:HostAlloc|AllocHost|FreeHost|HostRegister|HostUnregister)")  # fmt: skip
+                         r"HostUnregister)$|"
+                         r"^cuMem(?:HostAlloc|AllocHost|FreeHost|HostRegister|HostUnregister)")  # fmt: skip
 _RECORDS = re.compile(r"^(?:cuda|cu|hip|musa)EventRecord", re.I)
 _WAITS_EVENT = re.compile(r"^(?:cuda|cu|hip|musa)StreamWaitEvent", re.I)
 _COPY_CALL = re.compile(r"^(?:cuda|cu|hip|musa)Memcpy", re.I)
@@ -95,11 +98,7 @@ def kind_of(role: Role, name: str) -> tuple[Kind, int, Cause]:
     if role is Role.MEMCPY:
         return (*copy_of(name), Cause.NONE)
     if role is Role.KERNEL:
-        if name.startswith(_BLIT_COPY):
-            return Kind.COPY_D2D, -1, Cause.NONE  # its direction stands in the call, see `BLIT_DIRECTIONS`
-        if name.startswith(_BLIT_FILL):
-            return Kind.MEMSET, -1, Cause.NONE
-        return (Kind.COMMUNICATION if _COLLECTIVE.search(name) else Kind.COMPUTE), -1, Cause.NONE
+        return _kernel(name), -1, Cause.NONE
     if role in (Role.OPERATOR, Role.ANNOTATION) and (match := _LOADER_NEXT.match(name)):
         # with workers the main thread waits for them; without, it prepares the batch itself
         fetches = match.group(1).startswith("SingleProcess")
@@ -108,6 +107,14 @@ def kind_of(role: Role, name: str) -> tuple[Kind, int, Cause]:
         return Kind.RANGE, -1, Cause.NONE  # in 2021 annotations were operators, too
     kinds = {Role.OPERATOR: Kind.OPERATOR, Role.CALL: Kind.API, Role.MEMSET: Kind.MEMSET}
     return kinds.get(role, Kind.RANGE), -1, Cause.NONE
+
+
+def _kernel(name: str) -> Kind:
+    if name.startswith(_BLIT_COPY):
+        return Kind.COPY_D2D  # its direction stands in the call, see `BLIT_DIRECTIONS`
+    if name.startswith(_BLIT_FILL):
+        return Kind.MEMSET
+    return Kind.COMMUNICATION if _COLLECTIVE.search(name) else Kind.COMPUTE
 
 
 BLIT_DIRECTIONS = {1: Kind.COPY_H2D, 2: Kind.COPY_D2H}  # hipMemcpyKind in the call's arguments

@@ -59,7 +59,7 @@ class _Export:
         if not any(name.startswith((_GPU, "NVTX_EVENTS", "TARGET_INFO")) for name in self.columns):
             shown = ", ".join(sorted(self.columns)[:4]) or "none"
             raise TraceError(f"{path} is an SQLite database, but no Nsight Systems export; its tables are: {shown}")
-        self.strings = dict(self.select("StringIds", "id", "value"))
+        self.strings: dict[Any, Any] = dict(self.select("StringIds", "id", "value"))
         self.left_out: Counter[str] = Counter()
 
     def select(self, table: str, *columns: str) -> Iterator[Row]:

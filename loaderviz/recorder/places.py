@@ -1,7 +1,7 @@
 """Which lane each event belongs to: host threads and streams, from the pids and tids of a trace.
 
 The role decides, not the pid: GPU rows have the device's number as pid, which may equal a real pid. The stream is
-`args.stream` (newer Kineto puts synchronisation rows at tid = stream + 1,000,000); older files have `"stream 7"` as tid.
+`args.stream` (newer Kineto puts synchronisation rows at tid = stream + 1,000,000); older files have "stream 7" as tid.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class Lanes:
         return ("stream", "ranges")[kind - 1], device_number, abs(stream_number)
 
     def _main(self, keys: list[tuple[str, Any, Any]]) -> int:
-        """Return the lane of the training loop: the process's first thread, else the one with the steps or most calls."""
+        """Return the lane of the training loop: of the steps, else the first thread, else of the most calls."""
         threads = {number: key for number, key in enumerate(keys) if key[0] == "thread"}
         if not threads:
             return -1
         columns = self.trace.columns
         steps = [number for number, name in enumerate(self.trace.names) if STEP.match(name)]
         host = np.isin(columns["role"], (Role.ANNOTATION, Role.OPERATOR))
-        marked = self.lane[np.isin(columns["name"], steps) & host] if steps else []
-        marked = [number for number in np.asarray(marked).tolist() if number in threads]
+        stepping = self.lane[np.isin(columns["name"], steps) & host].tolist() if steps else []
+        marked = [number for number in stepping if number in threads]
         if marked:
             return int(Counter(marked).most_common(1)[0][0])
         calls = np.bincount(self.lane[columns["role"] == Role.CALL], minlength=len(keys))

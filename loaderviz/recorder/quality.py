@@ -1,4 +1,4 @@
-"""How good a recording is, in notes that every figure shows: what is missing, what was left out, how fine the clock is."""
+"""How good a recording is, in notes that every figure shows: what is missing or left out, how fine the clock is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loaderviz import words
 from loaderviz.recorder.kineto import RawTrace
 from loaderviz.recorder.names import ON_DEVICE, Calls, Role
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.integer[Any]]
 
 _PLURAL = {"instant": " marks", "counter": "s", "synchronisation rows": ""}
 _ENOUGH = 50  # events; the steps of a clock cannot be told from fewer

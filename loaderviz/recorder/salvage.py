@@ -47,9 +47,7 @@ def events(texts: list[str], parse_float: Callable[[str], Any] = float) -> tuple
     return saved, lost
 
 
-def _one(
-    texts: list[str], place: int, parse_float: Callable[[str], Any]
-) -> tuple[list[Event] | None, int]:
+def _one(texts: list[str], place: int, parse_float: Callable[[str], Any]) -> tuple[list[Event] | None, int]:
     text = texts[place]
     for repair in (str, repaired):
         found = _parsed(repair(text), parse_float)

@@ -1,9 +1,9 @@
-"""The bytes of a trace file: plain or gzip, whole or cut, in blocks of bounded size; and what a foreign file looks like.
+"""The bytes of a trace file: plain or gzip, whole or cut, in blocks of bounded size; what a foreign file looks like.
 
-    source = Source(Path("trace.json.gz"))
-    for block in source.blocks():
-        ...
-    source.damage        # "" or what is wrong with the file: "its gzip data are cut after 20,971,520 bytes"
+source = Source(Path("trace.json.gz"))
+for block in source.blocks():
+    ...
+source.damage        # "" or what is wrong with the file: "its gzip data are cut after 20,971,520 bytes"
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from loaderviz import words
 from loaderviz.errors import LoadervizError
 
 BLOCK = 1 << 20  # bytes read, and at most inflated, at once
+PACKED = 1 << 15  # compressed bytes given to zlib at once
 BOMB_SIZE, BOMB_RATIO = 1 << 28, 200  # traces shrink by 10 to 50; what inflates 200-fold to over 256 MB is no trace
 SQLITE = b"SQLite format 3\x00"
 _GZIP = b"\x1f\x8b"
@@ -80,7 +82,7 @@ class Source:
         taken = given = 0
         inflater = zlib.decompressobj(31)
         with self.path.open("rb") as file:
-            while data := file.read(BLOCK >> 2):
+            while data := file.read(PACKED):
                 taken += len(data)
                 while data:
                     if inflater.eof:  # a file may hold several gzip members; zeros after the last are padding
@@ -90,10 +92,13 @@ class Source:
                             return
                         inflater = zlib.decompressobj(31)
                         continue
+                    before = inflater.copy()
                     try:
                         block = inflater.decompress(data, BLOCK)
                     except zlib.error as problem:
-                        self.damage = f"its gzip data are damaged after {words.size(given)} ({problem})"
+                        rest = _up_to_damage(before, data)
+                        self.damage = f"its gzip data are damaged after {words.size(given + len(rest))} ({problem})"
+                        yield rest
                         return
                     given += len(block)
                     if given > BOMB_SIZE and given > BOMB_RATIO * taken:
@@ -107,28 +112,41 @@ class Source:
             self.damage = f"its gzip data are cut after {words.size(given)}"
 
 
+def _up_to_damage(inflater: Any, data: bytes) -> bytes:
+    """Inflate byte by byte what comes before the place that zlib refuses."""
+    found = b""
+    for place in range(len(data)):
+        try:
+            found += inflater.decompress(data[place : place + 1])
+        except zlib.error:
+            break
+    return found
+
+
 def looks_like(head: bytes) -> str:
     """Say in a few words what a file that begins with `head` seems to be, for an error message."""
     if not head.strip():
-        return "an empty file" if not head else "a file of blanks"
+        return "a file of blanks" if head else "an empty file"
     for magic, name in _FOREIGN:
         if head.startswith(magic) or (magic == b"ustar" and head[257:262] == magic):
             return name
+    return _binary(head) if b"\x00" in head[:1024] else _text(head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n"))
+
+
+def _binary(head: bytes) -> str:
     if head.startswith(SQLITE):
         return "an SQLite database"
-    if b"\x00" in head[:1024]:
-        nsys = b"QuadDCommon" in head or b"NVIDIA" in head[:4096]
-        return (
-            "an Nsight Systems report; export it with `nsys export --type sqlite` and read the .sqlite file"
-            if nsys else "a binary file"
-        )  # fmt: skip
-    text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    if b"QuadDCommon" in head or b"NVIDIA" in head[:4096]:
+        return "an Nsight Systems report; export it with `nsys export --type sqlite` and read the .sqlite file"
+    return "a binary file"
+
+
+def _text(text: str) -> str:
     if text[:15].lower().startswith(("<!doctype", "<html", "<?xml", "<svg")):
         return "an HTML or XML page (was the download's error page saved instead of the file?)"
     if text.startswith(("{", "[")):
         return _json(text)
-    first = text.splitlines()[0][:60] if text else ""
-    return f"a text file; its first line is {first!r}"
+    return f"a text file; its first line is {text.splitlines()[0][:60]!r}"
 
 
 def _json(text: str) -> str:

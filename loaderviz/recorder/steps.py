@@ -10,7 +10,7 @@ import numpy.typing as npt
 from loaderviz.recorder.names import MARK, NUMBERED, ON_DEVICE, PREFETCH, STEP, Role
 from loaderviz.timeline import Cause, Kind
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.integer[Any]]
 Rows = dict[str, npt.NDArray[Any]]
 
 

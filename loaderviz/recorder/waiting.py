@@ -12,7 +12,7 @@ from loaderviz.recorder.names import ON_DEVICE, Calls, Role
 from loaderviz.recorder.places import Lanes
 from loaderviz.timeline import COPIES, Cause, Kind
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.integer[Any]]
 Rows = dict[str, npt.NDArray[Any]]
 
 _NO_STREAM = (-1, 2**32 - 1)  # both are written where a synchronisation has no stream

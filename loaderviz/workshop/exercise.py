@@ -1,9 +1,9 @@
 """Exercise: a hole with a measured target. Any design that meets the target passes; code is never compared.
 
-    lesson03.overlap.check(my_loader)   # passed, not attempted, not yet (with a fact), crashed
-    lesson03.overlap.hint()             # one hint after the other
-    lesson03.overlap.solution()         # the code of one way to do it
-    lesson03.overlap.show()             # the picture of the last check, with its score
+lesson03.overlap.check(my_loader)   # passed, not attempted, not yet (with a fact), crashed
+lesson03.overlap.hint()             # one hint after the other
+lesson03.overlap.solution()         # the code of one way to do it
+lesson03.overlap.show()             # the picture of the last check, with its score
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Exercise:
 
     def __init__(
         self, number: str, name: str, title: str, *, task: str, target: str, starter: str, answer: str,
-        hints: Sequence[str], measure: Callable[[Any], Score], arguments: Sequence[str] = ("batches",),
+        hints: Sequence[str], measure: Callable[[Any], Score] | None = None, arguments: Sequence[str] = ("batches",),
     ) -> None:  # fmt: skip
         self.number, self.name, self.title = number, name, f"{number} {title}"
         self.task, self.target = task, target
@@ -91,6 +91,12 @@ class Exercise:
             raise NothingCheckedError(f"nothing was checked yet: call {self.name}.check(...) first, then show()")
         return Picture(self.last)
 
+    def measure(self, answer: Any) -> Score:
+        """Run the learner's object; return the score, or raise `NotYet` with a fact."""
+        if self._measure is None:
+            raise NotImplementedError(f"{self.name} has no way to measure an answer")
+        return self._measure(answer)
+
     def _judge(self, answer: Any) -> Outcome:
         if answer is None or answer is ...:
             return self._not_attempted("nothing was given to check")
@@ -98,7 +104,7 @@ class Exercise:
             return self._not_attempted("this is the code as it was given to you")
         try:
             self._callable(answer)
-            score = self._measure(answer)
+            score = self.measure(answer)
         except NotYet as problem:
             if hole := holes.left_open(answer):
                 return self._not_attempted(f"there is still a hole in {hole}")
@@ -113,7 +119,9 @@ class Exercise:
     def _callable(self, answer: Any) -> None:
         call = f"{self.name}.check(your_function)"
         if not callable(answer):
-            raise Crashed(f"a function is wanted, this is a {type(answer).__name__}. Give it without calling it: {call}")
+            raise Crashed(
+                f"it is a {type(answer).__name__}, not a function. Give the function without calling it: {call}"
+            )
         try:
             signature = inspect.signature(answer)
         except (TypeError, ValueError):  # a builtin without one

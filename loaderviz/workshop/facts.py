@@ -22,12 +22,10 @@ WAITS = {Cause.SYNCHRONIZE, Cause.STAGING}
 PAGEABLE = "R7: a copy from memory that is not pinned is staged by the host, so the host waits and gives no new work."
 BLOCKING = "R30: a blocking .to() waits until the copy is done; meanwhile the host gives the GPU no work."
 ONE_STREAM = "R16: one stream is one queue. A copy in the stream that computes never runs beside its kernels."
-TOO_LATE = "R16: a copy cannot start before it is asked for. Ask for the next one before the GPU has finished this work."
-WAITS_FOR_WORK = "R16: `side.wait_stream(...)` waits for all work that is in that queue by then. Wait before you add more."
+TOO_LATE = "R16: a copy cannot start before it is asked for. Ask before the GPU has finished the work before it."
+WAITS_FOR_WORK = "R16: `side.wait_stream(...)` waits for all work queued there by then. Wait before you queue more."
 NOT_FAR_ENOUGH = "a long copy needs more than one step to hide under: copy more batches ahead."
-TOO_STRONG = (
-    "R16: `wait_stream(side)` waits for every copy in the queue, also for later batches. Wait for an event of this batch."
-)
+TOO_STRONG = "R16: `wait_stream(side)` waits for every copy queued so far. Wait for an event of this batch."
 HOST_SYNC = "R25: a call that waits for the GPU (.item(), .cpu(), synchronize) leaves it without work afterwards."
 PINNING = "R43: pin_memory() is a copy by the host, and the loop waits for it."
 HOST_WORK = "R23: work of the host in the loop costs time at each step; the GPU waits if it has nothing queued."
@@ -62,7 +60,7 @@ def kernels_of(timeline: Timeline, batch: int) -> list[Span]:
 
 
 def exposed(timeline: Timeline) -> tuple[Span, int, int] | None:
-    """Return the copy with the longest exposed stretch, and that stretch. Before the first kernel nothing can be hidden.
+    """Return the copy with the longest exposed stretch, and that stretch; before the first kernel none can be hidden.
 
     Where two are about as long, the earlier one: it is the one to look at.
     """
@@ -110,12 +108,11 @@ def _cause(timeline: Timeline, span: Span, start: int) -> Fact:
     if call is not None and before is not None and call.start >= before.end - timeline_step(timeline) // 20:
         text = f" It was asked for at {at(timeline, call.start)}; the kernels before it ended at "
         return f"{text}{at(timeline, before.end)}.", TOO_LATE
-    if engine_was_busy(timeline, span):
-        return " The copy engine was busy with other copies until then.", NOT_FAR_ENOUGH
-    if call is not None and span.start - call.end > timeline_step(timeline) // 4:
+    busy = engine_was_busy(timeline, span)
+    if not busy and call is not None and span.start - call.end > timeline_step(timeline) // 4:
         text = f" It was asked for at {at(timeline, call.start)}, but its stream waited until "
         return f"{text}{at(timeline, span.start)}.", WAITS_FOR_WORK
-    return "", NOT_FAR_ENOUGH
+    return " The copy engine was busy with other copies until then." if busy else "", NOT_FAR_ENOUGH
 
 
 def why_idle(timeline: Timeline) -> Fact:
@@ -147,7 +144,8 @@ def too_strong_wait(timeline: Timeline) -> Fact | None:
         if not kernels:
             continue
         begin, call = kernels[0].start, call_of(timeline, kernels[0])
-        later = [span for span in copies(timeline) if span.batch > copy.batch and span.start < begin <= span.end + 50_000]
+        behind = (span for span in copies(timeline) if span.batch > copy.batch)
+        later = [span for span in behind if span.start < begin <= span.end + 50_000]
         before = last_kernel_before(timeline, begin)
         free = max(copy.end, before.end if before else copy.end, call.end if call else begin)
         if later and begin - free > timeline_step(timeline) // 3:

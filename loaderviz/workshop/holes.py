@@ -1,8 +1,8 @@
 """Is there a hole left in the learner's code, and where did it go wrong? Nothing else is ever read in it.
 
-    left_open(answer)                # "line 4: ...", or "" when nothing is left to fill in
-    is_unchanged(answer, starter)    # the starter, as it was given out
-    line_of(error, answer)           # "line 7: x = x.to('cuda')": the last line of theirs that the error passed
+left_open(answer)                # "line 4: ...", or "" when nothing is left to fill in
+is_unchanged(answer, starter)    # the starter, as it was given out
+line_of(error, answer)           # "line 7: x = x.to('cuda')": the last line of theirs that the error passed
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _why(got: float, truth: float, steps: list[Span], timeline: Timeline) -> fac
     if got < truth and function.end < steps[-1].end:
         return f"Your function was back at {facts.at(timeline, function.end)}: before the GPU had finished.", R27
     if got > truth:
-        text = f"Until {facts.at(timeline, steps[0].start)} the GPU was busy with earlier work, and you timed that, too."
+        text = f"Until {facts.at(timeline, steps[0].start)} the GPU did earlier work, and you timed that, too."
         return text, R27
     return "", R27
 

@@ -76,8 +76,8 @@ def prefetch(batches):
 ''',
     hints=(
         "Three conditions: pinned (you have that), non_blocking=True, and a stream of its own for the copies.",
-        "Keep one batch back: queue the copy of the new batch, yield the one before it, then let `main` wait for the new "
-        "one.",
+        "Keep one batch back: queue the copy of the new batch, yield the one before it, then let `main` wait for the "
+        "new one.",
         "The memory was taken in the side stream. Before you hand out a tensor: `tensor.record_stream(main)`.",
     ),
     measure=_overlap,
@@ -92,8 +92,8 @@ def _uneven(answer: Callable[..., Any]) -> Score:
 
 uneven = Exercise(
     "3.2", "lesson03.uneven", "Batches of different size",
-    task="Every fourth batch is four times as large. Its copy needs more than one step to hide under. Write a prefetcher "
-    "that copies up to `depth` batches ahead (the check asks for 4).",
+    task="Every fourth batch is four times as large. Its copy needs more than one step to hide under. Write a "
+    "prefetcher that copies up to `depth` batches ahead (the check asks for 4).",
     target=f"{len(UNEVEN)} batches within 1.05x of the limit, no hazard, every batch correct and in order. The limit: "
     "copies as early as you like, each one before its work.",
     starter='''
@@ -198,7 +198,7 @@ def prefetch(batches):
 ''',
     hints=(
         "non_blocking means: the copy may still be running when the source writes new values into the same memory.",
-        "The next buffer to be overwritten is that of the batch before this one. Which event says that its copy is over?",
+        "The next buffer to be overwritten is that of the batch just used. Which event says that its copy is over?",
         "`event.synchronize()` makes the host wait for an event. The GPU still has the work of a whole batch queued.",
     ),
     measure=_refill,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import secrets
 from collections.abc import Callable, Iterator
@@ -124,7 +125,7 @@ def _shuffle(answer: Callable[..., Any]) -> Score:
     with _other_random_numbers():
         run = feed(answer, data, Setting(epochs=EPOCHS, dtype=torch.uint8), machine.SAMPLES, EPOCHS, resident=True)
     epochs = _must_be_complete(run, _order(run))
-    for one, other in zip(epochs, epochs[1:], strict=False):
+    for one, other in itertools.pairwise(epochs):
         _must_differ(run, one, other)
     run.must_be_sent(data.images.nbytes + data.labels.nbytes)
     run.must_have_no_hazards()
@@ -136,7 +137,7 @@ shuffle = Exercise(
     "4.1", "lesson04.shuffle", "Shuffle on the GPU",
     task="`images` (uint8) and `labels` are in host memory. Move them to the GPU once. Then hand out all samples in "
     "batches of `size`, `epochs` times: each sample once in an epoch, in a new random order of the samples each time.",
-    target="within 1.1x of the limit (one move, then only work), and the host waits for the GPU at most twice an epoch.",
+    target="within 1.1x of the limit (one move, then only work), the host waits for the GPU at most twice an epoch.",
     starter='''
 import torch
 
@@ -203,8 +204,8 @@ def _resume(answer: Callable[..., Any]) -> Score:
 
 resume = Exercise(
     "4.2", "lesson04.resume", "Resume in the middle of an epoch",
-    task="The training was stopped. Hand out the batches of epoch `epoch` from batch number `first` on: the very batches "
-    "that would have come without the stop. Shuffle samples; another epoch has another order.",
+    task="The training was stopped. Hand out the batches of epoch `epoch` from batch number `first` on: the very "
+    "batches that would have come without the stop. Shuffle samples; another epoch has another order.",
     target="the same batches as in the run from the start, in another process, within 1.25x of the limit.",
     starter='''
 import torch
@@ -260,8 +261,8 @@ def _safe(answer: Callable[..., Any]) -> Score:
 
 safe = Exercise(
     "4.3", "lesson04.safe", "A batch that may be changed",
-    task="The training loop of this check changes each batch in place (`x.sub_(1)`). Hand out the images as float32, in "
-    "storage order, in batches of `size`, `epochs` times. The second epoch must be as good as the first.",
+    task="The training loop of this check changes each batch in place (`x.sub_(1)`). Hand out the images as float32, "
+    "in storage order, in batches of `size`, `epochs` times. The second epoch must be as good as the first.",
     target="every batch correct in both epochs, one move of the uint8 data, within 1.2x of the limit.",
     starter='''
 def resident(images, labels, size, epochs):

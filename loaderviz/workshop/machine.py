@@ -1,7 +1,7 @@
 """The machine of the exercises, and what can be known about a run before it runs: its limit.
 
 The exercises use small tensors, so that a check takes about a second. The machine moves bytes at a fortieth of the
-speed of the lessons' laptop, so a batch of 64 behaves as one of 2560 does there: the copies take as long, the calls too.
+speed of the lessons' laptop, so a batch of 64 behaves as one of 2560 does there: copies take as long, and calls.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def conversion_time(samples: int, kernels: int) -> int:
 def warm_up() -> None:
     """Fill the memory pools of all streams that a program can get, as in a training run that is under way.
 
-    PyTorch hands out its 32 side streams in turn (R15), so the next `torch.cuda.Stream()` is the first of these. Without
-    it the first batches would wait for cudaMalloc, which stops the whole device (R13). Call it inside a recording.
+    PyTorch hands out its 32 side streams in turn (R15), so the next `torch.cuda.Stream()` is one of these. Without it
+    the first batches would wait for cudaMalloc, which stops the whole device (R13). Call it inside a recording.
     """
     for stream in [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(POOL_STREAMS))]:
         with torch.cuda.stream(stream):

@@ -1,8 +1,8 @@
 """Run a learner's loader on the emulated GPU, with the check as its consumer, and judge what came out.
 
-    run = feed(answer, data, Setting(...))      # raises NotYet at the first batch that is none
-    run.must_be_right()                         # every batch correct and in order, no hazards, every byte travelled
-    run.took                                    # ns, from the call to the end of the last work on the GPU
+run = feed(answer, data, Setting(...))      # raises NotYet at the first batch that is none
+run.must_be_right()                         # every batch correct and in order, no hazards, every byte travelled
+run.took                                    # ns, from the call to the end of the last work on the GPU
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Run:
 
         `needed`: bytes that must have travelled to the GPU; all epochs of the data by default.
         """
-        expected = list(zip(self.data.sums.split(self.data.sizes), self.data.labels.split(self.data.sizes), strict=True))
+        sizes = self.data.sizes
+        expected = list(zip(self.data.sums.split(sizes), self.data.labels.split(sizes), strict=True))
         for number, (sums, labels) in enumerate(self.seen):
             wanted = expected[number % len(expected)]
             if not (torch.equal(sums, wanted[0]) and torch.equal(labels, wanted[1])):
@@ -121,28 +122,29 @@ class Run:
 
 
 def feed(
-    answer: Callable[..., Any], data: Data, setting: Setting, *more: Any, resident: bool = False, count: int = 0
-) -> Run:
+    answer: Callable[..., Any], data: Data, setting: Setting, *more: Any, resident: bool = False, count: int = 0,
+    consumer: type[Consumer] | None = None,
+) -> Run:  # fmt: skip
     """Call `answer(batches, *more)` inside the measured window and consume what it yields.
 
     `resident`: it gets the whole data set, `answer(images, labels, *more)`, pageable in host memory. `count`: how many
-    batches it must hand out, if not all of them `setting.epochs` times. Raises `NotYet`
-    for what is not a batch on the GPU, and whatever the learner's code raises.
+    batches it must hand out, if not all of them `setting.epochs` times. `consumer`: another loop than `Consumer`.
+    Raises `NotYet` for what is not a batch on the GPU, and whatever the learner's code raises.
     """
     with record(on=setting.gpu, host=setting.host) as recording:
-        consumer = _Consumer(data, setting, count)
+        loop = (consumer or Consumer)(data, setting, count)
         source = Source(() if resident else data.batches, pinned=setting.pinned, buffers=setting.buffers)
         given = (data.images.clone(), data.labels.clone()) if resident else (source,)
         machine.warm_up()
         with _own_marks() as mark, record_function(WINDOW):
-            consumer.consume(answer(*given, *more), mark)
+            loop.consume(answer(*given, *more), mark)
             torch.cuda.synchronize()
-        seen = [(sums.cpu(), labels.cpu()) for sums, labels in consumer.seen]
+        seen = [(sums.cpu(), labels.cpu()) for sums, labels in loop.seen]
     hazards = getattr(recording, "hazards", ())
     return Run(window_of(recording.timeline), hazards, seen, data, setting.epochs, source.refills)
 
 
-class _Consumer:
+class Consumer:
     """The training loop of the check: looks at each batch, works on it on the GPU, keeps the sums."""
 
     def __init__(self, data: Data, setting: Setting, count: int) -> None:
@@ -152,19 +154,24 @@ class _Consumer:
         self.wanted = (list(data.sizes) * setting.epochs)[: count or None]
 
     def consume(self, batches: Any, mark: Callable[[int, int], None]) -> None:
+        """Take the batches one by one, as a training loop does; raise `NotYet` if there are too few or too many."""
         iterator = _iterator(batches)
         for number, batch in enumerate(itertools.islice(iterator, len(self.wanted))):
             images, labels = self.checked(number, batch)
             del batch
             mark(number, len(images))
-            self.seen.append((self.work(images), labels.clone()))
-            if self.setting.changes:
-                images.sub_(1)
+            self.step(images, labels)
             del images, labels
         if len(self.seen) < len(self.wanted):
             raise NotYet(f"{len(self.seen)} batches were handed out, but {len(self.wanted)} were wanted.")
         if next(iterator, None) is not None:
             raise NotYet(f"More than {len(self.wanted)} batches were handed out: after the last one, stop.")
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """Work on one batch on the GPU; keep what it is recognised by."""
+        self.seen.append((self.work(images), labels.clone()))
+        if self.setting.changes:
+            images.sub_(1)
 
     def checked(self, number: int, batch: Any) -> Batch:
         """Return (images, labels), or raise `NotYet` that says why this is no batch on the GPU."""
@@ -172,7 +179,7 @@ class _Consumer:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             raise NotYet(f"{what} is {_said(batch)}: a batch is a pair (images, labels).")
         size = self.wanted[number]
-        wanted = ((size, machine.FEATURES), self.setting.dtype), ((size,), torch.int64)
+        wanted = ((size, *self.data.images.shape[1:]), self.dtypes(batch[0])), ((size,), torch.int64)
         for name, part, (shape, dtype) in zip(("images", "labels"), batch, wanted, strict=True):
             if type(part) is not torch.Tensor:
                 raise NotYet(f"The {name} of batch {number} are {_said(part)}: a tensor is wanted.")
@@ -186,6 +193,10 @@ class _Consumer:
                     f"The {name} of batch {number} are {part.dtype} {tuple(part.shape)}; {dtype} {shape} is wanted."
                 )
         return batch[0], batch[1]
+
+    def dtypes(self, images: Any) -> torch.dtype:
+        """Return the dtype that the images must have."""
+        return self.setting.dtype
 
 
 def window_of(timeline: Timeline) -> Timeline:

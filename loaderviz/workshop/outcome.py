@@ -29,6 +29,11 @@ class NotYet(Exception):
         super().__init__(fact)
         self.fact, self.rule, self.score, self.timeline = fact, rule, score, timeline
 
+    def with_score(self, score: str) -> NotYet:
+        """Return it with the line of numbers."""
+        self.score = score
+        return self
+
 
 class Crashed(Exception):
     """Raised by a check: the learner's code cannot be run as it is; the message says why."""

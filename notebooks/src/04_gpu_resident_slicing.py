@@ -303,9 +303,9 @@ for shuffle in ("samples", "blocks", "batches"):
 
 # %%
 with lv.record(on=GPU):
-    data = images.float().to("cuda")
+    data = images[: 10 * BATCH].float().to("cuda")
     for epoch in range(3):
-        print(f"epoch {epoch}: mean of the data set {data.mean().item():9.5f}")
+        print(f"epoch {epoch}: mean of the data {data.mean().item():9.5f}")
         for start in range(0, len(data), BATCH):
             x = data[start : start + BATCH]
             x.div_(255)  # meant for this batch only
@@ -316,7 +316,8 @@ with lv.record(on=GPU):
 
 # %%
 with lv.record(on=GPU):
-    loader = ResidentLoader((images.float(), labels), BATCH, shuffle="batches")
+    floats = images[: 10 * BATCH].float()
+    loader = ResidentLoader((floats, labels[: 10 * BATCH]), BATCH, shuffle="batches")
     try:
         for x, _ in loader:
             x.div_(255)

@@ -52,10 +52,11 @@ class BackwardStreams:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             session, caller = self.session, self.session.stream
             outer, self.used = self.used, []
+            call, session.call = session.call, (args, {})
             try:
                 return run(*args, **kwargs)
             finally:
-                session.stream = caller
+                session.stream, session.call = caller, call
                 for stream in self.used:
                     if stream is not caller:
                         session.runtime.wait_stream(caller, stream)

@@ -43,6 +43,14 @@ class Functions(TorchFunctionMode):
             self.session.resting = operators
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        session = self.session
+        before, session.call = session.call, (args, kwargs)
+        try:
+            return self._run(func, args, kwargs)
+        finally:
+            session.call = before
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         handler = HANDLERS.get(func)
         if handler is not None:
             return handler(self.session, func, args, kwargs)

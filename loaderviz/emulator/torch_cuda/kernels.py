@@ -18,8 +18,9 @@ aten = torch.ops.aten
 NO_KERNEL = frozenset((
     "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "set_", "resize_",
     "_unsafe_view", "lift", "detach_", "squeeze_", "unsqueeze_", "transpose_", "t_", "as_strided_", "swapaxes_",
-    "swapdims_", "is_same_size", "is_pinned", "record_stream", "_has_compatible_shallow_copy_type",
+    "swapdims_", "record_stream",
 ))  # fmt: skip
+QUESTIONS = frozenset(("is_same_size", "is_pinned", "_has_compatible_shallow_copy_type"))
 # They read something back, so the host waits for the current stream (R25).
 SYNCHRONIZING = frozenset((
     "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive",
@@ -28,7 +29,11 @@ SYNCHRONIZING = frozenset((
 INDEXING = frozenset(("index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put"))
 GATHERING = frozenset(("index_select", "index", "gather", "embedding", "take"))  # they read a part of their source
 # CPU tensors may stand beside device tensors here.
-MIXED = INDEXING | {"copy_", "_to_copy", "_pack_padded_sequence", "_ctc_loss", "tensor_split", "set_"}
+MIXED = INDEXING | {
+    "copy_", "_to_copy", "_pack_padded_sequence", "_pack_padded_sequence_backward", "_ctc_loss", "_ctc_loss_backward",
+    "tensor_split", "set_",
+}  # fmt: skip
+HOST_OUTPUTS = {"_pack_padded_sequence": 1}  # which result belongs on the host
 MATMUL = frozenset(("mm", "addmm", "bmm", "baddbmm"))
 FP32: costs.Precision = "fp32"
 HALF = (torch.float16, torch.bfloat16)
@@ -49,14 +54,17 @@ class Operator:
         self.base = self.name.split("::")[-1]
         aliases = [entry.alias_info for entry in schema.returns]
         # Views share their storage, and with it all that is known of it.
-        self.is_free = self.name.startswith("profiler::") or any(
-            alias is not None and not alias.is_write for alias in aliases
+        self.is_free = (
+            self.base in QUESTIONS
+            or self.name.startswith("profiler::")
+            or any(alias is not None and not alias.is_write for alias in aliases)
         )
         self.no_kernel = self.base in NO_KERNEL
         self.synchronizes = self.base in SYNCHRONIZING or overload is aten.repeat_interleave.Tensor
         self.indexes = self.base in INDEXING
         self.gathers = self.base in GATHERING
         self.mixed = self.base in MIXED
+        self.host_output = HOST_OUTPUTS.get(self.base, -1)
         self.flops: Callable[..., int] | None = flop_registry.get(COUNTED_AS.get(self.packet, self.packet))
 
 

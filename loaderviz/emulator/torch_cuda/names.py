@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loaderviz.emulator.torch_cuda.handlers import TYPES, is_device
 from loaderviz.emulator.torch_cuda.session import wanted_device
 from loaderviz.emulator.torch_cuda.streams import (
     REAL_EVENT,
@@ -55,6 +56,8 @@ def install(session: Session, patches: Patches) -> None:
             patches.set(torch.cuda.memory, name, value)
         if hasattr(torch.cuda.random, name):
             patches.set(torch.cuda.random, name, value)
+    for dtype, name in TYPES.items():
+        patches.function(torch.cuda, name, _legacy_type(name, dtype))
     for name, what in NOT_MODELLED.items():
         patches.function(torch.cuda, name, _refusal(f"torch.cuda.{name}", what))
     patches.function(torch, "compile", _refusal("torch.compile", "compiled code on the device"))
@@ -70,6 +73,20 @@ def _refusal(call: str, what: str) -> Callable[..., Any]:
         raise NotModelledError(f"{call}: the emulated GPU does not model {what}. Leave this call out, or run on a GPU.")
 
     return refuse
+
+
+def _legacy_type(name: str, dtype: torch.dtype) -> type:
+    """Return what stands in for `torch.cuda.FloatTensor` and its like: it can be asked for, not made."""
+
+    class Meta(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return is_device(instance) and instance.dtype is dtype
+
+    class Legacy(metaclass=Meta):
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            raise NotModelledError(f"torch.cuda.{name}(…) is not modelled; use torch.tensor(…, device='cuda')")
+
+    return Legacy
 
 
 def _nothing() -> Callable[..., None]:

@@ -61,9 +61,11 @@ class Operators(TorchDispatchMode):
                     on_device = True
                     break
             target = session.target
-            if target is not None:
+            if target is not None and operator.base != "_local_scalar_dense":  # a size given as a tensor is read first
                 session.target = None  # it is meant for this operator, not for what it calls
-            wanted = on_device if target is None else target.type == "cuda"
+                wanted = target.type == "cuda"
+            else:  # a composite function may make memory without naming a tensor: it belongs where its arguments are
+                wanted = on_device or (not tensors and session.call_is_on_device())
             if not (on_device or wanted):
                 return self._on_host(operator, func, args, kwargs, tensors, tags)
             session.enter(operator.name)
@@ -168,7 +170,9 @@ class Operators(TorchDispatchMode):
 
     def _place_outputs(self, operator: Operator, outputs: Tensors, batch: int) -> None:
         session = self.session
-        for output in outputs:
+        for position, output in enumerate(outputs):
+            if position == operator.host_output:
+                continue
             tag = _tag(output)
             if tag is None or type(tag) is not DeviceTag:
                 if output.layout is not torch.strided:

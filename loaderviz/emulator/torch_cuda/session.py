@@ -30,7 +30,17 @@ from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.memory import DevicePool, OutOfMemory, PinnedPool
 from loaderviz.emulator.runtime import Event, Runtime
 from loaderviz.emulator.torch_cuda.batches import BatchNumbers
-from loaderviz.emulator.torch_cuda.tags import ATTRIBUTE, Arrival, DeviceTag, HostTag, Tag, set_tag, storage_of, tag_of
+from loaderviz.emulator.torch_cuda.tags import (
+    ATTRIBUTE,
+    Arrival,
+    DeviceTag,
+    HostTag,
+    Tag,
+    any_on_device,
+    set_tag,
+    storage_of,
+    tag_of,
+)  # fmt: skip
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Context, Timeline
 
@@ -82,6 +92,7 @@ class Session:
         self.fetching = 0  # above 0: inside dataset and collate, whose host costs come from `Host`
         self.operators: Any = None  # the mode that sees every operator
         self.resting: Any = None  # the same, while it is put aside
+        self.call: tuple[Any, Any] = ((), {})  # the arguments of the torch function that runs
         self.target: torch.device | None = None  # where a factory call wants its result
         self.sync_debug = 0  # 0 off, 1 warn, 2 error
         self.batches = BatchNumbers(self.runtime)
@@ -149,6 +160,11 @@ class Session:
             self.pin(tensor)
             tag = tag_of(tensor)
         return tag  # type: ignore[no-any-return]
+
+    def call_is_on_device(self) -> bool:
+        """Tell whether the torch function that runs was called with a tensor of the device."""
+        args, kwargs = self.call
+        return any_on_device(args) or any_on_device(kwargs.values())
 
     def release_device(self, tag: DeviceTag) -> None:
         """The storage is gone: its block is free from now on, at the host's time (R35).

@@ -7,6 +7,7 @@ it dies with the storage: that is when the block goes back to its pool.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -102,3 +103,14 @@ def is_on_device(tensor: torch.Tensor) -> bool:
         return type(getattr(tensor.untyped_storage(), ATTRIBUTE, None)) is DeviceTag
     except (NotImplementedError, RuntimeError):
         return False
+
+
+def any_on_device(values: Iterable[Any]) -> bool:
+    """Tell whether one of these values, or of the lists among them, is a tensor of the emulated device."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if is_on_device(value):
+                return True
+        elif isinstance(value, (list, tuple)) and any_on_device(value):
+            return True
+    return False

@@ -132,6 +132,26 @@ def test_common_layers_run_forward_and_backward():
         assert table.weight.grad.is_cuda
 
 
+def test_functions_that_make_memory_inside_make_it_on_the_device():
+    with lv.record(on="a100"):
+        labels = torch.tensor([0, 2], device="cuda")
+        assert F.one_hot(labels, 3).tolist() == [[1, 0, 0], [0, 0, 1]]
+        packed = nn.utils.rnn.pack_padded_sequence(
+            torch.ones(2, 3, 4, device="cuda", requires_grad=True), torch.tensor([3, 2]), batch_first=True
+        )
+        assert packed.data.is_cuda
+        assert not packed.batch_sizes.is_cuda
+        output, _ = nn.GRU(4, 5, batch_first=True).cuda()(packed)
+        padded, lengths = nn.utils.rnn.pad_packed_sequence(output)
+        padded.sum().backward()
+        assert padded.is_cuda
+        assert lengths.tolist() == [3, 2]
+        assert torch.block_diag(torch.ones(1, 1, device="cuda"), torch.ones(1, 1, device="cuda")).is_cuda
+        with torch.inference_mode():
+            assert nn.Linear(2, 2).cuda()(torch.ones(1, 2).cuda()).is_cuda
+        assert not torch.zeros(2).is_cuda
+
+
 def test_checkpointing_and_hooks_on_saved_tensors():
     from torch.utils.checkpoint import checkpoint
 

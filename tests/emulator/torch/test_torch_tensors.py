@@ -155,6 +155,8 @@ def test_a_default_device_is_respected(recording):
 def test_what_a_tensor_says_of_itself(recording):
     x = torch.ones(2, device="cuda")
     assert x.type() == "torch.cuda.FloatTensor"
+    assert isinstance(x, torch.cuda.FloatTensor)
+    assert not isinstance(x.cpu(), torch.cuda.FloatTensor)
     assert repr(x) == "tensor([1., 1.], device='cuda:0')"
     assert f"{x[0]:.1f}" == "1.0"
     assert repr(x.double().requires_grad_()) == (
@@ -245,6 +247,7 @@ def test_out_of_memory_has_the_numbers_and_the_program_may_go_on():
         lambda: torch.cuda.set_device(1),
         lambda: torch.cuda.Event(interprocess=True),
         lambda: torch.cuda.ExternalStream(0),
+        lambda: torch.cuda.FloatTensor(3),
         lambda: torch.ones(1, device="cuda").type("torch.FloatTensor"),
     ],
 )

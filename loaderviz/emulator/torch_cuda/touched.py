@@ -1,0 +1,311 @@
+"""Touched: tells `Races` which bytes each operator and copy reads and writes, and watches pinned memory being copied.
+
+Whole tensors and dense views are exact. A view with gaps counts row by row up to `ROWS` rows; one with more counts from
+its first to its last byte, so that two streams at work on interleaved columns look as if they met. What numpy writes
+into a pinned buffer during its copy is found by comparing the bytes; what it reads is not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from loaderviz.emulator.findings import UNSEEN
+from loaderviz.emulator.hazards import HOST, Place
+from loaderviz.emulator.torch_cuda.tags import ATTRIBUTE, DeviceTag, HostTag
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.accesses import Work
+    from loaderviz.emulator.device import Command
+    from loaderviz.emulator.races import Races
+
+ROWS = 64  # of a view with gaps that are told apart
+WHOLE = 16 * 1024  # bytes up to which all of them go into the checksum one by one
+SAMPLES, SAMPLE = 8, 2048  # of larger ones: pieces in which order counts, too [bytes]
+# They write without reading what they write to, though it is their first argument.
+FILLING = frozenset((
+    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "log_normal_",
+    "geometric_", "cauchy_", "set_", "_foreach_copy_", "_foreach_zero_", "arange", "randperm",
+))  # fmt: skip
+UNMARKED = {"native_batch_norm": (3, 4)}  # running statistics, which its schema does not name as written
+
+
+class Plan:
+    """Which arguments of an overload are written, worked out once: by position, or by keyword."""
+
+    def __init__(self, overload: Any) -> None:
+        schema = overload._schema
+        name = schema.name.split("::")[-1]
+        marked = [
+            (position, argument)
+            for position, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        self.positions = (*(place for place, argument in marked if not argument.kwarg_only), *UNMARKED.get(name, ()))
+        self.keywords = tuple(argument.name for _, argument in marked)
+        self.fills = name in FILLING or any(argument.kwarg_only for _, argument in marked)  # out=...
+        self.writes = bool(self.positions or self.keywords)
+        self.operator = schema.name
+
+    def written(self, args: Any, kwargs: Any) -> set[int]:
+        """Return the ids of the tensors that this call writes to."""
+        found = [args[position] for position in self.positions if position < len(args)]
+        if kwargs:
+            found += [kwargs[name] for name in self.keywords if name in kwargs]
+        ids: set[int] = set()
+        for value in found:
+            ids.update(map(id, value) if isinstance(value, (list, tuple)) else (id(value),))
+        return ids
+
+
+class Watch(NamedTuple):
+    """Pinned bytes that a copy may still be reading, and what they were when it was queued."""
+
+    work: Work
+    place: Place
+    storage: weakref.ref[torch.UntypedStorage]
+    first: int  # byte in the storage
+    nbytes: int
+    checksum: int
+    block: Any
+    shape: Any
+    dtype: Any
+
+
+class Touched:
+    """The way from torch's operators to the addresses that `Races` knows."""
+
+    def __init__(self, races: Races) -> None:
+        self.races = races
+        self._plans: dict[Any, Plan] = {}
+        self._watches: dict[tuple[int, int], Watch] = {}  # by first address and size
+
+    # On the device
+
+    def kernel(
+        self, command: Command, overload: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+    ) -> None:  # fmt: skip
+        """An operator was launched as `command`."""
+        plan = self._plan(overload)
+        work = self.races.work(command, plan.operator)
+        if plan.writes:
+            written = plan.written(args, kwargs)
+            for tensor in tensors:
+                writes = id(tensor) in written
+                self._device(work, tensor, not (writes and plan.fills), writes)
+            known = {id(tensor) for tensor in tensors}
+            outputs = [output for output in outputs if id(output) not in known]
+        else:
+            for tensor in tensors:
+                self._device(work, tensor, True, False)
+        for output in outputs:
+            self._device(work, output, False, True)
+
+    def device(
+        self, command: Command, operator: str = "", reads: Iterable[torch.Tensor] = (),
+        writes: Iterable[torch.Tensor] = (),
+    ) -> Work:  # fmt: skip
+        """`command` reads and writes these device tensors; others are passed over."""
+        work = self.races.work(command, operator)
+        for tensor in reads:
+            self._device(work, tensor, True, False)
+        for tensor in writes:
+            self._device(work, tensor, False, True)
+        return work
+
+    def _device(self, work: Work, tensor: torch.Tensor, reads: bool, writes: bool) -> None:
+        try:
+            tag = getattr(tensor.untyped_storage(), ATTRIBUTE)
+        except (AttributeError, NotImplementedError, RuntimeError):
+            return
+        if type(tag) is DeviceTag:
+            self._access(work, tensor, tag.block, reads, writes)
+
+    def _access(self, work: Work, tensor: torch.Tensor, block: Any, reads: bool, writes: bool) -> None:
+        size = tensor.itemsize
+        base = block.address + tensor.storage_offset() * size
+        access, shape, dtype = self.races.access, tensor.shape, tensor.dtype
+        if tensor.is_contiguous():
+            access(work, base, base + tensor.numel() * size, shape, dtype, block, reads=reads, writes=writes)
+            return
+        for first, end in pieces(tensor):
+            access(
+                work, base + first * size, base + end * size, shape, dtype, block, reads=reads, writes=writes
+            )  # fmt: skip
+
+    # Copies
+
+    def to_device(self, command: Command, target: torch.Tensor, source: torch.Tensor, *, blocking: bool) -> None:
+        """A copy to the device was queued (and, if blocking, waited for)."""
+        tag = _pinned(source)
+        if tag is not None:
+            self.look_again(source, tag)
+        work = self.device(command, writes=[target])
+        if tag is not None:
+            self._access(work, source, tag.block, True, False)
+            if not blocking:
+                self._watch(work, source, tag)
+
+    def to_host(self, command: Command, target: torch.Tensor, source: torch.Tensor) -> None:
+        """A copy to the host was queued."""
+        tag = _pinned(target)
+        if tag is not None:
+            self.look_again(target, tag)
+        work = self.device(command, reads=[source])
+        if tag is not None:
+            self._access(work, target, tag.block, False, True)
+
+    # On the host
+
+    def host_operator(self, overload: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> None:
+        """An operator ran on host tensors; pinned ones may be in use by a copy."""
+        used = [(tensor, tag) for tensor in tensors if (tag := _pinned(tensor)) is not None]
+        if not used:
+            return
+        plan = self._plan(overload)
+        written = plan.written(args, kwargs) if plan.writes else set()
+        work = self.races.host_work(plan.operator, len(self.races.runtime.builder) - 1)
+        for tensor, tag in used:
+            writes = id(tensor) in written
+            if writes:
+                self._unwatch(tag)
+            self._access(work, tensor, tag.block, not (writes and plan.fills), writes)
+
+    def host_read(self, tensor: torch.Tensor, call: str) -> None:
+        """A call that is no operator reads a host tensor: `tolist`, `print`."""
+        tag = _pinned(tensor)
+        if tag is not None:
+            self._access(self.races.host_work(call), tensor, tag.block, True, False)
+
+    # What nobody tells of: bytes that changed
+
+    def _watch(self, work: Work, source: torch.Tensor, tag: HostTag) -> None:
+        storage, block = source.untyped_storage(), tag.block
+        assert block is not None and work.stream is not None
+        first, end = _hull(source)
+        if first == end:
+            return
+        size = source.itemsize
+        key = (block.address + first * size, (end - first) * size)
+        place = (work.stream.id, work.number)
+        watch = Watch(
+            work, place, _weak(storage, key, self._watches), first * size, key[1], 0, block, source.shape, source.dtype
+        )
+        self._watches[key] = watch._replace(checksum=checksum(_bytes(storage, watch)))
+
+    def look(self) -> None:
+        """The host has waited: what it now knows to be copied must be as it was when the copy was queued."""
+        ordered = self.races.order.is_ordered
+        for key in [key for key, watch in self._watches.items() if ordered(HOST, watch.place)]:
+            self._compare(self._watches.pop(key))
+
+    def look_again(self, tensor: torch.Tensor, tag: HostTag) -> None:
+        """Pinned memory is used for another copy: see what happened to it since the last one."""
+        block = tag.block
+        assert block is not None
+        inside = [key for key in self._watches if block.address <= key[0] < block.address + max(1, block.size)]
+        for key in inside:
+            self._compare(self._watches.pop(key))
+
+    def look_at_all(self) -> None:
+        """The run is over: no copy was waited for that is still watched."""
+        for key in list(self._watches):
+            self._compare(self._watches.pop(key))
+
+    def _compare(self, watch: Watch) -> None:
+        storage = watch.storage()
+        if storage is None or checksum(_bytes(storage, watch)) == watch.checksum:
+            return
+        self.races.changed_unseen(watch.work, UNSEEN, watch.shape, watch.dtype, watch.block)
+
+    def _unwatch(self, tag: HostTag) -> None:
+        """A write that is seen needs no watch."""
+        block = tag.block
+        assert block is not None
+        for key in [key for key in self._watches if block.address <= key[0] < block.address + max(1, block.size)]:
+            del self._watches[key]
+
+    def _plan(self, overload: Any) -> Plan:
+        plan = self._plans.get(overload)
+        if plan is None:
+            plan = self._plans[overload] = Plan(overload)
+        return plan
+
+
+def pieces(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """Return the ranges of elements that a view touches, counted from its first: exact up to `ROWS` ranges."""
+    if tensor.numel() == 0:
+        return []
+    dims = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+    run = 1
+    rest: list[tuple[int, int]] = []
+    for stride, size in dims:
+        if stride == 0:
+            continue  # the same elements again
+        if not rest and stride <= run:
+            run = stride * (size - 1) + run
+        else:
+            rest.append((stride, size))
+    if not rest:
+        return [(0, run)]
+    count = 1
+    for _, size in rest:
+        count *= size
+    if count > ROWS:
+        return [(0, sum(stride * (size - 1) for stride, size in rest) + run)]
+    starts = [0]
+    for stride, size in rest:
+        starts = [start + stride * step for step in range(size) for start in starts]
+    return [(start, start + run) for start in sorted(starts)]
+
+
+def checksum(data: memoryview) -> int:
+    """Return a number that changes when the bytes do: all of them count, and their order in small ones and samples."""
+    if len(data) <= WHOLE:
+        return zlib.crc32(data)
+    whole = len(data) // 8 * 8
+    total = int(np.frombuffer(data, np.uint64, whole // 8).sum(dtype=np.uint64))  # wraps
+    in_order = zlib.crc32(data[whole:])
+    for start in range(0, len(data), max(SAMPLE, len(data) // SAMPLES)):
+        in_order = zlib.crc32(data[start : start + SAMPLE], in_order)
+    return total << 32 | in_order
+
+
+def _pinned(tensor: torch.Tensor) -> HostTag | None:
+    """Return the tag of a host tensor in a pinned block, or None."""
+    try:
+        tag = getattr(tensor.untyped_storage(), ATTRIBUTE)
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None
+    return tag if type(tag) is HostTag and tag.block is not None and tag.block.size else None
+
+
+def _hull(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return first and last element + 1 in the storage."""
+    parts = pieces(tensor)
+    offset = int(tensor.storage_offset())
+    return (offset + parts[0][0], offset + parts[-1][1]) if parts else (0, 0)
+
+
+def _bytes(storage: torch.UntypedStorage, watch: Watch) -> memoryview:
+    flat = torch.empty(0, dtype=torch.uint8)
+    flat.set_(storage, watch.first, (watch.nbytes,), (1,))
+    return flat.numpy().data
+
+
+def _weak(
+    storage: torch.UntypedStorage, key: tuple[int, int], watches: dict[tuple[int, int], Watch]
+) -> weakref.ref[torch.UntypedStorage]:
+    """Return a weak reference that ends the watch with the storage: memory that is gone cannot be written to."""
+    def gone(reference: weakref.ref[torch.UntypedStorage]) -> None:
+        watch = watches.get(key)
+        if watch is not None and watch.storage is reference:
+            del watches[key]
+
+    return weakref.ref(storage, gone)
