@@ -19,7 +19,9 @@ def in_new_python(code):
 
 
 def test_the_public_names_are_exactly_these():
-    assert set(loaderviz.__all__) == {"LoadervizError", "Timeline", "compare", "read", "record", "summarize"}
+    assert set(loaderviz.__all__) == {
+        "LoadervizError", "Timeline", "compare", "explore", "read", "record", "step_through", "summarize",
+    }  # fmt: skip
     for name in loaderviz.__all__:
         assert callable(getattr(loaderviz, name))
         assert name in dir(loaderviz)
@@ -49,6 +51,12 @@ def test_the_runtime_runs_without_torch():
 def test_record_stays_a_function_whatever_was_imported_before():
     code = "import loaderviz.recording, loaderviz; print(callable(loaderviz.record))"
     assert in_new_python(code) == "True"
+
+
+def test_explore_is_a_call_and_a_package_whatever_was_imported_before():
+    for first in ("loaderviz", "loaderviz.explore.settings", "loaderviz.explore"):
+        code = f"import {first}, loaderviz; loaderviz.explore(workers=1); loaderviz.explore.viewer; print('fine')"
+        assert in_new_python(code) == "fine"
 
 
 def test_recording_and_loaders_need_only_torch_and_numpy():

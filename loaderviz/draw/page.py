@@ -165,8 +165,10 @@ def _batch_legend(parts: Sequence[Part], look: Look) -> list[go.Bar]:
     """Return legend entries for the batch colours that occur; the traces themselves hold several colours."""
     numbers = np.unique(np.concatenate([part.timeline.batch for part in parts]))
     cycle = len(theme.BATCHES)
+    first = {int(number) % cycle: int(number) for number in numbers[numbers >= 0][::-1]}
+    places = range(cycle) if look.steady else sorted(range(cycle), key=lambda place: first.get(place, -1))
     entries = []
-    for place in range(cycle):
+    for place in places:
         mine = [str(number) for number in numbers[numbers >= 0] if number % cycle == place]
         shown = ", ".join(mine[:3]) + (", …" if len(mine) > 3 else "")
         entries.append((f"batch {shown}", theme.BATCHES[place].color, bool(mine)))

@@ -16,7 +16,7 @@ from loaderviz.timeline import Kind
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
-GREY, PALE, INK = "#8C8C8C", "#D0D0D0", "#000000"
+GREY, PALE, INK, DARK = "#8C8C8C", "#D0D0D0", "#000000", "#4D4D4D"
 HOST_BAND, DEVICE_BAND = "#F6F6F6", "#FFFFFF"
 
 TEXT_PX = 12  # the smallest text in any figure
@@ -52,20 +52,20 @@ KINDS: dict[Kind, Style] = {
     Kind.RANGE: Style("range", "#E6E6E6"),
 }
 
-# What the GPU is doing; the keys are those of `metrics.states`.
+# What the GPU is doing; the keys are those of `metrics.states`. No colour of a batch is among them.
 STATES: dict[str, Style] = {
-    "compute": Style("compute", BLUE),
-    "copy hidden": Style("copy hidden", VERMILLION, INK, "/", BLUE),
+    "compute": Style("compute", DARK),
+    "copy hidden": Style("copy hidden", ORANGE, INK, "/", DARK),
     "copy exposed": Style("copy exposed", VERMILLION),
     "other device work": Style("memset or copy D2D", BLACK, INK, ".", "#E2E2E2"),
     "idle": Style("idle", "#E9E9E9"),
 }
 
-# Neighbouring batches differ in hue and in lightness. Purple is left to waits; black and yellow read badly as bars.
-BATCHES: tuple[Style, ...] = (
-    Style("", BLUE, "white"), Style("", ORANGE), Style("", GREEN), Style("", VERMILLION), Style("", SKY),
-)  # fmt: skip
+# Neighbouring batches differ in hue and in lightness. Purple is left to waits, vermillion to exposed copies; black and
+# yellow read badly as bars.
+BATCHES: tuple[Style, ...] = (Style("", BLUE, "white"), Style("", ORANGE), Style("", GREEN), Style("", SKY))
 NO_BATCH = Style("no batch", PALE)
+
 
 def pattern(style: Style, color: Any) -> dict[str, Any]:
     """Return plotly's settings for a style's pattern in this colour, or in one colour for each bar."""

@@ -27,7 +27,6 @@ from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
 
 if TYPE_CHECKING:
-
     from loaderviz.emulator.torch_cuda.patching import Patches
 
 SECOND = 10**9
@@ -74,6 +73,7 @@ def work(*args: Any, measured: bool) -> None:
     """
     slept = [0]
     if not measured:
+
         def count_sleep(seconds: float, /) -> None:
             slept[0] += round(seconds * SECOND)
 
@@ -120,8 +120,10 @@ def _single_next(session: Session, original: Callable[..., Any]) -> Callable[...
             data = self._dataset_fetcher.fetch(index)
         self._fetched += 1
         samples = sample_count(index, data)
-        took = perf_counter_ns() - real if session.measured else costs.fetch_time(
-            runtime.host, samples, nbytes(data), batched=is_batched(self._dataset_fetcher)
+        took = (
+            perf_counter_ns() - real
+            if session.measured
+            else costs.fetch_time(runtime.host, samples, nbytes(data), batched=is_batched(self._dataset_fetcher))
         )
         runtime.now += took
         runtime.builder.span(

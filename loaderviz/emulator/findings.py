@@ -12,6 +12,7 @@ import linecache
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import overload
 
 from loaderviz import words
 from loaderviz.errors import LoadervizError
@@ -106,6 +107,11 @@ class Hazard:
             return 0
         return max(0, min(self.first.end, self.second.end) - max(self.first.start, self.second.start))
 
+    @property
+    def _inverted(self) -> int:
+        """For how many ns the second was over when the first began."""
+        return self.first.start - self.second.end if self.second else 0
+
     def __str__(self) -> str:
         rows = [(name, text) for name, text in self._rows() if text]
         body = "\n".join(f"  {name:9}{text}" for name, text in rows)
@@ -143,6 +149,8 @@ class Hazard:
             return ""
         if self.overlap:
             return f"for {words.duration(self.overlap)} in this run"
+        if self.second.end <= self.first.start:
+            return f"the wrong way round in this run: the second was over {words.duration(self._inverted)} too early"
         return "not in this run: they came apart by luck, nothing keeps them apart"
 
 
@@ -152,7 +160,11 @@ class Hazards(Sequence[Hazard]):
     def __init__(self, hazards: Sequence[Hazard] = ()) -> None:
         self._hazards = tuple(hazards)
 
-    def __getitem__(self, index: int | slice) -> Hazard | Hazards:  # type: ignore[override]
+    @overload
+    def __getitem__(self, index: int) -> Hazard: ...
+    @overload
+    def __getitem__(self, index: slice) -> Hazards: ...
+    def __getitem__(self, index: int | slice) -> Hazard | Hazards:
         found = self._hazards[index]
         return Hazards(found) if isinstance(found, tuple) else found
 

@@ -65,7 +65,7 @@ class Races:
         self.runtime, self.order, self.raising = runtime, runtime.order, raising
         self.memory = AddressMap()
         self.waits = Waits(self.order)
-        self.hazards = Hazards()
+        self.hazards = self.findings = Hazards()
         self._sightings: dict[Any, Sighting] = {}
 
     # What happens
@@ -191,6 +191,10 @@ class Races:
             builder.mark(time, lane, hazard.kind, text, (ends[0], ends[1]))
         self.hazards = Hazards(hazards)
 
+    def judge_waits(self, window: int, cached: dict[int, int]) -> None:
+        """The run took `window` ns, and `cached` bytes lie free in each stream's pool: write the findings."""
+        self.findings = Hazards(self.waits.findings(window, cached))
+
     def _hazard(self, sighting: Sighting) -> Hazard:
         meeting = _best(sighting)
         first, second = (self._access(use) for use in (meeting.first, meeting.second))
@@ -227,15 +231,16 @@ def _unordered(uses: dict[int, Use], stream: int, clock: Clock) -> dict[int, Use
 
 
 def _best(sighting: Sighting) -> Meeting:
-    """Return the meeting that shows it best: where both ran at the same time for longest."""
+    """Return the meeting that shows it best: where both ran at the same time for longest, or the wrong way round."""
 
-    def overlap(meeting: Meeting) -> int:
+    def shows(meeting: Meeting) -> tuple[int, int]:
         first, second = meeting.first.work.command, meeting.second.work.command
         if first is None or second is None or first.end < 0 or second.end < 0:
-            return 0
-        return min(first.end, second.end) - max(first.start, second.start)
+            return 0, 0
+        overlap = min(first.end, second.end) - max(first.start, second.start)
+        return (2, overlap) if overlap > 0 else (int(second.start < first.start), overlap)
 
-    return max(sighting.meetings, key=overlap)
+    return max(sighting.meetings, key=shows)
 
 
 def _span(work: Work, spans: dict[Command, int]) -> int:

@@ -103,6 +103,6 @@ def descendants(widget: Any) -> Iterator[Any]:
     """Give all widgets below `widget`, itself last, and the models of their layout and style."""
     for child in getattr(widget, "children", ()):
         yield from descendants(child)
-    if not isinstance(widget, go.Figure):
-        yield from (getattr(widget, name) for name in ("style", "layout") if hasattr(widget, name))
+    models = (getattr(widget, name, None) for name in ("style", "layout"))
+    yield from (model for model in models if hasattr(model, "comm"))  # a figure's layout is plotly's, no widget
     yield widget

@@ -169,7 +169,7 @@ class Controls:
 def _slider(name: str, label: str, settings: Settings) -> Any:
     value = getattr(settings, name)
     return widgets.SelectionSlider(
-        options=with_value(name, value), value=value, description=label, description_tooltip=_HELP.get(name, label),
+        options=with_value(name, value), value=value, description=label, tooltip=_HELP.get(name, label),
         style=_TEXT, layout=_ROW, continuous_update=True,
     )  # fmt: skip
 

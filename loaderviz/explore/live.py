@@ -18,7 +18,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.basedatatypes import Undefined
 
-from loaderviz.draw import arrows, page, theme
+from loaderviz.draw import arrows, hazards, page, theme
 from loaderviz.draw.detail import BUDGET
 from loaderviz.timeline import Kind, Timeline
 
@@ -67,16 +67,16 @@ def drawn(parts: list[page.Part], look: page.Look, title: str, subtitle: str) ->
     traces = [trace for kind in Kind for trace in page._kind_trace(parts, kind, look)]
     traces += [*page._batch_legend(parts, look), *page._copy_legend(parts, look)] if look.by_batch else []
     traces += page._state_traces(parts, look)
-    traces += arrows.traces(parts, look)
+    traces += [*arrows.traces(parts, look), *hazards.traces(parts, look)]
     return [trace.to_plotly_json() for trace in traces], layout_of(parts, look, title, subtitle)
 
 
 def layout_of(parts: list[page.Part], look: page.Look, title: str, subtitle: str) -> Json:
     """Return the layout; `title` and `subtitle` are words, not HTML.
 
-    It depends on the lanes, which rarely change, but for the words and the time axis: so it is kept and filled in.
+    It depends on the lanes and hazards, which rarely change, but for the words and the time axis: so it is kept and filled in.
     """
-    key = (tuple(part.placement.tracks for part in parts), look.unit_name)
+    key = (tuple((part.placement.tracks, part.timeline.marks, part.origin) for part in parts), look.unit_name)
     if key not in _layouts:
         if len(_layouts) >= KEPT:
             _layouts.clear()

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from loaderviz import words
 from loaderviz.activity import check_timeline, window_of
-from loaderviz.draw import arrows, detail, page, theme
+from loaderviz.draw import arrows, detail, hazards, page, theme
 from loaderviz.explore import panels
 from loaderviz.explore.cells import Interactive, live_here
 from loaderviz.explore.details import details, launch_of
@@ -127,7 +127,8 @@ class Viewer(Interactive):
         traces: list[Any] = [trace for kind in Kind for trace in page._kind_trace([whole], kind, self._look)]
         if self._look.by_batch:
             traces += [*page._batch_legend([part], self._look), *page._copy_legend([part], self._look)]
-        traces += page._state_traces([part], self._look) + arrows.traces([whole], self._look)
+        traces += page._state_traces([part], self._look)
+        traces += [*arrows.traces([whole], self._look), *hazards.traces([whole], self._look)]
         self._shown = whole
         start, end = (edge - self.timeline.begin for edge in self.window)
         title = f"{words.duration(start)} to {words.duration(end)} of {words.duration(self.timeline.duration)}"

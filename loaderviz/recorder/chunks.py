@@ -47,7 +47,7 @@ class Document:
         for block in self._blocks:
             text += block
             plain = text.lstrip(b"\xef\xbb\xbf \t\r\n")
-            if plain[:1] == b"[" and len(plain) > 1:
+            if plain[:1] == b"[" and plain[1:].lstrip()[:1] in (b"{", b"]"):
                 return plain[1:]
             if match := _EVENTS.search(text):
                 self.head = _outer(text[: match.start()].decode("utf-8", "replace") + '"traceEvents": []}')

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -22,6 +22,7 @@ from loaderviz.recorder.names import ROLES, Role
 from loaderviz.recorder.source import TraceError
 
 Ints = npt.NDArray[np.integer[Any]]
+Rows = dict[str, Ints]
 Place = tuple[Any, Any, Any, Any]  # pid, tid, device, stream
 
 MAX_EVENTS = 50_000_000  # 2.5 GB of columns
@@ -95,12 +96,44 @@ class Columns:
         self._starts = _starts() if key == b"ph" else ((b"\x00",),) * 5
 
     def add(self, bodies: Sequence[bytes]) -> None:
-        """Take the events of a chunk, as `Document.chunks` gives them."""
+        """Take the events of a chunk, as `Document.chunks` gives them; if one is damaged, all of them one by one."""
+        known, counted = len(self.metadata), Counter(self.left_out)
+        for _ in range(2):
+            exact = self._exact
+            try:
+                for rows in [self._rows(*lists) for lists in self._lists(bodies)]:
+                    self._keep(*rows)
+                break
+            except TraceError:
+                raise
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError):
+                del self.metadata[known:]
+                self.left_out = Counter(counted)
+                if exact == self._exact:
+                    self._one_by_one(bodies)
+                    break  # else the times turned out to need decimals: once more with them
+        else:
+            self._one_by_one(bodies)
+        if self.count > MAX_EVENTS:
+            raise TraceError(f"it has more than {MAX_EVENTS:,} events; record fewer steps")
+
+    def _lists(self, bodies: Sequence[bytes]) -> Iterator[tuple[list[Any], ...]]:
+        """Parse a chunk, the parts of it one after the other."""
         light, syncs, heavy = self._sorted(bodies)
-        opening, closing = b'{"' + self.key + b'"', b"}"
-        self._take(light, opening, b"0}", False)  # an operator is cut after `"args": `
-        self._take(heavy, opening, closing, True)
-        self._take(syncs, opening, closing, True)
+        opening = b'{"' + self.key + b'"'
+        for part, closing, arguments in ((light, b"0}", False), (syncs, b"}", True), (heavy, b"}", True)):
+            if part:  # an operator is cut after `"args": `, hence the 0
+                text = b"[" + opening + (closing + b"," + opening).join(part) + closing + b"]"
+                self._blits_seen = self._blits_seen or (arguments and b"__amd_rocclr" in text)
+                yield decode.lists_of(text, arguments, self._exact, self._other)
+
+    def _one_by_one(self, bodies: Sequence[bytes]) -> None:
+        opening = b'{"' + self.key + b'"'
+        texts = [(opening + body + b"}").decode("utf-8", "replace") for body in bodies]
+        events, lost = salvage.events(texts, Decimal if self._exact else float)
+        self.lost += lost
+        clean = [cleaned for event in events if (cleaned := self._cleaned(event))]
+        self._keep(*self._rows(*decode.from_dicts(clean, True, self._other)))
 
     def _sorted(self, bodies: Sequence[bytes]) -> tuple[list[bytes], list[bytes], list[bytes]]:
         """Part the texts: operators, cut before their arguments; synchronisation rows; all others that may be needed.
@@ -133,43 +166,15 @@ class Columns:
                               (("flow", flow), ("instant", mark), ("python_function", frame)) if count})  # fmt: skip
         return light, syncs, heavy
 
-    def _take(self, bodies: list[bytes], opening: bytes, closing: bytes, arguments: bool) -> None:
-        if not bodies:
-            return
-        text = b"[" + opening + (closing + b"," + opening).join(bodies) + closing + b"]"
-        self._blits_seen = self._blits_seen or (arguments and b"__amd_rocclr" in text)
-        known, counted = len(self.metadata), Counter(self.left_out)
-        for again in (False, True):
-            exact = self._exact
-            try:
-                self._append(*decode.lists_of(text, arguments, self._exact, self._other))
-                break
-            except TraceError:
-                raise
-            except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError):
-                del self.metadata[known:]
-                self.left_out = Counter(counted)
-            if again or exact == self._exact:  # else the times turned out to need decimals: once more with them
-                self._one_by_one([(opening + body + closing).decode("utf-8", "replace") for body in bodies])
-                break
-        if self.count > MAX_EVENTS:
-            raise TraceError(f"it has more than {MAX_EVENTS:,} events; record fewer steps")
-
-    def _one_by_one(self, texts: list[str]) -> None:
-        events, lost = salvage.events(texts, Decimal if self._exact else float)
-        self.lost += lost
-        clean = [cleaned for event in events if (cleaned := self._cleaned(event))]
-        self._append(*decode.from_dicts(clean, True, self._other))
-
-    def _append(
+    def _rows(
         self, times: list[Any], lengths: list[Any], names: list[Any], categories: list[Any], places: list[Place],
         correlations: list[Any], sizes: list[Any], arguments: list[Any],
-    ) -> None:  # fmt: skip
-        """Make arrays of a chunk's lists and keep them; nothing is kept if a value cannot be used."""
+    ) -> tuple[Rows, list[Any], list[Any], list[Any]]:  # fmt: skip
+        """Make arrays of a chunk's lists; raises an error if a value cannot be used."""
         start, length = self._nanoseconds(times), self._nanoseconds(lengths)
-        roles = np.fromiter(map(self._roles.__getitem__, categories), np.int8, len(categories))
         rows = {
-            "start": start, "end": start + length, "role": roles,
+            "start": start, "end": start + length,
+            "role": np.fromiter(map(self._roles.__getitem__, categories), np.int8, len(categories)),
             "name": np.fromiter(map(self.names.__getitem__, names), np.int32, len(names)),
             "place": np.fromiter(map(self.places.__getitem__, places), np.int32, len(places)),
             "correlation": _whole(correlations) if correlations else np.full(len(start), -1),
@@ -177,20 +182,25 @@ class Columns:
         }  # fmt: skip
         if len(self.places) > MAX_PLACES:
             raise TraceError(f"it has more than {MAX_PLACES:,} threads and streams; this is no trace of a profiler")
+        return rows, categories, names, arguments
+
+    def _keep(self, rows: Rows, categories: list[str], names: list[str], arguments: list[Any]) -> None:
+        """Keep the spans among the rows; one that ends before it starts, or is absurdly long, is lost."""
+        roles, start, length = rows["role"], rows["start"], rows["end"] - rows["start"]
         good = (roles != Role.NONE) & (roles != Role.SYNC)
-        self._set_apart(rows, good, categories, names, arguments)
         bad = good & ((length < 0) | (np.abs(start) > _LONGEST_TIME) | (length > _LONGEST_TIME))
         self.lost += int(bad.sum())
-        good &= ~bad
-        if not good.all():
-            rows = {name: values[good] for name, values in rows.items()}
+        keep = good & ~bad
+        self._set_apart(rows, good, keep, categories, names, arguments)
+        if not keep.all():
+            rows = {name: values[keep] for name, values in rows.items()}
         for name, values in rows.items():
             self._parts[name].append(values.astype(_DTYPES[name], copy=False))
-        self.count += int(good.sum())
+        self.count += int(keep.sum())
 
     def _set_apart(
-        self, rows: dict[str, Ints], good: npt.NDArray[np.bool_], categories: list[str], names: list[str],
-        arguments: list[Any],
+        self, rows: Rows, good: npt.NDArray[np.bool_], keep: npt.NDArray[np.bool_], categories: list[str],
+        names: list[str], arguments: list[Any],
     ) -> None:  # fmt: skip
         """Keep synchronisation rows and the directions of hip copies beside the columns; count what is left out."""
         roles = rows["role"]
@@ -201,8 +211,8 @@ class Columns:
                 details = {"start": start, "end": end, "correlation": correlation, "name": names[index]}
                 self.syncs.append(details | {key: decode.argument(arguments[index], key) for key in _SYNC_KEYS})
         if self._blits_seen:
-            kept = np.cumsum(good) - 1 + self.count
-            for index in np.flatnonzero(roles == Role.CALL).tolist():
+            kept = np.cumsum(keep) - 1 + self.count
+            for index in np.flatnonzero(keep & (roles == Role.CALL)).tolist():
                 if arguments and (direction := decode.argument(arguments[index], "kind")) is not None:
                     self.blits[int(kept[index])] = _number(direction)
 

@@ -15,7 +15,7 @@ Event = dict[str, Any]
 
 _BAD_BACKSLASH = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _BARE_WORD = re.compile(r'(:\s*)(?:N/A|-?nan(?:\([^)"]*\))?|-?inf(?:inity)?|undefined)(?=\s*[,}\]])', re.I)
-_NUMBER = r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
+_NUMBER = r"(-?\d{1,25}(?:\.\d{1,25})?(?:[eE][-+]?\d{1,3})?)"
 _FIELDS = {
     "ph": re.compile(r'"ph"\s*:\s*"(\w)"'),
     "cat": re.compile(r'"cat"\s*:\s*"(\w+)"'),
@@ -91,6 +91,6 @@ def _rough(text: str, parse_float: Callable[[str], Any]) -> Event | None:
         event[name] = int(event[name]) if re.fullmatch(r"-?\d+", event[name]) else event[name]
     for name in ("ts", "dur"):
         event[name] = parse_float(event[name]) if re.search(r"[.eE]", event[name]) else int(event[name])
-    arguments = {name: re.search(rf'"{name}"\s*:\s*(-?\d+)', text) for name in _ARGUMENTS}
+    arguments = {name: re.search(rf'"{name}"\s*:\s*(-?\d{1, 18})', text) for name in _ARGUMENTS}
     event["args"] = {name: int(match.group(1)) for name, match in arguments.items() if match}
     return event

@@ -87,7 +87,9 @@ class Source:
                 while data:
                     if inflater.eof:  # a file may hold several gzip members; zeros after the last are padding
                         data = data.lstrip(b"\x00")
-                        if data and not data.startswith(_GZIP[:1]):
+                        if not data:
+                            break
+                        if not data.startswith(_GZIP[:1]):
                             self.damage = f"{len(data)} bytes after its gzip data are left out"
                             return
                         inflater = zlib.decompressobj(31)

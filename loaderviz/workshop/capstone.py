@@ -216,9 +216,9 @@ def _user() -> str:
 
 race = Race(
     "C", "capstone.race", "From the first loader to the limit",
-    task=f"`images` (uint8 [N, 28, 28]) and `labels` are MNIST digits in host memory. Hand out all of them in batches "
-    f"of `size`, `epochs` times, shuffled anew each time: images as uint8, or as float32 from 0 to 1. The check trains a "
-    f"network on them ({PER_EPOCH * EPOCHS} steps).",
+    task=f"`images` (uint8 [N, 28, 28]) and `labels` are MNIST digits in host memory. Hand out all of them in "
+    f"batches of `size`, `epochs` times, shuffled anew each time: images as uint8, or as float32 from 0 to 1. The "
+    f"check trains a network on them ({PER_EPOCH * EPOCHS} steps).",
     target=f"honest batches (each sample once in an epoch, new order of samples), within {TARGET}x of the limit: the "
     "first copy, and then only training.",
     starter=BASELINE, answer=ANSWER, arguments=("images", "labels", "size", "epochs"),

@@ -116,11 +116,10 @@ def _cause(timeline: Timeline, span: Span, start: int) -> Fact:
 
 
 def why_idle(timeline: Timeline) -> Fact:
-    """Say in which stretch the GPU is idle for longest after the first kernel, and what the host does meanwhile."""
-    first = min((span.start for span in timeline.rows(Kind.COMPUTE)), default=timeline.begin)
+    """Say in which stretch the GPU is idle for longest, and what the host does meanwhile."""
     end = timeline.begin + timeline.duration
-    work = device_sets(timeline, first, end)["work"]
-    gaps = intervals.subtract(np.array([[first, end]], np.int64), work)
+    work = device_sets(timeline, timeline.begin, end)["work"]
+    gaps = intervals.subtract(np.array([[timeline.begin, end]], np.int64), work)
     if not len(gaps):
         return "The GPU is never idle, but it has more to do than needed.", "the cheapest work is the work left out."
     start, stop = max(gaps.tolist(), key=lambda gap: gap[1] - gap[0])

@@ -151,14 +151,14 @@ def prefetch(batches, depth):
 
 def _refill(answer: Callable[..., Any]) -> Score:
     setting = Setting(buffers=BUFFERS, host=machine.FAST_HOST)
-    return _judge(answer, Data([machine.SAMPLES] * BATCHES), setting, 1.1)
+    return _judge(answer, Data([machine.SAMPLES] * BATCHES), setting, 1.2)
 
 
 refill = Exercise(
     "3.3", "lesson03.refill", "A source that refills its buffers",
     task=f"This source has only {BUFFERS} pinned buffers. When you ask it for batch k + {BUFFERS}, it overwrites the "
     "memory of batch k. The prefetcher below is right for other sources. Repair it for this one.",
-    target=f"{BATCHES} batches within 1.1x of the limit, no hazard, every batch correct and in order.",
+    target=f"{BATCHES} batches within 1.2x of the limit, no hazard, every batch correct and in order.",
     starter='''
 import torch
 

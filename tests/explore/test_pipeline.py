@@ -110,20 +110,26 @@ def test_workers_share_the_work_until_something_else_is_the_limit():
     assert steps[2] / steps[3] == pytest.approx(2, rel=0.15)
 
 
+def pace(timeline):
+    """The usual time from batch to batch on the GPU; a page-lock or cudaMalloc in one step does not count."""
+    starts = [start for start, _ in spans(timeline, Kind.COMPUTE).values()]
+    return float(np.median(np.diff(sorted(starts))))
+
+
 @pytest.mark.parametrize("batch_size", [8192, 64])
 def test_explorer_and_experiment_agree(batch_size):
-    runs = experiment.four_loaders(experiment.Setting(batch_size, steps=6))
-    real = {name: summarize(run.timeline) for name, run in runs.items()}
-    per_batch = real["pinned"].compute // real["pinned"].batches
+    runs = experiment.four_loaders(experiment.Setting(batch_size))
+    real = {name: run.timeline for name, run in runs.items()}
+    per_batch = summarize(real["pinned"]).compute // summarize(real["pinned"]).batches
     # an image of 784 bytes has a label of 8; the kernels are those of the experiment's network
-    alike = Settings(batch_size=batch_size, sample_bytes=792, compute=per_batch, kernels=17)
-    ours = {name: summarize(simulate(alike.change(**preset))) for name, preset in PRESETS.items()}
-    for name, summary in ours.items():
-        assert summary.step == pytest.approx(real[name].step, rel=0.15), name
+    alike = Settings(batch_size=batch_size, sample_bytes=792, compute=per_batch, kernels=17, steps=12)
+    ours = {name: simulate(alike.change(**preset)) for name, preset in PRESETS.items()}
+    for name, timeline in ours.items():
+        assert pace(timeline) == pytest.approx(pace(real[name]), rel=0.15), name
         if name != "resident":
-            assert summary.overlap == pytest.approx(real[name].overlap, abs=0.05)
-    order = sorted(ours, key=lambda name: ours[name].step)
-    assert all(real[fast].step < 1.04 * real[slow].step for fast, slow in pairwise(order))
+            assert summarize(timeline).overlap == pytest.approx(summarize(real[name]).overlap, abs=0.05)
+    order = sorted(ours, key=lambda name: pace(ours[name]))
+    assert all(pace(real[fast]) < 1.05 * pace(real[slow]) for fast, slow in pairwise(order))
 
 
 CODES = [
@@ -132,14 +138,13 @@ CODES = [
     *({"pin": True, "non_blocking": True, "side_stream": True, "depth": depth, "lifetime": lifetime}
       for lifetime in LIFETIMES for depth in (0, 1, 3)),
 ]  # fmt: skip
-CALLS = re.compile(r"cudaMemcpyAsync|cudaStreamSynchronize|cudaStreamWaitEvent|index_select")
+CALLS = re.compile(r"cudaMemcpyAsync|cudaStreamSynchronize|cudaStreamWaitEvent")
 
 
 def calls(timeline, batch):
     """The calls of a step that copy, wait or order, in their order; and the streams that copies and kernels run on."""
-    begin, end = next(
-        (row.start, row.end) for row in timeline.rows(Kind.RANGE) if re.match(rf"batch {batch}(:|$)", row.name)
-    )
+    steps = ((row.start, row.end) for row in timeline.rows(Kind.RANGE) if re.match(rf"batch {batch}(:|$)", row.name))
+    begin, end = next(steps)
     mine = [row.name for row in timeline.rows(Kind.API) if begin <= row.start < end and CALLS.match(row.name)]
     copies = {(row.name, row.lane.name) for row in timeline.rows(Kind.COPY_H2D) if row.start >= begin}
     return sorted(mine), copies, {row.lane.name for row in timeline.rows(Kind.COMPUTE)}
@@ -148,7 +153,7 @@ def calls(timeline, batch):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("change", CODES, ids=str)
 def test_the_code_does_what_the_picture_shows(change):
-    chosen = Settings(batch_size=4096, sample_bytes=784, steps=3, workers=change.pop("workers", 0)).change(**change)
+    chosen = Settings(batch_size=4096, steps=3).change(**({"workers": 0} | change))
     with record(on="a100") as recording:
         exec(compile(program_of(chosen).text, "<the code>", "exec"), {"__name__": "__main__"})
     real, ours = recording.timeline, simulate(chosen)
@@ -157,8 +162,21 @@ def test_the_code_does_what_the_picture_shows(change):
     assert calls(ours, middle) == calls(real, 8)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_code_of_the_resident_loader_copies_before_the_first_step_only():
+    chosen = Settings(batch_size=4096, resident=True)
+    with record(on="a100") as recording:
+        exec(compile(program_of(chosen).text, "<the code>", "exec"), {"__name__": "__main__"})
+    real = recording.timeline
+    copies = list(real.rows(Kind.COPY_H2D))
+    gathers = [row for row in real.rows(Kind.COMPUTE) if "index_select" in row.name]
+    assert len(gathers) == -(-60_000 // 4096)
+    assert sum(row.nbytes for row in copies) >= 60_000 * 784
+    assert max(row.end for row in copies) <= gathers[0].start
+
+
 def test_the_lines_named_do_what_their_names_say():
-    for change in CODES:
+    for change in [*CODES, {"resident": True}]:
         program = program_of(Settings(fetch_per_sample=5_000).change(**change))
         text = program.text.splitlines()
         expected = {"copy": r"\.to\(|\.copy_\(", "backward": "backward", "optimizer": "step", "protect": "wait_stream",

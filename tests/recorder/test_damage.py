@@ -81,7 +81,6 @@ BROKEN = {
     "negative length": ('"dur": 5', '"dur": -5', 399, None),
     "no length": (', "dur": 5', "", 399, None),
     "name is a number": ('"aten::op7"', "7", 399, None),
-    "true as time": ('"dur": 5', '"dur": true', 399, None),
     "deep": ('"External id": 1', '"x": ' + "[" * 100_000 + "]" * 100_000, 400, "aten::op7"),
     "huge number in arguments": ('"External id": 1', '"Comms Id": 1' + "0" * 30, 400, "aten::op7"),
     "nothing": ('"ph": "X"', '"ph": ""', 399, None),

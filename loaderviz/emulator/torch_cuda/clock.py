@@ -13,6 +13,8 @@ import timeit
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from loaderviz.timeline import Kind
 
 if TYPE_CHECKING:
@@ -39,6 +41,27 @@ def install(session: Session, patches: Patches) -> None:
         patches.function(time, name + "_ns", _clock(session, real_ns, base, None))
     patches.function(time, "sleep", _sleep(session, time.sleep))
     patches.function(timeit, "default_timer", time.perf_counter)
+    _install_benchmark(patches)
+
+
+def _install_benchmark(patches: Patches) -> None:
+    """`torch.utils.benchmark.Timer` waits for the device; up to torch 2.12 it decides so when it is imported."""
+    benchmark = sys.modules.get("torch.utils.benchmark")
+    if benchmark is None:
+        return
+    begin = benchmark.Timer.__init__
+
+    def synchronized() -> float:
+        torch.cuda.synchronize()
+        return timeit.default_timer()
+
+    def init(
+        self: Any, stmt: str = "pass", setup: str = "pass", global_setup: str = "", timer: Any = synchronized,
+        *args: Any, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        begin(self, stmt, setup, global_setup, timer, *args, **kwargs)
+
+    patches.set(benchmark.Timer, "__init__", init)
 
 
 def is_virtual(session: Session, caller: Any) -> bool:

@@ -143,7 +143,7 @@ def _install_serialization(session: Session, patches: Patches) -> None:
             return None
         session.enter("torch.save")
         if tag.arrivals:
-            session.deliver(tag, session.stream)
+            session.late.deliver(tag, session.stream)
         session.mark_source()
         session.runtime.memcpy(storage.nbytes(), "d2h", session.stream, pinned=False, blocking=True)
         session.leave()

@@ -23,6 +23,7 @@ from loaderviz.timeline import Kind
 
 Tensors = list[torch.Tensor]
 
+
 class Operators(TorchDispatchMode):
     """The mode that sees every operator while a recording runs."""
 
@@ -163,7 +164,7 @@ class Operators(TorchDispatchMode):
                 if tag.session is not session:
                     tag = tags[position] = session.device_tag(tensor)
                 if tag.arrivals and not operator.no_kernel:
-                    session.deliver(tag, session.stream)
+                    session.late.deliver(tag, session.stream)
             if tag.batch > batch:
                 batch = tag.batch
         return batch
@@ -203,7 +204,7 @@ class Operators(TorchDispatchMode):
             session.synchronizing(operator.name)
             scalar = tensors[0].element_size() if operator.base == "_local_scalar_dense" else 8
             runtime.memcpy(scalar, "d2h", session.stream, blocking=True)  # PyTorch's own buffer, which is pinned
-            session.host_knows()
+            session.late.host_knows()
 
 
 def _collect(values: Iterable[Any], tensors: Tensors) -> None:

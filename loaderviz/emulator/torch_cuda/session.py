@@ -13,7 +13,6 @@ import re
 import sys
 import threading
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,12 +29,11 @@ from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.memory import DevicePool, OutOfMemory, PinnedPool
 from loaderviz.emulator.runtime import Event, Runtime
 from loaderviz.emulator.torch_cuda.batches import BatchNumbers
+from loaderviz.emulator.torch_cuda.late import LateBytes
 from loaderviz.emulator.torch_cuda.tags import (
     ATTRIBUTE,
-    Arrival,
     DeviceTag,
     HostTag,
-    Tag,
     any_on_device,
     set_tag,
     storage_of,
@@ -97,7 +95,7 @@ class Session:
         self.sync_debug = 0  # 0 off, 1 warn, 2 error
         self.batches = BatchNumbers(self.runtime)
         self.notes: dict[str, None] = {}  # in order, each once
-        self._late: weakref.WeakSet[Tag] = weakref.WeakSet()  # tags of storages whose bytes are on their way
+        self.late = LateBytes(self)
         self._released: deque[tuple[Any, Any]] = deque()
         self._left_at = perf_counter_ns()
         self._internal: dict[str, bool] = {}
@@ -185,44 +183,6 @@ class Session:
             pool, block = self._released.popleft()
             pool.free(block)
 
-    # Values that arrive late (copies="on_wait")
-
-    def arrive_late(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Let `target` hold poison until something ordered after the copy just put into the stream needs its bytes."""
-        storage = storage_of(target)
-        tag: Tag = getattr(storage, ATTRIBUTE)
-        stream = self.stream.id
-        place = (stream, self.runtime.order.snapshot(stream)[stream])
-        target.detach().fill_(poison(target.dtype))
-        offset, stride = int(target.storage_offset()), target.stride()
-        tag.arrivals.append(Arrival(place, source, weakref.ref(storage), offset, stride))
-        self._late.add(tag)
-
-    def deliver(self, tag: Tag, stream: Stream | None) -> None:
-        """Let those bytes arrive that `stream` (None: the host) is ordered after; the others stay poison for it."""
-        waiting, tag.arrivals = tag.arrivals, []
-        for arrival in waiting:
-            if self.runtime.is_ordered(stream, arrival.place):
-                with self.bookkeeping(), torch.no_grad():
-                    arrival.deliver()
-            else:
-                tag.arrivals.append(arrival)
-        if not tag.arrivals:
-            self._late.discard(tag)
-
-    def host_knows(self) -> None:
-        """The host has waited for something: what is certain to be over for it has arrived."""
-        for tag in list(self._late) if self._late else ():
-            self.deliver(tag, None)
-
-    def keep_sources(self, target: torch.Tensor) -> None:
-        """The stream is about to overwrite pinned memory: late copies out of it, made before, keep their bytes."""
-        storage = storage_of(target)
-        for tag in list(self._late):
-            for position, arrival in enumerate(tag.arrivals):
-                if storage_of(arrival.source) is storage and self.runtime.is_ordered(self.stream, arrival.place):
-                    tag.arrivals[position] = arrival._replace(source=arrival.source.clone())
-
     # Host time
 
     @contextmanager
@@ -307,7 +267,7 @@ class Session:
         self.enter("synchronize")
         self.mark_source()
         self.runtime.synchronize(target)
-        self.host_knows()
+        self.late.host_knows()
         self.leave()
 
     def sleep_kernel(self, cycles: int) -> None:
@@ -375,7 +335,7 @@ class Session:
         self.runtime.device.drain()
         if keep_values:
             self.runtime.order.host_wait_all()
-            self.host_knows()
+            self.late.host_knows()
         self.alive = False
         self.batches.finish()
         runtime = self.runtime
@@ -385,12 +345,3 @@ class Session:
             versions={"torch": torch.__version__}, notes=tuple(self.notes),
         )  # fmt: skip
         return runtime.timeline(context)
-
-
-def poison(dtype: torch.dtype) -> Any:
-    """Return what memory holds before a copy has arrived: NaN, or the largest integer, or True."""
-    if dtype.is_floating_point:
-        return float("nan")
-    if dtype.is_complex:
-        return complex("nan")
-    return True if dtype is torch.bool else torch.iinfo(dtype).max

@@ -123,7 +123,7 @@ class Stream:
         """Tell whether all work in the stream is over."""
         with calling("Stream.query") as session:
             over = session.runtime.query(self.emulated)
-            session.host_knows()
+            session.late.host_knows()
             return over
 
     def synchronize(self) -> None:
@@ -208,7 +208,7 @@ class Event:
         """Tell whether the work that the event stands for is over."""
         with calling("Event.query") as session:
             over = session.runtime.query(self.emulated)
-            session.host_knows()
+            session.late.host_knows()
             return over
 
     def elapsed_time(self, end_event: Event) -> float:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from loaderviz.emulator.accesses import Work
     from loaderviz.emulator.device import Command
     from loaderviz.emulator.races import Races
+    from loaderviz.emulator.torch_cuda.session import Session
 
 ROWS = 64  # of a view with gaps that are told apart
 WHOLE = 16 * 1024  # bytes up to which all of them go into the checksum one by one
@@ -80,8 +81,8 @@ class Watch(NamedTuple):
 class Touched:
     """The way from torch's operators to the addresses that `Races` knows."""
 
-    def __init__(self, races: Races) -> None:
-        self.races = races
+    def __init__(self, session: Session, races: Races) -> None:
+        self.session, self.races = session, races
         self._plans: dict[Any, Plan] = {}
         self._watches: dict[tuple[int, int], Watch] = {}  # by first address and size
 
@@ -149,7 +150,7 @@ class Touched:
         work = self.device(command, writes=[target])
         if tag is not None:
             self._access(work, source, tag.block, True, False)
-            if not blocking:
+            if not blocking and not tag.arrivals:  # bytes that are still to arrive will change, rightly
                 self._watch(work, source, tag)
 
     def to_host(self, command: Command, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -170,7 +171,10 @@ class Touched:
             return
         plan = self._plan(overload)
         written = plan.written(args, kwargs) if plan.writes else set()
-        work = self.races.host_work(plan.operator, len(self.races.runtime.builder) - 1)
+        span = -1 if self.session.measured else len(self.races.runtime.builder) - 1
+        if span < 0:
+            self.session.mark_source()
+        work = self.races.host_work(plan.operator, span)
         for tensor, tag in used:
             writes = id(tensor) in written
             if writes:
@@ -181,6 +185,7 @@ class Touched:
         """A call that is no operator reads a host tensor: `tolist`, `print`."""
         tag = _pinned(tensor)
         if tag is not None:
+            self.session.mark_source()
             self._access(self.races.host_work(call), tensor, tag.block, True, False)
 
     # What nobody tells of: bytes that changed
@@ -197,7 +202,7 @@ class Touched:
         watch = Watch(
             work, place, _weak(storage, key, self._watches), first * size, key[1], 0, block, source.shape, source.dtype
         )
-        self._watches[key] = watch._replace(checksum=checksum(_bytes(storage, watch)))
+        self._watches[key] = watch._replace(checksum=self._checksum(storage, watch))
 
     def look(self) -> None:
         """The host has waited: what it now knows to be copied must be as it was when the copy was queued."""
@@ -220,9 +225,16 @@ class Touched:
 
     def _compare(self, watch: Watch) -> None:
         storage = watch.storage()
-        if storage is None or checksum(_bytes(storage, watch)) == watch.checksum:
+        if storage is None or self._checksum(storage, watch) == watch.checksum:
             return
+        self.session.mark_source()
         self.races.changed_unseen(watch.work, UNSEEN, watch.shape, watch.dtype, watch.block)
+
+    def _checksum(self, storage: torch.UntypedStorage, watch: Watch) -> int:
+        with self.session.bookkeeping(), torch._C.DisableTorchFunction():
+            flat = torch.empty(0, dtype=torch.uint8)
+            flat.set_(storage, watch.first, (watch.nbytes,), (1,))
+            return checksum(flat.numpy().data)
 
     def _unwatch(self, tag: HostTag) -> None:
         """A write that is seen needs no watch."""
@@ -291,12 +303,6 @@ def _hull(tensor: torch.Tensor) -> tuple[int, int]:
     parts = pieces(tensor)
     offset = int(tensor.storage_offset())
     return (offset + parts[0][0], offset + parts[-1][1]) if parts else (0, 0)
-
-
-def _bytes(storage: torch.UntypedStorage, watch: Watch) -> memoryview:
-    flat = torch.empty(0, dtype=torch.uint8)
-    flat.set_(storage, watch.first, (watch.nbytes,), (1,))
-    return flat.numpy().data
 
 
 def _weak(

@@ -60,7 +60,7 @@ def copy_across(session: Session, target: torch.Tensor, source: torch.Tensor, no
             if source.dtype != target.dtype and non_blocking:
                 raw = _empty_on_device(session, source, source.dtype)
                 copy_to_device(session, raw, source, non_blocking=True)
-                session.deliver(tag_of(raw), session.stream)
+                session.late.deliver(tag_of(raw), session.stream)
                 _kernel(session, "copy_", [raw, target])
                 target.copy_(raw)
                 return
@@ -68,7 +68,7 @@ def copy_across(session: Session, target: torch.Tensor, source: torch.Tensor, no
             if not _dense(target):  # contiguous on the way, then spread out by a kernel
                 raw = _empty_on_device(session, source, target.dtype)
                 copy_to_device(session, raw, source, non_blocking=non_blocking)
-                session.deliver(tag_of(raw), session.stream)
+                session.late.deliver(tag_of(raw), session.stream)
                 _kernel(session, "copy_", [raw, target])
                 target.copy_(raw)
                 return
@@ -106,11 +106,11 @@ def copy_to_device(session: Session, target: torch.Tensor, source: torch.Tensor,
         start, runtime.now, runtime.main, Kind.OPERATOR, "aten::copy_", batch=batch, source=runtime.source
     )
     if non_blocking and session.copies == "on_wait" and source.numel():
-        session.arrive_late(target, _late_source(session, source, tag))
+        session.late.expect(target, _late_source(session, source, tag))
     else:
         target.detach().copy_(source)
     if not non_blocking:
-        session.host_knows()
+        session.late.host_knows()
 
 
 def copy_to_host(session: Session, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
@@ -119,10 +119,10 @@ def copy_to_host(session: Session, target: torch.Tensor, source: torch.Tensor, *
     device_tag = session.device_tag(source)
     assert device_tag is not None
     if device_tag.arrivals:
-        session.deliver(device_tag, session.stream)
+        session.late.deliver(device_tag, session.stream)
     pinned = bool(tag and tag.pinned)
     if tag:
-        session.keep_sources(target)
+        session.late.keep_sources(target)
         tag.batch = device_tag.batch
     runtime.batch, runtime.source = session.batch_or_current(device_tag.batch), session.source()
     if not non_blocking:
@@ -136,11 +136,11 @@ def copy_to_host(session: Session, target: torch.Tensor, source: torch.Tensor, *
         start, runtime.now, runtime.main, Kind.OPERATOR, "aten::copy_", batch=runtime.batch, source=runtime.source
     )
     if non_blocking and pinned and session.copies == "on_wait" and source.numel():
-        session.arrive_late(target, source.clone())
+        session.late.expect(target, source.clone())
     else:
         target.detach().copy_(source)
     if not non_blocking or not pinned:
-        session.host_knows()
+        session.late.host_knows()
 
 
 def pin_memory(session: Session, source: torch.Tensor, tag: HostTag | None) -> torch.Tensor:
@@ -163,7 +163,7 @@ def convert_on_device(session: Session, source: torch.Tensor, dtype: torch.dtype
     tag = session.device_tag(source)
     assert tag is not None
     if tag.arrivals:
-        session.deliver(tag, session.stream)
+        session.late.deliver(tag, session.stream)
     result = session.place(source.to(dtype), tag.batch)
     _kernel(session, "copy_", [source, result])
     return result
@@ -176,7 +176,7 @@ def contiguous_on_device(session: Session, source: torch.Tensor) -> torch.Tensor
     tag = session.device_tag(source)
     assert tag is not None
     if tag.arrivals:
-        session.deliver(tag, session.stream)
+        session.late.deliver(tag, session.stream)
     result = session.place(source.contiguous(), tag.batch)
     _kernel(session, "copy_", [source, result])
     return result

@@ -1,0 +1,69 @@
+"""Late bytes: with `copies="on_wait"` an asynchronous copy's bytes arrive when something ordered after it needs them.
+
+Until then the destination holds poison (NaN, or the largest integer), so a forgotten wait gives wrong numbers always.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loaderviz.emulator.device import Stream
+from loaderviz.emulator.torch_cuda.tags import ATTRIBUTE, Arrival, Tag, storage_of
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.torch_cuda.session import Session
+
+
+class LateBytes:
+    """The bytes that are on their way, in one recording."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._tags: weakref.WeakSet[Tag] = weakref.WeakSet()  # tags of storages that wait for bytes
+
+    def expect(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Let `target` hold poison until something ordered after the copy just put into the stream needs its bytes."""
+        storage, stream = storage_of(target), self._session.stream.id
+        tag: Tag = getattr(storage, ATTRIBUTE)
+        place = (stream, self._session.runtime.order.snapshot(stream)[stream])
+        target.detach().fill_(poison(target.dtype))
+        offset, stride = int(target.storage_offset()), target.stride()
+        tag.arrivals.append(Arrival(place, source, weakref.ref(storage), offset, stride))
+        self._tags.add(tag)
+
+    def deliver(self, tag: Tag, stream: Stream | None) -> None:
+        """Let those bytes arrive that `stream` (None: the host) is ordered after; the others stay poison for it."""
+        waiting, tag.arrivals = tag.arrivals, []
+        for arrival in waiting:
+            if self._session.runtime.is_ordered(stream, arrival.place):
+                with self._session.bookkeeping(), torch.no_grad():
+                    arrival.deliver()
+            else:
+                tag.arrivals.append(arrival)
+        if not tag.arrivals:
+            self._tags.discard(tag)
+
+    def host_knows(self) -> None:
+        """The host has waited for something: what is certain to be over for it has arrived."""
+        for tag in list(self._tags) if self._tags else ():
+            self.deliver(tag, None)
+
+    def keep_sources(self, target: torch.Tensor) -> None:
+        """The stream is about to overwrite pinned memory: late copies out of it, made before, keep their bytes."""
+        storage, stream, is_ordered = storage_of(target), self._session.stream, self._session.runtime.is_ordered
+        for tag in list(self._tags):
+            for position, arrival in enumerate(tag.arrivals):
+                if storage_of(arrival.source) is storage and is_ordered(stream, arrival.place):
+                    tag.arrivals[position] = arrival._replace(source=arrival.source.clone())
+
+
+def poison(dtype: torch.dtype) -> Any:
+    """Return what memory holds before a copy has arrived: NaN, or the largest integer, or True."""
+    if dtype.is_floating_point:
+        return float("nan")
+    if dtype.is_complex:
+        return complex("nan")
+    return True if dtype is torch.bool else torch.iinfo(dtype).max

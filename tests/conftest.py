@@ -1,0 +1,6 @@
+"""What holds for all tests: no data from outside, and one thread for torch, which on a busy machine is the faster way."""
+
+import os
+
+os.environ.setdefault("LOADERVIZ_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the processes that tests start
