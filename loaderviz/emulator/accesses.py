@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 class Work:
     """One thing that touches memory: a kernel or copy in a stream, or an operator of the host (`stream` None).
 
-    `number` is its place in the stream; `span` the host's span in the timeline (-1: none). `batch` and `source` are
-    those of the program line that made it.
+    `number` is its place in the stream, `clock` what the stream was ordered after when it was put there; `span` the
+    host's span in the timeline (-1: none). `batch` and `source` are those of the program line that made it.
     """
 
-    __slots__ = ("batch", "command", "found", "number", "operator", "source", "span", "stream")
+    __slots__ = ("batch", "clock", "command", "found", "number", "operator", "source", "span", "stream")
 
     def __init__(
-        self, operator: str, stream: Stream | None, number: int, batch: int, source: str,
+        self, operator: str, stream: Stream | None, number: int, clock: Clock, batch: int, source: str,
         command: Command | None = None, span: int = -1,
     ) -> None:  # fmt: skip
-        self.operator, self.stream, self.number = operator, stream, number
+        self.operator, self.stream, self.number, self.clock = operator, stream, number, clock
         self.batch, self.source, self.command, self.span = batch, source, command, span
         self.found: set[object] | None = None  # hazards that it was found in: each counts once
 
@@ -69,6 +69,7 @@ class AddressMap:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._cells: dict[int, Cell] = {}
+        self.at = self._cells.get  # the cell that begins at an address, if there is one
 
     def __len__(self) -> int:
         return len(self._cells)

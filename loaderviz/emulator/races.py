@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 KEPT = 8  # meetings of one kind that are kept, to show the one that overlaps most
 BATCHES = 5  # batches that a report names
+_NEW: Any = tuple.__new__  # a NamedTuple's own constructor takes twice as long, and this runs for each tensor
 
 
 class Meeting(NamedTuple):
@@ -73,14 +74,15 @@ class Races:
     def work(self, command: Command, operator: str = "") -> Work:
         """Return what was put into a stream last, as something that touches memory."""
         stream = command.stream
+        clock = self.order.clock(stream.id)
         return Work(
-            operator or command.name, stream, self.order.clock(stream.id)[stream.id], command.batch, command.source,
-            command,
+            operator or command.name, stream, clock[stream.id], clock, command.batch, command.source, command
         )  # fmt: skip
 
     def host_work(self, operator: str, span: int = -1) -> Work:
         """Return an operator of the host, at the present line and batch; `span` is its number in the builder."""
-        return Work(operator, None, 0, self.runtime.batch, self.runtime.source, span=span)
+        clock = self.order.clock(HOST)
+        return Work(operator, None, 0, clock, self.runtime.batch, self.runtime.source, span=span)
 
     def access(
         self, work: Work, start: int, end: int, shape: Sequence[int] = (), dtype: object = "", block: object = None, *,
@@ -92,32 +94,34 @@ class Races:
         """
         if end <= start:
             return
-        use = Use(work.number, work, writes, shape, dtype, block)
+        use: Use = _NEW(Use, (work.number, work, writes, shape, dtype, block))
         if work.stream is None:
             self._host_access(use, start, end)
             return
-        stream = work.stream.id
-        clock, cells = self.order.clock(stream), self.memory.cells(start, end)
-        for cell in cells:
-            if cell.writes and (len(cell.writes) > 1 or stream not in cell.writes):
-                self._compare(cell.writes, use, stream, clock, reads)
-            if writes:
-                self._write(cell, use, stream, clock)
-            else:
-                cell.reads[stream] = use
-        if len(cells) > 1:
-            self.memory.join(start, end)
+        stream, cell = work.stream.id, self.memory.at(start)
+        if cell is not None and cell.end == end:
+            self._touch(cell, use, stream, work.clock, reads)
+            return
+        for cell in self.memory.cells(start, end):
+            self._touch(cell, use, stream, work.clock, reads)
+        self.memory.join(start, end)
 
-    def _write(self, cell: Cell, use: Use, stream: int, clock: Clock) -> None:
+    def _touch(self, cell: Cell, use: Use, stream: int, clock: Clock, reads: bool) -> None:
         """What is ordered before a write is done with: whoever comes after the write comes after that, too."""
-        if cell.reads and (len(cell.reads) > 1 or stream not in cell.reads):
-            self._compare(cell.reads, use, stream, clock, False)
+        before = cell.writes
+        alone = len(before) == 1 and stream in before  # nobody but this stream writes here
+        if before and not alone:
+            self._compare(before, use, stream, clock, reads)
+        if not use.writes:
+            cell.reads[stream] = use
+            return
+        if cell.reads:
+            if len(cell.reads) > 1 or stream not in cell.reads:
+                self._compare(cell.reads, use, stream, clock, False)
             cell.reads = _unordered(cell.reads, stream, clock)
-        else:
-            cell.reads = {}
-        if len(cell.writes) > 1 or stream not in cell.writes:
-            cell.writes = _unordered(cell.writes, stream, clock)
-        cell.writes[stream] = use
+        if not alone:
+            before = cell.writes = _unordered(before, stream, clock)
+        before[stream] = use
 
     def _compare(self, uses: dict[int, Use], use: Use, stream: int, clock: Clock, reads: bool) -> None:
         for other, before in uses.items():

@@ -60,7 +60,7 @@ class CopyLine:
 class StreamLine:
     """The streams made at one source line. `left` were not used any more when the next one was made."""
 
-    last: tuple[Stream, int] | None = None  # and the number of its last command, when the next one was made
+    last: tuple[Stream, int] | None = None  # and the number of its last work, when the next one was made
     newest: Stream | None = None
     made: int = 0
     left: set[int] = field(default_factory=set)
@@ -197,4 +197,4 @@ def _finding(kind: str, text: explain.Text, access: Access, count: int, batch: i
 
 
 def _last_number(stream: Stream) -> int:
-    return stream.last.number if stream.last else -1
+    return stream.last_work.number if stream.last_work else -1

@@ -77,7 +77,7 @@ def cell() -> str:
     try:
         from IPython import get_ipython
 
-        shell = get_ipython()  # type: ignore[no-untyped-call]
+        shell: Any = get_ipython()
         metadata = shell.kernel.get_parent("shell")["metadata"]
         return str(metadata.get("cellId", ""))
     except (ImportError, AttributeError, KeyError, TypeError):

@@ -27,7 +27,7 @@ _RATES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 32, 40, 55, 80, 97, 150, 300)  #
 _TIMES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # µs a sample
 _COMPUTE = sorted({round(base * 10**power) for power in range(3, 9) for base in (1, 1.5, 2, 3, 4.4, 6, 8.8)})  # ns
 _HELP = {
-    "sample_bytes": "784: MNIST as uint8; 3,136: as float32; 150,528: an image of 224×224 as uint8; 602,112: as float32",
+    "sample_bytes": "784: MNIST as uint8; 3,136: as float32; 150,528: a picture of 224×224, uint8; 602,112: float32",
     "gpu": "GPU to emulate; it sets the two copy rates",
     "compute": "compute per batch; it grows with the batch size",
 }
@@ -154,7 +154,8 @@ class Controls:
             button.icon = "check" if on else ""
 
     def _button(self, name: str) -> Any:
-        button = widgets.Button(description=name, tooltip=f"the settings of the {name} loader", layout={"width": "auto"})
+        tip = f"the settings of the {name} loader"
+        button = widgets.Button(description=name, tooltip=tip, layout={"width": "auto"})
         button.on_click(lambda _: self.set(self.settings.change(**PRESETS[name])))
         return button
 

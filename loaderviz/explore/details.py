@@ -1,7 +1,7 @@
 """Details: all that a timeline knows about one span. Its launch, what it waited for, what it launched. Pure functions.
 
-    for label, value in details(timeline, index):
-        print(label, value)          # "launched by  cudaMemcpyAsync (batch 3, main), 12 µs before it began"
+for label, value in details(timeline, index):
+    print(label, value)          # "launched by  cudaMemcpyAsync (batch 3, main), 12 µs before it began"
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The explorer: sliders and choices beside one live timeline, its numbers, and the code that the setting means.
 
-    lv.explore()                                       # begins with the blocking loader
-    lv.explore("prefetch", batch_size=256, workers=2)  # or with another lesson, or settings of your own
+lv.explore()                                       # begins with the blocking loader
+lv.explore("prefetch", batch_size=256, workers=2)  # or with another lesson, or settings of your own
 """
 
 from __future__ import annotations

@@ -48,6 +48,16 @@ class LiveFigure:
         if style or moved:
             self.widget.plotly_update(style, moved, numbers or None)
             self.redraws += 1
+            survive_reload(self.widget)
+
+
+def survive_reload(widget: Any) -> None:
+    """Let a page that is loaded again get the figure as it is now.
+
+    plotly keeps what a new page asks for as it was when the cell was displayed. Changes reach the present page as
+    messages, so nothing has to be sent here: the stored state becomes the figure's own data.
+    """
+    widget._trait_values.update(_widget_data=widget._data, _widget_layout=widget._layout_obj._props)
 
 
 def figure_of(traces: list[Json], layout: Json) -> go.Figure:
@@ -74,7 +84,8 @@ def drawn(parts: list[page.Part], look: page.Look, title: str, subtitle: str) ->
 def layout_of(parts: list[page.Part], look: page.Look, title: str, subtitle: str) -> Json:
     """Return the layout; `title` and `subtitle` are words, not HTML.
 
-    It depends on the lanes and hazards, which rarely change, but for the words and the time axis: so it is kept and filled in.
+    It depends on the lanes and hazards, which rarely change, but for the words and the time axis: so it is kept, and
+    those are filled in.
     """
     key = (tuple((part.placement.tracks, part.timeline.marks, part.origin) for part in parts), look.unit_name)
     if key not in _layouts:

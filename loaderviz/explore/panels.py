@@ -99,7 +99,10 @@ def table(head: list[str], rows: list[list[str]], empty: str = "nothing") -> str
     """Return a small table of words; `empty` stands for no rows."""
     if not rows:
         return f"<p style='color:{SOFT};font-size:14px;margin:2px 0'>{escape(empty)}</p>"
-    cell = f"padding:2px 10px 2px 0;border-bottom:1px solid {LINE};text-align:left;vertical-align:top;font-size:13px;line-height:1.35"
+    cell = (
+        f"padding:2px 10px 2px 0;border-bottom:1px solid {LINE};text-align:left;vertical-align:top;font-size:13px;"
+        "line-height:1.35"
+    )
     top = "".join(f"<th style='{cell};color:{SOFT}'>{escape(name)}</th>" for name in head)
     body = "".join(
         "<tr>" + "".join(f"<td style='{cell};color:{INK}'>{escape(value)}</td>" for value in row) + "</tr>"

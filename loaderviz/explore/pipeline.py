@@ -13,7 +13,6 @@ from collections import deque
 from dataclasses import dataclass
 
 from loaderviz.emulator import costs
-from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import Host
 from loaderviz.emulator.memory import Block, DevicePool, PinnedBlock, PinnedPool
 from loaderviz.emulator.runtime import Event, Runtime
@@ -296,5 +295,3 @@ class _Loop:
         runtime.builder.span(
             start, runtime.now, runtime.main, Kind.OPERATOR, f"aten::{name}", batch=runtime.batch, source=runtime.source
         )
-
-

@@ -98,7 +98,7 @@ def _loop(settings: Settings) -> list[Line]:
     if settings.side_stream:
         lines.append(("main, side = torch.cuda.current_stream(), torch.cuda.Stream()", "streams"))
     if settings.side_stream and _rings(settings):
-        shape = f"{settings.batch_size}, {settings.sample_bytes}, dtype=torch.uint8, device=\"cuda\""
+        shape = f'{settings.batch_size}, {settings.sample_bytes}, dtype=torch.uint8, device="cuda"'
         lines.append((f"ring = itertools.cycle([torch.empty({shape}) for _ in range({settings.depth + 1})])", "ring"))
     return lines + (_ahead(settings) if settings.depth else _in_place(settings))
 
@@ -155,13 +155,13 @@ def _ahead(settings: Settings) -> list[Line]:
 def _copy(settings: Settings) -> list[Line]:
     """Copy `batch` to the GPU as `x`."""
     how = "non_blocking=True" if settings.non_blocking else ""
-    to_cuda = f"x = batch.to(\"cuda\"{', ' + how if how else ''})"
+    to_cuda = f'x = batch.to("cuda"{", " + how if how else ""})'
     if not settings.side_stream:
         return [(f"    {to_cuda}", "copy")]
     inside = to_cuda if settings.lifetime in ("wait", "record_stream") else f"x.copy_(batch{', ' + how if how else ''})"
     lines: list[Line] = []
     if settings.lifetime == "consumer":
-        lines.append(("    x = torch.empty_like(batch, device=\"cuda\")", "allocate"))
+        lines.append(('    x = torch.empty_like(batch, device="cuda")', "allocate"))
     if settings.lifetime == "ring":
         lines.append(("    x = next(ring)", "allocate"))
     if settings.lifetime != "record_stream":

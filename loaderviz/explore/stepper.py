@@ -23,6 +23,7 @@ from loaderviz.draw import theme
 from loaderviz.draw.page import time_unit
 from loaderviz.explore import panels
 from loaderviz.explore.cells import Interactive, live_here
+from loaderviz.explore.live import survive_reload
 from loaderviz.explore.state import State, events, name_of, state_at
 from loaderviz.timeline import Kind, Timeline
 
@@ -93,6 +94,8 @@ class Stepper(Interactive):
         with self._figure.batch_update():
             self._figure.data[-1].x = [x, x]
             self._figure.layout.title.text = self._title()
+        if self.widget is not None:
+            survive_reload(self._figure)
 
     def _draw(self) -> go.Figure:
         figure = draw.figure(self.timeline, title=self._title(), budget=BARS)
@@ -100,8 +103,8 @@ class Stepper(Interactive):
         low, high = figure.layout.yaxis.range or (1, 0)
         x = (self.time - self.timeline.begin) / self._unit
         figure.add_scatter(
-            x=[x, x], y=[low, high], mode="lines", name="cursor", line={"color": theme.BLACK, "width": 2, "dash": "dot"},
-            hoverinfo="skip",
+            x=[x, x], y=[low, high], mode="lines", name="cursor", hoverinfo="skip",
+            line={"color": theme.BLACK, "width": 2, "dash": "dot"},
         )  # fmt: skip
         return figure
 
@@ -121,7 +124,7 @@ class Stepper(Interactive):
             style={"description_width": "50px"},
         )  # fmt: skip
         self._play = widgets.Play(value=0, min=0, max=last, step=max(1, len(self.events) // 400), interval=250)
-        widgets.jslink((self._play, "value"), (self._slider, "value"))
+        widgets.link((self._play, "value"), (self._slider, "value"))  # in Python: a jslink would outlive its widgets
         back, forward = (
             widgets.Button(description=text, tooltip=tip, layout={"width": "auto"})
             for text, tip in (("◀ event before", "one event back"), ("next event ▶", "one event on"))
@@ -137,9 +140,7 @@ class Stepper(Interactive):
             [self._column("code", 380), self._column("device", 380), self._column("batches", 210)],
             layout={"flex_flow": "row wrap", "grid_gap": "20px"},
         )
-        self.widget = widgets.VBox(
-            [row, self._figure, self._panels["words"], columns, widgets.HTML(panels.fit())]
-        )
+        self.widget = widgets.VBox([row, self._figure, self._panels["words"], columns, widgets.HTML(panels.fit())])
         self._write()
 
     def _column(self, name: str, width: int) -> Any:
@@ -243,4 +244,3 @@ def _work(timeline: Timeline, span: int) -> str:
 
 def _short(text: str, length: int = 60) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
-

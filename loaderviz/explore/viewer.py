@@ -110,14 +110,14 @@ class Viewer(Interactive):
         return self.timeline.between(*window)
 
     def _bars(self) -> detail.Bars:
-        """Return the bars of the window; spans across its edge stay whole."""
+        """Return the bars of the window; spans across its edge are cut there."""
         timeline, placement = self.timeline, self._whole.placement
         start, end = timeline.start[placement.span], timeline.end[placement.span]
         here = np.flatnonzero((end >= self.window[0]) & (start <= self.window[1]))
         span = placement.span[here]
         category = timeline.kind[span].astype(np.int64) * 2**32 + timeline.batch[span] + 1
-        inside = [np.clip(edge, *self.window) for edge in (start[here], end[here])]
-        bars = detail.reduce(placement.track[here], *inside, category, BARS)
+        first, last = np.maximum(start[here], self.window[0]), np.minimum(end[here], self.window[1])
+        bars = detail.reduce(placement.track[here], first, last, category, BARS)
         return changed(bars, item=here[bars.item])
 
     def _picture(self) -> tuple[list[Json], Json]:
@@ -145,8 +145,7 @@ class Viewer(Interactive):
         x: list[float | None] = []
         y: list[float | None] = []
         for span in (self.picked, launch_of(self.timeline, self.picked) if self.picked >= 0 else -1):
-            places = np.flatnonzero(self._whole.placement.span == span) if span >= 0 else []
-            for place in places:
+            for place in np.flatnonzero(self._whole.placement.span == span) if span >= 0 else ():
                 track = self._whole.placement.tracks[self._whole.placement.track[place]]
                 left, right = ((int(column[span]) - self.timeline.begin) / self._unit
                                for column in (self.timeline.start, self.timeline.end))  # fmt: skip
@@ -182,13 +181,11 @@ class Viewer(Interactive):
             figure.data[number].on_selection(self._boxed)
         self._drag = widgets.ToggleButtons(
             options=[("zoom", "zoom"), ("move", "pan"), ("select a window", "select")], style={"button_width": "auto"},
-            layout={"flex": "0 0 auto", "width": "max-content"}, tooltips=["drag to zoom", "drag to move", "drag to select"],
+            layout={"flex": "0 0 auto", "width": "max-content"},
         )  # fmt: skip
         self._drag.observe(lambda change: figure.update_layout(dragmode=change["new"], selectdirection="h"), "value")
-        rows = [
-            widgets.HBox([widgets.Label("drag to"), self._drag, *self._buttons(widgets)], layout={"flex_flow": "row wrap"}),
-            figure,
-        ]
+        row = [widgets.Label("drag to"), self._drag, *self._buttons(widgets)]
+        rows = [widgets.HBox(row, layout={"flex_flow": "row wrap"}), figure]
         self._panels = {name: widgets.HTML() for name in ("numbers", "words", "story")}
         self.widget = widgets.VBox([*rows, *self._panels.values(), widgets.HTML(panels.fit())])
         self._write()

@@ -45,17 +45,17 @@ class Document:
         """Read up to the first event, and return what was read of the events."""
         text = b""
         for block in self._blocks:
-            text += block
-            plain = text.lstrip(b"\xef\xbb\xbf \t\r\n")
-            if plain[:1] == b"[" and plain[1:].lstrip()[:1] in (b"{", b"]"):
-                return plain[1:]
-            if match := _EVENTS.search(text):
+            text = (text + block).lstrip(b"\xef\xbb\xbf \t\r\n")
+            if text[:1] == b"[" and text[1:100].lstrip()[:1] in (b"{", b"]"):
+                return text[1:]
+            if match := _EVENTS.search(text, max(0, len(text) - len(block) - 100)):
                 self.head = _outer(text[: match.start()].decode("utf-8", "replace") + '"traceEvents": []}')
                 return text[match.end() :]
-            if len(text) > LONGEST or (plain and plain[:1] != b"{"):
+            if len(text) > LONGEST or (text and text[:1] != b"{"):
                 break
         why = f" ({self.source.damage})" if self.source.damage else ""
-        raise TraceError(f"{self.source.path} is no trace: it looks like {looks_like(text)}{why}")
+        shape = looks_like(text or b" " * (self.source.read > 0))
+        raise TraceError(f"{self.source.path} is no trace: it looks like {shape}{why}")
 
     def chunks(self) -> Iterator[list[bytes]]:
         """Give the events, some thousand at once, each as its text after the opening `{"key"` and before its `}`."""
@@ -91,7 +91,7 @@ class Document:
             if len(buffer) < CHUNK:
                 continue
             if not border:
-                border = self._border(buffer, self.key)
+                border = self._border(buffer[-len(block) - 4_096 :], self.key)
             place = buffer.rfind(border) if border else -1
             if place >= 0:
                 yield buffer[:place].split(border)
@@ -101,23 +101,25 @@ class Document:
                     f"{self.source.path}: no event ends within {words.size(LONGEST)}; this is no trace of a profiler"
                 )
         pieces = buffer.split(border) if border else [buffer]
-        yield pieces[:-1]
-        yield from self._end(b'{"' + self.key + b'"' + pieces[-1])
+        yield pieces[: -salvage.MERGE]  # the last may be parts of one event
+        yield from self._end(b'{"' + self.key + b'"' + border.join(pieces[-salvage.MERGE :]))
 
     def _end(self, text: bytes) -> Iterator[list[bytes]]:
         """Give the last event, and keep what comes after the list of events."""
         if self.source.damage:
             self.damage.append(self.source.damage)
-        rest, events = text.decode("utf-8", "replace").strip(), []
+        rest, bodies = text.decode("utf-8", "replace").strip(), []
+        opening = re.compile(rf'\{{\s*"{re.escape(self.key.decode())}"')
         while rest.startswith("{"):
             try:
                 event, end = _DECODER.raw_decode(rest)
-                events.append(event)
+                match = opening.match(rest)  # as it stands: to parse and write it again would lose digits
+                bodies += [rest[match.end() : end - 1].encode()] if match else self._bodies([event])
             except (ValueError, RecursionError):
                 saved, end = self._broken_end(rest)
-                events += saved
+                bodies += self._bodies(saved)
             rest = rest[end:].lstrip(", \t\r\n")
-        yield self._bodies(events)
+        yield bodies
         if rest.startswith("]"):
             self.tail = _outer("{" + rest[1:].lstrip(", \t\r\n"))
         elif not self.damage and (self.head or rest):

@@ -13,7 +13,7 @@ from loaderviz.recorder.names import ON_DEVICE, Calls, Role
 
 Ints = npt.NDArray[np.integer[Any]]
 
-_PLURAL = {"instant": " marks", "counter": "s", "synchronisation rows": ""}
+_PLURAL = {"instant": " marks", "counter": "s"}
 _ENOUGH = 50  # events; the steps of a clock cannot be told from fewer
 
 
@@ -67,7 +67,7 @@ def _gpu_window(rows: dict[str, npt.NDArray[Any]], work: npt.NDArray[np.bool_]) 
 def _left_out(trace: RawTrace) -> list[str]:
     """Say which events are not drawn; flows and metadata are not counted, their content is in the picture."""
     shown = {name: count for name, count in trace.left_out.items() if name.lower() not in ("flow", "trace", "")}
-    shown = {f"{name}{_PLURAL.get(name, ' events')}": count for name, count in shown.items()}
+    shown = {f"{name}{_PLURAL.get(name, '' if ' ' in name else ' events')}": count for name, count in shown.items()}
     if trace.syncs:
         shown["synchronisation rows (they give arrows)"] = len(trace.syncs)
     if not shown:

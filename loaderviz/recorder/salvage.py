@@ -26,7 +26,7 @@ _FIELDS = {
     "dur": re.compile(rf'"dur"\s*:\s*{_NUMBER}'),
 }
 _ARGUMENTS = ("device", "stream", "correlation", "bytes")
-_MERGE = 4  # pieces joined when an object inside an event looked like the border of two
+MERGE = 4  # pieces joined when an object inside an event looked like the border of two
 
 
 def events(texts: list[str], parse_float: Callable[[str], Any] = float) -> tuple[list[Event], int]:
@@ -53,7 +53,7 @@ def _one(texts: list[str], place: int, parse_float: Callable[[str], Any]) -> tup
         found = _parsed(repair(text), parse_float)
         if found is not None:
             return found, 1
-    for more in range(1, min(_MERGE, len(texts) - place)):
+    for more in range(1, min(MERGE, len(texts) - place)):
         found = _parsed("},".join(text[:-1] for text in texts[place : place + more + 1]) + "}", parse_float)
         if found is not None:
             return found, more + 1

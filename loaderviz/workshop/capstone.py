@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from loaderviz import mnist, words
+from loaderviz import words
 from loaderviz.metrics import summarize
 from loaderviz.recording import record
 from loaderviz.workshop import facts, machine
@@ -40,6 +40,8 @@ class Digits(Data):
     """A fresh random choice of MNIST digits: images uint8 `[N, 28, 28]`, labels int64 `[N]`."""
 
     def __init__(self) -> None:
+        from loaderviz import mnist  # brings torchvision, which the lessons before need not have
+
         generator = torch.Generator().manual_seed(secrets.randbits(62))
         images, labels = mnist.tensors(train=True)
         rows = torch.randperm(len(images), generator=generator)[: SIZE * PER_EPOCH]
@@ -165,6 +167,9 @@ def load(images, labels, size, epochs):
 
 class Race(Exercise):
     """The capstone's exercise: each honest run gets a ladder, and a line in the leaderboard."""
+
+    _board: Leaderboard
+    _name: str
 
     def check(self, answer: Any = None, name: str = "", file: str | None = None) -> Outcome:
         """Train with the loader, and return the outcome. `name` and `file` are for the leaderboard."""

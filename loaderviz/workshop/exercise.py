@@ -26,6 +26,7 @@ from loaderviz.workshop.outcome import (
     Outcome,
     Picture,
     Score,
+    Theirs,
 )
 
 
@@ -98,10 +99,9 @@ class Exercise:
         return self._measure(answer)
 
     def _judge(self, answer: Any) -> Outcome:
-        if answer is None or answer is ...:
-            return self._not_attempted("nothing was given to check")
-        if holes.is_unchanged(answer, self.starter):
-            return self._not_attempted("this is the code as it was given to you")
+        nothing = answer is None or answer is ...
+        if nothing or holes.is_unchanged(answer, self.starter):
+            return self._not_attempted("nothing was given to check" if nothing else "this is the code as it was given")
         try:
             self._callable(answer)
             score = self.measure(answer)
@@ -112,8 +112,10 @@ class Exercise:
             return Outcome(
                 NOT_YET, self.title, problem.fact, problem.rule, "", problem.score, more, problem.timeline
             )  # fmt: skip
-        except Exception as problem:
-            return self._crashed(problem, answer)
+        except Crashed as problem:
+            return Outcome(CRASHED, self.title, f"Your code could not be run: {problem}")
+        except Theirs as problem:
+            return self._crashed(problem.error, answer)
         return Outcome(PASSED, self.title, "Well done.", score=score.text, timeline=score.timeline)
 
     def _callable(self, answer: Any) -> None:
@@ -138,15 +140,17 @@ class Exercise:
         if hole := holes.left_open(answer):
             return self._not_attempted(f"there is still a hole in {hole}")
         line = holes.line_of(problem)
-        if isinstance(problem, Crashed):
-            return Outcome(CRASHED, self.title, f"Your code could not be run: {problem}")
         if isinstance(problem, NameError) and problem.name == holes.BLANK:
             return self._not_attempted(f"there is still a {holes.BLANK} in {line or 'your code'}")
-        if not line:
-            raise problem  # not theirs: a fault of the check must not look like one of the learner
         text = str(problem).strip() or "no message"
         message = f"Your code stopped with an error. It says: {type(problem).__name__}: {text}"
-        return Outcome(CRASHED, self.title, message, line=line, following="Repair this line, then check again.")
+        return Outcome(
+            CRASHED,
+            self.title,
+            message,
+            line=line,
+            following=f"Repair {'this line' if line else 'it'}, then check again.",
+        )
 
     def _not_attempted(self, why: str) -> Outcome:
         message = f"Not attempted yet: {why}."

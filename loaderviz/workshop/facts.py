@@ -30,6 +30,9 @@ HOST_SYNC = "R25: a call that waits for the GPU (.item(), .cpu(), synchronize) l
 PINNING = "R43: pin_memory() is a copy by the host, and the loop waits for it."
 HOST_WORK = "R23: work of the host in the loop costs time at each step; the GPU waits if it has nothing queued."
 NO_WAIT = "R15, R16: streams do not wait for each other. The stream that reads must wait for the copy (an event)."
+REUSE = (
+    "R35, R36: memory is given to the next copy as soon as your variable is gone. record_stream() says who still reads."
+)
 REFILL = "R42: until a copy is done, nobody may write into its pinned source. Wait for the copy (an event) first."
 
 

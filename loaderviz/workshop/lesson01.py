@@ -16,7 +16,7 @@ from loaderviz.timeline import Kind, Span, Timeline
 from loaderviz.workshop import facts, machine
 from loaderviz.workshop.exercise import Exercise
 from loaderviz.workshop.measure import WINDOW, Setting, feed, window_of
-from loaderviz.workshop.outcome import NotYet, Score
+from loaderviz.workshop.outcome import NotYet, Score, learners_code
 from loaderviz.workshop.source import Data
 
 EARLIER = 5  # matrix products that are still in the queue when the learner's function is called
@@ -57,7 +57,7 @@ def _run(answer: Callable[..., Any], amount: int) -> tuple[Any, int, Timeline]:
         with record_function(WINDOW):
             for _ in range(EARLIER):
                 matrix @ matrix
-            with record_function(FUNCTION):
+            with record_function(FUNCTION), learners_code():
                 returned = answer(step)
             torch.cuda.synchronize()
     return returned, calls, window_of(recording.timeline)

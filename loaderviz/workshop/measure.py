@@ -7,7 +7,6 @@ run.took                                    # ns, from the call to the end of th
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,13 +17,15 @@ from torch.profiler import record_function
 
 from loaderviz import words
 from loaderviz.emulator.hardware import Gpu, Host
+from loaderviz.emulator.torch_cuda.tags import tag_of
 from loaderviz.loaders import marks
 from loaderviz.recording import record
 from loaderviz.timeline import Kind, Timeline
 from loaderviz.workshop import facts, machine
-from loaderviz.workshop.outcome import NotYet
+from loaderviz.workshop.outcome import NotYet, learners_code
 from loaderviz.workshop.source import Batch, Data, Source
 
+LOOK_BACK = 16  # batches: memory in use by an older one is not looked for
 WINDOW = "measured"  # the range of what counts; it begins before any code of the learner runs
 Seen = tuple[torch.Tensor, torch.Tensor]  # sums float64 [B], labels int64 [B], on the CPU
 
@@ -53,6 +54,7 @@ class Run:
     data: Data
     epochs: int = 1
     refills: Sequence[tuple[int, int]] = ()  # when the source overwrote which batch
+    places: Sequence[tuple[int, int]] = ()  # the device addresses of the images of each batch handed out
 
     @property
     def took(self) -> int:
@@ -70,6 +72,7 @@ class Run:
             wanted = expected[number % len(expected)]
             if not (torch.equal(sums, wanted[0]) and torch.equal(labels, wanted[1])):
                 raise self.not_yet(*facts.wrong_batch(self.timeline, number, (sums, labels), expected))
+        self.must_not_be_reused()
         self.must_have_no_hazards()
         if needed is None:
             needed = self.epochs * (self.data.images.nbytes + self.data.labels.nbytes)
@@ -95,6 +98,27 @@ class Run:
                     )
                     raise self.not_yet(fact, facts.REFILL)
 
+    def must_not_be_reused(self) -> None:
+        """Raise `NotYet` if a copy wrote into the memory of an earlier batch while kernels still read that."""
+        if self.epochs > 1:
+            return  # a batch number then stands for several hand-outs
+        ends = {batch: facts.kernels_of(self.timeline, batch)[-1:] for batch in range(len(self.places))}
+        for copy in facts.copies(self.timeline):
+            for batch in range(max(0, copy.batch - LOOK_BACK), min(copy.batch, len(self.places))):
+                reads, here = ends[batch], copy.batch < len(self.places)
+                if (
+                    here
+                    and reads
+                    and copy.start < reads[0].end
+                    and _overlap(self.places[batch], self.places[copy.batch])
+                ):
+                    fact = (
+                        f"the copy of batch {copy.batch} runs {facts.stretch(self.timeline, copy.start, copy.end)} and "
+                        f"writes into the memory of batch {batch}, but kernels read that until "
+                        f"{facts.at(self.timeline, reads[0].end)}"
+                    )
+                    raise self.not_yet(fact, facts.REUSE)
+
     def must_have_no_hazards(self) -> None:
         """Raise `NotYet` at the first race that was found."""
         for hazard in self.hazards:
@@ -118,7 +142,7 @@ class Run:
 
     def not_yet(self, fact: str, rule: str) -> NotYet:
         """Return the exception for a fact of this run."""
-        return NotYet(f"{fact[:1].upper()}{fact[1:]}.", rule, "", self.timeline)
+        return NotYet(f"{fact[:1].upper()}{fact[1:].rstrip('.')}.", rule, "", self.timeline)
 
 
 def feed(
@@ -137,11 +161,13 @@ def feed(
         given = (data.images.clone(), data.labels.clone()) if resident else (source,)
         machine.warm_up()
         with _own_marks() as mark, record_function(WINDOW):
-            loop.consume(answer(*given, *more), mark)
+            with learners_code():
+                batches = answer(*given, *more)
+            loop.consume(batches, mark)
             torch.cuda.synchronize()
         seen = [(sums.cpu(), labels.cpu()) for sums, labels in loop.seen]
     hazards = getattr(recording, "hazards", ())
-    return Run(window_of(recording.timeline), hazards, seen, data, setting.epochs, source.refills)
+    return Run(window_of(recording.timeline), hazards, seen, data, setting.epochs, source.refills, loop.places)
 
 
 class Consumer:
@@ -151,20 +177,26 @@ class Consumer:
         self.data, self.setting = data, setting
         self.work = machine.Work(data.weights, setting.scale)
         self.seen: list[Seen] = []
+        self.places: list[tuple[int, int]] = []
         self.wanted = (list(data.sizes) * setting.epochs)[: count or None]
 
     def consume(self, batches: Any, mark: Callable[[int, int], None]) -> None:
         """Take the batches one by one, as a training loop does; raise `NotYet` if there are too few or too many."""
         iterator = _iterator(batches)
-        for number, batch in enumerate(itertools.islice(iterator, len(self.wanted))):
+        for number in range(len(self.wanted)):
+            with learners_code():
+                batch = next(iterator, None)
+            if batch is None:
+                raise NotYet(f"{number} batches were handed out, but {len(self.wanted)} were wanted.")
             images, labels = self.checked(number, batch)
             del batch
             mark(number, len(images))
+            self.places.append(_place(images))
             self.step(images, labels)
             del images, labels
-        if len(self.seen) < len(self.wanted):
-            raise NotYet(f"{len(self.seen)} batches were handed out, but {len(self.wanted)} were wanted.")
-        if next(iterator, None) is not None:
+        with learners_code():
+            rest = next(iterator, None)
+        if rest is not None:
             raise NotYet(f"More than {len(self.wanted)} batches were handed out: after the last one, stop.")
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -218,13 +250,23 @@ def _own_marks() -> Iterator[Callable[[int, int], None]]:
 
 
 def _iterator(batches: Any) -> Iterator[Any]:
-    try:
-        return iter(batches)
-    except TypeError:
-        raise NotYet(
-            f"Your function returned {_said(batches)}. It must hand out the batches one by one: use `yield`, or "
-            "return something that a `for` loop can go through."
-        ) from None
+    if hasattr(batches, "__iter__") or hasattr(batches, "__getitem__"):
+        with learners_code():
+            return iter(batches)
+    raise NotYet(
+        f"Your function returned {_said(batches)}. It must hand out the batches one by one: use `yield`, or return "
+        "something that a `for` loop can go through."
+    )
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the device addresses of a tensor's block, [start, end)."""
+    block = tag_of(tensor).block
+    return block.address, block.address + block.size
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
 
 
 def _said(value: Any) -> str:

@@ -8,6 +8,8 @@ crashed         the learner's code raised an error; `line` is where
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal
@@ -37,6 +39,25 @@ class NotYet(Exception):
 
 class Crashed(Exception):
     """Raised by a check: the learner's code cannot be run as it is; the message says why."""
+
+
+class Theirs(Exception):
+    """Raised by a check: the learner's code stopped with `error`."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def learners_code() -> Iterator[None]:
+    """Around a call of the learner's code: an error in here is theirs, an error elsewhere is a fault of the check."""
+    try:
+        yield
+    except (NotYet, Crashed):
+        raise
+    except Exception as error:
+        raise Theirs(error) from error
 
 
 @dataclass(frozen=True)

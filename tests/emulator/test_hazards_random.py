@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from race_programs import UNIT, UNITS, Book, Machine, near_misses, programs, right_programs
 
@@ -44,7 +46,7 @@ def test_what_is_kept_does_not_grow_with_the_run(program):
     memory = machine.races.memory
     spans = sorted((cell.start, cell.end) for cell in memory._cells.values())
     assert memory._starts == [start for start, _ in spans]
-    assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+    assert all(before[1] <= after[0] for before, after in pairwise(spans))
     blocks = {address // (UNIT * UNITS) for address, _ in spans}
     assert len(spans) <= UNITS * len(blocks)
     assert all(len(cell.writes) <= 3 and len(cell.reads) <= 3 for cell in memory._cells.values())

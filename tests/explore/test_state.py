@@ -36,7 +36,8 @@ def brute_force(timeline, time):
     for lane in timeline.lanes:
         if lane.group == "device":
             running[lane] = [n for n in on if rows[n].lane == lane]
-            waiting = [n for n, call in calls.items() if rows[n].lane == lane and rows[call].end <= time < rows[n].start]
+            mine = [n for n in calls if rows[n].lane == lane]
+            waiting = [n for n in mine if rows[calls[n]].end <= time < rows[n].start]
             queues[lane] = sorted(waiting, key=lambda n: rows[n].start)
     batches = {}
     for batch in {row.batch for row in rows if row.batch >= 0}:
@@ -120,7 +121,7 @@ def test_why_a_command_waits():
 
 
 def test_only_a_timeline_has_states():
-    with pytest.raises(NotATimelineError, match="recording.timeline"):
+    with pytest.raises(NotATimelineError, match=r"recording\.timeline"):
         state_at([1, 2], 3)
 
 
@@ -149,7 +150,7 @@ def test_work_begins_when_what_held_it_is_over(name):
 
 def test_details_tell_the_story_of_a_prefetched_copy():
     copy = next(i for i in np.flatnonzero(PREFETCH.where(Kind.COPY_H2D)) if launch_of(PREFETCH, int(i)) >= 0)
-    copy = [i for i in np.flatnonzero(PREFETCH.where(Kind.COPY_H2D)) if i > copy][0]
+    copy = next(i for i in np.flatnonzero(PREFETCH.where(Kind.COPY_H2D)) if i > copy)
     story = dict(details(PREFETCH, int(copy)))
     assert story["what"] == "Memcpy HtoD (Pinned -> Device)"
     assert story["host memory"] == "pinned"

@@ -191,6 +191,26 @@ def test_on_colab_there_are_first_frames(monkeypatch):
     assert explore().widget is None
 
 
+def test_a_page_that_is_loaded_again_gets_the_present_state():
+    from ipywidgets.widgets import widget as registry
+
+    for _ in range(2):  # the second time with closed pictures behind it
+        explorer = explore(name="")
+        stepper, view = step_through(explorer.timeline, name=""), viewer(explorer.timeline, name="")
+        for picture_ in (explorer, stepper, view):
+            picture_._repr_mimebundle_()
+    explorer.controls["workers"].value = 6
+    stepper._slider.value = 9
+    view._shift(0, 0.5)
+    states = [widget.get_state() for widget in registry._instances.values()]  # what the page asks for; none may fail
+    figures = [state for state in states if "_widget_layout" in state]
+    titles = sorted(state["_widget_layout"]["title"]["text"] for state in figures)
+    assert len(figures) == 3
+    assert any("6 workers" in title for title in titles)
+    assert any("event 10 of" in title for title in titles)
+    assert list(view._live.widget.get_state()["_widget_layout"]["xaxis"]["range"]) == list(view.figure.layout.xaxis.range)
+
+
 def test_two_pictures_with_names_live_side_by_side():
     one, two = explore(name="one"), explore(name="two")
     assert one.widget is not None

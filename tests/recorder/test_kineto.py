@@ -271,7 +271,7 @@ def test_info_after_the_events_and_ranks(tmp_path, parser):
         "rank 1 main",
         "rank 1 stream 7",
     ]
-    steps = [row for row in timeline.rows(Kind.RANGE)]
+    steps = list(timeline.rows(Kind.RANGE))
     assert [(row.start, row.lane.name) for row in steps] == [(0, "rank 0 main"), (1_000_000, "rank 1 main")]
     assert {lane.device for lane in timeline.lanes if lane.group == "device"} == {0, 1}  # two computers, one number
     assert notes(timeline).startswith("rank 0: recording quality")
@@ -325,8 +325,10 @@ def test_marks_of_the_loaders_hold_until_the_next(tmp_path):
     """`loaderviz.loaders` marks the hand-out of a batch; copies inside "prefetch of batch N" are for that batch."""
     events = [
         note("prefetch of batch 1", BASE + 2, 4), call("cudaMemcpyAsync", BASE + 3, 2, 1), copy(BASE + 9, 5, 1),
-        note("batch 0: 64 samples", BASE + 10, 1), call("cudaLaunchKernel", BASE + 20, 2, 2), work("k", BASE + 30, 5, 2),
-        note("batch 1: 64 samples", BASE + 50, 1), call("cudaLaunchKernel", BASE + 60, 2, 3), work("k", BASE + 70, 5, 3),
+        note("batch 0: 64 samples", BASE + 10, 1),
+        call("cudaLaunchKernel", BASE + 20, 2, 2), work("k", BASE + 30, 5, 2),
+        note("batch 1: 64 samples", BASE + 50, 1),
+        call("cudaLaunchKernel", BASE + 60, 2, 3), work("k", BASE + 70, 5, 3),
     ]  # fmt: skip
     timeline = read_events(tmp_path, *events)
     assert [row.batch for row in timeline.rows(Kind.COPY_H2D, Kind.COMPUTE)] == [1, 0, 1]
@@ -356,7 +358,7 @@ def test_launches_match_brute_force(tmp_path):
 
 
 def test_the_quality_of_a_recording(tmp_path):
-    events = loop() + [call("cudaLaunchKernel", BASE + 90, 1, 77), work("k", BASE + 95, 0, 99)]
+    events = [*loop(), call("cudaLaunchKernel", BASE + 90, 1, 77), work("k", BASE + 95, 0, 99)]
     events += [op("aten::x", BASE + n, 1) for n in range(60)]
     said = notes(read_events(tmp_path, *events))
     assert "1 of 3 launches without GPU work, 1 of 3 GPU spans without a launch" in said

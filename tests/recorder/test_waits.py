@@ -86,8 +86,8 @@ def two_streams(record=11, wait=14, copied=10, kernel=30):
 
 def arrows(timeline):
     mine = timeline.arrows["kind"] == ArrowKind.WAIT
-    return [(timeline.row(int(tail)).name, timeline.row(int(head)).name)
-            for tail, head in zip(timeline.arrows["tail"][mine], timeline.arrows["head"][mine], strict=True)]  # fmt: skip
+    ends = zip(timeline.arrows["tail"][mine].tolist(), timeline.arrows["head"][mine].tolist(), strict=True)
+    return [(timeline.row(tail).name, timeline.row(head).name) for tail, head in ends]
 
 
 def test_event_waits_become_arrows(tmp_path):

@@ -691,6 +691,7 @@ WRONG = {
         (copy_after_the_work, r"asked for at [\d,]+ µs; the kernels before it ended at.*R16: a copy cannot start"),
         (side_waits_for_all_work, r"its stream waited until [\d,]+ µs.*wait_stream"),
         (not_pinned, r"Its source is not pinned.*R7"),
+        (unprotected, r"copy of batch \d+ runs from .* writes into the memory of batch \d+, but kernels.*|early-reuse"),
         (backwards, r"As number 0 you handed out batch 31"),
         (too_few, r"31 batches were handed out, but 32"),
         (too_many, r"More than 32 batches"),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 import torch
 
-from loaderviz.loaders import BlockingLoader
-from loaderviz.workshop import EXERCISES, lesson03
+from loaderviz.loaders import BlockingLoader, marks
+from loaderviz.workshop import EXERCISES, lesson03, machine
 from loaderviz.workshop.exercise import NothingCheckedError
 
-from .answers import RIGHT, WRONG
+from .answers import RIGHT, WRONG, Preloader, loader_ring
 from .conftest import cell
 
 ALL = list(EXERCISES.values())
@@ -118,6 +119,32 @@ def test_an_error_half_way_is_the_learners():
     assert outcome.status == "crashed"
     assert "same device" in outcome.message
     assert "batch[0] + batch[1].cpu()" in outcome.line
+
+
+def test_an_error_in_a_loader_class_is_theirs_too():
+    """No line of theirs is on the way, but it is their choice of loader that fails: a ring has buffers of one size."""
+    outcome = EXERCISES["3.2"].check(loader_ring)
+    assert outcome.status == "crashed" and outcome.line == ""
+    assert "has fixed buffers" in outcome.message
+
+
+def test_a_fault_of_the_check_is_not_blamed_on_the_learner(monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("in the check")
+
+    monkeypatch.setattr(machine.Work, "__call__", broken)
+    with pytest.raises(ZeroDivisionError, match="in the check"):
+        lesson03.overlap.check(BlockingLoader)
+
+
+def test_after_an_error_everything_is_as_before():
+    def stops(batches):
+        raise RuntimeError("stop")
+
+    before = time.perf_counter
+    assert lesson03.overlap.check(stops).status == "crashed"
+    assert time.perf_counter is before and marks.on_batch is None
+    assert lesson03.overlap.check(Preloader).passed
 
 
 # Cheating

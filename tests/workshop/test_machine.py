@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loaderviz.emulator.findings import Access, Hazard
 from loaderviz.recording import record
 from loaderviz.timeline import Kind
 from loaderviz.workshop import facts, holes, machine
 from loaderviz.workshop.measure import Setting, feed
+from loaderviz.workshop.outcome import NotYet
 from loaderviz.workshop.source import Data, Source
 from tests import factory
 
@@ -100,3 +103,18 @@ def test_lines_and_holes():
     assert not holes.is_unchanged(len, "def f(): ...")
     assert not holes.is_theirs(torch.__file__) and not holes.is_theirs(facts.__file__)
     assert holes.is_theirs(__file__)
+
+
+def test_a_hazard_of_the_recording_fails_the_check():
+    """Whatever the times were: what nothing keeps apart is wrong."""
+    access = Access("Memcpy HtoD", True, 13, (64, 784), "float32", 3, "cell:4", 1000, 2000)
+    hazard = Hazard(
+        "early-reuse", "R36", access, access, "batch 3 is overwritten", "an order", "call record_stream().", "nan"
+    )
+    run = replace(feed(loader_consumer, Data([64] * 4), Setting()), hazards=(hazard,))
+    with pytest.raises(NotYet) as caught:
+        run.must_be_right()
+    assert caught.value.fact == (
+        "One hazard: early-reuse at cell:4: batch 3 is overwritten. To repair it: call record_stream()."
+    )
+    assert caught.value.rule == "R36"

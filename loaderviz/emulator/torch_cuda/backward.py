@@ -41,7 +41,7 @@ class BackwardStreams:
         history = session.stream_history
         stream = history[max(0, bisect_right(history, number, key=lambda entry: entry[0]) - 1)][1]
         if stream is not session.stream:
-            session.runtime.wait_stream(stream, session.stream)
+            session.runtime.wait_stream(stream, session.stream, asked=False)
             session.stream = stream
             if stream not in self.used:
                 self.used.append(stream)
@@ -59,7 +59,7 @@ class BackwardStreams:
                 session.stream, session.call = caller, call
                 for stream in self.used:
                     if stream is not caller:
-                        session.runtime.wait_stream(caller, stream)
+                        session.runtime.wait_stream(caller, stream, asked=False)
                 self.used = outer
 
         return run_backward

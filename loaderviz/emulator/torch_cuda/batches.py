@@ -20,13 +20,16 @@ class BatchNumbers:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self.current = -1
+        self.current = -1  # the batch that the loop is at
+        self.ahead = -1  # inside `prefetching`: the later batch that the work is for
+        self._newest: dict[int, int] = {}  # stream -> the newest batch that a kernel there was for
         self._next = 0  # the first number not in use
         self._base = 0  # of the loader that marks
         self._iterator_base = -1  # of a DataLoader iterator that began since the marks' last epoch
         self._last = {"batch": -1, "prefetch": -1}
         self._marked: list[Step] = []
         self._handed_out: list[Step] = []
+        self._by_loader = False  # the last mark came from a loader, not from an annotation
 
     def new_iterator(self) -> int:
         """A DataLoader iterator begins: return the number of its first batch."""
@@ -45,18 +48,38 @@ class BatchNumbers:
         self.current = self._number(index, "batch")
         self._marked.append((self._runtime.now, self.current, samples))
 
+        self._by_loader = True
+
     def annotated(self, index: int, samples: int) -> None:
-        """The program itself says that it is at batch `index`."""
-        self.marked(index, samples)
+        """The program itself says that it is at batch `index`; a loader may have said so before."""
+        if not (self._by_loader and index == self._last["batch"]):
+            self.marked(index, samples)
+        self._by_loader = False
 
     @contextmanager
     def prefetching(self, index: int) -> Iterator[None]:
         """Work in here is for a later batch, `index` of this epoch."""
-        before, self.current = self.current, self._number(index, "prefetch")
+        before = self.current, self.ahead
+        self.current = self.ahead = self._number(index, "prefetch")
         try:
             yield
         finally:
-            self.current = before
+            self.current, self.ahead = before
+
+    def of_data(self, batch: int) -> int:
+        """Return the batch that new data carry: that of the data they are made from, or the one prefetched, or -1."""
+        return batch if batch >= 0 else self.ahead
+
+    def of_kernel(self, batch: int, stream: int) -> int:
+        """Return the batch that a kernel on data of `batch` (-1: of none) is for.
+
+        Optimizer state carries the batch of the step before, so older data count as those of the newest kernel in the
+        stream.
+        """
+        if batch < 0:
+            return self.current
+        self._newest[stream] = batch = max(batch, self._newest.get(stream, -1))
+        return batch
 
     def _number(self, index: int, what: str) -> int:
         if index <= self._last[what] or max(self._last.values()) < 0:  # a new epoch

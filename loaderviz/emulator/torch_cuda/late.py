@@ -5,13 +5,14 @@ Until then the destination holds poison (NaN, or the largest integer), so a forg
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loaderviz.emulator.device import Stream
-from loaderviz.emulator.torch_cuda.tags import ATTRIBUTE, Arrival, Tag, storage_of
+from loaderviz.emulator.torch_cuda.tags import ATTRIBUTE, Arrival, HostTag, Tag, storage_of, tag_of
 
 if TYPE_CHECKING:
     from loaderviz.emulator.torch_cuda.session import Session
@@ -48,8 +49,22 @@ class LateBytes:
 
     def host_knows(self) -> None:
         """The host has waited for something: what is certain to be over for it has arrived."""
+        if self._session.touched:
+            self._session.touched.watched.look()
         for tag in list(self._tags) if self._tags else ():
             self.deliver(tag, None)
+
+    def let_go(self) -> None:
+        """Give pinned memory back that the program has dropped, and that only a late copy of ours still holds.
+
+        PyTorch lets go of it as soon as the copy is done (R40), whoever needs the destination, and when.
+        """
+        for tag in list(self._tags):
+            for arrival in tag.arrivals:
+                source = tag_of(arrival.source)
+                if type(source) is HostTag and source.block is not None and _is_last_holder(arrival.source):
+                    self._session.release_pinned(source)
+                    source.block = None
 
     def keep_sources(self, target: torch.Tensor) -> None:
         """The stream is about to overwrite pinned memory: late copies out of it, made before, keep their bytes."""
@@ -58,6 +73,26 @@ class LateBytes:
             for position, arrival in enumerate(tag.arrivals):
                 if storage_of(arrival.source) is storage and is_ordered(stream, arrival.place):
                     tag.arrivals[position] = arrival._replace(source=arrival.source.clone())
+
+
+def _is_last_holder(tensor: torch.Tensor) -> bool:
+    """Tell whether nothing but the arrival that holds `tensor` has its storage."""
+    holders: int = torch._C._storage_Use_Count(storage_of(tensor)._cdata)
+    return holders <= _LONE and _names(tensor) <= _LONE_NAMES + 1  # the argument here is one name more
+
+
+def _count_lone() -> tuple[int, int]:
+    """Return what the two counts say of a tensor that one tuple holds, in this version of torch and Python."""
+    held = (torch.empty(1),)
+    setattr(storage_of(held[0]), ATTRIBUTE, None)  # as a tag does, an attribute keeps the storage's object
+    return torch._C._storage_Use_Count(storage_of(held[0])._cdata), _names(held[0])
+
+
+def _names(tensor: torch.Tensor) -> int:
+    return sys.getrefcount(tensor)
+
+
+_LONE, _LONE_NAMES = _count_lone()
 
 
 def poison(dtype: torch.dtype) -> Any:

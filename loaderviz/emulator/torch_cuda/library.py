@@ -145,7 +145,9 @@ def _install_serialization(session: Session, patches: Patches) -> None:
         if tag.arrivals:
             session.late.deliver(tag, session.stream)
         session.mark_source()
-        session.runtime.memcpy(storage.nbytes(), "d2h", session.stream, pinned=False, blocking=True)
+        command = session.runtime.memcpy(storage.nbytes(), "d2h", session.stream, pinned=False, blocking=True)
+        if session.touched:
+            session.touched.device(command, reads=[_bytes_of(storage)])
         session.leave()
         return "cuda:0"
 
@@ -156,7 +158,9 @@ def _install_serialization(session: Session, patches: Patches) -> None:
         session.enter("torch.load")
         session.mark_source()
         session.place(_bytes_of(storage))
-        session.runtime.memcpy(storage.nbytes(), "h2d", session.stream, pinned=False, blocking=True)
+        command = session.runtime.memcpy(storage.nbytes(), "h2d", session.stream, pinned=False, blocking=True)
+        if session.touched:
+            session.touched.device(command, writes=[_bytes_of(storage)])
         session.leave()
         return storage
 
@@ -172,7 +176,9 @@ def _install_serialization(session: Session, patches: Patches) -> None:
         if type(tag) is DeviceTag and getattr(result, ATTRIBUTE, None) is None:
             session.mark_source()
             session.place(_bytes_of(result), tag.batch)
-            session.runtime.memcpy(self.nbytes(), "d2d", session.stream)
+            command = session.runtime.memcpy(self.nbytes(), "d2d", session.stream)
+            if session.touched:
+                session.touched.device(command, reads=[_bytes_of(self)], writes=[_bytes_of(result)])
         return result
 
     patches.set(base, "__deepcopy__", deepcopy)

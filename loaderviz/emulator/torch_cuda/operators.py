@@ -95,6 +95,8 @@ class Operators(TorchDispatchMode):
             nbytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
             nbytes += sum(output.nbytes for output in outputs if output.layout is torch.strided)
             session.host_operator(operator.name, nbytes, batch)
+        if session.touched and not operator.no_kernel:
+            session.touched.host_operator(func, args, kwargs, tensors)
         return result
 
     # On the device
@@ -111,6 +113,8 @@ class Operators(TorchDispatchMode):
         batch = self._prepare_inputs(operator, tensors, tags)
         runtime = session.runtime
         runtime.batch, runtime.source = session.batch_or_current(batch), session.source()
+        if not operator.no_kernel:
+            runtime.batch = session.batches.of_kernel(batch, session.stream.id)
         try:
             result = func(*args, **kwargs)
         except RuntimeError as problem:
@@ -123,9 +127,9 @@ class Operators(TorchDispatchMode):
         elif operator.base == "resize_":
             self._resized(args[0])
         if wanted:
-            self._place_outputs(operator, outputs, runtime.batch)
+            self._place_outputs(operator, outputs, session.batches.of_data(batch))
         if not operator.no_kernel:
-            self._launch(operator, args, kwargs, tensors, outputs)
+            self._launch(operator, func, args, kwargs, tensors, tags, outputs)
             runtime.builder.span(
                 start, runtime.now, runtime.main, Kind.OPERATOR, operator.name, batch=runtime.batch,
                 source=runtime.source,
@@ -192,18 +196,24 @@ class Operators(TorchDispatchMode):
             self.session.pool.free(tag.block)
             tag.block = self.session.allocate(storage.nbytes())
 
-    def _launch(self, operator: Operator, args: Any, kwargs: Any, tensors: Tensors, outputs: Tensors) -> None:
-        session, runtime = self.session, self.session.runtime
+    def _launch(
+        self, operator: Operator, func: Any, args: Any, kwargs: Any, tensors: Tensors, tags: list[Any], outputs: Tensors
+    ) -> None:
+        session, runtime, touched = self.session, self.session.runtime, self.session.touched
         synchronizes = operator.synchronizes or (
             operator.indexes and any(t.dtype in (torch.bool, torch.uint8) for t in _indices(args))
         )
         if operator.base != "_local_scalar_dense":
             duration, share = self._costs.of(operator, args, kwargs, tensors, outputs)
-            runtime.launch(duration, session.stream, name=operator.base, share=share)
+            command = runtime.launch(duration, session.stream, name=operator.base, share=share)
+            if touched:
+                touched.kernel(command, func, args, kwargs, tensors, tags, outputs)
         if synchronizes:
             session.synchronizing(operator.name)
             scalar = tensors[0].element_size() if operator.base == "_local_scalar_dense" else 8
-            runtime.memcpy(scalar, "d2h", session.stream, blocking=True)  # PyTorch's own buffer, which is pinned
+            command = runtime.memcpy(scalar, "d2h", session.stream, blocking=True)  # PyTorch's own, pinned, buffer
+            if touched and operator.base == "_local_scalar_dense":
+                touched.device(command, operator.name, reads=tensors)
             session.late.host_knows()
 
 

@@ -12,13 +12,14 @@ import torch._dynamo  # optimizers import it at their first step; it must not me
 from torch.overrides import has_torch_function, has_torch_function_unary, has_torch_function_variadic
 
 from loaderviz.emulator import dataloader
+from loaderviz.emulator.findings import Hazards
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.torch_cuda import clock, library, methods, names
 from loaderviz.emulator.torch_cuda.functions import Functions
 from loaderviz.emulator.torch_cuda.guard import Guard, refuse_in_fork, watch_threads
 from loaderviz.emulator.torch_cuda.operators import Operators
 from loaderviz.emulator.torch_cuda.patching import Patches
-from loaderviz.emulator.torch_cuda.session import Copies, Session
+from loaderviz.emulator.torch_cuda.session import Copies, OnHazard, Session
 from loaderviz.emulator.torch_cuda.tags import ATTRIBUTE
 from loaderviz.errors import LoadervizError
 from loaderviz.loaders import marks
@@ -41,14 +42,19 @@ class EmulatedCuda:
 
     _running: EmulatedCuda | None = None
 
-    def __init__(self, gpu: Gpu, host: Host, *, measured: bool = False, copies: Copies = "on_wait") -> None:
+    def __init__(
+        self, gpu: Gpu, host: Host, *, measured: bool = False, copies: Copies = "on_wait", hazards: OnHazard = "warn"
+    ) -> None:
         if copies not in ("on_wait", "eager"):
             raise ValueError(f"copies={copies!r}: choose 'on_wait' or 'eager'")
-        self._settings: dict[str, Any] = {"measured": measured, "copies": copies}
+        if hazards not in ("warn", "raise", "off"):
+            raise ValueError(f"hazards={hazards!r}: choose 'warn', 'raise' or 'off'")
+        self._settings: dict[str, Any] = {"measured": measured, "copies": copies, "hazards": hazards}
         self._machines = gpu, host
         self._patches = Patches()
         self._modes: list[Any] = []
         self.timeline: Timeline | None = None
+        self.hazards = self.findings = Hazards()
 
     def __enter__(self) -> EmulatedCuda:
         self.refuse_nesting()
@@ -80,6 +86,9 @@ class EmulatedCuda:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._leave(kind)
         self.timeline = self.session.finish()
+        races = self.session.runtime.races
+        if races:
+            self.hazards, self.findings = races.hazards, races.findings
 
     @classmethod
     def forget_in_child(cls) -> None:

@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, ClassVar, Literal
@@ -27,6 +27,7 @@ from loaderviz.emulator import costs
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.memory import DevicePool, OutOfMemory, PinnedPool
+from loaderviz.emulator.races import Races
 from loaderviz.emulator.runtime import Event, Runtime
 from loaderviz.emulator.torch_cuda.batches import BatchNumbers
 from loaderviz.emulator.torch_cuda.late import LateBytes
@@ -39,14 +40,17 @@ from loaderviz.emulator.torch_cuda.tags import (
     storage_of,
     tag_of,
 )  # fmt: skip
+from loaderviz.emulator.torch_cuda.touched import Touched
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Context, Timeline
 
 Copies = Literal["on_wait", "eager"]
+OnHazard = Literal["warn", "raise", "off"]
 DEVICE = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 PIN_THREAD = "loaderviz pin thread"
 BATCH_RANGE = re.compile(r"batch (\d+)(?:: (\d+) samples?)?$")
+PREFETCH_RANGE = re.compile(r"prefetch of batch (\d+)$")
 TORCH = Path(torch.__file__).parent
 PACKAGES = (TORCH, TORCH.parent / "torchvision", Path(__file__).parents[2])
 NOT_USER_CODE = (*(f"{package}{os.sep}" for package in PACKAGES), "<frozen", contextlib.__file__)
@@ -76,8 +80,14 @@ class Session:
 
     active: ClassVar[Session | None] = None  # the one whose recording runs
 
-    def __init__(self, gpu: Gpu, host: Host, *, measured: bool, copies: Copies, launch_blocking: bool) -> None:
+    def __init__(
+        self, gpu: Gpu, host: Host, *, measured: bool, copies: Copies, launch_blocking: bool, hazards: OnHazard = "warn"
+    ) -> None:
         self.runtime = Runtime(gpu, host, launch_blocking=launch_blocking)
+        self.touched: Touched | None = None  # tells `races` what is read and written
+        if hazards != "off":
+            self.runtime.races = Races(self.runtime, raising=hazards == "raise")
+            self.touched = Touched(self, self.runtime.races)
         self.pool = DevicePool(self.runtime)
         self.pinned = PinnedPool(self.runtime)
         self.stream: Stream = self.runtime.default_stream  # the current one
@@ -96,6 +106,7 @@ class Session:
         self.batches = BatchNumbers(self.runtime)
         self.notes: dict[str, None] = {}  # in order, each once
         self.late = LateBytes(self)
+        self._prefetching: list[AbstractContextManager[None]] = []
         self._released: deque[tuple[Any, Any]] = deque()
         self._left_at = perf_counter_ns()
         self._internal: dict[str, bool] = {}
@@ -155,8 +166,9 @@ class Session:
         if tag.session is not self:
             if not tag.pinned:
                 return None
-            self.pin(tensor)
-            tag = tag_of(tensor)
+            tag = HostTag(self, pinned=True)
+            tag.block, _ = self.pinned.allocate_at(storage_of(tensor).nbytes(), self.runtime.now)  # locked long ago
+            set_tag(tensor, tag)
         return tag  # type: ignore[no-any-return]
 
     def call_is_on_device(self) -> bool:
@@ -319,21 +331,30 @@ class Session:
     # Ranges and the end
 
     def enter_range(self, name: str) -> int:
-        """An annotation begins (`record_function`, NVTX); one named "batch 3" says which batch the loop is at."""
-        match = BATCH_RANGE.match(name)
-        if match:
+        """An annotation begins (`record_function`, NVTX); return when.
+
+        One named "batch 3" says which batch the loop is at, "prefetch of batch 5" what the work inside is for.
+        """
+        if match := BATCH_RANGE.match(name):
             self.batches.annotated(int(match[1]), int(match[2] or 0))
+        elif match := PREFETCH_RANGE.match(name):
+            self._prefetching.append(self.batches.prefetching(int(match[1])))
+            self._prefetching[-1].__enter__()
         return self.runtime.now
 
     def leave_range(self, name: str, start: int) -> None:
         """The annotation that began at `start` ends."""
-        if not BATCH_RANGE.match(name):
+        if PREFETCH_RANGE.match(name) and self._prefetching:
+            self._prefetching.pop().__exit__(None, None, None)
+        elif not BATCH_RANGE.match(name):
             self.runtime.range(start, self.runtime.now, name, self.batches.current)
 
     def finish(self, *, keep_values: bool = True) -> Timeline:
         """End the recording: the device runs dry, what is on its way arrives, the timeline is built."""
         self.runtime.device.drain()
         if keep_values:
+            if self.touched:
+                self.touched.watched.look_at_all()
             self.runtime.order.host_wait_all()
             self.late.host_knows()
         self.alive = False
@@ -344,4 +365,7 @@ class Session:
             runtime.gpu.name, "emulated", host, samples=self.batches.samples,
             versions={"torch": torch.__version__}, notes=tuple(self.notes),
         )  # fmt: skip
-        return runtime.timeline(context)
+        timeline = runtime.timeline(context)
+        if runtime.races:
+            runtime.races.judge_waits(timeline.duration, self.pool.cached())
+        return timeline

@@ -1,23 +1,19 @@
-"""Touched: tells `Races` which bytes each operator and copy reads and writes, and watches pinned memory being copied.
+"""Touched: tells `Races` which bytes each operator and copy reads and writes.
 
 Whole tensors and dense views are exact. A view with gaps counts row by row up to `ROWS` rows; one with more counts from
 its first to its last byte, so that two streams at work on interleaved columns look as if they met. What numpy writes
-into a pinned buffer during its copy is found by comparing the bytes; what it reads is not seen.
+into a pinned buffer during its copy is found by comparing the bytes (`watched`); what it reads is not seen.
 """
 
 from __future__ import annotations
 
-import weakref
-import zlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from loaderviz.emulator.findings import UNSEEN
-from loaderviz.emulator.hazards import HOST, Place
 from loaderviz.emulator.torch_cuda.tags import ATTRIBUTE, DeviceTag, HostTag
+from loaderviz.emulator.torch_cuda.watched import Watched
 
 if TYPE_CHECKING:
     from loaderviz.emulator.accesses import Work
@@ -26,8 +22,6 @@ if TYPE_CHECKING:
     from loaderviz.emulator.torch_cuda.session import Session
 
 ROWS = 64  # of a view with gaps that are told apart
-WHOLE = 16 * 1024  # bytes up to which all of them go into the checksum one by one
-SAMPLES, SAMPLE = 8, 2048  # of larger ones: pieces in which order counts, too [bytes]
 # They write without reading what they write to, though it is their first argument.
 FILLING = frozenset((
     "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "log_normal_",
@@ -51,6 +45,7 @@ class Plan:
         self.keywords = tuple(argument.name for _, argument in marked)
         self.fills = name in FILLING or any(argument.kwarg_only for _, argument in marked)  # out=...
         self.writes = bool(self.positions or self.keywords)
+        self.reads = not name.endswith("_like") and not name.startswith("new_")  # these ask for shape and dtype only
         self.operator = schema.name
 
     def written(self, args: Any, kwargs: Any) -> set[int]:
@@ -64,47 +59,35 @@ class Plan:
         return ids
 
 
-class Watch(NamedTuple):
-    """Pinned bytes that a copy may still be reading, and what they were when it was queued."""
-
-    work: Work
-    place: Place
-    storage: weakref.ref[torch.UntypedStorage]
-    first: int  # byte in the storage
-    nbytes: int
-    checksum: int
-    block: Any
-    shape: Any
-    dtype: Any
-
-
 class Touched:
     """The way from torch's operators to the addresses that `Races` knows."""
 
     def __init__(self, session: Session, races: Races) -> None:
         self.session, self.races = session, races
         self._plans: dict[Any, Plan] = {}
-        self._watches: dict[tuple[int, int], Watch] = {}  # by first address and size
+        self.watched = Watched(session, races)
 
     # On the device
 
     def kernel(
-        self, command: Command, overload: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor],
+        self, command: Command, overload: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], tags: list[Any],
         outputs: list[torch.Tensor],
     ) -> None:  # fmt: skip
-        """An operator was launched as `command`."""
-        plan = self._plan(overload)
-        work = self.races.work(command, plan.operator)
+        """An operator was launched as `command`; `tags` are those of `tensors`, its arguments."""
+        plan = self._plans.get(overload) or self._plan(overload)
+        work, access = self.races.work(command, plan.operator), self._access
         if plan.writes:
-            written = plan.written(args, kwargs)
-            for tensor in tensors:
-                writes = id(tensor) in written
-                self._device(work, tensor, not (writes and plan.fills), writes)
-            known = {id(tensor) for tensor in tensors}
+            written, reads = plan.written(args, kwargs), not plan.fills
+            for tensor, tag in zip(tensors, tags, strict=True):
+                if type(tag) is DeviceTag:
+                    writes = id(tensor) in written
+                    access(work, tensor, tag.block, reads or not writes, writes)
+            known = set(map(id, tensors))
             outputs = [output for output in outputs if id(output) not in known]
-        else:
-            for tensor in tensors:
-                self._device(work, tensor, True, False)
+        elif plan.reads:
+            for tensor, tag in zip(tensors, tags, strict=True):
+                if type(tag) is DeviceTag:
+                    access(work, tensor, tag.block, True, False)
         for output in outputs:
             self._device(work, output, False, True)
 
@@ -146,18 +129,19 @@ class Touched:
         """A copy to the device was queued (and, if blocking, waited for)."""
         tag = _pinned(source)
         if tag is not None:
-            self.look_again(source, tag)
+            self.watched.look_at(tag.block)
         work = self.device(command, writes=[target])
         if tag is not None:
             self._access(work, source, tag.block, True, False)
             if not blocking and not tag.arrivals:  # bytes that are still to arrive will change, rightly
-                self._watch(work, source, tag)
+                self.watched.begin(work, source, *_hull(source), tag.block)
 
     def to_host(self, command: Command, target: torch.Tensor, source: torch.Tensor) -> None:
         """A copy to the host was queued."""
         tag = _pinned(target)
         if tag is not None:
-            self.look_again(target, tag)
+            self.watched.look_at(tag.block)
+            self.watched.forget(tag.block)
         work = self.device(command, reads=[source])
         if tag is not None:
             self._access(work, target, tag.block, False, True)
@@ -178,7 +162,7 @@ class Touched:
         for tensor, tag in used:
             writes = id(tensor) in written
             if writes:
-                self._unwatch(tag)
+                self.watched.forget(tag.block)
             self._access(work, tensor, tag.block, not (writes and plan.fills), writes)
 
     def host_read(self, tensor: torch.Tensor, call: str) -> None:
@@ -187,61 +171,6 @@ class Touched:
         if tag is not None:
             self.session.mark_source()
             self._access(self.races.host_work(call), tensor, tag.block, True, False)
-
-    # What nobody tells of: bytes that changed
-
-    def _watch(self, work: Work, source: torch.Tensor, tag: HostTag) -> None:
-        storage, block = source.untyped_storage(), tag.block
-        assert block is not None and work.stream is not None
-        first, end = _hull(source)
-        if first == end:
-            return
-        size = source.itemsize
-        key = (block.address + first * size, (end - first) * size)
-        place = (work.stream.id, work.number)
-        watch = Watch(
-            work, place, _weak(storage, key, self._watches), first * size, key[1], 0, block, source.shape, source.dtype
-        )
-        self._watches[key] = watch._replace(checksum=self._checksum(storage, watch))
-
-    def look(self) -> None:
-        """The host has waited: what it now knows to be copied must be as it was when the copy was queued."""
-        ordered = self.races.order.is_ordered
-        for key in [key for key, watch in self._watches.items() if ordered(HOST, watch.place)]:
-            self._compare(self._watches.pop(key))
-
-    def look_again(self, tensor: torch.Tensor, tag: HostTag) -> None:
-        """Pinned memory is used for another copy: see what happened to it since the last one."""
-        block = tag.block
-        assert block is not None
-        inside = [key for key in self._watches if block.address <= key[0] < block.address + max(1, block.size)]
-        for key in inside:
-            self._compare(self._watches.pop(key))
-
-    def look_at_all(self) -> None:
-        """The run is over: no copy was waited for that is still watched."""
-        for key in list(self._watches):
-            self._compare(self._watches.pop(key))
-
-    def _compare(self, watch: Watch) -> None:
-        storage = watch.storage()
-        if storage is None or self._checksum(storage, watch) == watch.checksum:
-            return
-        self.session.mark_source()
-        self.races.changed_unseen(watch.work, UNSEEN, watch.shape, watch.dtype, watch.block)
-
-    def _checksum(self, storage: torch.UntypedStorage, watch: Watch) -> int:
-        with self.session.bookkeeping(), torch._C.DisableTorchFunction():
-            flat = torch.empty(0, dtype=torch.uint8)
-            flat.set_(storage, watch.first, (watch.nbytes,), (1,))
-            return checksum(flat.numpy().data)
-
-    def _unwatch(self, tag: HostTag) -> None:
-        """A write that is seen needs no watch."""
-        block = tag.block
-        assert block is not None
-        for key in [key for key in self._watches if block.address <= key[0] < block.address + max(1, block.size)]:
-            del self._watches[key]
 
     def _plan(self, overload: Any) -> Plan:
         plan = self._plans.get(overload)
@@ -277,20 +206,8 @@ def pieces(tensor: torch.Tensor) -> list[tuple[int, int]]:
     return [(start, start + run) for start in sorted(starts)]
 
 
-def checksum(data: memoryview) -> int:
-    """Return a number that changes when the bytes do: all of them count, and their order in small ones and samples."""
-    if len(data) <= WHOLE:
-        return zlib.crc32(data)
-    whole = len(data) // 8 * 8
-    total = int(np.frombuffer(data, np.uint64, whole // 8).sum(dtype=np.uint64))  # wraps
-    in_order = zlib.crc32(data[whole:])
-    for start in range(0, len(data), max(SAMPLE, len(data) // SAMPLES)):
-        in_order = zlib.crc32(data[start : start + SAMPLE], in_order)
-    return total << 32 | in_order
-
-
-def _pinned(tensor: torch.Tensor) -> HostTag | None:
-    """Return the tag of a host tensor in a pinned block, or None."""
+def _pinned(tensor: torch.Tensor) -> Any:
+    """Return the tag (a `HostTag`) of a host tensor in a pinned block, or None."""
     try:
         tag = getattr(tensor.untyped_storage(), ATTRIBUTE)
     except (AttributeError, NotImplementedError, RuntimeError):
@@ -303,15 +220,3 @@ def _hull(tensor: torch.Tensor) -> tuple[int, int]:
     parts = pieces(tensor)
     offset = int(tensor.storage_offset())
     return (offset + parts[0][0], offset + parts[-1][1]) if parts else (0, 0)
-
-
-def _weak(
-    storage: torch.UntypedStorage, key: tuple[int, int], watches: dict[tuple[int, int], Watch]
-) -> weakref.ref[torch.UntypedStorage]:
-    """Return a weak reference that ends the watch with the storage: memory that is gone cannot be written to."""
-    def gone(reference: weakref.ref[torch.UntypedStorage]) -> None:
-        watch = watches.get(key)
-        if watch is not None and watch.storage is reference:
-            del watches[key]
-
-    return weakref.ref(storage, gone)

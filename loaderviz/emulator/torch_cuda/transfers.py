@@ -93,7 +93,7 @@ def copy_to_device(session: Session, target: torch.Tensor, source: torch.Tensor,
     batch = session.batch_or_current(tag.batch if tag else -1)
     device_tag = session.device_tag(target)
     assert device_tag is not None
-    device_tag.batch = tag.batch if tag and tag.batch >= 0 else session.batches.current
+    device_tag.batch = session.batches.of_data(tag.batch if tag else -1)
     runtime.batch, runtime.source = batch, session.source()
     if not non_blocking:
         session.synchronizing("blocking copy")
@@ -101,10 +101,12 @@ def copy_to_device(session: Session, target: torch.Tensor, source: torch.Tensor,
     runtime.now += runtime.host.dispatch
     if tag and tag.block and non_blocking:
         session.pinned.use(tag.block, session.stream)  # R29
-    runtime.memcpy(source.nbytes, "h2d", session.stream, pinned=pinned, blocking=not non_blocking)
+    command = runtime.memcpy(source.nbytes, "h2d", session.stream, pinned=pinned, blocking=not non_blocking)
     runtime.builder.span(
         start, runtime.now, runtime.main, Kind.OPERATOR, "aten::copy_", batch=batch, source=runtime.source
     )
+    if session.touched:
+        session.touched.to_device(command, target, source, blocking=not non_blocking)
     if non_blocking and session.copies == "on_wait" and source.numel():
         session.late.expect(target, _late_source(session, source, tag))
     else:
@@ -131,10 +133,12 @@ def copy_to_host(session: Session, target: torch.Tensor, source: torch.Tensor, *
     runtime.now += runtime.host.dispatch
     if tag and tag.block and non_blocking:
         session.pinned.use(tag.block, session.stream)
-    runtime.memcpy(source.nbytes, "d2h", session.stream, pinned=pinned, blocking=not non_blocking)
+    command = runtime.memcpy(source.nbytes, "d2h", session.stream, pinned=pinned, blocking=not non_blocking)
     runtime.builder.span(
         start, runtime.now, runtime.main, Kind.OPERATOR, "aten::copy_", batch=runtime.batch, source=runtime.source
     )
+    if session.touched:
+        session.touched.to_host(command, target, source)
     if non_blocking and pinned and session.copies == "on_wait" and source.numel():
         session.late.expect(target, source.clone())
     else:
@@ -250,7 +254,9 @@ def _kernel(session: Session, name: str, tensors: list[torch.Tensor]) -> None:
     runtime.now += runtime.host.dispatch
     nbytes = sum(tensor.nbytes for tensor in tensors)
     share = costs.sm_share(runtime.gpu, max(tensor.numel() for tensor in tensors))
-    runtime.launch(costs.kernel_time(runtime.gpu, nbytes), session.stream, name=name, share=share)
+    command = runtime.launch(costs.kernel_time(runtime.gpu, nbytes), session.stream, name=name, share=share)
+    if session.touched:
+        session.touched.device(command, f"aten::{name}", reads=tensors[:-1], writes=tensors[-1:])
     runtime.builder.span(
         start, runtime.now, runtime.main, Kind.OPERATOR, f"aten::{name}", batch=runtime.batch, source=runtime.source
     )

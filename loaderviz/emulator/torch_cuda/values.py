@@ -25,11 +25,13 @@ def _numpy(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
 
 @HANDLERS.register(torch.Tensor.tolist)
 def _tolist(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    return func(_on_host(session, args[0]))
+    return func(_on_host(session, args[0], "Tensor.tolist"))
 
 
-def _on_host(session: Session, tensor: torch.Tensor) -> torch.Tensor:
+def _on_host(session: Session, tensor: torch.Tensor, call: str) -> torch.Tensor:
     tensor = tensor.detach()
     if not is_device(tensor):
+        if session.touched:
+            session.touched.host_read(tensor, call)
         return tensor
     return transfers.to_host(session, tensor, tensor.dtype, False)

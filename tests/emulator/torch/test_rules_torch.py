@@ -85,7 +85,7 @@ READERS = {
     "print": lambda x: repr(x),
     "nonzero": lambda x: x.nonzero(),
     "mask": lambda x: x[x > 0],
-    "mask in place": lambda x: x.__setitem__(x > 0, 1.0),
+    "mask in place": lambda x: x.__setitem__(x > 0, torch.ones(4, device="cuda")),
     "unique": lambda x: x.unique(),
     "masked_select": lambda x: x.masked_select(x > 0),
     "equal": lambda x: torch.equal(x, x),

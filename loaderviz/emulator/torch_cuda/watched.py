@@ -1,0 +1,131 @@
+"""Watched: pinned bytes that a copy may still be reading are compared with what they were when it was queued.
+
+So a write is found that no operator tells of: by numpy through a shared buffer, or inside a data set.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from loaderviz.emulator.findings import UNSEEN
+from loaderviz.emulator.hazards import HOST, Place
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.accesses import Work
+    from loaderviz.emulator.pinned import PinnedBlock
+    from loaderviz.emulator.races import Races
+    from loaderviz.emulator.torch_cuda.session import Session
+
+WHOLE = 16 * 1024  # bytes up to which all of them go into the checksum in their order
+SAMPLES, SAMPLE = 8, 2048  # of larger ones: pieces in which order counts, too [bytes]
+
+Key = tuple[int, int, int]  # first address, bytes, stream
+
+
+class Watch(NamedTuple):
+    """A copy, and the bytes that it reads: where in the storage, and their checksum when it was queued."""
+
+    work: Work
+    place: Place
+    storage: weakref.ref[torch.UntypedStorage]
+    first: int  # byte in the storage
+    nbytes: int
+    block: PinnedBlock
+    shape: Any
+    dtype: Any
+    checksum: int = 0
+
+
+class Watched:
+    """The copies from pinned memory that the host has not waited for."""
+
+    def __init__(self, session: Session, races: Races) -> None:
+        self._session, self._races = session, races
+        self._watches: dict[Key, Watch] = {}
+
+    def __len__(self) -> int:
+        return len(self._watches)
+
+    def begin(self, work: Work, source: torch.Tensor, first: int, end: int, block: PinnedBlock) -> None:
+        """`work` was queued to read the elements `first` to `end` of the storage of `source`."""
+        if first == end:
+            return
+        assert work.stream is not None
+        storage, size = source.untyped_storage(), source.itemsize
+        key = (block.address + first * size, (end - first) * size, work.stream.id)
+        watch = Watch(
+            work, (work.stream.id, work.number), _weak(storage, key, self._watches), first * size, key[1], block,
+            source.shape, source.dtype,
+        )  # fmt: skip
+        self._watches[key] = watch._replace(checksum=self._checksum(storage, watch))
+
+    def look(self) -> None:
+        """The host has waited: what it now knows to be copied must be as it was when the copy was queued."""
+        for key in list(self._watches):  # a copy: garbage collection may end a watch at any time
+            watch = self._watches.get(key)
+            if watch is not None and self._races.order.is_ordered(HOST, watch.place):
+                self._compare(key)
+                self._watches.pop(key, None)
+
+    def look_at(self, block: PinnedBlock) -> None:
+        """The block is used again: see what happened to it since then."""
+        for key in self._inside(block):
+            self._compare(key)
+
+    def look_at_all(self) -> None:
+        """The run is over."""
+        for key in list(self._watches):
+            self._compare(key)
+
+    def forget(self, block: PinnedBlock) -> None:
+        """It is about to change, and that is known."""
+        for key in self._inside(block):
+            self._watches.pop(key, None)
+
+    def _inside(self, block: PinnedBlock) -> list[Key]:
+        return [key for key in list(self._watches) if block.address <= key[0] < block.address + block.size]
+
+    def _compare(self, key: Key) -> None:
+        watch = self._watches.get(key)
+        storage = watch.storage() if watch else None
+        if watch is None or storage is None or self._checksum(storage, watch) == watch.checksum:
+            return
+        self._watches.pop(key, None)
+        self._session.mark_source()
+        self._races.changed_unseen(watch.work, UNSEEN, watch.shape, watch.dtype, watch.block)
+
+    def _checksum(self, storage: torch.UntypedStorage, watch: Watch) -> int:
+        with self._session.bookkeeping(), torch._C.DisableTorchFunction():
+            flat = torch.empty(0, dtype=torch.uint8)
+            flat.set_(storage, watch.first, (watch.nbytes,), (1,))
+            return checksum(flat.numpy().data)
+
+
+def checksum(data: memoryview) -> int:
+    """Return a number that changes when the bytes do: all of them count, and their order in small ones and samples."""
+    if len(data) <= WHOLE:
+        return zlib.crc32(data)
+    whole = len(data) // 8 * 8
+    total = int(np.frombuffer(data, np.uint64, whole // 8).sum(dtype=np.uint64))  # wraps
+    in_order = zlib.crc32(data[whole:])
+    for start in range(0, len(data), max(SAMPLE, len(data) // SAMPLES)):
+        in_order = zlib.crc32(data[start : start + SAMPLE], in_order)
+    return total << 32 | in_order
+
+
+def _weak(
+    storage: torch.UntypedStorage, key: Key, watches: dict[Key, Watch]
+) -> weakref.ref[torch.UntypedStorage]:
+    """Return a weak reference that ends the watch with the storage: memory that is gone cannot be written to."""
+
+    def gone(reference: weakref.ref[torch.UntypedStorage]) -> None:
+        watch = watches.get(key)
+        if watch is not None and watch.storage is reference:
+            watches.pop(key, None)
+
+    return weakref.ref(storage, gone)

@@ -1,0 +1,98 @@
+"""Hazards in the picture: what is outlined, shaded, dashed and written, and where."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from loaderviz import draw
+from loaderviz.builder import TimelineBuilder
+from loaderviz.draw import hazards
+from loaderviz.timeline import Context, Kind
+
+TEXT = "stream 13 overwrites float32[4] while stream 7 still reads it; missing: record_stream at train.py:3"
+
+
+def timeline(marks=1, gap=0, spans=True):
+    """A kernel on one stream, and the copy that overwrites what it reads on another, `marks` times."""
+    builder = TimelineBuilder(Context("A100", "emulated", "laptop"))
+    main, side = builder.lane("stream 7", "device", number=7), builder.lane("stream 13", "device", number=13)
+    for number in range(marks):
+        start = number * 10_000
+        kernel = builder.span(start, start + 4_000, main, Kind.COMPUTE, "norm", batch=number)
+        begin = start + 3_000 + gap
+        copy = builder.span(begin, begin + 2_000, side, Kind.COPY_H2D, "Memcpy HtoD (Pinned -> Device)", batch=number)
+        builder.mark(begin, side, "early-reuse", TEXT, (kernel, copy) if spans else (-1, -1))
+    return builder.build()
+
+
+def named(figure):
+    return {trace.name: trace for trace in figure.data if trace.type == "scatter"}
+
+
+def boxes(trace):
+    """[(left, right, top, bottom)] of a trace of rectangles."""
+    x, y = np.array(trace.x).reshape(-1, 6)[:, :5], np.array(trace.y).reshape(-1, 6)[:, :5]
+    return [(*map(float, box),) for box in zip(x.min(1), x.max(1), y.min(1), y.max(1), strict=True)]
+
+
+def test_both_spans_are_outlined_in_their_lanes_and_the_time_they_share_is_shaded():
+    figure = timeline().figure()
+    traces, labels = named(figure), dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
+    kernel, copy = boxes(traces["in a race"])
+    assert (kernel[:2], copy[:2]) == ((0, 4), (3, 5))
+    assert [labels[round((box[2] + box[3]) / 2, 6)] for box in (kernel, copy)] == ["stream 7", "stream 13"]
+    (shade,) = boxes(traces["both at once"])
+    assert shade == (3, 4, kernel[2], copy[3]) and traces["both at once"].fill == "toself"
+
+
+def test_the_missing_order_is_dashed_from_the_end_of_the_first_to_the_start_of_the_second():
+    figure = timeline(gap=3_000).figure()
+    edge = named(figure)["missing order"]
+    assert (edge.x[:2], edge.line.dash) == ((4.0, 6.0), "dash")
+    assert not named(figure)["both at once"].x  # they came apart
+
+
+def test_words_stand_below_the_lanes_and_a_line_leads_there():
+    figure = timeline().figure()
+    (note,) = [each for each in figure.layout.annotations if "early-reuse" in each.text]
+    assert note.text.split("<br>")[1] == "missing: record_stream at train.py:3"
+    lowest = max(np.max(trace.y) for trace in figure.data if trace.type == "bar" and list(trace.y) != [None])
+    assert lowest < note.y < figure.layout.yaxis.range[0]
+    (leader,) = [shape for shape in figure.layout.shapes if shape.type == "line"]
+    assert leader.x0 == leader.x1 == 3 and leader.y1 == note.y
+    assert note.font.size >= 12
+
+
+def test_words_at_the_right_edge_stay_inside():
+    notes = [note for note in timeline(3).figure().layout.annotations if "early-reuse" in note.text]
+    assert [(note.x, note.xanchor) for note in notes] == [(0, "left"), (1, "right"), (1, "right")]
+    assert len({note.y for note in notes}) == 3
+
+
+def test_only_the_first_are_drawn_in_full_and_all_have_a_cross():
+    figure = timeline(9).figure()
+    assert len(boxes(named(figure)["in a race"])) == 2 * hazards.IN_FULL
+    assert len(named(figure)["hazard"].x) == 9
+    assert all("record_stream" in text for text in named(figure)["hazard"].hovertext)
+
+
+@pytest.mark.parametrize("shown", [timeline(spans=False), timeline().between(6_000, 7_000)])
+def test_a_hazard_without_both_spans_in_the_picture_has_at_most_its_cross(shown):
+    traces = named(shown.figure())
+    assert not traces or not (traces["in a race"].x or traces["missing order"].x)
+
+
+def test_without_hazards_nothing_is_added():
+    plain = timeline(0)
+    assert not {"hazard", "in a race", "missing order", "both at once"} & set(named(timeline(0).figure()))
+    assert len(plain.figure(steady=True).data) == len(timeline(2).figure(steady=True).data)
+
+
+def test_text_is_escaped():
+    builder = TimelineBuilder(Context())
+    lane = builder.lane("stream 7", "device")
+    spans = tuple(builder.span(n, n + 1, lane, Kind.COMPUTE, "k") for n in range(2))
+    builder.mark(0, lane, "early-read", "a<b & c; missing: <d>", spans)
+    (note,) = draw.figure(builder.build()).layout.annotations
+    assert note.text == "<b>early-read: a&lt;b &amp; c</b><br>missing: &lt;d&gt;"

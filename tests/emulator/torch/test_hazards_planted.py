@@ -1,0 +1,352 @@
+"""Planted bugs: each known way to get a prefetcher wrong is flagged, by name and line; each right way is not."""
+
+from __future__ import annotations
+
+import linecache
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from prefetchers import PREFETCHERS
+from torch import nn
+
+import loaderviz as lv
+from loaderviz.emulator.findings import RACES, HazardWarning, RaceError
+from loaderviz.recording import NotRecordedError
+
+BATCHES = 200  # the host never waits: it is hundreds of kernels ahead of the device
+
+
+def recording(**options):
+    return lv.record(on="a100", **{"hazards": "off", **options})
+
+
+def watched(run, **options):
+    """Run something in a recording; return (what it returns, the recording)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HazardWarning)
+        with lv.record(on="a100", **options) as record:
+            result = run()
+    return result, record
+
+
+def line(source):
+    file, _, number = source.rpartition(":")
+    return linecache.getline(file, int(number)).strip()
+
+
+def batches(count=BATCHES):
+    for k in range(count):
+        yield torch.full((8, 32), float(k)).pin_memory(), torch.full((8,), k).pin_memory()
+
+
+def consume(prefetcher):
+    sums = []
+    for images, labels in prefetcher:
+        torch.cuda._sleep(450_000)
+        sums.append(images.sum() + labels.sum())  # read here
+    return sums
+
+
+@pytest.mark.parametrize("name", PREFETCHERS)
+def test_every_prefetcher_is_judged_rightly(name):
+    prefetcher = PREFETCHERS[name]
+    _, record = watched(lambda: consume(prefetcher.make(batches())))
+    kinds = {hazard.kind for hazard in record.hazards}
+    if prefetcher.safe:
+        assert kinds == set()
+        return
+    assert kinds == ({"early-reuse"} if prefetcher.right else {"early-read", "early-reuse"})
+    for hazard in record.hazards:
+        reader, writer = (hazard.second, hazard.first) if hazard.kind == "early-read" else (hazard.first, hazard.second)
+        assert line(reader.source).endswith("# read here") and reader.stream == 7
+        assert any(words in line(writer.source) for words in ("entry.to(", ".copy_(entry")) and writer.stream != 7
+        assert hazard.count > BATCHES // 2  # every batch but the first few (or, at a line of two, more)
+        assert hazard.second.batch == -1 or hazard.batches
+
+
+# Pinned memory
+
+
+def refilled(write, waits=False):
+    """One pinned buffer for all batches; the copy is queued behind long work, and the buffer is refilled at once."""
+    buffer, sums = torch.empty(64).pin_memory(), []
+    copied = torch.cuda.Event()
+    for k in range(6):
+        if waits:
+            copied.synchronize()
+        write(buffer, k)  # refill
+        torch.cuda._sleep(450_000)
+        batch = buffer.to("cuda", non_blocking=True)
+        copied.record()
+        sums.append(batch)
+    return [float(batch.mean().item()) for batch in sums]
+
+
+WRITES = {
+    "torch": lambda buffer, k: buffer.fill_(k),
+    "copy": lambda buffer, k: buffer.copy_(torch.full((64,), float(k))),
+    "view": lambda buffer, k: (buffer[:32].fill_(k), buffer[32:].fill_(k)),
+    "out": lambda buffer, k: torch.full((64,), float(k), out=buffer),
+    "numpy": lambda buffer, k: np.copyto(buffer.numpy(), k),
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_a_refilled_pinned_buffer_gives_wrong_numbers_and_is_reported(way):
+    values, record = watched(lambda: refilled(WRITES[way]))
+    assert values != [0, 1, 2, 3, 4, 5] and values[-1] == 5
+    assert {hazard.kind for hazard in record.hazards} == {"early-refill"}
+    for hazard in record.hazards:
+        assert "buffer.to(" in line(hazard.first.source)
+        assert hazard.second.place == "the host" and hazard.second.writes
+        assert hazard.count >= 4  # the first buffer full is not a refill; a view is half of one
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_a_buffer_refilled_after_its_copy_is_right(way):
+    values, record = watched(lambda: refilled(WRITES[way], waits=True))
+    assert values == [0, 1, 2, 3, 4, 5] and record.hazards == []
+
+
+def test_a_pinned_buffer_that_is_dropped_is_the_allocators_care():
+    def run():
+        return [torch.full((64,), float(k)).pin_memory().to("cuda", non_blocking=True).mean() for k in range(20)]
+
+    values, record = watched(run)
+    assert [float(value) for value in values] == list(range(20)) and record.hazards == []
+
+
+# Results on the host
+
+READS = {
+    "item": lambda tensor: tensor.mean().item(),
+    "tolist": lambda tensor: tensor.tolist()[0],
+    "add": lambda tensor: float((tensor + 0)[3]),
+    "view": lambda tensor: float(tensor[3].clone()),
+}
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("way", READS)
+def test_a_result_read_before_it_is_there(way, waits):
+    def run():
+        torch.cuda._sleep(450_000)
+        result = torch.full((64,), 7.0, device="cuda").to("cpu", non_blocking=True)
+        if waits:
+            torch.cuda.synchronize()
+        return READS[way](result)  # read here
+
+    value, record = watched(run)
+    assert (value == 7) == waits
+    assert [hazard.kind for hazard in record.hazards] == ["early-host-read"] * (not waits)
+    for hazard in record.hazards:
+        assert hazard.first.operator == "Memcpy DtoH (Device -> Pinned)" and hazard.first.writes
+
+
+def test_printing_a_result_reads_it():
+    def run():
+        return repr(torch.ones(3, device="cuda").to("cpu", non_blocking=True))
+
+    text, record = watched(run)
+    assert "nan" in text and [hazard.kind for hazard in record.hazards] == ["early-host-read"]
+
+
+# Views, streams, backward
+
+
+@pytest.mark.parametrize(("part", "kinds"), [(slice(0, 32), {"early-read"}), (slice(32, 64), set())])
+def test_a_slice_races_by_its_bytes(part, kinds):
+    def run():
+        data, side = torch.zeros(64, 8, device="cuda"), torch.cuda.Stream()
+        source = torch.ones(32, 8).pin_memory()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            data[:32].copy_(source, non_blocking=True)
+        return data[part].sum()
+
+    assert {hazard.kind for hazard in watched(run)[1].hazards} == kinds
+
+
+def test_columns_side_by_side_are_told_apart():
+    def run():
+        data, side = torch.zeros(32, 8, device="cuda"), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            data[:, :4].add_(1)
+        data[:, 4:].add_(1)
+        torch.cuda.current_stream().wait_stream(side)
+        return data.sum().item()
+
+    value, record = watched(run)
+    assert value == 256 and record.hazards == []
+
+
+def train(side_waits=True, caller_waits=True):
+    """Forward and backward on a side stream, the step of the optimizer on the default one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4)).to("cuda")
+    optimizer, side = torch.optim.Adam(model.parameters(), lr=1e-2), torch.cuda.Stream()
+    losses = []
+    for k in range(4):
+        batch = torch.rand(8, 16, generator=torch.Generator().manual_seed(k)).pin_memory()
+        batch = batch.to("cuda", non_blocking=True)
+        optimizer.zero_grad()
+        if side_waits:
+            side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            loss = model(batch).square().mean()
+            loss.backward()
+        if caller_waits:
+            torch.cuda.current_stream().wait_stream(side)
+        optimizer.step()
+        losses.append(loss.detach().clone())
+        loss.record_stream(torch.cuda.current_stream())
+        batch.record_stream(side)
+    torch.cuda.synchronize()
+    return [float(loss) for loss in losses]
+
+
+@pytest.mark.parametrize("edges", [(True, True), (False, True), (True, False)])
+def test_a_step_on_another_stream_needs_both_edges(edges):
+    _, record = watched(lambda: train(*edges))
+    assert bool(record.hazards) == (edges != (True, True))
+    assert {hazard.kind for hazard in record.hazards} <= {"early-read", "early-reuse"}
+    assert record.findings == []  # torch's own waits in backward among them
+
+
+def test_torchs_own_waits_in_backward_are_enough():
+    """Forward on a side stream, backward called on the default one: autograd waits both ways (R17)."""
+
+    def run():
+        weight, side = torch.rand(8, 8, device="cuda", requires_grad=True), torch.cuda.Stream()
+        for _ in range(5):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                hidden = weight * 2
+                loss = hidden.sum()
+            loss.backward()
+            hidden.record_stream(torch.cuda.current_stream())
+            with torch.no_grad():
+                weight.sub_(weight.grad)
+
+    _, record = watched(run)
+    assert record.hazards == [] and record.findings == []
+
+
+# Findings
+
+
+def test_a_stream_made_in_every_epoch_is_told():
+    def run():
+        for _ in range(4):
+            side = torch.cuda.Stream()  # made here
+            for batch in batches(5):
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    images = batch[0].to("cuda", non_blocking=True)
+                torch.cuda.current_stream().wait_stream(side)
+                images.sum()
+
+    _, record = watched(run)
+    (finding,) = [finding for finding in record.findings if finding.kind == "stream-per-epoch"]
+    assert line(finding.first.source).endswith("# made here") and finding.count == 4 and record.hazards == []
+
+
+def test_a_wait_before_the_copy_is_told_beside_the_race():
+    def run():
+        side = torch.cuda.Stream()
+        torch.cuda.current_stream().wait_stream(side)  # for nothing
+        with torch.cuda.stream(side):
+            images = torch.ones(64).pin_memory().to("cuda", non_blocking=True)
+        return images.sum()
+
+    _, record = watched(run)
+    (finding,), (hazard,) = record.findings, record.hazards
+    assert finding.kind == "wait-on-nothing" and line(finding.first.source).endswith("# for nothing")
+    assert hazard.kind == "early-read" and "but earlier" in hazard.missing
+
+
+def test_a_pageable_asynchronous_copy_is_a_hidden_synchronisation():
+    def run():
+        for _ in range(3):
+            torch.ones(2**18).to("cuda", non_blocking=True)  # pageable
+            torch.ones(2**18).to("cuda")  # says what it does
+            torch.ones(2**10).to("cuda", non_blocking=True)  # small enough
+
+    (finding,) = watched(run)[1].findings
+    assert finding.kind == "hidden-sync" and line(finding.first.source).endswith("# pageable") and finding.count == 3
+
+
+def test_a_needless_wait_is_told_and_a_needed_one_is_not():
+    def run(keep):
+        side, kept = torch.cuda.Stream(), []
+        for images, _ in batches(20):
+            side.wait_stream(torch.cuda.current_stream())  # perhaps
+            with torch.cuda.stream(side):
+                moved = images.to("cuda", non_blocking=True)
+            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda._sleep(450_000)
+            moved.sum()
+            if keep:  # then no memory is used twice
+                kept.append(moved)
+
+    (finding,) = watched(lambda: run(True))[1].findings
+    assert finding.kind == "needless-wait" and line(finding.first.source).endswith("# perhaps")
+    assert watched(lambda: run(False))[1].findings == []
+
+
+# record(hazards=...)
+
+
+def racy():
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        images = torch.ones(64).pin_memory().to("cuda", non_blocking=True)
+    return images.sum()
+
+
+def test_a_race_warns_at_the_end_in_one_line():
+    message = r"1 hazard found.*early-read at test_hazards_planted"
+    with pytest.warns(HazardWarning, match=message) as caught, lv.record(on="a100"):
+        racy()
+    (warning,) = caught
+    assert warning.filename == __file__ and "\n" not in str(warning.message)
+
+
+def test_a_race_can_raise_at_the_racing_call():
+    with pytest.raises(RaceError, match="early-read") as error, lv.record(on="a100", hazards="raise"):
+        racy()
+        pytest.fail("the racing call comes before")
+    assert error.value.hazard.kind in RACES
+    assert torch.ones(1).sum() == 1  # everything is as before
+
+
+def test_hazards_can_be_left_alone():
+    with lv.record(on="a100", hazards="off") as record:
+        racy()
+    assert record.hazards == [] and record.findings == []
+    with pytest.raises(ValueError, match="hazards='no': choose 'warn', 'raise' or 'off'"):
+        lv.record(on="a100", hazards="no")
+
+
+def test_hazards_are_there_after_the_block():
+    with lv.record(on="a100") as record, pytest.raises(NotRecordedError):
+        record.hazards
+    assert record.hazards == []
+
+
+def test_the_figure_shows_the_race():
+    _, record = watched(racy)
+    (mark,) = record.timeline.marks
+    assert mark.kind == "early-read" and min(mark.spans) >= 0
+    assert any("early-read" in note.text for note in record.timeline.figure().layout.annotations)
+
+
+def test_looking_for_hazards_changes_no_time_and_no_value():
+    def run():
+        return [float(total) for total in consume(PREFETCHERS["event per batch, record_stream"].make(batches(20)))]
+
+    (values, record), (plain, off) = watched(run), watched(run, hazards="off")
+    assert values == plain and record.timeline == off.timeline

@@ -1,0 +1,125 @@
+"""`python -m loaderviz view`: what a shell user meets; and the front door `loaderviz.read`."""
+
+import subprocess
+import sys
+
+import pytest
+from traces import BASE, loop, op, shared, trace, work, write
+
+import loaderviz
+from loaderviz import __main__ as command_line
+
+
+def view(*arguments):
+    return command_line.main(["view", *map(str, arguments)])
+
+
+def test_it_prints_the_numbers_and_writes_one_page(tmp_path, capsys):
+    path = write(tmp_path, trace(*loop(), deviceProperties=[{"id": 0, "name": "V100 <x>"}]), "my.json.gz")
+    page = tmp_path / "page.html"
+    assert view(path, "--out", page) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "my.json.gz: V100 <x>; 9 spans in 2 lanes" in out
+    assert "GPU computes 40 % of the time, 0 % of the copy is hidden" in out
+    assert "host blocked: synchronize" in out
+    assert "note: recording quality: 0 of 2 launches without GPU work" in out
+    assert f"The picture is in {page}" in out
+    text = page.read_text(encoding="utf-8")
+    assert text.count("plotly.js v") == 1
+    assert "V100 &lt;x&gt;" in text
+    assert "Recording quality: 0 of 2 launches" in text
+    assert "2023-11-14 22:13:20" in text
+
+
+def test_several_files_are_the_ranks_of_one_run(tmp_path, capsys):
+    files = [write(tmp_path, trace(*loop(BASE + rank), distributedInfo={"rank": rank}), f"r{rank}.json")
+             for rank in (0, 1)]  # fmt: skip
+    assert view(*files, "--out", tmp_path / "page.html") == 0
+    assert "r0.json and 1 more: 2 GPUs of unknown name; 18 spans in 4 lanes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"not a trace", "is no trace: it looks like a text file; its first line is 'not a trace'"),
+        (b'{"nodes": [], "schema": "1"}', "a PyTorch execution trace"),
+        (b"", "an empty file"),
+        (None, "there is no file"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_one_sentence(tmp_path, capsys, content, complaint):
+    path = tmp_path / "it.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert view(path, "--out", tmp_path / "page.html") == 1
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert err.startswith("loaderviz: ")
+    assert complaint in err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_the_folder_of_the_page_is_looked_at_before_the_work(tmp_path, capsys):
+    assert view(tmp_path / "nothing.json", "--out", tmp_path / "no" / "page.html") == 1
+    assert "the folder" in capsys.readouterr().err
+
+
+def test_without_a_file_it_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as caught:
+        view()
+    assert caught.value.code == 2
+    assert "FILE" in capsys.readouterr().err
+
+
+def test_it_runs_as_a_module(tmp_path):
+    path = write(tmp_path, trace(*loop()))
+    command = [sys.executable, "-m", "loaderviz", "view", str(path), "--out", str(tmp_path / "page.html")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "open it in a browser" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["alexnet_pageable_2023.json.gz", "cpu_only_2023.json.gz", "event_sync_2023.json.gz",
+                                  "resnet50_workers0_2021.json.gz", "two_ranks"])  # fmt: skip
+def test_the_public_traces(tmp_path, capsys, name):
+    assert view(shared(name), "--out", tmp_path / "page.html") == 0
+    assert "no event lost" in capsys.readouterr().out
+    assert (tmp_path / "page.html").stat().st_size > 4_000_000  # plotly.js is in it
+
+
+def test_read_is_a_public_function_whatever_was_imported_before(tmp_path):
+    path = write(tmp_path, trace(*loop()))
+    assert len(loaderviz.read(str(path))) == len(loaderviz.read(path)) == 9
+    code = "import loaderviz.reading, loaderviz.recorder.kineto, loaderviz; print(callable(loaderviz.read))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+
+
+def test_reading_needs_neither_torch_nor_plotly(tmp_path):
+    path = write(tmp_path, trace(*loop()))
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'plotly', 'pandas', 'ipywidgets', 'msgspec')))\n"
+        "import loaderviz; print(len(loaderviz.read(sys.argv[1])))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "9"
+
+
+def test_long_names_and_notes_have_room_in_the_figure(tmp_path):
+    """Lane names of ranks are not cut off at the left, nor notes at the right."""
+    for rank in (0, 1):
+        events = [*loop(), op("autograd::engine::x", BASE, 9, tid=123_456), work("k", BASE, 5, 9, stream=1_234)]
+        write(tmp_path, trace(*events, distributedInfo={"rank": rank}), f"rank-{rank}.json")
+    figure = loaderviz.read(tmp_path).figure(operators=True)
+    longest = max(figure.layout.yaxis.ticktext, key=len)
+    assert longest == "rank 0 autograd 123456 · operators"
+    assert figure.layout.margin.l > 6.5 * len(longest)
+    lines = figure.layout.title.subtitle.text.split("<br>")
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 125
+    assert figure.layout.margin.t >= 78 + 17 * (len(lines) - 1)
+    hosts = [name for name in figure.layout.yaxis.ticktext if name.startswith("rank") and "ranges" in name]
+    assert hosts == ["rank 0 main · ranges", "rank 1 main · ranges"]
+    order = [name[:6] for name in figure.layout.yaxis.ticktext if name.startswith("rank")]
+    assert order == sorted(order)  # each rank's threads stay together
