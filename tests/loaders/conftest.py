@@ -29,8 +29,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     if request.param == "cpu":
         yield torch.device("cpu")
     elif request.param == "emulated":
-        with recorder()(on="a100"):
+        with recorder()(on="a100") as recording:
             yield torch.device("cuda")
+        assert recording.hazards == []
     else:
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA GPU: torch.cuda.is_available() is False")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaderviz.emulator.torch_cuda.handlers import TYPES, is_device
-from loaderviz.emulator.torch_cuda.session import wanted_device
+from loaderviz.emulator.torch_cuda.memory_names import check_device, memory_functions
 from loaderviz.emulator.torch_cuda.streams import (
     REAL_EVENT,
     REAL_STREAM,
@@ -50,7 +49,7 @@ def install(session: Session, patches: Patches) -> None:
     patches.set(REAL_EVENT, "__new__", lambda cls, *args, **kwargs: Event(*args, **kwargs))
     patches.function(torch, "Stream", Stream)
     patches.function(torch, "Event", GenericEvent)
-    for name, value in (_cuda(session) | _memory(session)).items():
+    for name, value in (_cuda(session) | memory_functions(session)).items():
         patches.function(torch.cuda, name, value)
         if hasattr(torch.cuda.memory, name):
             patches.set(torch.cuda.memory, name, value)
@@ -61,7 +60,7 @@ def install(session: Session, patches: Patches) -> None:
     for name, what in NOT_MODELLED.items():
         patches.function(torch.cuda, name, _refusal(f"torch.cuda.{name}", what))
     patches.function(torch, "compile", _refusal("torch.compile", "compiled code on the device"))
-    for name, value in (_accelerator(session) | _memory(session)).items():
+    for name, value in (_accelerator(session) | memory_functions(session)).items():
         patches.function(torch.accelerator, name, value)
     for name, value in _nvtx(session).items():
         patches.function(torch.cuda.nvtx, name, value)
@@ -96,14 +95,6 @@ def _nothing() -> Callable[..., None]:
     return nothing
 
 
-def _check(device: Any) -> None:
-    """Accept only the one GPU there is."""
-    if device is None or (isinstance(device, int) and device < 0):
-        return
-    if wanted_device(device).type != "cuda":
-        raise ValueError(f"Expected a cuda device, but got: {device}")
-
-
 def _cuda(session: Session) -> dict[str, Any]:
     """Return the functions of torch.cuda that are about devices, streams and random numbers."""
     gpu = session.runtime.gpu
@@ -117,12 +108,12 @@ def _cuda(session: Session) -> dict[str, Any]:
 
     def synchronize(device: Any = None) -> None:
         """Block the host until the device is done."""
-        _check(device)
+        check_device(device)
         session.synchronize(None)
 
     def get_device_properties(device: Any = None) -> Any:
         """Return what is known of the emulated GPU."""
-        _check(device)
+        check_device(device)
         return properties(session)
 
     def set_stream(stream: Any) -> None:
@@ -142,7 +133,7 @@ def _cuda(session: Session) -> dict[str, Any]:
     def for_device(answer: Callable[[], Any]) -> Callable[..., Any]:
         def ask(device: Any = None) -> Any:
             """Answer for the one GPU there is."""
-            _check(device)
+            check_device(device)
             return answer()
 
         return ask
@@ -159,7 +150,7 @@ def _cuda(session: Session) -> dict[str, Any]:
     return {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "init": _nothing(),
         "is_initialized": lambda: True, "_lazy_init": late_init, "_is_in_bad_fork": lambda: False,
-        "set_device": _check, "device": _one_device, "device_of": _one_device, "ipc_collect": _nothing(),
+        "set_device": check_device, "device": _one_device, "device_of": _one_device, "ipc_collect": _nothing(),
         "synchronize": synchronize, "current_stream": for_device(lambda: Stream.of(session, session.stream)),
         "default_stream": for_device(lambda: Stream.of(session, session.runtime.default_stream)),
         "set_stream": set_stream, "stream": StreamContext, "StreamContext": StreamContext,
@@ -192,7 +183,7 @@ class _one_device(contextlib.AbstractContextManager[None]):
 
     def __init__(self, device: Any) -> None:
         if not isinstance(device, torch.Tensor):
-            _check(device)
+            check_device(device)
         self.idx = self.prev_idx = 0
 
     def __enter__(self) -> None:
@@ -202,75 +193,14 @@ class _one_device(contextlib.AbstractContextManager[None]):
         return None
 
 
-def _memory(session: Session) -> dict[str, Any]:
-    """Return the memory functions, which torch.cuda and torch.accelerator share; all bytes come from the pool."""
-    pool = session.pool
-
-    def up_to_date(device: Any) -> None:
-        """Give back what was freed since the last call, so that the numbers are right."""
-        _check(device)
-        session.enter("a question about memory")
-        session.leave()
-
-    def reading(get: Callable[[Any], int]) -> Callable[..., int]:
-        def read(device: Any = None) -> int:
-            """Return a number of bytes."""
-            up_to_date(device)
-            return get(pool.stats)
-
-        return read
-
-    def memory_stats(device: Any = None) -> OrderedDict[str, int]:
-        """Return the statistics that the emulated pool keeps, by PyTorch's names."""
-        up_to_date(device)
-        stats = pool.stats
-        figures = {
-            "allocated_bytes.all.current": stats.allocated, "allocated_bytes.all.peak": stats.allocated_peak,
-            "active_bytes.all.current": stats.active, "active_bytes.all.peak": stats.active_peak,
-            "reserved_bytes.all.current": stats.reserved, "reserved_bytes.all.peak": stats.reserved_peak,
-            "segment.all.current": stats.segments, "allocation.all.allocated": stats.allocations,
-            "allocation.all.freed": stats.frees, "num_device_alloc": stats.mallocs, "num_device_free": stats.releases,
-            "num_alloc_retries": stats.retries, "num_ooms": stats.ooms,
-        }  # fmt: skip
-        return OrderedDict(sorted(figures.items()))
-
-    def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-        """Return the statistics as lines of text."""
-        return "\n".join(f"{name:32} {value:>16,}" for name, value in memory_stats(device).items())
-
-    def empty_cache() -> None:
-        """Give unused segments back, which synchronises (R13)."""
-        session.enter("torch.cuda.empty_cache")
-        pool.empty_cache()
-        session.leave()
-
-    def mem_get_info(device: Any = None) -> tuple[int, int]:
-        """Return (free, total) bytes."""
-        up_to_date(device)
-        return pool.mem_get_info()
-
-    allocated, peak = reading(lambda stats: stats.allocated), reading(lambda stats: stats.allocated_peak)
-    reserved, reserved_peak = reading(lambda stats: stats.reserved), reading(lambda stats: stats.reserved_peak)
-    return {
-        "memory_allocated": allocated, "max_memory_allocated": peak, "memory_reserved": reserved,
-        "memory_cached": reserved, "max_memory_reserved": reserved_peak, "max_memory_cached": reserved_peak,
-        "memory_stats": memory_stats, "memory_summary": memory_summary, "empty_cache": empty_cache,
-        "mem_get_info": mem_get_info, "get_memory_info": mem_get_info,
-        "reset_peak_memory_stats": lambda device=None: pool.reset_peak(),
-        "reset_max_memory_allocated": lambda device=None: pool.reset_peak(),
-        "reset_max_memory_cached": lambda device=None: pool.reset_peak(),
-        "reset_accumulated_memory_stats": lambda device=None: None,
-    }  # fmt: skip
-
-
 def _accelerator(session: Session) -> dict[str, Any]:
     """Return the functions of torch.accelerator."""
     names = _cuda(session)
     return {
         "is_available": lambda: True, "device_count": lambda: 1,
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
-        "current_device_index": lambda: 0, "current_device_idx": lambda: 0, "set_device_index": _check,
-        "set_device_idx": _check, "current_stream": names["current_stream"], "set_stream": names["set_stream"],
+        "current_device_index": lambda: 0, "current_device_idx": lambda: 0, "set_device_index": check_device,
+        "set_device_idx": check_device, "current_stream": names["current_stream"], "set_stream": names["set_stream"],
         "synchronize": names["synchronize"], "device_index": _one_device,
         "get_device_capability": lambda device=None: {"supported_dtypes": set()},
     }  # fmt: skip

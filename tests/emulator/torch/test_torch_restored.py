@@ -147,6 +147,7 @@ def test_what_stays_on_the_device_goes_on_in_the_next_recording():
         with torch.cuda.stream(stream):
             model(values[:144][None]).sum().backward()
         assert event.query()
+        torch.cuda.current_stream().wait_stream(stream)
         optimizer.step()
         assert pinned.to("cuda", non_blocking=True).sum().item() == 10
         assert torch.cuda.memory_allocated() > 2**18
