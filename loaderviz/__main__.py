@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     try:
         status: int = options.run(options)
+        sys.stdout.flush()
         return status
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (LoadervizError, OSError) as problem:
         print(f"loaderviz: {problem}", file=sys.stderr)
         return 1

@@ -18,13 +18,13 @@ def view(options: argparse.Namespace) -> int:
     title = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
     summary = metrics.summarize(timeline)
     context = timeline.context
+    notes = [f"Clock: {context.clock}.", *(f"{note[:1].upper()}{note[1:]}." for note in context.notes)]
+    section = export.Section("Timeline", "", [timeline, summary, *notes])
+    export.to_html(section, out, f"{title}: {context.device}")
     print(f"{title}: {context.device}; {len(timeline):,} spans in {len(timeline.lanes)} lanes")
     print(metrics.describe(timeline))
     print(f"\n{summary}\n")
     for note in context.notes:
         print(f"note: {note}")
-    notes = [f"Clock: {context.clock}.", *(f"{note[:1].upper()}{note[1:]}." for note in context.notes)]
-    section = export.Section("Timeline", "", [timeline, summary, *notes])
-    export.to_html(section, out, f"{title}: {context.device}")
     print(f"The picture is in {out}: open it in a browser.")
     return 0

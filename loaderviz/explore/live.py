@@ -36,8 +36,9 @@ class LiveFigure:
 
     def __init__(self, traces: list[Json], layout: Json) -> None:
         self._traces, self._layout = traces, layout
-        self.widget = go.FigureWidget(figure_of(self._traces, self._layout))
-        self.widget._config = {"responsive": True, "displaylogo": False}  # as wide as the cell, also after a change
+        from loaderviz.explore.page_figure import PageFigure  # needs anywidget
+
+        self.widget = PageFigure(figure_of(self._traces, self._layout))
         self.redraws = 0
 
     def become(self, traces: list[Json], layout: Json) -> None:

@@ -116,8 +116,9 @@ class Stepper(Interactive):
     def _build(self) -> None:
         import ipywidgets as widgets
 
-        self._figure = go.FigureWidget(self._figure)
-        self._figure._config = {"responsive": True, "displaylogo": False}
+        from loaderviz.explore.page_figure import PageFigure
+
+        self._figure = PageFigure(self._figure)
         last = len(self.events) - 1
         self._slider = widgets.IntSlider(
             0, 0, last, description="event", readout=False, layout={"width": "min(60%, 700px)"},

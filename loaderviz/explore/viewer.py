@@ -173,7 +173,7 @@ class Viewer(Interactive):
 
         self._live = LiveFigure(self._traces, self._layout)
         figure = self._live.widget
-        figure._config |= {"doubleClick": "autosize", "modeBarButtonsToRemove": _NO_BUTTONS}
+        figure._config = figure._config | {"doubleClick": "autosize", "modeBarButtonsToRemove": _NO_BUTTONS}
         figure.layout.on_change(self._zoomed, "xaxis.range")
         figure.layout.on_change(self._freed, "xaxis.autorange")
         for number in range(len(Kind)):  # the traces of spans come first, one for each kind
@@ -257,7 +257,8 @@ class Viewer(Interactive):
             if tuple(edges) != self.selected:
                 self.select(*edges)
                 bars = [number for number, trace in enumerate(self._traces) if trace["type"] == "bar"]
-                self._live.widget.plotly_restyle({"selectedpoints": None}, bars)  # else the rest stays pale
+                # The browser alone knows what it has selected, so there is nothing to change here; else the rest stays pale.
+                self._live.widget._send_restyle_msg({"selectedpoints": [None]}, bars)
 
     def _write(self) -> None:
         if not self._panels:

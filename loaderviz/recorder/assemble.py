@@ -49,6 +49,7 @@ class Part:
 def assemble(traces: Sequence[RawTrace]) -> Timeline:
     """Return the timeline of these traces (one at least), time 0 at the first event of all."""
     several = len(traces) > 1
+    device = _device(traces)
     apart = _devices_apart(traces) if several else [{}]
     labels = _labels(traces) if several else [""]
     parts = [_part(*each) for each in zip(traces, labels, apart, strict=True)]
@@ -64,7 +65,7 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
             part.rows["correlation"][part.rows["correlation"] > 0] += number << 40  # unique over all ranks
         notes += [f"{labels[number].strip()}: {note}" if several else note for note in part.notes]
     context = Context(
-        device=_device(traces), origin="file", clock=_clock(parts, together, origin),
+        device=device, origin="file", clock=_clock(parts, together, origin),
         versions={name: text for trace in traces for name, text in trace.versions.items()}, notes=tuple(notes),
     )  # fmt: skip
     return replace(_merged(parts), context=context).self_check()
@@ -79,9 +80,9 @@ def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> Part:
     _sort(columns)
     notes += _tidy(trace)
     place = Lanes(trace, label, device_of)
-    rows: Rows = {"start": columns["start"], "end": columns["end"], "lane": place.lane, "name": columns["name"]}
-    rows |= _meanings(trace)
-    rows |= {"correlation": columns["correlation"], "nbytes": columns["nbytes"], "role": columns["role"]}
+    rows: Rows = _meanings(trace) | {"lane": place.lane}
+    del columns["place"], place.lane
+    rows |= {name: columns.pop(name) for name in list(columns) if name != "blit"}  # moved, for they may be large
     calls = Calls(trace.names)
     launch = launches(rows)
     if trace.blits:
@@ -94,11 +95,14 @@ def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> Part:
         notes.append(f"{overlapping:,} spans overlap another of their stream; they are in lanes of their own")
     events = waiting.event_arrows(trace, rows, launch, place, calls)
     rows, moved = waiting.add_waits(rows, launch, calls, trace.names)
+    joined = [(moved[tail], moved[head]) for tail, head in events]
     launched = np.flatnonzero(launch >= 0)
     forward = rows["start"][moved[launch[launched]]] <= rows["start"][moved[launched]]
     launched = launched[forward]
-    arrows = [np.stack([moved[launch[launched]], moved[launched], np.full(len(launched), ArrowKind.LAUNCH)], axis=1)]
-    arrows.append(np.array([(moved[a], moved[b], ArrowKind.WAIT) for a, b in events], np.int64).reshape(-1, 3))
+    tails, heads = moved[launch[launched]], moved[launched]
+    del moved, launch, rows["role"]
+    arrows = [np.stack([tails, heads, np.full(len(heads), ArrowKind.LAUNCH)], axis=1)]
+    arrows.append(np.array([(*pair, ArrowKind.WAIT) for pair in joined], np.int64).reshape(-1, 3))
     return Part(rows, lanes, trace.names, np.concatenate(arrows), notes, tick)
 
 
@@ -216,11 +220,12 @@ def _merged(parts: list[Part]) -> Timeline:
         part.rows["lane"] = part.rows["lane"] + len(lanes)
         lanes += part.lanes
         numbers = np.array([table.setdefault(name, len(table)) for name in part.names], np.int32)
-        if len(parts) > 1 and len(numbers):
+        if len(numbers) and (len(parts) > 1 or len(table) < len(numbers)):
             part.rows["name"] = numbers[part.rows["name"]]
     spans = {}
     for column, dtype in SPAN_COLUMNS.items():
-        pieces = [part.rows.pop(column, np.full(length, -1)) for part, length in zip(parts, lengths, strict=True)]
+        pieces = [part.rows.pop(column) if column in part.rows else np.full(length, -1, dtype)
+                  for part, length in zip(parts, lengths, strict=True)]  # fmt: skip
         spans[column] = (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).astype(dtype, copy=False)
     before = np.cumsum([0, *lengths])
     joins = np.concatenate(

@@ -85,7 +85,8 @@ class Columns:
         self.names, self.categories, self.places = Names(), Ids(), Ids()
         self.left_out: Counter[str] = Counter()  # what was not taken, by category or phase
         self.metadata: list[dict[str, Any]] = []
-        self.syncs: list[dict[str, Any]] = []
+        self.event_waits: list[tuple[Any, ...]] = []  # their correlation and `_WAIT_KEYS`
+        self.sync_rows = 0
         self.blits: dict[int, int] = {}  # row of a hip call -> its direction
         self.lost = 0
         self.count = 0
@@ -207,9 +208,10 @@ class Columns:
         if not good.all():
             self.left_out.update(categories[index] for index in np.flatnonzero(roles == Role.NONE))
             for index in np.flatnonzero(roles == Role.SYNC).tolist():
-                start, end, correlation = (int(rows[column][index]) for column in ("start", "end", "correlation"))
-                details = {"start": start, "end": end, "correlation": correlation, "name": names[index]}
-                self.syncs.append(details | {key: decode.argument(arguments[index], key) for key in _SYNC_KEYS})
+                self.sync_rows += 1
+                if names[index] == "Stream Wait Event":
+                    details = (decode.argument(arguments[index], key) for key in _WAIT_KEYS)
+                    self.event_waits.append((int(rows["correlation"][index]), *details))
         if self._blits_seen:
             kept = np.cumsum(keep) - 1 + self.count
             for index in np.flatnonzero(keep & (roles == Role.CALL)).tolist():
@@ -274,7 +276,7 @@ _DTYPES: dict[str, Any] = {
     "start": np.int64, "end": np.int64, "role": np.int8, "name": np.int32, "place": np.int32, "correlation": np.int64,
     "nbytes": np.int64,
 }  # fmt: skip
-_SYNC_KEYS = ("stream", "device", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
+_WAIT_KEYS = ("stream", "device", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
 
 
 def _whole(values: list[Any]) -> npt.NDArray[np.int64]:

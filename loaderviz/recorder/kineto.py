@@ -37,7 +37,8 @@ class RawTrace:
     rank: int | None = None
     devices: dict[int, str] = field(default_factory=dict)
     threads: dict[tuple[Any, Any], str] = field(default_factory=dict)
-    syncs: list[dict[str, Any]] = field(default_factory=list)
+    event_waits: list[tuple[Any, ...]] = field(default_factory=list)
+    sync_rows: int = 0
     blits: dict[int, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     lost: int = 0
@@ -65,13 +66,12 @@ def read_kineto(document: Document) -> RawTrace:
     if base is not None and len(found["start"]) and int(found["start"].min()) < UNIX:
         for name in ("start", "end"):
             found[name] += base
-        for row in columns.syncs:
-            row["start"], row["end"] = row["start"] + base, row["end"] + base
     return RawTrace(
         document.source.path, found, list(columns.names), list(columns.places),
         unix=bool(len(found["start"]) and int(found["start"][len(found["start"]) // 2]) > UNIX),
         rank=_rank(outer, document.source.path), devices=_devices(outer), threads=_threads(columns.metadata),
-        syncs=columns.syncs, blits=columns.blits, left_out=columns.left_out, lost=columns.lost + document.lost,
+        event_waits=columns.event_waits, sync_rows=columns.sync_rows, blits=columns.blits,
+        left_out=columns.left_out, lost=columns.lost + document.lost,
         damage=document.damage, remarks=_remarks(outer), versions=_versions(outer),
     )  # fmt: skip
 

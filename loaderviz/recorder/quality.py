@@ -68,8 +68,8 @@ def _left_out(trace: RawTrace) -> list[str]:
     """Say which events are not drawn; flows and metadata are not counted, their content is in the picture."""
     shown = {name: count for name, count in trace.left_out.items() if name.lower() not in ("flow", "trace", "")}
     shown = {f"{name}{_PLURAL.get(name, '' if ' ' in name else ' events')}": count for name, count in shown.items()}
-    if trace.syncs:
-        shown["synchronisation rows (they give arrows)"] = len(trace.syncs)
+    if trace.sync_rows:
+        shown["synchronisation rows (they give arrows)"] = trace.sync_rows
     if not shown:
         return []
     several = sorted(shown.items(), key=lambda item: -item[1])

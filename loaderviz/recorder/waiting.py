@@ -61,21 +61,19 @@ def event_arrows(trace: RawTrace, rows: Rows, launch: Ints, place: Lanes, calls:
     The event stands for the work put into its stream before it was recorded; the first work put into the waiting
     stream after the wait is what waited. Pairs that the times contradict are left out.
     """
-    waits = [row for row in trace.syncs if str(row.get("name")) == "Stream Wait Event"]
-    if not waits:
+    if not trace.event_waits:
         return []
-    starts = _call_starts(rows)
+    waits = np.array([[_int(value) for value in row] for row in trace.event_waits], np.int64)
+    waited, recorded = (_calls_of(rows, waits[:, column]) for column in (0, 4))
     queues = _queues(rows, launch)
     pairs = set()
-    for row in waits:
-        recorded, waited = (starts.get(_int(row.get(key))) for key in
-                            ("wait_on_cuda_event_record_corr_id", "correlation"))  # fmt: skip
-        device = _int(row.get("device")) if row.get("device") is not None else 0
-        source, target = (place.streams.get((device, _int(row.get(key)))) for key in ("wait_on_stream", "stream"))
-        if recorded is None or waited is None or source is None or target is None or source == target:
+    for index in np.flatnonzero((waited >= 0) & (recorded >= 0)).tolist():
+        _, stream, device, awaited, _ = waits[index].tolist()
+        source, target = (place.streams.get((max(device, 0), number)) for number in (awaited, stream))
+        if source is None or target is None or source == target:
             continue
-        before = np.searchsorted(queues[source][0], recorded) - 1
-        after = np.searchsorted(queues[target][0], waited)
+        before = np.searchsorted(queues[source][0], rows["start"][recorded[index]]) - 1
+        after = np.searchsorted(queues[target][0], rows["start"][waited[index]])
         if before >= 0 and after < len(queues[target][0]):
             tail, head = int(queues[source][1][before]), int(queues[target][1][after])
             if rows["end"][tail] <= rows["start"][head]:
@@ -83,9 +81,15 @@ def event_arrows(trace: RawTrace, rows: Rows, launch: Ints, place: Lanes, calls:
     return sorted(pairs)
 
 
-def _call_starts(rows: Rows) -> dict[int, int]:
-    mine = np.flatnonzero((rows["role"] == Role.CALL) & (rows["correlation"] > 0))[::-1]
-    return dict(zip(rows["correlation"][mine].tolist(), rows["start"][mine].tolist(), strict=True))
+def _calls_of(rows: Rows, correlations: Ints) -> Ints:
+    """Return the row of the call with each of these numbers, -1 where there is none."""
+    calls = np.flatnonzero((rows["role"] == Role.CALL) & (rows["correlation"] > 0))
+    if not len(calls):
+        return np.full(len(correlations), -1)
+    order = calls[np.argsort(rows["correlation"][calls], kind="stable")]
+    numbers = rows["correlation"][order]
+    place = np.minimum(np.searchsorted(numbers, correlations), len(order) - 1)
+    return np.where(numbers[place] == correlations, order[place], -1)
 
 
 def _queues(rows: Rows, launch: Ints) -> dict[int, tuple[Ints, Ints]]:

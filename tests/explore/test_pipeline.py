@@ -134,7 +134,7 @@ def test_explorer_and_experiment_agree(batch_size):
 
 CODES = [
     {}, {"pin": True}, {"pin": True, "non_blocking": True}, {"non_blocking": True},
-    {"pin": True, "non_blocking": True, "depth": 2}, {"resident": True}, {"workers": 2, "pin": True},
+    {"pin": True, "non_blocking": True, "depth": 2}, {"workers": 2, "pin": True},
     *({"pin": True, "non_blocking": True, "side_stream": True, "depth": depth, "lifetime": lifetime}
       for lifetime in LIFETIMES for depth in (0, 1, 3)),
 ]  # fmt: skip

@@ -156,7 +156,7 @@ def test_a_preset_or_setting_that_means_nothing_is_refused():
 def test_a_cell_that_runs_again_closes_its_former_picture(make):
     first = make()
     widgets = list(cells.descendants(first.widget))
-    assert sum("FigureWidget" in type(widget).__name__ for widget in widgets) == 1
+    assert sum("Figure" in type(widget).__name__ for widget in widgets) == 1
     second = make()
     assert first.widget is None
     assert all(widget.comm is None for widget in widgets)
@@ -208,7 +208,19 @@ def test_a_page_that_is_loaded_again_gets_the_present_state():
     assert len(figures) == 3
     assert any("6 workers" in title for title in titles)
     assert any("event 10 of" in title for title in titles)
-    assert list(view._live.widget.get_state()["_widget_layout"]["xaxis"]["range"]) == list(view.figure.layout.xaxis.range)
+    assert list(view._live.widget.get_state()["_widget_layout"]["xaxis"]["range"]) == list(
+        view.figure.layout.xaxis.range
+    )
+
+
+def test_all_pictures_of_a_page_share_one_script():
+    one, two = explore(name="one"), explore(name="two")
+    first, second = (explorer._live.widget for explorer in (one, two))
+    assert first._script is second._script
+    assert len(first._script.text) > 1_000_000
+    assert len(str(first.get_state())) < 200_000
+    first._script.close()
+    assert explore(name="three")._live.widget._script.comm is not None
 
 
 def test_two_pictures_with_names_live_side_by_side():

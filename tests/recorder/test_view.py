@@ -80,6 +80,14 @@ def test_it_runs_as_a_module(tmp_path):
     assert "open it in a browser" in done.stdout
 
 
+def test_a_closed_pipe_is_no_error_message(tmp_path):
+    path, page = write(tmp_path, trace(*loop())), tmp_path / "page.html"
+    command = f"{sys.executable} -m loaderviz view {path} --out {page} | true"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stderr == ""
+    assert page.exists()
+
+
 @pytest.mark.parametrize("name", ["alexnet_pageable_2023.json.gz", "cpu_only_2023.json.gz", "event_sync_2023.json.gz",
                                   "resnet50_workers0_2021.json.gz", "two_ranks"])  # fmt: skip
 def test_the_public_traces(tmp_path, capsys, name):

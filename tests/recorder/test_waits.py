@@ -62,6 +62,14 @@ def test_waits_do_not_move_arrows(tmp_path):
         assert launch.correlation == kernel.correlation
 
 
+def test_an_operator_may_bear_the_name_of_a_wait(tmp_path):
+    timeline = read_events(tmp_path, op("synchronize", BASE, 50), call("cudaDeviceSynchronize", BASE + 5, 20, 1))
+    assert [(row.kind.name, row.name) for row in timeline.rows()] == [
+        ("OPERATOR", "synchronize"), ("API", "cudaDeviceSynchronize"), ("WAIT", "synchronize"),
+    ]  # fmt: skip
+    assert len(set(timeline.names)) == len(timeline.names)
+
+
 def test_dataloader_with_and_without_workers(tmp_path):
     name = "enumerate(DataLoader)#_{}DataLoaderIter.__next__"
     timeline = read_events(
