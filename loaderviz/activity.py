@@ -1,7 +1,7 @@
 """When a device works and why it does not: a timeline as sets of intervals. `metrics` makes its numbers from them.
 
-    device_sets(timeline, start, end)["h2d"]   # when a host-to-device copy runs, shape (n, 2), ns
-    states(timeline)["idle"]                   # when the device has nothing to do
+device_sets(timeline, start, end)["h2d"]   # when a host-to-device copy runs, shape (n, 2), ns
+states(timeline)["idle"]                   # when the device has nothing to do
 """
 
 from __future__ import annotations
@@ -127,9 +127,7 @@ def waits(timeline: Timeline, start: int, end: int) -> dict[str, Intervals]:
     """When the training loop's thread is blocked, by cause in words; only causes that occur."""
     blocked = np.isin(timeline.lane, loop_lanes(timeline)) & timeline.where(Kind.WAIT)
     names = {cause: cause.words for cause in list(Cause)[1:]} | {Cause.NONE: "cause not known"}
-    parts = {
-        name: _covered(timeline, blocked & (timeline.cause == cause), start, end) for cause, name in names.items()
-    }
+    parts = {name: _covered(timeline, blocked & (timeline.cause == cause), start, end) for cause, name in names.items()}
     return {name: part for name, part in parts.items() if len(part)}
 
 

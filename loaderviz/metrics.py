@@ -43,6 +43,7 @@ __all__ = [
 BATCH_RANGE = re.compile(r"batch (\d+)(?:: (\d+) samples?)?")
 STEP_RANGE = re.compile(r"ProfilerStep#\d+")  # torch.profiler's schedule marks steps so
 
+
 @dataclass(frozen=True, repr=False)
 class Summary:
     """The numbers of one timeline, for one device. Times in ns, shares 0..1; None where there is nothing to measure.
@@ -177,8 +178,8 @@ def hidden_shares(timeline: Timeline) -> npt.NDArray[np.float64]:
 def describe(timeline: Timeline, label: str = "") -> str:
     """Return the finding in one line of words; titles and text twins use it.
 
-        describe(timeline, "blocking")
-        # "blocking: GPU computes 41 % of the time, 0 % of the copy is hidden, 2.4x the limit"
+    describe(timeline, "blocking")
+    # "blocking: GPU computes 41 % of the time, 0 % of the copy is hidden, 2.4x the limit"
     """
     summary = summarize(timeline)
     before = f"{label}: " if label else ""

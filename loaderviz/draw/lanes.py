@@ -132,7 +132,7 @@ def _first_free(start: npt.NDArray[np.integer[Any]], end: npt.NDArray[np.integer
     places = np.empty(len(start), np.int64)
     for index, (first, last) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
         place = next((number for number, until in enumerate(free) if until <= first), len(free))
-        free[place:place + 1] = [last]
+        free[place : place + 1] = [last]
         places[index] = place
     return places
 

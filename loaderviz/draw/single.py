@@ -53,7 +53,7 @@ def figure(
 def text(timeline: Timeline, label: str = "") -> str:
     """Return the figure in one line of words, for people who do not see it.
 
-        draw.text(timeline)  # "GPU computes 41 % of the time, …; 6 batches in 1.84 ms, 306.7 µs a step; …"
+    draw.text(timeline)  # "GPU computes 41 % of the time, …; 6 batches in 1.84 ms, 306.7 µs a step; …"
     """
     finding = metrics.describe(timeline, label)
     summary = metrics.summarize(timeline)

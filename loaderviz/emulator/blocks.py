@@ -1,7 +1,7 @@
 """What the memory pools hand out: blocks of device memory, their sizes, and what can go wrong with them.
 
-    segment_size(512)       # 2_097_152: what the pool asks CUDA for when it needs 512 bytes
-    block.touch(stream, 7)  # command 7 of `stream` reads or writes the block
+segment_size(512)       # 2_097_152: what the pool asks CUDA for when it needs 512 bytes
+block.touch(stream, 7)  # command 7 of `stream` reads or writes the block
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Explain: what is wrong between two accesses, which order is missing, the line that makes it, and how it shows.
 
-    text = explain.race("early-read", first, second, None, None, "")
-    text.fix    # "before train.py:31 add …"
+text = explain.race("early-read", first, second, None, None, "")
+text.fix    # "before train.py:31 add …"
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Hazard: one thing that is wrong (or costs time) in a recorded program, with both sides, the cure, and how it shows.
 
-    for hazard in recording.hazards:      # races: wrong on a real GPU, now and then
-        print(hazard)
-    for finding in recording.findings:    # right, but slower than it could be
-        print(finding.line)
+for hazard in recording.hazards:      # races: wrong on a real GPU, now and then
+    print(hazard)
+for finding in recording.findings:    # right, but slower than it could be
+    print(finding.line)
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """PinnedPool: PyTorch's cache of pinned host memory, in virtual time.
 
-    pool = PinnedPool(runtime)
-    block = pool.allocate(802_816)            # cold: page-locks a power of two, slow once (R44)
-    runtime.memcpy(802_816, "h2d", stream)
-    pool.use(block, stream)                   # the copy reads it
-    pool.free(block)                          # comes back when the copy is over (R40)
+pool = PinnedPool(runtime)
+block = pool.allocate(802_816)            # cold: page-locks a power of two, slow once (R44)
+runtime.memcpy(802_816, "h2d", stream)
+pool.use(block, stream)                   # the copy reads it
+pool.free(block)                          # comes back when the copy is over (R40)
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import re
 import sys
 import threading
 import warnings
-from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -26,19 +25,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from loaderviz.emulator import costs
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import Gpu, Host
-from loaderviz.emulator.memory import DevicePool, OutOfMemory, PinnedPool
 from loaderviz.emulator.races import Races
 from loaderviz.emulator.runtime import Event, Runtime
 from loaderviz.emulator.torch_cuda.batches import BatchNumbers
 from loaderviz.emulator.torch_cuda.late import LateBytes
+from loaderviz.emulator.torch_cuda.places import Places
 from loaderviz.emulator.torch_cuda.tags import (
-    ATTRIBUTE,
-    DeviceTag,
-    HostTag,
     any_on_device,
-    set_tag,
-    storage_of,
-    tag_of,
 )  # fmt: skip
 from loaderviz.emulator.torch_cuda.touched import Touched
 from loaderviz.errors import LoadervizError, NotModelledError
@@ -75,7 +68,7 @@ def wanted_device(device: Any) -> torch.device:
     return place
 
 
-class Session:
+class Session(Places):
     """The state of one emulated recording. Used from the thread that made it, and only from there."""
 
     active: ClassVar[Session | None] = None  # the one whose recording runs
@@ -88,14 +81,11 @@ class Session:
         if hazards != "off":
             self.runtime.races = Races(self.runtime, raising=hazards == "raise")
             self.touched = Touched(self, self.runtime.races)
-        self.pool = DevicePool(self.runtime)
-        self.pinned = PinnedPool(self.runtime)
-        self.stream: Stream = self.runtime.default_stream  # the current one
+        super().__init__(self.runtime)
         self.stream_history: list[tuple[int, Stream]] = [(0, self.stream)]  # (autograd sequence number, stream)
         self.copies = copies
         self.measured = measured
         self.thread = threading.get_ident()
-        self.alive = True
         self.quiet = 0  # above 0: operators are seen and not counted (our own bookkeeping)
         self.fetching = 0  # above 0: inside dataset and collate, whose host costs come from `Host`
         self.operators: Any = None  # the mode that sees every operator
@@ -107,7 +97,6 @@ class Session:
         self.notes: dict[str, None] = {}  # in order, each once
         self.late = LateBytes(self)
         self._prefetching: list[AbstractContextManager[None]] = []
-        self._released: deque[tuple[Any, Any]] = deque()
         self._left_at = perf_counter_ns()
         self._internal: dict[str, bool] = {}
         self._adopted: dict[Stream, Stream] = {}  # streams of earlier recordings -> ours
@@ -121,79 +110,10 @@ class Session:
             )
         return cls.active
 
-    # Where tensors are
-
-    def place(self, tensor: torch.Tensor, batch: int = -1) -> torch.Tensor:
-        """Put a new tensor's storage on the device, in a block of the current stream.
-
-        Raises torch.OutOfMemoryError.
-        """
-        storage = storage_of(tensor)
-        setattr(storage, ATTRIBUTE, DeviceTag(self, self.allocate(storage.nbytes()), batch))
-        return tensor
-
-    def allocate(self, nbytes: int) -> Any:
-        """Take a block from the current stream's pool."""
-        if self._released:
-            self.give_back()
-        try:
-            return self.pool.allocate(nbytes, self.stream)
-        except OutOfMemory as problem:
-            raise torch.OutOfMemoryError(str(problem)) from None
-
-    def pin(self, tensor: torch.Tensor, batch: int = -1) -> torch.Tensor:
-        """Give a tensor's storage a pinned block; new ones are page-locked first (R44)."""
-        tag = HostTag(self, batch, pinned=True)
-        tag.block = self.pinned.allocate(storage_of(tensor).nbytes())
-        set_tag(tensor, tag)
-        return tensor
-
-    def device_tag(self, tensor: torch.Tensor) -> DeviceTag | None:
-        """Return the tensor's tag if it is on the device. A tensor of an earlier recording is taken over as it is."""
-        tag = tag_of(tensor)
-        if type(tag) is not DeviceTag:
-            return None
-        if tag.session is not self:
-            self.place(tensor)
-            tag = tag_of(tensor)
-        return tag  # type: ignore[no-any-return]
-
-    def host_tag(self, tensor: torch.Tensor) -> HostTag | None:
-        """Return the tag of a host tensor, if it has one of this recording (earlier pinned memory is taken over)."""
-        tag = tag_of(tensor)
-        if type(tag) is not HostTag:
-            return None
-        if tag.session is not self:
-            if not tag.pinned:
-                return None
-            tag = HostTag(self, pinned=True)
-            tag.block, _ = self.pinned.allocate_at(storage_of(tensor).nbytes(), self.runtime.now)  # locked long ago
-            set_tag(tensor, tag)
-        return tag  # type: ignore[no-any-return]
-
     def call_is_on_device(self) -> bool:
         """Tell whether the torch function that runs was called with a tensor of the device."""
         args, kwargs = self.call
         return any_on_device(args) or any_on_device(kwargs.values())
-
-    def release_device(self, tag: DeviceTag) -> None:
-        """The storage is gone: its block is free from now on, at the host's time (R35).
-
-        Python may collect garbage in the middle of anything, so the block is given back at the next way in.
-        """
-        if self.alive:
-            self._released.append((self.pool, tag.block))
-
-    def release_pinned(self, tag: HostTag) -> None:
-        """The pinned storage is gone; its block comes back when the copies that used it are over (R40)."""
-        if self.alive and tag.block is not None:
-            self._released.append((self.pinned, tag.block))
-
-    def give_back(self) -> None:
-        """Return the blocks of storages that are gone to their pools."""
-        while self._released:
-            pool, block = self._released.popleft()
-            pool.free(block)
 
     # Host time
 

@@ -118,9 +118,7 @@ def checksum(data: memoryview) -> int:
     return total << 32 | in_order
 
 
-def _weak(
-    storage: torch.UntypedStorage, key: Key, watches: dict[Key, Watch]
-) -> weakref.ref[torch.UntypedStorage]:
+def _weak(storage: torch.UntypedStorage, key: Key, watches: dict[Key, Watch]) -> weakref.ref[torch.UntypedStorage]:
     """Return a weak reference that ends the watch with the storage: memory that is gone cannot be written to."""
 
     def gone(reference: weakref.ref[torch.UntypedStorage]) -> None:
