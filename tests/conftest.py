@@ -1,4 +1,4 @@
-"""What holds for all tests: no data from outside, and one thread for torch, which on a busy machine is the faster way."""
+"""What holds for all tests: no data from outside; and one thread for torch, the faster way on a busy machine."""
 
 import os
 

@@ -85,7 +85,7 @@ class Races:
         return Work(operator, None, 0, clock, self.runtime.batch, self.runtime.source, span=span)
 
     def access(
-        self, work: Work, start: int, end: int, shape: Sequence[int] = (), dtype: object = "", block: object = None, *,
+        self, work: Work, start: int, end: int, shape: Sequence[int] = (), dtype: object = "", block: object = None,
         reads: bool = False, writes: bool = False,
     ) -> None:  # fmt: skip
         """Note that `work` touches the addresses from `start` to `end`, a tensor in `block`; find what it races with.
@@ -100,6 +100,15 @@ class Races:
             return
         stream, cell = work.stream.id, self.memory.at(start)
         if cell is not None and cell.end == end:
+            before, others = cell.writes, cell.reads
+            if len(before) == 1 and stream in before:  # by far the most: nobody but this stream writes here,
+                if not writes:
+                    others[stream] = use
+                    return
+                if not others or (len(others) == 1 and stream in others):  # nor reads
+                    others.clear()
+                    before[stream] = use
+                    return
             self._touch(cell, use, stream, work.clock, reads)
             return
         for cell in self.memory.cells(start, end):
@@ -146,9 +155,11 @@ class Races:
                         self.order.rely(HOST, (stream, before.number))
         self.memory.join(start, end)
 
-    def changed_unseen(self, copy: Work, operator: str, shape: Sequence[int], dtype: object, block: object) -> None:
-        """Pinned bytes are not what they were when `copy` was queued to read them, and nothing told of a write."""
-        first = Use(copy.number, copy, False, shape, dtype, block)
+    def changed_unseen(
+        self, copy: Work, fills: bool, operator: str, shape: Sequence[int], dtype: object, block: object
+    ) -> None:
+        """Pinned bytes are not what they were when `copy` was queued to read (or fill) them; nobody told of it."""
+        first = Use(copy.number, copy, fills, shape, dtype, block)
         self._found("early-refill", first, Use(0, self.host_work(operator), True, shape, dtype, block))
 
     def recorded(self, start: int, end: int, clock: Clock) -> None:

@@ -71,7 +71,7 @@ class Viewer(Interactive):
     def select(self, start: int, end: int) -> None:
         """Give the numbers of a window [ns] without zooming. Raises `MetricsError` if its end lies before its start."""
         self.selected = window_of(self.timeline, (start, end))
-        self._write()
+        self._redraw()
 
     def pick(self, span: int) -> None:
         """Tell about a span by its number; -1 for none."""
@@ -134,11 +134,16 @@ class Viewer(Interactive):
         title = f"{words.duration(start)} to {words.duration(end)} of {words.duration(self.timeline.duration)}"
         layout = layout_of([self._whole], self._look, title, describe(cut))
         layout["xaxis"] = layout["xaxis"] | {"range": [edge / self._unit for edge in (start, end)]}
-        drawn = [trace.to_plotly_json() for trace in traces]
-        for trace in drawn:  # what lies outside a selected window stays as legible as it is
-            if trace["type"] == "bar":
-                trace["unselected"] = {"marker": {"opacity": 1}}
-        return [*drawn, self._frame()], layout
+        return [*(trace.to_plotly_json() for trace in traces), self._selection(), self._frame()], layout
+
+    def _selection(self) -> Json:
+        """Return a frame around the window that is selected, if it is not all that is shown."""
+        shown = self.selected != self.window
+        left, right = ((edge - self.timeline.begin) / self._unit for edge in self.selected)
+        bottom = self._whole.placement.bottom
+        return {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "name": "selected window", "showlegend": shown,
+                "x": [left, right, right, left, left] if shown else [], "line": {"color": theme.BLACK, "dash": "dash"},
+                "y": [0.0, 0.0, bottom, bottom, 0.0] if shown else []}  # fmt: skip
 
     def _frame(self) -> Json:
         """Return a frame around the picked span, and a line from its launch."""
@@ -178,12 +183,11 @@ class Viewer(Interactive):
         figure.layout.on_change(self._freed, "xaxis.autorange")
         for number in range(len(Kind)):  # the traces of spans come first, one for each kind
             figure.data[number].on_click(self._clicked)
-            figure.data[number].on_selection(self._boxed)
         self._drag = widgets.ToggleButtons(
             options=[("zoom", "zoom"), ("move", "pan"), ("select a window", "select")], style={"button_width": "auto"},
             layout={"flex": "0 0 auto", "width": "max-content"},
         )  # fmt: skip
-        self._drag.observe(lambda change: figure.update_layout(dragmode=change["new"], selectdirection="h"), "value")
+        self._drag.observe(self._drag_changed, "value")
         row = [widgets.Label("drag to"), self._drag, *self._buttons(widgets)]
         rows = [widgets.HBox(row, layout={"flex_flow": "row wrap"}), figure]
         self._panels = {name: widgets.HTML() for name in ("numbers", "words", "story")}
@@ -228,13 +232,27 @@ class Viewer(Interactive):
         place = int(np.searchsorted(mine, self.picked)) + step
         self.pick(int(mine[min(max(place, 0), len(mine) - 1)]))
 
+    def _drag_changed(self, change: dict[str, Any]) -> None:
+        self._live.widget.update_layout(dragmode="pan" if change["new"] == "pan" else "zoom")
+
     def _zoomed(self, _: Any, span: Any) -> None:
+        """The browser has zoomed or moved. To select is to zoom, read the window, and go back.
+
+        plotly's own selection is not used: it makes all outside of it pale, and the browser keeps one event at a time
+        for the kernel, so that the mouse, which goes on moving, can replace it.
+        """
         if self._busy or span is None:
             return
         begin = self.timeline.begin
         start, end = (begin + round(float(edge) * self._unit) for edge in span)
-        if end > start and (start, end) != self.window:
+        if end <= start or (start, end) == self.window:
+            return
+        if self._drag.value != "select":
             self.show(start, end)
+            return
+        self._busy = True
+        self._live.widget.plotly_relayout({"xaxis.range": self._layout["xaxis"]["range"]})
+        self.select(start, end)
 
     def _freed(self, _: Any, free: Any) -> None:
         """A double click asks for all there is; the browser knows only the bars of the window."""
@@ -250,15 +268,6 @@ class Viewer(Interactive):
         bars, placement = self._shown.bars, self._shown.placement
         mine = np.flatnonzero(self.timeline.kind[placement.span[bars.item]] == list(Kind)[trace])
         return int(placement.span[bars.item[mine[point]]])
-
-    def _boxed(self, _: Any, __: Any, selector: Any) -> None:
-        if getattr(selector, "xrange", None):
-            edges = sorted(self.timeline.begin + round(float(edge) * self._unit) for edge in selector.xrange)
-            if tuple(edges) != self.selected:
-                self.select(*edges)
-                bars = [number for number, trace in enumerate(self._traces) if trace["type"] == "bar"]
-                # The browser alone knows what it has selected, so there is nothing to change here; else the rest stays pale.
-                self._live.widget._send_restyle_msg({"selectedpoints": [None]}, bars)
 
     def _write(self) -> None:
         if not self._panels:

@@ -204,11 +204,18 @@ with lv.record(on=GPU):
 # With `copies="eager"` it behaves like the lucky day:
 
 # %%
-with lv.record(on=GPU, copies="eager"):
+with lv.record(on=GPU, copies="eager") as recording:
     side, source = torch.cuda.Stream(), x.pin_memory()
     with torch.cuda.stream(side):
         on_gpu = source.to("cuda", non_blocking=True)
     print(f"the sum, on a lucky day: {on_gpu.sum().item():.1f}")
+
+# %% [markdown]
+# The `HazardWarning` under both cells says that loaderviz saw the mistake, also on the lucky day. Its report names the
+# two calls and the line that is missing:
+
+# %%
+print(recording.hazards[0])
 
 # %% [markdown]
 # The repair is one line: the stream that computes must wait for the stream that copies.

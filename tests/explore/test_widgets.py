@@ -357,6 +357,22 @@ def test_the_numbers_are_those_of_the_window():
         viewer(timeline, color="red")
 
 
+def test_a_window_drawn_with_the_mouse_is_selected_and_framed():
+    timeline = factory.loader("prefetch", 20)
+    view = viewer(timeline)
+    figure, unit = view._live.widget, view._unit
+    view._drag.value = "select"
+    dragged = {"xaxis.range[0]": 1_000_000 / unit, "xaxis.range[1]": 1_500_000 / unit}
+    figure._js2py_relayout = {"relayout_data": dragged, "source_view_id": "a view"}  # as a browser does
+    assert view.selected == (1_000_000, 1_500_000)
+    assert view.window == (0, timeline.duration)
+    assert list(figure.layout.xaxis.range) == [0, timeline.duration / unit]
+    assert min(figure.data[-2].x) == pytest.approx(1_000_000 / unit)
+    assert figure.data[-2].showlegend
+    view._shift(0, 0)
+    assert not figure.data[-2].showlegend
+
+
 @pytest.mark.parametrize("color", ["batch", "kind"])
 def test_each_bar_is_known_by_its_trace_and_place(color):
     timeline = factory.loader("prefetch", 6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -80,8 +81,9 @@ def test_a_break_with_copies_under_way_harms_nobody(cuda: torch.device, lifetime
     for _ in range(3):
         for _batch in loader:
             break
-        fresh = torch.zeros(16, 16, device=cuda)  # may get the memory of a copy that nobody waits for any more
-        assert (fresh + 1).sum().item() == 256
+        gc.collect()  # the batches in flight are gone for certain, and their memory is handed out again
+        fresh = [torch.zeros(16, 16, device=cuda) for _ in range(4)]  # where a copy may still be under way
+        assert [(each + 1).sum().item() for each in fresh] == [256] * 4
     assert train(loader) == expected
 
 

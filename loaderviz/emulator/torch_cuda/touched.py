@@ -116,12 +116,10 @@ class Touched:
         base = block.address + tensor.storage_offset() * size
         access, shape, dtype = self.races.access, tensor.shape, tensor.dtype
         if tensor.is_contiguous():
-            access(work, base, base + tensor.numel() * size, shape, dtype, block, reads=reads, writes=writes)
+            access(work, base, base + tensor.numel() * size, shape, dtype, block, reads, writes)
             return
         for first, end in pieces(tensor):
-            access(
-                work, base + first * size, base + end * size, shape, dtype, block, reads=reads, writes=writes
-            )  # fmt: skip
+            access(work, base + first * size, base + end * size, shape, dtype, block, reads, writes)
 
     # Copies
 
@@ -136,15 +134,21 @@ class Touched:
             if not blocking and not tag.arrivals:  # bytes that are still to arrive will change, rightly
                 self.watched.begin(work, source, *_hull(source), tag.block)
 
-    def to_host(self, command: Command, target: torch.Tensor, source: torch.Tensor) -> None:
-        """A copy to the host was queued."""
+    def to_host(self, command: Command, target: torch.Tensor, source: torch.Tensor, *, blocking: bool) -> None:
+        """A copy to the host was queued; what the target holds now (poison, or the values) nobody may change."""
+        tag = _pinned(target)
+        work = self.device(command, reads=[source])
+        if tag is not None:
+            self._access(work, target, tag.block, False, True)
+            if not blocking:
+                self.watched.begin(work, target, *_hull(target), tag.block, fills=True)
+
+    def before_to_host(self, target: torch.Tensor) -> None:
+        """A copy to the host is about to change these bytes: see what happened to them since they were used last."""
         tag = _pinned(target)
         if tag is not None:
             self.watched.look_at(tag.block)
             self.watched.forget(tag.block)
-        work = self.device(command, reads=[source])
-        if tag is not None:
-            self._access(work, target, tag.block, False, True)
 
     # On the host
 

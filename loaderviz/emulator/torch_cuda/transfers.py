@@ -133,16 +133,18 @@ def copy_to_host(session: Session, target: torch.Tensor, source: torch.Tensor, *
     runtime.now += runtime.host.dispatch
     if tag and tag.block and non_blocking:
         session.pinned.use(tag.block, session.stream)
+    if session.touched:
+        session.touched.before_to_host(target)
     command = runtime.memcpy(source.nbytes, "d2h", session.stream, pinned=pinned, blocking=not non_blocking)
     runtime.builder.span(
         start, runtime.now, runtime.main, Kind.OPERATOR, "aten::copy_", batch=runtime.batch, source=runtime.source
     )
-    if session.touched:
-        session.touched.to_host(command, target, source)
     if non_blocking and pinned and session.copies == "on_wait" and source.numel():
         session.late.expect(target, source.clone())
     else:
         target.detach().copy_(source)
+    if session.touched:
+        session.touched.to_host(command, target, source, blocking=not (non_blocking and pinned))
     if not non_blocking or not pinned:
         session.late.host_knows()
 

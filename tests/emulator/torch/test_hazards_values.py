@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import loaderviz as lv
@@ -18,6 +18,8 @@ from loaderviz.emulator.torch_cuda.touched import ROWS, pieces
 from loaderviz.emulator.torch_cuda.watched import WHOLE, checksum
 
 SIZE = 8
+# Many programs share a recording, since to begin one takes long: to shrink them would take minutes.
+QUICK = {"deadline": None, "phases": [Phase.generate], "suppress_health_check": list(HealthCheck)}
 
 
 class Program:
@@ -130,15 +132,15 @@ def guarded(program):
 programs = st.lists(operations, min_size=4, max_size=25)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8, **QUICK)
 @given(st.lists(programs, min_size=15, max_size=15))
 def test_without_a_hazard_late_bytes_make_no_difference(programs):
     late, at_once = run(programs), run(programs, copies="eager", hazards="off")
-    for (values, hazard), (right, _) in zip(late, at_once, strict=True):
-        assert hazard or values == right
+    for program, (values, hazard), (right, _) in zip(programs, late, at_once, strict=True):
+        assert hazard or values == right, program
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3, **QUICK)
 @given(st.lists(programs, min_size=10, max_size=10))
 def test_a_program_that_waits_after_everything_has_no_hazard_and_the_right_values(programs):
     programs = [guarded(program) for program in programs]
