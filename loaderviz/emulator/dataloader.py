@@ -207,6 +207,9 @@ class RecordedIter(torch_dataloader._MultiProcessingDataLoaderIter):
         return super()._process_data(data, *args)  # type: ignore[no-untyped-call]
 
 
+RecordedIter.__name__ = torch_dataloader._MultiProcessingDataLoaderIter.__name__  # it is in the name of torch's range
+
+
 def _several_init(session: Session, original: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, loader: Any) -> None:
         """Start the workers: each costs the main thread the start of a process."""

@@ -30,7 +30,7 @@ class Program:
         self.events = [torch.cuda.Event() for _ in range(2)]
         self.device = [torch.full((SIZE,), float(n), device="cuda") for n in range(2)]
         self.pinned = [torch.full((SIZE,), 10.0 + n).pin_memory() for n in range(2)]
-        self.seen = []
+        self.seen, self.written = [], 0
         torch.cuda.synchronize()
 
     def run(self, program):
@@ -82,7 +82,9 @@ class Program:
         self.pinned[buffer][view].fill_(value)
 
     def numpy(self, buffer, value):
-        self.pinned[buffer].numpy()[:] = value
+        """A value never written before: bytes that are put back before anybody looks are not seen to have changed."""
+        self.written += 1
+        self.pinned[buffer].numpy()[:] = value + self.written * 16
 
 
 two, three = st.integers(0, 1), st.integers(0, 2)
