@@ -27,6 +27,7 @@ FILLING = frozenset((
     "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "log_normal_",
     "geometric_", "cauchy_", "set_", "_foreach_copy_", "_foreach_zero_", "arange", "randperm",
 ))  # fmt: skip
+NOTHING: set[int] = set()
 UNMARKED = {"native_batch_norm": (3, 4)}  # running statistics, which its schema does not name as written
 
 
@@ -45,7 +46,8 @@ class Plan:
         self.keywords = tuple(argument.name for _, argument in marked)
         self.fills = name in FILLING or any(argument.kwarg_only for _, argument in marked)  # out=...
         self.writes = bool(self.positions or self.keywords)
-        self.reads = not name.endswith("_like") and not name.startswith("new_")  # these ask for shape and dtype only
+        # These ask their argument for its shape and dtype only.
+        self.reads = self.writes or not (name.endswith("_like") or name.startswith("new_"))
         self.operator = schema.name
 
     def written(self, args: Any, kwargs: Any) -> set[int]:
@@ -75,19 +77,22 @@ class Touched:
     ) -> None:  # fmt: skip
         """An operator was launched as `command`; `tags` are those of `tensors`, its arguments."""
         plan = self._plans.get(overload) or self._plan(overload)
-        work, access = self.races.work(command, plan.operator), self._access
-        if plan.writes:
-            written, reads = plan.written(args, kwargs), not plan.fills
-            for tensor, tag in zip(tensors, tags, strict=True):
-                if type(tag) is DeviceTag:
-                    writes = id(tensor) in written
-                    access(work, tensor, tag.block, reads or not writes, writes)
+        work, access = self.races.work(command, plan.operator), self.races.access
+        written = plan.written(args, kwargs) if plan.writes else NOTHING
+        for tensor, tag in zip(tensors, tags, strict=True) if plan.reads else ():
+            if type(tag) is not DeviceTag:
+                continue
+            block, writes = tag.block, id(tensor) in written
+            reads = not (writes and plan.fills)
+            if tensor.is_contiguous():  # as in `_access`: this loop sees most of all tensors
+                size = tensor.itemsize
+                start = block.address + int(tensor.storage_offset()) * size
+                access(work, start, start + tensor.numel() * size, tensor.shape, tensor.dtype, block, reads, writes)
+            else:
+                self._access(work, tensor, block, reads, writes)
+        if written and outputs:
             known = set(map(id, tensors))
             outputs = [output for output in outputs if id(output) not in known]
-        elif plan.reads:
-            for tensor, tag in zip(tensors, tags, strict=True):
-                if type(tag) is DeviceTag:
-                    access(work, tensor, tag.block, True, False)
         for output in outputs:
             self._device(work, output, False, True)
 
@@ -221,6 +226,8 @@ def _pinned(tensor: torch.Tensor) -> Any:
 
 def _hull(tensor: torch.Tensor) -> tuple[int, int]:
     """Return first and last element + 1 in the storage."""
-    parts = pieces(tensor)
     offset = int(tensor.storage_offset())
+    if tensor.is_contiguous():
+        return offset, offset + tensor.numel()
+    parts = pieces(tensor)
     return (offset + parts[0][0], offset + parts[-1][1]) if parts else (0, 0)

@@ -1,8 +1,8 @@
 """Watched: pinned bytes that a copy may still be using are compared with what they were when it was queued.
 
-So a write is found that no operator tells of: by numpy through a shared buffer, or inside a data set. Looked at is
-when the host has waited for the copy, when the buffer is used again, and at the end; bytes that were put back before are
-not seen to have changed.
+So a write is found that no operator tells of: by numpy through a shared buffer, or inside a data set. They are looked
+at when the host has waited for the copy, when the buffer is used again, and at the end; bytes that were put back before
+that are not seen to have changed.
 """
 
 from __future__ import annotations
