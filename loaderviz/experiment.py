@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -186,8 +186,3 @@ def verdict(timelines: Mapping[str, Timeline]) -> str:
 
 def _seeded() -> torch.Generator:
     return torch.Generator().manual_seed(0)
-
-
-def smaller(setting: Setting) -> Setting:
-    """Return the setting at batch 64, where a step is too short for a copy to matter."""
-    return replace(setting, batch_size=SMALL_BATCH)

@@ -1,12 +1,9 @@
 """What the memory pools hand out: blocks of device memory, their sizes, and what can go wrong with them.
 
 segment_size(512)       # 2_097_152: what the pool asks CUDA for when it needs 512 bytes
-block.touch(stream, 7)  # command 7 of `stream` reads or writes the block
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from loaderviz.emulator.device import Stream
 from loaderviz.errors import LoadervizError
@@ -43,27 +40,15 @@ class OutOfMemory(LoadervizError, MemoryError):
         )
 
 
-class Use(NamedTuple):
-    """Command `number` of stream `stream` (a `Place`) touched the addresses `start` to `end`; `what` says more."""
-
-    start: int
-    end: int
-    stream: int
-    number: int
-    what: object
-
-
 class Block:
     """A piece of device memory; compared by identity, and each handout is a new Block.
 
     `address`, `size` (rounded up), `requested` [bytes]; `stream` owns it; `streams` were recorded with
-    `record_stream`; `uses`: stream id -> (number of the last command there that touched it, what), kept by `touch`;
-    `former`: uses of the same addresses by earlier owners that `stream` was not ordered after, when it was allocated.
+    `record_stream`. Who read and wrote its addresses, also under earlier owners, is `races`' business.
     """
 
     __slots__ = (
-        "_after", "_before", "_cache", "address", "former", "pending", "pool", "requested", "size", "state", "stream",
-        "streams", "uses",
+        "_after", "_before", "_cache", "address", "pending", "pool", "requested", "size", "state", "stream", "streams",
     )  # fmt: skip
 
     def __init__(
@@ -73,8 +58,6 @@ class Block:
         self.state = state
         self._cache = cache  # where it goes when it is free
         self.streams: dict[int, Stream] = {}
-        self.uses: dict[int, tuple[int, object]] = {}
-        self.former: list[Use] = []
         self.pending = 0  # events that must be over before it can be reused
         self._before: Block | None = None  # the neighbours in the segment
         self._after: Block | None = None
@@ -87,10 +70,6 @@ class Block:
     def end(self) -> int:
         """The first address after it."""
         return self.address + self.size
-
-    def touch(self, stream: Stream, number: int, what: object = None) -> None:
-        """Note that command `number` of `stream` reads or writes it."""
-        self.uses[stream.id] = (number, what)
 
 
 Cache = list[tuple[int, int, Block]]  # free blocks, sorted by size, then address

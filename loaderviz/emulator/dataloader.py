@@ -162,6 +162,8 @@ class Schedule:
     def arrive(self, fetched: Fetched, worker: int) -> None:
         """The main thread takes a batch: draw what led to it, and wait until it is there."""
         session, runtime, count = self.session, self.session.runtime, len(self.handed_out)
+        session.late.let_go()
+        session.give_back()
         batch, size = self.first_batch + count, nbytes(fetched.data)
         ordered = self.begun if count < self.depth else self.handed_out[count - self.depth]
         start = max(ordered, self.free[worker])

@@ -28,14 +28,13 @@ from loaderviz.emulator.blocks import (
     BlockError,
     Cache,
     OutOfMemory,
-    Use,
     segment_size,
 )  # fmt: skip
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.pinned import PinnedBlock, PinnedPool
 from loaderviz.emulator.runtime import Event, Runtime
 
-__all__ = ["Block", "BlockError", "DevicePool", "OutOfMemory", "PinnedBlock", "PinnedPool", "Statistics", "Use"]
+__all__ = ["Block", "BlockError", "DevicePool", "OutOfMemory", "PinnedBlock", "PinnedPool", "Statistics"]
 
 FIRST_ADDRESS = 0x7F00_0000_0000
 
@@ -146,7 +145,7 @@ class DevicePool:
         for queue in self._deferred.values():
             for event, block in queue:
                 self.runtime.synchronize(event)
-                self._event_over(event, block)
+                self._event_over(block)
         self._deferred.clear()
         before = self.stats.reserved
         for cache in self._free.values():
@@ -202,45 +201,30 @@ class DevicePool:
             block._after = region._after
             if region._after:
                 region._after._before = block
-        if region.former:
-            ordered = self.runtime.order.is_ordered
-            uses = [use for use in region.former if not ordered(region.stream.id, use[2:4])]
-            block.former = [use for use in uses if use.start < block.end]
-            region.former = [use for use in uses if use.end > block.end]
         return block
 
     def _release(self, block: Block) -> None:
         """Put a block back into its stream's cache, merged with free neighbours. The block itself stays as it was."""
         self.stats.active -= block.size
         block.state = FREED
-        former = self._open_uses(block) if block.uses or block.former else []
         cache, before, after = block._cache, block._before, block._after
         region, start, end = None, block.address, block.end
         if before and before.state == FREE:
             region, start = before, before.address
             del cache[bisect_left(cache, (before.size, start))]
-            former = _united(former, before.former)
             before = before._before
         if after and after.state == FREE:
             region, end = region or after, after.end
             del cache[bisect_left(cache, (after.size, after.address))]
-            former = _united(former, after.former)
             after = after._after
         region = region or Block(self, start, 0, 0, block.stream, cache, FREE)
-        region.address, region.size, region.former = start, end - start, former
+        region.address, region.size = start, end - start
         region._before, region._after = before, after
         if before:
             before._after = region
         if after:
             after._before = region
         insort(cache, (region.size, start, region))
-
-    def _open_uses(self, block: Block) -> list[Use]:
-        """Return the uses of a freed block that its stream is not ordered after; the last of each stream will do."""
-        ordered, own = self.runtime.order.is_ordered, block.stream.id
-        former = [use for use in block.former if use.stream not in block.uses]
-        former += [Use(block.address, block.end, stream, *use) for stream, use in block.uses.items() if stream != own]
-        return [use for use in former if not ordered(own, use[2:4])]
 
     def _grow(self, size: int, nbytes: int, stream: Stream, cache: Cache) -> Block:
         """Ask CUDA for a segment that holds `size` bytes; if it has none, give the cache back and ask once more."""
@@ -270,20 +254,12 @@ class DevicePool:
         for stream in list(self._deferred):
             queue = self._deferred[stream]
             while queue and self.runtime.query(queue[0][0], learn=False):
-                self._event_over(*queue.popleft())
+                self._event_over(queue.popleft()[1])
             if not queue:
                 del self._deferred[stream]
 
-    def _event_over(self, event: Event, block: Block) -> None:
-        """One of the streams recorded for a freed block has come to the free: what it did before is over."""
-        over = event.clock.get
-        block.uses = {stream: use for stream, use in block.uses.items() if over(stream, 0) < use[0]}
-        block.former = [use for use in block.former if over(use.stream, 0) < use.number]
+    def _event_over(self, block: Block) -> None:
+        """One of the streams recorded for a freed block has come to the free."""
         block.pending -= 1
         if not block.pending:
             self._release(block)
-
-
-def _united(uses: list[Use], more: list[Use]) -> list[Use]:
-    """Join two lists; a use that reached into both pieces of memory is in both."""
-    return list({id(use): use for use in uses + more}.values()) if uses and more else uses or more
