@@ -9,3 +9,7 @@ class LoadervizError(Exception):
 
 class NotModelledError(LoadervizError, NotImplementedError):
     """The emulated device does not model this call; the message names the call and a way out."""
+
+
+class NestedRecordingError(LoadervizError, RuntimeError):
+    """A recording was begun inside another one, or a second time."""

@@ -14,36 +14,34 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Final, NamedTuple
 
-from loaderviz.emulator.hazards import Clock
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.device import Command, Stream
+from loaderviz.emulator.device import Command
+from loaderviz.emulator.hazards import Clock, Place
 
 
-class Work:
-    """One thing that touches memory: a kernel or copy in a stream, or an operator of the host (`stream` None).
+class HostWork:
+    """An operator of the host that touches pinned memory, at a program line; `span` is its number in the builder."""
 
-    `number` is its place in the stream, `clock` what the stream was ordered after when it was put there; `span` the
-    host's span in the timeline (-1: none). `batch` and `source` are those of the program line that made it.
-    """
+    __slots__ = ("batch", "found", "operator", "source", "span")
 
-    __slots__ = ("batch", "clock", "command", "found", "number", "operator", "source", "span", "stream")
+    def __init__(self, operator: str, batch: int, source: str, span: int = -1) -> None:
+        self.operator, self.batch, self.source, self.span = operator, batch, source, span
+        self.found: set[object] | None = None
 
-    def __init__(
-        self, operator: str, stream: Stream | None, number: int, clock: Clock, batch: int, source: str,
-        command: Command | None = None, span: int = -1,
-    ) -> None:  # fmt: skip
-        self.operator, self.stream, self.number, self.clock = operator, stream, number, clock
-        self.batch, self.source, self.command, self.span = batch, source, command, span
-        self.found: set[object] | None = None  # hazards that it was found in: each counts once
+
+Work = Command | HostWork
+# A `Use` as it is kept: a plain tuple is made several times as fast, and there is one for each tensor of each operator.
+Kept = tuple[int, Work, bool, Sequence[int], object, object]
+TURN: Final = 0
+WRITES: Final = 2
+BLOCK: Final = 5
 
 
 class Use(NamedTuple):
     """A read or write: by whom, of what tensor (its shape and dtype), and in which block."""
 
-    number: int  # of the work in its stream
+    turn: int  # of the work in its stream; 0 for the host
     work: Work
     writes: bool
     shape: Sequence[int]
@@ -56,8 +54,15 @@ class Cell:
 
     __slots__ = ("end", "reads", "start", "writes")
 
-    def __init__(self, start: int, end: int, writes: dict[int, Use], reads: dict[int, Use]) -> None:
+    def __init__(self, start: int, end: int, writes: dict[int, Kept], reads: dict[int, Kept]) -> None:
         self.start, self.end, self.writes, self.reads = start, end, writes, reads
+
+    def is_of(self, stream: int) -> bool:
+        """Tell whether nobody but `stream` has touched it."""
+        writes, reads = self.writes, self.reads
+        return (not writes or (len(writes) == 1 and stream in writes)) and (
+            not reads or (len(reads) == 1 and stream in reads)
+        )
 
     def __repr__(self) -> str:
         return f"<cell {self.start:#x}..{self.end:#x}, written by {list(self.writes)}, read by {list(self.reads)}>"
@@ -69,7 +74,6 @@ class AddressMap:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._cells: dict[int, Cell] = {}
-        self.at = self._cells.get  # the cell that begins at an address, if there is one
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -92,6 +96,53 @@ class AddressMap:
             found.append(self._add(position, end))
         return found
 
+    def read(self, start: int, end: int, stream: int, use: Kept) -> bool:
+        """Add a read to one cell that nobody but `stream` writes to; return False if there is no such cell."""
+        cell = self._cells.get(start)
+        if cell is None or cell.end != end:
+            return False
+        writes = cell.writes
+        if writes and (len(writes) > 1 or stream not in writes):
+            return False
+        cell.reads[stream] = use
+        return True
+
+    def overwrite(self, start: int, end: int, stream: int, use: Kept) -> bool:
+        """Make one cell, with this write, of what nobody but `stream` has touched; return False if somebody has.
+
+        With `read`, that is most of what a training loop does: no other stream has to do with its parameters, and
+        where a tensor is made, there lay one of the same stream before, perhaps of another size.
+        """
+        starts, cells = self._starts, self._cells
+        cell = cells.get(start)
+        if cell is not None and cell.end == end:
+            if not cell.is_of(stream):
+                return False
+            cell.writes, cell.reads = {stream: use}, {}
+            return True
+        first = bisect_right(starts, start) - 1
+        if first < 0 or cells[starts[first]].end <= start:
+            first += 1
+        last = bisect_left(starts, end, first)
+        found = [cells[begin] for begin in starts[first:last]]
+        for cell in found:
+            if not cell.is_of(stream):
+                return False
+        edges = [start]
+        if found:
+            front, back = found[0], found[-1]
+            if back.end > end:
+                cells[end] = Cell(end, back.end, back.writes.copy(), back.reads.copy())
+                edges.append(end)
+            if front.start < start:
+                front.end = start
+                edges.insert(0, front.start)
+            for begin in starts[first + (front.start <= start) : last]:
+                del cells[begin]
+        cells[start] = Cell(start, end, {stream: use}, {})
+        starts[first:last] = edges
+        return True
+
     def touched(self, start: int, end: int) -> list[Cell]:
         """Return the cells that there are from `start` to `end`, split at these two."""
         self._split(start)
@@ -113,18 +164,20 @@ class AddressMap:
                 kept.append(cell)
         self._starts[first:last] = [cell.start for cell in kept]
 
-    def forget(self, start: int, end: int, clock: Clock) -> list[Use]:
+    def forget(self, start: int, end: int, clock: Clock) -> list[Place]:
         """Drop what is over once `clock` is reached, as when memory waits for an event; return what was dropped."""
-        dropped: list[Use] = []
+        dropped: list[Place] = []
         for cell in self.touched(start, end):
             for uses in (cell.writes, cell.reads):
-                for stream in [stream for stream, use in uses.items() if clock.get(stream, 0) >= use.number]:
-                    dropped.append(uses.pop(stream))
+                for stream in [stream for stream, use in uses.items() if clock.get(stream, 0) >= use[TURN]]:
+                    dropped.append((stream, uses.pop(stream)[TURN]))
         self._clear(start, end, only_empty=True)
         return dropped
 
     def drop(self, start: int, end: int) -> None:
-        """Forget these addresses: they are never handed out again."""
+        """Forget these addresses: who gets them now has memory that nobody has touched."""
+        self._split(start)
+        self._split(end)
         self._clear(start, end, only_empty=False)
 
     def _clear(self, start: int, end: int, *, only_empty: bool) -> None:

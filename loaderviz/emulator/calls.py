@@ -131,7 +131,7 @@ class HostThread:
             command.awaits = (*((stream.last_work,) if stream.last_work else ()), *stream.awaited)
         self._legacy_barrier(command)
         self.device.submit(command)
-        self.order.enqueue(stream.id)
+        command.turn = self.order.enqueue(stream.id)[1]
         return command
 
     def _legacy_barrier(self, command: Command) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import Subset, _utils
 from torch.utils.data import dataloader as torch_dataloader
 
+from loaderviz.contents import nbytes, sample_count, tensors
 from loaderviz.emulator import costs
 from loaderviz.emulator.torch_cuda.session import PIN_THREAD, Session
 from loaderviz.emulator.torch_cuda.tags import HostTag, is_on_device, set_tag, storage_of, tag_of
@@ -272,32 +273,6 @@ def is_batched(fetcher: Any) -> bool:
     while isinstance(dataset, Subset):  # it has `__getitems__`, and passes the question on
         dataset = dataset.dataset
     return not fetcher.auto_collation or bool(getattr(dataset, "__getitems__", None))
-
-
-def sample_count(indices: Any, data: Any) -> int:
-    """Return how many samples a batch has: by its index list, else by its first tensor, else 1."""
-    if isinstance(indices, Sequence) and indices and indices[0] is not None:
-        return len(indices)
-    first = next(iter(tensors(data)), None)
-    return first.shape[0] if first is not None and first.dim() else 1
-
-
-def tensors(data: Any) -> list[torch.Tensor]:
-    """Return the tensors of a nested batch."""
-    if isinstance(data, torch.Tensor):
-        return [data]
-    if isinstance(data, dict):
-        data = list(data.values())
-    elif hasattr(data, "__dict__") and not isinstance(data, (str, bytes, type)):
-        data = list(vars(data).values())
-    if isinstance(data, (list, tuple)):
-        return [tensor for entry in data for tensor in tensors(entry)]
-    return []
-
-
-def nbytes(data: Any) -> int:
-    """Return the bytes of all tensors of a nested batch."""
-    return sum(tensor.nbytes for tensor in tensors(data) if tensor.layout is torch.strided)
 
 
 def mark(session: Session, data: Any, batch: int) -> None:

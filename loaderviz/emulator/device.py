@@ -13,6 +13,7 @@ from enum import IntEnum
 
 from loaderviz.emulator.costs import FULL, ceil_div
 from loaderviz.emulator.hardware import Gpu
+from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
 
 
@@ -54,9 +55,9 @@ class Command:
     """One entry of a stream: a kernel, copy or memset, or a marker (`kind` None) of an event record or wait."""
 
     __slots__ = (
-        "api", "awaits", "batch", "correlation", "deps", "done", "end", "engine", "kind", "name", "nbytes", "number",
-        "pinned", "rate", "ready", "remaining", "share", "since", "source", "start", "stream", "unmet", "version",
-        "waiters",
+        "api", "awaits", "batch", "correlation", "deps", "done", "end", "engine", "found", "kind", "name", "nbytes",
+        "number", "operator", "pinned", "rate", "ready", "remaining", "share", "since", "source", "start",
+        "stream", "turn", "unmet", "version", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +77,9 @@ class Command:
         self.pinned: bool | None = None
         self.source = ""
         self.awaits: tuple[Command, ...] = ()
+        # For the search for hazards: its place in its stream, who asked for it, hazards that it was found in.
+        self.turn, self.operator = 0, ""
+        self.found: set[object] | None = None
 
     def __repr__(self) -> str:
         return f"<{self.name} on stream {self.stream.number}, {self.start}..{self.end} ns>"
@@ -85,6 +89,11 @@ class Device:
     """Runs commands in virtual time, as far as somebody asks."""
 
     def __init__(self, gpu: Gpu) -> None:
+        if gpu.async_engines < 1:
+            raise NotModelledError(
+                f"{gpu.name} with async_engines={gpu.async_engines}: a GPU that cannot copy while it computes is not "
+                "modelled; give it at least one copy engine"
+            )
         self.gpu = gpu
         self.clock = 0  # everything up to here has been worked out
         self._heap: list[tuple[int, int, int, int, Command]] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from loaderviz.emulator.findings import Access, short
+from loaderviz.emulator.findings import UNSEEN, Access, short
 
 
 class Text(NamedTuple):
@@ -40,13 +40,14 @@ def race(kind: str, first: Access, second: Access, first_block: object, second_b
 
 def _read(first: Access, second: Access, waited: str) -> Text:
     reader, writer = second.place, first.place
+    its, of_writer = _streams(second, first)
     missing = f"{reader} does not wait until {first.operator} on {writer} ({short(first.source)}) is over"
     missing += _too_early(waited, reader, writer)
     return Text(
         "R16", f"{reader} reads {second.tensor} before {writer} has written it", missing,
-        f"after {short(first.source)} record an event in {writer} (ready = side.record_event()), and before "
-        f"{short(second.source)} add ready.wait(), which lets {reader} wait for it; "
-        "torch.cuda.current_stream().wait_stream(side) does, too, but waits for all that was queued since",
+        f"after {short(first.source)} record an event in {writer}: ready = {of_writer}.record_event(); and before "
+        f"{short(second.source)} let {reader} wait for it: {its}.wait_event(ready). {its}.wait_stream({of_writer}) "
+        "will do, too, but waits for all that was queued since",
         f"{second.operator} starts as soon as its own stream is free, and reads what lay there before: an older batch, "
         "half a copy, anything. Right whenever the copy happens to be early, so it passes most tests",
         f"before {short(second.source)}, {reader} waits for {short(first.source)}",
@@ -55,34 +56,41 @@ def _read(first: Access, second: Access, waited: str) -> Text:
 
 def _reused_block(first: Access, second: Access, block: object, waited: str) -> Text:
     reader, writer = first.place, second.place
+    of_reader, of_writer = _streams(first, second)
     doing = "writes" if first.writes else "reads"
     owner = getattr(getattr(block, "stream", None), "number", None)
     pool = f"the pool of stream {owner}" if owner is not None else "its pool"
-    missing = (
-        f"the tensor of {short(first.source)} was dropped, its memory went back to {pool} at once and was handed out "
-        f"again; nothing tells the allocator, or {writer}, that {reader} still {doing} it"
+    lost = (
+        f"the tensor of {short(first.source)} was dropped, and its memory went back to {pool} and was handed out again"
     )
-    missing += _too_early(waited, writer, reader)
+    waits = f"before {short(second.source)} let {writer} wait for {reader}: {of_writer}.wait_stream({of_reader})"
+    if owner is not None and owner == first.stream:
+        missing = f"{lost}. That is in order for {reader}, whose pool it is; but {writer} does not wait for {reader}"
+        fix, edge = f"{waits}. record_stream does not help, since the memory is {reader}'s own", ""
+    else:
+        missing = f"{lost}; nothing tells the allocator, or {writer}, that {reader} still {doing} it"
+        fix = f"before {short(first.source)} add tensor.record_stream({of_reader}) for each tensor; or {waits}"
+        edge = f"record_stream at {short(first.source)}, or "
     return Text(
         "R35, R36, R37",
-        f"{writer} {'writes into' if second.writes else 'reads'} freed memory that {reader} still {doing}", missing,
-        f"where the tensor is handed to {reader}, add tensor.record_stream(torch.cuda.current_stream()); or before "
-        f"{short(second.source)} let {writer} wait for {reader}: side.wait_stream(torch.cuda.current_stream())",
+        f"{writer} {'writes into' if second.writes else 'reads'} freed memory that {reader} still {doing}",
+        missing + _too_early(waited, writer, reader), fix,
         "as soon as the host runs ahead of the GPU (no .item() in the loop), new bytes land in a batch that is still "
         "in use: some steps train on a mixture of two batches. No error, now and then a worse loss or a NaN",
-        f"record_stream at {short(first.source)}, or {writer} waits for {reader} at {short(second.source)}",
+        f"{edge}{writer} waits for {reader} at {short(second.source)}",
     )  # fmt: skip
 
 
 def _live_buffer(first: Access, second: Access, waited: str) -> Text:
     before, after = first.place, second.place
+    of_before, of_after = _streams(first, second)
     doing = "writes" if first.writes else "reads"
     missing = f"{after} does not wait until {first.operator} on {before} ({short(first.source)}) is over"
     missing += _too_early(waited, after, before)
     return Text(
         "R16, R37", f"{after} overwrites {second.tensor} while {before} still {doing} it", missing,
-        f"after {short(first.source)} record an event in {before} (done = torch.cuda.current_stream().record_event()), "
-        f"and before {short(second.source)} let {after} wait for it: side.wait_event(done)",
+        f"after {short(first.source)} record an event in {before}: done = {of_before}.record_event(); and before "
+        f"{short(second.source)} let {after} wait for it: {of_after}.wait_event(done)",
         "the buffer changes under the kernel that uses it: some steps work on a mixture of old and new values, "
         "depending on how far the host is ahead",
         f"before {short(second.source)}, {after} waits for {short(first.source)}",
@@ -90,13 +98,15 @@ def _live_buffer(first: Access, second: Access, waited: str) -> Text:
 
 
 def _refill(first: Access, second: Access) -> Text:
-    doing = "fill" if first.writes else "read"
+    doing, of_copy = "fill" if first.writes else "read", _streams(first, second)[0]
+    unseen = second.operator == UNSEEN
+    where = f"the line that writes (it ran before {short(second.source)} was over)" if unseen else short(second.source)
     return Text(
         "R42", f"the host changes a pinned buffer while {first.operator} may still {doing} it",
         f"the host does not wait for {first.operator} on {first.place} ({short(first.source)}) before it writes; the "
         "copy only queues up, it has not happened when the call returns",
-        f"after {short(first.source)} record an event in {first.place} (copied = torch.cuda.current_stream()"
-        f".record_event()), and before {short(second.source)} add copied.synchronize(); or write into another buffer",
+        f"after {short(first.source)} record an event in {first.place}: copied = {of_copy}.record_event(); and before "
+        f"{where} add copied.synchronize(); or write into another buffer",
         "the device gets the new values in place of the old ones, or some of both: batches appear twice, others never",
         f"before {short(second.source)}, the host waits for the copy of {short(first.source)}",
     )  # fmt: skip
@@ -107,12 +117,22 @@ def _host_read(first: Access, second: Access) -> Text:
         "R32", f"the host reads {second.tensor} before {first.operator} has brought it",
         f"the host does not wait for {first.operator} on {first.place} ({short(first.source)}); a copy with "
         "non_blocking=True returns at once",
-        f"before {short(second.source)} add torch.cuda.current_stream().synchronize(), or synchronize an event "
+        f"before {short(second.source)} add {_streams(first, second)[0]}.synchronize(), or synchronize an event "
         "recorded after the copy; or copy without non_blocking",
         "the host sees what the memory held before: zeros, or the result of an earlier step. A print or a breakpoint "
         "in between makes it right, which hides it",
         f"before {short(second.source)}, the host waits for the copy of {short(first.source)}",
     )  # fmt: skip
+
+
+def _streams(one: Access, other: Access) -> tuple[str, str]:
+    """Return what a program may call the streams of both: the default one is the current one, as a rule."""
+    names = {None: "", 7: "torch.cuda.current_stream()"}
+    alone = one.stream in names or other.stream in names
+    first, second = (
+        names.get(access.stream) or ("side" if alone else f"stream_{access.stream}") for access in (one, other)
+    )
+    return first, second
 
 
 def _too_early(waited: str, waiter: str, other: str) -> str:
@@ -124,18 +144,38 @@ def _too_early(waited: str, waiter: str, other: str) -> str:
 def wait_on_nothing(waiter: str, other: str, source: str, recorded: bool) -> Text:
     """Return the words for a line of waits that never waited for anything."""
     why = f"nothing new was in {other} at the time" if recorded else "its event was not recorded yet"
+    if waiter == other:
+        return Text(
+            "R16", f"{waiter} waits for itself: what is in one stream runs in order anyway",
+            "a wait counts for the stream that it is made on; event.wait() names none, so the current one waits, in "
+            "`with torch.cuda.stream(side)` that is side",
+            f"at {short(source)} name who has to wait: event.wait(stream) or stream.wait_event(event) for a stream, "
+            "event.synchronize() for the host",
+            "the wait is there to be read and does nothing: who should wait does not",
+        )  # fmt: skip
+    order = "" if recorded else "record the event after the line that queues the work, and only then wait: "
     return Text(
         "R16", f"{waiter} waits for nothing: {why}", "a wait counts only for work that is queued before it",
-        f"move {short(source)} to after the line that queues the work, or leave it out",
+        f"{order}move {short(source)} to after the line that queues the work, or leave it out",
         "the wait is there to be read and does nothing: work queued later is not waited for",
     )  # fmt: skip
 
 
 def hidden_sync(name: str, source: str, blocked: str) -> Text:
     """Return the words for asynchronous copies that blocked the host."""
+    problem = f"a non_blocking copy blocked the host ({blocked} in all): its host memory is pageable"
+    if "DtoH" in name:
+        return Text(
+            "R11, R26", problem,
+            "who reads the result at once relies on this blocking, which today's documents of CUDA do not promise",
+            f"at {short(source)} copy into pinned memory, as tensor.to('cpu', non_blocking=True) does by itself, and "
+            "before the result is read add torch.cuda.current_stream().synchronize(); or leave non_blocking out, which "
+            "says what it does",
+            f"{name} returns only when the bytes are there: the host launches nothing in the meantime",
+        )  # fmt: skip
     return Text(
-        "R7, R26", f"a non_blocking copy blocked the host ({blocked} in all): its host memory is pageable",
-        "", f"pin the host side of {short(source)}: DataLoader(pin_memory=True), or tensor.pin_memory() once",
+        "R7, R26", problem, "",
+        f"pin the host side of {short(source)}: DataLoader(pin_memory=True), or tensor.pin_memory() once",
         f"{name} returns only when the driver has staged the bytes; the launches behind it come late, and the copy "
         "hides under nothing",
     )  # fmt: skip

@@ -61,8 +61,10 @@ class Access:
 
     @property
     def tensor(self) -> str:
-        """What it touched: "float32[64, 1024]"."""
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]" if self.dtype else ""
+        """What it touched: "float32[64, 1024]", or "a float32 scalar"."""
+        if not self.shape:
+            return f"a {self.dtype} scalar" if self.dtype else ""
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
     def __str__(self) -> str:
         if self.operator == UNSEEN:
@@ -139,7 +141,7 @@ class Hazard:
         return f" ({times}{place if self.batches else ''})"
 
     def _rows(self) -> list[tuple[str, str]]:
-        sides = [("first", str(self.first)), ("", code(self.first.source))]
+        sides = [("first" if self.second else "where", str(self.first)), ("", code(self.first.source))]
         if self.second is not None:
             sides += [("then", str(self.second)), ("", code(self.second.source)), ("together", self._together())]
         return [*sides, ("missing", self.missing), ("fix", self.fix), ("on a GPU", self.shows), ("rule", self.rule)]

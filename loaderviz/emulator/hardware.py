@@ -52,7 +52,7 @@ class Gpu:
     efficiency: int = 750
     threads_per_sm: int = 2048
     queue_depth: int = 1024
-    async_engines: int = 3
+    async_engines: int = 3  # copy engines: with one, H2D and D2H take turns; more than two add nothing
     context_memory: int = 512 * 2**20
     malloc: int = 100_000
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)

@@ -83,18 +83,30 @@ class DevicePool:
         Warm it costs no time beyond polls; cold it calls `cudaMalloc`, which synchronises (R13). A block of 0 bytes is
         free of charge. Raises `OutOfMemory`, and `ValueError` for a negative size.
         """
-        stream = stream or self.runtime.default_stream
+        if self._deferred and nbytes > 0:
+            self._poll()
+        return self._take(nbytes, stream or self.runtime.default_stream)
+
+    def adopt(self, nbytes: int, stream: Stream) -> Block:
+        """Return a block for what lay on the device before this run began: that cost its time then, and none now.
+
+        Nobody has touched it in this run, whatever lay at its addresses. Raises as `allocate` does.
+        """
+        block = self._take(nbytes, stream, adopts=True)
+        if self.runtime.races:
+            self.runtime.races.returned(block.address, block.end)
+        return block
+
+    def _take(self, nbytes: int, stream: Stream, *, adopts: bool = False) -> Block:
         if nbytes <= 0:
             if nbytes < 0:
                 raise ValueError(f"allocate({nbytes}): a size cannot be negative; give the number of bytes")
             return Block(self, 0, 0, 0, stream, [])
-        if self._deferred:
-            self._poll()
         size = -(-nbytes // ROUND) * ROUND
         large = size > SMALL
         cache = self._free.setdefault((stream.id, large), [])
         index = bisect_left(cache, (size,))
-        region = cache.pop(index)[2] if index < len(cache) else self._grow(size, nbytes, stream, cache)
+        region = cache.pop(index)[2] if index < len(cache) else self._grow(size, nbytes, stream, cache, adopts)
         block = self._cut(region, size, nbytes, SMALL + 1 if large else ROUND)
         stats = self.stats
         stats.allocations += 1
@@ -144,7 +156,7 @@ class DevicePool:
         """
         for queue in self._deferred.values():
             for event, block in queue:
-                self.runtime.synchronize(event)
+                self.runtime.synchronize(event, learn=False)  # whether it does is luck
                 self._event_over(block)
         self._deferred.clear()
         before = self.stats.reserved
@@ -226,7 +238,7 @@ class DevicePool:
             after._before = region
         insort(cache, (region.size, start, region))
 
-    def _grow(self, size: int, nbytes: int, stream: Stream, cache: Cache) -> Block:
+    def _grow(self, size: int, nbytes: int, stream: Stream, cache: Cache, adopts: bool) -> Block:
         """Ask CUDA for a segment that holds `size` bytes; if it has none, give the cache back and ask once more."""
         segment = segment_size(size)
         stats = self.stats
@@ -234,14 +246,15 @@ class DevicePool:
             self.runtime.malloc(segment)  # the call that fails (that it costs as much as one that does not: assumed)
             stats.retries += 1
             self.empty_cache()
-        self.runtime.malloc(segment)
+        if not adopts:
+            self.runtime.malloc(segment)
         if stats.reserved + segment > self.capacity:
             stats.ooms += 1
             free, total = self.mem_get_info()
             raise OutOfMemory(
                 self.runtime.gpu.name, nbytes, segment, total, free, stats.allocated, stats.reserved - stats.allocated
             )
-        stats.mallocs += 1
+        stats.mallocs += not adopts
         stats.segments += 1
         stats.reserved += segment
         stats.reserved_peak = max(stats.reserved_peak, stats.reserved)

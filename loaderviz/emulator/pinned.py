@@ -132,7 +132,7 @@ class PinnedPool:
             event = self.runtime.event(timing=False)
             self.runtime.record_event(event, stream)
             if self.runtime.races:
-                self.runtime.races.recorded(block.address, block.address + block.requested, event.clock)
+                self.runtime.races.recorded(block.address, block.address + block.size, event.clock)
             self._deferred.append((event, block))
         if not block.pending:
             self._release(block)

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderviz.emulator import explain
-from loaderviz.emulator.accesses import AddressMap, Cell, Use, Work
+from loaderviz.emulator.accesses import BLOCK, TURN, WRITES, AddressMap, Cell, HostWork, Kept, Use, Work
+from loaderviz.emulator.device import Command, Stream
 from loaderviz.emulator.findings import Access, Hazard, Hazards, RaceError
 from loaderviz.emulator.hazards import HOST, Clock
 from loaderviz.emulator.waits import Waits
@@ -26,11 +27,9 @@ from loaderviz.emulator.waits import Waits
 if TYPE_CHECKING:
     from loaderviz.builder import TimelineBuilder
     from loaderviz.emulator.calls import HostThread
-    from loaderviz.emulator.device import Command
 
 KEPT = 8  # meetings of one kind that are kept, to show the one that overlaps most
 BATCHES = 5  # batches that a report names
-_NEW: Any = tuple.__new__  # a NamedTuple's own constructor takes twice as long, and this runs for each tensor
 
 
 class Meeting(NamedTuple):
@@ -71,18 +70,14 @@ class Races:
 
     # What happens
 
-    def work(self, command: Command, operator: str = "") -> Work:
+    def work(self, command: Command, operator: str = "") -> Command:
         """Return what was put into a stream last, as something that touches memory."""
-        stream = command.stream
-        clock = self.order.clock(stream.id)
-        return Work(
-            operator or command.name, stream, clock[stream.id], clock, command.batch, command.source, command
-        )  # fmt: skip
+        command.operator = operator or command.name
+        return command
 
-    def host_work(self, operator: str, span: int = -1) -> Work:
+    def host_work(self, operator: str, span: int = -1) -> HostWork:
         """Return an operator of the host, at the present line and batch; `span` is its number in the builder."""
-        clock = self.order.clock(HOST)
-        return Work(operator, None, 0, clock, self.runtime.batch, self.runtime.source, span=span)
+        return HostWork(operator, self.runtime.batch, self.runtime.source, span)
 
     def access(
         self, work: Work, start: int, end: int, shape: Sequence[int] = (), dtype: object = "", block: object = None,
@@ -94,88 +89,73 @@ class Races:
         """
         if end <= start:
             return
-        use: Use = _NEW(Use, (work.number, work, writes, shape, dtype, block))
-        if work.stream is None:
-            self._host_access(use, start, end)
+        if isinstance(work, HostWork):
+            self._host_access((0, work, writes, shape, dtype, block), start, end)
             return
-        stream, cell = work.stream.id, self.memory.at(start)
-        if cell is not None and cell.end == end:
-            before, others = cell.writes, cell.reads
-            if len(before) == 1 and stream in before:  # by far the most: nobody but this stream writes here,
-                if not writes:
-                    others[stream] = use
-                    return
-                if not others or (len(others) == 1 and stream in others):  # nor reads
-                    others.clear()
-                    before[stream] = use
-                    return
-            self._touch(cell, use, stream, work.clock, reads)
+        stream, use, memory = work.stream.id, (work.turn, work, writes, shape, dtype, block), self.memory
+        if (memory.overwrite if writes else memory.read)(start, end, stream, use):
             return
-        for cell in self.memory.cells(start, end):
-            self._touch(cell, use, stream, work.clock, reads)
-        self.memory.join(start, end)
+        clock = self.order.clock(stream)
+        for cell in memory.cells(start, end):
+            self._touch(cell, use, stream, clock, reads)
+        memory.join(start, end)
 
-    def _touch(self, cell: Cell, use: Use, stream: int, clock: Clock, reads: bool) -> None:
+    def _touch(self, cell: Cell, use: Kept, stream: int, clock: Clock, reads: bool) -> None:
         """What is ordered before a write is done with: whoever comes after the write comes after that, too."""
-        before = cell.writes
-        alone = len(before) == 1 and stream in before  # nobody but this stream writes here
-        if before and not alone:
-            self._compare(before, use, stream, clock, reads)
-        if not use.writes:
+        self._compare(cell.writes, use, stream, clock, reads)
+        if not use[WRITES]:
             cell.reads[stream] = use
             return
-        if cell.reads:
-            if len(cell.reads) > 1 or stream not in cell.reads:
-                self._compare(cell.reads, use, stream, clock, False)
-            cell.reads = _unordered(cell.reads, stream, clock)
-        if not alone:
-            before = cell.writes = _unordered(before, stream, clock)
-        before[stream] = use
+        self._compare(cell.reads, use, stream, clock, False)
+        cell.reads = _unordered(cell.reads, stream, clock)
+        cell.writes = _unordered(cell.writes, stream, clock)
+        cell.writes[stream] = use
 
-    def _compare(self, uses: dict[int, Use], use: Use, stream: int, clock: Clock, reads: bool) -> None:
+    def _compare(self, uses: dict[int, Kept], use: Kept, stream: int, clock: Clock, reads: bool) -> None:
         for other, before in uses.items():
             if other == stream:
                 continue
-            if clock.get(other, 0) < before.number:
-                reused = before.block is not use.block
-                self._found("early-read" if reads and before.writes and not reused else "early-reuse", before, use)
+            if clock.get(other, 0) < before[TURN]:
+                reused = before[BLOCK] is not use[BLOCK]  # another block
+                self._found("early-read" if reads and before[WRITES] and not reused else "early-reuse", before, use)
             elif self.order.trials:
-                self.order.rely(stream, (other, before.number))
+                self.order.rely(stream, (other, before[TURN]))
 
-    def _host_access(self, use: Use, start: int, end: int) -> None:
+    def _host_access(self, use: Kept, start: int, end: int) -> None:
         """The host reads or writes pinned memory: what it enqueues later comes after, so it need not be remembered."""
         clock = self.order.clock(HOST)
-        kind = "early-refill" if use.writes else "early-host-read"
+        writes = use[WRITES]
+        kind = "early-refill" if writes else "early-host-read"
         for cell in self.memory.touched(start, end):
-            for uses in (cell.writes, cell.reads) if use.writes else (cell.writes,):
+            for uses in (cell.writes, cell.reads) if writes else (cell.writes,):
                 for stream, before in uses.items():
-                    if clock.get(stream, 0) < before.number:
+                    if clock.get(stream, 0) < before[TURN]:
                         self._found(kind, before, use)
                     elif self.order.trials:
-                        self.order.rely(HOST, (stream, before.number))
+                        self.order.rely(HOST, (stream, before[TURN]))
         self.memory.join(start, end)
 
     def changed_unseen(
-        self, copy: Work, fills: bool, operator: str, shape: Sequence[int], dtype: object, block: object
+        self, copy: Command, fills: bool, operator: str, shape: Sequence[int], dtype: object, block: object
     ) -> None:
         """Pinned bytes are not what they were when `copy` was queued to read (or fill) them; nobody told of it."""
-        first = Use(copy.number, copy, fills, shape, dtype, block)
-        self._found("early-refill", first, Use(0, self.host_work(operator), True, shape, dtype, block))
+        first = (copy.turn, copy, fills, shape, dtype, block)
+        self._found("early-refill", first, (0, self.host_work(operator), True, shape, dtype, block))
 
     def recorded(self, start: int, end: int, clock: Clock) -> None:
         """Freed memory will not be handed out again before an event that stands for `clock` is over (R36, R40)."""
-        for use in self.memory.forget(start, end, clock):
+        for place in self.memory.forget(start, end, clock):
             if self.order.trials:
-                assert use.work.stream is not None
-                self.order.rely_on(clock, (use.work.stream.id, use.number))
+                self.order.rely_on(clock, place)
 
     def returned(self, start: int, end: int) -> None:
-        """CUDA has these addresses back, and they are not used again."""
+        """CUDA has these addresses back, or they stand for memory that nobody has touched in this run."""
         self.memory.drop(start, end)
 
     # What was found
 
-    def _found(self, kind: str, first: Use, second: Use) -> None:
+    def _found(self, kind: str, before: Kept, after: Kept) -> None:
+        first, second = Use(*before), Use(*after)
         lines = first.work.source, second.work.source
         key = (kind, *lines, tuple(second.shape))
         met = second.work.found
@@ -187,7 +167,7 @@ class Races:
         sighting = self._sightings.get(key)
         if sighting is None:
             sighting = self._sightings[key] = Sighting(kind)
-        sighting.add(Meeting(first, second, self.waits.last_between(second.work.stream, first.work.stream)))
+        sighting.add(Meeting(first, second, self.waits.last_between(_stream(second.work), _stream(first.work))))
         if self.raising:
             raise RaceError(self._hazard(sighting))
 
@@ -228,29 +208,28 @@ class Races:
 
     def _access(self, use: Use) -> Access:
         work, start, end = use.work, -1, -1
-        if work.command is not None:
-            start, end = work.command.start, work.command.end
+        if isinstance(work, Command):
+            start, end = work.start, work.end
         elif work.span >= 0:
             start, end = self.runtime.builder.times(work.span)
-        number = None if work.stream is None else work.stream.number
+        stream = _stream(work)
+        number = None if stream is None else stream.number
         dtype = str(use.dtype).removeprefix("torch.")
         return Access(
             work.operator, use.writes, number, tuple(use.shape), dtype, work.batch, work.source, start, end
         )  # fmt: skip
 
 
-def _unordered(uses: dict[int, Use], stream: int, clock: Clock) -> dict[int, Use]:
-    return {
-        other: use for other, use in uses.items() if other != stream and clock.get(other, 0) < use.number
-    }  # fmt: skip
+def _unordered(uses: dict[int, Kept], stream: int, clock: Clock) -> dict[int, Kept]:
+    return {other: use for other, use in uses.items() if other != stream and clock.get(other, 0) < use[TURN]}
 
 
 def _best(sighting: Sighting) -> Meeting:
     """Return the meeting that shows it best: where both ran at the same time for longest, or the wrong way round."""
 
     def shows(meeting: Meeting) -> tuple[int, int]:
-        first, second = meeting.first.work.command, meeting.second.work.command
-        if first is None or second is None or first.end < 0 or second.end < 0:
+        first, second = meeting.first.work, meeting.second.work
+        if isinstance(first, HostWork) or isinstance(second, HostWork) or first.end < 0 or second.end < 0:
             return 0, 0
         overlap = min(first.end, second.end) - max(first.start, second.start)
         return (2, overlap) if overlap > 0 else (int(second.start < first.start), overlap)
@@ -259,4 +238,8 @@ def _best(sighting: Sighting) -> Meeting:
 
 
 def _span(work: Work, spans: dict[Command, int]) -> int:
-    return work.span if work.command is None else spans.get(work.command, -1)
+    return spans.get(work, -1) if isinstance(work, Command) else work.span
+
+
+def _stream(work: Work) -> Stream | None:
+    return work.stream if isinstance(work, Command) else None

@@ -161,8 +161,8 @@ class Runtime(HostThread):
         assert start.record and end.record
         return end.record.end - start.record.end
 
-    def synchronize(self, target: Stream | Event | None = None) -> None:
-        """Block the host until a stream, an event, or (None) the whole device is done."""
+    def synchronize(self, target: Stream | Event | None = None, *, learn: bool = True) -> None:
+        """Block the host until a stream, an event, or (None) the whole device is done; `learn` as in `query`."""
         if target is None:
             name, ends = "cudaDeviceSynchronize", [s.last for s in self.streams.values()]
         elif isinstance(target, Stream):
@@ -175,7 +175,7 @@ class Runtime(HostThread):
         self._api(name, start)
         if target is None:
             self.order.host_wait_all()
-        else:
+        elif learn:
             self.order.host_wait(self.order.snapshot(target.id) if isinstance(target, Stream) else target.clock)
 
     # Work
@@ -271,7 +271,8 @@ class Runtime(HostThread):
         if direction == "h2d":
             kind, engine, rate = Kind.COPY_H2D, Engine.H2D, gpu.h2d if pinned else gpu.pageable
         else:
-            kind, engine, rate = Kind.COPY_D2H, Engine.D2H, gpu.d2h if pinned else gpu.pageable
+            engine = Engine.D2H if gpu.async_engines > 1 else Engine.H2D  # one for both ways (R20)
+            kind, rate = Kind.COPY_D2H, gpu.d2h if pinned else gpu.pageable
         if direction == "h2d" and not pinned and nbytes <= PAGEABLE_ASYNC:
             self.now += costs.host_time(self.host, nbytes)  # into the command buffer, before it can be sent (R12)
         memory = "Pinned" if pinned else "Pageable"

@@ -36,7 +36,7 @@ class WaitLine:
     """All waits of one source line."""
 
     source: str
-    waiter: int  # numbers of the streams, of the first wait
+    waiter: int  # numbers of the streams: of the first wait, and of the last one
     other: int
     batch: int
     count: int = 0
@@ -91,6 +91,7 @@ class Waits:
         if record is None or marker is None:
             line.empty += 1
             return
+        line.other = record.stream.number
         self._last[stream.id, record.stream.id] = source
         if self._adds(stream, record):
             self._order.try_without(source)

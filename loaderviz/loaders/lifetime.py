@@ -10,13 +10,15 @@ policy        memory comes from               the next copy is safe since       
 ============= =============================== ========================================== =======================
 record_stream the side stream's pool          the allocator holds a freed block back     memory that comes back
                                               until the consumer's work is done          late, a poll per block
-wait          the side stream's pool          the side stream waits for the consumer's   a pool of its own
-                                              work queued so far
+wait          the side stream's pool          the side stream waits for the work that    a pool of its own
+                                              is queued wherever batches were used
 consumer      the consumer's pool             the same wait; and a freed block goes      nothing; the model can
                                               back to the consumer, in stream order      use the memory as well
 ring          2 x depth + 1 fixed buffers     the same wait; nothing is ever freed       a batch is overwritten
                                                                                          after depth more steps
 ============= =============================== ========================================== =======================
+
+The consumer is whatever stream is current when a batch is asked for. It may be another one from batch to batch.
 
 The waits are issued when the next copy is, that is, before the step that it shall run beside is launched: so the
 copy waits for the step before, and overlaps this one.
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -42,7 +44,7 @@ class Flight:
 
     batch: Any
     ready: torch.cuda.Event  # the copy (and the transform) are done
-    consumer: torch.cuda.Stream  # the consumer's stream when the copy was issued
+    consumer: torch.cuda.Stream  # the consumer's stream when the copy was issued: the memory may be from its pool
     inputs: Any  # what the transform reads: the side stream needs it until `ready`
 
     def land(self) -> Any:
@@ -57,6 +59,7 @@ class SideStream:
     def __init__(self, device: torch.device, depth: int, transform: Transform | None) -> None:
         self.device, self.depth, self.transform = device, depth, transform
         self._side: torch.cuda.Stream | None = None
+        self._users: dict[torch.cuda.Stream, None] = {}  # streams that batches were handed out to, in order
 
     @property
     def side(self) -> torch.cuda.Stream:
@@ -79,9 +82,17 @@ class SideStream:
         """Let the current stream wait for the batch and return it."""
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(flight.ready)
+        self._users[stream] = None
+        if stream != flight.consumer:  # whose pool gets the memory back, and must not reuse it before the copy is over
+            flight.consumer.wait_event(flight.ready)
         if self.must_record() or stream != flight.consumer:
             record_on(flight.batch, stream)
         return flight.land()
+
+    def follow(self, *more: torch.cuda.Stream) -> None:
+        """Let the side stream wait for what is queued in all streams that were given a batch, and in `more`."""
+        for stream in dict.fromkeys((*self._users, *more)):
+            self.side.wait_stream(stream)
 
     def abandon(self, flight: Flight) -> None:
         """Drop a batch that nobody will get: its memory may be used again only after its copy."""
@@ -125,7 +136,7 @@ class Wait(SideStream):
 
     def copy(self, host: Any, consumer: torch.cuda.Stream) -> Any:
         """Queue the copies of one batch on the side stream and return the device batch."""
-        self.side.wait_stream(consumer)
+        self.follow()
         with torch.cuda.stream(self.side):
             return to_device(host, self.device, non_blocking=True)
 
@@ -135,26 +146,37 @@ class Wait(SideStream):
 
 
 class Consumer(SideStream):
-    """Allocate on the consumer's stream, copy on the side stream."""
+    """Allocate on the consumer's stream, copy on the side stream.
+
+    A thing that copies itself allocates and copies in one call: its memory comes from the side stream, as with `Wait`.
+    """
 
     def copy(self, host: Any, consumer: torch.cuda.Stream) -> Any:
         """Queue the copies of one batch on the side stream and return the device batch."""
         pairs: list[tuple[Tensor, Tensor]] = []
 
+        def copy_at_once(leaf: Any) -> Any:
+            self.follow()
+            with torch.cuda.stream(self.side):
+                return move(leaf, self.device, non_blocking=True)
+
         def allocate(tensor: Tensor) -> Tensor:
             if not is_plain(tensor):
-                return tensor.to(self.device, non_blocking=True)
+                return cast(Tensor, copy_at_once(tensor))
             pairs.append((self.target(len(pairs), tensor), tensor))
             return pairs[-1][0]
 
-        # A thing that copies itself allocates and copies in one call, so that call stays on the consumer's stream.
-        batch = map_nested(host, allocate, lambda movable: move(movable, self.device, non_blocking=True))
-        # Work that is still queued may use the memory just allocated (CUDA notes of PyTorch, "wait_stream").
-        self.side.wait_stream(consumer)
+        batch = map_nested(host, allocate, copy_at_once)
+        self.before_writing(consumer)
         with torch.cuda.stream(self.side):
             for target, tensor in pairs:
                 target.copy_(tensor, non_blocking=True)
         return batch
+
+    def before_writing(self, consumer: torch.cuda.Stream) -> None:
+        """Let the side stream wait for all that may still use the targets."""
+        # Work that is still queued may use the memory just allocated (CUDA notes of PyTorch, "wait_stream").
+        self.side.wait_stream(consumer)
 
     def target(self, leaf: int, tensor: Tensor) -> Tensor:
         """Return device memory for `tensor`, the leaf number `leaf` of its batch."""
@@ -178,6 +200,10 @@ class Ring(Consumer):
         batch = super().copy(host, consumer)
         self._turn += 1
         return batch
+
+    def before_writing(self, consumer: torch.cuda.Stream) -> None:
+        """Let the side stream wait for all that may still use the targets."""
+        self.follow(consumer)  # nothing is freed, so no allocator knows who used a buffer
 
     def abandon(self, flight: Flight) -> None:
         """Drop a batch that nobody will get; its slot is the next one again."""

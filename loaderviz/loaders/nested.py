@@ -38,14 +38,12 @@ def map_nested(batch: Any, on_tensor: Callable[[Tensor], Any], on_movable: Leaf 
     {'x': tensor([2., 2.]), 'name': 'a'}
     """
 
-    def walk(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return on_tensor(value)
-        if is_movable(value):
-            return value if on_movable is None else on_movable(value)
-        return _rebuild(value, walk)
-
-    return walk(batch)
+    if isinstance(batch, Tensor):
+        return on_tensor(batch)
+    if is_movable(batch):
+        return batch if on_movable is None else on_movable(batch)
+    # Not a function that calls itself by its own name: that is a cycle, and would keep the tensors that it saw alive.
+    return _rebuild(batch, lambda item: map_nested(item, on_tensor, on_movable))
 
 
 def leaves(batch: Any) -> Iterator[Any]:

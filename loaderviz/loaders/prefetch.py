@@ -41,8 +41,8 @@ class PrefetchLoader(CopyingLoader[Batch]):
             its own step and `depth` further ones, then it is overwritten.
         transform: called with each device batch, on the side stream; its result is handed out.
 
-    Objects with their own `.to`, tensor subclasses and sparse tensors allocate and copy in one call. `"consumer"`
-    and `"ring"` therefore copy them on the consumer's stream, right but not overlapped; `"wait"` overlaps them.
+    Objects with their own `.to`, tensor subclasses and sparse tensors allocate and copy in one call: their memory
+    comes from the side stream's pool, and is protected as by `"wait"`; `"record_stream"` refuses them if it cannot.
 
     Errors of the source (and of copy and transform) come in their place: the batches before them first.
 

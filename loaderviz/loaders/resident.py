@@ -156,20 +156,34 @@ class ResidentLoader(DeviceLoader[Any]):
         # Split once: making a view costs more than everything else that handing out a slice does.
         split = self._parts if self._by_batches else self._buffers
         self._slices = [torch.split(part, self.batch_size) for part in split]
+        self._stream: torch.cuda.Stream | None = None  # the one that was current when the last batch was made
         self._version = self._changes()
 
     def _run(self) -> Generator[Any, None, None]:
         self._begin_epoch()
         self._check_unchanged()
         first = self._batches
+        self._follow()
         plan, make = self._plan(self._epoch)
         for index, key in enumerate(plan[first:], first):
+            self._follow(key)
             with marks.handing_out(index, self._samples_of(key) if marks.listening() else 0):
                 ready = [self._finish(make(key))]
             self._batches = index + 1
             yield ready.pop()  # no reference stays here: the memory is free when the user drops the batch
             self._check_unchanged()
         self._end_epoch()
+
+    def _follow(self, key: Any = None) -> None:
+        """Order the current stream after the one that worked on order and buffers before, if it is another one."""
+        if self.device.type != "cuda" or self._by_batches:
+            return
+        stream = torch.cuda.current_stream(self.device)
+        if self._stream is not None and stream != self._stream:
+            stream.wait_stream(self._stream)
+            if isinstance(key, Tensor):
+                key.record_stream(stream)  # the order is from the pool of the stream that the epoch began on
+        self._stream = stream
 
     def _plan(self, epoch: int) -> tuple[Sequence[Any], Callable[[Any], list[Tensor]]]:
         """Return a key for each batch of this rank's epoch, and what makes the tensors of a batch from its key."""

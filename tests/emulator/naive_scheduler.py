@@ -199,6 +199,8 @@ class Naive:
         memory = "Pinned" if pinned else "Pageable"
         name = f"Memcpy HtoD ({memory} -> Device)" if direction == "h2d" else f"Memcpy DtoH (Device -> {memory})"
         kind, engine = (Kind.COPY_H2D, "up") if direction == "h2d" else (Kind.COPY_D2H, "down")
+        if gpu.async_engines == 1:
+            engine = "up"
         job = self.put(lane, kind, name, work, self.now + gpu.launch_latency, engine=engine, pinned=pinned)
         if staged:
             waited_from = self.now

@@ -29,6 +29,8 @@ class Book:
         self.stream = {}  # node -> stream
         self.memory = {}  # address in units -> [(node, writes)]
         self.races = []  # for each access: the nodes it is unordered with
+        self.number = {}  # node -> number of its access; the same in all books, as nodes are not
+        self.over = []  # for memory that waited for an event: the accesses that are over by then
 
     def node(self, *before):
         self.before.append(before)
@@ -72,6 +74,7 @@ class Book:
 
     def access(self, node, pieces):
         """Note the access."""
+        self.number[node] = len(self.races)
         self.races.append(self.unordered(node, pieces))
         for start, end, writes in pieces:
             for unit in range(start, end):
@@ -80,8 +83,9 @@ class Book:
     def handed_back(self, start, end, event):
         """Memory that waits for an event before it is used again: what is before the event is over by then."""
         for unit in range(start, end):
-            kept = [entry for entry in self.memory.get(unit, ()) if not self.reaches(entry[0], event)]
-            self.memory[unit] = kept
+            before = self.memory.get(unit, ())
+            self.memory[unit] = [entry for entry in before if not self.reaches(entry[0], event)]
+            self.over.append({self.number[node] for node, _ in set(before) - set(self.memory[unit])})
 
 
 class Machine:

@@ -159,6 +159,38 @@ def test_recorded_memory_is_safe_when_it_comes_back(program):
     assert program.kinds() == []
 
 
+@pytest.mark.parametrize("stop", ["the allocator's", "the program's"])
+def test_that_the_allocator_waits_for_recorded_memory_orders_nothing_for_the_program(program, stop):
+    """Giving the cache back waits for recorded streams (R13), but only if memory happens to be held back by one."""
+    pool, side = program.pool, program.side
+    recorded, block, buffer = pool.allocate(4 * KB), pool.allocate(4 * KB), program.pinned.allocate(4 * KB)
+    program.copy("d2h", side, block, buffer)
+    pool.record_stream(recorded, side)
+    pool.free(recorded)
+    if stop == "the allocator's":
+        pool.empty_cache()
+    else:
+        program.gpu.synchronize(side)
+    program.host(buffer, reads=True)
+    assert program.kinds() == ["early-host-read"] * (stop == "the allocator's")
+
+
+@pytest.mark.parametrize("adopts", [False, True])
+def test_memory_that_was_there_before_has_no_past(program, adopts):
+    """It only gets the addresses of a freed block: what was done there concerns it not, but its neighbour."""
+    pool, side = program.pool, program.side
+    old = pool.allocate(4 * KB, program.main)
+    program.kernel(side, writes=[old])
+    pool.free(old)
+    first = (pool.adopt if adopts else pool.allocate)(2 * KB, program.main)
+    second = pool.allocate(2 * KB, program.main)
+    assert (first.address, second.address) == (old.address, old.address + 2 * KB)
+    program.line(1).kernel(program.main, first)
+    program.line(2).kernel(program.main, second)
+    lines = [hazard.second.source[-1] for hazard in program.hazards()]
+    assert lines == (["2"] if adopts else ["1", "2"])
+
+
 def test_a_live_buffer_overwritten_is_told_apart_from_a_reused_block(program):
     block = program.pool.allocate(4 * KB)
     program.kernel(program.main, block)
@@ -284,6 +316,84 @@ def test_a_report_names_both_sides_the_missing_edge_and_the_line_to_add(program)
     for words in ("early-reuse", "train.py:12", "record_stream"):
         assert words in hazard._repr_markdown_() and words in hazard._repr_html_()
     assert "->" not in hazard._repr_html_()
+
+
+def read_early(program):
+    block = program.pool.allocate(4 * KB)
+    program.line(3, 2).copy("h2d", program.side, block)
+    program.line(4, 2).kernel(program.main, block, time=LONG)
+
+
+def refill_early(program):
+    block, buffer = program.pool.allocate(4 * KB), program.pinned.allocate(4 * KB)
+    program.line(3, 2).copy("h2d", program.side, block, buffer)
+    program.line(4, 3).host(buffer, writes=True)
+
+
+def read_early_on_the_host(program):
+    block, buffer = program.pool.allocate(4 * KB), program.pinned.allocate(4 * KB)
+    program.line(3, 2).copy("d2h", program.side, block, buffer)
+    program.line(4, 3).host(buffer, reads=True)
+
+
+def overwrite_early(program):
+    block = program.pool.allocate(4 * KB)
+    program.line(3, 2).kernel(program.main, block, time=LONG)
+    program.line(4, 3).copy("h2d", program.side, block)
+
+
+@pytest.mark.parametrize(
+    ("happens", "kind", "order"),
+    [
+        (read_early, "early-read", "torch.cuda.current_stream().wait_event(ready)"),
+        (overwrite_early, "early-reuse", "side.wait_event(done)"),
+        (refill_early, "early-refill", "copied = side.record_event()"),
+        (read_early_on_the_host, "early-host-read", "side.synchronize()"),
+    ],
+)
+def test_every_report_says_all_of_both_sides_and_what_to_add_where(program, happens, kind, order):
+    happens(program)
+    (hazard,) = program.hazards()
+    assert hazard.kind == kind
+    text = str(hazard)
+    for access, number in ((hazard.first, 3), (hazard.second, 4)):
+        assert access.source.endswith(f":{number}") and access.operator and access.start >= 0 < access.end
+        for part in (
+            access.operator, "float32[4, 64]", f"batch {access.batch}", access.place, f"train.py:{number}",
+            f"from {duration(access.start)} to {duration(access.end)}",
+        ):  # fmt: skip
+            assert part in text, part
+    assert order in hazard.fix and "train.py:4" in hazard.fix
+    assert "does not wait" in hazard.missing and "train.py:3" in hazard.missing
+    assert len(hazard.shows) > 80 and hazard.shows in text and hazard.rule.startswith("R")
+
+
+def test_the_line_to_add_fits_the_streams_of_the_program(program):
+    """The default stream may be the one to be waited for; and of two side streams each has a name."""
+    block = program.pool.allocate(4 * KB)
+    program.line(3).kernel(program.main, writes=[block])
+    program.line(4).kernel(program.side, block)
+    third = program.gpu.stream()
+    program.gpu.wait_stream(third, program.main)
+    program.line(5).kernel(third, writes=[block])
+    back, two = program.hazards()
+    assert "ready = torch.cuda.current_stream().record_event()" in back.fix and "side.wait_event(ready)" in back.fix
+    assert "done = stream_13.record_event()" in two.fix and "stream_14.wait_event(done)" in two.fix
+
+
+def test_record_stream_is_no_cure_for_memory_of_the_readers_own_pool(program):
+    """Memory of the default stream, dropped and allocated again there, and filled by a side stream (R37)."""
+    first = program.pool.allocate(4 * KB, program.main)
+    program.line(3).kernel(program.main, first, time=LONG)
+    program.pool.record_stream(first, program.main)
+    program.pool.free(first)
+    program.line(4).copy("h2d", program.side, program.pool.allocate(4 * KB, program.main))
+    (hazard,) = program.hazards()
+    assert hazard.fix == (
+        "before train.py:4 let stream 13 wait for stream 7 (default): side.wait_stream(torch.cuda.current_stream()). "
+        "record_stream does not help, since the memory is stream 7 (default)'s own"
+    )
+    assert "record_stream" not in program.timeline.marks[0].text
 
 
 def test_the_same_hazard_is_told_once_with_a_count_and_its_batches(program):
@@ -450,6 +560,14 @@ def test_a_pageable_copy_that_blocks_is_a_hidden_sync(program, nbytes, told):
         waits = [s for s in program.gpu.timeline().rows() if s.cause == 1]
         assert duration(sum(s.duration for s in waits)) in found["hidden-sync"].problem
         assert found["hidden-sync"].batches == (3,)
+
+
+def test_an_asynchronous_copy_into_pageable_memory_is_told_not_to_be_relied_on(program):
+    """R11: that it blocks is no promise of CUDA any more."""
+    program.line(2, 3).copy("d2h", program.main, program.pool.allocate(KB))
+    finding = program.findings()["hidden-sync"]
+    assert finding.rule == "R11, R26" and "do not promise" in finding.missing and "synchronize()" in finding.fix
+    assert "where" in str(finding) and "first" not in str(finding)
 
 
 def epochs(program, streams, of_one_loader=False):

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from race_programs import UNIT, UNITS, Book, Machine, near_misses, programs, right_programs
 
 
+def kernel(stream, first, units, *, writes):
+    return "kernel", stream, 1_000, [(0, first, units, not writes, writes)]
+
+
+def written_in_part(first, units, read):
+    """A stream writes a block, and then a part of it; another one reads one unit, without waiting."""
+    return [kernel(0, 0, UNITS, writes=True), kernel(0, first, units, writes=True), kernel(1, read, 1, writes=False)]
+
+
 @settings(max_examples=400, deadline=None)
+@example(written_in_part(0, 1, read=2))  # behind the part
+@example(written_in_part(2, 2, read=0))  # before it
+@example(written_in_part(1, 2, read=0))
+@example(written_in_part(1, 2, read=3))
+@example(written_in_part(1, 2, read=1))
+@example([kernel(0, 0, 4, writes=True), kernel(1, 0, 4, writes=True), kernel(0, 0, 4, writes=False)])  # two writers
+@example([kernel(0, 0, 4, writes=True), kernel(1, 0, 4, writes=False), kernel(0, 0, 4, writes=True)])
 @given(programs | near_misses())
 def test_an_access_is_in_a_hazard_if_and_only_if_no_path_leads_to_it(program):
     book = Book()
@@ -17,13 +33,17 @@ def test_an_access_is_in_a_hazard_if_and_only_if_no_path_leads_to_it(program):
 
 
 @settings(max_examples=200, deadline=None)
+@example([("kernel", 0, 1000, [(0, 0, 1, True, False)]), ("record", 0, 0), ("wait", 2, 0, 0), ("renew", 0, 0, 2)])
 @given(right_programs)
 def test_a_line_of_waits_is_needed_if_and_only_if_something_is_unordered_without_it(program):
-    """For programs without a race: in a program with one, what a line keeps apart may not matter any more."""
+    """For programs without a race: in a program with one, what a line keeps apart may not matter any more.
+
+    That memory is handed out again is something, too, whoever gets it: all that was done with it has to be over.
+    """
     book, twins = Book(), [Book(without=line) for line in range(3)]
     machine = Machine(book, *twins).run(program)
     assert not any(book.races)
-    needed = {f"wait.py:{twin.without}" for twin in twins if any(twin.races)}
+    needed = {f"wait.py:{twin.without}" for twin in twins if any(twin.races) or twin.over != book.over}
     assert machine.runtime.order.needed == needed
 
 

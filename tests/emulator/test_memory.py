@@ -249,6 +249,19 @@ def test_cold_synchronises_and_warm_costs_nothing(runtime):
     assert names(runtime) == {"cudaLaunchKernel": 2, "cudaMalloc": 1}
 
 
+def test_what_was_there_before_costs_nothing_now(runtime):
+    pool = DevicePool(runtime)
+    block = pool.adopt(3 * 2**20, runtime.stream())
+    assert runtime.now == 0 and names(runtime) == {}
+    assert (pool.stats.allocated, pool.stats.reserved, pool.stats.mallocs) == (block.size, segment_size(block.size), 0)
+    pool.free(block)
+    assert pool.allocate(3 * 2**20, block.stream).address == block.address and runtime.now == 0
+    with pytest.raises(ValueError, match=r"allocate\(-1\)"):
+        pool.adopt(-1, runtime.default_stream)
+    with pytest.raises(OutOfMemory, match="out of memory"):
+        pool.adopt(runtime.gpu.memory, runtime.default_stream)
+
+
 def test_record_stream_makes_memory_grow(runtime):
     """R36: the block is not back when the next one is wanted, so a prefetcher that is far ahead needs more memory."""
     peaks = []

@@ -18,12 +18,13 @@ STREAMS = [(0, False), (-3, False), (0, True)]  # (priority, blocking) of stream
 EVENTS = 3
 
 
-def machine(latency, copy_latency, chunk, depth, costs, pageable=12):
+def machine(latency, copy_latency, chunk, depth, costs, pageable=12, engines=3):
     """A GPU and a host that do everything within a few ns."""
     per_ns = 10**9
     gpu = replace(
         Gpu.preset("t4"), h2d=16 * KB * per_ns, d2h=20 * KB * per_ns, pageable=pageable * KB * per_ns,
         launch_latency=latency, copy_latency=copy_latency, staging_chunk=chunk * KB, queue_depth=depth, malloc=costs,
+        async_engines=engines,
     )  # fmt: skip
     host = replace(
         Host.preset("laptop"), launch=costs, memcpy_call=costs, synchronize=costs, event_call=costs, query=costs,
@@ -34,7 +35,7 @@ def machine(latency, copy_latency, chunk, depth, costs, pageable=12):
 
 machines = st.builds(
     machine, st.integers(0, 3), st.integers(0, 3), st.sampled_from([4, 32, 200]), st.sampled_from([2, 3, 1000]),
-    st.integers(0, 2), st.sampled_from([12, 40]),
+    st.integers(0, 2), st.sampled_from([12, 40]), st.sampled_from([1, 2, 3]),
 )  # fmt: skip
 lanes = st.integers(0, len(STREAMS))
 events = st.integers(0, EVENTS - 1)

@@ -16,6 +16,7 @@ import pytest
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.memory import DevicePool, PinnedPool
 from loaderviz.emulator.runtime import PAGEABLE_ASYNC, POOL_STREAMS, CudaError
+from loaderviz.errors import NotModelledError
 from loaderviz.timeline import DEVICE_KINDS, ArrowKind, Cause, Kind
 
 GPU, HOST = Gpu.preset("a100"), Host.preset("laptop")
@@ -338,6 +339,20 @@ def test_r20_one_copy_each_way_and_a_kernel_run_at_once(gpu):
     gpu.memcpy(MB25, "d2h", ways[1], pinned=False)
     a, b, c = LAUNCH + LATENCY, LAUNCH + CALL + LATENCY, LAUNCH + 2 * CALL + LATENCY
     assert times(gpu) == [(a, a + KERNEL), (b, b + PINNED), (c, c + PAGEABLE)]
+
+
+def test_r20_with_one_copy_engine_both_ways_take_turns():
+    """R20: a card with one asynchronous engine copies one way at a time, at full speed."""
+    gpu = Runtime(replace(GPU, async_engines=1), HOST)
+    gpu.memcpy(MB25, "h2d", gpu.stream())
+    gpu.memcpy(MB25, "d2h", gpu.stream())
+    start = CALL + LATENCY
+    assert times(gpu) == [(start, start + PINNED), (start + PINNED, start + 2 * PINNED)]
+
+
+def test_a_gpu_without_a_copy_engine_is_not_modelled():
+    with pytest.raises(NotModelledError, match=r"async_engines=0.*at least one copy engine"):
+        Runtime(replace(GPU, async_engines=0), HOST)
 
 
 def test_r21_both_directions_at_once_slow_each_other(gpu):

@@ -11,41 +11,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from loaderviz.emulator.runtime import Runtime
+from loaderviz.numbering import Numbering
 
 Step = tuple[int, int, int]  # start [ns], batch, samples (0: not known)
 
 
-class BatchNumbers:
+class BatchNumbers(Numbering):
     """Numbers batches and remembers the loop's steps."""
 
     def __init__(self, runtime: Runtime) -> None:
+        super().__init__()
         self._runtime = runtime
         self.current = -1  # the batch that the loop is at
         self.ahead = -1  # inside `prefetching`: the later batch that the work is for
         self._newest: dict[int, int] = {}  # stream -> the newest batch that a kernel there was for
-        self._next = 0  # the first number not in use
-        self._base = 0  # of the loader that marks
-        self._iterator_base = -1  # of a DataLoader iterator that began since the marks' last epoch
-        self._last = {"batch": -1, "prefetch": -1}
         self._marked: list[Step] = []
         self._handed_out: list[Step] = []
         self._by_loader = False  # the last mark came from a loader, not from an annotation
 
-    def new_iterator(self) -> int:
-        """A DataLoader iterator begins: return the number of its first batch."""
-        self._iterator_base = self._next
-        return self._next
-
     def handed_out(self, batch: int, samples: int) -> None:
         """A DataLoader gives batch `batch` to the main thread."""
-        self._next = max(self._next, batch + 1)
+        self.used(batch)
         self._handed_out.append((self._runtime.now, batch, samples))
         if not self._marked:
             self.current = batch
 
     def marked(self, index: int, samples: int) -> None:
         """One of our loaders hands out its batch `index` of this epoch."""
-        self.current = self._number(index, "batch")
+        self.current = self.number_of(index, "batch")
         self._marked.append((self._runtime.now, self.current, samples))
 
         self._by_loader = True
@@ -60,7 +53,7 @@ class BatchNumbers:
     def prefetching(self, index: int) -> Iterator[None]:
         """Work in here is for a later batch, `index` of this epoch."""
         before = self.current, self.ahead
-        self.current = self.ahead = self._number(index, "prefetch")
+        self.current = self.ahead = self.number_of(index, "prefetch")
         try:
             yield
         finally:
@@ -80,15 +73,6 @@ class BatchNumbers:
             return self.current
         self._newest[stream] = batch = max(batch, self._newest.get(stream, -1))
         return batch
-
-    def _number(self, index: int, what: str) -> int:
-        if index <= self._last[what] or max(self._last.values()) < 0:  # a new epoch
-            self._base = self._iterator_base if self._iterator_base >= 0 else self._next
-            self._iterator_base = -1
-            self._last = {"batch": -1, "prefetch": -1}
-        self._last[what] = index
-        self._next = max(self._next, self._base + index + 1)
-        return self._base + index
 
     @property
     def samples(self) -> int | None:

@@ -49,7 +49,7 @@ class Operator:
 
     def __init__(self, overload: Any) -> None:
         schema = overload._schema
-        self.packet = overload.overloadpacket
+        self.overload, self.packet = overload, overload.overloadpacket
         self.name: str = schema.name
         self.base = self.name.split("::")[-1]
         aliases = [entry.alias_info for entry in schema.returns]
@@ -65,6 +65,7 @@ class Operator:
         self.gathers = self.base in GATHERING
         self.mixed = self.base in MIXED
         self.host_output = HOST_OUTPUTS.get(self.base, -1)
+        self.touches: Any = None  # what it reads and writes, worked out when it is first asked for
         self.flops: Callable[..., int] | None = flop_registry.get(COUNTED_AS.get(self.packet, self.packet))
 
 
@@ -76,11 +77,12 @@ class KernelCosts:
         self._flops: dict[Any, int] = {}
         self._known: dict[tuple[int, int, costs.Precision, int], tuple[int, int]] = {}
 
-    def of(self, operator: Operator, args: Any, kwargs: Any, tensors: Tensors, outputs: Tensors) -> tuple[int, int]:
-        """Return (time [ns], share of the GPU [thousandths]) of the kernel of an operator on `tensors`."""
-        nbytes = written = elements = 0
-        for tensor in tensors[1:] if operator.gathers else tensors:
-            nbytes += tensor.numel() * tensor.element_size()
+    def of(
+        self, operator: Operator, args: Any, kwargs: Any, tensors: Tensors, sizes: list[int], outputs: Tensors
+    ) -> tuple[int, int]:
+        """Return (time [ns], share of the GPU [thousandths]) of an operator's kernel on `tensors` of `sizes` bytes."""
+        nbytes = sum(sizes[1:] if operator.gathers else sizes)
+        written = elements = 0
         for output in outputs:
             count = output.numel()
             written += count * output.element_size()

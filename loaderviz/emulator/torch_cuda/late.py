@@ -38,12 +38,18 @@ class LateBytes:
     def deliver(self, tag: Tag, stream: Stream | None) -> None:
         """Let those bytes arrive that `stream` (None: the host) is ordered after; the others stay poison for it."""
         waiting, tag.arrivals = tag.arrivals, []
+        block = tag.block if type(tag) is HostTag else None
+        watched = self._session.touched.watched if block and self._session.touched else None
+        if block and watched:
+            watched.look_at(block)
         for arrival in waiting:
             if self._session.runtime.is_ordered(stream, arrival.place):
                 with self._session.bookkeeping(), torch.no_grad():
                     arrival.deliver()
             else:
                 tag.arrivals.append(arrival)
+        if block and watched:
+            watched.changed(block)
         if not tag.arrivals:
             self._tags.discard(tag)
 

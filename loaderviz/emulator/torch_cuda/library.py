@@ -42,6 +42,7 @@ def install(session: Session, patches: Patches, operators: Operators, calls: Fun
     _install_saved_tensor_hooks(patches, calls)
     _install_autocast(session, patches)
     _install_serialization(session, patches)
+    _install_deep_copies(session, patches)
     _install_ranges(session, patches)
 
 
@@ -135,11 +136,13 @@ def _as_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _install_serialization(session: Session, patches: Patches) -> None:
-    """torch.save notes "cuda:0" for device storages, torch.load puts them there; deep copies stay on the device."""
+    """torch.save notes "cuda:0" for device storages, torch.load puts them there."""
 
     def location(storage: Any) -> str | None:
         tag = getattr(storage, ATTRIBUTE, None)
         if type(tag) is not DeviceTag:
+            if session.touched:
+                session.touched.host_read(_bytes_of(storage), "torch.save")
             return None
         session.enter("torch.save")
         if tag.arrivals:
@@ -148,6 +151,7 @@ def _install_serialization(session: Session, patches: Patches) -> None:
         command = session.runtime.memcpy(storage.nbytes(), "d2h", session.stream, pinned=False, blocking=True)
         if session.touched:
             session.touched.device(command, reads=[_bytes_of(storage)])
+        session.late.host_knows()
         session.leave()
         return "cuda:0"
 
@@ -161,19 +165,27 @@ def _install_serialization(session: Session, patches: Patches) -> None:
         command = session.runtime.memcpy(storage.nbytes(), "h2d", session.stream, pinned=False, blocking=True)
         if session.touched:
             session.touched.device(command, writes=[_bytes_of(storage)])
+        session.late.host_knows()
         session.leave()
         return storage
 
     patches.set(torch.serialization, "_package_registry", list(torch.serialization._package_registry))
     torch.serialization.register_package(FIRST, location, restore)
 
+
+def _install_deep_copies(session: Session, patches: Patches) -> None:
+    """A deep copy of a device tensor is on the device."""
     base = torch.storage._StorageBase
     copy_storage: Any = base.__deepcopy__
 
     def deepcopy(self: Any, memo: Any) -> Any:
-        result = copy_storage(self, memo)
         tag = getattr(self, ATTRIBUTE, None)
-        if type(tag) is DeviceTag and getattr(result, ATTRIBUTE, None) is None:
+        if type(tag) is not DeviceTag:
+            return copy_storage(self, memo)
+        session.late.deliver(tag, session.stream)
+        with session.bookkeeping():
+            result = copy_storage(self, memo)
+        if getattr(result, ATTRIBUTE, None) is None:
             session.mark_source()
             session.place(_bytes_of(result), tag.batch)
             command = session.runtime.memcpy(self.nbytes(), "d2d", session.stream)

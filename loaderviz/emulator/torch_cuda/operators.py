@@ -85,18 +85,24 @@ class Operators(TorchDispatchMode):
         if session.measured:
             session.enter(operator.name)
             session.leave()  # from here the real time of the operator counts, as other Python's does
+        touched = None if operator.no_kernel else session.touched
+        if touched:
+            touched.before_change(tags)
         result = func(*args, **kwargs)
         outputs = _outputs(result)
         if batch >= 0:
             for output in outputs:
-                if _tag(output) is None:
+                tag = _tag(output)
+                if tag is None:
                     set_tag(output, HostTag(session, batch))
+                elif operator.base == "copy_" and tags[-1] is not None and tags[-1].batch >= 0:
+                    tag.batch = tags[-1].batch  # a buffer: this is in it from now on
         if not operator.no_kernel and not session.measured:
             nbytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
             nbytes += sum(output.nbytes for output in outputs if output.layout is torch.strided)
             session.host_operator(operator.name, nbytes, batch)
-        if session.touched and not operator.no_kernel:
-            session.touched.host_operator(func, args, kwargs, tensors)
+        if touched:
+            touched.host_operator(operator, args, kwargs, tensors, tags)
         return result
 
     # On the device
@@ -126,10 +132,9 @@ class Operators(TorchDispatchMode):
             runtime.now += runtime.host.dispatch
         elif operator.base == "resize_":
             self._resized(args[0])
-        if wanted:
-            self._place_outputs(operator, outputs, session.batches.of_data(batch))
+        places = self._place_outputs(operator, outputs, session.batches.of_data(batch)) if wanted else []
         if not operator.no_kernel:
-            self._launch(operator, func, args, kwargs, tensors, tags, outputs)
+            self._launch(operator, args, kwargs, tensors, tags, outputs, places)
             runtime.builder.span(
                 start, runtime.now, runtime.main, Kind.OPERATOR, operator.name, batch=runtime.batch,
                 source=runtime.source,
@@ -173,21 +178,24 @@ class Operators(TorchDispatchMode):
                 batch = tag.batch
         return batch
 
-    def _place_outputs(self, operator: Operator, outputs: Tensors, batch: int) -> None:
-        session = self.session
+    def _place_outputs(self, operator: Operator, outputs: Tensors, batch: int) -> list[Any]:
+        """Give new tensors device memory; return the tags of all."""
+        session, tags = self.session, []
         for position, output in enumerate(outputs):
+            tag = _tag(output)
+            tags.append(tag)
             if position == operator.host_output:
                 continue
-            tag = _tag(output)
             if tag is None or type(tag) is not DeviceTag:
                 if output.layout is not torch.strided:
                     raise NotModelledError(
                         f"{operator.name} makes a tensor of layout {output.layout}, which the emulated GPU does not "
                         "model; do this step on the CPU"
                     )
-                session.place(output, batch)
+                tags[-1] = session.give_block(output, batch)
             elif not operator.no_kernel and batch > tag.batch:
                 tag.batch = batch
+        return tags
 
     def _resized(self, tensor: torch.Tensor) -> None:
         """`resize_` may need more memory than the block has."""
@@ -195,19 +203,23 @@ class Operators(TorchDispatchMode):
         if tag and storage.nbytes() > tag.block.size:
             self.session.pool.free(tag.block)
             tag.block = self.session.allocate(storage.nbytes())
+        elif tag:
+            tag.block.requested = storage.nbytes()
 
     def _launch(
-        self, operator: Operator, func: Any, args: Any, kwargs: Any, tensors: Tensors, tags: list[Any], outputs: Tensors
-    ) -> None:
+        self, operator: Operator, args: Any, kwargs: Any, tensors: Tensors, tags: list[Any], outputs: Tensors,
+        places: list[Any],
+    ) -> None:  # fmt: skip
         session, runtime, touched = self.session, self.session.runtime, self.session.touched
         synchronizes = operator.synchronizes or (
             operator.indexes and any(t.dtype in (torch.bool, torch.uint8) for t in _indices(args))
         )
         if operator.base != "_local_scalar_dense":
-            duration, share = self._costs.of(operator, args, kwargs, tensors, outputs)
+            sizes = [tensor.nbytes for tensor in tensors]
+            duration, share = self._costs.of(operator, args, kwargs, tensors, sizes, outputs)
             command = runtime.launch(duration, session.stream, name=operator.base, share=share)
             if touched:
-                touched.kernel(command, func, args, kwargs, tensors, tags, outputs)
+                touched.kernel(command, operator, (args, kwargs), tensors, tags, sizes, outputs, places)
         if synchronizes:
             session.synchronizing(operator.name)
             scalar = tensors[0].element_size() if operator.base == "_local_scalar_dense" else 8

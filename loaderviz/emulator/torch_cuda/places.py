@@ -33,20 +33,24 @@ class Places:
         return cast("Session", self)
 
     def place(self, tensor: torch.Tensor, batch: int = -1) -> torch.Tensor:
-        """Put a new tensor's storage on the device, in a block of the current stream.
-
-        Raises torch.OutOfMemoryError.
-        """
-        storage = storage_of(tensor)
-        setattr(storage, ATTRIBUTE, DeviceTag(self._session, self.allocate(storage.nbytes()), batch))
+        """Put a new tensor's storage on the device, in a block of the current stream. Raises torch.OutOfMemoryError."""
+        self.give_block(tensor, batch)
         return tensor
 
-    def allocate(self, nbytes: int) -> Any:
+    def give_block(self, tensor: torch.Tensor, batch: int = -1, *, adopts: bool = False) -> DeviceTag:
+        """The same, or for a tensor that was there before the recording (`adopts`); return the tag."""
+        storage = storage_of(tensor)
+        tag = DeviceTag(self._session, self.allocate(storage.nbytes(), adopts=adopts), batch)
+        setattr(storage, ATTRIBUTE, tag)
+        return tag
+
+    def allocate(self, nbytes: int, *, adopts: bool = False) -> Any:
         """Take a block from the current stream's pool."""
         if self._released:
             self.give_back()
         try:
-            return self.pool.allocate(nbytes, self.stream)
+            take = self.pool.adopt if adopts else self.pool.allocate
+            return take(nbytes, self.stream)
         except OutOfMemory as problem:
             raise torch.OutOfMemoryError(str(problem)) from None
 
@@ -62,10 +66,7 @@ class Places:
         tag = tag_of(tensor)
         if type(tag) is not DeviceTag:
             return None
-        if tag.session is not self:
-            self.place(tensor)
-            tag = tag_of(tensor)
-        return tag  # type: ignore[no-any-return]
+        return tag if tag.session is self else self.give_block(tensor, adopts=True)
 
     def host_tag(self, tensor: torch.Tensor) -> HostTag | None:
         """Return the tag of a host tensor, if it has one of this recording (earlier pinned memory is taken over)."""

@@ -21,16 +21,12 @@ from loaderviz.emulator.torch_cuda.operators import Operators
 from loaderviz.emulator.torch_cuda.patching import Patches
 from loaderviz.emulator.torch_cuda.session import Copies, OnHazard, Session
 from loaderviz.emulator.torch_cuda.tags import ATTRIBUTE
-from loaderviz.errors import LoadervizError
+from loaderviz.errors import NestedRecordingError
 from loaderviz.loaders import marks
 from loaderviz.timeline import Timeline
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, type(None), list, tuple, int, float, bool, str)
 OURS = ("loaderviz.emulator", "loaderviz.timeline", "loaderviz.builder")
-
-
-class NestedRecordingError(LoadervizError, RuntimeError):
-    """A recording was begun inside another one, or a second time."""
 
 
 class EmulatedCuda:

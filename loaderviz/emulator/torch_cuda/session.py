@@ -171,13 +171,15 @@ class Session(Places):
         self.runtime.host_work(host.dispatch + costs.host_time(host, nbytes), name)
 
     def source(self) -> str:
-        """Return "file:line" of the nearest frame that is neither torch's nor ours."""
+        """Return "file:line" of the nearest frame neither torch's nor ours (unless its module is an example)."""
         frame, internal = sys._getframe(1), self._internal
         while frame is not None:
             file = frame.f_code.co_filename
             known = internal.get(file)
             if known is None:
-                known = internal[file] = file.startswith(NOT_USER_CODE)
+                example = frame.f_globals.get("__user_code__")  # set in a module of ours that stands for a program
+                hidden = file.startswith(NOT_USER_CODE) and not example
+                known = internal[file] = hidden
             if not known:
                 return f"{file}:{frame.f_lineno}"
             frame = frame.f_back  # type: ignore[assignment]

@@ -57,18 +57,14 @@ def copy_across(session: Session, target: torch.Tensor, source: torch.Tensor, no
     with session.bookkeeping():
         source = source.expand_as(target)
         if session.device_tag(target):
-            if source.dtype != target.dtype and non_blocking:
+            converts = source.dtype != target.dtype and non_blocking
+            if not converts:
+                source = _for_copy(session, source, target.dtype)
+            if converts or not _dense(target):  # as it is on the way, then converted or spread out by a kernel
                 raw = _empty_on_device(session, source, source.dtype)
-                copy_to_device(session, raw, source, non_blocking=True)
-                session.late.deliver(tag_of(raw), session.stream)
-                _kernel(session, "copy_", [raw, target])
-                target.copy_(raw)
-                return
-            source = _for_copy(session, source, target.dtype)
-            if not _dense(target):  # contiguous on the way, then spread out by a kernel
-                raw = _empty_on_device(session, source, target.dtype)
                 copy_to_device(session, raw, source, non_blocking=non_blocking)
-                session.late.deliver(tag_of(raw), session.stream)
+                for tensor in (raw, target):
+                    session.late.deliver(tag_of(tensor), session.stream)
                 _kernel(session, "copy_", [raw, target])
                 target.copy_(raw)
                 return
@@ -80,8 +76,7 @@ def copy_across(session: Session, target: torch.Tensor, source: torch.Tensor, no
             if source.dtype != target.dtype or not _dense(target):
                 result = torch.empty_like(source)
                 copy_to_host(session, result, source, non_blocking=False)
-                session.host_operator("aten::copy_", result.nbytes + target.nbytes)
-                target.copy_(result)
+                _write_on_host(session, target, result)
                 return
             copy_to_host(session, target, source, non_blocking=non_blocking)
 
@@ -105,13 +100,17 @@ def copy_to_device(session: Session, target: torch.Tensor, source: torch.Tensor,
     runtime.builder.span(
         start, runtime.now, runtime.main, Kind.OPERATOR, "aten::copy_", batch=batch, source=runtime.source
     )
+    waits = not non_blocking or runtime.launch_blocking
     if session.touched:
-        session.touched.to_device(command, target, source, blocking=not non_blocking)
-    if non_blocking and session.copies == "on_wait" and source.numel():
-        session.late.expect(target, _late_source(session, source, tag))
-    else:
+        session.touched.to_device(command, target, source, blocking=waits)
+    if tag and tag.arrivals:
+        source = _with_arrivals(session, source, tag)
+    if waits or session.copies == "eager" or not source.numel():
+        session.late.deliver(device_tag, session.stream)  # what was under way to the target comes before
         target.detach().copy_(source)
-    if not non_blocking:
+    else:  # pinned memory is read then (R42), pageable memory is staged during the call
+        session.late.expect(target, source if pinned else source.clone())
+    if waits:
         session.late.host_knows()
 
 
@@ -134,18 +133,21 @@ def copy_to_host(session: Session, target: torch.Tensor, source: torch.Tensor, *
     if tag and tag.block and non_blocking:
         session.pinned.use(tag.block, session.stream)
     if session.touched:
-        session.touched.before_to_host(target)
+        session.touched.before_change([tag])
     command = runtime.memcpy(source.nbytes, "d2h", session.stream, pinned=pinned, blocking=not non_blocking)
     runtime.builder.span(
         start, runtime.now, runtime.main, Kind.OPERATOR, "aten::copy_", batch=runtime.batch, source=runtime.source
     )
-    if non_blocking and pinned and session.copies == "on_wait" and source.numel():
-        session.late.expect(target, source.clone())
-    else:
+    waits = not non_blocking or not pinned or runtime.launch_blocking
+    if waits or session.copies == "eager" or not source.numel():
+        if tag:
+            session.late.deliver(tag, session.stream)  # what was under way to the target comes before
         target.detach().copy_(source)
+    else:
+        session.late.expect(target, source.clone())
     if session.touched:
-        session.touched.to_host(command, target, source, blocking=not (non_blocking and pinned))
-    if not non_blocking or not pinned:
+        session.touched.to_host(command, target, source, blocking=waits)
+    if waits:
         session.late.host_knows()
 
 
@@ -202,6 +204,8 @@ def _for_copy(session: Session, source: torch.Tensor, dtype: torch.dtype) -> tor
     """Return what is really copied: the source, or a pageable temporary of the right dtype and layout (R31)."""
     if source.dtype == dtype and _dense(source):
         return source
+    if session.touched:
+        session.touched.host_read(source, "aten::_to_copy")
     tag = session.host_tag(source)
     result = source.to(dtype).contiguous()
     session.host_operator("aten::_to_copy", source.nbytes + result.nbytes, tag.batch if tag else -1)
@@ -210,21 +214,24 @@ def _for_copy(session: Session, source: torch.Tensor, dtype: torch.dtype) -> tor
     return result
 
 
-def _late_source(session: Session, source: torch.Tensor, tag: HostTag | None) -> torch.Tensor:
-    """Return what a late copy will read: pinned memory as it is then (R42), with results that come into it before.
+def _with_arrivals(session: Session, source: torch.Tensor, tag: HostTag) -> torch.Tensor:
+    """Return what the stream will read from pinned memory that results are on their way to: with those before it."""
+    whole = source.untyped_storage().clone()
+    copy = torch.empty(0, dtype=source.dtype).set_(whole, source.storage_offset(), source.shape, source.stride())
+    for arrival in tag.arrivals:
+        if session.runtime.is_ordered(session.stream, arrival.place):
+            arrival._replace(storage=weakref.ref(whole)).deliver()
+    return copy
 
-    A pageable source is staged during the call, so it may change from here on.
-    """
-    if tag is None or not tag.pinned:
-        return source.clone()
-    if tag.arrivals:
-        whole = source.untyped_storage().clone()
-        copy = torch.empty(0, dtype=source.dtype).set_(whole, source.storage_offset(), source.shape, source.stride())
-        for arrival in tag.arrivals:
-            if session.runtime.is_ordered(session.stream, arrival.place):
-                arrival._replace(storage=weakref.ref(whole)).deliver()
-        return copy
-    return source
+
+def _write_on_host(session: Session, target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy a host tensor into another one, which may be pinned and in use by a copy."""
+    if session.touched:
+        session.touched.before_change([tag_of(target)])
+    target.copy_(source)
+    session.host_operator("aten::copy_", source.nbytes + target.nbytes)
+    if session.touched:
+        session.touched.host_write(target, "aten::copy_")
 
 
 def _empty_on_device(session: Session, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

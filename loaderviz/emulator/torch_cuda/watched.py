@@ -19,7 +19,7 @@ from loaderviz.emulator.findings import UNSEEN
 from loaderviz.emulator.hazards import HOST, Place
 
 if TYPE_CHECKING:
-    from loaderviz.emulator.accesses import Work
+    from loaderviz.emulator.device import Command
     from loaderviz.emulator.pinned import PinnedBlock
     from loaderviz.emulator.races import Races
     from loaderviz.emulator.torch_cuda.session import Session
@@ -33,7 +33,7 @@ Key = tuple[int, int, int]  # first address, bytes, stream
 class Watch(NamedTuple):
     """A copy, and the bytes that it reads: where in the storage, and their checksum when it was queued."""
 
-    work: Work
+    command: Command
     place: Place
     storage: weakref.ref[torch.UntypedStorage]
     first: int  # byte in the storage
@@ -56,16 +56,15 @@ class Watched:
         return len(self._watches)
 
     def begin(
-        self, work: Work, tensor: torch.Tensor, first: int, end: int, block: PinnedBlock, *, fills: bool = False
+        self, command: Command, tensor: torch.Tensor, first: int, end: int, block: PinnedBlock, *, fills: bool = False
     ) -> None:
-        """`work` was queued to read (or fill) the elements `first` to `end` of the storage of `tensor`."""
+        """`command` was queued to read (or fill) the elements `first` to `end` of the storage of `tensor`."""
         if first == end:
             return
-        assert work.stream is not None
         storage, size = tensor.untyped_storage(), tensor.itemsize
-        key = (block.address + first * size, (end - first) * size, work.stream.id)
+        key = (block.address + first * size, (end - first) * size, command.stream.id)
         watch = Watch(
-            work, (work.stream.id, work.number), _weak(storage, key, self._watches), first * size, key[1], block,
+            command, (command.stream.id, command.turn), _weak(storage, key, self._watches), first * size, key[1], block,
             tensor.shape, tensor.dtype, fills,
         )  # fmt: skip
         self._watches[key] = watch._replace(checksum=checksum(_bytes(storage, watch)))
@@ -79,7 +78,7 @@ class Watched:
                 self._watches.pop(key, None)
 
     def look_at(self, block: PinnedBlock) -> None:
-        """The block is used again: see what happened to it since then."""
+        """The block is used again, or about to change in a way that is known: see what happened to it since then."""
         for key in self._inside(block):
             self._compare(key)
 
@@ -88,10 +87,13 @@ class Watched:
         for key in list(self._watches):
             self._compare(key)
 
-    def forget(self, block: PinnedBlock) -> None:
-        """It is about to change, and that is known."""
+    def changed(self, block: PinnedBlock) -> None:
+        """Some of its bytes have changed since `look_at`, and that is known: from now on they must stay as they are."""
         for key in self._inside(block):
-            self._watches.pop(key, None)
+            watch = self._watches.get(key)
+            storage = watch.storage() if watch else None
+            if watch and storage:
+                self._watches[key] = watch._replace(checksum=checksum(_bytes(storage, watch)))
 
     def _inside(self, block: PinnedBlock) -> list[Key]:
         return [key for key in list(self._watches) if block.address <= key[0] < block.address + block.size]
@@ -103,7 +105,7 @@ class Watched:
             return
         self._watches.pop(key, None)
         self._session.mark_source()
-        self._races.changed_unseen(watch.work, watch.fills, UNSEEN, watch.shape, watch.dtype, watch.block)
+        self._races.changed_unseen(watch.command, watch.fills, UNSEEN, watch.shape, watch.dtype, watch.block)
 
 
 def checksum(data: memoryview) -> int:

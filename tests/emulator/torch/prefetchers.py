@@ -115,13 +115,14 @@ def event_per_batch(loader: Iterable[Any], record: bool, depth: int = 2) -> Iter
         yield moved
 
 
-def in_place(loader: Iterable[Any]) -> Iterator[Batch]:
-    """Memory of the consumer's stream, filled on a side stream that waits for the consumer first."""
+def in_place(loader: Iterable[Any], side_waits: bool) -> Iterator[Batch]:
+    """Memory of the consumer's stream, filled on a side stream that waits for the consumer first, or does not."""
     stream, source = torch.cuda.Stream(), iter(loader)
 
     def start(batch: Any) -> Batch:
         moved = tuple(torch.empty_like(entry, device=DEVICE) for entry in batch)
-        stream.wait_stream(torch.cuda.current_stream())
+        if side_waits:
+            stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for target, entry in zip(moved, batch, strict=True):
                 target.copy_(entry, non_blocking=True)
@@ -174,6 +175,40 @@ def ring(loader: Iterable[Any], wait_for_reader: bool, slots: int = 3) -> Iterat
         event = torch.cuda.Event()
         event.record()
         read[slot], following = event, slot
+
+
+def pinned_slots(loader: Iterable[Any], wait_for_copy: bool, slots: int = 2) -> Iterator[Batch]:
+    """Pinned buffers made once and refilled in turn by the host, when the copy out of them is over, or at once."""
+    stream, buffers, copies = torch.cuda.Stream(), list[Batch](), [torch.cuda.Event() for _ in range(slots)]
+    for count, batch in enumerate(loader):
+        slot = count % slots
+        if len(buffers) < slots:
+            buffers.append(tuple(entry.pin_memory() for entry in batch))
+        else:
+            if wait_for_copy:
+                copies[slot].synchronize()
+            for entry, buffer in zip(batch, buffers[slot], strict=True):
+                buffer.copy_(entry)  # refill here
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            moved = copied(buffers[slot])
+            copies[slot].record()
+        torch.cuda.current_stream().wait_event(copies[slot])
+        yield moved
+
+
+def transformed(loader: Iterable[Any], record_result: bool) -> Iterator[Batch]:
+    """A transform on the side stream after the copy; what the consumer gets is recorded, or only what was copied."""
+    stream, consumer = torch.cuda.Stream(), torch.cuda.current_stream()
+    for batch in loader:
+        with torch.cuda.stream(stream):
+            moved = copied(batch)
+            results = tuple(entry * 1 for entry in moved)
+        for entry in results if record_result else moved:
+            entry.record_stream(consumer)
+        consumer.wait_stream(stream)
+        del moved
+        yield results
 
 
 def slots_on_consumer(loader: Iterable[Any], slots: int = 2) -> Iterator[Batch]:
@@ -318,41 +353,52 @@ def threaded(loader: Iterable[Any]) -> Iterator[Batch]:
 class Prefetcher:
     """One way: how to make it, and what to expect of it with pinned batches.
 
-    `overlaps`: copies run under compute. `right`: every value is as it should be. `safe`: no block of memory is written
-    while an earlier batch in it may still be read (not safe: a race on real hardware, whatever the values here).
+    `overlaps`: copies run under compute. `right`: every value is as it should be. `races`: the kinds of hazard that it
+    has (on real hardware, whatever the values here).
     """
 
     make: Callable[[Iterable[Any]], Iterator[Batch]]
     overlaps: bool
     right: bool = True
-    safe: bool = True
+    races: frozenset[str] = frozenset()
+
+
+REUSE, READ = frozenset(("early-reuse",)), frozenset(("early-read",))
+REFILL = frozenset(("early-refill",))
 
 
 PREFETCHERS: dict[str, Prefetcher] = {
     "plain": Prefetcher(plain, overlaps=False),
     "non_blocking": Prefetcher(non_blocking, overlaps=False),
     "attributes, record_stream": Prefetcher(lambda loader: attributes(loader, True), overlaps=True),
-    "attributes, unprotected": Prefetcher(lambda loader: attributes(loader, False), overlaps=True, safe=False),
+    "attributes, unprotected": Prefetcher(lambda loader: attributes(loader, False), overlaps=True, races=REUSE),
     "generator, side waits": Prefetcher(lambda loader: generator(loader, True), overlaps=True),
-    "generator, unprotected": Prefetcher(lambda loader: generator(loader, False), overlaps=True, safe=False),
+    "generator, unprotected": Prefetcher(lambda loader: generator(loader, False), overlaps=True, races=REUSE),
     "pinned in loop, side waits": Prefetcher(lambda loader: pinned_in_loop(loader, True), overlaps=True),
-    "pinned in loop, unprotected": Prefetcher(lambda loader: pinned_in_loop(loader, False), overlaps=True, safe=False),
+    "pinned in loop, unprotected": Prefetcher(lambda loader: pinned_in_loop(loader, False), overlaps=True, races=REUSE),
     "event per batch, record_stream": Prefetcher(lambda loader: event_per_batch(loader, True), overlaps=True),
     "event per batch, unprotected": Prefetcher(
-        lambda loader: event_per_batch(loader, False), overlaps=True, safe=False
+        lambda loader: event_per_batch(loader, False), overlaps=True, races=REUSE
     ),
-    "in place": Prefetcher(in_place, overlaps=True),
+    "in place": Prefetcher(lambda loader: in_place(loader, True), overlaps=True),
+    "in place, unprotected": Prefetcher(lambda loader: in_place(loader, False), overlaps=True, races=REUSE),
     "ring, waits for reader": Prefetcher(lambda loader: ring(loader, True), overlaps=True),
-    "ring, unprotected": Prefetcher(lambda loader: ring(loader, False), overlaps=True, safe=False),
+    "ring, unprotected": Prefetcher(lambda loader: ring(loader, False), overlaps=True, races=REUSE),
+    "pinned slots, waits for copy": Prefetcher(lambda loader: pinned_slots(loader, True), overlaps=False),
+    "pinned slots, unprotected": Prefetcher(lambda loader: pinned_slots(loader, False), overlaps=False, races=REFILL),
+    "transformed, record_stream": Prefetcher(lambda loader: transformed(loader, True), overlaps=True),
+    "transformed, recorded too early": Prefetcher(
+        lambda loader: transformed(loader, False), overlaps=True, races=REUSE
+    ),
     "slots on consumer's stream": Prefetcher(slots_on_consumer, overlaps=False),
     "look ahead": Prefetcher(look_ahead, overlaps=False),
     "batch transform": Prefetcher(batch_transform, overlaps=False),
     "queue of batches": Prefetcher(queue_of_batches, overlaps=False),
     "loader under stream, record_stream": Prefetcher(lambda loader: loader_under_stream(loader, True), overlaps=True),
     "loader under stream, unprotected": Prefetcher(
-        lambda loader: loader_under_stream(loader, False), overlaps=True, safe=False
+        lambda loader: loader_under_stream(loader, False), overlaps=True, races=REUSE
     ),
-    "last references": Prefetcher(last_references, overlaps=True, safe=False),
-    "waits too early": Prefetcher(waits_too_early, overlaps=True, right=False, safe=False),
-    "never waits": Prefetcher(never_waits, overlaps=True, right=False, safe=False),
+    "last references": Prefetcher(last_references, overlaps=True, races=REUSE),
+    "waits too early": Prefetcher(waits_too_early, overlaps=True, right=False, races=READ | REUSE),
+    "never waits": Prefetcher(never_waits, overlaps=True, right=False, races=READ | REUSE),
 }

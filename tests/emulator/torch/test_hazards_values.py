@@ -2,152 +2,147 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
+import copy
+import io
 from itertools import product
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from late_programs import BACK, EVEN, FRONT, MIDDLE, OFTEN, OPERATIONS, WHOLE, Program, guarded, run
 
 import loaderviz as lv
-from loaderviz.emulator.findings import HazardWarning
-from loaderviz.emulator.torch_cuda.session import Session
-from loaderviz.emulator.torch_cuda.touched import ROWS, pieces
-from loaderviz.emulator.torch_cuda.watched import WHOLE, checksum
+from loaderviz.emulator.torch_cuda.touched import ROWS, ranges
+from loaderviz.emulator.torch_cuda.watched import WHOLE as WHOLE_CHECKSUM
+from loaderviz.emulator.torch_cuda.watched import checksum
 
-SIZE = 8
 # Many programs share a recording, since to begin one takes long: to shrink them would take minutes.
 QUICK = {"deadline": None, "phases": [Phase.generate], "suppress_health_check": list(HealthCheck)}
-
-
-class Program:
-    """Streams, events, device tensors, pinned buffers; every operation gives them back in a known state."""
-
-    def __init__(self):
-        self.streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
-        self.events = [torch.cuda.Event() for _ in range(2)]
-        self.device = [torch.full((SIZE,), float(n), device="cuda") for n in range(2)]
-        self.pinned = [torch.full((SIZE,), 10.0 + n).pin_memory() for n in range(2)]
-        self.seen, self.written = [], 0
-        torch.cuda.synchronize()
-
-    def run(self, program):
-        for name, *rest in program:
-            getattr(self, name)(*rest)
-        torch.cuda.synchronize()
-        self.seen += [tensor.tolist() for tensor in (*self.device, *self.pinned)]
-        return self.seen
-
-    def upload(self, stream, tensor, buffer, view):
-        with torch.cuda.stream(self.streams[stream]):
-            self.device[tensor][view].copy_(self.pinned[buffer][view], non_blocking=True)
-
-    def renew(self, stream, tensor, buffer):
-        with torch.cuda.stream(self.streams[stream]):
-            self.device[tensor] = self.pinned[buffer].to("cuda", non_blocking=True)
-
-    def download(self, stream, tensor, buffer, view):
-        with torch.cuda.stream(self.streams[stream]):
-            self.pinned[buffer][view].copy_(self.device[tensor][view], non_blocking=True)
-
-    def add(self, stream, tensor, other, view):
-        with torch.cuda.stream(self.streams[stream]):
-            self.device[tensor][view].add_(self.device[other][view])
-
-    def compute(self, stream, tensor, other):
-        with torch.cuda.stream(self.streams[stream]):
-            self.device[tensor] = self.device[other] * 2
-
-    def record(self, event, stream):
-        self.events[event].record(self.streams[stream])
-
-    def wait(self, stream, event):
-        self.events[event].wait(self.streams[stream])
-
-    def order(self, stream, other):
-        self.streams[stream].wait_stream(self.streams[other])
-
-    def record_stream(self, tensor, stream):
-        self.device[tensor].record_stream(self.streams[stream])
-
-    def synchronize(self, what):
-        (self.streams + self.events)[what].synchronize()
-
-    def read(self, buffer):
-        self.seen.append(self.pinned[buffer].tolist())
-
-    def write(self, buffer, view, value):
-        self.pinned[buffer][view].fill_(value)
-
-    def numpy(self, buffer, value):
-        """A value never written before: bytes that are put back before anybody looks are not seen to have changed."""
-        self.written += 1
-        self.pinned[buffer].numpy()[:] = value + self.written * 16
-
-
-two, three = st.integers(0, 1), st.integers(0, 2)
-views = st.sampled_from([slice(0, SIZE), slice(0, 4), slice(4, SIZE), slice(2, 6)])
-values = st.sampled_from([-1.0, 3.0, 7.5])
-operations = st.one_of(
-    st.tuples(st.just("upload"), three, two, two, views),
-    st.tuples(st.just("renew"), three, two, two),
-    st.tuples(st.just("download"), three, two, two, views),
-    st.tuples(st.just("add"), three, two, two, views),
-    st.tuples(st.just("compute"), three, two, two),
-    st.tuples(st.just("record"), two, three),
-    st.tuples(st.just("wait"), three, two),
-    *3 * [st.tuples(st.just("order"), three, three)],
-    st.tuples(st.just("record_stream"), two, three),
-    *3 * [st.tuples(st.just("synchronize"), st.integers(0, 4))],
-    st.tuples(st.just("read"), two),
-    st.tuples(st.just("write"), two, views, values),
-    st.tuples(st.just("numpy"), two, values),
+operations = st.sampled_from([*OPERATIONS, *OFTEN]).flatmap(
+    lambda name: st.tuples(st.just(name), *map(st.sampled_from, OPERATIONS[name]))
 )
-
-
-def run(programs, **options):
-    """Run programs one after the other in one recording; return for each (what it saw, was there a hazard in it?)."""
-    gc.collect()
-    results = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HazardWarning)
-        with lv.record(on="a100", **options):
-            races = Session.running("test").runtime.races
-            for program in programs:
-                before = count(races)
-                seen = Program().run(program)
-                results.append((repr(seen), count(races) > before))  # NaN is equal to NaN in words
-    return results
-
-
-def count(races):
-    return sum(sighting.count for sighting in races._sightings.values()) if races else 0
-
-
-def guarded(program):
-    """The program with a synchronise of all streams between any two operations that touch memory."""
-    return [step for operation in program for step in (operation, *(("synchronize", s) for s in range(3)))]
-
-
 programs = st.lists(operations, min_size=4, max_size=25)
+
+
+def both(programs):
+    """Run programs with late bytes, and with bytes that come at once; return two lists of (values, hazard?)."""
+    return run(programs), run(programs, copies="eager", hazards="off")
 
 
 @settings(max_examples=8, **QUICK)
 @given(st.lists(programs, min_size=15, max_size=15))
 def test_without_a_hazard_late_bytes_make_no_difference(programs):
-    late, at_once = run(programs), run(programs, copies="eager", hazards="off")
-    for program, (values, hazard), (right, _) in zip(programs, late, at_once, strict=True):
+    for program, (values, hazard), (right, _) in zip(programs, *both(programs), strict=True):
         assert hazard or values == right, program
 
 
 @settings(max_examples=3, **QUICK)
 @given(st.lists(programs, min_size=10, max_size=10))
 def test_a_program_that_waits_after_everything_has_no_hazard_and_the_right_values(programs):
-    programs = [guarded(program) for program in programs]
-    late, at_once = run(programs), run(programs, copies="eager", hazards="off")
+    late, at_once = both([guarded(program) for program in programs])
     assert not any(hazard for _, hazard in late) and late == at_once
+
+
+# Found by a long search with random programs (HYPOTHESIS_PROFILE=search): what each must say, hazard or right values.
+RACES = {
+    "numpy writes after torch wrote beside the copy": [
+        ("upload", 2, 0, 0, FRONT), ("write", 0, BACK, 7.5), ("numpy", 0, WHOLE, 3.0),
+    ],
+    "numpy writes before torch writes beside the copy": [
+        ("upload", 2, 1, 1, BACK), ("numpy", 1, BACK, -1.0), ("write", 1, FRONT, -1.0),
+    ],
+    "numpy writes after a result came beside the copy": [
+        ("upload", 1, 0, 0, FRONT), ("download", 2, 1, 0, BACK), ("synchronize", 2), ("numpy", 0, FRONT, 7.5),
+    ],
+    "numpy writes to a buffer whose result was under way when the copy was queued": [
+        ("download", 1, 0, 0, FRONT), ("upload", 2, 0, 0, BACK), ("synchronize", 1), ("numpy", 0, BACK, 7.5),
+    ],
+    "numpy writes beside a result, before that arrives": [
+        ("download", 1, 0, 0, FRONT), ("upload", 2, 0, 0, BACK), ("numpy", 0, BACK, 7.5), ("synchronize", 1),
+    ],
+    "numpy writes, then a result comes beside the copy": [
+        ("upload", 1, 0, 0, FRONT), ("numpy", 0, FRONT, 7.5), ("download", 2, 1, 0, BACK),
+    ],
+    "numpy writes, then a result is spread out beside the copy": [
+        ("upload", 1, 0, 0, FRONT), ("numpy", 0, FRONT, 7.5), ("download", 2, 1, 0, slice(5, 8, 2)),
+    ],
+    "a blocking copy to another dtype converts on the host": [
+        ("download", 2, 0, 0, WHOLE), ("renew", 2, 0, 0, WHOLE, torch.float64, False),
+    ],
+    "a copy of every second element is made dense on the host": [
+        ("download", 2, 0, 0, WHOLE), ("upload", 2, 0, 0, EVEN),
+    ],
+    "a result is spread out on the host": [("upload", 1, 0, 0, WHOLE), ("download", 2, 1, 0, EVEN)],
+}  # fmt: skip
+RIGHT = {
+    "a blocking copy up after one down": [("download", 1, 0, 0, WHOLE), ("upload", 1, 0, 0, WHOLE, False)],
+    "the same of a part": [("download", 0, 1, 1, FRONT), ("upload", 0, 1, 1, MIDDLE, False)],
+    "a new tensor by a blocking copy": [
+        ("download", 2, 1, 0, WHOLE), ("order", 1, 2), ("renew", 1, 0, 0, WHOLE, torch.float32, False),
+    ],
+    "a blocking copy up after another": [("upload", 1, 0, 0, WHOLE), ("upload", 1, 0, 1, WHOLE, False)],
+    "a blocking copy down after another": [("download", 1, 0, 0, WHOLE), ("download", 1, 1, 0, FRONT, False)],
+    "a copy that a kernel spreads out, after another": [("upload", 1, 0, 0, WHOLE), ("upload", 1, 0, 1, EVEN)],
+    "a result arrives while a copy of it waits": [
+        ("download", 1, 0, 0, WHOLE), ("order", 2, 1), ("upload", 2, 1, 0, WHOLE), ("synchronize", 1),
+    ],
+    "a deep copy": [("upload", 1, 0, 0, WHOLE), ("duplicate", 1, 1, 0)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("blocking", ["0", "1"])
+@pytest.mark.parametrize("name", [*RACES, *RIGHT])
+def test_programs_that_once_were_judged_wrongly(name, blocking, monkeypatch):
+    """With CUDA_LAUNCH_BLOCKING every call waits, so that nothing races."""
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
+    ((values, hazard),), ((right, _),) = both([RACES.get(name) or RIGHT[name]])
+    assert hazard == (name in RACES and blocking == "0")
+    assert hazard or values == right
+
+
+@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")
+def test_a_result_that_is_spread_out_on_the_host_is_no_unseen_write():
+    with lv.record(on="a100") as recording:
+        Program().run(RACES["a result is spread out on the host"])
+    assert [hazard.second.operator for hazard in recording.hazards] == ["aten::copy_"]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")
+def test_a_checkpoint_of_results_that_are_under_way(waits):
+    with lv.record(on="a100") as recording:
+        state = {"weight": torch.full((4,), 3.0, device="cuda").to("cpu", non_blocking=True)}
+        if waits:
+            torch.cuda.synchronize()
+        torch.save(state, file := io.BytesIO())
+    assert [hazard.kind for hazard in recording.hazards] == ["early-host-read"] * (not waits)
+    assert [hazard.second.operator for hazard in recording.hazards] == ["torch.save"] * (not waits)
+    file.seek(0)
+    assert torch.equal(torch.load(file)["weight"], torch.full((4,), 3.0)) == waits
+
+
+def test_a_deep_copy_stays_on_the_device_and_waits_for_nothing():
+    with lv.record(on="a100") as recording:
+        there = torch.full((4,), 3.0).pin_memory().to("cuda", non_blocking=True)
+        twin = copy.deepcopy(there)
+    names = [span.name for span in recording.timeline.rows() if span.lane.group == "device"]
+    assert names == ["Memcpy HtoD (Pinned -> Device)", "Memcpy DtoD (Device -> Device)"]
+    assert twin.tolist() == [3.0] * 4
+
+
+def test_saving_a_device_tensor_waits_for_its_stream():
+    with lv.record(on="a100") as recording:
+        there = torch.full((4,), 3.0, device="cuda")
+        result = there.to("cpu", non_blocking=True)
+        torch.save(there, file := io.BytesIO())
+        assert result.tolist() == [3.0] * 4
+        result = copy.deepcopy(there).to("cpu", non_blocking=True)
+        file.seek(0)
+        torch.load(file)
+        assert result.tolist() == [3.0] * 4
+    assert recording.hazards == []
 
 
 # Which bytes a view covers
@@ -169,18 +164,18 @@ def test_a_view_covers_its_own_elements(first, second, third, order, expanded):
     view = torch.empty(5, 6, 7)[first, second, third].permute(*order)
     if expanded:
         view = view[None].expand(3, *view.shape)
-    found = {element for start, end in pieces(view) for element in range(start, end)}
+    found = {element for start, end in ranges(view.shape, view.stride()) for element in range(start, end)}
     assert found == covered(view)
-    assert len(pieces(view)) <= ROWS
+    assert len(ranges(view.shape, view.stride())) <= ROWS
 
 
 def test_a_view_of_many_rows_covers_the_space_between_them():
     view = torch.empty(ROWS + 1, 8)[:, :3]
-    assert pieces(view) == [(0, 8 * ROWS + 3)]
-    assert len(pieces(view[:ROWS])) == ROWS
+    assert ranges(view.shape, view.stride()) == ((0, 8 * ROWS + 3),)
+    assert len(ranges(view[:ROWS].shape, view.stride())) == ROWS
 
 
-@given(st.integers(1, 3 * WHOLE), st.data())
+@given(st.integers(1, 3 * WHOLE_CHECKSUM), st.data())
 def test_a_checksum_tells_every_changed_byte(size, data):
     before = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     after = before.copy()
@@ -189,5 +184,5 @@ def test_a_checksum_tells_every_changed_byte(size, data):
 
 
 def test_a_checksum_tells_another_order():
-    labels = np.random.default_rng(0).integers(0, 10, 4 * WHOLE).astype(np.int64)
+    labels = np.random.default_rng(0).integers(0, 10, 4 * WHOLE_CHECKSUM).astype(np.int64)
     assert checksum(labels.view(np.uint8).data) != checksum(np.sort(labels).view(np.uint8).data)

@@ -227,7 +227,7 @@ def test_r31_what_is_not_dense_goes_through_a_pageable_temporary():
     assert transposed.pinned
 
 
-@pytest.mark.filterwarnings("ignore::loaderviz.emulator.findings.HazardWarning")  # the race is meant
+@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
 def test_r32_to_cpu_non_blocking_gives_pinned_memory_that_is_not_there_yet():
     with lv.record(on="a100") as recording:
         values = torch.ones(MIB, device="cuda")
@@ -266,7 +266,7 @@ def test_r34_cuda_graphs_are_refused(call):
         call()
 
 
-@pytest.mark.filterwarnings("ignore::loaderviz.emulator.findings.HazardWarning")  # the race is meant
+@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
 @pytest.mark.parametrize("record", [True, False])
 def test_r36_record_stream_keeps_a_dropped_block_until_the_other_stream_is_done(record):
     with lv.record(on="a100") as recording:
@@ -288,7 +288,7 @@ def test_r36_record_stream_keeps_a_dropped_block_until_the_other_stream_is_done(
     assert len(records) == (2 if record else 1)
 
 
-@pytest.mark.filterwarnings("ignore::loaderviz.emulator.findings.HazardWarning")  # the race is meant
+@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
 @pytest.mark.parametrize("waits", [True, False])
 def test_r37_writing_memory_of_a_busy_stream_needs_a_wait_too(waits):
     with lv.record(on="a100") as recording:
@@ -313,7 +313,7 @@ def test_r40_the_dropped_pinned_temporary_still_gives_the_right_numbers():
         assert [entry.mean().item() for entry in moved] == [0.0, 1.0, 2.0, 3.0]
 
 
-@pytest.mark.filterwarnings("ignore::loaderviz.emulator.findings.HazardWarning")  # the race is meant
+@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
 def test_r42_a_pinned_source_that_is_refilled_too_early_gives_the_new_numbers():
     with lv.record(on="a100"):
         source = torch.ones(MIB).pin_memory()

@@ -32,7 +32,7 @@ def test_training_is_bitwise_that_of_the_cpu(make, optimizer, copies):
     assert same(pageable, expected)
 
 
-@pytest.mark.filterwarnings("ignore::loaderviz.emulator.findings.HazardWarning")  # the race is meant
+@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
 @pytest.mark.parametrize("name", [name for name, way in PREFETCHERS.items() if way.right])
 def test_training_through_a_prefetcher_is_bitwise_that_of_the_cpu(name):
     with lv.record(on="t4"):

@@ -43,7 +43,7 @@ def hidden(timeline):
     return sum(any(start < copy.end and copy.start < end for start, end in kernels) for copy in large)
 
 
-@pytest.mark.filterwarnings("ignore::loaderviz.emulator.findings.HazardWarning")  # the race is meant
+@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
 @pytest.mark.parametrize("name", PREFETCHERS)
 def test_each_way_gives_its_data_and_its_overlap(name):
     prefetcher = PREFETCHERS[name]
@@ -57,7 +57,7 @@ def test_each_way_gives_its_data_and_its_overlap(name):
     assert hidden(recording.timeline) >= 2 if prefetcher.overlaps else hidden(recording.timeline) == 0
 
 
-@pytest.mark.filterwarnings("ignore::loaderviz.emulator.findings.HazardWarning")  # the race is meant
+@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
 @pytest.mark.parametrize("name", PREFETCHERS)
 def test_copies_at_once_give_the_values_that_the_code_means(name):
     with lv.record(on="a100", copies="eager"):
@@ -82,7 +82,7 @@ def test_a_thread_that_copies_is_refused_at_its_call():
         consume(threaded(batches(True)))
 
 
-@pytest.mark.filterwarnings("ignore::loaderviz.emulator.findings.HazardWarning")  # the race is meant
+@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
 def test_the_forgotten_wait_is_poison_in_every_run():
     with lv.record(on="a100"):
         seen = consume(PREFETCHERS["never waits"].make(list(batches(True))))

@@ -155,6 +155,15 @@ def test_what_stays_on_the_device_goes_on_in_the_next_recording():
     assert 13 in {span.lane.number for span in recording.timeline.rows(Kind.COMPUTE)}
 
 
+def test_what_stays_on_the_device_costs_nothing_in_the_next_recording():
+    with lv.record(on="a100"):
+        there = [torch.ones(2**19, device="cuda") for _ in range(3)]
+    with lv.record(on="a100") as recording:
+        assert sum(tensor.sum().item() for tensor in there) == 3 * 2**19
+    reserved = [span.nbytes for span in recording.timeline.rows() if span.name == "cudaMalloc"]
+    assert reserved == [2 * 2**20]  # for the results only
+
+
 def test_one_loader_may_be_used_in_several_recordings():
     loader = PrefetchLoader(DataLoader(TensorDataset(torch.arange(12.0)), 4), "cuda")
     epochs = []

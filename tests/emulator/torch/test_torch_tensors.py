@@ -339,7 +339,7 @@ def test_a_result_that_goes_back_and_forth_through_one_pinned_buffer(mode):
         assert (first.mean().item(), second.mean().item(), buffer.mean().item()) == (1.0, 2.0, 2.0)
 
 
-@pytest.mark.filterwarnings("ignore::loaderviz.emulator.findings.HazardWarning")  # the race is meant
+@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.complex64, torch.int64, torch.uint8, torch.bool])
 def test_poison_is_nan_or_the_largest(dtype):
     with lv.record(on="a100"):
