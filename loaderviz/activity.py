@@ -16,6 +16,8 @@ from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, Cause, Kind, Timel
 
 Mask = npt.NDArray[np.bool_]
 
+LOADING = ("worker", "pin")  # roles of the host threads that prepare batches
+
 # What the host does while the device is idle, from the most to the least telling; a wait is seen before its call.
 _HOST_WORK = (
     ("idle: host fetches a batch", (Kind.FETCH,)),
@@ -111,11 +113,16 @@ def on_device(timeline: Timeline, device: int) -> Mask:
     return np.isin(timeline.lane, lanes)
 
 
-def loop_lanes(timeline: Timeline) -> list[int]:
-    """Return the lanes of the training loop: those of role "main", else the host threads that do not load data."""
-    main = [i for i, lane in enumerate(timeline.lanes) if lane.group == "host" and lane.role == "main"]
-    others = (i for i, lane in enumerate(timeline.lanes) if lane.group == "host" and lane.role not in ("worker", "pin"))
-    return main or list(others)
+def loop_lanes(timeline: Timeline, device: int | None = None) -> list[int]:
+    """Return the lanes of the training loop: those of role "main", else the host threads that do not load data.
+
+    Of several ranks only the one that drives `device`, if that is given: a host lane has its rank's first device.
+    """
+    host = [(i, lane) for i, lane in enumerate(timeline.lanes) if lane.group == "host"]
+    loop = [i for i, lane in host if lane.role == "main"] or [i for i, lane in host if lane.role not in LOADING]
+    first = {i: timeline.lanes[i].device for i in loop}
+    ranks = [number for number in first.values() if device is not None and number <= device]
+    return [i for i in loop if not ranks or first[i] == max(ranks)]
 
 
 def _covered(timeline: Timeline, mask: Mask, start: int, end: int) -> Intervals:
@@ -123,23 +130,25 @@ def _covered(timeline: Timeline, mask: Mask, start: int, end: int) -> Intervals:
     return intervals.union(np.maximum(first, start), np.minimum(last, end))
 
 
-def waits(timeline: Timeline, start: int, end: int) -> dict[str, Intervals]:
-    """When the training loop's thread is blocked, by cause in words; only causes that occur."""
-    blocked = np.isin(timeline.lane, loop_lanes(timeline)) & timeline.where(Kind.WAIT)
+def waits(timeline: Timeline, start: int, end: int, device: int | None = None) -> dict[str, Intervals]:
+    """When the thread of the loop that feeds `device` is blocked, by cause in words; only causes that occur."""
+    blocked = np.isin(timeline.lane, loop_lanes(timeline, device)) & timeline.where(Kind.WAIT)
     names = {cause: cause.words for cause in list(Cause)[1:]} | {Cause.NONE: "cause not known"}
     parts = {name: _covered(timeline, blocked & (timeline.cause == cause), start, end) for cause, name in names.items()}
     return {name: part for name, part in parts.items() if len(part)}
 
 
-def breakdown_of(timeline: Timeline, start: int, end: int, sets: dict[str, Intervals]) -> dict[str, int]:
+def breakdown_of(
+    timeline: Timeline, start: int, end: int, sets: dict[str, Intervals], device: int | None = None
+) -> dict[str, int]:
     """Give every ns of the window to one entry: device work first, then what the host does while the device is idle."""
-    loop = np.isin(timeline.lane, loop_lanes(timeline))
+    loop = np.isin(timeline.lane, loop_lanes(timeline, device))
     layers = [
         ("compute", sets["compute"]),
         ("communication exposed", sets["communication"]),
         ("copy exposed", sets["copies"]),
         ("other device work", sets["work"]),
-        *((f"idle: host blocked, {cause}", part) for cause, part in waits(timeline, start, end).items()),
+        *((f"idle: host blocked, {cause}", part) for cause, part in waits(timeline, start, end, device).items()),
         *((name, _covered(timeline, loop & timeline.where(*kinds), start, end)) for name, kinds in _HOST_WORK),
     ]
     breakdown, rest = {}, intervals.union(np.array([start]), np.array([end]))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loaderviz.advice import Advice, advise
 from loaderviz.chrome import to_chrome_trace
 from loaderviz.errors import LoadervizError
 from loaderviz.files import writable
@@ -37,8 +38,8 @@ class ExportError(LoadervizError, ValueError):
 class Section:
     """A part of the HTML page: a heading, a paragraph, and items below each other.
 
-    Items may be plotly figures, pandas tables, Timelines, Summaries, Comparisons (figure, utilisation and table) or
-    strings (a paragraph).
+    Items may be plotly figures, pandas tables, Timelines, Summaries, Advice, Comparisons (figure, utilisation and
+    table) or strings (a paragraph).
     """
 
     heading: str
@@ -56,6 +57,8 @@ p { max-width: 90ch; margin: 8px 0; } p.twin { font-size: 14px; color: #444; }
 table { border-collapse: collapse; font-size: 14px; margin: 12px 0; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 12px; border: 0; border-bottom: 1px solid #ddd; text-align: right; }
 th { background: #f6f6f6; font-weight: 600; } tbody th, td:first-child { text-align: left; }
+pre { background: #f6f6f6; padding: 8px 12px; max-width: 110ch; overflow-x: auto; font-size: 14px; }
+li { margin: 16px 0; } li p { margin: 4px 0; }
 @media print { body { max-width: none; } .figure { break-inside: avoid; } }
 """
 
@@ -65,7 +68,7 @@ def to_html(
 ) -> Path:
     """Write one self-contained HTML page and return its path; it needs no network, plotly.js is in it once.
 
-    `content` is a Timeline (figure and numbers), a dict of name -> Timeline (a comparison and each Summary), or
+    `content` is a Timeline (figure, numbers, findings), a dict of name -> Timeline (a comparison and each Summary), or
     Sections. Each figure is followed by its text twin. Raises `ExportError` for anything else, `NotATimelineError` for
     a dict of other things, `NoFolderError` when the folder does not exist.
     """
@@ -120,7 +123,8 @@ def to_table(timeline: Timeline) -> pd.DataFrame:
 
 def _sections(content: Any) -> list[Section]:
     if isinstance(content, Timeline):
-        return [Section("Timeline", items=[content, _summary(content)])]
+        return [Section("Timeline", items=[content, _summary(content)]),
+                Section("What could be gained", items=[advise(content)])]  # fmt: skip
     if isinstance(content, Section):
         return [content]
     if isinstance(content, Mapping):
@@ -169,11 +173,11 @@ def _item(item: Any) -> str:
         return _figure(draw.figure(item))
     if isinstance(item, draw.Comparison):
         return "\n".join((_table(item.table()), _figure(item.figure()), _figure(item.utilization())))
-    if isinstance(item, Summary):
+    if isinstance(item, (Summary, Advice)):
         return f'<div class="scroll">{item._repr_html_()}</div>'
     if isinstance(item, pd.DataFrame):
         return _table(item)
-    kinds = "a plotly figure, a pandas table, a Timeline, a Summary, a Comparison or a string"
+    kinds = "a plotly figure, a pandas table, a Timeline, a Summary, Advice, a Comparison or a string"
     raise ExportError(f"a section cannot show a {type(item).__name__}; give {kinds}")
 
 

@@ -126,17 +126,17 @@ def summarize(
     copy = intervals.length(copies)
     lengths = {name: intervals.length(part) for name, part in sets.items()}
     limit = max(lengths["kernels"], lengths["h2d"], lengths["d2h"])
-    batches, counted = _batches(timeline, start, end)
+    batches, counted = _batches(timeline, start, end, device)
     if samples is None:
         samples = counted if counted is not None or window is not None else timeline.context.samples
     return Summary(
         window=span, compute=lengths["compute"], communication=lengths["communication"], kernels=lengths["kernels"],
         copy=copy, h2d=lengths["h2d"], d2h=lengths["d2h"], hidden_copy=hidden, exposed_copy=copy - hidden,
         overlap=_ratio(hidden, copy), busy=_ratio(busy, span), idle=span - busy,
-        host_blocked={cause: intervals.length(part) for cause, part in waits(timeline, start, end).items()},
+        host_blocked={cause: intervals.length(part) for cause, part in waits(timeline, start, end, device).items()},
         limit=limit, headroom=_ratio(span, limit), batches=batches, samples=samples, step=_ratio(span, batches),
         samples_per_second=_ratio(samples * 1e9, span) if samples is not None else None,
-        copy_share=_ratio(copy, span), breakdown=breakdown_of(timeline, start, end, sets),
+        copy_share=_ratio(copy, span), breakdown=breakdown_of(timeline, start, end, sets, device),
         bandwidth=_bandwidth(timeline, start, end, device), device=device, devices=devices,
     )  # fmt: skip
 
@@ -186,35 +186,47 @@ def describe(timeline: Timeline, label: str = "") -> str:
     if not len(timeline):
         return f"{before}an empty timeline, nothing was recorded"
     if not summary.busy:
-        return f"{before}{words.duration(summary.window)} on the host, no work on the GPU"
+        return f"{before}{words.duration(summary.window)} on the host, no work on the GPU{_loading(summary)}"
     hidden = "no copies" if summary.overlap is None else f"{words.share(summary.overlap)} of the copy is hidden"
-    parts = [f"GPU computes {words.share(summary.compute_share)} of the time", hidden]
+    gpu = f"GPU {summary.device} (of {len(summary.devices)})" if len(summary.devices) > 1 else "GPU"
+    parts = [f"{gpu} computes {words.share(summary.compute_share)} of the time", hidden]
     if summary.headroom is not None:
         parts.append("at the limit" if summary.headroom < 1.005 else f"{words.times(summary.headroom)} the limit")
     return before + ", ".join(parts)
 
 
-def _batches(timeline: Timeline, start: int, end: int) -> tuple[int | None, int | None]:
+def _loading(summary: Summary) -> str:
+    """Say how much of a run without a GPU goes into getting batches."""
+    entries = {"blocked, waiting for data": "waiting for data", "fetches a batch": "fetching batches"}
+    times = {text: summary.breakdown.get(f"idle: host {entry}", 0) for entry, text in entries.items()}
+    return "".join(f", {words.share(_ratio(time, summary.window))} {text}" for text, time in times.items() if time)
+
+
+def step_spans(timeline: Timeline, start: int, end: int, device: int) -> tuple[list[int], list[int]]:
+    """Return the spans that mark a step of the loop that feeds `device` and start in the window, in order of start.
+
+    With them the samples that their names tell. loaderviz's own marks come before torch.profiler's steps.
+    """
+    for pattern in (BATCH_RANGE, STEP_RANGE):
+        matches = {number: match for number, name in enumerate(timeline.names) if (match := pattern.fullmatch(name))}
+        mask = timeline.where(Kind.RANGE) & np.isin(timeline.name, list(matches))
+        mask &= np.isin(timeline.lane, loop_lanes(timeline, device))
+        mask &= (timeline.start >= start) & (timeline.start < end)
+        if mask.any():
+            spans = [int(index) for index in np.flatnonzero(mask)]
+            groups = (matches[int(timeline.name[index])].groups() for index in spans)
+            return spans, [int(group[1]) for group in groups if len(group) > 1 and group[1] is not None]
+    return [], []
+
+
+def _batches(timeline: Timeline, start: int, end: int, device: int) -> tuple[int | None, int | None]:
     """Count the batches handed out in [start, end), and their samples where every range says so."""
-    steps, samples = _steps(timeline, BATCH_RANGE, start, end)
-    if not len(steps):
-        steps, samples = _steps(timeline, STEP_RANGE, start, end)
+    steps, samples = step_spans(timeline, start, end, device)
     if len(steps):
         return len(steps), sum(samples) if len(samples) == len(steps) else None
-    numbers = timeline.batch[timeline.where(*KERNELS) & (timeline.start >= start) & (timeline.start < end)]
+    kernels = on_device(timeline, device) & timeline.where(*KERNELS)
+    numbers = timeline.batch[kernels & (timeline.start >= start) & (timeline.start < end)]
     return len(np.unique(numbers[numbers >= 0])) or None, None
-
-
-def _steps(timeline: Timeline, pattern: re.Pattern[str], start: int, end: int) -> tuple[list[int], list[int]]:
-    """Return the spans that mark a step of the loop and start in the window, and the samples that their names tell."""
-    matches = {number: match for number, name in enumerate(timeline.names) if (match := pattern.fullmatch(name))}
-    if not matches:
-        return [], []
-    mask = timeline.where(Kind.RANGE) & np.isin(timeline.name, list(matches))
-    mask &= np.isin(timeline.lane, loop_lanes(timeline)) & (timeline.start >= start) & (timeline.start < end)
-    spans = [int(index) for index in np.flatnonzero(mask)]
-    groups = (matches[int(timeline.name[index])].groups() for index in spans)
-    return spans, [int(group[1]) for group in groups if len(group) > 1 and group[1] is not None]
 
 
 def _bandwidth(timeline: Timeline, start: int, end: int, device: int) -> dict[str, float]:

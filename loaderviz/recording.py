@@ -1,19 +1,21 @@
 """record(): the front door. The same PyTorch code on an emulated GPU or on a real one, as a Timeline.
 
-with loaderviz.record(on="a100") as recording:
+with loaderviz.record(on="a100") as recording:      # emulated, in virtual time; on="cuda": as it really runs
     train(...)
 recording.timeline
 """
 
 from __future__ import annotations
 
+import operator
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from loaderviz.emulator.findings import Hazards, HazardWarning
-from loaderviz.emulator.hardware import GPUS, Gpu, Host
-from loaderviz.errors import LoadervizError, NotModelledError
+from loaderviz.emulator.hardware import Gpu, Host
+from loaderviz.errors import LoadervizError, NestedRecordingError
+from loaderviz.recorder import window
 from loaderviz.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -28,22 +30,57 @@ class NotRecordedError(LoadervizError, RuntimeError):
     """The timeline was asked for before the recording was over."""
 
 
+class RecordOptionError(LoadervizError, ValueError):
+    """An option of record() has a value that means nothing, or that a real run cannot keep."""
+
+
+class Run(Protocol):
+    """What records: a `RealRun`, or an `EmulatedRun`. `hazards` and `findings` may raise an error instead."""
+
+    timeline: Timeline | None
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *args: Any) -> None: ...
+    def begin_step(self) -> None: ...  # noqa: D102
+    @property
+    def hazards(self) -> Hazards: ...  # noqa: D102
+    @property
+    def findings(self) -> Hazards: ...  # noqa: D102
+
+
 class Recording:
     """A running or finished recording. Use it as a context manager; `timeline` is there when the block is over."""
 
-    def __init__(self, emulated: EmulatedCuda, *, warn: bool = False) -> None:
-        self._emulated, self._warn = emulated, warn
-        self._timeline: Timeline | None = None
+    _running: ClassVar[Recording | None] = None
+
+    def __init__(self, run: Run, *, warn: bool = False) -> None:
+        self._run, self._warn = run, warn
+        self._over = False
+        self._steps = 0
+        self._step: Any = None  # the range of the step that runs, if the program counts its own
+
+    @classmethod
+    def refuse_nesting(cls) -> None:
+        """Raise `NestedRecordingError` if a recording is running."""
+        if cls._running is not None:
+            raise NestedRecordingError("a recording is running already; end it before you begin another one")
 
     def __enter__(self) -> Recording:
-        self._emulated.__enter__()
+        self.refuse_nesting()
+        if self._over:
+            raise NestedRecordingError("this recording was used already; call record() anew for another one")
+        self._run.__enter__()
+        Recording._running = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._emulated.__exit__(kind, error, trace)
-        self._timeline = self._emulated.timeline
+        try:
+            self._end_step()
+            self._run.__exit__(kind, error, trace)
+        finally:
+            Recording._running, self._over = None, True
         if self._warn and self.hazards and kind is None:
             count = len(self.hazards)
             warnings.warn(
@@ -52,33 +89,87 @@ class Recording:
                 HazardWarning, stacklevel=2,
             )  # fmt: skip
 
+    def step(self) -> None:
+        """Say that a step of the loop begins: call it first in the loop's body. Only needed where steps are no batches.
+
+        The first call makes `wait` and `steps` of `record()` count these calls instead of the batches handed out; what
+        came before it is no step. Each step gets a range "ProfilerStep#0", …, as with torch.profiler.
+
+        Raises `NotRecordedError` outside the block.
+        """
+        if Recording._running is not self:
+            raise NotRecordedError("recording.step() belongs into the record() block")
+        from torch.profiler import record_function
+
+        self._end_step()
+        self._run.begin_step()
+        self._step = record_function(f"ProfilerStep#{self._steps}")
+        self._step.__enter__()
+        self._steps += 1
+
+    def _end_step(self) -> None:
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+
     @property
     def timeline(self) -> Timeline:
         """What was recorded. Raises `NotRecordedError` inside the block."""
-        if self._timeline is None:
+        if not self._over or self._run.timeline is None:
             raise NotRecordedError("the timeline is there when the record() block has ended; read it after the block")
-        return self._timeline
+        return self._run.timeline
 
     @property
     def hazards(self) -> Hazards:
         """The races of the program, each once: wrong on a real GPU, now and then. Empty with `hazards="off"`.
 
-        Raises `NotRecordedError` inside the block.
+        Raises `NotRecordedError` inside the block, `NotLookedForError` for a real run: a race leaves no trace there.
         """
         self.timeline  # noqa: B018
-        return self._emulated.hazards
+        return self._run.hazards
 
     @property
     def findings(self) -> Hazards:
         """What is right and useless or slow: waits for nothing, waits without need, hidden synchronisation, …
 
-        Raises `NotRecordedError` inside the block.
+        Raises `NotRecordedError` inside the block, `NotLookedForError` for a real run.
         """
         self.timeline  # noqa: B018
-        return self._emulated.findings
+        return self._run.findings
 
     def __repr__(self) -> str:
-        return f"<recording: {self._timeline!r}>" if self._timeline else "<recording: not ended>"
+        return f"<recording: {self._run.timeline!r}>" if self._over else "<recording: not ended>"
+
+
+class EmulatedRun:
+    """A run on the emulated GPU, of which the steps asked for are kept."""
+
+    def __init__(self, emulated: EmulatedCuda, wait: int, steps: int | None) -> None:
+        self._emulated, self._wait, self._wanted = emulated, wait, steps
+        self._by_call = False
+        self.timeline: Timeline | None = None
+
+    def __enter__(self) -> None:
+        self._emulated.__enter__()
+
+    def __exit__(self, *args: Any) -> None:
+        self._emulated.__exit__(*args)
+        whole = self._emulated.timeline
+        self.timeline = whole and window.cut(whole, self._wait, self._wanted, self._by_call)
+
+    def begin_step(self) -> None:
+        """The program says that a step begins; from the first such call on, these are counted."""
+        self._by_call = True
+
+    @property
+    def hazards(self) -> Hazards:
+        """The races of the whole program."""
+        return self._emulated.hazards
+
+    @property
+    def findings(self) -> Hazards:
+        """What the whole program does that is right and useless or slow."""
+        return self._emulated.findings
 
 
 def record(
@@ -87,47 +178,94 @@ def record(
     host: str | Host = "laptop",
     copies: Literal["on_wait", "eager"] = "on_wait",
     hazards: Literal["warn", "raise", "off"] = "warn",
+    wait: int = 0,
+    steps: int | None = None,
 ) -> Recording:
     """Record the PyTorch code in the `with` block; `recording.timeline` is what happened.
 
-    `on` names the GPU: a preset ("a100", "t4", "h200", "laptop", …), a `Gpu` of your own, or "auto": an emulated
-    A100 where there is no GPU. `host` is a preset ("laptop", "workstation"), a `Host`, or "measured": this machine's
-    own cost of Python, data set and collate. With `copies="on_wait"` a copy's bytes arrive when something ordered
-    after it needs them, until then the destination is poison (NaN); "eager" copies at once. Races are in
-    `recording.hazards`; `hazards="warn"` also warns at the end (`HazardWarning`), "raise" stops at the racing call
-    (`RaceError`), "off" does not look for them.
+    `on` says where it runs:
 
-    Raises `UnknownHardwareError` for a name that is no preset, `NotModelledError` inside the block for a call that
-    the emulated GPU does not model.
+    * "cuda": this machine's GPU, as it really runs, through torch.profiler. DataLoader workers and pin thread are in
+      the picture, whatever the start method. "cpu": the same with the CPU alone, which answers "is my DataLoader the
+      bottleneck" on any machine.
+    * "a100", "t4", "h200", "laptop", …, or a `Gpu` of your own: emulated, in virtual time.
+    * "auto": the real GPU if torch sees one, else an emulated A100.
+
+    `wait` leaves out the first steps, `steps` ends the recording after that many more (None: at the end of the block);
+    the program goes on. A step begins when a batch is handed out to the main thread by a DataLoader or one of
+    loaderviz's loaders, or with `recording.step()`. What was left out stands in `timeline.context.notes`.
+
+    A real run is kept in memory until it is over: 0.2 kB for each operator and GPU span while it runs, 1.4 kB at its
+    end (measured, torch 2.13), and 0.3 to 1 kB in a temporary file. A training step has hundreds to thousands of them,
+    so record long runs in part: `record(on="cuda", wait=10, steps=20)`.
+
+    For an emulated run only, and without a meaning in a real one: `host` is a preset ("laptop", "workstation"), a
+    `Host`, or "measured": this machine's own cost of Python, data set and collate. With `copies="on_wait"` a copy's
+    bytes arrive when something ordered after it needs them, until then the destination is poison (NaN); "eager" copies
+    at once. Races are in `recording.hazards`; `hazards="warn"` also warns at the end (`HazardWarning`), "raise" stops
+    at the racing call (`RaceError`), "off" does not look for them. A real run cannot show races: there
+    `recording.hazards` raises an error that says so.
+
+    Raises `UnknownHardwareError` for a name that is no preset, `RecordOptionError` for another option that means
+    nothing, LoadervizError for "cuda" without a GPU, `NestedRecordingError` inside another recording, and
+    `NotModelledError` inside the block for a call that the emulated GPU does not model.
 
     >>> with loaderviz.record(on="t4") as recording:
     ...     torch.ones(1000).pin_memory().to("cuda", non_blocking=True).sum().item()
     >>> recording.timeline.duration    # virtual ns
     """
+    wait = _count("wait", wait, 0)
+    steps = None if steps is None else _count("steps", steps, 1)
+    Recording.refuse_nesting()
+    if place := _real(on):
+        if hazards == "raise":
+            raise RecordOptionError(
+                f"record(on={on!r}, hazards='raise') cannot be done: a real run does not show its races. Emulate a "
+                "GPU, such as on='a100', or leave hazards out"
+            )
+        from loaderviz.recorder.profiler import RealRun  # torch is imported when it is needed
+
+        return Recording(RealRun(cuda=place == "cuda", wait=wait, steps=steps))
+    return Recording(_emulated(on, host, copies, hazards, wait, steps), warn=hazards == "warn")
+
+
+def _real(on: str | Gpu) -> str:
+    """Return "cuda" or "cpu" for a real run, "" for an emulated one. Raises LoadervizError for "cuda" without a GPU."""
+    if on == "cpu":
+        return "cpu"
+    if on not in ("auto", "cuda"):
+        return ""
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if on == "cuda":
+        raise LoadervizError(
+            "record(on='cuda'): torch sees no CUDA GPU here. Use on='auto' to emulate one, or on='cpu' to record the "
+            "DataLoader's real work"
+        )
+    return ""
+
+
+def _emulated(on: str | Gpu, host: str | Host, copies: Any, hazards: Any, wait: int, steps: int | None) -> EmulatedRun:
     measured = host == "measured"
     machine = Host.preset("laptop") if measured else host if isinstance(host, Host) else Host.preset(host)
     if measured:
         machine = replace(machine, name="measured on this machine")
+    gpu = on if isinstance(on, Gpu) else Gpu.preset(DEFAULT_GPU if on == "auto" else on)
     from loaderviz.emulator.torch_cuda import EmulatedCuda  # torch is imported when it is needed
 
     EmulatedCuda.refuse_nesting()
-    emulated = EmulatedCuda(_gpu(on), machine, measured=measured, copies=copies, hazards=hazards)
-    return Recording(emulated, warn=hazards == "warn")
+    emulated = EmulatedCuda(gpu, machine, measured=measured, copies=copies, hazards=hazards)
+    return EmulatedRun(emulated, wait, steps)
 
 
-def _gpu(on: str | Gpu) -> Gpu:
-    if isinstance(on, Gpu):
-        return on
-    if on in ("auto", "cuda"):
-        import torch
-
-        if torch.cuda.is_available():
-            presets = ", ".join(sorted(GPUS))
-            raise NotModelledError(
-                f"record(on={on!r}) on a machine with a GPU: recording a real GPU is not built yet. Emulate one by "
-                f"name: {presets}"
-            )
-        if on == "cuda":
-            raise LoadervizError("record(on='cuda'): torch sees no CUDA GPU here. Use on='auto' to emulate one.")
-        on = DEFAULT_GPU
-    return Gpu.preset(on)
+def _count(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        kind = f"a whole number of steps, {least} or more" + (", or None for all" if name == "steps" else "")
+        raise RecordOptionError(f"record({name}={value!r}): give {kind}")
+    return number

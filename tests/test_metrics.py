@@ -211,6 +211,18 @@ def test_describe():
     assert describe(builder.build()) == "5 µs on the host, no work on the GPU"
     builder.span(0, 5_000, builder.lane("stream 0", "device"), Kind.COMPUTE, "kernel")
     assert describe(builder.build()).endswith("at the limit")
+    builder.span(0, 500, builder.lane("stream 1", "device", device=1), Kind.COMPUTE, "kernel")
+    assert describe(builder.build(), "x").startswith("x: GPU 0 (of 2) computes 100 % of the time")
+
+
+def test_a_run_without_a_gpu_says_what_loading_costs():
+    builder = TimelineBuilder(Context())
+    main = builder.lane("main", "host", "main")
+    builder.span(0, 300, main, Kind.FETCH, "fetch batch 0")
+    builder.span(300, 800, main, Kind.WAIT, "waiting for data", cause=Cause.DATA)
+    builder.span(800, 1_000, main, Kind.OPERATOR, "aten::add")
+    said = "1 µs on the host, no work on the GPU, 50 % waiting for data, 30 % fetching batches"
+    assert describe(builder.build()) == said
 
 
 def test_the_table_says_every_number_with_its_unit():

@@ -11,7 +11,7 @@ import loaderviz as lv
 from loaderviz.emulator import Gpu, Host
 from loaderviz.emulator.hardware import GPUS, UnknownHardwareError
 from loaderviz.errors import LoadervizError
-from loaderviz.recording import NotRecordedError
+from loaderviz.recording import NotRecordedError, RecordOptionError
 from loaderviz.timeline import Kind, Timeline
 
 
@@ -86,3 +86,61 @@ def test_a_timeline_survives_its_json_form():
     with lv.record(on="a100") as recording:
         program()
     assert Timeline.from_dict(recording.timeline.to_dict()) == recording.timeline
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"wait": -1}, r"record\(wait=-1\): give a whole number of steps, 0 or more"),
+        ({"wait": 1.5}, "wait=1.5"),
+        ({"wait": True}, "wait=True"),
+        ({"wait": None}, "wait=None"),
+        ({"steps": 0}, "steps, 1 or more, or None for all"),
+        ({"steps": "3"}, "steps='3'"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("on", ["a100", "cpu"])
+def test_a_number_of_steps_that_means_nothing_is_refused(on, option, said):
+    with pytest.raises(RecordOptionError, match=said):
+        lv.record(on=on, **option)
+
+
+def emulated_loop(batches=5, mark=True, **options):
+    """Copies of 1,000 floats, one a step, each step marked."""
+    with lv.record(on="a100", **options) as recording:
+        for batch in range(batches):
+            if mark:
+                with torch.profiler.record_function(f"batch {batch}"):
+                    torch.arange(1000.0).to("cuda").sum().item()
+            else:
+                program()
+    return recording.timeline.self_check()
+
+
+@pytest.mark.parametrize(("wait", "steps"), [(0, None), (1, None), (0, 2), (2, 2), (4, 1), (1, 9)])
+def test_a_window_of_an_emulated_run_is_that_part_of_the_whole(wait, steps):
+    whole, part = emulated_loop(), emulated_loop(wait=wait, steps=steps)
+    starts = [row.start for row in whole.rows(Kind.RANGE)]
+    last = len(starts) if steps is None else min(len(starts), wait + steps)
+    begin = starts[wait] if wait else whole.begin
+    expected = whole.between(begin, starts[last] if last < len(starts) else whole.begin + whole.duration)
+    assert list(part.rows()) == list(expected.rows())
+    assert part.marks == expected.marks
+    assert [row.batch for row in part.rows(Kind.COPY_H2D)] == list(range(wait, last))
+
+
+def test_a_program_without_steps_has_none_to_leave_out():
+    timeline = emulated_loop(mark=False, wait=2)
+    assert len(timeline) == 0
+    assert "nothing is recorded: the first 2 steps" in timeline.context.notes[-1]
+    whole = emulated_loop(mark=False, steps=2)
+    assert whole.where(Kind.COPY_H2D).sum() == 5
+    assert "the block had 0 of the 2 steps to record" in whole.context.notes[-1]
+
+
+def test_on_cpu_records_what_this_machine_does():
+    with lv.record(on="cpu") as recording:
+        torch.ones(100).sum()
+    assert recording.timeline.context.origin == "recorded"
+    assert "aten::sum" in {row.name for row in recording.timeline.rows(Kind.OPERATOR)}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderviz.builder import TimelineBuilder
-from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineError
+from loaderviz.timeline import DEVICE_KINDS, ArrowKind, Cause, Context, Kind, Timeline, TimelineError
 
 SEEDS = st.integers(0, 10_000)
 
@@ -86,6 +86,21 @@ def test_between_keeps_arrows_with_both_ends():
     assert {tail for tail, _ in names} <= {"cudaMemcpyAsync", "cudaLaunchKernel", "Memcpy HtoD (Pinned -> Device)"}
     with pytest.raises(TimelineError, match="the end lies before the start"):
         timeline.between(5, 1)
+
+
+def test_only_keeps_spans_by_a_mask_and_the_arrows_between_them():
+    timeline = factory.loader("prefetch")
+    device = timeline.where(*DEVICE_KINDS)
+    part = timeline.only(device).self_check()
+    assert list(part.rows()) == [row for row, mine in zip(timeline.rows(), device, strict=True) if mine]
+
+    def ends(one, keep):
+        rows = list(one.rows())
+        pairs = zip(one.arrows["tail"], one.arrows["head"], strict=True)
+        return [(rows[tail], rows[head]) for tail, head in pairs if keep[tail] and keep[head]]
+
+    assert ends(part, [True] * len(part)) == ends(timeline, device)
+    assert list(timeline.only(~device | device).rows()) == list(timeline.rows())
 
 
 def test_self_check_finds_overlap_in_a_stream_but_not_on_the_host():

@@ -94,15 +94,15 @@ def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> Part:
     if overlapping:
         notes.append(f"{overlapping:,} spans overlap another of their stream; they are in lanes of their own")
     events = waiting.event_arrows(trace, rows, launch, place, calls)
-    rows, moved = waiting.add_waits(rows, launch, calls, trace.names)
-    joined = [(moved[tail], moved[head]) for tail, head in events]
+    rows, blocked = waiting.add_waits(rows, launch, calls, trace.names)
     launched = np.flatnonzero(launch >= 0)
-    forward = rows["start"][moved[launch[launched]]] <= rows["start"][moved[launched]]
-    launched = launched[forward]
-    tails, heads = moved[launch[launched]], moved[launched]
-    del moved, launch, rows["role"]
+    tails, heads = (waiting.moved(former, blocked) for former in (launch[launched], launched))
+    del launch, rows["role"]
+    forward = rows["start"][tails] <= rows["start"][heads]
+    tails, heads = tails[forward], heads[forward]
     arrows = [np.stack([tails, heads, np.full(len(heads), ArrowKind.LAUNCH)], axis=1)]
-    arrows.append(np.array([(*pair, ArrowKind.WAIT) for pair in joined], np.int64).reshape(-1, 3))
+    joined = waiting.moved(np.array(events, np.int64).reshape(-1, 2), blocked)
+    arrows.append(np.c_[joined, np.full(len(joined), ArrowKind.WAIT)])
     return Part(rows, lanes, trace.names, np.concatenate(arrows), notes, tick)
 
 
@@ -157,7 +157,7 @@ def _meanings(trace: RawTrace) -> dict[str, npt.NDArray[np.int8]]:
 
 def launches(rows: Rows) -> Ints:
     """Return for each row the row of the call that launched it, -1 for host rows and where none is found."""
-    result = np.full(len(rows["start"]), -1, np.int64)
+    result = np.full(len(rows["start"]), -1, np.int32)
     call = np.flatnonzero((rows["role"] == Role.CALL) & (rows["correlation"] > 0))
     work = np.flatnonzero(np.isin(rows["role"], ON_DEVICE) & (rows["correlation"] > 0))
     if len(call) and len(work):

@@ -1,8 +1,8 @@
 """Event texts -> numpy columns: the part that costs the time of reading a trace.
 
-Three things make it fast with the standard library alone. Events that are never needed (flows, memory counters, Python
-frames) are dropped before they are parsed, and operators lose their arguments (shapes, call stacks), which are most of
-a file. What is left is parsed many events at once, with the garbage collector off. And columns are made by one list
+Three things make it fast with the standard library alone. Events that are never needed are dropped before they are
+parsed, and operators lose their arguments (`skim`). Events that differ in their numbers only are read by numpy
+(`alike`). What is left is parsed many events at once, with the garbage collector off, and columns are made by one list
 comprehension each, not by a loop over events. With msgspec installed its typed decoder replaces `json`.
 """
 
@@ -18,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderviz.recorder import decode, salvage
-from loaderviz.recorder.names import ROLES, Role
+from loaderviz.recorder.alike import Alike, grouped, mark_of
+from loaderviz.recorder.names import ROLES, Role, is_blit
+from loaderviz.recorder.skim import Skim
 from loaderviz.recorder.source import TraceError
 
 Ints = npt.NDArray[np.integer[Any]]
@@ -30,7 +32,6 @@ MAX_NAMES = 1 << 28  # characters of all different names
 MAX_PLACES = 100_000
 _LONGEST_TIME = float(1 << 61)  # ns; int64 has room for a start and a length of it
 _FINE = float(1 << 42)  # µs; a float64 above it has no ns digits any more
-_ARGUMENTS = (b'"args": ', b'"args":')
 
 
 class Ids(dict[Any, int]):
@@ -63,20 +64,6 @@ class _Roles(dict[str, int]):
         return role
 
 
-def _starts() -> tuple[tuple[bytes, ...], ...]:
-    """Return how texts begin that are operators, flows, instants, Python frames, synchronisation rows."""
-    blanks = [(b" ", b" "), (b"", b""), (b" ", b"\n    ")]  # as Kineto writes it, compact, and as torch 2.13 does
-
-    def begin(phase: bytes, *categories: bytes) -> tuple[bytes, ...]:
-        if not categories:
-            return tuple({b':%s"%s"' % (colon, phase) for colon, _ in blanks})
-        return tuple(b':%s"%s",%s"cat":%s"%s"' % (colon, phase, comma, colon, category)
-                     for colon, comma in blanks for category in categories)  # fmt: skip
-
-    return (begin(b"X", b"cpu_op", b"Operator"), begin(b"s") + begin(b"f"), begin(b"i"),
-            begin(b"X", b"python_function"), begin(b"X", b"cuda_sync", b"xpu_sync"))  # fmt: skip
-
-
 class Columns:
     """Collects the events of one file. The arrays are made once, by `finish`."""
 
@@ -92,9 +79,11 @@ class Columns:
         self.count = 0
         self._blits_seen = False
         self._exact = False  # times have digits that a float cannot hold
-        self._parts: dict[str, list[Ints]] = {name: [] for name in _DTYPES}
+        self._columns: Rows = {name: np.empty(0, dtype) for name, dtype in _DTYPES.items()}
         self._roles = _Roles()
-        self._starts = _starts() if key == b"ph" else ((b"\x00",),) * 5
+        self._skim = Skim(key)
+        self._mark = b""
+        self._alike = Alike(b'{"' + key + b'"', self._number_of, self.places)
 
     def add(self, bodies: Sequence[bytes]) -> None:
         """Take the events of a chunk, as `Document.chunks` gives them; if one is damaged, all of them one by one."""
@@ -102,8 +91,8 @@ class Columns:
         for _ in range(2):
             exact = self._exact
             try:
-                for rows in [self._rows(*lists) for lists in self._lists(bodies)]:
-                    self._keep(*rows)
+                for found in list(self._found(bodies)):
+                    self._keep(*found)
                 break
             except TraceError:
                 raise
@@ -118,9 +107,36 @@ class Columns:
         if self.count > MAX_EVENTS:
             raise TraceError(f"it has more than {MAX_EVENTS:,} events; record fewer steps")
 
+    def _found(self, bodies: Sequence[bytes]) -> Iterator[tuple[Rows, list[Any], list[Any], list[Any]]]:
+        """Read a chunk: events that look alike by numpy, the others by the JSON parser."""
+        texts, rest, dropped = self._skim.wanted(bodies)
+        self.left_out.update(dropped)
+        self._mark = self._mark or mark_of(texts)
+        groups, odd = grouped(texts, self._mark) if self._mark else ({}, texts)
+        rest += odd
+        for shape, group in groups.items():
+            found = self._alike.rows(shape, group)
+            if found is None:
+                rest += [head + self._mark + tail for head, tail in zip(*group, strict=True)]
+                continue
+            rows, who = found
+            keep = who >= 0
+            if not keep.all():
+                rest += [group[0][place] + self._mark + group[1][place] for place in np.flatnonzero(~keep).tolist()]
+                rows, who = {name: values[keep] for name, values in rows.items()}, who[keep]
+            yield {**rows, "role": who % len(Role), "name": who // len(Role)}, [], [], []
+        for lists in self._lists(rest):
+            yield self._rows(*lists)
+
+    def _number_of(self, category: str, name: str) -> int:
+        """Return a number that stands for name and role; -1 if such events are not spans."""
+        role = self._roles[category]
+        self._blits_seen = self._blits_seen or is_blit(name)
+        return -1 if role in (Role.NONE, Role.SYNC) else self.names[name] * len(Role) + role
+
     def _lists(self, bodies: Sequence[bytes]) -> Iterator[tuple[list[Any], ...]]:
         """Parse a chunk, the parts of it one after the other."""
-        light, syncs, heavy = self._sorted(bodies)
+        light, syncs, heavy = self._skim.parted(bodies)
         opening = b'{"' + self.key + b'"'
         for part, closing, arguments in ((light, b"0}", False), (syncs, b"}", True), (heavy, b"}", True)):
             if part:  # an operator is cut after `"args": `, hence the 0
@@ -131,41 +147,12 @@ class Columns:
     def _one_by_one(self, bodies: Sequence[bytes]) -> None:
         opening = b'{"' + self.key + b'"'
         texts = [(opening + body + b"}").decode("utf-8", "replace") for body in bodies]
-        events, lost = salvage.events(texts, Decimal if self._exact else float)
+        events, lost = salvage.events(texts, Decimal)
         self.lost += lost
         clean = [cleaned for event in events if (cleaned := self._cleaned(event))]
+        exact, self._exact = self._exact, True  # slow, and right for all times
         self._keep(*self._rows(*decode.from_dicts(clean, True, self._other)))
-
-    def _sorted(self, bodies: Sequence[bytes]) -> tuple[list[bytes], list[bytes], list[bytes]]:
-        """Part the texts: operators, cut before their arguments; synchronisation rows; all others that may be needed.
-
-        Whatever does not look exactly as expected goes to the last, where it is read with all care.
-        """
-        light: list[bytes] = []
-        syncs: list[bytes] = []
-        heavy: list[bytes] = []
-        operators, flows, marks, frames, waits = self._starts
-        flow = mark = frame = 0
-        for body in bodies:
-            if body.startswith(operators):
-                place = body.find(b"{")
-                if place > 0 and body.find(b"{", place + 1) < 0 and body.endswith(_ARGUMENTS, 0, place):
-                    light.append(body[:place])
-                else:
-                    heavy.append(body)
-            elif body.startswith(flows) and b"{" not in body:
-                flow += 1
-            elif body.startswith(frames) and body.count(b"{") == 1:
-                frame += 1
-            elif body.startswith(marks) and body.count(b"{") == 1:
-                mark += 1
-            elif body.startswith(waits):
-                syncs.append(body)
-            else:
-                heavy.append(body)
-        self.left_out.update({name: count for name, count in
-                              (("flow", flow), ("instant", mark), ("python_function", frame)) if count})  # fmt: skip
-        return light, syncs, heavy
+        self._exact = exact
 
     def _rows(
         self, times: list[Any], lengths: list[Any], names: list[Any], categories: list[Any], places: list[Place],
@@ -195,9 +182,7 @@ class Columns:
         self._set_apart(rows, good, keep, categories, names, arguments)
         if not keep.all():
             rows = {name: values[keep] for name, values in rows.items()}
-        for name, values in rows.items():
-            self._parts[name].append(values.astype(_DTYPES[name], copy=False))
-        self.count += int(keep.sum())
+        self._store(rows)
 
     def _set_apart(
         self, rows: Rows, good: npt.NDArray[np.bool_], keep: npt.NDArray[np.bool_], categories: list[str],
@@ -212,10 +197,10 @@ class Columns:
                 if names[index] == "Stream Wait Event":
                     details = (decode.argument(arguments[index], key) for key in _WAIT_KEYS)
                     self.event_waits.append((int(rows["correlation"][index]), *details))
-        if self._blits_seen:
+        if self._blits_seen and arguments:
             kept = np.cumsum(keep) - 1 + self.count
             for index in np.flatnonzero(keep & (roles == Role.CALL)).tolist():
-                if arguments and (direction := decode.argument(arguments[index], "kind")) is not None:
+                if (direction := decode.argument(arguments[index], "kind")) is not None:
                     self.blits[int(kept[index])] = _number(direction)
 
     def _nanoseconds(self, times: list[Any]) -> npt.NDArray[np.int64]:
@@ -223,13 +208,15 @@ class Columns:
         if self._exact:
             return np.array([int((Decimal(time) * 1000).to_integral_value()) for time in times], np.int64)
         values = np.array(times)
+        if values.ndim != 1:
+            raise ValueError("a time is no number")
         if values.dtype.kind == "i":
             return np.asarray(values, np.int64) * 1000
         if values.dtype.kind != "f" or not np.isfinite(values).all():
             raise ValueError("a time is no finite number")
         whole = np.floor(values)
         rest = values - whole
-        if not self._exact and ((np.abs(whole) > _FINE) & (rest != 0)).any():
+        if (np.abs(whole) > _FINE).any():
             self._exact = True  # absolute times with ns digits (torch 2.3): read the text again, as decimals
             raise ValueError("times are too large for float64")
         if (np.abs(whole) > _LONGEST_TIME / 1000).any():
@@ -263,13 +250,22 @@ class Columns:
         kinds = {"i": "instant", "I": "instant", "C": "counter", "s": "flow", "t": "flow", "f": "flow"}
         self.left_out[kinds.get(str(phase), "event of an unknown phase")] += 1
 
-    def finish(self) -> dict[str, Ints]:
+    def _store(self, rows: Rows) -> None:
+        """Append rows to the columns, which grow in place: to join small arrays at the end takes twice the room."""
+        count = self.count + len(rows["start"])
+        if count > len(self._columns["start"]):
+            for column in self._columns.values():
+                column.resize(max(count * 5 // 4, 1 << 16), refcheck=False)
+        for name, values in rows.items():
+            self._columns[name][self.count : count] = values
+        self.count = count
+
+    def finish(self) -> Rows:
         """Return the columns, and forget them."""
-        result: dict[str, Ints] = {}
-        for name in list(self._parts):
-            parts = self._parts.pop(name)
-            result[name] = np.concatenate(parts) if parts else np.empty(0, _DTYPES[name])
-        return result
+        columns, self._columns = self._columns, {}
+        for column in columns.values():
+            column.resize(self.count, refcheck=False)
+        return columns
 
 
 _DTYPES: dict[str, Any] = {
@@ -282,9 +278,11 @@ _WAIT_KEYS = ("stream", "device", "wait_on_stream", "wait_on_cuda_event_record_c
 def _whole(values: list[Any]) -> npt.NDArray[np.int64]:
     """Return whole numbers; what is none, or too large, becomes -1. Text is read: ROCm writes `"size": "2560"`."""
     try:
-        return np.array(values, np.int64)
+        numbers = np.array(values, np.int64)
     except (TypeError, ValueError, OverflowError):
-        return np.array([_number(value) for value in values], np.int64)
+        numbers = np.empty((0, 0), np.int64)
+    # a list for each value makes a table
+    return numbers if numbers.ndim == 1 else np.array([_number(value) for value in values], np.int64)
 
 
 def _number(value: Any) -> int:

@@ -64,7 +64,7 @@ _PAGE_LOCKS = re.compile(r"^(?:cuda|hip|musa)(?:HostAlloc|HostMalloc|MallocHost|
 _RECORDS = re.compile(r"^(?:cuda|cu|hip|musa)EventRecord", re.I)
 _WAITS_EVENT = re.compile(r"^(?:cuda|cu|hip|musa)StreamWaitEvent", re.I)
 _COPY_CALL = re.compile(r"^(?:cuda|cu|hip|musa)Memcpy", re.I)
-_LOADER_NEXT = re.compile(r"^enumerate\(DataLoader\)#_(\w*?)DataLoaderIter\.__next__")
+LOADER_NEXT = re.compile(r"^enumerate\(DataLoader\)#_(\w*?)DataLoaderIter\.__next__")
 
 MARK = re.compile(r"batch (\d+): \d+ samples?$")  # loaderviz.loaders: handed out; holds until the next
 PREFETCH = re.compile(r"prefetch of batch (\d+)$")  # loaderviz.loaders: the launches in it are for a later batch
@@ -99,7 +99,7 @@ def kind_of(role: Role, name: str) -> tuple[Kind, int, Cause]:
         return (*copy_of(name), Cause.NONE)
     if role is Role.KERNEL:
         return _kernel(name), -1, Cause.NONE
-    if role in (Role.OPERATOR, Role.ANNOTATION) and (match := _LOADER_NEXT.match(name)):
+    if role in (Role.OPERATOR, Role.ANNOTATION) and (match := LOADER_NEXT.match(name)):
         # with workers the main thread waits for them; without, it prepares the batch itself
         fetches = match.group(1).startswith("SingleProcess")
         return (Kind.FETCH, -1, Cause.NONE) if fetches else (Kind.WAIT, -1, Cause.DATA)

@@ -18,41 +18,45 @@ Rows = dict[str, npt.NDArray[Any]]
 _NO_STREAM = (-1, 2**32 - 1)  # both are written where a synchronisation has no stream
 
 
-def blocking_calls(rows: Rows, launch: Ints, calls: Calls, names: list[str]) -> dict[int, Cause]:
-    """Return the calls in which the host is blocked, and why: row -> cause. The whole call counts as waiting."""
+def blocking_calls(rows: Rows, launch: Ints, calls: Calls, names: list[str]) -> tuple[Ints, Ints]:
+    """Return the calls in which the host is blocked (their rows, sorted) and why. The whole call counts as waiting."""
+    cause = np.full(len(rows["start"]), Cause.NONE, np.int8)
     is_call = rows["role"] == Role.CALL
-    found: dict[int, Cause] = {}
-    for cause, numbers in calls.blocking.items():
+    for each, numbers in calls.blocking.items():
         if numbers:
-            for row in np.flatnonzero(is_call & np.isin(rows["name"], numbers)).tolist():
-                found[row] = cause
+            cause[is_call & np.isin(rows["name"], numbers)] = each
     copies = np.flatnonzero(np.isin(rows["kind"], COPIES) & (launch >= 0))
     copies = copies[np.isin(rows["name"][launch[copies]], calls.copies)]
-    for copy, call in zip(copies.tolist(), launch[copies].tolist(), strict=True):
-        if rows["pinned"][copy] == 0 and rows["start"][copy] < rows["end"][call]:
-            found[call] = Cause.STAGING
-        elif "Async" not in names[rows["name"][call]] and rows["end"][copy] <= rows["end"][call]:
-            found[call] = Cause.SYNCHRONIZE
-    return {row: cause for row, cause in found.items() if rows["end"][row] > rows["start"][row]}
+    call = launch[copies]
+    staged = (rows["pinned"][copies] == 0) & (rows["start"][copies] < rows["end"][call])
+    returns = np.array(["Async" in name for name in names], bool)  # such a call does not wait for its copy
+    waited = ~returns[rows["name"][call]] & (rows["end"][copies] <= rows["end"][call])
+    cause[call[waited]] = Cause.SYNCHRONIZE
+    cause[call[staged]] = Cause.STAGING
+    blocked = np.flatnonzero((cause != Cause.NONE) & (rows["end"] > rows["start"]))
+    return blocked, cause[blocked]
 
 
 def add_waits(rows: Rows, launch: Ints, calls: Calls, names: list[str]) -> tuple[Rows, Ints]:
-    """Return the rows with a WAIT inside each blocking call, and where each old row is now."""
-    blocked = dict(sorted(blocking_calls(rows, launch, calls, names).items()))
-    place = np.fromiter(blocked, np.int64, len(blocked))
-    cause = np.fromiter(blocked.values(), np.int8, len(blocked))
-    numbers = {each: len(names) + n for n, each in enumerate(sorted(set(blocked.values())))}
-    names += [each.words for each in numbers]
+    """Return the rows with a WAIT after each blocking call, and the former rows of those calls (see `moved`)."""
+    place, cause = blocking_calls(rows, launch, calls, names)
+    causes = np.unique(cause)
+    numbers = (len(names) + np.searchsorted(causes, cause)).astype(np.int32)
+    names += [Cause(each).words for each in causes.tolist()]
     new: dict[str, Any] = {
         "kind": Kind.WAIT, "cause": cause, "correlation": -1, "nbytes": -1, "pinned": -1, "role": Role.NONE,
-        "name": np.array([numbers[each] for each in blocked.values()], np.int32),
+        "name": numbers,
     }  # fmt: skip
     result = {}
-    for column in list(rows):
+    for column in sorted(rows, key=lambda name: -rows[name].itemsize):  # large ones first: their room is used again
         old = rows.pop(column)
         result[column] = np.insert(old, place + 1, new.get(column, old[place])) if len(place) else old
-    every = np.arange(len(launch))
-    return result, every + np.searchsorted(place, every, side="left")
+    return result, place
+
+
+def moved(former: Ints, place: Ints) -> Ints:
+    """Return where these former rows are, now that a row stands after each of `place`."""
+    return former + np.searchsorted(place, former, side="left")
 
 
 def event_arrows(trace: RawTrace, rows: Rows, launch: Ints, place: Lanes, calls: Calls) -> list[tuple[int, int]]:
