@@ -1,4 +1,4 @@
-"""The command line: `compare` runs the four loaders on MNIST, `view` shows a trace file; each writes one HTML page."""
+"""The command line: `compare` the four loaders on MNIST, `view` a trace, `run` a program; each writes one HTML page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loaderviz.commands import view
+from loaderviz.commands import run, view
 from loaderviz.errors import LoadervizError
 
 if TYPE_CHECKING:
@@ -120,7 +120,30 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("file", type=Path, nargs="+", metavar="FILE", help="a trace, a folder of ranks, or several ranks")
     add.add_argument("--out", type=Path, default=Path("timeline.html"), metavar="PAGE", help="the page to write")
     add.set_defaults(run=view)
+    _add_run(commands)
     return parser
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    add = commands.add_parser(
+        "run", help="record a program on an emulated or a real GPU, show it as one HTML page",
+        usage="loaderviz run [options] (script.py | -m module) [argument ...]",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    where = "auto (the real GPU, else an emulated A100), cuda, cpu, or a GPU to emulate: a100, t4, h200, …"
+    costs = "costs around an emulated GPU: of this machine (measured), laptop or workstation"
+    add.add_argument("--on", default="auto", metavar="WHERE", help=where)
+    add.add_argument("--host", default="measured", metavar="HOST", help=costs)
+    add.add_argument("--wait", type=int, default=0, metavar="N", help="leave out the first N steps")
+    add.add_argument("--steps", type=int, metavar="N", help="record N steps after that, not all")
+    add.add_argument("--out", type=Path, default=Path("timeline.html"), metavar="PAGE", help="the page to write")
+    add.add_argument("--save", type=Path, metavar="FILE", help="save the timeline itself, for `view` or read()")
+    add.add_argument("-m", dest="module", action="store_true", help="run a module, as `python -m` does")
+    add.add_argument("program", help="the script, or with -m the module")
+    add.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="argument", help="all that follows is the program's"
+    )
+    add.set_defaults(run=run)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import factory
 import pytest
 
 from loaderviz import __main__ as command_line
@@ -58,9 +59,21 @@ def test_a_missing_folder_is_told_before_anything_runs(tmp_path, capsys):
     assert "no" in capsys.readouterr().err
 
 
+def test_view_prints_what_could_be_gained_and_puts_it_on_the_page(tmp_path, capsys):
+    saved, page = factory.loader("pinned", 8).save(tmp_path / "run.json"), tmp_path / "page.html"
+    assert command_line.main(["view", str(saved), "--out", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "Judged: " in out
+    assert "1. copy-not-hidden: up to" in out
+    text = page.read_text(encoding="utf-8")
+    assert "<h2>What could be gained</h2>" in text
+    assert "<b>copy-not-hidden</b>" in text
+
+
 def test_no_command_prints_help(capsys):
     assert command_line.main([]) == 2
-    assert "compare" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert all(command in out for command in ("compare", "view", "run"))
 
 
 def test_it_runs_as_a_module():

@@ -1,0 +1,141 @@
+"""`%%timeline`: record a notebook's cell, and show its picture and its numbers.
+
+    %load_ext loaderviz
+
+    %%timeline on=t4 color=kind mine
+    for x, y in loader:
+        train_step(x, y)
+
+    mine                                  # in the next cell: the Timeline
+
+The cell runs in the notebook's namespace like any other: its last expression is displayed, its errors are its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.display import display
+
+from loaderviz.emulator.findings import HazardWarning
+from loaderviz.errors import LoadervizError
+from loaderviz.recording import Recording, record
+from loaderviz.tracebacks import clean
+
+RECORD_OPTIONS = ("on", "host", "copies", "hazards", "wait", "steps")  # of record(); the last two are numbers
+COLORS = ("batch", "kind")
+_KNOWN = f"{', '.join(RECORD_OPTIONS)}, color, as in `%%timeline on=t4 color=kind`, and a name for the timeline"
+
+
+def register(shell: Any) -> None:
+    """Add the magic to a shell, an `InteractiveShell` of IPython; `%load_ext loaderviz` calls it."""
+
+    def timeline(line: str, cell: str) -> None:
+        """Record this cell on an emulated or a real GPU; options: on, host, wait, steps, color, and a name."""
+        _run(shell, line, cell)
+
+    shell.register_magic_function(timeline, "cell", "timeline")
+
+
+def unregister(shell: Any) -> None:
+    """Take the magic away; `%unload_ext loaderviz` calls it."""
+    shell.magics_manager.magics["cell"].pop("timeline", None)
+
+
+@dataclass
+class Options:
+    """What stands behind `%%timeline`: options of `record()`, the colours, and the name to store the timeline under."""
+
+    name: str = ""
+    color: str = "batch"
+    record: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, line: str) -> Options:
+        """Return the options of the line; raise `UsageError`, which IPython shows as one sentence."""
+        options = cls()
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as problem:
+            raise UsageError(f"%%timeline {line}: {problem}") from None
+        for word in words:
+            key, equals, value = word.partition("=")
+            if not equals:
+                options._take_name(word)
+            elif key == "color":
+                if value not in COLORS:
+                    raise UsageError(f"%%timeline color={value}: choose color=batch or color=kind")
+                options.color = value
+            elif key in RECORD_OPTIONS:
+                options.record[key] = _number(key, value) if key in ("wait", "steps") else value
+            else:
+                raise UsageError(f"%%timeline: no option {key!r}; there are {_KNOWN}")
+        return options
+
+    def _take_name(self, word: str) -> None:
+        if not word.isidentifier():
+            raise UsageError(f"%%timeline: {word!r} is neither an option nor a name; there are {_KNOWN}")
+        if self.name:
+            raise UsageError(f"%%timeline: two names, {self.name!r} and {word!r}; a timeline has one")
+        self.name = word
+
+
+def _number(key: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise UsageError(f"%%timeline {key}={value}: give a whole number of steps") from None
+
+
+def _run(shell: Any, line: str, cell: str) -> None:
+    options = Options.parse(line)
+    code = _compile(shell, line, cell)
+    try:
+        recording = record(**options.record).__enter__()
+    except (LoadervizError, ValueError) as problem:  # an option that means nothing
+        raise UsageError(f"%%timeline: {problem}") from None
+    try:
+        for part in code:
+            exec(part, shell.user_global_ns, shell.user_ns)
+    except BaseException as error:
+        clean(error)
+        lines = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__, tb_offset=0)
+        error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]  # IPython asks for it
+        raise
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HazardWarning)  # the races are shown below
+            recording.__exit__(None, None, None)
+        if options.name:
+            shell.user_ns[options.name] = recording.timeline
+        _show(recording, options.color)
+
+
+def _compile(shell: Any, line: str, cell: str) -> list[Any]:
+    """Return the cell as code objects: all of it, or all but a last expression, and that."""
+    source = "\n" + shell.transform_cell(cell)  # the magic's own line is line 1
+    number = len(shell.user_ns.get("In", " ")) - 1  # of this cell, in every version of IPython
+    name = shell.compile.cache(source, number, raw_code=f"%%timeline {line}\n{cell}")
+    tree = shell.transform_ast(shell.compile.ast_parse(source, name))
+    quiet = cell.rstrip().endswith(";")
+    last = [tree.body.pop()] if tree.body and isinstance(tree.body[-1], ast.Expr) and not quiet else []
+    codes = [shell.compile(tree, name, "exec")]
+    return codes + [shell.compile(ast.Interactive(last), name, "single") for _ in last]  # "single" displays its value
+
+
+def _show(recording: Recording, color: str) -> None:
+    from loaderviz import draw, metrics
+
+    timeline = recording.timeline
+    if not len(timeline):
+        print("%%timeline: nothing was recorded; the cell put no work on 'cuda'")
+        return
+    display(draw.mimebundle(timeline, color=color), raw=True)
+    display(metrics.summarize(timeline))
+    if timeline.context.origin == "emulated" and recording.hazards:  # a real run does not show its races
+        display(recording.hazards)

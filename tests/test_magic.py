@@ -1,0 +1,205 @@
+"""`%%timeline`: a notebook's cell, recorded, with its picture and numbers."""
+
+from __future__ import annotations
+
+import nbclient
+import nbformat
+import pytest
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
+from loaderviz.magic import Options
+from loaderviz.timeline import Kind, Timeline
+
+PLOTLY = "application/vnd.plotly.v1+json"
+WORK = "x = torch.ones(1000).to('cuda')\nx.sum().item()"
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    shell = InteractiveShell.instance()
+    assert shell.run_cell("%load_ext loaderviz\nimport torch").success
+    yield shell
+    shell.run_cell("%unload_ext loaderviz")
+    InteractiveShell.clear_instance()
+
+
+def run(shell, cell):
+    """Run a cell; return its result and what it showed."""
+    with capture_output() as shown:
+        result = shell.run_cell(cell, store_history=True)
+    return result, shown
+
+
+def displays(shown):
+    """What was displayed, without the script that plotly puts before a figure."""
+    return [output.data for output in shown.outputs if "text/plain" in output.data]
+
+
+def test_it_shows_the_picture_and_the_numbers_and_keeps_the_timeline(notebook):
+    result, shown = run(notebook, f"%%timeline on=t4 mine\n{WORK}")
+    assert result.success
+    picture, numbers = displays(shown)
+    assert picture[PLOTLY]["data"]
+    assert "GPU computes" in picture["text/plain"]
+    assert "headroom" in numbers["text/html"]
+    timeline = notebook.user_ns["mine"]
+    assert isinstance(timeline, Timeline)
+    assert timeline.context.device == "Tesla T4"
+    assert timeline.where(Kind.COPY_H2D).sum() == 1
+    assert notebook.user_ns["x"].shape == (1000,)  # the cell's names are the notebook's
+
+
+def test_the_last_expression_is_displayed_as_in_any_cell(notebook):
+    _, shown = run(notebook, f"%%timeline on=t4\n{WORK}")
+    assert "1000.0" in shown.stdout
+    _, shown = run(notebook, f"%%timeline on=t4\n{WORK};")
+    assert "1000.0" not in shown.stdout
+    result, shown = run(notebook, "%%timeline on=t4\nx = torch.ones(10).cuda()\nif True:\n    y = x + 1")
+    assert result.success
+    assert len(displays(shown)) == 2
+
+
+def test_magics_and_shell_commands_work_in_the_cell(notebook):
+    result, shown = run(notebook, "%%timeline on=t4\n!echo from the shell\n%who_ls Timeline\ntorch.ones(3).cuda();")
+    assert result.success
+    assert "from the shell" in shown.stdout
+
+
+def test_the_colours(notebook):
+    names = []
+    for color in ("kind", "batch"):
+        _, shown = run(notebook, f"%%timeline on=t4 color={color}\n{WORK}")
+        names.append({trace.get("name") for trace in displays(shown)[-2][PLOTLY]["data"]})
+    assert names[0] != names[1]
+
+
+def test_options_of_record_are_passed_on(notebook):
+    cell = "for x in [torch.ones(10)] * 4:\n    x.cuda()\n"
+    run(notebook, f"%%timeline on=h200 host=workstation hazards=off fast\n{cell}")
+    context = notebook.user_ns["fast"].context
+    assert (context.device, context.host.split(" ")[0]) == ("NVIDIA H200", "workstation")
+    loop = "from loaderviz.loaders import BlockingLoader\nfor x in BlockingLoader([torch.ones(10)] * 6):\n    x + 1\n"
+    run(notebook, f"%%timeline on=t4 wait=2 steps=3 part\n{loop}")
+    copies = notebook.user_ns["part"].rows(Kind.COPY_H2D)
+    assert sorted({span.batch for span in copies}) == [2, 3, 4]
+
+
+def test_races_are_shown(notebook):
+    _, shown = run(
+        notebook,
+        "%%timeline on=t4\nside = torch.cuda.Stream()\nhost = torch.ones(1 << 20).pin_memory()\n"
+        "with torch.cuda.stream(side):\n    y = host.to('cuda', non_blocking=True)\ny.sum();",
+    )
+    assert len(displays(shown)) == 3
+    assert "early-read" in displays(shown)[-1]["text/markdown"]
+    assert "HazardWarning" not in shown.stderr
+
+
+# Errors
+
+
+def test_an_error_in_the_cell_is_that_of_a_normal_cell(notebook):
+    result, shown = run(notebook, "%%timeline on=t4 until\nx = torch.ones(3).cuda()\n\nx @ torch.ones(5).cuda()\n")
+    assert not result.success
+    assert isinstance(result.error_in_exec, RuntimeError)
+    number = result.execution_count
+    assert f"In[{number}]" in shown.stdout
+    assert "line 4" in shown.stdout  # as the reader counts, from the magic's own line
+    assert "magic.py" not in shown.stdout
+    assert "emulator" not in shown.stdout
+    assert notebook.user_ns["until"].where(Kind.COPY_H2D).sum() == 2  # what was recorded until then
+    result, _ = run(notebook, f"%%timeline on=t4\n{WORK}")
+    assert result.success  # nothing of the failed recording is left
+
+
+def test_a_syntax_error_is_one(notebook):
+    result, shown = run(notebook, "%%timeline on=t4\ndef f(:\n    pass")
+    assert isinstance(result.error_in_exec, SyntaxError)
+    assert "def f(:" in shown.stdout
+
+
+def test_an_interrupt_keeps_what_was_recorded(notebook):
+    result, shown = run(notebook, f"%%timeline on=t4 half\n{WORK}\nraise KeyboardInterrupt")
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert len(notebook.user_ns["half"])
+    assert len(displays(shown)) == 2
+
+
+def test_a_cell_without_a_gpu_is_told_so(notebook):
+    result, shown = run(notebook, "%%timeline on=t4 empty\nnumber = 1")
+    assert result.success
+    assert "nothing was recorded; the cell put no work on 'cuda'" in shown.stdout
+    assert len(notebook.user_ns["empty"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("colour=kind", "no option 'colour'; there are on, host, copies, hazards, wait, steps, color"),
+        ("color=red", "color=red: choose color=batch or color=kind"),
+        ("on=voodoo2", "no GPU preset 'voodoo2'; choose one of: a100"),
+        ("host=toaster", "no host preset 'toaster'"),
+        ("wait=one", "wait=one: give a whole number of steps"),
+        ("steps=0", "steps=0"),
+        ("a b", "two names, 'a' and 'b'; a timeline has one"),
+        ("3rd", "'3rd' is neither an option nor a name"),
+        ("copies=later", "'on_wait' or 'eager'"),
+        ("'open", "No closing quotation"),
+    ],
+)
+def test_a_wrong_option_is_one_clear_sentence(notebook, line, complaint):
+    result, shown = run(notebook, f"%%timeline {line}\nran = True")
+    assert isinstance(result.error_in_exec, UsageError)
+    assert complaint in shown.stderr
+    assert "Traceback" not in shown.stdout + shown.stderr
+    assert "ran" not in notebook.user_ns
+
+
+def test_a_recording_inside_another_is_refused(notebook):
+    result, shown = run(notebook, "import loaderviz\nwith loaderviz.record(on='t4'):\n"
+                                  "    get_ipython().run_cell_magic('timeline', 'on=t4', '1')")  # fmt: skip
+    assert isinstance(result.error_in_exec, UsageError)
+    assert "a recording is running already" in shown.stderr
+
+
+def test_the_line_is_read_as_written():
+    options = Options.parse("on=a100 color=kind run_3 wait=2  # a remark")
+    assert (options.name, options.color, options.record) == ("run_3", "kind", {"on": "a100", "wait": 2})
+    assert Options.parse("") == Options()
+
+
+def test_unloading_takes_it_away(notebook):
+    run(notebook, "%unload_ext loaderviz")
+    _, shown = run(notebook, f"%%timeline on=t4\n{WORK}")
+    assert "Cell magic `%%timeline` not found" in shown.stderr
+    run(notebook, "%load_ext loaderviz")
+    result, _ = run(notebook, f"%%timeline on=t4\n{WORK}")
+    assert result.success
+
+
+# In a real notebook
+
+
+@pytest.mark.notebook
+def test_in_a_notebook():
+    cells = [
+        "%load_ext loaderviz\nimport torch",
+        f"%%timeline on=t4 color=kind mine\n{WORK}",
+        "print(len(mine) > 0)\nmine",
+        "%%timeline on=t4\nx = torch.ones(3).cuda()\nx @ torch.ones(5).cuda()",
+    ]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(book, timeout=120, kernel_name="python3", allow_errors=True).execute()
+    first, second, third, fourth = (cell["outputs"] for cell in book.cells)
+    assert first == []
+    assert [output["output_type"] for output in second] == ["execute_result", "display_data", "display_data"]
+    assert second[0]["data"]["text/plain"] == "1000.0"
+    assert PLOTLY in second[1]["data"]
+    assert "<table>" in second[2]["data"]["text/html"]
+    assert third[0]["text"] == "True\n"
+    assert PLOTLY in third[1]["data"]
+    error = fourth[-1]
+    assert (error["output_type"], error["ename"]) == ("error", "RuntimeError")
+    assert not any("magic.py" in line for line in error["traceback"])

@@ -1,0 +1,343 @@
+"""`python -m loaderviz run`: a program runs as under Python itself, and is recorded however it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import loaderviz as lv
+from loaderviz import __main__ as command_line
+from loaderviz.running import Program, ProgramError, record_program
+from loaderviz.timeline import Kind, Timeline
+
+TRAIN = """
+import sys
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((100,), float(index))
+
+
+def main():
+    workers, start = int(sys.argv[1]), sys.argv[2]
+    loader = DataLoader(Numbers(), 16, num_workers=workers, multiprocessing_context=start if workers else None)
+    total = sum(batch.to("cuda").sum().item() for batch in loader)
+    print(f"{__name__} {total:.0f}")
+
+
+print(f"imported as {__name__}", flush=True)
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def script(folder, text, name="program.py"):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return str(path)
+
+
+def run(*arguments, on="t4"):
+    return command_line.main(["run", "--on", on, "--host", "laptop", *map(str, arguments)])
+
+
+def shell(*arguments, folder):
+    command = [sys.executable, "-m", "loaderviz", "run", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(Path(lv.__file__).parents[1])}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+
+
+GPU = "import sys, torch\ntorch.ones(1000).to('cuda').sum().item()\n"
+
+
+# As Python itself
+
+
+def test_a_script_sees_what_it_sees_under_python(here, capsys):
+    script(here, "WHO = 'its neighbour'", "lib/helper.py")
+    path = script(here, GPU + "import helper\nprint([__name__, __file__, sys.argv, sys.path[0], helper.WHO])",
+                  "lib/program.py")  # fmt: skip
+    before = list(sys.path), sys.argv, sys.modules["__main__"]
+    assert run("lib/program.py", "--on", "h200", "-m", "--", "x") == 0
+    out, err = capsys.readouterr()
+    assert eval(out) == [
+        "__main__", path, ["lib/program.py", "--on", "h200", "-m", "--", "x"],
+        str(Path(path).parent), "its neighbour",
+    ]  # fmt: skip
+    assert (list(sys.path), sys.argv, sys.modules["__main__"]) == before
+    assert "program.py: Tesla T4;" in err
+    assert "GPU computes" in err
+    assert "The picture is in timeline.html" in err
+    assert "Judged: " in err
+    page = (here / "timeline.html").read_text(encoding="utf-8")
+    assert "<h1>program.py: Tesla T4</h1>" in page
+    assert "What could be gained" in page
+
+
+def test_a_module_sees_what_it_sees_under_python(here, capsys):
+    script(here, "", "tools/__init__.py")
+    script(here, GPU + "print([__name__, __package__, sys.argv, sys.path[0]])", "tools/fit.py")
+    assert run("-m", "tools.fit", "--lr", "1") == 0
+    out, err = capsys.readouterr()
+    assert eval(out) == ["__main__", "tools", [str(here / "tools" / "fit.py"), "--lr", "1"], str(here)]
+    assert "tools.fit: Tesla T4" in err
+    sys.modules.pop("tools", None)
+
+
+def test_a_folder_with_a_main_is_a_program(here, capsys):
+    script(here, GPU + "print([sys.argv, sys.path[0]])", "app/__main__.py")
+    assert run("app", "1") == 0
+    assert eval(capsys.readouterr().out) == [["app", "1"], "app"]
+
+
+def test_the_same_as_python_itself_prints(here):
+    """Standard output is the program's alone, byte for byte."""
+    script(here, "import sys\nprint(__name__, sys.argv, sys.path[0], __file__, __spec__)\nsys.exit(3)")
+    plain = subprocess.run([sys.executable, "program.py", "a"], capture_output=True, text=True, check=False, cwd=here)
+    ours = shell("--on", "t4", "program.py", "a", folder=here)
+    assert (ours.stdout, ours.returncode) == (plain.stdout, plain.returncode) == (plain.stdout, 3)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_do_not_record_again(here, start):
+    """A spawned worker imports the program anew, as __mp_main__: it must not record, nor run main()."""
+    script(here, TRAIN, "train.py")
+    done = shell("--on", "t4", "--save", "run.json", "train.py", "2", start, folder=here)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines.count("__main__ 201600") == 1
+    assert lines.count("imported as __main__") == 1
+    assert lines.count("imported as __mp_main__") == (2 if start == "spawn" else 0)
+    assert done.stderr.count("The picture is in") == 1
+    timeline = Timeline.load(here / "run.json")
+    assert {lane.name for lane in timeline.lanes if lane.role == "worker"} == {"worker 0", "worker 1"}
+    assert timeline.where(Kind.FETCH).sum() == 4
+
+
+# However it ends
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "printed"),
+    [
+        ("", 0, ""), ("sys.exit()", 0, ""), ("sys.exit(0)", 0, ""), ("sys.exit(7)", 7, ""),
+        ("sys.exit('too late')", 1, "too late\n"), ("raise SystemExit(True)", 1, ""),
+        ("raise KeyboardInterrupt", 130, "loaderviz: stopped\n"),
+    ],
+)  # fmt: skip
+def test_the_exit_status_is_the_programs_own(here, capsys, ending, status, printed):
+    script(here, GPU + ending)
+    assert run("--save", "kept.json", "program.py") == status
+    err = capsys.readouterr().err
+    assert err.startswith(printed or "loaderviz: the timeline is saved")
+    assert Timeline.load(here / "kept.json").where(Kind.COPY_H2D).sum() == 1
+    assert (here / "timeline.html").exists()
+
+
+def test_an_error_is_printed_as_python_prints_it_and_the_recording_kept(here, capsys):
+    script(here, GPU + "def inner(x):\n    return x @ torch.ones(5, device='cuda')\n\ninner(torch.ones(3, 3).cuda())\n")
+    assert run("program.py") == 1
+    err = capsys.readouterr().err
+    trace = err[: err.index("program.py: Tesla T4")].splitlines()
+    assert trace[0] == "Traceback (most recent call last):"
+    assert [line.strip() for line in trace if "File" in line] == [
+        f'File "{here / "program.py"}", line 6, in <module>', f'File "{here / "program.py"}", line 4, in inner',
+    ]  # fmt: skip
+    assert trace[-1].startswith("RuntimeError: size mismatch")
+    assert (here / "timeline.html").exists()
+
+
+def test_the_cause_of_an_error_is_printed_without_our_frames_too(here, capsys):
+    script(here, GPU + "try:\n    torch.ones(3).cuda() @ torch.ones(4).cuda()\nexcept RuntimeError as e:\n"
+                       "    raise ValueError('mine') from e\n")  # fmt: skip
+    assert run("program.py") == 1
+    err = capsys.readouterr().err
+    assert "ValueError: mine" in err
+    assert "direct cause" in err
+    assert "running.py" not in err
+    assert "emulator" not in err
+
+
+def test_a_call_that_is_not_modelled_shows_the_line_that_calls_it(here, capsys):
+    script(here, "import torch\ntorch.cuda.CUDAGraph()\n")
+    assert run("program.py") == 1
+    err = capsys.readouterr().err
+    assert 'program.py", line 2, in <module>' in err
+    assert "NotModelledError" in err
+    assert "torch_cuda" not in err.split("NotModelledError")[0]
+
+
+def test_an_exception_hook_of_the_program_is_used(here, capsys):
+    script(here, """
+        import sys
+        sys.excepthook = lambda kind, error, trace: print("mine", kind.__name__, trace.tb_lineno)
+        1 / 0
+    """)  # fmt: skip
+    before = sys.excepthook
+    try:
+        assert run("program.py") == 1
+    finally:
+        sys.excepthook = before
+    assert capsys.readouterr().out == "mine ZeroDivisionError 4\n"
+
+
+def test_a_syntax_error_is_the_programs(here, capsys):
+    script(here, "def f(:\n    pass\n")
+    assert run("program.py") == 1
+    err = capsys.readouterr().err
+    assert "SyntaxError" in err
+    assert 'program.py", line 1' in err
+    assert "running.py" not in err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+def test_ctrl_c_keeps_what_was_recorded(here):
+    script(here, GPU + "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('never')\n")
+    done = shell("--on", "t4", "program.py", folder=here)
+    assert done.returncode == 130
+    assert "never" not in done.stdout
+    assert "loaderviz: stopped" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (here / "timeline.html").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_of_the_program_shows_nothing(here):
+    script(here, GPU + "import os\npid = os.fork()\nif not pid:\n    sys.exit(5)\nprint(os.waitpid(pid, 0)[1] >> 8)\n")
+    done = shell("--on", "t4", "program.py", folder=here)
+    assert (done.stdout, done.returncode, done.stderr.count("The picture is in")) == ("5\n", 0, 1)
+
+
+# What was recorded
+
+
+def test_steps_are_passed_on(here):
+    script(here, TRAIN, "train.py")
+    assert run("--wait", "1", "--steps", "2", "--save", "run.json", "train.py", "0", "-") == 0
+    timeline = Timeline.load(here / "run.json")
+    assert lv.summarize(timeline).batches == 2
+    assert sorted({span.batch for span in timeline.rows(Kind.COPY_H2D)}) == [1, 2]
+
+
+def test_the_host_is_this_machine_unless_told_otherwise(here):
+    script(here, GPU)
+    assert command_line.main(["run", "--on", "t4", "--save", "run.json", "program.py"]) == 0
+    assert "measured on this machine" in Timeline.load(here / "run.json").context.host
+
+
+def test_a_program_on_the_cpu_alone_is_recorded_as_it_runs(here, capsys):
+    script(here, TRAIN.replace('.to("cuda")', ""), "train.py")
+    assert run("--save", "run.json", "train.py", "0", "-", on="cpu") == 0
+    assert "nothing of a GPU was seen" not in capsys.readouterr().err
+    timeline = Timeline.load(here / "run.json")
+    assert timeline.context.origin == "recorded"
+    assert timeline.where(Kind.OPERATOR).any()
+
+
+@pytest.mark.parametrize(("text", "picture"), [("print('hello')", False), ("import torch\ntorch.ones(3) + 1", True)])
+def test_a_program_without_a_gpu_is_told_so(here, capsys, text, picture):
+    script(here, text)
+    assert run("program.py") == 0
+    err = capsys.readouterr().err
+    assert "loaderviz: nothing of a GPU was seen: the program put no work on 'cuda'" in err
+    assert ("nothing was recorded, so there is no picture" in err) is not picture
+    assert (here / "timeline.html").exists() is picture
+
+
+def test_races_are_told(here, capsys):
+    script(here, """
+        import torch
+        x, side = torch.ones(1 << 20).pin_memory(), torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            y = x.to("cuda", non_blocking=True)
+        y.sum()
+    """)  # fmt: skip
+    assert run("program.py") == 0
+    err = capsys.readouterr().err
+    assert "race: early-read: stream 7" in err
+    assert "HazardWarning" not in err
+    assert "early-read at program.py:6" in (here / "timeline.html").read_text(encoding="utf-8")
+
+
+# What cannot be run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["missing.py"], "cannot run missing.py: there is no such file"),
+        (["folder"], "cannot run folder: it is a folder without a __main__.py"),
+        (["lesson.ipynb"], "it is a notebook. In it, `%load_ext loaderviz`"),
+        (["trace.json.gz"], "it is no Python source; `view` shows a trace file"),
+        (["zeros"], "it is no Python source"),
+        (["-m", "no_such_module"], "cannot run -m no_such_module: no module of this name"),
+        (["-m", "no.such.module"], "no module of this name"),
+        (["-m", "json"], "it is a package without a __main__ module"),
+        (["-m", ".x"], "cannot run -m .x"),
+        (["--on", "voodoo2", "fine.py"], "no GPU preset 'voodoo2'"),
+        (["--host", "toaster", "fine.py"], "no host preset 'toaster'"),
+        (["--steps", "0", "fine.py"], "steps=0"),
+        (["--wait", "-1", "fine.py"], "wait=-1"),
+        (["--out", "no/page.html", "fine.py"], "the folder no does not exist"),
+        (["--save", "no/run.json", "fine.py"], "the folder no does not exist"),
+    ],
+)
+def test_what_cannot_be_run_is_one_sentence(here, capsys, arguments, complaint):
+    (here / "folder").mkdir()
+    (here / "lesson.ipynb").write_text("{}")
+    (here / "trace.json.gz").write_bytes(b"\x1f\x8b\x08")
+    (here / "zeros").write_bytes(bytes(100))
+    script(here, "print('it ran')", "fine.py")
+    assert command_line.main(["run", "--on", "t4", *arguments] if "--on" not in arguments else ["run", *arguments]) == 1
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert err.startswith("loaderviz: ")
+    assert complaint in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [([], "required: program"), (["-m"], "required: program"), (["--steps", "many", "x.py"], "invalid int value"),
+     (["--nonsense", "x.py"], "unrecognized arguments: --nonsense")],
+)  # fmt: skip
+def test_a_bad_command_line_is_a_usage_error(here, capsys, arguments, complaint):
+    with pytest.raises(SystemExit) as caught:
+        command_line.main(["run", *arguments])
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("usage: loaderviz")
+    assert complaint in err
+
+
+def test_a_program_that_records_by_itself_is_told_why_it_cannot(here, capsys):
+    script(here, "import loaderviz\nwith loaderviz.record(on='t4'):\n    pass\n")
+    assert run("program.py") == 1
+    err = capsys.readouterr().err
+    assert "NestedRecordingError: a recording is running already" in err
+    assert 'program.py", line 2' in err
+
+
+def test_it_can_be_called_from_python(here):
+    script(here, GPU)
+    recording, status = record_program(Program("program.py", ["a"]), on="h200", host="laptop")
+    assert (status, recording.timeline.context.device) == (0, "NVIDIA H200")
+    with pytest.raises(ProgramError, match="there is no such file"):
+        Program("nowhere.py")
