@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import plotly.graph_objects as go
 
 from loaderviz.draw import theme
+from loaderviz.draw.bars import Json
 from loaderviz.draw.lanes import Placement
 from loaderviz.timeline import ArrowKind
 
@@ -23,31 +23,28 @@ _LOOKS = {
 }
 
 
-def traces(parts: Sequence[Part], look: Look) -> list[go.Scatter]:
-    """Return a trace for each kind of arrow asked for."""
-    return [trace for name in look.arrows for trace in _arrows(parts, look, name)]
+def traces(parts: Sequence[Part], look: Look) -> list[Json]:
+    """Return a trace for each kind of arrow asked for, if there are any; with `look.steady`, in any case."""
+    found = [_arrows(parts, look, name) for name in look.arrows]
+    return [trace for trace in found if trace["visible"] or look.steady]
 
 
-def _arrows(parts: Sequence[Part], look: Look, name: str) -> list[go.Scatter]:
+def _arrows(parts: Sequence[Part], look: Look, name: str) -> Json:
     kind, color, dash, words = _LOOKS[name]
     ends = [_ends(part, look, kind) for part in parts]
     joins = np.concatenate([np.empty((0, 4)), *ends])
     total = len(joins)
-    if not total and not look.steady:
-        return []
     if total > LIMIT:
         joins = joins[np.linspace(0, total - 1, LIMIT).astype(int)]
         words += f" ({LIMIT} of {total:,} drawn)"
-    gap = np.full(len(joins), np.nan)
-    return [
-        go.Scatter(
-            x=np.stack([joins[:, 0], joins[:, 2], gap], axis=1).ravel(),
-            y=np.stack([joins[:, 1], joins[:, 3], gap], axis=1).ravel(),
-            mode="lines+markers", line={"color": color, "width": 1.2, "dash": dash}, hoverinfo="skip", name=words,
-            showlegend=total > 0,
-            marker={"symbol": "arrow", "angleref": "previous", "color": color, "size": [0, 9, 0] * len(joins)},
-        )
-    ]  # fmt: skip
+    ends_of = joins.tolist()
+    return {
+        "type": "scatter", "mode": "lines+markers", "name": words, "showlegend": total > 0, "visible": total > 0,
+        "x": [x for join in ends_of for x in (join[0], join[2], None)],
+        "y": [y for join in ends_of for y in (join[1], join[3], None)],
+        "line": {"color": color, "width": 1.2, "dash": dash}, "hoverinfo": "skip",
+        "marker": {"symbol": "arrow", "angleref": "previous", "color": color, "size": [0, 9, 0] * len(joins)},
+    }  # fmt: skip
 
 
 def _ends(part: Part, look: Look, kind: ArrowKind) -> npt.NDArray[np.float64]:

@@ -106,8 +106,9 @@ class Comparison:
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
-        display(self._repr_mimebundle_(), raw=True)  # type: ignore[no-untyped-call]
-        display(self.table().style.format(precision=3, na_rep="–"))  # type: ignore[no-untyped-call]
+        display(self._repr_mimebundle_(), raw=True)
+        style = self.table().style.format(precision=3, thousands=",", na_rep="–")
+        display(style.format("{:,.0f}", subset=["samples/s"], na_rep="–"))
 
     def _finding(self) -> str:
         summaries = self.summaries()

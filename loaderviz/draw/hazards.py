@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from textwrap import shorten, wrap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import plotly.graph_objects as go
 
 from loaderviz.draw import theme
 from loaderviz.draw.arrows import own, places
+from loaderviz.draw.bars import Json
 from loaderviz.timeline import Mark, Timeline
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ _NOTE = 1.75  # track heights for the words about one hazard: two lines
 _LETTERS = 100  # in a line of them
 _LEADER = {"color": theme.BLACK, "width": 1, "dash": "dot"}
 _HOVER_LETTERS = 90
-_NO = float("nan")
 
 
 class Box(NamedTuple):
@@ -57,23 +56,21 @@ class Pair(NamedTuple):
         return Box(left, right, min(self.first.top, self.second.top), max(self.first.bottom, self.second.bottom))
 
 
-def traces(parts: Sequence[Part], look: Look) -> list[go.Scatter]:
-    """Return the traces of all hazards; none if there are none (with `look.steady` they are there, empty)."""
+def traces(parts: Sequence[Part], look: Look) -> list[Json]:
+    """Return the traces of all hazards; none if there are none (with `look.steady` they are there, not visible)."""
     if not any(part.timeline.marks for part in parts) and not look.steady:
         return []
     shown = [pair for part in parts for pair in _pairs(part, look)]
     shares = [_outline(pair.shared) for pair in shown if pair.shared]
     outlines = [_outline(box) for pair in shown for box in (pair.first, pair.second)]
     edges = [_edge(pair) for pair in shown]
+    arrow = {"symbol": "arrow", "angleref": "previous", "color": theme.BLACK, "size": [0, 14, 0] * len(edges),
+             "standoff": [0, 10, 0] * len(edges)}  # fmt: skip
     return [
-        go.Scatter(**_lines(shares), mode="lines", line_width=0, fill="toself", fillcolor=_SHADE, hoverinfo="skip",
-                   name="both at once", showlegend=bool(shares)),
-        go.Scatter(**_lines(outlines), mode="lines", line={"color": theme.BLACK, "width": 3}, hoverinfo="skip",
-                   name="in a race", showlegend=bool(outlines)),
-        go.Scatter(**_lines(edges), mode="lines+markers", line={"color": theme.BLACK, "width": 2, "dash": "dash"},
-                   hoverinfo="skip", name="missing order", showlegend=bool(edges),
-                   marker={"symbol": "arrow", "angleref": "previous", "color": theme.BLACK,
-                           "size": [0, 14, 0] * len(edges), "standoff": [0, 10, 0] * len(edges)}),
+        _lines(shares, "both at once", mode="lines", line={"width": 0}, fill="toself", fillcolor=_SHADE),
+        _lines(outlines, "in a race", mode="lines", line={"color": theme.BLACK, "width": 3}),
+        _lines(edges, "missing order", mode="lines+markers", marker=arrow,
+               line={"color": theme.BLACK, "width": 2, "dash": "dash"}),
         _crosses(parts, look),
     ]  # fmt: skip
 
@@ -84,21 +81,27 @@ def make_room(timeline: Timeline, placement: Placement) -> Placement:
     return replace(placement, bottom=placement.bottom + _NOTE * count) if count else placement
 
 
-def annotate(figure: go.Figure, parts: Sequence[Part], look: Look) -> None:
-    """Write below the lanes, where it hides nothing, what each hazard drawn in full is; a line leads there."""
-    low, high = figure.layout.xaxis.range or (0.0, 1.0)
+def notes(parts: Sequence[Part], look: Look, span: tuple[float, float]) -> tuple[list[Json], list[Json]]:
+    """Return (annotations, shapes): what each hazard drawn in full is, and the line that leads there.
+
+    The words stand below the lanes, where they hide nothing. `span` is the range of the time axis.
+    """
+    annotations: list[Json] = []
+    shapes: list[Json] = []
+    low, high = span
     for part in parts:
         pairs = _pairs(part, look)
         for number, pair in enumerate(pairs):
             x, top = max(low, pair.second.left), part.placement.bottom - _NOTE * (len(pairs) - number) + 0.15
             on_the_left = x - low < 0.5 * (high - low)
-            figure.add_shape(type="line", x0=x, x1=x, y0=pair.second.bottom, y1=top, line=_LEADER)
-            figure.add_annotation(
-                xref="paper", x=0 if on_the_left else 1, xanchor="left" if on_the_left else "right", y=top,
-                yanchor="top", align="left", showarrow=False,
-                text=_words(pair.mark), font={"size": theme.TEXT_PX}, bgcolor="white", bordercolor=theme.BLACK,
-                borderwidth=1, borderpad=3,
-            )  # fmt: skip
+            shapes.append({"type": "line", "x0": x, "x1": x, "y0": pair.second.bottom, "y1": top, "line": _LEADER})
+            annotations.append({
+                "xref": "paper", "x": 0 if on_the_left else 1, "xanchor": "left" if on_the_left else "right", "y": top,
+                "yanchor": "top", "align": "left", "showarrow": False, "text": _words(pair.mark),
+                "font": {"size": theme.TEXT_PX}, "bgcolor": "white", "bordercolor": theme.BLACK, "borderwidth": 1,
+                "borderpad": 3,
+            })  # fmt: skip
+    return annotations, shapes
 
 
 def _words(mark: Mark) -> str:
@@ -132,25 +135,26 @@ def _box(part: Part, look: Look, span: int, middle: float, height: float) -> Box
     return Box(left, right, float(middle - _HALF * height), float(middle + _HALF * height))
 
 
-def _outline(box: Box) -> list[tuple[float, float]]:
+def _outline(box: Box) -> list[tuple[float | None, float | None]]:
     corners = [(box.left, box.top), (box.right, box.top), (box.right, box.bottom), (box.left, box.bottom)]
-    return [*corners, corners[0], (_NO, _NO)]
+    return [*corners, corners[0], (None, None)]
 
 
-def _edge(pair: Pair) -> list[tuple[float, float]]:
+def _edge(pair: Pair) -> list[tuple[float | None, float | None]]:
     """From the end of the first to the start of the second: where an arrow would be, if something made this order."""
     first, second = pair.first, pair.second
     return [
-        (first.right, (first.top + first.bottom) / 2), (second.left, (second.top + second.bottom) / 2), (_NO, _NO),
+        (first.right, (first.top + first.bottom) / 2), (second.left, (second.top + second.bottom) / 2), (None, None),
     ]  # fmt: skip
 
 
-def _lines(shapes: Sequence[list[tuple[float, float]]]) -> dict[str, list[float]]:
+def _lines(shapes: Sequence[list[tuple[float | None, float | None]]], name: str, **looks: Any) -> Json:
     points = [point for shape in shapes for point in shape]
-    return {"x": [x for x, _ in points], "y": [y for _, y in points]}
+    return {"type": "scatter", "x": [x for x, _ in points], "y": [y for _, y in points], "hoverinfo": "skip",
+            "name": name, "showlegend": bool(points), "visible": bool(points), **looks}  # fmt: skip
 
 
-def _crosses(parts: Sequence[Part], look: Look) -> go.Scatter:
+def _crosses(parts: Sequence[Part], look: Look) -> Json:
     x, y, texts = [], [], []
     for part in parts:
         lanes = _lane_places(part) if part.timeline.marks else {}
@@ -160,8 +164,9 @@ def _crosses(parts: Sequence[Part], look: Look) -> go.Scatter:
             words = "<br>".join(escape(line, quote=False) for line in wrap(mark.text, _HOVER_LETTERS))
             texts.append(f"<b>{escape(mark.kind, quote=False)}</b><br>{words}")
     marker = {"symbol": "x", "size": 13, "color": theme.BLACK, "line": {"color": "white", "width": 1.5}}
-    return go.Scatter(x=x, y=y, mode="markers", marker=marker, name="hazard", hovertext=texts, showlegend=bool(x),
-                      hovertemplate="%{hovertext}<extra></extra>")  # fmt: skip
+    return {"type": "scatter", "x": x, "y": y, "mode": "markers", "marker": marker, "name": "hazard",
+            "hovertext": texts, "hovertemplate": "%{hovertext}<extra></extra>", "showlegend": bool(x),
+            "visible": bool(x)}  # fmt: skip
 
 
 def _lane_places(part: Part) -> dict[int, float]:

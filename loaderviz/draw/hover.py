@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 from html import escape
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderviz import words
-from loaderviz.draw.detail import Bars, Ints
+from loaderviz.draw.detail import Bars
 from loaderviz.metrics import BATCH_RANGE
-from loaderviz.timeline import COPIES, Cause, Kind, Span, Timeline
+from loaderviz.timeline import COPIES, Cause, Kind, Span
 
 Shares = npt.NDArray[np.float64]
 
@@ -19,21 +21,21 @@ _NAME_LENGTH = 90  # kernel names of a C++ template run over pages
 _BY_BATCH = (Kind.COMPUTE, Kind.COMMUNICATION, *COPIES, Kind.COPY_D2D, Kind.MEMSET, Kind.FETCH, Kind.PIN)
 
 
-def hover_texts(timeline: Timeline, span: Ints, bars: Bars, origin: int, hidden: Shares) -> list[str]:
+def hover_texts(rows: Sequence[Span], hidden: Shares, bars: Bars, origin: int) -> list[str]:
     """Return the hover text of each bar.
 
-    `span` maps a bar's item to the span's number, `origin` [ns] is time 0, `hidden` the `hidden_shares` of the spans.
+    `rows` are the spans of the bars (of merged ones, one that prevails), `hidden` their `metrics.hidden_shares`,
+    `origin` [ns] is time 0.
     """
     texts = []
-    for number in range(len(bars)):
-        index = int(span[bars.item[number]])
-        row = timeline.row(index)
-        if bars.count[number] == 1:
-            texts.append("<br>".join(_lines(row, float(hidden[index]), origin)))
+    shares, counts = hidden.tolist(), bars.count.tolist()
+    for number, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        if count == 1:
+            texts.append("<br>".join(_lines(row, shares[number], origin)))
             continue
         start, end = int(bars.start[number]), int(bars.end[number])
         texts.append(
-            f"<b>{bars.count[number]} spans</b>, busy {words.duration(int(bars.busy[number]))} of "
+            f"<b>{count} spans</b>, busy {words.duration(int(bars.busy[number]))} of "
             f"{words.duration(end - start)}<br>mostly {row.kind.name.lower().replace('_', ' ')}, such as "
             f"{shorten(row.name)}<br>from {words.duration(start - origin)}<br>{escape(row.lane.name)}"
             "<br>a shorter window shows them singly"
@@ -54,6 +56,7 @@ def bar_text(row: Span, by_batch: bool) -> str:
     return shorten(row.name, 28)
 
 
+@lru_cache(1_024)
 def shorten(name: str, length: int = _NAME_LENGTH) -> str:
     """Return a name ready for plotly: cut to `length` characters, with "<" and "&" escaped."""
     plain = re.sub(r"^void ", "", name)
@@ -70,7 +73,7 @@ def _lines(row: Span, hidden: float, origin: int) -> list[str]:
         lines.append(words.size(row.nbytes) + speed)
     if row.pinned is not None:
         lines.append("pinned host memory" if row.pinned else "pageable host memory")
-    if not np.isnan(hidden):
+    if hidden == hidden:  # no NaN: it is a copy
         lines.append(f"{words.share(hidden)} of it hidden under kernels")
     if row.cause is not Cause.NONE:
         lines.append(f"host blocked: {row.cause.words}")

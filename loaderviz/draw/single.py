@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import plotly.io as pio
 
 from loaderviz import metrics, words
-from loaderviz.draw import page
+from loaderviz.draw import page, still
 from loaderviz.draw.detail import BUDGET
 from loaderviz.errors import LoadervizError
 from loaderviz.timeline import Timeline
@@ -81,11 +81,12 @@ def mimebundle(timeline: Timeline, **options: Any) -> dict[str, Any]:
 
 
 def bundle_of(shown: go.Figure, twin: str) -> dict[str, Any]:
-    """Return the mimebundle of a figure, with its text twin as the plain text."""
+    """Return the mimebundle of a figure: for plotly, as a still picture for places without it, and in plain words."""
     bundle: dict[str, Any] = shown._repr_mimebundle_() or {}  # empty where plotly's renderer is a browser window
     if _MIMETYPE not in bundle:
         bundle |= pio.renderers["plotly_mimetype"].to_mimebundle(shown.to_dict())
-    return bundle | {"text/plain": twin}
+    picture = still.svg(shown)
+    return bundle | ({"image/svg+xml": picture} if picture else {}) | {"text/plain": twin}
 
 
 def refresh(widget: go.Figure, shown: go.Figure) -> None:

@@ -6,14 +6,19 @@ share of that time, so the area of a colour is always exactly the time of its st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loaderviz import words
+from loaderviz import metrics, words
 from loaderviz.draw import detail, theme
+from loaderviz.draw.bars import FILL, Columns, Json
 from loaderviz.intervals import Intervals, covered_before
+
+if TYPE_CHECKING:
+    from loaderviz.draw.page import Look, Part
 
 
 @dataclass(frozen=True)
@@ -49,3 +54,26 @@ def pieces(states: dict[str, Intervals], budget: int) -> Iterator[Piece]:
             if share:
                 yield Piece(name, start, end, share, below, int(bars.count[index]))
             below += share
+
+
+def traces(parts: Sequence[Part], look: Look) -> list[Json]:
+    """Return the strips of these timelines, a trace for each state that occurs; with `look.steady`, for every state."""
+    columns = {name: Columns() for name in theme.STATES}
+    budget = detail.BUDGET // max(8, 2 * len(parts))
+    for part in parts:
+        for device, track in part.placement.strips.items():
+            for piece in pieces(metrics.states(part.timeline, device), budget):
+                column = columns[piece.state]
+                column.base.append((piece.start - part.origin) / look.unit)
+                column.length.append((piece.end - piece.start) / look.unit)
+                column.place.append(track.middle + FILL * track.height * (0.5 - piece.below - piece.share / 2))
+                column.width.append(FILL * track.height * piece.share)
+                column.color.append(theme.STATES[piece.state].color)
+                column.edge.append(0.0)
+                column.hover.append(piece.words(part.origin))
+    found = [
+        columns[name].trace(style, f"GPU: {style.name}", bool(columns[name].base)) | {"legendrank": 1_001 + rank}
+        for rank, (name, style) in enumerate(theme.STATES.items())
+        if columns[name].base or look.steady
+    ]
+    return found[::-1]  # a browser rounds short bars up to a pixel: idle, drawn first, must not cover the others

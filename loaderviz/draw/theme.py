@@ -17,7 +17,8 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
 GREY, PALE, INK, DARK = "#8C8C8C", "#D0D0D0", "#000000", "#4D4D4D"
-HOST_BAND, DEVICE_BAND = "#F6F6F6", "#FFFFFF"
+TEXT, SOFT = "#222222", "#555555"  # words around the lanes; the soft ones for what matters less
+HOST_BAND, GRID = "#F6F6F6", "#E3E3E3"
 
 TEXT_PX = 12  # the smallest text in any figure
 TRACK_PX = 28  # height of one track of bars; 12 px text needs a bar of 21
@@ -79,14 +80,15 @@ def of_batch(batch: int) -> Style:
 
 TEMPLATE = go.layout.Template(
     layout={
-        "font": {"family": "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": TEXT_PX + 1, "color": "#222222"},
+        "font": {"family": "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": TEXT_PX + 1, "color": TEXT},
         "title": {"x": 0.01, "xref": "container", "xanchor": "left", "font": {"size": 16},
-                  "subtitle": {"font": {"size": TEXT_PX + 1, "color": "#555555"}}},
+                  "subtitle": {"font": {"size": TEXT_PX + 1, "color": SOFT}}},
         "paper_bgcolor": "white",
         "plot_bgcolor": "white",
         "colorway": [BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY],
-        "xaxis": {"gridcolor": "#E3E3E3", "zeroline": False, "ticks": "outside", "tickcolor": PALE},
-        "yaxis": {"gridcolor": "#E3E3E3", "zeroline": False},
+        "xaxis": {"gridcolor": GRID, "zeroline": False, "ticks": "outside", "tickcolor": PALE,
+                  "title": {"font": {"size": TEXT_PX + 1}}},
+        "yaxis": {"gridcolor": GRID, "zeroline": False, "ticklabelstandoff": 6},
         "legend": {"font": {"size": TEXT_PX + 1}},
         "hoverlabel": {"font": {"size": TEXT_PX + 1}, "align": "left", "namelength": -1},
         "uniformtext": {"minsize": TEXT_PX, "mode": "hide"},

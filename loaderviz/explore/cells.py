@@ -53,12 +53,12 @@ class Interactive:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         bundle = bundle_of(go.Figure(self.figure), self.text())
-        if self.widget is not None:
-            live: dict[str, Any] = self.widget._repr_mimebundle_()
-            if isinstance(live, tuple):
-                live = live[0]
-            return bundle | {WIDGET: live[WIDGET], "text/html": self.static_html()}
-        return bundle
+        if self.widget is None:
+            return bundle
+        live: Any = self.widget._repr_mimebundle_()
+        live = live[0] if isinstance(live, tuple) else live
+        picture = bundle.pop("image/svg+xml", "")  # into the words, for a place without widgets shows one of the two
+        return bundle | {WIDGET: live[WIDGET], "text/html": picture + self.static_html()}
 
     def __repr__(self) -> str:
         return self.text()

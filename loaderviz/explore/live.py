@@ -4,41 +4,40 @@
     live.widget                                                     # a plotly FigureWidget
     live.become(*picture(another, "3 workers", "another finding"))
 
-`draw.figure(..., steady=True)` always has the same traces, so two pictures differ in the values of some properties
-only. Those, and nothing else, go to the browser, in one message. plotly checks every value of a figure twice on the way
-into a widget, which takes longer than all the rest: here the figure's parts come ready made from `draw.page`.
+A steady `draw.page.Look` always has the same traces, so two pictures differ in the values of some properties only.
+Those, and nothing else, go to the browser, in one message. plotly checks every value of a figure on the way into a
+figure, which takes longer than all the rest: here traces and layout stay plain JSON, as `draw.page` makes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.basedatatypes import Undefined
 
-from loaderviz.draw import arrows, hazards, page, theme
+from loaderviz.draw import frame, page, theme
 from loaderviz.draw.detail import BUDGET
-from loaderviz.timeline import Kind, Timeline
+from loaderviz.timeline import Timeline
 
 Json = dict[str, Any]
-LEGEND_PX = 80  # kept free below the axis, whatever the legend has, so that the picture does not jump
-KEPT = 50  # layouts
-_layouts: dict[Any, Json] = {}
+LEGEND_ROWS = 4  # kept free below the axis, whatever the legend has, so that the picture does not jump
 
 
 class LiveFigure:
     """A figure in a notebook cell, changed in place. `widget` is a FigureWidget.
 
-    `traces` and `layout` are those of `picture`. Raises ImportError where anywidget is missing.
+    `traces` and `layout` are those of `picture`, `config` is plotly's, such as `{"doubleClick": "autosize"}`. Raises
+    ImportError where anywidget is missing.
     """
 
-    def __init__(self, traces: list[Json], layout: Json) -> None:
+    def __init__(self, traces: list[Json], layout: Json, config: Json | None = None) -> None:
         self._traces, self._layout = traces, layout
         from loaderviz.explore.page_figure import PageFigure  # needs anywidget
 
-        self.widget = PageFigure(figure_of(self._traces, self._layout))
+        self.widget = PageFigure(figure_of(self._traces, self._layout), config)
         self.redraws = 0
 
     def become(self, traces: list[Json], layout: Json) -> None:
@@ -70,44 +69,16 @@ def picture(timeline: Timeline, title: str, subtitle: str, budget: int = BUDGET)
     """Return the traces and the layout of a figure as plain JSON; `title` and `subtitle` are words, not HTML."""
     unit, unit_name = page.time_unit(timeline.duration)
     parts = page.place([("", timeline, timeline.begin)], False, budget)
-    return drawn(parts, page.Look(True, (), unit, unit_name, steady=True), title, subtitle)
+    look = page.Look(True, (), unit, unit_name, steady=True)
+    return page.traces(parts, look), layout_of(parts, look, title, subtitle)
 
 
-def drawn(parts: list[page.Part], look: page.Look, title: str, subtitle: str) -> tuple[list[Json], Json]:
-    """Return the traces and the layout of what `page.draw` draws, without the cost of a checked figure."""
-    traces = [trace for kind in Kind for trace in page._kind_trace(parts, kind, look)]
-    traces += [*page._batch_legend(parts, look), *page._copy_legend(parts, look)] if look.by_batch else []
-    traces += page._state_traces(parts, look)
-    traces += [*arrows.traces(parts, look), *hazards.traces(parts, look)]
-    return [trace.to_plotly_json() for trace in traces], layout_of(parts, look, title, subtitle)
-
-
-def layout_of(parts: list[page.Part], look: page.Look, title: str, subtitle: str) -> Json:
-    """Return the layout; `title` and `subtitle` are words, not HTML.
-
-    It depends on the lanes and hazards, which rarely change, but for the words and the time axis: so it is kept, and
-    those are filled in.
-    """
-    key = (tuple((part.placement.tracks, part.timeline.marks, part.origin) for part in parts), look.unit_name)
-    if key not in _layouts:
-        if len(_layouts) >= KEPT:
-            _layouts.clear()
-        frame = go.Figure()
-        page._lay_out(frame, parts, look, "", "")
-        _layouts[key] = frame.layout.to_plotly_json()
-        _layouts[key]["margin"]["b"] += LEGEND_PX
-        _layouts[key]["height"] += LEGEND_PX
-    kept = _layouts[key]
+def layout_of(parts: Sequence[page.Part], look: page.Look, title: str, subtitle: str) -> Json:
+    """Return the layout as plain JSON; `title` and `subtitle` are words, not HTML."""
     # Two lines of one title: a browser places a subtitle by the title's size, which a hidden cell does not have.
-    small = f"<span style='font-size:13px;color:#444444'>{escape(subtitle, quote=False)}</span>"
-    edges = [(part.timeline.begin - part.origin, part.timeline.duration) for part in parts]
-    first, last = min(begin for begin, _ in edges), max(begin + length for begin, length in edges)
-    pad = 0.005 * (last - first)
-    return kept | {
-        "autosize": True,
-        "title": {"text": f"{escape(title, quote=False)}<br>{small}", "font": {"size": 15}},
-        "xaxis": kept["xaxis"] | {"range": [(first - pad) / look.unit, (last + pad) / look.unit]},
-    }
+    small = f"<span style='font-size:13px;color:{theme.SOFT}'>{escape(subtitle, quote=False)}</span>"
+    words = {"text": f"{escape(title, quote=False)}<br>{small}", "font": {"size": 15}}
+    return frame.layout(parts, look, "", "", LEGEND_ROWS) | {"autosize": True, "title": words}
 
 
 def changes(before: Json, after: Json, path: str = "") -> Iterator[tuple[str, Any]]:

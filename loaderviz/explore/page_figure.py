@@ -16,6 +16,8 @@ import ipywidgets
 import plotly.graph_objects as go
 import traitlets
 
+from loaderviz.explore import panels
+
 _LOADER = """
 async function script(model) {
     const shared = await model.widget_manager.get_model(model.get("_script").slice("IPY_MODEL_".length));
@@ -64,15 +66,28 @@ def _shared_script() -> _Script:
 
 
 class PageFigure(go.FigureWidget):  # type: ignore[misc]
-    """A FigureWidget as wide as its cell, without a script of its own."""
+    """A FigureWidget as wide as its cell, without a script of its own. `config` is added to plotly's own."""
 
     _esm = _LOADER
     _script = traitlets.Instance(_Script).tag(sync=True, **ipywidgets.widget_serialization)
+    _complete = False
 
     @traitlets.default("_script")
     def _default_script(self) -> _Script:
         return _shared_script()
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._config: dict[str, Any] = {"responsive": True, "displaylogo": False}
+    def __init__(self, figure: go.Figure, config: dict[str, Any] | None = None) -> None:
+        super().__init__(figure)
+        self._config: dict[str, Any] = {"responsive": True, "displaylogo": False} | (config or {})
+        self.add_class(panels.CARD)
+        self._complete = True
+        self.open()
+
+    def open(self) -> None:
+        """Tell the page of the figure, once it is complete.
+
+        plotly makes an empty figure and sends its content after it. A page that looks for the kernel's widgets at that
+        moment, as each does when it has just been opened, misses what is sent, and shows an empty figure.
+        """
+        if self._complete:
+            super().open()

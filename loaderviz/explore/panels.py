@@ -15,6 +15,7 @@ INK, SOFT, LINE, BACK = (
     "var(--jp-layout-color2,#f3f3f3)",
 )  # fmt: skip
 _MONO = "font-family:var(--jp-code-font-family,monospace);font-size:13px;line-height:1.45"
+_WRAPPED = "white-space:pre-wrap;overflow-wrap:anywhere;padding-left:10ch;text-indent:-10ch"  # long lines go on below
 # The page may be served over plain http, where browsers have no clipboard API: then the text is selected and copied.
 _COPY = (
     "const b=this,p=b.parentElement.parentElement.querySelector('pre'),t=p.textContent,"
@@ -28,9 +29,16 @@ _LOOK_AGAIN = "[50,400,1500].forEach(ms=>setTimeout(()=>window.dispatchEvent(new
 _DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="
 
 
+# Figures are light in both themes, as their colours are chosen for white: in the dark one they lie there like a card.
+CARD = "loaderviz-card"
+_CARD = (
+    f".{CARD}{{box-sizing:border-box;border:1px solid var(--jp-border-color2,#ddd);border-radius:8px;overflow:hidden}}"
+)
+
+
 def fit() -> str:
-    """Return an invisible element that lets the figures of the page take the width of their cells."""
-    return f"<img alt='' src='{_DOT}' width='1' height='1' onload=\"{_LOOK_AGAIN}\">"
+    """Return an invisible element that gives the live figures of the page the width of their cells, and a border."""
+    return f"<style>{_CARD}</style><img alt='' src='{_DOT}' width='1' height='1' onload=\"{_LOOK_AGAIN}\">"
 
 
 def numbers(summary: Summary) -> str:
@@ -89,10 +97,8 @@ def listing(lines: list[tuple[int, str]], current: int) -> str:
     for number, text in lines:
         here = number == current
         frame = f"background:{BACK};outline:1px solid {LINE};font-weight:600;" if here else ""
-        rows.append(
-            f"<div style='{frame}white-space:pre'>{'▶' if here else ' '} {number:>4}  {escape(text.rstrip())}</div>"
-        )
-    return f"<div style='{_MONO};color:{INK};overflow-x:auto'>{''.join(rows)}</div>"
+        rows.append(f"<div style='{frame}{_WRAPPED}'>{'▶' if here else ' '} {number:>4}  {escape(text.rstrip())}</div>")
+    return f"<div style='{_MONO};color:{INK}'>{''.join(rows)}</div>"
 
 
 def table(head: list[str], rows: list[list[str]], empty: str = "nothing") -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import linecache
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 
 from loaderviz import words
 from loaderviz.explore.settings import SAMPLES, Settings
@@ -26,7 +27,7 @@ class Program:
     text: str
     lines: dict[str, int]
 
-    @property
+    @cached_property
     def file(self) -> str:
         """A name for the text, as tracebacks have one for code that lies in no file."""
         return f"<explorer {zlib.crc32(self.text.encode()) & 0xFFFF:04x}>"

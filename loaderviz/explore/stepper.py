@@ -28,6 +28,7 @@ from loaderviz.explore.state import State, events, name_of, state_at
 from loaderviz.timeline import Kind, Timeline
 
 AROUND = 6  # source lines shown before and after the current one
+UNUSED_PX = 24  # of the top margin: there is no subtitle
 BARS = 2_000  # the cursor moves over a picture that stays, so it can be rich, but not slow to appear
 
 
@@ -100,6 +101,8 @@ class Stepper(Interactive):
     def _draw(self) -> go.Figure:
         figure = draw.figure(self.timeline, title=self._title(), budget=BARS)
         figure.layout.title.subtitle.text = ""
+        figure.layout.margin.t -= UNUSED_PX
+        figure.layout.height -= UNUSED_PX
         low, high = figure.layout.yaxis.range or (1, 0)
         x = (self.time - self.timeline.begin) / self._unit
         figure.add_scatter(
@@ -124,7 +127,8 @@ class Stepper(Interactive):
             0, 0, last, description="event", readout=False, layout={"width": "min(60%, 700px)"},
             style={"description_width": "50px"},
         )  # fmt: skip
-        self._play = widgets.Play(value=0, min=0, max=last, step=max(1, len(self.events) // 400), interval=250)
+        step = max(1, len(self.events) // 400)
+        self._play = widgets.Play(value=0, min=0, max=last, step=step, interval=250, show_repeat=False)
         widgets.link((self._play, "value"), (self._slider, "value"))  # in Python: a jslink would outlive its widgets
         back, forward = (
             widgets.Button(description=text, tooltip=tip, layout={"width": "auto"})
@@ -136,7 +140,8 @@ class Stepper(Interactive):
         self._slider.observe(lambda change: self._to(change["new"]), names="value")
         for trace in self._figure.data[:-1]:
             trace.on_click(self._clicked)
-        row = widgets.HBox([self._play, back, forward, self._slider], layout={"flex_flow": "row wrap"})
+        parts = [widgets.Label("play, stop:"), self._play, back, forward, self._slider]
+        row = widgets.HBox(parts, layout={"flex_flow": "row wrap", "align_items": "center"})
         columns = widgets.HBox(
             [self._column("code", 380), self._column("device", 380), self._column("batches", 210)],
             layout={"flex_flow": "row wrap", "grid_gap": "20px"},
@@ -145,7 +150,7 @@ class Stepper(Interactive):
         self._write()
 
     def _column(self, name: str, width: int) -> Any:
-        self._panels[name].layout = {"flex": f"1 1 {width}px", "min_width": "0"}
+        self._panels[name].layout = {"flex": f"1 1 {width}px", "min_width": "0", "overflow": "auto"}
         return self._panels[name]
 
     def _to(self, place: int) -> None:
@@ -224,6 +229,7 @@ def source_lines(source: str) -> tuple[str, list[tuple[int, str]], int]:
     first = max(1, number - AROUND)
     lines = [(first + place, line) for place, line in enumerate(text[first - 1 : number + AROUND])]
     name = "the cell" if "ipykernel_" in file else file.replace("\\", "/").rpartition("/")[2]
+    name = "the explorer's code" if name.startswith("<explorer ") else name
     return f"{name}, line {number}", lines, number
 
 

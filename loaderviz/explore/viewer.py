@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from loaderviz import words
 from loaderviz.activity import check_timeline, window_of
-from loaderviz.draw import arrows, detail, hazards, page, theme
+from loaderviz.draw import bars, detail, hazards, page, strip, theme
 from loaderviz.explore import panels
 from loaderviz.explore.cells import Interactive, live_here
 from loaderviz.explore.details import details, launch_of
@@ -124,17 +124,16 @@ class Viewer(Interactive):
         cut = self._cut(self.window)
         whole = changed(self._whole, bars=self._bars())
         part = changed(self._whole, timeline=cut, hidden=hidden_shares(cut))
-        traces: list[Any] = [trace for kind in Kind for trace in page._kind_trace([whole], kind, self._look)]
-        if self._look.by_batch:
-            traces += [*page._batch_legend([part], self._look), *page._copy_legend([part], self._look)]
-        traces += page._state_traces([part], self._look)
-        traces += [*arrows.traces([whole], self._look), *hazards.traces([whole], self._look)]
+        traces = [
+            *bars.kind_traces([whole], self._look), *bars.legend([part], self._look), *strip.traces([part], self._look),
+            *hazards.traces([whole], self._look), self._selection(), self._frame(),
+        ]  # fmt: skip
         self._shown = whole
         start, end = (edge - self.timeline.begin for edge in self.window)
         title = f"{words.duration(start)} to {words.duration(end)} of {words.duration(self.timeline.duration)}"
         layout = layout_of([self._whole], self._look, title, describe(cut))
         layout["xaxis"] = layout["xaxis"] | {"range": [edge / self._unit for edge in (start, end)]}
-        return [*(trace.to_plotly_json() for trace in traces), self._selection(), self._frame()], layout
+        return traces, layout
 
     def _selection(self) -> Json:
         """Return a frame around the window that is selected, if it is not all that is shown."""
@@ -176,9 +175,9 @@ class Viewer(Interactive):
     def _build(self) -> None:
         import ipywidgets as widgets
 
-        self._live = LiveFigure(self._traces, self._layout)
+        config = {"doubleClick": "autosize", "modeBarButtonsToRemove": _NO_BUTTONS}
+        self._live = LiveFigure(self._traces, self._layout, config)
         figure = self._live.widget
-        figure._config = figure._config | {"doubleClick": "autosize", "modeBarButtonsToRemove": _NO_BUTTONS}
         figure.layout.on_change(self._zoomed, "xaxis.range")
         figure.layout.on_change(self._freed, "xaxis.autorange")
         for number in range(len(Kind)):  # the traces of spans come first, one for each kind
@@ -189,7 +188,7 @@ class Viewer(Interactive):
         )  # fmt: skip
         self._drag.observe(self._drag_changed, "value")
         row = [widgets.Label("drag to"), self._drag, *self._buttons(widgets)]
-        rows = [widgets.HBox(row, layout={"flex_flow": "row wrap"}), figure]
+        rows = [widgets.HBox(row, layout={"flex_flow": "row wrap", "align_items": "center"}), figure]
         self._panels = {name: widgets.HTML() for name in ("numbers", "words", "story")}
         self.widget = widgets.VBox([*rows, *self._panels.values(), widgets.HTML(panels.fit())])
         self._write()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
+from html import escape
 
 import factory
 import numpy as np
 import pytest
 
-from loaderviz import draw, summarize
+from loaderviz import draw, record, summarize
 from loaderviz.builder import TimelineBuilder
 from loaderviz.explore import Settings, SettingsError, cells, explore, step_through, viewer
 from loaderviz.explore.live import LiveFigure, figure_of, picture
@@ -168,14 +170,19 @@ def test_a_cell_that_runs_again_closes_its_former_picture(make):
 @pytest.mark.parametrize("make", [explore, lambda: step_through(factory.loader("pinned")),
                                   lambda: viewer(factory.loader("pinned"))])  # fmt: skip
 def test_a_first_frame_for_places_without_widgets(make, monkeypatch):
-    live = make()._repr_mimebundle_()
-    assert {WIDGET, PLOTLY, "text/html", "text/plain"} <= live.keys()
+    shown = make()
+    live = shown._repr_mimebundle_()
+    assert live.keys() == {WIDGET, PLOTLY, "text/html", "text/plain"}
+    assert live["text/html"].startswith("<svg ")  # GitHub and nbviewer show this, and know neither of the first two
+    assert live["text/html"].endswith(shown.static_html())
+    assert live["text/plain"] == shown.text()
     for module in ("explorer", "stepper", "viewer"):  # by name: loaderviz.explore.viewer is the function
         monkeypatch.setattr(sys.modules[f"loaderviz.explore.{module}"], "live_here", lambda: False)
     still = make()
     bundle = still._repr_mimebundle_()
     assert WIDGET not in bundle
     assert len(bundle[PLOTLY]["data"]) > 3
+    assert bundle["image/svg+xml"] == live["text/html"][: len(bundle["image/svg+xml"])]
     assert bundle["text/plain"] == still.text()
 
 
@@ -225,6 +232,26 @@ def test_all_pictures_of_a_page_share_one_script():
     assert explore(name="three")._live.widget._script.comm is not None
 
 
+def test_a_figure_is_complete_when_the_page_first_hears_of_it(monkeypatch):
+    """A page that has just been opened may miss what is sent later, and would show an empty figure."""
+    import comm
+
+    told = []
+    create = comm.create_comm
+    monkeypatch.setattr(
+        comm, "create_comm", lambda **options: told.append(options["data"]["state"]) or create(**options)
+    )
+    for make in (explore, lambda: step_through(factory.loader("pinned")), lambda: viewer(factory.loader("pinned"))):
+        picture_ = make()
+        (state,) = [each for each in told if "_widget_data" in each]
+        figure = picture_.figure.to_plotly_json()
+        assert [trace["name"] for trace in state["_widget_data"]] == [trace["name"] for trace in figure["data"]]
+        assert state["_widget_layout"]["title"]["text"] == figure["layout"]["title"]["text"]
+        assert state["_config"]["responsive"]
+        assert list(state["_dom_classes"]) == ["loaderviz-card"]
+        told.clear()
+
+
 def test_two_pictures_with_names_live_side_by_side():
     one, two = explore(name="one"), explore(name="two")
     assert one.widget is not None
@@ -254,6 +281,14 @@ def test_the_fast_way_draws_what_draw_figure_draws():
     fast = plain(figure_of(*picture(timeline, "t", "s")))["data"]
     slow = plain(draw.figure(timeline, steady=True))["data"]
     assert fast == slow
+
+
+def test_what_is_empty_is_not_visible_and_costs_the_browser_nothing():
+    traces, _ = picture(simulate(Settings()), "t", "s")
+    for trace in traces:
+        drawn = any(each is not None for each in trace["x"])
+        assert trace["visible"] == (drawn or trace["showlegend"]), trace["name"]
+    assert sum(trace["visible"] for trace in traces) < 0.7 * len(traces)
 
 
 # The stepper
@@ -312,6 +347,47 @@ def test_a_timeline_without_sources_or_batches_says_so():
 def test_an_empty_timeline_has_a_stepper_and_a_viewer():
     assert "0 ns" in step_through(factory.empty()).text()
     assert viewer(factory.empty()).text()
+
+
+OWN = """
+import torch
+
+weight = torch.rand(784, 10).to("cuda")
+for batch in torch.rand(4, 256, 784):
+    x = batch.pin_memory().to("cuda", non_blocking=True)
+    loss = (x @ weight).sum()
+    loss.item()
+"""
+
+
+def test_it_walks_through_the_learners_own_code(tmp_path):
+    """A script of their own, recorded on the emulated GPU: the line of each call, with the lines around it."""
+    script = tmp_path / "own_loop.py"
+    script.write_text(OWN)
+    with record(on="a100") as recording:
+        runpy.run_path(str(script))
+    stepper = step_through(recording.timeline)
+    lines = OWN.splitlines()
+    seen = {}
+    for place in range(len(stepper.events)):
+        stepper._slider.value = place
+        number = int(stepper.state.source.rpartition(":")[2])
+        code = stepper._panels["code"].value
+        assert f"own_loop.py, line {number}" in code
+        assert f"▶ {number:>4}  {escape(lines[number - 1])}" in code
+        seen[lines[number - 1].strip()] = code
+    calls = [line.strip() for line in lines if "to(" in line or "@" in line or "item" in line]
+    assert [line for line in seen if line in calls] == calls
+
+
+def test_play_goes_on_to_the_end_and_stays_there():
+    stepper = step_through(factory.loader("prefetch"))
+    last = len(stepper.events) - 1
+    assert (stepper._play.min, stepper._play.max, stepper._play.repeat) == (0, last, False)
+    stepper._play.value = 5  # as the browser's clock does
+    assert (stepper.place, stepper._slider.value) == (5, 5)
+    stepper._slider.value = 2
+    assert stepper._play.value == 2
 
 
 def test_the_lines_around_come_from_the_file():
