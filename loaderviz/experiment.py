@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from loaderviz import mnist, words
+from loaderviz import mnist
+from loaderviz.advice import overlap
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.errors import LoadervizError
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
@@ -28,8 +29,6 @@ from loaderviz.timeline import Timeline
 LOADERS = ("blocking", "pinned", "prefetch", "resident")
 SMALL_BATCH, LARGE_BATCH = 64, 8192  # overlap cannot pay in the first, copy and compute are comparable in the second
 HIDDEN = 384  # with it a batch of 8192 computes longer than it is pinned and copied, on an A100 behind PCIe 4
-WORTH_IT = 1.03  # a gain of less than 3 % is not worth a second stream
-WORTH_HIDING = 0.1  # with less of the copy hidden, a gain comes from something else
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -165,23 +164,7 @@ def train(loader: Iterable[Any], setting: Setting) -> float:
 
 def verdict(timelines: Mapping[str, Timeline]) -> str:
     """Say in words whether hiding the copy pays here, from the numbers of the "pinned" and "prefetch" timelines."""
-    pinned, prefetch = (summarize(timelines[name]) for name in ("pinned", "prefetch"))
-    if not (pinned.step and prefetch.step and pinned.batches):
-        return "No steps were timed, so nothing can be said."
-    copy, gain = pinned.copy / pinned.batches, pinned.step / prefetch.step
-    share = pinned.copy / pinned.window
-    idle = words.share(1 - (pinned.busy or 0))
-    facts = (
-        f"With pinned memory and no prefetch the copy takes {words.duration(copy)} of a step of "
-        f"{words.duration(pinned.step)} ({words.share(share)}), and the GPU is idle {idle} "
-        f"of the time. The side stream hides {words.share(prefetch.overlap)} of the copy and makes a step "
-        f"{words.times(gain)} as fast. "
-    )
-    if gain >= WORTH_IT and (prefetch.overlap or 0) >= WORTH_HIDING:
-        return facts + f"Overlap pays here; what is left is {words.times(prefetch.headroom)} the limit of the hardware."
-    if pinned.exposed_copy < pinned.idle:
-        return facts + "Overlap cannot pay here: the GPU waits for the host, not for the copy."
-    return facts + "Overlap does not pay here."
+    return overlap.verdict(*(summarize(timelines[name]) for name in ("pinned", "prefetch")))
 
 
 def _seeded() -> torch.Generator:

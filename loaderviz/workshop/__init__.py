@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from loaderviz.workshop import capstone, lesson01, lesson02, lesson03, lesson04
+from loaderviz.workshop import capstone, lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson07
 from loaderviz.workshop.exercise import Exercise
 from loaderviz.workshop.leaderboard import Leaderboard
 from loaderviz.workshop.outcome import Note, Outcome
@@ -18,11 +18,11 @@ from loaderviz.workshop.predict import Prediction, predict
 
 EXERCISES: dict[str, Exercise] = {
     exercise.number: exercise
-    for module in (lesson01, lesson02, lesson03, lesson04, capstone)
+    for module in (lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson07, capstone)
     for exercise in module.EXERCISES
 }
 
 __all__ = [
-    "EXERCISES", "Exercise", "Leaderboard", "Note", "Outcome", "Prediction", "capstone", "lesson01", "lesson02",
-    "lesson03", "lesson04", "predict",
+    "EXERCISES", "Exercise", "Leaderboard", "Note", "Outcome", "Prediction", "capstone", "lesson00", "lesson01",
+    "lesson02", "lesson03", "lesson04", "lesson05", "lesson06", "lesson07", "predict",
 ]  # fmt: skip

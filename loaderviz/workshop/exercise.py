@@ -27,6 +27,7 @@ from loaderviz.workshop.outcome import (
     Picture,
     Score,
     Theirs,
+    boxed,
 )
 
 
@@ -56,10 +57,8 @@ class Exercise:
         return f"{self.title}\n  Task: {self.task}\n  Target: {self.target}\n  Check it: {self.name}.check(...)"
 
     def _repr_markdown_(self) -> str:
-        return (
-            f"**Exercise {self.title}**\n\n{self.task}\n\n*Target:* {self.target}\n\n"
-            f"`{self.name}.hint()` gives a hint, `{self.name}.solution()` shows one way to do it."
-        )
+        helps = f"`{self.name}.hint()` gives a hint, `{self.name}.solution()` shows one way to do it."
+        return boxed(f"**Exercise {self.title}**", self.task, f"*Target:* {self.target}", helps)
 
     def check(self, answer: Any = None) -> Outcome:
         """Run the learner's object on fresh data and return the `Outcome`. The object's own errors are caught."""
@@ -76,9 +75,9 @@ class Exercise:
             raise ValueError(f"hint({number}): this exercise has the hints 1 to {len(self.hints)}")
         self._next_hint = max(self._next_hint, number)
         after = (
-            f"Next hint: {self.name}.hint()"
+            f"Next hint: `{self.name}.hint()`"
             if number < len(self.hints)
-            else f"This was the last hint. {self.name}.solution() shows one way to do it."
+            else f"This was the last hint. `{self.name}.solution()` shows one way to do it."
         )
         return Note(f"Hint {number} of {len(self.hints)}: {self.hints[number - 1]}\n\n{after}")
 
@@ -108,7 +107,7 @@ class Exercise:
         except NotYet as problem:
             if hole := holes.left_open(answer):
                 return self._not_attempted(f"there is still a hole in {hole}")
-            more = f"Stuck? {self.name}.hint()"
+            more = f"Stuck? `{self.name}.hint()`"
             return Outcome(
                 NOT_YET, self.title, problem.fact, problem.rule, "", problem.score, more, problem.timeline
             )  # fmt: skip
@@ -153,5 +152,5 @@ class Exercise:
         )
 
     def _not_attempted(self, why: str) -> Outcome:
-        message = f"Not attempted yet: {why}."
-        return Outcome(NOT_ATTEMPTED, self.title, message, following=f"Task: {self.task} {self.name}.hint() helps.")
+        following = f"Write your own, run its cell, then check again. `{self.name}.hint()` helps."
+        return Outcome(NOT_ATTEMPTED, self.title, f"{why[:1].upper()}{why[1:]}.", following=following)

@@ -1,24 +1,33 @@
-"""A local leaderboard: a JSON file with the times of a workshop. Written atomically; a damaged file is put aside.
+"""A local leaderboard: a small SQLite file with the times of a workshop, to which several kernels may write at once.
 
-board = Leaderboard("leaderboard.json")
-board.add("Ada", 81_300_000)      # ns
-board                             # a table, fastest first
+    board = Leaderboard()           # the file that LOADERVIZ_LEADERBOARD names, else leaderboard.sqlite here
+    board.add("Ada", 81_300_000)    # ns
+    board                           # a table, fastest first
+
+SQLite comes with Python. It locks the file while it writes, waits for others who write, and never leaves half a run.
 """
 
 from __future__ import annotations
 
-import json
+import getpass
 import os
-import tempfile
-from dataclasses import asdict, dataclass
+import re
+import secrets
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from loaderviz import words
 
-FORMAT = "loaderviz leaderboard 1"
 VARIABLE = "LOADERVIZ_LEADERBOARD"
+FORMAT = 0x6C76_6C62  # SQLite's application_id: "lvlb"
+WAIT_SECONDS = 10.0  # for others who write; a run takes milliseconds to write
+LONGEST_NAME = 40
 
 
 @dataclass(frozen=True)
@@ -31,105 +40,114 @@ class Entry:
 
 
 class Leaderboard:
-    """The file and what is in it. Without a path: the one in the environment, else `leaderboard.json` here.
+    """The file and what is in it. Without a path: the one that the environment names, else one in the working folder.
 
-    `note` says what went wrong with the file, "" if nothing did: a leaderboard must never stop an exercise.
+    `note` says what went wrong with the file, "" if nothing did: a leaderboard must never stop an exercise. A file that
+    is no leaderboard is left as it is.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self.path = Path(path or os.environ.get(VARIABLE) or "leaderboard.json")
-        self.note = ""
-        self.entries: list[Entry] = self._read()  # in the order of time
+        named = path or os.environ.get(VARIABLE)
+        self.path, self.shared, self.note = Path(named or "leaderboard.sqlite"), bool(named), ""
 
     def add(self, name: str, ns: int) -> Entry:
-        """Add a run and save the file. What others have written meanwhile is kept."""
-        entry = Entry(str(name), int(ns), datetime.now(UTC).isoformat(timespec="seconds"))
-        self.entries = [*self._read(), entry]
-        self._write()
+        """Add a run of `name_for(name)` to the file."""
+        entry = Entry(self.name_for(name), int(ns), datetime.now(UTC).isoformat(timespec="seconds"))
+
+        def write(file: sqlite3.Connection) -> None:
+            file.execute("begin immediate")  # from here on nobody else writes
+            if not _is_ours(file):
+                file.execute("create table runs (name text not null, ns integer not null, at text not null)")
+                file.execute(f"pragma application_id = {FORMAT}")
+            file.execute("insert into runs (name, ns, at) values (?, ?, ?)", (entry.name, entry.ns, entry.when))
+
+        self._use(write)
         return entry
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All runs, in the order in which they were added."""
+
+        def read(file: sqlite3.Connection) -> list[Entry]:
+            rows = file.execute("select name, ns, at from runs order by rowid") if _is_ours(file) else ()
+            return [Entry(*row) for row in rows]
+
+        return (self._use(read) or []) if os.path.exists(self.path) else []
 
     def previous(self, name: str) -> Entry | None:
         """Return the last run of `name`; None if there is none."""
         return next((entry for entry in reversed(self.entries) if entry.name == name), None)
 
     def ranking(self) -> list[Entry]:
-        """Return the best run of each name, fastest first."""
+        """Return the best run of each name, fastest first; of equal ones the earlier."""
         best: dict[str, Entry] = {}
-        for entry in self.entries:
-            if entry.name not in best or entry.ns < best[entry.name].ns:
-                best[entry.name] = entry
-        return sorted(best.values(), key=lambda entry: (entry.ns, entry.when))
+        for entry in sorted(self.entries, key=lambda entry: entry.ns):  # a stable sort
+            best.setdefault(entry.name, entry)
+        return list(best.values())
+
+    def name_for(self, wanted: str = "") -> str:
+        """Return a name as it is written here: in one line, at most 40 characters. Who gives none gets one.
+
+        It is the account's name; in a file that others write to, one that nobody else has: on a hub everybody may have
+        the same account, so JupyterHub's user name comes first, else four random characters are added (the same for as
+        long as the kernel runs).
+        """
+        if name := _one_line(wanted):
+            return name
+        if not self.shared:
+            return _account()
+        return _one_line(os.environ.get("JUPYTERHUB_USER", "")) or f"{_account()}-{_suffix()}"
 
     def __repr__(self) -> str:
         rows = [
-            f"{place:3}. {entry.name:20} {words.duration(entry.ns):>10}  {entry.when}"
+            f"{place:3}. {entry.name:{LONGEST_NAME}} {words.duration(entry.ns):>10}  {entry.when}"
             for place, entry in enumerate(self.ranking(), 1)
         ]
         return "\n".join([*(rows or ["(nobody yet)"]), *([self.note] if self.note else [])])
 
     def _repr_markdown_(self) -> str:
-        head = ["| place | name | time | when |", "|--:|:--|--:|:--|"]
         rows = [
-            f"| {place} | {_cell(entry.name)} | {words.duration(entry.ns)} | {entry.when} |"
+            f"| {place} | {escaped(entry.name)} | {words.duration(entry.ns)} | {entry.when} |"
             for place, entry in enumerate(self.ranking(), 1)
         ]
-        return "\n".join([*head, *rows]) + (f"\n\n{self.note}" if self.note else "")
+        head = ["| place | name | time | when |", "|--:|:--|--:|:--|"]
+        text = "\n".join([*head, *rows]) if rows else "*The leaderboard is empty: nobody yet.*"
+        return text + (f"\n\n{self.note}" if self.note else "")
 
-    def _read(self) -> list[Entry]:
+    def _use(self, action: Callable[[sqlite3.Connection], Any]) -> Any:
+        """Do something with the open file, in one transaction; if it cannot be done, note why and return None."""
         try:
-            text = self.path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return []
-        except (OSError, UnicodeDecodeError) as problem:
-            return self._put_aside(f"{type(problem).__name__}")
-        try:
-            return _entries(json.loads(text))
-        except (ValueError, KeyError, TypeError, RecursionError) as problem:
-            return self._put_aside(str(problem) or type(problem).__name__)
-
-    def _put_aside(self, why: str) -> list[Entry]:
-        """Keep a file that cannot be read under another name, and begin a new one."""
-        number = 1
-        while (aside := self.path.with_name(f"{self.path.name}.damaged-{number}")).exists():
-            number += 1
-        try:
-            self.path.replace(aside)
-            self.note = f"{self.path.name} could not be read ({why}); it is kept as {aside.name}, a new one begins."
-        except OSError as problem:
-            self.note = f"{self.path} could not be read ({why}) nor put aside ({problem})."
-        return []
-
-    def _write(self) -> None:
-        """Write a new file beside the old one, then put it in its place: nobody ever sees half a file."""
-        content = json.dumps({"format": FORMAT, "entries": [asdict(entry) for entry in self.entries]}, indent=1)
-        temporary = ""
-        try:
-            handle, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        except OSError as problem:
-            if temporary:
-                Path(temporary).unlink(missing_ok=True)
-            self.note = (
-                f"the leaderboard could not be saved in {self.path} ({problem}); {VARIABLE} can name another file."
-            )
+            with closing(sqlite3.connect(self.path, timeout=WAIT_SECONDS)) as file, file:
+                return action(file)
+        except (sqlite3.Error, OSError, ValueError, OverflowError) as problem:
+            self.note = f"The leaderboard {self.path} cannot be used ({problem}); {VARIABLE} can name another file."
+            return None
 
 
-def _entries(data: Any) -> list[Entry]:
-    """Return the entries of a parsed file; raise ValueError, KeyError or TypeError if it is none of ours."""
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ValueError(f"it is not a {FORMAT!r}")
-    entries = []
-    for entry in data["entries"]:
-        name, ns, when = entry["name"], entry["ns"], entry["when"]
-        if not (isinstance(name, str) and isinstance(ns, int) and not isinstance(ns, bool) and isinstance(when, str)):
-            raise ValueError(f"an entry is not well made: {entry}")
-        entries.append(Entry(name, ns, when))
-    return entries
+def _is_ours(file: sqlite3.Connection) -> bool:
+    """Tell whether this is a leaderboard; False if it is empty. Raises `sqlite3.DatabaseError` for anything else."""
+    [kind] = file.execute("pragma application_id").fetchone()
+    if kind != FORMAT and file.execute("select count(*) from sqlite_master").fetchone() != (0,):
+        raise sqlite3.DatabaseError("it is a database, but no leaderboard")
+    return bool(kind == FORMAT)
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+def _one_line(name: str) -> str:
+    return " ".join(str(name).split())[:LONGEST_NAME].strip()
+
+
+@lru_cache(maxsize=1)
+def _suffix() -> str:
+    return secrets.token_hex(2)
+
+
+def _account() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # an account without a name, in some containers
+        return "you"
+
+
+def escaped(text: str) -> str:
+    """Return text that Markdown shows as it is: no link, no picture, no end of a table's cell."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)

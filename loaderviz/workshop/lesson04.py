@@ -142,7 +142,7 @@ shuffle = Exercise(
 import torch
 
 
-def resident(images, labels, size, epochs):
+def shuffled(images, labels, size, epochs):
     """Yield batches of random samples, epoch after epoch; the data set is on the GPU."""
     images, labels = images.to("cuda"), labels.to("cuda")
     for epoch in range(epochs):
@@ -153,7 +153,7 @@ def resident(images, labels, size, epochs):
 import torch
 
 
-def resident(images, labels, size, epochs):
+def shuffled(images, labels, size, epochs):
     """Yield batches of random samples, epoch after epoch; the data set is on the GPU."""
     images, labels = images.to("cuda"), labels.to("cuda")
     for epoch in range(epochs):
@@ -211,7 +211,7 @@ resume = Exercise(
 import torch
 
 
-def resident(images, labels, size, epoch, first):
+def resumed(images, labels, size, epoch, first):
     """Yield the batches of one epoch, from batch number `first` on; the data set is on the GPU."""
     images, labels = images.to("cuda"), labels.to("cuda")
     order = torch.randperm(len(images)).to("cuda")  # another order in each run: what has to change?
@@ -222,7 +222,7 @@ def resident(images, labels, size, epoch, first):
 import torch
 
 
-def resident(images, labels, size, epoch, first):
+def resumed(images, labels, size, epoch, first):
     """Yield the batches of one epoch, from batch number `first` on; the data set is on the GPU."""
     images, labels = images.to("cuda"), labels.to("cuda")
     generator = torch.Generator().manual_seed(epoch)  # the order is a function of the epoch
@@ -265,7 +265,7 @@ safe = Exercise(
     "in storage order, in batches of `size`, `epochs` times. The second epoch must be as good as the first.",
     target="every batch correct in both epochs, one move of the uint8 data, within 1.2x of the limit.",
     starter='''
-def resident(images, labels, size, epochs):
+def safe_batches(images, labels, size, epochs):
     """Yield batches of float32 images in storage order; the caller may change them in place."""
     images, labels = images.float().to("cuda"), labels.to("cuda")
     for epoch in range(epochs):
@@ -273,7 +273,7 @@ def resident(images, labels, size, epochs):
             yield images[start : start + size], labels[start : start + size]  # views of the data set
 ''',
     answer='''
-def resident(images, labels, size, epochs):
+def safe_batches(images, labels, size, epochs):
     """Yield batches of float32 images in storage order; the caller may change them in place."""
     images, labels = images.to("cuda"), labels.to("cuda")  # as stored: uint8
     for epoch in range(epochs):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.profiler import record_function
@@ -20,7 +20,7 @@ from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.torch_cuda.tags import tag_of
 from loaderviz.loaders import marks
 from loaderviz.recording import record
-from loaderviz.timeline import Kind, Timeline
+from loaderviz.timeline import Kind, Span, Timeline
 from loaderviz.workshop import facts, machine
 from loaderviz.workshop.outcome import NotYet, learners_code
 from loaderviz.workshop.source import Batch, Data, Source
@@ -40,6 +40,7 @@ class Setting:
     dtype: torch.dtype = torch.float32  # of the images that it must hand out
     scale: int = 1  # the images that it must hand out are the data divided by this
     changes: bool = False  # the consumer changes the images in place
+    copies: Literal["on_wait", "eager"] = "on_wait"
     gpu: Gpu = machine.GPU
     host: Host = machine.HOST
 
@@ -55,6 +56,7 @@ class Run:
     epochs: int = 1
     refills: Sequence[tuple[int, int]] = ()  # when the source overwrote which batch
     places: Sequence[tuple[int, int]] = ()  # the device addresses of the images of each batch handed out
+    findings: Sequence[Any] = ()
 
     @property
     def took(self) -> int:
@@ -100,24 +102,24 @@ class Run:
 
     def must_not_be_reused(self) -> None:
         """Raise `NotYet` if a copy wrote into the memory of an earlier batch while kernels still read that."""
-        if self.epochs > 1:
-            return  # a batch number then stands for several hand-outs
+        for copy, batch, end in self.reused():
+            fact = (
+                f"the copy of batch {copy.batch} runs {facts.stretch(self.timeline, copy.start, copy.end)} and "
+                f"writes into the memory of batch {batch}, but kernels read that until {facts.at(self.timeline, end)}"
+            )
+            raise self.not_yet(fact, facts.REUSE)
+
+    def reused(self) -> Iterator[tuple[Span, int, int]]:
+        """Yield each copy that wrote into the memory of an earlier batch too early: (copy, batch, end of kernels)."""
+        if self.epochs > 1 or all(hazard.kind != "early-reuse" for hazard in self.hazards):
+            return  # a batch number then stands for several hand-outs; or the order is made, whatever the addresses
         ends = {batch: facts.kernels_of(self.timeline, batch)[-1:] for batch in range(len(self.places))}
         for copy in facts.copies(self.timeline):
+            here = self.places[copy.batch] if copy.batch < len(self.places) else (0, 0)
             for batch in range(max(0, copy.batch - LOOK_BACK), min(copy.batch, len(self.places))):
-                reads, here = ends[batch], copy.batch < len(self.places)
-                if (
-                    here
-                    and reads
-                    and copy.start < reads[0].end
-                    and _overlap(self.places[batch], self.places[copy.batch])
-                ):
-                    fact = (
-                        f"the copy of batch {copy.batch} runs {facts.stretch(self.timeline, copy.start, copy.end)} and "
-                        f"writes into the memory of batch {batch}, but kernels read that until "
-                        f"{facts.at(self.timeline, reads[0].end)}"
-                    )
-                    raise self.not_yet(fact, facts.REUSE)
+                reads = ends[batch]
+                if reads and copy.start < reads[0].end and _overlap(self.places[batch], here):
+                    yield copy, batch, reads[0].end
 
     def must_have_no_hazards(self) -> None:
         """Raise `NotYet` at the first race that was found."""
@@ -147,7 +149,7 @@ class Run:
 
 def feed(
     answer: Callable[..., Any], data: Data, setting: Setting, *more: Any, resident: bool = False, count: int = 0,
-    consumer: type[Consumer] | None = None,
+    consumer: Callable[[Data, Setting, int], Consumer] | None = None,
 ) -> Run:  # fmt: skip
     """Call `answer(batches, *more)` inside the measured window and consume what it yields.
 
@@ -155,7 +157,7 @@ def feed(
     batches it must hand out, if not all of them `setting.epochs` times. `consumer`: another loop than `Consumer`.
     Raises `NotYet` for what is not a batch on the GPU, and whatever the learner's code raises.
     """
-    with record(on=setting.gpu, host=setting.host) as recording:
+    with record(on=setting.gpu, host=setting.host, copies=setting.copies) as recording:
         loop = (consumer or Consumer)(data, setting, count)
         source = Source(() if resident else data.batches, pinned=setting.pinned, buffers=setting.buffers)
         given = (data.images.clone(), data.labels.clone()) if resident else (source,)
@@ -166,8 +168,10 @@ def feed(
             loop.consume(batches, mark)
             torch.cuda.synchronize()
         seen = [(sums.cpu(), labels.cpu()) for sums, labels in loop.seen]
-    hazards = getattr(recording, "hazards", ())
-    return Run(window_of(recording.timeline), hazards, seen, data, setting.epochs, source.refills, loop.places)
+    return Run(
+        window_of(recording.timeline), recording.hazards, seen, data, setting.epochs, source.refills, loop.places,
+        recording.findings,
+    )  # fmt: skip
 
 
 class Consumer:
@@ -232,9 +236,9 @@ class Consumer:
 
 
 def window_of(timeline: Timeline) -> Timeline:
-    """Return the measured part of a recording."""
+    """Return the measured part of a recording, without the range that marks it: it would take a lane in the picture."""
     window = next(span for span in timeline.rows(Kind.RANGE) if span.name == WINDOW)
-    return timeline.between(window.start, window.end)
+    return timeline.only(timeline.name != timeline.names.index(WINDOW)).between(window.start, window.end)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ NOT_ATTEMPTED: Status = "not attempted"
 NOT_YET: Status = "not yet"
 CRASHED: Status = "crashed"
 SIGNS: dict[Status, str] = {PASSED: "✔", NOT_ATTEMPTED: "○", NOT_YET: "△", CRASHED: "✘"}
+NO_PICTURE = "There is no picture: no code of yours has run to its end."
 
 
 class NotYet(Exception):
@@ -101,7 +102,7 @@ class Outcome:
         line = f"In your code: `{self.line}`" if self.line else ""
         rule = f"*Rule:* {_plain(self.rule)}" if self.rule else ""
         parts = (headline, _plain(self.message), line, rule, _plain(self.score), _plain(self.following))
-        return "\n\n".join(part for part in parts if part)
+        return boxed(*(part for part in parts if part))
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,7 +117,7 @@ class Note:
 
     def _repr_markdown_(self) -> str:
         code = f"\n\n```python\n{self.code.strip()}\n```" if self.code else ""
-        return _plain(self.text) + code
+        return boxed(_plain(self.text)) + code
 
 
 class Picture:
@@ -140,17 +141,22 @@ class Picture:
 
     def __repr__(self) -> str:
         if self.outcome.timeline is None:
-            return f"{self.headline}\n(no timeline: the run did not get that far)"
+            return f"{self.headline}\n{NO_PICTURE}"
         from loaderviz import draw
 
         return f"{self.headline}\n{draw.text(self.outcome.timeline)}"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         if self.outcome.timeline is None:
-            return {"text/plain": repr(self)}
+            return {"text/plain": repr(self), "text/markdown": f"{_plain(self.headline)}\n\n{NO_PICTURE}"}
         from loaderviz.draw.single import bundle_of
 
         return bundle_of(self.figure, repr(self))
+
+
+def boxed(*paragraphs: str) -> str:
+    """Return Markdown paragraphs as one block with a line at its side, which every front end can draw."""
+    return "\n".join(f"> {line}".rstrip() for line in "\n\n".join(paragraphs).splitlines())
 
 
 def _plain(text: str) -> str:

@@ -551,6 +551,15 @@ def resume_in_storage_order(images, labels, size, epoch, first):
         yield images[part], labels[part]
 
 
+def zeros_of_the_rest(images, labels, size, epoch, first):
+    return itertools.islice(zeros_of(images, labels, size, 1), 8 - first)
+
+
+def zero_bytes_of_the_rest(images, labels, size, epoch, first):
+    for part in labels.split(size)[first:]:
+        yield torch.zeros(size, 784, dtype=torch.uint8, device="cuda"), torch.zeros(len(part), device="cuda").long()
+
+
 def cloned(images, labels, size, epochs):
     images, labels = images.to("cuda").float(), labels.to("cuda")
     for _ in range(epochs):
@@ -602,42 +611,6 @@ def zeros_of(images, labels, size, epochs):
         yield torch.zeros(size, images.shape[1], device="cuda"), torch.zeros(size, dtype=torch.int64, device="cuda")
 
 
-# The capstone
-
-
-def race_permuted(images, labels, size, epochs):
-    loader = ResidentLoader((images, labels), size, seed=3, method="permute")
-    for _ in range(epochs):
-        yield from loader
-
-
-def race_prefetched(images, labels, size, epochs):
-    """Gather on the host into pinned memory, copy bytes ahead."""
-
-    def batches():
-        for _ in range(epochs):
-            order = torch.randperm(len(pinned))
-            pieces = pinned_labels[order]
-            for rows, part in zip(order.split(size), pieces.split(size), strict=True):
-                yield pinned[rows].pin_memory(), part.pin_memory()
-
-    pinned, pinned_labels = images, labels
-    return PrefetchLoader(batches())
-
-
-def race_float_on_the_gpu(images, labels, size, epochs):
-    images, labels = images.to("cuda").float() / 255, labels.to("cuda")
-    for _ in range(epochs):
-        for rows in torch.randperm(len(images)).to("cuda").split(size):
-            yield images.index_select(0, rows), labels.index_select(0, rows)
-
-
-def race_blocking(images, labels, size, epochs):
-    for _ in range(epochs):
-        for rows in torch.randperm(len(images)).split(size):
-            yield (images[rows].float() / 255).to("cuda"), labels[rows].to("cuda")
-
-
 RIGHT = {
     "1.1": [with_events, mean_of_three, with_stream_synchronize],
     "1.2": [convert_in_place, prefetch_bytes, look_up],
@@ -649,7 +622,6 @@ RIGHT = {
     "4.1": [on_gpu_loader, order_made_on_the_gpu, permute_each_epoch],
     "4.2": [resume_by_seed, resume_with_random, resume_by_skipping],
     "4.3": [cloned, gathered, safe_loader],
-    "C": [on_gpu_loader, race_permuted, race_float_on_the_gpu],
 }
 WRONG = {
     "1.1": [
@@ -705,6 +677,7 @@ WRONG = {
         (one_stream, r"so are the kernels.*R16"),
         (forgotten_wait, r"read before its copy was complete"),
         (too_few, r"19 batches were handed out, but 20"),
+        (constants, r"Batch 0 does not hold the values"),
     ],
     "3.3": [
         (unprotected, r"overwrote the memory of batch \d+ at [\d,]+ µs, but the copy out of it ran from.*R42"),
@@ -713,6 +686,7 @@ WRONG = {
         (blocking, r"The host waits for it.*R30"),
         (forgotten_wait, r"overwrote the memory|read before its copy"),
         (lambda batches: BlockingLoader(list(batches)), r"As number 0 you handed out batch 30"),
+        (constants, r"Batch 0 does not hold the values"),
     ],
     "4.1": [
         (shuffle_slices, r"same 64 samples as batch \d.*shuffle samples, not slices"),
@@ -728,6 +702,8 @@ WRONG = {
         (resume_one_order, r"Two epochs have the same order"),
         (resume_at_the_start, r"it handed out batch 0 instead"),
         (resume_too_long, r"More than \d batches"),
+        (zeros_of_the_rest, r"float32.*uint8.*is wanted"),
+        (zero_bytes_of_the_rest, r"Batch 0 has labels that are not in the data set"),
         (resume_in_storage_order, r"in the order in which they are stored|same 64 samples"),
     ],
     "4.3": [
@@ -736,11 +712,5 @@ WRONG = {
         (as_stored, r"uint8.*float32.*is wanted"),
         (other_order, r"As number 0 you handed out batch 7"),
         (zeros_of, r"Batch 0 does not hold"),
-    ],
-    "C": [
-        (race_blocking, r"idle for \d+ % of the time.*Against the limit .*x its time"),
-        (shuffle_slices, r"same samples as one of the epoch before"),
-        (with_replacement, r"some samples come twice"),
-        (labels_out_of_step, r"has images or labels that are wrong"),
     ],
 }

@@ -6,6 +6,7 @@ import itertools
 import linecache
 
 import pytest
+import torch
 
 _number = itertools.count(1)
 
@@ -14,7 +15,7 @@ def cell(source, name=None):
     """Run source text as a notebook would, with its lines known to `inspect`; return the function in it."""
     file = f"<cell {next(_number)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    place = {"__name__": "a_cell"}
+    place = {"__name__": "a_cell", "torch": torch}  # each lesson has imported it in its first cell
     exec(compile(source, file, "exec"), place)
     mine = [value for value in place.values() if getattr(value, "__module__", "") == "a_cell"]
     return place[name] if name else mine[-1]

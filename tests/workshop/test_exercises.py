@@ -12,11 +12,14 @@ from loaderviz.loaders import BlockingLoader, marks
 from loaderviz.workshop import EXERCISES, lesson03, machine
 from loaderviz.workshop.exercise import NothingCheckedError
 
-from .answers import RIGHT, WRONG, Preloader, loader_ring
+from . import answers, answers00, answers05, answers06, answers07, answers08
+from .answers import Preloader, loader_ring
 from .conftest import cell
 
+RIGHT = answers.RIGHT | answers00.RIGHT | answers05.RIGHT | answers06.RIGHT | answers07.RIGHT | answers08.RIGHT
+WRONG = answers.WRONG | answers00.WRONG | answers05.WRONG | answers06.WRONG | answers07.WRONG | answers08.WRONG
 ALL = list(EXERCISES.values())
-LESSONS = [exercise for exercise in ALL if exercise.number != "C"]
+LESSONS = [exercise for exercise in ALL if exercise.number != "8.1"]
 
 
 def pairs(answers):
@@ -232,16 +235,25 @@ def test_hints_come_one_after_the_other():
 def test_the_solution_is_code_in_both_faces():
     note = lesson03.refill.solution()
     assert lesson03.refill.answer.strip() in repr(note)
-    assert "```python\nimport torch" in note._repr_markdown_()
+    assert "```python\nfrom loaderviz.workshop.lesson03 import" in note._repr_markdown_()
 
 
 def test_the_outcome_has_two_faces():
     outcome = lesson03.overlap.check(BlockingLoader)
     assert repr(outcome).startswith("△ NOT YET · 3.1 Copy under the work")
     markdown = outcome._repr_markdown_()
-    assert markdown.startswith("**△ Not yet** · 3.1") and "*Rule:* R30" in markdown
+    assert markdown.startswith("> **△ Not yet** · 3.1") and "*Rule:* R30" in markdown
     task = lesson03.overlap._repr_markdown_()
     assert "**Exercise 3.1" in task and "*Target:*" in task
+
+
+def test_what_is_said_stands_in_a_box():
+    exercise = EXERCISES["1.1"]
+    for said in (exercise, exercise.check(None), exercise.check(cell(exercise.answer)), exercise.hint(1)):
+        lines = said._repr_markdown_().splitlines()
+        assert len(lines) > 2 and all(line.startswith(">") for line in lines)
+    exercise.check(None)
+    assert "not attempted" in exercise.show()._repr_mimebundle_()["text/markdown"]
 
 
 def test_underscores_are_no_emphasis():
@@ -249,7 +261,7 @@ def test_underscores_are_no_emphasis():
     assert "<" not in markdown.replace("&lt;", "")
     from loaderviz.workshop.outcome import Note
 
-    assert Note("a_b `c_d` *e*")._repr_markdown_() == "a\\_b `c_d` \\*e\\*"
+    assert Note("a_b `c_d` *e*")._repr_markdown_() == "> a\\_b `c_d` \\*e\\*"
 
 
 def test_show_needs_a_check_first_and_then_has_the_picture():
@@ -264,7 +276,7 @@ def test_show_needs_a_check_first_and_then_has_the_picture():
     assert "text/plain" in picture._repr_mimebundle_()
     exercise.check(None)
     assert exercise.show().figure is None
-    assert "no timeline" in exercise.show()._repr_mimebundle_()["text/plain"]
+    assert "no picture" in exercise.show()._repr_mimebundle_()["text/plain"]
 
 
 def test_starters_are_short():

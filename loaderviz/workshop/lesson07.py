@@ -1,0 +1,288 @@
+"""Exercises of lesson 7, your own trace: compute the exposed copy from intervals, and find the cause in a timeline."""
+
+from __future__ import annotations
+
+import numbers
+import random
+import secrets
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaderviz import intervals, words
+from loaderviz.builder import TimelineBuilder
+from loaderviz.metrics import summarize
+from loaderviz.timeline import COPIES, Context, Kind, Timeline
+from loaderviz.workshop import facts
+from loaderviz.workshop.exercise import Exercise
+from loaderviz.workshop.outcome import NotYet, Score, learners_code
+from loaderviz.workshop.stages import SLOWEST
+
+if TYPE_CHECKING:
+    from loaderviz.explore.settings import Settings
+
+Interval = tuple[int, int]  # start, end [ns]
+
+# 7.1
+
+STEPS = 6
+WHAT = "exposed is the time in which a copy runs and no kernel does; a moment counts once, whatever runs in it"
+
+
+def _exposed(answer: Callable[..., Any]) -> Score:
+    picture, said = None, []
+    for make in (one_after_the_other, beside_kernels, two_at_once):
+        timeline = make(random.Random(secrets.randbits(62)))
+        copies, kernels = intervals_of(timeline, *COPIES), intervals_of(timeline, Kind.COMPUTE)
+        for some in (copies, kernels):
+            random.Random(secrets.randbits(62)).shuffle(some)
+        with learners_code():
+            returned = answer(list(copies), list(kernels))
+        wanted = summarize(timeline).exposed_copy
+        if isinstance(returned, bool) or not isinstance(returned, numbers.Real):
+            raise NotYet(f"Your function returned {returned!r}. A number of ns is wanted.", "", "", timeline)
+        if abs(float(returned) - wanted) > 1:
+            raise NotYet(*_why_wrong(float(returned), wanted, timeline), "", timeline)
+        said.append(words.duration(wanted))
+        picture = timeline
+    return Score(f"Three timelines, exposed {', '.join(said)}: as loaderviz.summarize has it.", picture)
+
+
+def intervals_of(timeline: Timeline, *kinds: Kind) -> list[Interval]:
+    """Return (start, end) [ns] of the spans of these kinds."""
+    mine = timeline.where(*kinds)
+    return list(zip(timeline.start[mine].tolist(), timeline.end[mine].tolist(), strict=True))
+
+
+def one_after_the_other(chance: random.Random) -> Timeline:
+    """Return a blocking loop: nothing is hidden."""
+    builder, now = _builder(), 0
+    for batch in range(STEPS):
+        now = _span(builder, 7, Kind.COPY_H2D, now, _length(chance), batch)
+        now = _span(builder, 7, Kind.COMPUTE, now + chance.randrange(9_000), _length(chance), batch)
+    return builder.build().self_check()
+
+
+def beside_kernels(chance: random.Random) -> Timeline:
+    """Return a prefetcher: each copy is hidden in part, under several kernels with gaps between them."""
+    builder, now, copied = _builder(), 0, 0
+    for batch in range(STEPS):
+        copied = _span(builder, 13, Kind.COPY_H2D, max(copied, now) + chance.randrange(40_000), _length(chance), batch)
+        for _ in range(3):
+            now = _span(builder, 7, Kind.COMPUTE, now + chance.randrange(20_000), _length(chance) // 3, batch)
+    return builder.build().self_check()
+
+
+def two_at_once(chance: random.Random) -> Timeline:
+    """Return kernels in two streams, and copies both ways: two kernels run at once, and so do two exposed copies."""
+    builder, now = _builder(), 0
+    for batch in range(STEPS):
+        first = _span(builder, 7, Kind.COMPUTE, now + chance.randrange(60_000, 90_000), 150_000, batch)
+        _span(builder, 15, Kind.COMPUTE, first - chance.randrange(10_000, 50_000), 80_000, batch)  # until 310 at most
+        copied = _span(builder, 13, Kind.COPY_H2D, now, chance.randrange(400_000, 500_000), batch)
+        _span(builder, 14, Kind.COPY_D2H, copied - chance.randrange(50_000, 150_000), _length(chance), batch)
+        now += chance.randrange(800_000, 900_000)
+    return builder.build().self_check()
+
+
+def _builder() -> TimelineBuilder:
+    return TimelineBuilder(Context("a GPU of this exercise", "file"))
+
+
+def _length(chance: random.Random) -> int:
+    return chance.randrange(60_000, 240_000)
+
+
+def _span(builder: TimelineBuilder, stream: int, kind: Kind, start: int, length: int, batch: int) -> int:
+    """Add a span to a stream, `length` ns long; return its end."""
+    name = "kernel" if kind == Kind.COMPUTE else f"Memcpy {'HtoD' if kind == Kind.COPY_H2D else 'DtoH'}"
+    lane = builder.lane(f"stream {stream}", "device", "stream", stream)
+    builder.span(start, start + length, lane, kind, name, batch=batch, nbytes=-1 if kind == Kind.COMPUTE else 1000)
+    return start + length
+
+
+def _why_wrong(got: float, wanted: int, timeline: Timeline) -> facts.Fact:
+    """Say what the learner's number is, if it is one of the usual ones, and where the first exposed stretch is."""
+    copies = [intervals.union(*np.array([pair]).T) for pair in intervals_of(timeline, *COPIES)]
+    kernels = [intervals.union(*np.array([pair]).T) for pair in intervals_of(timeline, Kind.COMPUTE)]
+    any_copy, any_kernel = (intervals.union(*np.concatenate(some).T) for some in (copies, kernels))
+    alone = [intervals.length(intervals.subtract(copy, any_kernel)) for copy in copies]
+    shared = [intervals.length(intervals.intersect(any_copy, kernel)) for kernel in kernels]
+    usual = {
+        sum(map(intervals.length, copies)): "the sum of all copies, the hidden part as well",
+        intervals.length(any_copy): "all the time in which a copy runs, the hidden part as well",
+        intervals.length(any_copy) - wanted: "the hidden part",
+        sum(alone): "right for each copy alone, but where two copies run at once it counts twice",
+        intervals.length(any_copy) - sum(shared): "right for each kernel alone, but where two kernels run at once the "
+        "copy under them is taken away twice",
+    }
+    stretch = intervals.subtract(any_copy, any_kernel)[0].tolist()
+    guess = next((f" Yours is {text}." for value, text in usual.items() if abs(got - value) <= 1), "")
+    fact = (
+        f"You returned {got:,.0f} ns; {wanted:,} ns are exposed.{guess} The first exposed stretch is "
+        f"{facts.stretch(timeline, *stretch)}."
+    )
+    return fact, WHAT
+
+
+exposed_copy = Exercise(
+    "7.1", "lesson07.exposed_copy", "How much of the copy is exposed?",
+    task="Write `exposed(copies, kernels)`. Both are lists of (start, end) in ns, in no order. Some copies, and some "
+    "kernels, run at the same time. Return for how many ns a copy runs while no kernel runs.",
+    target="right to the nanosecond for three random timelines; they come from a blocking loop, a prefetcher, and a "
+    "program with copies and kernels in several streams.",
+    starter='''
+def exposed(copies, kernels):
+    """Return for how many ns a copy runs and no kernel; both are lists of (start, end) in ns."""
+    return sum(end - start for start, end in copies)  # all of the copy: which part is hidden?
+''',
+    answer='''
+from itertools import pairwise
+
+
+def exposed(copies, kernels):
+    """Return for how many ns a copy runs and no kernel; both are lists of (start, end) in ns."""
+    edges = sorted({edge for pair in copies + kernels for edge in pair})
+    total = 0
+    for left, right in pairwise(edges):  # between two edges nothing begins and nothing ends
+        runs = [any(start <= left < end for start, end in some) for some in (copies, kernels)]
+        total += (right - left) * (runs == [True, False])
+    return total
+''',
+    hints=(
+        "Cut the time at every start and every end. Between two neighbouring cuts nothing changes.",
+        "For each piece ask: does any copy run, and does no kernel run? Then add its length.",
+        "`lesson07.exposed_copy.show()` draws the timeline that your function got wrong.",
+    ),
+    measure=_exposed, arguments=("copies", "kernels"),
+)  # fmt: skip
+
+# 7.2
+
+CAUSES = ("data", "pageable copy", "one stream", "nothing")
+OF_EACH = 2
+CLEAR, LOST = 0.97, 0.85  # the GPU computes for more than that if nothing is wrong, else for less than that
+WAITING = "waiting for data"
+
+
+def training(cause: str) -> Timeline:
+    """Return a training on an emulated GPU with random costs, in which this keeps the GPU from computing."""
+    from loaderviz.explore.pipeline import simulate  # brings the widgets, which few lessons need
+
+    while True:  # until the cause is plain to see: now and then a worker or the page-locking spoils the picture
+        timeline = simulate(_settings(cause, random.Random(secrets.randbits(62))))
+        share = summarize(timeline).compute_share or 0
+        if share > CLEAR if cause == "nothing" else share < LOST:
+            return timeline
+
+
+def _settings(cause: str, chance: random.Random) -> Settings:
+    from loaderviz.explore.settings import Settings
+
+    compute = chance.randrange(900_000, 1_500_000)
+    nbytes = int(compute * chance.uniform(6, 9)) // 1000 * 1000  # a pageable copy takes most of the time of the kernels
+    slow = cause == "data"
+    workers = chance.randrange(2, 4) if slow else 8
+    fetch = compute * workers * chance.uniform(1.6, 2.5) - nbytes * 0.15 if slow else 0  # the rest is for the bytes
+    pin = cause != "pageable copy"
+    side = cause in ("data", "nothing") or (not pin and chance.random() < 0.5)
+    return Settings(
+        batch_size=1000, sample_bytes=nbytes // 1000, compute=compute, workers=workers, depth=2 * side,
+        fetch_per_sample=max(0, int(fetch) // 1000), pin=pin, non_blocking=pin or chance.random() < 0.5,
+        side_stream=side, kernels=chance.randrange(6, 12), steps=chance.randrange(10, 16),
+    )  # fmt: skip
+
+
+def _trainings() -> Iterator[tuple[str, Timeline]]:
+    order = [cause for cause in CAUSES for _ in range(OF_EACH)]
+    random.Random(secrets.randbits(62)).shuffle(order)
+    for cause in order:
+        yield cause, training(cause)
+
+
+def _find(answer: Callable[..., Any]) -> Score:
+    picture = None
+    for number, (cause, timeline) in enumerate(_trainings(), 1):
+        with learners_code():
+            returned = answer(timeline)
+        if not isinstance(returned, str) or returned not in CAUSES:
+            raise NotYet(f"Your function returned {returned!r}; wanted is one of {', '.join(map(repr, CAUSES))}.")
+        if returned != cause:
+            fact, rule = _what_it_is(cause, timeline)
+            text = f"Training {number}: you said {returned!r}. It is {cause!r}. {fact}"
+            if returned == "data" and cause != "data":
+                text += _harmless_waits(timeline)
+            raise NotYet(text, rule, "", timeline)
+        picture = timeline
+    return Score(f"{OF_EACH * len(CAUSES)} trainings, each cause found.", picture)
+
+
+def _what_it_is(cause: str, timeline: Timeline) -> facts.Fact:
+    """Return the fact in the timeline that gives the cause away."""
+    summary = summarize(timeline)
+    if cause == "nothing":
+        return f"The GPU computes {words.share(summary.compute_share)} of the time.", "at the limit nothing is gained"
+    if cause == "data":
+        time_ns = words.duration(summary.breakdown[f"idle: host blocked, {WAITING}"])
+        return (
+            f"The loop waits for data and the GPU is idle for {time_ns} of {words.duration(summary.window)}.",
+            SLOWEST,
+        )
+    if cause == "pageable copy":
+        pageable = sum(span.pinned is False for span in timeline.rows(Kind.COPY_H2D))
+        staging = words.duration(summary.host_blocked.get("staging"))
+        fact = f"{pageable} copies come from pageable memory, and the host is blocked in staging for {staging}."
+        return fact, facts.PAGEABLE
+    return facts.why_not_hidden(timeline)
+
+
+def _harmless_waits(timeline: Timeline) -> str:
+    """Say that the loop waits while the GPU has work."""
+    summary = summarize(timeline)
+    waits, idle = summary.host_blocked.get(WAITING, 0), summary.breakdown.get(f"idle: host blocked, {WAITING}", 0)
+    if not waits:
+        return ""
+    return (
+        f" The loop does wait for data, for {words.duration(waits)}, but only for {words.duration(idle)} of it the GPU "
+        "is idle: a wait costs something when nothing is left in the queue."
+    )
+
+
+find_cause = Exercise(
+    "7.2", "lesson07.find_cause", "Find the cause",
+    task="Write `cause(timeline)`. Return what keeps the GPU from computing: 'data' (the loop waits for a batch), "
+    "'pageable copy' (the host is blocked while a copy is staged), 'one stream' (pinned copies run in the stream that "
+    "computes), or 'nothing' (the GPU computes nearly all the time). `lv.summarize(timeline)` has all you need.",
+    target=f"right for {OF_EACH * len(CAUSES)} trainings with random costs, {OF_EACH} of each cause.",
+    starter='''
+import loaderviz as lv
+
+
+def cause(timeline):
+    """Return what keeps the GPU from computing: "data", "pageable copy", "one stream" or "nothing"."""
+    summary = lv.summarize(timeline)
+    return ...
+''',
+    answer='''
+import loaderviz as lv
+
+
+def cause(timeline):
+    """Return what keeps the GPU from computing: "data", "pageable copy", "one stream" or "nothing"."""
+    summary = lv.summarize(timeline)
+    if summary.compute_share > 0.95:
+        return "nothing"
+    if summary.breakdown.get("idle: host blocked, waiting for data", 0) > summary.exposed_copy:
+        return "data"
+    return "pageable copy" if "H2D pageable" in summary.bandwidth else "one stream"
+''',
+    hints=(
+        "First ask whether anything is wrong: `summary.compute_share`.",
+        "A wait costs nothing while the GPU has work. `summary.breakdown` counts only what keeps the GPU idle.",
+        "The source of a copy: `summary.bandwidth` has 'H2D pinned' or 'H2D pageable', and a span has `.pinned`.",
+    ),
+    measure=_find, arguments=("timeline",),
+)  # fmt: skip
+
+EXERCISES = (exposed_copy, find_cause)

@@ -1,0 +1,256 @@
+"""Lesson 5: four of its loaders are wrong on every run, with the right report; two are right, however long they run."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+
+import plotly.graph_objects as go
+import pytest
+import torch
+from torch.cuda._sanitizer import EventHandler
+
+import loaderviz as lv
+from loaderviz.emulator.findings import HazardWarning
+from loaderviz.timeline import Kind
+from loaderviz.workshop import machine, suspects
+from loaderviz.workshop.lesson03 import claim, copy_ahead
+from loaderviz.workshop.outcome import NotYet, Theirs
+from loaderviz.workshop.trial import BATCHES, count_wrong, table, try_out
+
+from .answers import blocking, too_few
+from .conftest import cell
+
+# hazard, code of its first and its second side; batches that are right
+WRONG = {
+    "A": ("early-read", "copies = [part.to(", "return work(images)", 0),
+    "C": ("early-reuse", "return work(images)", "copies, arrived = copy_ahead(batch, side)", BATCHES),
+    "D": ("early-refill", "copies = [buffer.to(", "buffer.copy_(part)", 1),
+    "F": ("early-host-read", 'images.amax().to("cpu", non_blocking=True)', "images / brightest.item()", 0),
+}
+FINDINGS = {"A": ["wait-on-nothing"], "D": ["wait-on-nothing"], "E": ["needless-wait"]}
+
+
+@pytest.fixture(scope="module")
+def trials():
+    return {name: try_out(loader) for name, loader in suspects.LOADERS.items()}
+
+
+def line(access):
+    file, _, number = access.source.rpartition(":")
+    assert file == suspects.__file__
+    return linecache.getline(file, int(number))
+
+
+def test_four_are_wrong_and_two_are_right(trials):
+    kinds = {name: {hazard.kind for hazard in trial.hazards} for name, trial in trials.items()}
+    assert kinds == {name: {WRONG[name][0]} if name in WRONG else set() for name in suspects.LOADERS}
+    findings = {name: [finding.kind for finding in trial.findings] for name, trial in trials.items()}
+    assert findings == {name: FINDINGS.get(name, []) for name in suspects.LOADERS}
+    right = {name: sum(trial.right) for name, trial in trials.items()}
+    assert right == {name: WRONG[name][3] if name in WRONG else BATCHES for name in suspects.LOADERS}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_report_names_both_lines(name, trials):
+    _, first, second, _ = WRONG[name]
+    for hazard in trials[name].hazards:
+        assert first in line(hazard.first) and second in line(hazard.second)
+
+
+@pytest.mark.parametrize("batches", [3, 40])
+@pytest.mark.parametrize("name", ["A", "D", "F"])
+def test_wrong_numbers_do_not_depend_on_luck(name, batches):
+    trial = try_out(suspects.LOADERS[name], batches=batches)
+    assert sum(trial.right) == WRONG[name][3]  # not one more in a longer run
+    assert {hazard.kind for hazard in trial.hazards} == {WRONG[name][0]}
+
+
+def test_references_fail_as_soon_as_the_host_is_further_ahead():
+    """C keeps four batches and hands one out: the sixth copy is the first that gets memory for a second time."""
+    assert try_out(suspects.loader_c, batches=5).hazards == []
+    trial = try_out(suspects.loader_c, batches=40)
+    assert {hazard.kind for hazard in trial.hazards} == {"early-reuse"} and trial.hazards[0].count == 40 - 5
+    assert len(trial.overwritten) > 20 and all(trial.right)  # a kernel's numbers are computed when it is queued
+
+
+@pytest.mark.parametrize("name", ["B", "E"])
+def test_the_right_ones_stay_right_with_the_host_far_ahead(name):
+    trial = try_out(suspects.LOADERS[name], batches=200)
+    assert len(trial.right) == 200 and all(trial.right)
+    assert trial.hazards == [] and trial.overwritten == ()
+    handed_out = [span.start for span in trial.timeline.rows(Kind.RANGE) if span.name.startswith("batch ")]
+    assert handed_out[30] < trial.timeline.begin + 4 * trial.timeline.duration // 200  # 30 batches while the GPU does 4
+
+
+@pytest.mark.parametrize("name", suspects.LOADERS)
+def test_a_lucky_day_hides_the_numbers_and_not_the_report(name, trials):
+    lucky = try_out(suspects.LOADERS[name], copies="eager")
+    assert all(lucky.right)
+    assert [hazard.line for hazard in lucky.hazards] == [hazard.line for hazard in trials[name].hazards]
+
+
+def test_a_loop_that_reads_its_loss_keeps_the_host_near_so_that_c_is_right():
+    assert try_out(suspects.loader_c, read=True).hazards == []
+    for name in "ADF":
+        assert {hazard.kind for hazard in try_out(suspects.LOADERS[name], read=True).hazards} == {WRONG[name][0]}
+
+
+def test_a_and_d_let_the_side_stream_wait_for_itself(trials):
+    for name, code in (("A", "arrived.wait()"), ("D", "side.wait_event(copied)")):
+        (finding,) = trials[name].findings
+        assert code in line(finding.first)
+        assert finding.problem == "stream 13 waits for itself: what is in one stream runs in order anyway"
+
+
+def test_e_waits_without_need_and_is_as_fast_as_b_without_that_line(trials):
+    def without_the_wait(batches):
+        side, main, ready = torch.cuda.Stream(), torch.cuda.current_stream(), []
+        for batch in batches:
+            yield from ready
+            copies, arrived = copy_ahead(batch, side)
+            main.wait_event(arrived)
+            ready = [claim(copies, main)]
+        yield from ready
+
+    (finding,) = trials["E"].findings
+    assert "side.wait_stream(main)" in line(finding.first)
+    repaired = try_out(without_the_wait)
+    assert repaired.hazards == [] and repaired.findings == [] and all(repaired.right)
+    assert trials["E"].hidden == 0 and repaired.hidden > 0.9 and trials["B"].hidden > 0.9
+    assert repaired.run.took < 1.01 * trials["B"].run.took < 0.75 * trials["E"].run.took
+
+
+def changed(loader, before, after):
+    """The loader with one piece of its code changed."""
+    code = inspect.getsource(loader)
+    assert code.count(before) == 1
+    return cell("from loaderviz.workshop.lesson03 import claim, copy_ahead\n\n" + code.replace(before, after))
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        ("used[slot].wait()", {"early-reuse"}),
+        ("used[slot - 1].record()", {"early-reuse"}),
+        ("main.wait_event(arrived)", {"early-read"}),
+    ],
+)
+def test_each_of_these_lines_of_b_is_needed(line, kinds):
+    assert {hazard.kind for hazard in try_out(changed(suspects.loader_b, line, "pass")).hazards} == kinds
+
+
+def test_d_is_repaired_by_one_line():
+    trial = try_out(changed(suspects.loader_d, "side.wait_event(copied)", "copied.synchronize()"))
+    assert trial.hazards == [] and trial.findings == [] and all(trial.right) and trial.hidden > 0.9
+
+
+@pytest.mark.parametrize("name", suspects.LOADERS)
+def test_nothing_else_is_wrong_with_them(name):
+    """They end with their source: no batch gives none, one gives one."""
+    assert try_out(suspects.LOADERS[name], batches=1).run.seen
+    with lv.record(on="t4") as recording:
+        assert list(suspects.LOADERS[name]([])) == []
+    assert recording.hazards == []
+
+
+def test_a_refilled_buffer_carries_the_number_of_what_is_in_it(trials):
+    copies = [span.batch for span in trials["D"].timeline.rows(Kind.COPY_H2D)]
+    assert copies == [number for number in range(BATCHES) for _ in ("images", "labels")]
+
+
+# What the trial shows
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_times_of_a_report_are_those_of_the_picture(name, trials):
+    trial = trials[name]
+    mark, hazard = trial.timeline.marks[0], trial.hazards[0]
+    times = [int(trial.timeline.start[span]) - trial.timeline.begin for span in mark.spans]
+    assert times == [hazard.first.start, hazard.second.start]
+    low, high = trial.figure().layout.xaxis.range
+    unit = 1000 if "µs" in trial.figure().layout.xaxis.title.text else 10**6
+    assert all(low <= time / unit <= high for time in times)
+
+
+@pytest.mark.parametrize("name", suspects.LOADERS)
+def test_the_figure_has_the_race_in_full(name, trials):
+    figure = trials[name].figure()
+    assert isinstance(figure, go.Figure)
+    words = [note.text for note in figure.layout.annotations]
+    assert any(WRONG[name][0] in text for text in words) if name in WRONG else not words
+    shown = figure.layout.title.text
+    assert shown.startswith(f"loader_{name.lower()}: ")
+    assert ("nothing to report" in shown) == (name == "B")
+
+
+def test_the_table_has_a_row_for_each(trials):
+    rows = table(trials)
+    assert list(rows.index) == list("ABCDEF")
+    assert list(rows["hazards"]) == ["early-read", "–", "early-reuse", "early-refill", "–", "early-host-read"]
+    assert rows.loc["A", "batches right"] == "0 of 16" and rows.loc["E", "copy hidden"] == "0 %"
+    assert repr(trials["B"]).startswith("loader_b: batches right: 16 of 16; overwritten in use: 0; copy hidden: 9")
+
+
+def test_a_loader_of_the_learners_own_can_be_tried():
+    trial = try_out(blocking)
+    assert all(trial.right) and trial.hazards == [] and trial.hidden == 0
+    with pytest.raises(NotYet, match="15 batches were handed out, but 16"):
+        try_out(too_few)
+    with pytest.raises(Theirs, match="no such file"):
+        try_out(no_file)
+
+
+def no_file(batches):
+    raise OSError("no such file")
+
+
+def test_wrong_batches_are_counted():
+    with pytest.warns(HazardWarning), lv.record(on="t4"):
+        batches = [(torch.rand(8, 3).pin_memory(), torch.arange(8).pin_memory()) for _ in range(9)]
+        assert [count_wrong(suspects.LOADERS[name], batches) for name in "ABE"] == [9, 0, 0]
+
+
+def test_torchs_own_sanitizer_sees_a_and_not_c():
+    """It forgets memory that is freed. The host's memory, in D and F, it does not know at all."""
+    main, side, block, names = 7, 13, 4096, {4096: []}
+
+    def reads(handler, stream):
+        return len(handler._handle_kernel_launch(stream, {block}, set(), set(), "read", names))
+
+    def writes(handler, stream):
+        return len(handler._handle_kernel_launch(stream, set(), {block}, set(), "write", names))
+
+    def loader_a(waiting):
+        handler = EventHandler()
+        handler._handle_memory_allocation(block)
+        handler._handle_event_creation(1)
+        writes(handler, side)
+        handler._handle_event_record(1, side)
+        handler._handle_event_wait(1, waiting)
+        return reads(handler, main)
+
+    def loader_c(freed):
+        handler = EventHandler()
+        handler._handle_memory_allocation(block)
+        reads(handler, main)
+        if freed:
+            handler._handle_memory_deallocation(block)
+            handler._handle_memory_allocation(block)
+        return writes(handler, side)
+
+    assert (loader_a(waiting=side), loader_a(waiting=main)) == (1, 0)
+    assert (loader_c(freed=False), loader_c(freed=True)) == (1, 0)
+
+
+# The exercises
+
+
+def test_the_limit_of_5_1_is_the_first_copy_and_then_work():
+    from loaderviz.workshop import lesson05
+
+    outcome = lesson05.wait.check(blocking)
+    data = [(torch.empty(machine.SAMPLES, machine.FEATURES), torch.empty(machine.SAMPLES, dtype=torch.int64))]
+    copy, work = machine.copy_time(*data[0]), machine.work_time(machine.SAMPLES, hidden=lesson05.HIDDEN)
+    assert f"the limit of {(copy + lesson05.BATCHES * work) / 1e6:.4g} ms" in outcome.score
+    assert copy < work / 1.9

@@ -1,0 +1,147 @@
+"""Lesson 6: what it measures of a pipeline agrees with the closed form, and its data sets do what they say."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import plotly.graph_objects as go
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import loaderviz as lv
+from loaderviz.builder import TimelineBuilder
+from loaderviz.emulator.hardware import Gpu, Host
+from loaderviz.loaders import PrefetchLoader
+from loaderviz.timeline import Context, Kind, TimelineError
+from loaderviz.workshop import lesson06
+
+SIZE, BATCHES = 64, 32
+# Bytes move slowly, so that a batch of 64 small samples has the costs of a large one.
+GPU = replace(Gpu.preset("laptop"), h2d=10**8, d2h=10**8, fp32=10**10, tf32=10**10, malloc=0)
+HOST = replace(Host.preset("laptop"), memory_bandwidth=10**8, fetch_per_sample=40_000, page_lock_base=0,
+               page_lock_per_gib=0, worker_start=0)  # fmt: skip
+
+
+def feed(workers, depth=2, samples=SIZE * BATCHES, **options):
+    data = TensorDataset(torch.ones(samples, 64))
+    with lv.record(on=GPU, host=HOST) as recording:
+        layer = torch.ones(64, 512).to("cuda")
+        for (x,) in PrefetchLoader(DataLoader(data, SIZE, num_workers=workers, **options), "cuda", depth=depth):
+            x @ layer
+    return recording.timeline
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return {workers: feed(workers, pin_memory=True) for workers in (1, 2, 4, 8)}  # 16 steps: whole rounds of each
+
+
+def test_a_step_takes_as_long_as_the_slowest_stage(runs):
+    costs = lesson06.stages(runs[1])
+    assert costs["fetch"] == HOST.fetch_base + SIZE * 40_000 + SIZE * 256 * 250 // 1000
+    assert costs["pin"] == 2 * SIZE * 256 * 10 and costs["copy"] == 5_000 + SIZE * 256 * 10
+    slowest = set()
+    for workers, timeline in runs.items():
+        step = lesson06.steady(timeline).duration / len(lesson06.STEADY)
+        assert step == pytest.approx(lesson06.limit(costs, workers), rel=0.01), workers
+        slowest.add(lesson06.limit(costs, workers) in (costs["compute"], costs["pin"]))
+    assert slowest == {False, True}  # some are limited by the workers, some are not
+
+
+def test_without_workers_the_main_thread_fetches():
+    timeline = feed(0, samples=6 * SIZE)
+    assert {span.lane.role for span in timeline.rows(Kind.FETCH)} == {"main"}
+    assert lesson06.stages(timeline)["pin"] == 0
+
+
+def test_the_formula():
+    costs = {"fetch": 1000, "pin": 300, "copy": 100, "compute": 200}
+    assert [lesson06.limit(costs, workers) for workers in (1, 2, 3, 4, 100)] == [1000, 500, 334, 300, 300]
+
+
+def test_a_run_that_is_too_short_is_said_so():
+    with pytest.raises(TimelineError, match=r"steady\(range\(12, 28\)\): no kernel works on batch 11; train on more"):
+        lesson06.steady(feed(1, samples=6 * SIZE))
+
+
+def test_batches_in_memory_are_counted():
+    builder = TimelineBuilder(Context())
+    worker, main = builder.lane("worker 0", "host", "worker"), builder.lane("main", "host", "main")
+    for batch, (start, end, taken) in enumerate([(0, 10, 40), (10, 20, 50), (20, 30, 60), (45, 55, 70)]):
+        builder.span(start, end, worker, Kind.FETCH, f"fetch batch {batch}", batch=batch)
+        builder.span(taken, taken + 1, main, Kind.OPERATOR, "DataLoader hand-out", batch=batch)
+    timeline = builder.build()
+    assert lesson06.in_flight(timeline) == 3
+    assert lesson06.in_flight(timeline.between(35, 65)) == 3  # batch 0 to 2 came before the window
+    assert lesson06.in_flight(TimelineBuilder(Context()).build()) == 0
+
+
+@pytest.mark.parametrize("factor", [1, 2, 4])
+def test_no_more_batches_in_memory_than_ordered(factor):
+    most = lesson06.in_flight(feed(2, pin_memory=True, prefetch_factor=factor))
+    assert 1 <= most <= 2 * factor
+
+
+def test_the_chart_has_the_points_on_the_line(runs):
+    costs = lesson06.stages(runs[1])
+    steps = {workers: lesson06.steady(timeline).duration / 16 for workers, timeline in runs.items()}
+    figure = lesson06.chart({0: 9_999_999} | steps, costs)
+    assert isinstance(figure, go.Figure)
+    lines = {trace.name: trace for trace in figure.data}
+    assert set(lines) == {"the slowest stage", "fetch / workers", "compute", "pin", "copy", "measured step"}
+    assert list(lines["measured step"].x) == [1, 2, 4, 8]  # not the run without workers: it is no pipeline
+    line = dict(zip(lines["the slowest stage"].x, lines["the slowest stage"].y, strict=True))
+    for workers, y in zip(lines["measured step"].x, lines["measured step"].y, strict=True):
+        assert y == pytest.approx(line[workers], rel=0.01)
+
+
+def test_a_late_batch_stops_the_pipeline_and_a_larger_buffer_hides_it():
+    """Head-of-line blocking: the other worker's batches are ready, and wait for the late one."""
+    images, labels = torch.ones(SIZE * BATCHES, 64), torch.zeros(SIZE * BATCHES, dtype=torch.int64)
+    late = lesson06.SometimesSlow(images, labels, every=9 * SIZE, seconds=0.08)
+    assert late[0][0].shape == (64,) and len(late) == SIZE * BATCHES
+    for factor in (2, 16):
+        loader = DataLoader(late, SIZE, num_workers=2, prefetch_factor=factor, collate_fn=lambda batch: batch)
+        with lv.record(on=GPU, host=HOST) as recording:
+            for x, _ in loader:
+                torch.cuda._sleep(20_000_000)
+                x.to("cuda").sum().item()
+        waits = [span for span in recording.timeline.rows(Kind.WAIT) if span.cause.name == "DATA"]
+        blocked = [span for span in waits if span.batch in (9, 18, 27) and span.end - span.start > 10_000_000]
+        assert len(blocked) == (3 if factor == 2 else 0)
+        fetches = {span.batch: span for span in recording.timeline.rows(Kind.FETCH)}
+        assert factor == 16 or all(fetches[span.batch + 1].end < span.end for span in blocked)  # ready, and behind it
+
+
+def test_files_are_read_one_by_one_or_in_one_go():
+    images, labels = torch.arange(10 * 784).view(10, 784).to(torch.uint8), torch.arange(10)
+    data = lesson06.Files(images, labels)
+    assert len(data) == 10
+    assert torch.equal(data[3][0], images[3]) and data[3][1] == 3
+    many = data[[7, 1]]
+    assert torch.equal(many[0], images[[7, 1]]) and many[1].tolist() == [7, 1]
+    with lv.record(on=GPU) as recording:
+        data[3], data[range(5)]
+    assert recording.timeline.context.origin == "emulated"
+
+
+@pytest.mark.parametrize(("rows", "took"), [(3, 48_000), ([1, 2, 3], 64_000), (range(10), 120_000)])
+def test_a_read_costs_what_the_task_says(rows, took):
+    import time
+
+    data = lesson06.Files(torch.zeros(10, 784, dtype=torch.uint8), torch.arange(10))
+    with lv.record(on=GPU):
+        data[rows], time.perf_counter_ns()
+        begin = time.perf_counter_ns()
+        data[rows]
+        assert took <= time.perf_counter_ns() - begin < took + 100_000  # and the operators of the gather
+
+
+@pytest.mark.parametrize("data", [
+    lesson06.Files(torch.zeros(2, 784, dtype=torch.uint8), torch.arange(2)),
+    lesson06.SometimesSlow(torch.zeros(2, 4), torch.arange(2), every=2, seconds=0.1),
+])  # fmt: skip
+def test_data_sets_can_go_to_a_spawned_worker(data):
+    assert len(pickle.loads(pickle.dumps(data))) == 2

@@ -1,0 +1,109 @@
+"""Lesson 7: the timelines that its exercises make have the traps and the causes that they claim."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+import loaderviz as lv
+from loaderviz.timeline import COPIES, Kind
+from loaderviz.workshop import lesson07
+
+from .answers07 import all_copy_time, each_copy_alone, each_kernel_alone, everything, merge_and_intersect
+
+MAKERS = [lesson07.one_after_the_other, lesson07.beside_kernels, lesson07.two_at_once]
+RULES = {
+    "data": {"waiting-for-data"}, "pageable copy": {"pageable-copy", "hidden-sync"}, "one stream": {"copy-not-hidden"},
+    "nothing": {"nothing-to-gain"},
+}  # fmt: skip
+
+
+def pieces(timeline):
+    return lesson07.intervals_of(timeline, *COPIES), lesson07.intervals_of(timeline, Kind.COMPUTE)
+
+
+def brute_force(copies, kernels):
+    """Ask for each piece between two neighbouring edges what runs in it."""
+
+    def runs(some, time):
+        return any(start <= time < end for start, end in some)
+
+    edges = sorted({edge for pair in copies + kernels for edge in pair})
+    pieces = itertools.pairwise(edges)
+    return sum(right - left for left, right in pieces if runs(copies, left) and not runs(kernels, left))
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("seed", range(20))
+def test_the_metric_that_judges_agrees_with_brute_force(make, seed):
+    timeline = make(random.Random(seed))
+    assert (
+        lv.summarize(timeline).exposed_copy == brute_force(*pieces(timeline)) == merge_and_intersect(*pieces(timeline))
+    )
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_traps_are_there_whatever_the_numbers(seed):
+    beside, both = (make(random.Random(seed)) for make in MAKERS[1:])
+    wanted = lv.summarize(beside).exposed_copy
+    assert 0 < wanted < all_copy_time(*pieces(beside))  # some is hidden, some is not
+    answers = {lv.summarize(both).exposed_copy}
+    for wrong in (everything, all_copy_time, each_copy_alone, each_kernel_alone):
+        answers.add(wrong(*pieces(both)))
+    assert len(answers) == 5  # all different, so each mistake can be named
+
+
+def test_other_timelines_each_time():
+    seen = []
+
+    def spy(copies, kernels):
+        seen.append((tuple(copies), tuple(kernels)))
+        return merge_and_intersect(copies, kernels)
+
+    for _ in range(2):
+        assert lesson07.exposed_copy.check(spy).passed
+    assert len(seen) == len(set(seen)) == 6
+    assert any(list(copies) != sorted(copies) for copies, _ in seen)  # in no order
+
+
+def test_the_lists_are_copies_of_what_is_judged():
+    def spoil(copies, kernels):
+        exposed = merge_and_intersect(copies, kernels)
+        copies.clear()
+        return exposed
+
+    assert lesson07.exposed_copy.check(spoil).passed
+
+
+@pytest.mark.parametrize("cause", lesson07.CAUSES)
+def test_each_training_has_its_cause_and_the_advice_sees_it_too(cause):
+    for _ in range(8):
+        timeline = lesson07.training(cause).self_check()
+        share = lv.summarize(timeline).compute_share
+        assert share > 0.97 if cause == "nothing" else share < 0.85
+        assert lv.advise(timeline)[0].rule in RULES[cause]
+
+
+def test_each_cause_comes_as_often_in_another_order():
+    orders = []
+
+    def spy(timeline):
+        orders[-1].append(timeline)
+        rule = lv.advise(timeline)[0].rule
+        return next(cause for cause, rules in RULES.items() if rule in rules)
+
+    for _ in range(5):
+        orders.append([])
+        assert lesson07.find_cause.check(spy).passed
+    causes = [[lv.advise(timeline)[0].rule for timeline in order] for order in orders]
+    assert all(len(order) == 8 for order in orders)
+    assert len({tuple(order) for order in causes}) > 1
+
+
+def test_a_harmless_wait_is_explained():
+    timeline = lesson07.training("nothing")
+    text = lesson07._harmless_waits(timeline)
+    assert "The loop does wait for data" in text and "the GPU is idle: a wait costs something when" in text
+    assert lesson07._harmless_waits(lesson07.one_after_the_other(random.Random(0))) == ""
