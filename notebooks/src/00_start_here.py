@@ -26,19 +26,41 @@
 #
 # * record a training loop and draw its timeline;
 # * read the picture: lanes, colours, waits, the strip at the bottom;
-# * say which of four ways to feed a GPU with MNIST is the fastest here, and why;
+# * say how much a loop could win by overlap, and which ways of feeding a GPU have overlap;
 # * say what the emulated GPU promises, and what it does not.
 #
-# Time: about 15 minutes. **You need no GPU.** Your code runs on an *emulated* one.
+# Time: about 20 minutes. **You need no GPU.** Your code runs on an *emulated* one.
+
+# %% [markdown]
+# ## The course
+#
+# | | lesson | its question | minutes |
+# |---|---|---|---:|
+# | 0 | Start here | how do I read the picture? | 20 |
+# | 1 | [The blocking copy](01_blocking_copy.ipynb) | what does `x.to("cuda")` cost in a training loop? | 25 |
+# | 2 | [Pinned memory](02_pin_memory.ipynb) | what does it change, and what does it not change? | 25 |
+# | 3 | [Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb) | what hides a copy? | 30 |
+# | 4 | [The data set on the GPU](04_gpu_resident_slicing.ipynb) | why carry a small data set in every epoch? | 30 |
+# | 5 | [Find the bug](05_find_the_bug.ipynb) | which of these prefetchers gives wrong numbers? | 30 |
+# | 6 | [Workers](06_workers.ipynb) | workers, pin thread, copy or GPU: which one is too slow? | 30 |
+# | 7 | [Your own trace](07_your_own_trace.ipynb) | what does my own training loop do? | 20 |
+# | 8 | [Capstone](08_capstone.ipynb) | how close to the limit can I bring a training? | 30 |
+#
+# Lessons 1 to 4 are one story, in this order. Each lesson goes the same way: **predict** what will happen, **run** it,
+# **see** it in the picture, read why, then solve an **exercise**. The check runs your code on the emulated GPU and
+# judges what it *does*. How you write it is up to you.
 
 # %%
 import textwrap
 
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
 from loaderviz import draw, experiment, mnist, words
 from loaderviz.emulator import Gpu
+from loaderviz.workshop import lesson00, predict
+from loaderviz.workshop.loop import gpu_milliseconds, new_model, show_code, train_step
 
 # %% [markdown]
 # ## The data
@@ -55,28 +77,19 @@ print(f"images {tuple(images.shape)}, labels {tuple(labels.shape)}: {words.size(
 # %% [markdown]
 # ## A training loop
 #
-# This is ordinary PyTorch for a CUDA GPU. Nothing in it knows about loaderviz.
-
+# This is ordinary PyTorch for a CUDA GPU. Nothing in it knows about loaderviz. The network and the training step are
+# the same in all lessons, so they stand in a file. Here they are:
 
 # %%
-def make_network():
-    """Return a small network on the GPU and its optimizer."""
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(784, 384), torch.nn.ReLU(), torch.nn.Linear(384, 10)
-    network = torch.nn.Sequential(torch.nn.Flatten(), *layers).to("cuda")
-    return network, torch.optim.SGD(network.parameters(), lr=0.1)
+show_code(new_model, train_step)
 
 
 # %%
 def train(loader):
     """Train on all batches of the loader; return the last loss."""
-    network, optimizer = make_network()
+    model, optimizer = new_model()
     for x, y in loader:
-        x, y = x.to("cuda"), y.to("cuda")
-        loss = torch.nn.functional.cross_entropy(network(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = train_step(model, optimizer, x.to("cuda"), y.to("cuda"))
     return loss
 
 
@@ -85,73 +98,90 @@ def train(loader):
 #
 # The images are in the memory of the computer (the *host*). The GPU is the *device*.
 # In each step of the loop a batch is put together, copied to the GPU, and then the GPU computes.
-#
-# **Before you go on: in which share of the time does the GPU compute? Write down a number.**
-#
+
+# %%
+busy = predict(
+    "In which share of the time does the GPU compute?",
+    ["more than half of the time", "between a fifth and a half", "less than a fifth"],
+    answer=lambda: 1 + (summary.compute_share < 0.5) + (summary.compute_share < 0.2),
+)
+busy
+
+# %% [markdown]
 # ## Run
 #
 # Put the loop into `with lv.record(...)`. Inside, "cuda" is the emulated GPU.
+# The first batches are special: memory is taken for the first time. `from_batch(3)` leaves them out of the picture.
 
 # %%
-subset = torch.utils.data.TensorDataset(images[: 9 * BATCH].float() / 255, labels[: 9 * BATCH])
-loader = torch.utils.data.DataLoader(subset, BATCH)
+subset = TensorDataset(images[: 7 * BATCH].float() / 255, labels[: 7 * BATCH])
+loader = DataLoader(subset, BATCH)
 with lv.record(on=GPU) as recording:
     loss = train(loader)
     print(f"the loss is a real number: {loss.item():.4f}")
 timeline = recording.timeline
-
-# %% [markdown]
-# The first batches are special: memory is taken for the first time. `from_batch(3)` leaves them out.
 
 # %%
 steady = timeline.from_batch(3)
 steady.figure(color="batch")
 
 # %% [markdown]
-# ## How to read it
+# ## See: how to read it
 #
 # Time goes from left to right. Each row is a *lane*. They are in the order in which a batch travels:
 #
 # * `main` is the Python program: the `ranges` show which batch the loop is at; the `calls` are calls of CUDA, and, in
 #   the longest bars, the making of the next batch.
-# * `main · waits`, hatched: the host is blocked. The text says by what.
+# * `main · waits`, hatched: the host is blocked. The text, or the mouse over it, says by what.
 # * `H2D engine`: the part of the GPU that copies from host to device.
 # * `stream 7 (default)`: the queue in which the GPU works. Thick bars compute, thin bars are copies.
 # * `GPU state`, the strip at the bottom, has its own colours: computing, a copy that keeps the GPU from computing
 #   (*exposed*), a copy during the computing (*hidden*), or idle.
 #
-# With `color="batch"` each batch has one colour. Follow one colour from the top left to the bottom right:
-# it is the way of that batch. In a *good* picture the lanes have **different colours at the same time**:
-# batch 5 is copied while batch 4 is computed. Here each colour is alone. Everybody waits for everybody.
+# Each batch has one colour. Follow one colour from the top left to the bottom right: it is the way of that batch.
+# In a *good* picture the lanes have **different colours at the same time**: batch 5 is copied while batch 4 is
+# computed. Here each colour is alone. Everybody waits for everybody.
 #
-# You can move the mouse over a bar to see what it is, and drag to zoom in. A double click zooms out.
+# Move the mouse over a bar to see what it is. Drag to zoom in; a double click zooms out.
+# `steady.figure(color="kind")` colours by *what* happens instead of *for which batch*.
 #
-# Every picture can also be had in words, for people who cannot see it, or for a log file:
+# Every picture can also be had in words, for people who cannot see it, or for a log file. And in numbers:
 
 # %%
 print(textwrap.fill(draw.text(steady), 110))
 
-# %% [markdown]
-# And in numbers:
+# %%
+summary = lv.summarize(steady)
+summary
 
 # %%
-lv.summarize(steady)
+busy.reveal()
 
 # %% [markdown]
-# <details><summary><b>Compare with your prediction</b></summary>
+# Most people expect far more. The last lines of the table say where the rest of the time goes. In this loop most of it
+# goes into making the batch, sample by sample, on the host (lesson 6). The copy comes second.
 #
-# The line "GPU computes" of the table is the answer. Most people expect a much larger number.
-# The last part of the table says where the rest of the time goes. In this loop most of it goes into making the batch,
-# sample by sample, on the host; then into the copy.
+# ## Exercise
 #
-# </details>
-#
-# ## The same timeline, coloured by kind
-#
-# `color="kind"` shows *what* happens instead of *for which batch*.
+# Run the next cell to see the task. Write your code in place of the `...`, run it, run the check, as often as you
+# like. If you are stuck, type `lesson00.reading.hint()` into a new cell.
 
 # %%
-steady.figure(color="kind")
+lesson00.reading
+
+# %% tags=["exercise"]
+# Exercise 0.1
+import loaderviz as lv
+
+
+def exposed_share(timeline):
+    """Return the share of the time in which a copy keeps the GPU from computing, from 0 to 1."""
+    summary = lv.summarize(timeline)
+    return summary.exposed_copy / summary.window
+
+
+# %%
+lesson00.reading.check(exposed_share)
 
 # %% [markdown]
 # ## Four ways to feed a GPU
@@ -165,38 +195,36 @@ steady.figure(color="kind")
 # | prefetch | in a stream of its own, while the GPU computes the batch before | [3](03_non_blocking_prefetch.ipynb) |
 # | resident | not at all: the data set is on the GPU | [4](04_gpu_resident_slicing.ipynb) |
 #
-# **Predict** the order, from slow to fast. The first three get their batches from two worker processes.
+# The first three get their batches from two worker processes, so that the making of the batches costs the loop nothing.
+
+# %%
+first = predict(
+    "Which is the first of the four that hides most of its copies under the computing?",
+    ["blocking", "pinned", "prefetch", "none of them"],
+    answer=lambda: next((name for name in runs if comparison.summaries()[name].overlap > 0.5), "none of them"),
+)
+first
 
 # %%
 setting = experiment.Setting(batch_size=BATCH, steps=4, warmup=12, workers=2)
 runs = experiment.four_loaders(setting, on=GPU, host="laptop")
 comparison = lv.compare({name: run.timeline for name, run in runs.items()})
-
-# %%
 comparison.figure()
-
-# %%
-comparison.table()[["step [µs]", "GPU computes [%]", "copy [ms]", "copy hidden [%]", "speed-up"]].round(2)
-
-# %% [markdown]
-# Look at the rows `H2D engine` and the stream of each of the four. In the third one the copy engine has another colour
-# than the computing stream: this is overlap. In the fourth one the engine has nothing to do.
-# (The workers have made their last batch before this window begins. Lesson 2 shows their lanes.)
-#
-# The losses show that the loaders do the same work. The resident loader shuffles by itself, so its number may differ:
 
 # %%
 for name, run in runs.items():
     print(f"{name:9} loss of the last batch {run.loss:.6f}")
-print(textwrap.fill(experiment.verdict(comparison.timelines), 110))
-
-# %% [markdown]
-# One more picture. This is the curve that `nvidia-smi` shows: in which share of each short window does the GPU compute?
+comparison.table()[["step [µs]", "GPU computes [%]", "copy [ms]", "copy hidden [%]", "speed-up"]].round(2)
 
 # %%
-comparison.utilization()
+first.reveal()
 
 # %% [markdown]
+# Look at the rows `H2D engine` and the stream of each of the four. In the third one the copy engine has another colour
+# than the computing stream: this is overlap. In the fourth one the engine has nothing to do.
+# The losses of the first three are equal: they do the same work, only at other times. (The resident loader shuffles by
+# itself, so its loss may differ.) The `pin thread` is explained in lesson 2.
+#
 # ## What the emulated GPU promises
 #
 # * **The values are real.** Every number is computed, on your CPU. The loss is the loss.
@@ -206,17 +234,15 @@ comparison.utilization()
 # * **The time is virtual.** It comes from a model of the GPU and of the host. It does not depend on your computer:
 #   the same program gives the same timeline, to the nanosecond.
 #
-# Let us test the last promise:
+# It does **not** promise microseconds. It tells you what the bottleneck is and what waits for what. On a real GPU the
+# numbers will be different. Every number of the model has a source, or it is called "assumed".
+# Let us test the last promise, and look at some of the numbers:
 
 # %%
 with lv.record(on=GPU) as again:
     train(loader).item()
 same = (again.timeline.start == timeline.start).all() and (again.timeline.end == timeline.end).all()
 print(f"{len(timeline)} spans, all at the same nanosecond as before: {same}")
-
-# %% [markdown]
-# What it does **not** promise: microseconds. It tells you what the bottleneck is and what waits for what. On a real GPU
-# the numbers will be different. Every number of the model has a source, or it is called "assumed":
 
 # %%
 gpu = Gpu.preset(GPU)
@@ -225,34 +251,36 @@ for name, unit in {"h2d": "GB/s", "pageable": "GB/s", "memory_bandwidth": "GB/s"
     print(textwrap.fill(f"{name}: {value:g} {unit} ({gpu.source(name)})", 110, subsequent_indent="    "))
 
 # %% [markdown]
+# ## Try
+#
+# The explorer has all settings of this course as sliders, one live timeline, and the code that the settings mean.
+#
+# * Press the four buttons with the names of the loaders, one after the other.
+# * With `prefetch`, make the batch smaller, step by step. What does the loop wait for now? Does overlap still help?
+# * Begin with `blocking` and switch on `pin`, `non_blocking` and the side stream, one at a time, in any order.
+#   Which of them hides a copy by itself?
+
+# %%
+lv.explore()
+
+# %% [markdown]
 # ## The same code on a real GPU
 #
-# The function `train` is ordinary PyTorch, so it runs on a real GPU as it is. The lessons end with such a cell.
+# The function `train` is ordinary PyTorch, so it runs on a real GPU as it is. Every lesson ends with such a cell.
 # It is skipped where there is no GPU.
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    train(loader)  # once before the clock runs: memory, kernels
-    begin.record()
-    train(loader)
-    end.record()
-    torch.cuda.synchronize()
-    print(f"{torch.cuda.get_device_name()}: {begin.elapsed_time(end) / len(loader):.3f} ms a step")
+    print(f"{torch.cuda.get_device_name()}: {gpu_milliseconds(train, loader):.3f} ms a step")
 else:
     print("Skipped: PyTorch sees no CUDA GPU here. On a machine with one, this cell times the loop on it.")
 
 # %% [markdown]
-# ## Try
-#
-# Set `GPU = "a100"` at the top and run all cells again. The A100 computes much faster.
-# Which of the four loaders gains from it, and which does not?
-#
 # ## Recap
 #
 # * `lv.record(on="laptop")` records; `recording.timeline.figure()` draws; `lv.summarize` gives numbers.
-# * `lv.compare({...})` puts several timelines on one time axis.
-# * Look for different colours at the same time. That is overlap.
+# * Look for different colours at the same time. That is overlap. Only an *exposed* copy can be won by it.
+# * Pinned memory alone, or a non-blocking call alone, hides nothing. Lessons 1 to 3 show why.
 # * The emulated GPU promises order and bottleneck, not microseconds.
 #
 # Next: [1. The blocking copy](01_blocking_copy.ipynb)

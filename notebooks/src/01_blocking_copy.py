@@ -23,85 +23,36 @@
 #
 # * see in a timeline when the host works, when data is copied, and when the GPU computes;
 # * say which share of a step is the copy, and decide whether that share matters;
-# * time GPU code correctly, and know why most first attempts are wrong.
+# * time GPU code correctly, and know why most first attempts are wrong;
+# * make a copy cheaper without any stream: send fewer bytes.
 #
-# Time: about 20 minutes. You need no GPU. Before it: [0. Start here](00_start_here.ipynb).
+# Time: about 25 minutes. You need no GPU. Before it: [0. Start here](00_start_here.ipynb).
 
 # %%
-import itertools
 import time
 
 import torch
-from torch.profiler import record_function
 
 import loaderviz as lv
-from loaderviz import mnist, words
+from loaderviz import words
+from loaderviz.workshop import lesson01, predict
+from loaderviz.workshop.loop import GPU, gpu_milliseconds, make_batches, new_model, show_code, steps, train_step, watch
 
 # %% [markdown]
 # ## The parts of the loop
 #
-# The digits are in the main memory of the computer, the *host* memory.
-# The GPU, the *device*, has a memory of its own, so every batch must travel.
-# To look at the copy alone, we prepare all batches before the loop starts.
-# Where batches come from is a question for a later lesson.
-
-# %%
-GPU = "laptop"  # the GPU to emulate; other names: "t4", "a100", "h100", "h200"
-BATCH, WARM_UP, STEPS = 2048, 3, 4  # samples in a batch; steps before we look; steps in the picture
-images, labels = mnist.tensors(train=True)
-print(f"images {tuple(images.shape)}, {images.dtype}: {words.size(images.nbytes)} in host memory")
-
-
-# %%
-def make_batches(size=BATCH, count=WARM_UP + STEPS):
-    """Return batches in host memory: images float32, as most tutorials use them, and labels."""
-    pairs = zip(images.split(size), labels.split(size), strict=True)
-    return [(x.float() / 255, y) for x, y in itertools.islice(pairs, count)]
-
+# The digits are in the main memory of the computer, the *host* memory. The GPU, the *device*, has a memory of its own,
+# so every batch must travel. To look at the copy alone, we prepare all batches before the loop starts.
+# (Where batches come from is the question of lesson 6.)
+#
+# `steps` hands the batches to the loop. It writes the number of the batch into the recording, so that each batch gets
+# its colour, and before the first step that we look at it waits until the GPU has finished all earlier work.
+# `watch` records a loop on the emulated GPU. Time in there is *virtual*: it does not depend on your computer.
 
 # %%
 batches = make_batches()
-print(f"one batch: {words.size(sum(part.nbytes for part in batches[0]))}")
-
-
-# %% [markdown]
-# A small network, and one training step. Nothing here is special.
-
-
-# %%
-def new_model(hidden=384):
-    """Return a small network on the GPU and its optimizer."""
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(784, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 10)
-    model = torch.nn.Sequential(torch.nn.Flatten(), *layers).to("cuda")
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-# %%
-def train_step(model, optimizer, x, y):
-    """Train on one batch that is on the GPU already; return the loss, still on the GPU."""
-    loss = torch.nn.functional.cross_entropy(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss
-
-
-# %% [markdown]
-# `steps` gives the batches to the loop, one by one.
-# It writes the number of the batch into the recording, so that each batch gets its colour.
-# Before the first step that we look at, it waits until the GPU has finished all earlier work.
-
-
-# %%
-def steps(batches):
-    """Hand out the batches, each under its name."""
-    for number, batch in enumerate(batches):
-        if number == WARM_UP:
-            torch.cuda.synchronize()
-        with record_function(f"batch {number}: {len(batch[-1])} samples"):
-            yield batch
-
+print(f"{len(batches)} batches, {words.size(sum(part.nbytes for part in batches[0]))} each, {batches[0][0].dtype}")
+show_code(steps, watch)
 
 # %% [markdown]
 # And here is the loop of this lesson. Almost every first PyTorch program has these lines.
@@ -121,25 +72,19 @@ def blocking_loop(batches):
 # %% [markdown]
 # ## Predict
 #
-# Before you run the next cell, write down your answers:
-#
-# 1. In which share of the time does the GPU compute: nearly always, about half of the time, or less?
-# 2. Can the GPU compute batch 4 while batch 5 is being copied?
-#
-# ## Run
-#
-# `watch` records a loop on the emulated GPU. Time in there is *virtual*: it does not depend on your computer.
-
+# In lesson 0 the making of the batches took most of the time. Here they are ready.
 
 # %%
-def watch(loop, *arguments):
-    """Record a loop on the emulated GPU; return the timeline without the warm-up."""
-    with lv.record(on=GPU) as recording:
-        loss = loop(*arguments)
-        torch.cuda.synchronize()
-    print(f"{loop.__name__}: loss of the last batch {loss.item():.4f}")
-    return recording.timeline.from_batch(WARM_UP)
+busy = predict(
+    "In which share of the time does the GPU compute?",
+    ["nearly always: more than nine tenths", "more than half of the time", "less than half of the time"],
+    answer=lambda: 1 + (summary.compute_share < 0.9) + (summary.compute_share < 0.5),
+    why="The rest is mostly the copy. Nothing of it is hidden, that is, copied while the GPU computes.",
+)
+busy
 
+# %% [markdown]
+# ## Run
 
 # %%
 blocking = watch(blocking_loop, batches)
@@ -148,7 +93,7 @@ blocking.figure(color="batch")
 # %% [markdown]
 # ## See
 #
-# Time goes from left to right. Every batch has one colour. Follow one colour down through the lanes:
+# Every batch has one colour. Follow one colour down through the lanes:
 #
 # 1. `main · calls`: the host calls CUDA. The long call is the copy. `main · waits`: in the hatched parts it is blocked.
 # 2. `H2D engine`: the batch travels from the host to the device.
@@ -163,47 +108,55 @@ print(f"a step takes       {words.duration(summary.step)}")
 print(f"the GPU computes   {words.share(summary.compute_share)} of the time")
 print(f"the copy takes     {words.share(summary.copy_share)} of the time")
 print(f"hidden of the copy {words.share(summary.overlap)}")
+busy.reveal()
 
 # %% [markdown]
-# <details><summary><b>Compare with your prediction</b></summary>
-#
-# 1. The line "the GPU computes" gives the share. The rest of the step is mostly the copy.
-# 2. No. "Hidden" means: copied while the GPU computes. The last line says how much of the copy is.
-#
-# </details>
-#
 # ## Explain
 #
-# Two rules make this picture. The numbers R… are those of the rules that the emulator follows.
+# Three rules make this picture. The numbers R… are those of the rules that the emulator follows.
 #
-# * **R1: A copy from ordinary memory is staged.**
-#   Ordinary host memory is *pageable*: the operating system may move it, so the GPU cannot read it safely.
-#   The driver first copies the data into a buffer of its own. The host does this work, so the host waits.
-# * **R30: A blocking `.to` waits for its stream.**
-#   A *stream* is a queue of GPU work, done in order. `.to` puts the copy into the queue and waits for the end of it.
+# * **R1: a copy from ordinary memory is staged.** Ordinary host memory is *pageable*: the operating system may move it,
+#   so the GPU cannot read it safely. The driver first copies the data into a buffer of its own, piece by piece.
+#   The host does this work. CUDA's own call may return when the last piece is staged, before it has arrived.
+# * **R30: a blocking `.to` waits for its stream.** A *stream* is a queue of GPU work, done in order. PyTorch puts the
+#   copy into the queue and then waits until the queue is empty: for the copy, and for everything before it.
+# * **R22: a copy takes a fixed start time, and then its bytes / the bandwidth.** The labels are few bytes: nearly all
+#   of their copy is the start time. Two small tensors cost more than one of the same size in all.
 #
 # While the host waits, it cannot give the GPU new work. While the GPU has no work, it is idle.
 # So the step is a *sum*: copy, then compute, then copy again.
+#
+# If the copy were completely hidden under the computing, a step could not be shorter than the longer one of the two.
+# This is the *limit*; `headroom` says how far above it the loop is.
 
 # %%
 for part, time_ns in summary.breakdown.items():
     print(f"{part:40} {words.duration(time_ns / summary.batches):>9} a step")
+limit = summary.limit / summary.batches
+print(f"a step now {words.duration(summary.step)}, the limit {words.duration(limit)}: {words.times(summary.headroom)}")
 
 # %% [markdown]
-# ## How much could we win?
+# ## Walk through it
 #
-# If the copy were completely hidden under the computing, a step could not be shorter than the longer one of the two.
-# This is the limit. `headroom` says how far above the limit the loop is.
+# The stepper has a time cursor. Move it with the arrow keys, or click into the picture. It shows the line of your loop,
+# and what each stream and engine does at that moment. Stop in the middle of a copy. Which line is the host at, how many
+# kernels wait in the queue of the GPU? Then find the moment at which the GPU has the most work in its queue.
 
 # %%
-longer = max(summary.compute, summary.copy) / summary.batches
-print(f"a step now {words.duration(summary.step)}, the limit {words.duration(longer)}: ", end="")
-print(f"{words.times(summary.headroom)} the limit")
+lv.step_through(blocking)
 
 # %% [markdown]
 # ## The same loop with batches of 64
 #
-# Most MNIST examples use small batches. **Predict:** is the copy a smaller or a larger part of the step now?
+# Most MNIST examples use small batches. A copy of a small batch is short, and so is its computing.
+
+# %%
+largest = predict(
+    "Batches of 64: what is the largest part of a step?",
+    ["the GPU computes", "the copy keeps it from computing", "the GPU is idle: it has nothing to do"],
+    answer=lambda: 1 + max(range(3), key=[tiny.compute, tiny.exposed_copy, tiny.idle].__getitem__),
+)
+largest
 
 # %%
 small = watch(blocking_loop, make_batches(64))
@@ -215,22 +168,19 @@ print(f"a step {words.duration(tiny.step)}: copy {words.share(tiny.copy_share)},
 print(f"compute {words.share(tiny.compute_share)}, idle {words.share(tiny.idle / tiny.window)}")
 best = tiny.step - min(tiny.copy, tiny.compute) / tiny.batches
 print(f"if all of the smaller of the two were hidden: {words.duration(best)}, {words.times(tiny.step / best)} as fast")
-for part, time_ns in tiny.breakdown.items():
-    print(f"  {part:40} {words.duration(time_ns / tiny.batches):>9} a step")
+largest.reveal()
 
 # %% [markdown]
-# With small batches the largest part of the step is not the copy: it is the idle time.
 # Each step calls many small operators. The host needs some microseconds for each of them (**R23: a launch costs host
-# time**), and the GPU finishes each one before the next one arrives. Hiding the copy does not change that.
+# time**), and the GPU finishes each one before the next one arrives. Hiding the copy does not change that: the
+# "as fast" above is an upper limit, and the calls that hide a copy cost host time, too. (Lesson 3 tries it.)
 #
-# The "as fast" above is an upper limit, and the calls that hide a copy cost host time, too.
-# The host is already the slowest part here. Lesson 3 tries it and measures what the overlap wins at batch 64.
-# So look at the share of the copy before you work on it.
+# So look at the share of the copy before you work on it. A part of the step that is small can only win little.
 # These lessons use large batches, because there the copy is a large part of the step.
 #
 # ## "The copy is slow": is it?
 #
-# Many people measure the line `x.to("cuda")` alone. Let us do it twice: with an idle GPU and with a busy one.
+# Many people time the line `x.to("cuda")` alone. Let us do it twice: with an idle GPU and with a busy one.
 # Inside `record`, `time.perf_counter()` shows the virtual time of the emulated machine.
 
 
@@ -242,90 +192,87 @@ def milliseconds(action):
     return 1e3 * (time.perf_counter() - begin)
 
 
-# %%
 x = batches[0][0]
-with lv.record(on=GPU):
-    square = torch.randn(2048, 2048, device="cuda")
-    torch.cuda.synchronize()
-    idle_ms = milliseconds(lambda: x.to("cuda"))
-    square = square @ square  # give the GPU some work; the host does not wait for it
-    busy_ms = milliseconds(lambda: x.to("cuda"))
-print(f"x.to('cuda') on an idle GPU {idle_ms:.3f} ms, behind a matrix product {busy_ms:.3f} ms")
-
-# %% [markdown]
-# The copy is the same. The second number is larger because the copy waits in the queue behind the matrix product (R30).
-# `.to`, `.cpu()` and `.item()` often look slow, because they are the first lines that *wait*.
-#
-# **R25: `.item()` waits.** It brings one number to the host, so it must wait for everything before it in the stream.
-#
-# ## Timing without a synchronise measures only the launch
-#
-# **Predict:** which of the three numbers below is the time of the matrix product?
 
 # %%
 with lv.record(on=GPU):
     a = torch.randn(2048, 2048, device="cuda")
-    a @ a  # the first one also loads and allocates
+    a @ a, x.to("cuda")  # the first ones also load and allocate
     torch.cuda.synchronize()
-    launch_ms = milliseconds(lambda: a @ a)
-    torch.cuda.synchronize()
+    idle_ms = milliseconds(lambda: x.to("cuda"))
+    launch_ms = milliseconds(lambda: a @ a)  # give the GPU some work; the host does not wait for it
+    busy_ms = milliseconds(lambda: x.to("cuda"))
     whole_ms = milliseconds(lambda: (a @ a, torch.cuda.synchronize()))
     item_ms = milliseconds(lambda: (a @ a)[0, 0].item())
-print(f"no synchronise {launch_ms:.3f} ms, with synchronise {whole_ms:.3f} ms, with .item() {item_ms:.3f} ms")
+print(f"x.to('cuda') on an idle GPU {idle_ms:.3f} ms, behind a matrix product {busy_ms:.3f} ms")
+print(f"a @ a: {launch_ms:.3f} ms, with synchronise {whole_ms:.3f} ms, with .item() {item_ms:.3f} ms")
 
 # %% [markdown]
-# **R27: the host runs ahead.** An operator on the GPU returns to the host when its work is *queued*, not when it is
-# done. So the first number is only the launch. To time GPU work, either call `torch.cuda.synchronize()` before you
-# read the clock, or use two events: marks in the stream, to which the GPU itself writes the time.
-
-
-# %%
-def gpu_milliseconds(loop, *arguments):
-    """Return the time of one step of a loop, measured by events in the stream."""
-    loop(*arguments)  # the first run allocates memory and loads kernels
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    loop(*arguments)
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / len(arguments[0])
-
-
-# %%
-with lv.record(on=GPU):
-    print(f"emulated: {gpu_milliseconds(blocking_loop, batches):.3f} ms a step, the making of the model included")
-
-# %% [markdown]
-# ## Try: send fewer bytes
+# The copy is the same both times. It is "slow" behind a product because it waits in the queue (R30). `.to`, `.cpu()`
+# and `.item()` often look slow, because they are the first lines that *wait*. **R25: `.item()` waits.** It brings one
+# number to the host, so everything before it in the stream must be done.
 #
-# The digits are stored as `uint8`, one byte for a pixel. We made `float32` of them on the host: four bytes.
-# Send the bytes as they are, and convert them on the GPU. What do you expect for the copy, and for the step?
+# The product alone looks fast, because nobody waits. **R27: the host runs ahead.** An operator on the GPU returns to
+# the host when its work is *queued*, not when it is done. So the first number of the second line is only the launch.
+#
+# ## Exercise: time it right
+#
+# `milliseconds` times the host. Write a function that times the GPU, also when the GPU is still busy at the start.
+
+# %%
+lesson01.timing
+
+# %% tags=["exercise"]
+# Exercise 1.1
+import time
+
+import torch
+
+
+def gpu_ms(step):
+    """Return how many milliseconds the GPU works on step()."""
+    torch.cuda.synchronize()  # earlier work must not count
+    begin = time.perf_counter()
+    step()
+    torch.cuda.synchronize()  # the work must be done, not only queued
+    return 1000 * (time.perf_counter() - begin)
 
 
 # %%
-def bytes_loop(batches):
-    """Copy the images as uint8 and convert them on the GPU."""
-    model, optimizer = new_model()
-    for x, y in steps(batches):
-        x = x.to("cuda").float() / 255
-        y = y.to("cuda")
-        loss = train_step(model, optimizer, x, y)
-    return loss
-
-
-# %%
-as_bytes = [((x * 255).round().to(torch.uint8), y) for x, y in batches]
-both = lv.compare({"float32": blocking, "uint8": watch(bytes_loop, as_bytes)})
-both.figure()
-
-# %%
-for name, each in both.summaries().items():
-    print(f"{name:8} copy {words.duration(each.copy / each.batches):>9} a step, step {words.duration(each.step):>9}")
+lesson01.timing.check(gpu_ms)
 
 # %% [markdown]
-# The cheapest copy is the one that you do not make. This change needs no stream and no pinned memory.
+# ## Exercise: the cheapest bytes
 #
-# Now change something yourself: `GPU = "a100"` in the second code cell, or `hidden=2048` in `new_model`. Run all again.
+# The digits are stored as `uint8`, one byte for a pixel. We made `float32` of them on the host: four bytes each.
+# The cheapest byte is the one that does not travel. This exercise needs no stream and no pinned memory.
+
+# %%
+lesson01.fewer_bytes
+
+
+# %% tags=["exercise"]
+# Exercise 1.2
+def load(batches):
+    """Yield each batch on the GPU: images float32 from 0 to 1, labels as they are."""
+    for images, labels in batches:
+        images = images.to("cuda").float() / 255
+        yield images, labels.to("cuda")
+
+
+# %%
+lesson01.fewer_bytes.check(load)
+
+# %%
+lesson01.fewer_bytes.show()
+
+# %% [markdown]
+# ## Try
+#
+# * A faster GPU behind the same kind of link: `lv.summarize(watch(blocking_loop, batches, on="a100"))`. Which share has
+#   the copy there? What does a faster GPU win in this loop?
+# * A larger network: write `new_model(hidden=2048)` into `blocking_loop`, and run the cells of "Run" and "See" again.
+# * At which batch size does the idle time become larger than the copy? Try `make_batches(256)` and others.
 #
 # ## The same code on a real GPU
 #
@@ -333,8 +280,8 @@ for name, each in both.summaries().items():
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
-    print(f"{torch.cuda.get_device_name()}: float32 {gpu_milliseconds(blocking_loop, batches):.3f} ms a step")
-    print(f"{torch.cuda.get_device_name()}: uint8   {gpu_milliseconds(bytes_loop, as_bytes):.3f} ms a step")
+    print(f"{torch.cuda.get_device_name()}, batches of 2048: {gpu_milliseconds(blocking_loop, batches):.3f} ms a step")
+    print(f"batches of 64: {gpu_milliseconds(blocking_loop, make_batches(64, 50)):.3f} ms a step")
 else:
     print("Skipped: PyTorch sees no CUDA GPU here. On a machine with one, this cell times both loops on it.")
 
@@ -344,6 +291,6 @@ else:
 # * A blocking copy from ordinary memory makes the step a sum: copy + compute. Nothing is hidden.
 # * First look at the share of the copy. If it is small, the copy is not your problem.
 # * A line that waits looks slow, although the work before it is what takes the time.
-# * Time GPU code with a synchronise or with events.
+# * Time GPU code with a synchronise before *and* after, or with events. Send what is stored, convert on the GPU.
 #
 # Next: [2. Pinned memory](02_pin_memory.ipynb). Why is ordinary memory staged, and what changes if it is not?

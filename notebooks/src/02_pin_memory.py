@@ -21,89 +21,39 @@
 #
 # After it you can
 #
-# * say why a copy from pinned memory is faster;
-# * show that pinning alone hides nothing;
+# * say why a copy from pinned memory is faster, and what pinning costs;
 # * avoid the most common mistake, `pin_memory()` inside the loop;
-# * read the lanes of a `DataLoader` with `pin_memory=True`.
+# * show that pinning alone hides nothing;
+# * read the lanes of a `DataLoader` with `pin_memory=True`, and keep its memory pinned on the way to the GPU.
 #
-# Time: about 20 minutes. You need no GPU. Before it: [1. The blocking copy](01_blocking_copy.ipynb).
+# Time: about 25 minutes. You need no GPU. Before it: [1. The blocking copy](01_blocking_copy.ipynb).
 
 # %%
-import itertools
 import time
 
 import torch
-from torch.profiler import record_function
 from torch.utils.data import DataLoader
 
 import loaderviz as lv
-from loaderviz import mnist, words
-
-# %% [markdown]
-# ## The same parts as in lesson 1
-#
-# Batches in host memory, a small network, one training step. Run the cells; there is nothing new in them.
-
-# %%
-GPU = "laptop"  # the GPU to emulate; other names: "t4", "a100", "h100", "h200"
-BATCH, WARM_UP, STEPS = 2048, 3, 4  # samples in a batch; steps before we look; steps in the picture
-LOADER_WARM_UP = 10  # a DataLoader needs more steps until all its memory has been used before
-images, labels = mnist.tensors(train=True)
-
-
-# %%
-def make_batches(size=BATCH, count=WARM_UP + STEPS):
-    """Return batches in host memory: images float32, as most tutorials use them, and labels."""
-    pairs = zip(images.split(size), labels.split(size), strict=True)
-    return [(x.float() / 255, y) for x, y in itertools.islice(pairs, count)]
-
-
-# %%
-def new_model(hidden=384):
-    """Return a small network on the GPU and its optimizer."""
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(784, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 10)
-    model = torch.nn.Sequential(torch.nn.Flatten(), *layers).to("cuda")
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-# %%
-def train_step(model, optimizer, x, y):
-    """Train on one batch that is on the GPU already; return the loss, still on the GPU."""
-    loss = torch.nn.functional.cross_entropy(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss
-
-
-# %%
-def steps(batches, warm_up=WARM_UP):
-    """Hand out the batches, each under its name; before the first that we look at, wait for the GPU."""
-    for number, batch in enumerate(batches):
-        if number == warm_up:
-            torch.cuda.synchronize()
-        with record_function(f"batch {number}: {len(batch[-1])} samples"):
-            yield batch
-
-
-# %%
-def watch(loop, *arguments, warm_up=WARM_UP):
-    """Record a loop on the emulated GPU; return the timeline without the warm-up."""
-    with lv.record(on=GPU) as recording:
-        loss = loop(*arguments)
-        torch.cuda.synchronize()
-    print(f"{loop.__name__}: loss of the last batch {loss.item():.4f}")
-    return recording.timeline.from_batch(warm_up)
-
+from loaderviz import experiment, mnist, words
+from loaderviz.workshop import lesson02, predict
+from loaderviz.workshop.loop import GPU, STEPS, gpu_milliseconds, make_batches, new_model, steps, train_step, watch
 
 # %% [markdown]
 # ## One copy, two kinds of memory
 #
 # *Pinned* (or *page-locked*) memory is host memory that the operating system promises not to move.
 # The GPU can read it directly, without the host. `x.pin_memory()` returns a pinned copy of `x`.
-#
-# **Predict:** how much faster is the copy from pinned memory?
+# (It is host memory. It takes nothing from the memory of the GPU.)
+
+# %%
+faster = predict(
+    "How fast is the same copy from pinned memory?",
+    ["as fast as before", "up to twice as fast", "more than twice as fast"],
+    answer=lambda: 1 + sum(rate["H2D pinned"] > times * rate["H2D pageable"] for times in (1.05, 2)),
+    why="This is the emulated machine. On some machines the two differ by much less, so measure yours.",
+)
+faster
 
 # %%
 batches = make_batches()
@@ -114,23 +64,21 @@ with lv.record(on=GPU) as recording:
         torch.cuda.synchronize()
         source.to("cuda")
     print(f"x is pinned: {x.is_pinned()}, pinned_x is pinned: {pinned_x.is_pinned()}")
-
-# %%
-for kind, rate in lv.summarize(recording.timeline).bandwidth.items():
-    print(f"{kind:13} {rate / 1e9:5.1f} GB/s")
+rate = lv.summarize(recording.timeline).bandwidth
+print({kind: f"{value / 1e9:.1f} GB/s" for kind, value in rate.items()})
+faster.reveal()
 
 # %% [markdown]
 # * **R1: a copy from pageable memory is staged.** The host copies every byte into the buffer of the driver first.
 # * **R2, R8: a copy from pinned memory is not staged.** The copy engine of the GPU fetches the bytes itself.
 #
-# The numbers are those of the emulated machine. On some machines the two differ by much less, so measure yours.
-#
 # ## Pinning has a price
 #
-# **R43: `pin_memory()` copies, and the host waits for it.** The price has two parts: new memory must be page-locked
-# (**R44: this is slow, but PyTorch keeps the memory and uses it again**), and the data must be copied into it.
+# **R43: `pin_memory()` copies, and the host waits for it.** The price has two parts: new memory must be page-locked,
+# and the data must be copied into it. **R44: page-locking is slow**, so PyTorch keeps the memory and uses it again.
+# **R39: it keeps blocks whose sizes are powers of two**, so in the worst case pinned data takes twice its bytes.
 #
-# **Predict:** which of these calls is the cheapest?
+# Before you run the cell: which of these five calls is the cheapest, which one costs the most?
 
 
 # %%
@@ -143,22 +91,19 @@ def milliseconds(action):
 
 # %%
 with lv.record(on=GPU):
-    x.to("cuda")  # the first copy allocates memory on the GPU; the ones below use it again
+    pinned_x = x.pin_memory()
+    pinned_x.to("cuda")  # the first copy allocates memory on the GPU; the ones below use it again
     print(f"pin_memory(), new memory          {milliseconds(lambda: x.pin_memory()):.3f} ms")
     print(f"pin_memory(), memory used before  {milliseconds(lambda: x.pin_memory()):.3f} ms")
-    pinned_x = x.pin_memory()
     print(f"pin_memory(), pinned already      {milliseconds(lambda: pinned_x.pin_memory()):.3f} ms")
-    print(f"the blocking copy, not pinned     {milliseconds(lambda: x.to('cuda')):.3f} ms")
-    print(f"the blocking copy, pinned         {milliseconds(lambda: pinned_x.to('cuda')):.3f} ms")
+    print(f"the copy to the GPU, not pinned   {milliseconds(lambda: x.to('cuda')):.3f} ms")
+    print(f"the copy to the GPU, pinned       {milliseconds(lambda: pinned_x.to('cuda')):.3f} ms")
 
 # %% [markdown]
-# Compare the second line plus the last line with the line before the last:
-# that is the comparison between "pin, then copy" and "just copy".
-#
 # ## The mistake: pinning inside the loop
 #
-# You find this advice often: write `.pin_memory()` before `.to("cuda")`.
-# **Predict:** is this loop faster or slower than the plain one?
+# You find this advice often: write `.pin_memory()` before `.to("cuda")`. Above, that is the second line plus the last
+# one, against the line before the last. So what does it do to a loop?
 
 
 # %%
@@ -182,6 +127,14 @@ def pin_in_the_loop(batches, non_blocking=False):
 
 
 # %%
+advice = predict(
+    "Pinning inside the loop: the loop becomes …",
+    ["faster", "slower", "neither: less than a twentieth of difference"],
+    answer=lambda: "faster" if slower < 0.95 else "slower" if slower > 1.05 else 3,
+)
+advice
+
+# %%
 plain = watch(blocking_loop, batches)
 pinning = watch(pin_in_the_loop, batches)
 lv.compare({"plain": plain, "pin in the loop": pinning}).figure()
@@ -191,8 +144,10 @@ runs = {"plain": plain, "pin in the loop": pinning, "the same, non_blocking": wa
 for name, timeline in runs.items():
     each = lv.summarize(timeline)
     speed = words.times(lv.summarize(plain).step / each.step)
-    print(f"{name:23} {words.duration(each.step)} a step, {speed} the speed of plain, ", end="")
+    print(f"{name:23} {words.duration(each.step):>9} a step, {speed} the speed of plain, ", end="")
     print(f"copy hidden {words.share(each.overlap)}")
+slower = lv.summarize(pinning).step / lv.summarize(plain).step
+advice.reveal()
 
 # %% [markdown]
 # The host copy did not go away. It moved: first the driver copied into its buffer, now `pin_memory()` copies into
@@ -203,11 +158,38 @@ for name, timeline in runs.items():
 # With `non_blocking=True` (lesson 3) the host may run ahead: it pins the next batch while the GPU computes.
 # That wins back the time of the pinning, but look at the last number: nothing of the copy itself is hidden.
 #
+# ## Exercise: pin where it pays
+
+# %%
+lesson02.pin_once
+
+
+# %% tags=["exercise"]
+# Exercise 2.1
+def load(batches, epochs):
+    """Yield all batches on the GPU, in order, `epochs` times."""
+    pinned = [(images.pin_memory(), labels.pin_memory()) for images, labels in batches]  # once
+    for epoch in range(epochs):
+        for images, labels in pinned:
+            yield images.to("cuda"), labels.to("cuda")
+
+
+# %%
+lesson02.pin_once.check(load)
+
+# %% [markdown]
 # ## Pinned before the loop: is anything hidden now?
 #
 # Suppose that somebody else has pinned all batches before the loop starts. We keep the blocking `.to("cuda")`.
-#
-# **Predict:** which share of the copy is hidden now?
+
+# %%
+hidden = predict(
+    "Pinned before the loop, blocking copies: which share of the copy is hidden?",
+    ["nothing", "about half of it", "nearly all of it"],
+    answer=lambda: 1 + (now.overlap > 0.1) + (now.overlap > 0.9),
+    why="Pinned memory makes overlap possible. It does not make overlap.",
+)
+hidden
 
 
 # %%
@@ -224,45 +206,30 @@ pinned.figure(color="batch")
 before, now = lv.summarize(plain), lv.summarize(pinned)
 print(f"copy a step: plain {words.duration(before.copy / STEPS)}, pinned {words.duration(now.copy / STEPS)}")
 print(f"step: plain {words.duration(before.step)}, pinned {words.duration(now.step)}")
-print(f"hidden: plain {words.share(before.overlap)}, pinned {words.share(now.overlap)}")
-print(f"still {words.times(now.headroom)} the limit")
+print(f"still {words.times(now.headroom)} the limit; host blocked: {list(before.host_blocked)} before, ", end="")
+print(f"{list(now.host_blocked)} now")
+hidden.reveal()
 
 # %% [markdown]
-# <details><summary><b>Compare with your prediction</b></summary>
-#
-# The copy is shorter, because it is not staged any more. But nothing is hidden: the step is still a *sum*.
-# Pinned memory makes overlap *possible*. It does not make overlap.
-#
-# </details>
-#
-# **R30: a blocking `.to` waits for its stream**, pinned or not. Look at `main · waits`: the cause is not "staging" now,
-# it is "synchronize". The host waits for the copy, so nobody gives the GPU work in the meantime.
+# The copy is shorter, because it is not staged any more. But the step is still a *sum*.
+# **R30: a blocking `.to` waits for its stream**, pinned or not. Look at `main · waits`: the cause was "staging", now it
+# is "synchronize". The host waits for the copy, so nobody gives the GPU work in the meantime.
 #
 # ## Who should pin? The DataLoader
 #
 # **R45: `DataLoader(pin_memory=True)` pins in a thread of its own.** The worker processes make the batches, the pin
 # thread copies each into pinned memory, and the training loop only takes them. So the pinning costs the loop nothing,
-# as long as the pin thread keeps up.
-
-
-# %%
-class Digits(torch.utils.data.Dataset):
-    """MNIST, where the DataLoader asks for a whole batch at once."""
-
-    def __len__(self):
-        return BATCH * (LOADER_WARM_UP + STEPS + 2)
-
-    def __getitems__(self, indices):
-        rows = torch.tensor(indices)
-        return images[rows], labels[rows]
+# as long as the pin thread keeps up. Why a thread, why not the workers themselves? A worker is another process:
+# memory that it pins is pinned for itself, not for the process that trains.
 
 
 # %%
 def fed_by_a_dataloader(pin_memory):
     """Train on batches from two worker processes; the images travel as uint8, and become float32 on the GPU."""
-    loader = DataLoader(Digits(), BATCH, num_workers=2, collate_fn=tuple, pin_memory=pin_memory)
+    data = experiment.Images(*(part[: 16 * 2048] for part in mnist.tensors(train=True)))  # MNIST, 16 batches
+    loader = DataLoader(data, 2048, num_workers=2, collate_fn=experiment.as_it_is, pin_memory=pin_memory)
     model, optimizer = new_model()
-    for x, y in steps(loader, LOADER_WARM_UP):
+    for x, y in steps(loader, warm_up=10):  # it takes longer until all its memory has been used before
         x = x.to("cuda", non_blocking=True).float() / 255
         loss = train_step(model, optimizer, x, y.to("cuda", non_blocking=True))
         loss.item()  # for a progress bar: the host waits for the end of the step
@@ -270,7 +237,9 @@ def fed_by_a_dataloader(pin_memory):
 
 
 # %%
-from_loader = watch(fed_by_a_dataloader, True, warm_up=LOADER_WARM_UP)
+from_loader = watch(fed_by_a_dataloader, True, warm_up=10)
+fed = lv.summarize(from_loader)
+print(f"a step {words.duration(fed.step)}; hidden of the copy {words.share(fed.overlap)}")
 from_loader.figure(color="batch")
 
 # %% [markdown]
@@ -278,55 +247,55 @@ from_loader.figure(color="batch")
 # `main` takes the batch and calls the copy, the `H2D engine` copies, the stream computes.
 # The workers are some batches ahead: the colours in their lanes are those of batches that come later.
 # On the right their lanes are empty, because the data set ends there.
-
-# %%
-for lane in from_loader.lanes:
-    print(f"{lane.group:7} {lane.name}")
-fed = lv.summarize(from_loader)
-print(f"a step {words.duration(fed.step)}; hidden of the copy {words.share(fed.overlap)}")
-
-# %% [markdown]
+#
 # Pinned, not blocking, a thread that pins, workers that work ahead. And still the copy is not hidden.
 # The reason is the topic of the next lesson. (Hint: in which *stream* is the copy?)
 #
-# ## Try: how a copy loses its pinned memory
+# ## Exercise: do not lose it again
 #
-# **R31: a blocking `.to` that also changes the type converts on the host first**, into new memory that is not pinned.
-# The line below has a pinned source. Which of the two is faster, and by how much?
+# Profilers often show "Pageable" although the loader pins. Then something between the loader and the copy has made a
+# *new* tensor on the host: a conversion, a `clone`, an arithmetic operation. New tensors are not pinned.
+# One such conversion is hidden in a single call. Find it in the task below.
 
 # %%
-with lv.record(on=GPU):
-    pinned_x = x.pin_memory()
-    torch.cuda.synchronize()
-    print(f".to('cuda', torch.float16)  {milliseconds(lambda: pinned_x.to('cuda', torch.float16)):.3f} ms")
-    print(f".to('cuda').half()          {milliseconds(lambda: pinned_x.to('cuda').half()):.3f} ms")
+lesson02.half
+
+# %% tags=["exercise"]
+# Exercise 2.2
+import torch
+
+
+def load(batches):
+    """Yield each batch on the GPU: images float16, labels as they are."""
+    for images, labels in batches:
+        images = images.to("cuda").half()  # from pinned memory; then the GPU converts
+        yield images, labels.to("cuda")
+
+
+# %%
+lesson02.half.check(load)
+
+# %%
+lesson02.half.show()
 
 # %% [markdown]
-# Now change something yourself: set `GPU = "t4"` in the second code cell. Its link is older and slower.
-# Is pinning inside the loop still a bad idea there? Or call
-# `watch(fed_by_a_dataloader, False, warm_up=LOADER_WARM_UP)` and look for the pin thread.
+# ## Try
+#
+# * An older, slower link: `watch(pin_in_the_loop, batches, on="t4")` and `watch(blocking_loop, batches, on="t4")`.
+#   Is pinning inside the loop still a bad idea there?
+# * `watch(fed_by_a_dataloader, False, warm_up=10)`: where is the pin thread now, and who is blocked by what?
+# * Take `loss.item()` out of `fed_by_a_dataloader`. Who gains: the copy, or the host?
 #
 # ## The same code on a real GPU
-
-
-# %%
-def gpu_milliseconds(loop, *arguments):
-    """Return the time of one step of a loop, measured by events in the stream; pinning before the loop included."""
-    loop(*arguments)  # the first run allocates memory and loads kernels
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    loop(*arguments)
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / len(arguments[0])
-
+#
+# If this computer has a CUDA GPU, the next cell times the three loops there. Compare with the numbers above: is the
+# order the same? Which of the three differs the most?
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
     print(f"{torch.cuda.get_device_name()}: plain {gpu_milliseconds(blocking_loop, batches):.3f} ms a step")
     print(f"pin in the loop {gpu_milliseconds(pin_in_the_loop, batches):.3f} ms a step")
-    ready = [(x.pin_memory(), y.pin_memory()) for x, y in batches]
-    print(f"pinned before the loop {gpu_milliseconds(blocking_loop, ready):.3f} ms a step")
+    print(f"pinned before the loop {gpu_milliseconds(pinned_blocking_loop, batches):.3f} ms a step")
 else:
     print("Skipped: PyTorch sees no CUDA GPU here. On a machine with one, this cell times the three loops on it.")
 
@@ -335,7 +304,7 @@ else:
 #
 # * Pinned memory is memory that the GPU can read itself: the copy is not staged, and the host is free.
 # * `pin_memory()` is a copy by the host. Inside the loop it only moves the work to another line.
-# * Let the `DataLoader` pin: it has a thread for it.
+# * Let the `DataLoader` pin: it has a thread for it. Then send the tensor that you got, and convert it on the GPU.
 # * Pinning alone hides nothing. It is one of three conditions. The next lesson has the other two.
 #
 # Next: [3. Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb)

@@ -22,123 +22,34 @@
 # After it you can
 #
 # * name the three conditions, and show that two of them are not enough;
-# * write a prefetch loop with a side stream, and put the wait in the right place;
-# * recognise the sign of a forgotten wait: wrong numbers;
-# * say when a prefetcher is not worth it.
+# * write a prefetcher with a side stream, and put the wait in the right place;
+# * recognise a forgotten wait: by its wrong numbers, and by its report;
+# * say when a prefetcher wins nothing.
 #
-# Time: about 25 minutes. You need no GPU. Before it: [2. Pinned memory](02_pin_memory.ipynb).
+# Time: about 40 minutes, half of them for the exercises. You need no GPU. Before it: [2. Pinned
+# memory](02_pin_memory.ipynb).
 
 # %%
 import itertools
 
 import torch
-from torch.profiler import record_function
 
 import loaderviz as lv
-from loaderviz import mnist, words
-from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, marks
+from loaderviz import words
+from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader
+from loaderviz.workshop import lesson03, loop, predict
+from loaderviz.workshop.lesson03 import claim, copy_ahead
+from loaderviz.workshop.loop import GPU, WARM_UP, make_batches, new_model, steps, train_step, watch
 
 # %% [markdown]
-# ## The same parts as in lesson 1
+# ## Two failures: not pinned, and one stream
 #
-# Batches in host memory, a small network, one training step. Run the cells; there is nothing new in them.
-
-# %%
-GPU = "laptop"  # the GPU to emulate; other names: "t4", "a100", "h100", "h200"
-BATCH, WARM_UP, STEPS = 2048, 3, 4  # samples in a batch; steps before we look; steps in the picture
-images, labels = mnist.tensors(train=True)
-
-
-# %%
-def make_batches(size=BATCH, count=WARM_UP + STEPS):
-    """Return batches in host memory: images float32, as most tutorials use them, and labels."""
-    pairs = zip(images.split(size), labels.split(size), strict=True)
-    return [(x.float() / 255, y) for x, y in itertools.islice(pairs, count)]
-
-
-# %%
-def new_model(hidden=384):
-    """Return a small network on the GPU and its optimizer."""
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(784, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 10)
-    model = torch.nn.Sequential(torch.nn.Flatten(), *layers).to("cuda")
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-# %%
-def train_step(model, optimizer, x, y):
-    """Train on one batch that is on the GPU already; return the loss, still on the GPU."""
-    loss = torch.nn.functional.cross_entropy(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss
-
-
-# %%
-def steps(batches):
-    """Hand out the batches, each under its name; before the first that we look at, wait for the GPU."""
-    for number, batch in enumerate(batches):
-        if number == WARM_UP:
-            torch.cuda.synchronize()
-        with record_function(f"batch {number}: {len(batch[-1])} samples"):
-            yield batch
-
-
-# %%
-def watch(loop, *arguments):
-    """Record a loop on the emulated GPU; return the timeline without the warm-up."""
-    with lv.record(on=GPU) as recording:
-        loss = loop(*arguments)
-        torch.cuda.synchronize()
-    print(f"{loop.__name__}: loss of the last batch {loss.item():.4f}")
-    return recording.timeline.from_batch(WARM_UP)
-
-
-# %%
-def say(name, timeline):
-    """Print the numbers of this lesson."""
-    each = lv.summarize(timeline)
-    print(f"{name:28} step {words.duration(each.step):>9}   copy hidden {words.share(each.overlap):>6}   ", end="")
-    print(f"GPU computes {words.share(each.compute_share)}")
-
-
-# %% [markdown]
-# ## First failure: `non_blocking=True` alone
+# `non_blocking=True` means: queue the copy, do not wait for its end. Two beliefs are common:
 #
-# `non_blocking=True` means: queue the copy, do not wait for its end.
-# **Predict:** the memory is ordinary, pageable memory. Is the loop faster now?
-
-
-# %%
-def one_stream_loop(batches, non_blocking):
-    """Copy and compute in the same stream."""
-    model, optimizer = new_model()
-    for x, y in steps(batches):
-        x = x.to("cuda", non_blocking=non_blocking)
-        y = y.to("cuda", non_blocking=non_blocking)
-        loss = train_step(model, optimizer, x, y)
-    return loss
-
-
-# %%
-batches = make_batches()
-blocking = watch(one_stream_loop, batches, False)
-not_pinned = watch(one_stream_loop, batches, True)
-not_pinned.figure(color="batch")
-
-# %%
-say("blocking", blocking)
-say("non_blocking, not pinned", not_pinned)
-
-# %% [markdown]
-# **R7: a pageable copy must be staged, so the driver may wait for the stream, and the host does the staging.**
-# PyTorch did ask for an asynchronous copy. The driver cannot do it: the host is blocked all the same.
-# There is no error and no warning. The lane `main · waits` shows it.
+# * "`non_blocking=True` makes every copy asynchronous."
+# * "Pinned memory and `non_blocking=True` are enough: now the copy is hidden."
 #
-# ## Second failure: pinned and `non_blocking`, but one stream
-#
-# Now the batches are pinned before the loop starts. **Predict:** which share of the copy is hidden?
+# Batches, network and training step are those of the lessons before. The loop is the plain one, with two switches.
 
 
 # %%
@@ -147,213 +58,260 @@ def pinned(batches):
     return [(x.pin_memory(), y.pin_memory()) for x, y in batches]
 
 
-# %%
-def pinned_one_stream_loop(batches):
-    """Pinned batches, non-blocking copies, and still the same stream."""
-    return one_stream_loop(pinned(batches), True)
-
-
-# %%
-one_stream = watch(pinned_one_stream_loop, batches)
-one_stream.figure(color="batch")
-
-# %%
-say("blocking", blocking)
-say("pinned, one stream", one_stream)
-
-# %% [markdown]
-# The host is free now: in the lane `main · calls` it is some batches ahead of the GPU. That is good.
-# But the GPU still copies *or* computes. Why?
-#
-# **R16: a stream is a queue; what is in it runs in order, one after the other.**
-# The copy of batch 5 is in the queue behind the computing of batch 4, so it cannot start earlier.
-# Copy and compute have two different engines on the GPU, but one queue uses only one at a time.
-#
-# So three conditions are needed for a copy to be hidden:
-#
-# 1. the source is **pinned**, so that the copy engine can work without the host;
-# 2. the call is **non-blocking**, so that the host can go on;
-# 3. the copy is in **another stream** than the computing, so that it can run at the same time.
-#
-# ## Third failure: a forgotten wait
-#
-# A second stream is one line: `side = torch.cuda.Stream()`. Calls inside `torch.cuda.stream(side)` go to that queue.
-#
-# **Predict:** what does the second `print` show?
-
-# %%
-x = batches[0][0]
-print(f"the sum, on the host: {x.sum().item():.1f}")
-with lv.record(on=GPU):
-    side, source = torch.cuda.Stream(), x.pin_memory()
-    with torch.cuda.stream(side):
-        on_gpu = source.to("cuda", non_blocking=True)
-    print(f"the sum, on the GPU:  {on_gpu.sum().item():.1f}")
-
-# %% [markdown]
-# <details><summary><b>Compare with your prediction</b></summary>
-#
-# It shows `nan`, "not a number". The sum was computed before the copy was complete.
-#
-# </details>
-#
-# **R15: PyTorch's streams do not wait for each other.** Nothing said that the sum must wait for the copy.
-#
-# On a real GPU this program gives the right sum on one day and a wrong one on another day: it depends on who is faster.
-# The emulator makes the mistake visible *every time*: until something waits for a copy, its destination holds `nan`.
-# With `copies="eager"` it behaves like the lucky day:
-
-# %%
-with lv.record(on=GPU, copies="eager") as recording:
-    side, source = torch.cuda.Stream(), x.pin_memory()
-    with torch.cuda.stream(side):
-        on_gpu = source.to("cuda", non_blocking=True)
-    print(f"the sum, on a lucky day: {on_gpu.sum().item():.1f}")
-
-# %% [markdown]
-# The `HazardWarning` under both cells says that loaderviz saw the mistake, also on the lucky day. Its report names the
-# two calls and the line that is missing:
-
-# %%
-print(recording.hazards[0])
-
-# %% [markdown]
-# The repair is one line: the stream that computes must wait for the stream that copies.
-# **`wait_stream` does not stop the host.** It puts a note into the queue: "go on when the other queue is this far".
-
-# %%
-with lv.record(on=GPU):
-    side, source = torch.cuda.Stream(), x.pin_memory()
-    with torch.cuda.stream(side):
-        on_gpu = source.to("cuda", non_blocking=True)
-    torch.cuda.current_stream().wait_stream(side)
-    print(f"the sum, with the wait:  {on_gpu.sum().item():.1f}")
-
-# %% [markdown]
-# ## Prefetch: copy the next batch, then compute this one
-#
-# Now we have all the parts. `copy_ahead` queues the copy of a batch on the side stream.
-# (`marks.prefetching` only tells the recording which batch the copy is for.)
-
-
-# %%
-def copy_ahead(side, number, batch):
-    """Queue the copy of a batch on the side stream; return at once."""
-    with torch.cuda.stream(side), marks.prefetching(number):
-        return [part.to("cuda", non_blocking=True) for part in batch]
-
-
-# %% [markdown]
-# In the loop the order is important. **Predict:** why does `copy_ahead` come *before* `train_step`?
-
-
-# %%
-def prefetch_loop(batches):
-    """While the GPU computes on a batch, the next one is copied."""
+def one_stream_loop(batches, non_blocking, pin=False):
+    """Copy and compute in the same stream."""
     model, optimizer = new_model()
-    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
-    coming = copy_ahead(side, 0, batches[0])
-    for number, _ in enumerate(steps(batches)):
-        main.wait_stream(side)  # this batch must have arrived before we compute on it
-        x, y = claim(coming, main)
-        following = (number + 1) % len(batches)  # after the last batch, the first one again
-        coming = copy_ahead(side, number + 1, batches[following])
+    for x, y in steps(pinned(batches) if pin else batches):
+        x, y = x.to("cuda", non_blocking=non_blocking), y.to("cuda", non_blocking=non_blocking)
         loss = train_step(model, optimizer, x, y)
     return loss
 
 
-# %% [markdown]
-# One line is still to be written: `claim`. The memory of a batch was taken in the side stream, and PyTorch may give it
-# to another tensor of that stream as soon as our variable is gone. **R36: `record_stream` tells PyTorch that the other
-# stream uses it, too**, so the memory is given away only when both are done.
-
+# %%
+guess_hidden = predict(
+    "Three loops: blocking, non_blocking from ordinary memory, non_blocking from pinned memory. "
+    "Which of them hides a part of the copy under computing?",
+    ["none of the three", "only the one with pinned memory", "both that are non_blocking"],
+    answer=lambda: 1 + sum(lv.summarize(timeline).overlap > 0 for timeline in (not_pinned, one_stream)),
+)
+guess_hidden
 
 # %%
-def claim(batch, stream):
-    """Tell the allocator that `stream` uses the batch, too."""
-    for part in batch:
-        part.record_stream(stream)
-    return batch
-
-
-# %%
-def pinned_prefetch_loop(batches):
-    """All three conditions: pinned, non-blocking, a stream of its own."""
-    return prefetch_loop(pinned(batches))
-
+batches = make_batches()
+blocking = watch(one_stream_loop, batches, False)
+not_pinned = watch(one_stream_loop, batches, True)
+one_stream = watch(one_stream_loop, batches, True, True)
+lv.compare({"blocking": blocking, "non_blocking, not pinned": not_pinned, "pinned, one stream": one_stream})
 
 # %%
-prefetch = watch(pinned_prefetch_loop, batches)
-prefetch.figure(color="batch")
+guess_hidden.reveal()
 
 # %% [markdown]
-# Look at one moment on the left, and go down through the lanes: the `H2D engine` has the colour of a *later* batch,
-# the stream that computes has the colour of *this* one. That is overlap.
-
-# %%
-ladder = {"blocking": blocking, "non_blocking only": not_pinned, "pinned, one stream": one_stream, "prefetch": prefetch}
-for name, timeline in ladder.items():
-    say(name, timeline)
-
-# %%
-comparison = lv.compare({"blocking": blocking, "pinned, one stream": one_stream, "prefetch": prefetch})
-comparison.figure()
-
-# %% [markdown]
-# All loops have the same loss: they compute the same, only at other times.
+# **Not pinned.** Look at `main · waits` in the second picture. **R7: a pageable copy must be staged, so the driver may
+# wait for the stream, and the host does the staging.** PyTorch asked for an asynchronous copy; the driver cannot do it.
+# There is no error and no warning: the host is blocked all the same.
 #
-# How far can we still go? When the copy is hidden, the step is as long as the computing. `headroom` near 1 means:
-# a better way of copying cannot help any more.
+# **One stream.** In the third picture the host is free: in `main · calls` it is some batches ahead. But the GPU still
+# copies *or* computes. **R16: a stream is a queue; what is in it runs in order, one after the other.** The copy of
+# batch 5 stands in the queue behind the computing of batch 4. Copying and computing have different engines on the GPU,
+# but one queue uses only one at a time. So a hidden copy needs three things:
+#
+# 1. the source is **pinned**, so that the copy engine can work without the host;
+# 2. the call is **non-blocking**, so that the host can go on;
+# 3. the copy is in **another stream** than the computing, so that both can run at the same time.
+#
+# ## Third failure: a forgotten wait
+#
+# A second stream is one line: `side = torch.cuda.Stream()`. Inside `with torch.cuda.stream(side):` calls go to that
+# queue. The function below copies there, and computes a sum in the main stream.
+
 
 # %%
-best = lv.summarize(prefetch)
-print(f"{words.times(best.headroom)} the limit; exposed copy {words.duration(best.exposed_copy)} in {STEPS} steps")
+def sum_on_gpu(x, wait=False, copies="on_wait"):
+    """Copy `x` in a side stream, add it up in the main stream; return the sum, and the hazards of the program."""
+    with lv.record(on=GPU, copies=copies) as recording:
+        side, source = torch.cuda.Stream(), x.pin_memory()
+        with torch.cuda.stream(side):
+            on_gpu = source.to("cuda", non_blocking=True)
+        if wait:
+            torch.cuda.current_stream().wait_stream(side)
+        total = on_gpu.sum().item()
+    return total, recording.hazards
+
+
+# %%
+guess_sum = predict(
+    "x.sum() of the copy, without any wait between the two streams: what does it show?",
+    ["the right sum: .item() waits for the GPU", "zero: the memory is still empty", "nan: not a number"],
+    answer=lambda: 1 if forgotten == x.sum().item() else 2 if forgotten == 0 else 3,
+)
+guess_sum
+
+# %%
+x = batches[0][0]
+print(f"the sum, on the host: {x.sum().item():.1f}")
+forgotten, hazards = sum_on_gpu(x)
+print(f"the sum, on the GPU:  {forgotten:.1f}, {len(hazards)} hazard")
+lucky, lucky_hazards = sum_on_gpu(x, copies="eager")
+print(f"the sum, on a lucky day: {lucky:.1f}, {len(lucky_hazards)} hazard")
+print(f"the sum, with the wait:  {sum_on_gpu(x, wait=True)[0]:.1f}\n\n{hazards[0]}")
+guess_sum.reveal()
 
 # %% [markdown]
-# ## Why the next copy is queued first
+# **R15: PyTorch's streams do not wait for each other.** `.item()` waits for the stream in which it is called (R25), and
+# the copy is in the other one. On a real GPU this program is right on one day and wrong on another: it depends on who
+# is faster. The emulator shows the mistake *every time*: until something waits for a copy, its destination holds `nan`.
+# `copies="eager"` is the lucky day: the number is right, and the hazard is found all the same. Its report names both
+# calls and the line that is missing.
 #
-# Here is the same loop with the two lines in the other order. Many loops also read the loss in every step, with
-# `.item()`, for a progress bar. **Predict** what both do to the hidden share of the copy.
+# **`wait_stream` does not stop the host.** It puts a note into the queue: "go on when the other queue is this far".
+#
+# ## Prefetch: copy the next batch, then compute on this one
+#
+# Now we have all the parts. Two functions from the package put them together. An *event* is a mark in a queue: another
+# queue can wait for it. (`marks.prefetching` only tells the recording which batch the copy is for.)
+#
+# In the loop below, the order of the lines matters: why does `copy_ahead` come *before* `train_step`?
+
+# %%
+loop.show_code(copy_ahead, claim)
 
 
 # %%
-def late_prefetch_loop(batches, read_loss):
-    """The wrong order: compute on this batch first, then copy the next one."""
+def prefetch_loop(batches, step=train_step):
+    """While the GPU computes on a batch, the next one is copied."""
     batches, (model, optimizer) = pinned(batches), new_model()
     side, main = torch.cuda.Stream(), torch.cuda.current_stream()
-    coming = copy_ahead(side, 0, batches[0])
-    for number, _ in enumerate(steps(batches)):
-        main.wait_stream(side)
-        loss = train_step(model, optimizer, *claim(coming, main))
-        if read_loss:
-            loss.item()
-        coming = copy_ahead(side, number + 1, batches[(number + 1) % len(batches)])
+    copies, arrived = copy_ahead(batches[0], side, 0)
+    for number, _ in enumerate(steps(batches), 1):
+        main.wait_event(arrived)  # this batch must be there before we compute on it
+        x, y = claim(copies, main)
+        copies, arrived = copy_ahead(batches[number % len(batches)], side, number)  # at the end, the first one again
+        loss = step(model, optimizer, x, y)
     return loss
 
 
 # %%
-late = watch(late_prefetch_loop, batches, False)
-late_and_reading = watch(late_prefetch_loop, batches, True)
-say("prefetch, the right order", prefetch)
-say("copy queued after the step", late)
-say("the same, and .item()", late_and_reading)
+overlapped = watch(prefetch_loop, batches)
+lv.compare({"blocking": blocking, "pinned, one stream": one_stream, "prefetch": overlapped})
 
 # %% [markdown]
-# The host needs time to queue a step, so a copy that is queued after it starts later. And `.item()` waits for the whole
-# step (R25): a copy that is queued after *that* starts when the GPU has finished. Then nothing can be hidden any more.
+# Look at one moment in the third picture, and go down through the lanes: the `H2D engine` has the colour of a *later*
+# batch, the stream that computes has the colour of *this* one. That is overlap. Still the same loss: nothing else
+# changed. In the table, `headroom` near 1 means: a better way of copying cannot help any more.
 #
-# ## The same with a loader class
+# What is `claim` for? The memory of a batch was taken in the side stream. As soon as our variable is gone, PyTorch may
+# give it to the next copy there. **R36: `record_stream` tells PyTorch that another stream reads it, too.** Without it
+# the numbers go wrong, but only when the host runs ahead: [lesson 5](05_find_the_bug.ipynb) hunts for that.
 #
-# `PrefetchLoader` contains the loop above, and the cases that the loop does not handle: errors, an early `break`,
-# more than one batch ahead. Your training loop stays a plain `for`.
+# **The order.** Many loops read the loss in every step, for a progress bar. Below is the same loop with two lines
+# swapped: first compute on this batch, then copy the next one; and after it such a step. What does each do to the
+# hidden share of the copy?
 
 
 # %%
-def loader_loop(make_loader, batches):
-    """A plain loop; the loader brings the batches to the GPU."""
-    (model, optimizer), loader = new_model(), make_loader(batches)
-    trained = itertools.islice(loader, len(batches) - 2)  # not the last two: the prefetcher is two ahead
-    for number, (x, y) in enumerate(trained):
+def late_loop(batches, step=train_step):
+    """The other order: compute on this batch, then copy the next one."""
+    batches, (model, optimizer) = pinned(batches), new_model()
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    copies, arrived = copy_ahead(batches[0], side, 0)
+    for number, _ in enumerate(steps(batches), 1):
+        main.wait_event(arrived)
+        loss = step(model, optimizer, *claim(copies, main))
+        copies, arrived = copy_ahead(batches[number % len(batches)], side, number)
+    return loss
+
+
+# %%
+def reading_step(*arguments):
+    """Train on one batch and read the loss."""
+    loss = train_step(*arguments)
+    loss.item()
+    return loss
+
+
+reading = watch(prefetch_loop, batches, reading_step)
+late = watch(late_loop, batches, reading_step)
+lv.compare({"prefetch": overlapped, "with .item()": reading, "with .item(), copy queued late": late})
+
+# %% [markdown]
+# `.item()` waits for the end of the step (R25). In the right order the next copy is in the queue before that, so it is
+# still hidden; but the host has lost its lead, and for a moment each step begins with an idle GPU. In the other order
+# the copy is queued when the GPU has finished: nothing is hidden any more. So queue the copy first, and read the loss
+# now and then, not in every step.
+#
+# ## Exercises
+#
+# A check runs your function on fresh data and measures. Any design that meets the target passes. After a check,
+# `lesson03.overlap.show()` draws your run.
+#
+# 1. The loop above needs all its batches in a list. Write it as a generator, so that a plain `for` can use it.
+# 2. Copy more than one batch ahead. Now it matters that `wait_stream` waits for *everything* that is queued (R16).
+# 3. The other end of the copy: **R42: until it is done, nobody may write into its pinned source.**
+
+# %%
+lesson03.overlap
+
+# %% tags=["exercise"]
+# Exercise 3.1
+from loaderviz.workshop.lesson03 import claim, copy_ahead
+
+
+def prefetch(batches):
+    """Yield each batch on the GPU; copy the next one while the GPU works on this one."""
+    side, main, coming = torch.cuda.Stream(), torch.cuda.current_stream(), None
+    for batch in batches:
+        copies, arrived = copy_ahead(batch, side)
+        if coming is not None:
+            yield coming  # the copy of the batch after it is queued already
+        main.wait_event(arrived)  # what `main` does from here on, it does after this copy
+        coming = claim(copies, main)
+    yield coming
+
+
+# %%
+lesson03.overlap.check(prefetch)
+
+# %%
+lesson03.uneven
+
+# %% tags=["exercise"]
+# Exercise 3.2
+from itertools import islice
+
+from loaderviz.workshop.lesson03 import claim, copy_ahead
+
+
+def prefetch_deep(batches, depth):
+    """Yield each batch on the GPU; up to `depth` later ones are on their way."""
+    side, main, source = torch.cuda.Stream(), torch.cuda.current_stream(), iter(batches)
+    ahead = [copy_ahead(batch, side) for batch in islice(source, depth)]
+    while ahead:
+        copies, arrived = ahead.pop(0)
+        main.wait_event(arrived)  # this copy only, not those behind it
+        ahead += [copy_ahead(batch, side) for batch in islice(source, 1)]  # one more, if there is one
+        yield claim(copies, main)
+
+
+# %%
+lesson03.uneven.check(prefetch_deep)
+
+# %%
+lesson03.refill
+
+# %% tags=["exercise"]
+# Exercise 3.3
+from loaderviz.workshop.lesson03 import claim, copy_ahead
+
+
+def prefetch_refilled(batches):
+    """Yield each batch on the GPU; the source overwrites batch k when asked for batch k + 2."""
+    side, main, coming, done = torch.cuda.Stream(), torch.cuda.current_stream(), None, None
+    for batch in batches:
+        copies, arrived = copy_ahead(batch, side)
+        if coming is not None:
+            yield coming
+            done.synchronize()  # the copy of the batch just used: the source overwrites that memory next
+        main.wait_event(arrived)
+        coming, done = claim(copies, main), arrived
+    yield coming
+
+
+# %%
+lesson03.refill.check(prefetch_refilled)
+
+# %% [markdown]
+# ## When a prefetcher wins nothing
+#
+# `PrefetchLoader` is such a prefetcher, with the cases that ours leaves out: errors, an early `break`, nested batches,
+# four ways to keep memory safe. In lesson 1 we saw batches of 64, with a GPU that is idle most of the time.
+
+
+# %%
+def small_loop(make_loader, batches):
+    """A plain loop over batches of 64; the loader brings them to the GPU."""
+    (model, optimizer), loader = new_model(), make_loader(pinned(batches))
+    for number, (x, y) in enumerate(itertools.islice(loader, len(batches) - 2)):  # the prefetcher is two ahead
         loss = train_step(model, optimizer, x, y)
         if number == WARM_UP - 1:
             torch.cuda.synchronize()
@@ -361,86 +319,44 @@ def loader_loop(make_loader, batches):
 
 
 # %%
-def blocking_loader(batches):
-    """The blocking copy, from pageable memory."""
-    return BlockingLoader(batches, "cuda")
-
-
-def pinned_loader(batches):
-    """Pinned and non-blocking, in one stream."""
-    return PinnedLoader(pinned(batches), "cuda")
-
-
-def prefetch_loader(batches):
-    """All three conditions, two batches ahead."""
-    return PrefetchLoader(pinned(batches), "cuda", depth=2)
-
+guess_small = predict(
+    "Batches of 64: how much faster than PinnedLoader (one stream) is PrefetchLoader (a side stream)?",
+    ["not at all: less than a twentieth", "a tenth to a third faster", "about twice as fast"],
+    answer=lambda: 1 if step[1] / step[2] < 1.05 else 2 if step[1] / step[2] < 1.5 else 3,
+)
+guess_small
 
 # %%
-say("PrefetchLoader", watch(loader_loop, prefetch_loader, make_batches(count=WARM_UP + STEPS + 2)))
+small = make_batches(64, WARM_UP + 22)
+loaders = BlockingLoader, PinnedLoader, PrefetchLoader
+step = [lv.summarize(watch(small_loop, loader, small)).step for loader in loaders]
+print(f"PinnedLoader is {words.times(step[0] / step[1])} as fast as BlockingLoader,", end=" ")
+print(f"PrefetchLoader {words.times(step[1] / step[2])} as fast as PinnedLoader")
+guess_small.reveal()
 
 # %% [markdown]
-# ## When prefetching is not worth it
-#
-# In lesson 1 we saw batches of 64, with a GPU that is idle most of the time.
-# **Predict:** what do pinned memory and the prefetcher win there?
-
-# %%
-small_batches = make_batches(64, WARM_UP + 22)
-small = {}
-for loader in (blocking_loader, pinned_loader, prefetch_loader):
-    small[loader.__name__] = watch(loader_loop, loader, small_batches)
-    say(f"{loader.__name__}, batch 64", small[loader.__name__])
-
-# %%
-step = {name: lv.summarize(timeline).step for name, timeline in small.items()}
-print(f"pinned is {words.times(step['blocking_loader'] / step['pinned_loader'])} as fast as blocking,")
-print(f"prefetch is {words.times(step['pinned_loader'] / step['prefetch_loader'])} as fast as pinned")
-
-# %%
-small["prefetch_loader"].from_batch(WARM_UP + 17).figure(color="kind")
-
-# %% [markdown]
-# The host is the slowest part: it queues the work of a step more slowly than the GPU does it. So the host gains when it
-# need not wait for copies any more: that is the first number. The second number is what the overlap adds to it.
-# A copy can only be hidden under computing, and here there is little of it; and the calls for the side stream are more
-# work for the slowest part.
+# Here the host is the slowest part: it queues the work of a step more slowly than the GPU does it. So the host gains
+# when it need not wait for copies any more: that is the first number. The second number is what the overlap adds. A
+# copy can only hide under computing, and there is little of it; the calls for the side stream are more work for the
+# slowest part. The same is true when the *loader* is the slowest part. First look at what the GPU waits for, then
+# choose the cure.
 #
 # ## Try
 #
-# * Take out the line `main.wait_stream(side)`. What happens, and in which line? (The labels are whole numbers, they
-#   have no `nan`: the emulator uses the largest number instead.)
-# * Give `prefetch_loop` batches that are *not* pinned, as in the next cell. Which part is hidden now, and who does the
-#   staging meanwhile?
-
-# %%
-side_not_pinned = watch(prefetch_loop, batches)
-say("prefetch, not pinned", side_not_pinned)
-blocked = lv.summarize(side_not_pinned).host_blocked
-print({cause: words.duration(time) for cause, time in blocked.items()})
-
-# %% [markdown]
+# * Take `main.wait_event(arrived)` out of `prefetch_loop`. What happens, and in which line? (Labels are whole numbers,
+#   which have no `nan`: the emulator uses the largest number instead, and `cross_entropy` refuses it.)
+# * Take out `pinned(...)` there. Which part is hidden now, and who does the staging meanwhile? See `main · waits`.
+# * `lv.step_through(overlapped)` goes through the picture event by event.
+#
 # ## The same code on a real GPU
-
-
-# %%
-def gpu_milliseconds(loop, batches):
-    """Return the time of one step of a loop, measured by events in the stream."""
-    loop(batches)  # the first run allocates memory and loads kernels
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    loop(batches)
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / len(batches)
-
+#
+# Nothing above knows that the GPU is emulated. If this computer has one, the next cell times both loops on it.
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
-    ready = pinned(batches)
-    print(f"{torch.cuda.get_device_name()}, pinned before the loop")
-    print(f"one stream {gpu_milliseconds(lambda b: one_stream_loop(b, True), ready):.3f} ms a step")
-    print(f"prefetch   {gpu_milliseconds(prefetch_loop, ready):.3f} ms a step")
+    print(f"{torch.cuda.get_device_name()}, batches of {len(batches[0][0])}, pinned before the loop")
+    print(f"one stream {loop.gpu_milliseconds(one_stream_loop, batches, True, True):.3f} ms a step")
+    print(f"prefetch   {loop.gpu_milliseconds(prefetch_loop, batches):.3f} ms a step")
 else:
     print("Skipped: PyTorch sees no CUDA GPU here. On a machine with one, this cell times both loops on it.")
 
@@ -448,8 +364,9 @@ else:
 # ## Recap
 #
 # * A hidden copy needs three things: pinned memory, a non-blocking call, a stream of its own.
-# * A second stream needs a wait, or the numbers are wrong, today or another day.
-# * Queue the next copy before you queue the computing of this batch.
+# * A second stream needs a wait, or the numbers are wrong, today or another day. Wait for an event of *this* batch.
+# * Queue the next copy before you queue the computing of this batch. Do not read the loss in every step.
+# * Device memory and pinned memory must stay as they are until the other stream is done with them.
 # * When the host or the loader is the slowest part, a prefetcher wins nothing.
 #
 # Next: [4. The data set on the GPU](04_gpu_resident_slicing.ipynb). The best copy is no copy.

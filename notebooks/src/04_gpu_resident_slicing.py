@@ -23,378 +23,299 @@
 #
 # * decide by arithmetic whether a data set fits on the GPU;
 # * train from slices of it, without any copy, and say what is wrong with slices;
-# * shuffle correctly on the GPU, and avoid changing the data set by accident;
+# * shuffle on the GPU, resume in the middle of an epoch, and hand out batches that may be changed;
 # * read a GPU utilisation curve.
 #
-# Time: about 25 minutes. You need no GPU.
-# Before it: [3. Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb).
+# Time: about 40 minutes, half of them for the exercises. You need no GPU. Before it: [3. Non-blocking copies and
+# prefetch](03_non_blocking_prefetch.ipynb).
 
 # %%
 import itertools
-import random
 import textwrap
 from dataclasses import replace
 
 import torch
-from torch.profiler import record_function
 from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
 from loaderviz import mnist, words
 from loaderviz.emulator import Gpu
 from loaderviz.loaders import ResidentLoader
-
-# %%
-GPU = "laptop"  # the GPU to emulate; other names: "t4", "a100", "h100", "h200"
-BATCH, WARM_UP, STEPS = 2048, 3, 8  # samples in a batch; steps before we look; steps in the picture
-images, labels = mnist.tensors(train=True)
+from loaderviz.workshop import lesson04, loop, predict
+from loaderviz.workshop.loop import GPU, WARM_UP, new_model, steps, train_step, watch
 
 # %% [markdown]
-# ## How large is MNIST?
+# ## Does it fit?
+#
+# "Why can the DataLoader not load onto the GPU directly?" is asked again and again. One answer: if the data set is
+# small, put all of it there, once. So first its size, in three types. Then a GPU with very little memory:
+# `ResidentLoader` asks how much is free *before* it moves anything.
 
 # %%
-memory = Gpu.preset(GPU).memory
+images, labels = mnist.tensors(train=True)
 for dtype in (torch.uint8, torch.float16, torch.float32):
     size = images.numel() * dtype.itemsize + labels.nbytes
-    print(f"{dtype!s:14} {words.size(size):>9}, {words.share(size / memory)} of the memory of this GPU")
+    print(f"{dtype!s:14} {words.size(size):>9}, {words.share(size / Gpu.preset(GPU).memory)} of the memory of this GPU")
+with lv.record(on=replace(Gpu.preset(GPU), name="a tiny GPU", memory=600 * 2**20)):
+    try:
+        ResidentLoader((images.half(), labels), 256)
+    except MemoryError as problem:
+        print(textwrap.fill(str(problem), 110))
 
 # %% [markdown]
-# All of it fits many times. The advice "keep it as it is stored" saves a factor of four: `uint8` on the GPU,
-# and only the batch becomes `float32`, also on the GPU.
+# Keep the data as they are stored: `uint8` on the GPU, and only the batch becomes `float32`, on the GPU, too.
 #
 # ## First: the usual loop
 #
-# A `DataLoader` over a `TensorDataset`, as in many tutorials. **Predict:** in which share of the time does the GPU
-# compute? (In lesson 1 the batches were ready before the loop started. Here they are not.)
+# A `DataLoader` over a `TensorDataset`, as in many tutorials. In lesson 1 the batches were ready before the loop
+# started; here they are not.
 
 
 # %%
-def new_model(hidden=384):
-    """Return a small network and its optimizer, on the CPU."""
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(784, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 10)
-    model = torch.nn.Sequential(torch.nn.Flatten(), *layers)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-# %%
-def train_step(model, optimizer, x, y):
-    """Train on a batch of uint8 images; return the loss."""
-    loss = torch.nn.functional.cross_entropy(model(x.float() / 255), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss
-
-
-# %%
-def train(batches, count=WARM_UP + STEPS):
-    """Train on `count` batches, from wherever they come; return the last loss."""
+def train(batches, count=WARM_UP + 8):
+    """Train on `count` batches of uint8 images, from wherever they come; return the last loss."""
     model, optimizer = new_model()
-    model.to("cuda")
-    for number, (x, y) in zip(range(count), batches, strict=False):
-        loss = train_step(model, optimizer, x.to("cuda"), y.to("cuda"))
-        if number == WARM_UP - 1:
-            torch.cuda.synchronize()  # what comes now is in the picture
+    for x, y in steps(itertools.islice(batches, count)):
+        loss = train_step(model, optimizer, x.to("cuda").float() / 255, y.to("cuda"))
     return loss
 
 
-# %%
-def watch(make_batches, *arguments):
-    """Record training on the emulated GPU; return the timeline without the warm-up."""
-    with lv.record(on=GPU) as recording:
-        train(make_batches(), *arguments)
-        torch.cuda.synchronize()
-    return recording.timeline.from_batch(WARM_UP)
-
+usual_loader = DataLoader(TensorDataset(images, labels), batch_size=2048, shuffle=True)
 
 # %%
-def data_loader():
-    """Return the usual loader: each sample is taken alone, then they are put together."""
-    return DataLoader(TensorDataset(images, labels), BATCH, shuffle=True)
-
-
-# %%
-usual = watch(data_loader)
-usual.figure(color="batch")
+guess_usual = predict(
+    "What takes the largest part of a step?",
+    ["the GPU computes", "the copy to the GPU", "the host makes the next batch"],
+    answer=lambda: 1 + max(range(3), key=(summary.compute, summary.copy, summary.idle).__getitem__),
+)
+guess_usual
 
 # %%
+usual = watch(train, usual_loader)
 summary = lv.summarize(usual)
-print(f"a step {words.duration(summary.step)}: GPU computes {words.share(summary.compute_share)}, ", end="")
-print(f"copy {words.share(summary.copy_share)}")
 for part, time_ns in summary.breakdown.items():
-    print(f"  {part:40} {words.share(time_ns / summary.window):>6}")
+    print(f"{part:40} {words.share(time_ns / summary.window):>6}")
+guess_usual.reveal()
 
 # %% [markdown]
-# Here it is not the copy at all. Read the breakdown: the host makes the batches, sample by sample, and the GPU waits.
-# Pinned memory and streams cannot help against that.
+# It is not the copy at all. The host takes each sample alone, then puts them together, and the GPU waits. Pinned memory
+# and streams cannot help against that. ([Lesson 6](06_workers.ipynb) lets workers do it.)
 #
 # ## Slices of a tensor that is on the GPU already
 #
-# Move the data set once, before training. A batch is then a *slice*: two numbers, the start and the end.
-# To have some randomness, we shuffle the order of these pairs in every epoch.
+# Move the data set once, before training. A batch is then a *slice*: two numbers, the start and the end. For some
+# randomness we shuffle the order of the slices in every epoch.
 
 
 # %%
-def slices():
+def slices(size=2048):
     """Yield slices of the data set on the GPU, epoch after epoch; the order of the slices is shuffled."""
-    on_gpu = images.to("cuda"), labels.to("cuda")  # once
-    pairs = [(start, start + BATCH) for start in range(0, len(images) - BATCH + 1, BATCH)]
-    order, number = random.Random(0), itertools.count()
+    on_gpu = list(zip(images.to("cuda").split(size), labels.to("cuda").split(size), strict=True))[:-1]
     while True:
-        order.shuffle(pairs)
-        for start, end in pairs:
-            with record_function(f"batch {next(number)}"):  # its name in the picture
-                yield tuple(part[start:end] for part in on_gpu)
+        for number in torch.randperm(len(on_gpu)).tolist():
+            yield on_gpu[number]
 
 
 # %%
-sliced = watch(slices)
-sliced.figure(color="batch")
-
-# %%
-both = lv.summarize(usual), lv.summarize(sliced)
-for name, each in zip(("DataLoader", "slices"), both, strict=True):
-    print(f"{name:10} step {words.duration(each.step):>9}, GPU computes {words.share(each.compute_share):>6}, ", end="")
-    print(f"copies {words.duration(each.copy)}")
-print(f"{words.times(both[0].step / both[1].step)} as fast")
+sliced = watch(train, slices())
+lv.compare({"DataLoader": usual, "slices": sliced})
 
 # %% [markdown]
-# There is no copy to hide, and no host work to wait for. A slice is a *view*: it costs no kernel and no memory.
-# `.to("cuda")` in `train` does nothing, because the slice is on the GPU.
+# There is no copy to hide, and no host work to wait for. A slice is a *view*: it costs no kernel and no memory, and
+# `.to("cuda")` does nothing, because it is there already.
 #
+# Below is the same as most monitors show it (`nvidia-smi` says "GPU-Util"): the share of each short window in which a
+# kernel runs. A low curve with peaks is a GPU that gets a batch, computes, and starves. One warning: the curve counts
+# *time with a kernel*, not how well the kernel uses the GPU. For the same span of time, the slices make many more
+# steps.
+
+# %%
+three_steps = usual.from_batch(WARM_UP + 5)
+count = round(three_steps.duration / lv.summarize(sliced).step)
+lv.compare(
+    {"DataLoader, 3 steps": three_steps, f"slices, {count} steps": watch(train, slices(), WARM_UP + count)}
+).utilization()
+
+# %% [markdown]
 # ## What is wrong with slices?
 #
-# **Predict:** after ten epochs, how many different samples has sample 0 met in its batches?
-# Take batches of 256, once with shuffled slices and once with a new order of all samples in each epoch.
+# The loop is at the limit. But is it still the same training? Sample 0 meets other samples in its batch.
+# `ResidentLoader` has this shuffle under its true name, `shuffle="batches"`.
+
+# %%
+guess_mates = predict(
+    "Batches of 256, ten epochs, the order of the slices is shuffled: how many other samples does sample 0 meet?",
+    ["255", "about 2500", "all of them"],
+    answer=lambda: 1 if mates["batches"] == 255 else 2 if mates["batches"] < len(images) / 2 else 3,
+)
+guess_mates
 
 
 # %%
-def batch_mates(order_of, size=256, epochs=10):
+def batch_mates(shuffle, epochs=10):
     """Return how many other samples were in one batch with sample 0, in all epochs together."""
-    met = torch.zeros(len(images), dtype=torch.bool)
-    for epoch in range(epochs):
-        order = order_of(torch.Generator().manual_seed(epoch), size)
-        batch = int((order == 0).nonzero()) // size
-        met[order[batch * size : (batch + 1) * size]] = True
-    return int(met.sum()) - 1
+    loader, met = ResidentLoader(torch.arange(len(images)), 256, shuffle, device="cpu"), set()
+    for batch in itertools.chain.from_iterable(itertools.repeat(loader, epochs)):
+        if 0 in batch:
+            met |= set(batch.tolist())
+    return len(met) - 1
 
 
-# %%
-def shuffled_slices(generator, size):
-    """Shuffle the slices; the inside of a slice stays as it is."""
-    whole = torch.arange(len(images) // size * size).reshape(-1, size)
-    return whole[torch.randperm(len(whole), generator=generator)].flatten()
-
-
-def shuffled_samples(generator, size):
-    """Shuffle all samples."""
-    return torch.randperm(len(images), generator=generator)
-
-
-# %%
-print(f"shuffled slices:  {batch_mates(shuffled_slices):5} different batch-mates in 10 epochs")
-print(f"shuffled samples: {batch_mates(shuffled_samples):5}")
+mates = {shuffle: batch_mates(shuffle) for shuffle in ("batches", "samples")}
+print(mates)
+guess_mates.reveal()
 
 # %% [markdown]
-# With slices the *composition* of a batch never changes: a sample has the same batch-mates in every epoch.
-# With a file in random order this may be harmless. With a file that is sorted by class it is not.
-# Let us sort a part of MNIST by class, as files on disk often are, and look into the batches.
+# With slices the *composition* of a batch never changes. With a file in random order this may be harmless. With a file
+# that is sorted by class, as files on disk often are, it is not. Let us sort a part of MNIST, and train with both.
 
 # %%
 part = labels[:12_800].argsort(stable=True)
-sorted_images, sorted_labels = images[part], labels[part]
-classes = [len(batch.unique()) for batch in sorted_labels.split(256)]
-print(f"classes in a batch of 256: {min(classes)} to {max(classes)}; ", end="")
-print(f"{sum(count == 1 for count in classes)} of {len(classes)} batches have one class only")
+classes = [len(batch.unique()) for batch in labels[part].split(256)]
+print(f"classes in a slice of 256: {min(classes)} to {max(classes)}; ", end="")
+print(f"{sum(count == 1 for count in classes)} of {len(classes)} slices have one class only")
+
+
+# %%
+def accuracy_with(shuffle, epochs=3):
+    """Train on the sorted part; return the share of test digits that are right afterwards."""
+    test_images, test_labels = mnist.tensors(train=False)
+    with lv.record(on=GPU):
+        (model, optimizer), loader = new_model(), ResidentLoader((images[part], labels[part]), 256, shuffle)
+        for x, y in itertools.chain.from_iterable(itertools.repeat(loader, epochs)):
+            train_step(model, optimizer, x.float() / 255, y)
+        return (model(test_images.to("cuda").float() / 255).argmax(1).cpu() == test_labels).float().mean().item()
+
+
+accuracy = {shuffle: accuracy_with(shuffle) for shuffle in ("batches", "samples")}
+print({shuffle: f"{share:.1%} of the test digits are right" for shuffle, share in accuracy.items()})
 
 # %% [markdown]
-# **Predict:** what does that do to the accuracy? This is arithmetic only, so we train on the CPU, without the emulator.
-
-# %%
-test_images, test_labels = mnist.tensors(train=False)
-
-
-# %%
-def accuracy_with(batch_order, epochs=3, size=256):
-    """Train on the sorted part, one epoch after the other; return the share of test digits that are right."""
-    model, optimizer = new_model()
-    for epoch in range(epochs):
-        for rows in batch_order(torch.Generator().manual_seed(epoch), size):
-            train_step(model, optimizer, sorted_images[rows], sorted_labels[rows])
-    return float((model(test_images.float() / 255).argmax(1) == test_labels).float().mean())
-
-
-# %%
-def slices_of_the_part(generator, size):
-    """Return the rows of each batch: slices in random order."""
-    rows = torch.arange(len(part)).split(size)
-    return [rows[k] for k in torch.randperm(len(rows), generator=generator)]
-
-
-def samples_of_the_part(generator, size):
-    """Return the rows of each batch: all samples in random order."""
-    return torch.randperm(len(part), generator=generator).split(size)
-
-
-# %%
-print(f"shuffled slices:  {accuracy_with(slices_of_the_part):.1%} of the test digits are right")
-print(f"shuffled samples: {accuracy_with(samples_of_the_part):.1%}")
-
-# %% [markdown]
-# <details><summary><b>Compare with your prediction</b></summary>
-#
-# The same samples, the same number of steps, the same start. Only the order differs. A batch of one class pulls the
+# The same samples, the same number of steps, the same start; only the order differs. A batch of one class pulls the
 # network towards this class, and the next batch pulls it away again.
 #
-# </details>
+# ## Shuffle samples, on the GPU
 #
-# ## Shuffle on the GPU
+# A new order of all samples in each epoch, and one *gather* for each batch: `index_select` collects its rows on the
+# GPU. Only the order travels, once per epoch. The next cell measures what it costs: compare its first line with its
+# last one.
 #
-# A new order in each epoch, and one *gather* for each batch: `index_select` collects the rows of the batch on the GPU.
-# Only the order travels, once per epoch. **Predict:** how much slower is a step than with slices?
+# Then write it yourself, and after that make it resume: a training that was stopped must go on with the very batches
+# that would have come. The order is all the state that there is.
 
 
 # %%
-def gathered():
-    """Yield batches in a new order of all samples in each epoch."""
-    on_gpu = images.to("cuda"), labels.to("cuda")  # once
-    generator, number = torch.Generator().manual_seed(0), itertools.count()
-    while True:
-        order = torch.randperm(len(images), generator=generator).to("cuda")
-        for rows in order.split(BATCH):
-            with record_function(f"batch {next(number)}"):
-                yield tuple(part.index_select(0, rows) for part in on_gpu)
-
-
-# %%
-timelines = {"slices": sliced, "gather": watch(gathered)}
-for name, timeline in timelines.items():
-    each = lv.summarize(timeline)
-    kernels = words.duration(each.compute / each.batches)
-    print(f"{name:8} step {words.duration(each.step):>9}, of it kernels {kernels:>9}")
-
-# %% [markdown]
-# The difference between the two lines is the price of a correct shuffle.
-#
-# ## The same with a loader class
-#
-# `ResidentLoader` does this. It has the wrong shuffle, too, under its true name: `shuffle="batches"`.
-
-
-# %%
-def resident(**options):
-    """Return batches of a ResidentLoader, epoch after epoch."""
-    loader = ResidentLoader((images, labels), BATCH, seed=0, drop_last=True, **options)
+def resident(shuffle="samples"):
+    """Yield batches of a ResidentLoader, epoch after epoch."""
+    loader = ResidentLoader((images, labels), 2048, shuffle, drop_last=True)
     while True:
         yield from loader
 
 
+runs = {shuffle: lv.summarize(watch(train, resident(shuffle))) for shuffle in ("batches", "blocks", "samples")}
+for shuffle, each in runs.items():
+    print(f"shuffle={shuffle!r:10} step {words.duration(each.step)}, GPU computes {words.share(each.compute_share)}")
+
 # %%
-for shuffle in ("samples", "blocks", "batches"):
-    each = lv.summarize(watch(lambda shuffle=shuffle: resident(shuffle=shuffle)))
-    print(f"shuffle={shuffle!r:10} step {words.duration(each.step):>9}, GPU computes {words.share(each.compute_share)}")
+lesson04.shuffle
+
+# %% tags=["exercise"]
+# Exercise 4.1
+import torch
+
+
+def shuffled(images, labels, size, epochs):
+    """Yield batches of random samples, epoch after epoch; the data set is on the GPU."""
+    images, labels = images.to("cuda"), labels.to("cuda")
+    for epoch in range(epochs):
+        order = torch.randperm(len(images)).to("cuda")  # one small copy an epoch
+        for rows in order.split(size):
+            yield images.index_select(0, rows), labels.index_select(0, rows)
+
+
+# %%
+lesson04.shuffle.check(shuffled)
+
+# %%
+lesson04.resume
+
+# %% tags=["exercise"]
+# Exercise 4.2
+import torch
+
+
+def resumed(images, labels, size, epoch, first):
+    """Yield the batches of one epoch, from batch number `first` on; the data set is on the GPU."""
+    images, labels = images.to("cuda"), labels.to("cuda")
+    generator = torch.Generator().manual_seed(epoch)  # the order is a function of the epoch
+    order = torch.randperm(len(images), generator=generator).to("cuda")
+    for rows in order.split(size)[first:]:
+        yield images.index_select(0, rows), labels.index_select(0, rows)
+
+
+# %%
+lesson04.resume.check(resumed)
 
 # %% [markdown]
 # ## A slice is the data set
 #
-# A slice shares its memory with the data set. An operation that works *in place* (its name ends with `_`) on the batch
-# changes the data set, for every later epoch. **Predict:** the mean after one and after two epochs of the loop below?
+# A slice shares its memory with the data set. An operation that works *in place* (its name ends with `_`) changes the
+# data set for every later epoch, and nothing fails. Below, each batch is divided by 255, "only for this step". What is
+# the mean of the data after two epochs?
 
 # %%
 with lv.record(on=GPU):
-    data = images[: 10 * BATCH].float().to("cuda")
+    data = images[:20_480].float().to("cuda")
     for epoch in range(3):
         print(f"epoch {epoch}: mean of the data {data.mean().item():9.5f}")
-        for start in range(0, len(data), BATCH):
-            x = data[start : start + BATCH]
-            x.div_(255)  # meant for this batch only
-
-# %% [markdown]
-# Nothing fails, the numbers are just wrong. The gather makes a copy, so it has no such problem.
-# `ResidentLoader` notices it and says so:
-
-# %%
-with lv.record(on=GPU):
-    floats = images[: 10 * BATCH].float()
-    loader = ResidentLoader((floats, labels[: 10 * BATCH]), BATCH, shuffle="batches")
-    try:
-        for x, _ in loader:
+        for x in data.split(2048):
             x.div_(255)
-    except RuntimeError as problem:
-        print(textwrap.fill(str(problem), 110))
-
-# %% [markdown]
-# ## When it does not fit
-#
-# Let us take a GPU with very little memory. `ResidentLoader` asks how much is free *before* it moves anything.
 
 # %%
-tiny_gpu = replace(Gpu.preset(GPU), name="a tiny GPU", memory=650 * 2**20)
-for data in (images, images.float()):
-    with lv.record(on=tiny_gpu):
-        try:
-            ResidentLoader((data, labels), 256)
-            print(f"{data.dtype}: fits")
-        except MemoryError as problem:
-            print(textwrap.fill(f"{data.dtype}: {problem}", 110))
+lesson04.safe
 
-# %% [markdown]
-# ## The GPU utilisation curve
-#
-# This is the curve that `nvidia-smi` and most monitors show: in each short window, the share of the time in which
-# at least one kernel runs. **Predict** the two curves, then run. The resident loader makes many more steps here,
-# so that both run for about the same time.
+
+# %% tags=["exercise"]
+# Exercise 4.3
+def safe_batches(images, labels, size, epochs):
+    """Yield batches of float32 images in storage order; the caller may change them in place."""
+    images, labels = images.to("cuda"), labels.to("cuda")  # as stored: uint8
+    for epoch in range(epochs):
+        for start in range(0, len(images), size):
+            yield images[start : start + size].float(), labels[start : start + size]  # float() makes a new tensor
+
 
 # %%
-steps_in_the_same_time = round(lv.summarize(usual).window / lv.summarize(timelines["gather"]).step)
-long_run = watch(resident, WARM_UP + steps_in_the_same_time)
-print(f"DataLoader: {STEPS} steps, ResidentLoader: {steps_in_the_same_time} steps")
-comparison = lv.compare({"DataLoader": usual, "ResidentLoader": long_run})
-comparison.utilization()
+lesson04.safe.check(safe_batches)
 
 # %% [markdown]
-# A low curve with regular peaks: the GPU gets a batch, computes, and starves. A high flat curve: it always has work.
-# If the curve of your own training looks like the first one, look at the loader before you buy a faster GPU.
-#
-# One warning: the curve counts *time with a kernel*, not how well the kernel uses the GPU.
-# A full curve does not mean that nothing can be faster.
+# A gather makes a copy, so it has no such problem. `ResidentLoader` notices a changed data set and raises an error.
 #
 # ## Try
 #
-# * Change `BATCH` to 256 and run all again. Is the resident curve still flat? What does the GPU wait for now?
-# * Give `DataLoader` the argument `num_workers=2` in `data_loader`. Which lanes are new, and is it faster?
-# * Use `resident(method="permute")`: one gather per epoch instead of one per batch. What is its price?
+# * Use batches of 256 in `resident`. Is the GPU still busy all the time? What does it wait for now?
+# * `ResidentLoader(..., method="permute")` makes one gather per epoch instead of one per batch. What is its price?
+# * Add the line `x.zero_()` to `train`, after the step, for batches that are on the GPU already. What does
+#   `resident("batches")` say, what `resident("samples")`, what `slices()`?
 #
 # ## The same code on a real GPU
 
-
-# %%
-def gpu_milliseconds(make_batches, count):
-    """Return the time of one step, measured by events in the stream."""
-    train(make_batches(), WARM_UP)  # the first run allocates memory and loads kernels
-    batches, (begin, end) = make_batches(), [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-    begin.record()
-    train(batches, count)
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / count
-
-
 # %% tags=["gpu"]
 if torch.cuda.is_available():
-    print(f"{torch.cuda.get_device_name()}: DataLoader {gpu_milliseconds(data_loader, 20):.3f} ms a step")
-    print(f"ResidentLoader {gpu_milliseconds(resident, 20):.3f} ms a step")
+    on_gpu, count = ResidentLoader((images, labels), 2048), len(usual_loader)  # as many batches: an epoch
+    print(f"{torch.cuda.get_device_name()}")
+    print(f"DataLoader     {loop.gpu_milliseconds(train, usual_loader, count):.3f} ms a step")
+    print(f"ResidentLoader {loop.gpu_milliseconds(train, on_gpu, count):.3f} ms a step")
 else:
     print("Skipped: PyTorch sees no CUDA GPU here. On a machine with one, this cell times both loops on it.")
 
 # %% [markdown]
 # ## Recap
 #
-# * A small data set belongs on the GPU, in the type in which it is stored.
+# * A small data set belongs on the GPU, in the type in which it is stored. Ask for its size first.
 # * Slices cost nothing, but batches of slices never change. Shuffle samples, not slices: one gather per batch.
+# * The order is a function of the epoch alone: then a stopped training can go on.
 # * A slice is a view. Never change it in place.
 # * A low, periodic utilisation curve means: the GPU waits for its loader.
 #
-# You have now seen the whole way, from the blocking copy to no copy at all.
-# Go back to [0. Start here](00_start_here.ipynb) for the four loaders in one picture, and change its batch size.
+# Next: [5. Find the bug](05_find_the_bug.ipynb). Some loops look right, pass their tests, and are wrong.

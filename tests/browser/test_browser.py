@@ -31,7 +31,7 @@ def test_all_cells_run_and_all_figures_are_drawn(name, open_and_run):
     assert figures
     for number, figure in enumerate(figures):
         plots.nth(number).locator(".gtitle").wait_for(state="attached")
-        assert plots.nth(number).evaluate(DRAWN) >= len(figure["data"]) > 0
+        assert plots.nth(number).evaluate(DRAWN) >= sum(trace.get("visible", True) for trace in figure["data"]) > 0
         box = plots.nth(number).bounding_box()
         assert box is not None
         assert box["width"] > 600

