@@ -1,6 +1,7 @@
 # make timeline   run the four loaders on MNIST, print the tables, write timelines.html
 # make test       pass the tests          make check   style, types, import rules
 # make lab        open the notebooks      make bench   timings
+# make notebooks  write notebooks/*.ipynb and notebooks/solutions/*.ipynb from notebooks/src/*.py
 # Each sets up .venv by itself, on first use. Python 3.11 or later is all they need.
 
 PYTHON ?= python3
@@ -25,7 +26,7 @@ timeline: setup
 	$(RUN) -m loaderviz compare --out timelines.html
 
 test: setup
-	$(RUN) -m pytest
+	$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 check: setup
 	$(VENV)/bin/ruff check .
@@ -41,7 +42,7 @@ bench: setup
 	@for file in benchmarks/*.py; do name=$$(basename $$file .py); echo "== $$name"; $(RUN) -m benchmarks.$$name || exit 1; done
 
 notebooks: setup
-	$(VENV)/bin/jupytext --sync notebooks/src/*.py
+	$(RUN) notebooks/build.py
 
 clean:
 	rm -rf $(VENV) timelines.html

@@ -20,11 +20,29 @@ def in_new_python(code):
 
 def test_the_public_names_are_exactly_these():
     assert set(loaderviz.__all__) == {
-        "LoadervizError", "Timeline", "compare", "explore", "read", "record", "step_through", "summarize",
+        "HazardWarning", "LoadervizError", "RaceError", "Timeline", "advise", "compare", "explore", "read", "record",
+        "step_through", "summarize", "what_if",
     }  # fmt: skip
     for name in loaderviz.__all__:
         assert callable(getattr(loaderviz, name))
         assert name in dir(loaderviz)
+
+
+def test_what_a_recording_warns_of_and_raises_can_be_named():
+    assert issubclass(loaderviz.HazardWarning, UserWarning)
+    assert issubclass(loaderviz.RaceError, (loaderviz.LoadervizError, RuntimeError))
+    code = (
+        "import loaderviz, torch, warnings\n"
+        "warnings.simplefilter('error', loaderviz.HazardWarning)\n"
+        "try:\n"
+        "    with loaderviz.record(on='a100'):\n"
+        "        with torch.cuda.stream(torch.cuda.Stream()):\n"
+        "            there = torch.ones(8).pin_memory().to('cuda', non_blocking=True)\n"
+        "        there.sum()\n"
+        "except loaderviz.HazardWarning:\n"
+        "    print('caught')"
+    )
+    assert in_new_python(code) == "caught"
 
 
 def test_an_unknown_name_says_what_there_is():
