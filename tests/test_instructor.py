@@ -64,6 +64,16 @@ def test_the_minutes_of_a_plan_go_forward_and_fit():
         assert minutes[-1] < int(length) <= minutes[-1] + 15
 
 
+def test_all_tables_give_a_lesson_the_minutes_that_it_gives_itself():
+    own = [
+        int(re.search(r"^# Time: about (\d+) minutes", path.read_text(encoding="utf-8"), re.M)[1]) for path in SOURCES
+    ]
+    start = re.findall(r"^# \| \d \| .* \| (\d+) \|$", SOURCES[0].read_text(encoding="utf-8"), re.M)
+    glance = re.findall(r"^\| \d \| .* \| (\d+) min \|$", section("The course at a glance"), re.M)
+    assert [int(number) for number in start] == own
+    assert [int(number) for number in glance] == own
+
+
 def test_its_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)]+)\)", GUIDE):
         if target.startswith("#"):

@@ -244,10 +244,14 @@ def _labels(traces: Sequence[RawTrace]) -> list[str]:
 
 
 def _devices_apart(traces: Sequence[RawTrace]) -> list[dict[int, int]]:
-    """Number the devices of several ranks: as they are if all differ, else one after the other (other computers)."""
+    """Number the devices of several ranks, so that those of one rank are neighbours: `loop_lanes` relies on it.
+
+    They keep their numbers where these do so. Else (ranks of several computers, or GPUs 0 and 2 of one rank and 1 and 3
+    of the other) they are numbered one after the other.
+    """
     used = [sorted(devices_of(trace)) for trace in traces]
-    flat = [device for devices in used for device in devices]
-    if len(set(flat)) == len(flat):
+    flat = [device for devices in sorted(filter(None, used)) for device in devices]
+    if flat == sorted(set(flat)):
         return [{device: device for device in devices} for devices in used]
     numbers = iter(range(len(flat)))
     return [{device: next(numbers) for device in devices} for devices in used]

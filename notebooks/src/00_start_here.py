@@ -39,12 +39,12 @@
 # | 0 | Start here | how do I read the picture? | 20 |
 # | 1 | [The blocking copy](01_blocking_copy.ipynb) | what does `x.to("cuda")` cost in a training loop? | 25 |
 # | 2 | [Pinned memory](02_pin_memory.ipynb) | what does it change, and what does it not change? | 25 |
-# | 3 | [Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb) | what hides a copy? | 30 |
-# | 4 | [The data set on the GPU](04_gpu_resident_slicing.ipynb) | why carry a small data set in every epoch? | 30 |
-# | 5 | [Find the bug](05_find_the_bug.ipynb) | which of these prefetchers gives wrong numbers? | 30 |
+# | 3 | [Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb) | what hides a copy? | 40 |
+# | 4 | [The data set on the GPU](04_gpu_resident_slicing.ipynb) | why carry a small data set in every epoch? | 40 |
+# | 5 | [Find the bug](05_find_the_bug.ipynb) | which of these prefetchers gives wrong numbers? | 45 |
 # | 6 | [Workers](06_workers.ipynb) | workers, pin thread, copy or GPU: which one is too slow? | 30 |
-# | 7 | [Your own trace](07_your_own_trace.ipynb) | what does my own training loop do? | 20 |
-# | 8 | [Capstone](08_capstone.ipynb) | how close to the limit can I bring a training? | 30 |
+# | 7 | [Your own trace](07_your_own_trace.ipynb) | what does my own training loop do? | 30 |
+# | 8 | [Capstone](08_capstone.ipynb) | how close to the limit can I bring a training? | 45 |
 #
 # Lessons 1 to 4 are one story, in this order. Each lesson goes the same way: **predict** what will happen, **run** it,
 # **see** it in the picture, read why, then solve an **exercise**. The check runs your code on the emulated GPU and

@@ -290,6 +290,29 @@ def test_ranks_by_file_name_and_without_a_common_clock(tmp_path):
     assert sorted(row.start for row in timeline.rows(Kind.RANGE)) == [0, 0]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "numbers"),
+    [
+        ([(0, 1), (2, 3)], [0, 1, 2, 3]), ([(2, 3), (0, 1)], [2, 3, 0, 1]),
+        ([(0, 2), (1, 3)], [0, 1, 2, 3]), ([(0, 1), (0, 1)], [0, 1, 2, 3]),
+    ],
+)  # fmt: skip
+def test_each_gpu_is_judged_with_the_loop_of_its_own_rank(tmp_path, gpus, numbers):
+    """Rank 0 waits for 10 µs, rank 1 for 20 µs, whatever the numbers of their GPUs."""
+    for rank, devices in enumerate(gpus):
+        launches = [event for device in devices for event in (
+            call("cudaLaunchKernel", BASE + 10 * device, 5, device + 1),
+            work("gemm", BASE + 100, 20, device + 1, device=device),
+        )]  # fmt: skip
+        wait = call("cudaDeviceSynchronize", BASE + 200, 10 * (rank + 1), 99)
+        write(tmp_path, trace(note("ProfilerStep#3", BASE, 300), *launches, wait), f"rank_{rank}.json")
+    timeline = read(tmp_path)
+    waited = [summarize(timeline, device=number).host_blocked["synchronize"] for number in numbers]
+    assert waited == [10_000, 10_000, 20_000, 20_000]
+    lanes = {lane.device: lane.name[:6] for lane in timeline.lanes if lane.group == "device"}
+    assert [lanes[number] for number in numbers] == ["rank 0", "rank 0", "rank 1", "rank 1"]
+
+
 def test_threads_have_names(tmp_path):
     named = {
         "ph": "M",
