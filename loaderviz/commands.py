@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from loaderviz import words
+
 if TYPE_CHECKING:
     from loaderviz.emulator.findings import Hazard
     from loaderviz.timeline import Timeline
@@ -62,8 +64,9 @@ def _show(timeline: Timeline, title: str, out: Path, stream: TextIO, hazards: Se
         export.Section("What could be gained", items=[advice]),
     ]  # fmt: skip
     export.to_html(sections, out, f"{title}: {context.device}")
+    spans, lanes = words.count(len(timeline), "span"), words.count(len(timeline.lanes), "lane")
     lines = [
-        f"{title}: {context.device}; {len(timeline):,} spans in {len(timeline.lanes)} lanes",
+        f"{title}: {context.device}; {spans} in {lanes}",
         f"{metrics.describe(timeline)}\n\n{summary}\n\n{advice}\n",
         *(f"race: {hazard}\n" for hazard in hazards), *(f"note: {note}" for note in context.notes),
         f"The picture is in {out}: open it in a browser.",

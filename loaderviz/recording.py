@@ -12,6 +12,7 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from loaderviz import words
 from loaderviz.emulator.findings import Hazards, HazardWarning
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.errors import LoadervizError, NestedRecordingError
@@ -84,7 +85,7 @@ class Recording:
         if self._warn and self.hazards and kind is None:
             count = len(self.hazards)
             warnings.warn(
-                f"{count} hazard{'s' if count > 1 else ''} found: on a real GPU this program gives wrong numbers now "
+                f"{words.count(count, 'hazard')} found: on a real GPU this program gives wrong numbers now "
                 f"and then. The first: {self.hazards[0].line}. Print recording.hazards to see what is missing where",
                 HazardWarning, stacklevel=2,
             )  # fmt: skip

@@ -18,10 +18,10 @@ def rows(summary: Summary) -> list[Row]:
     window = summary.window
     lines = [("window", words.duration(window), _device(summary))]
     if summary.batches:
-        lines.append(("step", words.duration(summary.step), f"{summary.batches:,} batches"))
+        lines.append(("step", words.duration(summary.step), words.count(summary.batches, "batch")))
     if summary.samples_per_second is not None:
         rate = f"{words.rate(summary.samples_per_second)} samples/s"
-        lines.append(("throughput", rate, f"{summary.samples:,} samples"))
+        lines.append(("throughput", rate, words.count(summary.samples or 0, "sample")))
     lines += [
         ("GPU computes", words.duration(summary.compute), _of(summary.compute, window)),
         *([("GPU communicates", words.duration(summary.communication), _of(summary.communication, window))]

@@ -91,10 +91,9 @@ class Timeline:
         return isinstance(other, Timeline) and self.to_dict() == other.to_dict()
 
     def __repr__(self) -> str:
-        return (
-            f"<Timeline: {len(self)} spans in {len(self.lanes)} lanes, {self.duration / 1e6:.3f} ms, "
-            f"{self.context.origin} {self.context.device}>"
-        )
+        spans, lanes = words.count(len(self), "span"), words.count(len(self.lanes), "lane")
+        origin, device = self.context.origin, self.context.device
+        return f"<Timeline: {spans} in {lanes}, {self.duration / 1e6:.3f} ms, {origin} {device}>"
 
     @property
     def begin(self) -> int:
@@ -146,7 +145,7 @@ class Timeline:
         keep |= (spans["start"] == spans["end"]) & (spans["start"] >= start) & (spans["start"] <= end)
         trimmed = int(((spans["start"] < start) | (spans["end"] > end))[keep].sum())
         note = f"{words.duration(end - start)} of {words.duration(self.duration)} shown"
-        note += f", {trimmed} span{'s' if trimmed > 1 else ''} cut at the edges" if trimmed else ""
+        note += f", {words.count(trimmed, 'span')} cut at the edges" if trimmed else ""
         part = replace(self, context=replace(self.context, notes=(*self.context.notes, note))).only(keep)
         part.spans["start"], part.spans["end"] = np.maximum(part.start, start), np.minimum(part.end, end)
         return replace(part, marks=tuple(mark for mark in part.marks if start <= mark.time <= end)).sorted()

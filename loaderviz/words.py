@@ -49,6 +49,12 @@ def rate(per_second: float | None) -> str:
     return "–" if per_second is None else f"{per_second:,.0f}" if abs(per_second) >= 100 else f"{per_second:.3g}"
 
 
+def count(number: int, noun: str) -> str:
+    """Return how many: "1 span", "12,345 spans", "2 batches"."""
+    plural = "" if number == 1 else "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{number:,} {noun}{plural}"
+
+
 def _four_digits(value: float) -> str:
     places = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1
     text = f"{value:.{places}f}"

@@ -262,4 +262,7 @@ def test_words():
         "0 bytes", "512 bytes", "200.7 kB", "47.04 MB", "–"]  # fmt: skip
     assert [words.share(x) for x in (0, 0.001, 0.5, 0.996, 1, None)] == ["0 %", "< 1 %", "50 %", "> 99 %", "100 %", "–"]
     assert [words.times(x) for x in (1.02, 2.449, 9.96, 1234, None)] == ["1.02x", "2.4x", "10x", "1,234x", "–"]
+    assert [words.count(*each) for each in ((1, "batch"), (0, "batch"), (1_234, "span"))] == [
+        "1 batch", "0 batches", "1,234 spans",
+    ]  # fmt: skip
     assert [words.rate(x) for x in (0.5, 99.94, 1_234_567, None)] == ["0.5", "99.9", "1,234,567", "–"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 jupytext = pytest.importorskip("jupytext", reason="jupytext is missing: pip install -r requirements.txt")
 nbformat = pytest.importorskip("nbformat", reason="nbformat is missing: pip install -r requirements.txt")
@@ -338,12 +339,13 @@ def one_kernel(place_of_the_kernels):
         run_sync(manager.shutdown_kernel)(now=True)
 
 
-# What the kernel itself has used, in MB. `getrusage` will not do: on Linux its peak begins with that of the parent
-# process, here pytest's.
+# The kernel's peak, and what of it are pages of files, such as the libraries of torch, in MB. `getrusage` will not do:
+# on Linux its peak begins with that of the parent process, here pytest's.
 PEAK = """
 import pathlib, re
 status = pathlib.Path("/proc/self/status")
-print(int(re.search(r"VmHWM:\\s+(\\d+)", status.read_text())[1]) // 1000 if status.exists() else 0)
+sizes = dict(re.findall(r"(\\w+):\\s+(\\d+) kB", status.read_text())) if status.exists() else {}
+print(*(int(sizes.get(name, 0)) * 1024 // 10**6 for name in ("VmHWM", "RssFile")))
 """
 
 
@@ -358,8 +360,10 @@ def test_a_solved_notebook_runs_and_what_it_says_is_true(name):
     assert "Skipped" not in on_gpu
     kept = json.loads(claims)
     assert kept == [True] * len(kept), [claim for claim, true in zip(CLAIMS[name], kept, strict=True) if not true]
-    assert int(peak) < KERNEL_MB
-    assert int(peak) > 100 or sys.platform != "linux"
+    whole, files = map(int, peak.split())
+    assert whole > 200 or sys.platform != "linux"
+    # torch's build for CUDA has larger libraries; all kernels of a machine share their pages
+    assert whole - (files if torch.version.cuda else 0) < KERNEL_MB
     assert {status for _, status in checked(notebook)} <= {"✔ PASSED"}, checked(notebook)
     assert any("application/vnd.plotly.v1+json" in output.get("data", {}) for output in outputs(notebook))
     shown = "".join(map(printed, notebook.cells))

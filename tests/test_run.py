@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 import loaderviz as lv
 from loaderviz import __main__ as command_line
@@ -250,6 +251,14 @@ def test_a_program_on_the_cpu_alone_is_recorded_as_it_runs(here, capsys):
     timeline = Timeline.load(here / "run.json")
     assert timeline.context.origin == "recorded"
     assert timeline.where(Kind.OPERATOR).any()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU the profiler's own log is left on")
+def test_a_recording_of_the_cpu_prints_nothing_of_its_own(here):
+    script(here, "import torch\ntorch.ones(3) + 1\nprint('done')")
+    done = shell("--on", "cpu", "program.py", folder=here)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert done.stderr.startswith("program.py: CPU alone")
 
 
 @pytest.mark.parametrize(("text", "picture"), [("print('hello')", False), ("import torch\ntorch.ones(3) + 1", True)])

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from loaderviz import words
 from loaderviz.activity import check_timeline
 from loaderviz.emulator.hardware import GPUS, Gpu
 from loaderviz.emulator.runtime import Runtime
@@ -182,12 +183,13 @@ class _Observation:
 
 def _context(timeline: Timeline, made: Context, feeding: Feeding, gpu: Gpu, steps: int) -> Context:
     how = "resident on the GPU" if feeding.resident else ", ".join([
-        f"{feeding.workers} workers" if feeding.workers else "no workers",
+        words.count(feeding.workers, "worker") if feeding.workers else "no workers",
         "pinned" if feeding.pin else "pageable", "non_blocking" if feeding.non_blocking else "blocking",
         f"{feeding.depth} ahead on a side stream" if feeding.side_stream and feeding.depth else "in place",
     ])  # fmt: skip
     notes = [
-        f"predicted from {steps} steps of a timeline of {timeline.context.device} ({timeline.context.origin}): {how}",
+        f"predicted from {words.count(steps, 'step')} of a timeline of {timeline.context.device} "
+        f"({timeline.context.origin}): {how}",
         "kernels and the host's own work as they were; loading replayed on the emulator's rules",
     ]
     if timeline.context.device != gpu.name:

@@ -186,6 +186,8 @@ class RealRun:
 
 def new_profile(cuda: bool) -> profiler.profile:
     """Return a torch.profiler for this machine, not yet started: no shapes, no stacks, no Python objects of events."""
+    if not torch.cuda.is_available():  # its log would say "profiler_start"; where there is a GPU it says what is wrong
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     return profiler.profile(activities=activities, experimental_config=_experimental(cuda))
 
