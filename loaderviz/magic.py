@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import shlex
+import traceback
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,7 +95,12 @@ def _number(key: str, value: str) -> int:
 
 def _run(shell: Any, line: str, cell: str) -> None:
     options = Options.parse(line)
-    code = _compile(shell, line, cell)
+    try:
+        code = _compile(shell, line, cell)
+    except SyntaxError as error:  # IPython would show the frames of this module above it
+        error.filename = "this cell"
+        said = "".join(traceback.format_exception_only(error))
+        raise UsageError(f"%%timeline: this is not Python, so nothing was run.\n{said.rstrip()}") from None
     try:
         recording = record(**options.record).__enter__()
     except (LoadervizError, ValueError) as problem:  # an option that means nothing

@@ -115,9 +115,10 @@ def test_an_error_in_the_cell_is_that_of_a_normal_cell(notebook):
 
 
 def test_a_syntax_error_is_one(notebook):
-    result, shown = run(notebook, "%%timeline on=t4\ndef f(:\n    pass")
-    assert isinstance(result.error_in_exec, SyntaxError)
-    assert "def f(:" in shown.stdout
+    result, shown = run(notebook, "%%timeline on=t4\nx = 1\nfor in y:\n    pass")
+    assert isinstance(result.error_in_exec, UsageError)
+    assert 'File "this cell", line 3' in shown.stderr and "SyntaxError: invalid syntax" in shown.stderr
+    assert "magic.py" not in shown.stderr + shown.stdout
 
 
 def test_an_interrupt_keeps_what_was_recorded(notebook):
