@@ -77,7 +77,7 @@ GPU_SOURCES = {
     "async_engines": "deviceQuery of A100, T4 and GTX 1650: 3 (R20); other cards assumed alike",
 }
 PCIE3 = "PCIe 3 x16, DGX class: 11-12 GB/s pinned, 5-6 pageable (dask-cuda issue 98)"
-PCIE4 = "PCIe 4: 26.0 GB/s by nvbandwidth's README; 25 as a round figure; pageable 10 from RTX 5090 and tutorial"
+PCIE4 = "PCIe 4: nvbandwidth's README has 26.0 GB/s pinned, rounded to 25; pageable 10: RTX 5090, PyTorch tutorial"
 PCIE5 = "H200 on PCIe 5 x16: 55.43 GB/s H2D, 55.06 D2H (ml-engineering network/README.md); pageable 9.7 (RTX PRO 6000)"
 
 
