@@ -24,7 +24,7 @@ def check_nesting(timeline):
         stack.append(span)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def host_spans_are_nested():
     original = Runtime.timeline
 
