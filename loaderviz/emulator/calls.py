@@ -117,7 +117,7 @@ class HostThread:
         self._correlation += 1
         command.correlation = self._correlation
         if stream.awaited:
-            command.awaits, stream.awaited = tuple(dict.fromkeys(stream.awaited)), []
+            command.awaits, stream.awaited = tuple(stream.awaited.values()), {}
             if self.races:
                 self.races.waits.followed(command)
         self._submit(command)
@@ -128,7 +128,7 @@ class HostThread:
     def _submit(self, command: Command) -> Command:
         stream = command.stream
         if command.kind is None:  # what an event recorded here stands for
-            command.awaits = (*((stream.last_work,) if stream.last_work else ()), *stream.awaited)
+            command.awaits = (*((stream.last_work,) if stream.last_work else ()), *stream.awaited.values())
         self._legacy_barrier(command)
         self.device.submit(command)
         command.turn = self.order.enqueue(stream.id)[1]

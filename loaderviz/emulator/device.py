@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import deque
+from collections.abc import Iterable
 from enum import IntEnum
 
 from loaderviz.emulator.costs import FULL, ceil_div
@@ -45,7 +46,14 @@ class Stream:
         self.queue: deque[Command] = deque()  # enqueued and not over
         self.last: Command | None = None  # the last command ever enqueued
         self.last_work: Command | None = None  # the same, markers left out
-        self.awaited: list[Command] = []  # work that the next command waits for by an event
+        self.awaited: dict[Stream, Command] = {}  # work that the next command waits for by an event, the last of each
+
+    def await_work(self, work: Iterable[Command]) -> None:
+        """Let the next command wait for this work; work of one stream ends in its order, so the last of it counts."""
+        for command in work:
+            known = self.awaited.get(command.stream)
+            if known is None or known.turn < command.turn:
+                self.awaited[command.stream] = command
 
     def __repr__(self) -> str:
         return f"<stream {self.number}{' (default)' if self.id == 0 else ''}, {len(self.queue)} commands queued>"

@@ -117,7 +117,7 @@ class Runtime(HostThread):
             judge.note(stream, event.record, self.source, self.batch, marker)
         self._submit(marker)
         self.order.wait(stream.id, event.clock, self.source if judge else "")
-        stream.awaited.extend(event.record.awaits)
+        stream.await_work(event.record.awaits)
 
     def wait_stream(self, stream: Stream, other: Stream, *, asked: bool = True) -> None:
         """`stream.wait_stream(other)`: an event recorded in `other` now, and a wait for it (R16)."""

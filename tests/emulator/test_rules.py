@@ -645,3 +645,21 @@ def test_arrows_join_what_an_event_stands_for_and_who_waits():
         call, work = (timeline.row(int(timeline.arrows[side][i])) for side in ("tail", "head"))
         assert call.correlation == work.correlation > 0
         assert call.end <= work.start
+
+
+def test_streams_that_wait_for_each_other_again_and_again_remember_the_last_work_only(gpu):
+    """Without work in between, what they wait for stays the same: one piece of work of each stream."""
+    side, event = gpu.stream(), gpu.event()
+    for stream in (side, gpu.default_stream):
+        gpu.launch(KERNEL, stream, name=f"last of {stream.number}", share=1)
+    for _ in range(15):
+        gpu.wait_stream(side, gpu.default_stream)
+        gpu.wait_stream(gpu.default_stream, side)
+    gpu.record_event(event, side)
+    assert len(event.record.awaits) == 3  # its own last work, and what it waits for: of either stream
+    gpu.launch(1000, side, name="next", share=1)
+    timeline = gpu.timeline()
+    waits = timeline.arrows["kind"] == ArrowKind.WAIT
+    ends = [(timeline.row(tail).name, timeline.row(head).name)
+            for tail, head in zip(timeline.arrows["tail"][waits], timeline.arrows["head"][waits], strict=True)]  # fmt: skip
+    assert sorted(ends) == [("last of 13", "next"), ("last of 7", "next")]
