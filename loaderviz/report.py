@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from loaderviz.metrics import Summary
 
 Row = tuple[str, str, str]  # what, how much, remark
+_A_RATE = 1e8  # bytes/s; below it all copies were tiny, such as one loss, and the number is their latency's (R22)
 
 
 def rows(summary: Summary) -> list[Row]:
@@ -30,7 +31,8 @@ def rows(summary: Summary) -> list[Row]:
         ("copy", words.duration(summary.copy), _of(summary.copy, window)),
         ("copy hidden", words.duration(summary.hidden_copy), _of(summary.hidden_copy, summary.copy, "the copy")),
         ("copy exposed", words.duration(summary.exposed_copy), _of(summary.exposed_copy, window)),
-        *((f"copy rate {kind}", f"{rate / 1e9:.3g} GB/s", "") for kind, rate in summary.bandwidth.items()),
+        *((f"copy rate {kind}", f"{rate / 1e9:.3g} GB/s", "") for kind, rate in summary.bandwidth.items()
+          if rate > _A_RATE),
         *((f"host blocked: {cause}", words.duration(time), _of(time, window))
           for cause, time in summary.host_blocked.items()),
         ("limit", words.duration(summary.limit), _longest(summary)),

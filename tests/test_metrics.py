@@ -236,6 +236,18 @@ def test_the_table_says_every_number_with_its_unit():
     assert markdown.splitlines()[1] == "|---|---:|---|"
 
 
+def test_the_rate_of_a_copy_that_is_all_latency_is_not_in_the_table():
+    builder = TimelineBuilder(Context())
+    stream = builder.lane("stream 7", "device")
+    builder.span(0, 1_000, stream, Kind.COPY_H2D, "Memcpy HtoD", nbytes=25_000, pinned=True)
+    builder.span(2_000, 7_000, stream, Kind.COPY_D2H, "Memcpy DtoH", nbytes=4, pinned=True)
+    summary = summarize(builder.build())
+    assert summary.bandwidth == {"H2D pinned": 25e9, "D2H pinned": 8e5}
+    assert [line.split() for line in str(summary).splitlines() if "rate" in line] == [
+        ["copy", "rate", "H2D", "pinned", "25", "GB/s"]
+    ]
+
+
 @pytest.mark.parametrize("call", [summarize, describe, states, lambda it: utilization(it, 5)])
 @pytest.mark.parametrize("wrong", [None, "trace.json", {"a": 1}])
 def test_something_else_than_a_timeline(call, wrong):
