@@ -80,7 +80,7 @@ def test_a_pinned_copy_in_the_stream_of_the_kernels_costs_its_own_time():
     assert finding.change == 'loader = loaderviz.loaders.PrefetchLoader(loader, "cuda", depth=2)'
     assert finding.evidence == (
         "10 pinned copies to the GPU, 1 a step, 1 MB in 100 µs a step (10 GB/s), 0 % hidden, in stream 7, the longest "
-        "at 0 ns (batch 0) for 100 µs: they share a stream with kernels, and a stream runs in order"
+        "takes 100 µs, at 0 ns (batch 0): they share a stream with kernels, and a stream runs in order"
     )
 
 
@@ -131,7 +131,7 @@ def test_what_is_below_three_per_cent_is_named_and_not_promised():
     (finding,) = lv.advise(waiting(Loop(copy=4, kernel=200, steps=10)))
     assert finding.rule == "nothing-to-gain"
     assert finding.evidence.endswith(
-        "The largest that is left is copy-not-hidden, up to 4 µs a step (2 %): not worth a change"
+        "The largest gain that is left is copy-not-hidden, up to 4 µs a step (2 %): not worth a change"
     )
 
 
@@ -324,6 +324,30 @@ def test_allocations_of_the_warm_up_are_to_be_left_out():
     assert "3 x cudaMalloc in 3 of 8 steps" in finding.evidence
     assert finding.change.startswith("timeline.from_batch(3)")
     assert "allocates-in-loop" not in gains(timeline.from_batch(3))
+
+
+def late_batches(late):
+    """Return advice on waiting for data in a loop of 12 steps, in which the batches `late` are late."""
+    loop = Loop(copy=0, steps=0)
+    worker = loop.builder.lane("worker 0", "host", "worker")
+    for batch in range(12):
+        start = loop.clock
+        if batch in late:
+            loop.clock += 600 * US
+            words = Cause.DATA.words
+            loop.builder.span(start, loop.clock, loop.main, Kind.WAIT, words, batch=batch, cause=Cause.DATA)
+        loop.builder.span(loop.clock, loop.clock + 100 * US, worker, Kind.FETCH, "fetch", batch=batch)
+        loop.put(loop.stream, Kind.COMPUTE, 200, batch)
+        loop.builder.span(start, loop.clock, loop.main, Kind.RANGE, f"batch {batch}: 8 samples", batch=batch)
+    (finding,) = [finding for finding in lv.advise(loop.timeline()) if finding.rule == "waiting-for-data"]
+    assert "in 2 of 12 steps" in finding.evidence
+    return finding
+
+
+def test_what_comes_back_later_is_no_warm_up():
+    assert late_batches((0, 1)).change.startswith("timeline.from_batch(2)")
+    assert late_batches((3, 9)).change == "loader = DataLoader(..., prefetch_factor=4)"
+    assert "batches come unevenly" in late_batches((3, 9)).evidence
 
 
 def test_start_up_is_paid_once_and_not_judged():

@@ -7,6 +7,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -17,6 +18,8 @@ from loaderviz import words
 
 WIDTH = 100  # columns of a finding in a terminal
 WORTH_IT = 1.03  # a gain of less than 3 % is not worth a change of the program
+BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|bytes|[kMG]B)\b|%)")
+GLUE = "\N{NO-BREAK SPACE}"  # `wrap` does not break a line there
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,10 @@ class Advice(Sequence[Finding]):
 
 
 def _wrapped(text: str) -> str:
-    lines = [line for part in text.splitlines() for line in (wrap(part, WIDTH, break_long_words=False) or [""])]
-    return f"\n{'':10}".join(lines)
+    """Break lines, but none between a number and its unit."""
+    parts = BEFORE_UNIT.sub(GLUE, text).splitlines()
+    lines = [line for part in parts for line in (wrap(part, WIDTH, break_long_words=False) or [""])]
+    return f"\n{'':10}".join(lines).replace(GLUE, " ")
 
 
 def _as_markdown(number: int, finding: Finding) -> str:

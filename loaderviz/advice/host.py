@@ -134,8 +134,9 @@ def host_bound(facts: Evidence) -> Finding | None:
     return Finding(
         "host-bound",
         f"the GPU is idle for {words.duration(idle)} ({words.share(idle / facts.window)}) while the host works "
-        f"({split}). {count:,} kernels{a_step(facts, count)}, last {words.duration(mean)} on average; torch and CUDA "
-        f"take {words.duration(launching)} of the host for each. {longest_gap(facts)}{pays}", change, gain,
+        f"({split}). {count:,} kernels{a_step(facts, count)}: one takes {words.duration(mean)} on average, and torch "
+        f"and CUDA take {words.duration(launching)} of the host's time for it. {longest_gap(facts)}{pays}",
+        change, gain,
     )  # fmt: skip
 
 
@@ -149,13 +150,13 @@ def start_up(facts: Evidence) -> Finding | None:
     longest = ""
     if early.any():
         row = timeline.row(int(np.flatnonzero(early)[np.argmax((timeline.end - timeline.start)[early])]))
-        longest = f"; the longest in it is {row.name}, {words.duration(row.duration)}"
+        longest = f"; the longest part of it is {row.name}, {words.duration(row.duration)}"
     change = "loader = DataLoader(..., persistent_workers=True)  # so that it does not come back each epoch"
     first = "first step" if facts.steps else "GPU's first work"
     return Finding(
         "start-up",
-        f"{words.duration(before)} of {words.duration(timeline.duration)} pass before the {first}{longest}. That is no "
-        "part of what is judged", change if facts.lanes_of("worker") else "", Gain(0, 0.0, None, once=True),
+        f"{words.duration(before)} of {words.duration(timeline.duration)} pass before the {first}{longest}. This time "
+        "is not judged", change if facts.lanes_of("worker") else "", Gain(0, 0.0, None, once=True),
     )  # fmt: skip
 
 
@@ -179,7 +180,7 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
         return Finding("cause-not-seen", f"{text}. The timeline has no host lane that would tell why", "", NO_GAIN)
     small = max(found, key=lambda finding: finding.expected_gain.ns, default=None)
     if small is not None and small.expected_gain.ns:
-        text += f". The largest that is left is {small.rule}, {small.expected_gain}: not worth a change"
+        text += f". The largest gain that is left is {small.rule}, {small.expected_gain}: not worth a change"
     return Finding("nothing-to-gain", text, "", NO_GAIN)
 
 
@@ -194,10 +195,11 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str]:
         seen += f", the pin thread pins {words.share(facts.busy(pin))} of it, and there is only one (R45)"
         return seen, "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU"
     few, leave_out = in_few_steps(facts, waits)
-    if busy < SATURATED and few:
-        return f"{seen}; it is so{few} only", leave_out
+    if busy < SATURATED and leave_out:
+        return f"{seen}; the waits are only{few}", leave_out
     if busy < SATURATED:
-        return f"{seen}, so batches come unevenly", "loader = DataLoader(..., prefetch_factor=4)"
+        late = f"; the waits are only{few}" if few else ""
+        return f"{seen}{late}, so batches come unevenly", "loader = DataLoader(..., prefetch_factor=4)"
     needed = facts.workers_for(gain)
     number = max(int(needed) if needed.isdigit() else 0, len(workers) + 1)
     return seen, f"loader = DataLoader(..., num_workers={number}, pin_memory=True)"

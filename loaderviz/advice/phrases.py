@@ -39,15 +39,22 @@ def a_step(facts: Evidence, count: int) -> str:
 
 
 def in_few_steps(facts: Evidence, mask: Mask) -> tuple[str, str]:
-    """Where these are in at most half of the steps: " in 2 of 12 steps", and how to leave them out; else "" twice."""
+    """Where these are in at most half of the steps: " in 2 of 12 steps", and how to leave them out; else "" twice.
+
+    Only the first steps can be left out: what comes back later is no warm-up.
+    """
     batches = np.unique(facts.timeline.batch[mask])
     batches = batches[batches >= 0]
     if not (facts.steps and len(batches)) or len(batches) > facts.steps / 2:
         return "", ""
+    seen = f" in {len(batches):,} of {facts.steps:,} steps"
+    known = np.unique(facts.timeline.batch[facts.here | mask])
+    if batches.max() >= known[known >= 0].min() + facts.steps / 2:
+        return seen, ""
     after = f"batch {int(batches.max()) + 1}"
     marked = any(name.split(":")[0] == after for name in facts.timeline.names)
     cut = f"timeline.from_batch({after.split()[1]})  # " if marked else "# record more steps: "
-    return f" in {len(batches):,} of {facts.steps:,} steps", f"{cut}a warm-up is paid once"
+    return seen, f"{cut}a warm-up is paid once"
 
 
 def names_of(facts: Evidence, mask: Mask) -> list[str]:
@@ -65,7 +72,8 @@ def longest_gap(facts: Evidence) -> str:
     first, last = gaps[np.argmax(gaps[:, 1] - gaps[:, 0])].tolist()
     part = np.minimum(facts.last, last) - np.maximum(facts.first, first)  # of each span that lies in the gap
     part[~(facts.loop & facts.timeline.where(Kind.API, Kind.OPERATOR))] = 0
-    text = f"The longest gap is at {words.duration(first - facts.timeline.begin)} for {words.duration(last - first)}"
+    begin, length = words.duration(first - facts.timeline.begin), words.duration(last - first)
+    text = f"The longest gap begins at {begin} and lasts {length}"
     best = int(part.max(initial=0))
     if 2 * best < last - first:
         return text
@@ -74,7 +82,7 @@ def longest_gap(facts: Evidence) -> str:
 
 
 def where(facts: Evidence, mask: Mask) -> str:
-    """Where these spans are, and the longest: "in stream 7, the longest at 1.2 ms (batch 3) for 262 µs"."""
+    """Where these spans are, and the longest: "in stream 7, the longest takes 262 µs, at 1.2 ms (batch 3)"."""
     indices = np.flatnonzero(mask)
     lanes = dict.fromkeys(facts.timeline.lanes[lane].name for lane in facts.timeline.lane[indices].tolist())
     longest = int(indices[np.argmax((facts.last - facts.first)[indices])])
@@ -82,4 +90,4 @@ def where(facts: Evidence, mask: Mask) -> str:
     lasts = words.duration(int(facts.timeline.end[longest] - facts.timeline.start[longest]))
     batch = int(facts.timeline.batch[longest])
     whose = f" (batch {batch})" if batch >= 0 else ""
-    return f"in {', '.join(lanes)}, the longest at {at}{whose} for {lasts}"
+    return f"in {', '.join(lanes)}, the longest takes {lasts}, at {at}{whose}"
