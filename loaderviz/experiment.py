@@ -37,7 +37,7 @@ class ExperimentError(LoadervizError, ValueError):
 
 
 class Images(Dataset[Batch]):
-    """MNIST in memory, given out in whole batches: images uint8 `[B, 28, 28]`, labels int64 `[B]`."""
+    """MNIST in memory, given out in whole batches: images `[B, 28, 28]` in the dtype given, labels int64 `[B]`."""
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         self.images, self.labels = images, labels

@@ -41,7 +41,7 @@ CLAIMS = {
         "summary.compute_share < 0.2 and summary.overlap == 0",
         "max((time, part) for part, time in summary.breakdown.items())[1] == 'idle: host fetches a batch'",
         "sorted(summary.breakdown.items(), key=lambda part: part[1])[-2][0] == 'copy exposed'",
-        "runs['blocking'].loss == runs['pinned'].loss == runs['prefetch'].loss",
+        "len({run.loss for run in runs.values()}) == 1",
         "comparison.summaries()['pinned'].overlap == 0 < comparison.summaries()['prefetch'].overlap",
         "not lv.summarize(runs['resident'].timeline).h2d",
     ],
@@ -128,7 +128,8 @@ CLAIMS = {
         "max((time, stage) for stage, time in lesson06.stages(quick).items() if stage != 'fetch')[1] == 'pin'",
         "lesson06.stages(quick)['fetch'] / 3 < lesson06.stages(quick)['pin']",
         "1.5 * quick.duration < batched[1].duration and as_bytes.duration < 0.9 * quick.duration",
-        "1 < most <= 2 * 8",
+        "(costs := lesson06.stages(as_bytes))['compute'] > max(costs['fetch'] / 3, costs['pin'], costs['copy'])",
+        "1 < most < 2 * 8",
     ],
     "07_your_own_trace": [
         "summary.compute_share < 0.01 and summary.overlap == 0",

@@ -21,6 +21,7 @@ from loaderviz.workshop.ladder import Ladder, Rung
 from loaderviz.workshop.leaderboard import Leaderboard
 from loaderviz.workshop.measure import Run
 from loaderviz.workshop.outcome import NotYet, Outcome, Score
+from loaderviz.workshop.stages import SLOWEST
 from loaderviz.workshop.training import EPOCHS, PER_EPOCH, Loader, limit, milliseconds, train
 
 __all__ = ["EXERCISES", "NotHonestError", "Race", "baseline", "climb", "ladder", "leaderboard", "limit", "milliseconds",
@@ -28,6 +29,8 @@ __all__ = ["EXERCISES", "NotHonestError", "Race", "baseline", "climb", "ladder",
 
 TARGET = 1.25
 YOURS = "yours"  # the rung of the exercise
+IDLE = "idle: "  # so begin the parts of a summary's breakdown in which the GPU has no work
+LATE_DATA = ("host fetches a batch", "host blocked, waiting for data")
 
 
 class NotHonestError(LoadervizError, ValueError):
@@ -122,12 +125,21 @@ class Race(Exercise):
 
 
 def why_slow(run: Run) -> facts.Fact:
-    """Say what takes the largest part of the time that is not training, and one place where it is seen."""
+    """Say what takes the largest part of the time that is not training, and where the GPU is idle for longest."""
     summary = summarize(run.timeline)
     if summary.exposed_copy > summary.idle:
         return facts.why_not_hidden(run.timeline)
-    fact, rule = facts.why_idle(run.timeline)
-    return f"The GPU is idle for {words.share(summary.idle / summary.window)} of the time. {fact}", rule
+    gap, rule = facts.why_idle(run.timeline)
+    idle = [(ns, what.removeprefix(IDLE)) for what, ns in summary.breakdown.items() if what.startswith(IDLE)]
+    if not idle:
+        return gap, rule
+    ns, most = max(idle)
+    # the longest gap alone would mislead: it is often the start, while the same small gap comes back at each step
+    fact = (
+        f"The GPU is idle for {words.share(summary.idle / summary.window)} of the time; the largest part of that: "
+        f"{most} ({words.share(ns / summary.window)}). The longest gap: {gap[:1].lower()}{gap[1:]}"
+    )
+    return fact, SLOWEST if most in LATE_DATA else rule
 
 
 def leaderboard(file: str | None = None) -> Leaderboard:
@@ -140,8 +152,8 @@ race = Race(
     task=f"`images` (uint8 [N, 28, 28]) and `labels` are MNIST digits in host memory. Hand out all of them in "
     f"batches of `size`, `epochs` times, shuffled anew each time: images as uint8, or as float32 from 0 to 1. The "
     f"check trains a network on them ({PER_EPOCH * EPOCHS} steps).",
-    target=f"honest batches (each sample once in an epoch, new order of samples), within {TARGET}x of the limit: the "
-    "first copy, and then only training.",
+    target=f"honest batches (each sample once in an epoch, in a new order), in at most {TARGET}x the limit, which is "
+    "the copy of the first batch, and then only training.",
     starter=BASELINE, answer=ANSWER, arguments=("images", "labels", "size", "epochs"),
     hints=(
         "Where does the time go? `capstone.race.show()`: which lane is busy while the GPU is idle?",

@@ -83,7 +83,7 @@ class Exercise:
 
     def solution(self) -> Note:
         """Return the code of one solution. There are others: whatever meets the target is right."""
-        return Note(f"One way to do {self.title}. Any other that meets the target is as good.", self.answer)
+        return Note(f"One way to do exercise {self.number}. Any other that meets the target is as good.", self.answer)
 
     def show(self) -> Picture:
         """Return the picture and the score line of the last check. Raises `NothingCheckedError` before the first."""

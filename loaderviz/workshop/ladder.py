@@ -22,7 +22,7 @@ from loaderviz.workshop.stages import steady
 if TYPE_CHECKING:
     from loaderviz.draw.comparison import Comparison
 
-HEAD = ("loader", "time", "speed (first: 1)", "speed (one before: 1)", "time (limit: 1)",
+HEAD = ("loader", "time", "speed (first = 1)", "speed (one before = 1)", "time (limit = 1)",
         "what costs most", "digits right")  # fmt: skip
 
 

@@ -38,6 +38,11 @@ class Entry:
     ns: int
     when: str
 
+    @property
+    def time_of_day(self) -> str:
+        """When, as a table shows it: "2026-01-31 09:30:00 UTC"."""
+        return self.when.replace("T", " ").replace("+00:00", " UTC")
+
 
 class Leaderboard:
     """The file and what is in it. Without a path: the one that the environment names, else one in the working folder.
@@ -100,14 +105,14 @@ class Leaderboard:
 
     def __repr__(self) -> str:
         rows = [
-            f"{place:3}. {entry.name:{LONGEST_NAME}} {words.duration(entry.ns):>10}  {entry.when}"
+            f"{place:3}. {entry.name:{LONGEST_NAME}} {words.duration(entry.ns):>10}  {entry.time_of_day}"
             for place, entry in enumerate(self.ranking(), 1)
         ]
         return "\n".join([*(rows or ["(nobody yet)"]), *([self.note] if self.note else [])])
 
     def _repr_markdown_(self) -> str:
         rows = [
-            f"| {place} | {escaped(entry.name)} | {words.duration(entry.ns)} | {entry.when} |"
+            f"| {place} | {escaped(entry.name)} | {words.duration(entry.ns)} | {entry.time_of_day} |"
             for place, entry in enumerate(self.ranking(), 1)
         ]
         head = ["| place | name | time | when |", "|--:|:--|--:|:--|"]

@@ -74,9 +74,10 @@ def _judge(returned: Any, calls: int, amount: int, timeline: Timeline) -> str:
     truth, got = amount * products[0].duration / 1e6, float(returned)
     if abs(got - truth) <= WITHIN * truth:
         return f"You measured {got:.3f} ms, the GPU worked {truth:.3f} ms."
+    each = " each time" if calls > 1 else ""
     fact = (
         f"You returned {got:.3f}. The GPU worked on step() {facts.stretch(timeline, steps[0].start, steps[-1].end)}: "
-        f"{truth:.3f} ms each time."
+        f"{truth:.3f} ms{each}."
     )
     more, rule = _why(got, truth, steps, timeline)
     raise NotYet(f"{fact} {more}".strip(), rule, "", timeline)

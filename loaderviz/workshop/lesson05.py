@@ -49,8 +49,8 @@ def _wait(answer: Callable[..., Any]) -> Score:
 
 wait = Exercise(
     "5.1", "lesson05.wait", "Repair loader A",
-    task="`arrived.wait()` is there, and the batches are read before they have arrived. Let the right one wait, at the "
-    "right time.",
+    task="`arrived.wait()` is there, and still the batches are read before they have arrived. Let the right stream "
+    "wait, at the right time.",
     target=f"{BATCHES} batches within {FACTOR}x of the limit, no hazard, every batch correct and in order. The limit: "
     "the first copy, and then only work. So a synchronize in each step does not pass.",
     starter='''

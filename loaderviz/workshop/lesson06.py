@@ -144,10 +144,10 @@ def _waits(timeline: Timeline) -> str:
 enough = Exercise(
     "6.1", "lesson06.enough", "How many workers are enough?",
     task="Write `workers_needed(fetch, pin, copy, compute)`. The arguments say how long one batch takes in each stage "
-    "[ns]; `fetch` is the time of one worker. Copies run in a side stream. Return the smallest number of workers, "
-    "from 1, beyond which more workers gain nothing.",
-    target="right for five trainings with random costs: the emulated step is the shortest that there "
-    "is, and with one worker fewer it is not.",
+    "[ns]; `fetch` is the time of one worker. Copies run in a side stream. Return the smallest number of workers "
+    "(1 or more) beyond which more workers gain nothing.",
+    target="right for five trainings with random costs: with your number the emulated step is as short as it can be, "
+    "and with one worker fewer it is longer.",
     starter='''
 def workers_needed(fetch, pin, copy, compute):
     """Return the smallest number of workers beyond which more workers gain nothing; times of a batch in ns."""
@@ -265,17 +265,19 @@ def _why_slow(timeline: Timeline) -> facts.Fact:
     who = f"{workers} worker{'s do' if workers > 1 else ' does'} it" if workers else "the main thread does it itself"
     fact = (
         f"To fetch a batch takes {words.duration(found['fetch'])}, and {who}. So one is ready every "
-        f"{words.duration(ready)} at best. The GPU computes {words.duration(found['compute'])} on it, and waits."
+        f"{words.duration(ready)} at best. The GPU needs only {words.duration(found['compute'])} for it, and waits."
     )
     return fact, SLOWEST
 
 
 read_fast = Exercise(
     "6.2", "lesson06.read_fast", "Files that are slow to read",
-    task="`data[7]` reads one picture from a file, `data[[7, 8, 9]]` reads several in one go. A read takes 40 µs "
-    "and 8 µs a picture. Return a loader that hands out all pictures in order, in batches of `size`, in host memory. "
-    f"The check copies them with PrefetchLoader. The machine has {AT_MOST} cores: use at most {AT_MOST} workers.",
-    target=f"{BATCHES} batches within 1.1x of the limit: the first batch, and then only work.",
+    task="`data[7]` reads one picture from a file, `data[[7, 8, 9]]` reads several in one go. A read takes 40 µs, "
+    "and 8 µs more for each picture in it. Return a loader that hands out all pictures in order, in batches of `size`, "
+    "in host memory. The check copies them with PrefetchLoader. "
+    f"The machine has {AT_MOST} cores: use at most {AT_MOST} workers.",
+    target=f"{BATCHES} batches in at most 1.1x the limit, which is the time until the first batch is on the GPU, and "
+    "then only computation.",
     starter='''
 from torch.utils.data import DataLoader
 

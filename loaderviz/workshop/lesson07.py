@@ -103,7 +103,7 @@ def _span(builder: TimelineBuilder, stream: int, kind: Kind, start: int, length:
 
 
 def _why_wrong(got: float, wanted: int, timeline: Timeline) -> facts.Fact:
-    """Say what the learner's number is, if it is one of the usual ones, and where the first exposed stretch is."""
+    """Say what the learner's number is, if it is one of the usual ones, and where the longest exposed stretch is."""
     copies = [intervals.union(*np.array([pair]).T) for pair in intervals_of(timeline, *COPIES)]
     kernels = [intervals.union(*np.array([pair]).T) for pair in intervals_of(timeline, Kind.COMPUTE)]
     any_copy, any_kernel = (intervals.union(*np.concatenate(some).T) for some in (copies, kernels))
@@ -117,19 +117,19 @@ def _why_wrong(got: float, wanted: int, timeline: Timeline) -> facts.Fact:
         intervals.length(any_copy) - sum(shared): "right for each kernel alone, but where two kernels run at once the "
         "copy under them is taken away twice",
     }
-    stretch = intervals.subtract(any_copy, any_kernel)[0].tolist()
+    longest = max(intervals.subtract(any_copy, any_kernel).tolist(), key=lambda stretch: stretch[1] - stretch[0])
     guess = next((f" Yours is {text}." for value, text in usual.items() if abs(got - value) <= 1), "")
     fact = (
-        f"You returned {got:,.0f} ns; {wanted:,} ns are exposed.{guess} The first exposed stretch is "
-        f"{facts.stretch(timeline, *stretch)}."
+        f"You returned {got:,.0f} ns; {wanted:,} ns are exposed.{guess} The longest exposed stretch is "
+        f"{facts.stretch(timeline, *longest)}."
     )
     return fact, WHAT
 
 
 exposed_copy = Exercise(
     "7.1", "lesson07.exposed_copy", "How much of the copy is exposed?",
-    task="Write `exposed(copies, kernels)`. Both are lists of (start, end) in ns, in no order. Some copies, and some "
-    "kernels, run at the same time. Return for how many ns a copy runs while no kernel runs.",
+    task="Write `exposed(copies, kernels)`. Both are lists of (start, end) in ns, not sorted. Two copies, or two "
+    "kernels, can run at the same time. Return for how many ns a copy runs while no kernel runs.",
     target="right to the nanosecond for three random timelines; they come from a blocking loop, a prefetcher, and a "
     "program with copies and kernels in several streams.",
     starter='''
@@ -243,9 +243,10 @@ def _harmless_waits(timeline: Timeline) -> str:
     waits, idle = summary.host_blocked.get(WAITING, 0), summary.breakdown.get(f"idle: host blocked, {WAITING}", 0)
     if not waits:
         return ""
+    meanwhile = f"is idle for {words.duration(idle)} of it only" if idle else "is never idle meanwhile"
     return (
-        f" The loop does wait for data, for {words.duration(waits)}, but only for {words.duration(idle)} of it the GPU "
-        "is idle: a wait costs something when nothing is left in the queue."
+        f" The loop does wait for data, for {words.duration(waits)}, but the GPU {meanwhile}: a wait costs something "
+        "only when nothing is left in the queue."
     )
 
 

@@ -22,6 +22,7 @@ NOT_ATTEMPTED: Status = "not attempted"
 NOT_YET: Status = "not yet"
 CRASHED: Status = "crashed"
 SIGNS: dict[Status, str] = {PASSED: "✔", NOT_ATTEMPTED: "○", NOT_YET: "△", CRASHED: "✘"}
+TITLE_LETTERS = 115  # in a notebook beside an open file browser
 NO_PICTURE = "There is no picture: no code of yours has run to its end."
 
 
@@ -130,14 +131,20 @@ class Picture:
     def headline(self) -> str:
         """The score line, or what the check said."""
         score = self.outcome.score or self.outcome.message
-        return f"{self.outcome.title}: {self.outcome.status}. {score}"
+        return f"{self.outcome.title} · {self.outcome.status} · {score}"
 
     @property
     def figure(self) -> Any:
         """The timeline as a plotly figure; None if the run did not get that far."""
         if self.outcome.timeline is None:
             return None
-        return self.outcome.timeline.figure(color="batch", title=escape(self.headline, quote=False))
+        return self.outcome.timeline.figure(color="batch", title=escape(self._title(), quote=False))
+
+    def _title(self) -> str:
+        """Return what fits into one line above the picture; what the check said beyond it stands below the check."""
+        short = f"Exercise {self.outcome.title.partition(' ')[0]} · {self.outcome.status}"
+        long = f"{short} · {self.outcome.score}"
+        return long if self.outcome.score and len(long) <= TITLE_LETTERS else short
 
     def __repr__(self) -> str:
         if self.outcome.timeline is None:
@@ -148,7 +155,7 @@ class Picture:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         if self.outcome.timeline is None:
-            return {"text/plain": repr(self), "text/markdown": f"{_plain(self.headline)}\n\n{NO_PICTURE}"}
+            return {"text/plain": repr(self), "text/markdown": boxed(_plain(self.headline), NO_PICTURE)}
         from loaderviz.draw.single import bundle_of
 
         return bundle_of(self.figure, repr(self))

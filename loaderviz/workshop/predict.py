@@ -55,7 +55,7 @@ class Prediction:
         found = self._answer() if callable(self._answer) else self._answer
         right = self._one_of(found, "the answer")
         if self.choice is None:
-            said = "You made no prediction this time. Next time, say one first: it helps to remember."
+            said = "You made no prediction this time. Next time, make one first: it helps you to remember."
         else:
             said = f"You said: {self.choice}."
         verdict = "" if self.choice is None else " ✔ Right!" if self.choice == right else " ✘ Not this time."
@@ -99,12 +99,12 @@ class Prediction:
         label = ipywidgets.HTML(f"<b>Predict:</b> {escape(self.question)}")
         wide = ipywidgets.Layout(width="auto")
         radio = ipywidgets.RadioButtons(options=self.choices, value=self.choice, layout=wide, tooltip=self.question)
-        said = ipywidgets.HTML("Choose one: Tab to the list, arrow keys to choose.")
+        said = ipywidgets.HTML("Choose one, with the mouse or with Tab and the arrow keys.")
 
         def note(change: dict[str, Any]) -> None:
             if change["new"] is not None:
                 self.choice = change["new"]
-                said.value = f"You said: <b>{escape(change['new'])}</b>. Run on; .reveal() shows the answer."
+                said.value = f"You said: <b>{escape(change['new'])}</b>. Run on: .reveal() shows the answer below."
 
         radio.observe(note, names="value")
         return ipywidgets.VBox([label, radio, said])

@@ -90,7 +90,7 @@ def chart(steps: Mapping[int, float], costs: Mapping[str, int]) -> go.Figure:
         "fetch / workers": (theme.GREEN, "dot"), "compute": (theme.BLUE, "longdash"), "pin": (theme.ORANGE, "dashdot"),
         "copy": (theme.VERMILLION, "dash"),
     }  # fmt: skip
-    figure = go.Figure(layout={"template": theme.TEMPLATE, "height": 400, "margin": {"t": 60, "b": 50}})
+    figure = go.Figure(layout={"template": theme.TEMPLATE, "height": 400, "margin": {"t": 60, "b": 60}})
     slowest = [max(parts) for parts in zip(*lines.values(), strict=True)]
     figure.add_scatter(
         x=some, y=slowest, name="the slowest stage", mode="lines", line={"color": theme.PALE, "width": 9}
@@ -104,7 +104,8 @@ def chart(steps: Mapping[int, float], costs: Mapping[str, int]) -> go.Figure:
     figure.add_scatter(x=workers, y=values, name="measured step", mode="markers", marker=measured)
     figure.update_layout(title="A step takes as long as the slowest stage")
     figure.update_xaxes(title="workers", dtick=1)
-    figure.update_yaxes(title="µs a batch", rangemode="tozero")
+    unit = {"text": "µs a batch", "standoff": 12, "font": {"size": theme.TEXT_PX + 1}}  # beside the numbers
+    figure.update_yaxes(title=unit, automargin=True, rangemode="tozero")
     return figure
 
 

@@ -96,6 +96,7 @@ class Trial:
             "batches right": f"{sum(self.right)} of {len(self.right)}",
             "overwritten in use": str(len(self.overwritten)),
             "copy hidden": words.share(self.hidden),
+            "time": words.duration(self.timeline.duration),
             "hazards": hazards,
             "findings": findings,
         }

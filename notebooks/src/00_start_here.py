@@ -130,22 +130,25 @@ steady.figure(color="batch")
 #
 # Time goes from left to right. Each row is a *lane*. They are in the order in which a batch travels:
 #
-# * `main` is the Python program: the `ranges` show which batch the loop is at; the `calls` are calls of CUDA, and, in
-#   the longest bars, the making of the next batch.
+# * `main · ranges`: where the Python program is, that is, which batch the loop is at. The row below it, `nested`, shows
+#   parts of that step; here the long ones are the `DataLoader`, which makes the next batch.
+# * `main · calls`: what the program calls. The longest bars are again the making of the next batch, the short ones are
+#   calls of CUDA.
 # * `main · waits`, hatched: the host is blocked. The text, or the mouse over it, says by what.
-# * `H2D engine`: the part of the GPU that copies from host to device.
+# * `H2D engine`: the part of the GPU that copies from host to device. `D2H engine` copies back; here it only brings the
+#   loss at the end.
 # * `stream 7 (default)`: the queue in which the GPU works. Thick bars compute, thin bars are copies.
 # * `GPU state`, the strip at the bottom, has its own colours: computing, a copy that keeps the GPU from computing
 #   (*exposed*), a copy during the computing (*hidden*), or idle.
 #
 # Each batch has one colour. Follow one colour from the top left to the bottom right: it is the way of that batch.
-# In a *good* picture the lanes have **different colours at the same time**: batch 5 is copied while batch 4 is
-# computed. Here each colour is alone. Everybody waits for everybody.
+# In a *good* picture the lanes of the GPU have **different colours at the same time**: batch 5 is copied while batch 4
+# is computed. Here they have one colour at a time, and long pauses in between, in which the GPU waits for the host.
 #
 # Move the mouse over a bar to see what it is. Drag to zoom in; a double click zooms out.
 # `steady.figure(color="kind")` colours by *what* happens instead of *for which batch*.
 #
-# Every picture can also be had in words, for people who cannot see it, or for a log file. And in numbers:
+# You can also have every picture in words, for people who cannot see it, or for a log file. And in numbers:
 
 # %%
 print(textwrap.fill(draw.text(steady), 110))
@@ -158,8 +161,12 @@ summary
 busy.reveal()
 
 # %% [markdown]
-# Most people expect far more. The last lines of the table say where the rest of the time goes. In this loop most of it
-# goes into making the batch, sample by sample, on the host (lesson 6). The copy comes second.
+# The lower table says where the time goes. In this loop most of it goes into making the batch, sample by sample, on the
+# host ("host fetches a batch", lesson 6). The copy comes second. The picture has four batches, but the making of only
+# three: it begins when batch 3 is ready.
+#
+# The *limit* is the longer one of two times: that of all computing and that of all copies, here the copies. Even if all
+# of the shorter one is hidden, the loop cannot be faster. *Headroom* says how many times as long it takes now.
 #
 # ## Exercise
 #
@@ -195,7 +202,7 @@ lesson00.reading.check(exposed_share)
 # | prefetch | in a stream of its own, while the GPU computes the batch before | [3](03_non_blocking_prefetch.ipynb) |
 # | resident | not at all: the data set is on the GPU | [4](04_gpu_resident_slicing.ipynb) |
 #
-# The first three get their batches from two worker processes, so that the making of the batches costs the loop nothing.
+# The first three get their batches from two worker processes, which make them while the loop trains.
 
 # %%
 first = predict(
@@ -220,10 +227,13 @@ comparison.table()[["step [µs]", "GPU computes [%]", "copy [ms]", "copy hidden 
 first.reveal()
 
 # %% [markdown]
-# Look at the rows `H2D engine` and the stream of each of the four. In the third one the copy engine has another colour
-# than the computing stream: this is overlap. In the fourth one the engine has nothing to do.
-# The losses of the first three are equal: they do the same work, only at other times. (The resident loader shuffles by
-# itself, so its loss may differ.) The `pin thread` is explained in lesson 2.
+# Look at the rows `H2D engine` and `stream 7` of each of the four. In the first two, copying and computing take turns.
+# In the third one the copy engine has another colour than the computing stream: this is overlap. The fourth one has no
+# row `H2D engine`: nothing is copied to the GPU. (There the GPU puts each batch together by itself, and computes a
+# little longer. Lesson 4.)
+#
+# The losses are equal: all do the same work, only at other times. The workers are not in the picture: they had made
+# these batches before it begins. Lesson 2 shows them.
 #
 # ## What the emulated GPU promises
 #
@@ -236,7 +246,7 @@ first.reveal()
 #
 # It does **not** promise microseconds. It tells you what the bottleneck is and what waits for what. On a real GPU the
 # numbers will be different. Every number of the model has a source, or it is called "assumed".
-# Let us test the last promise, and look at some of the numbers:
+# Let us test the promise about the time, and look at some of the numbers:
 
 # %%
 with lv.record(on=GPU) as again:
@@ -253,12 +263,13 @@ for name, unit in {"h2d": "GB/s", "pageable": "GB/s", "memory_bandwidth": "GB/s"
 # %% [markdown]
 # ## Try
 #
-# The explorer has all settings of this course as sliders, one live timeline, and the code that the settings mean.
+# The explorer has the most important settings of this course, one live timeline, and the code that the settings mean.
 #
 # * Press the four buttons with the names of the loaders, one after the other.
-# * With `prefetch`, make the batch smaller, step by step. What does the loop wait for now? Does overlap still help?
-# * Begin with `blocking` and switch on `pin`, `non_blocking` and the side stream, one at a time, in any order.
-#   Which of them hides a copy by itself?
+# * With `prefetch`, make the batch smaller, step by step. What does the loop wait for now? Is it still faster than
+#   `pinned` with the same batch?
+# * Begin with `blocking`. Switch on `pin_memory`, `non_blocking` and the side stream, one after the other, in any
+#   order. At the end set `batches ahead` to 1. Which of the four hides a copy by itself?
 
 # %%
 lv.explore()
@@ -279,8 +290,9 @@ else:
 # ## Recap
 #
 # * `lv.record(on="laptop")` records; `recording.timeline.figure()` draws; `lv.summarize` gives numbers.
-# * Look for different colours at the same time. That is overlap. Only an *exposed* copy can be won by it.
-# * Pinned memory alone, or a non-blocking call alone, hides nothing. Lessons 1 to 3 show why.
+# * Look for different colours at the same time in the lanes of the GPU. That is overlap. Only the time of an *exposed*
+#   copy can be won by it.
+# * Pinned memory and non-blocking calls alone hide nothing: see the second of the four. Lessons 1 to 3 show why.
 # * The emulated GPU promises order and bottleneck, not microseconds.
 #
 # Next: [1. The blocking copy](01_blocking_copy.ipynb)

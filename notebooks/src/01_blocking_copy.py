@@ -23,7 +23,7 @@
 #
 # * see in a timeline when the host works, when data is copied, and when the GPU computes;
 # * say which share of a step is the copy, and decide whether that share matters;
-# * time GPU code correctly, and know why most first attempts are wrong;
+# * time GPU code correctly, and say what a wrong way of timing measures;
 # * make a copy cheaper without any stream: send fewer bytes.
 #
 # Time: about 25 minutes. You need no GPU. Before it: [0. Start here](00_start_here.ipynb).
@@ -55,7 +55,7 @@ print(f"{len(batches)} batches, {words.size(sum(part.nbytes for part in batches[
 show_code(steps, watch)
 
 # %% [markdown]
-# And here is the loop of this lesson. Almost every first PyTorch program has these lines.
+# And here is the loop of this lesson. These lines are in nearly every first PyTorch program.
 
 
 # %%
@@ -99,7 +99,10 @@ blocking.figure(color="batch")
 # 2. `H2D engine`: the batch travels from the host to the device.
 # 3. `stream 7 (default)`: the GPU computes on the batch. (The thin bars are the copies again: they are in this queue.)
 #
-# Then the next colour begins. The strip `GPU state` has colours of its own, see the legend:
+# Only then does the next colour begin in the lanes of the GPU. The host is there earlier: it has already called the
+# next copy. It waits twice: first until the GPU has computed the batch before, then for the copy itself.
+#
+# The strip `GPU state` has colours of its own, see the legend:
 # the GPU computes, or a copy keeps it from computing, or it has nothing to do at all.
 
 # %%
@@ -116,8 +119,9 @@ busy.reveal()
 # Three rules make this picture. The numbers R… are those of the rules that the emulator follows.
 #
 # * **R1: a copy from ordinary memory is staged.** Ordinary host memory is *pageable*: the operating system may move it,
-#   so the GPU cannot read it safely. The driver first copies the data into a buffer of its own, piece by piece.
-#   The host does this work. CUDA's own call may return when the last piece is staged, before it has arrived.
+#   so the GPU cannot read it safely. The driver waits until the stream has done its earlier work. Then it copies the
+#   data into a buffer of its own, piece by piece, and the GPU fetches the pieces from there. The host does this work.
+#   CUDA's own call may return when the last piece is staged, before it has arrived.
 # * **R30: a blocking `.to` waits for its stream.** A *stream* is a queue of GPU work, done in order. PyTorch puts the
 #   copy into the queue and then waits until the queue is empty: for the copy, and for everything before it.
 # * **R22: a copy takes a fixed start time, and then its bytes / the bandwidth.** The labels are few bytes: nearly all
@@ -138,9 +142,10 @@ print(f"a step now {words.duration(summary.step)}, the limit {words.duration(lim
 # %% [markdown]
 # ## Walk through it
 #
-# The stepper has a time cursor. Move it with the arrow keys, or click into the picture. It shows the line of your loop,
-# and what each stream and engine does at that moment. Stop in the middle of a copy. Which line is the host at, how many
-# kernels wait in the queue of the GPU? Then find the moment at which the GPU has the most work in its queue.
+# The stepper has a time cursor. Click into the picture to move it, or drag the slider, or use its arrow keys. It shows
+# the line of your loop, and what each stream and engine does at that moment. Stop in the middle of a copy. Which line
+# is the host at? How many kernels wait in the queue of the GPU? Then find the moment at which the GPU has the most work
+# in its queue.
 
 # %%
 lv.step_through(blocking)
@@ -148,7 +153,7 @@ lv.step_through(blocking)
 # %% [markdown]
 # ## The same loop with batches of 64
 #
-# Most MNIST examples use small batches. A copy of a small batch is short, and so is its computing.
+# Many MNIST examples use batches of 64. A copy of a small batch is short, and so is its computing.
 
 # %%
 largest = predict(
@@ -167,20 +172,20 @@ tiny = lv.summarize(small)
 print(f"a step {words.duration(tiny.step)}: copy {words.share(tiny.copy_share)}, ", end="")
 print(f"compute {words.share(tiny.compute_share)}, idle {words.share(tiny.idle / tiny.window)}")
 best = tiny.step - min(tiny.copy, tiny.compute) / tiny.batches
-print(f"if all of the smaller of the two were hidden: {words.duration(best)}, {words.times(tiny.step / best)} as fast")
+print(f"with the shorter of the two hidden: {words.duration(best)} a step, {words.times(tiny.step / best)} as fast")
 largest.reveal()
 
 # %% [markdown]
 # Each step calls many small operators. The host needs some microseconds for each of them (**R23: a launch costs host
-# time**), and the GPU finishes each one before the next one arrives. Hiding the copy does not change that: the
-# "as fast" above is an upper limit, and the calls that hide a copy cost host time, too. (Lesson 3 tries it.)
+# time**), and the GPU finishes each one before the next one arrives. Hiding the copy does not change that. And the last
+# number is the best case: the calls that hide a copy cost host time, too. (Lesson 3 tries it.)
 #
-# So look at the share of the copy before you work on it. A part of the step that is small can only win little.
+# So look at the share of the copy before you work on it. To hide a small part of the step can only win a little.
 # These lessons use large batches, because there the copy is a large part of the step.
 #
 # ## "The copy is slow": is it?
 #
-# Many people time the line `x.to("cuda")` alone. Let us do it twice: with an idle GPU and with a busy one.
+# Let us time the line `x.to("cuda")` alone, twice: with an idle GPU and with a busy one.
 # Inside `record`, `time.perf_counter()` shows the virtual time of the emulated machine.
 
 
@@ -244,8 +249,9 @@ lesson01.timing.check(gpu_ms)
 # %% [markdown]
 # ## Exercise: the cheapest bytes
 #
-# The digits are stored as `uint8`, one byte for a pixel. We made `float32` of them on the host: four bytes each.
-# The cheapest byte is the one that does not travel. This exercise needs no stream and no pinned memory.
+# The digits are stored as `uint8`, one byte for a pixel. We made `float32` of them on the host: four bytes each. The
+# cheapest byte is the one that does not travel. This exercise needs no stream and no pinned memory. (The check also
+# counts *hazards*: accesses that do not wait for each other. Blocking copies have none. Lesson 3 explains them.)
 
 # %%
 lesson01.fewer_bytes
@@ -269,10 +275,12 @@ lesson01.fewer_bytes.show()
 # %% [markdown]
 # ## Try
 #
-# * A faster GPU behind the same kind of link: `lv.summarize(watch(blocking_loop, batches, on="a100"))`. Which share has
-#   the copy there? What does a faster GPU win in this loop?
+# * A faster GPU behind the same kind of link: `lv.summarize(watch(blocking_loop, batches, on="a100"))`. How large is
+#   the share of the copy there? What does a faster GPU win in this loop?
 # * A larger network: write `new_model(hidden=2048)` into `blocking_loop`, and run the cells of "Run" and "See" again.
-# * At which batch size does the idle time become larger than the copy? Try `make_batches(256)` and others.
+#   How large is the share of the copy now? Is it still worth hiding?
+# * At which batch size does the idle time become larger than the copy?
+#   `lv.summarize(watch(blocking_loop, make_batches(512)))` is a start.
 #
 # ## The same code on a real GPU
 #

@@ -22,7 +22,7 @@
 # After it you can
 #
 # * say why a copy from pinned memory is faster, and what pinning costs;
-# * avoid the most common mistake, `pin_memory()` inside the loop;
+# * avoid a common mistake, `pin_memory()` inside the loop;
 # * show that pinning alone hides nothing;
 # * read the lanes of a `DataLoader` with `pin_memory=True`, and keep its memory pinned on the way to the GPU.
 #
@@ -65,7 +65,7 @@ with lv.record(on=GPU) as recording:
         source.to("cuda")
     print(f"x is pinned: {x.is_pinned()}, pinned_x is pinned: {pinned_x.is_pinned()}")
 rate = lv.summarize(recording.timeline).bandwidth
-print({kind: f"{value / 1e9:.1f} GB/s" for kind, value in rate.items()})
+print(", ".join(f"{kind}: {value / 1e9:.1f} GB/s" for kind, value in rate.items()))
 faster.reveal()
 
 # %% [markdown]
@@ -78,7 +78,7 @@ faster.reveal()
 # and the data must be copied into it. **R44: page-locking is slow**, so PyTorch keeps the memory and uses it again.
 # **R39: it keeps blocks whose sizes are powers of two**, so in the worst case pinned data takes twice its bytes.
 #
-# Before you run the cell: which of these five calls is the cheapest, which one costs the most?
+# Before you run the second cell below: which of its last five calls is the cheapest, which one costs the most?
 
 
 # %%
@@ -102,8 +102,8 @@ with lv.record(on=GPU):
 # %% [markdown]
 # ## The mistake: pinning inside the loop
 #
-# You find this advice often: write `.pin_memory()` before `.to("cuda")`. Above, that is the second line plus the last
-# one, against the line before the last. So what does it do to a loop?
+# You may have read this advice: write `.pin_memory()` before `.to("cuda")`. In the numbers above, that means "memory
+# used before" plus the pinned copy, against the copy that is not pinned. So what does it do to a loop?
 
 
 # %%
@@ -150,13 +150,14 @@ slower = lv.summarize(pinning).step / lv.summarize(plain).step
 advice.reveal()
 
 # %% [markdown]
-# The host copy did not go away. It moved: first the driver copied into its buffer, now `pin_memory()` copies into
-# pinned memory, and our own thread does it, in the loop. The copy to the GPU comes on top of it.
-# In the figure the long bars in `main · calls`, with the number of the batch, are `pin_memory()`.
-# The GPU is idle in the meantime.
+# The work of the host did not go away. It moved: in the plain loop the driver copies into its buffer piece by piece,
+# while the GPU already fetches the pieces before. `pin_memory()` copies the whole batch first, and only then can the
+# copy to the GPU begin. In the figure the long bars in `main · calls`, with the number of the batch, are
+# `pin_memory()`. The GPU still computes the batch before for a while, and then it is idle.
 #
-# With `non_blocking=True` (lesson 3) the host may run ahead: it pins the next batch while the GPU computes.
-# That wins back the time of the pinning, but look at the last number: nothing of the copy itself is hidden.
+# With `non_blocking=True` (lesson 3) the host does not wait for the copy either: it pins the next batch while the GPU
+# copies and computes this one. That wins back the time that was lost, but look at the last number: nothing of the copy
+# to the GPU is hidden.
 #
 # ## Exercise: pin where it pays
 
@@ -180,7 +181,8 @@ lesson02.pin_once.check(load)
 # %% [markdown]
 # ## Pinned before the loop: is anything hidden now?
 #
-# Suppose that somebody else has pinned all batches before the loop starts. We keep the blocking `.to("cuda")`.
+# Now all batches are pinned before the loop starts; the picture and the numbers leave that time out.
+# We keep the blocking `.to("cuda")`.
 
 # %%
 hidden = predict(
@@ -206,21 +208,21 @@ pinned.figure(color="batch")
 before, now = lv.summarize(plain), lv.summarize(pinned)
 print(f"copy a step: plain {words.duration(before.copy / STEPS)}, pinned {words.duration(now.copy / STEPS)}")
 print(f"step: plain {words.duration(before.step)}, pinned {words.duration(now.step)}")
-print(f"still {words.times(now.headroom)} the limit; host blocked: {list(before.host_blocked)} before, ", end="")
-print(f"{list(now.host_blocked)} now")
+print(f"still {words.times(now.headroom)} the limit")
+print(f"the host is blocked by: plain {', '.join(before.host_blocked)}; pinned {', '.join(now.host_blocked)}")
 hidden.reveal()
 
 # %% [markdown]
-# The copy is shorter, because it is not staged any more. But the step is still a *sum*.
-# **R30: a blocking `.to` waits for its stream**, pinned or not. Look at `main · waits`: the cause was "staging", now it
-# is "synchronize". The host waits for the copy, so nobody gives the GPU work in the meantime.
+# The copy is shorter, because it is not staged any more. But the step is still a *sum*. **R30: a blocking `.to` waits
+# for its stream**, pinned or not. Look at `main · waits`: most of it was "staging", now all of it is "synchronize". The
+# host waits for the copy, so nobody gives the GPU work in the meantime.
 #
 # ## Who should pin? The DataLoader
 #
-# **R45: `DataLoader(pin_memory=True)` pins in a thread of its own.** The worker processes make the batches, the pin
-# thread copies each into pinned memory, and the training loop only takes them. So the pinning costs the loop nothing,
-# as long as the pin thread keeps up. Why a thread, why not the workers themselves? A worker is another process:
-# memory that it pins is pinned for itself, not for the process that trains.
+# **R45: `DataLoader(pin_memory=True)` pins in a thread of its own**, if it has workers. The worker processes make the
+# batches, the pin thread copies each into pinned memory, and the training loop only takes them. So the loop does not
+# wait for the pinning, as long as the pin thread keeps up. Why a thread, why not the workers themselves? A worker is
+# another process: memory that it pins is pinned for itself, not for the process that trains.
 
 
 # %%
@@ -229,7 +231,7 @@ def fed_by_a_dataloader(pin_memory):
     data = experiment.Images(*(part[: 16 * 2048] for part in mnist.tensors(train=True)))  # MNIST, 16 batches
     loader = DataLoader(data, 2048, num_workers=2, collate_fn=experiment.as_it_is, pin_memory=pin_memory)
     model, optimizer = new_model()
-    for x, y in steps(loader, warm_up=10):  # it takes longer until all its memory has been used before
+    for x, y in steps(loader, warm_up=10):  # in the first ten steps it still page-locks new memory
         x = x.to("cuda", non_blocking=True).float() / 255
         loss = train_step(model, optimizer, x, y.to("cuda", non_blocking=True))
         loss.item()  # for a progress bar: the host waits for the end of the step
@@ -245,17 +247,17 @@ from_loader.figure(color="batch")
 # %% [markdown]
 # Read the picture from top to bottom, as a batch travels: `worker 0` and `worker 1` fetch, the `pin thread` pins,
 # `main` takes the batch and calls the copy, the `H2D engine` copies, the stream computes.
-# The workers are some batches ahead: the colours in their lanes are those of batches that come later.
-# On the right their lanes are empty, because the data set ends there.
+# The workers are some batches ahead: compare the numbers in their lanes with those below. (There are fewer colours than
+# batches, so two batches can have the same one.) On the right their lanes are empty, because the data set ends there.
 #
 # Pinned, not blocking, a thread that pins, workers that work ahead. And still the copy is not hidden.
 # The reason is the topic of the next lesson. (Hint: in which *stream* is the copy?)
 #
 # ## Exercise: do not lose it again
 #
-# Profilers often show "Pageable" although the loader pins. Then something between the loader and the copy has made a
-# *new* tensor on the host: a conversion, a `clone`, an arithmetic operation. New tensors are not pinned.
-# One such conversion is hidden in a single call. Find it in the task below.
+# A profiler can show a "Pageable" copy although the loader pins. Then something between the loader and the copy has
+# made a *new* tensor on the host: a conversion, a `clone`, an arithmetic operation. New tensors are not pinned. One
+# such conversion is hidden in a single call. Find it in the task below.
 
 # %%
 lesson02.half
@@ -281,14 +283,14 @@ lesson02.half.show()
 # %% [markdown]
 # ## Try
 #
-# * An older, slower link: `watch(pin_in_the_loop, batches, on="t4")` and `watch(blocking_loop, batches, on="t4")`.
+# * An older, slower link: compare `blocking_loop` and `pin_in_the_loop` as above, but with `watch(…, on="t4")`.
 #   Is pinning inside the loop still a bad idea there?
 # * `watch(fed_by_a_dataloader, False, warm_up=10)`: where is the pin thread now, and who is blocked by what?
-# * Take `loss.item()` out of `fed_by_a_dataloader`. Who gains: the copy, or the host?
+# * Take `loss.item()` out of `fed_by_a_dataloader`. Is any of the copy hidden now? What does the host do with the time?
 #
 # ## The same code on a real GPU
 #
-# If this computer has a CUDA GPU, the next cell times the three loops there. Compare with the numbers above: is the
+# If this computer has a CUDA GPU, the next cell times three of the loops there. Compare with the numbers above: is the
 # order the same? Which of the three differs the most?
 
 # %% tags=["gpu"]
@@ -302,7 +304,7 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * Pinned memory is memory that the GPU can read itself: the copy is not staged, and the host is free.
+# * Pinned memory is memory that the GPU can read itself: the copy is not staged, and the host does not have to help.
 # * `pin_memory()` is a copy by the host. Inside the loop it only moves the work to another line.
 # * Let the `DataLoader` pin: it has a thread for it. Then send the tensor that you got, and convert it on the GPU.
 # * Pinning alone hides nothing. It is one of three conditions. The next lesson has the other two.

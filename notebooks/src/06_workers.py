@@ -47,8 +47,8 @@ from loaderviz.workshop.loop import gpu_milliseconds, new_model, show_code, trai
 #
 # MNIST in host memory, as float32. A `DataLoader` takes one sample after the other and puts them together.
 # Our network is tiny, so that your computer has little to do; the GPU that we emulate is slow, so that it has enough.
-# And we look at a training that has run for a while: memory on the GPU is allocated (`malloc=0`), memory of the host
-# is page-locked (R44).
+# And we look at a training that has run for a while: the memory that it needs on the GPU is allocated already
+# (`malloc=0`), and that on the host is page-locked already (R44).
 
 
 # %%
@@ -95,7 +95,7 @@ say("workers: 0", alone)
 alone.figure(color="kind")
 
 # %% [markdown]
-# The main thread does all: it fetches a batch, pins it, gives work to the GPU, and fetches the next one.
+# The main thread does everything: it fetches a batch, pins it, gives work to the GPU, and fetches the next one.
 # The green bars are the fetches. The GPU is done long before the next batch is there.
 #
 # **Predict** what workers do. A worker is a process of its own that fetches whole batches.
@@ -118,8 +118,8 @@ guess.reveal()
 
 # %% [markdown]
 # Here with two workers: each one makes every second batch. When the worker is done, the batch goes to the *pin thread*,
-# which copies it into pinned memory (R45), then to the main thread, then over the link. In the rows above each other
-# you see different batches at the same time. That is a *pipeline*.
+# which copies it into pinned memory (R45), then to the main thread, then over the link. Look at one moment, from top to
+# bottom: the workers, the pin thread and the GPU have different batches. That is a *pipeline*.
 #
 # ## The slowest stage sets the pace
 #
@@ -136,12 +136,12 @@ for workers, step in steps.items():
 lesson06.chart(steps, costs)
 
 # %% [markdown]
-# The points lie on the line. Where the line is flat, more workers gain nothing: the GPU (or the pin thread, or the
-# link) is the slowest stage now. They only take memory and cores.
+# The points lie on the line. Where the line is flat, the GPU is the slowest stage, and more workers gain nothing. They
+# only take memory and cores. In another training the pin thread or the link can be the slowest stage there.
 #
 # ## The strongest change: fetch a batch, not samples
 #
-# Why is `fetch` so slow? For each sample, `DataLoader` calls `dataset[i]`, and then puts hundreds of small tensors
+# Why is `fetch` so slow? `DataLoader` calls `dataset[i]` for each sample, and then puts hundreds of small tensors
 # together. A data set with `__getitems__` gives a whole batch at once.
 
 # %%
@@ -152,13 +152,13 @@ for workers, each in batched.items():
 show_code(Images, as_it_is)
 
 # %% [markdown]
-# This is the data set. Compare the numbers with those before: one worker does now what several did before, on one core.
-# Ask for less work before you ask for more workers.
+# This is the data set (here its images are float32). Compare the numbers with those before: one worker is enough now,
+# on one core. Make the work smaller before you add workers.
 #
 # ## `prefetch_factor`: a buffer, not a motor
 #
 # Each worker prepares `prefetch_factor` batches ahead; the default is 2.
-# **Predict:** two workers that fetch sample by sample, and the GPU waits for them.
+# **Predict:** two workers fetch sample by sample, and the GPU waits for them.
 
 # %%
 guess_factor = predict(
@@ -174,10 +174,11 @@ factors = {n: say(f"prefetch_factor={n}", timeline) for n, timeline in buffered.
 guess_factor.reveal()
 
 # %% [markdown]
-# With 1, a worker has no next order while its batch waits to be taken; from 2 on, it always has work. More than that
+# With 1, a worker has nothing to do while its batch waits to be taken; from 2 on, it always has work. More than that
 # cannot help if the workers are too slow: a buffer that is always empty does not get fuller by being larger.
-# It helps when batches are *irregular*. In the next data set, now and then one batch comes late, as from a busy disk.
-# The loop reads the loss in each step, as many do, so the host cannot run ahead (R25).
+#
+# A larger buffer helps when batches are *irregular*. In the next data set, now and then one batch comes late, as from a
+# busy disk. The loop reads the loss in each step, as many do, so the host cannot run ahead (R25).
 
 # %%
 late = lesson06.SometimesSlow(*one_by_one.tensors, every=9 * BATCH, seconds=0.005)
@@ -186,15 +187,19 @@ stalls = {n: say(f"irregular, prefetch_factor={n}", timeline) for n, timeline in
 irregular[2].figure(color="batch")
 
 # %% [markdown]
-# One worker has a long bar. The other one fetches a few more batches, and then it stops: it has no more orders.
+# One worker has a long bar. The other one fetches a few more batches, and then it stops: it may not go further ahead.
 # Its batches are ready, but they come *later in the order*, so the main thread waits for the late one.
 # This is *head-of-line blocking*. The GPU is idle although two batches are in its memory: `PrefetchLoader` asks for the
-# next batch before it hands one out. `DataLoader(in_order=False)` would hand out what is ready, and the order would
-# differ from run to run; the emulator does not model that. A larger buffer hides the stall and keeps the order.
+# next batch before it hands one out.
+#
+# A larger buffer hides most of the stall and keeps the order: see the line with `prefetch_factor=8`.
+# `DataLoader(in_order=False)` would hand out what is ready, and the order would differ from run to run; the emulator
+# does not model that.
 #
 # ## A faster GPU, and the pin thread
 #
-# Three workers, whole batches, and a GPU that computes four times as fast. **Predict:** is a step as much faster?
+# Three workers, whole batches, and a GPU that computes four times as fast. **Predict:** is a step four times as fast,
+# too?
 
 # %%
 faster = replace(GPU, name="a faster GPU", fp32=4 * GPU.fp32)
@@ -206,19 +211,23 @@ for name, each in {"faster GPU": quick, "faster GPU, uint8": as_bytes}.items():
     print("    " + ", ".join(f"{stage} {words.duration(ns)}" for stage, ns in lesson06.stages(each).items()))
 
 # %% [markdown]
-# Compare `pin` and `compute` of the faster GPU: now the pin thread is the slowest stage. There is one per `DataLoader`,
-# and it copies every byte once, inside the host's memory (R43, R45). More workers do not help it. Fewer bytes do: the
-# last line sends `uint8`, as the images are stored, and the GPU converts them.
+# Look at the faster GPU, and divide its `fetch` by three, for there are three workers: now `pin` is the slowest stage.
+# There is one pin thread per `DataLoader`, and it copies every byte once, inside the host's memory (R43, R45). More
+# workers do not help it. Fewer bytes do: the last run sends `uint8`, as the images are stored, and the GPU converts
+# them. That makes `compute` a little longer, and the GPU is the slowest stage again.
 #
 # ## What workers cost: time to start, memory, cores
 #
-# Without `persistent_workers=True` each epoch starts new processes. The first cell below records two short epochs.
+# *Time:* without `persistent_workers=True` each epoch starts new processes. The first cell below records two short
+# epochs.
 #
-# Up to `num_workers * prefetch_factor` batches lie in host memory at once, and in pinned memory each tensor is rounded
-# up to a power of two (R39). **Predict** the number for the irregular run with `prefetch_factor=8`: the second cell
-# counts. It also shows the limit of this lesson: the emulated host has a core for each worker, your computer may not.
-# So it fetches the batches of `one_by_one` for real, and looks at the clock on the wall. Do not be surprised if workers
-# lose: for cheap samples in memory the way of a batch from process to process can cost more than it saves.
+# *Memory:* up to `num_workers * prefetch_factor` batches lie in host memory at once, and in pinned memory each tensor
+# is rounded up to a power of two (R39). The second cell counts them in the irregular run with `prefetch_factor=8`.
+# **Predict:** is it the largest number that is possible?
+#
+# *Cores:* this is the limit of the emulator. Its host has a core for each worker; your computer may not. So the second
+# cell also fetches the batches of `one_by_one` for real, and measures real time. Do not be surprised if workers lose:
+# for cheap samples in memory, to send a batch from process to process can cost more than it saves.
 
 # %%
 for persistent in (False, True):
@@ -236,13 +245,20 @@ import os
 import time
 
 most = lesson06.in_flight(irregular[8])
-print(f"{most} batches at once: {words.size(most * BATCH * 28 * 28 * 4)}. Your computer has {os.cpu_count()} cores:")
+print(f"at most {most} batches at once: {words.size(most * BATCH * 28 * 28 * 4)}")
+print(f"your computer has {os.cpu_count()} cores; in real time:")
 for workers in range(min(2, os.cpu_count()) + 1):
     times = [time.perf_counter()]
     for _ in DataLoader(one_by_one, BATCH, num_workers=workers):
         times.append(time.perf_counter())
     per_batch = 1e3 * (times[-1] - times[1]) / (len(times) - 2)
     print(f"  workers: {workers}   first batch after {times[1] - times[0]:.3f} s, then {per_batch:.1f} ms a batch")
+
+# %% [markdown]
+# So this run never has the largest number of batches in memory: while one worker is late, its part of the buffer gets
+# empty, and the data end before the buffer is full again.
+#
+# ## Exercises
 
 # %%
 lesson06.enough
@@ -283,8 +299,9 @@ lesson06.read_fast.check(make_loader)
 #
 # * `lv.advise(alone)` and `lv.advise(quick)`: do they name the stage that you found?
 # * `lesson06.read_fast.show()` draws your last run. Which lane is the busiest?
-# * Record `train(...)` with `host="measured"`: a fetch then takes what it really took on your computer.
-# * Set `num_workers=1` for the irregular data. Which lane would you look at first?
+# * Record `train(...)` with `lv.record(on=GPU, host="measured")`: a fetch then takes what it really took on your
+#   computer.
+# * Record the irregular data with one worker. Which lane would you look at first?
 #
 # ## The same code on a real GPU
 
@@ -299,7 +316,7 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * step = max(fetch / workers, pin, copy, compute). Find the slowest stage. Only if it is `fetch`, workers help.
+# * step = max(fetch / workers, pin, copy, compute). Find the slowest stage. Workers help only if it is `fetch`.
 # * Fetch whole batches (`__getitems__`, or `batch_size=None` with lists of indices) before you add workers.
 # * `prefetch_factor` buffers irregular batches. It makes no stage faster.
 # * One pin thread moves every byte: send fewer bytes. `persistent_workers=True` starts the workers once.

@@ -74,14 +74,16 @@ print(summary, lv.advise(trace), sep="\n\n")
 guess.reveal()
 
 # %% [markdown]
-# This recording is nearly all *start*: the first call of CUDA takes most of it, then kernels are loaded and memory is
-# allocated for the first time (R13). A recording without warm-up shows the warm-up. That is the most frequent mistake
-# with profilers. `lv.advise` knows it: it judges from the GPU's first work on, and tells the start apart.
+# This recording is nearly all *start*: the first call of CUDA (the long bar in the picture) takes most of it, then
+# kernels are loaded and memory is allocated for the first time (R13). Whoever records without a warm-up sees the
+# warm-up, and little else. `lv.advise` takes care of that: it judges from the GPU's first work on, and names the start
+# separately, as `start-up`.
 #
 # ## Which part is it?
 #
-# `between(start, end)` cuts a part out. In the picture above there is one short stretch of exposed copies; `summary`
-# says that nothing of them is hidden. Is that bad? It depends on what they carry.
+# In the picture above there is one short stretch of exposed copies, the orange bars at the end of the long call.
+# `summary` says that nothing of them is hidden. Is that bad? It depends on what they carry. `between(start, end)` cuts
+# this part out.
 
 # %%
 guess_copies = predict(
@@ -102,10 +104,10 @@ moving.figure(color="kind")
 
 # %% [markdown]
 # Pageable copies, one after the other, the host blocked in staging (R1), nothing hidden. In the loop of a training that
-# would be worth a repair; for something that is moved once it is not. The picture is right in both cases. Only you know
+# would be worth a repair. For something that is moved once it is not. The picture is right in both cases; only you know
 # which part of your program it shows.
 #
-# What would the emulated A100 have said about the same copies?
+# How long would the same copies take on the emulated A100?
 
 # %%
 real, a100 = lv.summarize(moving), Gpu.preset("a100")
@@ -115,29 +117,31 @@ print(f"emulated {words.duration(emulated)} ({a100.pageable / 1e9:.1f} GB/s: {a1
 guess_copies.reveal()
 
 # %% [markdown]
-# The order is the same, the microseconds are not: this computer stages more slowly than the ones that the preset was
-# taken from. With your own number, `replace(Gpu.preset("a100"), pageable=...)` is your machine.
+# The emulated copies are faster: the computer of the trace stages more slowly than those that the preset's number comes
+# from. So trust the order of things that the emulator shows, not its microseconds. If you know your own number,
+# `dataclasses.replace(Gpu.preset("a100"), pageable=...)` makes it part of the preset.
 #
 # ## The part that was meant
 #
-# The authors marked what they wanted to measure with annotations. Here is the last one of them.
+# The authors put annotations around what they wanted to measure. Here is the part under the last one.
 
 # %%
 marked = [span for span in trace.rows(Kind.RANGE) if "measure" in span.name]
 measured = trace.between(marked[-1].start, marked[-1].end)
+print("the last annotations:", [span.name for span in trace.rows(Kind.RANGE)][-2:], end="\n\n")
 print(lv.advise(measured))
-print("the last annotations:", [span.name for span in trace.rows(Kind.RANGE)][-2:])
 measured.figure(color="kind")
 
 # %% [markdown]
 # The finding names the cause: memory is allocated inside the part that was measured. The annotation before it, with
-# `clear_cache` in its name, suggests why: the program empties the allocator's cache before each measurement, so each
-# one pays for `cudaMalloc`. Take a finding as a question to the program, not as an order.
+# `clear_cache` in its name, suggests why: it seems that the program empties the allocator's cache before it measures,
+# and so pays for `cudaMalloc` again. Perhaps the authors wanted that. A finding is a question about the program, not an
+# order to change it.
 #
 # ## Damaged files
 #
-# A job was killed, a disk was full: half a file is better than none, if the reader says so. The second file below is no
-# trace at all.
+# A job was killed, or a disk was full: half a file is better than none, if the reader says that it is half. The second
+# file below is no trace at all.
 
 # %%
 whole = (folder / "alexnet_pageable_2023.json.gz").read_bytes()
@@ -153,8 +157,8 @@ with tempfile.TemporaryDirectory() as place:
 # %% [markdown]
 # ## Record your own loop: torch.profiler
 #
-# A small training on the CPU, so that it runs here; the data set is that of exercise 6.2, whose files are slow to read.
-# `schedule` leaves the first steps out: wait, warm up, then record.
+# A small loop on the CPU, so that it runs here; the data set is that of exercise 6.2, whose files are slow to read.
+# `schedule` leaves the first steps out: the profiler waits, warms up, and then records.
 
 # %%
 import os
@@ -165,7 +169,7 @@ files = lesson06.Files(images[:3072].flatten(1), labels[:3072])
 
 
 def train(loader, device="cpu", after_step=lambda: None):
-    """Train a very small network; call `after_step` after each step."""
+    """Run a very small network on each batch, forward and backward; call `after_step` after each."""
     network = torch.nn.Linear(784, 10).to(device)
     for x, y in loader:
         loss = torch.nn.functional.cross_entropy(network(x.to(device).float() / 255), y.to(device))
@@ -183,9 +187,9 @@ with tempfile.TemporaryDirectory() as place:
 own.figure(color="batch")
 
 # %% [markdown]
-# Five steps, each with its range. The main thread waits. For whom? Two worker processes work for this loop, and the
-# profiler shows none of them: it sees one process. `lv.record(on="cpu")`, or `on="cuda"` with a GPU, runs the same
-# profiler *and* asks the workers and the pin thread when they do what.
+# Five steps, each with its range. The main thread waits. For whom? Two worker processes work for this loop, but the
+# profiler shows neither of them: it sees one process. `lv.record(on="cpu")`, or `on="cuda"` with a GPU, runs the same
+# profiler, *and* the workers and the pin thread note when they do what.
 
 # %%
 guess_workers = predict(
@@ -202,10 +206,12 @@ recorded = recording.timeline
 recorded.figure(color="batch")
 
 # %% [markdown]
-# Now the workers have lanes, put onto the profiler's clock; the subtitle says how exactly. This is your computer as it
-# is: run the cell again and the numbers differ. The same loop on the emulated GPU has the same lanes and names, and a
-# GPU besides. Its times are those that the data set and the host promise; a real computer sleeps longer than it is
-# told, and has other things to do.
+# Now the workers have lanes, on the profiler's clock; the subtitle says how exact that is. This is your computer as it
+# is: run the cell again and the numbers differ.
+#
+# The same loop on the emulated GPU has the same lanes, with the same names, and a GPU besides. There a fetch takes just
+# what the data set and the preset of the host say. A real computer sleeps longer than it is told to, and has other
+# things to do.
 
 # %%
 with lv.record(on="a100", wait=3, steps=6) as recording:
@@ -217,12 +223,13 @@ busy = sum(span.duration for span in recorded.rows(Kind.FETCH)) / (2 * recorded.
 guess_workers.reveal()
 
 # %% [markdown]
-# Elsewhere the same is one line: `python -m loaderviz view trace.json.gz`, `python -m loaderviz run train.py`, or, in a
-# notebook, `%load_ext loaderviz` and then `%%timeline on=cpu` as the first line of a cell.
+# You can also read or record with one line: in a terminal `python -m loaderviz view trace.json.gz` or
+# `python -m loaderviz run train.py`; in a notebook `%load_ext loaderviz`, and then `%%timeline on=cpu` as the first
+# line of a cell.
 #
 # ## Exercises: write the tools yourself
 #
-# What a tool tells you is worth more when you could have computed it.
+# You trust a tool more when you could compute its numbers yourself.
 
 # %%
 lesson07.exposed_copy
@@ -271,8 +278,8 @@ lesson07.find_cause.check(cause)
 # ## Try
 #
 # * `lv.read(folder / "event_sync_2023.json.gz")` is another real trace. What does the host wait for in it?
-# * Give `train` a loader with `num_workers=0` and record it on "cpu". Which lane has the fetches now?
-# * Read a trace of your own. `lv.read` takes a folder with one file per rank, too.
+# * Give `train` a loader with `num_workers=0` and record it with `on="cpu"`. Which lane has the fetches now?
+# * Read a trace of your own. `lv.read` also takes a folder with one file per rank.
 #
 # ## The same code on a real GPU
 
@@ -287,10 +294,10 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * Notes first: what is missing, how fine is the clock, which part of the program is it?
+# * Read the notes first: what is missing, how fine is the clock, which part of the program is it?
 # * Leave the start out: `schedule(wait=..., warmup=...)`, or `lv.record(wait=...)`.
 # * A number such as "nothing is hidden" is bad news only in the part that repeats.
 # * A profiler shows one process. The workers are others: `lv.record(on="cuda")` or `on="cpu"` shows them.
-# * A wait costs only what it keeps the GPU from.
+# * A wait of the host costs nothing while the GPU still has work.
 #
 # Next: [8. The capstone](08_capstone.ipynb)

@@ -20,13 +20,13 @@
 # **The question of this lesson: how near can you bring a whole training on MNIST to the limit, and how do you find the
 # way?**
 #
-# After it you can
+# After this lesson you can
 #
-# * find out what holds a training loop, and change that, instead of what a list of tips says;
+# * find out what slows a training loop down, and change that, instead of what a list of tips says;
 # * climb a ladder: one change at a time, each measured against the first loader and against the one before;
-# * say which part of the way is left, and whether it is worth going.
+# * say how far you are from the limit, and whether it is worth going on.
 #
-# Time: about 45 minutes, most of them yours. You need no GPU. Before it: lessons 1 to 4, best also [6.
+# Time: about 45 minutes, most of them for your own loader. You need no GPU. Before it: lessons 1 to 4, best also [6.
 # Workers](06_workers.ipynb). This notebook keeps your times in a file, `leaderboard.sqlite`, beside it.
 
 # %%
@@ -44,14 +44,14 @@ from loaderviz.workshop.stages import stages
 #
 # You write the loader: `load(images, labels, size, epochs)` gets MNIST digits in host memory, and hands out batches on
 # the GPU. Everything else is fixed: a small network, cross entropy, SGD. The clock runs from the call of your function
-# until the GPU has done the last step, so what you prepare counts, too.
+# until the GPU has done the last step, so the time to prepare something counts, too.
 #
 # The race is *honest*: each epoch has each sample once, in a new order of the samples, with its right label; each check
 # takes other digits. What the network knows afterwards is measured with test digits that it never saw.
 #
 # The *limit* is the copy of the first batch, and then only training: no loader can be faster. The emulated machine
-# moves bytes forty times more slowly than the laptop of the lessons, so a batch of 256 behaves as a large one does
-# there.
+# moves bytes forty times more slowly than the laptop of the lessons. So a batch of 256 costs here what a large batch
+# costs there, and your computer has less to do.
 
 # %%
 print(f"{training.EPOCHS} epochs of {training.PER_EPOCH} batches of {training.SIZE} digits")
@@ -75,7 +75,7 @@ def blocking(images, labels, size, epochs):
 
 # %%
 guess_first = predict(
-    "What takes the largest part of the time?",
+    "With this loader, what takes the largest part of the time?",
     ["the GPU computes", "the copy to the GPU", "the host fetches batches: sample by sample, on the main thread"],
     answer=lambda: ("compute", "copy", "fetch").index(largest) + 1,
 )
@@ -93,8 +93,8 @@ guess_first.reveal()
 # %% [markdown]
 # ## The second rung: workers and pinned memory
 #
-# The host fetches, so let others fetch: two worker processes, and a thread that pins (lesson 2, R45). The copies need
-# not block now.
+# The main thread is busy with fetching, so let others fetch: two worker processes, and a thread that pins (lesson 2,
+# R45). From pinned memory the copies need not block.
 
 
 # %%
@@ -118,7 +118,7 @@ capstone.climb("workers, pinned", with_workers)
 # %% [markdown]
 # ## The third rung: prefetch
 #
-# Next on most lists of tips: a prefetcher. "It doubles the speed."
+# The next tip on most lists is a prefetcher: "It doubles the speed." Does it, here?
 
 
 # %%
@@ -152,11 +152,13 @@ guess_prefetch.reveal()
 capstone.ladder.compare("workers, pinned", "prefetch", batches=range(27, 31)).figure(title="Four steps of two rungs")
 
 # %% [markdown]
-# The prefetcher did what it promises: see the line above each picture. And it won nothing, because the GPU does not
-# wait for the copy. Read the lanes from the top: which are busy nearly all the time? `worker 0`, `worker 1`, `pin
-# thread`. A pipeline is as fast as its slowest stage; a change anywhere else wins nothing. Here is what one batch costs
-# in each stage (`fetch` is the time of *one* worker), and how many bytes the batch has, as it travels and as it is
-# stored.
+# The prefetcher did what it promises: the line above each picture says how much of the copy is hidden. But it won
+# nothing: in the time that it saved, the GPU now waits for the next batch. Read the lanes from the top: which are busy
+# nearly all the time? `worker 0`, `worker 1`, `pin thread`. A pipeline is as fast as its slowest stage; a change
+# anywhere else wins nothing.
+#
+# Here is what one batch costs in each stage (`fetch` is the time of *one* worker), and how many bytes the batch has: as
+# it travels now, and as it is stored.
 
 # %%
 for stage, time_ns in stages(third.timeline).items():
@@ -167,9 +169,10 @@ print(f"images of a batch: {words.size(4 * pixels)} as float32, {words.size(pixe
 # %% [markdown]
 # ## Your turn
 #
-# You know now what holds the loop. Three ways are open, and you can combine them: fewer bytes (lesson 1), more hands
-# ([lesson 6](06_workers.ipynb)), fewer trips (lesson 4). Change one thing, check, read the ladder, change the next one.
-# A check also writes your time into the leaderboard: `capstone.race.check(load, name="Ada")` chooses the name there.
+# You know now what slows the loop down. Three ways are open, and you can combine them: fewer bytes (lesson 1), more
+# workers or less work for each ([lesson 6](06_workers.ipynb)), fewer copies (lesson 4). Change one thing, check, read
+# the ladder, change the next one. A check also writes your time into the leaderboard:
+# `capstone.race.check(load, name="Ada")` chooses the name there.
 
 # %%
 capstone.race
@@ -195,12 +198,12 @@ capstone.race.check(load)
 capstone.ladder
 
 # %% [markdown]
-# Whatever you changed: look at the last column. All rungs train the same network equally well (up to the luck of the
-# shuffle). A faster loader that trains a worse network has not won.
+# Whatever you changed: look at the last column. All rungs train the same network equally well; each has other digits
+# and another order, so they differ by a few hundredths. A faster loader that trains a worse network has not won.
 #
 # ## The leaderboard
 #
-# It is a small file. In a room, one file for all: the instructor sets
+# It is a small file. In a workshop there can be one file for all: the instructor sets
 # `LOADERVIZ_LEADERBOARD=/a/shared/folder/room.sqlite` before the notebooks are started. Several kernels can write to it
 # at once.
 
@@ -210,15 +213,15 @@ capstone.leaderboard()
 # %% [markdown]
 # ## Try
 #
-# * The target is within reach of several designs. Reach it once with `PrefetchLoader`, without a resident data set.
+# * Several designs reach the target. Reach it once with `PrefetchLoader`, without a data set on the GPU.
 # * What is left between you and the limit? `capstone.race.show()` draws your run: look at its first milliseconds. Can
 #   the first epoch compute while the data set is still on its way?
 # * Spoil it: hand out the same order in each epoch, or labels that are shifted by one. What does the check say?
 #
 # ## The same code on a real GPU
 #
-# The loaders know nothing of the emulator. There, bytes do not move at a fortieth of the speed, so expect other ratios:
-# it is the *method* that you take along.
+# The loaders know nothing of the emulator. On a real GPU bytes move at full speed, so expect other ratios: it is the
+# *method* that you take along.
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
@@ -231,10 +234,10 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * First find what holds the loop: the lane that is always busy. Then change that, and nothing else.
+# * First find what slows the loop down: the lane that is always busy. Then change that, and nothing else.
 # * One change at a time, each measured: against the first loader, and against the one before.
 # * A prefetcher hides copies. It does not hide a slow loader.
 # * The cheapest byte is the one that does not travel: send what is stored, or send it once.
-# * Know the limit. When you are there, stop: the next second is won in the model.
+# * Know the limit. When you are near it, stop: from then on only a faster model or a faster GPU helps.
 #
 # This was the last lesson. [0. Start here](00_start_here.ipynb) has the list of all of them.

@@ -660,6 +660,5 @@ def test_streams_that_wait_for_each_other_again_and_again_remember_the_last_work
     gpu.launch(1000, side, name="next", share=1)
     timeline = gpu.timeline()
     waits = timeline.arrows["kind"] == ArrowKind.WAIT
-    ends = [(timeline.row(tail).name, timeline.row(head).name)
-            for tail, head in zip(timeline.arrows["tail"][waits], timeline.arrows["head"][waits], strict=True)]  # fmt: skip
-    assert sorted(ends) == [("last of 13", "next"), ("last of 7", "next")]
+    assert {timeline.row(head).name for head in timeline.arrows["head"][waits]} == {"next"}
+    assert sorted(timeline.row(tail).name for tail in timeline.arrows["tail"][waits]) == ["last of 13", "last of 7"]

@@ -121,7 +121,7 @@ RIGHT = {"8.1": [on_gpu_loader, permuted, float_on_the_gpu, bytes_prefetched, mo
 WRONG = {
     "8.1": [
         (blocking, r"idle for \d+ % of the time.*Against the limit .*x its time"),
-        (floats_prefetched, r"idle for \d+ % of the time.*Against the baseline .* as fast"),
+        (floats_prefetched, r"largest part of that: .*waiting for data .*slowest stage.*baseline .* as fast"),
         (one_stream, r"No kernel runs from .*|idle for \d+ %"),
         (forgotten_wait, r"Batch 0 was read before its copy was complete.*R15"),
         (shuffle_slices, r"same samples as one of the epoch before"),

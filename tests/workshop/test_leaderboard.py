@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import sqlite3
 import sys
 
@@ -42,6 +43,7 @@ def test_it_remembers_and_ranks(path):
     assert board.previous("Ada").ns == 100 and board.previous("Eve") is None
     assert repr(board).index("Ada") < repr(board).index("Bob")
     assert "| 1 | Ada | 100 ns |" in board._repr_markdown_()
+    assert re.search(r"\| \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC \|$", board._repr_markdown_(), re.M)
     assert board.note == ""
 
 
