@@ -45,9 +45,9 @@ def _read(first: Access, second: Access, waited: str) -> Text:
     missing += _too_early(waited, reader, writer)
     return Text(
         "R16", f"{reader} reads {second.tensor} before {writer} has written it", missing,
-        f"after {short(first.source)} record an event in {writer}: ready = {of_writer}.record_event(); and before "
-        f"{short(second.source)} let {reader} wait for it: {its}.wait_event(ready). {its}.wait_stream({of_writer}) "
-        "will do, too, but waits for all that was queued since",
+        f"after {short(first.source)} record an event in {writer}: `ready = {of_writer}.record_event()`; and before "
+        f"{short(second.source)} let {reader} wait for it: `{its}.wait_event(ready)`. "
+        f"`{its}.wait_stream({of_writer})` works, too, but waits for everything that {writer} has in its queue by then",
         f"{second.operator} starts as soon as its own stream is free, and reads what lay there before: an older batch, "
         "half a copy, anything. Right whenever the copy happens to be early, so it passes most tests",
         f"before {short(second.source)}, {reader} waits for {short(first.source)}",
@@ -63,20 +63,20 @@ def _reused_block(first: Access, second: Access, block: object, waited: str) -> 
     lost = (
         f"the tensor of {short(first.source)} was dropped, and its memory went back to {pool} and was handed out again"
     )
-    waits = f"before {short(second.source)} let {writer} wait for {reader}: {of_writer}.wait_stream({of_reader})"
+    waits = f"before {short(second.source)} let {writer} wait for {reader}: `{of_writer}.wait_stream({of_reader})`"
     if owner is not None and owner == first.stream:
         missing = f"{lost}. That is in order for {reader}, whose pool it is; but {writer} does not wait for {reader}"
-        fix, edge = f"{waits}. record_stream does not help, since the memory is {reader}'s own", ""
+        fix, edge = f"{waits}. `record_stream` does not help, since the memory is {reader}'s own", ""
     else:
         missing = f"{lost}; nothing tells the allocator, or {writer}, that {reader} still {doing} it"
-        fix = f"before {short(first.source)} add tensor.record_stream({of_reader}) for each tensor; or {waits}"
+        fix = f"before {short(first.source)} add `tensor.record_stream({of_reader})` for each tensor; or {waits}"
         edge = f"record_stream at {short(first.source)}, or "
     return Text(
         "R35, R36, R37",
         f"{writer} {'writes into' if second.writes else 'reads'} freed memory that {reader} still {doing}",
         missing + _too_early(waited, writer, reader), fix,
-        "as soon as the host runs ahead of the GPU (no .item() in the loop), new bytes land in a batch that is still "
-        "in use: some steps train on a mixture of two batches. No error, now and then a worse loss or a NaN",
+        "as soon as the host runs ahead of the GPU (no `.item()` in the loop), new bytes land in a batch that is still "
+        "in use: some steps train on a mixture of two batches. No error, but now and then a worse loss or a NaN",
         f"{edge}{writer} waits for {reader} at {short(second.source)}",
     )  # fmt: skip
 
@@ -89,8 +89,8 @@ def _live_buffer(first: Access, second: Access, waited: str) -> Text:
     missing += _too_early(waited, after, before)
     return Text(
         "R16, R37", f"{after} overwrites {second.tensor} while {before} still {doing} it", missing,
-        f"after {short(first.source)} record an event in {before}: done = {of_before}.record_event(); and before "
-        f"{short(second.source)} let {after} wait for it: {of_after}.wait_event(done)",
+        f"after {short(first.source)} record an event in {before}: `done = {of_before}.record_event()`; and before "
+        f"{short(second.source)} let {after} wait for it: `{of_after}.wait_event(done)`",
         "the buffer changes under the kernel that uses it: some steps work on a mixture of old and new values, "
         "depending on how far the host is ahead",
         f"before {short(second.source)}, {after} waits for {short(first.source)}",
@@ -103,24 +103,24 @@ def _refill(first: Access, second: Access) -> Text:
     where = f"the line that writes (it ran before {short(second.source)} was over)" if unseen else short(second.source)
     return Text(
         "R42", f"the host changes a pinned buffer while {first.operator} may still {doing} it",
-        f"the host does not wait for {first.operator} on {first.place} ({short(first.source)}) before it writes; the "
-        "copy only queues up, it has not happened when the call returns",
-        f"after {short(first.source)} record an event in {first.place}: copied = {of_copy}.record_event(); and before "
-        f"{where} add copied.synchronize(); or write into another buffer",
-        "the device gets the new values in place of the old ones, or some of both: batches appear twice, others never",
+        f"the host does not wait for {first.operator} on {first.place} ({short(first.source)}) before it writes; "
+        "the call that copies only puts the copy into the queue, and returns before it has happened",
+        f"after {short(first.source)} record an event in {first.place}: `copied = {of_copy}.record_event()`; and "
+        f"before {where} add `copied.synchronize()`; or write into another buffer",
+        "the GPU gets the new values in place of the old ones, or some of both: some batches come twice, others never",
         f"before {short(second.source)}, the host waits for the copy of {short(first.source)}",
     )  # fmt: skip
 
 
 def _host_read(first: Access, second: Access) -> Text:
     return Text(
-        "R32", f"the host reads {second.tensor} before {first.operator} has brought it",
+        "R32", f"the host reads {second.tensor} before {first.operator} has written it",
         f"the host does not wait for {first.operator} on {first.place} ({short(first.source)}); a copy with "
-        "non_blocking=True returns at once",
-        f"before {short(second.source)} add {_streams(first, second)[0]}.synchronize(), or synchronize an event "
-        "recorded after the copy; or copy without non_blocking",
-        "the host sees what the memory held before: zeros, or the result of an earlier step. A print or a breakpoint "
-        "in between makes it right, which hides it",
+        "`non_blocking=True` returns at once",
+        f"before {short(second.source)} add `{_streams(first, second)[0]}.synchronize()`, or record an event after "
+        "the copy and synchronize that; or copy without `non_blocking`",
+        "the host sees what the memory held before: zeros, or the result of an earlier step. With a print or a "
+        "breakpoint in between the number is right, so that is no way to find the mistake",
         f"before {short(second.source)}, the host waits for the copy of {short(first.source)}",
     )  # fmt: skip
 
@@ -138,7 +138,10 @@ def _streams(one: Access, other: Access) -> tuple[str, str]:
 def _too_early(waited: str, waiter: str, other: str) -> str:
     if not waited:
         return ""
-    return f". {waiter} does wait for {other} at {short(waited)}, but earlier: a wait counts for what is queued then"
+    return (
+        f". {waiter} does wait for {other} at {short(waited)}, but earlier: "
+        "a wait is only for what is in the queue by then"
+    )
 
 
 def wait_on_nothing(waiter: str, other: str, source: str, recorded: bool) -> Text:
@@ -147,17 +150,17 @@ def wait_on_nothing(waiter: str, other: str, source: str, recorded: bool) -> Tex
     if waiter == other:
         return Text(
             "R16", f"{waiter} waits for itself: what is in one stream runs in order anyway",
-            "a wait counts for the stream that it is made on; event.wait() names none, so the current one waits, in "
-            "`with torch.cuda.stream(side)` that is side",
-            f"at {short(source)} name who has to wait: event.wait(stream) or stream.wait_event(event) for a stream, "
-            "event.synchronize() for the host",
-            "the wait is there to be read and does nothing: who should wait does not",
+            "a wait holds back one stream only. `event.wait()` names none, so the current stream waits; inside "
+            "`with torch.cuda.stream(side)` that is `side`",
+            f"at {short(source)} name who has to wait: `event.wait(stream)` or `stream.wait_event(event)` for a "
+            "stream, `event.synchronize()` for the host",
+            "the line looks like protection and does nothing: who should wait does not wait",
         )  # fmt: skip
     order = "" if recorded else "record the event after the line that queues the work, and only then wait: "
     return Text(
-        "R16", f"{waiter} waits for nothing: {why}", "a wait counts only for work that is queued before it",
+        "R16", f"{waiter} waits for nothing: {why}", "a wait is only for work that is in the queue by then",
         f"{order}move {short(source)} to after the line that queues the work, or leave it out",
-        "the wait is there to be read and does nothing: work queued later is not waited for",
+        "the line looks like protection and does nothing: nobody waits for work that is queued later",
     )  # fmt: skip
 
 
@@ -167,17 +170,18 @@ def hidden_sync(name: str, source: str, blocked: str) -> Text:
     if "DtoH" in name:
         return Text(
             "R11, R26", problem,
-            "who reads the result at once relies on this blocking, which today's documents of CUDA do not promise",
-            f"at {short(source)} copy into pinned memory, as tensor.to('cpu', non_blocking=True) does by itself, and "
-            "before the result is read add torch.cuda.current_stream().synchronize(); or leave non_blocking out, which "
-            "says what it does",
+            "code that reads the result at once relies on this blocking, and CUDA's documents of today do not promise "
+            "it",
+            f"at {short(source)} copy into pinned memory, as `tensor.to('cpu', non_blocking=True)` does by itself, and "
+            "before the result is read add `torch.cuda.current_stream().synchronize()`; or leave `non_blocking` out, "
+            "so that the line says what it does",
             f"{name} returns only when the bytes are there: the host launches nothing in the meantime",
         )  # fmt: skip
     return Text(
         "R7, R26", problem, "",
-        f"pin the host side of {short(source)}: DataLoader(pin_memory=True), or tensor.pin_memory() once",
-        f"{name} returns only when the driver has staged the bytes; the launches behind it come late, and the copy "
-        "hides under nothing",
+        f"pin the host side of {short(source)}: `DataLoader(pin_memory=True)`, or `tensor.pin_memory()` once",
+        f"{name} returns only when the driver has staged the bytes; what the host launches after it comes late, and "
+        "the copy is not hidden",
     )  # fmt: skip
 
 
@@ -185,18 +189,18 @@ def stream_per_epoch(streams: int, held: str, source: str) -> Text:
     """Return the words for streams that are made again and again, each with memory of its own."""
     return Text(
         "R15, R35", f"{streams} streams were made here one after the other, and {held} of memory lie in the pools of "
-        "those no longer used", "",
-        f"make the stream once and keep it (in __init__, not in __iter__): {short(source)}",
-        "memory use grows with every epoch until the 32 streams of the pool come round again: what is cached for one "
-        "stream is never given to another",
+        "those that are no longer used", "",
+        f"at {short(source)} make the stream once and keep it (in `__init__`, not in `__iter__`)",
+        "memory use grows with every epoch, until the 32 side streams have all been used: what is kept for one stream "
+        "is never given to another",
     )  # fmt: skip
 
 
-def needless_wait(waiter: str, other: str, source: str, delay: str, times: int) -> Text:
+def needless_wait(waiter: str, other: str, source: str, delay: str) -> Text:
     """Return the words for waits that order nothing that needs it, and cost time."""
     return Text(
-        "R16", f"{waiter} waits for {other} without need: {times:,} waits held it up by {delay} in all", "",
-        f"leave {short(source)} out, or wait for an event recorded earlier: every two accesses of the same memory stay "
-        "in order without it (of several such lines remove one, and look again)",
+        "R16", f"{waiter} waits for {other} without need, and loses {delay}", "",
+        f"leave {short(source)} out, or wait for an event that was recorded earlier: without this wait, too, all "
+        "accesses of the same memory stay in order. (Of several such lines remove one, then look again.)",
         "copies and kernels that could run at the same time run one after the other",
     )  # fmt: skip

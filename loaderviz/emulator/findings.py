@@ -9,6 +9,9 @@ for finding in recording.findings:    # right, but slower than it could be
 from __future__ import annotations
 
 import linecache
+import re
+import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -20,7 +23,19 @@ from loaderviz.errors import LoadervizError
 RACES = ("early-read", "early-reuse", "early-refill", "early-host-read")
 FINDINGS = ("wait-on-nothing", "hidden-sync", "stream-per-epoch", "needless-wait")
 
-UNSEEN = "a write past torch (numpy, or a data set)"  # known only by the bytes that changed
+UNSEEN = "a write that torch does not see (by numpy, or in a data set)"  # known only by the bytes that changed
+RULES = {  # what a report says of its rule; docs/instructor.md has all of them
+    "R7": "a copy from pageable memory is staged by the host",
+    "R11": "a copy into pageable memory returns when it is done",
+    "R15": "PyTorch has 32 side streams, which are handed out in turn",
+    "R16": "a stream is a queue; between streams there is no order, unless one waits for an event of the other",
+    "R32": '`.to("cpu", non_blocking=True)` gives memory that is not filled yet',
+    "R35": "freed memory goes back at once to the stream that it was taken in",
+    "R36": "`record_stream`, or a wait, keeps it from being used again too early",
+    "R42": "nothing keeps the host from writing into a pinned buffer during a copy",
+}
+PLAIN = {"aten::_local_scalar_dense": ".item()"}  # operators that nobody knows by their own name
+LABEL, WIDTH = 12, 110  # columns of a printed report
 
 
 class HazardWarning(UserWarning):
@@ -68,8 +83,9 @@ class Access:
 
     def __str__(self) -> str:
         if self.operator == UNSEEN:
-            return f"{self.operator} changes {self.tensor} before this line is done"
-        what = f"{self.operator} {'writes' if self.writes else 'reads'} {self.tensor}" if self.dtype else self.operator
+            return f"{self.operator} changes {self.tensor}; it was noticed at this line"
+        name = f"{PLAIN[self.operator]} ({self.operator})" if self.operator in PLAIN else self.operator
+        what = f"{name} {'writes' if self.writes else 'reads'} {self.tensor}" if self.dtype else name
         parts = [what] + ([f"batch {self.batch}"] if self.batch >= 0 else []) + [f"on {self.place}"]
         if self.start >= 0:
             parts.append(f"from {words.duration(self.start)} to {words.duration(self.end)}")
@@ -115,22 +131,29 @@ class Hazard:
         return self.first.start - self.second.end if self.second else 0
 
     def __str__(self) -> str:
-        rows = [(name, text) for name, text in self._rows() if text]
-        body = "\n".join(f"  {name:9}{text}" for name, text in rows)
-        return f"{self.kind}: {self.problem}{self._times()}\n{body}"
+        lines = []
+        for name, text, source in self._rows():
+            lines += textwrap.wrap(
+                f"{name:{LABEL - 2}}{text}", WIDTH, initial_indent="  ", subsequent_indent=" " * LABEL,
+                break_long_words=False, break_on_hyphens=False,
+            )  # fmt: skip
+            lines += [" " * LABEL + source] if source else []
+        return "\n".join([f"{self.kind}: {self.problem}{self._times()}", *lines])
 
     def _repr_markdown_(self) -> str:
-        rows = "\n".join(f"| {name.strip()} | {_markdown(text)} |" for name, text in self._rows() if text)
+        rows = "\n".join(
+            f"| {name} | {_markdown(text)}{f'<br>{_markdown(_marked(source))}' if source else ''} |"
+            for name, text, source in self._rows()
+        )
         return f"**{self.kind}**: {_markdown(self.problem)}{self._times()}\n\n| | |\n|---|---|\n{rows}\n"
 
     def _repr_html_(self) -> str:
         cells = "".join(
-            f'<tr><td style="vertical-align:top"><b>{name.strip()}</b></td>'
-            f'<td style="text-align:left;white-space:pre-wrap">{escape(text)}</td></tr>'
-            for name, text in self._rows()
-            if text
+            f'<tr><td style="vertical-align:top;white-space:nowrap"><b>{name}</b></td><td style="text-align:left">'
+            f"{_html(text)}{f'<br>{_html(_marked(source))}' if source else ''}</td></tr>"
+            for name, text, source in self._rows()
         )
-        return f"<p><b>{self.kind}</b>: {escape(self.problem + self._times())}</p><table>{cells}</table>"
+        return f"<p><b>{self.kind}</b>: {_html(self.problem + self._times())}</p><table>{cells}</table>"
 
     def _times(self) -> str:
         if self.count == 1 and not self.batches:
@@ -140,11 +163,15 @@ class Hazard:
         place = f", in batch{'es' if len(self.batches) > 1 else ''} {', '.join(map(str, self.batches))}{more}"
         return f" ({times}{place if self.batches else ''})"
 
-    def _rows(self) -> list[tuple[str, str]]:
-        sides = [("first" if self.second else "where", str(self.first)), ("", code(self.first.source))]
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """Return (label, words, line of code); what there is nothing to say about is left out."""
+        rows = [("first" if self.second else "where", str(self.first), code(self.first.source))]
         if self.second is not None:
-            sides += [("then", str(self.second)), ("", code(self.second.source)), ("together", self._together())]
-        return [*sides, ("missing", self.missing), ("fix", self.fix), ("on a GPU", self.shows), ("rule", self.rule)]
+            rows += [("then", str(self.second), code(self.second.source)), ("same time", self._together(), "")]
+        told = "; ".join(RULES[rule] for rule in self.rule.split(", ") if rule in RULES)
+        rule = f"{self.rule}: {told}" if told else self.rule
+        rows += [("missing", self.missing, ""), ("fix", self.fix, ""), ("on a GPU", self.shows, ""), ("rule", rule, "")]
+        return [row for row in rows if row[1]]
 
     def _together(self) -> str:
         if self.first.start < 0 or self.second is None or self.second.start < 0:
@@ -152,8 +179,9 @@ class Hazard:
         if self.overlap:
             return f"for {words.duration(self.overlap)} in this run"
         if self.second.end <= self.first.start:
-            return f"the wrong way round in this run: the second was over {words.duration(self._inverted)} too early"
-        return "not in this run: they came apart by luck, nothing keeps them apart"
+            early = words.duration(self._inverted)
+            return f"no, the wrong way round: the second was over {early} before the first began"
+        return "not in this run, but only by luck: nothing keeps them apart"
 
 
 class Hazards(Sequence[Hazard]):
@@ -192,8 +220,21 @@ def stream_words(number: int | None) -> str:
 
 
 def short(source: str) -> str:
-    """Return "train.py:31" for "/home/me/train.py:31"; "an unknown line" for ""."""
-    return source.replace("\\", "/").rsplit("/", 1)[-1] or "an unknown line"
+    """Return "train.py:31" for "/home/me/train.py:31", "In[6]:2" for a line of a notebook cell that ran as number 6;
+    "an unknown line" for ""."""
+    file, _, number = source.rpartition(":")
+    cell = _cell(file)
+    return f"{cell}:{number}" if cell else source.replace("\\", "/").rsplit("/", 1)[-1] or "an unknown line"
+
+
+def _cell(file: str) -> str:
+    """Return "In[6]" if `file` is the file that IPython makes of a cell: its own name tells a reader nothing.
+
+    "" for another file, and without IPython, which is not imported for this.
+    """
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)(file)
+    return named[1] if named else ""
 
 
 def code(source: str) -> str:
@@ -203,5 +244,16 @@ def code(source: str) -> str:
     return f"{short(source)}  {text}" if text else short(source) if source else ""
 
 
+def _marked(line: str) -> str:
+    """Put the code of "train.py:31  loss = model(images)" between backticks; a line with backticks stays as it is."""
+    place, _, text = line.partition("  ")
+    return f"{place} `{text}`" if text and "`" not in text else line
+
+
 def _markdown(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", "<br>")
+
+
+def _html(text: str) -> str:
+    """Escape text, and set what stands between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

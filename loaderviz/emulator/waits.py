@@ -176,7 +176,7 @@ class Waits:
 
     def _needless(self, line: WaitLine) -> Hazard:
         waiter, other = stream_words(line.waiter), stream_words(line.other)
-        text = explain.needless_wait(waiter, other, line.source, words.duration(line.delay), line.count)
+        text = explain.needless_wait(waiter, other, line.source, words.duration(line.delay))
         return _finding("needless-wait", text, _wait(line), line.count, line.batch)
 
 

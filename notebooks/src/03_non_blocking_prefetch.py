@@ -33,6 +33,7 @@
 import itertools
 
 import torch
+from IPython.display import display
 
 import loaderviz as lv
 from loaderviz import words
@@ -88,8 +89,9 @@ guess_hidden.reveal()
 
 # %% [markdown]
 # **Not pinned.** Look at `main · waits` in the second picture. **R7: a pageable copy must be staged, so the driver may
-# wait for the stream, and the host does the staging.** PyTorch asked for an asynchronous copy; the driver cannot do it.
-# There is no error and no warning: the host is blocked all the same.
+# wait for the stream, and the host does the staging.** In most steps you see both, as two bars: first the wait for the
+# stream, then the staging. PyTorch asked for an asynchronous copy; the driver cannot do it. There is no error and no
+# warning: the host is blocked all the same.
 #
 # **One stream.** In the third picture the host is free: in `main · calls` it is some batches ahead. But the GPU still
 # copies *or* computes. **R16: a stream is a queue; what is in it runs in order, one after the other.** The copy of
@@ -131,18 +133,18 @@ guess_sum
 x = batches[0][0]
 print(f"the sum, on the host: {x.sum().item():.1f}")
 forgotten, hazards = sum_on_gpu(x)
-print(f"the sum, on the GPU:  {forgotten:.1f}, {len(hazards)} hazard")
+print(f"the sum, on the GPU:  {forgotten:.1f}, {len(hazards)} hazard: {hazards[0].kind}")
 lucky, lucky_hazards = sum_on_gpu(x, copies="eager")
-print(f"the sum, on a lucky day: {lucky:.1f}, {len(lucky_hazards)} hazard")
-print(f"the sum, with the wait:  {sum_on_gpu(x, wait=True)[0]:.1f}\n\n{hazards[0]}")
-guess_sum.reveal()
+print(f"the sum, on a lucky day: {lucky:.1f}, {len(lucky_hazards)} hazard: {lucky_hazards[0].kind}")
+print(f"the sum, with the wait:  {sum_on_gpu(x, wait=True)[0]:.1f}")
+display(hazards[0], guess_sum.reveal())
 
 # %% [markdown]
 # **R15: PyTorch's streams do not wait for each other.** `.item()` waits for the stream in which it is called (R25), and
 # the copy is in the other one. On a real GPU this program is right on one day and wrong on another: it depends on who
 # is faster. The emulator shows the mistake *every time*: until something waits for a copy, its destination holds `nan`.
 # `copies="eager"` is the lucky day: the number is right, and the hazard is found all the same. Its report names both
-# calls and the line that is missing.
+# calls and the line that is missing. The red text is the warning that a recording with a hazard gives.
 #
 # **`wait_stream` does not stop the host.** It puts a note into the queue: "go on when the other queue is this far".
 #
@@ -184,9 +186,9 @@ lv.compare({"blocking": blocking, "pinned, one stream": one_stream, "prefetch": 
 # give it to the next copy there. **R36: `record_stream` tells PyTorch that another stream reads it, too.** Without it
 # the numbers go wrong, but only when the host runs ahead: [lesson 5](05_find_the_bug.ipynb) hunts for that.
 #
-# **The order.** Many loops read the loss in every step, for a progress bar. Below is the same loop with two lines
-# swapped: first compute on this batch, then copy the next one; and after it such a step. What does each do to the
-# hidden share of the copy?
+# **The order.** Below is the same loop with two lines swapped: first compute on this batch, then copy the next one. And
+# many training loops read the loss in every step, for a progress bar: `reading_step` does it. What does each of the two
+# do to the hidden share of the copy?
 
 
 # %%
@@ -215,10 +217,10 @@ late = watch(late_loop, batches, reading_step)
 lv.compare({"prefetch": overlapped, "with .item()": reading, "with .item(), copy queued late": late})
 
 # %% [markdown]
-# `.item()` waits for the end of the step (R25). In the right order the next copy is in the queue before that, so it is
-# still hidden; but the host has lost its lead, and for a moment each step begins with an idle GPU. In the other order
-# the copy is queued when the GPU has finished: nothing is hidden any more. So queue the copy first, and read the loss
-# now and then, not in every step.
+# `.item()` waits for the end of the step (R25). In the right order the next copy is in the queue before that, so most
+# of it is still hidden; but the host has lost its lead, and each step begins with a moment in which the GPU does not
+# compute. In the other order the copy is queued when the GPU has finished: nothing is hidden any more. So queue the
+# copy first, and read the loss now and then, not in every step.
 #
 # ## Exercises
 #
@@ -329,16 +331,18 @@ guess_small
 # %%
 small = make_batches(64, WARM_UP + 22)
 loaders = BlockingLoader, PinnedLoader, PrefetchLoader
-step = [lv.summarize(watch(small_loop, loader, small)).step for loader in loaders]
+runs = [lv.summarize(watch(small_loop, loader, small)) for loader in loaders]
+step = [run.step for run in runs]
+print(f"with PrefetchLoader the GPU computes {words.share(runs[2].compute_share)} of the time")
 print(f"PinnedLoader is {words.times(step[0] / step[1])} as fast as BlockingLoader,", end=" ")
 print(f"PrefetchLoader {words.times(step[1] / step[2])} as fast as PinnedLoader")
 guess_small.reveal()
 
 # %% [markdown]
-# Here the host is the slowest part: it queues the work of a step more slowly than the GPU does it. So the host gains
-# when it need not wait for copies any more: that is the first number. The second number is what the overlap adds. A
-# copy can only hide under computing, and there is little of it; the calls for the side stream are more work for the
-# slowest part. The same is true when the *loader* is the slowest part. First look at what the GPU waits for, then
+# Here the host is the slowest part: it needs more time to queue the work of a step than the GPU needs to do it. So it
+# helps when the host need not wait for copies any more, as with `PinnedLoader`. `PrefetchLoader` adds only the overlap.
+# A copy can only hide under computing, and there is little of it; and the calls for the side stream are more work for
+# the slowest part. The same is true when the *loader* is the slowest part. First look at what the GPU waits for, then
 # choose the cure.
 #
 # ## Try
@@ -346,11 +350,12 @@ guess_small.reveal()
 # * Take `main.wait_event(arrived)` out of `prefetch_loop`. What happens, and in which line? (Labels are whole numbers,
 #   which have no `nan`: the emulator uses the largest number instead, and `cross_entropy` refuses it.)
 # * Take out `pinned(...)` there. Which part is hidden now, and who does the staging meanwhile? See `main · waits`.
+# * `watch(late_loop, batches)` is the late copy without `.item()`. A part of it is hidden. Which part, and why?
 # * `lv.step_through(overlapped)` goes through the picture event by event.
 #
 # ## The same code on a real GPU
 #
-# Nothing above knows that the GPU is emulated. If this computer has one, the next cell times both loops on it.
+# The loops above do not know that the GPU is emulated. If this computer has one, the next cell times two of them on it.
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():

@@ -48,8 +48,8 @@ from loaderviz.workshop.loop import GPU, WARM_UP, new_model, steps, train_step, 
 # ## Does it fit?
 #
 # "Why can the DataLoader not load onto the GPU directly?" is asked again and again. One answer: if the data set is
-# small, put all of it there, once. So first its size, in three types. Then a GPU with very little memory:
-# `ResidentLoader` asks how much is free *before* it moves anything.
+# small, put all of it there, once. So first its size, in three types. Then a GPU with very little memory, most of which
+# CUDA needs for itself (its *context*): `ResidentLoader` asks how much is free *before* it moves anything.
 
 # %%
 images, labels = mnist.tensors(train=True)
@@ -98,8 +98,9 @@ for part, time_ns in summary.breakdown.items():
 guess_usual.reveal()
 
 # %% [markdown]
-# It is not the copy at all. The host takes each sample alone, then puts them together, and the GPU waits. Pinned memory
-# and streams cannot help against that. ([Lesson 6](06_workers.ipynb) lets workers do it.)
+# It is not the copy: for most of the time the GPU is idle, because the host fetches a batch. It takes each sample
+# alone, then puts them together. Pinned memory and streams cannot help against that. ([Lesson 6](06_workers.ipynb) lets
+# workers do it.)
 #
 # ## Slices of a tensor that is on the GPU already
 #
@@ -124,10 +125,10 @@ lv.compare({"DataLoader": usual, "slices": sliced})
 # There is no copy to hide, and no host work to wait for. A slice is a *view*: it costs no kernel and no memory, and
 # `.to("cuda")` does nothing, because it is there already.
 #
-# Below is the same as most monitors show it (`nvidia-smi` says "GPU-Util"): the share of each short window in which a
-# kernel runs. A low curve with peaks is a GPU that gets a batch, computes, and starves. One warning: the curve counts
-# *time with a kernel*, not how well the kernel uses the GPU. For the same span of time, the slices make many more
-# steps.
+# Below is the same as a *utilisation* curve: the share of each short window in which a kernel runs. A low curve with
+# peaks is a GPU that gets a batch, computes, and starves. `nvidia-smi` shows the same number ("GPU-Util"), but over a
+# window that is far longer than these steps: you see one low number, and no peaks. One warning: the curve counts *time
+# with a kernel*, not how well the kernel uses the GPU. In the same span of time, the slices make many more steps.
 
 # %%
 three_steps = usual.from_batch(WARM_UP + 5)
@@ -139,8 +140,8 @@ lv.compare(
 # %% [markdown]
 # ## What is wrong with slices?
 #
-# The loop is at the limit. But is it still the same training? Sample 0 meets other samples in its batch.
-# `ResidentLoader` has this shuffle under its true name, `shuffle="batches"`.
+# The loop is at the limit. But is it still the same training? In each epoch, a sample is in one batch with some others.
+# With which? `ResidentLoader` has our shuffle under its true name, `shuffle="batches"`.
 
 # %%
 guess_mates = predict(
@@ -162,7 +163,8 @@ def batch_mates(shuffle, epochs=10):
 
 
 mates = {shuffle: batch_mates(shuffle) for shuffle in ("batches", "samples")}
-print(mates)
+for shuffle, count in mates.items():
+    print(f"shuffle={shuffle!r:10} sample 0 meets {count:,} other samples")
 guess_mates.reveal()
 
 # %% [markdown]
@@ -188,7 +190,8 @@ def accuracy_with(shuffle, epochs=3):
 
 
 accuracy = {shuffle: accuracy_with(shuffle) for shuffle in ("batches", "samples")}
-print({shuffle: f"{share:.1%} of the test digits are right" for shuffle, share in accuracy.items()})
+for shuffle, share in accuracy.items():
+    print(f"shuffle={shuffle!r:10} {words.share(share)} of the test digits are right")
 
 # %% [markdown]
 # The same samples, the same number of steps, the same start; only the order differs. A batch of one class pulls the
@@ -197,8 +200,8 @@ print({shuffle: f"{share:.1%} of the test digits are right" for shuffle, share i
 # ## Shuffle samples, on the GPU
 #
 # A new order of all samples in each epoch, and one *gather* for each batch: `index_select` collects its rows on the
-# GPU. Only the order travels, once per epoch. The next cell measures what it costs: compare its first line with its
-# last one.
+# GPU. Only the order travels, once per epoch. The next cell measures what that costs. (`"blocks"` is between the two:
+# it shuffles short pieces of neighbours. It needs the same gather.)
 #
 # Then write it yourself, and after that make it resume: a training that was stopped must go on with the very batches
 # that would have come. The order is all the state that there is.
@@ -215,6 +218,7 @@ def resident(shuffle="samples"):
 runs = {shuffle: lv.summarize(watch(train, resident(shuffle))) for shuffle in ("batches", "blocks", "samples")}
 for shuffle, each in runs.items():
     print(f"shuffle={shuffle!r:10} step {words.duration(each.step)}, GPU computes {words.share(each.compute_share)}")
+print(f"the gather makes a step {words.share(runs['samples'].step / runs['batches'].step - 1)} longer")
 
 # %%
 lesson04.shuffle
@@ -259,9 +263,9 @@ lesson04.resume.check(resumed)
 # %% [markdown]
 # ## A slice is the data set
 #
-# A slice shares its memory with the data set. An operation that works *in place* (its name ends with `_`) changes the
-# data set for every later epoch, and nothing fails. Below, each batch is divided by 255, "only for this step". What is
-# the mean of the data after two epochs?
+# A slice shares its memory with the data set. An operation that works *in place* (its name ends with an underscore,
+# such as `div_`) changes the data set for every later epoch, and nothing fails. Below, each batch is divided by 255,
+# "only for this step". What is the mean of the data after two epochs?
 
 # %%
 with lv.record(on=GPU):
@@ -289,7 +293,8 @@ def safe_batches(images, labels, size, epochs):
 lesson04.safe.check(safe_batches)
 
 # %% [markdown]
-# A gather makes a copy, so it has no such problem. `ResidentLoader` notices a changed data set and raises an error.
+# A gather makes a copy, so it has no such problem. Where `ResidentLoader` hands out slices (`shuffle="batches"` or
+# `None`), it notices that one was changed, and raises an error.
 #
 # ## Try
 #
@@ -299,6 +304,8 @@ lesson04.safe.check(safe_batches)
 #   `resident("batches")` say, what `resident("samples")`, what `slices()`?
 #
 # ## The same code on a real GPU
+#
+# If this computer has one, the next cell times the usual loop and the resident data set on it.
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
@@ -313,7 +320,8 @@ else:
 # ## Recap
 #
 # * A small data set belongs on the GPU, in the type in which it is stored. Ask for its size first.
-# * Slices cost nothing, but batches of slices never change. Shuffle samples, not slices: one gather per batch.
+# * Slices cost nothing, but then each batch has the same samples for ever. Shuffle samples, not slices: one gather per
+#   batch.
 # * The order is a function of the epoch alone: then a stopped training can go on.
 # * A slice is a view. Never change it in place.
 # * A low, periodic utilisation curve means: the GPU waits for its loader.

@@ -43,17 +43,18 @@ from loaderviz.workshop.trial import count_wrong, table, try_out
 # ## Six loaders
 #
 # A batch travels from the host's memory to the GPU's, is used there, and its memory is used again. The host, the stream
-# that copies and the stream that computes do not wait for each other by themselves. So somebody must make four orders:
+# that copies and the stream that computes do not wait for each other by themselves. So the code must make sure of four
+# orders:
 #
 # 1. a kernel reads a batch **after** its copy is complete (R16);
 # 2. the memory of a batch is written again **after** the kernels that read it (R35, R36);
 # 3. a pinned buffer is filled again **after** the copy out of it (R42);
 # 4. the host reads a result **after** its copy to the host (R32).
 #
-# Here are six prefetchers. Four are wrong: each of them lacks one of the orders. Two are right. In each there is a line
-# that is there for safety. **Read them like a reviewer: who waits for whom, and does it help?** Take ten minutes.
-# (`copy_ahead` and `claim` are those of lesson 3: a copy on the side stream with an event, and `record_stream`. A batch
-# is used in the current stream before the next one is asked for. Only D gets batches that are not pinned.)
+# Here are six prefetchers. Four are wrong: each of them lacks one of the orders. Two are right. In each there is
+# something that looks safe. **Read them like a reviewer: who waits for whom, and does it help?** Take ten minutes.
+# (`copy_ahead` and `claim` are those of lesson 3: a copy on the side stream with an event, and `record_stream`. The
+# loop uses a batch in the current stream, and then asks for the next one. Only D gets batches that are not pinned.)
 
 # %%
 show_code(*suspects.LOADERS.values())
@@ -68,7 +69,11 @@ guess_right
 
 # %% [markdown]
 # `try_out` lets a loop take 16 batches from a loader, on an emulated GPU. The loop never waits, so the host gets far
-# ahead of the GPU. Each batch is added up on the GPU, and the sums are compared with the right ones.
+# ahead of the GPU. Each batch is added up on the GPU, and the sums are compared with the right ones. In the table:
+#
+# * *overwritten in use* counts the batches whose memory got other bytes before the GPU was done with them;
+# * *copy hidden* is the share of the copies that runs under computing, *time* is that of all batches;
+# * a *hazard* can make numbers wrong; a *finding* is a line that does nothing, or costs time.
 
 # %%
 trials = {name: try_out(loader) for name, loader in suspects.LOADERS.items()}
@@ -78,8 +83,9 @@ display(table(trials), guess_right.reveal())
 # ## A: who waits?
 #
 # The report has both sides of the race, the missing order, and the line to add. Stream 7 is the one that computes, and
-# `return work(images), …` is the line of the loop that uses a batch. In the picture both sides have a black frame. What
-# is yellow happens at the same time. The dashed arrow is the order that nobody made.
+# `return work(images), …` is the line of the loop that uses a batch. In the picture both sides have a black frame, and
+# the time in which both run is yellow. A dashed arrow is an order that nobody made. There are two of them, because the
+# images and the labels are two copies.
 
 # %%
 display(trials["A"].hazards[0], trials["A"].findings[0], trials["A"].figure())
@@ -89,13 +95,14 @@ display(trials["A"].hazards[0], trials["A"].findings[0], trials["A"].figure())
 # `side`. It waits for its own event: that is no order at all, and the finding `wait-on-nothing` says so. Loader B has
 # the same call in the same place, `used[slot].wait()`, and there it is right: it is the copy that must wait.
 #
-# Why are these sums `nan` each time? Until something waits for a copy, the emulator lets its destination hold poison. A
-# GPU would show what lay there before: an older batch, or the right one, if the copy was early enough.
+# Why is no batch of A right, not even by luck? Until something waits for a copy, the emulator lets its destination hold
+# poison (`nan`). A GPU would show what lay there before: an older batch, or the right one, if the copy was early.
 #
 # ## C: how long is long enough?
 #
 # "Memory that has a reference is not given away": true. But the host drops the reference at *its* time. **R35: the
-# block is free at once, whatever the GPU still reads.** Look at the batch numbers in the frames.
+# block is free at once, whatever the GPU still reads.** Look at the two frames. Which batch is computed in `stream 7`,
+# and which batch is copied into its memory in `stream 13`? (The number of a copy is above it, in `H2D engine`.)
 
 # %%
 display(trials["C"].hazards[0], trials["C"].figure())
@@ -103,7 +110,8 @@ display(trials["C"].hazards[0], trials["C"].figure())
 # %% [markdown]
 # And all batches were right? The emulator computes the numbers of a kernel when it is queued, so it cannot show this
 # damage in numbers. It shows it in time: the batches under "overwritten in use" got new bytes while kernels read them,
-# or before. On a GPU with these times they would be wrong. **Right numbers are no proof.**
+# or before. On a GPU with these times they would be wrong. The report counts more: also those that were in order by
+# luck. **Right numbers are no proof.**
 #
 # Four references, eight, a hundred: each number only says how far the host may be ahead. An order has no such number.
 #
@@ -117,15 +125,15 @@ for name in "DF":
     display(trials[name].hazards[0], trials[name].figure())
 
 # %% [markdown]
-# In D most batches have the values of the batch after. In F look at where `synchronize` ends: at the last copy to the
-# GPU. The kernel that finds the brightest pixel and the copy of its result come after that, and the host has read
-# already.
+# In D most batches have the values of the batch after it: the host fills the buffer again before it is copied. In F
+# look at where `synchronize` ends: at the end of the last copy to the GPU. The kernel that finds the brightest pixel
+# and the copy of its result come after that, and by then the host is already reading.
 #
 # ## E: right, and as slow as no prefetcher
 #
 # E has every order, and one of them twice. `claim` protects the memory; `side.wait_stream(main)` protects it again. But
-# it comes after the work of the step is queued, so the copy waits for exactly the work that it should hide under. **The
-# most careful loader is the slowest.** A finding says so; it is not a hazard.
+# this wait is made when the work of the step is in the queue, so the copy waits for exactly the work that it should
+# hide under. **The most careful loader is the slowest** (see *time* in the table). A finding says so; it is no hazard.
 
 # %%
 display(trials["E"].findings[0], trials["E"].figure())
@@ -137,7 +145,8 @@ display(trials["E"].findings[0], trials["E"].figure())
 # | `early-reuse` | the next copy after the kernel | right as long as the host is slow; a loss that jumps once a day |
 # | `early-refill` | the host's write after the copy | some batches come twice, others never; training still works |
 # | `early-host-read` | the host's read after the copy | the number of an earlier step; right in the debugger |
-# | `needless-wait` | none, one too many | right numbers, no overlap |
+# | `needless-wait` | none: a wait too many | right numbers, no overlap |
+# | `wait-on-nothing` | whatever the line was meant to order | nothing: the line does not do anything |
 #
 # ## Why such a bug passes every test
 #
@@ -163,12 +172,12 @@ display(table(lucky | {"C, and .item() in each step": printing}), guess_lucky.re
 # begins?** An event, a wait, a synchronize make it certain; being fast does not. So it reports the same as before.
 #
 # In the last row there is no hazard, and that is no mistake: `.item()` waits for the GPU in each step (R25), so here
-# the host is never far ahead, and C is right. Take the progress bar out, and the race is back. The loader did not
+# the host is never far ahead, and C is right. Take the `.item()` out, and the race is back. The loader did not
 # change.
 #
 # **Is there no tool for it?** PyTorch has one: `TORCH_CUDA_SANITIZER=1`. It finds A. But it forgets memory that is
 # freed, so it misses C; and it does not look at the host's memory, so it misses D and F. Its core runs without a GPU.
-# Here it gets the happenings of C: a read in the main stream, and then a copy into the same block in the side stream.
+# Here we tell it what happens in C: a read in the main stream, and then a copy into the same block in the side stream.
 
 
 # %%
@@ -188,9 +197,9 @@ print(f"reports if the block is kept: {sanitizer_reports(False)}, if it is freed
 # %% [markdown]
 # ## What our detector does not see, and when it is wrong
 #
-# It sees what PyTorch does. **What numpy reads, it does not see**: it only gets the poison. (What numpy *writes* into a
-# pinned buffer is found: the bytes are compared later.) And it does not see values: who writes the same number twice is
-# reported.
+# It sees what PyTorch does. **What numpy reads, it does not see**: no hazard is reported, but numpy gets the poison.
+# (What numpy *writes* into a pinned buffer is found: the bytes are compared later.) And it does not look at values: two
+# writes of the same number do no harm, and are reported all the same.
 #
 # A **false alarm** is possible, too. A view with gaps counts row by row, but only up to 64 rows; a taller one counts as
 # one piece from its first to its last byte. Below, two streams work on two halves of the columns, and share not one
@@ -209,8 +218,8 @@ with lv.record(on=GPU) as alarm:
 print(f"numpy: {unseen.hazards!r}\nhalves: {alarm.hazards[0].line}")
 
 # %% [markdown]
-# And a **`needless-wait`** is only as true as the run: in this run nothing needed it. Where the order depends on the
-# data, look at the other case as well before you take a wait out.
+# And a **`needless-wait`** is only true for this run: nothing in it needed the wait. If what your code does depends on
+# the data, look at the other cases as well before you take a wait out.
 #
 # ## Exercises: repair them
 #
@@ -316,7 +325,8 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * Four orders: read after the copy, reuse after the read, refill after the copy, look after the copy back.
+# * Four orders: read after the copy, reuse after the read, refill after the copy, and on the host read after the copy
+#   back.
 # * For each wait ask: *who* waits (a stream, and which one, or the host), and for *what* (queued before the event).
 # * References and luck are no order. The race depends on how far the host is ahead, so a test with `.item()` hides it.
 # * A wait too many costs the overlap: ask for each wait which two accesses it keeps apart.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from loaderviz.emulator import Gpu, Host, Runtime
-from loaderviz.emulator.findings import RACES, Access, Hazards, RaceError
+from loaderviz.emulator.findings import RACES, Access, Hazards, RaceError, short
 from loaderviz.emulator.memory import DevicePool, PinnedPool
 from loaderviz.emulator.races import Races
 from loaderviz.words import duration
@@ -304,7 +308,7 @@ def test_pieces_with_different_readers_stay_apart(program):
 def test_a_report_names_both_sides_the_missing_edge_and_the_line_to_add(program):
     reuse(program)
     (hazard,) = program.hazards()
-    text = str(hazard)
+    text = " ".join(str(hazard).split())  # without its line breaks
     for words in (
         "early-reuse: stream 13 writes into freed memory that stream 7 (default) still reads (once, in batch 1)",
         "mul reads float32[4, 64], batch 0, on stream 7 (default), from", "train.py:12", "train.py:13",
@@ -355,7 +359,7 @@ def test_every_report_says_all_of_both_sides_and_what_to_add_where(program, happ
     happens(program)
     (hazard,) = program.hazards()
     assert hazard.kind == kind
-    text = str(hazard)
+    text = " ".join(str(hazard).split())  # without its line breaks
     for access, number in ((hazard.first, 3), (hazard.second, 4)):
         assert access.source.endswith(f":{number}") and access.operator and access.start >= 0 < access.end
         for part in (
@@ -390,8 +394,8 @@ def test_record_stream_is_no_cure_for_memory_of_the_readers_own_pool(program):
     program.line(4).copy("h2d", program.side, program.pool.allocate(4 * KB, program.main))
     (hazard,) = program.hazards()
     assert hazard.fix == (
-        "before train.py:4 let stream 13 wait for stream 7 (default): side.wait_stream(torch.cuda.current_stream()). "
-        "record_stream does not help, since the memory is stream 7 (default)'s own"
+        "before train.py:4 let stream 13 wait for stream 7 (default): `side.wait_stream(torch.cuda.current_stream())`. "
+        "`record_stream` does not help, since the memory is stream 7 (default)'s own"
     )
     assert "record_stream" not in program.timeline.marks[0].text
 
@@ -406,6 +410,37 @@ def test_the_same_hazard_is_told_once_with_a_count_and_its_batches(program):
     assert hazards["early-reuse"].count == 8
     assert hazards["early-read"].count == 9 and hazards["early-read"].batches == (0, 1, 2, 3, 4)
     assert "9 times, in batches 0, 1, 2, 3, 4, …" in str(hazards["early-read"])
+
+
+def test_a_printed_report_has_lines_that_fit_and_names_the_rule_in_words(program):
+    read_early(program)
+    text = str(program.hazards()[0])
+    assert max(map(len, text.splitlines())) <= 110
+    assert all(line.startswith(("  ", "early-read")) for line in text.splitlines())
+    assert "rule      R16: a stream is a queue" in text
+
+
+def test_code_in_a_report_is_set_as_code(program, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("\n\ncopied = images.to('cuda')\nloss = images | `2`\n")
+    read_early(program)
+    (hazard,) = program.hazards()
+    first, second = (replace(side, source=f"{script}:{side.source[-1]}") for side in (hazard.first, hazard.second))
+    hazard = replace(hazard, first=first, second=second)
+    html, markdown = hazard._repr_html_(), hazard._repr_markdown_()
+    assert "<code>ready = side.record_event()</code>" in html and "`ready = side.record_event()`" in markdown
+    assert "<br>train.py:3 <code>copied = images.to(&#x27;cuda&#x27;)</code>" in html
+    assert "<br>train.py:3 `copied = images.to('cuda')`" in markdown and "images \\| `2`" in markdown
+
+
+def test_a_line_of_a_notebook_cell_is_named_as_jupyter_does(monkeypatch):
+    compiler = SimpleNamespace(format_code_name={"/tmp/ipykernel_1/42.py": ("Cell", "In[6]")}.get)
+    shell = SimpleNamespace(compile=compiler)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert short("/tmp/ipykernel_1/42.py:3") == "In[6]:3"
+    assert short("/home/me/train.py:31") == "train.py:31" and short("") == "an unknown line"
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))  # imported by a script
+    assert short("/tmp/ipykernel_1/42.py:3") == "42.py:3"
 
 
 def test_a_wait_that_came_too_early_is_named(program):
