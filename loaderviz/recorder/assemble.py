@@ -130,7 +130,7 @@ def _tidy(trace: RawTrace) -> list[str]:
     twins = np.unique(np.concatenate([pair, pair + 1]))
     if len(twins):
         keys = [columns[name][twins] for name in ("correlation", "place", "name", "role", "end", "start")]
-        order = np.lexsort(keys)
+        order = np.lexsort([-columns["nbytes"][twins], *keys])  # the one that tells its size is kept
         same = np.ones(len(twins) - 1, bool)
         for key in keys:
             same &= key[order][1:] == key[order][:-1]
