@@ -9,6 +9,7 @@ The JSON form that loaderviz itself reads back is `Timeline.save` and `Timeline.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -47,20 +48,27 @@ class Section:
     items: Sequence[Any] = ()
 
 
+# Figures are light in both schemes, as their colours are chosen for white: on a dark page they lie like cards.
 _STYLE = """
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: #222; background: #fff;
+:root { color-scheme: light dark; --ink: #222; --soft: #444; --page: #fff; --back: #f6f6f6; --line: #ddd; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --ink: #e6e6e6; --soft: #bbb; --page: #161616; --back: #262626; --line: #444; }
+}
+body { font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: var(--ink); background: var(--page);
        max-width: 1760px; margin: 0 auto; padding: 16px 24px 48px; }
 h1 { font-size: 26px; margin: 8px 0 16px; } h2 { font-size: 20px; margin: 36px 0 8px; }
-p { max-width: 90ch; margin: 8px 0; } p.twin { font-size: 14px; color: #444; }
-.scroll { overflow-x: auto; }
+p { max-width: 90ch; margin: 8px 0; } p.twin { font-size: 14px; color: var(--soft); }
+.figure { background: #fff; border-radius: 8px; overflow: hidden; margin: 8px 0; }
+.scroll { overflow-x: auto; } .side { display: flex; flex-wrap: wrap; column-gap: 48px; align-items: flex-start; }
 table { border-collapse: collapse; font-size: 14px; margin: 12px 0; font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 12px; border: 0; border-bottom: 1px solid #ddd; text-align: right; }
-th { background: #f6f6f6; font-weight: 600; } tbody th, td:first-child { text-align: left; }
-pre { background: #f6f6f6; padding: 8px 12px; max-width: 110ch; overflow-x: auto; font-size: 14px; }
+th, td { padding: 4px 10px; border: 0; border-bottom: 1px solid var(--line); text-align: right; }
+th { background: var(--back); font-weight: 600; white-space: nowrap; }
+thead th { vertical-align: bottom; } tbody th, td:first-child { text-align: left; }
+pre { background: var(--back); padding: 8px 12px; max-width: 110ch; overflow-x: auto; font-size: 14px; }
 li { margin: 16px 0; } li p { margin: 4px 0; }
 @media print { body { max-width: none; } .figure { break-inside: avoid; } }
 """
+_UNITS = re.compile(r"(?<=\d) (?=(%|ns|µs|ms|s|[kMG]?B|bytes|GB/s)(\W|$))")  # a line does not end before a unit
 
 
 def to_html(
@@ -153,7 +161,7 @@ def _summary(timeline: Timeline) -> Summary:
 
 
 def _section(section: Section) -> str:
-    text = f"<p>{escape(section.text)}</p>" if section.text else ""
+    text = f"<p>{_paragraph(section.text)}</p>" if section.text else ""
     items = "\n".join(_item(item) for item in section.items)
     return f"<section><h2>{escape(section.heading)}</h2>{text}\n{items}</section>"
 
@@ -166,15 +174,16 @@ def _item(item: Any) -> str:
     from loaderviz import draw
 
     if isinstance(item, str):
-        return f"<p>{escape(item)}</p>"
+        return f"<p>{_paragraph(item)}</p>"
     if isinstance(item, go.Figure):
         return _figure(item)
     if isinstance(item, Timeline):
         return _figure(draw.figure(item))
     if isinstance(item, draw.Comparison):
-        return "\n".join((_table(item.table()), _figure(item.figure()), _figure(item.utilization())))
+        return "\n".join((_table(item.printed()), _figure(item.figure()), _figure(item.utilization())))
     if isinstance(item, (Summary, Advice)):
-        return f'<div class="scroll">{item._repr_html_()}</div>'
+        side = " side" if isinstance(item, Summary) else ""  # its two tables stand side by side
+        return f'<div class="scroll{side}">{_together(item._repr_html_())}</div>'
     if isinstance(item, pd.DataFrame):
         return _table(item)
     kinds = "a plotly figure, a pandas table, a Timeline, a Summary, Advice, a Comparison or a string"
@@ -185,13 +194,23 @@ def _figure(figure: Any) -> str:
     """Return the figure without plotly.js, which the page has once, and its text twin below it."""
     twin = (figure.layout.meta or {}).get("text", "") if isinstance(figure.layout.meta, (dict, type(None))) else ""
     html = figure.to_html(full_html=False, include_plotlyjs=False, config={"responsive": True, "displaylogo": False})
-    lines = "<br>".join(escape(line) for line in twin.splitlines())
+    lines = "<br>".join(_paragraph(line) for line in twin.splitlines())
     return f'<div class="figure">{html}</div>' + (f'<p class="twin">In words: {lines}</p>' if twin else "")
+
+
+def _paragraph(text: str) -> str:
+    return _together(escape(text))
+
+
+def _together(html: str) -> str:
+    """Keep numbers and their units in one line."""
+    return _UNITS.sub("\N{NO-BREAK SPACE}", html)
 
 
 def _table(table: pd.DataFrame) -> str:
     flat = table.rename_axis(index=None, columns=None)
     html = flat.to_html(border=0, escape=True, na_rep="–", float_format=_number)
+    html = re.sub(r" (\[[^\]]*\])</th>", r"<br>\1</th>", html)  # units below the names, so that columns are narrow
     return f'<div class="scroll">{html}</div>'
 
 

@@ -7,11 +7,13 @@ every value. `page.draw` has them checked once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loaderviz.draw import hover, theme
+from loaderviz.draw.lanes import left_px
 from loaderviz.timeline import COPIES, Kind, Span
 
 if TYPE_CHECKING:
@@ -19,10 +21,13 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+_SHAPES = {Kind.COPY_D2D: "crosses", Kind.MEMSET: "dots"}  # by batch, their pattern tells them from kernels
 FILL = 0.84  # a bar's share of its track
 _THIN = 0.4  # of that: by batch, a copy in a stream is thin, to be told from a kernel
 _LONGEST_TEXTS = 1_500  # bars that carry text; a browser measures each
 _EDGE = 1 / 250  # bars longer than this share of the figure get a white edge, which would eat shorter ones
+_HAIR = 1 / 20_000  # shorter bars get an edge in their own colour: plotly does not draw what is less than 1/100 px wide
+_FIGURE_PX, _LETTER_PX = 1_080, 7.4  # of a figure in a window of 1,280 px, and of a letter
 
 
 class Columns:
@@ -37,6 +42,7 @@ class Columns:
         self.ink: list[str] = []
         self.text: list[str] = []
         self.edge: list[float] = []
+        self.rim: list[str] = []  # the colour of the edge
         self.hover: list[str] = []
 
     def take(self, other: Columns, bars: list[int]) -> None:
@@ -46,18 +52,19 @@ class Columns:
 
     def trace(self, style: theme.Style, name: str, in_legend: bool) -> Json:
         """Return the trace. One without bars is not visible, which spares the browser most of its work."""
-        line = {"width": _one_or_all(self.edge) or 0, "color": "white"}
+        line = {"width": _one_or_all(self.edge) or 0, "color": _one_or_all(self.rim) or "white"}
         marker = {"color": _one_or_all(self.color), "line": line}
         if style.pattern:
             marker["pattern"] = theme.pattern(style, _one_or_all(self.color))
         lettered = any(self.text)
+        font = {"color": _one_or_all(self.ink) if lettered else style.ink, "size": theme.TEXT_PX}
         return {
             "type": "bar", "orientation": "h", "name": name, "showlegend": in_legend, "visible": bool(self.base),
             "base": self.base, "x": self.length, "y": self.place, "width": self.width, "marker": marker,
             "hovertext": self.hover, "hovertemplate": "%{hovertext}<extra></extra>", "cliponaxis": True,
             "text": self.text if lettered else [], "textposition": "inside", "textangle": 0,
             "insidetextanchor": "middle",
-            "insidetextfont": {"color": _one_or_all(self.ink) if lettered else style.ink, "size": theme.TEXT_PX},
+            "insidetextfont": font | ({"shadow": theme.HALO} if style.pattern else {}),
         }  # fmt: skip
 
 
@@ -65,9 +72,9 @@ def kind_traces(parts: Sequence[Part], look: Look) -> list[Json]:
     """Return a trace for each kind of span that occurs, in the order of `Kind`; with `look.steady`, for every kind."""
     columns = {kind: Columns() for kind in Kind}
     shortest = _shortest_with_text(parts)
-    edged = _EDGE * max((part.timeline.duration for part in parts), default=0)
+    shown = extent(parts)
     for part in parts:
-        drawn = _bars_of(part, look, shortest, edged)
+        drawn = _bars_of(part, look, shortest, shown)
         kinds = part.timeline.kind[part.placement.span[part.bars.item]]
         for kind in np.unique(kinds).tolist():
             columns[Kind(kind)].take(drawn, np.flatnonzero(kinds == kind).tolist())
@@ -82,8 +89,19 @@ def kind_traces(parts: Sequence[Part], look: Look) -> list[Json]:
     return traces
 
 
-def _bars_of(part: Part, look: Look, shortest: int, edged: float) -> Columns:
-    """Return all bars of a timeline. Those shorter than `shortest` [ns] bear no text, than `edged` no edge."""
+def extent(parts: Sequence[Part]) -> int:
+    """Return the time that the bars of the longest part take [ns], which is about the width of the figure."""
+    return max((int(part.bars.end.max() - part.bars.start.min()) for part in parts if len(part.bars)), default=0)
+
+
+def edge(length: Any, shown: int) -> tuple[Any, Any]:
+    """Say of a bar's length, or of an array of them, (has it an edge, in its own colour), in a figure of `shown` ns."""
+    hair = length < _HAIR * shown
+    return hair | (length >= _EDGE * shown), hair
+
+
+def _bars_of(part: Part, look: Look, shortest: int, shown: int) -> Columns:
+    """Return all bars of a timeline, in a figure of `shown` ns. Those shorter than `shortest` [ns] bear no text."""
     bars, placement, columns = part.bars, part.placement, Columns()
     rows = part.timeline.rows_at(placement.span[bars.item])
     tracks = [placement.tracks[number] for number in bars.track.tolist()]
@@ -99,17 +117,26 @@ def _bars_of(part: Part, look: Look, shortest: int, edged: float) -> Columns:
     ]
     columns.color = [style.color for style in styles]
     columns.ink = [style.ink for style in styles]
-    columns.edge = (length >= edged).astype(float).tolist()
+    edged, hair = edge(length, shown)
+    columns.edge = edged.astype(float).tolist()
+    columns.rim = [color if thin else "white" for color, thin in zip(columns.color, hair.tolist(), strict=True)]
     columns.hover = hover.hover_texts(rows, part.hidden[placement.span[bars.item]], bars, part.origin)
     lettered = ((bars.count == 1) & (length >= shortest)).tolist()
+    room = (_FIGURE_PX - left_px(placement.tracks)) / _LETTER_PX
+    letters = (length * (room / max(1, shown))).astype(int).tolist()
     columns.text = [
-        hover.bar_text(row, look.by_batch) if has else "" for row, has in zip(rows, lettered, strict=True)
-    ]  # fmt: skip
+        hover.bar_text(row, look.by_batch, fit) if has else ""
+        for row, has, fit in zip(rows, lettered, letters, strict=True)
+    ]
     return columns
 
 
 def _style(row: Span, look: Look) -> theme.Style:
-    return theme.of_batch(row.batch) if look.by_batch and row.kind is not Kind.WAIT else theme.KINDS[row.kind]
+    style = theme.KINDS[row.kind]
+    if not look.by_batch or row.kind is Kind.WAIT:
+        return style
+    batch = theme.of_batch(row.batch)
+    return replace(batch, ink=style.ink) if style.pattern else batch  # on a pattern, which is pale, text is black
 
 
 def _one_or_all(values: list[Any]) -> Any:
@@ -122,13 +149,18 @@ def _shortest_with_text(parts: Sequence[Part]) -> int:
 
 
 def legend(parts: Sequence[Part], look: Look) -> list[Json]:
-    """Return the legend's entries for the colours of batches and for thin bars; none if colours mean kinds.
+    """Return the legend's entries for colours of batches, thin bars and patterns; none if colours mean kinds.
 
     Each is a trace that draws nothing; with `look.steady` all are there, and those that do not occur are not visible.
     """
     if not look.by_batch:
         return []
-    numbers = np.unique(np.concatenate([np.empty(0, np.int32), *(part.timeline.batch for part in parts)]))
+    drawn = [(part.timeline, part.placement.span[part.bars.item]) for part in parts]
+    batch, kind = (
+        np.concatenate([np.empty(0, np.int32), *(each.spans[name][spans] for each, spans in drawn)])
+        for name in ("batch", "kind")
+    )
+    numbers = np.unique(batch[kind != Kind.WAIT])
     batches = [int(number) for number in numbers[numbers >= 0]]
     cycle, entries = len(theme.BATCHES), []
     first = {number % cycle: number for number in batches[::-1]}
@@ -137,9 +169,13 @@ def legend(parts: Sequence[Part], look: Look) -> list[Json]:
         shown = ", ".join(mine[:3]) + (", …" if len(mine) > 3 else "")
         entries.append(_entry(f"batch {shown}", bool(mine), marker={"color": theme.BATCHES[place].color}))
     entries.append(_entry(theme.NO_BATCH.name, bool((numbers < 0).any()), marker={"color": theme.NO_BATCH.color}))
-    copies = any(part.timeline.where(*COPIES).any() for part in parts)
-    line = {"color": theme.GREY, "width": 7}
-    entries.append(_entry("thin bar: copy", copies, type="scatter", mode="lines", line=line))
+    thin = {"symbol": "line-ew", "size": 14, "line": {"color": theme.GREY, "width": 6}}
+    copies = bool(np.isin(kind, COPIES).any())
+    entries.append(_entry("thin bar: copy", copies, type="scatter", mode="markers", marker=thin))
+    for each, shape in _SHAPES.items():
+        style = theme.KINDS[each]
+        marker = {"color": theme.DARK, "pattern": theme.pattern(style, theme.DARK)}
+        entries.append(_entry(f"{shape}: {style.name}", bool((kind == each).any()), marker=marker))
     return [entry for entry in entries if entry["visible"] or look.steady]
 
 

@@ -64,6 +64,11 @@ class Comparison:
         rows = {name: _row(summary) | {"speed-up": _speedup(first, summary)} for name, summary in summaries.items()}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("timeline")
 
+    def printed(self) -> pd.DataFrame:
+        """Return the table as words: each column with the decimals that its largest number needs."""
+        table = self.table().rename_axis(None).astype(float)
+        return table.apply(lambda column: [_printed(value, _decimals(column)) for value in column])
+
     def utilization(self, window_ns: int | None = None) -> go.Figure:
         """Return the GPU-utilisation curves: share of each sampling window with a kernel, as nvidia-smi shows it.
 
@@ -88,7 +93,7 @@ class Comparison:
             height=110 * count + 130, margin={"l": 70, "r": 24, "t": 84, "b": 56}, showlegend=False,
         )  # fmt: skip
         figure.update_annotations(x=0, xanchor="left", font_size=theme.TEXT_PX + 1)
-        figure.update_xaxes(range=[0, 1.005 * longest / unit])
+        figure.update_xaxes(range=[0, 1.005 * longest / unit], exponentformat="none", separatethousands=True)
         figure.update_xaxes(title_text=f"time [{unit_name}]", row=count, col=1)
         figure.update_yaxes(range=[0, 105], tickvals=[0, 50, 100], ticktext=["0 %", "50 %", "100 %"])
         return figure
@@ -107,8 +112,7 @@ class Comparison:
         from IPython.display import display
 
         display(self._repr_mimebundle_(), raw=True)
-        style = self.table().style.format(precision=3, thousands=",", na_rep="–")
-        display(style.format("{:,.0f}", subset=["samples/s"], na_rep="–"))
+        display(self.printed())
 
     def _finding(self) -> str:
         summaries = self.summaries()
@@ -118,10 +122,12 @@ class Comparison:
             return " and ".join(summaries)
         first, best = next(iter(summaries)), max(known, key=lambda name: known[name])
         if best == first:
-            return f"{first} is the fastest"
+            second = max((name for name in known if name != first), key=lambda name: known[name])
+            speed = words.times(known[first] / known[second])
+            return f"{first} is {'' if len(known) == 2 else 'the fastest, '}{speed} as fast as {second}"
         after, before = (words.share(summaries[name].compute_share) for name in (best, first))
         speed = words.times(known[best])
-        return f"{best} is {speed} as fast as {first}: there the GPU computes {after} of the time, not {before}"
+        return f"{best} is {speed} as fast as {first}: the GPU computes {after} of the time instead of {before}"
 
     def _contexts(self) -> str:
         contexts = [timeline.context for timeline in self.timelines.values()]
@@ -163,6 +169,22 @@ def _row(summary: Summary) -> dict[str, float | None]:
         "limit [ms]": summary.limit / 1e6,
         "headroom": summary.headroom,
     }
+
+
+def _decimals(column: pd.Series) -> int:
+    """Return how many decimals a column of the table has: four digits in all for times, few for shares and factors."""
+    name = str(column.name)
+    largest = column.abs().max()
+    if "[" not in name:
+        return 0 if largest >= 1_000 else 2
+    if name.endswith("[%]"):
+        return 1
+    power = int(np.floor(np.log10(largest))) if largest > 0 else 0
+    return max(0, 3 - power) if power >= 0 else min(6, 2 - power)
+
+
+def _printed(value: float, decimals: int) -> str:
+    return "–" if value != value else f"{value:,.{decimals}f}"
 
 
 def _mean_utilization(timeline: Timeline) -> str:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from loaderviz import metrics
 from loaderviz.draw import hazards, theme
 from loaderviz.draw.bars import Json
+from loaderviz.draw.lanes import left_px
 
 if TYPE_CHECKING:
-    from loaderviz.draw.lanes import Track
     from loaderviz.draw.page import Look, Part
 
-MARGIN = {"l": 150, "r": 24, "t": 78, "b": 64}  # px
+MARGIN = {"r": 24, "t": 78, "b": 64}  # px
 BELOW = 56  # px from the lanes to the legend; it is below the axis, so that narrow cells keep their width
 LEGEND_ROW = 20  # px
-LEGEND_ENTRIES = 4  # fit into a row of 1,000 px
-_CHARACTER, _SUBTITLE_LINE = 6.8, 17  # px: width of a letter of a lane's name, height of a further line
+_LEGEND_WIDTH, _LETTER = 900, 6.9  # px that a row of it has, and a letter in it
+_SUBTITLE_LINE = 17  # px, the height of a further line
 _TITLE = 26  # px above the title, where the subtitle has several lines; plotly itself would centre it
 
 
@@ -32,13 +32,13 @@ def layout(parts: Sequence[Part], look: Look, title: str, subtitle: str, legend_
     lanes_px = round(max(bottom, 3) * theme.TRACK_PX)
     further = subtitle.count("<br>")
     margin = MARGIN | {
-        "b": MARGIN["b"] + LEGEND_ROW * legend_rows, "t": MARGIN["t"] + _SUBTITLE_LINE * further, "l": _left(tracks),
+        "b": MARGIN["b"] + LEGEND_ROW * legend_rows, "t": MARGIN["t"] + _SUBTITLE_LINE * further, "l": left_px(tracks),
     }  # fmt: skip
     height = lanes_px + margin["t"] + margin["b"]
     place = {"y": 1 - _TITLE / height, "yref": "container", "yanchor": "top"} if further else {}
     span = time_range(parts, look)
     empty = not any(len(part.timeline) for part in parts)
-    annotations, shapes = _headers_and_bands(parts)
+    annotations, shapes = _headers_and_bands(parts, span)
     notes, leaders = hazards.notes(parts, look, span)
     return {
         "title": {"text": title, "subtitle": {"text": subtitle}, **place}, "barmode": "overlay", "bargap": 0,
@@ -58,6 +58,12 @@ _EMPTY = {"text": "This timeline is empty: nothing was recorded.", "showarrow": 
           "xref": "paper", "yref": "paper", "font": {"size": 16}}  # fmt: skip
 
 
+def legend_rows(names: Sequence[str]) -> int:
+    """Return how many rows the legend takes; plotly gives each entry the width of the longest one."""
+    longest = max((len(name) for name in names), default=0)
+    return -(-len(names) // max(1, int(_LEGEND_WIDTH / (_LETTER * longest + 45))))
+
+
 def time_range(parts: Sequence[Part], look: Look) -> tuple[float, float]:
     """Return the range of the time axis, in the units of `look`: all of the parts, and a little on both sides."""
     first = min((part.timeline.begin - part.origin for part in parts), default=0)
@@ -66,16 +72,14 @@ def time_range(parts: Sequence[Part], look: Look) -> tuple[float, float]:
     return (first - pad) / look.unit, (end + pad) / look.unit
 
 
-def _left(tracks: Sequence[Track]) -> int:
-    """Return the left margin [px] that the names of the lanes need."""
-    longest = max((len(track.label) for track in tracks), default=0)
-    return min(max(MARGIN["l"], round(_CHARACTER * longest) + 14), 3 * MARGIN["l"])
+def _headers_and_bands(parts: Sequence[Part], span: tuple[float, float]) -> tuple[list[Json], list[Json]]:
+    """Return (annotations, shapes): what each of several timelines is, above it; a shade behind the host lanes.
 
-
-def _headers_and_bands(parts: Sequence[Part]) -> tuple[list[Json], list[Json]]:
-    """Return (annotations, shapes): what each of several timelines is, above it; a shade behind the host lanes."""
+    The grid goes through the lanes only, not through what stands above them. `span` is the range of the time axis.
+    """
     annotations: list[Json] = []
     shapes: list[Json] = []
+    above = -0.1
     for part in parts:
         host = [track for track in part.placement.tracks if track.group == "host"]
         if host:
@@ -85,6 +89,11 @@ def _headers_and_bands(parts: Sequence[Part]) -> tuple[list[Json], list[Json]]:
                 "layer": "below",
             })  # fmt: skip
         if len(parts) > 1:
+            shapes.append({
+                "type": "rect", "x0": span[0], "x1": span[1], "y0": above, "y1": part.top - 0.05,
+                "fillcolor": "white", "line": {"width": 0}, "layer": "between",
+            })  # fmt: skip
+            above = part.placement.bottom + 0.05
             line = metrics.describe(part.timeline).replace("GPU computes", "the GPU computes", 1)
             annotations.append({
                 "text": f"<b>{escape(part.label, quote=False)}</b>: {line}", "xref": "paper", "x": 0,

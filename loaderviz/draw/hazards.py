@@ -1,14 +1,16 @@
-"""Hazards in the picture: both spans outlined, the time they share shaded, the missing order dashed, words beside it.
+"""Hazards in the picture: both spans outlined, a band behind the time they share, the missing order dashed, words.
 
 Only the first few are drawn in full; each has a cross, and says in full what is wrong when it is pointed at.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
-from textwrap import shorten, wrap
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,9 +26,11 @@ if TYPE_CHECKING:
 
 IN_FULL = 3  # hazards drawn with everything; more hide the picture
 _HALF = 0.47  # of a track's height: the outline lies around the bar
-_SHADE = "rgba(240, 228, 66, 0.45)"  # the yellow of the palette
-_NOTE = 1.75  # track heights for the words about one hazard: two lines
-_LETTERS = 100  # in a line of them
+_BAND, _BAND_EDGE = "#F7F0A0", "#8F8600"  # a light yellow of the palette's hue; pale, for text may lie on it
+_OVER = 0.3  # track heights that the band sticks out over the bars, which hide it
+_LETTERS, _MOST_LINES = 110, 3  # in a line of the words about a hazard; lines for what is wrong
+_LINE_PX, _AROUND_PX = 16, 17  # px of a line of them, and around them
+_LETTER_PX, _PLOT_PX = 7.3, 880  # px of a bold letter, and of a figure in a window of 1,280
 _LEADER = {"color": theme.BLACK, "width": 1, "dash": "dot"}
 _HOVER_LETTERS = 90
 
@@ -61,13 +65,13 @@ def traces(parts: Sequence[Part], look: Look) -> list[Json]:
     if not any(part.timeline.marks for part in parts) and not look.steady:
         return []
     shown = [pair for part in parts for pair in _pairs(part, look)]
-    shares = [_outline(pair.shared) for pair in shown if pair.shared]
+    shares = [pair.shared for pair in shown if pair.shared]
     outlines = [_outline(box) for pair in shown for box in (pair.first, pair.second)]
     edges = [_edge(pair) for pair in shown]
     arrow = {"symbol": "arrow", "angleref": "previous", "color": theme.BLACK, "size": [0, 14, 0] * len(edges),
              "standoff": [0, 10, 0] * len(edges)}  # fmt: skip
     return [
-        _lines(shares, "both at once", mode="lines", line={"width": 0}, fill="toself", fillcolor=_SHADE),
+        _band(shares),
         _lines(outlines, "in a race", mode="lines", line={"color": theme.BLACK, "width": 3}),
         _lines(edges, "missing order", mode="lines+markers", marker=arrow,
                line={"color": theme.BLACK, "width": 2, "dash": "dash"}),
@@ -77,38 +81,67 @@ def traces(parts: Sequence[Part], look: Look) -> list[Json]:
 
 def make_room(timeline: Timeline, placement: Placement) -> Placement:
     """Leave room below the lanes for the words about hazards."""
-    count = len(_drawn(timeline, placement))
-    return replace(placement, bottom=placement.bottom + _NOTE * count) if count else placement
+    room = sum(_height(lines) for lines in _words(_drawn(timeline, placement)).values())
+    return replace(placement, bottom=placement.bottom + room) if room else placement
 
 
 def notes(parts: Sequence[Part], look: Look, span: tuple[float, float]) -> tuple[list[Json], list[Json]]:
     """Return (annotations, shapes): what each hazard drawn in full is, and the line that leads there.
 
-    The words stand below the lanes, where they hide nothing. `span` is the range of the time axis.
+    The words stand below the lanes, where they hide nothing; hazards of the same words share them. `span` is the range
+    of the time axis.
     """
     annotations: list[Json] = []
     shapes: list[Json] = []
-    low, high = span
     for part in parts:
         pairs = _pairs(part, look)
-        for number, pair in enumerate(pairs):
-            x, top = max(low, pair.second.left), part.placement.bottom - _NOTE * (len(pairs) - number) + 0.15
-            on_the_left = x - low < 0.5 * (high - low)
-            shapes.append({"type": "line", "x0": x, "x1": x, "y0": pair.second.bottom, "y1": top, "line": _LEADER})
+        words = _words([pair.mark for pair in pairs])
+        top = part.placement.bottom - sum(map(_height, words.values())) + 0.15
+        for key, lines in words.items():
+            second = next(pair.second for pair in pairs if _key(pair.mark) == key)
+            x = max(span[0], second.left)
+            shapes.append({"type": "line", "x0": x, "x1": x, "y0": second.bottom, "y1": top, "line": _LEADER})
             annotations.append({
-                "xref": "paper", "x": 0 if on_the_left else 1, "xanchor": "left" if on_the_left else "right", "y": top,
-                "yanchor": "top", "align": "left", "showarrow": False, "text": _words(pair.mark),
+                "x": x, "xanchor": "left", "xshift": -_shift(lines, (x - span[0]) / ((span[1] - span[0]) or 1)),
+                "y": top, "yanchor": "top", "align": "left", "showarrow": False, "text": "<br>".join(lines),
                 "font": {"size": theme.TEXT_PX}, "bgcolor": "white", "bordercolor": theme.BLACK, "borderwidth": 1,
                 "borderpad": 3,
             })  # fmt: skip
+            top += _height(lines)
     return annotations, shapes
 
 
-def _words(mark: Mark) -> str:
-    problem, _, missing = mark.text.partition("; missing: ")
-    lines = [shorten(line, _LETTERS, placeholder=" …") for line in (f"{mark.kind}: {problem}", f"missing: {missing}")]
-    first, second = (escape(line, quote=False) for line in lines)
-    return f"<b>{first}</b>" + (f"<br>{second}" if missing else "")
+def _key(mark: Mark) -> tuple[str, str]:
+    return mark.kind, mark.text
+
+
+def _words(marks: Sequence[Mark]) -> dict[tuple[str, str], list[str]]:
+    """Return the lines about each hazard, as plotly's HTML; hazards of the same words are one entry."""
+    return {key: _lines_about(*key, count) for key, count in Counter(map(_key, marks)).items()}
+
+
+def _lines_about(kind: str, text: str, count: int) -> list[str]:
+    problem, _, missing = text.partition("; missing: ")
+    times = f", {count} times" if count > 1 else ""
+    first, second = (
+        [escape(line, quote=False) for line in wrap(part, _LETTERS, max_lines=_MOST_LINES, placeholder=" …")]
+        for part in (f"{kind}{times}: {problem}", f"missing: {missing}")
+    )
+    return [f"<b>{line}</b>" for line in first] + (second if missing else [])
+
+
+def _height(lines: Sequence[str]) -> float:
+    """Return how many track heights the words about a hazard need."""
+    return (_LINE_PX * len(lines) + _AROUND_PX) / theme.TRACK_PX
+
+
+def _shift(lines: Sequence[str], place: float) -> float:
+    """Return how far [px] the words are moved to the left of the line that leads to them, to stay inside.
+
+    `place` is where that line is, from 0 to 1. The line meets the words in a wider figure, too.
+    """
+    longest = max(len(re.sub(r"<[^>]*>", "", line)) for line in lines)
+    return min(max(8.0, _LETTER_PX * longest - (1 - place) * _PLOT_PX), 8 + place * _PLOT_PX)
 
 
 def _drawn(timeline: Timeline, placement: Placement) -> list[Mark]:
@@ -146,6 +179,18 @@ def _edge(pair: Pair) -> list[tuple[float | None, float | None]]:
     return [
         (first.right, (first.top + first.bottom) / 2), (second.left, (second.top + second.bottom) / 2), (None, None),
     ]  # fmt: skip
+
+
+def _band(shares: Sequence[Box]) -> Json:
+    """Return the trace of the time that both spans of a hazard run; it lies behind the bars, whose colours stay."""
+    top, bottom = (np.array([box[side] for box in shares], float) for side in (2, 3))
+    return {
+        "type": "bar", "orientation": "h", "name": "both at once", "zorder": -1, "hoverinfo": "skip",
+        "showlegend": bool(shares), "visible": bool(shares), "base": [box.left for box in shares],
+        "x": [box.right - box.left for box in shares], "y": ((top + bottom) / 2).tolist(),
+        "width": (bottom - top + 2 * _OVER).tolist(), "hovertext": [""] * len(shares),
+        "marker": {"color": _BAND, "line": {"color": _BAND_EDGE, "width": 1}},
+    }  # fmt: skip
 
 
 def _lines(shapes: Sequence[list[tuple[float | None, float | None]]], name: str, **looks: Any) -> Json:

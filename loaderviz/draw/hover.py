@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from functools import lru_cache
 from html import escape
 
 import numpy as np
@@ -12,12 +10,14 @@ import numpy.typing as npt
 
 from loaderviz import words
 from loaderviz.draw.detail import Bars
+from loaderviz.draw.names import place_of, shorten
 from loaderviz.metrics import BATCH_RANGE
 from loaderviz.timeline import COPIES, Cause, Kind, Span
 
 Shares = npt.NDArray[np.float64]
 
-_NAME_LENGTH = 90  # kernel names of a C++ template run over pages
+_TEXT_LENGTHS = (14, 90)  # letters of a name on a bar, at least and at most; a browser leaves out what does not fit
+_NEXT_BATCH = "enumerate(DataLoader)#"  # and the name of a class of PyTorch: the loop asks for its next batch
 _BY_BATCH = (Kind.COMPUTE, Kind.COMMUNICATION, *COPIES, Kind.COPY_D2D, Kind.MEMSET, Kind.FETCH, Kind.PIN)
 
 
@@ -43,8 +43,8 @@ def hover_texts(rows: Sequence[Span], hidden: Shares, bars: Bars, origin: int) -
     return texts
 
 
-def bar_text(row: Span, by_batch: bool) -> str:
-    """Return what stands on the bar, if it is wide enough."""
+def bar_text(row: Span, by_batch: bool, letters: int) -> str:
+    """Return what stands on a bar in which about `letters` letters have room."""
     if row.kind is Kind.WAIT:
         return row.cause.words if row.cause else "blocked"
     if row.kind in _BY_BATCH and row.batch >= 0 and (by_batch or row.kind in (Kind.FETCH, Kind.PIN)):
@@ -52,15 +52,12 @@ def bar_text(row: Span, by_batch: bool) -> str:
     if row.kind in COPIES and row.nbytes > 0:
         return words.size(row.nbytes)
     if row.kind is Kind.RANGE and BATCH_RANGE.fullmatch(row.name):
-        return row.name.partition(":")[0]
-    return shorten(row.name, 28)
-
-
-@lru_cache(1_024)
-def shorten(name: str, length: int = _NAME_LENGTH) -> str:
-    """Return a name ready for plotly: cut to `length` characters, with "<" and "&" escaped."""
-    plain = re.sub(r"^void ", "", name)
-    return escape(plain if len(plain) <= length else plain[: length - 1] + "…", quote=False)
+        batch = row.name.partition(":")[0]
+        return batch if len(batch) <= letters else batch.removeprefix("batch ")
+    if row.name.startswith(_NEXT_BATCH):
+        return "next batch" if letters >= len("next batch") else "next"
+    least, most = _TEXT_LENGTHS
+    return shorten(row.name, max(least, min(letters, most)))
 
 
 def _lines(row: Span, hidden: float, origin: int) -> list[str]:
@@ -78,5 +75,5 @@ def _lines(row: Span, hidden: float, origin: int) -> list[str]:
     if row.cause is not Cause.NONE:
         lines.append(f"host blocked: {row.cause.words}")
     if row.source:
-        lines.append(escape(row.source, quote=False))
+        lines.append(escape(place_of(row.source), quote=False))
     return lines

@@ -6,12 +6,15 @@ nest in time, so each sort has a track of its own, and operators within operator
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from loaderviz.draw.names import cut
+from loaderviz.intervals import covered_before, union
 from loaderviz.timeline import DEVICE_KINDS, Kind, Lane, Timeline
 
 Indices = npt.NDArray[np.int64]
@@ -24,12 +27,16 @@ _SORTS = (  # the tracks of a host thread, from the outside in
     ("waits", (Kind.WAIT,)),
 )
 DEPTH = 4  # tracks of nested spans; deeper ones are left out and counted
+_NESTED = "nested"  # the label of the tracks below the first, where spans nest
+_NAME = 36  # letters of a lane's name; the hover has all of it
+_LONG, _COVERED = 0.05, 0.05  # shares: of the timeline, a long operator; of it, what other bars may cover
+_LEFT, _LETTER_PX = 150, 7.5  # px: the least room for the names, and a letter of one
 _TRACK, _LANE_GAP, _GROUP_GAP, _STRIP = 1.0, 0.12, 0.35, 0.8
 
 
 @dataclass(frozen=True)
 class Track:
-    """One row of bars: its label ("" for a further track of the same lane), group, and place in track heights."""
+    """One row of bars: its label ("" for a further track of a stream), group, and place in track heights."""
 
     label: str
     group: str  # "host", "engine", "stream" or "strip"
@@ -54,6 +61,11 @@ class Placement:
     left_out: int  # spans nested too deeply to be drawn
 
 
+def left_px(tracks: Iterable[Track]) -> int:
+    """Return the room [px] that the names of the lanes need, to the left of them."""
+    return max(_LEFT, *(round(_LETTER_PX * len(track.label)) + 14 for track in tracks), 0)
+
+
 class _Pen:
     """Moves down the page and hands out tracks."""
 
@@ -74,14 +86,17 @@ class _Pen:
         depth = depths(timeline.start[spans], timeline.end[spans])
         self.left_out += int((depth >= DEPTH).sum())
         for level in range(min(int(depth.max(initial=0)) + 1, DEPTH)):
-            self.track(label if level == 0 else "", group)
+            self.track(label if level == 0 else _NESTED if group == "host" else "", group)
             mine = spans[depth == level]
             self.spans.append(mine)
             self.numbers.append(np.full(len(mine), len(self.tracks) - 1))
 
 
 def arrange(timeline: Timeline, operators: bool = False, top: float = 0.0) -> Placement:
-    """Place all spans of a timeline; operators only on demand. `top` is where the first track begins."""
+    """Place all spans of a timeline; operators only on demand, but where the lane would be empty for long.
+
+    `top` is where the first track begins.
+    """
     pen = _Pen(top)
     order = sorted(range(len(timeline.lanes)), key=lambda number: _rank(timeline.lanes[number], number))
     host = [number for number in order if timeline.lanes[number].group == "host"]
@@ -146,22 +161,36 @@ def _rank(lane: Lane, number: int) -> tuple[int, int, int, int]:
 def _host_lane(pen: _Pen, timeline: Timeline, number: int, operators: bool) -> None:
     lane = timeline.lanes[number]
     here = timeline.lane == number
-    shown = here & ~timeline.where(Kind.OPERATOR) if not operators else here
+    shown = here if operators else _without_operators(timeline, here)
     spans = np.flatnonzero(shown)
     if not len(spans):
         return
     if pen.tracks:
         pen.top += _LANE_GAP
     if lane.role in ("worker", "pin") and not depths(timeline.start[spans], timeline.end[spans]).any():
-        pen.lane(timeline, spans, lane.name, "host")
+        pen.lane(timeline, spans, cut(lane.name, _NAME), "host")
         return
     for sort, kinds in _SORTS:
         mine = np.flatnonzero(shown & timeline.where(*kinds))
         if len(mine):
-            pen.lane(timeline, mine, f"{lane.name} · {sort}", "host")
+            pen.lane(timeline, mine, f"{cut(lane.name, _NAME)} · {sort}", "host")
     rest = np.flatnonzero(shown & timeline.where(*DEVICE_KINDS))  # not expected on the host, but never lost
     if len(rest):
-        pen.lane(timeline, rest, f"{lane.name} · other", "host")
+        pen.lane(timeline, rest, f"{cut(lane.name, _NAME)} · other", "host")
+
+
+def _without_operators(timeline: Timeline, here: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Leave a lane's operators out, but long ones during which the lane would be empty, as if the host did nothing."""
+    shown: npt.NDArray[np.bool_] = here & ~timeline.where(Kind.OPERATOR)
+    long = here & ~shown & (timeline.end - timeline.start >= _LONG * max(1, timeline.duration))
+    found = np.flatnonzero(long)
+    if len(found):
+        others = union(timeline.start[shown], timeline.end[shown])
+        start, end = timeline.start[found], timeline.end[found]
+        covered = covered_before(others, end) - covered_before(others, start)
+        alone = found[covered <= _COVERED * (end - start)]
+        shown[alone[depths(timeline.start[alone], timeline.end[alone]) == 0]] = True
+    return shown
 
 
 def _device_lanes(pen: _Pen, timeline: Timeline, numbers: list[int], prefix: str) -> None:
@@ -175,4 +204,4 @@ def _device_lanes(pen: _Pen, timeline: Timeline, numbers: list[int], prefix: str
     for number in numbers:
         spans = np.flatnonzero(timeline.lane == number)
         if len(spans):
-            pen.lane(timeline, spans, prefix + timeline.lanes[number].name, "stream")
+            pen.lane(timeline, spans, prefix + cut(timeline.lanes[number].name, _NAME), "stream")

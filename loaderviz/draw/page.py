@@ -86,6 +86,6 @@ def traces(parts: Sequence[Part], look: Look) -> list[Json]:
 def draw(parts: Sequence[Part], look: Look, title: str, subtitle: str, text: str) -> go.Figure:
     """Return the figure of these parts; `title` and `subtitle` are plotly's HTML, `text` is the text twin."""
     data = traces(parts, look)
-    rows = -(-sum(trace["showlegend"] for trace in data) // frame.LEGEND_ENTRIES)
+    rows = frame.legend_rows([trace["name"] for trace in data if trace["showlegend"]])
     layout = frame.layout(parts, look, title, subtitle, rows)
     return go.Figure(data, layout | {"template": theme.TEMPLATE, "meta": {"text": text}})

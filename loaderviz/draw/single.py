@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from html import escape
 from textwrap import wrap
 from typing import Any, Literal
@@ -16,7 +18,9 @@ from loaderviz.errors import LoadervizError
 from loaderviz.timeline import Timeline
 
 Arrows = bool | Literal["launch", "wait"]
-_LINE = 125  # characters in a line of the subtitle; some 850 px
+_LINE = 150  # characters in a line of the subtitle; some 1,000 px
+_CUT = re.compile(r"(.+) of (.+) shown(.*)")  # the note of `Timeline.between`
+_OF_ALL = ("recording quality: ", "the GPU has work from ", "not drawn: ")  # notes that a part of a recording needs not
 _MIMETYPE = "application/vnd.plotly.v1+json"
 
 
@@ -45,7 +49,7 @@ def figure(
     parts = page.place([(label, shown, origin)], operators, budget)
     look = page.Look(color == "batch", look_arrows, unit, unit_name, steady)
     heading = escape(metrics.describe(shown, label) if title is None else title, quote=False)
-    lines = wrap(_subtitle(parts[0]), _LINE)
+    lines = _balanced(_subtitle(parts[0]))
     subtitle = "<br>".join(escape(line, quote=False) for line in lines)
     return page.draw(parts, look, heading, subtitle, text(shown, label))
 
@@ -139,4 +143,21 @@ def _subtitle(part: page.Part) -> str:
         lines.append(f"{spans:,} spans drawn as {bars:,} bars; window=(start, end) shows a part in full")
     if part.placement.left_out:
         lines.append(f"{part.placement.left_out:,} deeply nested spans not drawn")
-    return "; ".join([*lines, *context.notes])
+    return "; ".join([*lines, *_notes(context.notes)])
+
+
+def _notes(notes: Sequence[str]) -> list[str]:
+    """Return the notes without those that a part needs not; a part of a part is told as a part of the whole."""
+    cuts = [match for note in notes if (match := _CUT.fullmatch(note))]
+    if not cuts:
+        return list(notes)
+    others = [note for note in notes if not _CUT.fullmatch(note) and not any(each in note for each in _OF_ALL)]
+    length, _, edges = cuts[-1].groups()
+    return [f"{length} of {cuts[0][2]} shown{edges}", *others]
+
+
+def _balanced(text: str) -> list[str]:
+    """Return the lines of a text: as few as possible, and of about one length."""
+    lines = wrap(text, _LINE)
+    narrower = (wrap(text, width) for width in range(len(text) // max(1, len(lines)), _LINE))
+    return next((each for each in narrower if len(each) == len(lines)), lines)

@@ -14,7 +14,7 @@ import numpy as np
 
 from loaderviz import metrics, words
 from loaderviz.draw import detail, theme
-from loaderviz.draw.bars import FILL, Columns, Json
+from loaderviz.draw.bars import FILL, Columns, Json, edge, extent
 from loaderviz.intervals import Intervals, covered_before
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def pieces(states: dict[str, Intervals], budget: int) -> Iterator[Piece]:
 def traces(parts: Sequence[Part], look: Look) -> list[Json]:
     """Return the strips of these timelines, a trace for each state that occurs; with `look.steady`, for every state."""
     columns = {name: Columns() for name in theme.STATES}
-    budget = detail.BUDGET // max(8, 2 * len(parts))
+    budget, shown = detail.BUDGET // max(8, 2 * len(parts)), extent(parts)
     for part in parts:
         for device, track in part.placement.strips.items():
             for piece in pieces(metrics.states(part.timeline, device), budget):
@@ -69,7 +69,9 @@ def traces(parts: Sequence[Part], look: Look) -> list[Json]:
                 column.place.append(track.middle + FILL * track.height * (0.5 - piece.below - piece.share / 2))
                 column.width.append(FILL * track.height * piece.share)
                 column.color.append(theme.STATES[piece.state].color)
-                column.edge.append(0.0)
+                hair = piece.state != "idle" and bool(edge(piece.end - piece.start, shown)[1])
+                column.edge.append(float(hair))
+                column.rim.append(column.color[-1])
                 column.hover.append(piece.words(part.origin))
     found = [
         columns[name].trace(style, f"GPU: {style.name}", bool(columns[name].base)) | {"legendrank": 1_001 + rank}

@@ -46,11 +46,11 @@ KINDS: dict[Kind, Style] = {
     Kind.COPY_D2D: Style("copy D2D", VERMILLION, INK, "x", "#FBE9DF"),
     Kind.MEMSET: Style("memset", BLACK, INK, ".", "#E2E2E2"),
     Kind.API: Style("CUDA call", "#A6A6A6"),
-    Kind.OPERATOR: Style("operator", PALE),
+    Kind.OPERATOR: Style("operator", "#C4C4C4"),
     Kind.FETCH: Style("fetch a batch", GREEN),
     Kind.PIN: Style("pin a batch", YELLOW),
     Kind.WAIT: Style("host blocked", PURPLE, INK, "/", "#F8EDF4"),
-    Kind.RANGE: Style("range", "#E6E6E6"),
+    Kind.RANGE: Style("range", "#DADADA"),
 }
 
 # What the GPU is doing; the keys are those of `metrics.states`. No colour of a batch is among them.
@@ -65,7 +65,10 @@ STATES: dict[str, Style] = {
 # Neighbouring batches differ in hue and in lightness. Purple is left to waits, vermillion to exposed copies; black and
 # yellow read badly as bars.
 BATCHES: tuple[Style, ...] = (Style("", BLUE, "white"), Style("", ORANGE), Style("", GREEN), Style("", SKY))
-NO_BATCH = Style("no batch", PALE)
+NO_BATCH = Style("no batch", "#9C9C9C")  # dark enough for a thin bar
+
+
+HALO = ", ".join(["0 0 2px white"] * 3)  # around text on a pattern, as CSS has it
 
 
 def pattern(style: Style, color: Any) -> dict[str, Any]:
@@ -90,7 +93,8 @@ TEMPLATE = go.layout.Template(
                   "title": {"font": {"size": TEXT_PX + 1}}},
         "yaxis": {"gridcolor": GRID, "zeroline": False, "ticklabelstandoff": 6},
         "legend": {"font": {"size": TEXT_PX + 1}},
-        "hoverlabel": {"font": {"size": TEXT_PX + 1}, "align": "left", "namelength": -1},
+        "hoverlabel": {"font": {"size": TEXT_PX + 1, "color": TEXT}, "bgcolor": "white", "bordercolor": DARK,
+                       "align": "left", "namelength": -1},
         "uniformtext": {"minsize": TEXT_PX, "mode": "hide"},
     }
 )  # fmt: skip

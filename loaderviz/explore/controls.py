@@ -160,7 +160,7 @@ class Controls:
         return button
 
     def _laid_out(self) -> Any:
-        rows = [_heading("The four lessons"), widgets.HBox(list(self.buttons.values()), layout={"flex_flow": "wrap"})]
+        rows = [_heading("The four loaders"), widgets.HBox(list(self.buttons.values()), layout={"flex_flow": "wrap"})]
         rows.append(self.widgets["resident"])
         for title, names in _GROUPS.items():
             rows += [_heading(title), *(self.widgets[name] for name in names)]

@@ -101,7 +101,7 @@ class Explorer(Interactive):
         parts = [self._numbers, self._live.widget, self._words]
         right = widgets.VBox(parts, layout={"flex": "1 1 560px", "min_width": "0"})
         top = widgets.HBox([self.controls.box, right], layout={"flex_flow": "row wrap", "grid_gap": "12px"})
-        self.widget = widgets.VBox([top, self._code, widgets.HTML(panels.fit())])
+        self.widget = widgets.VBox([top, self._code, widgets.HTML(panels.fit(), layout=panels.UNSEEN)])
         self._write()
 
     def _changed(self, settings: Settings) -> None:

@@ -31,9 +31,13 @@ _DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw
 
 # Figures are light in both themes, as their colours are chosen for white: in the dark one they lie there like a card.
 CARD = "loaderviz-card"
+# The edge lies over the card: plotly takes a border of its own for room that it may fill, and grows at each look.
 _CARD = (
-    f".{CARD}{{box-sizing:border-box;border:1px solid var(--jp-border-color2,#ddd);border-radius:8px;overflow:hidden}}"
+    f".{CARD}{{position:relative;border-radius:8px;overflow:hidden}}"
+    f".{CARD}::after{{content:'';position:absolute;inset:0;z-index:9;pointer-events:none;border-radius:8px;"
+    "border:1px solid var(--jp-border-color2,#ddd)}"
 )
+UNSEEN = {"height": "0", "min_height": "0", "margin": "0", "overflow": "hidden"}  # the place of what `fit` returns
 
 
 def fit() -> str:
@@ -87,7 +91,7 @@ def code(text: str, title: str) -> str:
         f"<div><div style='display:flex;justify-content:space-between;align-items:center;color:{INK};"
         f"font-size:14px'><b>{escape(title)}</b>{button}</div>"
         f"<pre tabindex='0' style='{_MONO};color:{INK};background:{BACK};padding:8px 10px;overflow:auto;"
-        f"max-height:420px;margin:4px 0'>{escape(text)}</pre></div>"
+        f"margin:4px 0'>{escape(text)}</pre></div>"
     )
 
 
@@ -109,9 +113,21 @@ def table(head: list[str], rows: list[list[str]], empty: str = "nothing") -> str
         f"padding:2px 10px 2px 0;border-bottom:1px solid {LINE};text-align:left;vertical-align:top;font-size:13px;"
         "line-height:1.35"
     )
-    top = "".join(f"<th style='{cell};color:{SOFT}'>{escape(name)}</th>" for name in head)
+    names = "".join(f"<th style='{cell};color:{SOFT}'>{escape(name)}</th>" for name in head)
+    top = f"<thead><tr>{names}</tr></thead>" if any(head) else ""
     body = "".join(
-        "<tr>" + "".join(f"<td style='{cell};color:{INK}'>{escape(value)}</td>" for value in row) + "</tr>"
+        "<tr>" + "".join(f"<td style='{cell};color:{INK}{_whole(value)}'>{_unbroken(value)}</td>" for value in row)
+        + "</tr>"
         for row in rows
-    )
-    return f"<table style='border-collapse:collapse'><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    )  # fmt: skip
+    return f"<table style='border-collapse:collapse'>{top}<tbody>{body}</tbody></table>"
+
+
+def _whole(value: str) -> str:
+    """Return the style that keeps a short label, such as "launched by", in one line."""
+    return ";white-space:nowrap" if len(value) < 12 else ""
+
+
+def _unbroken(value: str) -> str:
+    """Return a cell's words as HTML; a line does not end inside of "->", which names of copies have."""
+    return escape(value.replace("->", "-\u2060>"))

@@ -146,7 +146,8 @@ class Stepper(Interactive):
             [self._column("code", 380), self._column("device", 380), self._column("batches", 210)],
             layout={"flex_flow": "row wrap", "grid_gap": "20px"},
         )
-        self.widget = widgets.VBox([row, self._figure, self._panels["words"], columns, widgets.HTML(panels.fit())])
+        fit = widgets.HTML(panels.fit(), layout=panels.UNSEEN)
+        self.widget = widgets.VBox([row, self._figure, self._panels["words"], columns, fit])
         self._write()
 
     def _column(self, name: str, width: int) -> Any:

@@ -91,7 +91,7 @@ class Viewer(Interactive):
     def finding(self) -> str:
         """Return the numbers of the window that is selected, in a line of words."""
         start, end = (edge - self.timeline.begin for edge in self.selected)
-        return f"{words.duration(start)} to {words.duration(end)}: {describe(self._cut(self.selected))}"
+        return f"{_moment(start)} to {words.duration(end)}: {describe(self._cut(self.selected))}"
 
     def story(self) -> list[tuple[str, str]]:
         """Return what is known about the span that is picked, as (label, value)."""
@@ -123,14 +123,14 @@ class Viewer(Interactive):
     def _picture(self) -> tuple[list[Json], Json]:
         cut = self._cut(self.window)
         whole = changed(self._whole, bars=self._bars())
-        part = changed(self._whole, timeline=cut, hidden=hidden_shares(cut))
+        part = changed(whole, timeline=cut, hidden=hidden_shares(cut))
         traces = [
-            *bars.kind_traces([whole], self._look), *bars.legend([part], self._look), *strip.traces([part], self._look),
-            *hazards.traces([whole], self._look), self._selection(), self._frame(),
+            *bars.kind_traces([whole], self._look), *bars.legend([whole], self._look),
+            *strip.traces([part], self._look), *hazards.traces([whole], self._look), self._selection(), self._frame(),
         ]  # fmt: skip
         self._shown = whole
         start, end = (edge - self.timeline.begin for edge in self.window)
-        title = f"{words.duration(start)} to {words.duration(end)} of {words.duration(self.timeline.duration)}"
+        title = f"{_moment(start)} to {words.duration(end)} of {words.duration(self.timeline.duration)}"
         layout = layout_of([self._whole], self._look, title, describe(cut))
         layout["xaxis"] = layout["xaxis"] | {"range": [edge / self._unit for edge in (start, end)]}
         return traces, layout
@@ -190,7 +190,7 @@ class Viewer(Interactive):
         row = [widgets.Label("drag to"), self._drag, *self._buttons(widgets)]
         rows = [widgets.HBox(row, layout={"flex_flow": "row wrap", "align_items": "center"}), figure]
         self._panels = {name: widgets.HTML() for name in ("numbers", "words", "story")}
-        self.widget = widgets.VBox([*rows, *self._panels.values(), widgets.HTML(panels.fit())])
+        self.widget = widgets.VBox([*rows, *self._panels.values(), widgets.HTML(panels.fit(), layout=panels.UNSEEN)])
         self._write()
 
     def _buttons(self, widgets: Any) -> list[Any]:
@@ -277,3 +277,8 @@ class Viewer(Interactive):
         head = "<b style='font-size:14px'>The span</b>"
         empty = "Click on a bar, or use “next span”, to learn about it."
         self._panels["story"].value = head + panels.table(["", ""], rows, empty)
+
+
+def _moment(ns: int) -> str:
+    """Return a time in words; the beginning needs no unit."""
+    return words.duration(ns) if ns else "0"

@@ -67,6 +67,33 @@ def test_without_samples_the_speed_up_is_by_step_then_by_makespan():
     assert draw.compare({"slow": run(300, 0), "fast": run(100, 0)}).table()["speed-up"].tolist() == [1, 3]
 
 
+def test_the_title_names_a_first_that_is_the_fastest():
+    slow, fast = factory.loader("blocking"), factory.loader("resident")
+    title = draw.compare({"fast": fast, "slow": slow}).figure().layout.title.text
+    assert title == "fast is 1.8x as fast as slow"
+    three = draw.compare({"fast": fast, "slow": slow, "pinned": factory.loader("pinned")}).figure()
+    assert three.layout.title.text == "fast is the fastest, 1.4x as fast as pinned"
+
+
+def test_the_grid_does_not_go_through_the_headers():
+    figure = draw.compare(factory.loaders()).figure()
+    rooms = [shape for shape in figure.layout.shapes if shape.layer == "between"]
+    headers = [note.y for note in figure.layout.annotations]
+    assert [room.y0 < y < room.y1 for room, y in zip(rooms, headers, strict=True)] == [True] * 4
+    assert {room.xref for room in rooms} <= {None, "x"}  # plotly.js fails on a domain in this layer
+
+
+def test_the_printed_table_has_the_digits_that_a_column_needs():
+    printed = draw.compare(factory.loaders()).printed()
+    assert printed.loc["blocking"].to_dict() == {
+        "makespan [ms]": "1.840", "step [µs]": "306.7", "samples/s": "834,783", "GPU computes [%]": "48.9",
+        "copy [ms]": "0.720", "copy hidden [%]": "0.0", "copy exposed [ms]": "0.720", "host blocked [ms]": "1.676",
+        "limit [ms]": "0.900", "headroom": "2.04", "speed-up": "1.00",
+    }  # fmt: skip
+    alone = draw.compare({"kernel": later(0), "nothing": factory.empty()}).printed()
+    assert alone.loc["nothing", "copy hidden [%]"] == "–"
+
+
 def test_utilization_curves():
     timelines = factory.loaders()
     figure = draw.compare(timelines).utilization(window_ns=50_000)

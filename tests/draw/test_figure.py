@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
+import types
 
 import factory
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from loaderviz import draw
+from loaderviz import draw, words
 from loaderviz.builder import TimelineBuilder
 from loaderviz.draw import theme
 from loaderviz.draw.detail import BUDGET
+from loaderviz.draw.names import place_of
 from loaderviz.metrics import NotATimelineError, states, summarize
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind
 
@@ -125,6 +129,83 @@ def test_waits_are_hatched_with_their_cause():
     waits = next(trace for trace in figure.data if trace.name == "host blocked")
     assert waits.marker.pattern.shape == "/"
     assert set(waits.text) == {"waiting for data", "staging", "synchronize"}
+
+
+def test_by_batch_the_legend_explains_patterns_and_has_only_what_is_drawn():
+    figure = draw.figure(hazard())
+    entries = [trace.name for trace in figure.data if trace.showlegend]
+    assert {"crosses: copy D2D", "dots: memset", "thin bar: copy", "no batch", "batch 0"} <= set(entries)
+    builder = TimelineBuilder(Context())
+    main = builder.lane("main", "host", "main")
+    builder.span(0, 9, main, Kind.API, "call", batch=3)
+    builder.span(1, 2, main, Kind.OPERATOR, "not drawn")
+    builder.span(2, 8, main, Kind.WAIT, "purple, whatever its batch", cause=Cause.DATA)
+    shown = draw.figure(builder.build())
+    assert [trace.name for trace in shown.data if trace.showlegend] == ["host blocked", "batch 3"]
+
+
+def test_text_on_a_pattern_is_black_by_batch_too():
+    builder = TimelineBuilder(Context())
+    builder.span(0, 9, builder.lane("stream 0", "device"), Kind.COPY_D2D, "copy", batch=0)
+    (copy,) = [trace for trace in draw.figure(builder.build()).data if trace.name == "copy D2D"]
+    assert (copy.insidetextfont.color, copy.marker.color) == (theme.INK, theme.BLUE)
+
+
+def test_what_is_too_short_for_a_pixel_has_an_edge_in_its_own_colour():
+    """plotly draws nothing where a bar is less than a hundredth of a pixel wide."""
+    builder = TimelineBuilder(Context())
+    stream = builder.lane("stream 0", "device")
+    builder.span(0, 1_000_000, stream, Kind.COMPUTE, "long", batch=0)
+    builder.span(1_000_000, 1_000_002, stream, Kind.COMPUTE, "short", batch=1)
+    (kernels,) = [trace for trace in draw.figure(builder.build()).data if trace.name == "kernel"]
+    assert list(kernels.x) == [1_000, 0.002]  # µs; no bar is widened
+    assert list(kernels.marker.line.color) == ["white", theme.ORANGE]
+    assert kernels.marker.line.width == 1
+
+
+def test_names_on_bars_are_as_long_as_there_is_room():
+    builder = TimelineBuilder(Context())
+    main = builder.lane("main", "host", "main")
+    name = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
+    builder.span(0, 8_000, main, Kind.RANGE, name)
+    builder.span(8_000, 10_000, main, Kind.RANGE, name)
+    builder.span(8_000, 9_000, main, Kind.RANGE, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+    for number in range(2):
+        builder.span(10_000, 10_000 + 700 * (1 - number), main, Kind.RANGE, f"batch {number}: 64 samples")
+    (ranges,) = [trace for trace in draw.figure(builder.build()).data if trace.name == "range"]
+    assert ranges.text[0] == name
+    assert ranges.text[1].startswith("[param|pytorch") and ranges.text[1].endswith("d]") and "…" in ranges.text[1]
+    assert set(ranges.text[2:]) == {"next batch", "batch 0", "1"}
+
+
+def test_notes_about_the_whole_are_left_out_of_a_part():
+    timeline = factory.loader("blocking", batches=20)
+    notes = ("recording quality: good", "the GPU has work from 1 µs to 2 µs only", "under autocast")
+    whole = dataclasses.replace(timeline, context=dataclasses.replace(timeline.context, notes=notes))
+    assert all(note in whole.figure().layout.title.subtitle.text for note in notes)
+    half = whole.between(0, timeline.duration // 2)
+    subtitle = half.between(0, timeline.duration // 4).figure().layout.title.subtitle.text.replace("<br>", " ")
+    assert subtitle.count(" shown") == 1
+    assert f"{words.duration(timeline.duration // 4)} of {words.duration(timeline.duration)} shown" in subtitle
+    assert "under autocast" in subtitle and "quality" not in subtitle and "work from" not in subtitle
+
+
+def test_the_lines_of_a_subtitle_are_of_one_length():
+    timeline = factory.loader("blocking")
+    long = dataclasses.replace(timeline, context=dataclasses.replace(timeline.context, notes=("some words " * 16,)))
+    lengths = [len(line) for line in long.figure().layout.title.subtitle.text.split("<br>")]
+    assert len(lengths) == 2
+    assert min(lengths) > 0.8 * max(lengths)
+
+
+def test_a_line_of_a_cell_is_told_by_its_number(monkeypatch):
+    class Compiler:
+        def format_code_name(self, name):
+            return ("Cell", "In[6]") if name == "/tmp/ipykernel_1/2.py" else None
+
+    shell = types.SimpleNamespace(compile=Compiler())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    assert [place_of(source) for source in ("/tmp/ipykernel_1/2.py:3", "train.py:3")] == ["In[6]:3", "train.py:3"]
 
 
 def test_marks_are_drawn_in_their_lane():

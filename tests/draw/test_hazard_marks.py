@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 
@@ -27,7 +30,12 @@ def timeline(marks=1, gap=0, spans=True):
 
 
 def named(figure):
-    return {trace.name: trace for trace in figure.data if trace.type == "scatter"}
+    return {trace.name: trace for trace in figure.data if trace.type == "scatter" or trace.zorder}
+
+
+def band_of(figure):
+    (band,) = [trace for trace in figure.data if trace.name == "both at once"]
+    return band
 
 
 def boxes(trace):
@@ -42,32 +50,58 @@ def test_both_spans_are_outlined_in_their_lanes_and_the_time_they_share_is_shade
     kernel, copy = boxes(traces["in a race"])
     assert (kernel[:2], copy[:2]) == ((0, 4), (3, 5))
     assert [labels[round((box[2] + box[3]) / 2, 6)] for box in (kernel, copy)] == ["stream 7", "stream 13"]
-    (shade,) = boxes(traces["both at once"])
-    assert shade == (3, 4, kernel[2], copy[3]) and traces["both at once"].fill == "toself"
+    band = band_of(figure)
+    assert (list(band.base), list(band.x)) == ([3], [1])
+    assert band.zorder < 0  # behind the bars, whose colours stay
+    top, bottom = (band.y[0] + side * band.width[0] / 2 for side in (-1, 1))
+    assert top < kernel[2] < copy[3] < bottom
 
 
 def test_the_missing_order_is_dashed_from_the_end_of_the_first_to_the_start_of_the_second():
     figure = timeline(gap=3_000).figure()
     edge = named(figure)["missing order"]
     assert (edge.x[:2], edge.line.dash) == ((4.0, 6.0), "dash")
-    assert not named(figure)["both at once"].x  # they came apart
+    assert not band_of(figure).base  # they came apart
 
 
 def test_words_stand_below_the_lanes_and_a_line_leads_there():
     figure = timeline().figure()
     (note,) = [each for each in figure.layout.annotations if "early-reuse" in each.text]
     assert note.text.split("<br>")[1] == "missing: record_stream at train.py:3"
-    lowest = max(np.max(trace.y) for trace in figure.data if trace.type == "bar" and list(trace.y) != [None])
-    assert lowest < note.y < figure.layout.yaxis.range[0]
+    bars = [trace for trace in figure.data if trace.type == "bar" and list(trace.y) != [None]]
+    assert max(np.max(trace.y) for trace in bars) < note.y < figure.layout.yaxis.range[0]
     (leader,) = [shape for shape in figure.layout.shapes if shape.type == "line"]
     assert leader.x0 == leader.x1 == 3 and leader.y1 == note.y
     assert note.font.size >= 12
 
 
-def test_words_at_the_right_edge_stay_inside():
-    notes = [note for note in timeline(3).figure().layout.annotations if "early-reuse" in note.text]
-    assert [(note.x, note.xanchor) for note in notes] == [(0, "left"), (1, "right"), (1, "right")]
-    assert len({note.y for note in notes}) == 3
+@pytest.mark.parametrize("width", [880, 1_500])
+def test_words_are_met_by_the_line_that_leads_there_and_stay_inside(width):
+    shown = timeline(3)
+    for number, mark in enumerate(shown.marks):
+        alone = dataclasses.replace(shown, marks=(dataclasses.replace(mark, text=f"{TEXT} {'wide ' * number * 8}"),))
+        figure = alone.figure()
+        (note,), (leader,) = figure.layout.annotations, [each for each in figure.layout.shapes if each.type == "line"]
+        low, high = figure.layout.xaxis.range
+        line = (leader.x0 - low) / (high - low) * width
+        left = line + note.xshift
+        right = left + 7.3 * max(map(len, re.sub("<[^i>]*>", "", note.text.replace("<br>", "\n")).splitlines()))
+        assert note.x == leader.x0
+        assert -8 <= left <= line <= right <= width + 1, (number, left, line, right)
+
+
+def test_hazards_of_the_same_words_share_them():
+    (note,) = [note for note in timeline(3).figure().layout.annotations if "early-reuse" in note.text]
+    assert note.text.startswith("<b>early-reuse, 3 times: stream 13 overwrites")
+
+
+def test_long_words_go_on_in_a_second_line():
+    shown = timeline()
+    long = dataclasses.replace(shown.marks[0], text=f"{'what is wrong ' * 14}; missing: {'a wait ' * 30}")
+    (note,) = dataclasses.replace(shown, marks=(long,)).figure().layout.annotations
+    lines = note.text.split("<br>")
+    assert [line.startswith("<b>") for line in lines] == [True, True, False, False]
+    assert max(map(len, lines)) < 120
 
 
 def test_only_the_first_are_drawn_in_full_and_all_have_a_cross():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderviz.builder import TimelineBuilder
-from loaderviz.draw.lanes import arrange, depths
+from loaderviz.draw.lanes import arrange, depths, left_px
 from loaderviz.timeline import Context, Kind
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20)), max_size=20)
@@ -25,6 +25,16 @@ def test_lanes_go_the_way_of_a_batch():
     ]  # fmt: skip
     assert "main · operators" in labels(factory.loader("prefetch"), operators=True)
     assert labels(factory.empty()) == []
+
+
+def test_nested_tracks_and_long_names_are_labelled():
+    builder = TimelineBuilder(Context())
+    lane = builder.lane("a thread with a name of more letters than there is room", "host", "main")
+    builder.span(0, 10, lane, Kind.RANGE, "outer")
+    builder.span(2, 8, lane, Kind.RANGE, "inner")
+    tracks = arrange(builder.build()).tracks
+    assert [track.label for track in tracks] == ["a thread with a name of…here is room · ranges", "nested"]
+    assert left_px(tracks) > left_px(tracks[1:]) == 150
 
 
 def test_every_span_is_drawn_once_and_copies_once_more_in_their_engine():
@@ -55,6 +65,22 @@ def test_nested_spans_go_down_one_track_a_level():
 
 def test_a_stream_needs_one_track_even_with_spans_of_no_length():
     assert depths(np.array([0, 10, 10, 20]), np.array([10, 10, 20, 20])).tolist() == [0, 0, 0, 0]
+
+
+def test_a_long_operator_is_drawn_where_the_host_would_seem_to_do_nothing():
+    builder = TimelineBuilder(Context())
+    main = builder.lane("main", "host", "main")
+    alone = builder.span(0, 500, main, Kind.OPERATOR, "aten::div")
+    builder.span(10, 400, main, Kind.OPERATOR, "inside of it")
+    builder.span(450, 460, main, Kind.API, "cudaLaunchKernel")
+    builder.span(500, 510, main, Kind.OPERATOR, "a short one")
+    builder.span(600, 900, main, Kind.OPERATOR, "around a call")
+    builder.span(610, 890, main, Kind.API, "cudaMemcpyAsync")
+    timeline = builder.build()
+    placement = arrange(timeline)
+    assert [track.label for track in placement.tracks] == ["main · operators", "main · calls"]
+    assert [timeline.names[timeline.name[span]] for span in placement.span[placement.track == 0]] == ["aten::div"]
+    assert alone in placement.span
 
 
 def test_each_gpu_has_its_own_lanes_and_strip():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import xml.etree.ElementTree as ET
 
 import factory
@@ -13,7 +15,9 @@ from hypothesis import strategies as st
 from test_figure import hazard
 
 from loaderviz import draw
+from loaderviz.builder import TimelineBuilder
 from loaderviz.draw import still, theme
+from loaderviz.timeline import ArrowKind, Context, Kind
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -66,6 +70,41 @@ def test_the_legend_is_that_of_the_bars():
     striped = parts(picture, "pattern")
     assert len(striped) == 2  # host blocked, copy hidden
     assert {theme.PURPLE.lstrip("#"), theme.ORANGE.lstrip("#")} == {each.get("id")[-6:] for each in striped}
+
+
+def test_patterns_differ_by_shape_and_by_their_ground():
+    """Orange crosses of a batch are not the orange stripes of a hidden copy, which lie on dark."""
+    builder = TimelineBuilder(Context(device="A100", origin="emulated"))
+    stream, side = builder.lane("stream 7", "device", number=7), builder.lane("stream 9", "device", number=9)
+    builder.span(0, 900, stream, Kind.COMPUTE, "kernel", batch=1)
+    builder.span(100, 400, side, Kind.COPY_H2D, "Memcpy HtoD", batch=1)
+    for number, kind in enumerate((Kind.COPY_D2D, Kind.MEMSET)):
+        builder.span(900 + 100 * number, 1_000 + 100 * number, stream, kind, "work", batch=number)
+    picture = still.svg(builder.build().figure())
+    found = [each.get("id") for each in parts(picture, "pattern")]
+    assert len(found) == len(set(found))
+    assert {name[:4] for name in found if name.endswith("E69F00")} == {"stri", "dots"}
+    assert {"crosses: copy D2D", "dots: memset"} <= set(words(picture))
+    used = set(re.findall(r"url\(#(\w+)\)", picture)) - {"arrow"}
+    assert used == set(found)
+
+
+def test_lines_arrows_and_crosses_are_there():
+    timeline = factory.loader("prefetch")
+    picture = still.svg(timeline.figure(arrows="wait"))
+    arrows = [each for each in parts(picture, "path") if each.get("marker-end")]
+    assert len(arrows) == (timeline.arrows["kind"] == ArrowKind.WAIT).sum() > 0
+    crosses = [each for each in parts(still.svg(hazard().figure()), "path") if "l10 10" in each.get("d")]
+    assert len(crosses) == 4  # white and black, in the picture and in the legend
+
+
+def test_all_of_a_long_subtitle_is_there():
+    timeline = factory.loader("blocking")
+    notes = tuple(f"note {number}: {'words ' * 20}" for number in range(3))
+    long = dataclasses.replace(timeline, context=dataclasses.replace(timeline.context, notes=notes))
+    picture = still.svg(long.figure())
+    assert all(f"note {number}" in " ".join(words(picture)) for number in range(3))
+    assert max(len(line) for line in words(picture)) < 150
 
 
 def test_a_comparison_has_its_headers_and_its_twin():

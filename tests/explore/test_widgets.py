@@ -12,7 +12,7 @@ import pytest
 
 from loaderviz import draw, record, summarize
 from loaderviz.builder import TimelineBuilder
-from loaderviz.explore import Settings, SettingsError, cells, explore, step_through, viewer
+from loaderviz.explore import Settings, SettingsError, cells, explore, panels, step_through, viewer
 from loaderviz.explore.live import LiveFigure, figure_of, picture
 from loaderviz.explore.pipeline import simulate
 from loaderviz.explore.program import program_of
@@ -40,6 +40,23 @@ def plain(figure):
 
     json = figure.to_plotly_json()
     return bare(clean({"data": json["data"], "layout": json["layout"]}))
+
+
+# What all have
+
+
+def test_a_card_has_no_border_that_plotly_would_count_as_room():
+    """With one, the figure grew by two pixels whenever the page was resized."""
+    assert "::after{" in panels.fit()
+    assert "border:" not in panels.fit().partition("::after")[0]
+
+
+def test_a_table_keeps_arrows_and_labels_whole():
+    shown = panels.table(["", ""], [["launched by", "Memcpy HtoD (Pinned -> Device)"]])
+    assert "<thead>" not in shown
+    assert "white-space:nowrap'>launched by</td>" in shown
+    assert "Pinned -\u2060&gt; Device" in shown
+    assert "<th " in panels.table(["who", "does"], [["main", "idle"]])
 
 
 # The explorer
