@@ -1,10 +1,12 @@
-"""Numbers in words with units, as summaries, figures and reports print them. Standard library only.
+"""Numbers with units, and lines of code, in words, as summaries, figures and reports print them. Standard library only.
 
 duration(1_234_567)   # "1.235 ms"
 share(0.412)          # "41 %"
 """
 
 from __future__ import annotations
+
+import sys
 
 _DURATIONS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"))
 _SIZES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
@@ -53,6 +55,17 @@ def count(number: int, noun: str) -> str:
     """Return how many: "1 span", "12,345 spans", "2 batches"."""
     plural = "" if number == 1 else "es" if noun.endswith(("ch", "s")) else "s"
     return f"{number:,} {noun}{plural}"
+
+
+def place(source: str) -> str:
+    """Return a "file:line" as a reader knows it: "In[6]:2" for a line of the cell that ran as number 6.
+
+    The file that IPython makes of a cell tells a reader nothing. IPython is asked only if it is imported already.
+    """
+    file, _, line = source.rpartition(":")
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)(file)
+    return f"{named[1]}:{line}" if named else source
 
 
 def _four_digits(value: float) -> str:

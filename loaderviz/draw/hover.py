@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from loaderviz import words
 from loaderviz.draw.detail import Bars
-from loaderviz.draw.names import place_of, shorten
+from loaderviz.draw.names import shorten
 from loaderviz.metrics import BATCH_RANGE
 from loaderviz.timeline import COPIES, Cause, Kind, Span
 
@@ -75,5 +75,5 @@ def _lines(row: Span, hidden: float, origin: int) -> list[str]:
     if row.cause is not Cause.NONE:
         lines.append(f"host blocked: {row.cause.words}")
     if row.source:
-        lines.append(escape(place_of(row.source), quote=False))
+        lines.append(escape(words.place(row.source), quote=False))
     return lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from functools import lru_cache
 from html import escape
 
@@ -27,11 +26,3 @@ def cut(name: str, length: int) -> str:
 def shorten(name: str, length: int = LONGEST) -> str:
     """Return a name ready for plotly: cut to `length` characters, with "<" and "&" escaped."""
     return escape(cut(re.sub(r"^void ", "", name), length), quote=False)
-
-
-def place_of(source: str) -> str:
-    """Return a "file:line" as a reader knows it: "In[6]:2" for a line of the cell that ran as number 6."""
-    file, _, line = source.rpartition(":")
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)(file)
-    return f"{named[1]}:{line}" if named else source

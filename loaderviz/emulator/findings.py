@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import linecache
 import re
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -222,19 +221,7 @@ def stream_words(number: int | None) -> str:
 def short(source: str) -> str:
     """Return "train.py:31" for "/home/me/train.py:31", "In[6]:2" for a line of a notebook cell that ran as number 6;
     "an unknown line" for ""."""
-    file, _, number = source.rpartition(":")
-    cell = _cell(file)
-    return f"{cell}:{number}" if cell else source.replace("\\", "/").rsplit("/", 1)[-1] or "an unknown line"
-
-
-def _cell(file: str) -> str:
-    """Return "In[6]" if `file` is the file that IPython makes of a cell: its own name tells a reader nothing.
-
-    "" for another file, and without IPython, which is not imported for this.
-    """
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)(file)
-    return named[1] if named else ""
+    return words.place(source).replace("\\", "/").rsplit("/", 1)[-1] or "an unknown line"
 
 
 def code(source: str) -> str:

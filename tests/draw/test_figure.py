@@ -16,7 +16,6 @@ from loaderviz import draw, words
 from loaderviz.builder import TimelineBuilder
 from loaderviz.draw import theme
 from loaderviz.draw.detail import BUDGET
-from loaderviz.draw.names import place_of
 from loaderviz.metrics import NotATimelineError, states, summarize
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind
 
@@ -205,7 +204,7 @@ def test_a_line_of_a_cell_is_told_by_its_number(monkeypatch):
 
     shell = types.SimpleNamespace(compile=Compiler())
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    assert [place_of(source) for source in ("/tmp/ipykernel_1/2.py:3", "train.py:3")] == ["In[6]:3", "train.py:3"]
+    assert [words.place(source) for source in ("/tmp/ipykernel_1/2.py:3", "train.py:3")] == ["In[6]:3", "train.py:3"]
 
 
 def test_marks_are_drawn_in_their_lane():
