@@ -57,8 +57,9 @@ def _show(timeline: Timeline, title: str, out: Path, stream: TextIO, hazards: Se
     from loaderviz.advice import advise
 
     summary, advice, context = metrics.summarize(timeline), advise(timeline), timeline.context
-    notes = [f"Clock: {context.clock}.", *(f"{note[:1].upper()}{note[1:]}." for note in context.notes)]
-    races = [export.Section("Races: wrong on a real GPU, now and then", items=[each.line for each in hazards])]
+    clock = [] if context.origin == "emulated" else [f"Clock: {context.clock}."]
+    notes = [*clock, *(f"{note[:1].upper()}{note[1:]}." for note in context.notes)]
+    races = [export.Section("Races: wrong on a real GPU, now and then", items=list(hazards))]
     sections = [
         export.Section("Timeline", items=[timeline, summary, *notes]), *(races if hazards else []),
         export.Section("What could be gained", items=[advice]),

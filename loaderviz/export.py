@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderviz.advice import Advice, advise
+from loaderviz.advice import advise
 from loaderviz.chrome import to_chrome_trace
 from loaderviz.errors import LoadervizError
 from loaderviz.files import writable
@@ -39,8 +39,8 @@ class ExportError(LoadervizError, ValueError):
 class Section:
     """A part of the HTML page: a heading, a paragraph, and items below each other.
 
-    Items may be plotly figures, pandas tables, Timelines, Summaries, Advice, Comparisons (figure, utilisation and
-    table) or strings (a paragraph).
+    Items may be plotly figures, pandas tables, Timelines, Summaries, Advice, Hazards (each by itself), Comparisons
+    (figure, utilisation and table) or strings (a paragraph); and what else has a `_repr_html_`.
     """
 
     heading: str
@@ -181,12 +181,12 @@ def _item(item: Any) -> str:
         return _figure(draw.figure(item))
     if isinstance(item, draw.Comparison):
         return "\n".join((_table(item.printed()), _figure(item.figure()), _figure(item.utilization())))
-    if isinstance(item, (Summary, Advice)):
-        side = " side" if isinstance(item, Summary) else ""  # its two tables stand side by side
-        return f'<div class="scroll{side}">{_together(item._repr_html_())}</div>'
     if isinstance(item, pd.DataFrame):
         return _table(item)
-    kinds = "a plotly figure, a pandas table, a Timeline, a Summary, Advice, a Comparison or a string"
+    if hasattr(item, "_repr_html_"):
+        side = " side" if isinstance(item, Summary) else ""  # its two tables stand side by side
+        return f'<div class="scroll{side}">{_together(item._repr_html_())}</div>'
+    kinds = "a plotly figure, a pandas table, a Timeline, a Summary, Advice, a Hazard, a Comparison or a string"
     raise ExportError(f"a section cannot show a {type(item).__name__}; give {kinds}")
 
 

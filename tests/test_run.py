@@ -283,7 +283,10 @@ def test_races_are_told(here, capsys):
     err = capsys.readouterr().err
     assert "race: early-read: stream 7" in err
     assert "HazardWarning" not in err
-    assert "early-read at program.py:6" in (here / "timeline.html").read_text(encoding="utf-8")
+    page = (here / "timeline.html").read_text(encoding="utf-8")
+    assert "Races: wrong on a real GPU" in page
+    assert "program.py:6" in page
+    assert "ready = side.record_event()" in page  # the line to add
 
 
 # What cannot be run
