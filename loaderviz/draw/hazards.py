@@ -202,16 +202,31 @@ def _lines(shapes: Sequence[list[tuple[float | None, float | None]]], name: str,
 def _crosses(parts: Sequence[Part], look: Look) -> Json:
     x, y, texts = [], [], []
     for part in parts:
-        lanes = _lane_places(part) if part.timeline.marks else {}
-        for mark in part.timeline.marks:
+        heights = _heights(part) if part.timeline.marks else []
+        for mark, height in zip(part.timeline.marks, heights, strict=True):
             x.append((mark.time - part.origin) / look.unit)
-            y.append(lanes.get(mark.lane, part.placement.bottom))
+            y.append(height)
             words = "<br>".join(escape(line, quote=False) for line in wrap(mark.text, _HOVER_LETTERS))
             texts.append(f"<b>{escape(mark.kind, quote=False)}</b><br>{words}")
     marker = {"symbol": "x", "size": 13, "color": theme.BLACK, "line": {"color": "white", "width": 1.5}}
     return {"type": "scatter", "x": x, "y": y, "mode": "markers", "marker": marker, "name": "hazard",
             "hovertext": texts, "hovertemplate": "%{hovertext}<extra></extra>", "showlegend": bool(x),
             "visible": bool(x)}  # fmt: skip
+
+
+def _heights(part: Part) -> list[float]:
+    """Return where each cross stands: in the track of the second span, or of the first of its lane if it is not drawn.
+
+    A host thread has several tracks, and a cross in another one than the span would point at nothing.
+    """
+    middle, _ = places(part)
+    lanes = _lane_places(part)
+    found = []
+    for mark in part.timeline.marks:
+        second = mark.spans[1]
+        drawn = second >= 0 and not np.isnan(middle[second])
+        found.append(float(middle[second]) if drawn else lanes.get(mark.lane, part.placement.bottom))
+    return found
 
 
 def _lane_places(part: Part) -> dict[int, float]:

@@ -23,6 +23,9 @@ from loaderviz.draw.detail import BUDGET
 from loaderviz.timeline import Timeline
 
 Json = dict[str, Any]
+# plotly draws a widget narrow at first, and would keep the long legend of that picture inside: over the axis, for ever.
+FIXED = {"autoexpand": False}  # margins
+EDGE_PX = 10  # of the legend, around its rows
 LEGEND_ROWS = 4  # kept free below the axis, whatever the legend has, so that the picture does not jump
 
 
@@ -78,7 +81,9 @@ def layout_of(parts: Sequence[page.Part], look: page.Look, title: str, subtitle:
     # Two lines of one title: a browser places a subtitle by the title's size, which a hidden cell does not have.
     small = f"<span style='font-size:13px;color:{theme.SOFT}'>{escape(subtitle, quote=False)}</span>"
     words = {"text": f"{escape(title, quote=False)}<br>{small}", "font": {"size": 15}}
-    return frame.layout(parts, look, "", "", LEGEND_ROWS) | {"autosize": True, "title": words}
+    layout = frame.layout(parts, look, "", "", LEGEND_ROWS)
+    margin = layout["margin"] | FIXED | {"b": layout["margin"]["b"] + EDGE_PX}
+    return layout | {"autosize": True, "title": words, "margin": margin, "height": layout["height"] + EDGE_PX}
 
 
 def changes(before: Json, after: Json, path: str = "") -> Iterator[tuple[str, Any]]:

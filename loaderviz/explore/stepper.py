@@ -19,15 +19,16 @@ import plotly.graph_objects as go
 
 from loaderviz import draw, words
 from loaderviz.activity import check_timeline
-from loaderviz.draw import theme
+from loaderviz.draw import frame, theme
 from loaderviz.draw.page import time_unit
 from loaderviz.explore import panels
 from loaderviz.explore.cells import Interactive, live_here
-from loaderviz.explore.live import survive_reload
+from loaderviz.explore.live import EDGE_PX, FIXED, survive_reload
 from loaderviz.explore.state import State, events, name_of, state_at
 from loaderviz.timeline import Kind, Timeline
 
 AROUND = 6  # source lines shown before and after the current one
+CURSOR = "cursor"
 UNUSED_PX = 24  # of the top margin: there is no subtitle
 BARS = 2_000  # the cursor moves over a picture that stays, so it can be rich, but not slow to appear
 
@@ -101,12 +102,16 @@ class Stepper(Interactive):
     def _draw(self) -> go.Figure:
         figure = draw.figure(self.timeline, title=self._title(), budget=BARS)
         figure.layout.title.subtitle.text = ""
+        names = [trace.name for trace in figure.data if trace.showlegend]
+        room = EDGE_PX + frame.LEGEND_ROW * (frame.legend_rows([*names, CURSOR]) - frame.legend_rows(names))
         figure.layout.margin.t -= UNUSED_PX
-        figure.layout.height -= UNUSED_PX
+        figure.layout.margin.b += room
+        figure.layout.margin.update(FIXED)
+        figure.layout.height += room - UNUSED_PX
         low, high = figure.layout.yaxis.range or (1, 0)
         x = (self.time - self.timeline.begin) / self._unit
         figure.add_scatter(
-            x=[x, x], y=[low, high], mode="lines", name="cursor", hoverinfo="skip",
+            x=[x, x], y=[low, high], mode="lines", name=CURSOR, hoverinfo="skip",
             line={"color": theme.BLACK, "width": 2, "dash": "dot"},
         )  # fmt: skip
         return figure

@@ -166,7 +166,7 @@ busy.reveal()
 # three: it begins when batch 3 is ready.
 #
 # The *limit* is the longer one of two times: that of all computing and that of all copies, here the copies. Even if all
-# of the shorter one is hidden, the loop cannot be faster. *Headroom* says how many times as long it takes now.
+# of the shorter one is hidden, the loop takes at least the limit. *Headroom* says how many times as long it takes now.
 #
 # ## Exercise
 #

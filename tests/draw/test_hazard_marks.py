@@ -111,6 +111,20 @@ def test_only_the_first_are_drawn_in_full_and_all_have_a_cross():
     assert all("record_stream" in text for text in named(figure)["hazard"].hovertext)
 
 
+def test_the_cross_of_an_access_by_the_host_stands_in_its_own_track():
+    builder = TimelineBuilder(Context())
+    main, side = builder.lane("main", "host", "main"), builder.lane("stream 13", "device", number=13)
+    builder.span(0, 9_000, main, Kind.RANGE, "batch 0")
+    copy = builder.span(1_000, 5_000, side, Kind.COPY_H2D, "Memcpy HtoD (Pinned -> Device)")
+    fill = builder.span(2_000, 3_000, main, Kind.OPERATOR, "aten::fill_")
+    builder.mark(2_000, main, "early-refill", TEXT, (copy, fill))
+    figure = builder.build().figure(operators=True)
+    labels = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
+    assert labels[named(figure)["hazard"].y[0]] == "main · operators"
+    left_out = named(builder.build().figure())["hazard"]
+    assert labels[left_out.y[0]] == "main · ranges"
+
+
 @pytest.mark.parametrize("shown", [timeline(spans=False), timeline().between(6_000, 7_000)])
 def test_a_hazard_without_both_spans_in_the_picture_has_at_most_its_cross(shown):
     traces = named(shown.figure())
