@@ -22,7 +22,7 @@ from .stored import check_memory, checked_length, packer, tensors_of
 SHUFFLES = ("samples", "blocks", "batches", None)
 METHODS = ("gather", "permute")
 _ADVICE = (
-    "Keep the data as stored (uint8, not float32), use method='gather', which needs no second copy, call "
+    "Keep the data as stored (uint8, not float32), {gather}call "
     "torch.cuda.empty_cache() if an earlier data set was dropped, or stream the data through PrefetchLoader"
 )
 
@@ -147,7 +147,8 @@ class ResidentLoader(DeviceLoader[Any]):
         permutes = self.method == "permute" and not self._by_batches
         size = sum(part[:1].numel() * part.element_size() for part in parts)
         index = 0 if self._by_batches else 8 * self._share
-        check_memory(parts, self.device, index + (size * self._share if permutes else 0), _ADVICE)
+        advice = _ADVICE.format(gather="use method='gather', which needs no second copy, " if permutes else "")
+        check_memory(parts, self.device, index + (size * self._share if permutes else 0), advice)
         self._parts = [part.detach().to(self.device) for part in parts]
         self._pack = packer(data)
         self._buffers: list[Tensor] = []

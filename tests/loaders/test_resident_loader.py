@@ -333,8 +333,9 @@ def test_memory_is_checked_before_anything_moves(small_gpu: list[int]) -> None:
 def test_exactly_what_is_needed_is_enough(small_gpu: list[int], arguments: dict[str, Any], needed: int) -> None:
     data = torch.zeros(1000, 1000, dtype=torch.uint8)
     small_gpu[0] = needed - 1
-    with pytest.raises(MemoryError):
+    with pytest.raises(MemoryError) as refused:
         ResidentLoader(data, 10, **arguments)
+    assert ("use method='gather'" in str(refused.value)) == (needed > 1_200_000)  # only where that needs less
     small_gpu[0] = needed
     with pytest.raises(pytest.fail.Exception, match="moved"):
         ResidentLoader(data, 10, **arguments)
