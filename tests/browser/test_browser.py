@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from labserver import LEGEND_BELOW
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 FIGURE = "application/vnd.plotly.v1+json"
@@ -36,6 +37,8 @@ def test_all_cells_run_and_all_figures_are_drawn(name, open_and_run):
         assert box is not None
         assert box["width"] > 600
         assert box["height"] > 200
+        if figure["layout"].get("legend", {}).get("orientation") == "h":  # of a timeline; others have it inside
+            assert plots.nth(number).evaluate(LEGEND_BELOW)
     assert plots.count() == len(figures)
 
     assert notebook.script_errors == []

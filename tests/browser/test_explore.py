@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from labserver import LEGEND_BELOW
 
 CELLS = [
     "import loaderviz as lv\nexplorer = lv.explore()\nexplorer",
@@ -125,6 +126,7 @@ def test_keys_move_the_pictures_and_a_reload_shows_them_again(notebook):
 
     page = notebook.page
     explorer, stepper, viewer = plots(page)
+    assert [plot.evaluate(LEGEND_BELOW) for plot in (explorer, stepper, viewer)] == [True] * 3  # the very first picture
     stops = [page.locator(".jp-CodeCell").nth(number).evaluate(TAB_ORDER) for number in range(len(CELLS))]
     assert [[" ".join(stop.split()) for stop in each] for each in stops] == STOPS
     explorer_answers(page, explorer)
