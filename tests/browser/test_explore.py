@@ -5,10 +5,24 @@ from __future__ import annotations
 import pytest
 from labserver import LEGEND_BELOW
 
+# So many kinds of spans that the legend has more rows than there is room for in a narrow picture.
+MANY_KINDS = """import torch
+from torch.utils.data import DataLoader, TensorDataset
+with lv.record(on="t4", hazards="off") as recording:
+    side = torch.cuda.Stream()
+    for (x,) in DataLoader(TensorDataset(torch.ones(48, 1 << 17)), 8, num_workers=2, pin_memory=True):
+        x = x.to("cuda", non_blocking=True)
+        y = torch.zeros_like(x).copy_(x)
+        with torch.cuda.stream(side):
+            z = torch.ones(1 << 20).pin_memory().to("cuda", non_blocking=True)
+        for _ in range(20):
+            y = (y * y).sqrt()
+        y.sum().item()
+"""
 CELLS = [
     "import loaderviz as lv\nexplorer = lv.explore()\nexplorer",
     "lv.step_through(explorer.timeline)",
-    "lv.explore.viewer(explorer.timeline)",
+    f"{MANY_KINDS}lv.explore.viewer(recording.timeline, color='kind')",
 ]
 BARS = "plot => [...plot.querySelectorAll('.bars .point path')].map(path => path.getAttribute('d')).join()"
 AGAIN = """async () => {
