@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderviz import words
+from loaderviz.intervals import take_free
 from loaderviz.recorder.clocks import ANCHORS, Anchor, Clock, clock
 from loaderviz.recorder.fetches import Fetch
 from loaderviz.recorder.kineto import RawTrace
@@ -133,19 +134,7 @@ def _trimmed(timeline: Timeline, begin: int, end: int) -> Timeline:
     host = np.isin(timeline.lane, [n for n, lane in enumerate(timeline.lanes) if lane.group == "host"])
     inside = (timeline.start >= begin) & (timeline.start < end)
     spans = timeline.spans | {"end": np.where(host, np.minimum(timeline.end, end), timeline.end)}
-    return _kept(replace(timeline, spans=spans), ~host | inside)
-
-
-def _kept(timeline: Timeline, keep: npt.NDArray[np.bool_]) -> Timeline:
-    """Return it with some of its spans, and the arrows between these."""
-    moved = np.where(keep, np.cumsum(keep) - 1, -1)
-    arrows = timeline.arrows | {side: moved[timeline.arrows[side]] for side in ("tail", "head")}
-    whole = (arrows["tail"] >= 0) & (arrows["head"] >= 0)
-    return replace(
-        timeline,
-        spans={column: values[keep] for column, values in timeline.spans.items()},
-        arrows={column: values[whole] for column, values in arrows.items()},
-    )
+    return replace(timeline, spans=spans).only(~host | inside)
 
 
 def _translated(timeline: Timeline, main: int) -> Timeline:
@@ -178,7 +167,7 @@ def _translated(timeline: Timeline, main: int) -> Timeline:
     spans["kind"] = np.where(pins, np.int8(Kind.PIN), spans["kind"])
     spans["name"] = name[old]
     lanes = tuple(_lane(lane, number == main) for number, lane in enumerate(timeline.lanes))
-    return _kept(replace(timeline, spans=spans, names=tuple(table), lanes=lanes), ~(drop[old] | elsewhere))
+    return replace(timeline, spans=spans, names=tuple(table), lanes=lanes).only(~(drop[old] | elsewhere))
 
 
 def _completed(timeline: Timeline, main: int, nbytes: dict[int, int]) -> Timeline:
@@ -265,9 +254,7 @@ def _slots(own: Own) -> dict[int, int]:
     free: list[float] = []
     slots = {}
     for iterator, begin in sorted(begins.items(), key=lambda item: item[1]):
-        slot = next((number for number, until in enumerate(free) if until <= begin), len(free))
-        free[slot : slot + 1] = [own.left.get(iterator, math.inf)]
-        slots[iterator] = slot
+        slots[iterator] = take_free(free, begin, own.left.get(iterator, math.inf))
     return slots
 
 
