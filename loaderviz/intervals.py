@@ -65,10 +65,7 @@ def clip(intervals: Intervals, start: int, end: int) -> Intervals:
 
 
 def covered_before(intervals: Intervals, times: Times) -> npt.NDArray[np.int64]:
-    """Return for each of `times` how much of the set lies before it, ns.
-
-    The covered part of a span is the difference at its ends, so many spans are asked at once.
-    """
+    """Return for each of `times` how much of the set lies before it, ns."""
     times = np.asarray(times, np.int64)
     if not len(intervals):
         return np.zeros(times.shape, np.int64)
@@ -78,6 +75,21 @@ def covered_before(intervals: Intervals, times: Times) -> npt.NDArray[np.int64]:
     safe = np.maximum(place, 0)
     inside = np.minimum(times - intervals[safe, 0], lengths[safe])
     return np.where(place < 0, 0, before[safe] + inside)
+
+
+def covered_within(intervals: Intervals, start: Times, end: Times) -> npt.NDArray[np.int64]:
+    """Return how much of the set lies in each of the spans [start, end), ns, shape `start.shape`."""
+    return covered_before(intervals, end) - covered_before(intervals, start)
+
+
+def take_free(free: list[float], start: float, end: float) -> int:
+    """Put a span into the first track that is free at its start; return the track's number.
+
+    `free` says when each track so far is free, and is brought up to date. Give the spans in order of their start.
+    """
+    track = next((number for number, until in enumerate(free) if until <= start), len(free))
+    free[track : track + 1] = [end]
+    return track
 
 
 def _pieces(

@@ -170,7 +170,7 @@ def hidden_shares(timeline: Timeline) -> npt.NDArray[np.float64]:
         under = intervals.union(timeline.start[kernels], timeline.end[kernels])
         mine = copies & here
         first, last = timeline.start[mine], timeline.end[mine]
-        hidden = intervals.covered_before(under, last) - intervals.covered_before(under, first)
+        hidden = intervals.covered_within(under, first, last)
         shares[mine] = hidden / (last - first)
     return shares
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +55,8 @@ def test_points(spans):
     assert intervals.covers(make(spans), times).tolist() == inside
     before = [sum(member < time for member in seconds(spans)) for time in times.tolist()]
     assert intervals.covered_before(make(spans), times).tolist() == before
+    within = intervals.covered_within(make(spans), times[:-1], times[1:])
+    assert within.tolist() == [after - earlier for earlier, after in pairwise(before)]
 
 
 def test_large_times_stay_exact():

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderviz import intervals, words
-from loaderviz.activity import Mask, choose_device, loop_lanes, on_device, window_of
+from loaderviz.activity import LOADING, Mask, choose_device, loop_lanes, on_device, window_of
 from loaderviz.advice.finding import Gain
 from loaderviz.intervals import Intervals
 from loaderviz.metrics import Summary, step_spans, summarize
@@ -195,7 +195,7 @@ class Evidence:
         mine = timeline.where(Kind.FETCH, Kind.PIN) & (timeline.batch >= 0) & (timeline.batch <= used) & (time > 0)
         whole = mine & (timeline.start > self.start) & (timeline.end < self.end)  # not cut off at an edge
         floors = [Floor(0, "")]
-        for lane in self.lanes_of(*(roles or ("worker", "pin"))):
+        for lane in self.lanes_of(*(roles or LOADING)):
             here = timeline.lane == lane
             if (whole & here).any():
                 work = int(np.minimum(time[mine & here], time[whole & here].min()).sum())

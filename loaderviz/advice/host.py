@@ -53,8 +53,8 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     gain = facts.gain(
         facts.length(waits), "the waits for data", facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
     )
-    before = intervals.covered_before(starved, facts.last) - intervals.covered_before(starved, facts.first)
-    seen, change = _behind(facts, gain, waits & (before > 0))
+    within = intervals.covered_within(starved, facts.first, facts.last)
+    seen, change = _behind(facts, gain, waits & (within > 0))
     time = duration(facts, intervals.length(starved))
     idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
     return Finding(

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderviz.activity import LOADING
 from loaderviz.draw.names import cut
-from loaderviz.intervals import covered_before, union
+from loaderviz.intervals import covered_within, take_free, union
 from loaderviz.timeline import DEVICE_KINDS, Kind, Lane, Timeline
 
 Indices = npt.NDArray[np.int64]
@@ -143,13 +144,9 @@ def depths(start: npt.NDArray[np.integer[Any]], end: npt.NDArray[np.integer[Any]
 
 def _first_free(start: npt.NDArray[np.integer[Any]], end: npt.NDArray[np.integer[Any]]) -> Indices:
     """Put each span into the first track that is free; for spans that overlap without nesting."""
-    free: list[int] = []
-    places = np.empty(len(start), np.int64)
-    for index, (first, last) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-        place = next((number for number, until in enumerate(free) if until <= first), len(free))
-        free[place : place + 1] = [last]
-        places[index] = place
-    return places
+    free: list[float] = []
+    places = [take_free(free, first, last) for first, last in zip(start.tolist(), end.tolist(), strict=True)]
+    return np.array(places, np.int64)
 
 
 def _rank(lane: Lane, number: int) -> tuple[int, int, int, int]:
@@ -167,7 +164,7 @@ def _host_lane(pen: _Pen, timeline: Timeline, number: int, operators: bool) -> N
         return
     if pen.tracks:
         pen.top += _LANE_GAP
-    if lane.role in ("worker", "pin") and not depths(timeline.start[spans], timeline.end[spans]).any():
+    if lane.role in LOADING and not depths(timeline.start[spans], timeline.end[spans]).any():
         pen.lane(timeline, spans, cut(lane.name, _NAME), "host")
         return
     for sort, kinds in _SORTS:
@@ -187,8 +184,7 @@ def _without_operators(timeline: Timeline, here: npt.NDArray[np.bool_]) -> npt.N
     if len(found):
         others = union(timeline.start[shown], timeline.end[shown])
         start, end = timeline.start[found], timeline.end[found]
-        covered = covered_before(others, end) - covered_before(others, start)
-        alone = found[covered <= _COVERED * (end - start)]
+        alone = found[covered_within(others, start, end) <= _COVERED * (end - start)]
         shown[alone[depths(timeline.start[alone], timeline.end[alone]) == 0]] = True
     return shown
 

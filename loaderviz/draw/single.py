@@ -63,7 +63,7 @@ def text(timeline: Timeline, label: str = "") -> str:
     summary = metrics.summarize(timeline)
     parts = [finding]
     if summary.batches:
-        count = f"{summary.batches:,} batch{'es' if summary.batches > 1 else ''}"
+        count = words.count(summary.batches, "batch")
         parts.append(f"{count} in {words.duration(summary.window)}, {words.duration(summary.step)} a step")
     elif summary.window:
         parts.append(f"{words.duration(summary.window)} in all")

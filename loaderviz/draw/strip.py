@@ -15,7 +15,7 @@ import numpy as np
 from loaderviz import metrics, words
 from loaderviz.draw import detail, theme
 from loaderviz.draw.bars import FILL, Columns, Json, edge, extent
-from loaderviz.intervals import Intervals, covered_before
+from loaderviz.intervals import Intervals, covered_within
 
 if TYPE_CHECKING:
     from loaderviz.draw.page import Look, Part
@@ -46,7 +46,7 @@ def pieces(states: dict[str, Intervals], budget: int) -> Iterator[Piece]:
     parts = np.concatenate([states[name] for name in order])
     number = np.repeat(np.arange(len(order)), [len(states[name]) for name in order])
     bars = detail.reduce(np.zeros(len(parts), np.int64), parts[:, 0], parts[:, 1], number, max(1, budget))
-    time = {name: covered_before(part, bars.end) - covered_before(part, bars.start) for name, part in states.items()}
+    time = {name: covered_within(part, bars.start, bars.end) for name, part in states.items()}
     for index in range(len(bars)):
         start, end, below = int(bars.start[index]), int(bars.end[index]), 0.0
         for name in order:

@@ -182,7 +182,7 @@ class Observed:
         """How long each of these spans of the host takes without its waits [ns]."""
         waits = self.facts.covered(self._host & self.timeline.where(Kind.WAIT))
         start, end = self.facts.first[mask], self.facts.last[mask]
-        own: Ints = end - start - intervals.covered_before(waits, end) + intervals.covered_before(waits, start)
+        own: Ints = end - start - intervals.covered_within(waits, start, end)
         return own
 
     # Inside
@@ -252,7 +252,7 @@ class Observed:
     def _working(self, start: Ints, end: Ints) -> Ints:
         """How long the host works between these times on what is neither waiting nor loading."""
         idle = self._busy_before
-        own: Ints = end - start - intervals.covered_before(idle, end) + intervals.covered_before(idle, start)
+        own: Ints = end - start - intervals.covered_within(idle, start, end)
         return own
 
     @cached_property

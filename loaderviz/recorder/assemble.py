@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderviz import words
+from loaderviz.intervals import take_free
 from loaderviz.recorder import quality, steps, waiting
 from loaderviz.recorder.kineto import RawTrace
 from loaderviz.recorder.names import BLIT_DIRECTIONS, ON_DEVICE, Calls, Role, is_blit, kind_of
@@ -194,13 +195,12 @@ def _sub_lanes(rows: Rows, lanes: list[Lane]) -> tuple[list[Lane], int]:
             continue
         cluster = np.cumsum(~open_before) - 1
         crowded = np.flatnonzero(np.bincount(cluster)[cluster] > 1)
-        free: list[int] = []
+        free: list[float] = []
         last = -1
         for index in crowded.tolist():
             if cluster[index] != last:
                 free, last = [], int(cluster[index])
-            level = next((k for k, until in enumerate(free) if until <= start[index]), len(free))
-            free[level : level + 1] = [int(end[index])]
+            level = take_free(free, int(start[index]), int(end[index]))
             if level:
                 overlapping += 1
                 if (number, level) not in added:

@@ -108,7 +108,7 @@ def _enough(answer: Callable[..., Any]) -> Score:
         workers = _count(returned, fresh)
         step, timeline = fresh.run(workers)
         best, _ = fresh.run(MOST)
-        said = f"A batch costs: {fresh}. You said {workers} worker{'s' * (workers != 1)}: a step takes "
+        said = f"A batch costs: {fresh}. You said {words.count(workers, 'worker')}: a step takes "
         said += words.duration(step)
         if step > WITHIN * best:
             text = f"{said}, with more of them {words.duration(best)}. {_waits(timeline)}"
