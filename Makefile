@@ -1,48 +1,76 @@
 # make timeline   run the four loaders on MNIST, print the tables, write timelines.html
+# make lab        open the notebooks
 # make test       pass the tests          make check   style, types, import rules
-# make lab        open the notebooks      make bench   timings
-# make notebooks  write notebooks/*.ipynb and notebooks/solutions/*.ipynb from notebooks/src/*.py
+# make bench      timings                 make notebooks   write and run notebooks/*.ipynb, from notebooks/src/*.py
 # Each sets up .venv by itself, on first use. Python 3.11 or later is all they need.
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/.ready
+READY_DEV := $(VENV)/.ready-dev
 ROOT_FLAGS := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: setup timeline test check lab bench notebooks clean
+# With PyTorch's CPU build .venv has 1.4 GB, with the default one for Linux 5.5. `make TORCH_INDEX=URL` chooses another index.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+GIVEN := $(filter-out file default undefined,$(origin TORCH_INDEX))
+ANSWER := import urllib.request; urllib.request.urlopen("$(TORCH_INDEX)/torch/", timeout=4).read(1)
+
+.PHONY: setup setup-dev torch timeline test check lab bench notebooks clean
 
 setup: $(READY)
+
+setup-dev: $(READY_DEV)
 
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "loaderviz needs Python 3.11 or later; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@$(MAKE) --no-print-directory torch
+	$(PIP) -r requirements.txt
+	$(PIP) --no-deps --editable .
 	@touch $@
+
+$(READY_DEV): $(READY) requirements-dev.txt
+	$(PIP) -r requirements-dev.txt
+	@touch $@
+
+# These two packages alone come from another index, without their dependencies: nothing else can be taken from there.
+torch:
+	@if [ -z "$(GIVEN)" ] && [ "$$(uname -sm)" != "Linux x86_64" ]; then \
+	  echo "PyTorch: the default build, which on $$(uname -sm) is not a large one"; \
+	elif [ -z "$(GIVEN)" ] && nvidia-smi -L >/dev/null 2>&1; then \
+	  echo "PyTorch: the default build, for the NVIDIA GPU that nvidia-smi lists"; \
+	elif ! timeout 10 $(RUN) -c '$(ANSWER)' 2>/dev/null; then \
+	  echo "PyTorch: the default build, since $(TORCH_INDEX) does not answer"; \
+	else \
+	  echo "PyTorch: from $(TORCH_INDEX), $(if $(GIVEN),as you asked,since nvidia-smi lists no NVIDIA GPU)"; \
+	  $(PIP) --no-deps --index-url $(TORCH_INDEX) $$(grep -E '^torch(vision)?==' requirements.txt) \
+	    || $(if $(GIVEN),exit 1,echo "PyTorch: the default build then"); \
+	fi
 
 timeline: setup
 	$(RUN) -m loaderviz compare --out timelines.html
-
-test: setup
-	$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
-
-check: setup
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports
 
 lab: setup
 	@echo "JupyterLab prints the address to open; Ctrl-C ends it."
 	$(RUN) -m jupyterlab $(ROOT_FLAGS) --no-browser --notebook-dir=notebooks
 
-bench: setup
+test: setup-dev
+	$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+check: setup-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+bench: setup-dev
 	@for file in benchmarks/*.py; do name=$$(basename $$file .py); echo "== $$name"; $(RUN) -m benchmarks.$$name || exit 1; done
 
-notebooks: setup
-	$(RUN) notebooks/build.py
+notebooks: setup-dev
+	$(RUN) notebooks/build.py --execute
 
 clean:
 	rm -rf $(VENV) timelines.html

@@ -2,9 +2,9 @@
 
 Run it from the root of the repository: python -m benchmarks.explore [--moves 120]
 
-Every slider and choice is moved in turn; a move makes the timeline, its numbers, the figure's changes, words and code.
-The stepper's step and the viewer's zoom are timed, too. Times are the process's CPU time, so that a busy machine does
-not count. What the browser adds is measured by benchmarks.explore_browser.
+Every slider and choice is moved in turn; a move makes the timeline, its numbers, the view's data, words and code.
+The stepper's step and the viewer's numbers are timed, too. Times are the process's CPU time: a busy machine does not
+count. What the browser adds is measured by benchmarks.explore_browser.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from loaderviz.builder import TimelineBuilder
-from loaderviz.explore import explore, step_through, viewer
-from loaderviz.explore.live import picture
-from loaderviz.explore.pipeline import simulate
 from loaderviz.metrics import summarize
-from loaderviz.timeline import Context, Kind, Timeline
+from loaderviz.timeline import Context, Kind, Timeline, TimelineBuilder
+from loaderviz.widgets import explore, step_through, viewer
+from loaderviz.widgets.pipeline import simulate
 
 GOAL = 40.0  # ms
 MOVES = {
@@ -88,7 +86,7 @@ def main() -> None:
     chosen, timeline = explorer.settings, explorer.timeline
     parts = {
         "timeline": lambda: simulate(chosen), "numbers": lambda: summarize(timeline),
-        "traces and layout": lambda: picture(timeline, "a", "b"),
+        "head and body": lambda: timeline.view().packed(),
     }  # fmt: skip
     for name, action in parts.items():
         print(f"  of it: {name:18} {least(action):6.1f}")
@@ -97,7 +95,7 @@ def main() -> None:
     length = view.timeline.duration
     for part in (1, 10, 100, 1000):
         took = least(lambda part=part: view.show(length // 3, length // 3 + length // part), 3)
-        print(f"viewer, 200,000 spans, zoom to 1/{part:<5} {took:5.1f}   {len(view._shown.bars):,} bars")
+        print(f"viewer, 200,000 spans, numbers of 1/{part:<5} {took:5.1f}")
 
 
 if __name__ == "__main__":

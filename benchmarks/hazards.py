@@ -6,8 +6,8 @@ The loop is a prefetcher (side stream, one event per batch, record_stream) with 
 backward on the device; all operators count, those of the backward pass and the optimizer too. Short recordings without
 and with the search take turns. Of each, the fastest step counts, in processor time of this process; of the pairs, the
 median. So other work on the machine matters little to the ratio; the µs grow with it, as those without the search do.
-The memory is what the search itself keeps: cells of the address map, waits on trial, watched pinned buffers. It must
-not grow with the epochs.
+The memory is what the search itself keeps: cells of the address map, waits and orders without them, watched pinned
+buffers. It must not grow with the epochs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import loaderviz
-from loaderviz.emulator.torch_cuda.session import Session
+from loaderviz.emulator.torch.session import Session
 from loaderviz.loaders import PrefetchLoader
 from loaderviz.timeline import Kind
 
@@ -58,15 +58,15 @@ def train(epochs: int) -> Iterator[None]:
 
 
 def kept() -> tuple[int, int, int]:
-    """Return what the search keeps now: cells, uses in them, and everything else (waits, trials, watches)."""
+    """Return what the search keeps now: cells, uses in them, and everything else (waits, watches)."""
     session = Session.running("benchmark")
-    races, touched = session.runtime.races, session.touched
-    if races is None or touched is None:
+    races, tracking = session.runtime.races, session.tracking
+    if races is None or tracking is None:
         return 0, 0, 0
     cells = list(races.memory._cells.values())
-    waits = races.waits
-    others = len(waits._lines) + len(waits._held) + len(waits._last) + len(races.order.trials) + len(touched.watched)
-    return len(cells), sum(len(cell.writes) + len(cell.reads) for cell in cells), others + len(races._sightings)
+    linter, counterfactuals = races.linter, races.order.counterfactuals
+    others = (linter._waits, linter._held, linter._last, counterfactuals, tracking.checksums, races._found)
+    return len(cells), sum(len(cell.writes) + len(cell.reads) for cell in cells), sum(map(len, others))
 
 
 def fastest_step(hazards: str, epochs: int = 2) -> tuple[float, float]:

@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from loaderviz import mnist, record
-from loaderviz.recorder.workers import FileLog, Orders, Sent
+from loaderviz.traces.workers import FileLog, LoggedQueue
 
 GOAL = 0.02
 
@@ -62,7 +62,7 @@ def own_part(batch: Any, batches: int) -> float:
     plain = pass_through(Queue(items), Queue([]), batch, batches)
     with tempfile.TemporaryDirectory() as folder:
         log = FileLog(Path(folder) / "0-0")
-        recorded = pass_through(Orders(Queue(items), log), Sent(Queue([]), log), batch, batches)
+        recorded = pass_through(LoggedQueue(Queue(items), log), LoggedQueue(Queue([]), log), batch, batches)
     return (recorded - plain) / batches
 
 

@@ -11,36 +11,42 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loaderviz.advice import advise
-    from loaderviz.draw import compare
-    from loaderviz.emulator.findings import HazardWarning, RaceError
+    from loaderviz.analysis.advice import advise
+    from loaderviz.analysis.what_if import what_if
+    from loaderviz.emulator.hazards.reports import HazardWarning, RaceError
+    from loaderviz.emulator.host import costs
     from loaderviz.errors import LoadervizError
-    from loaderviz.explore import explore, step_through
     from loaderviz.metrics import summarize
-    from loaderviz.prediction import what_if
-    from loaderviz.reading import read
     from loaderviz.recording import record
+    from loaderviz.rules import rule
     from loaderviz.timeline import Timeline
+    from loaderviz.traces.read import read
+    from loaderviz.view import compare
+    from loaderviz.widgets import explore, step_through
 
 __version__ = "0.1.0"
 __all__ = [
-    "HazardWarning", "LoadervizError", "RaceError", "Timeline", "advise", "compare", "explore", "read", "record",
-    "step_through", "summarize", "what_if",
+    "HazardWarning", "LoadervizError", "RaceError", "Timeline", "advise", "calibrate", "compare", "costs", "explore",
+    "read", "record", "rule", "step_through", "summarize", "validate", "what_if",
 ]  # fmt: skip
 
 _HOME = {
-    "HazardWarning": "loaderviz.emulator.findings",
+    "HazardWarning": "loaderviz.emulator.hazards.reports",
     "LoadervizError": "loaderviz.errors",
-    "RaceError": "loaderviz.emulator.findings",
+    "RaceError": "loaderviz.emulator.hazards.reports",
     "Timeline": "loaderviz.timeline",
-    "advise": "loaderviz.advice",
-    "compare": "loaderviz.draw",
-    "explore": "loaderviz.explore",
-    "read": "loaderviz.reading",
+    "advise": "loaderviz.analysis.advice",
+    "calibrate": "loaderviz.analysis.validate",
+    "compare": "loaderviz.view",
+    "costs": "loaderviz.emulator.host",
+    "explore": "loaderviz.widgets",
+    "read": "loaderviz.traces.read",
     "record": "loaderviz.recording",
-    "step_through": "loaderviz.explore",
+    "rule": "loaderviz.rules",
+    "step_through": "loaderviz.widgets",
     "summarize": "loaderviz.metrics",
-    "what_if": "loaderviz.prediction",
+    "validate": "loaderviz.analysis.validate",
+    "what_if": "loaderviz.analysis.what_if",
 }
 
 
@@ -48,8 +54,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: `import loaderviz` itself imports no torch, plotly or ipywidgets."""
     if name not in _HOME:
         raise AttributeError(f"module 'loaderviz' has no attribute {name!r}; it has {', '.join(__all__)}")
-    home = importlib.import_module(_HOME[name])
-    return home if name == "explore" else getattr(home, name)  # a package that is called as its function
+    return getattr(importlib.import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

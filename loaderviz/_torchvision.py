@@ -8,20 +8,20 @@ transforms need no compiled operator, so it is enough that the two names exist.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
-import threading
+from collections.abc import Iterator
 from types import ModuleType
 
 from loaderviz.errors import LoadervizError
+from loaderviz.spawned import Execute, Finder, running_first
 
 MISSING_SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
 """The operators that torchvision 0.28.0 describes without asking whether its library was loaded."""
-
-_lock = threading.Lock()
 
 
 class TorchvisionMissingError(LoadervizError, ImportError):
@@ -42,35 +42,58 @@ def import_torchvision() -> ModuleType:
     Example:
         >>> datasets = import_torchvision().datasets
     """
-    with _lock:
-        try:
+    try:
+        with cured_imports():
             return importlib.import_module("torchvision")
-        except ModuleNotFoundError as error:
-            if error.name not in ("torch", "torchvision"):
-                raise
-            raise TorchvisionMissingError(
-                f"{error.name} is not installed in {sys.prefix}. "
-                "Install it with: python -m pip install -r requirements.txt",
-                name=error.name,
-            ) from error
-        except RuntimeError as error:
-            if "operator torchvision::" not in str(error) or _compiled_library_loaded():
-                raise
-        _forget_torchvision()
-        _define_missing_schemas()
-        return importlib.import_module("torchvision")
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "torchvision"):
+            raise
+        raise TorchvisionMissingError(
+            f"{error.name} is not installed in {sys.prefix}. "
+            "Install it with: python -m pip install '.[notebook]' in the folder of loaderviz",
+            name=error.name,
+        ) from error
+
+
+@contextlib.contextmanager
+def cured_imports() -> Iterator[None]:
+    """Let any `import torchvision` inside the block be as with `import_torchvision`, in spawned processes, too.
+
+    with cured_imports():
+        runpy.run_path("train.py")
+    """
+    finder = Finder("torchvision", _execute)
+    sys.meta_path.insert(0, finder)
+    try:
+        with running_first(f"from {__name__} import cure_imports; cure_imports()"):
+            yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def cure_imports() -> None:
+    """The same from now on, as a spawned process needs it."""
+    sys.meta_path.insert(0, Finder("torchvision", _execute))
+
+
+def _execute(execute: Execute, module: ModuleType) -> None:
+    try:
+        execute(module)
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error) or _compiled_library_loaded():
+            raise
+    else:
+        return
+    for name in [name for name in sys.modules if name.startswith("torchvision.")]:
+        del sys.modules[name]  # what the failed import left behind
+    _define_missing_schemas()
+    execute(module)
 
 
 def _compiled_library_loaded() -> bool:
     """What torchvision itself found when it tried; True (hands off) if it did not get so far as to try."""
     extension = sys.modules.get("torchvision.extension")
     return extension is None or bool(extension._has_ops())
-
-
-def _forget_torchvision() -> None:
-    """Drop what the failed import left behind, so that the next one starts afresh."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-        del sys.modules[name]
 
 
 def _define_missing_schemas() -> None:

@@ -1,6 +1,13 @@
-"""The one family of exceptions: each message says what was wrong, with the value, and what to do next."""
+"""The one family of exceptions: each message says what was wrong, with the value, and what to do next.
+
+And `clean`, which gives the error of a recorded program the traceback that the program alone would have had.
+"""
 
 from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
 
 
 class LoadervizError(Exception):
@@ -13,3 +20,74 @@ class NotModelledError(LoadervizError, NotImplementedError):
 
 class NestedRecordingError(LoadervizError, RuntimeError):
     """A recording was begun inside another one, or a second time."""
+
+
+class MissingPackageError(LoadervizError, ImportError):
+    """A package is not installed that comes with an extra of loaderviz."""
+
+
+def require(what: str, *packages: str) -> None:
+    """Raise `MissingPackageError` if one of these packages is not installed; `what` needs them.
+
+    >>> require("the progress bar", "tqdm")
+    """
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise MissingPackageError(
+            f"{what} needs {' and '.join(missing)}, not installed here; the extra 'notebook' has all that is needed: "
+            "python -m pip install '.[notebook]' in the folder of loaderviz"
+        )
+
+
+# Tracebacks without this package's frames
+
+
+_PACKAGE = Path(__file__).parent
+_THE_PROGRAMS_TOOLS = str(_PACKAGE / "loaders")  # used by the program, unlike the rest of the package
+_RUNPY = ("<frozen runpy>", "runpy.py")
+_DISPATCH = str(Path("torch", "_ops.py"))  # through it the emulated device calls torch
+
+
+def clean(error: BaseException) -> None:
+    """Take our frames out of the traceback of an error, and of the errors that caused it, in place.
+
+    An error that this package raised by mistake keeps the frames that lead to it: they belong into a report.
+    """
+    chain: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while chain:
+        each = chain.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = _joined(_kept(each))
+        chain += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+
+
+def _kept(error: BaseException) -> list[TracebackType]:
+    links, trace = [], error.__traceback__
+    while trace is not None:
+        links.append(trace)
+        trace = trace.tb_next
+    begins = next((index for index, link in enumerate(links) if not _is_ours(link)), len(links))
+    links = links[begins:]
+    if links and _is_ours(links[-1]) and not isinstance(error, LoadervizError):
+        return links
+    kept, dropped = [], False
+    for link in links:
+        dropped = _is_ours(link) or (dropped and link.tb_frame.f_code.co_filename.endswith(_DISPATCH))
+        kept += [] if dropped else [link]
+    return kept
+
+
+def _joined(links: list[TracebackType]) -> TracebackType | None:
+    trace = None
+    for link in reversed(links):
+        trace = TracebackType(trace, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return trace
+
+
+def _is_ours(link: TracebackType) -> bool:
+    file = link.tb_frame.f_code.co_filename
+    if Path(file).name in _RUNPY:
+        return True
+    return file.startswith(str(_PACKAGE)) and not file.startswith(_THE_PROGRAMS_TOOLS)

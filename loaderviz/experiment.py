@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from loaderviz import mnist
-from loaderviz.advice import overlap
+from loaderviz.analysis import advice
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.errors import LoadervizError
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
@@ -164,7 +164,7 @@ def train(loader: Iterable[Any], setting: Setting) -> float:
 
 def verdict(timelines: Mapping[str, Timeline]) -> str:
     """Say in words whether hiding the copy pays here, from the numbers of the "pinned" and "prefetch" timelines."""
-    return overlap.verdict(*(summarize(timelines[name]) for name in ("pinned", "prefetch")))
+    return advice.verdict(*(summarize(timelines[name]) for name in ("pinned", "prefetch")))
 
 
 def _seeded() -> torch.Generator:

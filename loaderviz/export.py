@@ -1,34 +1,36 @@
 """Timeline -> files that other tools and other people read: one HTML page, Chrome trace JSON, a pandas table.
 
-to_html({"blocking": t1, "pinned": t2}, "timelines.html", "MNIST")   # self-contained, works offline
-to_table(t1).groupby("kind").duration_ns.sum()
+    to_html({"blocking": t1, "pinned": t2}, "timelines.html", "MNIST")   # self-contained, works offline
+    to_table(t1).groupby("kind").duration_ns.sum()
+    to_chrome_trace(t1, "trace.json")                                    # ui.perfetto.dev opens it
 
-The JSON form that loaderviz itself reads back is `Timeline.save` and `Timeline.load`; Chrome trace JSON is written by
-`to_chrome_trace` (see `loaderviz.chrome`). plotly and pandas are imported where they are needed.
+The JSON form that loaderviz itself reads back is `Timeline.save` and `Timeline.load`. plotly and pandas are imported
+where they are needed.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderviz.advice import advise
-from loaderviz.chrome import to_chrome_trace
-from loaderviz.errors import LoadervizError
-from loaderviz.files import writable
-from loaderviz.metrics import Summary, check_timeline
-from loaderviz.timeline import Cause, Kind, Timeline
+from loaderviz.analysis.advice import advise
+from loaderviz.errors import LoadervizError, require
+from loaderviz.files import writable, write
+from loaderviz.metrics import Summary, check_timeline, summarize
+from loaderviz.timeline import SPAN_COLUMNS, ArrowKind, Cause, Kind, Lane, Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ExportError", "Section", "to_chrome_trace", "to_html", "to_table"]
+    from loaderviz.analysis.finding import Advice
+    from loaderviz.view import View
 
 
 class ExportError(LoadervizError, ValueError):
@@ -39,8 +41,8 @@ class ExportError(LoadervizError, ValueError):
 class Section:
     """A part of the HTML page: a heading, a paragraph, and items below each other.
 
-    Items may be plotly figures, pandas tables, Timelines, Summaries, Advice, Hazards (each by itself), Comparisons
-    (figure, utilisation and table) or strings (a paragraph); and what else has a `_repr_html_`.
+    Items may be views of `loaderviz.view`, Comparisons, Timelines, plotly figures, pandas tables, Summaries, Advice,
+    Hazards (each by itself) or strings (a paragraph); and what else has a `_repr_html_`.
     """
 
     heading: str
@@ -48,7 +50,7 @@ class Section:
     items: Sequence[Any] = ()
 
 
-# Figures are light in both schemes, as their colours are chosen for white: on a dark page they lie like cards.
+# A plotly figure is light in both schemes: on a dark page it lies like a card.
 _STYLE = """
 :root { color-scheme: light dark; --ink: #222; --soft: #444; --page: #fff; --back: #f6f6f6; --line: #ddd; }
 @media screen and (prefers-color-scheme: dark) {
@@ -74,24 +76,28 @@ _UNITS = re.compile(r"(?<=\d) (?=(%|ns|µs|ms|s|[kMG]?B|bytes|GB/s)(\W|$))")  # 
 def to_html(
     content: Timeline | Mapping[str, Timeline] | Sequence[Section] | Section, path: str | Path, title: str = "loaderviz"
 ) -> Path:
-    """Write one self-contained HTML page and return its path; it needs no network, plotly.js is in it once.
+    """Write one self-contained HTML page and return its path; it needs no network.
 
-    `content` is a Timeline (figure, numbers, findings), a dict of name -> Timeline (a comparison and each Summary), or
-    Sections. Each figure is followed by its text twin. Raises `ExportError` for anything else, `NotATimelineError` for
-    a dict of other things, `NoFolderError` when the folder does not exist.
+    `content` is a Timeline (picture, numbers, findings), a dict of name -> Timeline (a comparison and each Summary), or
+    Sections. Each picture has its text twin. Raises `ExportError` for anything else, `NotATimelineError` for a dict of
+    other things, `NoFolderError` when the folder does not exist.
     """
-    from plotly.offline import get_plotlyjs
+    from loaderviz.view import page
 
-    path = writable(path)
+    writable(path)  # before the work
     body = "\n".join(_section(section) for section in _sections(content))
-    page = (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+    scripts = ""
+    if 'class="plotly-graph-div"' in body:
+        from plotly.offline import get_plotlyjs
+
+        scripts = f"<script>{get_plotlyjs()}</script>"
+    html = (
+        f'<!DOCTYPE html>\n<html lang="en" class="lv-page"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style>\n<script>{get_plotlyjs()}</script></head>\n"
-        f"<body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n"
+        f"<style>{_STYLE}</style>\n{scripts}</head>\n<body><h1>{escape(title)}</h1>\n{body}\n"
+        f'<script type="module">{page.module()}</script></body></html>\n'
     )
-    path.write_text(page, encoding="utf-8")
-    return path
+    return write(path, html)
 
 
 def to_table(timeline: Timeline) -> pd.DataFrame:
@@ -100,6 +106,7 @@ def to_table(timeline: Timeline) -> pd.DataFrame:
     Columns: start_ns, end_ns, duration_ns, lane, group, device, kind, name, batch, nbytes, gb_per_s, correlation,
     pinned, cause, source.
     """
+    require("to_table()", "pandas")
     import pandas as pd
 
     check_timeline(timeline, "to_table()")
@@ -131,16 +138,21 @@ def to_table(timeline: Timeline) -> pd.DataFrame:
 
 def _sections(content: Any) -> list[Section]:
     if isinstance(content, Timeline):
-        return [Section("Timeline", items=[content, _summary(content)]),
-                Section("What could be gained", items=[advise(content)])]  # fmt: skip
+        advice = advise(content)
+        return [
+            Section("Timeline", items=[advised(content, advice), summarize(content)]),
+            Section("What could be gained", items=[advice]),
+        ]
     if isinstance(content, Section):
         return [content]
     if isinstance(content, Mapping):
-        from loaderviz.draw import compare
+        from loaderviz.view import compare
 
         if not content:
             raise ExportError("to_html() got an empty dict; give at least one timeline, such as {'blocking': timeline}")
-        each = [Section(str(name), items=[_summary(timeline)]) for name, timeline in _checked(content)]
+        for name, timeline in content.items():
+            check_timeline(timeline, f"to_html(), for {name!r},")
+        each = [Section(str(name), items=[summarize(timeline)]) for name, timeline in content.items()]
         return [Section("Side by side", items=[compare(content)]), *each]
     if isinstance(content, (list, tuple)) and all(isinstance(item, Section) for item in content):
         if not content:
@@ -150,56 +162,67 @@ def _sections(content: Any) -> list[Section]:
     raise ExportError(f"to_html() cannot show a {kind}; give a Timeline, a dict of name -> Timeline, or Sections")
 
 
-def _checked(timelines: Mapping[str, Any]) -> list[tuple[str, Timeline]]:
-    return [(name, check_timeline(timeline, f"to_html(), for {name!r},")) for name, timeline in timelines.items()]
-
-
-def _summary(timeline: Timeline) -> Summary:
-    from loaderviz.metrics import summarize
-
-    return summarize(timeline)
-
-
 def _section(section: Section) -> str:
-    text = f"<p>{_paragraph(section.text)}</p>" if section.text else ""
+    text = f"<p>{_together(escape(section.text))}</p>" if section.text else ""
     items = "\n".join(_item(item) for item in section.items)
     return f"<section><h2>{escape(section.heading)}</h2>{text}\n{items}</section>"
 
 
 def _item(item: Any) -> str:
     """Return one item as HTML."""
-    import pandas as pd
-    import plotly.graph_objects as go
-
-    from loaderviz import draw
+    from loaderviz.view import Comparison, View
 
     if isinstance(item, str):
-        return f"<p>{_paragraph(item)}</p>"
-    if isinstance(item, go.Figure):
-        return _figure(item)
+        return f"<p>{_together(escape(item))}</p>"
     if isinstance(item, Timeline):
-        return _figure(draw.figure(item))
-    if isinstance(item, draw.Comparison):
-        return "\n".join((_table(item.printed()), _figure(item.figure()), _figure(item.utilization())))
-    if isinstance(item, pd.DataFrame):
+        item = item.view()
+    if isinstance(item, View):
+        return replace(item, curve=True, folded=isinstance(item, Comparison)).fragment()
+    package = type(item).__module__.partition(".")[0]
+    if package == "plotly" and hasattr(item, "to_html"):
+        return _figure(item)
+    if package == "pandas" and hasattr(item, "rename_axis"):
         return _table(item)
     if hasattr(item, "_repr_html_"):
         side = " side" if isinstance(item, Summary) else ""  # its two tables stand side by side
         return f'<div class="scroll{side}">{_together(item._repr_html_())}</div>'
-    kinds = "a plotly figure, a pandas table, a Timeline, a Summary, Advice, a Hazard, a Comparison or a string"
+    kinds = "a view, a Timeline, a plotly figure, a pandas table, a Summary, Advice, a Hazard or a string"
     raise ExportError(f"a section cannot show a {type(item).__name__}; give {kinds}")
+
+
+_SEEN = {  # rule of a finding -> the spans that its evidence is about: their kinds, and the causes of waits
+    "pageable-copy": ((Kind.COPY_H2D, Kind.COPY_D2H), ()), "hidden-sync": ((Kind.COPY_H2D, Kind.COPY_D2H), ()),
+    "copy-not-hidden": ((Kind.COPY_H2D, Kind.COPY_D2H), ()), "many-small-copies": ((Kind.COPY_H2D,), ()),
+    "resident": ((Kind.COPY_H2D,), ()), "fetch-in-loop": ((Kind.FETCH,), ()),
+    "waiting-for-data": ((Kind.WAIT,), (Cause.DATA,)), "synchronizes-each-step": ((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
+    "allocates-in-loop": ((Kind.WAIT,), (Cause.ALLOCATION, Cause.PAGE_LOCKING)),
+}  # fmt: skip
+
+
+def advised(timeline: Timeline, advice: Advice) -> View:
+    """Return the picture with the findings in it: a line each, which leads to the longest spans that it is about."""
+    found = []
+    judged = (timeline.start >= advice.window[0]) & (timeline.end <= advice.window[1])
+    for finding in advice:
+        kinds, causes = _SEEN.get(finding.rule, ((), ()))
+        mine = timeline.where(*kinds) & judged
+        mine &= np.isin(timeline.cause, causes) if causes else mine
+        spans = np.flatnonzero(mine)
+        longest = spans[np.argsort(timeline.start[spans] - timeline.end[spans], kind="stable")][:50]
+        windows = [[int(timeline.start[span]) - timeline.begin, int(timeline.end[span]) - timeline.begin]
+                   for span in longest[:1]]  # fmt: skip
+        gain = str(finding.expected_gain) if finding.expected_gain.ns else ""
+        found.append({"rule": finding.rule, "title": finding.title, "text": finding.evidence, "change": finding.change,
+                      "gain": gain, "windows": windows, "bars": np.sort(longest).tolist()})  # fmt: skip
+    return replace(timeline.view(), findings=found)
 
 
 def _figure(figure: Any) -> str:
     """Return the figure without plotly.js, which the page has once, and its text twin below it."""
     twin = (figure.layout.meta or {}).get("text", "") if isinstance(figure.layout.meta, (dict, type(None))) else ""
     html = figure.to_html(full_html=False, include_plotlyjs=False, config={"responsive": True, "displaylogo": False})
-    lines = "<br>".join(_paragraph(line) for line in twin.splitlines())
+    lines = "<br>".join(_together(escape(line)) for line in twin.splitlines())
     return f'<div class="figure">{html}</div>' + (f'<p class="twin">In words: {lines}</p>' if twin else "")
-
-
-def _paragraph(text: str) -> str:
-    return _together(escape(text))
 
 
 def _together(html: str) -> str:
@@ -216,3 +239,189 @@ def _table(table: pd.DataFrame) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"
+
+
+# Chrome trace JSON, as torch.profiler writes it, for Perfetto, chrome://tracing and other readers.
+# Categories and arguments are the profiler's (`kernel`, `gpu_memcpy`, `cuda_runtime`, `cpu_op`, `user_annotation`,
+# `ac2g`), so that tools made for its traces read this one. What the profiler has no word for (a worker's fetch, a wait)
+# is a `user_annotation`; the argument "loaderviz kind" says what it was. Times are µs with three decimals: exact in ns.
+# `loaderviz.read` makes an equal Timeline of it: what events have no place for stands in the key "loaderviz".
+
+
+Event = dict[str, Any]
+Places = dict[tuple[int, int], Event]  # (lane, row) -> pid and tid
+
+AT_ONCE = 1 << 16  # spans whose columns are lists at a time
+FORMAT = 1  # of the key "loaderviz"
+HOST_PID = 10_000  # devices have their ordinal as pid; a host process must not look like one of them
+_SUB_LANE = 100_000  # thread ids of further rows for spans that overlap without nesting; Perfetto drops such spans
+_CATEGORIES = {
+    Kind.COMPUTE: "kernel", Kind.COMMUNICATION: "kernel", Kind.COPY_H2D: "gpu_memcpy", Kind.COPY_D2H: "gpu_memcpy",
+    Kind.COPY_D2D: "gpu_memcpy", Kind.MEMSET: "gpu_memset", Kind.API: "cuda_runtime", Kind.OPERATOR: "cpu_op",
+}  # fmt: skip
+
+
+def to_chrome_trace(timeline: Timeline, path: str | Path) -> Path:
+    """Write the timeline as Chrome trace JSON and return the path; ui.perfetto.dev opens it.
+
+    Raises `NotATimelineError`, and `NoFolderError` when the folder does not exist.
+    """
+    return write(path, _as_text(check_timeline(timeline, "to_chrome_trace()")))
+
+
+def chrome_trace(timeline: Timeline) -> dict[str, Any]:
+    """Return the trace as plain dicts; time 0 is `baseTimeNanoseconds`, the timeline's first start."""
+    parsed: dict[str, Any] = json.loads(_as_text(timeline))
+    return parsed
+
+
+def _as_text(timeline: Timeline) -> str:
+    """Return the trace as JSON. Spans and arrows, of which there are millions, are written without dicts."""
+    rows = _rows(timeline)
+    places = _places(timeline, rows)
+    devices = sorted({lane.device for lane in timeline.lanes if lane.group == "device"})
+    context = timeline.context
+    own = asdict(context) | {
+        "format": FORMAT,
+        "notes": list(context.notes),
+        "lanes": [asdict(lane) for lane in timeline.lanes],
+        "names": list(timeline.names),
+        "sources": list(timeline.sources),
+    }
+    outer = {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": device, "name": context.device} for device in devices],
+        "displayTimeUnit": "ns",
+        "baseTimeNanoseconds": timeline.begin,
+        "loaderviz": own,
+    }
+    named, marked = (map(json.dumps, make(timeline, places)) for make in (_names, _marks))
+    events = ", ".join([*named, *_spans(timeline, rows, places), *_flows(timeline, rows, places), *marked])
+    return f'{json.dumps(outer)[:-1]}, "traceEvents": [{events}]}}'
+
+
+def _rows(timeline: Timeline) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return for each span the row of its lane, 0 for most: in one row, two spans nest or are apart."""
+    rows = np.zeros(len(timeline), np.int64)
+    for number in range(len(timeline.lanes)):
+        stacks: list[list[int]] = [[]]  # for each row, the ends of the spans that are open
+        mine = np.flatnonzero(timeline.lane == number)
+        spans = zip(mine.tolist(), timeline.start[mine].tolist(), timeline.end[mine].tolist(), strict=True)
+        for index, start, end in spans:
+            row = 0
+            for stack in stacks:
+                while stack and stack[-1] <= start:
+                    stack.pop()
+                if not stack or end <= stack[-1]:
+                    stack.append(end)
+                    break
+                row += 1
+            else:
+                stacks.append([end])
+            if row:
+                rows[index] = row
+    return rows
+
+
+def _places(timeline: Timeline, rows: np.ndarray[Any, Any]) -> Places:
+    """Return pid and tid of each row of each lane; a device's threads are its streams, if their numbers are free."""
+    used = {(int(lane), int(row)) for lane, row in zip(timeline.lane, rows, strict=True)}
+    used |= {(number, 0) for number in range(len(timeline.lanes))}
+    places: Places = {}
+    taken = set()
+    for number, row in sorted(used, key=lambda each: each[::-1]):  # every lane's first row before any second one
+        lane = timeline.lanes[number]
+        pid, tid = (lane.device, lane.number) if lane.group == "device" else (HOST_PID, number + 1)
+        tid += row * _SUB_LANE
+        while (pid, tid) in taken:  # sub-lanes of a stream bear its number
+            tid += _SUB_LANE
+        taken.add((pid, tid))
+        places[number, row] = {"pid": pid, "tid": tid}
+    return places
+
+
+def _us(ns: int) -> str:
+    """Return a time in µs, exact in ns, as JSON has it."""
+    return f"{ns // 1_000}.{ns % 1_000:03d}"
+
+
+def _names(timeline: Timeline, places: Places) -> Iterator[Event]:
+    seen: set[int] = set()
+    for (number, row), place in sorted(places.items()):
+        lane = timeline.lanes[number]
+        if place["pid"] not in seen:
+            seen.add(place["pid"])
+            host = lane.group == "host"
+            name = "host" if host else f"GPU {lane.device}: {timeline.context.device}"
+            yield {"ph": "M", "name": "process_name", **place, "ts": 0, "args": {"name": name}}
+            yield {"ph": "M", "name": "process_sort_index", **place, "ts": 0,
+                   "args": {"sort_index": -1 if host else lane.device}}  # fmt: skip
+        name = lane.name if row == 0 else f"{lane.name} ({row + 1})"
+        yield {"ph": "M", "name": "thread_name", **place, "ts": 0, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_sort_index", **place, "ts": 0, "args": {"sort_index": 10 * number + row}}
+
+
+def _spans(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> Iterator[str]:
+    begin, names = timeline.begin, [json.dumps(name) for name in timeline.names]
+    sources, causes = [json.dumps(source) for source in timeline.sources], [json.dumps(each.words) for each in Cause]
+    heads: dict[tuple[int, int, int], tuple[str, str, str, bool]] = {}  # what spans of a kind in a row have in common
+    columns = [*(timeline.spans[column] for column in SPAN_COLUMNS), rows]
+    for first in range(0, len(timeline), AT_ONCE):
+        part = [column[first : first + AT_ONCE].tolist() for column in columns]
+        for index, values in enumerate(zip(*part, strict=True), first):
+            start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source, row = values
+            head = heads.get((lane, kind, row))
+            if head is None:
+                head = heads[lane, kind, row] = _head(timeline.lanes[lane], lane, Kind(kind), places[lane, row])
+            before, place, text, device = head
+            if correlation >= 0:
+                text += f', "correlation": {correlation}'
+            if nbytes >= 0:
+                text += f', "bytes": {nbytes}'
+                if device and end > start:
+                    text += f', "memory bandwidth (GB/s)": {nbytes / (end - start)}'
+            if batch >= 0:
+                text += f', "batch": {batch}'
+            if pinned >= 0:
+                text += ', "pinned": true' if pinned else ', "pinned": false'
+            if cause:
+                text += f', "cause": {causes[cause]}'
+            if source >= 0 and timeline.sources[source]:
+                text += f', "source": {sources[source]}'
+            times = f'"ts": {_us(start - begin)}, "dur": {_us(end - start)}'
+            yield f'{before}{names[name]}{place}{times}, "args": {{"span": {index}{text}}}}}'
+
+
+def _head(lane: Lane, number: int, kind: Kind, place: Event) -> tuple[str, str, str, bool]:
+    """Return what stands before a span's name, between it and its times, first in its arguments; whether a device's."""
+    device = lane.group == "device"
+    category = _CATEGORIES.get(kind, "gpu_user_annotation" if device else "user_annotation")
+    text = f', "lane": {number}, "loaderviz kind": "{kind.name.lower()}"'
+    text += f', "device": {lane.device}, "stream": {lane.number}' if device else ""
+    where = f', "pid": {place["pid"]}, "tid": {place["tid"]}, '
+    return f'{{"ph": "X", "cat": "{category}", "name": ', where, text, device
+
+
+def _flows(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> Iterator[str]:
+    """Give two events an arrow. A flow binds to the span around its time; at a span's end it leaves 1 ns earlier."""
+    tails, heads, kinds = timeline.arrows["tail"], timeline.arrows["head"], timeline.arrows["kind"]
+    start, end = timeline.start - timeline.begin, timeline.end - timeline.begin
+    waits = kinds == ArrowKind.WAIT
+    leaves = np.where(waits, np.maximum(start[tails], end[tails] - 1), start[tails])
+    at = {key: f'"pid": {place["pid"]}, "tid": {place["tid"]}' for key, place in places.items()}
+    sides = [
+        [index, timeline.lane[index], rows[index], time] for index, time in ((tails, leaves), (heads, start[heads]))
+    ]
+    columns = [each.tolist() for each in (waits, *sides[0], *sides[1])]
+    for number, (wait, tail, lane, row, left, head, its, below, came) in enumerate(zip(*columns, strict=True), 1):
+        name = '"event wait"' if wait else '"ac2g"'
+        common = f'"id": {number}, "cat": {name}, "name": {name}'
+        yield f'{{"ph": "s", {common}, {at[lane, row]}, "ts": {_us(left)}, "args": {{"span": {tail}}}}}'
+        yield f'{{"ph": "f", {common}, {at[its, below]}, "ts": {_us(came)}, "args": {{"span": {head}}}, "bp": "e"}}'
+
+
+def _marks(timeline: Timeline, places: Places) -> Iterator[Event]:
+    for mark in timeline.marks:
+        yield {"ph": "i", "s": "t", "cat": "hazard", "name": mark.kind, **places[mark.lane, 0],
+               "ts": (mark.time - timeline.begin) / 1_000,
+               "args": {"text": mark.text, "lane": mark.lane, "spans": list(mark.spans)}}  # fmt: skip

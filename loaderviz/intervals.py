@@ -96,6 +96,12 @@ def _pieces(
     one: Intervals, other: Intervals
 ) -> tuple[Intervals, Intervals, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Cut time at every edge of both sets: left and right ends of the pieces, and which set covers each."""
-    edges = np.unique(np.concatenate([one.ravel(), other.ravel()]))
-    left, right = edges[:-1], edges[1:]
-    return left, right, covers(one, left), covers(other, left)
+    # A stable sort merges the two sorted runs. Every second edge of a set closes, so a running sum tells what covers.
+    edges = np.concatenate([one.ravel(), other.ravel()])
+    order = np.argsort(edges, kind="stable")
+    steps = np.zeros((2, len(edges)), np.int8)
+    steps[0, : 2 * len(one) : 2], steps[0, 1 : 2 * len(one) : 2] = 1, -1
+    steps[1, 2 * len(one) :: 2], steps[1, 2 * len(one) + 1 :: 2] = 1, -1
+    edges, covering = edges[order], np.cumsum(steps[:, order], axis=1, dtype=np.int8) > 0
+    apart = edges[:-1] < edges[1:]
+    return edges[:-1][apart], edges[1:][apart], covering[0, :-1][apart], covering[1, :-1][apart]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import shlex
+import sys
 import traceback
 import warnings
 from dataclasses import dataclass, field
@@ -23,10 +24,10 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from loaderviz.emulator.findings import HazardWarning
-from loaderviz.errors import LoadervizError
+from loaderviz._torchvision import cured_imports
+from loaderviz.emulator.hazards.reports import HazardWarning
+from loaderviz.errors import LoadervizError, clean
 from loaderviz.recording import Recording, record
-from loaderviz.tracebacks import clean
 
 RECORD_OPTIONS = ("on", "host", "copies", "hazards", "wait", "steps")  # of record(); the last two are numbers
 COLORS = ("batch", "kind")
@@ -105,21 +106,29 @@ def _run(shell: Any, line: str, cell: str) -> None:
         recording = record(**options.record).__enter__()
     except (LoadervizError, ValueError) as problem:  # an option that means nothing
         raise UsageError(f"%%timeline: {problem}") from None
+    failed = True
     try:
-        for part in code:
-            exec(part, shell.user_global_ns, shell.user_ns)
+        try:
+            with cured_imports():
+                for part in code:
+                    exec(part, shell.user_global_ns, shell.user_ns)
+        finally:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", HazardWarning)  # the races are shown below
+                recording.__exit__(*sys.exc_info())
+        failed = False
     except BaseException as error:
         clean(error)
         lines = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__, tb_offset=0)
         error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]  # IPython asks for it
         raise
     finally:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", HazardWarning)  # the races are shown below
-            recording.__exit__(None, None, None)
         if options.name:
             shell.user_ns[options.name] = recording.timeline
-        _show(recording, options.color)
+        if len(recording.timeline):
+            _show(recording, options.color)
+        elif not failed:
+            print("%%timeline: nothing was recorded; the cell put no work on 'cuda'")
 
 
 def _compile(shell: Any, line: str, cell: str) -> list[Any]:
@@ -135,13 +144,10 @@ def _compile(shell: Any, line: str, cell: str) -> list[Any]:
 
 
 def _show(recording: Recording, color: str) -> None:
-    from loaderviz import draw, metrics
+    from loaderviz import metrics
 
     timeline = recording.timeline
-    if not len(timeline):
-        print("%%timeline: nothing was recorded; the cell put no work on 'cuda'")
-        return
-    display(draw.mimebundle(timeline, color=color), raw=True)
+    display(timeline.view(color=color))
     display(metrics.summarize(timeline))
     if timeline.context.origin == "emulated" and recording.hazards:  # a real run does not show its races
         display(recording.hazards)

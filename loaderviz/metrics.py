@@ -4,57 +4,429 @@
     print(summary)          # a table with units
     summary.overlap         # share of the host-device copy time that runs while a kernel runs; None without copies
 
-All times are exact integer nanoseconds (interval algebra, no sampling). A timeline of several devices is summarized for
-one of them, the busiest unless `device` says otherwise. The table of a Summary is in `loaderviz.report`.
+All times are exact integer nanoseconds (interval algebra, no sampling). They are of the steady state (see `Loop`): the
+start of the workers, page-locking and the first batch are left out, and told as `start_up`. A timeline of several
+devices is summarized for one of them, the busiest unless `device` says otherwise.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from html import escape
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderviz import intervals, words
-from loaderviz.activity import (
-    MetricsError,
-    NotATimelineError,
-    breakdown_of,
-    check_timeline,
-    choose_device,
-    device_sets,
-    devices_of,
-    loop_lanes,
-    on_device,
-    states,
-    waits,
-    window_of,
+from loaderviz.batches import BATCH_RANGE, STEP_RANGE, WORKER_START
+from loaderviz.errors import LoadervizError
+from loaderviz.intervals import Intervals
+from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, ArrowKind, Cause, Kind, Timeline
+from loaderviz.vendors import Api, calls_of
+
+Ints = npt.NDArray[np.integer[Any]]
+Mask = npt.NDArray[np.bool_]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+AT_THE_LIMIT = 1.005  # window / limit; less is so near that it reads as 1.00x
+
+# What the host does while the device is idle, from the most to the least telling; a wait is seen before its call.
+_HOST_WORK = (
+    ("idle: host fetches a batch", (Kind.FETCH,)),
+    ("idle: host pins a batch", (Kind.PIN,)),
+    ("idle: host in CUDA calls", (Kind.API,)),
+    ("idle: host in operators", (Kind.OPERATOR,)),
 )
-from loaderviz.timeline import COPIES, KERNELS, Kind, Timeline
 
-__all__ = [
-    "MetricsError", "NotATimelineError", "Summary", "check_timeline", "describe", "hidden_shares", "states",
-    "summarize", "utilization",
-]  # fmt: skip
 
-# A step of the loop, as the emulator writes it: from the hand-out of the batch to the next hand-out.
-BATCH_RANGE = re.compile(r"batch (\d+)(?:: (\d+) samples?)?")
-STEP_RANGE = re.compile(r"ProfilerStep#\d+")  # torch.profiler's schedule marks steps so
+class MetricsError(LoadervizError, ValueError):
+    """A question to a timeline that has no answer."""
+
+
+class NotATimelineError(LoadervizError, TypeError):
+    """Something else was given where a Timeline is needed."""
+
+
+def once(function: Function) -> Function:
+    """Let a function of a timeline be worked out once where it is called without options.
+
+    A picture's title, its words and the table below it all ask for the same numbers. Each caller gets its own copy.
+    """
+
+    @wraps(function)
+    def remembered(timeline: Timeline, *values: Any, **options: Any) -> Any:
+        asked = any(value is not None for value in (*values, *options.values()))
+        if asked or not isinstance(timeline, Timeline):
+            return function(timeline, *values, **options)
+        if function.__name__ not in timeline.results:
+            timeline.results[function.__name__] = function(timeline)
+        return deepcopy(timeline.results[function.__name__])
+
+    return cast(Function, remembered)
+
+
+def check_timeline(value: object, caller: str) -> Timeline:
+    """Return `value` if it is a Timeline; raise `NotATimelineError` that says what to give `caller` instead."""
+    if isinstance(value, Timeline):
+        return value
+    hint = "give recording.timeline, or a file to loaderviz.read()"
+    raise NotATimelineError(f"{caller} needs a Timeline, got {type(value).__name__} ({str(value)[:60]}); {hint}")
+
+
+def device_sets(timeline: Timeline, start: int, end: int, device: int = 0) -> dict[str, Intervals]:
+    """Return when a device does what between `start` and `end` [ns], as sets of intervals.
+
+    Keys: compute, communication, kernels (either), h2d, d2h, copies (either), work (anything, memset and D2D included).
+    """
+    kinds = {
+        "compute": (Kind.COMPUTE,),
+        "communication": (Kind.COMMUNICATION,),
+        "kernels": KERNELS,
+        "h2d": (Kind.COPY_H2D,),
+        "d2h": (Kind.COPY_D2H,),
+        "copies": COPIES,
+        "work": DEVICE_KINDS,
+    }
+    here = on_device(timeline, device)
+    return {name: _covered(timeline, here & timeline.where(*which), start, end) for name, which in kinds.items()}
+
+
+def states(timeline: Timeline, device: int | None = None) -> dict[str, Intervals]:
+    """Return what the GPU is doing, as five sets that are disjoint and together fill the timeline.
+
+    Keys: "compute" (a kernel, no host-device copy), "copy hidden", "copy exposed", "other device work", "idle".
+    """
+    check_timeline(timeline, "states()")
+    start, end = window_of(timeline, None)
+    sets = device_sets(timeline, start, end, choose_device(timeline, device)[0])
+    kernels, copies, work = sets["kernels"], sets["copies"], sets["work"]
+    return {
+        "compute": intervals.subtract(kernels, copies),
+        "copy hidden": intervals.intersect(kernels, copies),
+        "copy exposed": intervals.subtract(copies, kernels),
+        "other device work": intervals.subtract(intervals.subtract(work, kernels), copies),
+        "idle": intervals.subtract(np.array([[start, end]]), work),
+    }
+
+
+def window_of(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int, int]:
+    """Return start and end [ns] of the window, or of the whole timeline for None; a bad one raises `MetricsError`."""
+    if window is None:
+        return timeline.begin, timeline.begin + timeline.duration
+    try:
+        start, end = (int(edge) for edge in window)
+    except (TypeError, ValueError) as problem:
+        raise MetricsError(f"window is {window!r}; give (start, end) in ns, or None for all of it") from problem
+    if end < start:
+        raise MetricsError(f"window is {window!r}: its end lies before its start; give (start, end) in ns")
+    return start, end
+
+
+def devices_of(timeline: Timeline) -> tuple[int, ...]:
+    """Return the numbers of the devices, in order; (0,) where there is none."""
+    return tuple(sorted({lane.device for lane in timeline.lanes if lane.group == "device"})) or (0,)
+
+
+def choose_device(timeline: Timeline, device: int | None) -> tuple[int, tuple[int, ...]]:
+    """Return the device asked for, else the one with the most work, and all devices."""
+    devices = devices_of(timeline)
+    if device is None:
+        duration, works = timeline.end - timeline.start, timeline.where(*DEVICE_KINDS)
+        work = {number: int(duration[on_device(timeline, number) & works].sum()) for number in devices}
+        return max(devices, key=lambda number: work[number]), devices
+    if device not in devices:
+        raise MetricsError(f"device {device!r} is not in this timeline; it has {', '.join(map(str, devices))}")
+    return device, devices
+
+
+def on_device(timeline: Timeline, device: int) -> Mask:
+    """Return a mask over the spans: True for those in a stream of this device."""
+    lanes = [i for i, lane in enumerate(timeline.lanes) if lane.group == "device" and lane.device == device]
+    return np.isin(timeline.lane, lanes)
+
+
+def loop_lanes(timeline: Timeline, device: int | None = None) -> list[int]:
+    """Return the lanes of the training loop: those of role "main", else the host threads that do not load data.
+
+    Of several ranks only the one that drives `device`, if that is given: a host lane has its rank's first device.
+    """
+    host = [(i, lane) for i, lane in enumerate(timeline.lanes) if lane.group == "host"]
+    loop = [i for i, lane in host if lane.role == "main"] or [i for i, lane in host if lane.role not in LOADING]
+    first = {i: timeline.lanes[i].device for i in loop}
+    ranks = [number for number in first.values() if device is not None and number <= device]
+    return [i for i in loop if not ranks or first[i] == max(ranks)]
+
+
+def _covered(timeline: Timeline, mask: Mask, start: int, end: int) -> Intervals:
+    first, last = timeline.start[mask], timeline.end[mask]
+    return intervals.union(np.maximum(first, start), np.minimum(last, end))
+
+
+def starts_workers(timeline: Timeline) -> Mask:
+    """Return a mask over the spans: True where a thread starts a DataLoader's worker processes."""
+    return np.isin(timeline.name, [number for number, name in enumerate(timeline.names) if WORKER_START.match(name)])
+
+
+def _waits(timeline: Timeline, start: int, end: int, loop: Mask) -> dict[str, Intervals]:
+    """When the loop's thread is blocked, by cause in words; only causes that occur."""
+    blocked = loop & timeline.where(Kind.WAIT)
+    names = {cause: cause.words for cause in list(Cause)[1:]} | {Cause.NONE: "cause not known"}
+    parts = {name: _covered(timeline, blocked & (timeline.cause == cause), start, end) for cause, name in names.items()}
+    return {name: part for name, part in parts.items() if len(part)}
+
+
+def _breakdown(
+    timeline: Timeline, start: int, end: int, sets: dict[str, Intervals], waits: dict[str, Intervals], loop: Mask
+) -> dict[str, int]:
+    """Give every ns of the window to one entry: device work first, then what the host does while the device is idle."""
+    layers = [
+        ("compute", sets["compute"]),
+        ("communication exposed, waiting for other ranks", sets["waiting for ranks"]),
+        ("communication exposed", sets["communication"]),
+        ("copy exposed", sets["copies"]),
+        ("other device work", sets["work"]),
+        *((f"idle: host blocked, {cause}", part) for cause, part in waits.items()),
+        ("idle: host starts workers", _covered(timeline, loop & starts_workers(timeline), start, end)),
+        *((name, _covered(timeline, loop & timeline.where(*kinds), start, end)) for name, kinds in _HOST_WORK),
+    ]
+    breakdown, rest = {}, np.array([[start, end]])
+    for name, part in layers:
+        if taken := intervals.length(intervals.intersect(rest, part)):
+            breakdown[name] = taken
+            rest = intervals.subtract(rest, part)
+    if left := intervals.length(rest):
+        breakdown["idle: other"] = left
+    if sum(breakdown.values()) != end - start:  # by construction; a wrong number must never be printed
+        raise AssertionError(f"the breakdown sums to {sum(breakdown.values())} ns in a window of {end - start} ns")
+    return breakdown
+
+
+# Collectives. A kernel of one runs from when its rank comes to it until all ranks have what they need: before the last
+# one has come it only waits. With several ranks in a timeline its time can be parted, with one it cannot.
+
+_AGREE = 100_000, 0.1  # ns, and share of the longer one, by which the ends of one collective may differ among ranks
+
+
+@once
+def collectives(timeline: Timeline) -> tuple[Ints, Ints]:
+    """Return for each span the number of the collective it is part of, and when the last known rank came to that [ns].
+
+    Both are -1 for what is no collective, or was seen of one device alone. Parts of one collective have the same name,
+    overlap, and end together.
+    """
+    number, arrival = np.full((2, len(timeline)), -1, np.int64)
+    rows = np.flatnonzero(timeline.where(Kind.COMMUNICATION) & (timeline.end > timeline.start))
+    devices = np.array([lane.device for lane in timeline.lanes], np.int64)[timeline.lane[rows]]
+    if len(np.unique(devices)) < 2:
+        return number, arrival
+    order = np.lexsort((timeline.end[rows], timeline.name[rows]))
+    columns = (rows, devices, timeline.name[rows], timeline.start[rows], timeline.end[rows])
+    group: list[int] = []
+    here, count = (-1, 0, 0, 0), 0  # name of the group, its first end, the longest part, the latest start
+    seen: set[int] = set()
+    for row, device, name, start, end in zip(*(column[order].tolist() for column in columns), strict=True):
+        of, first, longest, latest = here
+        apart = max(_AGREE[0], _AGREE[1] * max(longest, end - start))
+        if name != of or end - first > apart or start >= first or latest >= end or device in seen:
+            count = _take(group, number, arrival, here[3], count)
+            group, seen, here = [], set(), (name, end, 0, start)
+        here = (name, here[1], max(here[2], end - start), max(here[3], start))
+        group.append(row)
+        seen.add(device)
+    _take(group, number, arrival, here[3], count)
+    return number, arrival
+
+
+def _take(group: list[int], number: Ints, arrival: Ints, latest: int, count: int) -> int:
+    """Note a group of several parts; return the number of the next one."""
+    if len(group) > 1:
+        number[group], arrival[group] = count, latest
+    return count + 1
+
+
+def rank_waits(timeline: Timeline, start: int, end: int, device: int) -> tuple[Intervals, Intervals] | None:
+    """Return when a device's collectives wait for other ranks, and when they move bytes, within the window [ns].
+
+    That is of those that were seen of several ranks; None if there are no such.
+    """
+    arrival = collectives(timeline)[1]
+    mine = on_device(timeline, device) & (arrival >= 0)
+    if not mine.any():
+        return None
+    first, until = np.maximum(timeline.start[mine], start), np.minimum(timeline.end[mine], end)
+    came = np.minimum(arrival[mine], until)
+    return intervals.union(first, came), intervals.union(np.maximum(came, first), until)
+
+
+# The steps of a loop: which of them are the start, and how long one takes once the loop is running. The GPU has work
+# left from earlier batches when a batch is handed out, and the host has handed out all of them when the GPU works on
+# the last; so the time between two hand-outs, or to the end, says little. The time between the GPU's first kernels of
+# two batches is that of whole steps.
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The loop that feeds one device. `spans` are the marks of its steps, in order; `samples` as their names tell.
+
+    `cut`: the timeline begins in a later step, so the start is not in it. `first` is the place of the first step of
+    the steady state in `spans`: the first after step 0 in which nothing is allocated, page-locked or started. If that
+    goes on for half of the steps it is no start, and only step 0 is left out.
+    """
+
+    timeline: Timeline
+    device: int
+    spans: Ints
+    samples: tuple[int | None, ...]
+    cut: bool
+    first: int
+
+    @classmethod
+    def of(cls, timeline: Timeline, device: int) -> Loop:
+        """Return the loop of the host threads that feed `device`; without spans where no step is marked.
+
+        loaderviz's own marks come before torch.profiler's steps.
+        """
+        for pattern in (BATCH_RANGE, STEP_RANGE):
+            found = {name: match for name, text in enumerate(timeline.names) if (match := pattern.fullmatch(text))}
+            mask = timeline.where(Kind.RANGE) & np.isin(timeline.name, list(found))
+            mask &= np.isin(timeline.lane, loop_lanes(timeline, device))
+            if mask.any():
+                spans = np.flatnonzero(mask)
+                told = [found[name].groupdict() for name in timeline.name[spans].tolist()]
+                samples = tuple(int(each["samples"]) if each.get("samples") else None for each in told)
+                cut = int(told[0]["number"]) > 0
+                return cls(timeline, device, spans, samples, cut, 0 if cut else _first_steady(timeline, device, spans))
+        return cls(timeline, device, np.empty(0, np.int64), (), False, 0)
+
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """From the hand-out of the first steady step to the end of the last step and work; None without steps.
+
+        All of the timeline, if its start was cut off.
+        """
+        if self.cut:
+            return window_of(self.timeline, None)
+        if not len(self.spans):
+            return None
+        work = on_device(self.timeline, self.device) & self.timeline.where(*DEVICE_KINDS)
+        ends = self.timeline.end[self.spans].max(), self.timeline.end[work].max(initial=self.timeline.begin)
+        start, end = int(self.timeline.start[self.spans[self.first]]), int(max(ends))
+        return (start, end) if start < end else None
+
+    def between(self, start: int, end: int) -> Ints:
+        """Return the steps that begin in the window [ns]: places in `spans`."""
+        starts = self.timeline.start[self.spans]
+        return np.flatnonzero((starts >= start) & (starts < end))
+
+    def pace(self, steps: Ints) -> float | None:
+        """Return the time of one of these steps [ns], neighbours in `spans`; None if they hold no whole step.
+
+        From the first kernel of a batch to that of a later one, or from hand-out to hand-out where kernels are not
+        known to be of a batch. Steps after the last copy for a batch are not whole: a prefetcher only hands out what
+        it has. Where the loop waits for several workers, which deliver together, it counts whole rounds of them, and
+        leaves out the batches that they had ready when the loop began, if a round is left.
+        """
+        if len(steps) < 2:
+            return None
+        begins = begin_of(self.timeline, self.device, self.spans[steps])
+        begins = begins[: 1 + self._last_whole(self.spans[steps])]
+        if len(begins) < 2:
+            return None
+        timeline = self.timeline
+        waits = (
+            timeline.where(Kind.WAIT)
+            & (timeline.cause == Cause.DATA)
+            & np.isin(timeline.lane, loop_lanes(timeline, self.device))
+        )
+        waits &= (timeline.start < begins[-1]) & (timeline.end > begins[0])
+        fetched = np.unique(timeline.lane[timeline.where(Kind.FETCH)]).tolist()
+        workers = sum(timeline.lanes[lane].role == "worker" for lane in fetched)
+        if waits.any() and 1 < workers < len(begins):
+            made = timeline.where(Kind.FETCH) & (timeline.end <= begins[0])
+            stock = np.count_nonzero(np.isin(timeline.batch[self.spans[steps]], timeline.batch[made]))
+            if stock + workers < len(begins):
+                begins = begins[stock:]
+            begins = begins[(len(begins) - 1) % workers :]
+        return float(begins[-1] - begins[0]) / (len(begins) - 1)
+
+    def _last_whole(self, spans: Ints) -> int:
+        """Return the place in `spans` of the last step by whose hand-out a batch was still loaded."""
+        timeline, last = self.timeline, len(spans) - 1
+        copies = np.flatnonzero(on_device(timeline, self.device) & timeline.where(Kind.COPY_H2D))
+        newest = timeline.batch[copies].max(initial=-1)
+        if newest < timeline.batch[spans[last]] or newest < 0:
+            return last  # no copy for the last batches: the data set is on the GPU
+        copies = copies[timeline.batch[copies] == newest]
+        arrows = timeline.arrows
+        calls = arrows["tail"][(arrows["kind"] == ArrowKind.LAUNCH) & np.isin(arrows["head"], copies)]
+        called = timeline.start[np.r_[calls, copies]].min()
+        after = np.flatnonzero(timeline.start[spans] >= called)
+        return int(after[0]) if len(after) else last
+
+
+def begin_of(timeline: Timeline, device: int, spans: Ints) -> Ints:
+    """Return when the GPU begins on the batches of these marks, in order: the first kernel of each after its mark [ns].
+
+    Batches without a kernel are left out; if those are most, the marks' own starts are returned.
+    """
+    kernels = np.flatnonzero(on_device(timeline, device) & timeline.where(*KERNELS) & (timeline.batch >= 0))
+    kernels = kernels[np.argsort(timeline.batch[kernels], kind="stable")]  # per batch in order of start
+    batches, starts = timeline.batch[kernels], timeline.start[kernels]
+    left, right = (np.searchsorted(batches, timeline.batch[spans], side) for side in ("left", "right"))
+    begins = []
+    for low, high, mark in zip(left.tolist(), right.tolist(), timeline.start[spans].tolist(), strict=True):
+        place = low + int(np.searchsorted(starts[low:high], mark))
+        if place < high:
+            begins.append(int(starts[place]))
+    return np.sort(np.array(begins, np.int64)) if 2 * len(begins) > len(spans) else timeline.start[spans]
+
+
+def _first_steady(timeline: Timeline, device: int, spans: Ints) -> int:
+    """Return the first step after step 0 in which nothing is allocated, page-locked or started; see `Loop`."""
+    loop = np.isin(timeline.lane, loop_lanes(timeline, device))
+    cold = loop & timeline.where(Kind.WAIT) & np.isin(timeline.cause, (Cause.ALLOCATION, Cause.PAGE_LOCKING))
+    cold |= loop & starts_workers(timeline)
+    file = timeline.context.origin == "file"
+    if file:  # there the pool's first blocks are seen as calls
+        cold |= loop & timeline.where(Kind.API) & (calls_of(timeline.names)[timeline.name] & Api.ALLOCATE != 0)
+    begins, marks = begin_of(timeline, device, spans), timeline.start[spans]
+    warm = marks[0] == timeline.begin and not (file and len(spans) > 1 and cold[timeline.start < marks[1]].any())
+    if len(spans) < 3 or warm:
+        return 0  # two steps must remain for one to be timed; or nothing was prepared for the first batch
+    if len(begins) < len(spans):
+        begins = marks
+    for step in range(1, (len(spans) + 1) // 2):
+        until = max(begins[step + 1], marks[step + 1])
+        if not (cold & (timeline.start < until) & (timeline.end > marks[step])).any():
+            return step
+    return 1
+
+
+# The numbers
 
 
 @dataclass(frozen=True, repr=False)
 class Summary:
     """The numbers of one timeline, for one device. Times in ns, shares 0..1; None where there is nothing to measure.
 
-    `window` is the makespan, or the length of the window asked for. `compute` and `communication` are the time in which
-    such a kernel runs, `kernels` that of either; `copy` is host-device copies (`h2d`, `d2h`; D2D counts as work on the
-    device), `hidden_copy` its part under any kernel, `overlap` that part as a share. `busy` is the share of the window
-    with any work on the device, `idle` the rest in ns. `host_blocked` gives the ns in which the training loop's thread
-    waits, by cause. `limit` is the longest of kernels, H2D and D2H: the window if all else were hidden; `headroom` is
-    window / limit. `breakdown` is exclusive and sums to the window. `step` is window / batches, `copy_share` the copy's
-    share of the window (below 5 % overlap cannot pay). `bandwidth` maps a kind of copy to bytes per second.
+    `window` is the length of the steady state, or of the window asked for; `start_up` is what passes before the steady
+    state, and 0 with a window asked for. `compute` and `communication` are the time in which such a kernel runs,
+    `kernels` that of either; `hidden_communication` is the part of it under compute kernels, `rank_wait` the part in
+    which a collective is known to wait for other ranks (None: there is one rank). `copy` is host-device copies (`h2d`,
+    `d2h`; D2D counts as work on the device), `hidden_copy` its part under any kernel, `overlap` that part as a share.
+    `busy` is the share of the window with any work on the device, `idle` the rest in ns. `host_blocked` gives the ns in
+    which the training loop's thread waits, by cause. `limit` is the longest of compute, H2D, D2H and what collectives
+    are known to move: the window if all else were hidden. How long the other collectives move is not known: at most
+    the limit is `limit_most`. `headroom` is window / limit. `breakdown` is exclusive and sums to the window. `batches`
+    and `samples` were handed out in the window. `step` is the mean time from the GPU's first kernel of a batch to that
+    of the next (without kernels from hand-out to hand-out; window / batches where that is not known either),
+    `samples_per_second` the samples of a batch in such a step. `copy_share` is the copy's share of the window (below
+    5 % overlap cannot pay). `bandwidth` maps a kind of copy to bytes per second.
     """
 
     window: int
@@ -79,72 +451,120 @@ class Summary:
     copy_share: float | None
     breakdown: dict[str, int]
     bandwidth: dict[str, float]
+    start_up: int = 0
     device: int = 0
     devices: tuple[int, ...] = (0,)
+    hidden_communication: int = 0
+    rank_wait: int | None = None
+    moved: int = 0  # by collectives seen of several ranks
+    limit_most: int = 0
+
+    @property
+    def exposed_communication(self) -> int:
+        """Time in which a collective runs and no compute kernel does [ns]."""
+        return self.communication - self.hidden_communication
+
+    @property
+    def away(self) -> str:
+        """How far the window is from the limit: "2.4x the limit", "at the limit", "1.2x to 3.4x the limit"."""
+        least = _ratio(self.window, self.limit_most) or self.headroom
+        if self.headroom is None or least is None or self.headroom < AT_THE_LIMIT:
+            return "at the limit"
+        far = words.times(self.headroom)
+        return f"{far} the limit" if words.times(least) == far else f"{words.times(least)} to {far} the limit"
 
     @property
     def compute_share(self) -> float | None:
         """Share of the window in which a compute kernel runs."""
         return _ratio(self.compute, self.window)
 
-    def __str__(self) -> str:
-        from loaderviz import report
+    @property
+    def longest(self) -> str:
+        """Whose time the limit is: "kernels", "collectives", "H2D copies" or "D2H copies"."""
+        engines = {"kernels": self.compute, "collectives": self.moved, "H2D copies": self.h2d, "D2H copies": self.d2h}
+        return max(engines, key=lambda name: engines[name])
 
-        return report.as_text(self)
+    def __str__(self) -> str:
+        table, parts = _rows(self), _breakdown_rows(self)
+        left, middle = (max(len(row[column]) for row in (*table, *parts)) for column in (0, 1))
+        title = [("", "", ""), ("where the window goes (sums to it)", "", "")] if parts else []
+        rows = [*table, *title, *parts]
+        return "\n".join(f"{what:<{left}}  {much:>{middle}}  {remark}".rstrip() for what, much, remark in rows)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from loaderviz import report
-
-        return report.as_html(self)
+        parts = _breakdown_rows(self)
+        return _html("Summary", _rows(self)) + (_html("Where the window goes (sums to it)", parts) if parts else "")
 
     def _repr_markdown_(self) -> str:
-        from loaderviz import report
+        lines = [*_rows(self), *((f"in it: {what}", much, remark) for what, much, remark in _breakdown_rows(self))]
+        return "\n".join(["| what | how much | |", "|---|---:|---|", *(f"| {' | '.join(line)} |" for line in lines)])
 
-        return report.as_markdown(self)
 
-
+@once
 def summarize(
     timeline: Timeline, window: tuple[int, int] | None = None, samples: int | None = None, device: int | None = None
 ) -> Summary:
     """Return the Summary of a timeline, or of the part between `window = (start, end)` [ns, as in `timeline.start`].
 
-    `samples` is the number of samples in the window, if the timeline cannot know it. Raises `NotATimelineError` for
-    anything but a Timeline, `MetricsError` for a window or device that makes no sense.
+    Without a window it is about the steady state (see `Loop`); a window is taken as it is. `samples` is the
+    number of samples in the window, if the timeline cannot know it. Raises `NotATimelineError` for anything but a
+    Timeline, `MetricsError` for a window or device that makes no sense.
 
         summarize(timeline).headroom                      # 2.4: the loop takes 2.4x the time of its longest engine
         summarize(timeline, window=(0, 5_000_000)).busy   # of the first 5 ms
     """
-    check_timeline(timeline, "summarize()")
-    start, end = window_of(timeline, window)
-    device, devices = choose_device(timeline, device)
+    device, devices = choose_device(check_timeline(timeline, "summarize()"), device)
+    loop = Loop.of(timeline, device)
+    start, end = window_of(timeline, loop.window if window is None else window)
     sets = device_sets(timeline, start, end, device)
-    kernels, copies = sets["kernels"], sets["copies"]
-    span, busy = end - start, intervals.length(sets["work"])
-    hidden = intervals.length(intervals.intersect(copies, kernels))
-    copy = intervals.length(copies)
     lengths = {name: intervals.length(part) for name, part in sets.items()}
-    limit = max(lengths["kernels"], lengths["h2d"], lengths["d2h"])
-    batches, counted = _batches(timeline, start, end, device)
+    span, copy, busy = end - start, lengths["copies"], lengths["work"]
+    hidden = intervals.length(intervals.intersect(sets["copies"], sets["kernels"]))
+    parted = rank_waits(timeline, start, end, device)
+    sets["waiting for ranks"], moving = parted or (np.empty((0, 2), np.int64),) * 2
+    rank_wait, moved = map(intervals.length, (sets["waiting for ranks"], moving))
+    limit = max(lengths["compute"], lengths["h2d"], lengths["d2h"], moved)
+    in_loop = np.isin(timeline.lane, loop_lanes(timeline, device))
+    waits, (batches, counted, step) = _waits(timeline, start, end, in_loop), _steps(loop, start, end)
     if samples is None:
-        samples = counted if counted is not None or window is not None else timeline.context.samples
+        samples = counted if counted is not None or window is not None or loop.first else timeline.context.samples
     return Summary(
-        window=span, compute=lengths["compute"], communication=lengths["communication"], kernels=lengths["kernels"],
-        copy=copy, h2d=lengths["h2d"], d2h=lengths["d2h"], hidden_copy=hidden, exposed_copy=copy - hidden,
-        overlap=_ratio(hidden, copy), busy=_ratio(busy, span), idle=span - busy,
-        host_blocked={cause: intervals.length(part) for cause, part in waits(timeline, start, end, device).items()},
-        limit=limit, headroom=_ratio(span, limit), batches=batches, samples=samples, step=_ratio(span, batches),
-        samples_per_second=_ratio(samples * 1e9, span) if samples is not None else None,
-        copy_share=_ratio(copy, span), breakdown=breakdown_of(timeline, start, end, sets, device),
-        bandwidth=_bandwidth(timeline, start, end, device), device=device, devices=devices,
-    )  # fmt: skip
+        window=span,
+        compute=lengths["compute"],
+        communication=lengths["communication"],
+        kernels=lengths["kernels"],
+        copy=copy,
+        h2d=lengths["h2d"],
+        d2h=lengths["d2h"],
+        hidden_copy=hidden,
+        exposed_copy=copy - hidden,
+        overlap=_ratio(hidden, copy),
+        busy=_ratio(busy, span),
+        idle=span - busy,
+        host_blocked={cause: intervals.length(part) for cause, part in waits.items()},
+        limit=limit,
+        headroom=_ratio(span, limit),
+        batches=batches,
+        samples=samples,
+        step=step,
+        samples_per_second=_ratio((samples or 0) * 1e9, batches * (step or 0) if batches else span) or None,
+        copy_share=_ratio(copy, span),
+        breakdown=_breakdown(timeline, start, end, sets, waits, in_loop),
+        bandwidth=_bandwidth(timeline, start, end, device),
+        start_up=start - timeline.begin if window is None else 0,
+        device=device,
+        devices=devices,
+        hidden_communication=intervals.length(intervals.intersect(sets["communication"], sets["compute"])),
+        rank_wait=rank_wait if parted else None,
+        moved=moved,
+        limit_most=max(limit, lengths["communication"] - rank_wait),
+    )
 
 
-def utilization(
-    timeline: Timeline, window_ns: int, device: int | None = None
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Return the GPU-utilisation curve: edges [ns], shape (n + 1,), and the share of each window with a kernel, (n,).
+def utilization(timeline: Timeline, window_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the GPU-utilisation curve of the busiest device: edges [ns], shape (n + 1,), and shares, shape (n,).
 
     This is what nvidia-smi shows as "GPU-Util": the share of the sampling window in which one or more kernels ran. The
     last window ends with the timeline, so it may be shorter. An empty timeline has no windows.
@@ -156,7 +576,7 @@ def utilization(
     edges = begin + np.r_[np.arange(0, duration, int(window_ns), dtype=np.int64), duration]
     if not duration:
         return edges[:1], np.empty(0)
-    sets = device_sets(timeline, begin, begin + duration, choose_device(timeline, device)[0])
+    sets = device_sets(timeline, begin, begin + duration, choose_device(timeline, None)[0])
     return edges, np.diff(intervals.covered_before(sets["kernels"], edges)) / np.diff(edges)
 
 
@@ -175,24 +595,29 @@ def hidden_shares(timeline: Timeline) -> npt.NDArray[np.float64]:
     return shares
 
 
-def describe(timeline: Timeline, label: str = "") -> str:
-    """Return the finding in one line of words; titles and text twins use it.
+def describe(timeline: Timeline, label: str = "", window: tuple[int, int] | None = None) -> str:
+    """Return the finding in one line of words, for the steady state or a window [ns]; titles and text twins use it.
 
     describe(timeline, "blocking")
     # "blocking: GPU computes 41 % of the time, 0 % of the copy is hidden, 2.4x the limit"
     """
-    summary = summarize(timeline)
+    summary = summarize(timeline, window)
     before = f"{label}: " if label else ""
     if not len(timeline):
         return f"{before}an empty timeline, nothing was recorded"
     if not summary.busy:
         return f"{before}{words.duration(summary.window)} on the host, no work on the GPU{_loading(summary)}"
-    hidden = "no copies" if summary.overlap is None else f"{words.share(summary.overlap)} of the copy is hidden"
+    return before + finding(summary)
+
+
+def finding(summary: Summary) -> str:
+    """Return what a summary with work on the GPU says, in one line of words."""
     gpu = f"GPU {summary.device} (of {len(summary.devices)})" if len(summary.devices) > 1 else "GPU"
-    parts = [f"{gpu} computes {words.share(summary.compute_share)} of the time", hidden]
-    if summary.headroom is not None:
-        parts.append("at the limit" if summary.headroom < 1.005 else f"{words.times(summary.headroom)} the limit")
-    return before + ", ".join(parts)
+    parts = [f"{gpu} computes {words.share(summary.compute_share)} of the time"]
+    if summary.communication:
+        parts.append(f"{words.share(summary.hidden_communication / summary.communication)} of communication is hidden")
+    parts.append("no copies" if summary.overlap is None else f"{words.share(summary.overlap)} of the copy is hidden")
+    return ", ".join(parts if summary.headroom is None else [*parts, summary.away])
 
 
 def _loading(summary: Summary) -> str:
@@ -202,31 +627,23 @@ def _loading(summary: Summary) -> str:
     return "".join(f", {words.share(_ratio(time, summary.window))} {text}" for text, time in times.items() if time)
 
 
-def step_spans(timeline: Timeline, start: int, end: int, device: int) -> tuple[list[int], list[int]]:
-    """Return the spans that mark a step of the loop that feeds `device` and start in the window, in order of start.
+def _steps(loop: Loop, start: int, end: int) -> tuple[int | None, int | None, float | None]:
+    """Count the batches handed out in [start, end), and their samples where every range says so; with their step [ns].
 
-    With them the samples that their names tell. loaderviz's own marks come before torch.profiler's steps.
+    Where no step is marked, the kernels' batches are counted.
     """
-    for pattern in (BATCH_RANGE, STEP_RANGE):
-        matches = {number: match for number, name in enumerate(timeline.names) if (match := pattern.fullmatch(name))}
-        mask = timeline.where(Kind.RANGE) & np.isin(timeline.name, list(matches))
-        mask &= np.isin(timeline.lane, loop_lanes(timeline, device))
-        mask &= (timeline.start >= start) & (timeline.start < end)
-        if mask.any():
-            spans = [int(index) for index in np.flatnonzero(mask)]
-            groups = (matches[int(timeline.name[index])].groups() for index in spans)
-            return spans, [int(group[1]) for group in groups if len(group) > 1 and group[1] is not None]
-    return [], []
-
-
-def _batches(timeline: Timeline, start: int, end: int, device: int) -> tuple[int | None, int | None]:
-    """Count the batches handed out in [start, end), and their samples where every range says so."""
-    steps, samples = step_spans(timeline, start, end, device)
-    if len(steps):
-        return len(steps), sum(samples) if len(samples) == len(steps) else None
-    kernels = on_device(timeline, device) & timeline.where(*KERNELS)
-    numbers = timeline.batch[kernels & (timeline.start >= start) & (timeline.start < end)]
-    return len(np.unique(numbers[numbers >= 0])) or None, None
+    if len(loop.spans):
+        steps = loop.between(start, end)
+        told = [samples for step in steps if (samples := loop.samples[step]) is not None]
+        batches, samples, step = len(steps), sum(told) if len(told) == len(steps) else None, loop.pace(steps)
+        if len(steps) > 1:  # else the window is the step; a loader that copied all of them before holds no whole step
+            return batches, samples, step
+    else:
+        timeline = loop.timeline
+        kernels = on_device(timeline, loop.device) & timeline.where(*KERNELS)
+        numbers = timeline.batch[kernels & (timeline.start >= start) & (timeline.start < end)]
+        batches, samples, step = len(np.unique(numbers[numbers >= 0])), None, None
+    return batches or None, samples if batches else None, step or _ratio(end - start, batches)
 
 
 def _bandwidth(timeline: Timeline, start: int, end: int, device: int) -> dict[str, float]:
@@ -245,3 +662,75 @@ def _bandwidth(timeline: Timeline, start: int, end: int, device: int) -> dict[st
 
 def _ratio(part: float, whole: Any) -> float | None:
     return part / whole if whole else None
+
+
+# A Summary as a table: plain text, HTML and Markdown, all from the same rows
+
+
+Row = tuple[str, str, str]  # what, how much, remark
+_A_RATE = 1e8  # bytes/s; below it all copies were tiny, such as one loss, and the number is their latency's (R22)
+
+
+def _rows(summary: Summary) -> list[Row]:
+    """Return the lines of the table: what, how much with its unit, and a remark such as the share of the window."""
+    window = summary.window
+    lines = [("start-up", words.duration(summary.start_up), "before the window")] if summary.start_up else []
+    devices = len(summary.devices)
+    lines.append(("window", words.duration(window), f"device {summary.device} of {devices}" if devices > 1 else ""))
+    if summary.batches:
+        lines.append(("step", words.duration(summary.step), words.count(summary.batches, "batch")))
+    if summary.samples_per_second is not None:
+        rate = f"{words.rate(summary.samples_per_second)} samples/s"
+        lines.append(("throughput", rate, words.count(summary.samples or 0, "sample")))
+    if not summary.busy and not summary.copy:  # a run on the CPU alone: what a GPU would be told is left out
+        waits = summary.host_blocked.items()
+        return lines + [(f"host blocked: {cause}", words.duration(time), _of(time, window)) for cause, time in waits]
+    lines.append(("GPU computes", words.duration(summary.compute), _of(summary.compute, window)))
+    if total := summary.communication:
+        hidden, exposed = summary.hidden_communication, summary.exposed_communication
+        lines += [
+            ("GPU communicates", words.duration(total), _of(total, window)),
+            ("communication hidden", words.duration(hidden), _of(hidden, total, "communication")),
+            ("communication exposed", words.duration(exposed), _of(exposed, window)),
+        ]
+    if summary.rank_wait is not None:
+        told = words.duration(summary.rank_wait), _of(summary.rank_wait, total, "communication")
+        lines.append(("waiting for other ranks", *told))
+    rates = [(f"copy rate {kind}", f"{rate / 1e9:.3g} GB/s", "") for kind, rate in summary.bandwidth.items()]
+    lines += [
+        ("GPU idle", words.duration(summary.idle), _of(summary.idle, window)),
+        ("copy", words.duration(summary.copy), _of(summary.copy, window)),
+        ("copy hidden", words.duration(summary.hidden_copy), _of(summary.hidden_copy, summary.copy, "the copy")),
+        ("copy exposed", words.duration(summary.exposed_copy), _of(summary.exposed_copy, window)),
+        *(row for row, rate in zip(rates, summary.bandwidth.values(), strict=True) if rate > _A_RATE),
+    ]
+    for cause, time in summary.host_blocked.items():
+        lines.append((f"host blocked: {cause}", words.duration(time), _of(time, window)))
+    limit, remark = words.duration(summary.limit), f"{summary.longest} alone" if summary.limit else "no work on the GPU"
+    if summary.limit_most > summary.limit:
+        lines.append(
+            ("limit", limit, f"{remark}; at most {words.duration(summary.limit_most)}, if no collective waits")
+        )
+    else:
+        lines.append(("limit", limit, remark))
+    lines.append(("headroom", words.times(summary.headroom), "window / limit"))
+    return lines
+
+
+def _breakdown_rows(summary: Summary) -> list[Row]:
+    said = {name: name if summary.busy else name.removeprefix("idle: ") for name in summary.breakdown}
+    return [(said[name], words.duration(time), _of(time, summary.window)) for name, time in summary.breakdown.items()]
+
+
+def _html(title: str, rows: list[Row]) -> str:
+    lines = (
+        f'<tr><td style="text-align:left">{escape(what)}</td><td style="text-align:right">{escape(much)}</td>'
+        f'<td style="text-align:left">{escape(remark)}</td></tr>'
+        for what, much, remark in rows
+    )
+    head = f'<table><thead><tr><th style="text-align:left">{title}</th><th></th><th></th></tr></thead><tbody>'
+    return f"{head}{''.join(lines)}</tbody></table>"
+
+
+def _of(part: float, whole: float, name: str = "the window") -> str:
+    return f"{words.share(part / whole)} of {name}" if whole else ""

@@ -1,323 +1,341 @@
 """MNIST for the lessons: the real digits where they can be had, else a drawn stand-in of the same shapes and sizes.
 
-Both come as torchvision's `MNIST` data set. Which of the two it is, is never left open: `describe` says it, each data
-set carries it as `source`, and the stand-in announces itself once in one line.
+    images, labels = mnist.tensors(train=True)      # uint8 [60000, 28, 28], int64 [60000]
+    dataset = mnist.load(transform=ToTensor())      # torchvision's MNIST; dataset.source says which digits it has
 
-Where the digits are looked for, in this order:
-
-1. the folder given as `root`;
-2. the folder named by the environment variable ``LOADERVIZ_DATA``;
-3. loaderviz's own cache (``LOADERVIZ_CACHE``, or the user's cache folder of the platform);
-4. torchvision's download into that cache, for `AUTO_SECONDS` at most. ``LOADERVIZ_OFFLINE=1`` skips it, and a failure
-   is remembered for a day, so that a user without a network waits once;
-5. the stand-in, drawn into the cache in about two seconds.
-
-A folder has torchvision's layout: ``<folder>/MNIST/raw/train-images-idx3-ubyte`` and so on, plain or ``.gz``.
-
-Train and test digits belong together. From the places 2 to 5 both splits come from one place, chosen once per process:
-where only the real test digits are found, both splits are drawn, and the line says why. A `root` is taken at its word:
-the split that is there is served, the one that is not is an error.
-
-Example:
-    >>> from loaderviz import mnist
-    >>> images, labels = mnist.tensors(train=True)
-    >>> print(mnist.describe())
+Real digits are looked for in `root`, in the folder that ``LOADERVIZ_DATA`` names, and in our cache, each with
+torchvision's layout (``MNIST/raw/train-images-idx3-ubyte``, plain or ``.gz``); then a download into the cache is tried
+for `AUTO_SECONDS`, at most once a day (``LOADERVIZ_OFFLINE=1``: never). Else the stand-in is drawn, in a second. Train
+and test digits come from one place; a `root` is taken at its word. Which digits they are is said in one line.
 """
 
 from __future__ import annotations
 
+import functools
+import gzip
+import hashlib
+import http.client
 import os
+import tempfile
+import threading
+import time
+import urllib.request
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from loaderviz import _mnist_cache, _mnist_files
-from loaderviz._mnist_files import MnistError, has_split, split_name
-from loaderviz._torchvision import import_torchvision
+from loaderviz._torchvision import TorchvisionMissingError, import_torchvision
+from loaderviz.errors import LoadervizError
 
-import_torchvision()
-# A class of this module, not of torchvision: a DataLoader worker that starts from nothing (spawn, forkserver) imports
-# this module to unpickle the data set, and so gets the import cure before torchvision is imported.
-from torchvision.datasets import MNIST as _TorchvisionMNIST  # type: ignore[import-untyped, unused-ignore] # noqa: E402
+try:
+    import_torchvision()
+    from torchvision.datasets import MNIST as _TorchvisionMNIST  # type: ignore[import-untyped, unused-ignore]
+except TorchvisionMissingError:  # only `load` and the download need it
+    _TorchvisionMNIST = object
 
-__all__ = ["MNIST", "MnistError", "Source", "describe", "find", "load", "tensors"]
-
-AUTO_SECONDS = 12.0
-"""The most that ``download="auto"`` spends; the four files are 11 MB, importing torch in the child takes 2 to 4 s."""
-
-ASKED_SECONDS = 300.0
-"""The most that ``download=True`` spends."""
-
+Array = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+Root = str | os.PathLike[str] | None
 Download = bool | Literal["auto"]
 
-_OTHER = {"train": "t10k", "t10k": "train"}
-_SPOKEN = {"train": "train", "t10k": "test"}
+AUTO_SECONDS = 12.0  # the four files are 11 MB
+ASKED_SECONDS = 300.0  # with download=True
+REMEMBER_SECONDS = 24 * 3600  # a user without a network waits once a day
+MIRRORS = "https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"  # as torchvision has
+RAW = Path("MNIST", "raw")  # as torchvision names it
+SIZES = {True: 60_000, False: 10_000}  # train, test
+# The MD5 sums of the files, unpacked: Fashion-MNIST has the same names and sizes.
+FILES = {
+    True: {
+        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    },
+    False: {
+        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+    },
+}
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where digits come from: `str(source)` is the one line that says it."""
+class MnistError(LoadervizError, RuntimeError):
+    """The files of MNIST are missing, damaged or not MNIST; the message names the file and what to do next."""
 
-    real: bool
-    """True for the real MNIST, False for the drawn stand-in."""
-    root: Path
-    """The folder, in torchvision's layout."""
-    note: str = ""
-    """Why it is this one, or what is missing; empty if there is nothing to say."""
 
-    @property
-    def name(self) -> str:
-        """``real MNIST`` or ``drawn stand-in``."""
-        return "real MNIST" if self.real else "drawn stand-in"
+class Source(NamedTuple):
+    """Where digits come from: a folder, or None and why it is the stand-in; `str(source)` is the line that says it."""
+
+    folder: Path | None
+    why: str = ""
 
     def __str__(self) -> str:
-        if self.real:
-            return f"real MNIST in {self.root}" + (f" ({self.note})" if self.note else "")
+        if self.folder:
+            return f"real MNIST in {self.folder}"
         return (
-            f"drawn stand-in for MNIST (computer-drawn digits, no handwriting) in {self.root}"
-            + (f", because {self.note}" if self.note else "")
-            + ". For the real one: set LOADERVIZ_DATA to a folder with MNIST/raw/*-ubyte(.gz) in it, or call "
-            "loaderviz.mnist.load(download=True)."
+            f"drawn stand-in for MNIST (computer-drawn digits, no handwriting), because {self.why}. For the real one: "
+            "set LOADERVIZ_DATA to a folder with MNIST/raw/*-ubyte(.gz), or call loaderviz.mnist.load(download=True)."
         )
 
 
 class MNIST(_TorchvisionMNIST):  # type: ignore[misc, unused-ignore]
-    """torchvision's `MNIST` on files that were checked, plain or ``.gz``, where one split may be alone; see `load`.
+    """torchvision's `MNIST` with a `source`: `data` uint8 [N, 28, 28], `targets` int64 [N]; an item is (image, int).
 
-    `data` is uint8 [N, 28, 28], `targets` int64 [N], an item is (PIL image or what `transform` makes of it, int).
+    A class of this module: a spawned worker that unpickles it gets the cure of torchvision's import along.
     """
 
-    def __init__(self, source: Source, train: bool = True, transform: Callable[..., Any] | None = None) -> None:
-        self.source = source
-        super().__init__(str(source.root), train=train, transform=transform, download=False)
-
-    def _check_legacy_exist(self) -> bool:
-        return False  # torchvision's old processed/*.pt files cannot be checked
-
-    def _check_exists(self) -> bool:
-        return True  # reading the files says more exactly what is missing
-
-    def _load_data(self) -> tuple[torch.Tensor, torch.Tensor]:
-        images, labels = _mnist_files.read_split(self.source.root, split_name(self.train))
-        return torch.from_numpy(images), torch.from_numpy(labels).long()
+    def __init__(self, source: Source, train: bool, transform: Callable[..., Any] | None) -> None:
+        super(_TorchvisionMNIST, self).__init__(
+            str(source.folder or ""), transform=transform
+        )  # it would look for files
+        self.source, self.train = source, train
+        self.data, self.targets = _digits(train, source)
 
     def extra_repr(self) -> str:
         """Torchvision's line about the split, and where the digits come from."""
-        return f"{super().extra_repr()}\nSource: {self.source.name}"
+        return f"{super().extra_repr()}\nSource: {self.source}"
 
 
 def load(
-    train: bool = True,
-    root: str | os.PathLike[str] | None = None,
-    transform: Callable[..., Any] | None = None,
-    download: Download = "auto",
+    train: bool = True, root: Root = None, transform: Callable[..., Any] | None = None, download: Download = "auto"
 ) -> MNIST:
-    """MNIST as torchvision's data set: 60,000 train or 10,000 test digits, real or drawn (`.source` says which).
+    """MNIST as torchvision's data set: 60,000 train or 10,000 test digits; its `source` says which.
 
-    Args:
-        train: the train split, else the test split.
-        root: a folder to look in first. Nothing in it is ever changed, save that ``download=True`` adds what it lacks.
-        transform: applied to each PIL image, as in torchvision.
-        download: ``"auto"`` tries for `AUTO_SECONDS` and falls back on the stand-in; False never uses the network;
-            True tries again for up to `ASKED_SECONDS`, and no stand-in will do.
+    `download`: "auto" tries for `AUTO_SECONDS` and falls back on the stand-in; False never uses the network; True tries
+    for `ASKED_SECONDS`, and no stand-in will do.
 
-    Raises:
-        MnistError: files in `root` or ``LOADERVIZ_DATA`` are damaged or not MNIST; `root` has only the other split;
-            ``download=True`` did not succeed; the cache cannot be written to.
-        ValueError: `download` is none of the three.
+    Raises `MnistError` for damaged files, a `root` without the split, or a ``download=True`` that did not succeed;
+    `ValueError` for another `download`; `TorchvisionMissingError` without torchvision.
 
-    Example:
-        >>> dataset = load(train=False)
-        >>> len(dataset), dataset.source.name
+    len(load(train=False))  # 10000
     """
-    source = find(train, root, download)
-    dataset = MNIST(source, train, transform)
-    _announce(source)
-    return dataset
+    import_torchvision()
+    return MNIST(find(train, root, download), train, transform)
 
 
-def tensors(train: bool = True, root: str | os.PathLike[str] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The whole split: images uint8 [N, 28, 28] and labels int64 [N], from where `load` would take them.
-
-    Raises:
-        MnistError: as `load`.
-    """
-    dataset = load(train, root)
-    return dataset.data, dataset.targets
+def tensors(train: bool = True, root: Root = None, download: Download = "auto") -> tuple[torch.Tensor, torch.Tensor]:
+    """The split of `load`: images uint8 [N, 28, 28], labels int64 [N]. Needs no torchvision; raises as `load`."""
+    return _digits(train, find(train, root, download))
 
 
-def describe(train: bool = True, root: str | os.PathLike[str] | None = None, download: Download = "auto") -> str:
-    """One line on where `load` with these arguments takes its digits from: "real MNIST in …" or "drawn stand-in …".
-
-    It fetches or draws them as `load` would, so that the line is true.
-
-    Raises:
-        MnistError, ValueError: as `load`.
-    """
-    return str(find(train, root, download))
+# Where the digits are
 
 
-def find(train: bool = True, root: str | os.PathLike[str] | None = None, download: Download = "auto") -> Source:
-    """Choose where the digits come from, fetching or drawing them if need be; `load` without the loading.
-
-    Raises:
-        MnistError, ValueError: as `load`.
-    """
+def find(train: bool = True, root: Root = None, download: Download = "auto") -> Source:
+    """Choose where the digits come from, and download them if need be. Raises as `load`."""
     if download not in (True, False, "auto"):
-        raise ValueError(f'download={download!r}: give "auto", True or False.')
-    folder = None if root is None else Path(root).expanduser()
-    if folder is not None:
-        source = _in_root(folder, split_name(train), complete_it=download is True)
-        if source is not None and download is True and not source.real:
-            raise MnistError(f"root {folder} holds the drawn stand-in; for download=True give another root.")
-        if source is not None:
-            return source
-    source = _in_common_places(download)
-    if folder is None or source.real:
+        raise ValueError(f'download={download!r}: give "auto", True or False')
+    cache, data = cache_folder(), os.environ.get("LOADERVIZ_DATA", "")
+    if root is not None:
+        folder = Path(root).expanduser()
+        if lacking := _lacking(folder, train):
+            raise MnistError(f"{folder / RAW} lacks {lacking} (or .gz): put the files there, or leave root out")
+        return Source(folder)
+    source = _stored(data, cache)
+    if source.folder:
         return source
-    return Source(False, source.root, f"root {folder} holds no MNIST files and {source.note}")
-
-
-# --- a folder of the user's ------------------------------------------------------------------------------------------
-
-
-def _in_root(folder: Path, split: str, complete_it: bool) -> Source | None:
-    """The digits in a `root` that was given; None if it holds none at all."""
-    if complete_it and not (has_split(folder, split) and has_split(folder, _OTHER[split])):
-        _complete(folder)
-    if has_split(folder, split):
-        alone = "" if has_split(folder, _OTHER[split]) else f"the {_SPOKEN[split]} split alone"
-        return Source(_kind(folder, split), folder, alone)
-    lacking = [name for name in _mnist_files.file_names(split) if _mnist_files.locate(folder, name) is None]
-    if len(lacking) == 2 and not has_split(folder, _OTHER[split]):
-        return None
-    raise MnistError(
-        f"root {folder} holds only a part of MNIST: {' and '.join(lacking)} (or .gz) missing in MNIST/raw. The drawn "
-        "stand-in is not mixed in. Add the missing files, or download=True; without root both splits match."
-    )
-
-
-def _kind(folder: Path, split: str) -> bool:
-    """True if the split in the user's folder is real, False if it is our stand-in; anything else is an error."""
-    labels = _mnist_files.read_labels(folder, split)
-    if _mnist_files.is_real(split, labels):
-        return True
-    if (folder / _mnist_cache.MANIFEST).is_file():
-        return False
-    counts = torch.bincount(torch.from_numpy(labels), minlength=10).tolist()
-    raise MnistError(
-        f"{_mnist_files.raw_folder(folder)} holds files with MNIST's names, but not MNIST: its {_SPOKEN[split]} labels "
-        f"0 to 9 occur {counts} times, expected {list(_mnist_files.REAL_CLASS_COUNTS[split])}. "
-        "(Fashion-MNIST has the same file names.) Give another folder."
-    )
-
-
-def _complete(folder: Path) -> None:
-    """Download MNIST and put what `folder` lacks into it; what is there stays as it is."""
-    downloaded = _downloaded_on_demand()
-    for split in _mnist_files.SIZES:
-        for name in _mnist_files.file_names(split):
-            if _mnist_files.locate(folder, name) is None:
-                content = (_mnist_files.raw_folder(downloaded) / name).read_bytes()
-                try:
-                    _mnist_files.write_atomically(_mnist_files.raw_folder(folder) / name, content)
-                except OSError as error:
-                    raise MnistError(f"{name} cannot be written to root {folder} ({error}). Give another.") from error
-
-
-# --- LOADERVIZ_DATA, the cache, the download, the stand-in -----------------------------------------------------------
-
-_chosen: dict[tuple[str, Path], Source] = {}
-"""The choice of this process for each setting of the environment, so that train and test come from one place."""
-
-_announced: set[Source] = set()
-
-
-def _in_common_places(download: Download) -> Source:
-    """The places that need no `root`. The first choice holds for the process, unless ``download=True`` asks again."""
-    setting = (os.environ.get("LOADERVIZ_DATA", ""), _mnist_cache.cache_folder())
-    known = _chosen.get(setting)
-    if known is None or (download is True and not known.real):
-        known = _chosen[setting] = _choose(setting[0], download)
-    elif not known.real:
-        _mnist_cache.ensure_drawn()  # somebody may have emptied the cache meanwhile
-    return known
-
-
-def _choose(data: str, download: Download) -> Source:
-    here, why_not_here = _in_data_folder(data)
-    if here is not None and (here.real or download is not True):
-        return here
-    if download is True:
-        return Source(True, _downloaded_on_demand())
-    if _mnist_cache.have_real():
-        return Source(True, _mnist_cache.real_root())
-    reason = _why_not_downloaded(download)
-    if reason is None:
-        return Source(True, _mnist_cache.real_root())
-    return Source(False, _mnist_cache.ensure_drawn(), " and ".join(filter(None, [why_not_here, reason])))
-
-
-def _in_data_folder(data: str) -> tuple[Source | None, str]:
-    """The digits in ``LOADERVIZ_DATA`` if both splits are there, else why not."""
-    if not data:
-        return None, ""
-    folder = Path(data).expanduser()
-    there = [split for split in _mnist_files.SIZES if has_split(folder, split)]
-    if not there:
-        return None, f"LOADERVIZ_DATA={data} holds no MNIST files"
-    kinds = {_kind(folder, split) for split in there}
-    if len(there) == 1:
-        present, absent = _SPOKEN[there[0]], _SPOKEN[_OTHER[there[0]]]
-        return (
-            None,
-            f"LOADERVIZ_DATA={data} has the {present} split without the {absent} split that belongs to it",
-        )
-    if len(kinds) == 2:
-        return None, f"LOADERVIZ_DATA={data} has one real and one drawn split"
-    return Source(kinds.pop(), folder), ""
-
-
-def _why_not_downloaded(download: Download) -> str | None:
-    """Try the download if that is wanted; None if it succeeded."""
+    failed = cache / "download-failed"
     if download is False:
-        return "download=False"
-    if _offline():
-        return "LOADERVIZ_OFFLINE is set"
-    earlier = _mnist_cache.remembered_failure()
-    if earlier is not None:
-        return f"the download failed within the last day ({earlier})"
-    failure = _fetch(AUTO_SECONDS)
-    return None if failure is None else f"the download failed ({failure})"
+        why = "download=False"
+    elif os.environ.get("LOADERVIZ_OFFLINE", "").strip().lower() not in ("", "0", "false", "no"):
+        why = "LOADERVIZ_OFFLINE is set"
+    elif download == "auto" and failed.exists() and 0 <= time.time() - failed.stat().st_mtime < REMEMBER_SECONDS:
+        why = f"the download failed within the last day ({failed.read_text(errors='replace')})"
+    elif problem := _fetch(cache, ASKED_SECONDS if download is True else AUTO_SECONDS):
+        why = f"the download failed ({problem})"
+    else:
+        _stored.cache_clear()
+        return _stored("", cache)
+    if download is True:
+        raise MnistError(f"{why}. Try again with a network, or name a folder with the files in LOADERVIZ_DATA")
+    source = Source(None, f"{source.why} and {why}" if source.why else why)
+    _announce(source)
+    return source
 
 
-def _downloaded_on_demand() -> Path:
-    """The cache's root of the real MNIST for ``download=True``."""
-    if not _mnist_cache.have_real():
-        if _offline():
-            raise MnistError("download=True, but LOADERVIZ_OFFLINE is set. Unset it, or drop download=True.")
-        failure = _fetch(ASKED_SECONDS)
-        if failure is not None:
-            raise MnistError(
-                f"MNIST could not be downloaded: {failure}. Try again with a network, or copy the four files into "
-                "<folder>/MNIST/raw and set LOADERVIZ_DATA to the folder, or drop download=True for a drawn stand-in."
-            )
-    return _mnist_cache.real_root()
+@functools.cache  # once per process, so that train and test digits belong together
+def _stored(data: str, cache: Path) -> Source:
+    lacking = _lacking(Path(data).expanduser(), True, False) if data else "all"
+    if not lacking:
+        return Source(Path(data).expanduser())
+    if not _lacking(cache, True, False):
+        return Source(cache)
+    return Source(None, data and f"LOADERVIZ_DATA={data} lacks {lacking}")
 
 
-def _fetch(seconds: float) -> str | None:
-    return _mnist_cache.fetch_real(list(_TorchvisionMNIST.mirrors), list(_TorchvisionMNIST.resources), seconds)
-
-
-def _offline() -> bool:
-    return os.environ.get("LOADERVIZ_OFFLINE", "").strip().lower() not in ("", "0", "false", "no")
-
-
+@functools.cache
 def _announce(source: Source) -> None:
-    """Say once per process what is used, unless it is simply the real MNIST."""
-    if (not source.real or source.note) and source not in _announced:
-        _announced.add(source)
-        print(f"loaderviz: {source}")
+    print(f"loaderviz: {source}")  # once per process
+
+
+def cache_folder() -> Path:
+    """``LOADERVIZ_CACHE``, or a folder of ours beside torch's own cache."""
+    given = os.environ.get("LOADERVIZ_CACHE")
+    return Path(given).expanduser() if given else Path(torch.hub.get_dir()).parent / "loaderviz"
+
+
+def _fetch(cache: Path, seconds: float) -> str:
+    """Download the four files; return "", or why it did not work, which is noted for a day."""
+    outcome = [f"it took longer than {seconds:g} s"]
+
+    def work() -> None:
+        try:
+            (cache / RAW).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=cache) as folder:
+                for name, md5 in {**FILES[True], **FILES[False]}.items():
+                    path = Path(folder, f"{name}.gz")
+                    path.write_bytes(_get(path.name, seconds))
+                    _content(path, md5)
+                    os.replace(path, cache / RAW / path.name)
+            outcome[0] = ""
+        except (OSError, ValueError, MnistError) as error:
+            outcome[0] = str(error)
+
+    thread = threading.Thread(target=work, daemon=True)  # a name look-up knows no time limit
+    thread.start()
+    thread.join(seconds)
+    if problem := outcome[0]:
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            (cache / "download-failed").write_text(problem)
+        except OSError as error:
+            return f"the cache folder {cache} cannot be written to ({error}); LOADERVIZ_CACHE names another"
+    return problem
+
+
+def _get(name: str, seconds: float) -> bytes:
+    problems = []
+    for mirror in MIRRORS:
+        try:
+            with urllib.request.urlopen(mirror + name, timeout=min(seconds, 5)) as reply:
+                content: bytes = reply.read()
+                return content
+        except (OSError, http.client.HTTPException) as error:  # the latter from what is no web server
+            problems.append(f"{mirror}: {error}")
+    raise OSError("; ".join(problems))
+
+
+# Files
+
+
+def _lacking(root: Path, *splits: bool) -> str:
+    """Name the files of these splits that `root` has not; if it has them all, read and check them."""
+    names = [name for train in splits for name in FILES[train]]
+    if lacking := " and ".join(name for name in names if not _file(root, name)):
+        return lacking
+    for train in splits:
+        _read(root, train)
+    return ""
+
+
+def _file(root: Path, name: str) -> Path | None:
+    files = root / RAW / name, root / RAW / f"{name}.gz"
+    return next((path for path in files if path.is_file()), None)
+
+
+def _digits(train: bool, source: Source) -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = _read(source.folder, train) if source.folder else draw(train)
+    return torch.from_numpy(images.copy()), torch.from_numpy(labels.astype(np.int64))  # the next caller gets them anew
+
+
+@functools.lru_cache(maxsize=2)  # `find` checks what `load` then reads
+def _read(root: Path, train: bool) -> tuple[Array, Array]:
+    """Read a split: images [N, 28, 28], labels [N]. The header before the bytes is known, since all are."""
+    images, labels = (_content(_file(root, name), md5) for name, md5 in FILES[train].items())
+    return images[16:].reshape(-1, 28, 28), labels[8:]
+
+
+def _content(path: Path | None, md5: str) -> Array:
+    assert path, "find() looked"
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:  # gzip reports a wrong check sum as an OSError
+        raise MnistError(f"{path} cannot be read ({error}); replace it with a fresh copy") from error
+    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
+        raise MnistError(
+            f"{path} is damaged, or not MNIST's (Fashion-MNIST has the same names): its {len(content):,} bytes have "
+            "another check sum; replace it with a fresh copy"
+        )
+    return np.frombuffer(content, np.uint8)
+
+
+# The stand-in
+
+
+# The pen's path in a box of 100 x 100, x to the right and y downwards: a smooth curve through the points, where a point
+# given twice makes a corner. A digit has the forms in which people write it; "/" ends a form, "," lifts the pen.
+PATHS = (
+    "50 2 27 14 18 50 27 86 50 98 73 86 82 50 73 14 50 2 / 58 3 34 10 20 44 30 88 54 97 76 78 80 40 66 8 46 6",
+    "50 2 50 98 / 32 24 52 2 52 2 52 98 / 34 20 52 2 52 2 52 97 , 32 97 72 97",
+    "22 26 32 7 54 2 74 13 75 34 56 62 20 96 20 96 82 96 / 24 22 46 3 73 14 72 40 46 78 24 94 18 82 34 78 58 94 86 88",
+    "24 12 48 2 73 13 69 36 44 47 44 47 74 58 77 82 52 98 20 90 / "
+    "24 4 24 4 76 4 76 4 46 42 46 42 75 55 77 82 50 98 20 88",
+    "30 4 22 54 22 54 82 54 , 70 8 64 98 / 62 98 62 2 62 2 16 66 16 66 84 66",
+    "76 4 34 4 34 4 28 44 28 44 56 38 79 58 72 87 46 98 20 88 / "
+    "36 6 30 46 30 46 58 42 76 62 66 90 42 97 22 88 , 36 6 82 2",
+    "68 2 42 20 24 54 28 86 52 98 75 84 73 62 52 52 29 66 / 48 2 28 34 22 72 42 97 70 92 76 70 56 56 26 76",
+    "20 6 80 4 80 4 60 44 46 98 / 20 6 80 4 80 4 60 46 48 98 , 38 52 78 48 / 20 22 22 5 22 5 80 5 80 5 44 98",
+    "74 16 50 2 27 17 40 40 68 62 74 84 50 98 26 85 32 62 64 40 74 16 / "
+    "50 2 29 12 29 36 50 46 71 36 71 12 50 2 , 50 46 25 58 25 86 50 98 75 86 75 58 50 46",
+    "73 24 52 2 27 16 28 42 52 52 72 38 73 24 73 24 72 60 66 98 / "
+    "73 24 52 2 27 16 28 42 52 52 72 38 74 22 74 22 74 66 60 94 32 94",
+)
+HANDS = 120  # ways to write each digit, shared out over its forms
+SHIFT = 1  # pixels up to which a digit is moved
+# Twice the coefficients of a Catmull-Rom curve, lowest power first, from four points in a row.
+CATMULL_ROM = np.array([[0, 2, 0, 0], [-1, 0, 1, 0], [2, -5, 4, -1], [-1, 3, -3, 1]])
+
+
+@functools.lru_cache(maxsize=2)
+def draw(train: bool) -> tuple[Array, Array]:
+    """Draw a split of the stand-in: images uint8 [N, 28, 28], labels uint8 [N], classes equally frequent.
+
+    The same bytes everywhere: PCG64's raw stream, which numpy promises to keep, and integer arithmetic.
+    """
+    count, bits = SIZES[train], np.random.PCG64(1 if train else 2)
+    labels = (np.argsort(bits.random_raw(count), kind="stable") % 10).astype(np.uint8)
+    hand = labels * np.int64(HANDS) + _uniform(bits, 0, HANDS - 1, count)
+    moved = np.lib.stride_tricks.sliding_window_view(_hands(), (28, 28), axis=(1, 2))
+    images = moved[hand, _uniform(bits, 0, 2 * SHIFT, count), _uniform(bits, 0, 2 * SHIFT, count)]
+    grain = bits.random_raw(count * 98).astype("<u8").view(np.uint8).reshape(images.shape) >> 3
+    return np.where(images > grain, images - grain, 0).astype(np.uint8), labels  # grain only takes ink away
+
+
+def _uniform(bits: np.random.PCG64, low: int, high: int, count: int = 1) -> Ints:
+    """`count` integers from `low` to `high`, both included."""
+    return (bits.random_raw(count) >> np.uint64(33)).astype(np.int64) % (high - low + 1) + low
+
+
+@functools.cache
+def _hands() -> Array:
+    """[10 * HANDS, 28 + 2 * SHIFT, 28 + 2 * SHIFT]: each digit as each hand writes it, in the middle."""
+    bits, side = np.random.PCG64(0), 28 + 2 * SHIFT
+    pixel = np.arange(side) * 64 + 32 - side * 32  # centres, from the middle, in 1/64 of a pixel
+    hands = np.empty((10 * HANDS, side, side), np.uint8)
+    for number in range(len(hands)):
+        forms = PATHS[number // HANDS].split("/")
+        strokes = [np.array(stroke.split(), np.int64) for stroke in forms[number % len(forms)].split(",")]
+        path = np.concatenate([_curve(stroke.reshape(-1, 2), bits) for stroke in strokes])
+        path -= path.sum(axis=0) // len(path)  # as in MNIST the middle of the ink is the middle of the image
+        width, height, slant = _uniform(bits, 70, 120), _uniform(bits, 80, 106), _uniform(bits, -15, 40)
+        x, y = path[:, 0] * width // 100 - path[:, 1] * slant // 100, path[:, 1] * height // 100
+        squared = (pixel[:, None, None] - y) ** 2 + (pixel[None, :, None] - x) ** 2
+        distance = np.sqrt(squared.min(axis=2).astype(np.float64)).astype(np.int64)
+        radius, steepness, darkest = _uniform(bits, 72, 168), _uniform(bits, 3, 5), _uniform(bits, 215, 255)
+        hands[number] = np.clip((radius - distance) * steepness, 0, darkest)
+    return hands
+
+
+def _curve(points: Ints, bits: np.random.PCG64) -> Ints:
+    """A Catmull-Rom curve through jittered points, [P, 2] in 1/64 of a pixel; the box is 20 pixels high."""
+    same = np.r_[False, (points[1:] == points[:-1]).all(axis=1)]
+    jitter = _uniform(bits, -6, 6, 2 * len(points)).reshape(-1, 2)
+    jitter[same] = jitter[np.flatnonzero(same) - 1]  # a corner moves as one
+    p = (points + jitter) * 20 * 64 // 100
+    four = np.lib.stride_tricks.sliding_window_view(np.concatenate([p[:1], p, p[-1:]]), 4, axis=0)  # [P - 1, 2, 4]
+    powers = np.arange(16)[:, None] ** np.arange(4) * 16 ** np.arange(3, -1, -1)  # of 16 times, over 16**3
+    curve: Ints = np.einsum("pxk,ck,tc->ptx", four, CATMULL_ROM, powers).reshape(-1, 2) // (2 * 16**3)
+    return curve

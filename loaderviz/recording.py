@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import operator
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from loaderviz import words
-from loaderviz.emulator.findings import Hazards, HazardWarning
 from loaderviz.emulator.hardware import Gpu, Host
+from loaderviz.emulator.hazards.reports import Hazards, HazardWarning, Lints
 from loaderviz.errors import LoadervizError, NestedRecordingError
-from loaderviz.recorder import window
 from loaderviz.timeline import Timeline
+from loaderviz.traces import steps as loop_steps
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from loaderviz.emulator.torch_cuda import EmulatedCuda
+    from loaderviz.emulator.torch import EmulatedCuda
 
 DEFAULT_GPU = "a100"
 
@@ -36,23 +37,50 @@ class RecordOptionError(LoadervizError, ValueError):
 
 
 class Run(Protocol):
-    """What records: a `RealRun`, or an `EmulatedRun`. `hazards` and `findings` may raise an error instead."""
+    """What records: a `RealRun`, or an `EmulatedRun`. `hazards` and `lints` may raise an error instead."""
 
     timeline: Timeline | None
 
     def __enter__(self) -> Any: ...
     def __exit__(self, *args: Any) -> None: ...
+    def leave(self) -> None: ...  # noqa: D102
     def begin_step(self) -> None: ...  # noqa: D102
     @property
     def hazards(self) -> Hazards: ...  # noqa: D102
     @property
-    def findings(self) -> Hazards: ...  # noqa: D102
+    def lints(self) -> Lints: ...  # noqa: D102
+
+
+class _WayOut:
+    """What a `with` statement holds of a recording: its end. It comes when it is called, or else when it is let go of.
+
+    For an interrupt may come when `__exit__` is called and before its first line, where no `finally` is yet.
+    """
+
+    _of_a_statement = False
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._of_a_statement = not recording.is_begun  # which looks this up before it enters
+
+    def __call__(self, *args: Any) -> None:
+        self._recording.end(*args)
+
+    def __del__(self) -> None:
+        if self._of_a_statement and Recording._running is self._recording:
+            self._recording.end(KeyboardInterrupt, None, None)
+
+
+class _Exit:
+    def __get__(self, recording: Recording | None, owner: Any = None) -> Callable[..., None]:
+        return Recording.end if recording is None else _WayOut(recording)
 
 
 class Recording:
     """A running or finished recording. Use it as a context manager; `timeline` is there when the block is over."""
 
     _running: ClassVar[Recording | None] = None
+    __exit__ = _Exit()
 
     def __init__(self, run: Run, *, warn: bool = False) -> None:
         self._run, self._warn = run, warn
@@ -66,32 +94,43 @@ class Recording:
         if cls._running is not None:
             raise NestedRecordingError("a recording is running already; end it before you begin another one")
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the recording runs, or ran."""
+        return self._over or Recording._running is self
+
     def __enter__(self) -> Recording:
         self.refuse_nesting()
         if self._over:
             raise NestedRecordingError("this recording was used already; call record() anew for another one")
-        self._run.__enter__()
-        Recording._running = self
+        try:
+            Recording._running = self
+            self._run.__enter__()
+        except BaseException:
+            Recording._running = None
+            raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End the recording, as `__exit__` does. After an interrupt in the middle of it, all is undone all the same."""
         try:
             self._end_step()
             self._run.__exit__(kind, error, trace)
         finally:
+            self._run.leave()
             Recording._running, self._over = None, True
         if self._warn and self.hazards and kind is None:
             count = len(self.hazards)
             warnings.warn(
                 f"{words.count(count, 'hazard')} found: on a real GPU this program gives wrong numbers now "
                 f"and then. The first: {self.hazards[0].line}. Print recording.hazards to see what is missing where",
-                HazardWarning, stacklevel=2,
+                HazardWarning, stacklevel=3,
             )  # fmt: skip
 
     def step(self) -> None:
-        """Say that a step of the loop begins: call it first in the loop's body. Only needed where steps are no batches.
+        """Say that a step of the loop begins: call it first in the loop's body.
+
+        Only needed where neither a loader's batches nor `optimizer.step()` say what a step is.
 
         The first call makes `wait` and `steps` of `record()` count these calls instead of the batches handed out; what
         came before it is no step. Each step gets a range "ProfilerStep#0", …, as with torch.profiler.
@@ -116,8 +155,10 @@ class Recording:
     @property
     def timeline(self) -> Timeline:
         """What was recorded. Raises `NotRecordedError` inside the block."""
-        if not self._over or self._run.timeline is None:
+        if not self._over:
             raise NotRecordedError("the timeline is there when the record() block has ended; read it after the block")
+        if self._run.timeline is None:
+            raise NotRecordedError("there is no timeline: the recording was interrupted while it ended; record again")
         return self._run.timeline
 
     @property
@@ -130,13 +171,31 @@ class Recording:
         return self._run.hazards
 
     @property
-    def findings(self) -> Hazards:
+    def lints(self) -> Lints:
         """What is right and useless or slow: waits for nothing, waits without need, hidden synchronisation, …
 
         Raises `NotRecordedError` inside the block, `NotLookedForError` for a real run.
         """
         self.timeline  # noqa: B018
-        return self._run.findings
+        return self._run.lints
+
+    @property
+    def unpriced(self) -> dict[str, float]:
+        """Seconds of this machine's processor that the program took and that a named host does not price, by place.
+
+        "data set" is the Python of data sets and collate beyond torch's operators, the table of transforms and what
+        `loaderviz.costs` declares. Empty with `host="measured"`, where they count, and for a real run.
+
+        Raises `NotRecordedError` inside the block.
+        """
+        self.timeline  # noqa: B018
+        return self._run.unpriced if isinstance(self._run, EmulatedRun) else {}
+
+    @property
+    def findings(self) -> Lints:
+        """The former name of `lints`."""
+        warnings.warn("recording.findings is called recording.lints now", DeprecationWarning, stacklevel=2)
+        return self.lints
 
     def __repr__(self) -> str:
         return f"<recording: {self._run.timeline!r}>" if self._over else "<recording: not ended>"
@@ -154,13 +213,29 @@ class EmulatedRun:
         self._emulated.__enter__()
 
     def __exit__(self, *args: Any) -> None:
-        self._emulated.__exit__(*args)
-        whole = self._emulated.timeline
-        self.timeline = whole and window.cut(whole, self._wait, self._wanted, self._by_call)
+        try:
+            self._emulated.__exit__(*args)
+        finally:
+            self._keep_steps()
+
+    def _keep_steps(self) -> None:
+        whole, batches = self._emulated.timeline, self._emulated.session.batches
+        if whole and batches.by_optimizer and not self._by_call:
+            whole = loop_steps.by_optimizer(whole, batches.steps)
+        self.timeline = whole and loop_steps.cut(whole, self._wait, self._wanted, self._by_call)
+
+    def leave(self) -> None:
+        """Undo what entering did, if anything is left of it."""
+        self._emulated.leave()
 
     def begin_step(self) -> None:
         """The program says that a step begins; from the first such call on, these are counted."""
         self._by_call = True
+
+    @property
+    def unpriced(self) -> dict[str, float]:
+        """Seconds of real time that the host does not price."""
+        return {place: took / 10**9 for place, took in self._emulated.session.unpriced.items()}
 
     @property
     def hazards(self) -> Hazards:
@@ -168,9 +243,9 @@ class EmulatedRun:
         return self._emulated.hazards
 
     @property
-    def findings(self) -> Hazards:
+    def lints(self) -> Lints:
         """What the whole program does that is right and useless or slow."""
-        return self._emulated.findings
+        return self._emulated.lints
 
 
 def record(
@@ -194,26 +269,32 @@ def record(
 
     `wait` leaves out the first steps, `steps` ends the recording after that many more (None: at the end of the block);
     the program goes on. A step begins when a batch is handed out to the main thread by a DataLoader or one of
-    loaderviz's loaders, or with `recording.step()`. What was left out stands in `timeline.context.notes`.
+    loaderviz's loaders, or with `recording.step()`. A loop that has neither takes its batches as slices of tensors: its
+    steps are counted by `optimizer.step()`, from the end of one to the end of the next, where several optimizers step
+    in turn as one; what is done between two of them, such as an evaluation, is in the later. How they were counted and
+    what was left out stands in `timeline.context.notes`.
 
     A real run is kept in memory until it is over: 0.2 kB for each operator and GPU span while it runs, 1.4 kB at its
     end (measured, torch 2.13), and 0.3 to 1 kB in a temporary file. A training step has hundreds to thousands of them,
     so record long runs in part: `record(on="cuda", wait=10, steps=20)`.
 
     For an emulated run only, and without a meaning in a real one: `host` is a preset ("laptop", "workstation"), a
-    `Host`, or "measured": this machine's own cost of Python, data set and collate. With `copies="on_wait"` a copy's
-    bytes arrive when something ordered after it needs them, until then the destination is poison (NaN); "eager" copies
-    at once. Races are in `recording.hazards`; `hazards="warn"` also warns at the end (`HazardWarning`), "raise" stops
-    at the racing call (`RaceError`), "off" does not look for them. A real run cannot show races: there
-    `recording.hazards` raises an error that says so.
+    `Host`, or "measured": the processor time of Python, data set and collate on this machine. With
+    `copies="on_wait"` a copy's bytes arrive when something ordered after it needs them, until then the destination is
+    poison (NaN); "eager" copies at once. Races are in `recording.hazards`; `hazards="warn"` also warns at the end
+    (`HazardWarning`), "raise" stops at the racing call (`RaceError`), "off" does not look for them. A real run cannot
+    show races: there `recording.hazards` raises an error that says so.
 
     Raises `UnknownHardwareError` for a name that is no preset, `RecordOptionError` for another option that means
     nothing, LoadervizError for "cuda" without a GPU, `NestedRecordingError` inside another recording, and
-    `NotModelledError` inside the block for a call that the emulated GPU does not model.
+    `NotModelledError` inside the block for a call that the emulated GPU does not model; one that was raised in another
+    thread is raised again at the end of the block, or where the recording's thread waits for that one.
 
     >>> with loaderviz.record(on="t4") as recording:
     ...     torch.ones(1000).pin_memory().to("cuda", non_blocking=True).sum().item()
-    >>> recording.timeline.duration    # virtual ns
+    1000.0
+    >>> recording.timeline.duration  # virtual ns
+    172675
     """
     wait = _count("wait", wait, 0)
     steps = None if steps is None else _count("steps", steps, 1)
@@ -224,7 +305,7 @@ def record(
                 f"record(on={on!r}, hazards='raise') cannot be done: a real run does not show its races. Emulate a "
                 "GPU, such as on='a100', or leave hazards out"
             )
-        from loaderviz.recorder.profiler import RealRun  # torch is imported when it is needed
+        from loaderviz.traces.live import RealRun  # torch is imported when it is needed
 
         return Recording(RealRun(cuda=place == "cuda", wait=wait, steps=steps))
     return Recording(_emulated(on, host, copies, hazards, wait, steps), warn=hazards == "warn")
@@ -254,7 +335,7 @@ def _emulated(on: str | Gpu, host: str | Host, copies: Any, hazards: Any, wait: 
     if measured:
         machine = replace(machine, name="measured on this machine")
     gpu = on if isinstance(on, Gpu) else Gpu.preset(DEFAULT_GPU if on == "auto" else on)
-    from loaderviz.emulator.torch_cuda import EmulatedCuda  # torch is imported when it is needed
+    from loaderviz.emulator.torch import EmulatedCuda  # torch is imported when it is needed
 
     EmulatedCuda.refuse_nesting()
     emulated = EmulatedCuda(gpu, machine, measured=measured, copies=copies, hazards=hazards)

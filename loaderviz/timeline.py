@@ -2,7 +2,7 @@
 
 Every producer (the emulator, the profiler, a trace file) makes a `Timeline`; every consumer (metrics, figures,
 exports) reads one. It is frozen and columnar: numpy arrays with one entry per span, times in integer nanoseconds.
-It holds no tensors and knows nothing of torch or plotly.
+It holds no tensors and knows nothing of torch or plotly. A producer collects its spans in a `TimelineBuilder`.
 
     timeline = Timeline.load("run.json").self_check()
     copies = timeline.where(Kind.COPY_H2D)
@@ -12,37 +12,144 @@ It holds no tensors and knows nothing of torch or plotly.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderviz import words
+from loaderviz.batches import BATCH_RANGE
 from loaderviz.errors import LoadervizError
-from loaderviz.spans import (
-    COPIES,
-    DEVICE_KINDS,
-    KERNELS,
-    ArrowKind,
-    Cause,
-    Context,
-    Kind,
-    Lane,
-    Mark,
-    Span,
-)  # fmt: skip
+from loaderviz.files import write
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = [
-    "ARROW_COLUMNS", "COPIES", "DEVICE_KINDS", "KERNELS", "SPAN_COLUMNS", "ArrowKind", "Cause", "Context", "Kind",
-    "Lane", "Mark", "Span", "Timeline", "TimelineError",
-]  # fmt: skip
+    from loaderviz.view import View
+
+
+class Kind(IntEnum):
+    """What a span is. The order is the order of the legend."""
+
+    COMPUTE = 0  # a kernel
+    COMMUNICATION = 1  # a collective's kernel (nccl, rccl)
+    COPY_H2D = 2
+    COPY_D2H = 3
+    COPY_D2D = 4
+    MEMSET = 5
+    API = 6  # a CUDA runtime call on the host
+    OPERATOR = 7  # aten::… on the host
+    FETCH = 8  # a worker (or the main thread) prepares a batch
+    PIN = 9  # a batch is copied into page-locked memory
+    WAIT = 10  # the host is blocked; `cause` says by what
+    RANGE = 11  # an annotation, such as "batch 3"
+
+
+KERNELS = (Kind.COMPUTE, Kind.COMMUNICATION)
+COPIES = (Kind.COPY_H2D, Kind.COPY_D2H)  # host-device copies; D2D is work on the device
+DEVICE_KINDS = (*KERNELS, *COPIES, Kind.COPY_D2D, Kind.MEMSET)
+
+
+class Cause(IntEnum):
+    """Why the host waits."""
+
+    NONE = 0
+    STAGING = 1  # a pageable copy goes through the driver's staging buffer (R1, R7)
+    SYNCHRONIZE = 2  # a stream, event or device synchronise, `.item()` among them (R25)
+    QUEUE_FULL = 3  # the launch queue has no free place (R24)
+    PAGE_LOCKING = 4  # new page-locked memory (R13, R44)
+    ALLOCATION = 5  # cudaFree of what may be in use (R13)
+    DATA = 6  # the next batch is not ready
+
+    @property
+    def words(self) -> str:
+        """The cause as a reader sees it, such as "queue full"."""
+        return {Cause.DATA: "waiting for data", Cause.PAGE_LOCKING: "page-locking"}.get(
+            self, self.name.lower().replace("_", " ")
+        )
+
+
+LOADING = ("worker", "pin")  # roles of the host threads that prepare batches
+
+
+class ArrowKind(IntEnum):
+    """What an arrow between two spans says."""
+
+    LAUNCH = 0  # the host call -> the work it put on the device
+    WAIT = 1  # the work that an event stands for -> the first work that waited for it
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One row of the picture: a host thread or a device stream.
+
+    `number` is the stream id or thread number; `role` is "worker", "pin", "main", "thread" or "stream".
+    """
+
+    name: str
+    group: Literal["host", "device"]
+    role: str = "stream"
+    number: int = 0
+    device: int = 0
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a timeline comes from; all of it is shown to the reader.
+
+    `origin` is "emulated", "recorded" or "file"; `samples` counts the samples of all batches handed out (None: not
+    known); `host` says whose host costs are in it; `notes` lists what was thinned, dropped or assumed.
+    """
+
+    device: str = "unknown device"
+    origin: str = "file"
+    host: str = ""
+    clock: str = "ns"
+    samples: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of interest, such as a hazard: when, in which lane, what, and the two spans it joins (-1: none)."""
+
+    time: int
+    lane: int
+    kind: str
+    text: str
+    spans: tuple[int, int] = (-1, -1)
+
+
+class Span(NamedTuple):
+    """One row of the table, with its ids looked up. Times in ns; `pinned` is True, False or None (no host side)."""
+
+    start: int
+    end: int
+    lane: Lane
+    kind: Kind
+    name: str
+    batch: int
+    nbytes: int
+    correlation: int
+    pinned: bool | None
+    cause: Cause
+    source: str
+
+    @property
+    def duration(self) -> int:
+        """Length in ns."""
+        return self.end - self.start
+
+
+# The timeline
+
 
 FORMAT = 1  # version of the JSON form
 Ints = npt.NDArray[np.integer[Any]]
@@ -53,9 +160,18 @@ class TimelineError(LoadervizError, ValueError):
 
 
 SPAN_COLUMNS: dict[str, type[np.integer[Any]]] = {
-    "start": np.int64, "end": np.int64, "lane": np.int32, "kind": np.int8, "name": np.int32, "batch": np.int32,
-    "nbytes": np.int64, "correlation": np.int64, "pinned": np.int8, "cause": np.int8, "source": np.int32,
-}  # fmt: skip
+    "start": np.int64,
+    "end": np.int64,
+    "lane": np.int32,
+    "kind": np.int8,
+    "name": np.int32,
+    "batch": np.int32,
+    "nbytes": np.int64,
+    "correlation": np.int64,
+    "pinned": np.int8,
+    "cause": np.int8,
+    "source": np.int32,
+}
 ARROW_COLUMNS: dict[str, type[np.integer[Any]]] = {"tail": np.int64, "head": np.int64, "kind": np.int8}
 _KINDS, _CAUSES = tuple(Kind), tuple(Cause)  # by number: quicker than to call the enum
 
@@ -95,6 +211,14 @@ class Timeline:
         origin, device = self.context.origin, self.context.device
         return f"<Timeline: {spans} in {lanes}, {self.duration / 1e6:.3f} ms, {origin} {device}>"
 
+    @cached_property
+    def results(self) -> dict[str, Any]:
+        """What has been worked out of it, see `activity.once`. No part of its value: not compared, saved or copied."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "results"}
+
     @property
     def begin(self) -> int:
         """Start of the first span, ns; 0 when empty."""
@@ -114,14 +238,11 @@ class Timeline:
         columns = (self.spans[column][indices].tolist() for column in SPAN_COLUMNS)
         return [self._looked_up(*values) for values in zip(*columns, strict=True)]
 
-    def _looked_up(
-        self, start: int, end: int, lane: int, kind: int, name: int, batch: int, nbytes: int, correlation: int,
-        pinned: int, cause: int, source: int,
-    ) -> Span:  # fmt: skip
-        return Span(
-            start, end, self.lanes[lane], _KINDS[kind], self.names[name], batch, nbytes, correlation,
-            None if pinned < 0 else bool(pinned), _CAUSES[cause], self.sources[source] if source >= 0 else "",
-        )  # fmt: skip
+    def _looked_up(self, start: int, end: int, lane: int, kind: int, name: int, *rest: int) -> Span:
+        batch, nbytes, correlation, pinned, cause, source = rest
+        text, known = self.sources[source] if source >= 0 else "", None if pinned < 0 else bool(pinned)
+        here, what = self.lanes[lane], self.names[name]
+        return Span(start, end, here, _KINDS[kind], what, batch, nbytes, correlation, known, _CAUSES[cause], text)
 
     def rows(self, *kinds: Kind) -> Iterator[Span]:
         """Iterate over the spans in order of start; only of `kinds`, if any are given."""
@@ -156,18 +277,19 @@ class Timeline:
         arrows = self.arrows | {side: moved[self.arrows[side]] for side in ("tail", "head")}
         whole = (arrows["tail"] >= 0) & (arrows["head"] >= 0)
         return replace(
-            self, spans={column: values[keep].copy() for column, values in self.spans.items()},
+            self,
+            spans={column: values[keep].copy() for column, values in self.spans.items()},
             arrows={column: values[whole] for column, values in arrows.items()},
             marks=tuple(_renumber(mark, moved) for mark in self.marks),
-        )  # fmt: skip
+        )
 
     def from_batch(self, batch: int) -> Timeline:
         """Return the part from the hand-out of `batch` on, which leaves the warm-up out.
 
         Raises `TimelineError` if the main thread was never handed that batch.
         """
-        pattern = re.compile(rf"batch {batch}(:|$)")
-        starts = [span.start for span in self.rows(Kind.RANGE) if pattern.match(span.name)]
+        ranges = ((span.start, BATCH_RANGE.match(span.name)) for span in self.rows(Kind.RANGE))
+        starts = [start for start, match in ranges if match and int(match["number"]) == batch]
         if not starts:
             raise TimelineError(f"from_batch({batch}): no range of the timeline is named 'batch {batch}'")
         return self.between(min(starts), self.begin + self.duration)
@@ -222,27 +344,26 @@ class Timeline:
                 "Traces of other tools are read by loaderviz.read()."
             )
         try:
-            context = dict(data["context"])
-            context["notes"] = tuple(context["notes"])
+            context = data["context"] | {"notes": tuple(data["context"]["notes"])}
             timeline = cls(
-                Context(**context),
-                tuple(Lane(**lane) for lane in data["lanes"]),
-                tuple(data["names"]),
-                tuple(data["sources"]),
-                {name: np.array(data["spans"][name], dtype) for name, dtype in SPAN_COLUMNS.items()},
-                {name: np.array(data["arrows"][name], dtype) for name, dtype in ARROW_COLUMNS.items()},
-                tuple(Mark(**(mark | {"spans": tuple(mark["spans"])})) for mark in data["marks"]),
+                _record(Context, context),
+                tuple(_record(Lane, lane) for lane in data["lanes"]),
+                _texts(data["names"], "names"),
+                _texts(data["sources"], "sources"),
+                {name: _column(data["spans"][name], dtype) for name, dtype in SPAN_COLUMNS.items()},
+                {name: _column(data["arrows"][name], dtype) for name, dtype in ARROW_COLUMNS.items()},
+                tuple(_record(Mark, mark | {"spans": tuple(mark["spans"])}) for mark in data["marks"]),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as problem:
+            return timeline.self_check()
+        except (KeyError, TypeError, IndexError, ValueError, OverflowError) as problem:
+            if isinstance(problem, TimelineError):
+                raise
             what = f"{type(problem).__name__}: {problem}"
             raise TimelineError(f"the timeline is damaged: {what}. Make it anew.") from problem
-        return timeline.self_check()
 
     def save(self, path: str | Path) -> Path:
-        """Write the timeline as JSON; `Timeline.load` reads it back."""
-        path = Path(path)
-        path.write_text(json.dumps(self.to_dict()), encoding="utf-8")
-        return path
+        """Write the timeline as JSON; `Timeline.load` reads it back. Raises `NoFolderError` for a missing folder."""
+        return write(path, json.dumps(self.to_dict()))
 
     @classmethod
     def load(cls, path: str | Path) -> Timeline:
@@ -253,16 +374,27 @@ class Timeline:
             raise TimelineError(f"{path} is not a loaderviz timeline (no valid JSON: {problem})") from problem
         return cls.from_dict(data)
 
-    def figure(self, **options: Any) -> go.Figure:
-        """Draw it; the options are those of `loaderviz.draw.figure`, such as `color="batch"` or `color="kind"`."""
-        from loaderviz import draw  # the one door to drawing: imported when it is used
+    def view(
+        self, color: str = "batch", operators: bool = False, title: str | None = None,
+        window: tuple[int, int] | None = None, verdict: bool = True,
+    ) -> View:  # fmt: skip
+        """Return the picture, which a notebook displays: zoom, select, play; see `loaderviz.view.View`.
 
-        return draw.figure(self, **options)
+        timeline.view(color="kind", window=(0, 5_000_000))
+        """
+        from loaderviz.view import View  # the one door to drawing: imported when it is used
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        from loaderviz import draw
+        return View({"": self}, color, operators, title, window, verdict)
 
-        return draw.mimebundle(self)
+    def figure(
+        self, color: str = "batch", operators: bool = False, title: str | None = None,
+        window: tuple[int, int] | None = None,
+    ) -> go.Figure:  # fmt: skip
+        """Return the picture as a plain plotly figure of at most some 2,000 bars, to change by hand and to export."""
+        return self.view(color, operators, title, window).figure()
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return self.view()._repr_mimebundle_()
 
 
 def _renumber(mark: Mark, place: Ints) -> Mark:
@@ -270,10 +402,54 @@ def _renumber(mark: Mark, place: Ints) -> Mark:
     return replace(mark, spans=(first, second))
 
 
+# What a file says may be anything
+
+
+Record = TypeVar("Record")
+
+
+def _record(kind: type[Record], data: dict[str, Any]) -> Record:
+    """Return a dataclass made of plain data; raise TypeError unless each field has its type."""
+    record = kind(**data)
+    for name, hint in get_type_hints(kind).items():
+        if not _fits(value := getattr(record, name), hint):
+            raise TypeError(f"the {name} of a {kind.__name__.lower()} is {value!r}")
+    return record
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, given = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in given
+    if origin is UnionType:
+        return any(_fits(value, each) for each in given)
+    if origin is dict:
+        return isinstance(value, dict) and all(isinstance(each, given[1]) for each in value.values())
+    if origin is tuple:
+        as_many = given[-1] is Ellipsis or len(value) == len(given)
+        return isinstance(value, tuple) and as_many and all(_fits(each, given[0]) for each in value)
+    return isinstance(value, hint) and not isinstance(value, bool)
+
+
+def _texts(data: Any, what: str) -> tuple[str, ...]:
+    if not isinstance(data, list) or not all(isinstance(text, str) for text in data):
+        raise TypeError(f"its {what} are not a list of texts")
+    return tuple(data)
+
+
+def _column(data: Any, dtype: type[np.integer[Any]]) -> Ints:
+    values, limits = np.array(data), np.iinfo(dtype)
+    if values.ndim != 1 or (len(values) and values.dtype.kind != "i"):
+        raise TypeError("a column is not a list of whole numbers")
+    if len(values) and (values.min() < limits.min or values.max() > limits.max):
+        raise OverflowError(f"a column has numbers beyond {dtype.__name__}")
+    return values.astype(dtype)
+
+
 def _check_columns(timeline: Timeline) -> None:
     spans, lengths = timeline.spans, {len(values) for values in timeline.spans.values()}
-    if len(lengths) != 1:
-        raise TimelineError(f"the span columns have different lengths: {sorted(lengths)}")
+    if len(lengths) != 1 or len({len(values) for values in timeline.arrows.values()}) != 1:
+        raise TimelineError(f"the columns have different lengths: {sorted(lengths)}")
     if len(backward := np.flatnonzero(spans["end"] < spans["start"])):
         raise TimelineError(f"a span ends before it starts: {timeline.row(int(backward[0]))}")
     limits = {"lane": len(timeline.lanes), "name": len(timeline.names), "kind": len(Kind), "cause": len(Cause)}
@@ -282,6 +458,11 @@ def _check_columns(timeline: Timeline) -> None:
             raise TimelineError(f"span column {column!r} must lie in 0..{limit - 1}, has {spans[column].max()}")
     if len(spans["source"]) and spans["source"].max() >= len(timeline.sources):
         raise TimelineError(f"span column 'source' has {spans['source'].max()}, with {len(timeline.sources)} sources")
+    for mark in timeline.marks:
+        if not (
+            0 <= mark.lane < max(1, len(timeline.lanes)) and all(-1 <= span < len(timeline) for span in mark.spans)
+        ):
+            raise TimelineError(f"a mark points at a lane or span that there is not: {mark}")
     for side in ("tail", "head"):
         ends = timeline.arrows[side]
         if len(ends) and not (ends.min() >= 0 and ends.max() < len(timeline)):
@@ -300,3 +481,80 @@ def _check_streams(timeline: Timeline) -> None:
         if len(clash):
             first, second = (timeline.row(int(mine[clash[0] + step])) for step in (0, 1))
             raise TimelineError(f"two spans overlap in {lane.name}: {first} and {second}")
+
+
+# How a producer makes one
+
+
+class TimelineBuilder:
+    """Collects spans, arrows and marks, and builds the frozen Timeline from them."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._lanes: dict[Lane, int] = {}
+        self._names: dict[str, int] = {}
+        self._sources: dict[str, int] = {}
+        self._rows: list[tuple[int, ...]] = []
+        self._arrows: list[tuple[int, int, int]] = []
+        self._marks: list[Mark] = []
+
+    def lane(
+        self, name: str, group: Literal["host", "device"], role: str = "stream", number: int = 0, device: int = 0
+    ) -> int:
+        """Return the index of this lane, made on first use; the arguments are those of `Lane`."""
+        return self._lanes.setdefault(Lane(name, group, role, number, device), len(self._lanes))
+
+    def span(
+        self,
+        start: int,
+        end: int,
+        lane: int,
+        kind: Kind,
+        name: str,
+        *,
+        batch: int = -1,
+        nbytes: int = -1,
+        correlation: int = -1,
+        pinned: bool | None = None,
+        cause: Cause = Cause.NONE,
+        source: str = "",
+    ) -> int:
+        """Add a span; times in ns. Return its number, to be used in `arrow`."""
+        name_id = self._names.setdefault(name, len(self._names))
+        source_id = self._sources.setdefault(source, len(self._sources)) if source else -1
+        pin = -1 if pinned is None else int(pinned)
+        self._rows.append((start, end, lane, kind, name_id, batch, nbytes, correlation, pin, cause, source_id))
+        return len(self._rows) - 1
+
+    def arrow(self, tail: int, head: int, kind: ArrowKind) -> None:
+        """Join two spans by their numbers."""
+        self._arrows.append((tail, head, kind))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def times(self, span: int) -> tuple[int, int]:
+        """Return start and end [ns] of a span by its number."""
+        return self._rows[span][0], self._rows[span][1]
+
+    def lane_of(self, span: int) -> int:
+        """Return the lane of a span by its number."""
+        return self._rows[span][2]
+
+    def mark(self, time: int, lane: int, kind: str, text: str, spans: tuple[int, int] = (-1, -1)) -> None:
+        """Add a mark at `time` [ns]."""
+        self._marks.append(Mark(time, lane, kind, text, spans))
+
+    def build(self) -> Timeline:
+        """Return the Timeline, its spans in order of start."""
+        table = np.array(self._rows, np.int64).reshape(-1, len(SPAN_COLUMNS))
+        joins = np.array(self._arrows, np.int64).reshape(-1, len(ARROW_COLUMNS))
+        return Timeline(
+            self.context,
+            tuple(self._lanes),
+            tuple(self._names),
+            tuple(self._sources),
+            {name: table[:, i].astype(dtype) for i, (name, dtype) in enumerate(SPAN_COLUMNS.items())},
+            {name: joins[:, i].astype(dtype) for i, (name, dtype) in enumerate(ARROW_COLUMNS.items())},
+            tuple(self._marks),
+        ).sorted()

@@ -7,6 +7,7 @@ share(0.412)          # "41 %"
 from __future__ import annotations
 
 import sys
+import unicodedata
 
 _DURATIONS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"))
 _SIZES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
@@ -26,7 +27,7 @@ def size(nbytes: float | None) -> str:
     if nbytes is None:
         return "–"
     unit, name = next((pair for pair in _SIZES if abs(nbytes) >= pair[0] * 0.9995), (1, "bytes"))
-    return f"{_four_digits(nbytes / unit)} {name}"
+    return "1 byte" if nbytes == 1 else f"{_four_digits(nbytes / unit)} {name}"
 
 
 def share(value: float | None) -> str:
@@ -52,7 +53,9 @@ def rate(per_second: float | None) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return how many: "1 span", "12,345 spans", "2 batches"."""
+    """Return how many: "1 span", "12,345 spans", "2 batches", "2 copies"."""
+    if noun.endswith("py"):
+        return f"{number:,} {noun if number == 1 else f'{noun[:-1]}ies'}"
     plural = "" if number == 1 else "es" if noun.endswith(("ch", "s")) else "s"
     return f"{number:,} {noun}{plural}"
 
@@ -66,6 +69,30 @@ def place(source: str) -> str:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     named = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)(file)
     return f"{named[1]}:{line}" if named else source
+
+
+def markdown(text: str) -> str:
+    """Return text as Markdown shows it: names such as `record_stream` or `a * b` are no emphasis outside of code marks.
+
+    >>> markdown("void add_<4> `a_b`")
+    'void add\\\\_&lt;4> `a_b`'
+    """
+    pieces = text.split("`")
+    for old, new in (("*", "\\*"), ("_", "\\_"), ("<", "&lt;"), ("](", "]&#40;"), ("$", "&#36;")):
+        pieces[::2] = [piece.replace(old, new) for piece in pieces[::2]]
+    return "`".join(pieces)
+
+
+def one_line(text: str, limit: int) -> str:
+    """Return what people may write into a table of others: one line, without control or right-to-left characters.
+
+    >>> one_line("Ada\\n\\u202eLovelace", 8)
+    'Ada Love'
+    """
+    seen = "".join(
+        " " if each.isspace() else each for each in text if each.isspace() or unicodedata.category(each)[0] != "C"
+    )
+    return " ".join(seen.split())[:limit].strip()
 
 
 def _four_digits(value: float) -> str:

@@ -1,30 +1,37 @@
 """Make the notebooks from their text: notebooks/src/NAME.py is the only place to edit.
 
-    python notebooks/build.py            # writes notebooks/NAME.ipynb and notebooks/solutions/NAME.ipynb
-    python notebooks/build.py --check    # writes nothing; says which file is out of date, and then ends with 1
+    python notebooks/build.py                  # writes notebooks/NAME.ipynb and notebooks/solutions/NAME.ipynb
+    python notebooks/build.py --execute        # and draws pictures/NAME.png and runs the solved ones (make notebooks)
+    python notebooks/build.py --execute 03     # only those of lesson 3
+    python notebooks/build.py --check          # writes nothing; says which file is out of date, and then ends with 1
 
-The text is in jupytext's percent format and has the exercises solved: that is the notebook in solutions/. In the
-learner's notebook each cell with the tag "exercise" holds the starter of the exercise instead; the first line of such
-a cell is `# Exercise 3.1`, and the rest must be the answer that `loaderviz.workshop.EXERCISES` has.
+The text is in jupytext's percent format. An exercise is two cells that begin with `# Exercise 3.1`: one with the tag
+"starter", which only the learner's notebook has, and then one with the tag "exercise", the answer, which only the
+notebook in solutions/ has. The package shows and compares them, too: loaderviz/workshop/exercises.json is made here.
+
+Learners' notebooks have no outputs. Solved ones have those of their last run; a cell that has changed since has none.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
 import sys
 from collections import Counter
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import jupytext
 import nbformat
 
-from loaderviz.workshop import EXERCISES
-
 FOLDER = Path(__file__).resolve().parent
 EDIT = "made by notebooks/build.py: edit notebooks/src/{}.py, then run make notebooks"
-TITLE = re.compile(r"# Exercise (\S+)\n")
+TITLE = re.compile(r"# Exercise (\d+\.\d+)\n")
+Texts = dict[str, dict[str, list[str]]]  # of an exercise, by its number: the lines of "starter" and "answer"
+ASKS = re.compile(r"= (predict|\w+\.card)\(")
 RELATIVE = re.compile(r"(\]\()(?![a-z]+:|#|/)")  # the beginning of a link to a file
 SOLVED = "\n\n*Here the exercises are solved. To try them yourself, open [the lesson](../{}.ipynb).*"
 SOLUTIONS = "\n\nThe exercises of this lesson, solved: [solutions](solutions/{}.ipynb)"
@@ -34,48 +41,64 @@ class SourceError(ValueError):
     """A source is not as it should be; the message says which, where, and what to do."""
 
 
-def notebooks(source: Path) -> tuple[str, str]:
-    """Return the text of two .ipynb files: the learner's, and the one with the solutions.
+def notebooks(source: Path) -> tuple[str, str, Texts]:
+    """Return the text of two .ipynb files, the learner's and the one with the solutions, and the exercises' texts.
 
-    Raises `SourceError` for an exercise that is not known, or whose cell is not the known answer, and where the first
-    or the last cell is no text.
+    Raises `SourceError` where an exercise is not two cells, or the first or the last cell is no text.
     """
     cells = jupytext.read(source, fmt="py:percent").cells
     if not cells or {cells[0].cell_type, cells[-1].cell_type} != {"markdown"}:
         raise SourceError(f"{source.name}: the first cell and the last one must be text")
-    learner, solved = ([_cell(cell) for cell in cells] for _ in range(2))
-    exercises = [cell for cell in learner if "exercise" in cell.metadata.get("tags", [])]
-    for cell in exercises:
-        cell.source = _starter(cell.source, source.name)
+    texts = _exercises(cells, source.name)
+    learner = [_cell(cell) for cell in cells if not _has(cell, "exercise")]
+    solved = [_cell(cell) for cell in cells if not _has(cell, "starter")]
+    for cell in learner:
+        if _has(cell, "starter"):
+            cell.metadata["tags"] = ["exercise"]
     for cell in solved:
         if cell.cell_type == "markdown":
             cell.source = RELATIVE.sub(r"\1../", cell.source)
-    if exercises:
+    if texts:
         learner[-1].source += SOLUTIONS.format(source.stem)
         solved[0].source += SOLVED.format(source.stem)
-    return _text(learner, source.stem), _text(solved, source.stem)
+    return _text(learner, source.stem), _text(solved, source.stem), texts
+
+
+def _has(cell: Any, tag: str) -> bool:
+    return tag in cell.metadata.get("tags", [])
 
 
 def _cell(cell: Any) -> Any:
     """Return a cell with nothing but its kind, its text and its tags."""
     make = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
-    tags = cell.metadata.get("tags")
-    return make(cell.source, metadata={"tags": tags} if tags else {})
+    tags = list(cell.metadata.get("tags", []))
+    metadata: dict[str, Any] = {}
+    if cell.cell_type == "code" and ASKS.search(cell.source):  # its source holds the answer
+        metadata, tags = {"jupyter": {"source_hidden": True}}, [*tags, "hide-input"]
+    return make(cell.source, metadata=metadata | ({"tags": tags} if tags else {}))
 
 
-def _starter(text: str, file: str) -> str:
-    """Return the learner's text of an exercise cell."""
-    title = TITLE.match(text)
-    number = title[1] if title else "?"
-    if number not in EXERCISES:
-        raise SourceError(
-            f"{file}: a cell with the tag 'exercise' begins with {text.splitlines()[:1]}; wanted is the line "
-            f"'# Exercise N', with one of these numbers: {', '.join(EXERCISES)}"
-        )
-    exercise = EXERCISES[number]
-    if text[title.end() :].strip() != exercise.answer.strip():
-        raise SourceError(f"{file}: below '# Exercise {number}' must be exactly the text of {exercise.name}.answer")
-    return title[0] + exercise.starter.strip()
+def _exercises(cells: list[Any], file: str) -> Texts:
+    """Return starter and answer of each exercise."""
+    found = []
+    for cell in cells:
+        for tag in ("starter", "exercise"):
+            if _has(cell, tag):
+                if not (title := TITLE.match(cell.source)):
+                    raise SourceError(
+                        f"{file}: a cell with the tag '{tag}' begins with {cell.source.splitlines()[:1]}; wanted is "
+                        "the line '# Exercise N', N as 3.1"
+                    )
+                found.append((tag, title[1], cell.source[title.end() :].strip().splitlines()))
+    texts = {}
+    for (tag, number, starter), (other, same, answer) in zip_longest(found[::2], found[1::2], fillvalue=("", "", [])):
+        if (tag, other, same) != ("starter", "exercise", number) or number in texts:
+            raise SourceError(
+                f"{file}: an exercise is two cells, one with the tag 'starter' and then one with the tag 'exercise', "
+                f"both begin with the line '# Exercise N', and no other cells do; exercise {number} is not"
+            )
+        texts[number] = {"starter": starter, "answer": answer}
+    return texts
 
 
 def _text(cells: list[Any], name: str) -> str:
@@ -102,17 +125,37 @@ def _identities(cells: list[Any]) -> list[str]:
 
 
 def build(folder: Path = FOLDER) -> tuple[dict[Path, str], list[SourceError]]:
-    """Return the text of each notebook that the sources of a folder make, by its path, and what is wrong in sources."""
+    """Return the text of each file that the sources of a folder make, by its path, and what is wrong in sources.
+
+    The texts of the exercises are a file only where nothing is wrong.
+    """
     files: dict[Path, str] = {}
-    problems = []
+    problems, exercises = [], {}
     for source in sorted((folder / "src").glob("*.py")):
         try:
-            texts = notebooks(source)
+            given, answers, texts = notebooks(source)
         except SourceError as problem:
             problems.append(problem)
         else:
-            files |= dict(zip(_pair(folder, source.stem), texts, strict=True))
+            learner, solved = _pair(folder, source.stem)
+            files |= {learner: given, solved: with_outputs(answers, solved)}
+            exercises |= texts
+    if not problems:
+        path = folder.parent / "loaderviz" / "workshop" / "exercises.json"
+        files[path] = json.dumps(exercises, indent=1, ensure_ascii=False) + "\n"
     return files, problems
+
+
+def with_outputs(text: str, path: Path) -> str:
+    """Return the text of a solved notebook with the outputs that the file has for the cells that are in both."""
+    if not path.is_file():
+        return text
+    new, old = nbformat.reads(text, as_version=4), nbformat.read(path, as_version=4)
+    before = {(cell.get("id"), cell.source): cell for cell in old.cells if cell.cell_type == "code"}
+    for cell in new.cells:
+        if cell.cell_type == "code" and (same := before.get((cell.id, cell.source))):
+            cell.outputs, cell.execution_count = same.outputs, same.execution_count
+    return nbformat.writes(new) + "\n"
 
 
 def _pair(folder: Path, name: str) -> tuple[Path, Path]:
@@ -130,21 +173,40 @@ def without_source(folder: Path = FOLDER) -> list[Path]:
     return sorted({*folder.glob("*.ipynb"), *folder.glob("solutions/*.ipynb")} - wanted)
 
 
+def run(folder: Path, lessons: tuple[str, ...]) -> None:
+    """Draw the pictures of the lessons that begin so, and run their solved notebooks."""
+    from execute import execute
+    from stills import Camera, write_pictures
+
+    with Camera() as camera:
+        for path in write_pictures(camera, lessons, folder / "pictures"):
+            print(f"{path.relative_to(folder)} drawn")
+        for path in sorted((folder / "solutions").glob("*.ipynb")):
+            if path.name.startswith(lessons):
+                execute(path, camera)
+                print(f"{path.relative_to(folder)} run: {path.stat().st_size // 1000} kB", flush=True)
+
+
 def main(arguments: list[str] | None = None, folder: Path = FOLDER) -> int:
     """Write the notebooks, or say which are out of date; return 1 if there is something left to do."""
     parser = argparse.ArgumentParser(description="Make the notebooks from notebooks/src/*.py.")
     parser.add_argument("--check", action="store_true", help="write nothing; name the files that are out of date")
-    check = parser.parse_args(arguments).check
+    lessons = "run the solved notebooks (of the lessons that begin so) and store their outputs; draws the pictures"
+    parser.add_argument("--execute", nargs="*", metavar="LESSON", help=lessons)
+    options = parser.parse_args(arguments)
+    check = options.check
     files, problems = build(folder)
     left = [str(problem) for problem in problems]
     left += [f"{path.relative_to(folder)} has no source in src/: delete it" for path in without_source(folder)]
     for path in out_of_date(files):
         if check:
-            left.append(f"{path.relative_to(folder)} is out of date: run make notebooks")
+            left.append(f"{os.path.relpath(path, folder)} is out of date: run make notebooks")
         else:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(files[path], encoding="utf-8", newline="\n")
-            print(f"{path.relative_to(folder)} written")
+            print(f"{os.path.relpath(path, folder)} written")
+    if options.execute is not None and not left:
+        run(folder, tuple(options.execute or [""]))
     for line in left:
         print(line, file=sys.stderr)
     return 1 if left else 0

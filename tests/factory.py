@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import random
 
-from loaderviz.builder import TimelineBuilder
-from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline
+from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
 
 US = 1_000
 FETCH, PIN, COPY, COMPUTE, LAUNCH = 180 * US, 40 * US, 60 * US, 150 * US, 5 * US

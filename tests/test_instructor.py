@@ -19,14 +19,6 @@ def section(title):
     return GUIDE.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
-def numbers(text):
-    """Return the rules that a text names; "R35 to R37" names three."""
-    found = {int(number) for number in re.findall(r"\bR(\d+)\b", text)}
-    for first, last in re.findall(r"\bR(\d+) to R(\d+)\b", text):
-        found |= set(range(int(first), int(last) + 1))
-    return found
-
-
 def test_every_exercise_has_its_answer():
     answers = set(re.findall(r"\*\*(?:Exercise )?(\d\.\d):\*\*", section("Lesson by lesson")))
     assert answers == set(EXERCISES)
@@ -39,14 +31,6 @@ def test_every_lesson_has_its_part_with_its_predictions(source):
     asked = source.read_text(encoding="utf-8").count("= predict(")
     assert len(re.findall(r"\*[^*]+\?\*", told)) >= asked
     assert "**Say:**" in part and "**Stuck:**" in part
-
-
-def test_every_rule_that_is_named_is_explained():
-    explained = numbers(
-        "\n".join(row.split("|")[1] for row in section("The rules by number").splitlines() if "|" in row)
-    )
-    lessons = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
-    assert numbers(GUIDE) | numbers(lessons) <= explained
 
 
 def test_the_headings_that_the_plans_name_exist():

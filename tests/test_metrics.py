@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from itertools import pairwise
 
 import factory
@@ -11,18 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderviz import words
-from loaderviz.builder import TimelineBuilder
-from loaderviz.metrics import (
-    MetricsError,
-    NotATimelineError,
-    describe,
-    hidden_shares,
-    states,
-    summarize,
-    utilization,
-)
-from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, Cause, Context, Kind
+from loaderviz import compare, export, metrics, words
+from loaderviz.metrics import MetricsError, NotATimelineError, describe, hidden_shares, states, summarize, utilization
+from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, Cause, Context, Kind, TimelineBuilder
 
 SEEDS = st.integers(0, 10_000)
 
@@ -41,7 +33,7 @@ def times(timeline, *kinds, window=None, cause=None):
 
 @given(SEEDS, st.none() | st.tuples(st.integers(0, 40), st.integers(40, 90)))
 def test_every_number_against_brute_force(seed, window):
-    timeline = factory.random_timeline(seed)
+    timeline = factory.random_timeline(seed)  # without steps: nothing is left out
     summary = summarize(timeline, window=window)
     if window is None:
         window = (timeline.begin, timeline.begin + timeline.duration)
@@ -57,7 +49,11 @@ def test_every_number_against_brute_force(seed, window):
     assert summary.exposed_copy == len(copies - kernels)
     assert summary.idle == length - len(work)
     h2d, d2h = (len(times(timeline, kind, window=window)) for kind in COPIES)
-    assert (summary.h2d, summary.d2h, summary.limit) == (h2d, d2h, max(len(kernels), h2d, d2h))
+    computing, communicating = (times(timeline, kind, window=window) for kind in KERNELS)
+    assert summary.hidden_communication == len(communicating & computing)
+    assert summary.exposed_communication == len(communicating - computing)
+    assert (summary.h2d, summary.d2h, summary.limit) == (h2d, d2h, max(len(computing), h2d, d2h))
+    assert summary.limit_most == max(summary.limit, len(communicating))
     assert summary.overlap == (len(copies & kernels) / len(copies) if copies else None)
     assert summary.headroom == (length / summary.limit if summary.limit else None)
     blocked = {cause.words: len(times(timeline, Kind.WAIT, window=window, cause=cause)) for cause in Cause}
@@ -115,15 +111,26 @@ def test_hidden_share_of_each_copy(seed):
             assert math.isnan(value)
 
 
+STEPS = {
+    "blocking": 2 * factory.COPY + factory.COMPUTE + factory.LAUNCH,  # the first launch comes after the copy
+    "pinned": factory.COPY + factory.COMPUTE,
+    "prefetch": factory.COMPUTE,
+    "resident": factory.COMPUTE,
+}
+
+
 def test_closed_form_of_the_loaders():
     batches = 6
-    made = {name: summarize(timeline) for name, timeline in factory.loaders(batches).items()}
-    for summary in made.values():
+    made = {}
+    for name, timeline in factory.loaders(batches).items():
+        made[name] = summary = summarize(timeline, window=(0, timeline.duration))
+        assert summary.window == timeline.duration
+        assert summary.start_up == 0
         assert summary.compute == batches * factory.COMPUTE
         assert summary.batches == batches
         assert summary.samples == batches * factory.SAMPLES
-        assert summary.step == summary.window / batches
-        assert summary.samples_per_second == pytest.approx(batches * factory.SAMPLES / summary.window * 1e9)
+        assert summary.step == STEPS[name]
+        assert summary.samples_per_second == pytest.approx(factory.SAMPLES / STEPS[name] * 1e9)
     assert made["blocking"].copy == batches * 2 * factory.COPY
     assert made["blocking"].overlap == made["pinned"].overlap == made["resident"].overlap == 0
     assert made["prefetch"].copy == batches * factory.COPY
@@ -143,9 +150,12 @@ def test_a_window_counts_the_batches_handed_out_in_it():
 
 
 def test_batches_of_two_epochs_are_counted_twice_and_steps_of_the_profiler_count_too():
-    for names, expected in ((["batch 0: 4 samples", "batch 1: 2 samples"] * 2, (4, 12)),
-                            (["batch 0", "batch 1"], (2, None)), (["ProfilerStep#7", "ProfilerStep#8"], (2, None)),
-                            (["forward"], (None, None))):  # fmt: skip
+    for names, expected in (
+        (["batch 0: 4 samples", "batch 1: 2 samples"] * 2, (4, 12)),
+        (["batch 0", "batch 1"], (2, None)),
+        (["ProfilerStep#7", "ProfilerStep#8"], (2, None)),
+        (["forward"], (None, None)),
+    ):
         builder = TimelineBuilder(Context())
         main = builder.lane("main", "host", "main")
         worker = builder.lane("worker 0", "host", "worker")
@@ -203,8 +213,11 @@ def test_an_empty_timeline_has_no_shares():
 
 
 def test_describe():
-    line = describe(factory.loader("blocking"), "blocking")
-    assert line == "blocking: GPU computes 49 % of the time, 0 % of the copy is hidden, 2.0x the limit"
+    timeline = factory.loader("blocking")
+    line = describe(timeline, "blocking")
+    assert line == "blocking: GPU computes 58 % of the time, 0 % of the copy is hidden, 1.7x the limit"
+    whole = describe(timeline, window=(0, timeline.duration))
+    assert whole == "GPU computes 49 % of the time, 0 % of the copy is hidden, 2.0x the limit"
     assert "no copies" in describe(factory.many_spans(50))
     builder = TimelineBuilder(Context())
     builder.span(0, 5_000, builder.lane("main", "host", "main"), Kind.OPERATOR, "aten::add")
@@ -213,6 +226,16 @@ def test_describe():
     assert describe(builder.build()).endswith("at the limit")
     builder.span(0, 500, builder.lane("stream 1", "device", device=1), Kind.COMPUTE, "kernel")
     assert describe(builder.build(), "x").startswith("x: GPU 0 (of 2) computes 100 % of the time")
+
+
+@pytest.mark.parametrize(
+    ("loop", "said"), [(1_000, "at the limit"), (1_004, "at the limit"), (1_006, "1.01x the limit")]
+)
+def test_at_the_limit_is_less_than_half_a_per_cent_above_it(loop, said):
+    builder = TimelineBuilder(Context())
+    builder.span(0, loop, builder.lane("main", "host", "main"), Kind.OPERATOR, "aten::add")
+    builder.span(0, 1_000, builder.lane("stream 0", "device"), Kind.COMPUTE, "kernel")
+    assert describe(builder.build()).endswith(f", {said}")
 
 
 def test_a_run_without_a_gpu_says_what_loading_costs():
@@ -228,11 +251,11 @@ def test_a_run_without_a_gpu_says_what_loading_costs():
 def test_the_table_says_every_number_with_its_unit():
     summary = summarize(factory.loader("prefetch"))
     text, html, markdown = str(summary), summary._repr_html_(), summary._repr_markdown_()
-    for word in ("1.19 ms", "198.3 µs", "1,290,756 samples/s", "83 % of the copy", "13.4 GB/s", "waiting for data"):
+    for word in ("405 µs", "785 µs", "150 µs", "1,706,667 samples/s", "100 % of the copy", "13.4 GB/s", "waiting for"):
         assert word in text
         assert word in html
         assert word in markdown
-    assert len({line.index("900 µs") for line in text.splitlines() if "900 µs" in line}) == 1  # columns aligned
+    assert len({line.index("780 µs") for line in text.splitlines() if "780 µs" in line}) == 1  # columns aligned
     assert markdown.splitlines()[1] == "|---|---:|---|"
 
 
@@ -269,12 +292,67 @@ def test_a_bad_sampling_window(window):
 
 def test_words():
     assert [words.duration(ns) for ns in (0, 7, 999, 1_000, 12_500, 999_999, 1_234_567, 2.5e9, None)] == [
-        "0 ns", "7 ns", "999 ns", "1 µs", "12.5 µs", "1 ms", "1.235 ms", "2.5 s", "–"]  # fmt: skip
+        "0 ns",
+        "7 ns",
+        "999 ns",
+        "1 µs",
+        "12.5 µs",
+        "1 ms",
+        "1.235 ms",
+        "2.5 s",
+        "–",
+    ]
     assert [words.size(n) for n in (0, 512, 200_704, 47_040_000, None)] == [
-        "0 bytes", "512 bytes", "200.7 kB", "47.04 MB", "–"]  # fmt: skip
+        "0 bytes",
+        "512 bytes",
+        "200.7 kB",
+        "47.04 MB",
+        "–",
+    ]
     assert [words.share(x) for x in (0, 0.001, 0.5, 0.996, 1, None)] == ["0 %", "< 1 %", "50 %", "> 99 %", "100 %", "–"]
     assert [words.times(x) for x in (1.02, 2.449, 9.96, 1234, None)] == ["1.02x", "2.4x", "10x", "1,234x", "–"]
     assert [words.count(*each) for each in ((1, "batch"), (0, "batch"), (1_234, "span"))] == [
-        "1 batch", "0 batches", "1,234 spans",
-    ]  # fmt: skip
+        "1 batch",
+        "0 batches",
+        "1,234 spans",
+    ]
     assert [words.rate(x) for x in (0.5, 99.94, 1_234_567, None)] == ["0.5", "99.9", "1,234,567", "–"]
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda timelines, _: [timeline._repr_mimebundle_() for timeline in timelines.values()],
+        lambda timelines, _: compare(timelines)._repr_mimebundle_(),
+        lambda timelines, page: export.to_html(timelines, page),
+        lambda timelines, page: export.to_html([export.Section("all", items=[*timelines.values()])], page),
+    ],
+    ids=["notebook", "compare", "page of a comparison", "page"],
+)
+def test_showing_a_timeline_works_its_summary_out_once(monkeypatch, tmp_path, show):
+    counted = []
+    monkeypatch.setattr(metrics, "_steps", lambda *where, real=metrics._steps: counted.append(where) or real(*where))
+    timelines = factory.loaders()
+    show(timelines, tmp_path / "page.html")
+    assert len(counted) == len(timelines)
+
+
+def test_each_caller_gets_a_summary_of_its_own():
+    timeline = factory.loader("pinned", 4)
+    first = summarize(timeline)
+    expected = dict(first.breakdown)
+    first.breakdown.clear()
+    assert summarize(timeline).breakdown == expected
+
+
+def test_what_is_remembered_is_no_part_of_the_timeline():
+    timeline, fresh = factory.loader("pinned", 4), factory.loader("pinned", 4)
+    whole = summarize(timeline)
+    assert timeline.results
+    assert timeline == fresh
+    assert len(pickle.dumps(timeline)) == len(pickle.dumps(fresh))
+    assert pickle.loads(pickle.dumps(timeline)) == timeline
+    half = timeline.between(timeline.begin, timeline.begin + timeline.duration // 2)
+    assert summarize(half).window < whole.window
+    assert summarize(timeline, (timeline.begin, timeline.begin + 10)).window == 10
+    assert summarize(timeline, samples=7).samples == 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
 import re
@@ -11,13 +12,13 @@ import pytest
 
 pytest.importorskip("jupytext", reason="jupytext is missing: pip install -r requirements.txt")
 
-from loaderviz.workshop import EXERCISES
-
-spec = importlib.util.spec_from_file_location("notebooks_build", Path(__file__).parents[1] / "notebooks" / "build.py")
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+spec = importlib.util.spec_from_file_location("notebooks_build", NOTEBOOKS / "build.py")
 build = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(build)
 
-EXERCISE = EXERCISES["1.2"]
+STARTER = "def load(x):\n    return ..."
+ANSWER = "def load(x):\n    return x"
 SOURCE = f"""# %% [markdown]
 # # 1. A lesson
 #
@@ -26,9 +27,14 @@ SOURCE = f"""# %% [markdown]
 # %%
 x = 1
 
+# %% tags=["starter"]
+# Exercise 1.2
+{STARTER}
+
 # %% tags=["exercise"]
 # Exercise 1.2
-{EXERCISE.answer}
+{ANSWER}
+
 # %%
 x = 1
 
@@ -39,9 +45,10 @@ x = 1
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "01_lesson.py").write_text(SOURCE)
-    return tmp_path
+    folder = tmp_path / "notebooks"
+    (folder / "src").mkdir(parents=True)
+    (folder / "src" / "01_lesson.py").write_text(SOURCE)
+    return folder
 
 
 def cells(path):
@@ -61,7 +68,7 @@ def test_two_notebooks_come_from_one_source(folder):
     assert learner == [
         ("markdown", links.format("")),
         ("code", "x = 1"),
-        ("code", f"# Exercise 1.2\n{EXERCISE.starter.strip()}"),
+        ("code", f"# Exercise 1.2\n{STARTER}"),
         ("code", "x = 1"),
         ("markdown", "The end\n\nThe exercises of this lesson, solved: [solutions](solutions/01_lesson.ipynb)"),
     ]
@@ -69,13 +76,15 @@ def test_two_notebooks_come_from_one_source(folder):
     assert solved == [
         ("markdown", f"{links.format('../')}\n\n{to_try}"),
         ("code", "x = 1"),
-        ("code", f"# Exercise 1.2\n{EXERCISE.answer.strip()}"),
+        ("code", f"# Exercise 1.2\n{ANSWER}"),
         ("code", "x = 1"),
         ("markdown", "The end"),
     ]
     stored = json.loads((folder / "01_lesson.ipynb").read_text())
     assert stored["metadata"]["loaderviz"].endswith("edit notebooks/src/01_lesson.py, then run make notebooks")
     assert [cell["metadata"] for cell in stored["cells"]] == [{}, {}, {"tags": ["exercise"]}, {}, {}]
+    texts = json.loads((folder.parent / "loaderviz" / "workshop" / "exercises.json").read_text())
+    assert texts == {"1.2": {"starter": STARTER.splitlines(), "answer": ANSWER.splitlines()}}
 
 
 def test_a_second_build_changes_nothing_and_check_writes_nothing(folder, capsys):
@@ -104,16 +113,87 @@ def test_ids_stay_when_another_cell_changes_or_comes(folder):
     assert ids() == [*before[:4], "new", "code", "the-end"]
 
 
+def test_a_solved_notebook_keeps_the_outputs_of_cells_that_have_not_changed(folder):
+    build.main([], folder)
+    path = folder / "solutions" / "01_lesson.ipynb"
+    run = json.loads(path.read_text())
+    for number, cell in enumerate(cell for cell in run["cells"] if cell["cell_type"] == "code"):
+        cell |= {"execution_count": number, "outputs": [{"output_type": "stream", "name": "stdout", "text": ["!\n"]}]}
+    path.write_text(json.dumps(run, indent=1, sort_keys=True) + "\n")
+    assert build.main(["--check"], folder) == 0
+
+    change(folder, "x = 1\n\n# %% [markdown]\n# The end", "x = 1 + 1\n\n# %% [markdown]\n# The end")
+    assert build.main(["--check"], folder) == 1
+    build.main([], folder)
+    assert build.main(["--check"], folder) == 0
+    stored = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert [(cell["execution_count"], len(cell["outputs"])) for cell in stored] == [(0, 1), (1, 1), (None, 0)]
+    learner = json.loads((folder / "01_lesson.ipynb").read_text())
+    assert [cell.get("outputs", []) for cell in learner["cells"]] == [[]] * 5
+
+
+CELLS = [
+    "import warnings\nimport plotly.graph_objects as go\nwarnings.warn('look')\nprint('one')\nprint('two')",
+    "go.Figure(go.Bar(x=[1, 2], y=['a', 'b'], orientation='h'))",
+    "go.Figure(go.Scatter(x=[1, 2], y=[3, 4]))",
+    "from loaderviz.workshop import predict\npredict('Which?', ['this', 'that'], answer='this')",
+    "import loaderviz as lv\nlv.explore()",
+    "import secrets\nprint(secrets.randbelow(10**6), secrets.randbits(32))",
+]
+
+
+@pytest.mark.notebook
+@pytest.mark.browser
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # jupyter_client and its event loop, on some Pythons
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_a_run_stores(tmp_path, monkeypatch):
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is missing: pip install -r requirements-dev.txt")
+    pytest.importorskip("playwright", reason="playwright is missing: pip install -r requirements-dev.txt")
+    monkeypatch.syspath_prepend(NOTEBOOKS)
+    from execute import MEASURED, execute
+    from stills import Camera, digest_of
+
+    path, make = tmp_path / "small.ipynb", nbformat.v4.new_code_cell
+    cells = [*map(make, CELLS), make("1 / 4", metadata={"tags": ["measured"]})]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+
+    def outputs():
+        return [cell.outputs for cell in nbformat.read(path, as_version=4).cells]
+
+    try:
+        camera = Camera().__enter__()
+    except RuntimeError as missing:
+        pytest.skip(str(missing))
+    try:
+        execute(path, camera)
+        words, bars, line, question, explorer, number, measured = first = outputs()
+        again = Camera({})  # a camera that cannot draw, only know
+        execute(path, again)
+        assert outputs() == first  # known pictures are not drawn again
+    finally:
+        camera.__exit__()
+    warned, printed = sorted(words, key=lambda output: output.name)
+    assert warned.text.startswith("cell:3: UserWarning: look")
+    assert printed.text == "one\ntwo\n"
+    for (picture,) in (bars, line):
+        assert picture.output_type == "display_data"
+        assert picture.data["image/png"]
+    assert [set(output.data) for output in question] == [{"text/html", "text/plain"}]
+    assert [set(output.data) for output in explorer] == [{"image/png", "text/plain"}, {"text/html"}]
+    assert "<svg" not in explorer[1].data["text/html"]
+    assert re.fullmatch(r"\d+ \d+\n", number[0].text)
+    assert [output.text for output in measured] == [MEASURED]
+    assert digest_of(base64.b64decode(bars[0].data["image/png"]))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("# Exercise 1.2", "# Exercise 77", r"01_lesson.py: .*'# Exercise 77'.*one of these numbers: .*1\.2"),
         ("# Exercise 1.2", "y = 2", r"begins with \['y = 2'\]"),
-        (
-            'to("cuda").float()',
-            'to("cuda")',
-            r"below '# Exercise 1.2' must be exactly the text of lesson01.fewer_bytes",
-        ),
+        ('["starter"]\n# Exercise 1.2', '["starter"]\n# Exercise 1.1', r"exercise is two cells.*exercise 1.1 is not"),
+        ('# %% tags=["starter"]', "# %%", r"exercise is two cells.*exercise 1.2 is not"),
+        ('# %% tags=["exercise"]', "# %%", r"exercise is two cells.*exercise 1.2 is not"),
         ("# %% [markdown]\n# The end\n", "", r"the first cell and the last one must be text"),
     ],
 )
@@ -124,6 +204,7 @@ def test_a_source_that_is_wrong_is_named_and_nothing_of_it_is_written(folder, ca
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(expected, line), line
     assert sorted(path.name for path in folder.glob("*.ipynb")) == ["02_other.ipynb"]  # the others are
+    assert not (folder.parent / "loaderviz").exists()
 
 
 def test_an_empty_source_is_an_error(folder, capsys):

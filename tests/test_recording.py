@@ -144,3 +144,10 @@ def test_on_cpu_records_what_this_machine_does():
         torch.ones(100).sum()
     assert recording.timeline.context.origin == "recorded"
     assert "aten::sum" in {row.name for row in recording.timeline.rows(Kind.OPERATOR)}
+
+
+def test_the_former_name_of_lints_warns():
+    with lv.record(on="a100", hazards="off") as recording:
+        pass
+    with pytest.warns(DeprecationWarning, match=r"recording\.lints"):
+        assert recording.findings == recording.lints == []

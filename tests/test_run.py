@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -12,8 +13,8 @@ import pytest
 import torch
 
 import loaderviz as lv
-from loaderviz import __main__ as command_line
-from loaderviz.running import Program, ProgramError, record_program
+from loaderviz import cli
+from loaderviz.cli import Program, ProgramError, record_program
 from loaderviz.timeline import Kind, Timeline
 
 TRAIN = """
@@ -57,7 +58,7 @@ def script(folder, text, name="program.py"):
 
 
 def run(*arguments, on="t4"):
-    return command_line.main(["run", "--on", on, "--host", "laptop", *map(str, arguments)])
+    return cli.main(["run", "--on", on, "--host", "laptop", *map(str, arguments)])
 
 
 def shell(*arguments, folder):
@@ -84,10 +85,8 @@ def test_a_script_sees_what_it_sees_under_python(here, capsys):
         str(Path(path).parent), "its neighbour",
     ]  # fmt: skip
     assert (list(sys.path), sys.argv, sys.modules["__main__"]) == before
-    assert "program.py: Tesla T4;" in err
-    assert "GPU computes" in err
-    assert "The picture is in timeline.html" in err
-    assert "Judged: " in err
+    for told in ("program.py: Tesla T4;", "GPU computes", "The picture is in timeline.html", "Judged: "):
+        assert told in err
     page = (here / "timeline.html").read_text(encoding="utf-8")
     assert "<h1>program.py: Tesla T4</h1>" in page
     assert "What could be gained" in page
@@ -163,27 +162,88 @@ def test_an_error_is_printed_as_python_prints_it_and_the_recording_kept(here, ca
         f'File "{here / "program.py"}", line 6, in <module>', f'File "{here / "program.py"}", line 4, in inner',
     ]  # fmt: skip
     assert trace[-1].startswith("RuntimeError: size mismatch")
-    assert (here / "timeline.html").exists()
+    assert "The picture until the error is in timeline.html" in err
+    page = (here / "timeline.html").read_text(encoding="utf-8")
+    for text in (err, page):
+        assert "Judged: " not in text and "What could be gained" not in text
 
 
-def test_the_cause_of_an_error_is_printed_without_our_frames_too(here, capsys):
-    script(here, GPU + "try:\n    torch.ones(3).cuda() @ torch.ones(4).cuda()\nexcept RuntimeError as e:\n"
-                       "    raise ValueError('mine') from e\n")  # fmt: skip
+def test_a_crash_at_an_import_is_all_that_is_told(here, capsys):
+    script(here, "import surely_not_a_module\n")
     assert run("program.py") == 1
     err = capsys.readouterr().err
-    assert "ValueError: mine" in err
-    assert "direct cause" in err
-    assert "running.py" not in err
-    assert "emulator" not in err
+    assert "ModuleNotFoundError: No module named 'surely_not_a_module'" in err
+    assert "GPU" not in err
+    assert err.splitlines()[-1] == "loaderviz: nothing was recorded, so there is no picture"
 
 
-def test_a_call_that_is_not_modelled_shows_the_line_that_calls_it(here, capsys):
-    script(here, "import torch\ntorch.cuda.CUDAGraph()\n")
+IN_A_THREAD = """
+    import threading, torch
+    def work():
+        try:
+            torch.ones(3, device="cuda")
+        except Exception as problem:
+            print("logged", type(problem).__name__)
+    torch.ones(3).to("cuda")
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.ones(3).to("cuda")
+    print("went on")
+"""
+
+
+def test_what_is_refused_to_a_thread_of_the_program_ends_it_with_an_error(here, capsys):
+    script(here, IN_A_THREAD)
+    assert run("--save", "run.json", "program.py") == 1
+    out, err = capsys.readouterr()
+    assert out == "logged NotModelledError\nwent on\n"
+    assert "second Python thread" in err
+    assert 'program.py", line 5, in work' in err
+    assert "Judged: " not in err
+    assert Timeline.load(here / "run.json").where(Kind.COPY_H2D).sum() == 2
+
+
+BROKEN_TORCHVISION = """
+    import torch
+    from . import extension
+    @torch.library.register_fake("torchvision::nms")
+    def _(dets, scores, iou_threshold):
+        return dets.new_empty(0)
+    complete = True
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_torchvision_beside_another_torch_is_cured_in_its_workers_too(here, start):
+    script(here, BROKEN_TORCHVISION, "torchvision/__init__.py")
+    script(here, "def _has_ops():\n    return False\n", "torchvision/extension.py")
+    script(here, "import torchvision\nassert torchvision.complete\n" + TRAIN, "train.py")
+    plain = subprocess.run([sys.executable, "train.py", "1", start], capture_output=True, text=True, check=False,
+                           cwd=here)  # fmt: skip
+    assert "operator torchvision::nms does not exist" in plain.stderr
+    done = shell("--on", "t4", "train.py", "1", start, folder=here)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "__main__ 201600"), done.stderr
+
+
+CAUSE = (
+    "try:\n    torch.ones(3).cuda() @ torch.ones(4).cuda()\nexcept RuntimeError as e:\n    raise ValueError() from e\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "line"),
+    [(GPU + CAUSE, "ValueError", 6), (GPU + CAUSE, "direct cause", 4), ("def f(:\n    pass\n", "SyntaxError", 1),
+     ("import torch\ntorch.cuda.MemPool()\n", "NotModelledError", 2)],
+    ids=["error", "cause", "syntax", "not modelled"],
+)  # fmt: skip
+def test_an_error_shows_the_programs_lines_and_none_of_ours(here, capsys, text, error, line):
+    script(here, text)
     assert run("program.py") == 1
-    err = capsys.readouterr().err
-    assert 'program.py", line 2, in <module>' in err
-    assert "NotModelledError" in err
-    assert "torch_cuda" not in err.split("NotModelledError")[0]
+    trace = capsys.readouterr().err.split("program.py: ")[0]
+    assert error in trace
+    assert f'program.py", line {line}' in trace
+    assert not re.search(r'File ".*loaderviz', trace)
 
 
 def test_an_exception_hook_of_the_program_is_used(here, capsys):
@@ -198,15 +258,6 @@ def test_an_exception_hook_of_the_program_is_used(here, capsys):
     finally:
         sys.excepthook = before
     assert capsys.readouterr().out == "mine ZeroDivisionError 4\n"
-
-
-def test_a_syntax_error_is_the_programs(here, capsys):
-    script(here, "def f(:\n    pass\n")
-    assert run("program.py") == 1
-    err = capsys.readouterr().err
-    assert "SyntaxError" in err
-    assert 'program.py", line 1' in err
-    assert "running.py" not in err
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
@@ -227,6 +278,42 @@ def test_a_forked_child_of_the_program_shows_nothing(here):
     assert (done.stdout, done.returncode, done.stderr.count("The picture is in")) == ("5\n", 0, 1)
 
 
+CHILD = """
+    import sys, torch
+    import torch.multiprocessing as mp
+
+    def work(queue):
+        try:
+            queue.put(torch.ones(3).to("cuda").sum().item())
+        except RuntimeError as problem:
+            queue.put(str(problem))
+
+    if __name__ == "__main__":
+        torch.ones(3).to("cuda")
+        context = mp.get_context(sys.argv[1])
+        queue = context.SimpleQueue()
+        process = context.Process(target=work, args=(queue,))
+        process.start()
+        print(queue.get())
+        process.join()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU a child has it")
+@pytest.mark.parametrize(
+    ("start", "told"),
+    [
+        ("fork", "Cannot re-initialize CUDA in forked subprocess"),
+        ("spawn", "the emulated GPU is in the process that is"),
+    ],
+)
+def test_a_child_that_asks_for_cuda_is_told_why_not(here, start, told):
+    script(here, CHILD, "train.py")
+    done = shell("--on", "t4", "train.py", start, folder=here)
+    assert done.returncode == 0 and told in done.stdout, done.stderr
+    assert done.stderr.count("The picture is in") == 1
+
+
 # What was recorded
 
 
@@ -240,7 +327,7 @@ def test_steps_are_passed_on(here):
 
 def test_the_host_is_this_machine_unless_told_otherwise(here):
     script(here, GPU)
-    assert command_line.main(["run", "--on", "t4", "--save", "run.json", "program.py"]) == 0
+    assert cli.main(["run", "--on", "t4", "--save", "run.json", "program.py"]) == 0
     assert "measured on this machine" in Timeline.load(here / "run.json").context.host
 
 
@@ -318,7 +405,7 @@ def test_what_cannot_be_run_is_one_sentence(here, capsys, arguments, complaint):
     (here / "trace.json.gz").write_bytes(b"\x1f\x8b\x08")
     (here / "zeros").write_bytes(bytes(100))
     script(here, "print('it ran')", "fine.py")
-    assert command_line.main(["run", "--on", "t4", *arguments] if "--on" not in arguments else ["run", *arguments]) == 1
+    assert cli.main(["run", "--on", "t4", *arguments] if "--on" not in arguments else ["run", *arguments]) == 1
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
     assert err.startswith("loaderviz: ")
@@ -332,7 +419,7 @@ def test_what_cannot_be_run_is_one_sentence(here, capsys, arguments, complaint):
 )  # fmt: skip
 def test_a_bad_command_line_is_a_usage_error(here, capsys, arguments, complaint):
     with pytest.raises(SystemExit) as caught:
-        command_line.main(["run", *arguments])
+        cli.main(["run", *arguments])
     assert caught.value.code == 2
     err = capsys.readouterr().err
     assert err.startswith("usage: loaderviz")

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderviz.builder import TimelineBuilder
-from loaderviz.timeline import DEVICE_KINDS, ArrowKind, Cause, Context, Kind, Timeline, TimelineError
+from loaderviz.timeline import DEVICE_KINDS, ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder, TimelineError
 
 SEEDS = st.integers(0, 10_000)
 
@@ -44,6 +43,45 @@ def test_save_and_load(tmp_path):
 def test_a_foreign_file(tmp_path, text):
     path = tmp_path / "t.json"
     path.write_text(text, encoding="latin-1")
+    with pytest.raises(TimelineError):
+        Timeline.load(path)
+
+
+def nested(values):
+    return [[value] for value in values]
+
+
+HOSTILE = {
+    "columns in columns": lambda data: data.update(spans={name: nested(each) for name, each in data["spans"].items()}),
+    "one such column": lambda data: data["spans"].update(start=nested(data["spans"]["start"])),
+    "arrows in columns": lambda data: data.update(arrows={name: nested(each) for name, each in data["arrows"].items()}),
+    "a number for a column": lambda data: data["spans"].update(start=3),
+    "halves": lambda data: data["spans"].update(start=[time + 0.5 for time in data["spans"]["start"]]),
+    "a large number": lambda data: data["spans"].update(lane=[2**40 for _ in data["spans"]["lane"]]),
+    "names that are numbers": lambda data: data.update(names=[3 for _ in data["names"]]),
+    "a name": lambda data: data.update(names="a" * len(data["names"])),
+    "sources that are lists": lambda data: data.update(sources=nested(data["sources"])),
+    "a lane's name": lambda data: data["lanes"][0].update(name=3),
+    "a lane's group": lambda data: data["lanes"][0].update(group="nowhere"),
+    "a lane's number": lambda data: data["lanes"][0].update(number="7"),
+    "a device": lambda data: data["context"].update(device=["a100"]),
+    "samples": lambda data: data["context"].update(samples=True),
+    "notes": lambda data: data["context"].update(notes=[3]),
+    "versions": lambda data: data["context"].update(versions={"torch": 2}),
+    "a mark's text": lambda data: data.update(marks=[MARK | {"text": None}]),
+    "a mark's spans": lambda data: data.update(marks=[MARK | {"spans": [0]}]),
+    "a mark's far span": lambda data: data.update(marks=[MARK | {"spans": [0, 10**6]}]),
+    "a mark's lane": lambda data: data.update(marks=[MARK | {"lane": 99}]),
+}
+MARK = {"time": 3, "lane": 0, "kind": "early-read", "text": "x", "spans": [0, -1]}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_file_with_something_of_another_kind(tmp_path, what):
+    path, data = tmp_path / "t.json", factory.loader("prefetch").to_dict() | {"marks": [MARK]}
+    assert len(Timeline.from_dict(data).marks) == 1
+    HOSTILE[what](data)
+    path.write_text(json.dumps(data))
     with pytest.raises(TimelineError):
         Timeline.load(path)
 
@@ -143,4 +181,3 @@ def test_marks_and_arrows_follow_their_spans_when_sorted():
 def test_an_empty_timeline():
     timeline = factory.empty().self_check()
     assert (len(timeline), timeline.begin, timeline.duration, list(timeline.rows())) == (0, 0, 0, [])
-    assert "0 spans" in repr(timeline)

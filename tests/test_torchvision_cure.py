@@ -34,7 +34,7 @@ def _has_ops():
 """
 
 
-def run_python(code: str, *search_path: Path) -> str:
+def run_python(code, *search_path):
     path = os.pathsep.join(str(folder) for folder in (*search_path, PROJECT))
     finished = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
@@ -43,7 +43,7 @@ def run_python(code: str, *search_path: Path) -> str:
     return finished.stdout
 
 
-def fake_torchvision(folder: Path, init: str, extension: str) -> Path:
+def fake_torchvision(folder, init, extension):
     package = folder / "torchvision"
     package.mkdir()
     (package / "__init__.py").write_text(init)
@@ -52,13 +52,13 @@ def fake_torchvision(folder: Path, init: str, extension: str) -> Path:
 
 
 @pytest.fixture
-def no_torchvision_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_torchvision_yet(monkeypatch):
     """Forget torchvision for one test, in this process."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_the_installed_torchvision_can_be_imported_twice_and_works() -> None:
+def test_the_installed_torchvision_can_be_imported_twice_and_works():
     # Whichever pair is installed. Where the library is missing, its operators must still say so, not give nonsense.
     output = run_python("""
 from loaderviz._torchvision import import_torchvision
@@ -78,7 +78,7 @@ print("fine")
     assert output == "fine\n"
 
 
-def test_a_missing_library_is_cured(tmp_path: Path) -> None:
+def test_a_missing_library_is_cured(tmp_path):
     init = "from . import extension\n" + DESCRIBE_NMS + "complete = True\n"
     folder = fake_torchvision(tmp_path, init, "def _has_ops():\n    return False\n")
     output = run_python(
@@ -102,7 +102,7 @@ print(module.__file__)
     assert Path(output.strip()).is_relative_to(tmp_path)
 
 
-def test_a_healthy_torchvision_is_left_alone(tmp_path: Path) -> None:
+def test_a_healthy_torchvision_is_left_alone(tmp_path):
     init = "import builtins\nbuiltins.imports = getattr(builtins, 'imports', 0) + 1\n"
     folder = fake_torchvision(tmp_path, init + "from . import extension\n" + DESCRIBE_NMS, COMPILED_LIBRARY)
     output = run_python(
@@ -118,7 +118,7 @@ print(builtins.imports, kept, hasattr(torch.ops.torchvision, "qnms"))
     assert output == "1 [42] False\n"
 
 
-def test_not_installed(monkeypatch: pytest.MonkeyPatch, no_torchvision_yet: None) -> None:
+def test_not_installed(monkeypatch, no_torchvision_yet):
     monkeypatch.setitem(sys.modules, "torchvision", None)  # the interpreter's way of "there is no such module"
     with pytest.raises(TorchvisionMissingError, match=r"torchvision is not installed.*pip install") as caught:
         import_torchvision()
@@ -135,13 +135,7 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch, no_torchvision_yet: None
         ("from . import extension; raise RuntimeError('operator torchvision::nms does not exist')", RuntimeError),
     ],
 )
-def test_other_faults_pass_through(
-    fault: str,
-    expected: type[Exception],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    no_torchvision_yet: None,
-) -> None:
+def test_other_faults_pass_through(fault, expected, tmp_path, monkeypatch, no_torchvision_yet):
     folder = fake_torchvision(tmp_path, fault, "def _has_ops():\n    return True\n")
     monkeypatch.syspath_prepend(str(folder))
     with pytest.raises(expected) as caught:

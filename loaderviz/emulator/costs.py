@@ -1,54 +1,48 @@
-"""What a kernel costs: bytes against memory bandwidth, FLOPs against peak, whichever takes longer (a roofline).
+"""What copies and the host's calls cost. (Kernels: kernels.py.)
 
-    kernel_time(gpu, nbytes=4096, flops=0)          # ns
-    sm_share(gpu, elements=1024)                    # thousandths of the GPU that it fills
+    copy_time(gpu, nbytes=4096, rate=gpu.h2d)       # ns
+    page_lock_time(host, nbytes=4096)               # ns
 
-It promises the order of things and the bottleneck, not microseconds. Never imports torch.
+Never imports torch.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 from loaderviz.emulator.hardware import Gpu, Host
 
-Precision = Literal["fp32", "tf32", "fp16", "fp64"]
 FULL = 1000  # shares and factors are in thousandths
 SECOND = 10**9
+SMALL_MALLOC = 2 * 2**20  # bytes: the segments of PyTorch's small blocks
 
 
-def kernel_time(gpu: Gpu, nbytes: int, flops: int = 0, precision: Precision = "fp32") -> int:
-    """Return the time of a kernel in ns: max(bytes/bandwidth, FLOPs/peak)/efficiency + a fixed start cost.
+def copy_time(gpu: Gpu, nbytes: int, rate: int, *, down: bool = False) -> int:
+    """Return the time of a copy over the link in ns: latency + bytes / rate (R22); `down`: to the host."""
+    return (gpu.d2h_latency if down else gpu.copy_latency) + ceil_div(nbytes * SECOND, rate)
 
-    `nbytes` counts what it reads and writes; `flops` what `torch.utils.flop_counter` counts (2 per multiply-add).
+
+def host_time(host: Host, nbytes: int, flops: int = 0) -> int:
+    """Return the time in ns in which one host thread touches `nbytes` (reads and writes counted), or computes."""
+    math = ceil_div(flops * SECOND, host.flops) if host.flops else 0
+    return max(ceil_div(nbytes * SECOND, host.memory_bandwidth), math)
+
+
+def pin_time(host: Host, nbytes: int) -> int:
+    """Return the time in ns in which the main thread copies `nbytes` into pinned memory, with torch's threads."""
+    return ceil_div(2 * nbytes * SECOND, max(host.memory_bandwidth, host.parallel_bandwidth))
+
+
+def step_operator(host: Host) -> int:
+    """Return the host's time in ns for an operator of a training step, without its launch, where no one knows which.
+
+    Half of them are taken to be backward, each a node; half forward, each in a module, every second one composite.
     """
-    memory = ceil_div(nbytes * SECOND * FULL, gpu.memory_bandwidth * gpu.efficiency)
-    math = ceil_div(flops * SECOND * FULL, getattr(gpu, precision) * gpu.efficiency)
-    return gpu.kernel_start + max(memory, math)
+    forward = host.python + host.module + host.composite // 2
+    return host.dispatch + (forward + host.node) // 2
 
 
-def sm_share(gpu: Gpu, elements: int) -> int:
-    """Return the share of the GPU, in thousandths (1..1000), that a kernel over `elements` outputs fills (R19).
-
-    One thread an element, as PyTorch's elementwise kernels come close to; a kernel that fills the GPU leaves no room
-    for a second one.
-    """
-    return min(FULL, max(1, ceil_div(elements * FULL, gpu.sms * gpu.threads_per_sm)))
-
-
-def copy_time(gpu: Gpu, nbytes: int, rate: int) -> int:
-    """Return the time of a copy over the link in ns: latency + bytes / rate (R22)."""
-    return gpu.copy_latency + ceil_div(nbytes * SECOND, rate)
-
-
-def device_copy_time(gpu: Gpu, nbytes: int) -> int:
-    """Return the time of a device-to-device copy in ns: each byte is read once and written once."""
-    return kernel_time(gpu, 2 * nbytes)
-
-
-def host_time(host: Host, nbytes: int) -> int:
-    """Return the time in ns in which one host thread touches `nbytes` (reads and writes counted)."""
-    return ceil_div(nbytes * SECOND, host.memory_bandwidth)
+def malloc_time(gpu: Gpu, nbytes: int) -> int:
+    """Return the host's time in ns for `cudaMalloc` or `cudaFree` of `nbytes` bytes (R13)."""
+    return gpu.malloc_small if nbytes <= SMALL_MALLOC else gpu.malloc
 
 
 def page_lock_time(host: Host, nbytes: int) -> int:

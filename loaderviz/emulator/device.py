@@ -52,7 +52,7 @@ class Stream:
         """Let the next command wait for this work; work of one stream ends in its order, so the last of it counts."""
         for command in work:
             known = self.awaited.get(command.stream)
-            if known is None or known.turn < command.turn:
+            if known is None or known.sequence < command.sequence:
                 self.awaited[command.stream] = command
 
     def __repr__(self) -> str:
@@ -63,9 +63,9 @@ class Command:
     """One entry of a stream: a kernel, copy or memset, or a marker (`kind` None) of an event record or wait."""
 
     __slots__ = (
-        "api", "awaits", "batch", "correlation", "deps", "done", "end", "engine", "found", "kind", "name", "nbytes",
-        "number", "operator", "pinned", "rate", "ready", "remaining", "share", "since", "source", "start",
-        "stream", "turn", "unmet", "version", "waiters",
+        "api", "awaits", "batch", "correlation", "deps", "done", "end", "engine", "in_race", "kind", "name", "nbytes",
+        "number", "operator", "pinned", "rate", "ready", "remaining", "sequence", "share", "since", "source", "start",
+        "stream", "unmet", "version", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -85,9 +85,9 @@ class Command:
         self.pinned: bool | None = None
         self.source = ""
         self.awaits: tuple[Command, ...] = ()
-        # For the search for hazards: its place in its stream, who asked for it, hazards that it was found in.
-        self.turn, self.operator = 0, ""
-        self.found: set[object] | None = None
+        # For the search for hazards: its number in its stream, who asked for it, whether it was found in one.
+        self.sequence, self.operator = 0, name
+        self.in_race = False
 
     def __repr__(self) -> str:
         return f"<{self.name} on stream {self.stream.number}, {self.start}..{self.end} ns>"
@@ -240,7 +240,10 @@ class Device:
                 self._change_rate(other, FULL)
             self._to_choose = True
         if stream.queue:
-            self._arm(stream.queue[0])
+            following = stream.queue[0]
+            if command.engine == following.engine == Engine.COMPUTE:
+                following.ready = max(following.ready, self.clock + self.gpu.queue_gap)
+            self._arm(following)
         for waiter in command.waiters:
             waiter.unmet -= 1
             if not waiter.unmet:

@@ -1,9 +1,15 @@
 """Memory pools in virtual time: PyTorch's caching allocator for the device, and its cache of pinned host memory.
 
     pool = DevicePool(runtime)
-    block = pool.allocate(802_816, side_stream)    # cold: cudaMalloc, which synchronises (R13); warm: free of cost
+    block = pool.allocate(802_816, side_stream)    # cold: cudaMalloc, host time only (R13); warm: free of cost
     pool.record_stream(block, runtime.default_stream)
     pool.free(block)                               # comes back when the default stream has come this far (R36)
+
+    pinned = PinnedPool(runtime)
+    buffer = pinned.allocate(802_816)              # cold: page-locks a power of two, slow once (R44)
+    runtime.memcpy(802_816, "h2d", side_stream)
+    pinned.use(buffer, side_stream)                # the copy reads it
+    pinned.free(buffer)                            # comes back when the copy is over (R40)
 
 A cache belongs to the stream that it was allocated for (R35): a freed block is handed out again at once on that
 stream, which is safe since the stream runs in order, and never on another one. No memory is held, only addresses.
@@ -13,35 +19,54 @@ Sizes are bytes. What the allocator itself asks of CUDA costs what it costs ther
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
-from loaderviz.emulator.blocks import (
-    DEFERRED,
-    FREE,
-    FREED,
-    LIVE,
-    ROUND,
-    SMALL,
-    Block,
-    BlockError,
-    Cache,
-    OutOfMemory,
-    segment_size,
-)  # fmt: skip
+from loaderviz.emulator.costs import page_lock_time
 from loaderviz.emulator.device import Stream
-from loaderviz.emulator.pinned import PinnedBlock, PinnedPool
 from loaderviz.emulator.runtime import Event, Runtime
+from loaderviz.errors import LoadervizError
 
-__all__ = ["Block", "BlockError", "DevicePool", "OutOfMemory", "PinnedBlock", "PinnedPool", "Statistics"]
+FIRST_ADDRESS, FIRST_PINNED_ADDRESS = 0x7F00_0000_0000, 0x2000_0000_0000
+ROUND = 512  # every device block is a multiple of this
+SMALL = 2**20  # up to here a block comes from a small segment
+SMALL_SEGMENT = 2 * 2**20
+LARGE_SEGMENT = 20 * 2**20  # for blocks below OWN_SEGMENT; larger ones get a segment of their own, rounded up
+OWN_SEGMENT = 10 * 2**20
+ROUND_SEGMENT = 2 * 2**20
+PAGE = 4096  # pinned blocks lie this far apart at least
+FREE, LIVE, DEFERRED, FREED = range(4)  # in the cache; in use; waiting for streams that used it; given back
 
-FIRST_ADDRESS = 0x7F00_0000_0000
+
+class BlockError(LoadervizError, RuntimeError):
+    """A block was freed twice, or belongs to another pool."""
+
+
+class OutOfMemory(LoadervizError, MemoryError):
+    """The GPU has no room for a segment, even after the cache was given back. All numbers are bytes.
+
+    `tried` is the segment that was asked of CUDA (never below 2 MiB), `requested` what the program asked for.
+    """
+
+    def __init__(
+        self, device: str, requested: int, tried: int, total: int, free: int, allocated: int, unallocated: int
+    ) -> None:
+        self.requested, self.tried, self.total, self.free = requested, tried, total, free
+        self.allocated, self.unallocated = allocated, unallocated
+        asked, whole, left, used, rest = map(binary, (tried, total, free, allocated, unallocated))
+        super().__init__(
+            f"CUDA out of memory. Tried to allocate {asked}. The emulated {device} has {whole} in total, of which "
+            f"{left} are free. PyTorch has allocated {used}; another {rest} are reserved but unallocated. Use a "
+            "smaller batch, drop tensors that are no longer needed, or emulate a GPU with more memory."
+        )
 
 
 @dataclass
 class Statistics:
-    """Bytes and counts of a `DevicePool`, as `torch.cuda.memory_stats` has them.
+    """Bytes and counts of a pool, as `torch.cuda.memory_stats` has them. A `PinnedPool` gives nothing back.
 
     `allocated` is in use by the program, `active` also waits for recorded streams, `reserved` was taken from CUDA.
     """
@@ -55,13 +80,101 @@ class Statistics:
     allocations: int = 0
     frees: int = 0
     segments: int = 0  # held now
-    mallocs: int = 0  # cudaMalloc calls that gave a segment
+    mallocs: int = 0  # cudaMalloc calls that gave a segment; cudaHostAlloc calls
     releases: int = 0  # cudaFree calls
     retries: int = 0  # cudaMalloc calls that failed, so that the cache was given back
     ooms: int = 0
 
 
-class DevicePool:
+class _Block:
+    """A piece of memory; compared by identity, and each handout is a new one."""
+
+    __slots__ = ("address", "pending", "pool", "requested", "size", "state", "streams")
+
+    def __init__(self, pool: object, address: int, size: int, requested: int, state: int = LIVE) -> None:
+        self.pool, self.address, self.size, self.requested, self.state = pool, address, size, requested, state
+        self.streams: dict[int, Stream] = {}
+        self.pending = 0  # events that must be over before it can be reused
+
+    @property
+    def end(self) -> int:
+        """The first address after it."""
+        return self.address + self.size
+
+    def __repr__(self) -> str:
+        state = ("cached", "live", "waiting", "freed")[self.state]
+        return f"<{state} block of {self.size} bytes at {self.address:#x}>"
+
+
+class Block(_Block):
+    """A piece of device memory.
+
+    `address`, `size` (rounded up), `requested` [bytes]; `stream` owns it; `streams` were recorded with
+    `record_stream`. Who read and wrote its addresses, also under earlier owners, is `races`' business.
+    """
+
+    __slots__ = ("_after", "_before", "_cache", "stream")
+
+    def __init__(
+        self, pool: object, address: int, size: int, requested: int, stream: Stream, cache: Cache, state: int = LIVE
+    ) -> None:
+        self.pool, self.address, self.size, self.requested, self.stream = pool, address, size, requested, stream
+        self.state = state
+        self.streams = {}
+        self.pending = 0
+        self._cache = cache  # where it goes when it is free
+        self._before: Block | None = None  # the neighbours in the segment
+        self._after: Block | None = None
+
+
+Cache = list[tuple[int, int, Block]]  # free blocks, sorted by size, then address
+
+
+class PinnedBlock(_Block):
+    """A piece of pinned host memory. `size` is the next power of two; `streams` are those that copied with it (R41)."""
+
+    __slots__ = ("freed",)
+    freed: int  # when the program, and then the last copy, let go of it [ns]
+
+
+class _Pool(ABC):
+    """What both pools have in common: blocks that come back when the streams that used them have come that far."""
+
+    def __init__(self, runtime: Runtime, first_address: int) -> None:
+        self.runtime = runtime
+        self.stats = Statistics()
+        self._next_address = first_address
+
+    def _check(self, block: _Block, call: str) -> None:
+        if block.pool is not self:
+            raise BlockError(f"{call}: {block} belongs to another pool; give it to the pool that allocated it")
+        if block.state != LIVE:
+            raise BlockError(f"{call}: {block} was freed already; free each block once and do not use it after that")
+
+    def _defer(self, block: _Block) -> list[Event]:
+        """Record an event in each stream that used a freed block; return them in the order of `block.streams`."""
+        block.state, block.pending = DEFERRED, len(block.streams)
+        runtime, events = self.runtime, []
+        for stream in block.streams.values():
+            event = runtime.event(timing=False)
+            runtime.record_event(event, stream)
+            if runtime.races:
+                runtime.races.recorded(block.address, block.end, event.clock)
+            events.append(event)
+        return events
+
+    def _event_over(self, block: Any) -> None:
+        """One of the streams that used a freed block has come to the free."""
+        block.pending -= 1
+        if not block.pending:
+            self._release(block)
+
+    @abstractmethod
+    def _release(self, block: Any) -> None:
+        """Nobody uses the block any more: it may be handed out again."""
+
+
+class DevicePool(_Pool):
     """PyTorch's caching allocator over one emulated GPU.
 
     Sizes round up to 512 bytes. Up to 1 MiB they come from 2 MiB segments, above from 20 MiB ones, from 10 MiB on from
@@ -70,18 +183,16 @@ class DevicePool:
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
+        super().__init__(runtime, FIRST_ADDRESS)
         self.capacity = runtime.gpu.memory - runtime.gpu.context_memory
-        self.stats = Statistics()
-        self._next_address = FIRST_ADDRESS
         self._free: dict[tuple[int, bool], Cache] = {}  # by stream, and whether of large segments
         self._deferred: dict[int, deque[tuple[Event, Block]]] = {}  # by recorded stream, oldest first
 
     def allocate(self, nbytes: int, stream: Stream | None = None) -> Block:
         """Return a block of at least `nbytes` bytes for `stream` (None: the default stream).
 
-        Warm it costs no time beyond polls; cold it calls `cudaMalloc`, which synchronises (R13). A block of 0 bytes is
-        free of charge. Raises `OutOfMemory`, and `ValueError` for a negative size.
+        Warm it costs no time beyond polls; cold it calls `cudaMalloc`: host time, but no wait (R13). A block of 0 bytes
+        is free of charge. Raises `OutOfMemory`, and `ValueError` for a negative size.
         """
         if self._deferred and nbytes > 0:
             self._poll()
@@ -94,13 +205,11 @@ class DevicePool:
         """
         block = self._take(nbytes, stream, adopts=True)
         if self.runtime.races:
-            self.runtime.races.returned(block.address, block.end)
+            self.runtime.races.memory.forget(block.address, block.end)
         return block
 
     def _take(self, nbytes: int, stream: Stream, *, adopts: bool = False) -> Block:
-        if nbytes <= 0:
-            if nbytes < 0:
-                raise ValueError(f"allocate({nbytes}): a size cannot be negative; give the number of bytes")
+        if not _is_positive(nbytes):
             return Block(self, 0, 0, 0, stream, [])
         size = -(-nbytes // ROUND) * ROUND
         large = size > SMALL
@@ -136,23 +245,25 @@ class DevicePool:
             return
         self.stats.frees += 1
         self.stats.allocated -= block.size
-        races = self.runtime.races
         if block.streams:
-            block.state = DEFERRED
-            block.pending = len(block.streams)
-            for stream in block.streams.values():
-                event = self.runtime.event(timing=False)
-                self.runtime.record_event(event, stream)
-                if races:
-                    races.recorded(block.address, block.end, event.clock)
-                self._deferred.setdefault(stream.id, deque()).append((event, block))
+            for stream, event in zip(block.streams, self._defer(block), strict=True):
+                self._deferred.setdefault(stream, deque()).append((event, block))
         else:
             self._release(block)
+
+    def _poll(self) -> None:
+        """Ask CUDA whether the oldest event of each recorded stream is over; go on while it is (R36)."""
+        for stream in list(self._deferred):
+            queue = self._deferred[stream]
+            while queue and self.runtime.query(queue[0][0], learn=False):
+                self._event_over(queue.popleft()[1])
+            if not queue:
+                del self._deferred[stream]
 
     def empty_cache(self) -> int:
         """Wait for recorded streams, then `cudaFree` every segment that is wholly free; return the bytes given back.
 
-        Synchronises (R13), if there is anything to free.
+        `cudaFree` waits for the device (R13), if there is anything to free.
         """
         for queue in self._deferred.values():
             for event, block in queue:
@@ -163,9 +274,9 @@ class DevicePool:
         for cache in self._free.values():
             for entry in [entry for entry in cache if not (entry[2]._before or entry[2]._after)]:
                 cache.remove(entry)
-                self.runtime.malloc(entry[0], "cudaFree")
+                self.runtime.free(entry[0])
                 if self.runtime.races:
-                    self.runtime.races.returned(entry[1], entry[1] + entry[0])
+                    self.runtime.races.memory.forget(entry[1], entry[1] + entry[0])
                 self.stats.reserved -= entry[0]
                 self.stats.segments -= 1
                 self.stats.releases += 1
@@ -186,14 +297,6 @@ class DevicePool:
         """Let the peaks start anew from what is held now."""
         stats = self.stats
         stats.allocated_peak, stats.active_peak, stats.reserved_peak = stats.allocated, stats.active, stats.reserved
-
-    # Inside
-
-    def _check(self, block: Block, call: str) -> None:
-        if block.pool is not self:
-            raise BlockError(f"{call}: {block} belongs to another pool; give it to the pool that allocated it")
-        if block.state != LIVE:
-            raise BlockError(f"{call}: {block} was freed already; free each block once and do not use it after that")
 
     def _cut(self, region: Block, size: int, nbytes: int, least: int) -> Block:
         """Take a block from the front of a free region; the rest stays free if it has at least `least` bytes."""
@@ -262,17 +365,109 @@ class DevicePool:
         self._next_address += segment
         return region
 
-    def _poll(self) -> None:
-        """Ask CUDA whether the oldest event of each recorded stream is over; go on while it is (R36)."""
-        for stream in list(self._deferred):
-            queue = self._deferred[stream]
-            while queue and self.runtime.query(queue[0][0], learn=False):
-                self._event_over(queue.popleft()[1])
-            if not queue:
-                del self._deferred[stream]
 
-    def _event_over(self, block: Block) -> None:
-        """One of the streams recorded for a freed block has come to the free."""
-        block.pending -= 1
-        if not block.pending:
+class PinnedPool(_Pool):
+    """PyTorch's cache of pinned host memory: powers of two, no splitting (R39).
+
+    A block that asynchronous copies used comes back when they are over (R40); only copies noted with `use` count (R41),
+    and nothing stops the host from writing into a block while it is being copied (R42).
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime, FIRST_PINNED_ADDRESS)
+        self._free: dict[int, list[tuple[int, int]]] = {}  # size -> (free since [ns], address)
+        self._deferred: deque[tuple[Event, PinnedBlock]] = deque()  # oldest first
+
+    def allocate(self, nbytes: int) -> PinnedBlock:
+        """Return a block of at least `nbytes` bytes. Cold it is page-locked first: slow, and it synchronises (R44).
+
+        Warm it costs no more than polls. Raises `ValueError` for a negative size.
+        """
+        while nbytes > 0 and self._deferred and self.runtime.query(self._deferred[0][0], learn=False):
+            block = self._deferred.popleft()[1]
+            block.freed = max(block.freed, self.runtime.now)
+            self._event_over(block)
+        block, is_new = self._take(nbytes)
+        if is_new:
+            self.runtime.page_lock(block.size)
+        return block
+
+    def allocate_at(self, nbytes: int, time: int) -> tuple[PinnedBlock, int]:
+        """Return a block for another thread (the DataLoader's pin thread), and the ns that page-locking costs it.
+
+        `time` [ns] may lie before the host's: what was freed later is not reused. Costs the main thread nothing.
+        """
+        while nbytes > 0 and self._deferred and self.runtime.is_over(self._deferred[0][0]):
+            event, block = self._deferred.popleft()
+            block.freed = max(block.freed, event.record.end if event.record else self.runtime.now)
+            self._event_over(block)
+        block, is_new = self._take(nbytes, time)
+        return block, page_lock_time(self.runtime.host, block.size) if is_new else 0
+
+    def _take(self, nbytes: int, time: int | None = None) -> tuple[PinnedBlock, bool]:
+        """Return the block that was freed last (or first, but not after `time`), and whether it is a new one."""
+        if not _is_positive(nbytes):
+            return PinnedBlock(self, 0, 0, 0), False
+        size = 1 << (nbytes - 1).bit_length()
+        cache = self._free.setdefault(size, [])
+        index = len(cache) - 1
+        if time is not None:
+            index = next((index for index, (since, _) in enumerate(cache) if since <= time), -1)
+        if index >= 0:
+            address = cache.pop(index)[1]
+        else:
+            address = self._next_address
+            self._next_address += max(size, PAGE)
+            self.stats.mallocs += 1
+            self.stats.reserved += size
+        self.stats.allocations += 1
+        self.stats.allocated += size
+        return PinnedBlock(self, address, size, nbytes), index < 0
+
+    def use(self, block: PinnedBlock, stream: Stream) -> None:
+        """Note that an asynchronous copy in `stream` reads or writes the block (R29, R41). Costs no time."""
+        self._check(block, "use")
+        if block.size:
+            block.streams[stream.id] = stream
+
+    def free(self, block: PinnedBlock) -> None:
+        """Give the block back: at once if no copy used it, else after an event in each stream that did (R40).
+
+        Raises `BlockError` if it was freed before or belongs to another pool.
+        """
+        self._check(block, "free")
+        block.freed = self.runtime.now
+        self.stats.allocated -= block.size
+        if block.streams:
+            for event in self._defer(block):
+                self._deferred.append((event, block))
+        else:
             self._release(block)
+
+    def _release(self, block: PinnedBlock) -> None:
+        block.state = FREE
+        if block.size:
+            self._free[block.size].append((block.freed, block.address))
+
+
+def segment_size(size: int) -> int:
+    """Return how many bytes the allocator asks CUDA for when it needs a block of `size` bytes."""
+    if size <= SMALL:
+        return SMALL_SEGMENT
+    if size < OWN_SEGMENT:
+        return LARGE_SEGMENT
+    return -(-size // ROUND_SEGMENT) * ROUND_SEGMENT
+
+
+def binary(nbytes: int) -> str:
+    """Return a size as PyTorch writes it: "512 bytes", "20.00 MiB", "1.50 GiB"."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"
+
+
+def _is_positive(nbytes: int) -> bool:
+    if nbytes < 0:
+        raise ValueError(f"allocate({nbytes}): a size cannot be negative; give the number of bytes")
+    return nbytes > 0

@@ -15,22 +15,23 @@ Every call costs host time, as the rules R1 to R45 of CUDA and PyTorch say. All 
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
 from loaderviz.emulator import costs
-from loaderviz.emulator.calls import HostThread, stream_name
-from loaderviz.emulator.device import Command, Engine, Stream
+from loaderviz.emulator.device import Command, Device, Engine, Stream
 from loaderviz.emulator.hardware import Gpu, Host
-from loaderviz.emulator.hazards import Clock
+from loaderviz.emulator.hazards.happens_before import HOST, Clock, HappensBefore, Place
+from loaderviz.emulator.hazards.races import Races
+from loaderviz.emulator.hazards.reports import stream_words
+from loaderviz.emulator.kernels import memory_time
 from loaderviz.errors import LoadervizError
-from loaderviz.timeline import Cause, Kind
-
-__all__ = ["CudaError", "Event", "Runtime", "stream_name"]
+from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
 
 POOL_STREAMS = 32  # per priority (R15)
 PRIORITIES = (0, -3)  # lowest and highest; others are clamped (R18)
 PAGEABLE_ASYNC = 64 * 1024  # bytes: up to here a pageable H2D copy does not block the host (R12)
-FIRST_POOL_NUMBER = 13  # what profilers show; the default stream is 7
+DEFAULT_NUMBER, FIRST_POOL_NUMBER = 7, 13  # of the default stream and the next ones, as profilers show them
 
 Direction = Literal["h2d", "d2h", "d2d"]
 
@@ -46,18 +47,103 @@ class Event:
         self.timing = timing
         self.record: Command | None = None
         self.clock: Clock = {}
+        self.captured: tuple[Capture, Stream, int] | None = (
+            None  # recorded in a capture: the stream, and how far it was
+        )
 
 
-class Runtime(HostThread):
-    """The host's view of one emulated GPU.
+class GraphNode(NamedTuple):
+    """One kernel (of `duration` [ns] and `share`) or, with a `direction`, one copy of `nbytes` in a CUDA graph."""
 
-    `now` is the host clock [ns]. `batch` and `source` are noted with every span made while they are set.
+    name: str
+    duration: int = 0
+    share: int = costs.FULL
+    nbytes: int = 0
+    direction: Direction | None = None
+
+
+class Capture:
+    """Stream capture: what is put into `origin`, and into streams that wait for it, is noted instead of done.
+
+    It is a *global* one: no call may wait for the device, or ask it. The errors are CUDA's own (900 to 907 of
+    driver_types.h).
+    """
+
+    def __init__(self, origin: Stream) -> None:
+        self.origin, self.nodes = origin, list[GraphNode]()
+        self.failed = False
+        self._work: dict[Stream, int] = {origin: 0}  # how much is in each stream that takes part
+        self._joined: dict[Stream, int] = {}  # and how much of it others have waited for
+
+    def takes(self, stream: Stream) -> bool:
+        """Tell whether the stream is capturing."""
+        return stream in self._work
+
+    @property
+    def branches(self) -> bool:
+        """Whether more than one stream takes part."""
+        return len(self._work) > 1
+
+    def add(self, stream: Stream, node: GraphNode) -> Command:
+        """Note a kernel or copy; return a command that never runs."""
+        self._work[stream] += 1
+        self.nodes.append(node)
+        return Command(stream, node.name, Kind.COMPUTE, Engine.NONE, 0, 0)
+
+    def refuse(self, why: str = "operation not permitted when stream is capturing") -> CudaError:
+        """Return the error of a call that a capture does not permit; the capture has failed."""
+        self.failed = True
+        return CudaError(f"CUDA error: {why}")
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Note an event, recorded in a stream that is capturing."""
+        event.captured = self, stream, self._work[stream]
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """A stream waits for a captured event, and takes part from now on."""
+        assert event.captured
+        _, other, work = event.captured
+        self._work[stream] = self._work.get(stream, 0) + 1
+        self._joined[other] = work
+
+    def end(self, stream: Stream) -> None:
+        """The capture ends in `stream`. Raises `CudaError` if that may not be."""
+        if self.failed:
+            raise self.refuse("operation failed due to a previous error during capture")
+        if stream is not self.origin:
+            raise self.refuse("capture was not ended in the same stream as it began")
+        if any(self._joined.get(other, -1) < work for other, work in self._work.items() if other is not stream):
+            raise self.refuse("capturing stream has unjoined work")
+
+
+class Runtime:
+    """The host's main thread and the emulated GPU behind it.
+
+    `now` is the host clock [ns]. `batch` and `source` are noted with every span made while they are set. `races`, if
+    set, looks for hazards; it changes no time.
     """
 
     def __init__(self, gpu: Gpu, host: Host | None = None, *, launch_blocking: bool = False) -> None:
-        super().__init__(gpu, host, launch_blocking=launch_blocking)
+        self.gpu = gpu
+        self.host = host or Host.preset("laptop")
+        self.launch_blocking = launch_blocking
+        self.device = Device(gpu)
+        self.order = HappensBefore()
+        self.races: Races | None = None
+        self.builder = TimelineBuilder(Context())
+        self.main = self.builder.lane("main", "host", "main")
+        self.now = 0
+        self.batch = -1
+        self.source = ""
+        self.default_stream = Stream(0, DEFAULT_NUMBER)
+        self.streams: dict[int, Stream] = {0: self.default_stream}
         self._pools: dict[int, list[Stream]] = {}
         self._handed_out: dict[int, int] = {}
+        self._blocking: list[Stream] = []
+        self._work: list[Command] = []  # not yet in the builder
+        self._spans: dict[Command, int] = {}  # work -> its span there
+        self._correlation = 0
+        self.capture: Capture | None = None  # the one that is under way
 
     # Streams and events
 
@@ -71,14 +157,13 @@ class Runtime(HostThread):
         priority = max(high, min(low, priority))
         if blocking:
             return self._new_stream(priority, blocking=True)
-        pool = self._pools.setdefault(priority, [])
-        turn = self._handed_out.get(priority, 0)
-        self._handed_out[priority] = turn + 1
-        if turn < POOL_STREAMS:
+        pool, number = self._pools.setdefault(priority, []), self._handed_out.get(priority, 0)
+        self._handed_out[priority] = number + 1
+        if number < POOL_STREAMS:
             pool.append(self._new_stream(priority))
-        stream = pool[turn % POOL_STREAMS]
+        stream = pool[number % POOL_STREAMS]
         if self.races:
-            self.races.waits.stream_made(stream, self.source)
+            self.races.linter.stream_made(stream, self.source)
         return stream
 
     def _new_stream(self, priority: int, *, blocking: bool = False) -> Stream:
@@ -96,6 +181,10 @@ class Runtime(HostThread):
         """`cudaEventRecord`: the event stands for all that is in the stream now (R16)."""
         stream = stream or self.default_stream
         self._call("cudaEventRecord", self.host.event_call)
+        event.captured = None
+        if self.capture and self.capture.takes(stream):
+            self.capture.record(event, stream)
+            return
         ready = self.now + self.gpu.launch_latency  # it takes the way of every command
         event.record = self._submit(Command(stream, "event record", None, Engine.NONE, 0, ready))
         event.clock = self.order.snapshot(stream.id)
@@ -106,15 +195,22 @@ class Runtime(HostThread):
         An event that was never recorded holds nothing back. A wait not `asked` for is torch's own: it is never judged.
         """
         self._call("cudaStreamWaitEvent", self.host.event_call)
-        judge = self.races.waits if self.races and asked else None
+        if event.captured:
+            if event.captured[0] is self.capture:
+                self.capture.wait(stream, event)
+                return
+            raise CudaError("CUDA error: operation not permitted on an event last recorded in a capturing stream")
+        if event.record and self.capture and self.capture.takes(stream):
+            raise self.capture.refuse("dependency created on uncaptured work in another stream")
+        judge = self.races.linter if self.races and asked else None
         if event.record is None:
             if judge:
-                judge.note(stream, None, self.source, self.batch)
+                judge.wait(stream, None, self.source, self.batch)
             return
         marker = Command(stream, "event wait", None, Engine.NONE, 0, self.now)
         marker.deps = (event.record,)
         if judge:
-            judge.note(stream, event.record, self.source, self.batch, marker)
+            judge.wait(stream, event.record, self.source, self.batch, marker)
         self._submit(marker)
         self.order.wait(stream.id, event.clock, self.source if judge else "")
         stream.await_work(event.record.awaits)
@@ -131,6 +227,8 @@ class Runtime(HostThread):
         The program may rely on the answer; with `learn=False` it does not hear it (an allocator's poll), so that no
         order comes of it.
         """
+        if self.capture and learn:
+            raise self.capture.refuse()
         name = "cudaEventQuery" if isinstance(target, Event) else "cudaStreamQuery"
         self._call(name, self.host.query)
         over = self.is_over(target)
@@ -163,6 +261,8 @@ class Runtime(HostThread):
 
     def synchronize(self, target: Stream | Event | None = None, *, learn: bool = True) -> None:
         """Block the host until a stream, an event, or (None) the whole device is done; `learn` as in `query`."""
+        if self.capture and learn:
+            raise self.capture.refuse()
         if target is None:
             name, ends = "cudaDeviceSynchronize", [s.last for s in self.streams.values()]
         elif isinstance(target, Stream):
@@ -171,7 +271,8 @@ class Runtime(HostThread):
             name, ends = "cudaEventSynchronize", [target.record]
         start = self.now
         self.now += self.host.synchronize
-        self._block(ends, Cause.SYNCHRONIZE)
+        if self._block(ends, Cause.SYNCHRONIZE):
+            self.now += self.host.wake
         self._api(name, start)
         if target is None:
             self.order.host_wait_all()
@@ -187,23 +288,51 @@ class Runtime(HostThread):
 
         Blocks only when the stream's launch queue is full (R24).
         """
-        return self._enqueue("cudaLaunchKernel", self.host.launch, stream, name, Kind.COMPUTE, duration, share=share)
+        return self._launch("cudaLaunchKernel", name, Kind.COMPUTE, duration, stream, -1, share)
 
-    def memset(self, nbytes: int, stream: Stream | None = None, *, pinned_host: bool = False) -> Command:
+    def memset(self, nbytes: int, *, pinned_host: bool = False) -> Command:
         """`cudaMemsetAsync`: asynchronous, except when the target is pinned host memory (R10)."""
-        duration = costs.kernel_time(self.gpu, nbytes)
-        name = "Memset (Pinned)" if pinned_host else "Memset (Device)"
-        command = self._enqueue(
-            "cudaMemsetAsync", self.host.launch, stream, name, Kind.MEMSET, duration, nbytes=nbytes
-        )  # fmt: skip
+        name = f"Memset ({'Pinned' if pinned_host else 'Device'})"
+        duration = memory_time(self.gpu, "fill", nbytes)
+        command = self._launch("cudaMemsetAsync", name, Kind.MEMSET, duration, nbytes=nbytes)
         if pinned_host:
             self.synchronize(command.stream)
         return command
 
+    def _launch(
+        self,
+        api: str,
+        name: str,
+        kind: Kind,
+        duration: int,
+        stream: Stream | None = None,
+        nbytes: int = -1,
+        share: int = costs.FULL,
+    ) -> Command:
+        if duration < 0:
+            raise ValueError(f"{name} of {duration} ns: a duration cannot be negative")
+        start, stream = self.now, stream or self.default_stream
+        self._wait_for_place(stream)
+        self.now += self.host.launch
+        if self.capture and self.capture.takes(stream):
+            self._api(api, start)
+            return self.capture.add(stream, GraphNode(name, duration, share))
+        engine = Engine.COMPUTE if kind == Kind.COMPUTE else Engine.NONE
+        command = self._put(stream, name, kind, engine, duration, nbytes, share=share)
+        self._api(api, start, command)
+        if self.launch_blocking:  # CUDA_LAUNCH_BLOCKING=1 (R27)
+            self.synchronize(stream)
+        return command
+
     def memcpy(
-        self, nbytes: int, direction: Direction, stream: Stream | None = None, *, pinned: bool = True,
+        self,
+        nbytes: int,
+        direction: Direction,
+        stream: Stream | None = None,
+        *,
+        pinned: bool = True,
         blocking: bool = False,
-    ) -> Command:  # fmt: skip
+    ) -> Command:
         """`cudaMemcpyAsync`; with `blocking=True` followed by `cudaStreamSynchronize`, as PyTorch copies (R30).
 
         `pinned` tells about the host side. Pinned copies are truly asynchronous (R8). A pageable H2D copy of more than
@@ -214,28 +343,75 @@ class Runtime(HostThread):
             raise ValueError(f"memcpy of {nbytes} bytes: a size cannot be negative")
         if direction not in ("h2d", "d2h", "d2d"):
             raise ValueError(f"memcpy direction {direction!r}: choose 'h2d', 'd2h' or 'd2d'")
-        start = self.now
-        self._wait_for_place(stream or self.default_stream)
+        start, stream = self.now, stream or self.default_stream
+        if self.capture and self.capture.takes(stream):
+            if blocking or not pinned:  # R34
+                raise self.capture.refuse()
+            self._call("cudaMemcpyAsync", self.host.memcpy_call)
+            return self.capture.add(stream, GraphNode("memcpy", nbytes=nbytes, direction=direction))
+        self._wait_for_place(stream)
         asynchronous = self.now + self.host.memcpy_call  # when it would return if it blocked for nothing
         staged = direction == "h2d" and not pinned and nbytes > PAGEABLE_ASYNC
-        if staged and (stream or self.default_stream).last:
-            self._block([(stream or self.default_stream).last], Cause.STAGING)
+        fills = direction == "d2h" and not pinned
+        if staged:
+            self._block([stream.last], Cause.STAGING)
+        self.now += self.host.memcpy_call
         command = self._copy(nbytes, direction, stream, pinned)
         if staged:
             tail = costs.copy_time(self.gpu, min(nbytes, self.gpu.staging_chunk), self.gpu.h2d)
             begun = self.device.run_to_start(command)
             staged_at = begun + costs.copy_time(self.gpu, nbytes, self.gpu.pageable) - tail
             self._block_until(max(begun, staged_at), Cause.STAGING)
-        elif direction == "d2h" and not pinned and not blocking:
+        elif fills and not blocking:
             self._block([command], Cause.STAGING)
         self._api("cudaMemcpyAsync", start, command)
-        if self.races and not blocking and (staged or (direction == "d2h" and not pinned)):
-            self.races.waits.blocked(command, self.now - asynchronous)
+        if self.races and not blocking and (staged or fills):
+            self.races.linter.blocked(command, self.now - asynchronous)
         if blocking or (self.launch_blocking and direction != "d2d"):
-            self.synchronize(command.stream)
-        elif direction == "d2h" and not pinned:
-            self.order.host_wait(self.order.snapshot(command.stream.id))
+            self.synchronize(stream)
+        elif fills:
+            self.order.host_wait(self.order.snapshot(stream.id))
         return command
+
+    def _copy(self, nbytes: int, direction: Direction, stream: Stream, pinned: bool) -> Command:
+        gpu, memory = self.gpu, "Pinned" if pinned else "Pageable"
+        if direction == "d2d":  # each byte is read once and written once
+            name, work = "Memcpy DtoD (Device -> Device)", memory_time(gpu, "memcpy", 2 * nbytes)
+            return self._put(stream, name, Kind.COPY_D2D, Engine.NONE, work, nbytes)
+        if direction == "h2d":
+            kind, engine, rate = Kind.COPY_H2D, Engine.H2D, gpu.h2d if pinned else gpu.pageable
+            name = f"Memcpy HtoD ({memory} -> Device)"
+            if not pinned and nbytes <= PAGEABLE_ASYNC:
+                self.now += costs.host_time(self.host, nbytes)  # into the command buffer, before it can be sent (R12)
+        else:
+            engine = Engine.D2H if gpu.async_engines > 1 else Engine.H2D  # one for both ways (R20)
+            kind, rate = Kind.COPY_D2H, gpu.d2h if pinned else gpu.pageable
+            name = f"Memcpy DtoH (Device -> {memory})"
+        work = costs.copy_time(gpu, nbytes, rate, down=direction == "d2h")
+        return self._put(stream, name, kind, engine, work, nbytes, pinned=pinned)
+
+    def launch_graph(self, nodes: Iterable[GraphNode], stream: Stream | None = None) -> list[Command]:
+        """`cudaGraphLaunch`: one call for all nodes, which then run in this order.
+
+        It costs the host as much as one kernel's launch, however many nodes there are: assumed, after NVIDIA's blog
+        "Constant Time Launch for Straight-Line CUDA Graphs" (CUDA 12.6; before, each node added to it).
+        """
+        start, stream, commands = self.now, stream or self.default_stream, list[Command]()
+        if self.capture and self.capture.takes(stream):
+            raise self.capture.refuse()  # a graph in a graph
+        self._wait_for_place(stream)
+        self.now += self.host.launch
+        for name, duration, share, nbytes, direction in nodes:
+            if direction:
+                commands.append(self._copy(nbytes, direction, stream, pinned=True))
+            else:
+                commands.append(self._put(stream, name, Kind.COMPUTE, Engine.COMPUTE, duration, -1, share=share))
+        for command in commands:
+            command.correlation = commands[0].correlation
+        self._api("cudaGraphLaunch", start, *commands)
+        if self.launch_blocking:
+            self.synchronize(stream)
+        return commands
 
     def memcpy_sync(self, nbytes: int, direction: Direction, *, pinned: bool = True) -> Command:
         """`cudaMemcpy` in the default stream, which PyTorch does not use.
@@ -244,55 +420,178 @@ class Runtime(HostThread):
         not block the host (R4).
         """
         blocking = direction == "d2h" or (direction == "h2d" and pinned)
-        return self.memcpy(nbytes, direction, self.default_stream, pinned=pinned, blocking=blocking)
+        return self.memcpy(nbytes, direction, pinned=pinned, blocking=blocking)
 
     def page_lock(self, nbytes: int) -> None:
-        """`cudaHostAlloc`: slow, and it synchronises the device (R13, R44)."""
+        """`cudaHostAlloc`: slow (R44); that it waits for the device is assumed: no trace shows it (R13)."""
         start = self.now
         self._block([s.last for s in self.streams.values()], Cause.PAGE_LOCKING)
         self._block_until(self.now + costs.page_lock_time(self.host, nbytes), Cause.PAGE_LOCKING)
         self._api("cudaHostAlloc", start, nbytes=nbytes)
 
-    def malloc(self, nbytes: int, name: str = "cudaMalloc") -> None:
-        """`cudaMalloc` or `cudaFree`: synchronises the device (R13)."""
+    def malloc(self, nbytes: int) -> None:
+        """`cudaMalloc`: costs host time, and waits for nobody (R13)."""
+        start = self.now
+        self.now += costs.malloc_time(self.gpu, nbytes)
+        self._api("cudaMalloc", start, nbytes=nbytes)
+
+    def free(self, nbytes: int) -> None:
+        """`cudaFree` of what may be in use: waits for the device (R13)."""
         start = self.now
         self._block([s.last for s in self.streams.values()], Cause.ALLOCATION)
-        self.now += self.gpu.malloc
-        self._api(name, start, nbytes=nbytes)
+        self.now += costs.malloc_time(self.gpu, nbytes)
+        self._api("cudaFree", start, nbytes=nbytes)
 
-    # Inside
-
-    def _copy(self, nbytes: int, direction: Direction, stream: Stream | None, pinned: bool) -> Command:
-        gpu = self.gpu
-        self.now += self.host.memcpy_call
-        if direction == "d2d":
-            kind, engine, work, name = Kind.COPY_D2D, Engine.NONE, costs.device_copy_time(gpu, nbytes), "DtoD"
-            return self._put(stream, f"Memcpy {name} (Device -> Device)", kind, engine, work, nbytes)
-        if direction == "h2d":
-            kind, engine, rate = Kind.COPY_H2D, Engine.H2D, gpu.h2d if pinned else gpu.pageable
-        else:
-            engine = Engine.D2H if gpu.async_engines > 1 else Engine.H2D  # one for both ways (R20)
-            kind, rate = Kind.COPY_D2H, gpu.d2h if pinned else gpu.pageable
-        if direction == "h2d" and not pinned and nbytes <= PAGEABLE_ASYNC:
-            self.now += costs.host_time(self.host, nbytes)  # into the command buffer, before it can be sent (R12)
-        memory = "Pinned" if pinned else "Pageable"
-        name = f"HtoD ({memory} -> Device)" if direction == "h2d" else f"DtoH (Device -> {memory})"
-        work = costs.copy_time(gpu, nbytes, rate)
-        return self._put(stream, f"Memcpy {name}", kind, engine, work, nbytes, pinned=pinned)
-
-    def _enqueue(
-        self, api: str, cost: int, stream: Stream | None, name: str, kind: Kind, work: int, *, nbytes: int = -1,
-        share: int = costs.FULL,
-    ) -> Command:  # fmt: skip
-        if work < 0:
-            raise ValueError(f"{name} of {work} ns: a duration cannot be negative")
+    def host_work(self, duration: int, name: str = "host", kind: Kind = Kind.OPERATOR) -> None:
+        """Keep the host busy for `duration` ns."""
+        if duration < 0:
+            raise ValueError(f"host_work of {duration} ns: time cannot go back")
         start = self.now
-        stream = stream or self.default_stream
-        self._wait_for_place(stream)
-        self.now += cost
-        engine = Engine.COMPUTE if kind == Kind.COMPUTE else Engine.NONE
-        command = self._put(stream, name, kind, engine, work, nbytes, share=share)
-        self._api(api, start, command)
-        if self.launch_blocking:  # CUDA_LAUNCH_BLOCKING=1 (R27)
-            self.synchronize(stream)
+        self.now += duration
+        self.note(start, name, kind)
+
+    def wait_for_data(self, until: int) -> None:
+        """Block the host until `until` [ns], because the next batch is not there before."""
+        self._block_until(until, Cause.DATA)
+
+    # The record
+
+    def note(
+        self, start: int, name: str, kind: Kind = Kind.OPERATOR, *, nbytes: int = -1, pinned: bool | None = None
+    ) -> None:
+        """Note what the host did from `start` [ns] until now, in the present batch and at the present line."""
+        where = self.now, self.main, kind, name
+        self.builder.span(start, *where, batch=self.batch, nbytes=nbytes, pinned=pinned, source=self.source)
+
+    def range(self, start: int, end: int, name: str, batch: int = -1) -> None:
+        """Note an annotation on the main lane."""
+        self.builder.span(start, end, self.main, Kind.RANGE, name, batch=batch)
+
+    def timeline(self, context: Context | None = None) -> Timeline:
+        """Return all that happened, the device's unfinished work run to its end; the host's clock goes there, too."""
+        self.now = max(self.now, self.device.drain())
+        builder, spans = self.builder, self._spans
+        lanes: dict[Stream, int] = {}
+        for command in self._work:
+            stream = command.stream
+            if stream not in lanes:
+                lanes[stream] = builder.lane(stream_words(stream.number), "device", "stream", stream.number)
+            assert command.kind is not None
+            spans[command] = builder.span(
+                command.start,
+                command.end,
+                lanes[stream],
+                command.kind,
+                command.name,
+                batch=command.batch,
+                nbytes=command.nbytes,
+                correlation=command.correlation,
+                pinned=command.pinned,
+                source=command.source,
+            )
+            if command.api >= 0:
+                builder.arrow(command.api, spans[command], ArrowKind.LAUNCH)
+            for before in command.awaits:
+                builder.arrow(spans[before], spans[command], ArrowKind.WAIT)
+        self._work = []
+        if self.races:
+            self.races.finish(spans)
+        builder.context = context or Context(self.gpu.name, "emulated", self.host.name)
+        return builder.build()
+
+    def is_ordered(self, stream: Stream | None, place: Place) -> bool:
+        """Tell whether what `stream` (None: the host) does next is certain to come after the command at `place`."""
+        return self.order.is_ordered(HOST if stream is None else stream.id, place)
+
+    # For the calls
+
+    def _wait_for_place(self, stream: Stream) -> None:
+        """The launch queue holds about a thousand commands; a call that finds it full blocks (R24)."""
+        if len(stream.queue) >= self.gpu.queue_depth:
+            self.device.advance(self.now)
+            while len(stream.queue) >= self.gpu.queue_depth:
+                self._block([stream.queue[0]], Cause.QUEUE_FULL)
+
+    def _put(
+        self,
+        stream: Stream,
+        name: str,
+        kind: Kind,
+        engine: Engine,
+        work: int,
+        nbytes: int,
+        *,
+        share: int = costs.FULL,
+        pinned: bool | None = None,
+    ) -> Command:
+        """Make a command of the present batch and source, and put it into its stream."""
+        if not 0 < share <= costs.FULL:
+            raise ValueError(f"{name}: share {share} must lie in 1..{costs.FULL} thousandths of the GPU")
+        command = Command(stream, name, kind, engine, work, self.now + self.gpu.launch_latency, share)
+        command.nbytes, command.pinned = nbytes, pinned
+        command.batch, command.source = self.batch, self.source
+        self._correlation += 1
+        command.correlation = self._correlation
+        if stream.awaited:
+            command.awaits, stream.awaited = tuple(stream.awaited.values()), {}
+            if self.races:
+                self.races.linter.followed(command)
+        self._submit(command)
+        stream.last_work = command
+        self._work.append(command)
         return command
+
+    def _submit(self, command: Command) -> Command:
+        stream = command.stream
+        if command.kind is None:  # what an event recorded here stands for
+            command.awaits = (*((stream.last_work,) if stream.last_work else ()), *stream.awaited.values())
+        self._legacy_barrier(command)
+        self.device.submit(command)
+        command.sequence = self.order.enqueue(stream.id)[1]
+        return command
+
+    def _legacy_barrier(self, command: Command) -> None:
+        """The default stream and *blocking* streams wait for each other; PyTorch's pool streams do not (R14, R15)."""
+        stream = command.stream
+        if stream is self.default_stream:
+            others = self._blocking
+        else:
+            others = [self.default_stream] if stream.blocking else []
+        for other in others:
+            if other.last:
+                command.deps += (other.last,)
+                self.order.wait(stream.id, self.order.snapshot(other.id))
+
+    def _block(self, ends: Iterable[Command | None], cause: Cause) -> bool:
+        """Block the host until all of `ends` are over; tell whether it had to wait."""
+        self.device.advance(self.now)
+        until = max((self.device.run(command) for command in ends if command), default=self.now)
+        return self._block_until(until, cause)
+
+    def _block_until(self, until: int, cause: Cause) -> bool:
+        if until <= self.now:
+            return False
+        self.builder.span(
+            self.now, until, self.main, Kind.WAIT, cause.words, batch=self.batch, cause=cause, source=self.source
+        )
+        self.now = until
+        return True
+
+    def _call(self, name: str, cost: int) -> None:
+        start = self.now
+        self.now += cost
+        self._api(name, start)
+
+    def _api(self, name: str, start: int, *commands: Command, nbytes: int = -1) -> None:
+        """Note the host's side of a call that began at `start` and ends now."""
+        batch, source, correlation = self.batch, self.source, -1
+        if commands:
+            correlation = commands[0].correlation
+        if len(commands) == 1:
+            nbytes = commands[0].nbytes
+        add, end = self.builder.span, self.now
+        span = add(
+            start, end, self.main, Kind.API, name, batch=batch, nbytes=nbytes, correlation=correlation, source=source
+        )
+        for command in commands:
+            command.api = span

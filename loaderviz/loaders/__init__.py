@@ -13,11 +13,9 @@ They need nothing but torch, and run on `device="cpu"` with the same order, erro
 from __future__ import annotations
 
 from .base import BatchSource
-from .blocking import BlockingLoader
-from .lifetime import LIFETIMES
-from .pinned import PinnedLoader
-from .prefetch import PrefetchLoader
+from .prefetch import LIFETIMES, PrefetchLoader
 from .resident import ResidentLoader
+from .simple import BlockingLoader, PinnedLoader
 
 __all__ = [
     "LIFETIMES",

@@ -5,24 +5,65 @@
     lesson03.overlap.check(my_loader)      # passed, not attempted, not yet, or crashed
     lesson03.overlap.hint()
 
-`EXERCISES` has them all by number ("3.1"), `predict` asks before a cell runs, `capstone.race` is the last one.
+`exercise("3.1")` finds one by its number, `EXERCISES` has them all; `predict` asks before a cell runs, `capstone.race`
+is the last one.
 """
 
 from __future__ import annotations
 
-from loaderviz.workshop import capstone, lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson07
-from loaderviz.workshop.exercise import Exercise
-from loaderviz.workshop.leaderboard import Leaderboard
-from loaderviz.workshop.outcome import Note, Outcome
-from loaderviz.workshop.predict import Prediction, predict
+from loaderviz.workshop.exercises import Exercise, ExerciseError, Note, Outcome, Prediction, predict
+from loaderviz.workshop.lessons import (
+    capstone,
+    claims,
+    lesson00,
+    lesson01,
+    lesson02,
+    lesson03,
+    lesson04,
+    lesson05,
+    lesson06,
+    lesson07,
+    suspects,
+)
+from loaderviz.workshop.lessons.capstone import Leaderboard
 
 EXERCISES: dict[str, Exercise] = {
-    exercise.number: exercise
-    for module in (lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson07, capstone)
-    for exercise in module.EXERCISES
+    each.number: each
+    for module in (lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson07, capstone, claims)
+    for each in module.EXERCISES
 }
 
+
+def exercise(number: str) -> Exercise:
+    """Return an exercise by its number. Raises `ExerciseError` for a number that none has.
+
+    >>> exercise("3.1").title
+    '3.1 Copy under the work'
+    """
+    if number not in EXERCISES:
+        raise ExerciseError(f"there is no exercise {number!r}; there are {', '.join(EXERCISES)}")
+    return EXERCISES[number]
+
+
 __all__ = [
-    "EXERCISES", "Exercise", "Leaderboard", "Note", "Outcome", "Prediction", "capstone", "lesson00", "lesson01",
-    "lesson02", "lesson03", "lesson04", "lesson05", "lesson06", "lesson07", "predict",
-]  # fmt: skip
+    "EXERCISES",
+    "Exercise",
+    "ExerciseError",
+    "Leaderboard",
+    "Note",
+    "Outcome",
+    "Prediction",
+    "capstone",
+    "claims",
+    "exercise",
+    "lesson00",
+    "lesson01",
+    "lesson02",
+    "lesson03",
+    "lesson04",
+    "lesson05",
+    "lesson06",
+    "lesson07",
+    "predict",
+    "suspects",
+]

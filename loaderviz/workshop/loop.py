@@ -8,7 +8,7 @@
             loss = train_step(model, optimizer, x.to("cuda"), y.to("cuda"))
         return loss
 
-    watch(my_loop, batches).figure()      # on the emulated GPU, without the warm-up
+    watch(my_loop, batches).view()        # on the emulated GPU, without the warm-up
     gpu_milliseconds(my_loop, batches)    # on the GPU that is there: ms a step
     show_code(train_step)                 # how it is done
 
@@ -32,7 +32,7 @@ from loaderviz.emulator.hardware import Gpu
 from loaderviz.errors import LoadervizError
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
-from loaderviz.workshop.outcome import Note
+from loaderviz.workshop.exercises import Note
 
 GPU = "laptop"  # the GPU to emulate; other names: "t4", "a100", "h100", "h200"
 WARM_UP = 3  # steps before the picture begins: in these, memory is taken for the first time

@@ -17,6 +17,10 @@
 # %% [markdown]
 # # 0. Start here
 #
+# ![A timeline of three batches: above the rows of the host, with its calls and its waits; below the rows of the
+# GPU, where each batch is copied by the H2D engine and then computed with in the stream. Each batch has its own
+# colour.](pictures/00_start_here.png)
+#
 # **The question of this course: does my data reach the GPU while the GPU is computing, and if not, why?**
 #
 # A GPU can only compute on data that is in its own memory. While it waits for data, it does nothing.
@@ -45,6 +49,7 @@
 # | 6 | [Workers](06_workers.ipynb) | workers, pin thread, copy or GPU: which one is too slow? | 30 |
 # | 7 | [Your own trace](07_your_own_trace.ipynb) | what does my own training loop do? | 30 |
 # | 8 | [Capstone](08_capstone.ipynb) | how close to the limit can I bring a training? | 45 |
+# | 9 | [What the articles say](09_what_the_articles_say.ipynb) | is it true what people repeat? | 40 |
 #
 # Lessons 1 to 4 are one story, in this order. Each lesson goes the same way: **predict** what will happen, **run** it,
 # **see** it in the picture, read why, then solve an **exercise**. The check runs your code on the emulated GPU and
@@ -57,7 +62,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
-from loaderviz import draw, experiment, mnist, words
+from loaderviz import experiment, mnist, words
 from loaderviz.emulator import Gpu
 from loaderviz.workshop import lesson00, predict
 from loaderviz.workshop.loop import gpu_milliseconds, new_model, show_code, train_step
@@ -123,7 +128,7 @@ timeline = recording.timeline
 
 # %%
 steady = timeline.from_batch(3)
-steady.figure(color="batch")
+steady.view()
 
 # %% [markdown]
 # ## See: how to read it
@@ -146,12 +151,12 @@ steady.figure(color="batch")
 # is computed. Here they have one colour at a time, and long pauses in between, in which the GPU waits for the host.
 #
 # Move the mouse over a bar to see what it is. Drag to zoom in; a double click zooms out.
-# `steady.figure(color="kind")` colours by *what* happens instead of *for which batch*.
+# `steady.view(color="kind")` colours by *what* happens instead of *for which batch*.
 #
 # You can also have every picture in words, for people who cannot see it, or for a log file. And in numbers:
 
 # %%
-print(textwrap.fill(draw.text(steady), 110))
+print(textwrap.fill(steady.view().text(), 110))
 
 # %%
 summary = lv.summarize(steady)
@@ -175,6 +180,17 @@ busy.reveal()
 
 # %%
 lesson00.reading
+
+# %% tags=["starter"]
+# Exercise 0.1
+import loaderviz as lv
+
+
+def exposed_share(timeline):
+    """Return the share of the time in which a copy keeps the GPU from computing, from 0 to 1."""
+    summary = lv.summarize(timeline)
+    return ...
+
 
 # %% tags=["exercise"]
 # Exercise 0.1
@@ -216,7 +232,7 @@ first
 setting = experiment.Setting(batch_size=BATCH, steps=4, warmup=12, workers=2)
 runs = experiment.four_loaders(setting, on=GPU, host="laptop")
 comparison = lv.compare({name: run.timeline for name, run in runs.items()})
-comparison.figure()
+comparison
 
 # %%
 for name, run in runs.items():
@@ -289,10 +305,10 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * `lv.record(on="laptop")` records; `recording.timeline.figure()` draws; `lv.summarize` gives numbers.
+# * `lv.record(on="laptop")` records; `recording.timeline.view()` draws; `lv.summarize` gives numbers.
 # * Look for different colours at the same time in the lanes of the GPU. That is overlap. Only the time of an *exposed*
 #   copy can be won by it.
-# * Pinned memory and non-blocking calls alone hide nothing: see the second of the four. Lessons 1 to 3 show why.
+# * Two of the four showed such colours, or had no copy at all. Lessons 1 to 4 show why.
 # * The emulated GPU promises order and bottleneck, not microseconds.
 #
 # Next: [1. The blocking copy](01_blocking_copy.ipynb)

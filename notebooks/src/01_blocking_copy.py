@@ -17,6 +17,9 @@
 # %% [markdown]
 # # 1. The blocking copy
 #
+# ![One call of x.to("cuda") in time: the call in a row of the host, below it the host's wait, and the copy in the
+# rows of the GPU, all three equally long.](pictures/01_blocking_copy.png)
+#
 # **The question of this lesson: what does `x.to("cuda")` cost in a training loop?**
 #
 # After it you can
@@ -88,7 +91,7 @@ busy
 
 # %%
 blocking = watch(blocking_loop, batches)
-blocking.figure(color="batch")
+blocking.view()
 
 # %% [markdown]
 # ## See
@@ -165,7 +168,7 @@ largest
 
 # %%
 small = watch(blocking_loop, make_batches(64))
-small.figure(color="kind")
+small.view(color="kind")
 
 # %%
 tiny = lv.summarize(small)
@@ -227,6 +230,21 @@ print(f"a @ a: {launch_ms:.3f} ms, with synchronise {whole_ms:.3f} ms, with .ite
 # %%
 lesson01.timing
 
+# %% tags=["starter"]
+# Exercise 1.1
+import time
+
+import torch
+
+
+def gpu_ms(step):
+    """Return how many milliseconds the GPU works on step()."""
+    begin = time.perf_counter()
+    step()
+    ...  # what is missing here, and above?
+    return 1000 * (time.perf_counter() - begin)
+
+
 # %% tags=["exercise"]
 # Exercise 1.1
 import time
@@ -255,6 +273,15 @@ lesson01.timing.check(gpu_ms)
 
 # %%
 lesson01.fewer_bytes
+
+
+# %% tags=["starter"]
+# Exercise 1.2
+def load(batches):
+    """Yield each batch on the GPU: images float32 from 0 to 1, labels as they are."""
+    for images, labels in batches:
+        images = images.float() / 255  # change this, and the next line
+        yield images.to("cuda"), labels.to("cuda")
 
 
 # %% tags=["exercise"]

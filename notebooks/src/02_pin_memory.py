@@ -17,6 +17,9 @@
 # %% [markdown]
 # # 2. Pinned memory
 #
+# ![The loop of lesson 1: for each batch the host is blocked by staging while the copy engine works; then the GPU
+# computes, and so on in turns.](pictures/02_pin_memory.png)
+#
 # **The question of this lesson: what does pinned memory change, and what does it not change?**
 #
 # After it you can
@@ -72,7 +75,7 @@ faster.reveal()
 # * **R1: a copy from pageable memory is staged.** The host copies every byte into the buffer of the driver first.
 # * **R2, R8: a copy from pinned memory is not staged.** The copy engine of the GPU fetches the bytes itself.
 #
-# ## Pinning has a price
+# ## How pinned memory is made
 #
 # **R43: `pin_memory()` copies, and the host waits for it.** The price has two parts: new memory must be page-locked,
 # and the data must be copied into it. **R44: page-locking is slow**, so PyTorch keeps the memory and uses it again.
@@ -100,10 +103,11 @@ with lv.record(on=GPU):
     print(f"the copy to the GPU, pinned       {milliseconds(lambda: pinned_x.to('cuda')):.3f} ms")
 
 # %% [markdown]
-# ## The mistake: pinning inside the loop
+# ## Pinning inside the loop
 #
 # You may have read this advice: write `.pin_memory()` before `.to("cuda")`. In the numbers above, that means "memory
-# used before" plus the pinned copy, against the copy that is not pinned. So what does it do to a loop?
+# used before" plus the pinned copy, against the copy that is not pinned. So what does it do to a loop that reads the
+# loss in each step, for a progress bar?
 
 
 # %%
@@ -112,6 +116,7 @@ def blocking_loop(batches):
     model, optimizer = new_model()
     for x, y in steps(batches):
         loss = train_step(model, optimizer, x.to("cuda"), y.to("cuda"))
+        loss.item()  # for a progress bar: the host waits for the end of the step
     return loss
 
 
@@ -123,6 +128,7 @@ def pin_in_the_loop(batches, non_blocking=False):
         x = x.pin_memory().to("cuda", non_blocking=non_blocking)
         y = y.pin_memory().to("cuda", non_blocking=non_blocking)
         loss = train_step(model, optimizer, x, y)
+        loss.item()
     return loss
 
 
@@ -137,7 +143,7 @@ advice
 # %%
 plain = watch(blocking_loop, batches)
 pinning = watch(pin_in_the_loop, batches)
-lv.compare({"plain": plain, "pin in the loop": pinning}).figure()
+lv.compare({"plain": plain, "pin in the loop": pinning})
 
 # %%
 runs = {"plain": plain, "pin in the loop": pinning, "the same, non_blocking": watch(pin_in_the_loop, batches, True)}
@@ -153,16 +159,26 @@ advice.reveal()
 # The work of the host did not go away. It moved: in the plain loop the driver copies into its buffer piece by piece,
 # while the GPU already fetches the pieces before. `pin_memory()` copies the whole batch first, and only then can the
 # copy to the GPU begin. In the figure the long bars in `main · calls`, with the number of the batch, are
-# `pin_memory()`. The GPU still computes the batch before for a while, and then it is idle.
+# `pin_memory()`. Meanwhile the GPU is idle.
 #
-# With `non_blocking=True` (lesson 3) the host does not wait for the copy either: it pins the next batch while the GPU
-# copies and computes this one. That wins back the time that was lost, but look at the last number: nothing of the copy
-# to the GPU is hidden.
+# With `non_blocking=True` (lesson 3) the host does not wait for the copy either: it queues the work of the step while
+# the GPU copies. That wins back the time that was lost, but look at the last number: nothing of the copy to the GPU is
+# hidden.
 #
 # ## Exercise: pin where it pays
 
 # %%
 lesson02.pin_once
+
+
+# %% tags=["starter"]
+# Exercise 2.1
+def load(batches, epochs):
+    """Yield all batches on the GPU, in order, `epochs` times."""
+    for epoch in range(epochs):
+        for images, labels in batches:
+            images, labels = images.pin_memory(), labels.pin_memory()  # is this the right place?
+            yield images.to("cuda"), labels.to("cuda")
 
 
 # %% tags=["exercise"]
@@ -202,7 +218,7 @@ def pinned_blocking_loop(batches):
 
 # %%
 pinned = watch(pinned_blocking_loop, batches)
-pinned.figure(color="batch")
+pinned.view()
 
 # %%
 before, now = lv.summarize(plain), lv.summarize(pinned)
@@ -234,7 +250,7 @@ def fed_by_a_dataloader(pin_memory):
     for x, y in steps(loader, warm_up=10):  # in the first ten steps it still page-locks new memory
         x = x.to("cuda", non_blocking=True).float() / 255
         loss = train_step(model, optimizer, x, y.to("cuda", non_blocking=True))
-        loss.item()  # for a progress bar: the host waits for the end of the step
+        loss.item()  # for the progress bar
     return loss
 
 
@@ -242,7 +258,7 @@ def fed_by_a_dataloader(pin_memory):
 from_loader = watch(fed_by_a_dataloader, True, warm_up=10)
 fed = lv.summarize(from_loader)
 print(f"a step {words.duration(fed.step)}; hidden of the copy {words.share(fed.overlap)}")
-from_loader.figure(color="batch")
+from_loader.view()
 
 # %% [markdown]
 # Read the picture from top to bottom, as a batch travels: `worker 0` and `worker 1` fetch, the `pin thread` pins,
@@ -261,6 +277,18 @@ from_loader.figure(color="batch")
 
 # %%
 lesson02.half
+
+# %% tags=["starter"]
+# Exercise 2.2
+import torch
+
+
+def load(batches):
+    """Yield each batch on the GPU: images float16, labels as they are."""
+    for images, labels in batches:
+        images = images.to("cuda", torch.float16)  # change this line
+        yield images, labels.to("cuda")
+
 
 # %% tags=["exercise"]
 # Exercise 2.2
@@ -285,6 +313,8 @@ lesson02.half.show()
 #
 # * An older, slower link: compare `blocking_loop` and `pin_in_the_loop` as above, but with `watch(…, on="t4")`.
 #   Is pinning inside the loop still a bad idea there?
+# * Take `loss.item()` out of `blocking_loop` and `pin_in_the_loop`. Now pinning inside the loop wins. What does the GPU
+#   do while the host pins? And what would the host rather do in that time?
 # * `watch(fed_by_a_dataloader, False, warm_up=10)`: where is the pin thread now, and who is blocked by what?
 # * Take `loss.item()` out of `fed_by_a_dataloader`. Is any of the copy hidden now? What does the host do with the time?
 #

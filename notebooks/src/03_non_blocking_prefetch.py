@@ -17,6 +17,9 @@
 # %% [markdown]
 # # 3. Non-blocking copies and prefetch
 #
+# ![Pinned batches, copied by calls that wait: the host is blocked by "synchronize", and in the rows of the GPU
+# copies and computing take turns.](pictures/03_non_blocking_prefetch.png)
+#
 # **The question of this lesson: what is needed so that the copy of the next batch runs while the GPU computes?**
 #
 # After it you can
@@ -39,11 +42,11 @@ import loaderviz as lv
 from loaderviz import words
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader
 from loaderviz.workshop import lesson03, loop, predict
-from loaderviz.workshop.lesson03 import claim, copy_ahead
+from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
 from loaderviz.workshop.loop import GPU, WARM_UP, make_batches, new_model, steps, train_step, watch
 
 # %% [markdown]
-# ## Two failures: not pinned, and one stream
+# ## Three loops
 #
 # `non_blocking=True` means: queue the copy, do not wait for its end. Two beliefs are common:
 #
@@ -102,7 +105,7 @@ guess_hidden.reveal()
 # 2. the call is **non-blocking**, so that the host can go on;
 # 3. the copy is in **another stream** than the computing, so that both can run at the same time.
 #
-# ## Third failure: a forgotten wait
+# ## A second stream, and no wait
 #
 # A second stream is one line: `side = torch.cuda.Stream()`. Inside `with torch.cuda.stream(side):` calls go to that
 # queue. The function below copies there, and computes a sum in the main stream.
@@ -234,9 +237,22 @@ lv.compare({"prefetch": overlapped, "with .item()": reading, "with .item(), copy
 # %%
 lesson03.overlap
 
+# %% tags=["starter"]
+# Exercise 3.1
+from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
+
+
+def prefetch(batches):
+    """Yield each batch on the GPU; copy the next one while the GPU works on this one."""
+    side, main, coming = torch.cuda.Stream(), torch.cuda.current_stream(), None
+    for batch in batches:
+        ...  # fill this in; you may change every line
+        yield batch
+
+
 # %% tags=["exercise"]
 # Exercise 3.1
-from loaderviz.workshop.lesson03 import claim, copy_ahead
+from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
 
 
 def prefetch(batches):
@@ -257,11 +273,27 @@ lesson03.overlap.check(prefetch)
 # %%
 lesson03.uneven
 
+# %% tags=["starter"]
+# Exercise 3.2
+from itertools import islice
+
+from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
+
+
+def prefetch_deep(batches, depth):
+    """Yield each batch on the GPU; up to `depth` later ones are on their way."""
+    side, main, source = torch.cuda.Stream(), torch.cuda.current_stream(), iter(batches)
+    ahead = [copy_ahead(batch, side) for batch in islice(source, depth)]
+    while ahead:
+        copies, arrived = ahead.pop(0)
+        ...  # wait for the right copy, queue one more, hand out the batch
+
+
 # %% tags=["exercise"]
 # Exercise 3.2
 from itertools import islice
 
-from loaderviz.workshop.lesson03 import claim, copy_ahead
+from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
 
 
 def prefetch_deep(batches, depth):
@@ -281,9 +313,26 @@ lesson03.uneven.check(prefetch_deep)
 # %%
 lesson03.refill
 
+# %% tags=["starter"]
+# Exercise 3.3
+from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
+
+
+def prefetch_refilled(batches):
+    """Yield each batch on the GPU; copy the next one while the GPU works on this one."""
+    side, main, coming = torch.cuda.Stream(), torch.cuda.current_stream(), None
+    for batch in batches:
+        copies, arrived = copy_ahead(batch, side)
+        if coming is not None:
+            yield coming  # the copy of the batch after it is queued already
+        main.wait_event(arrived)  # what `main` does from here on, it does after this copy
+        coming = claim(copies, main)
+    yield coming
+
+
 # %% tags=["exercise"]
 # Exercise 3.3
-from loaderviz.workshop.lesson03 import claim, copy_ahead
+from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
 
 
 def prefetch_refilled(batches):
@@ -303,7 +352,7 @@ def prefetch_refilled(batches):
 lesson03.refill.check(prefetch_refilled)
 
 # %% [markdown]
-# ## When a prefetcher wins nothing
+# ## Batches of 64 again
 #
 # `PrefetchLoader` is such a prefetcher, with the cases that ours leaves out: errors, an early `break`, nested batches,
 # four ways to keep memory safe. In lesson 1 we saw batches of 64, with a GPU that is idle most of the time.

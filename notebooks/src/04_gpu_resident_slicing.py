@@ -17,6 +17,9 @@
 # %% [markdown]
 # # 4. The data set on the GPU
 #
+# ![The prefetcher of lesson 3: the stream computes without a gap, and in a second stream later batches are copied
+# at the same time.](pictures/04_gpu_resident_slicing.png)
+#
 # **The question of this lesson: if the data set is small, why carry it to the GPU in every epoch?**
 #
 # After it you can
@@ -117,7 +120,6 @@ def slices(size=2048):
             yield on_gpu[number]
 
 
-# %%
 sliced = watch(train, slices())
 lv.compare({"DataLoader": usual, "slices": sliced})
 
@@ -203,6 +205,11 @@ for shuffle, share in accuracy.items():
 # GPU. Only the order travels, once per epoch. The next cell measures what that costs. (`"blocks"` is between the two:
 # it shuffles short pieces of neighbours. It needs the same gather.)
 #
+# `images[rows]` gathers, too. But where is `rows`? The usual mistake with a data set on the GPU is to leave the order
+# in host memory. Nothing fails, and nothing in the line tells it: PyTorch copies the index to the GPU at each use, and
+# the host waits for the copy, and so for all that is queued before it (**R46**). A slice or a number needs no copy.
+# The second cell below has the order in both places.
+#
 # Then write it yourself, and after that make it resume: a training that was stopped must go on with the very batches
 # that would have come. The order is all the state that there is.
 
@@ -220,8 +227,36 @@ for shuffle, each in runs.items():
     print(f"shuffle={shuffle!r:10} step {words.duration(each.step)}, GPU computes {words.share(each.compute_share)}")
 print(f"the gather makes a step {words.share(runs['samples'].step / runs['batches'].step - 1)} longer")
 
+
+# %%
+def rows_from(place, size=2048):
+    """Yield random batches of a data set on the GPU, epoch after epoch; the order of the samples is in `place`."""
+    on_gpu, answers = images.to("cuda"), labels.to("cuda")
+    while True:
+        for rows in torch.randperm(len(images)).to(place).split(size)[:-1]:
+            yield on_gpu[rows], answers[rows]
+
+
+orders = {place: watch(train, rows_from(place)) for place in ("cuda", "cpu")}
+for place, timeline in orders.items():
+    print(f"the order on {place:4}: step {words.duration(lv.summarize(timeline).step)}")
+print(lv.advise(orders["cpu"])[0])
+
 # %%
 lesson04.shuffle
+
+# %% tags=["starter"]
+# Exercise 4.1
+import torch
+
+
+def shuffled(images, labels, size, epochs):
+    """Yield batches of random samples, epoch after epoch; the data set is on the GPU."""
+    images, labels = images.to("cuda"), labels.to("cuda")
+    for epoch in range(epochs):
+        for start in range(0, len(images), size):
+            yield images[start : start + size], labels[start : start + size]  # in the order of the file
+
 
 # %% tags=["exercise"]
 # Exercise 4.1
@@ -242,6 +277,19 @@ lesson04.shuffle.check(shuffled)
 
 # %%
 lesson04.resume
+
+# %% tags=["starter"]
+# Exercise 4.2
+import torch
+
+
+def resumed(images, labels, size, epoch, first):
+    """Yield the batches of one epoch, from batch number `first` on; the data set is on the GPU."""
+    images, labels = images.to("cuda"), labels.to("cuda")
+    order = torch.randperm(len(images)).to("cuda")  # another order in each run: what has to change?
+    for rows in order.split(size):
+        yield images.index_select(0, rows), labels.index_select(0, rows)
+
 
 # %% tags=["exercise"]
 # Exercise 4.2
@@ -277,6 +325,16 @@ with lv.record(on=GPU):
 
 # %%
 lesson04.safe
+
+
+# %% tags=["starter"]
+# Exercise 4.3
+def safe_batches(images, labels, size, epochs):
+    """Yield batches of float32 images in storage order; the caller may change them in place."""
+    images, labels = images.float().to("cuda"), labels.to("cuda")
+    for epoch in range(epochs):
+        for start in range(0, len(images), size):
+            yield images[start : start + size], labels[start : start + size]  # views of the data set
 
 
 # %% tags=["exercise"]

@@ -17,6 +17,9 @@
 # %% [markdown]
 # # 5. Find the bug
 #
+# ![The forgotten wait of lesson 3: a cross marks where the main stream reads a tensor that another stream has not
+# written yet; a dashed line is the order that is missing.](pictures/05_find_the_bug.png)
+#
 # **The question of this lesson: this prefetcher passed all its tests. Is it right?**
 #
 # After it you can
@@ -36,8 +39,8 @@ from torch.cuda._sanitizer import EventHandler
 
 import loaderviz as lv
 from loaderviz.workshop import lesson05, predict, suspects
+from loaderviz.workshop.lessons.lesson05 import count_wrong, table, try_out
 from loaderviz.workshop.loop import GPU, gpu_milliseconds, make_batches, show_code
-from loaderviz.workshop.trial import count_wrong, table, try_out
 
 # %% [markdown]
 # ## Six loaders
@@ -73,7 +76,7 @@ guess_right
 #
 # * *overwritten in use* counts the batches whose memory got other bytes before the GPU was done with them;
 # * *copy hidden* is the share of the copies that runs under computing, *time* is that of all batches;
-# * a *hazard* can make numbers wrong; a *finding* is a line that does nothing, or costs time.
+# * a *hazard* can make numbers wrong; a *lint* is a line that does nothing, or costs time.
 
 # %%
 trials = {name: try_out(loader) for name, loader in suspects.LOADERS.items()}
@@ -83,16 +86,16 @@ display(table(trials), guess_right.reveal())
 # ## A: who waits?
 #
 # The report has both sides of the race, the missing order, and the line to add. Stream 7 is the one that computes, and
-# `return work(images), …` is the line of the loop that uses a batch. In the picture both sides have a black frame, and
-# the time in which both run is yellow. A dashed arrow is an order that nobody made. There are two of them, because the
-# images and the labels are two copies.
+# `labels.clone()` is the first line of the loop that uses a batch. In the picture both sides have a black frame; time
+# in which both run, as in C below, is yellow. A dashed arrow is an order that nobody made. There are two of them,
+# because the images and the labels are two copies.
 
 # %%
-display(trials["A"].hazards[0], trials["A"].findings[0], trials["A"].figure())
+display(trials["A"].hazards[0], trials["A"].lints[0], trials["A"].view())
 
 # %% [markdown]
 # `arrived.wait()` names no stream, so the *current* stream waits, and inside `with torch.cuda.stream(side)` that is
-# `side`. It waits for its own event: that is no order at all, and the finding `wait-on-nothing` says so. Loader B has
+# `side`. It waits for its own event: that is no order at all, and the lint `wait-on-nothing` says so. Loader B has
 # the same call in the same place, `used[slot].wait()`, and there it is right: it is the copy that must wait.
 #
 # Why is no batch of A right, not even by luck? Until something waits for a copy, the emulator lets its destination hold
@@ -105,7 +108,7 @@ display(trials["A"].hazards[0], trials["A"].findings[0], trials["A"].figure())
 # and which batch is copied into its memory in `stream 13`? (The number of a copy is above it, in `H2D engine`.)
 
 # %%
-display(trials["C"].hazards[0], trials["C"].figure())
+display(trials["C"].hazards[0], trials["C"].view())
 
 # %% [markdown]
 # And all batches were right? The emulator computes the numbers of a kernel when it is queued, so it cannot show this
@@ -122,7 +125,7 @@ display(trials["C"].hazards[0], trials["C"].figure())
 
 # %%
 for name in "DF":
-    display(trials[name].hazards[0], trials[name].figure())
+    display(trials[name].hazards[0], trials[name].view())
 
 # %% [markdown]
 # In D most batches have the values of the batch after it: the host fills the buffer again before it is copied. In F
@@ -133,10 +136,10 @@ for name in "DF":
 #
 # E has every order, and one of them twice. `claim` protects the memory; `side.wait_stream(main)` protects it again. But
 # this wait is made when the work of the step is in the queue, so the copy waits for exactly the work that it should
-# hide under. **The most careful loader is the slowest** (see *time* in the table). A finding says so; it is no hazard.
+# hide under. **The most careful loader is the slowest** (see *time* in the table). A lint says so; it is no hazard.
 
 # %%
-display(trials["E"].findings[0], trials["E"].figure())
+display(trials["E"].lints[0], trials["E"].view())
 
 # %% [markdown]
 # | report | missing order | how it looks on a real GPU |
@@ -148,7 +151,7 @@ display(trials["E"].findings[0], trials["E"].figure())
 # | `needless-wait` | none: a wait too many | right numbers, no overlap |
 # | `wait-on-nothing` | whatever the line was meant to order | nothing: the line does not do anything |
 #
-# ## Why such a bug passes every test
+# ## On a lucky day
 #
 # With `copies="eager"` the bytes of a copy arrive at once, as on a fast link on a lucky day. And a test loop is seldom
 # the loop of the real training: it often prints the loss in each step. The last row is loader C in such a loop.
@@ -230,9 +233,27 @@ print(f"numpy: {unseen.hazards!r}\nhalves: {alarm.hazards[0].line}")
 # %%
 lesson05.wait
 
+# %% tags=["starter"]
+# Exercise 5.1
+from loaderviz.workshop.lessons.lesson03 import claim
+
+
+def prefetch(batches):
+    """One batch ahead. An event says when a batch has arrived."""
+    side, main, ready = torch.cuda.Stream(), torch.cuda.current_stream(), []
+    for batch in batches:
+        with torch.cuda.stream(side):
+            copies = [part.to("cuda", non_blocking=True) for part in batch]
+            arrived = side.record_event()
+            arrived.wait()  # no work on a batch before it has arrived
+        yield from ready
+        ready = [claim(copies, main)]
+    yield from ready
+
+
 # %% tags=["exercise"]
 # Exercise 5.1
-from loaderviz.workshop.lesson03 import claim
+from loaderviz.workshop.lessons.lesson03 import claim
 
 
 def prefetch(batches):
@@ -254,9 +275,29 @@ lesson05.wait.check(prefetch)
 # %%
 lesson05.kept
 
+# %% tags=["starter"]
+# Exercise 5.2
+from collections import deque
+
+from loaderviz.workshop.lessons.lesson03 import copy_ahead
+
+
+def prefetch_kept(batches):
+    """One batch ahead. Memory that has a reference is not given away, so the last four batches are kept."""
+    side, main, ready = torch.cuda.Stream(), torch.cuda.current_stream(), []
+    kept = deque(maxlen=4)
+    for batch in batches:
+        copies, arrived = copy_ahead(batch, side)
+        kept.append(copies)
+        yield from ready
+        main.wait_event(arrived)
+        ready = [copies]
+    yield from ready
+
+
 # %% tags=["exercise"]
 # Exercise 5.2
-from loaderviz.workshop.lesson03 import copy_ahead
+from loaderviz.workshop.lessons.lesson03 import copy_ahead
 
 
 def prefetch_kept(batches):
@@ -278,9 +319,30 @@ lesson05.kept.check(prefetch_kept)
 # %%
 lesson05.scaled
 
+# %% tags=["starter"]
+# Exercise 5.3
+from loaderviz.workshop.lessons.lesson03 import claim
+
+
+def prefetch_scaled(batches):
+    """One batch ahead, divided by its brightest pixel; the host asks for that number without blocking."""
+    side, main, ready = torch.cuda.Stream(), torch.cuda.current_stream(), []
+    for batch in batches:
+        with torch.cuda.stream(side):
+            images, labels = (part.to("cuda", non_blocking=True) for part in batch)
+            arrived = side.record_event()
+            brightest = images.amax().to("cpu", non_blocking=True)
+        claim((images, labels), main)
+        yield from ready
+        main.wait_event(arrived)
+        arrived.synchronize()  # the host needs the number now
+        ready = [(images / brightest.item(), labels)]
+    yield from ready
+
+
 # %% tags=["exercise"]
 # Exercise 5.3
-from loaderviz.workshop.lesson03 import claim, copy_ahead
+from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
 
 
 def prefetch_scaled(batches):
@@ -305,7 +367,7 @@ lesson05.scaled.check(prefetch_scaled)
 # * Which single line of B can you take out so that it becomes wrong? There are more than one. Say the name of the
 #   hazard first, then run `table({"mine": try_out(my_loader)})`.
 # * Your own prefetcher: `with lv.record(on="a100") as recording:` around ten steps of your training, then
-#   `print(recording.hazards, recording.findings)`. With `hazards="raise"` the run stops at the racing call.
+#   `print(recording.hazards, recording.lints)`. With `hazards="raise"` the run stops at the racing call.
 #
 # ## The same code on a real GPU
 #

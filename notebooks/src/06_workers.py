@@ -17,6 +17,9 @@
 # %% [markdown]
 # # 6. Workers
 #
+# ![A loop with a DataLoader: two workers fetch batches ahead, a thread pins them, the main thread takes them, and
+# the GPU copies and computes.](pictures/06_workers.png)
+#
 # **The question of this lesson: who makes the batches, and how many workers are enough?**
 #
 # In lessons 1 to 3 the batches were ready before the loop began. In a real training somebody has to read, decode and
@@ -47,8 +50,9 @@ from loaderviz.workshop.loop import gpu_milliseconds, new_model, show_code, trai
 #
 # MNIST in host memory, as float32. A `DataLoader` takes one sample after the other and puts them together.
 # Our network is tiny, so that your computer has little to do; the GPU that we emulate is slow, so that it has enough.
-# And we look at a training that has run for a while: the memory that it needs on the GPU is allocated already
-# (`malloc=0`), and that on the host is page-locked already (R44).
+# The memory of its host is slow, too, so that you can see what pinning costs. And we look at a training that has run
+# for a while: the memory that it needs on the GPU is allocated already (`malloc=0, malloc_small=0`), and that on the
+# host is page-locked already (R44).
 
 
 # %%
@@ -70,9 +74,10 @@ def say(name, timeline):
 
 
 # %%
-BATCH, STEPS = 768, 32
-GPU = replace(Gpu.preset("laptop"), name="a small GPU", fp32=45 * 10**10, malloc=0)
-HOST = replace(Host.preset("laptop"), page_lock_base=0, page_lock_per_gib=0)
+BATCH, STEPS = 1024, 32
+GPU = replace(Gpu.preset("laptop"), name="a small GPU", fp32=130 * 10**10, malloc=0, malloc_small=0)
+HOST = replace(Host.preset("laptop"), name="a host with slow memory", memory_bandwidth=12 * 10**9)
+HOST = replace(HOST, page_lock_base=0, page_lock_per_gib=0)
 images, labels = (part[: BATCH * STEPS] for part in mnist.tensors(train=True))
 one_by_one = TensorDataset(images.float().div_(255), labels)
 
@@ -92,7 +97,7 @@ def feed(data, workers, on=GPU, read_loss=False, **options):
 # %%
 alone = feed(one_by_one, 0)
 say("workers: 0", alone)
-alone.figure(color="kind")
+alone.view(color="kind")
 
 # %% [markdown]
 # The main thread does everything: it fetches a batch, pins it, gives work to the GPU, and fetches the next one.
@@ -111,7 +116,7 @@ guess
 # %%
 runs = {workers: feed(one_by_one, workers) for workers in (1, 2, 4, 8)}
 steps = {workers: say(f"workers: {workers}", timeline) for workers, timeline in runs.items()}
-runs[2].figure(color="batch")
+runs[2].view()
 
 # %%
 guess.reveal()
@@ -141,7 +146,7 @@ lesson06.chart(steps, costs)
 #
 # ## The strongest change: fetch a batch, not samples
 #
-# Why is `fetch` so slow? `DataLoader` calls `dataset[i]` for each sample, and then puts hundreds of small tensors
+# Why is `fetch` so slow? `DataLoader` calls `dataset[i]` for each sample, and then puts a thousand small tensors
 # together. A data set with `__getitems__` gives a whole batch at once.
 
 # %%
@@ -155,7 +160,7 @@ show_code(Images, as_it_is)
 # This is the data set (here its images are float32). Compare the numbers with those before: one worker is enough now,
 # on one core. Make the work smaller before you add workers.
 #
-# ## `prefetch_factor`: a buffer, not a motor
+# ## `prefetch_factor`
 #
 # Each worker prepares `prefetch_factor` batches ahead; the default is 2.
 # **Predict:** two workers fetch sample by sample, and the GPU waits for them.
@@ -181,10 +186,10 @@ guess_factor.reveal()
 # busy disk. The loop reads the loss in each step, as many do, so the host cannot run ahead (R25).
 
 # %%
-late = lesson06.SometimesSlow(*one_by_one.tensors, every=9 * BATCH, seconds=0.005)
+late = lesson06.SometimesSlow(*one_by_one.tensors, every=9 * BATCH, seconds=0.007)
 irregular = {n: feed(late, 2, read_loss=True, collate_fn=as_it_is, prefetch_factor=n) for n in (2, 8)}
 stalls = {n: say(f"irregular, prefetch_factor={n}", timeline) for n, timeline in irregular.items()}
-irregular[2].figure(color="batch")
+irregular[2].view()
 
 # %% [markdown]
 # One worker has a long bar. The other one fetches a few more batches, and then it stops: it may not go further ahead.
@@ -198,11 +203,11 @@ irregular[2].figure(color="batch")
 #
 # ## A faster GPU, and the pin thread
 #
-# Three workers, whole batches, and a GPU that computes four times as fast. **Predict:** is a step four times as fast,
+# Three workers, whole batches, and a GPU that computes three times as fast. **Predict:** is a step three times as fast,
 # too?
 
 # %%
-faster = replace(GPU, name="a faster GPU", fp32=4 * GPU.fp32)
+faster = replace(GPU, name="a faster GPU", fp32=3 * GPU.fp32)
 quick = feed(whole_batches, 3, on=faster, collate_fn=as_it_is)
 as_bytes = feed(Images(images, labels), 3, on=faster, collate_fn=as_it_is)
 say("small GPU", batched[1])
@@ -240,7 +245,7 @@ for persistent in (False, True):
     print(f"persistent_workers={persistent!s:5}: {words.duration(recording.timeline.duration)}")
 print(f"start of one worker: {words.duration(HOST.worker_start)} ({HOST.source('worker_start')})")
 
-# %%
+# %% tags=["measured"]
 import os
 import time
 
@@ -263,6 +268,14 @@ for workers in range(min(2, os.cpu_count()) + 1):
 # %%
 lesson06.enough
 
+
+# %% tags=["starter"]
+# Exercise 6.1
+def workers_needed(fetch, pin, copy, compute):
+    """Return the smallest number of workers beyond which more workers gain nothing; times of a batch in ns."""
+    return ...
+
+
 # %% tags=["exercise"]
 # Exercise 6.1
 import math
@@ -279,6 +292,16 @@ lesson06.enough.check(workers_needed)
 
 # %%
 lesson06.read_fast
+
+# %% tags=["starter"]
+# Exercise 6.2
+from torch.utils.data import DataLoader
+
+
+def make_loader(data, size):
+    """Return a loader over all of `data`, in order, in batches of `size`; more workers are not enough."""
+    return DataLoader(data, size, num_workers=0)
+
 
 # %% tags=["exercise"]
 # Exercise 6.2
@@ -299,8 +322,8 @@ lesson06.read_fast.check(make_loader)
 #
 # * `lv.advise(alone)` and `lv.advise(quick)`: do they name the stage that you found?
 # * `lesson06.read_fast.show()` draws your last run. Which lane is the busiest?
-# * Record `train(...)` with `lv.record(on=GPU, host="measured")`: a fetch then takes what it really took on your
-#   computer.
+# * Record `train(...)` with `lv.record(on=GPU, host="measured")`: a fetch then costs the processor time that it takes
+#   on your computer.
 # * Record the irregular data with one worker. Which lane would you look at first?
 #
 # ## The same code on a real GPU

@@ -17,6 +17,9 @@
 # %% [markdown]
 # # 7. Your own trace
 #
+# ![A part of a real recording from an A100: long calls of cudaMalloc in the host's row, and between them short
+# kernels in the GPU's rows.](pictures/07_your_own_trace.png)
+#
 # **The question of this lesson: what does a trace of a real training tell you, and what does it hide?**
 #
 # So far every timeline came from the emulated GPU. Now we read files that a profiler wrote, and record a real run.
@@ -37,7 +40,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader
 
 import loaderviz as lv
-from loaderviz import mnist, words
+from loaderviz import mnist, notebooks, words
 from loaderviz.emulator import Gpu, costs
 from loaderviz.timeline import Kind
 from loaderviz.workshop import lesson06, lesson07, predict
@@ -51,8 +54,7 @@ from loaderviz.workshop.loop import gpu_milliseconds
 # and what is not drawn.
 
 # %%
-folder = next(path for path in (Path("traces"), Path("../traces")) if path.is_dir())
-trace = lv.read(folder / "alexnet_pageable_2023.json.gz")
+trace = lv.read(notebooks.trace("alexnet_pageable_2023.json.gz"))
 print(f"{trace!r}\nclock: {trace.context.clock}")
 for note in trace.context.notes:
     print("-", note)
@@ -66,7 +68,7 @@ guess = predict(
 guess
 
 # %%
-trace.figure(color="kind")
+trace.view(color="kind")
 
 # %%
 summary = lv.summarize(trace)
@@ -100,7 +102,7 @@ copies = list(trace.rows(Kind.COPY_H2D))
 sizes = sorted((copy.nbytes for copy in copies), reverse=True)
 print(f"{len(copies)} copies: {', '.join(words.size(size) for size in sizes)}")
 moving = trace.between(copies[0].start, copies[-1].end)
-moving.figure(color="kind")
+moving.view(color="kind")
 
 # %% [markdown]
 # Pageable copies, one after the other, the host blocked in staging (R1), nothing hidden. In the loop of a training that
@@ -130,7 +132,7 @@ marked = [span for span in trace.rows(Kind.RANGE) if "measure" in span.name]
 measured = trace.between(marked[-1].start, marked[-1].end)
 print("the last annotations:", [span.name for span in trace.rows(Kind.RANGE)][-2:], end="\n\n")
 print(lv.advise(measured))
-measured.figure(color="kind")
+measured.view(color="kind")
 
 # %% [markdown]
 # The finding names the cause: memory is allocated inside the part that was measured. The annotation before it, with
@@ -144,7 +146,7 @@ measured.figure(color="kind")
 # file below is no trace at all.
 
 # %%
-whole = (folder / "alexnet_pageable_2023.json.gz").read_bytes()
+whole = notebooks.trace("alexnet_pageable_2023.json.gz").read_bytes()
 with tempfile.TemporaryDirectory() as place:
     for name, content in {"half.json.gz": whole[: len(whole) // 2], "notes.txt": b"Dear diary, today"}.items():
         file = Path(place, name)
@@ -177,14 +179,14 @@ def train(loader, device="cpu", after_step=lambda: None):
         after_step()
 
 
-# %%
+# %% tags=["measured"]
 with tempfile.TemporaryDirectory() as place:
     file, plan = f"{place}/own.json.gz", schedule(wait=2, warmup=1, active=5, repeat=1)
     save = {"on_trace_ready": lambda profiler: profiler.export_chrome_trace(file), "acc_events": True}
     with profile(activities=[ProfilerActivity.CPU], schedule=plan, **save) as profiler:
         train(DataLoader(files, 256, num_workers=2), after_step=profiler.step)
     own = lv.read(file)
-own.figure(color="batch")
+own.view()
 
 # %% [markdown]
 # Five steps, each with its range. The main thread waits. For whom? Two worker processes work for this loop, but the
@@ -199,11 +201,11 @@ guess_workers = predict(
 )
 guess_workers
 
-# %%
+# %% tags=["measured"]
 with lv.record(on="cpu", wait=3, steps=6) as recording:
     train(DataLoader(files, 256, num_workers=2))
 recorded = recording.timeline
-recorded.figure(color="batch")
+recorded.view()
 
 # %% [markdown]
 # Now the workers have lanes, on the profiler's clock; the subtitle says how exact that is. This is your computer as it
@@ -213,7 +215,7 @@ recorded.figure(color="batch")
 # what the data set and the preset of the host say. A real computer sleeps longer than it is told to, and has other
 # things to do.
 
-# %%
+# %% tags=["measured"]
 with lv.record(on="a100", wait=3, steps=6) as recording:
     train(DataLoader(files, 256, num_workers=2), "cuda")
 for name, each in {"recorded": recorded, "emulated": recording.timeline}.items():
@@ -233,6 +235,13 @@ guess_workers.reveal()
 
 # %%
 lesson07.exposed_copy
+
+
+# %% tags=["starter"]
+# Exercise 7.1
+def exposed(copies, kernels):
+    """Return for how many ns a copy runs and no kernel; both are lists of (start, end) in ns."""
+    return sum(end - start for start, end in copies)  # all of the copy: which part is hidden?
 
 
 # %% tags=["exercise"]
@@ -256,6 +265,17 @@ lesson07.exposed_copy.check(exposed)
 # %%
 lesson07.find_cause
 
+# %% tags=["starter"]
+# Exercise 7.2
+import loaderviz as lv
+
+
+def cause(timeline):
+    """Return what keeps the GPU from computing: "data", "pageable copy", "one stream" or "nothing"."""
+    summary = lv.summarize(timeline)
+    return ...
+
+
 # %% tags=["exercise"]
 # Exercise 7.2
 import loaderviz as lv
@@ -277,7 +297,7 @@ lesson07.find_cause.check(cause)
 # %% [markdown]
 # ## Try
 #
-# * `lv.read(folder / "event_sync_2023.json.gz")` is another real trace. What does the host wait for in it?
+# * `lv.read(notebooks.trace("event_sync_2023.json.gz"))` is another real trace. What does the host wait for in it?
 # * Give `train` a loader with `num_workers=0` and record it with `on="cpu"`. Which lane has the fetches now?
 # * Read a trace of your own. `lv.read` also takes a folder with one file per rank.
 #

@@ -17,6 +17,9 @@
 # %% [markdown]
 # # 8. Capstone: from the first loader to the limit
 #
+# ![The loop of lesson 4, with the data set on the GPU: no copies, and the stream computes from the beginning to the
+# end.](pictures/08_capstone.png)
+#
 # **The question of this lesson: how near can you bring a whole training on MNIST to the limit, and how do you find the
 # way?**
 #
@@ -36,8 +39,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import loaderviz as lv
 from loaderviz import words
 from loaderviz.loaders import PrefetchLoader
-from loaderviz.workshop import capstone, loop, predict, training
-from loaderviz.workshop.stages import stages
+from loaderviz.workshop import capstone, loop, predict
+from loaderviz.workshop.lessons.lesson06 import stages
 
 # %% [markdown]
 # ## The race
@@ -54,9 +57,9 @@ from loaderviz.workshop.stages import stages
 # costs there, and your computer has less to do.
 
 # %%
-print(f"{training.EPOCHS} epochs of {training.PER_EPOCH} batches of {training.SIZE} digits")
+print(f"{capstone.EPOCHS} epochs of {capstone.PER_EPOCH} batches of {capstone.SIZE} digits")
 print(f"the limit: {words.duration(capstone.limit())}")
-loop.show_code(training.Training.train_on)
+loop.show_code(capstone.Training.train_on)
 
 # %% [markdown]
 # ## The first loader
@@ -149,7 +152,7 @@ guess_prefetch.reveal()
 # Let us see why: four steps of both loaders, in the third epoch.
 
 # %%
-capstone.ladder.compare("workers, pinned", "prefetch", batches=range(27, 31)).figure(title="Four steps of two rungs")
+capstone.ladder.compare("workers, pinned", "prefetch", batches=range(27, 31))
 
 # %% [markdown]
 # The prefetcher did what it promises: the line above each picture says how much of the copy is hidden. But it won
@@ -163,7 +166,7 @@ capstone.ladder.compare("workers, pinned", "prefetch", batches=range(27, 31)).fi
 # %%
 for stage, time_ns in stages(third.timeline).items():
     print(f"{stage:8} {words.duration(time_ns):>9} a batch")
-pixels = training.SIZE * 28 * 28
+pixels = capstone.SIZE * 28 * 28
 print(f"images of a batch: {words.size(4 * pixels)} as float32, {words.size(pixels)} as stored")
 
 # %% [markdown]
@@ -176,6 +179,20 @@ print(f"images of a batch: {words.size(4 * pixels)} as float32, {words.size(pixe
 
 # %%
 capstone.race
+
+# %% tags=["starter"]
+# Exercise 8.1
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def load(images, labels, size, epochs):
+    """Yield shuffled batches on the GPU, epoch after epoch: the loader that everybody begins with."""
+    loader = DataLoader(TensorDataset(images.float() / 255, labels), size, shuffle=True)
+    for epoch in range(epochs):
+        for x, y in loader:
+            yield x.to("cuda"), y.to("cuda")
+
 
 # %% tags=["exercise"]
 # Exercise 8.1
@@ -207,7 +224,7 @@ capstone.ladder
 # `LOADERVIZ_LEADERBOARD=/a/shared/folder/room.sqlite` before the notebooks are started. Several kernels can write to it
 # at once.
 
-# %%
+# %% tags=["measured"]
 capstone.leaderboard()
 
 # %% [markdown]

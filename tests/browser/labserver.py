@@ -56,15 +56,6 @@ RUN_ALL = """async limit => {
 }"""
 
 
-# Does the legend of a plot begin below the words of its axis? True if it has none.
-LEGEND_BELOW = """plot => {
-    const legend = plot.querySelector('g.legend');
-    const words = [...plot.querySelectorAll('.infolayer [class^=x][class$=title]')];
-    const lowest = Math.max(...words.map(each => each.getBoundingClientRect().bottom));
-    return !legend || legend.getBoundingClientRect().top >= lowest - 1;
-}"""
-
-
 class Missing(Exception):
     """Something that the browser tests need is not installed; the message says what."""
 

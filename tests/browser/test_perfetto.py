@@ -17,7 +17,7 @@ import factory
 import numpy as np
 import pytest
 
-from loaderviz.chrome import to_chrome_trace
+from loaderviz.export import to_chrome_trace
 from loaderviz.timeline import Timeline
 
 pytestmark = pytest.mark.browser

@@ -70,6 +70,9 @@ class Naive:
             for job in self.live():
                 if job.start >= 0 and job.work <= 0:
                     job.end, changed = self.t, True
+                    after = next((other for other in self.lanes[job.lane].jobs if other.end < 0), None)
+                    if after and job.engine == after.engine == "sm":
+                        after.ready = max(after.ready, self.t + self.gpu.queue_gap)
             for job in self.heads():
                 if not job.engine:
                     job.start, changed = self.t, True
@@ -187,7 +190,7 @@ class Naive:
     def memcpy(self, lane, nbytes, direction, pinned, blocking):
         gpu, begin = self.gpu, self.now
         rate = (gpu.h2d if direction == "h2d" else gpu.d2h) if pinned else gpu.pageable
-        work = gpu.copy_latency + up(nbytes * 10**9, rate)
+        work = (gpu.copy_latency if direction == "h2d" else gpu.d2h_latency) + up(nbytes * 10**9, rate)
         before = list(self.lanes[lane].jobs)
         staged = direction == "h2d" and not pinned and nbytes > 2**16
         self.wait_for_place(lane)
@@ -226,7 +229,9 @@ class Naive:
     def synchronize(self, jobs, name):
         begin, jobs = self.now, list(jobs)
         self.now += self.host.synchronize
+        called = self.now
         self.block(lambda: all(job.end >= 0 for job in jobs), Cause.SYNCHRONIZE)
+        self.now += self.host.wake if self.now > called else 0
         self.call(begin, name)
 
     def synchronize_stream(self, lane):
@@ -239,10 +244,15 @@ class Naive:
         self.synchronize(self.jobs, "cudaDeviceSynchronize")
 
     def malloc(self):
+        begin = self.now
+        self.now += self.gpu.malloc_small
+        self.call(begin, "cudaMalloc")
+
+    def free(self):
         begin, jobs = self.now, list(self.jobs)
         self.block(lambda: all(job.end >= 0 for job in jobs), Cause.ALLOCATION)
         self.now += self.gpu.malloc
-        self.call(begin, "cudaMalloc")
+        self.call(begin, "cudaFree")
 
     def query(self, event):
         begin = self.now

@@ -9,8 +9,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from loaderviz.emulator import Gpu, Host, Runtime
+from loaderviz.emulator.hazards.accesses import HostWork
+from loaderviz.emulator.hazards.races import Races
 from loaderviz.emulator.memory import DevicePool, PinnedPool
-from loaderviz.emulator.races import Races
 
 STREAMS, EVENTS, BLOCKS, BUFFERS = 3, 2, 2, 1
 UNIT = 128  # bytes: the smallest piece that a program touches
@@ -93,7 +94,7 @@ class Machine:
 
     def __init__(self, *books):
         self.runtime = Runtime(Gpu.preset("a100"), Host.preset("laptop"))
-        self.races = self.runtime.races = Races(self.runtime)
+        self.races = self.runtime.races = Races(self.runtime.order, self.runtime.builder)
         self.pool, self.pinned = DevicePool(self.runtime), PinnedPool(self.runtime)
         self.streams = [self.runtime.default_stream, *(self.runtime.stream() for _ in range(STREAMS - 1))]
         self.events = [self.runtime.event() for _ in range(EVENTS)]
@@ -115,7 +116,7 @@ class Machine:
             self.races.access(work, start, start + units * UNIT, (units,), "u8", block, reads=reads, writes=writes)
         for book, node in zip(self.books, nodes, strict=True):
             book.access(node, in_units(pieces))
-        self.found.append(bool(work.found))
+        self.found.append(work.in_race)
 
     def enqueued(self, stream):
         return [book.enqueue(stream) for book in self.books]
@@ -129,7 +130,7 @@ class Machine:
     def kernel(self, stream, duration, pieces):
         command = self.runtime.launch(duration, self.streams[stream])
         self.touch(
-            self.races.work(command), self.enqueued(stream),
+            command, self.enqueued(stream),
             *((self.blocks[block], first, units, reads, writes) for block, first, units, reads, writes in pieces),
         )  # fmt: skip
 
@@ -141,7 +142,7 @@ class Machine:
         device = (self.blocks[block], first, units, not up, up)
         host = (self.buffers[buffer], first, units, up, not up)
         nodes = self.enqueued(stream)
-        self.touch(self.races.work(command), nodes, *((device, host) if pinned else (device,)))
+        self.touch(command, nodes, *((device, host) if pinned else (device,)))
         if pinned and not blocking:
             self.pinned.use(self.buffers[buffer], self.streams[stream])
         if blocking or (not up and not pinned):
@@ -157,6 +158,11 @@ class Machine:
         self.runtime.wait_event(self.streams[stream], self.events[event])
         for book in self.books:
             book.wait(stream, event, line)
+
+    def order(self, before, after):
+        """Let a stream (None: the host) wait for another one; numbers are those of traces."""
+        first, second = (next((s for s in self.streams if s.number == number), None) for number in (before, after))
+        self.runtime.wait_stream(second, first) if second else self.runtime.synchronize(first)
 
     def query(self, event):
         over = self.runtime.query(self.events[event])
@@ -196,7 +202,7 @@ class Machine:
         self.buffers[buffer] = self.pinned.allocate(UNIT * UNITS)
 
     def host(self, buffer, first, units, writes):
-        work = self.races.host_work("aten::copy_")
+        work = HostWork("aten::copy_", -1, self.runtime.source)
         for book in self.books:
             book.host_after()
         nodes = [book.host for book in self.books]
@@ -252,6 +258,9 @@ copies = st.tuples(
 ).map(lambda copy: (*copy[:5], *copy[5], *copy[6:]))  # fmt: skip
 records = st.tuples(st.just("record"), index(EVENTS), index(STREAMS))
 waits = st.tuples(st.just("wait"), index(STREAMS), index(EVENTS), index(3))
+hosts = st.tuples(st.just("host"), index(BUFFERS), views, st.booleans()).map(
+    lambda host: (*host[:2], *host[2], host[3])
+)
 operations = st.one_of(
     kernels, kernels, kernels, copies, copies, records, records, records, waits, waits, waits,
     st.tuples(st.just("query"), index(EVENTS)),
@@ -260,7 +269,7 @@ operations = st.one_of(
     st.tuples(st.just("synchronize_device")),
     *2 * [st.tuples(st.just("renew"), index(BLOCKS), index(STREAMS), st.one_of(st.none(), index(STREAMS)))],
     st.tuples(st.just("renew_buffer"), index(BUFFERS)),
-    st.tuples(st.just("host"), index(BUFFERS), views, st.booleans()).map(lambda host: (*host[:2], *host[2], host[3])),
+    hosts,
 )  # fmt: skip
 programs = st.lists(operations, min_size=10, max_size=30) | st.lists(operations, max_size=15)
 right_programs = programs.map(mended)

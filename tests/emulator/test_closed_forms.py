@@ -12,9 +12,10 @@ from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.timeline import DEVICE_KINDS, Kind
 
 US = 1000
-FREE = dict.fromkeys(("launch", "memcpy_call", "synchronize", "event_call", "query"), 0)
+FREE = dict.fromkeys(("launch", "memcpy_call", "synchronize", "event_call", "query", "wake"), 0)
 HOST = replace(Host.preset("laptop"), **FREE)  # a host that is never in the way
-GPU = replace(Gpu.preset("a100"), launch_latency=0, copy_latency=0, h2d=10**9, d2h=10**9)  # 1 byte a ns
+AT_ONCE = dict.fromkeys(("launch_latency", "copy_latency", "d2h_latency", "queue_gap"), 0)
+GPU = replace(Gpu.preset("a100"), **AT_ONCE, h2d=10**9, d2h=10**9)  # 1 byte a ns
 
 
 def runtime(**gpu):
@@ -149,16 +150,16 @@ def test_a_loop_is_bound_by_the_launches_or_by_the_kernels(kernels, duration, la
 
 
 def test_a_synchronise_every_step_adds_the_launch_latency_to_every_step():
-    gpu = Runtime(replace(GPU, launch_latency=4 * US), replace(HOST, launch=5 * US, synchronize=2 * US))
+    gpu = Runtime(replace(GPU, launch_latency=4 * US), replace(HOST, launch=5 * US, synchronize=2 * US, wake=3 * US))
     for _ in range(10):
         gpu.launch(100 * US)
         gpu.synchronize()
-    assert gpu.now == 10 * (5 + 4 + 100) * US
+    assert gpu.now == 10 * (5 + 4 + 100 + 3) * US
 
 
 def test_what_the_host_does_meanwhile_is_free():
     """max(host, device), not their sum: the synchronise finds the kernel over."""
-    gpu = Runtime(GPU, replace(HOST, synchronize=2 * US))
+    gpu = Runtime(GPU, replace(HOST, synchronize=2 * US, wake=3 * US))
     gpu.launch(100 * US)
     gpu.host_work(150 * US)
     gpu.synchronize()

@@ -5,7 +5,21 @@ from __future__ import annotations
 from itertools import pairwise
 
 from hypothesis import example, given, settings
-from race_programs import UNIT, UNITS, Book, Machine, near_misses, programs, right_programs
+from hypothesis import strategies as st
+from race_programs import (
+    UNIT,
+    UNITS,
+    Book,
+    Machine,
+    copies,
+    hosts,
+    kernels,
+    near_misses,
+    programs,
+    records,
+    right_programs,
+    waits,
+)
 
 
 def kernel(stream, first, units, *, writes):
@@ -30,6 +44,37 @@ def test_an_access_is_in_a_hazard_if_and_only_if_no_path_leads_to_it(program):
     book = Book()
     machine = Machine(book).run(program)
     assert machine.found == [bool(races) for races in book.races]
+
+
+def waits_to_add(program):
+    """Where the hazards of a program say that a wait is missing: (place, stream to wait for, stream that waits)."""
+    machine = Machine().run(program)
+    machine.runtime.timeline()
+    return [(int(h.second.source.rpartition(":")[2]), h.first.stream, h.second.stream) for h in machine.races.hazards]
+
+
+def races_with(program, added):
+    mended = [
+        each
+        for place, operation in enumerate(program)
+        for each in (*(("order", *streams) for at, *streams in added if at == place), operation)
+    ]
+    return any(Machine().run(mended).found)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(kernels, kernels, copies, hosts, records, waits), max_size=20))
+def test_a_program_with_the_missing_waits_has_no_race(program):
+    """Programs without queries, whose answers the waits may change."""
+    assert not races_with(program, waits_to_add(program))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(kernels.filter(lambda kernel: kernel[1] < 2), records, waits), max_size=20))
+def test_of_two_streams_no_wait_is_missing_that_another_one_makes_needless(program):
+    added = waits_to_add(program)
+    for left_out in added:
+        assert races_with(program, [wait for wait in added if wait is not left_out])
 
 
 @settings(max_examples=200, deadline=None)

@@ -2,64 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any
-
 import pytest
 import torch
 
+import loaderviz
 
-def recorder() -> Callable[..., AbstractContextManager[Any]]:
-    """Return `loaderviz.record`, or skip the test while it cannot be imported."""
-    try:
-        import loaderviz
-
-        record = loaderviz.record
-    except (ImportError, AttributeError) as error:
-        pytest.skip(f"no emulated CUDA device: loaderviz.record cannot be imported ({error})")
-    if not callable(record):
-        pytest.skip("no emulated CUDA device: loaderviz.record is not a function")
-    return record
+GPU = pytest.param("gpu", marks=pytest.mark.gpu)
 
 
-@pytest.fixture(params=["cpu", "emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """The CPU, then an emulated GPU (the test runs inside the recording), then a real one."""
-    if request.param == "cpu":
-        yield torch.device("cpu")
-    elif request.param == "emulated":
-        with recorder()(on="a100") as recording:
+@pytest.fixture(params=["cpu", "emulated", GPU])
+def device(request):
+    """The CPU, then an emulated GPU (the test runs inside the recording, and races with nothing), then a real one."""
+    if request.param == "emulated":
+        with loaderviz.record(on="a100") as recording:
             yield torch.device("cuda")
         assert recording.hazards == []
-    else:
-        if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA GPU: torch.cuda.is_available() is False")
-        yield torch.device("cuda")
+        return
+    if request.param == "gpu" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU: torch.cuda.is_available() is False")
+    yield torch.device("cpu" if request.param == "cpu" else "cuda")
 
 
 @pytest.fixture
-def record() -> Callable[..., AbstractContextManager[Any]]:
-    """`loaderviz.record`, to make a recording with `on="a100"`."""
-    return recorder()
+def record():
+    return loaderviz.record
 
 
 class Source:
     """Batches in memory; can fail at a batch, and knows how many iterators are open and how far it was drawn."""
 
-    def __init__(self, count: int = 7, size: int = 4, fail_at: int | None = None, pinned: bool = False) -> None:
+    def __init__(self, count=7, size=4, fail_at=None, pinned=False):
         self.count, self.size, self.fail_at, self.pinned = count, size, fail_at, pinned
         self.open = self.drawn = 0
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.count
 
-    def batch(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, index):
         first = torch.arange(self.size, dtype=torch.float32) + index * self.size
         parts = first, (first * 10).long()
-        return tuple(part.pin_memory() for part in parts) if self.pinned else parts  # type: ignore[return-value]
+        return tuple(part.pin_memory() for part in parts) if self.pinned else parts
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def __iter__(self):
         self.open += 1
         self.drawn = 0
         try:

@@ -6,7 +6,7 @@ import gc
 import multiprocessing
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,15 +34,15 @@ MAKERS: dict[str, Make] = {
 
 
 @pytest.fixture(params=list(MAKERS))
-def make(request: pytest.FixtureRequest) -> Make:
+def make(request):
     return MAKERS[request.param]
 
 
-def values(batch: Any) -> list[list[float]]:
+def values(batch):
     return [part.tolist() for part in batch]
 
 
-def test_every_batch_in_order_with_its_values_in_each_of_two_epochs(make: Make, device: torch.device) -> None:
+def test_every_batch_in_order_with_its_values_in_each_of_two_epochs(make, device):
     source = Source(7)
     loader = make(source, device)
     for _ in range(2):
@@ -51,12 +51,12 @@ def test_every_batch_in_order_with_its_values_in_each_of_two_epochs(make: Make, 
     assert source.open == 0
 
 
-def test_batches_are_on_the_device(make: Make, device: torch.device) -> None:
+def test_batches_are_on_the_device(make, device):
     assert {part.device.type for batch in make(Source(3), device) for part in batch} == {device.type}
 
 
 @pytest.mark.parametrize("fail_at", [0, 1, 3, 6])
-def test_an_error_comes_after_exactly_the_batches_before_it(make: Make, device: torch.device, fail_at: int) -> None:
+def test_an_error_comes_after_exactly_the_batches_before_it(make, device, fail_at):
     source = Source(7, fail_at=fail_at)
     got = []
     loader = make(source, device)
@@ -70,17 +70,17 @@ def test_an_error_comes_after_exactly_the_batches_before_it(make: Make, device: 
     assert len(list(loader)) == 7, "the loader works again after an error"
 
 
-def test_an_error_once_caught_keeps_nothing_alive(make: Make) -> None:
+def test_an_error_once_caught_keeps_nothing_alive(make):
     """A DataLoader's workers end with its iterator: a cycle through the traceback would keep both alive."""
 
     class Failing:
-        def __init__(self) -> None:
+        def __init__(self):
             self.left = 3
 
-        def __iter__(self) -> Iterator[torch.Tensor]:
+        def __iter__(self):
             return self
 
-        def __next__(self) -> torch.Tensor:
+        def __next__(self):
             self.left -= 1
             if not self.left:
                 raise ZeroDivisionError
@@ -89,7 +89,7 @@ def test_an_error_once_caught_keeps_nothing_alive(make: Make) -> None:
     iterators = []
 
     class Fresh:
-        def __iter__(self) -> Iterator[torch.Tensor]:
+        def __iter__(self):
             iterator = Failing()
             iterators.append(weakref.ref(iterator))
             return iterator
@@ -107,27 +107,27 @@ def test_an_error_once_caught_keeps_nothing_alive(make: Make) -> None:
         gc.enable()
 
 
-def test_an_empty_source_yields_nothing(make: Make, device: torch.device) -> None:
+def test_an_empty_source_yields_nothing(make, device):
     assert list(make([], device)) == []
     assert list(make(iter(()), device)) == []
 
 
-def test_len_passes_through_and_is_a_type_error_without(make: Make) -> None:
+def test_len_passes_through_and_is_a_type_error_without(make):
     assert len(make(Source(5), torch.device("cpu"))) == 5
     with pytest.raises(TypeError, match="len"):
         len(make((batch for batch in ()), torch.device("cpu")))
 
 
-def test_len_of_an_iterable_dataset_is_a_type_error(make: Make) -> None:
+def test_len_of_an_iterable_dataset_is_a_type_error(make):
     class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
+        def __iter__(self):
             return iter(range(3))
 
     with pytest.raises(TypeError):
         len(make(DataLoader(Stream()), torch.device("cpu")))
 
 
-def test_a_break_closes_the_source_at_once(make: Make, device: torch.device) -> None:
+def test_a_break_closes_the_source_at_once(make, device):
     source = Source(60)
     loader = make(source, device)
     for _batch in loader:
@@ -137,7 +137,7 @@ def test_a_break_closes_the_source_at_once(make: Make, device: torch.device) -> 
     assert len(list(loader)) == 60
 
 
-def test_a_new_iteration_cancels_the_old_one(make: Make, device: torch.device) -> None:
+def test_a_new_iteration_cancels_the_old_one(make, device):
     source = Source(60)
     loader = make(source, device)
     old = iter(loader)
@@ -153,7 +153,7 @@ def test_a_new_iteration_cancels_the_old_one(make: Make, device: torch.device) -
         next(new)
 
 
-def test_close_ends_the_iteration_and_the_loader_can_be_used_again(make: Make, device: torch.device) -> None:
+def test_close_ends_the_iteration_and_the_loader_can_be_used_again(make, device):
     source = Source(7)
     loader = make(source, device)
     running = iter(loader)
@@ -166,7 +166,7 @@ def test_close_ends_the_iteration_and_the_loader_can_be_used_again(make: Make, d
     assert len(list(loader)) == 7
 
 
-def test_an_ended_iterator_stays_ended_when_the_loader_goes_on(make: Make, device: torch.device) -> None:
+def test_an_ended_iterator_stays_ended_when_the_loader_goes_on(make, device):
     loader = make(Source(2), device)
     ended = iter(loader)
     assert len(list(ended)) == 2
@@ -175,7 +175,7 @@ def test_an_ended_iterator_stays_ended_when_the_loader_goes_on(make: Make, devic
 
 
 @pytest.mark.parametrize("loader_type", [BlockingLoader, PinnedLoader, PrefetchLoader])
-def test_a_break_leaves_no_worker_process_and_no_thread(loader_type: type) -> None:
+def test_a_break_leaves_no_worker_process_and_no_thread(loader_type):
     threads = set(threading.enumerate())
     processes = len(multiprocessing.active_children())
     data = TensorDataset(torch.arange(40))
@@ -190,7 +190,7 @@ def test_a_break_leaves_no_worker_process_and_no_thread(loader_type: type) -> No
         assert not thread.is_alive(), thread
 
 
-def test_the_loader_keeps_no_reference_to_a_batch_handed_out(make: Make) -> None:
+def test_the_loader_keeps_no_reference_to_a_batch_handed_out(make):
     batches = [torch.zeros(1) for _ in range(3)]
     seen = [weakref.ref(batch) for batch in batches]
     loader = make(iter(batches), torch.device("cpu"))
@@ -202,15 +202,15 @@ def test_the_loader_keeps_no_reference_to_a_batch_handed_out(make: Make) -> None
     assert seen[0]() is None
 
 
-def test_at_most_depth_batches_are_drawn_beyond_the_one_handed_out(device: torch.device) -> None:
+def test_at_most_depth_batches_are_drawn_beyond_the_one_handed_out(device):
     for depth in DEPTHS:
         source = Source(50)
         for k, _batch in enumerate(PrefetchLoader(source, device, depth=depth)):
             assert source.drawn == min(50, k + 1 + depth)
 
 
-def test_a_keyboard_interrupt_is_not_put_off(device: torch.device) -> None:
-    def interrupted() -> Iterator[torch.Tensor]:
+def test_a_keyboard_interrupt_is_not_put_off(device):
+    def interrupted():
         yield torch.zeros(1)
         yield torch.zeros(1)
         raise KeyboardInterrupt
@@ -220,8 +220,8 @@ def test_a_keyboard_interrupt_is_not_put_off(device: torch.device) -> None:
         next(running)
 
 
-def test_a_transform_sees_each_batch_on_the_device_and_its_error_has_its_place(device: torch.device) -> None:
-    def transform(batch: Any) -> Any:
+def test_a_transform_sees_each_batch_on_the_device_and_its_error_has_its_place(device):
+    def transform(batch):
         images, labels = batch
         assert images.device.type == device.type
         if labels[0] == 120:  # batch 3
@@ -248,24 +248,24 @@ def test_a_transform_sees_each_batch_on_the_device_and_its_error_has_its_place(d
         ({"device": "toaster"}, RuntimeError, "toaster"),
     ],
 )
-def test_bad_arguments_are_named(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
+def test_bad_arguments_are_named(arguments, error, match):
     with pytest.raises(error, match=match):
         PrefetchLoader([], **{"device": "cpu", **arguments})
 
 
-def test_a_source_that_cannot_be_iterated_is_named() -> None:
+def test_a_source_that_cannot_be_iterated_is_named():
     with pytest.raises(TypeError, match="must be iterable, got int"):
-        BlockingLoader(3, "cpu")  # type: ignore[arg-type]
+        BlockingLoader(3, "cpu")
 
 
-def test_without_cuda_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cuda_the_error_says_what_to_do(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for loader in (BlockingLoader([1]), PinnedLoader([1]), PrefetchLoader([1])):
         with pytest.raises(RuntimeError, match="Pass device='cpu', or run the loop inside"):
             next(iter(loader))
 
 
-def test_on_the_cpu_nothing_is_counted_as_a_pageable_copy(make: Make) -> None:
+def test_on_the_cpu_nothing_is_counted_as_a_pageable_copy(make):
     loader = make(Source(3), torch.device("cpu"))
     list(loader)
     assert loader.pageable_copies == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -13,7 +11,7 @@ from loaderviz.loaders import ResidentLoader
 SAMPLES, WORLD = 37, 2
 
 
-def train(rank: int, folder: str) -> None:
+def train(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD)
     try:
@@ -30,8 +28,8 @@ def train(rank: int, folder: str) -> None:
         dist.destroy_process_group()
 
 
-def test_two_processes_share_an_epoch(tmp_path: Path) -> None:
-    mp.spawn(train, args=(str(tmp_path),), nprocs=WORLD)  # type: ignore[no-untyped-call]
+def test_two_processes_share_an_epoch(tmp_path):
+    mp.spawn(train, args=(str(tmp_path),), nprocs=WORLD)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(WORLD)]
     assert len(ranks[0]["seen"]) == len(ranks[1]["seen"]) == 19
     union = torch.cat([rank["seen"] for rank in ranks]).long()

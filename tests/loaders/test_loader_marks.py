@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,12 +24,12 @@ LOADERS: dict[str, Any] = {
 }
 
 
-def expected_of(name: str) -> list[tuple[int, int]]:
+def expected_of(name):
     return [(0, 4), (1, 4), (2, 2)] if name in ("resident", "slices") else [(0, 4), (1, 4), (2, 4)]
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_the_hook_hears_each_batch_before_the_user_gets_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hook_hears_each_batch_before_the_user_gets_it(name, monkeypatch):
     heard: list[tuple[int, int]] = []
     monkeypatch.setattr(marks, "on_batch", lambda index, samples: heard.append((index, samples)))
     loader = LOADERS[name]()
@@ -42,11 +41,11 @@ def test_the_hook_hears_each_batch_before_the_user_gets_it(name: str, monkeypatc
         heard.clear()
 
 
-def test_the_prefetch_hook_is_around_the_copy_of_the_later_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prefetch_hook_is_around_the_copy_of_the_later_batch(monkeypatch):
     heard: list[Any] = []
 
     @contextmanager
-    def around(index: int) -> Iterator[None]:
+    def around(index):
         heard.append(("copy", index))
         yield
         heard.append(("copied", index))
@@ -62,7 +61,7 @@ def test_the_prefetch_hook_is_around_the_copy_of_the_later_batch(monkeypatch: py
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LOADERS)
-def test_each_batch_has_one_named_range_in_a_trace(name: str) -> None:
+def test_each_batch_has_one_named_range_in_a_trace(name):
     loader = LOADERS[name]()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _batch in loader:
@@ -78,7 +77,7 @@ def test_each_batch_has_one_named_range_in_a_trace(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_gather_of_a_resident_batch_lies_in_its_range() -> None:
+def test_the_gather_of_a_resident_batch_lies_in_its_range():
     loader = ResidentLoader(DATA, 4, device="cpu")
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _batch in loader:
@@ -89,7 +88,7 @@ def test_the_gather_of_a_resident_batch_lies_in_its_range() -> None:
     ]
 
 
-def test_nobody_listens_by_default() -> None:
+def test_nobody_listens_by_default():
     assert marks.on_batch is None and marks.on_prefetch is None and not marks.listening()
     assert marks.handing_out(0, 1) is marks.prefetching(1), "the same empty context: nothing is built"
     marks.mark_batch(0, 1)

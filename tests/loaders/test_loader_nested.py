@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 import torch
@@ -25,24 +24,24 @@ class Sample:
     name: str
     cached: torch.Tensor = dataclasses.field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         object.__setattr__(self, "cached", self.image * 2)
 
 
 class Graph:
     """Moves itself, and says where it was asked to go."""
 
-    def __init__(self, nodes: torch.Tensor) -> None:
+    def __init__(self, nodes):
         self.nodes = nodes
 
-    def to(self, device: torch.device) -> Graph:
+    def to(self, device):
         return Graph(self.nodes.to(device) + 1)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.nodes)
 
 
-def plus_one(tensor: torch.Tensor) -> torch.Tensor:
+def plus_one(tensor):
     return tensor + 1
 
 
@@ -61,7 +60,7 @@ def plus_one(tensor: torch.Tensor) -> torch.Tensor:
         lambda t: MappingProxyType({"a": t}),
     ],
 )
-def test_containers_keep_their_type_and_each_tensor_is_replaced_once(make: Any) -> None:
+def test_containers_keep_their_type_and_each_tensor_is_replaced_once(make):
     old = make(torch.tensor([1.0]))
     new = map_nested(old, plus_one)
     assert type(new) is type(old)
@@ -69,12 +68,12 @@ def test_containers_keep_their_type_and_each_tensor_is_replaced_once(make: Any) 
     assert all(leaf.item() == 1.0 for leaf in leaves(old)), "the old batch must not change"
 
 
-def test_a_defaultdict_keeps_its_factory() -> None:
+def test_a_defaultdict_keeps_its_factory():
     new = map_nested(defaultdict(list, a=torch.ones(1)), plus_one)
     assert type(new) is defaultdict and new["missing"] == []
 
 
-def test_a_frozen_dataclass_is_rebuilt_with_its_init_false_fields_and_without_post_init() -> None:
+def test_a_frozen_dataclass_is_rebuilt_with_its_init_false_fields_and_without_post_init():
     old = Sample(torch.ones(2), "cat")
     new = map_nested(old, plus_one)
     assert type(new) is Sample and new.name == "cat"
@@ -83,23 +82,23 @@ def test_a_frozen_dataclass_is_rebuilt_with_its_init_false_fields_and_without_po
     assert old.cached.tolist() == [2, 2]
 
 
-def test_other_leaves_pass_through_as_the_same_object() -> None:
+def test_other_leaves_pass_through_as_the_same_object():
     things = [object(), "text", b"bytes", 3, 2.5, None, {1, 2}, range(3), Sample, bytearray(b"ab")]
     assert all(a is b for a, b in zip(things, map_nested(things, plus_one), strict=True))
 
 
-def test_an_object_with_to_moves_itself_even_if_it_takes_no_non_blocking() -> None:
+def test_an_object_with_to_moves_itself_even_if_it_takes_no_non_blocking():
     for non_blocking in (False, True):
         moved = to_device({"g": Graph(torch.zeros(2))}, torch.device("cpu"), non_blocking)["g"]
         assert type(moved) is Graph and moved.nodes.tolist() == [1, 1]
 
 
-def test_a_packed_sequence_stays_one() -> None:
+def test_a_packed_sequence_stays_one():
     packed = pack_sequence([torch.ones(3), torch.ones(2)])
     assert to_device(packed, torch.device("cpu")).batch_sizes.tolist() == [2, 2, 1]
 
 
-def test_samples_in_counts_the_first_tensor_it_finds() -> None:
+def test_samples_in_counts_the_first_tensor_it_finds():
     assert samples_in({"name": "x", "images": torch.zeros(5, 2), "labels": torch.zeros(3)}) == 5
     assert samples_in(torch.tensor(1.0)) == 1
     assert samples_in([Graph(torch.zeros(4))]) == 4
@@ -118,18 +117,18 @@ nested = st.recursive(
 )
 
 
-def plain(value: Any) -> Any:
+def plain(value):
     """The batch with each tensor as ("tensor", number), so that `==` compares."""
     return map_nested(value, lambda tensor: ("tensor", tensor.item()))
 
 
 @given(nested)
-def test_moving_a_batch_keeps_everything(batch: Any) -> None:
+def test_moving_a_batch_keeps_everything(batch):
     assert plain(to_device(batch, torch.device("cpu"))) == plain(batch)
 
 
 @pytest.mark.parametrize("loader_type", [BlockingLoader, PinnedLoader, PrefetchLoader])
-def test_every_copying_loader_moves_nested_batches(loader_type: type, device: torch.device) -> None:
+def test_every_copying_loader_moves_nested_batches(loader_type, device):
     source = [
         {"pair": Pair(torch.full((2,), k), f"name{k}"), "more": [Sample(torch.ones(1) * k, "s")]} for k in range(4)
     ]

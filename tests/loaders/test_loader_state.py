@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,28 +21,28 @@ BATCHES = 6  # of 4 samples, the last of 3
 class Counting:
     """A source that keeps its own place, as stateful data loaders do; resumes from it without replay."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.position = self.started_at = 0
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self):
         self.started_at = self.position
         while self.position < BATCHES:
             self.position += 1
             yield DATA[4 * self.position - 4 : 4 * self.position]
         self.position = 0
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self):
         return {"position": self.position}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state):
         self.position = state["position"]
 
 
-def own_generator() -> Any:
+def own_generator():
     return DataLoader(TensorDataset(DATA), 4, shuffle=True, generator=torch.Generator().manual_seed(3))
 
 
-def sampler_generator() -> Any:
+def sampler_generator():
     sampler = RandomSampler(DATA, generator=torch.Generator().manual_seed(3))
     return DataLoader(TensorDataset(DATA), 4, sampler=sampler)
 
@@ -64,11 +64,11 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def values(batch: Any) -> list[int]:
+def values(batch):
     return (batch[0] if isinstance(batch, (tuple, list)) else batch).tolist()
 
 
-def train(loader: Any, epochs: int) -> list[list[int]]:
+def train(loader, epochs):
     """All batches of some epochs; draws from the default generator at each step, as dropout does."""
     seen = []
     for _ in range(epochs):
@@ -78,7 +78,7 @@ def train(loader: Any, epochs: int) -> list[list[int]]:
     return seen
 
 
-def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+def through_a_file(state):
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -86,7 +86,7 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def train_until(loader: Any, stop: int, between_epochs: bool) -> tuple[list[list[int]], dict[str, Any]]:
+def train_until(loader, stop, between_epochs):
     """Train for `stop` batches; return them and the state, saved after the last one or before the next epoch."""
     seen: list[list[int]] = []
     while True:
@@ -104,9 +104,7 @@ STOPS = [(stop, False) for stop in range(1, 2 * BATCHES + 2)] + [(epoch * BATCHE
 
 @pytest.mark.parametrize("make_loader", LOADERS.values(), ids=LOADERS)
 @pytest.mark.parametrize("make_source", SOURCES.values(), ids=SOURCES)
-def test_resuming_at_any_batch_equals_the_uninterrupted_run(
-    make_source: Callable[[], Any], make_loader: Callable[[Any], Any]
-) -> None:
+def test_resuming_at_any_batch_equals_the_uninterrupted_run(make_source, make_loader):
     torch.manual_seed(1)
     expected = train(make_loader(make_source()), 3)
     assert len(expected) == 3 * BATCHES
@@ -123,7 +121,7 @@ def test_resuming_at_any_batch_equals_the_uninterrupted_run(
         assert (resumed.epoch, resumed.batches_handed_out) == (3, 0)
 
 
-def test_a_resumed_run_can_be_saved_and_resumed_again() -> None:
+def test_a_resumed_run_can_be_saved_and_resumed_again():
     make = SOURCES["shuffling DataLoader"]
     torch.manual_seed(1)
     expected = train(PrefetchLoader(make(), "cpu"), 2)
@@ -141,7 +139,7 @@ def test_a_resumed_run_can_be_saved_and_resumed_again() -> None:
 
 
 @pytest.mark.parametrize("make_loader", LOADERS.values(), ids=LOADERS)
-def test_replaying_leaves_the_default_generator_alone(make_loader: Callable[[Any], Any]) -> None:
+def test_replaying_leaves_the_default_generator_alone(make_loader):
     loader = make_loader(SOURCES["shuffling DataLoader"]())
     running = iter(loader)
     next(running), next(running)
@@ -153,7 +151,7 @@ def test_replaying_leaves_the_default_generator_alone(make_loader: Callable[[Any
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_prefetched_batches_do_not_count(device: torch.device) -> None:
+def test_prefetched_batches_do_not_count(device):
     source = Source(10)
     loader = PrefetchLoader(source, device, depth=4)
     running = iter(loader)
@@ -162,7 +160,7 @@ def test_prefetched_batches_do_not_count(device: torch.device) -> None:
     assert (loader.state_dict()["batches"], loader.batches_handed_out) == (2, 2)
 
 
-def test_the_state_of_a_source_is_the_one_after_the_batch_handed_out() -> None:
+def test_the_state_of_a_source_is_the_one_after_the_batch_handed_out():
     source = Counting()
     loader = PrefetchLoader(source, "cpu", depth=3)
     running = iter(loader)
@@ -175,7 +173,7 @@ def test_the_state_of_a_source_is_the_one_after_the_batch_handed_out() -> None:
     assert again.started_at == 1, "continued from its own state, not replayed"
 
 
-def test_a_state_loaded_but_not_used_is_given_back_unchanged() -> None:
+def test_a_state_loaded_but_not_used_is_given_back_unchanged():
     loader = BlockingLoader(Source(5), "cpu")
     running = iter(loader)
     next(running), next(running)
@@ -186,7 +184,7 @@ def test_a_state_loaded_but_not_used_is_given_back_unchanged() -> None:
     assert (other.epoch, other.batches_handed_out) == (1, 0)
 
 
-def test_a_break_ends_the_epoch_for_the_next_iteration() -> None:
+def test_a_break_ends_the_epoch_for_the_next_iteration():
     loader = ResidentLoader(DATA, 4, device="cpu")
     first = values(next(iter(loader)))
     assert loader.epoch == 0
@@ -194,7 +192,7 @@ def test_a_break_ends_the_epoch_for_the_next_iteration() -> None:
     assert loader.epoch == 1
 
 
-def test_loading_cancels_a_running_iteration() -> None:
+def test_loading_cancels_a_running_iteration():
     loader = BlockingLoader(Source(5), "cpu")
     running = iter(loader)
     next(running)
@@ -216,13 +214,13 @@ def test_loading_cancels_a_running_iteration() -> None:
         ),
     ],
 )
-def test_a_bad_state_is_named(change: dict[str, Any], error: type[Exception], match: str) -> None:
+def test_a_bad_state_is_named(change, error, match):
     loader = BlockingLoader(Source(5), "cpu")
     with pytest.raises(error, match=match):
         loader.load_state_dict({**loader.state_dict(), **change})
 
 
-def test_a_state_without_its_keys_and_a_source_without_its_generator_are_named() -> None:
+def test_a_state_without_its_keys_and_a_source_without_its_generator_are_named():
     with pytest.raises(ValueError, match="no 'epoch'"):
         BlockingLoader(Source(5), "cpu").load_state_dict({"batch": 3})
     resumed = BlockingLoader(SOURCES["list"](), "cpu")
@@ -231,7 +229,7 @@ def test_a_state_without_its_keys_and_a_source_without_its_generator_are_named()
         next(iter(resumed))
 
 
-def test_a_source_shorter_than_the_state_says_is_an_error() -> None:
+def test_a_source_shorter_than_the_state_says_is_an_error():
     loader = PrefetchLoader(Source(2), "cpu")
     loader.load_state_dict({"epoch": 0, "batches": 3, "random": None, "source": None})
     with pytest.raises(RuntimeError, match="saved after 3 batches, but the source ended after 2"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,26 +13,14 @@ import torch
 
 from loaderviz.loaders import LIFETIMES, BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
 
-from .conftest import Source
+from .conftest import GPU, Source
+
+with_streams = pytest.mark.parametrize("device", ["emulated", GPU], indirect=True)
 
 DEPTHS = (0, 1, 2, 4)
 
 
-@pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
-def cuda(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """A device with streams: emulated (with a check for races at the end), or real."""
-    if request.param == "gpu":
-        if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA GPU: torch.cuda.is_available() is False")
-        yield torch.device("cuda")
-        return
-    record = request.getfixturevalue("record")
-    with record(on="a100") as recording:
-        yield torch.device("cuda")
-    assert recording.hazards == []
-
-
-def train(batches: Any, steps_of_work: int = 3) -> list[float]:
+def train(batches, steps_of_work=3):
     """Sums over each batch after some work on it; the host never waits inside, so it runs ahead of the device."""
     results = []
     for images, labels in batches:
@@ -45,46 +33,47 @@ def train(batches: Any, steps_of_work: int = 3) -> list[float]:
 
 
 class Matrices(Source):
-    def batch(self, index: int) -> Any:
+    def batch(self, index):
         image = torch.full((16, 16), 0.25) + torch.eye(16) * index / 8
         parts = image, torch.arange(16) + index
         return tuple(part.pin_memory() for part in parts) if self.pinned else parts
 
 
+@with_streams
 @pytest.mark.parametrize("pinned", [True, False])
 @pytest.mark.parametrize("lifetime", LIFETIMES)
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_every_depth_and_lifetime_computes_what_the_blocking_loop_does(
-    cuda: torch.device, depth: int, lifetime: str, pinned: bool
-) -> None:
-    expected = train(BlockingLoader(Matrices(9), cuda))
-    loader = PrefetchLoader(Matrices(9, pinned=pinned), cuda, depth=depth, lifetime=lifetime)
+def test_every_depth_and_lifetime_computes_what_the_blocking_loop_does(device, depth, lifetime, pinned):
+    expected = train(BlockingLoader(Matrices(9), device))
+    loader = PrefetchLoader(Matrices(9, pinned=pinned), device, depth=depth, lifetime=lifetime)
     for _ in range(2):
         assert train(loader) == expected
     assert loader.pageable_copies == (0 if pinned else 2 * 2 * 9)
 
 
+@with_streams
 @pytest.mark.parametrize("lifetime", LIFETIMES)
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_a_transform_on_the_side_stream_computes_the_same(cuda: torch.device, depth: int, lifetime: str) -> None:
-    def transform(batch: Any) -> Any:
+def test_a_transform_on_the_side_stream_computes_the_same(device, depth, lifetime):
+    def transform(batch):
         images, labels = batch
         return images * 2 - 0.25, labels
 
-    expected = train(transform(batch) for batch in BlockingLoader(Matrices(9), cuda))
+    expected = train(transform(batch) for batch in BlockingLoader(Matrices(9), device))
     source = Matrices(9, pinned=True)
-    assert train(PrefetchLoader(source, cuda, depth=depth, lifetime=lifetime, transform=transform)) == expected
+    assert train(PrefetchLoader(source, device, depth=depth, lifetime=lifetime, transform=transform)) == expected
 
 
+@with_streams
 @pytest.mark.parametrize("lifetime", LIFETIMES)
-def test_a_break_with_copies_under_way_harms_nobody(cuda: torch.device, lifetime: str) -> None:
-    loader = PrefetchLoader(Matrices(9, pinned=True), cuda, depth=3, lifetime=lifetime)
-    expected = train(BlockingLoader(Matrices(9), cuda))
+def test_a_break_with_copies_under_way_harms_nobody(device, lifetime):
+    loader = PrefetchLoader(Matrices(9, pinned=True), device, depth=3, lifetime=lifetime)
+    expected = train(BlockingLoader(Matrices(9), device))
     for _ in range(3):
         for _batch in loader:
             break
         gc.collect()  # the batches in flight are gone for certain, and their memory is handed out again
-        fresh = [torch.zeros(16, 16, device=cuda) for _ in range(4)]  # where a copy may still be under way
+        fresh = [torch.zeros(16, 16, device=device) for _ in range(4)]  # where a copy may still be under way
         assert [(each + 1).sum().item() for each in fresh] == [256] * 4
     assert train(loader) == expected
 
@@ -102,12 +91,13 @@ MAKERS: dict[str, Callable[[Any, torch.device], Any]] = {
 }
 
 
+@with_streams
 @pytest.mark.parametrize("leave", ["break", "the end", "an error"])
 @pytest.mark.parametrize("name", MAKERS)
-def test_memory_comes_back_at_once_without_garbage_collection(cuda: torch.device, name: str, leave: str) -> None:
+def test_memory_comes_back_at_once_without_garbage_collection(device, name, leave):
     """A batch in a cycle of references would keep its memory until Python next looks for cycles."""
     source = Matrices(6, pinned=True, fail_at=4 if leave == "an error" else None)
-    loader = MAKERS[name](source, cuda)
+    loader = MAKERS[name](source, device)
     gc.collect()
     gc.disable()
     try:
@@ -125,7 +115,7 @@ def test_memory_comes_back_at_once_without_garbage_collection(cuda: torch.device
         gc.enable()
 
 
-def kept(loader: Any, steps: int) -> None:
+def kept(loader, steps):
     """Read each batch again `steps` steps after its own, and compare."""
     window: list[Any] = []
     for k, (images, _labels) in enumerate(loader):
@@ -135,32 +125,35 @@ def kept(loader: Any, steps: int) -> None:
             assert old.cpu().tolist() == Matrices(1).batch(index)[0].tolist()
 
 
+@with_streams
 @pytest.mark.parametrize("lifetime", [name for name in LIFETIMES if name != "ring"])
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_a_batch_kept_longer_than_the_depth_stays_unchanged(cuda: torch.device, depth: int, lifetime: str) -> None:
-    kept(PrefetchLoader(Matrices(14, pinned=True), cuda, depth=depth, lifetime=lifetime), steps=depth + 3)
+def test_a_batch_kept_longer_than_the_depth_stays_unchanged(device, depth, lifetime):
+    kept(PrefetchLoader(Matrices(14, pinned=True), device, depth=depth, lifetime=lifetime), steps=depth + 3)
 
 
+@with_streams
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_a_ring_keeps_a_batch_for_depth_further_steps(cuda: torch.device, depth: int) -> None:
-    kept(PrefetchLoader(Matrices(14, pinned=True), cuda, depth=depth, lifetime="ring"), steps=depth)
+def test_a_ring_keeps_a_batch_for_depth_further_steps(device, depth):
+    kept(PrefetchLoader(Matrices(14, pinned=True), device, depth=depth, lifetime="ring"), steps=depth)
 
 
 @pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_a_ring_keeps_a_batch_not_longer_which_is_reported(record: Callable[..., Any], depth: int) -> None:
+def test_a_ring_keeps_a_batch_not_longer_which_is_reported(record, depth):
     with record(on="a100") as recording, pytest.raises(AssertionError):
         kept(PrefetchLoader(Matrices(14, pinned=True), "cuda", depth=depth, lifetime="ring"), steps=depth + 1)
     assert {hazard.kind for hazard in recording.hazards} == {"early-read"}
 
 
-def test_a_ring_takes_a_shorter_last_batch_and_names_one_that_does_not_fit(cuda: torch.device) -> None:
+@with_streams
+def test_a_ring_takes_a_shorter_last_batch_and_names_one_that_does_not_fit(device):
     short = [torch.ones(4, 2), torch.ones(4, 2), torch.ones(3, 2) * 2]
-    got = [batch.tolist() for batch in PrefetchLoader(short, cuda, depth=1, lifetime="ring")]
+    got = [batch.tolist() for batch in PrefetchLoader(short, device, depth=1, lifetime="ring")]
     assert got == [part.tolist() for part in short]
     # Depth 1 has three buffers: the fourth batch is the first to meet one that is there already.
     wide = [torch.ones(4, 2)] * 3 + [torch.ones(4, 3)]
-    running = iter(PrefetchLoader(wide, cuda, depth=1, lifetime="ring"))
+    running = iter(PrefetchLoader(wide, device, depth=1, lifetime="ring"))
     assert [next(running).shape for _ in range(3)] == [(4, 2)] * 3
     with pytest.raises(ValueError, match=r"\(4, 3\) torch.float32, its buffer \(4, 2\).*lifetime='consumer'"):
         next(running)
@@ -169,36 +162,39 @@ def test_a_ring_takes_a_shorter_last_batch_and_names_one_that_does_not_fit(cuda:
 class Movable:
     """Moves itself and cannot be recorded on a stream."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor):
         self.tensor = tensor
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> Movable:
+    def to(self, device, non_blocking=False):
         return Movable(self.tensor.to(device, non_blocking=non_blocking))
 
 
+@with_streams
 @pytest.mark.parametrize("lifetime", [name for name in LIFETIMES if name != "record_stream"])
-def test_an_object_that_moves_itself_is_safe(cuda: torch.device, lifetime: str) -> None:
+def test_an_object_that_moves_itself_is_safe(device, lifetime):
     source = [Movable(torch.full((64,), float(k)).pin_memory()) for k in range(8)]
-    sums = [batch.tensor.sum() for batch in PrefetchLoader(source, cuda, depth=2, lifetime=lifetime)]
+    sums = [batch.tensor.sum() for batch in PrefetchLoader(source, device, depth=2, lifetime=lifetime)]
     assert [one.item() for one in sums] == [64.0 * k for k in range(8)]
 
 
-def test_record_stream_refuses_what_it_cannot_protect(cuda: torch.device) -> None:
+@with_streams
+def test_record_stream_refuses_what_it_cannot_protect(device):
     with pytest.raises(TypeError, match=r"cannot protect a Movable.*lifetime='wait'"):
-        next(iter(PrefetchLoader([Movable(torch.ones(2))], cuda, lifetime="record_stream")))
+        next(iter(PrefetchLoader([Movable(torch.ones(2))], device, lifetime="record_stream")))
 
 
+@with_streams
 @pytest.mark.parametrize("lifetime", LIFETIMES)
-def test_one_stream_for_all_epochs(cuda: torch.device, lifetime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_stream_for_all_epochs(device, lifetime, monkeypatch):
     made = []
     make = torch.cuda.Stream
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
+    def counted(*args, **kwargs):
         made.append(args)
         return make(*args, **kwargs)
 
     monkeypatch.setattr(torch.cuda, "Stream", counted)
-    loader = PrefetchLoader(Matrices(3, pinned=True), cuda, lifetime=lifetime)
+    loader = PrefetchLoader(Matrices(3, pinned=True), device, lifetime=lifetime)
     assert made == [], "the stream is made when it is needed"
     for _ in range(5):
         train(loader)
@@ -206,20 +202,20 @@ def test_one_stream_for_all_epochs(cuda: torch.device, lifetime: str, monkeypatc
     assert len(made) == 1
 
 
-def test_the_consumer_may_be_a_stream_of_its_own(cuda: torch.device) -> None:
-    expected = train(BlockingLoader(Matrices(9), cuda))
+@with_streams
+def test_the_consumer_may_be_a_stream_of_its_own(device):
+    expected = train(BlockingLoader(Matrices(9), device))
     for lifetime in LIFETIMES:
         with torch.cuda.stream(torch.cuda.Stream()):
-            assert train(PrefetchLoader(Matrices(9, pinned=True), cuda, lifetime=lifetime)) == expected
+            assert train(PrefetchLoader(Matrices(9, pinned=True), device, lifetime=lifetime)) == expected
 
 
+@with_streams
 @pytest.mark.parametrize("pattern", ["01", "0011", "0001111011", "011200122"])
 @pytest.mark.parametrize("how", ["plain", "transform", "movable"])
 @pytest.mark.parametrize("lifetime", LIFETIMES)
 @pytest.mark.parametrize("depth", [1, 2])
-def test_the_consumer_may_change_its_stream_between_two_batches(
-    cuda: torch.device, depth: int, lifetime: str, how: str, pattern: str
-) -> None:
+def test_the_consumer_may_change_its_stream_between_two_batches(device, depth, lifetime, how, pattern):
     """A copy is issued while one stream is current, its batch is used on another, dropped, and its memory reused."""
     if how == "movable" and lifetime == "record_stream":
         pytest.skip("record_stream refuses what it cannot protect")
@@ -227,7 +223,7 @@ def test_the_consumer_may_change_its_stream_between_two_batches(
     source = [torch.full((64,), float(k)).pin_memory() for k in range(24)]
     batches: Any = [Movable(tensor) for tensor in source] if how == "movable" else source
     transform = (lambda batch: batch * 2) if how == "transform" else None
-    running = iter(PrefetchLoader(batches, cuda, depth=depth, lifetime=lifetime, transform=transform))
+    running = iter(PrefetchLoader(batches, device, depth=depth, lifetime=lifetime, transform=transform))
     totals = []
     for k in range(len(source)):
         with torch.cuda.stream(streams[int(pattern[k % len(pattern)])]):
@@ -237,41 +233,42 @@ def test_the_consumer_may_change_its_stream_between_two_batches(
             del batch
         for stream in streams:
             with torch.cuda.stream(stream):
-                torch.empty(64, device=cuda).fill_(-1)  # a model's own memory: perhaps what the batch had
+                torch.empty(64, device=device).fill_(-1)  # a model's own memory: perhaps what the batch had
     torch.cuda.synchronize()
     factor = 2 if how == "transform" else 1
     assert [total.item() for total in totals] == [64.0 * k * factor for k in range(len(source))]
 
 
-def test_a_pinned_loader_pins_and_counts_what_came_pageable(cuda: torch.device) -> None:
-    expected = train(BlockingLoader(Matrices(9), cuda))
+@with_streams
+def test_a_pinned_loader_pins_and_counts_what_came_pageable(device):
+    expected = train(BlockingLoader(Matrices(9), device))
     for pinned, counted in ((True, 0), (False, 18)):
-        loader = PinnedLoader(Matrices(9, pinned=pinned), cuda)
+        loader = PinnedLoader(Matrices(9, pinned=pinned), device)
         assert train(loader) == expected
         assert loader.pageable_copies == counted
 
 
+@with_streams
 @pytest.mark.parametrize("method", ["gather", "permute"])
-def test_a_resident_loop_races_with_nothing(cuda: torch.device, method: str) -> None:
+def test_a_resident_loop_races_with_nothing(device, method):
     images = torch.stack([Matrices(1).batch(k)[0] for k in range(24)])
 
-    def total(make: Callable[[], Any]) -> list[float]:
+    def total(make):
         loader = make()
         return [one.item() for one in [batch.float().square().sum() for _ in range(2) for batch in loader]]
 
     on_cpu = total(lambda: ResidentLoader(images, 5, device="cpu", method=method))
-    assert total(lambda: ResidentLoader(images, 5, device=cuda, method=method)) == pytest.approx(on_cpu)
+    assert total(lambda: ResidentLoader(images, 5, device=device, method=method)) == pytest.approx(on_cpu)
 
 
+@with_streams
 @pytest.mark.parametrize("pattern", ["01", "0011", "0000111122220", "011200122"])
 @pytest.mark.parametrize("shuffle", ["samples", "blocks", "batches", None])
 @pytest.mark.parametrize("method", ["gather", "permute"])
-def test_a_resident_loader_follows_the_consumer_from_stream_to_stream(
-    cuda: torch.device, method: str, shuffle: str | None, pattern: str
-) -> None:
+def test_a_resident_loader_follows_the_consumer_from_stream_to_stream(device, method, shuffle, pattern):
     streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
 
-    def totals(device: torch.device, switch: Any) -> list[float]:
+    def totals(device, switch):
         loader = ResidentLoader(torch.arange(64.0).reshape(16, 4), 4, device=device, shuffle=shuffle, method=method)
         found = []
         for k, stream in zip(range(16), itertools.cycle(pattern), strict=False):
@@ -285,12 +282,12 @@ def test_a_resident_loader_follows_the_consumer_from_stream_to_stream(
                     torch.zeros(16, dtype=torch.long, device=device)  # perhaps where the order of an epoch was
         return found
 
-    def work(batch: torch.Tensor) -> torch.Tensor:
+    def work(batch):
         if batch.is_cuda:
             torch.cuda._sleep(300_000)
         return batch.square().sum()
 
-    found = totals(cuda, torch.cuda.stream)
+    found = totals(device, torch.cuda.stream)
     torch.cuda.synchronize()
     expected = totals(torch.device("cpu"), lambda _: contextlib.nullcontext())
     assert [one.item() for one in found] == [one.item() for one in expected]
@@ -300,11 +297,11 @@ DATASET = torch.utils.data.TensorDataset(torch.arange(32.0 * 64).reshape(32, 64)
 TOTAL = 2 * (sum(range(32 * 64)) + sum(range(32)))
 
 
-def workers_source(workers: int) -> Any:
+def workers_source(workers):
     return torch.utils.data.DataLoader(DATASET, 2, num_workers=workers, pin_memory=True, persistent_workers=workers > 0)
 
 
-def total_of(loader: Any) -> int:
+def total_of(loader):
     """Two epochs."""
     results = []
     for _ in range(2):
@@ -317,19 +314,17 @@ def total_of(loader: Any) -> int:
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("lifetime", LIFETIMES)
-def test_no_race_and_no_needless_wait_with_workers_and_a_host_far_ahead(
-    record: Callable[..., Any], lifetime: str, workers: int
-) -> None:
+def test_no_race_and_no_needless_wait_with_workers_and_a_host_far_ahead(record, lifetime, workers):
     """Batches of a real DataLoader, some steps of long work on each, and a host that never waits; at every depth."""
     source = workers_source(workers)
     for depth in DEPTHS:
         with record(on="a100") as recording:
             assert total_of(PrefetchLoader(source, "cuda", depth=depth, lifetime=lifetime)) == TOTAL
-        assert recording.hazards == [] and recording.findings == []
+        assert recording.hazards == [] and recording.lints == []
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_the_other_loaders_race_with_nothing_either(record: Callable[..., Any], workers: int) -> None:
+def test_the_other_loaders_race_with_nothing_either(record, workers):
     with record(on="a100") as recording:
         source = workers_source(workers)
         loaders = [BlockingLoader(source, "cuda"), PinnedLoader(source, "cuda")]
@@ -340,4 +335,4 @@ def test_the_other_loaders_race_with_nothing_either(record: Callable[..., Any], 
         ]
         totals = [total_of(loader) for loader in loaders]
     assert totals == [TOTAL] * len(loaders)
-    assert recording.hazards == [] and recording.findings == []
+    assert recording.hazards == [] and recording.lints == []

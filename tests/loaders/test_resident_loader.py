@@ -18,11 +18,11 @@ METHODS = ("gather", "permute")
 Pair = namedtuple("Pair", "image label")
 
 
-def epoch_of(loader: Any) -> list[list[int]]:
+def epoch_of(loader):
     return [batch.tolist() for batch in loader]
 
 
-def flat(batches: list[list[int]]) -> list[int]:
+def flat(batches):
     return [sample for batch in batches for sample in batch]
 
 
@@ -38,9 +38,7 @@ few = settings(max_examples=60, deadline=None)
     drop_last=st.booleans(),
     block_size=st.integers(1, 7),
 )
-def test_every_sample_once_and_as_many_batches_as_len_says(
-    samples: int, batch_size: int, shuffle: str | None, method: str, drop_last: bool, block_size: int
-) -> None:
+def test_every_sample_once_and_as_many_batches_as_len_says(samples, batch_size, shuffle, method, drop_last, block_size):
     loader = ResidentLoader(
         torch.arange(samples), batch_size, shuffle, drop_last, device="cpu", method=method, block_size=block_size
     )
@@ -67,15 +65,8 @@ def test_every_sample_once_and_as_many_batches_as_len_says(
     method=st.sampled_from(METHODS),
 )
 def test_the_share_of_each_rank_is_the_one_of_distributed_sampler(
-    samples: int,
-    batch_size: int,
-    world_size: int,
-    seed: int,
-    epoch: int,
-    drop_last: bool,
-    shuffle: bool,
-    method: str,
-) -> None:
+    samples, batch_size, world_size, seed, epoch, drop_last, shuffle, method
+):
     data = torch.arange(samples)
     for rank in range(world_size):
         sampler: Any = DistributedSampler(
@@ -84,7 +75,7 @@ def test_the_share_of_each_rank_is_the_one_of_distributed_sampler(
             rank,
             shuffle=shuffle,
             seed=seed,
-            drop_last=drop_last and samples >= world_size,  # type: ignore[arg-type]
+            drop_last=drop_last and samples >= world_size,
         )
         sampler.set_epoch(epoch)
         if drop_last and samples < world_size:
@@ -109,7 +100,7 @@ def test_the_share_of_each_rank_is_the_one_of_distributed_sampler(
 
 @few
 @given(samples=st.integers(1, 60), batch_size=st.integers(1, 9), world=st.integers(1, 5), drop=st.booleans())
-def test_by_batches_the_ranks_share_out_whole_batches(samples: int, batch_size: int, world: int, drop: bool) -> None:
+def test_by_batches_the_ranks_share_out_whole_batches(samples, batch_size, world, drop):
     every = [list(range(i, min(i + batch_size, samples))) for i in range(0, samples, batch_size)]
     shares = []
     for rank in range(world):
@@ -125,7 +116,7 @@ def test_by_batches_the_ranks_share_out_whole_batches(samples: int, batch_size: 
         assert {tuple(batch) for batch in handed_out} == {tuple(batch) for batch in every}
 
 
-def test_the_order_is_a_function_of_seed_and_epoch_only(device: torch.device) -> None:
+def test_the_order_is_a_function_of_seed_and_epoch_only(device):
     data = torch.arange(50)
     for shuffle in ("samples", "blocks", "batches"):
         on_cpu = ResidentLoader(data, 8, shuffle, seed=4, device="cpu")
@@ -139,7 +130,7 @@ def test_the_order_is_a_function_of_seed_and_epoch_only(device: torch.device) ->
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_values_and_dtypes_on_the_device(device: torch.device, method: str) -> None:
+def test_values_and_dtypes_on_the_device(device, method):
     images = torch.arange(20 * 6, dtype=torch.uint8).reshape(20, 2, 3)
     labels = torch.arange(20)
     loader = ResidentLoader((images, labels), 8, device=device, method=method)
@@ -149,7 +140,7 @@ def test_values_and_dtypes_on_the_device(device: torch.device, method: str) -> N
         assert torch.equal(x.cpu(), images[y.cpu()])
 
 
-def test_the_global_generator_is_neither_read_nor_moved(device: torch.device) -> None:
+def test_the_global_generator_is_neither_read_nor_moved(device):
     before = torch.get_rng_state()
     loader = ResidentLoader(torch.arange(50), 8, device=device)
     first = epoch_of(loader)
@@ -158,15 +149,15 @@ def test_the_global_generator_is_neither_read_nor_moved(device: torch.device) ->
     assert epoch_of(ResidentLoader(torch.arange(50), 8, device=device)) == first
 
 
-def test_a_generator_gives_the_seed() -> None:
-    def first(seed: int) -> list[list[int]]:
+def test_a_generator_gives_the_seed():
+    def first(seed):
         generator = torch.Generator().manual_seed(seed)
         return epoch_of(ResidentLoader(torch.arange(50), 8, generator=generator, device="cpu"))
 
     assert first(1) == first(1) != first(2)
 
 
-def test_batch_mates_in_ten_epochs_of_mnist_size() -> None:
+def test_batch_mates_in_ten_epochs_of_mnist_size():
     """60000 samples, batch 256: batch order keeps the 255 mates for ever, sample order meets about 10 x 255 of them."""
     mates: dict[str, set[int]] = {}
     for shuffle in ("samples", "batches"):
@@ -182,7 +173,7 @@ def test_batch_mates_in_ten_epochs_of_mnist_size() -> None:
     assert 2450 <= len(mates["samples"]) <= 2550
 
 
-def test_blocks_keep_neighbours_together() -> None:
+def test_blocks_keep_neighbours_together():
     loader = ResidentLoader(torch.arange(64), 16, "blocks", block_size=4, device="cpu")
     for _ in range(3):
         for batch in epoch_of(loader):
@@ -191,7 +182,7 @@ def test_blocks_keep_neighbours_together() -> None:
 
 
 @pytest.mark.parametrize("shuffle", ["batches", None])
-def test_slices_are_views_and_an_in_place_change_is_detected(device: torch.device, shuffle: str | None) -> None:
+def test_slices_are_views_and_an_in_place_change_is_detected(device, shuffle):
     loader = ResidentLoader({"x": torch.arange(10.0)}, 4, shuffle, device=device)
     running = iter(loader)
     next(running)["x"].sub_(1)
@@ -201,7 +192,7 @@ def test_slices_are_views_and_an_in_place_change_is_detected(device: torch.devic
         next(iter(loader))
 
 
-def test_a_change_to_the_last_batch_is_detected_at_the_end_of_the_epoch() -> None:
+def test_a_change_to_the_last_batch_is_detected_at_the_end_of_the_epoch():
     with pytest.raises(RuntimeError, match="changed in place"):
         for batch in ResidentLoader(torch.arange(4.0), 4, None, device="cpu"):
             batch += 1
@@ -216,9 +207,7 @@ def test_a_change_to_the_last_batch_is_detected_at_the_end_of_the_epoch() -> Non
         {"shuffle": "samples", "method": "permute"},
     ],
 )
-def test_where_batches_are_no_views_they_may_be_changed_in_place(
-    device: torch.device, arguments: dict[str, Any]
-) -> None:
+def test_where_batches_are_no_views_they_may_be_changed_in_place(device, arguments):
     data = torch.arange(10.0)
     loader = ResidentLoader(data, 4, device=device, **arguments)
     for _ in range(2):
@@ -231,12 +220,12 @@ def test_where_batches_are_no_views_they_may_be_changed_in_place(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_batches_kept_stay_as_they_are_for_the_epoch(device: torch.device, method: str) -> None:
+def test_batches_kept_stay_as_they_are_for_the_epoch(device, method):
     kept = list(ResidentLoader(torch.arange(20), 4, device=device, method=method))
     assert sorted(flat([batch.tolist() for batch in kept])) == list(range(20))
 
 
-def test_nested_data_and_data_sets() -> None:
+def test_nested_data_and_data_sets():
     x, y = torch.arange(6), torch.arange(6) * 2
     batch: Any = next(iter(ResidentLoader(Pair(x, y), 3, None, device="cpu")))
     assert type(batch) is Pair and batch.label.tolist() == [0, 2, 4]
@@ -250,17 +239,17 @@ def test_nested_data_and_data_sets() -> None:
 
     batch = next(iter(ResidentLoader(InMemory(), 3, None, device="cpu")))
     assert batch[0].tolist() == [0, 1, 2] and batch[1].tolist() == [0, 2, 4]
-    InMemory.transform = abs  # type: ignore[assignment]
+    InMemory.transform = abs
     with pytest.raises(ValueError, match=r"has a transform.*\(dataset.data, dataset.targets\)"):
         ResidentLoader(InMemory(), 3, device="cpu")
 
 
-def test_the_transform_gets_each_batch() -> None:
+def test_the_transform_gets_each_batch():
     loader = ResidentLoader(torch.arange(6), 4, None, device="cpu", transform=lambda batch: batch * 2)
     assert epoch_of(loader) == [[0, 2, 4, 6], [8, 10]]
 
 
-def test_no_samples_give_no_batches() -> None:
+def test_no_samples_give_no_batches():
     for shuffle in ORDERS:
         for method in METHODS:
             assert epoch_of(ResidentLoader(torch.empty(0), 4, shuffle, device="cpu", method=method)) == []
@@ -268,10 +257,8 @@ def test_no_samples_give_no_batches() -> None:
 
 @pytest.mark.parametrize("shuffle", ORDERS)
 @pytest.mark.parametrize("method", METHODS)
-def test_resuming_at_any_batch_equals_the_uninterrupted_run(
-    device: torch.device, shuffle: str | None, method: str
-) -> None:
-    def make(seed: int) -> ResidentLoader:
+def test_resuming_at_any_batch_equals_the_uninterrupted_run(device, shuffle, method):
+    def make(seed):
         return ResidentLoader(torch.arange(23), 4, shuffle, seed=seed, device=device, method=method)
 
     loader, expected, states = make(3), [], []
@@ -287,14 +274,14 @@ def test_resuming_at_any_batch_equals_the_uninterrupted_run(
         assert rest == expected[done:]
 
 
-def test_a_state_of_other_settings_is_refused() -> None:
+def test_a_state_of_other_settings_is_refused():
     state = ResidentLoader(torch.arange(20), 4, device="cpu").state_dict()
     other = ResidentLoader(torch.arange(20), 5, device="cpu")
     with pytest.raises(ValueError, match="saved with batch_size=4, this loader has 5"):
         other.load_state_dict(state)
 
 
-def test_a_new_iteration_cancels_the_old_one() -> None:
+def test_a_new_iteration_cancels_the_old_one():
     loader = ResidentLoader(torch.arange(20), 4, device="cpu")
     old = iter(loader)
     next(old)
@@ -304,7 +291,7 @@ def test_a_new_iteration_cancels_the_old_one() -> None:
 
 
 @pytest.fixture
-def small_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def small_gpu(monkeypatch):
     """A GPU with so much memory free, of which nobody can move anything to."""
     free = [1_000_000]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (free[0], 2_000_000))
@@ -313,7 +300,7 @@ def small_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return free
 
 
-def test_memory_is_checked_before_anything_moves(small_gpu: list[int]) -> None:
+def test_memory_is_checked_before_anything_moves(small_gpu):
     data = torch.zeros(1000, 1200, dtype=torch.uint8)
     message = r"needs 1\.2 MB \(1\.2 MB of data, 8\.0 kB of buffers\), and 1\.0 MB of 2\.0 MB are free.*PrefetchLoader"
     with pytest.raises(MemoryError, match=message):
@@ -330,7 +317,7 @@ def test_memory_is_checked_before_anything_moves(small_gpu: list[int]) -> None:
         ({"method": "permute", "rank": 1, "world_size": 4}, 1_250_000 + 8 * 250),
     ],
 )
-def test_exactly_what_is_needed_is_enough(small_gpu: list[int], arguments: dict[str, Any], needed: int) -> None:
+def test_exactly_what_is_needed_is_enough(small_gpu, arguments, needed):
     data = torch.zeros(1000, 1000, dtype=torch.uint8)
     small_gpu[0] = needed - 1
     with pytest.raises(MemoryError) as refused:
@@ -341,7 +328,7 @@ def test_exactly_what_is_needed_is_enough(small_gpu: list[int], arguments: dict[
         ResidentLoader(data, 10, **arguments)
 
 
-def test_without_cuda_the_error_says_what_to_do() -> None:
+def test_without_cuda_the_error_says_what_to_do():
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(RuntimeError, match="torch sees no CUDA device"):
@@ -365,19 +352,19 @@ def test_without_cuda_the_error_says_what_to_do() -> None:
         ("mnist", {}, TypeError, "a str without tensors"),
     ],
 )
-def test_bad_arguments_are_named(data: Any, arguments: dict[str, Any], error: type[Exception], match: str) -> None:
+def test_bad_arguments_are_named(data, arguments, error, match):
     with pytest.raises(error, match=match):
         ResidentLoader(data, **{"batch_size": 2, "device": "cpu", **arguments})
 
 
-def test_the_same_samples_as_a_data_loader_hands_out() -> None:
+def test_the_same_samples_as_a_data_loader_hands_out():
     images, labels = torch.arange(30).reshape(10, 3), torch.arange(10)
     expected = [(x.tolist(), y.tolist()) for x, y in DataLoader(TensorDataset(images, labels), 4)]
     assert [(x.tolist(), y.tolist()) for x, y in ResidentLoader((images, labels), 4, None, device="cpu")] == expected
 
 
 @pytest.mark.gpu
-def test_nothing_waits_for_the_device_in_steady_state() -> None:
+def test_nothing_waits_for_the_device_in_steady_state():
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU: torch.cuda.is_available() is False")
     loaders = [ResidentLoader(torch.arange(1000), 64, shuffle, method=m) for shuffle in ORDERS for m in METHODS]

@@ -1,4 +1,4 @@
-"""What learners hand in: for each exercise right answers of different design, and wrong ones with the fact they get.
+"""What learners hand in, lessons 0 to 4: for each exercise right answers of different design, and wrong ones.
 
 RIGHT["3.1"] is a list of functions; WRONG["3.1"] a list of (function, what the fact or the rule must say).
 """
@@ -6,15 +6,73 @@ RIGHT["3.1"] is a list of functions; WRONG["3.1"] a list of (function, what the 
 from __future__ import annotations
 
 import itertools
+import queue
 import random
+import re
+import threading
 import time
 from collections import deque
+from functools import lru_cache
+from typing import ClassVar
 
 import torch
 
+import loaderviz as lv
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
+from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
+
+from .conftest import cell
+
+# 0.1
+
+
+def exposed_of_window(timeline):
+    summary = lv.summarize(timeline)
+    return summary.exposed_copy / summary.window
+
+
+def copied_and_not_hidden(timeline):
+    summary = lv.summarize(timeline)
+    return summary.copy_share * (1 - summary.overlap)
+
+
+def from_the_breakdown(timeline):
+    parts = lv.summarize(timeline).breakdown
+    return parts.get("copy exposed", 0) / sum(parts.values())
+
+
+def all_of_the_copy(timeline):
+    return lv.summarize(timeline).copy_share
+
+
+def hidden_share(timeline):
+    return lv.summarize(timeline).overlap
+
+
+def not_computing(timeline):
+    return 1 - lv.summarize(timeline).compute_share
+
+
+def of_the_copy(timeline):
+    summary = lv.summarize(timeline)
+    return summary.exposed_copy / summary.copy
+
 
 # 1.1
+
+
+def timed(*, before, after):
+    def gpu_ms(step):
+        if before:
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        step()
+        if after:
+            torch.cuda.synchronize()
+        return 1000 * (time.perf_counter() - begin)
+
+    gpu_ms.__name__ = f"waits_before_{before}_after_{after}"
+    return gpu_ms
 
 
 def with_events(step):
@@ -43,34 +101,6 @@ def with_stream_synchronize(step):
     step()
     stream.synchronize()
     return (time.time() - begin) * 1e3
-
-
-def only_the_launch(step):
-    begin = time.perf_counter()
-    step()
-    return 1000 * (time.perf_counter() - begin)
-
-
-def earlier_work_too(step):
-    begin = time.perf_counter()
-    step()
-    torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - begin)
-
-
-def waits_before_only(step):
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    step()
-    return 1000 * (time.perf_counter() - begin)
-
-
-def in_seconds(step):
-    return with_events(step) / 1000
-
-
-def never_called(step):
-    return 2.0
 
 
 def no_number(step):
@@ -141,6 +171,17 @@ def look_up(batches):
         yield table[images.to("cuda").long()], labels.to("cuda")
 
 
+def all_of_them_in_a_list(batches):
+    return [(images.to("cuda").float() / 255, labels.to("cuda")) for images, labels in batches]
+
+
+def two_in_one_copy(batches):
+    source = iter(batches)
+    for pair in zip(source, source, strict=True):
+        images, labels = (torch.cat(parts).to("cuda") for parts in zip(*pair, strict=True))
+        yield from zip((images.float() / 255).split(64), labels.split(64), strict=True)
+
+
 def convert_on_the_host(batches):
     for images, labels in batches:
         yield images.float().div(255).to("cuda"), labels.to("cuda")
@@ -198,14 +239,19 @@ def keep_on_the_gpu(batches, epochs):
     return kept * epochs
 
 
+def keep_on_the_gpu_and_send_junk(batches, epochs):
+    kept = keep_on_the_gpu(batches, 1)
+    yield from kept
+    junk = [torch.empty_like(part, device="cpu").pin_memory() for part in kept[0]]
+    for batch in kept * (epochs - 1):
+        _ = [part.to("cuda", non_blocking=True) for part in junk]
+        yield batch
+
+
 def shuffled_epochs(batches, epochs):
     pinned = [(images.pin_memory(), labels.pin_memory()) for images, labels in batches]
     for _ in range(epochs):
         yield from BlockingLoader(pinned[1:] + pinned[:1])
-
-
-def one_epoch(batches, epochs):
-    return BlockingLoader(batches)
 
 
 # 2.2
@@ -297,6 +343,24 @@ class Preloader:
         return batch
 
 
+def with_a_thread(batches):
+    """A thread asks the source, the main thread calls CUDA."""
+    ready = queue.Queue(2)
+
+    def work():
+        for batch in batches:
+            ready.put(batch)
+        ready.put(None)
+
+    threading.Thread(target=work, daemon=True).start()
+    return PrefetchLoader(iter(ready.get, None))
+
+
+def hands_out_nothing(batches, *_):
+    for _batch in batches:
+        yield None
+
+
 def all_at_once(batches, *_):
     """Queue every copy at the start, with an event for each."""
     side, main, ahead = torch.cuda.Stream(), torch.cuda.current_stream(), deque()
@@ -317,6 +381,109 @@ def forgotten_wait(batches, *_):
         with torch.cuda.stream(side):
             batch = copied(batch)
         yield batch
+
+
+def copy_wait_yield(batches, *_):
+    """Nothing is copied ahead; only a host that runs ahead of the GPU hides it."""
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    for batch in batches:
+        copies, arrived = copy_ahead(batch, side)
+        main.wait_event(arrived)
+        yield claim(copies, main)
+
+
+# One batch ahead: the shape of many answers to 3.1, 3.3 and lesson 5. Others are it with pieces of its code changed.
+
+AHEAD = """
+from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
+
+
+def loader(batches, *_):
+    side, main, ready = torch.cuda.Stream(), torch.cuda.current_stream(), []
+    for batch in batches:
+        copies, arrived = copy_ahead(batch, side)
+        yield from ready
+        main.wait_event(arrived)
+        ready = [claim(copies, main)]
+    yield from ready
+"""
+STEP = "        yield from ready\n        main.wait_event(arrived)\n"
+
+
+def changed(name, *changes, code=AHEAD):
+    for before, after in changes:
+        assert code.count(before) == 1, before
+        code = code.replace(before, after)
+    return cell(re.sub(r"^def \w+", f"def {name}", code, flags=re.M), name)
+
+
+copy_after_the_step = changed(
+    "copy_after_the_step",
+    (
+        "        copies, arrived = copy_ahead(batch, side)\n        yield from ready\n",
+        "        yield from ready\n        copies, arrived = copy_ahead(batch, side)\n",
+    ),
+)
+waits_for_the_next_one = changed(
+    "waits_for_the_next_one", (STEP, "        main.wait_event(arrived)\n        yield from ready\n")
+)
+host_waits_for_each_copy = changed(
+    "host_waits_for_each_copy", (STEP, "        arrived.synchronize()\n        yield from ready\n")
+)
+synchronizes_each_batch = changed("synchronizes_each_batch", ("main.wait_event(arrived)", "torch.cuda.synchronize()"))
+blocking_copy_on_the_side = changed(
+    "blocking_copy_on_the_side",
+    (
+        "copies, arrived = copy_ahead(batch, side)",
+        "torch.cuda.set_stream(side)\n        copies = "
+        "[part.to('cuda') for part in batch]\n        torch.cuda.set_stream(main)",
+    ),
+    ("main.wait_event(arrived)", "main.wait_stream(side)"),
+)
+unprotected = changed("unprotected", ("claim(copies, main)", "copies"))
+wait_before_asking = changed("wait_before_asking", ("main)]\n", "main)]\n        arrived.synchronize()\n"))
+wait_for_the_side_stream = changed(
+    "wait_for_the_side_stream", ("main.wait_event(arrived)", "side.synchronize()\n        main.wait_stream(side)")
+)
+two_side_streams = changed(
+    "two_side_streams",
+    ("for batch in batches:", "sides = [side, torch.cuda.Stream()]\n    for number, batch in enumerate(batches):"),
+    ("batch, side)", "batch, sides[number % 2])"),
+)
+kept_until_used = changed(
+    "kept_until_used",
+    (", []\n", ", []\n    kept = deque()\n"),
+    (STEP, STEP + "        kept.append((ready, main.record_event()))\n"),
+    ("claim(copies, main)]\n", "copies]\n        if len(kept) > 2:\n            kept.popleft()[1].synchronize()\n"),
+    ("from loaderviz", "from collections import deque\n\nfrom loaderviz"),
+)
+
+
+def three_ahead(batches):
+    return as_deep_as_asked(batches, 3)
+
+
+def into_two_buffers(batches):
+    """Two buffers on the GPU, filled in turn; a copy waits for the work on what was there before."""
+    side, main, source = torch.cuda.Stream(), torch.cuda.current_stream(), list(batches)
+    buffers = [[torch.empty_like(part, device="cuda") for part in source[0]] for _ in range(2)]
+    used = [torch.cuda.Event(), torch.cuda.Event()]
+    side.wait_stream(main)
+
+    def fill(number):
+        with torch.cuda.stream(side):
+            side.wait_event(used[number % 2])
+            for buffer, part in zip(buffers[number % 2], source[number], strict=True):
+                buffer.copy_(part, non_blocking=True)
+            return side.record_event()
+
+    arrived = fill(0)
+    for number in range(len(source)):
+        main.wait_event(arrived)
+        if number + 1 < len(source):
+            arrived = fill(number + 1)
+        yield tuple(buffers[number % 2])
+        used[number % 2].record(main)
 
 
 def copy_after_the_work(batches):
@@ -343,21 +510,19 @@ def side_waits_for_all_work(batches):
         yield batch
 
 
-def unprotected(batches):
-    """Right but for its memory: nobody tells the allocator that the main stream still reads."""
-    side, main, ready = torch.cuda.Stream(), torch.cuda.current_stream(), None
-    for batch in batches:
-        with torch.cuda.stream(side):
-            following = copied(batch)
-        if ready is not None:
-            yield ready
-        main.wait_stream(side)
-        ready = following
-    yield ready
-
-
 def not_pinned(batches):
     return PrefetchLoader([(images.clone(), labels.clone()) for images, labels in batches])
+
+
+def as_deep_as_asked(batches, depth):
+    side, main, ahead = torch.cuda.Stream(), torch.cuda.current_stream(), deque()
+    for batch in itertools.chain(batches, [None] * depth):
+        if batch is not None:
+            ahead.append(copy_ahead(batch, side))
+        if len(ahead) > depth or batch is None:
+            copies, arrived = ahead.popleft()
+            main.wait_event(arrived)
+            yield claim(copies, main)
 
 
 def waits_for_all_copies(batches, depth):
@@ -380,42 +545,7 @@ def waits_for_all_copies(batches, depth):
         yield batch
 
 
-def one_ahead(batches, depth):
-    return PrefetchLoader(batches, depth=1)
-
-
 # 3.3
-
-
-def wait_before_asking(batches):
-    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
-    coming = None
-    for batch in batches:
-        with torch.cuda.stream(side):
-            copies, arrived = copied(batch), side.record_event()
-        if coming is not None:
-            yield coming
-        main.wait_event(arrived)
-        for part in copies:
-            part.record_stream(main)
-        coming = copies
-        arrived.synchronize()
-    yield coming
-
-
-def wait_for_the_side_stream(batches):
-    side, main, coming = torch.cuda.Stream(), torch.cuda.current_stream(), None
-    for batch in batches:
-        with torch.cuda.stream(side):
-            copies = copied(batch)
-        if coming is not None:
-            yield coming
-        side.synchronize()
-        main.wait_stream(side)
-        for part in copies:
-            part.record_stream(main)
-        coming = copies
-    yield coming
 
 
 def events_in_a_ring(batches):
@@ -439,6 +569,25 @@ def events_in_a_ring(batches):
     yield coming
 
 
+def staging_of_its_own(batches):
+    """The source may overwrite its buffers: they have been copied by the host before."""
+    side, main, coming, staging = torch.cuda.Stream(), torch.cuda.current_stream(), None, []
+    for number, batch in enumerate(batches):
+        if len(staging) < 3:
+            staging.append([[torch.empty_like(part, pin_memory=True) for part in batch], torch.cuda.Event()])
+        buffers, free = staging[number % 3]
+        free.synchronize()
+        for buffer, part in zip(buffers, batch, strict=True):
+            buffer.copy_(part)
+        copies, arrived = copy_ahead(buffers, side)
+        staging[number % 3][1] = arrived
+        if coming is not None:
+            yield coming
+        main.wait_event(arrived)
+        coming = claim(copies, main)
+    yield coming
+
+
 # 4
 
 
@@ -448,18 +597,57 @@ def on_gpu_loader(images, labels, size, epochs):
         yield from loader
 
 
-def order_made_on_the_gpu(images, labels, size, epochs):
-    images, labels = images.to("cuda"), labels.to("cuda")
-    for _ in range(epochs):
-        for rows in torch.randperm(len(images), device="cuda").split(size):
-            yield images[rows], labels[rows]
+def by_value(batches):
+    """The data do not exist before the call, and the copy must be seen in the window."""
+    for images, labels in batches:
+        yield torch.tensor(images.tolist(), device="cuda"), labels.to("cuda")
 
 
-def permute_each_epoch(images, labels, size, epochs):
+class Sneaky(torch.Tensor):
+    is_cuda = True
+
+
+def not_on_the_gpu(batches):
+    for images, labels in batches:
+        yield images.as_subclass(Sneaky), labels
+
+
+RESIDENT = """
+def loader(images, labels, size, epochs):
     images, labels = images.to("cuda"), labels.to("cuda")
     for _ in range(epochs):
         order = torch.randperm(len(images)).to("cuda")
-        yield from zip(images[order].split(size), labels[order].split(size), strict=True)
+        for rows in order.split(size):
+            yield images[rows], labels[rows]
+"""
+SPLIT = """        for rows in order.split(size):
+            yield images[rows], labels[rows]
+"""
+PERMUTED = "        yield from zip(images[order].split(size), labels[order].split(size))\n"
+
+
+def resident(name, *changes):
+    return changed(name, *changes, code=RESIDENT)
+
+
+order_made_on_the_gpu = resident("order_made_on_the_gpu", ('images)).to("cuda")', 'images), device="cuda")'))
+permute_each_epoch = resident("permute_each_epoch", (SPLIT, PERMUTED))
+same_order = resident("same_order", ("(len(images))", "(len(images), generator=torch.Generator().manual_seed(5))"))
+gather_on_the_host = resident(
+    "gather_on_the_host",
+    ('    images, labels = images.to("cuda"), labels.to("cuda")\n', ""),
+    ('images)).to("cuda")', "images))"),
+    ("images[rows], labels[rows]", 'images[rows].to("cuda"), labels[rows].to("cuda")'),
+)
+index_on_the_host = resident("index_on_the_host", ('images)).to("cuda")', "images))"))
+pinned_index_on_the_host = resident("pinned_index_on_the_host", ('images)).to("cuda")', "images)).pin_memory()"))
+order_of_the_host_each_epoch = resident(
+    "order_of_the_host_each_epoch", ('images)).to("cuda")', "images))"), (SPLIT, PERMUTED)
+)
+labels_out_of_step = resident("labels_out_of_step", ("labels[rows]", "labels[rows.flip(0)]"))
+waits_in_the_loop = resident(
+    "waits_in_the_loop", ("            yield", "            rows.max().item()\n            yield")
+)
 
 
 def shuffle_slices(images, labels, size, epochs):
@@ -469,11 +657,41 @@ def shuffle_slices(images, labels, size, epochs):
         yield from batches
 
 
-def same_order(images, labels, size, epochs):
-    images, labels, order = images.to("cuda"), labels.to("cuda"), torch.randperm(len(images)).to("cuda")
+def by_rule(make):
+    """An order of each epoch that is made of two random ones, without more chance: make(order, other, epoch)."""
+
+    def load(images, labels, size, epochs):
+        images, labels, count = images.to("cuda"), labels.to("cuda"), len(images)
+        orders = torch.randperm(count), torch.randperm(count)
+        for epoch in range(epochs):
+            for rows in make(*orders, epoch).to("cuda").split(size):
+                yield images[rows], labels[rows]
+
+    load.__name__ = make.__name__
+    return load
+
+
+def rolled(order, _, epoch):
+    return order.roll(37 * epoch)
+
+
+def reversed_and_rolled(order, _, epoch):
+    return (order.flip(0) if epoch % 2 else order).roll(17 * epoch)
+
+
+def two_in_turn(order, other, epoch):
+    return (order, other)[epoch % 2]
+
+
+def with_a_stride(order, _, epoch):
+    return torch.arange(len(order)) * (2 * epoch + 5) % len(order)
+
+
+def index_as_a_list(images, labels, size, epochs):
+    images, labels = images.to("cuda"), labels.to("cuda")
     for _ in range(epochs):
-        for rows in order.split(size):
-            yield images[rows], labels[rows]
+        for rows in torch.randperm(len(images)).split(size):
+            yield images[rows.tolist()], labels[rows.numpy()]
 
 
 def with_replacement(images, labels, size, epochs):
@@ -481,27 +699,6 @@ def with_replacement(images, labels, size, epochs):
     for _ in range(epochs * len(images) // size):
         rows = torch.randint(len(images), (size,)).to("cuda")
         yield images[rows], labels[rows]
-
-
-def gather_on_the_host(images, labels, size, epochs):
-    for _ in range(epochs):
-        for rows in torch.randperm(len(images)).split(size):
-            yield images[rows].to("cuda"), labels[rows].to("cuda")
-
-
-def labels_out_of_step(images, labels, size, epochs):
-    images, labels = images.to("cuda"), labels.to("cuda")
-    for _ in range(epochs):
-        for rows in torch.randperm(len(images)).to("cuda").split(size):
-            yield images[rows], labels[rows.flip(0)]
-
-
-def waits_in_the_loop(images, labels, size, epochs):
-    images, labels = images.to("cuda"), labels.to("cuda")
-    for _ in range(epochs):
-        for rows in torch.randperm(len(images)).to("cuda").split(size):
-            rows.max().item()
-            yield images[rows], labels[rows]
 
 
 def resume_by_seed(images, labels, size, epoch, first):
@@ -533,6 +730,54 @@ def resume_from_global_numbers(images, labels, size, epoch, first):
 
 def resume_one_order(images, labels, size, epoch, first):
     return resume_by_skipping(images, labels, size, 0, first)
+
+
+KNOWN = {}
+
+
+def resume_from_a_global(images, labels, size, epoch, first):
+    """Right as long as the process lives."""
+    order = KNOWN.setdefault(epoch, torch.randperm(len(images)))
+    return resume_in_order(order, images, labels, size, first)
+
+
+@lru_cache
+def kept_order(epoch, count):
+    return torch.randperm(count)
+
+
+def resume_from_a_cache(images, labels, size, epoch, first):
+    return resume_in_order(kept_order(epoch, len(images)), images, labels, size, first)
+
+
+class ResumeFromAClass:
+    known: ClassVar = {}
+
+    def __init__(self, images, labels, size, epoch, first):
+        order = self.known.setdefault(epoch, torch.randperm(len(images)))
+        self.batches = resume_in_order(order, images, labels, size, first)
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def resume_from_a_default(images, labels, size, epoch, first, known={}):  # noqa: B006
+    return resume_in_order(known.setdefault(epoch, torch.randperm(len(images))), images, labels, size, first)
+
+
+def resume_rolled(images, labels, size, epoch, first):
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    return resume_in_order(order.roll(37 * epoch), images, labels, size, first)
+
+
+def resume_two_in_turn(images, labels, size, epoch, first):
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch % 2))
+    return resume_in_order(order, images, labels, size, first)
+
+
+def resume_in_order(order, images, labels, size, first):
+    images, labels = images.to("cuda"), labels.to("cuda")
+    return ((images[rows], labels[rows]) for rows in order.to("cuda").split(size)[first:])
 
 
 def resume_at_the_start(images, labels, size, epoch, first):
@@ -584,10 +829,16 @@ def safe_loader(images, labels, size, epochs):
         yield from loader
 
 
-def views(images, labels, size, epochs):
+def float_views(images, labels, size, epochs):
+    return as_stored(images.float(), labels, size, epochs)
+
+
+def undone_by_one(images, labels, size, epochs):
     images, labels = images.to("cuda").float(), labels.to("cuda")
     for _ in range(epochs):
-        yield from zip(images.split(size), labels.split(size), strict=True)
+        for x, y in zip(images.split(size), labels.split(size), strict=True):
+            yield x, y
+            x.add_(1)
 
 
 def anew_each_epoch(images, labels, size, epochs):
@@ -611,31 +862,53 @@ def zeros_of(images, labels, size, epochs):
         yield torch.zeros(size, images.shape[1], device="cuda"), torch.zeros(size, dtype=torch.int64, device="cuda")
 
 
+ORDERED = r"Epoch \d is no new random order: it goes through|has \d+ of the samples of batch"
 RIGHT = {
+    "0.1": [exposed_of_window, copied_and_not_hidden, from_the_breakdown],
     "1.1": [with_events, mean_of_three, with_stream_synchronize],
-    "1.2": [convert_in_place, prefetch_bytes, look_up],
+    "1.2": [convert_in_place, prefetch_bytes, look_up, all_of_them_in_a_list, two_in_one_copy],
     "2.1": [pin_in_the_first_epoch, pin_once_and_prefetch, PinnedEpochs],
     "2.2": [half_non_blocking, half_copy_into, half_prefetched],
-    "3.1": [loader_consumer, loader_record_stream, loader_ring, Preloader, all_at_once],
-    "3.2": [loader_consumer, loader_record_stream, all_at_once],
-    "3.3": [wait_before_asking, wait_for_the_side_stream, events_in_a_ring],
+    "3.1": [
+        loader_consumer,
+        loader_record_stream,
+        loader_ring,
+        Preloader,
+        two_side_streams,
+        three_ahead,
+        into_two_buffers,
+        kept_until_used,
+        with_a_thread,
+    ],
+    "3.2": [loader_consumer, loader_record_stream, as_deep_as_asked],
+    "3.3": [staging_of_its_own, wait_before_asking, wait_for_the_side_stream, events_in_a_ring],
     "4.1": [on_gpu_loader, order_made_on_the_gpu, permute_each_epoch],
     "4.2": [resume_by_seed, resume_with_random, resume_by_skipping],
     "4.3": [cloned, gathered, safe_loader],
 }
 WRONG = {
+    "0.1": [
+        (all_of_the_copy, r"PrefetchLoader.*Yours counts the hidden copy, too: [\d.]+ [mµ]s"),
+        (lambda timeline: 100 * exposed_of_window(timeline), r"BlockingLoader.*Yours is in percent"),
+        (lambda timeline: lv.summarize(timeline).exposed_copy, r"Yours is a time in nanoseconds"),
+        (hidden_share, r"You returned 0 for.*Yours is the (share|hidden part) of the copy"),
+        (not_computing, r"Yours is all the time in which the GPU does not compute"),
+        (of_the_copy, r"You returned 1 for.*Yours is a share of the copy, not of the whole time"),
+        (lambda timeline: f"{exposed_of_window(timeline):.0%}", r"returned '\d\d%'. A share from 0 to 1 is wanted"),
+        (lambda timeline: 0.3, r"a share of 0\.\d+.*Only this part of the copy can be won"),
+    ],
     "1.1": [
-        (only_the_launch, r"back at [\d,]+ µs: before the GPU had finished.*R27"),
-        (waits_before_only, r"from [\d,]+ µs to [\d,]+ µs.*before the GPU had finished.*R27"),
-        (earlier_work_too, r"the GPU did earlier work, and you timed that, too.*R27"),
-        (in_seconds, r"unit is wrong.*milliseconds"),
-        (never_called, r"did not call step"),
+        (timed(before=False, after=False), r"back at [\d,]+ µs: before the GPU had finished.*R27"),
+        (timed(before=True, after=False), r"from [\d,]+ µs to [\d,]+ µs.*before the GPU had finished.*R27"),
+        (timed(before=False, after=True), r"the GPU did earlier work, and you timed that, too.*R27"),
+        (lambda step: with_events(step) / 1000, r"unit is wrong.*milliseconds"),
+        (lambda step: 2.0, r"did not call step"),
         (no_number, r"returned None. A number"),
     ],
     "1.2": [
         (convert_on_the_host, r"carries 200.7 kB. The images of a batch are stored in 50.18 kB.*R22"),
         (convert_and_pin, r"copy of batch 1 runs from [\d,]+ µs to [\d,]+ µs.*R22"),
-        (not_scaled, r"Batch 0 does not hold the values"),
+        (not_scaled, r"images of batch 0 are not divided by 255"),
         (blocking, r"images of batch 0 are torch.uint8.*torch.float32.*is wanted"),
         (in_host_memory, r"images of batch 0 are still in host memory"),
         (constants, r"Batch 0 does not hold the values"),
@@ -644,9 +917,10 @@ WRONG = {
     "2.1": [
         (pin_each_time, r"pins \d+ times. Once it does so from [\d,]+ µs to.*R43"),
         (never_pin, r"memory that is not pinned: 0.25 GB/s.*R1"),
-        (keep_on_the_gpu, r"Only 804.9 kB were copied to the GPU; the batches have 8.049 MB"),
+        (keep_on_the_gpu, r"Only 1.61 MB were copied to the GPU; the batches have 8.049 MB"),
+        (keep_on_the_gpu_and_send_junk, r"Memory for [89]\.\d batches was held at the same time; 6 are allowed"),
         (shuffled_epochs, r"As number 0 you handed out batch 1"),
-        (one_epoch, r"4 batches were handed out, but 40 were wanted"),
+        (lambda batches, epochs: BlockingLoader(batches), r"8 batches were handed out, but 40 were wanted"),
         (in_host_memory, r"still in host memory"),
     ],
     "2.2": [
@@ -662,52 +936,86 @@ WRONG = {
         (forgotten_wait, r"Batch 0 was read before its copy was complete: its copy runs from .*R15"),
         (copy_after_the_work, r"asked for at [\d,]+ µs; the kernels before it ended at.*R16: a copy cannot start"),
         (side_waits_for_all_work, r"its stream waited until [\d,]+ µs.*wait_stream"),
+        (copy_wait_yield, r"With the loss read.* asked for at [\d,]+ µs; .*, and the host waited until.*R16"),
+        (copy_after_the_step, r"With the loss read.* asked for at [\d,]+ µs; .* ended at .*R16: a copy cannot start"),
+        (waits_for_the_next_one, r"With the loss read.* kernels began at .* waited for the copy of batch 1 as well"),
+        (host_waits_for_each_copy, r"The host waits for it from [\d,]+ µs to [\d,]+ µs.*R25: a call that waits"),
+        (synchronizes_each_batch, r"asked for at [\d,]+ µs; .*, and the host waited until.*R16: a copy cannot start"),
+        (blocking_copy_on_the_side, r"The host waits for it from [\d,]+ µs to [\d,]+ µs.*R30: a blocking"),
         (not_pinned, r"Its source is not pinned.*R7"),
         (unprotected, r"copy of batch \d+ runs from .* writes into the memory of batch \d+, but kernels.*|early-reuse"),
+        (all_at_once, r"When batch 0 was handed out, copies of 31 later batches were queued; 4 are allowed"),
+        (hands_out_nothing, r"Batch 0 is nothing \(None\): a batch is a pair"),
         (backwards, r"As number 0 you handed out batch 31"),
         (too_few, r"31 batches were handed out, but 32"),
         (too_many, r"More than 32 batches"),
         (in_host_memory, r"still in host memory \(device cpu\)"),
         (constants, r"Batch 0 does not hold the values"),
         (only_images, r"Batch 0 is a Tensor: a batch is a pair"),
+        (not_on_the_gpu, r"a Sneaky: a tensor is wanted"),
+        (by_value, r"does not come from|not pinned|exposed|nothing to do|were copied"),
     ],
     "3.2": [
         (waits_for_all_copies, r"they waited for the copy of batch 3 as well.*wait for an event|Wait for an event"),
-        (one_ahead, r"copy of batch \d+ runs from .*exposed"),
+        (copy_wait_yield, r"copies of 0 later batches were queued; \d to \d are wanted|asked for at"),
+        (lambda batches, depth: PrefetchLoader(batches, depth=1), r"copy of batch \d+ runs from .*exposed"),
+        (
+            lambda batches, depth: PrefetchLoader(batches, depth=5),
+            r"copies of 5 later batches .* (are wanted|allowed)",
+        ),
+        (lambda batches, depth: PrefetchLoader(batches, depth=8), r"copies of 8 later batches .*; \d are allowed"),
+        (all_at_once, r"When batch 0 .* copies of 19 later batches were queued; [678] are allowed"),
         (one_stream, r"so are the kernels.*R16"),
         (forgotten_wait, r"read before its copy was complete"),
         (too_few, r"19 batches were handed out, but 20"),
         (constants, r"Batch 0 does not hold the values"),
     ],
     "3.3": [
-        (unprotected, r"overwrote the memory of batch \d+ at [\d,]+ µs, but the copy out of it ran from.*R42"),
-        (loader_consumer, r"overwrote the memory of batch \d+ at.*R42"),
-        (all_at_once, r"overwrote the memory of batch 0.*R42"),
+        (unprotected, r"memory of batch \d+ was overwritten at [\d,]+ µs, but the copy out of it ran from.*R42"),
+        (loader_consumer, r"memory of batch \d+ was overwritten at.*R42"),
+        (all_at_once, r"memory of batch 0 was overwritten.*R42"),
         (blocking, r"The host waits for it.*R30"),
-        (forgotten_wait, r"overwrote the memory|read before its copy"),
+        (forgotten_wait, r"was overwritten|read before its copy"),
         (lambda batches: BlockingLoader(list(batches)), r"As number 0 you handed out batch 30"),
         (constants, r"Batch 0 does not hold the values"),
     ],
     "4.1": [
-        (shuffle_slices, r"same 64 samples as batch \d.*shuffle samples, not slices"),
-        (same_order, r"Two epochs have the same order"),
+        (shuffle_slices, r"has 64 of the samples of batch \d.*shuffle samples, not slices"),
+        (same_order, r"Epoch 1 has the same order as epoch 0"),
+        *((by_rule(make), ORDERED) for make in (rolled, reversed_and_rolled)),
+        (by_rule(two_in_turn), r"Epoch 2 has the same order as epoch 0"),
+        (by_rule(with_a_stride), r"Epoch \d is no new random order: it goes through"),
+        (index_as_a_list, r"host waits for the GPU \d+ times; once.*in line \d+.*an index in host memory.*R46"),
         (with_replacement, r"In epoch 0 sample \d+ comes \d+ times"),
         (gather_on_the_host, r"host waits for the GPU \d+ times; once from .*R25"),
+        (index_on_the_host, r"host waits for the GPU \d+ times; once.*in line \d+.*an index in host memory.*R46"),
+        (pinned_index_on_the_host, r"host waits for the GPU \d+ times; once.*an index in host memory.*R46"),
+        (order_of_the_host_each_epoch, r"host waits for the GPU \d+ times; once.*an index in host memory.*R46"),
         (waits_in_the_loop, r"host waits for the GPU \d+ times; once from [\d,]+ µs.*in line \d+.*R25"),
         (labels_out_of_step, r"images do not belong to the labels"),
         (zeros_of, r"float32.*uint8.*is wanted"),
     ],
     "4.2": [
         (resume_from_global_numbers, r"begun again at batch \d+. Batch \d+ is not the one.*it has other samples"),
-        (resume_one_order, r"Two epochs have the same order"),
+        *(
+            (load, r"begun again at batch \d+. Batch \d+ is not the one.*it has other samples")
+            for load in (resume_from_a_global, resume_from_a_cache, ResumeFromAClass, resume_from_a_default)
+        ),
+        (resume_rolled, ORDERED),
+        (resume_two_in_turn, r"Epoch 2 has the same order as epoch 0"),
+        (resume_one_order, r"Epoch 1 has the same order as epoch 0"),
         (resume_at_the_start, r"it handed out batch 0 instead"),
         (resume_too_long, r"More than \d batches"),
         (zeros_of_the_rest, r"float32.*uint8.*is wanted"),
         (zero_bytes_of_the_rest, r"Batch 0 has labels that are not in the data set"),
-        (resume_in_storage_order, r"in the order in which they are stored|same 64 samples"),
+        (
+            resume_in_storage_order,
+            ORDERED,
+        ),
     ],
     "4.3": [
-        (views, r"Batch 8 is batch 0 again.*smaller by 1.*a slice is a view"),
+        (float_views, r"Batch 8 is batch 0 again.*smaller by \d+: .*a slice is a view"),
+        (undone_by_one, r"Batch 8 does not hold the values|smaller by"),
         (anew_each_epoch, r"copies to the GPU, one from [\d,]+ µs.*already"),
         (as_stored, r"uint8.*float32.*is wanted"),
         (other_order, r"As number 0 you handed out batch 7"),

@@ -1,23 +1,29 @@
-"""Each exercise in its four outcomes: right answers of different design, wrong ones with their fact, holes, errors."""
+"""Each exercise in its four outcomes: right answers of different design, wrong ones with their fact, holes, errors;
+predictions, with and without widgets and a kernel.
+"""
 
 from __future__ import annotations
 
 import re
+import secrets
+import signal
 import time
 
+import IPython
 import pytest
 import torch
 
+from loaderviz import workshop
 from loaderviz.loaders import BlockingLoader, marks
-from loaderviz.workshop import EXERCISES, lesson03, machine
-from loaderviz.workshop.exercise import NothingCheckedError
+from loaderviz.workshop import EXERCISES, ExerciseError, Note, exercises, harness, lesson03, predict
+from loaderviz.workshop.exercises import TEXTS, NothingCheckedError, PredictionError
 
-from . import answers, answers00, answers05, answers06, answers07, answers08
+from . import answers, answers_later
 from .answers import Preloader, loader_ring
 from .conftest import cell
 
-RIGHT = answers.RIGHT | answers00.RIGHT | answers05.RIGHT | answers06.RIGHT | answers07.RIGHT | answers08.RIGHT
-WRONG = answers.WRONG | answers00.WRONG | answers05.WRONG | answers06.WRONG | answers07.WRONG | answers08.WRONG
+RIGHT = answers.RIGHT | answers_later.RIGHT
+WRONG = answers.WRONG | answers_later.WRONG
 ALL = list(EXERCISES.values())
 LESSONS = [exercise for exercise in ALL if exercise.number != "8.1"]
 
@@ -32,13 +38,20 @@ def pairs(answers):
     ]
 
 
+def drawn():
+    """Return a seed, fresh in each run; a failure prints it."""
+    seed = secrets.randbits(32)
+    print(f"check(..., seed={seed})")
+    return seed
+
+
 def named(exercise):
     return exercise.number
 
 
 @pytest.mark.parametrize("exercise", ALL, ids=named)
 def test_the_solution_that_is_shipped_passes(exercise):
-    outcome = exercise.check(cell(exercise.answer))
+    outcome = exercise.check(cell(exercise.answer), seed=drawn())
     assert outcome.passed, outcome
     assert outcome.score and outcome.timeline is not None
     assert outcome.timeline.self_check() is outcome.timeline
@@ -51,28 +64,52 @@ def test_the_starter_is_not_attempted(exercise):
 
 @pytest.mark.parametrize(("number", "answer"), pairs(RIGHT))
 def test_any_design_that_meets_the_target_passes(number, answer):
-    outcome = EXERCISES[number].check(answer)
+    outcome = EXERCISES[number].check(answer, seed=drawn())
     assert outcome.status == "passed", outcome
 
 
 @pytest.mark.parametrize(("number", "entry"), pairs(WRONG))
 def test_a_wrong_answer_gets_its_fact(number, entry):
     answer, expected = entry
-    outcome = EXERCISES[number].check(answer)
+    outcome = EXERCISES[number].check(answer, seed=drawn())
     assert outcome.status == "not yet", outcome
     assert re.search(expected, repr(outcome).replace("\n", " ")), outcome
     assert "hint()" in repr(outcome)
+
+
+def test_an_exercise_is_found_by_its_number():
+    assert workshop.exercise("3.1") is lesson03.overlap
+    assert list(TEXTS) == list(EXERCISES)  # of each one the notebooks have a starter and an answer
+    with pytest.raises(ExerciseError, match=r"no exercise '9.9'; there are 0.1, "):
+        workshop.exercise("9.9")
+
+
+@pytest.mark.parametrize("exercise", ALL, ids=named)
+def test_a_failure_names_the_seed_that_makes_it_again(exercise):
+    answer, _ = WRONG[exercise.number][0]
+    first = exercise.check(answer)
+    seed = int(re.search(rf"{exercise.name}\.check\(\.\.\., seed=(\d+)\)", repr(first))[1])
+    assert to_the_nanosecond(exercise.check(answer, seed=seed)) == to_the_nanosecond(first)
+
+
+def to_the_nanosecond(outcome):
+    timeline = outcome.timeline
+    spans = (
+        [(s.start - timeline.begin, s.duration, s.lane, s.name, s.batch) for s in timeline.rows()] if timeline else []
+    )
+    return outcome.status, outcome.message, outcome.rule, spans
 
 
 def test_there_are_enough_answers():
     assert set(RIGHT) == set(WRONG) == set(EXERCISES)
     assert all(len(answers) >= 3 for answers in RIGHT.values())
     assert all(len(answers) >= 4 for answers in WRONG.values())
+    assert all(len(RIGHT[number]) + len(WRONG[number]) >= 8 for number in EXERCISES)
 
 
 @pytest.mark.parametrize("exercise", ALL, ids=named)
 def test_an_error_of_the_learner_is_wrapped_with_its_line(exercise):
-    arguments = ", ".join(exercise._arguments)
+    arguments = ", ".join(exercise.arguments)
     answer = cell(f"def load({arguments}):\n    first = 1\n    raise KeyError('no such batch')\n")
     outcome = exercise.check(answer)
     assert outcome.status == "crashed"
@@ -83,7 +120,7 @@ def test_an_error_of_the_learner_is_wrapped_with_its_line(exercise):
 @pytest.mark.parametrize("exercise", ALL, ids=named)
 @pytest.mark.parametrize("hole", ["...", "____", "x = ____"])
 def test_a_hole_is_not_attempted_whatever_it_does(exercise, hole):
-    arguments = ", ".join(exercise._arguments)
+    arguments = ", ".join(exercise.arguments)
     outcome = exercise.check(cell(f"def load({arguments}):\n    done = True\n    {hole}\n"))
     assert outcome.status == "not attempted"
     assert f"line 3: `{hole}`" in outcome.message
@@ -131,13 +168,42 @@ def test_an_error_in_a_loader_class_is_theirs_too():
     assert "has fixed buffers" in outcome.message
 
 
+IN_A_THREAD = """
+import queue, threading
+def load(batches):
+    ready = queue.Queue(2)
+    def work():
+        try:
+            for x, y in batches:
+                ready.put((x.to("cuda", non_blocking=True), y.to("cuda", non_blocking=True)))
+        finally:
+            AT_THE_END
+    threading.Thread(target=work, daemon=True).start()
+    while (batch := ready.get(TIMEOUT)) is not None:
+        yield batch
+"""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="a wait is broken by a POSIX signal")
+@pytest.mark.parametrize(("at_the_end", "timeout"), [("pass", ""), ("ready.put(None)", ""), ("pass", "timeout=0.1")])
+def test_a_prefetcher_with_a_thread_gets_what_was_refused_to_it(at_the_end, timeout):
+    """Whether the loop waits for ever, ends too early or stops with an error of its own."""
+    source = IN_A_THREAD.replace("AT_THE_END", at_the_end).replace("TIMEOUT", timeout)
+    outcome = lesson03.overlap.check(cell(source, "load"))
+    assert outcome.status == "crashed"
+    assert "in a second Python thread: the emulated GPU has one host thread" in outcome.message
+    assert outcome.line.startswith("line 8: ready.put((x.to(")
+
+
 def test_a_fault_of_the_check_is_not_blamed_on_the_learner(monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("in the check")
 
-    monkeypatch.setattr(machine.Work, "__call__", broken)
-    with pytest.raises(ZeroDivisionError, match="in the check"):
-        lesson03.overlap.check(BlockingLoader)
+    monkeypatch.setattr(harness.BatchWork, "__call__", broken)
+    with pytest.raises(ZeroDivisionError, match="in the check") as caught:
+        lesson03.overlap.check(BlockingLoader, seed=7)
+    assert "seed=7" in caught.value.__notes__[0]
 
 
 def test_after_an_error_everything_is_as_before():
@@ -167,17 +233,6 @@ def test_a_former_run_cannot_be_kept():
     assert "does not hold the values" in outcome.message
 
 
-def test_data_cannot_be_brought_before_the_clock_runs():
-    """The data do not exist before the call, and the copy must be seen in the window."""
-
-    def by_value(batches):
-        for images, labels in batches:
-            yield torch.tensor(images.tolist(), device="cuda"), labels.to("cuda")
-
-    outcome = lesson03.overlap.check(by_value)
-    assert outcome.status == "not yet", outcome
-
-
 def test_work_left_in_the_queue_counts():
     """The window ends when the GPU is done, so leaving everything queued gains nothing."""
 
@@ -188,19 +243,6 @@ def test_work_left_in_the_queue_counts():
     outcome = lesson03.overlap.check(queue_more)
     assert outcome.status == "not yet"
     assert outcome.timeline.duration > 600_000_000
-
-
-def test_a_subclass_of_tensor_is_no_batch():
-    class Sneaky(torch.Tensor):
-        is_cuda = True
-
-    def sneak(batches):
-        for images, labels in batches:
-            yield images.as_subclass(Sneaky), labels
-
-    outcome = lesson03.overlap.check(sneak)
-    assert outcome.status == "not yet"
-    assert "a Sneaky: a tensor is wanted" in outcome.message
 
 
 def test_other_data_each_time():
@@ -232,36 +274,18 @@ def test_hints_come_one_after_the_other():
         exercise.hint(4)
 
 
-def test_the_solution_is_code_in_both_faces():
-    note = lesson03.refill.solution()
-    assert lesson03.refill.answer.strip() in repr(note)
-    assert "```python\nfrom loaderviz.workshop.lesson03 import" in note._repr_markdown_()
-
-
-def test_the_outcome_has_two_faces():
-    outcome = lesson03.overlap.check(BlockingLoader)
-    assert repr(outcome).startswith("△ NOT YET · 3.1 Copy under the work")
-    markdown = outcome._repr_markdown_()
-    assert markdown.startswith("> **△ Not yet** · 3.1") and "*Rule:* R30" in markdown
-    task = lesson03.overlap._repr_markdown_()
-    assert "**Exercise 3.1" in task and "*Target:*" in task
-
-
-def test_what_is_said_stands_in_a_box():
-    exercise = EXERCISES["1.1"]
-    for said in (exercise, exercise.check(None), exercise.check(cell(exercise.answer)), exercise.hint(1)):
+def test_what_is_said_has_two_faces_and_one_is_in_a_box():
+    exercise, outcome, note = lesson03.refill, lesson03.overlap.check(BlockingLoader), lesson03.refill.solution()
+    assert exercise.answer.strip() in repr(note) and f"```python\n{exercise.answer.strip()}" in note._repr_markdown_()
+    assert repr(outcome).startswith("△ NOT YET · 3.1") and "R30" in repr(outcome)
+    assert outcome._repr_markdown_().startswith("> **△ Not yet** · 3.1") and "*Rule:* R30" in outcome._repr_markdown_()
+    assert "**Exercise 3.3" in exercise._repr_markdown_() and "*Target:*" in exercise._repr_markdown_()
+    for said in (exercise, outcome, exercise.check(None), exercise.check(cell(exercise.answer)), exercise.hint(1)):
         lines = said._repr_markdown_().splitlines()
         assert len(lines) > 2 and all(line.startswith(">") for line in lines)
-    exercise.check(None)
-    assert "not attempted" in exercise.show()._repr_mimebundle_()["text/markdown"]
-
-
-def test_underscores_are_no_emphasis():
     markdown = lesson03.uneven.check(RIGHT["3.2"][2])._repr_markdown_()
     assert "<" not in markdown.replace("&lt;", "")
-    from loaderviz.workshop.outcome import Note
-
-    assert Note("a_b `c_d` *e*")._repr_markdown_() == "> a\\_b `c_d` \\*e\\*"
+    assert Note("a_b `c_d` *e*")._repr_markdown_() == "> a\\_b `c_d` \\*e\\*"  # no emphasis
 
 
 def test_show_needs_a_check_first_and_then_has_the_picture():
@@ -272,14 +296,119 @@ def test_show_needs_a_check_first_and_then_has_the_picture():
     outcome = exercise.check(cell(exercise.answer))
     picture = exercise.show()
     assert outcome.score in repr(picture)
-    assert picture.figure.layout.title.text is not None
-    assert "text/plain" in picture._repr_mimebundle_()
+    assert picture.view.heading.startswith("Exercise 3.")
+    assert picture.view.heading in picture._repr_mimebundle_()["text/html"]
     exercise.check(None)
-    assert exercise.show().figure is None
-    assert "no picture" in exercise.show()._repr_mimebundle_()["text/plain"]
+    assert exercise.show().view is None
+    bundle = exercise.show()._repr_mimebundle_()
+    assert "no picture" in bundle["text/plain"] and "not attempted" in bundle["text/markdown"]
 
 
 def test_starters_are_short():
     for exercise in LESSONS:
         code = [line for line in exercise.starter.splitlines() if line.strip() and "import" not in line]
         assert len(code) <= 14, exercise.number
+
+
+# CUDA outside of a recording
+
+
+def test_a_cell_that_calls_cuda_outside_of_a_recording_is_told_what_to_do(capsys):
+    shell = IPython.core.interactiveshell.InteractiveShell()
+    exercises.explain_cuda(shell)
+    shell.run_cell("x = 1\n\nraise AssertionError('Torch not compiled with CUDA enabled')  # as x.cuda() does")
+    said = capsys.readouterr()
+    assert "in line 3: raise AssertionError(" in said.err and "with lv.record(on=" in said.err
+    assert "Traceback" not in said.out + said.err
+    shell.run_cell("raise RuntimeError('another one')")
+    assert "another one" in capsys.readouterr().out
+
+
+# Predictions
+
+
+QUESTION, CHOICES = "Which share is hidden?", ["none", "half", "all <of it>"]
+
+
+def test_without_a_kernel_it_is_text():
+    guess = predict(QUESTION, CHOICES, "none")
+    assert guess.widget() is None
+    assert repr(guess).splitlines()[:3] == ["Predict: Which share is hidden?", "    1. none", "    2. half"]
+    bundle = guess._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/html"}
+    assert "all &lt;of it&gt;" in bundle["text/html"]
+
+
+def test_without_ipywidgets_it_is_text(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    assert predict(QUESTION, CHOICES, "none").widget() is None
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "expected"),
+    [
+        ("half", "none", "You said: half. The answer: none. ✘"),
+        (1, "none", "You said: none. The answer: none. ✔"),
+        ("all <of it>", 3, "✔ Right!"),
+        (2, lambda: "half", "✔ Right!"),
+    ],
+)
+def test_reveal_shows_both(said, answer, expected):
+    guess = predict(QUESTION, CHOICES, answer, why="One stream is one queue.").choose(said)
+    note = guess.reveal()
+    assert expected in repr(note)
+    assert QUESTION in repr(note) and repr(note).endswith("One stream is one queue.")
+    assert guess.right == ("✔" in repr(note))
+
+
+def test_the_answer_is_asked_for_at_the_end_only():
+    silent = predict(QUESTION, CHOICES, "none")
+    asked, told = repr(silent.reveal()), repr(silent.reveal())
+    assert "First say what you expect" in asked and "2. half" in asked and "The answer" not in asked
+    assert "no prediction" in told and "The answer: none." in told and not silent.right
+    ran = []
+    guess = predict(QUESTION, CHOICES, lambda: ran[-1]).choose("half")
+    ran.append("half")
+    assert "✔" in repr(guess.reveal())
+    ran.append(9)
+    with pytest.raises(PredictionError, match="the answer: 9 is none of the choices"):
+        guess.reveal()
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer", "expected"),
+    [
+        (["one"], "one", "at least two"),
+        (["a", "a"], "a", "differ"),
+        (CHOICES, "nothing", "none of the choices"),
+        (CHOICES, 0, "none of the choices"),
+        (CHOICES, 4, "none of the choices"),
+        (CHOICES, True, "none of the choices"),
+    ],
+)
+def test_a_bad_prediction_is_refused(choices, answer, expected):
+    with pytest.raises(PredictionError, match=expected):
+        predict(QUESTION, choices, answer)
+
+
+def test_a_choice_that_is_none_is_refused():
+    with pytest.raises(PredictionError, match=r"choose\(\): 'perhaps' is none of the choices"):
+        predict(QUESTION, CHOICES, 1).choose("perhaps")
+
+
+def test_the_widget_keeps_what_was_said(monkeypatch):
+    monkeypatch.setattr(IPython, "get_ipython", object)  # as if there were a kernel
+    guess = predict(QUESTION, CHOICES, "none")
+    box = guess.widget()
+    assert guess.widget() is box
+    label, radio, said = box.children
+    assert QUESTION in label.value and "arrow keys" in said.value
+    assert radio.value is None and radio.options == tuple(CHOICES)
+    radio.value = "half"
+    assert guess.choice == "half" and "You said: <b>half</b>" in said.value
+    guess.choose("none")
+    assert radio.value == "none" and "✔" in repr(guess.reveal())
+    assert "application/vnd.jupyter.widget-view+json" in guess._repr_mimebundle_()
+    box.close()

@@ -5,30 +5,29 @@ from __future__ import annotations
 import inspect
 import linecache
 
-import plotly.graph_objects as go
 import pytest
 import torch
 from torch.cuda._sanitizer import EventHandler
 
 import loaderviz as lv
-from loaderviz.emulator.findings import HazardWarning
+from loaderviz.emulator.hazards.reports import HazardWarning
 from loaderviz.timeline import Kind
-from loaderviz.workshop import machine, suspects
-from loaderviz.workshop.lesson03 import claim, copy_ahead
-from loaderviz.workshop.outcome import NotYet, Theirs
-from loaderviz.workshop.trial import BATCHES, count_wrong, table, try_out
+from loaderviz.workshop import harness, suspects
+from loaderviz.workshop.exercises import NotYet, Theirs
+from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
+from loaderviz.workshop.lessons.lesson05 import TRIED, count_wrong, table, try_out
 
 from .answers import blocking, too_few
 from .conftest import cell
 
 # hazard, code of its first and its second side; batches that are right
 WRONG = {
-    "A": ("early-read", "copies = [part.to(", "return work(images)", 0),
-    "C": ("early-reuse", "return work(images)", "copies, arrived = copy_ahead(batch, side)", BATCHES),
+    "A": ("early-read", "copies = [part.to(", "labels.clone()", 0),
+    "C": ("early-reuse", "return work(images)", "copies, arrived = copy_ahead(batch, side)", TRIED),
     "D": ("early-refill", "copies = [buffer.to(", "buffer.copy_(part)", 1),
     "F": ("early-host-read", 'images.amax().to("cpu", non_blocking=True)', "images / brightest.item()", 0),
 }
-FINDINGS = {"A": ["wait-on-nothing"], "D": ["wait-on-nothing"], "E": ["needless-wait"]}
+LINTS = {"A": ["wait-on-nothing"], "D": ["wait-on-nothing"], "E": ["needless-wait"]}
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +44,10 @@ def line(access):
 def test_four_are_wrong_and_two_are_right(trials):
     kinds = {name: {hazard.kind for hazard in trial.hazards} for name, trial in trials.items()}
     assert kinds == {name: {WRONG[name][0]} if name in WRONG else set() for name in suspects.LOADERS}
-    findings = {name: [finding.kind for finding in trial.findings] for name, trial in trials.items()}
-    assert findings == {name: FINDINGS.get(name, []) for name in suspects.LOADERS}
+    lints = {name: [lint.kind for lint in trial.lints] for name, trial in trials.items()}
+    assert lints == {name: LINTS.get(name, []) for name in suspects.LOADERS}
     right = {name: sum(trial.right) for name, trial in trials.items()}
-    assert right == {name: WRONG[name][3] if name in WRONG else BATCHES for name in suspects.LOADERS}
+    assert right == {name: WRONG[name][3] if name in WRONG else TRIED for name in suspects.LOADERS}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -98,9 +97,9 @@ def test_a_loop_that_reads_its_loss_keeps_the_host_near_so_that_c_is_right():
 
 def test_a_and_d_let_the_side_stream_wait_for_itself(trials):
     for name, code in (("A", "arrived.wait()"), ("D", "side.wait_event(copied)")):
-        (finding,) = trials[name].findings
-        assert code in line(finding.first)
-        assert finding.problem == "stream 13 waits for itself: what is in one stream runs in order anyway"
+        (lint,) = trials[name].lints
+        assert code in line(lint.first)
+        assert lint.problem == "stream 13 waits for itself: what is in one stream runs in order anyway"
 
 
 def test_e_waits_without_need_and_is_as_fast_as_b_without_that_line(trials):
@@ -113,10 +112,10 @@ def test_e_waits_without_need_and_is_as_fast_as_b_without_that_line(trials):
             ready = [claim(copies, main)]
         yield from ready
 
-    (finding,) = trials["E"].findings
-    assert "side.wait_stream(main)" in line(finding.first)
+    (lint,) = trials["E"].lints
+    assert "side.wait_stream(main)" in line(lint.first)
     repaired = try_out(without_the_wait)
-    assert repaired.hazards == [] and repaired.findings == [] and all(repaired.right)
+    assert repaired.hazards == [] and repaired.lints == [] and all(repaired.right)
     assert trials["E"].hidden == 0 and repaired.hidden > 0.9 and trials["B"].hidden > 0.9
     assert repaired.run.took < 1.01 * trials["B"].run.took < 0.75 * trials["E"].run.took
 
@@ -125,7 +124,7 @@ def changed(loader, before, after):
     """The loader with one piece of its code changed."""
     code = inspect.getsource(loader)
     assert code.count(before) == 1
-    return cell("from loaderviz.workshop.lesson03 import claim, copy_ahead\n\n" + code.replace(before, after))
+    return cell("from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead\n\n" + code.replace(before, after))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +141,7 @@ def test_each_of_these_lines_of_b_is_needed(line, kinds):
 
 def test_d_is_repaired_by_one_line():
     trial = try_out(changed(suspects.loader_d, "side.wait_event(copied)", "copied.synchronize()"))
-    assert trial.hazards == [] and trial.findings == [] and all(trial.right) and trial.hidden > 0.9
+    assert trial.hazards == [] and trial.lints == [] and all(trial.right) and trial.hidden > 0.9
 
 
 @pytest.mark.parametrize("name", suspects.LOADERS)
@@ -156,7 +155,7 @@ def test_nothing_else_is_wrong_with_them(name):
 
 def test_a_refilled_buffer_carries_the_number_of_what_is_in_it(trials):
     copies = [span.batch for span in trials["D"].timeline.rows(Kind.COPY_H2D)]
-    assert copies == [number for number in range(BATCHES) for _ in ("images", "labels")]
+    assert copies == [number for number in range(TRIED) for _ in ("images", "labels")]
 
 
 # What the trial shows
@@ -168,18 +167,16 @@ def test_the_times_of_a_report_are_those_of_the_picture(name, trials):
     mark, hazard = trial.timeline.marks[0], trial.hazards[0]
     times = [int(trial.timeline.start[span]) - trial.timeline.begin for span in mark.spans]
     assert times == [hazard.first.start, hazard.second.start]
-    low, high = trial.figure().layout.xaxis.range
-    unit = 1000 if "µs" in trial.figure().layout.xaxis.title.text else 10**6
-    assert all(low <= time / unit <= high for time in times)
+    low, high = trial.view().first
+    assert all(low <= time <= high for time in times)
 
 
 @pytest.mark.parametrize("name", suspects.LOADERS)
 def test_the_figure_has_the_race_in_full(name, trials):
-    figure = trials[name].figure()
-    assert isinstance(figure, go.Figure)
-    words = [note.text for note in figure.layout.annotations]
-    assert any(WRONG[name][0] in text for text in words) if name in WRONG else not words
-    shown = figure.layout.title.text
+    head, _ = trials[name].view().packed()
+    kinds = [mark["kind"] for mark in head["parts"][0]["marks"] if min(mark["bars"]) >= 0]
+    assert WRONG[name][0] in kinds if name in WRONG else not kinds
+    shown = head["title"]
     assert shown.startswith(f"loader_{name.lower()}: ")
     assert ("nothing to report" in shown) == (name == "B")
 
@@ -250,7 +247,7 @@ def test_the_limit_of_5_1_is_the_first_copy_and_then_work():
     from loaderviz.workshop import lesson05
 
     outcome = lesson05.wait.check(blocking)
-    data = [(torch.empty(machine.SAMPLES, machine.FEATURES), torch.empty(machine.SAMPLES, dtype=torch.int64))]
-    copy, work = machine.copy_time(*data[0]), machine.work_time(machine.SAMPLES, hidden=lesson05.HIDDEN)
+    data = [(torch.empty(harness.SAMPLES, harness.FEATURES), torch.empty(harness.SAMPLES, dtype=torch.int64))]
+    copy, work = harness.copy_time(*data[0]), harness.work_time(harness.SAMPLES, hidden=lesson05.HIDDEN)
     assert f"the limit of {(copy + lesson05.BATCHES * work) / 1e6:.4g} ms" in outcome.score
     assert copy < work / 1.9

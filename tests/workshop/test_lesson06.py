@@ -11,17 +11,24 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
-from loaderviz.builder import TimelineBuilder
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.loaders import PrefetchLoader
-from loaderviz.timeline import Context, Kind, TimelineError
+from loaderviz.timeline import Context, Kind, TimelineBuilder, TimelineError
 from loaderviz.workshop import lesson06
 
 SIZE, BATCHES = 64, 32
 # Bytes move slowly, so that a batch of 64 small samples has the costs of a large one.
-GPU = replace(Gpu.preset("laptop"), h2d=10**8, d2h=10**8, fp32=10**10, tf32=10**10, malloc=0)
-HOST = replace(Host.preset("laptop"), memory_bandwidth=10**8, fetch_per_sample=40_000, page_lock_base=0,
-               page_lock_per_gib=0, worker_start=0)  # fmt: skip
+GPU = replace(
+    Gpu.preset("laptop"), h2d=10**8, d2h=10**8, fp32=14 * 10**9, tf32=14 * 10**9, sms=1, malloc=0, malloc_small=0
+)
+HOST = replace(
+    Host.preset("laptop"),
+    memory_bandwidth=10**8,
+    fetch_per_sample=40_000,
+    page_lock_base=0,
+    page_lock_per_gib=0,
+    worker_start=0,
+)
 
 
 def feed(workers, depth=2, samples=SIZE * BATCHES, **options):
@@ -41,7 +48,7 @@ def runs():
 def test_a_step_takes_as_long_as_the_slowest_stage(runs):
     costs = lesson06.stages(runs[1])
     assert costs["fetch"] == HOST.fetch_base + SIZE * 40_000 + SIZE * 256 * 250 // 1000
-    assert costs["pin"] == 2 * SIZE * 256 * 10 and costs["copy"] == 5_000 + SIZE * 256 * 10
+    assert costs["pin"] == 2 * SIZE * 256 * 10 and costs["copy"] == GPU.copy_latency + SIZE * 256 * 10
     slowest = set()
     for workers, timeline in runs.items():
         step = lesson06.steady(timeline).duration / len(lesson06.STEADY)
@@ -139,9 +146,12 @@ def test_a_read_costs_what_the_task_says(rows, took):
         assert took <= time.perf_counter_ns() - begin < took + 100_000  # and the operators of the gather
 
 
-@pytest.mark.parametrize("data", [
-    lesson06.Files(torch.zeros(2, 784, dtype=torch.uint8), torch.arange(2)),
-    lesson06.SometimesSlow(torch.zeros(2, 4), torch.arange(2), every=2, seconds=0.1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        lesson06.Files(torch.zeros(2, 784, dtype=torch.uint8), torch.arange(2)),
+        lesson06.SometimesSlow(torch.zeros(2, 4), torch.arange(2), every=2, seconds=0.1),
+    ],
+)
 def test_data_sets_can_go_to_a_spawned_worker(data):
     assert len(pickle.loads(pickle.dumps(data))) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 
 import pytest
 
@@ -11,13 +12,24 @@ import loaderviz as lv
 from loaderviz.timeline import COPIES, Kind
 from loaderviz.workshop import lesson07
 
-from .answers07 import all_copy_time, each_copy_alone, each_kernel_alone, everything, merge_and_intersect
+from .answers_later import (
+    all_copy_time,
+    always_data,
+    each_copy_alone,
+    each_kernel_alone,
+    everything,
+    merge_and_intersect,
+    zero,
+)
 
 MAKERS = [lesson07.one_after_the_other, lesson07.beside_kernels, lesson07.two_at_once]
 RULES = {
-    "data": {"waiting-for-data"}, "pageable copy": {"pageable-copy", "hidden-sync"}, "one stream": {"copy-not-hidden"},
+    "data": {"waiting-for-data"},
+    "pageable copy": {"pageable-copy", "hidden-sync"},
+    "one stream": {"copy-not-hidden"},
     "nothing": {"nothing-to-gain"},
-}  # fmt: skip
+}
+CLOSEST = (87, 228, 361)  # seeds whose sizes were once so close to the limit that "nothing" was waiting for data
 
 
 def pieces(timeline):
@@ -78,12 +90,25 @@ def test_the_lists_are_copies_of_what_is_judged():
 
 
 @pytest.mark.parametrize("cause", lesson07.CAUSES)
-def test_each_training_has_its_cause_and_the_advice_sees_it_too(cause):
-    for _ in range(8):
-        timeline = lesson07.training(cause).self_check()
+def test_each_training_has_its_cause_with_a_margin_and_the_advice_sees_no_other(cause):
+    for seed in (*range(30), *CLOSEST):
+        timeline = lesson07.training(cause, seed).self_check()
         share = lv.summarize(timeline).compute_share
-        assert share > 0.97 if cause == "nothing" else share < 0.85
-        assert lv.advise(timeline)[0].rule in RULES[cause]
+        assert share > 0.98 if cause == "nothing" else share < 0.83, seed  # queued kernels have gaps
+        (finding,) = lv.advise(timeline)
+        assert finding.rule in RULES[cause], (seed, finding)
+        assert cause == "nothing" or finding.expected_gain.share > 0.15, (seed, finding)
+
+
+def test_a_wrong_answer_is_told_how_to_make_its_timeline_again():
+    outcome = lesson07.find_cause.check(always_data)
+    assert eval(again(outcome), {"lesson07": lesson07}) == outcome.timeline
+    outcome = lesson07.exposed_copy.check(zero)
+    assert eval(again(outcome), {"lesson07": lesson07, "random": random}) == outcome.timeline
+
+
+def again(outcome):
+    return re.search(r"again: `(.*)`", outcome.message)[1]
 
 
 def test_each_cause_comes_as_often_in_another_order():
@@ -96,14 +121,15 @@ def test_each_cause_comes_as_often_in_another_order():
 
     for _ in range(5):
         orders.append([])
-        assert lesson07.find_cause.check(spy).passed
+        outcome = lesson07.find_cause.check(spy)
+        assert outcome.passed, outcome
     causes = [[lv.advise(timeline)[0].rule for timeline in order] for order in orders]
     assert all(len(order) == 8 for order in orders)
     assert len({tuple(order) for order in causes}) > 1
 
 
 def test_a_harmless_wait_is_explained():
-    timeline = lesson07.training("nothing")
+    timeline = lesson07.training("nothing", seed=0)
     text = lesson07._harmless_waits(timeline)
     assert "The loop does wait for data" in text and ": a wait costs something only when" in text
     assert "the GPU is never idle meanwhile" in text or "of it only" in text

@@ -24,6 +24,11 @@ def copied(batch: Any) -> Batch:
     return tuple(entry.to(DEVICE, non_blocking=True) for entry in batch)
 
 
+def recorded(batch: Batch) -> None:
+    for entry in batch:
+        entry.record_stream(torch.cuda.current_stream())
+
+
 def plain(loader: Iterable[Any]) -> Iterator[Batch]:
     """No prefetching: blocking copies on the consumer's stream."""
     for batch in loader:
@@ -55,8 +60,7 @@ class Preloader:
         if batch is None:
             return None
         if self.record:
-            for entry in batch:
-                entry.record_stream(torch.cuda.current_stream())
+            recorded(batch)
         self.preload()
         return batch
 
@@ -109,8 +113,7 @@ def event_per_batch(loader: Iterable[Any], record: bool, depth: int = 2) -> Iter
         moved, event = ready.popleft()
         event.wait()
         if record:
-            for entry in moved:
-                entry.record_stream(torch.cuda.current_stream())
+            recorded(moved)
         enqueue()
         yield moved
 
@@ -204,8 +207,7 @@ def transformed(loader: Iterable[Any], record_result: bool) -> Iterator[Batch]:
         with torch.cuda.stream(stream):
             moved = copied(batch)
             results = tuple(entry * 1 for entry in moved)
-        for entry in results if record_result else moved:
-            entry.record_stream(consumer)
+        recorded(results if record_result else moved)
         consumer.wait_stream(stream)
         del moved
         yield results
@@ -300,20 +302,12 @@ def last_references(loader: Iterable[Any], kept: int = 4) -> Iterator[Batch]:
         yield ready
 
 
-def waits_too_early(loader: Iterable[Any]) -> Iterator[Batch]:
-    """A mistake: the consumer waits before the copy is enqueued, so that it waits for nothing (R16)."""
+def waits_wrongly(loader: Iterable[Any], too_early: bool) -> Iterator[Batch]:
+    """A mistake: the consumer waits before the copy is enqueued, so that it waits for nothing (R16), or never."""
     stream = torch.cuda.Stream()
     for batch in loader:
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.stream(stream):
-            moved = copied(batch)
-        yield moved
-
-
-def never_waits(loader: Iterable[Any]) -> Iterator[Batch]:
-    """A mistake: nobody waits for the side stream."""
-    stream = torch.cuda.Stream()
-    for batch in loader:
+        if too_early:
+            torch.cuda.current_stream().wait_stream(stream)
         with torch.cuda.stream(stream):
             moved = copied(batch)
         yield moved
@@ -367,38 +361,36 @@ REUSE, READ = frozenset(("early-reuse",)), frozenset(("early-read",))
 REFILL = frozenset(("early-refill",))
 
 
+def way(make: Callable[..., Iterator[Batch]], *options: bool, **expected: Any) -> Prefetcher:
+    return Prefetcher(lambda loader: make(loader, *options), **expected)
+
+
 PREFETCHERS: dict[str, Prefetcher] = {
-    "plain": Prefetcher(plain, overlaps=False),
-    "non_blocking": Prefetcher(non_blocking, overlaps=False),
-    "attributes, record_stream": Prefetcher(lambda loader: attributes(loader, True), overlaps=True),
-    "attributes, unprotected": Prefetcher(lambda loader: attributes(loader, False), overlaps=True, races=REUSE),
-    "generator, side waits": Prefetcher(lambda loader: generator(loader, True), overlaps=True),
-    "generator, unprotected": Prefetcher(lambda loader: generator(loader, False), overlaps=True, races=REUSE),
-    "pinned in loop, side waits": Prefetcher(lambda loader: pinned_in_loop(loader, True), overlaps=True),
-    "pinned in loop, unprotected": Prefetcher(lambda loader: pinned_in_loop(loader, False), overlaps=True, races=REUSE),
-    "event per batch, record_stream": Prefetcher(lambda loader: event_per_batch(loader, True), overlaps=True),
-    "event per batch, unprotected": Prefetcher(
-        lambda loader: event_per_batch(loader, False), overlaps=True, races=REUSE
-    ),
-    "in place": Prefetcher(lambda loader: in_place(loader, True), overlaps=True),
-    "in place, unprotected": Prefetcher(lambda loader: in_place(loader, False), overlaps=True, races=REUSE),
-    "ring, waits for reader": Prefetcher(lambda loader: ring(loader, True), overlaps=True),
-    "ring, unprotected": Prefetcher(lambda loader: ring(loader, False), overlaps=True, races=REUSE),
-    "pinned slots, waits for copy": Prefetcher(lambda loader: pinned_slots(loader, True), overlaps=False),
-    "pinned slots, unprotected": Prefetcher(lambda loader: pinned_slots(loader, False), overlaps=False, races=REFILL),
-    "transformed, record_stream": Prefetcher(lambda loader: transformed(loader, True), overlaps=True),
-    "transformed, recorded too early": Prefetcher(
-        lambda loader: transformed(loader, False), overlaps=True, races=REUSE
-    ),
-    "slots on consumer's stream": Prefetcher(slots_on_consumer, overlaps=False),
-    "look ahead": Prefetcher(look_ahead, overlaps=False),
-    "batch transform": Prefetcher(batch_transform, overlaps=False),
-    "queue of batches": Prefetcher(queue_of_batches, overlaps=False),
-    "loader under stream, record_stream": Prefetcher(lambda loader: loader_under_stream(loader, True), overlaps=True),
-    "loader under stream, unprotected": Prefetcher(
-        lambda loader: loader_under_stream(loader, False), overlaps=True, races=REUSE
-    ),
-    "last references": Prefetcher(last_references, overlaps=True, races=REUSE),
-    "waits too early": Prefetcher(waits_too_early, overlaps=True, right=False, races=READ | REUSE),
-    "never waits": Prefetcher(never_waits, overlaps=True, right=False, races=READ | REUSE),
+    "plain": way(plain, overlaps=False),
+    "non_blocking": way(non_blocking, overlaps=False),
+    "attributes, record_stream": way(attributes, True, overlaps=True),
+    "attributes, unprotected": way(attributes, False, overlaps=True, races=REUSE),
+    "generator, side waits": way(generator, True, overlaps=True),
+    "generator, unprotected": way(generator, False, overlaps=True, races=REUSE),
+    "pinned in loop, side waits": way(pinned_in_loop, True, overlaps=True),
+    "pinned in loop, unprotected": way(pinned_in_loop, False, overlaps=True, races=REUSE),
+    "event per batch, record_stream": way(event_per_batch, True, overlaps=True),
+    "event per batch, unprotected": way(event_per_batch, False, overlaps=True, races=REUSE),
+    "in place": way(in_place, True, overlaps=True),
+    "in place, unprotected": way(in_place, False, overlaps=True, races=REUSE),
+    "ring, waits for reader": way(ring, True, overlaps=True),
+    "ring, unprotected": way(ring, False, overlaps=True, races=REUSE),
+    "pinned slots, waits for copy": way(pinned_slots, True, overlaps=False),
+    "pinned slots, unprotected": way(pinned_slots, False, overlaps=False, races=REFILL),
+    "transformed, record_stream": way(transformed, True, overlaps=True),
+    "transformed, recorded too early": way(transformed, False, overlaps=True, races=REUSE),
+    "slots on consumer's stream": way(slots_on_consumer, overlaps=False),
+    "look ahead": way(look_ahead, overlaps=False),
+    "batch transform": way(batch_transform, overlaps=False),
+    "queue of batches": way(queue_of_batches, overlaps=False),
+    "loader under stream, record_stream": way(loader_under_stream, True, overlaps=True),
+    "loader under stream, unprotected": way(loader_under_stream, False, overlaps=True, races=REUSE),
+    "last references": way(last_references, overlaps=True, races=REUSE),
+    "waits too early": way(waits_wrongly, True, overlaps=True, right=False, races=READ | REUSE),
+    "never waits": way(waits_wrongly, False, overlaps=True, right=False, races=READ | REUSE),
 }

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.cuda._sanitizer import EventHandler
 
 from loaderviz.emulator import Gpu, Host, Runtime
+from loaderviz.emulator.hazards.races import Races
 from loaderviz.emulator.memory import DevicePool
-from loaderviz.emulator.races import Races
 
 NAMES = "ABCD"
 
@@ -23,7 +23,7 @@ class Both:
 
     def __init__(self):
         self.gpu = Runtime(Gpu.preset("a100"), Host.preset("laptop"))
-        self.races = self.gpu.races = Races(self.gpu)
+        self.races = self.gpu.races = Races(self.gpu.order, self.gpu.builder)
         self.pool, self.theirs = DevicePool(self.gpu), EventHandler()
         self.streams, self.events, self.tensors = {"A": self.gpu.default_stream}, {}, {}
         self.reports = []  # for each kernel: (does ours report it?, does torch's?)
@@ -43,7 +43,7 @@ class Both:
     def kernel(self, stream, reads="", writes=""):
         stream = self.stream(stream)
         blocks = [(self.tensor(name), name in writes) for name in dict.fromkeys(reads + writes)]
-        work = self.races.work(self.gpu.launch(1_000, stream))
+        work = self.gpu.launch(1_000, stream)
         for block, written in blocks:
             self.races.access(work, block.address, block.end, (), "", block, reads=not written, writes=written)
         theirs = self.theirs._handle_kernel_launch(
@@ -51,7 +51,7 @@ class Both:
             {block.address for block, written in blocks if written}, set(), "kernel",
             {block.address: [] for block, _ in blocks},
         )  # fmt: skip
-        self.reports.append((bool(work.found), bool(theirs)))
+        self.reports.append((bool(work.in_race), bool(theirs)))
 
     def event(self, name):
         if name not in self.events:
@@ -203,9 +203,9 @@ def test_ours_sees_what_torchs_cannot():
     both = Both()
     block = both.tensor("x")
     both.kernel("A", "", "x")
-    work = both.races.work(both.gpu.launch(1_000, both.stream("B")))
+    work = both.gpu.launch(1_000, both.stream("B"))
     both.races.access(work, block.address + 784, block.end, (), "", block, reads=True)
-    assert work.found
+    assert work.in_race
     assert not both.theirs._handle_kernel_launch(
         both.stream("B").id, {block.address + 784}, set(), set(), "", {block.address + 784: []}
     )

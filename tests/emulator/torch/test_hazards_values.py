@@ -11,12 +11,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from late_programs import BACK, EVEN, FRONT, MIDDLE, OFTEN, OPERATIONS, WHOLE, Program, guarded, run
+from random_programs import BACK, EVEN, FRONT, MIDDLE, OFTEN, OPERATIONS, WHOLE, Program, guarded, run
 
 import loaderviz as lv
-from loaderviz.emulator.torch_cuda.touched import ROWS, ranges
-from loaderviz.emulator.torch_cuda.watched import WHOLE as WHOLE_CHECKSUM
-from loaderviz.emulator.torch_cuda.watched import checksum
+from loaderviz.emulator.torch.tracking import ROWS, checksum, ranges
+from loaderviz.emulator.torch.tracking import WHOLE as WHOLE_CHECKSUM
 
 # Many programs share a recording, since to begin one takes long: to shrink them would take minutes.
 QUICK = {"deadline": None, "phases": [Phase.generate], "suppress_health_check": list(HealthCheck)}

@@ -138,3 +138,21 @@ def test_spans_name_the_callers_line():
         mlp().cuda()(torch.ones(1, 144, device="cuda")).sum().backward()
     lines = {span.source.rsplit("/", 1)[-1].split(":")[0] for span in recording.timeline.rows(Kind.API)}
     assert lines == {"test_torch_batches.py"}
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_program_that_asked_for_a_gpu_too_early_is_told_its_line(asks, tmp_path):
+    chosen = "cuda" if asks else "cpu"
+    code = f'import torch\n\ndevice = "cuda" if torch.{chosen}.is_available() and False else "cpu"\n'
+    path = tmp_path / "program.py"
+    path.write_text(code + "def train():\n    torch.ones(3).to(device).sum()\n", encoding="utf-8")
+    program = {}
+    exec(compile(path.read_text(encoding="utf-8"), path, "exec"), program)
+    with lv.record(on="a100") as recording:
+        program["train"]()
+    notes = recording.timeline.context.notes
+    assert [("program.py:3" in note, "device = 'cuda'" in note) for note in notes] == [(True, True)] * asks
+    with lv.record(on="a100") as recording:
+        program["train"]()
+        torch.ones(1, device="cuda")
+    assert recording.timeline.context.notes == ()

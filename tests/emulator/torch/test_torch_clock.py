@@ -14,6 +14,7 @@ from torch.utils import benchmark
 
 import loaderviz as lv
 from loaderviz.emulator import Host, costs
+from loaderviz.emulator.torch import session
 from loaderviz.timeline import Kind
 
 HOST = Host.preset("laptop")
@@ -111,6 +112,22 @@ def test_other_python_counts_when_measured():
     starts = [span.start for span in recording.timeline.rows(Kind.OPERATOR)]
     assert starts[1] - starts[0] > 10**6
     assert "measured" in recording.timeline.context.host
+
+
+def test_measured_time_is_the_threads_processor_time_and_no_time_on_the_wall(monkeypatch):
+    """What other programs, or a real wait, take is no time of this program."""
+    burnt = [0]
+    monkeypatch.setattr(session, "thread_time_ns", lambda: burnt[0])
+    ends = []
+    for work in (0, 3_000_000):
+        with lv.record(on="a100", host="measured") as recording:
+            torch.ones(1, device="cuda")
+            threading.Event().wait(0.01)
+            burnt[0] += work
+            torch.ones(1, device="cuda")
+        ends.append(recording.timeline.rows(Kind.OPERATOR))
+    starts = [[span.start for span in rows] for rows in ends]
+    assert [after - before for before, after in zip(*starts, strict=True)] == [0, 3_000_000]
 
 
 def test_measured_time_does_not_count_the_emulator_itself():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections import namedtuple
 from dataclasses import replace
 from itertools import pairwise
+from threading import Thread
+from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -19,10 +23,13 @@ from torch.utils.data import (
     Subset,
     TensorDataset,
     get_worker_info,
-)  # fmt: skip
+)
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import loaderviz as lv
+from loaderviz import intervals
 from loaderviz.emulator import Host, costs
+from loaderviz.emulator.torch import dataloader, session
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Cause, Kind
 
@@ -116,7 +123,7 @@ LOADERS = {
     "class of one's own, no workers": lambda: DataLoader(Squares(), 4, collate_fn=Boxed, pin_memory=True),
     "drop last": lambda: DataLoader(Squares(), 5, drop_last=True),
     "last is short": lambda: DataLoader(Squares(), 5, num_workers=2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -128,6 +135,33 @@ def test_every_loader_gives_its_data_twice_with_the_same_timeline(name):
     assert batches == expected
     assert timeline.where(Kind.FETCH).sum() == len(batches)
     assert (batches, timeline) == again
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 1, "pin_memory": True, "persistent_workers": True}]
+)
+def test_torchdatas_loader_has_the_times_of_torchs(options):
+    """Lanes, batches and costs; only the range that torch names after the iterator's class differs."""
+    found = []
+    for kind in (DataLoader, StatefulDataLoader):
+        loader = kind(Squares(), 4, **options)
+        batches, timeline = recorded(lambda loader=loader: (batch for _ in range(2) for batch in loader))
+        spans = [span._replace(name="") for span in timeline.rows()]
+        found.append((batches, spans, [span.name for span in timeline.rows(Kind.FETCH, Kind.PIN)]))
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 6
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_that_another_thread_iterates_is_noted(workers):
+    batches = []
+    with lv.record(on="a100") as recording:
+        thread = Thread(target=lambda: batches.extend(DataLoader(Squares(4), 2, num_workers=workers)))
+        thread.start()
+        thread.join()
+    assert [batch.tolist() for batch in batches] == [[0.0, 1.0], [4.0, 9.0]]
+    assert recording.timeline.context.notes == (dataloader.ELSEWHERE,)
 
 
 def test_spawned_workers_work_as_forked_ones():
@@ -207,20 +241,17 @@ def test_an_epoch_may_be_left_and_begun_anew(workers):
     assert [span.batch for span in steps] == list(range(7))
 
 
-def test_an_iterator_that_is_older_than_the_recording_goes_on_in_it():
-    for options in ({}, {"num_workers": 1}):
-        source = iter(DataLoader(Squares(), 4, **options))
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("inside", ["begin", "end"])
+def test_an_iterator_may_be_older_than_the_recording_or_outlive_it(inside, workers):
+    here, outside = lv.record(on="a100"), contextlib.nullcontext()
+    begin, end = (here, outside) if inside == "begin" else (outside, here)
+    with begin:
+        source = iter(DataLoader(Squares(), 4, num_workers=workers))
         first = next(source).tolist()
-        batches, _ = recorded(lambda source=source: source)
-        assert [first, *batches] == [values_of(batch) for batch in DataLoader(Squares(), 4)]
-
-
-def test_batches_may_be_taken_after_the_recording():
-    for options in ({}, {"num_workers": 1, "pin_memory": False}):
-        with lv.record(on="a100"):
-            source = iter(DataLoader(Squares(), 4, **options))
-            first = next(source).tolist()
-        assert [first, *(batch.tolist() for batch in source)] == [values_of(b) for b in DataLoader(Squares(), 4)]
+    with end:
+        batches = [first, *(batch.tolist() for batch in source)]
+    assert batches == [values_of(batch) for batch in DataLoader(Squares(), 4)]
 
 
 class OnDevice(Dataset):
@@ -265,6 +296,42 @@ def test_cuda_in_a_forked_worker_is_cudas_own_error(dataset):
 def test_the_order_of_batches_must_not_depend_on_this_machine():
     with lv.record(on="a100"), pytest.raises(NotModelledError, match="in_order"):
         iter(DataLoader(Squares(), 2, num_workers=2, in_order=False))
+
+
+class Burns(Squares):
+    """Each sample takes 0.3 ms of the processor, by a clock that the test holds, and sleeps 0.1 ms."""
+
+    clock: ClassVar[list[int]] = [0]
+
+    def __getitem__(self, index):
+        self.clock[0] += 300_000
+        time.sleep(1e-4)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_measured_fetch_counts_once_with_what_it_burnt_and_slept(monkeypatch, workers, pin_memory):
+    """Burnt and slept time is in the fetches and nowhere else; what the loop burns between them is between them."""
+    for module in (session, dataloader):
+        monkeypatch.setattr(module, "thread_time_ns", lambda: Burns.clock[0])
+
+    def run(data, burns):
+        with lv.record(on="a100", host="measured") as recording:
+            loader = DataLoader(data, 2, num_workers=workers, pin_memory=pin_memory, multiprocessing_context=fork)
+            for batch in loader:
+                batch.to("cuda", non_blocking=True)
+                Burns.clock[0] += burns
+        return recording.timeline
+
+    fork = "fork" if workers else None
+    assert [span.duration for span in run(Squares(6), 0).rows(Kind.FETCH)] == [0] * 3
+    timeline = run(Burns(6), 50_000)
+    assert [span.duration for span in timeline.rows(Kind.FETCH)] == [2 * 400_000] * 3
+    main = timeline.where(*set(Kind) - {Kind.RANGE}) & (timeline.lane == timeline.lanes.index(timeline.row(0).lane))
+    known = intervals.union(timeline.start[main], timeline.end[main])
+    gaps = intervals.subtract(np.array([[timeline.begin, int(known.max())]]), known)
+    assert [end - start for start, end in gaps.tolist()] == [50_000] * 2  # the last one comes after all that is seen
 
 
 def test_measured_host_costs_are_said_so():

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import pkgutil
+import signal
+from queue import Queue
 from threading import Thread
 
 import pytest
@@ -44,6 +48,34 @@ def test_device_queries(recording):
         assert cuda.current_device() == 0
     with pytest.raises(ValueError, match="Expected a cuda device"):
         cuda.synchronize("cpu")
+
+
+def test_small_answers_about_a_card_without_bfloat16():
+    with lv.record(on="t4"):
+        assert torch.cuda.is_bf16_supported() and not torch.cuda.is_bf16_supported(including_emulation=False)
+        card = torch.cuda.get_device_properties(0)
+        assert (card.warp_size, card.shared_memory_per_multiprocessor, card.max_threads_per_block) == (32, 65536, 1024)
+        assert str(card.uuid) == str(torch.cuda.get_device_properties("cuda").uuid)
+        with torch.cuda.profiler.profile(), torch.autograd.profiler.emit_nvtx():
+            torch.ones(2, device="cuda").add(1)
+        torch.cuda.set_per_process_memory_fraction(0.25)
+        assert torch.cuda.get_per_process_memory_fraction() == 0.25
+        kept = torch.empty(3 * GIB, dtype=torch.uint8, device="cuda")
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            torch.empty_like(kept)
+        for wrong, error in ((2.0, ValueError), (1, TypeError)):
+            with pytest.raises(error, match="fraction"):
+                torch.cuda.set_per_process_memory_fraction(wrong)
+
+
+def test_torchs_profiler_shows_the_host_and_says_that_it_does(capfd):
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with lv.record(on="a100") as recording:
+        with torch.profiler.profile(activities=activities) as profile:
+            torch.ones(2, device="cuda").neg()
+        assert "aten::neg" in profile.key_averages().table()
+    assert any("torch.profiler" in note for note in recording.timeline.context.notes)
+    assert "frame #" not in capfd.readouterr().err  # C++ stacks, of each event that CUDA did not record
 
 
 def test_accelerator_answers_as_cuda(recording):
@@ -187,8 +219,143 @@ def test_nvtx_and_record_function_are_ranges_on_the_main_lane():
     assert ranges["outer"].start <= ranges["inner 3"].start < ranges["inner 3"].end <= ranges["outer"].end
 
 
+NAMES = """
+    torch torch.nn torch.cuda torch.accelerator torch.compiler torch.cuda.graphs torch.cuda.memory torch.cuda.random
+    torch.cuda.streams torch.cuda.nvtx torch.cuda.jiterator torch.Tensor torch.autocast torch.profiler.record_function
+"""
+OWNERS = {name: pkgutil.resolve_name(name) for name in NAMES.split()}
+LOOKS = ("__name__", "__qualname__", "__module__", "__doc__")
+
+
+def names_now():
+    """Return what the names of `OWNERS` stand for."""
+    return {f"{owner}.{name}": value for owner in OWNERS for name, value in vars(OWNERS[owner]).items()}
+
+
+def signature(value):
+    """Return the signature, or None for those of C that have none."""
+    try:
+        return inspect.signature(value)
+    except ValueError:
+        return None
+
+
+def test_what_takes_the_place_of_a_name_of_torch_looks_like_it():
+    before = names_now()
+    with lv.record(on="a100"):
+        inside = names_now()
+    changed = {name: (before[name], inside[name]) for name in before if inside[name] is not before[name]}
+    assert len(changed) > 100
+    for name, (outside, stand_in) in changed.items():
+        if not callable(outside):
+            assert type(stand_in) is type(outside), name
+            continue
+        assert {look: getattr(stand_in, look) for look in LOOKS if hasattr(outside, look)} == {
+            look: getattr(outside, look) for look in LOOKS if hasattr(outside, look)
+        }, name
+        assert isinstance(stand_in, type) == isinstance(outside, type), name
+        assert isinstance(outside, type) or signature(stand_in) == signature(outside), name
+    for kind in ("Stream", "Event"):
+        outside, stand_in = changed[f"torch.cuda.{kind}"]
+        assert list(signature(stand_in).parameters) == list(signature(outside).parameters)
+
+
+def test_what_is_a_class_outside_is_one_inside():
+    classes = {name: value for name, value in names_now().items() if isinstance(value, type)}
+    with lv.record(on="a100"):
+        inside = names_now()
+    assert len(classes) > 300
+    for name, outside in classes.items():
+        kind = inside[name]
+        assert isinstance(kind, type), name
+        assert kind | None, name
+        assert issubclass(outside, kind) or name.endswith("Tensor"), name
+        if kind is not outside and subclass(outside):
+            assert issubclass(subclass(kind), kind), name
+            assert not issubclass(kind, subclass(kind)), name
+
+
+def subclass(kind):
+    """Return a subclass, or None if there cannot be one, as of `torch.dtype` and `torch.cuda.FloatTensor`."""
+    try:
+        return type(kind)("Mine", (kind,), {})
+    except TypeError:
+        return None
+
+
+MADE_BEFORE = {
+    "torch.nn.DataParallel": torch.nn.DataParallel(torch.nn.ReLU()),
+    "torch.Generator": torch.Generator(),
+    "torch.cuda.device": torch.cuda.device(0),
+    "torch.accelerator.device_index": torch.accelerator.device_index(0),
+    "torch.cuda.StreamContext": torch.cuda.StreamContext(None),
+}
+if torch.version.cuda is None:  # a build that has no real streams lets us make one
+    MADE_BEFORE["torch.cuda.Stream"] = object.__new__(torch.cuda.Stream)
+
+
+@pytest.mark.parametrize("name", MADE_BEFORE)
+def test_an_object_made_before_is_an_instance_inside(name, recording):
+    module, _, kind = name.rpartition(".")
+    kind = getattr(OWNERS[module], kind)
+    assert isinstance(MADE_BEFORE[name], kind)
+    assert not isinstance(MADE_BEFORE[name], subclass(kind))
+    assert not isinstance(3, kind)
+
+
+def test_subclasses_of_streams_events_and_generators_are_of_their_class(recording):
+    class MyStream(torch.cuda.Stream):
+        extra = 1
+
+    class MyEvent(torch.cuda.Event):
+        extra = 2
+
+    class MyGenerator(torch.Generator):
+        extra = 3
+
+    stream, event, generator = MyStream(priority=-1), MyEvent(enable_timing=True), MyGenerator("cuda")
+    assert (stream.extra, stream.priority, stream.__class__) == (1, -1, MyStream)
+    assert (event.extra, event.__class__, generator.extra) == (2, MyEvent, 3)
+    for kind in (torch.cuda.Stream, torch.Stream):
+        assert isinstance(stream, kind)
+    for kind in (torch.cuda.Event, torch.Event):
+        assert isinstance(event, kind)
+    assert not isinstance(torch.cuda.Stream(), MyStream)
+    with torch.cuda.stream(stream):
+        assert torch.cuda.current_stream() == stream
+        event.record()
+    event.synchronize()
+    assert event.query()
+    assert torch.rand(2, device="cuda", generator=generator).is_cuda
+
+
+REFUSED = {
+    "MemPool": lambda kind: kind(),
+    "ExternalStream": lambda kind: kind(0),
+    "CUDAPluggableAllocator": lambda kind: kind("a.so", "allocate", "free"),
+    "GreenContext": lambda kind: kind.create(8, 0),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in REFUSED if hasattr(torch.cuda, name)])
+def test_a_class_that_is_not_modelled_cannot_be_made(name, recording):
+    kind = getattr(torch.cuda, name)
+    with pytest.raises(NotModelledError, match=rf"torch\.cuda\.{name}: the emulated GPU does not model"):
+        REFUSED[name](kind)
+    with pytest.raises(NotModelledError, match=rf"torch\.cuda\.{name}: the emulated GPU does not model"):
+        REFUSED[name](subclass(kind))
+
+
+def test_functions_that_are_not_modelled_name_themselves(recording):
+    for call in (torch.cuda.memory_snapshot, torch.cuda.jiterator._create_jit_fn, torch.cuda.host_memory_stats):
+        with pytest.raises(NotModelledError, match=rf"{call.__name__}: the emulated GPU does not model"):
+            call()
+
+
 THREAD_CALLS = {
     "to": lambda x: torch.ones(1).to("cuda"),
+    "to index": lambda x: torch.ones(1).to(0),
+    "factory by index": lambda x: torch.zeros(1, device=torch.device(0)),
     "cuda": lambda x: torch.ones(1).cuda(),
     "factory": lambda x: torch.zeros(1, device="cuda"),
     "operator": lambda x: x + 1,
@@ -205,23 +372,56 @@ THREAD_CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", THREAD_CALLS)
-def test_cuda_in_a_second_thread_is_refused_at_the_call(name, recording):
-    caught = []
-    given = torch.ones(1, device="cuda")
-
-    def work():
-        try:
-            THREAD_CALLS[name](given)
-        except NotModelledError as problem:
-            caught.append(str(problem))
-
+def in_a_thread(work):
     thread = Thread(target=work)
     thread.start()
     thread.join()
-    assert len(caught) == 1
-    assert "second Python thread" in caught[0]
-    assert given.item() == 1
+
+
+def logging(call, caught):
+    """Return what a thread runs that notes a refusal and goes on."""
+
+    def work():
+        try:
+            call()
+        except NotModelledError as problem:
+            caught.append(problem)
+
+    return work
+
+
+@pytest.mark.parametrize("name", THREAD_CALLS)
+def test_cuda_in_a_second_thread_is_refused_at_the_call_and_when_the_block_ends(name):
+    caught = []
+    with pytest.raises(NotModelledError, match="second Python thread") as at_the_end, lv.record(on="a100") as recording:
+        given = torch.ones(1, device="cuda")
+        in_a_thread(logging(lambda: THREAD_CALLS[name](given), caught))
+        in_a_thread(logging(lambda: given + 1, caught))
+        assert len(caught) == 2
+        assert given.item() == 1
+    assert at_the_end.value is caught[0]
+    assert recording.timeline.duration
+
+
+def test_a_refusal_in_a_thread_is_the_context_of_an_error_that_ends_the_block():
+    caught = []
+    with pytest.raises(KeyError) as ending, lv.record(on="a100"):
+        in_a_thread(logging(torch.cuda.synchronize, caught))
+        try:
+            [][0]
+        except IndexError as problem:
+            raise KeyError("mine") from problem
+    assert ending.value.__cause__.__context__ is caught[0]
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs POSIX signals")
+def test_who_waits_for_a_thread_that_was_refused_is_stopped():
+    results, before, caught = Queue(), signal.getsignal(signal.SIGURG), []
+    with pytest.raises(NotModelledError, match="second Python thread") as stopped, lv.record(on="a100"):
+        in_a_thread(logging(lambda: results.put(torch.ones(1).to("cuda")), caught))
+        results.get()
+    assert stopped.value is caught[0]
+    assert signal.getsignal(signal.SIGURG) is before
 
 
 def test_a_second_thread_may_work_on_the_host_and_ask(recording):
@@ -229,8 +429,7 @@ def test_a_second_thread_may_work_on_the_host_and_ask(recording):
 
     def work():
         seen.extend([torch.ones(3).sum().item(), given.shape, given.is_cuda, str(given.device), given.dtype])
+        seen.extend([str(torch.device(0)), torch.nn.LazyLinear(3)(torch.ones(1, 2)).shape])
 
-    thread = Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [3.0, (2,), True, "cuda:0", torch.float32]
+    in_a_thread(work)
+    assert seen == [3.0, (2,), True, "cuda:0", torch.float32, "cuda:0", (1, 3)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -40,26 +42,22 @@ def test_training_through_a_prefetcher_is_bitwise_that_of_the_cpu(name):
     assert same(seen, train("cpu"))
 
 
-@pytest.mark.parametrize("lifetime", ["record_stream", "wait", "consumer", "ring"])
-def test_training_through_our_prefetch_loader(lifetime):
-    def batches(loader, device):
-        return PrefetchLoader(loader, device, depth=2, lifetime=lifetime)
+LOADERS = {
+    "blocking": (BlockingLoader, {}),
+    "pinned": (PinnedLoader, {"pin_memory": True}),
+    "workers": (asynchronous, {"pin_memory": True, "num_workers": 2}),
+    **{
+        f"prefetch, {lifetime}": (partial(PrefetchLoader, depth=2, lifetime=lifetime), {"pin_memory": True})
+        for lifetime in ("record_stream", "wait", "consumer", "ring")
+    },
+}
 
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_training_through_a_loader_is_bitwise_that_of_the_cpu(name):
+    batches, options = LOADERS[name]
     with lv.record(on="a100"):
-        seen = train("cuda", batches=batches, pin_memory=True)
-    assert same(seen, train("cpu"))
-
-
-@pytest.mark.parametrize("loader", [BlockingLoader, PinnedLoader])
-def test_training_through_our_simple_loaders(loader):
-    with lv.record(on="a100"):
-        seen = train("cuda", batches=loader, pin_memory=loader is PinnedLoader)
-    assert same(seen, train("cpu"))
-
-
-def test_workers_and_pin_thread_give_the_same_numbers():
-    with lv.record(on="a100"):
-        seen = train("cuda", batches=asynchronous, pin_memory=True, num_workers=2)
+        seen = train("cuda", batches=batches, **options)
     assert same(seen, train("cpu"))
 
 
@@ -103,6 +101,34 @@ def test_autocast_and_grad_scaler_run_and_the_timeline_says_what_is_computed(dty
     assert any(str(dtype) in note for note in recording.timeline.context.notes)
 
 
+HALF_PRODUCTS = {
+    "mm": lambda x: x[0, 0] @ x[0, 1],
+    "bmm": lambda x: x[0] @ x[1],
+    "linear": lambda x: F.linear(x, x[0, 0], x[0, 0, 0]),
+    "convolution": lambda x: F.conv2d(x, x[:, :, :3, :3], x[0, 0, 0, :2], padding=1),
+}
+
+
+@pytest.mark.parametrize("name", HALF_PRODUCTS)
+def test_products_of_float16_are_computed_in_float32_and_rounded_once(name):
+    """Forward and backward; what the CPU's own kernels for float16 take ten times as long for."""
+
+    def run(x):
+        x = x.clone().requires_grad_()
+        result = HALF_PRODUCTS[name](x)
+        (gradient,) = torch.autograd.grad(result, x, torch.ones_like(result))
+        return result.detach(), gradient
+
+    values = torch.rand(2, 2, 8, 8, generator=torch.Generator().manual_seed(0)).half()
+    with lv.record(on="a100") as recording:
+        result, gradient = (each.cpu() for each in run(values.cuda()))
+    exact, of_exact = run(values.float())
+    assert result.dtype == gradient.dtype == torch.float16
+    assert torch.equal(result, exact.half())
+    torch.testing.assert_close(gradient.float(), of_exact, rtol=2e-3, atol=0)  # a sum of rounded products
+    assert any("rounded once" in note for note in recording.timeline.context.notes)
+
+
 def test_an_infinite_gradient_makes_the_scaler_skip_its_step():
     with lv.record(on="a100"):
         weight = torch.ones(2, device="cuda", requires_grad=True)
@@ -127,9 +153,11 @@ def test_common_layers_run_forward_and_backward():
         table = nn.Embedding(10, 8).cuda()
         out = attention(sequence + table(torch.arange(5, device="cuda")))
         F.ctc_loss(
-            out.log_softmax(-1).transpose(0, 1), torch.ones(2, 2, dtype=torch.long, device="cuda"),
-            torch.full((2,), 5), torch.full((2,), 2),
-        ).backward()  # fmt: skip
+            out.log_softmax(-1).transpose(0, 1),
+            torch.ones(2, 2, dtype=torch.long, device="cuda"),
+            torch.full((2,), 5),
+            torch.full((2,), 2),
+        ).backward()
         assert table.weight.grad.is_cuda
 
 
@@ -151,6 +179,23 @@ def test_functions_that_make_memory_inside_make_it_on_the_device():
         with torch.inference_mode():
             assert nn.Linear(2, 2).cuda()(torch.ones(1, 2).cuda()).is_cuda
         assert not torch.zeros(2).is_cuda
+
+
+@pytest.mark.parametrize("backend", ["MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"])
+def test_attention_runs_with_every_backend_that_cuda_has(backend):
+    with lv.record(on="a100"), torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, backend)):
+        given = torch.randn(1, 2, 8, 16, device="cuda", requires_grad=True)
+        F.scaled_dot_product_attention(given, given, given, is_causal=True).sum().backward()
+        assert given.grad.is_cuda
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, torch.ones(1, 144))])
+def test_scripted_and_traced_modules_run(make):
+    expected = make(mlp()[:3])(torch.ones(2, 144))
+    with lv.record(on="a100") as recording:
+        assert torch.equal(make(mlp()[:3]).cuda()(torch.ones(2, 144, device="cuda")).cpu(), expected)
+    assert [span.name for span in recording.timeline.rows(Kind.COMPUTE)][-2:] == ["addmm", "relu"]
 
 
 def test_checkpointing_and_hooks_on_saved_tensors():

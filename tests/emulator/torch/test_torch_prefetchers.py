@@ -53,6 +53,7 @@ def test_each_way_gives_its_data_and_its_overlap(name):
         torch.cuda.synchronize()
         seen = consume(prefetcher.make(iter(source)))
     assert torch.equal(seen, expected()) == prefetcher.right
+    assert seen[:, 0].isnan().all() or name != "never waits"
     # the first copies meet cold pools, which synchronise (R13), so not all of them can be hidden
     assert hidden(recording.timeline) >= 2 if prefetcher.overlaps else hidden(recording.timeline) == 0
 
@@ -78,12 +79,5 @@ def test_an_empty_loader_yields_nothing():
 
 
 def test_a_thread_that_copies_is_refused_at_its_call():
-    with lv.record(on="a100"), pytest.raises(NotModelledError, match="second Python thread"):
+    with pytest.raises(NotModelledError, match="second Python thread"), lv.record(on="a100"):
         consume(threaded(batches(True)))
-
-
-@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
-def test_the_forgotten_wait_is_poison_in_every_run():
-    with lv.record(on="a100"):
-        seen = consume(PREFETCHERS["never waits"].make(list(batches(True))))
-    assert seen[:, 0].isnan().all()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
+import ctypes
 import gc
+import os
+import pkgutil
+import random
+import signal
 import sys
 import threading
 import time
-import timeit
+import traceback
 import types
 import weakref
 
@@ -14,30 +21,35 @@ import pytest
 import torch
 from programs import mlp, same, train
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data import dataloader as torch_dataloader
 
 import loaderviz as lv
-from loaderviz.emulator.torch_cuda.recording import EmulatedCuda, NestedRecordingError
-from loaderviz.emulator.torch_cuda.session import NoRecordingError, Session
+from loaderviz import recording
+from loaderviz.emulator.torch import EmulatedCuda, NestedRecordingError
+from loaderviz.emulator.torch.patches import Patches
+from loaderviz.emulator.torch.session import NoRecordingError, Session
 from loaderviz.errors import NotModelledError
-from loaderviz.loaders import PrefetchLoader, marks
+from loaderviz.loaders import PrefetchLoader
 from loaderviz.timeline import Kind
 
-OWNERS = (
-    torch, torch.cuda, torch.cuda.memory, torch.cuda.streams, torch.cuda.random, torch.cuda.nvtx, torch.accelerator,
-    torch.Tensor, torch.nn, torch.UntypedStorage, torch.storage._StorageBase, torch._C, torch.overrides, torch.amp,
-    torch.amp.autocast_mode.autocast, torch.autograd.graph, torch.autograd.profiler.record_function,
-    torch.backends.cuda, torch.backends.cudnn, torch.serialization, torch.utils._foreach_utils, torch._tensor,
-    torch.cuda.Stream, torch.cuda.Event, torch.autograd.graph.saved_tensors_hooks, torch.nn.functional,
-    torch_dataloader, torch_dataloader.DataLoader, torch_dataloader._SingleProcessDataLoaderIter,
-    torch_dataloader._MultiProcessingDataLoaderIter, torch.utils.data._utils.worker,
-    torch.utils.data._utils.pin_memory, time, timeit, threading.Thread, marks, sys.modules[__name__],
-)  # fmt: skip
+OWNERS = """
+    torch torch.cuda torch.cuda.graphs torch.cuda.graph torch.cuda.memory torch.cuda.streams torch.cuda.random
+    torch.cuda.nvtx torch.cuda.profiler torch.cuda.Stream torch.cuda.Event torch.accelerator torch.Tensor torch.nn
+    torch.nn.attention torch.nn.functional torch.nn.parallel.DistributedDataParallel torch.nested torch.distributed
+    torch.UntypedStorage torch.storage._StorageBase torch._C torch.overrides torch.amp torch.amp.autocast_mode.autocast
+    torch.autograd.graph torch.autograd.profiler.record_function torch.autograd.profiler.profile torch.backends.cuda
+    torch.backends.cudnn torch.serialization torch.utils._foreach_utils torch._tensor torch.jit._builtins
+    torch.autograd.graph.saved_tensors_hooks torch.compiler torch._dynamo.eval_frame torch.utils.data.dataloader
+    torch.utils.data.DataLoader torch.utils.data.dataloader._SingleProcessDataLoaderIter
+    torch.utils.data.dataloader._MultiProcessingDataLoaderIter torch.utils.data._utils.worker
+    torch.utils.data._utils.pin_memory time timeit threading.Thread loaderviz.loaders.marks
+"""
+OWNERS = (*map(pkgutil.resolve_name, OWNERS.split()), sys.modules[__name__])
 
 
 def snapshot():
     """Return every attribute of everything that a recording replaces (and of a good deal more)."""
-    own = {owner: dict(vars(owner)) for owner in OWNERS}
+    # Python 3.12 and later warn of a fork beside threads, and note the warning in the module that forks.
+    own = {owner: {k: v for k, v in vars(owner).items() if k != "__warningregistry__"} for owner in OWNERS}
     own["registry"] = list(torch.serialization._package_registry)
     own["modes"] = torch.overrides._get_current_function_mode_stack(), torch._C._len_torch_dispatch_stack()
     return own
@@ -95,6 +107,156 @@ def test_everything_is_restored_when_the_beginning_fails(monkeypatch):
         assert torch.ones(1, device="cuda").is_cuda
 
 
+INTERRUPTS = 36  # of a recording; a multiple of three, since there are three kinds
+
+
+def short_recording():
+    with lv.record(on="a100"):
+        x = torch.ones(64, 8).pin_memory().to("cuda", non_blocking=True).requires_grad_()
+        for _ in range(4):
+            (x @ x.T).sum().backward()
+        torch.cuda.synchronize()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="each interrupt has a process of its own, by fork")
+def test_an_interrupt_at_any_moment_leaves_nothing_behind():
+    """Ctrl-C and its like, at random moments of entering, the block and leaving, each in a fork of this process."""
+    short_recording()
+    before = snapshot()
+    whole = min(float(_in_fork(_duration)) for _ in range(3))  # there, since a fork is slower: it copies memory
+    ends = [_in_fork(_interrupt_here, before, seed, whole) for seed in range(INTERRUPTS)]
+    assert not [end for end in ends if end not in ("interrupted", "ran to its end")], ends
+    assert ends.count("interrupted") > INTERRUPTS / 2
+
+
+def _in_fork(function, *arguments):
+    """Return the text that a function returns in a fork of this process, or its traceback."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            end = function(*arguments)
+        except BaseException:
+            end = f"{arguments[1:]}: {traceback.format_exc()}"
+        os.write(writer, end.encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        end = pipe.read().decode()
+    os.waitpid(child, 0)
+    return end
+
+
+def _duration():
+    begin = time.perf_counter()
+    short_recording()
+    return str(time.perf_counter() - begin)
+
+
+def _interrupt_here(before, seed, whole):
+    """Interrupt a recording; return "interrupted" or "ran to its end"; raise AssertionError for what is left of it."""
+    moment, main = random.Random(seed).uniform(0, whole), threading.get_ident()
+    interrupts = (
+        None,  # by a signal
+        _thread.interrupt_main,
+        lambda: ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(KeyboardInterrupt)),
+    )
+    timer = None
+    sys.setswitchinterval(1e-5)
+    for number in signal.SIGINT, signal.SIGALRM:
+        signal.signal(number, signal.default_int_handler)
+    end = "ran to its end"
+    try:
+        if interrupts[seed % 3] is None:
+            signal.setitimer(signal.ITIMER_REAL, moment)
+        else:
+            timer = threading.Timer(moment, interrupts[seed % 3])
+            timer.start()
+        short_recording()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if timer:
+            timer.cancel()
+            timer.join()
+        time.sleep(0.001)
+    except KeyboardInterrupt:
+        end = "interrupted"
+    found = differences(before, snapshot())
+    assert not found, found
+    now = snapshot()
+    assert (now["modes"], now["registry"]) == (before["modes"], before["registry"])
+    x = torch.ones(3, 3, requires_grad=True)
+    (x @ x).sum().backward()
+    assert x.grad.tolist() == [[6.0] * 3] * 3
+    short_recording()
+    assert not differences(before, snapshot())
+    return end
+
+
+@pytest.mark.parametrize("part", ["entering", "leaving"])
+def test_an_interrupt_at_lines_of_entering_and_leaving_leaves_nothing_behind(part):
+    short_recording()
+    before = snapshot()
+    lines = _run_lines(part, -1)
+    for stop in (*range(1, 20), *range(20, lines, lines // 20)):
+        with pytest.raises(KeyboardInterrupt):
+            _run_lines(part, stop)
+        assert (Session.active, differences(before, snapshot())) == (None, []), stop
+        assert snapshot()["modes"] == before["modes"], stop
+    short_recording()
+
+
+def _run_lines(part, stop):
+    """Enter and leave a recording; return how many lines of ours that took. Raise KeyboardInterrupt at line `stop`."""
+    count, tracing = 0, sys.gettrace()
+    ours = tuple(
+        sys.modules[name].__file__ for name in (recording.__name__, EmulatedCuda.__module__, Patches.__module__)
+    )
+
+    def trace(frame, event, _):
+        nonlocal count
+        if frame.f_code.co_filename not in ours:
+            return None
+        count += 1
+        if count == stop:
+            sys.settrace(tracing)
+            raise KeyboardInterrupt
+        return trace
+
+    try:
+        if part == "entering":
+            sys.settrace(trace)
+        with lv.record(on="a100"):
+            sys.settrace(trace if part == "leaving" else tracing)
+    finally:
+        sys.settrace(tracing)
+    return count
+
+
+def test_an_interrupt_before_the_first_line_of_leaving_is_not_too_early(monkeypatch):
+    """Where Python calls `__exit__`, before any `try` in it: as it lets go of the recording, that ends all the same."""
+    before = snapshot()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recording._WayOut, "__call__", interrupted)
+    with pytest.raises(KeyboardInterrupt), lv.record(on="a100") as stopped:
+        torch.ones(3, device="cuda")
+    assert not differences(before, snapshot())
+    assert Session.active is None
+    assert len(stopped.timeline)
+
+
+def test_looking_at_the_way_out_does_not_take_it():
+    with lv.record(on="a100") as running:
+        assert callable(running.__exit__)
+        assert torch.ones(3, device="cuda").is_cuda
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lv.record(on="a100"))
+        assert torch.ones(3, device="cuda").is_cuda
+    assert Session.active is None
+
+
 def test_nesting_is_refused_and_the_outer_recording_goes_on():
     with lv.record(on="a100") as recording:
         with pytest.raises(NestedRecordingError, match="running already"):
@@ -122,6 +284,91 @@ def test_modules_imported_inside_a_recording_get_the_real_names_afterwards(monke
     assert module.Stream is torch.cuda.Stream
     assert module.synchronize is torch.cuda.synchronize
     assert abs(held() - time.perf_counter()) < 60  # a clock that was kept is a real one now
+
+
+# What is set and is no stand-in: values, and what is sent to another process or thread by its name.
+NO_FUNCTIONS = """
+    _worker_loop _pin_memory_loop _loaderviz_tag _package_registry default_generators default_capture_stream _stance
+    require_backward_grad_sync _streams _is_in_torch_dispatch_mode _is_in_non_infra_torch_dispatch_mode
+    _is_in_any_mode_without_ignore_compile_internals
+"""
+
+
+def test_every_replacement_does_what_its_name_does_when_the_recording_is_over(monkeypatch):
+    """So that whoever kept one (a default argument, a closure, an import inside the block) goes on working."""
+    kept, put = [], Patches.set
+
+    def spy(self, owner, name, value):
+        there = put(self, owner, name, value)
+        kept.append((owner, name, there))
+        return there
+
+    monkeypatch.setattr(Patches, "set", spy)
+    with lv.record(on="a100"):
+        pass
+    stand_ins = [entry for entry in kept if isinstance(entry[2], (types.FunctionType, type))]
+    others = {name for _, name, there in kept if not isinstance(there, staticmethod)}
+    others -= {name for _, name, _ in stand_ins}
+    assert {"_worker_loop", "_pin_memory_loop"} <= others <= set(NO_FUNCTIONS.split())
+    assert len(stand_ins) > 150
+    for owner, name, stand_in in stand_ins:
+        if not hasattr(owner, name):  # this build of torch has none, so there is nothing to go on with
+            continue
+        now = types.SimpleNamespace() if isinstance(stand_in, type) else None
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, lambda *args, now=now, **kwargs: (now, args, kwargs))
+            assert stand_in(1, two=2) == (now, (1,), {"two": 2}), name
+        assert getattr(owner, name) is not stand_in
+
+
+def test_a_name_imported_inside_a_block_works_after_it(monkeypatch):
+    """In a module that is older than the recording, too, as a notebook is."""
+    notebook = types.ModuleType("notebook")
+    monkeypatch.setitem(sys.modules, "notebook", notebook)
+    with lv.record(on="a100"):
+        exec(
+            "from torch import Generator, get_rng_state, initial_seed\nfrom torch.cuda import device_count, "
+            "initial_seed as cuda_seed, is_available, Event, device, device_of\nfrom time import time",
+            vars(notebook),
+        )
+        assert notebook.is_available()
+        assert notebook.device_count() == 1
+        assert isinstance(notebook.Event(), notebook.Event)
+    torch.manual_seed(5)
+    assert notebook.initial_seed() == torch.initial_seed() == 5
+    assert torch.equal(notebook.get_rng_state(), torch.get_rng_state())
+    assert notebook.is_available() == torch.cuda.is_available()
+    assert notebook.device_count() == torch.cuda.device_count()
+    assert abs(notebook.time() - time.time()) < 60
+    assert type(notebook.Generator()) is torch.Generator
+    assert isinstance(torch.Generator(), notebook.Generator)
+    assert not isinstance(3, notebook.Event)
+    with lv.record(on="a100"):  # in the next recording it is that one's
+        assert notebook.is_available()
+        assert isinstance(notebook.Event(), torch.cuda.Event)
+        before = notebook.time()
+        time.sleep(1000)
+        assert notebook.time() - before >= 1000
+
+
+def test_a_module_imported_inside_a_block_has_the_right_ones_of_equal_replacements(monkeypatch):
+    module = types.ModuleType("imported_inside")
+    names = "initial_seed", "seed", "seed_all", "manual_seed", "manual_seed_all", "device", "device_of", "stream"
+    with lv.record(on="a100"):
+        exec(f"from torch import initial_seed as host_seed\nfrom torch.cuda import {', '.join(names)}", vars(module))
+        monkeypatch.setitem(sys.modules, "imported_inside", module)
+    assert module.host_seed is torch.initial_seed
+    assert [getattr(module, name) for name in names] == [getattr(torch.cuda, name) for name in names]
+
+
+def test_leaving_when_nothing_was_entered_changes_nothing():
+    before = snapshot()
+    Patches().restore()
+    patches = Patches()
+    patches.function(torch.cuda, "initial_seed", torch.initial_seed)
+    patches.restore()
+    patches.restore()
+    assert differences(before, snapshot()) == []
 
 
 def test_the_emulators_objects_say_so_outside_a_recording():
@@ -212,10 +459,10 @@ def test_a_forked_process_can_go_on_without_the_recording():
         process.start()
         answer = results.get()
         process.join()
-    assert answer == (False, 3.0, "perf_counter")
+    assert answer == (False, 3.0, "builtin_function_or_method")
     assert len(recording.timeline) == 0
 
 
 def _in_child(results):
     time.sleep(0)
-    results.put((torch.cuda.is_available(), torch.ones(3).sum().item(), time.perf_counter.__name__))
+    results.put((torch.cuda.is_available(), torch.ones(3).sum().item(), type(time.perf_counter).__name__))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import loaderviz as lv
+from loaderviz._torchvision import import_torchvision
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import COPIES, Kind
 
@@ -32,6 +35,8 @@ TO_DEVICE = {
     "index": lambda x: x.to("cuda:0"),
     "integer": lambda x: x.to(0),
     "device": lambda x: x.to(torch.device("cuda")),
+    "device by index": lambda x: x.to(torch.device(0)),
+    "integer keyword": lambda x: x.to(device=0),
     "keyword": lambda x: x.to(device="cuda"),
     "non_blocking": lambda x: x.to("cuda", non_blocking=True),
     "dtype": lambda x: x.to("cuda", torch.float64).float(),
@@ -139,17 +144,43 @@ def test_factories_make_the_cpus_values_where_they_are_asked_for(name, recording
     assert torch.equal(there.cpu(), here)
 
 
-def test_a_default_device_is_respected(recording):
-    with torch.device("cuda"):
-        assert torch.zeros(2).is_cuda
-        assert torch.nn.Linear(2, 2).weight.is_cuda
-        assert not torch.zeros(2, device="cpu").is_cuda
-    assert not torch.zeros(2).is_cuda
-    torch.set_default_device("cuda")
-    try:
-        assert torch.ones(2).is_cuda
-    finally:
-        torch.set_default_device(None)
+def test_an_index_alone_names_a_gpu_and_a_default_device_is_respected(recording):
+    assert torch.device(0) == torch.device(device=0) == CUDA
+    assert torch.device(1) == torch.device("cuda", 1)  # it can be named; there is no such GPU to go to
+    assert isinstance(torch.device(0), torch.device)
+    for place in (0, torch.device(0), "cuda"):
+        assert torch.zeros(3, device=place).is_cuda
+        assert torch.ones(1).new_zeros(3, device=place).is_cuda
+        assert torch.nn.Linear(2, 2).to(place).weight.is_cuda
+        assert torch.nn.Linear(2, 2).to(device=place).weight.is_cuda
+        assert torch.nn.Linear(2, 2).to(place, torch.float64).weight.dtype == torch.float64
+        assert torch.nn.Linear(2, 2, device="meta").to_empty(device=place).weight.is_cuda
+        assert torch.Generator(place).device == CUDA
+        torch.set_default_device(place)
+        try:
+            assert torch.ones(2).is_cuda
+        finally:
+            torch.set_default_device(None)
+        with torch.device(place):
+            assert torch.zeros(2).is_cuda and torch.nn.Linear(2, 2).weight.is_cuda
+            assert not torch.zeros(2, device="cpu").is_cuda
+        assert not torch.zeros(2).is_cuda
+
+
+class ByIndex(torch.utils.data.Dataset):
+    """A data set whose samples are made on the GPU, which is named by its index."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return torch.full((2,), index, device=0) + torch.ones(2).to(0) + torch.zeros(2, device=torch.device(0))
+
+
+def test_an_index_names_a_gpu_in_a_data_set_too(recording):
+    batch = next(iter(torch.utils.data.DataLoader(ByIndex(), batch_size=2)))
+    assert batch.is_cuda
+    assert batch.tolist() == [[1.0, 1.0], [2.0, 2.0]]
 
 
 def test_what_a_tensor_says_of_itself(recording):
@@ -200,10 +231,14 @@ def test_memory_follows_the_storages(recording):
 def test_operands_on_two_devices_are_refused_but_for_scalars(recording):
     x = torch.ones(3, device="cuda")
     for call in (
-        lambda: x + torch.ones(3), lambda: torch.ones(3).mul(x), lambda: torch.cat([x, torch.ones(3)]),
-        lambda: torch.nn.Linear(3, 3)(x), lambda: x.add_(torch.ones(3)), lambda: torch.where(x > 0, x, torch.ones(3)),
+        lambda: x + torch.ones(3),
+        lambda: torch.ones(3).mul(x),
+        lambda: torch.cat([x, torch.ones(3)]),
+        lambda: torch.nn.Linear(3, 3)(x),
+        lambda: x.add_(torch.ones(3)),
+        lambda: torch.where(x > 0, x, torch.ones(3)),
         lambda: torch.nn.functional.cross_entropy(x[None], torch.tensor([1])),
-    ):  # fmt: skip
+    ):
         with pytest.raises(RuntimeError, match=r"same device, but found at least two devices, cuda:0 and cpu!"):
             call()
     assert (x + torch.tensor(2.0)).tolist() == [3.0] * 3
@@ -239,14 +274,14 @@ def test_out_of_memory_has_the_numbers_and_the_program_may_go_on():
     [
         lambda: torch.eye(3).to_sparse().to("cuda"),
         lambda: torch.eye(3, device="cuda").to_sparse(),
+        lambda: torch.nested.nested_tensor([torch.ones(2)], device="cuda"),
+        lambda: torch.nested.as_nested_tensor([torch.ones(2, device="cuda")]),
         lambda: torch.zeros(2, device="cuda:1"),
         lambda: torch.zeros(2).to(1),
         lambda: torch.ones(2, device="cuda").__dlpack__(),
-        lambda: torch.compile(torch.nn.Linear(1, 1)),
-        lambda: torch.nn.DataParallel(torch.nn.Linear(1, 1)),
+        lambda: torch.zeros(2, device=torch.device(1)),
         lambda: torch.cuda.set_device(1),
         lambda: torch.cuda.Event(interprocess=True),
-        lambda: torch.cuda.ExternalStream(0),
         lambda: torch.cuda.FloatTensor(3),
         lambda: torch.ones(1, device="cuda").type("torch.FloatTensor"),
     ],
@@ -290,6 +325,7 @@ def test_saved_tensors_come_back_where_they_are_wanted(recording):
     assert not load(map_location="cpu")["x"].is_cuda
     assert load(map_location="cuda")["host"].is_cuda
     assert load(map_location=torch.device("cuda", 0))["x"].is_cuda
+    assert load(map_location=torch.device(0))["host"].is_cuda
     assert load(map_location=lambda storage, place: storage)["x"].tolist() == [0.0, 1.0, 2.0]
 
 
@@ -308,6 +344,107 @@ def test_modules_move_to_and_fro_with_gradients_and_buffers(recording):
     assert not weight.is_cuda
     assert not weight.grad.is_cuda
     assert torch.cuda.memory_allocated() <= before
+
+
+class Named(torch.Tensor):
+    """A plain subclass, as user code has them."""
+
+
+class WithoutOverride(torch.Tensor):
+    """A subclass that wants no `__torch_function__`, as `torch.nn.Parameter` does."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+class Logged(torch.Tensor):
+    """A subclass that notes which functions it sees."""
+
+    seen: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.seen.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+IMAGES = {
+    "relu": lambda x: F.relu(x),
+    "interpolate": lambda x: F.interpolate(x, scale_factor=2.0),
+    "max_pool2d": lambda x: F.max_pool2d(x, 2),
+    "softmax": lambda x: F.softmax(x, 1),
+    "cross_entropy": lambda x: F.cross_entropy(x, x.argmax(1)),
+    "embedding bag": lambda x: F.embedding_bag(x.flatten().argsort().view(4, -1), x.reshape(-1, 1)),
+    "norm": lambda x: torch.norm(x, dim=1),
+    "split": lambda x: torch.split(x, 1)[1],
+    "operators": lambda x: x * 2 + x.mean(),
+    "module": lambda x: torch.nn.BatchNorm2d(3).to(x.device)(x),
+}
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", [torch.Tensor, Named, Logged, WithoutOverride])
+@pytest.mark.parametrize("name", IMAGES)
+def test_functions_take_subclasses_of_tensor(name, kind, place, recording):
+    plain = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    expected = IMAGES[name](plain)
+    x = plain.as_subclass(kind).to(place)
+    found = IMAGES[name](x)
+    assert found.device.type == place
+    assert type(x) is (torch.Tensor if kind is WithoutOverride and place == "cuda" else kind)
+    assert type(found) is (torch.Tensor if kind is WithoutOverride else kind)
+    assert torch.equal(found.cpu().as_subclass(torch.Tensor), expected)
+
+
+def test_a_subclass_sees_what_it_is_used_for(recording):
+    x = torch.ones(2).as_subclass(Logged).cuda()
+    Logged.seen.clear()
+    F.relu(x)
+    assert Logged.seen == ["relu"]
+    assert x.is_cuda
+    assert Logged.seen == ["relu", "__get__"]
+
+
+def test_images_of_torchvision_stay_images(recording):
+    import_torchvision()
+    from torchvision import tv_tensors
+
+    image = tv_tensors.Image(torch.rand(3, 4, 4)).to("cuda")
+    assert type(image) is tv_tensors.Image
+    assert image.is_cuda
+    pooled = F.interpolate(F.relu(image)[None], 2)
+    assert (type(pooled), pooled.device) == (torch.Tensor, CUDA)
+
+
+LAZY = {
+    "linear": (lambda: torch.nn.LazyLinear(3), (2, 5)),
+    "convolution": (lambda: torch.nn.LazyConv2d(3, 3), (2, 5, 4, 4)),
+    "batch norm": (lambda: torch.nn.LazyBatchNorm1d(), (2, 5)),  # has lazy buffers, too
+}
+
+
+MOVES = {
+    "to": (lambda m: m.to("cuda"), "cuda"),
+    "cuda()": (lambda m: m.cuda(), "cuda"),
+    "integer": (lambda m: m.to(0), "cuda"),
+    "to and fro": (lambda m: m.cuda().cpu(), "cpu"),
+    "dtype": (lambda m: m.float(), "cpu"),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("name", LAZY)
+def test_lazy_modules_materialise_where_they_were_moved(name, move, recording):
+    (make, shape), (go, there) = LAZY[name], MOVES[move]
+    model = go(make())
+    assert torch.nn.parameter.is_lazy(model.weight)
+    torch.manual_seed(1)
+    result = model(torch.ones(shape, device=there))
+    result.sum().backward()
+    tensors = [*model.parameters(), *model.buffers()]
+    assert {tensor.device.type for tensor in (result, *tensors, model.weight.grad)} == {there}
+    assert not any(torch.nn.parameter.is_lazy(tensor) for tensor in tensors)
+    torch.manual_seed(1)
+    assert torch.equal(result.cpu(), make()(torch.ones(shape)))
 
 
 def test_data_can_be_assigned(recording):

@@ -1,0 +1,611 @@
+"""Timeline -> findings: what keeps the data from reaching the GPU while it computes, and what a change would gain.
+
+    for finding in loaderviz.advise(timeline):
+        print(finding.rule, finding.expected_gain, finding.change)
+
+Every gain is an upper bound with its closed form: the smaller of the time that the change removes and of what the
+window has beyond the work that remains (kernels, copy engines, streams in order, the host's own work). So no promise
+exceeds what the limit allows, and none is made of a change that `what_if` predicts to gain nothing. Works on a
+timeline from anywhere, without torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from loaderviz import intervals, words
+from loaderviz.analysis.evidence import (
+    Evidence,
+    Floor,
+    a_step,
+    describe_copies,
+    duration,
+    either,
+    in_few_steps,
+    longest_gap,
+    names_of,
+    where,
+)
+from loaderviz.analysis.finding import NO_GAIN, WORTH_IT, Advice, Finding, Gain, is_worth_it
+from loaderviz.analysis.ranks import rank_table
+from loaderviz.analysis.what_if import what_if
+from loaderviz.errors import LoadervizError
+from loaderviz.metrics import Mask, Summary, check_timeline, starts_workers, summarize
+from loaderviz.timeline import KERNELS, Cause, Kind, Timeline
+from loaderviz.vendors import Api
+
+REPLAYED = 2_000  # steps; and ten times as many kernels: more are not replayed only to check an advice
+NO_USE = 0.005  # of a step: what_if() predicts no gain
+WORTH_HIDING = 0.1  # with less of the copy hidden, a gain comes from something else
+CANNOT_PAY = "Overlap cannot pay here: the GPU waits for the host, not for the copy."
+
+
+def waits_for_the_host(summary: Summary) -> bool:
+    """Tell whether the GPU loses more time to an idle state, in which the host is late, than to exposed copies."""
+    return summary.exposed_copy < summary.idle
+
+
+def verdict(pinned: Summary, prefetch: Summary) -> str:
+    """Say in words whether hiding the copy pays, from the same loop with one stream (`pinned`) and with two."""
+    if not (pinned.step and prefetch.step and pinned.batches):
+        return "No steps were timed, so nothing can be said."
+    copy, gain = pinned.copy / pinned.batches, pinned.step / prefetch.step
+    facts = (
+        f"With pinned memory and no prefetch the copy takes {words.duration(copy)} of a step of "
+        f"{words.duration(pinned.step)} ({words.share(pinned.copy_share)}), and the GPU is idle "
+        f"{words.share(1 - (pinned.busy or 0))} of the time. The side stream hides {words.share(prefetch.overlap)} of "
+        f"the copy and makes a step {words.times(gain)} as fast. "
+    )
+    if gain >= WORTH_IT and (prefetch.overlap or 0) >= WORTH_HIDING:
+        return facts + f"Overlap pays here; what is left is {words.times(prefetch.headroom)} the limit of the hardware."
+    return facts + (CANNOT_PAY if waits_for_the_host(pinned) else "Overlap does not pay here.")
+
+
+# Rules about copies to the GPU: pageable, not hidden, too many, or there at all. A rule looks at the `Evidence` and
+# returns one Finding, or None if it does not apply: what it saw in numbers, the line of code that changes it, and the
+# bound of the gain. Whether that is worth the work is decided by `advise`.
+
+
+MANY = 4  # copies a step; a batch of images and labels has two
+SMALL = 64 * 1024  # bytes: at 12 GB/s they take 5 µs, as long as the latency of any copy (R22)
+
+
+def pageable_copy(facts: Evidence) -> Finding | None:
+    """Copies to the GPU from pageable memory: they go through a staging buffer and block the host (R1, R7)."""
+    copies = facts.batch_copies & (facts.timeline.pinned == 0)
+    if not copies.any():
+        return None
+    left, known = _if_pinned(facts, copies)
+    inside, on_device = facts.copying(copies), facts.covered(copies)
+    direct = intervals.length(either(on_device, inside)) - round(left * intervals.length(on_device))
+    gain = facts.bound(direct, "the copies and the calls that block for them", copies, left, host=inside)
+    blocked = facts.waiting(Cause.STAGING) & intervals.covers(inside, facts.first)
+    alone = facts.fetching.any()
+    unasked = bool(blocked.any()) and not facts.synchronizes(copies).any()
+    staging = f"; the host is blocked in staging for {duration(facts, facts.length(blocked))}" if blocked.any() else ""
+    workers = f"num_workers={facts.workers_for(gain)}, " if alone else ""
+    pin = "data = data.pin_memory()  # once, before the loop takes its batches from it"
+    if facts.has_loader:
+        pin = f"loader = DataLoader(..., {workers}pin_memory=True)"
+    return Finding(
+        "hidden-sync" if unasked else "pageable-copy",
+        f"{describe_copies(facts, copies, 'pageable ')}, {where(facts, copies)}{staging}"
+        f"{', although no call asked it to wait' if unasked else ''}{known}"
+        f"{'; without workers the main thread would also have to pin, so use workers' if alone else ''}",
+        f'{pin}\nbatch = batch.to("cuda", non_blocking=True)',
+        gain,
+    )
+
+
+def index_on_host(facts: Evidence) -> Finding | None:
+    """A tensor of the GPU is indexed from host memory: each time a blocking copy of the index (R46, R30)."""
+    copies = facts.index_copies
+    if not copies.any():
+        return None
+    inside = facts.copying(copies)
+    direct = intervals.length(either(facts.covered(copies), inside))
+    gain = facts.bound(direct, "the copies of indices and the waits for them", copies, 0, host=inside)
+    return Finding(
+        "index-on-host",
+        f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: they carry the indices of `x[rows]` with "
+        "`rows` in host memory, and the host waits for each",
+        'order = torch.randperm(len(x)).to("cuda")  # once an epoch; then x[rows] for rows in order.split(size)',
+        gain,
+    )
+
+
+def copy_not_hidden(facts: Evidence) -> Finding | None:
+    """Copies from pinned memory that run while no kernel does: a second stream can hide them (R16, R20)."""
+    copies = facts.batch_copies & (facts.timeline.pinned != 0)
+    exposed = facts.exposed(copies)
+    if not exposed:
+        return None
+    gain = facts.bound(exposed, "the exposed copy", copies, apart=True)
+    lanes = facts.timeline.lane
+    shared = np.isin(lanes[copies], lanes[facts.mask(*KERNELS)]).any()
+    one = copies.sum() == 1
+    if shared:
+        why = f"{'it shares' if one else 'they share'} a stream with kernels, and a stream runs in order"
+        change = 'loader = loaderviz.loaders.PrefetchLoader(loader, "cuda", depth=2)'
+    else:
+        why = f"{'it has' if one else 'they have'} another stream than the kernels, and yet nothing computes meanwhile"
+        change = "# issue the copy of the next batch before the step of this one, not after it; depth=2"
+    kind = "pinned " if (facts.timeline.pinned[copies] == 1).all() else ""
+    return Finding(
+        "copy-not-hidden", f"{describe_copies(facts, copies, kind)}, {where(facts, copies)}: {why}", change, gain
+    )
+
+
+def restarts_workers(facts: Evidence) -> Finding | None:
+    """Worker processes that are started again, as in each epoch, and then the first batch is waited for."""
+    starts = facts.loop & starts_workers(facts.timeline) & (facts.timeline.start > facts.start)
+    if not starts.any():
+        return None
+    data, mine = np.flatnonzero(facts.waiting(Cause.DATA)), starts.copy()
+    place = np.searchsorted(facts.timeline.start[data], facts.timeline.end[starts])
+    mine[data[place[place < len(data)]]] = True
+    count, cost = int(starts.sum()), facts.covered(mine)
+    gain = facts.bound(intervals.length(cost), "starting workers and waiting for their first batch", host=cost)
+    return Finding(
+        "restarts-workers",
+        f"worker processes are started {count:,} more {'time' if count == 1 else 'times'}, as in each epoch: that and "
+        f"their first batches take {words.duration(intervals.length(cost))} ({where(facts, starts)})",
+        "loader = DataLoader(..., persistent_workers=True)  # and the same loader in each epoch",
+        gain,
+    )
+
+
+def many_small_copies(facts: Evidence) -> Finding | None:
+    """Several copies a step that last as long as their latency: one copy of the joined bytes would do (R22)."""
+    timeline = facts.timeline
+    copies = facts.batch_copies & (timeline.nbytes > 0) & (timeline.end > timeline.start)
+    count, steps = int(copies.sum()), facts.steps or 1
+    time, nbytes = (timeline.end - timeline.start)[copies], timeline.nbytes[copies]
+    if count < MANY * steps or nbytes.mean() > SMALL:
+        return None
+    left = steps / count  # joined, they take at least as long as one of them
+    rest = copies.copy()
+    rest[np.flatnonzero(copies)[:: max(1, count // steps)]] = False  # one of each step stays
+    calls = facts.copying(rest)
+    direct = min(facts.exposed(copies), round(time.sum() * (1 - left))) + intervals.length(calls)
+    gain = facts.bound(direct, "their latency and their calls", copies, left, host=calls)
+    return Finding(
+        "many-small-copies",
+        f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: one takes "
+        f"{words.duration(float(time.mean()))} for {words.size(float(nbytes.mean()))} on average, mostly latency",
+        'flat = torch.cat([part.flatten() for part in parts]).to("cuda", non_blocking=True)  # split it there',
+        gain,
+    )
+
+
+def resident(facts: Evidence) -> Finding | None:
+    """What is left of loading when it is done as well as can be; with the data set on the GPU nothing is."""
+    copies = facts.batch_copies
+    if not copies.any():
+        return None
+    pageable = copies & (facts.timeline.pinned == 0)
+    ahead = either(facts.covered(facts.fetching), facts.copying(pageable))
+    hidden = facts.device_floor(copies, _if_pinned(facts, pageable)[0] if pageable.any() else 1.0, apart=True)
+    best = max(hidden.ns, facts.host_floor(ahead).ns)
+    loading = facts.loading(copies)
+    direct = intervals.length(loading) + facts.exposed(copies)
+    gain = facts.bound(direct, "all that loading costs", copies, 0, host=loading, supply=False)
+    left = best - (facts.window - gain.ns)  # what even a perfect loader that copies cannot gain
+    if not is_worth_it(Gain(max(0, left), 0.0, None), best):
+        return None
+    batches = facts.covered(facts.fetching | facts.waiting(Cause.DATA))
+    others = intervals.length(intervals.subtract(loading, batches))
+    why = (
+        f"that is longer than the kernels, {duration(facts, facts.summary.kernels)}, so not all of it can be hidden"
+        if facts.length(copies) > facts.summary.kernels
+        else f"hidden or not, copying and handing out keep the main thread busy for {duration(facts, others)}"
+    )
+    if rest := intervals.length(loading) - others:
+        why += f"; fetching batches, or waiting for them, takes {duration(facts, rest)}"
+    change = (
+        "loader = loaderviz.loaders.ResidentLoader((images, labels), batch_size=...)  # if the data set fits"
+        if facts.has_loader
+        else 'data = data.to("cuda")  # once, before the loop, if the data set fits; the loop takes its batches there'
+    )
+    return Finding("resident", f"{describe_copies(facts, copies, '')}; {why}", change, gain)
+
+
+def _if_pinned(facts: Evidence, copies: Mask) -> tuple[float, str]:
+    """Return the share of the time of pageable `copies` that is left once they are pinned, and words for it.
+
+    Known only if the timeline has pinned copies that are at least as large; else 0, which is the bound.
+    """
+    timeline, here = facts.timeline, facts.mask(Kind.COPY_H2D)
+    time = timeline.end - timeline.start
+    pinned = here & (timeline.pinned == 1) & (time > 0) & (timeline.nbytes >= timeline.nbytes[copies].max(initial=0))
+    if not pinned.any() or timeline.nbytes[copies].min(initial=1) <= 0:
+        return 0.0, ""
+    best = float((timeline.nbytes[pinned] / time[pinned]).max())
+    left = min(1.0, float(timeline.nbytes[copies].sum()) / best / max(1, int(time[copies].sum())))
+    return left, f"; pinned copies reach {words.size(best * 1e9)}/s here"
+
+
+# Rules about several GPUs: collectives that nothing hides, and a rank that lets the others wait
+
+_OVERLAP = {  # what helps, by the operation that is exposed longest
+    "all_reduce": (
+        "model = DistributedDataParallel(model, bucket_cap_mb=50, gradient_as_bucket_view=True)\n"
+        "# try 10 to 100 MB; in bfloat16: model.register_comm_hook(None, default_hooks.bf16_compress_hook)"
+    ),
+    "broadcast": "model = DistributedDataParallel(model, broadcast_buffers=False)  # if no buffer must be the same",
+    "all_gather": "fully_shard(layer) for each layer  # so that the next one is gathered while this one computes",
+    "all_to_all": "work = dist.all_to_all_single(..., async_op=True)  # and work.wait() where its result is needed",
+}
+_OVERLAP |= {"reduce_scatter": _OVERLAP["all_gather"], "send_recv": _OVERLAP["all_to_all"]}
+
+
+def communication_exposed(facts: Evidence) -> Finding | None:
+    """Collectives that run while no kernel computes: waiting for other ranks, or moving bytes."""
+    mine = facts.mask(Kind.COMMUNICATION)
+    summary = facts.summary
+    if not summary.exposed_communication:
+        return None
+    operations = facts.operations(mine)
+    gain = facts.gain(
+        summary.exposed_communication,
+        "the exposed communication",
+        facts.device_floor(mine, 0),
+        facts.host_floor(),
+        Floor(summary.moved, "bytes that collectives move"),
+    )
+    hidden = words.share(summary.hidden_communication / summary.communication)
+    if summary.rank_wait is None:
+        known = "how much of it is waiting for other ranks, the trace of one rank does not tell"
+    else:
+        known = f"{duration(facts, summary.rank_wait)} of it is known to be waiting for other ranks"
+    count = int(mine.sum())
+    return Finding(
+        "communication-exposed",
+        f"{words.count(count, 'collective')}{a_step(facts, count)} ({', '.join(operations)}) run for "
+        f"{duration(facts, summary.communication)}, {hidden} of it hidden under compute kernels: "
+        f"{words.share(summary.exposed_communication / facts.window)} of the time is spent in exposed communication "
+        f"({where(facts, mine)}); {known}",
+        next((_OVERLAP[name] for name in operations if name in _OVERLAP), "# start it earlier, and wait for it later"),
+        gain,
+    )
+
+
+def late_rank(facts: Evidence) -> Finding | None:
+    """One rank comes last to most collectives: the others wait for it, whatever the network does."""
+    late = rank_table(facts.timeline, (facts.start, facts.end))
+    if late is None or late.last is None:
+        return None
+    row = late.last
+    others = max((each.waits for each in late.rows), default=0)
+    gain = facts.gain(others, "what the other ranks wait in collectives", facts.device_floor(), facts.supply_floor())
+    return Finding(
+        "late-rank",
+        f"rank {row.rank} comes last to {row.came_last} of {words.count(late.shared, 'collective')} that several ranks "
+        f"took part in, {words.duration(row.late)} after the median rank in sum; {late.why}. The others wait up to "
+        f"{duration(facts, others)}",
+        f"# look at rank {row.rank} alone: loaderviz.advise(timeline, device={row.device})",
+        gain,
+    )
+
+
+# Rules about the host: it fetches, waits, synchronises, allocates, or launches too slowly
+
+
+LAUNCH = 100_000  # ns of the host for a kernel; with more it is not the launching that takes so long
+SATURATED = 0.9  # busy so much of the time, it is the bottleneck
+CHEAPER = "prepare the samples once and store them, or keep the data set on the GPU"
+START_UP = 0.1  # of the recording; less than that before the steady state is not worth a word
+_WHERE = {"host in CUDA calls": "in CUDA calls", "host in operators": "in operators", "other": "outside torch"}
+
+
+def fetch_in_loop(facts: Evidence) -> Finding | None:
+    """The loop's own thread fetches (and pins) the batches: DataLoader without workers."""
+    fetching = facts.fetching
+    if not fetching.any():
+        return None
+    work = facts.covered(fetching)
+    length = intervals.length(work)
+    floors = facts.device_floor(), facts.host_floor(work)
+    gain = facts.gain(length, "what the main thread fetches and pins", *floors, facts.workers_floor())
+    idle = intervals.length(intervals.intersect(work, facts.idle))
+    pins = " and pins" if (facts.timeline.kind[fetching] == Kind.PIN).any() else ""
+    return Finding(
+        "fetch-in-loop",
+        f"the main thread fetches{pins} the batches itself, {duration(facts, length)} ({where(facts, fetching)})"
+        f"{f'; the GPU is idle for {duration(facts, idle)} of it' if facts.here.any() else ''}"
+        f"{too_slow(facts, *floors)}",
+        f"loader = DataLoader(..., num_workers={facts.workers_for(gain)}{_pin(facts)})",
+        gain,
+    )
+
+
+def waiting_for_data(facts: Evidence) -> Finding | None:
+    """The loop waits for the workers or for the pin thread while the GPU has nothing to do."""
+    waits = facts.waiting(Cause.DATA)
+    starved = intervals.intersect(facts.covered(waits), facts.idle)
+    if not len(starved):
+        return None
+    floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
+    gain = facts.gain(facts.length(waits), "the waits for data", *floors, facts.workers_floor())
+    within = intervals.covered_within(starved, facts.first, facts.last)
+    seen, change = _behind(facts, gain, waits & (within > 0))
+    time = duration(facts, intervals.length(starved))
+    idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
+    return Finding(
+        "waiting-for-data",
+        f"the loop waits {duration(facts, facts.length(waits))} for its next batch{idle} "
+        f"({where(facts, waits)}); {seen}{too_slow(facts, *floors) if 'num_workers' in change else ''}",
+        change,
+        gain,
+    )
+
+
+def synchronizes_each_step(facts: Evidence) -> Finding | None:
+    """`.item()`, `.cpu()`, `print` or a synchronise in each step: the host cannot run ahead (R25)."""
+    calls = facts.synchronizes(None)
+    count, steps = int(calls.sum()), facts.steps
+    if count < max(2, (steps or 4) / 2):
+        return None
+    results = facts.mask(Kind.COPY_D2H)
+    waits = calls | facts.calls(results)
+    inside = facts.covered(waits)
+    direct = intervals.length(inside) + facts.exposed(results)
+    gain = facts.bound(direct, "the calls that wait for the GPU", results, 0, host=inside)
+    reads = int(results.sum())
+    what = "no result is brought to the host by them"
+    change = "# no torch.cuda.synchronize() in the loop: a stream keeps its order by itself"
+    if reads:
+        what = f"{words.count(reads, 'copy')} {'brings' if reads == 1 else 'bring'} a result to the host"
+        change = "# leave results on the GPU and bring them once, after the loop, such as: total += loss.detach()"
+    return Finding(
+        "synchronizes-each-step",
+        f"the loop waits for the GPU {count:,} times{a_step(facts, count)}, {duration(facts, intervals.length(inside))}"
+        f" ({where(facts, waits)}); {what}",
+        change,
+        gain,
+    )
+
+
+def allocates_in_loop(facts: Evidence) -> Finding | None:
+    """cudaMalloc, cudaFree or page-locking inside the loop: all cost the host's time, the last two wait (R13, R44)."""
+    waits = facts.waiting(Cause.ALLOCATION, Cause.PAGE_LOCKING)
+    calls = facts.loop & facts.does(Api.MEMORY)
+    shown = calls if calls.any() else waits
+    if not shown.any():
+        return None
+    work = facts.covered(waits | calls)
+    gain = facts.bound(intervals.length(work), "these calls", host=work)
+    few, leave_out = in_few_steps(facts, shown)
+    change = leave_out or "# no torch.cuda.empty_cache() in the loop; keep the shapes of the batches equal"
+    called, count = ", ".join(names_of(facts, shown)), int(shown.sum())
+    take = f"{'takes' if count == 1 else 'take'} {words.duration(intervals.length(work))}"
+    return Finding("allocates-in-loop", f"{count:,} x {called}{few} {take} ({where(facts, shown)})", change, gain)
+
+
+def host_bound(facts: Evidence) -> Finding | None:
+    """The GPU is idle because the host does not launch fast enough: kernels shorter than their launch (R23)."""
+    parts = {where: facts.summary.breakdown.get(f"idle: {name}", 0) for name, where in _WHERE.items()}
+    idle = sum(parts.values())
+    kernels = facts.mask(*KERNELS)
+    count = int(kernels.sum())
+    if not (idle and count and facts.loop.any()) or facts.unseen:
+        return None
+    gain = facts.gain(idle, "the GPU's idle time in which the host works", facts.device_floor(), facts.supply_floor())
+    mean = float((facts.last - facts.first)[kernels].mean())
+    launching = facts.length(facts.loop & facts.timeline.where(Kind.API, Kind.OPERATOR)) / count
+    split = ", ".join(f"{words.duration(time)} {name}" for name, time in parts.items() if time)
+    overlap = copy_not_hidden(facts) or pageable_copy(facts)
+    hides = overlap is not None and is_worth_it(overlap.expected_gain, facts.window)
+    pays = CANNOT_PAY if facts.batch_copies.any() and waits_for_the_host(facts.summary) and not hides else ""
+    change = (
+        'model = torch.compile(model, mode="reduce-overhead")  # fewer launches (CUDA graphs); or a larger batch'
+        if mean < launching < LAUNCH and idle > 2 * parts["outside torch"]
+        else "# see what the host does in the longest gap; the GPU has no work then"
+    )
+    takes = f"it takes {words.duration(mean)}" if count == 1 else f"one takes {words.duration(mean)} on average"
+    sentences = (
+        f"the GPU is idle for {words.duration(idle)} ({words.share(idle / facts.window)}) while the host works "
+        f"({split})",
+        f"{words.count(count, 'kernel')}{a_step(facts, count)}: {takes}, and torch and CUDA take "
+        f"{words.duration(launching)} of the host's time for it",
+        longest_gap(facts),
+        pays,
+    )
+    return Finding("host-bound", ". ".join(filter(None, sentences)), change, gain)
+
+
+def start_up(facts: Evidence) -> Finding | None:
+    """What is paid before the steady state: worker processes, the CUDA context, first allocations."""
+    timeline = facts.timeline
+    before = facts.start - timeline.begin
+    if not facts.here.any() or before < START_UP * timeline.duration:
+        return None
+    early = (timeline.end <= facts.start) & timeline.where(Kind.API, Kind.OPERATOR, Kind.WAIT, Kind.FETCH)
+    longest = ""
+    if early.any():
+        row = timeline.row(int(np.flatnonzero(early)[np.argmax((timeline.end - timeline.start)[early])]))
+        longest = f"; the longest part of it is {row.name}, {words.duration(row.duration)}"
+    change = "loader = DataLoader(..., persistent_workers=True)  # so that it does not come back each epoch"
+    number = int(timeline.batch[facts.marks[0]]) if facts.marks else -1
+    first = f"batch {number}" if number > 0 else "the first step" if facts.steps else "the GPU's first work"
+    return Finding(
+        "start-up",
+        f"{words.duration(before)} of {words.duration(timeline.duration)} pass before {first}{longest}. This time "
+        "is not judged",
+        change if facts.lanes_of("worker") else "",
+        Gain(0, 0.0, None, once=True),
+    )
+
+
+def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
+    """The honest finding where no change is worth its work, or where the timeline does not show which would be."""
+    summary = facts.summary
+    if not summary.busy:
+        data = facts.length(facts.waiting(Cause.DATA) | facts.fetching)
+        text = "the timeline has no work of a GPU in it, so nothing can overlap"
+        if data:
+            text += f"; the loop waits for data or fetches it {words.share(data / facts.window)} of the time"
+        return Finding("no-gpu-work", text, "", NO_GAIN)
+    overlap = summary.overlap
+    copy = "no host-device copies" if overlap is None else f"{words.share(overlap)} of the copy is hidden"
+    text = (
+        f"kernels run {words.share(summary.kernels / facts.window)} of the window, {copy}, the GPU is idle "
+        f"{words.share(1 - summary.busy)}: {summary.away}"
+    )
+    if facts.unseen:
+        change = "# begin the profiler before the work, with activities=[CPU, CUDA]; wait for the GPU before it ends"
+        return Finding("work-not-seen", f"{facts.unseen}. Kernels are seen {text.split(' ', 2)[2]}", change, NO_GAIN)
+    if not facts.loop.any() and facts.window >= WORTH_IT * summary.limit:
+        return Finding("cause-not-seen", f"{text}. The timeline has no host lane that would tell why", "", NO_GAIN)
+    small = max(found, key=lambda finding: finding.expected_gain.ns, default=None)
+    if small is not None and small.expected_gain.ns:
+        text += f". The largest gain that is left is {small.rule}, {small.expected_gain}: not worth a change"
+    return Finding("nothing-to-gain", text, "", NO_GAIN)
+
+
+def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str]:
+    """Say who keeps the loop waiting, and what to change: more workers, or less for the pin thread to do."""
+    workers, pin = facts.lanes_of("worker"), facts.lanes_of("pin")
+    if not workers:
+        return "its workers are not in this timeline", "loader = DataLoader(..., num_workers=...)  # more than now"
+    busy = facts.busy(workers)
+    seen = f"{len(workers)} worker{'s fetch' if len(workers) > 1 else ' fetches'} {words.share(busy)} of the time"
+    if pin and facts.busy(pin) > max(busy, SATURATED):
+        seen += f", the pin thread pins {words.share(facts.busy(pin))} of it, and there is only one (R45)"
+        return seen, "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU"
+    few, leave_out = in_few_steps(facts, waits)
+    if busy < SATURATED and leave_out:
+        return f"{seen}; the waits are only{few}", leave_out
+    if busy < SATURATED:
+        late = f"; the waits are only{few}" if few else ""
+        return f"{seen}{late}, so batches come unevenly", "loader = DataLoader(..., prefetch_factor=4)"
+    if not facts.more_workers:
+        return f"{seen}, and {_cores(facts)}: more workers would take turns", f"# more workers do not help: {CHEAPER}"
+    needed = facts.workers_for(gain)
+    number = max(int(needed) if needed.isdigit() else 0, len(workers) + 1)
+    return seen, f"loader = DataLoader(..., num_workers={number}{_pin(facts)})"
+
+
+def _pin(facts: Evidence) -> str:
+    """Pinned memory is for copies to a GPU: without one it only costs."""
+    return ", pin_memory=True" if facts.summary.busy else ""
+
+
+def too_slow(facts: Evidence, *floors: Floor) -> str:
+    """Say so where even as many workers as there are cores are slower than all else that the loop needs (`floors`)."""
+    fetching = facts.workers_floor()
+    if fetching.ns <= max(floor.ns for floor in floors):
+        return ""
+    number, still = facts.most_workers, "so loading stays slower than the rest of the step, whatever the workers"
+    workers = f"even {words.count(number, 'worker')} ({_cores(facts)}) {'needs' if number == 1 else 'need'}"
+    return f"; {workers} {duration(facts, fetching.ns)}, {still}: {CHEAPER}"
+
+
+def _cores(facts: Evidence) -> str:
+    """Say where the largest number of workers comes from."""
+    if facts.cores:
+        return f"this machine has {words.count(facts.cores, 'CPU core')}"
+    return f"{facts.most_workers} CPU cores for a GPU are usual; the timeline does not tell how many there are"
+
+
+# The door
+
+RULES = (
+    pageable_copy,
+    index_on_host,
+    copy_not_hidden,
+    fetch_in_loop,
+    waiting_for_data,
+    synchronizes_each_step,
+    many_small_copies,
+    allocates_in_loop,
+    resident,
+    restarts_workers,
+    communication_exposed,
+    late_rank,
+    host_bound,
+)
+
+
+def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: int | None = None) -> Advice:
+    """Return what could be gained and by which change, the largest gain first; one finding that says so if nothing.
+
+    Judged is the steady state, as in a summary (without steps, from the GPU's first work to its last), or
+    `window = (start, end)` [ns, as in `timeline.start`]; of several devices the busiest, or `device`. Findings worth
+    less than 3 % are left out. Raises `NotATimelineError` for anything but a Timeline, `MetricsError` for a window or
+    device that makes no sense.
+
+        advice = loaderviz.advise(timeline)
+        advice[0].change             # 'loader = PrefetchLoader(loader, "cuda", depth=2)'
+        advice[0].expected_gain.ns   # ns in the window, at most
+    """
+    facts = Evidence(check_timeline(timeline, "advise()"), device, window)
+    found = [finding for rule in RULES if (finding := rule(facts))]
+    worth = [finding for finding in found if is_worth_it(finding.expected_gain, facts.window)]
+    if window is None and device is None:
+        worth = [checked for finding in worth if (checked := _checked(facts, finding))]
+    worth.sort(key=lambda finding: -finding.expected_gain.ns)
+    loads = [finding for finding in worth if finding.rule in ("fetch-in-loop", "waiting-for-data")]
+    if loads and 2 * loads[0].expected_gain.ns > worth[0].expected_gain.ns and worth[0].rule == "resident":
+        worth.remove(loads[0])  # workers first: they are one argument, and the data need not fit
+        worth.insert(0, loads[0])
+    once = start_up(facts)  # told, although nothing is gained a step
+    told = worth or [nothing(facts, found)]
+    if worth and facts.unseen:
+        told.append(nothing(facts, found))
+    return Advice([*told, *([once] if once else [])], _judged(facts), (facts.start, facts.end))
+
+
+def _checked(facts: Evidence, finding: Finding) -> Finding | None:
+    """Return the finding with what `what_if` predicts of its change; None if that is no gain at all.
+
+    Only for changes that `what_if` knows, and loops that are replayed in a moment.
+    """
+    workers = re.search(r"num_workers=(\d+)", finding.change)
+    changes: dict[str, dict[str, Any]] = {
+        "pageable-copy": {"pinned": True},
+        "hidden-sync": {"pinned": True},
+        "copy-not-hidden": {"prefetch": 2},
+        "resident": {"resident": True},
+        "fetch-in-loop": {},
+        "waiting-for-data": {},
+    }
+    change = changes.get(finding.rule)
+    if change is None or not facts.summary.step or len(facts.marks) > REPLAYED:
+        return finding
+    change |= {"workers": int(workers[1])} if workers and finding.rule != "resident" else {}
+    kernels = int(facts.mask(*KERNELS).sum())
+    if not change or kernels > REPLAYED * 10:
+        return finding
+    try:
+        predicted = summarize(what_if(facts.timeline, **change)).step
+    except LoadervizError:  # it says why the loop cannot be replayed; the bound stands for itself
+        return finding
+    saved = facts.summary.step - (predicted or facts.summary.step)
+    if saved < NO_USE * facts.summary.step:
+        return None
+    basis = f"{finding.expected_gain.basis}; what_if() predicts {words.duration(saved)} a step"
+    return replace(finding, expected_gain=replace(finding.expected_gain, basis=basis))
+
+
+def _judged(facts: Evidence) -> str:
+    """Say which part of the timeline the findings are about, and what it cannot be shorter than."""
+    summary = facts.summary
+    parts = [f"device {facts.device} of {len(summary.devices)}"] if len(summary.devices) > 1 else []
+    part, all_of_it = words.duration(facts.window), words.duration(facts.timeline.duration)
+    parts.append(part if part == all_of_it else f"{part} of {all_of_it}")
+    if summary.batches:
+        steps = "1 step" if summary.batches == 1 else f"{summary.batches:,} steps of {words.duration(summary.step)}"
+        parts.append(steps)
+    limit = f"; the limit is {words.duration(summary.limit)}, {summary.longest} alone" if summary.limit else ""
+    if summary.limit_most > summary.limit:
+        limit += f", or up to {words.duration(summary.limit_most)} if collectives do not wait for other ranks"
+    lines = ""
+    if facts.timeline.context.origin == "file" and facts.here.any() and not facts.timeline.sources:
+        lines = " The file has no lines of code: record with with_stack=True."
+    return f"Judged: {', '.join(parts)}{limit}.{lines}"

@@ -1,0 +1,500 @@
+"""What a rule of `advice` may ask a timeline: its steady state, who does what in it, and what would remain of it.
+
+    facts = Evidence(timeline)
+    facts.exposed(copies)                # ns of these copies that no kernel hides
+    facts.device_floor(copies, left=0)   # what the device takes at least without them
+    facts.gain(exposed, "the exposed copy", floor, …)  # what a change can gain at most, as a `Gain`
+
+Everything is clipped to the window that is judged: the steady state (see `loaderviz.metrics`). Imports
+neither torch nor the emulator; a timeline may lack batches, host lanes, launches or copies.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderviz import intervals, words
+from loaderviz.analysis.finding import Gain
+from loaderviz.batches import HAND_OUT, LOADER_NEXT
+from loaderviz.intervals import Intervals
+from loaderviz.metrics import Loop, Mask, Summary, choose_device, loop_lanes, on_device, summarize, window_of
+from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, ArrowKind, Cause, Kind, Timeline
+from loaderviz.vendors import Api, calls_of
+
+Ints = npt.NDArray[np.int64]
+
+FEW, UNSEEN = 20, 0.25  # launches; share of the window in which the host waits for work that nobody sees
+SPARE = 1.25  # workers that are busy 80 % of the time keep up although batches differ
+TYPICAL_CORES = 16  # for one GPU, in a server or a cloud machine; only where the timeline does not tell
+_OPERATION = re.compile(r"AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce", re.I)
+CORES = re.compile(r"(\d+) CPU cores?$")  # as a recording's context has it
+COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What takes at least `ns` in the window, and what it is in words."""
+
+    ns: int
+    what: str
+
+
+class Evidence:
+    """One device of a timeline (None: the busiest), in a `window` [ns], or for None in the steady state.
+
+    Masks are over the timeline's spans. `marks` are the spans that mark the steps, those that begin in the window.
+    """
+
+    def __init__(self, timeline: Timeline, device: int | None = None, window: tuple[int, int] | None = None) -> None:
+        device, _ = choose_device(timeline, device)
+        loop = Loop.of(timeline, device)
+        if window is None:
+            window = loop.window or _working(timeline, device)
+        start, end = window_of(timeline, window)
+        self.timeline, self.device, self.start, self.end = timeline, device, start, end
+        self.window = end - start
+        self.marks: list[int] = loop.spans[loop.between(start, end)].tolist()
+        self.summary: Summary = summarize(timeline, (start, end), device=device)
+        self.steps = self.summary.batches
+        self.first: Ints = np.clip(timeline.start, start, end)  # of each span, what lies in the window
+        self.last: Ints = np.clip(timeline.end, start, end)
+        inside = (timeline.end > start) & (timeline.start < end)
+        self.here = inside & on_device(timeline, device)
+        self.loop = inside & np.isin(timeline.lane, loop_lanes(timeline, device))
+
+    # Who does what
+
+    def mask(self, *kinds: Kind) -> Mask:
+        """The device's spans of these kinds."""
+        return self.here & self.timeline.where(*kinds)
+
+    def covered(self, mask: Mask) -> Intervals:
+        """When any of these spans runs."""
+        return intervals.union(self.first[mask], self.last[mask])
+
+    @cached_property
+    def kernels(self) -> Intervals:
+        """When a kernel runs."""
+        return self.covered(self.mask(*KERNELS))
+
+    @cached_property
+    def idle(self) -> Intervals:
+        """When the device has nothing to do."""
+        return intervals.subtract(np.array([[self.start, self.end]]), self.covered(self.here))
+
+    def length(self, mask: Mask) -> int:
+        """How many ns any of these spans runs."""
+        return intervals.length(self.covered(mask))
+
+    def exposed(self, copies: Mask) -> int:
+        """How many ns of these copies no kernel hides."""
+        return intervals.length(intervals.subtract(self.covered(copies), self.kernels))
+
+    @cached_property
+    def elastic(self) -> Intervals:
+        """When the loop's thread waits for something that could be there earlier: the device's work, or data.
+
+        A wait while the device has nothing to do is the call's own cost (page-locking, cudaMalloc).
+        """
+        waits = self.covered(self.loop & self.timeline.where(Kind.WAIT))
+        waits = intervals.intersect(waits, self.covered(self.here))
+        return either(waits, self.covered(self.waiting(Cause.DATA)))
+
+    def waiting(self, *causes: Cause) -> Mask:
+        """The waits of the loop's thread for these causes."""
+        return self.loop & self.timeline.where(Kind.WAIT) & np.isin(self.timeline.cause, causes)
+
+    @cached_property
+    def launched_by(self) -> Ints:
+        """For each span the host's call that launched it, -1 where that is not known."""
+        result = np.full(len(self.timeline), -1, np.int64)
+        arrows = self.timeline.arrows
+        launch = arrows["kind"] == ArrowKind.LAUNCH
+        result[arrows["head"][launch]] = arrows["tail"][launch]
+        return result
+
+    @cached_property
+    def _does(self) -> npt.NDArray[np.int16]:
+        return calls_of(self.timeline.names)[self.timeline.name]
+
+    def does(self, what: Api) -> Mask:
+        """The host's calls that do any of this, whatever the vendor calls them."""
+        mine: Mask = self.timeline.where(Kind.API) & (self._does & what != 0)
+        return mine
+
+    @cached_property
+    def _synchronizing(self) -> tuple[Ints, Ints]:
+        """The loop's synchronising calls, and for each the copy that the call just before it launched (-1: none)."""
+        timeline = self.timeline
+        calls = np.flatnonzero(self.loop & timeline.where(Kind.API))
+        calls = calls[np.lexsort((calls, timeline.lane[calls]))]  # per thread, in order of start
+        place = np.flatnonzero(self.does(Api.SYNCHRONIZE)[calls])
+        copy_of = np.full(len(timeline), -1, np.int64)
+        copies = np.flatnonzero(timeline.where(*COPIES) & (self.launched_by >= 0))
+        copy_of[self.launched_by[copies]] = copies
+        before = np.where(place > 0, copy_of[calls[place - 1]], -1) if len(calls) else place
+        return calls[place], before
+
+    def synchronizes(self, after: Mask | None) -> Mask:
+        """The synchronising calls of the loop that follow at once one of the copies `after`; for None, no H2D copy.
+
+        `.to("cuda")` calls so for its copy; `.item()` for a copy to the host, or a program of its own accord.
+        """
+        result = np.zeros(len(self.timeline), bool)
+        calls, copy = self._synchronizing
+        if after is None:
+            mine = (copy < 0) | ~self.timeline.where(Kind.COPY_H2D)[copy]
+        else:
+            mine = (copy >= 0) & after[copy]
+        result[calls[mine]] = True
+        return result
+
+    def calls(self, work: Mask) -> Mask:
+        """The host's calls that launched these spans of the device."""
+        result = np.zeros(len(self.timeline), bool)
+        launch = self.launched_by[work]
+        result[launch[launch >= 0]] = True
+        return result & self.loop
+
+    def copying(self, copies: Mask) -> Intervals:
+        """When the loop's thread is inside the calls of these copies, or in the synchronisation that follows them."""
+        return self.covered(self.calls(copies) | self.synchronizes(copies))
+
+    # What remains
+
+    def device_floor(self, copies: Mask | None = None, left: float = 1.0, *, apart: bool = False) -> Floor:
+        """Return how long the device works at least: its busiest engine or stream (a stream runs in order, R16).
+
+        Of the time of `copies` only the share `left` remains; `apart`: they are in a stream of their own.
+        """
+        kind = self.timeline.kind
+        time = (self.last - self.first).astype(np.float64)
+        if copies is not None:
+            time[copies] *= left
+        kernels = self.kernels if copies is None or left else self.covered(self.mask(*KERNELS) & ~copies)
+        floors = [Floor(intervals.length(kernels), "kernels")]
+        for direction, what in ((Kind.COPY_H2D, "H2D copies"), (Kind.COPY_D2H, "D2H copies")):
+            mine = self.here & (kind == direction)  # two rows of one direction may overlap in a recorded trace
+            floors.append(Floor(round(min(time[mine].sum(), self.length(mine))), what))
+        queued = self.here & self.timeline.where(*DEVICE_KINDS)
+        if apart and copies is not None:
+            queued &= ~copies
+        busy = np.bincount(self.timeline.lane[queued], time[queued], len(self.timeline.lanes))
+        if len(busy) and busy.max() > max(floor.ns for floor in floors):
+            lane = int(busy.argmax())
+            floors.append(Floor(round(busy[lane]), f"work in {self.timeline.lanes[lane].name}"))
+        return max(floors, key=lambda floor: floor.ns)
+
+    def host_floor(self, without: Intervals | None = None) -> Floor:
+        """Return how long the loop's thread works at least: the window less what is elastic, and `without`."""
+        if not self.loop.any():
+            return Floor(0, "")
+        free = self.elastic if without is None else either(self.elastic, without)
+        return Floor(self.window - intervals.length(free), "the host's own work")
+
+    def supply_floor(self, *roles: str) -> Floor:
+        """Return how long the workers and the pin thread work at least (or only those of `roles`).
+
+        Counted is what a lane does in the window for batches that are used in it, each as short as its shortest: longer
+        ones may have page-locked new memory, which another loader need not do.
+        """
+        timeline, time = self.timeline, self.last - self.first
+        used = timeline.batch[self.here].max(initial=-1)
+        mine = timeline.where(Kind.FETCH, Kind.PIN) & (timeline.batch >= 0) & (timeline.batch <= used) & (time > 0)
+        whole = mine & (timeline.start > self.start) & (timeline.end < self.end)  # not cut off at an edge
+        floors = [Floor(0, "")]
+        for lane in self.lanes_of(*(roles or LOADING)):
+            here = timeline.lane == lane
+            if (whole & here).any():
+                work = int(np.minimum(time[mine & here], time[whole & here].min()).sum())
+                floors.append(Floor(work, f"work in {timeline.lanes[lane].name}"))
+        return max(floors, key=lambda floor: floor.ns)
+
+    def gain(self, direct: int, what: str, *floors: Floor) -> Gain:
+        """Return the bound: `direct` ns, which is `what`, but no more than what the window has above these floors."""
+        rest = max(floors, key=lambda floor: floor.ns)
+        bound = self.window - rest.ns
+        if direct <= bound:
+            basis = f"at most {words.duration(direct)} in the window, {what}"
+        else:
+            basis = f"at most the window, {words.duration(self.window)}, less {words.duration(rest.ns)} of {rest.what}"
+        ns = max(0, min(direct, bound))
+        return Gain(ns, ns / self.window if self.window else 0.0, ns / self.steps if self.steps else None, basis)
+
+    def bound(
+        self,
+        direct: int,
+        what: str,
+        copies: Mask | None = None,
+        left: float = 1.0,
+        *,
+        apart: bool = False,
+        host: Intervals | None = None,
+        supply: bool = True,
+    ) -> Gain:
+        """Return the gain of a change of which `device_floor(copies, left, apart)` and `host_floor(host)` remain."""
+        floors = [self.device_floor(copies, left, apart=apart), self.host_floor(host)]
+        return self.gain(direct, what, *floors, *([self.supply_floor()] if supply else []))
+
+    # Communication
+
+    def operations(self, collectives: Mask) -> list[str]:
+        """What these collectives do, the longest first: "all_reduce"; by the range of their launch, else their name."""
+        timeline = self.timeline
+        times: dict[str, int] = {}
+        ranges = [n for n, name in enumerate(timeline.names) if name.startswith("nccl:")]
+        rows = np.flatnonzero(np.isin(timeline.name, ranges) & (timeline.end > timeline.start))
+        rows = rows[np.argsort(timeline.start[rows], kind="stable")]
+        for row in np.flatnonzero(collectives).tolist():
+            name, call = timeline.names[timeline.name[row]].partition("(")[0], int(self.launched_by[row])
+            begin = timeline.start[call if call >= 0 else row]
+            around = rows[: np.searchsorted(timeline.start[rows], begin, side="right")][-8:]
+            if len(around := around[timeline.end[around] > begin]):
+                name = timeline.names[timeline.name[around[-1]]].removeprefix("nccl:").lstrip("_").removesuffix("_base")
+            elif found := _OPERATION.search(name):
+                name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found.group()).lower()
+            times[name] = times.get(name, 0) + int(self.last[row] - self.first[row])
+        return sorted(times, key=lambda name: -times[name])
+
+    # Loading
+
+    @cached_property
+    def indexing(self) -> Intervals:
+        """When the loop's thread is in an indexing operator, which copies an index that is in host memory (R46)."""
+        names = [number for number, name in enumerate(self.timeline.names) if name.startswith("aten::index")]
+        return self.covered(self.loop & self.timeline.where(Kind.OPERATOR) & np.isin(self.timeline.name, names))
+
+    @cached_property
+    def index_copies(self) -> Mask:
+        """The copies to the GPU that an indexing operator makes: of an index in host memory (R46)."""
+        within = intervals.covers(self.indexing, self.first)[self.launched_by]
+        return self.mask(Kind.COPY_H2D) & (self.launched_by >= 0) & within
+
+    @cached_property
+    def batch_copies(self) -> Mask:
+        """The copies to the GPU that bring batches.
+
+        What is moved once, such as a model or all of the data, brings none: it is launched outside of the steps. Where
+        none are known a row of copies with no kernel between them is for batches if another row is just like it.
+        """
+        copies = self.mask(Kind.COPY_H2D) & ~self.index_copies
+        timeline, rows = self.timeline, np.flatnonzero(copies)
+        if self.steps is not None:
+            inside = copies & (timeline.batch >= 0)
+            return inside if inside.any() else copies
+        begun = np.searchsorted(self.kernels[:, 0], timeline.start[rows], side="right")
+        alike: dict[tuple[int, ...], list[npt.NDArray[np.intp]]] = {}
+        for row in np.split(rows, np.flatnonzero(np.diff(begun)) + 1):
+            alike.setdefault(tuple(timeline.nbytes[row].tolist()), []).append(row)
+        again = [row for each in alike.values() if len(each) > 1 for row in each]
+        copies[:] = False
+        copies[np.concatenate(again) if again else []] = True
+        return copies
+
+    @cached_property
+    def has_loader(self) -> bool:
+        """Whether a DataLoader is seen at work."""
+        loads = self.timeline.where(Kind.FETCH, Kind.PIN) | (self.timeline.cause == Cause.DATA) | self.handing_out
+        return bool(loads.any())
+
+    @cached_property
+    def handing_out(self) -> Mask:
+        """What a DataLoader's hand-out is in the loop's thread."""
+        names = [name.startswith((LOADER_NEXT, HAND_OUT)) for name in self.timeline.names]
+        return np.array(names, bool)[self.timeline.name]
+
+    @cached_property
+    def fetching(self) -> Mask:
+        """What the loop's thread fetches and pins by itself, which workers and pin thread could do."""
+        return self.loop & self.timeline.where(Kind.FETCH, Kind.PIN)
+
+    def loading(self, copies: Mask) -> Intervals:
+        """When the loop's thread does or waits for anything that loading these copies needs, hand-outs included."""
+        timeline = self.timeline
+        copying = [n for n, name in enumerate(timeline.names) if name in COPY_OPERATORS]
+        calls = np.sort(self.first[self.calls(copies)])
+        around = self.loop & timeline.where(Kind.OPERATOR) & np.isin(timeline.name, copying)
+        around &= np.searchsorted(calls, self.last) > np.searchsorted(calls, self.first)  # it holds such a call
+        mine = around | self.fetching | self.waiting(Cause.DATA) | (self.loop & self.handing_out)
+        return either(self.covered(mine), self.copying(copies))
+
+    @cached_property
+    def unseen(self) -> str:
+        """Why the GPU's work is not in the timeline although the host launches it, or waits for it; "" if it is."""
+        launches = self.loop & self.does(Api.LAUNCH)
+        made = np.zeros(len(self.timeline), bool)
+        made[self.launched_by[self.launched_by >= 0]] = True
+        count, lost = int(launches.sum()), int((launches & ~made).sum())
+        if count >= FEW and lost > count / 2:
+            return f"{lost:,} of {words.count(count, 'launch')} have no work on the GPU: a CUDA graph is captured"
+        blocked = intervals.intersect(self.covered(self.waiting(Cause.SYNCHRONIZE, Cause.STAGING)), self.idle)
+        share = intervals.length(blocked) / self.window if self.window else 0.0
+        if share > UNSEEN:
+            return (
+                f"the host is blocked for {words.share(share)} of the time while the GPU is idle: the work that it "
+                "waits for is not in the timeline (the profiler began while it ran, or lost it)"
+            )
+        return ""
+
+    def lanes_of(self, *roles: str) -> list[int]:
+        """The lanes of the host threads of these roles ("worker", "pin")."""
+        return [number for number, lane in enumerate(self.timeline.lanes) if lane.role in roles]
+
+    def busy(self, lanes: list[int]) -> float:
+        """The share of the window in which these lanes are busy, on average."""
+        mine = np.isin(self.timeline.lane, lanes)
+        return float((self.last - self.first)[mine].sum()) / (self.window * len(lanes)) if lanes and self.window else 0
+
+    def per_batch(self, kind: Kind) -> float:
+        """How long a batch is fetched, or pinned, on average [ns]; 0 if the timeline does not show it."""
+        mine = self.timeline.where(kind) & (self.timeline.end > self.start) & (self.timeline.start < self.end)
+        return float((self.timeline.end - self.timeline.start)[mine].mean()) if mine.any() else 0.0
+
+    @cached_property
+    def cores(self) -> int | None:
+        """The CPU cores of the machine that was recorded; None if the timeline does not tell."""
+        found = CORES.search(self.timeline.context.host)
+        return int(found[1]) if found else None
+
+    @cached_property
+    def most_workers(self) -> int:
+        """With more workers than CPU cores they take turns."""
+        return self.cores or max(TYPICAL_CORES, len(self.lanes_of("worker")))
+
+    @cached_property
+    def more_workers(self) -> bool:
+        """Whether there are so many cores that more workers can help."""
+        return SPARE * len(self.lanes_of("worker")) < self.most_workers
+
+    def workers_for(self, gain: Gain) -> str:
+        """Return how many workers keep up with the loop once the gain is made, at most as many as there are cores.
+
+        "..." if the timeline does not tell.
+        """
+        fetch = self.per_batch(Kind.FETCH)
+        if not (fetch and self.steps and self.window > gain.ns):
+            return "..."
+        needed = ceil(SPARE * fetch * self.steps / (self.window - gain.ns))
+        return str(max(1, min(needed, self.most_workers)))
+
+    def workers_floor(self) -> Floor:
+        """Return how long as many workers as there are cores fetch at least, each batch as short as the shortest.
+
+        Nothing where there are about so many already: then the fetching itself is to be changed.
+        """
+        timeline = self.timeline
+        whole = timeline.where(Kind.FETCH) & (timeline.start > self.start) & (timeline.end < self.end)
+        if not (whole.any() and self.steps and self.more_workers):
+            return Floor(0, "")
+        shortest = int((timeline.end - timeline.start)[whole].min())
+        return Floor(
+            shortest * self.steps // self.most_workers, f"fetching by {words.count(self.most_workers, 'worker')}"
+        )
+
+
+def _working(timeline: Timeline, device: int) -> tuple[int, int] | None:
+    """Return from when to when a device has work; None if it has none."""
+    work = on_device(timeline, device) & timeline.where(*DEVICE_KINDS)
+    if not work.any():
+        return None
+    start, end = int(timeline.start[work].min()), int(timeline.end[work].max())
+    return (start, end) if start < end else None
+
+
+def either(one: Intervals, other: Intervals) -> Intervals:
+    """Return the part that is in one of them, or in both."""
+    joined = np.concatenate([one, other])
+    return intervals.union(joined[:, 0], joined[:, 1])
+
+
+# The evidence in words: times a step, where the longest span is, what fills the longest gap
+
+
+def duration(facts: Evidence, ns: float) -> str:
+    """A time in the window, as a reader compares it: a step's share of it where steps are known."""
+    return f"{words.duration(ns / facts.steps)} a step" if facts.steps else words.duration(ns)
+
+
+def describe_copies(facts: Evidence, mask: Mask, kind: str) -> str:
+    """Describe copies: "24 pinned copies to the GPU, 2 a step, 6.5 MB in 270 µs a step (24.1 GB/s), 0 % hidden"."""
+    count, size = int(mask.sum()), int(np.maximum(facts.timeline.nbytes[mask], 0).sum())
+    time = int((facts.timeline.end - facts.timeline.start)[mask].sum())
+    length = facts.length(mask)
+    carries = f"{words.size(size / (facts.steps or 1))} in " if size else ""
+    rate = f" ({words.size(size / time * 1e9)}/s)" if size and time else ""
+    hidden = words.share(1 - facts.exposed(mask) / length if length else 0.0)
+    much = f"{carries}{duration(facts, length)}{rate}"
+    return f"{words.count(count, f'{kind}copy')} to the GPU{a_step(facts, count)}, {much}, {hidden} hidden"
+
+
+def a_step(facts: Evidence, count: int) -> str:
+    """Say how many that is a step: ", 2 a step"; "" where steps are not known."""
+    if not facts.steps:
+        return ""
+    per = count / facts.steps
+    return f", {per:,.0f} a step" if per >= 100 else f", {per:.3g} a step"
+
+
+def in_few_steps(facts: Evidence, mask: Mask) -> tuple[str, str]:
+    """Where these are in at most half of the steps: " in 2 of 12 steps", and how to leave them out; else "" twice.
+
+    Only the first steps can be left out: what comes back later is no warm-up.
+    """
+    batches = np.unique(facts.timeline.batch[mask])
+    batches = batches[batches >= 0]
+    if not (facts.steps and len(batches)) or len(batches) > facts.steps / 2:
+        return "", ""
+    seen = f" in {len(batches):,} of {words.count(facts.steps, 'step')}"
+    known = np.unique(facts.timeline.batch[facts.here | mask])
+    if batches.max() >= known[known >= 0].min() + facts.steps / 2:
+        return seen, ""
+    after = f"batch {int(batches.max()) + 1}"
+    marked = any(name.split(":")[0] == after for name in facts.timeline.names)
+    cut = f"timeline.from_batch({after.split()[1]})  # " if marked else "# record more steps: "
+    return seen, f"{cut}a warm-up is paid once"
+
+
+def names_of(facts: Evidence, mask: Mask) -> list[str]:
+    """The names of these spans, the most frequent first."""
+    numbers, counts = np.unique(facts.timeline.name[mask], return_counts=True)
+    return [facts.timeline.names[number] for number in numbers[np.argsort(-counts, kind="stable")]]
+
+
+def longest_gap(facts: Evidence) -> str:
+    """Say where the device's longest gap is in which the host neither loads nor waits, and what it does there."""
+    loading = facts.loop & facts.timeline.where(Kind.FETCH, Kind.PIN, Kind.WAIT)
+    gaps = intervals.subtract(facts.idle, facts.covered(loading))
+    if not len(gaps):
+        return ""
+    first, last = gaps[np.argmax(gaps[:, 1] - gaps[:, 0])].tolist()
+    part = np.minimum(facts.last, last) - np.maximum(facts.first, first)  # of each span that lies in the gap
+    part[~(facts.loop & facts.timeline.where(Kind.API, Kind.OPERATOR))] = 0
+    begin, length = words.duration(first - facts.timeline.begin), words.duration(last - first)
+    text = f"The longest gap begins at {begin} and lasts {length}"
+    best = int(part.max(initial=0))
+    if 2 * best < last - first:
+        return text
+    most = np.flatnonzero(part == best)[-1]  # the innermost of those that fill it
+    line = int(facts.timeline.source[most])
+    called = f", called in {words.place(facts.timeline.sources[line])}" if line >= 0 else ""
+    return f"{text}, in {facts.timeline.names[facts.timeline.name[most]]}{called}"
+
+
+def where(facts: Evidence, mask: Mask) -> str:
+    """Where these spans are, and the longest: "in stream 7, the longest takes 262 µs, at 1.2 ms (batch 3)"."""
+    indices = np.flatnonzero(mask)
+    lanes = dict.fromkeys(facts.timeline.lanes[lane].name for lane in facts.timeline.lane[indices].tolist())
+    longest = int(indices[np.argmax((facts.last - facts.first)[indices])])
+    at = words.duration(int(facts.timeline.start[longest]) - facts.timeline.begin)
+    lasts = words.duration(int(facts.timeline.end[longest] - facts.timeline.start[longest]))
+    batch = int(facts.timeline.batch[longest])
+    whose = f" (batch {batch})" if batch >= 0 else ""
+    line = int(facts.timeline.source[longest])
+    called = f", called in {words.place(facts.timeline.sources[line])}" if line >= 0 else ""
+    return f"in {', '.join(lanes)}, the longest takes {lasts}, at {at}{whose}{called}"

@@ -1,0 +1,140 @@
+"""Finding, Gain and Advice: what `advise` returns, and how it reads in a terminal, a notebook and a page.
+
+    advice[0].rule, advice[0].expected_gain.ns, advice[0].change
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from textwrap import wrap
+from typing import overload
+
+from loaderviz import words
+
+WIDTH = 100  # columns of a finding in a terminal
+WORTH_IT = 1.03  # a gain of less than 3 % is not worth a change of the program
+BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|bytes|[kMG]B)\b|%)")
+GLUE = "\N{NO-BREAK SPACE}"  # `wrap` does not break a line there
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a change can gain at most: `ns` in the window, its `share` of it (0..1), and `per_step` ns if known.
+
+    `basis` is the closed form in words, with its numbers; `once` says that the cost is not paid in each step.
+    """
+
+    ns: int
+    share: float
+    per_step: float | None
+    basis: str = ""
+    once: bool = False
+
+    def __str__(self) -> str:
+        if not self.ns:
+            return "nothing a step, it is paid once" if self.once else "nothing"
+        time = words.duration(self.ns) if self.per_step is None else f"{words.duration(self.per_step)} a step"
+        return f"up to {time} ({words.share(self.share)})"
+
+
+NO_GAIN = Gain(0, 0.0, None)
+
+
+def is_worth_it(gain: Gain, window: int) -> bool:
+    """Tell whether the loop would be at least 3 % faster."""
+    return gain.ns > 0 and window >= WORTH_IT * (window - gain.ns)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that costs time: the rule's name, the evidence in numbers, the line of code to change, the gain.
+
+    `expected_gain` is an upper bound; it is 0 for what is paid once and for a finding that nothing can be gained.
+    """
+
+    rule: str
+    evidence: str
+    change: str
+    expected_gain: Gain
+
+    @property
+    def title(self) -> str:
+        """The rule and the gain, in one line."""
+        return f"{self.rule}: {self.expected_gain}" if self.expected_gain.ns or self.expected_gain.once else self.rule
+
+    def __str__(self) -> str:
+        rows = ("seen", self.evidence), ("change", self.change), ("gain", self.expected_gain.basis)
+        parts = [f"  {name:7} {_wrapped(text)}" for name, text in rows if text]
+        return "\n".join([self.title, *parts])
+
+
+class Advice(Sequence[Finding]):
+    """The findings about one timeline, the largest gain first; prints as text, as HTML in a notebook.
+
+    `judged` says in words which part of the timeline was looked at, `window` is that part in ns.
+    """
+
+    def __init__(self, findings: Sequence[Finding], judged: str, window: tuple[int, int]) -> None:
+        self._findings, self.judged, self.window = tuple(findings), judged, window
+
+    @overload
+    def __getitem__(self, index: int) -> Finding: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Finding]: ...
+    def __getitem__(self, index: int | slice) -> Finding | Sequence[Finding]:
+        return self._findings[index]
+
+    def __len__(self) -> int:
+        return len(self._findings)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Advice) and (self._findings, self.judged) == (other._findings, other.judged)
+
+    def __hash__(self) -> int:
+        return hash((self._findings, self.judged))
+
+    def __str__(self) -> str:
+        return "\n\n".join([self.judged, *(f"{number}. {each}" for number, each in enumerate(self, 1))])
+
+    __repr__ = __str__
+
+    def _repr_markdown_(self) -> str:
+        return "\n".join(
+            [f"{words.markdown(self.judged)}\n", *(_as_markdown(number, each) for number, each in enumerate(self, 1))]
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self.judged)}</p><ol>{''.join(map(_as_html, self))}</ol>"
+
+
+def _wrapped(text: str) -> str:
+    """Break lines, but none between a number and its unit."""
+    parts = BEFORE_UNIT.sub(GLUE, text).splitlines()
+    lines = [line for part in parts for line in (wrap(part, WIDTH, break_long_words=False) or [""])]
+    return f"\n{'':10}".join(lines).replace(GLUE, " ")
+
+
+def _as_markdown(number: int, finding: Finding) -> str:
+    title = words.markdown(finding.title).replace(words.markdown(finding.rule), f"**{finding.rule}**", 1)
+    lines = [f"{number}. {title}", "", f"   {words.markdown(finding.evidence)}"]
+    if finding.change:
+        code = finding.change.replace("\n", "\n   ")
+        lines += ["", f"   ```python\n   {code}\n   ```"]
+    if finding.expected_gain.basis:
+        lines += ["", f"   Gain: {words.markdown(finding.expected_gain.basis)}."]
+    return "\n".join([*lines, ""])
+
+
+def _as_html(finding: Finding) -> str:
+    title = escape(finding.title).replace(finding.rule, f"<b>{finding.rule}</b>", 1)
+    text = f"<p>{title}</p><p>{escape(finding.evidence)}</p>"
+    if finding.change:
+        text += f"<pre>{escape(finding.change)}</pre>"
+    if finding.expected_gain.basis:
+        text += f"<p>Gain: {escape(finding.expected_gain.basis)}.</p>"
+    return f"<li>{text}</li>"

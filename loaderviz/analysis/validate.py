@@ -1,0 +1,461 @@
+"""Predicted beside measured, operator by operator: is what the emulator charges true on this GPU?
+
+    print(validate("trace.json.gz"))                 # by class: count, share, predicted / measured, error
+    validate("trace.json.gz", on="h100-sxm").error   # sum of |predicted - measured| over the sum measured
+    calibrate("trace.json.gz").save("my_gpu.json")   # then record(on="my_gpu.json", host="my_gpu.json")
+
+From a trace of torch.profiler with `record_shapes=True`. A kernel is joined to the call that launched it, and that to
+the outermost operator that the emulator would see; the same shapes are then priced by `emulator.kernels`. Kernels that
+ran beside another stream's are left out, since they slow each other; so are operators that are not torch's own.
+Times in ns, rates in bytes a second.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from math import prod
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from loaderviz.emulator.hardware import GPUS, Gpu, Host, Kernel, UnknownHardwareError
+from loaderviz.emulator.kernels import BESIDE, CLASS, Array, Call, kernel_times, row_of
+from loaderviz.errors import LoadervizError
+
+Event = dict[str, Any]
+OPERATORS = frozenset(("cpu_op", "Operator"))
+CALLS = frozenset(("cuda_runtime", "cuda_driver", "Runtime"))
+WORK = frozenset(("kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset"))
+COPIES = ("HtoD", "DtoH", "Host")
+HALF = ("c10::Half", "c10::BFloat16")
+TENSOR_CORES = re.compile(r"tf32|tensorop_s|s1688|s884|xmma.*f32f32_tf32", re.IGNORECASE)
+IN_ORDER = re.compile(r"vectorized_elementwise|Memcpy DtoD")
+LARGE, SMALL, ENOUGH = 2**20, 2**12, 3  # bytes of a copy that shows its rate, its latency; samples that a median needs
+QUEUED = 3.0  # us that a kernel must have been waiting before the one ahead of it ended
+JUDGED = 1_000_000  # ns of GPU work: a trace with less is shown, not judged
+RATES = ("h2d", "d2h", "pageable")
+# Operators of which one result has the shape of its arguments, broadcast.
+ELEMENTWISE = frozenset(
+    """
+    add add_ sub sub_ mul mul_ div div_ neg neg_ rsub pow pow_ exp exp_ log log_ sqrt sqrt_ rsqrt sin cos tanh tanh_
+    sigmoid sigmoid_ relu relu_ gelu silu silu_ gelu_backward silu_backward threshold_backward sigmoid_backward
+    tanh_backward clamp clamp_ clamp_min clamp_min_ clamp_max hardtanh hardtanh_ hardtanh_backward hardsigmoid hardswish
+    hardswish_ addcmul addcmul_ addcdiv addcdiv_ lerp lerp_ where eq ne lt gt le ge logical_not logical_and logical_or
+    bitwise_not bitwise_and bitwise_or abs abs_ sign reciprocal floor ceil round maximum minimum masked_fill
+    masked_fill_ native_dropout native_dropout_backward bernoulli_ uniform_ normal_ random_ leaky_relu
+    leaky_relu_backward elu softplus erf isnan isinf isfinite square mse_loss_backward tril triu triu_ fmod remainder
+    floor_divide l1_loss smooth_l1_loss
+    """.split()  # noqa: SIM905
+)
+
+
+class ValidationError(LoadervizError, ValueError):
+    """The trace does not hold what a comparison needs."""
+
+
+# Reading
+
+
+class Measured(NamedTuple):
+    """One operator of a trace: its call with shapes, and the ns of each kernel that it launched."""
+
+    call: Call
+    kernels: tuple[int, ...]
+
+
+class Trace:
+    """The events of a trace: `device` ("" if it does not say), its `operators` with shapes, and `numbers()`.
+
+    Raises `ValidationError` for a file without kernels.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        data = _load(Path(path))
+        self.name = Path(path).name
+        devices = data.get("deviceProperties") or [{}]
+        self.device: str = devices[0].get("name", "")
+        self.events = [event for event in data.get("traceEvents", ()) if event.get("ph") == "X" and "args" in event]
+        self.work: defaultdict[Any, list[Event]] = defaultdict(list)
+        for event in self.events:
+            if event.get("cat") in WORK:
+                self.work[event["args"].get("correlation")].append(event)
+        if not self.work:
+            raise ValidationError(f"{path} has no kernels; record it with torch.profiler on a machine with a GPU")
+        self.operators = self._operators()
+
+    def _operators(self) -> list[Measured]:
+        crowded = _crowded([event for group in self.work.values() for event in group])
+        groups: dict[int, tuple[list[Event], list[Event]]] = {}
+        for path, kernels in _launched(self.events, self.work):
+            operator = next((event for event in path if _is_seen(event["name"])), None)
+            if operator is not None and not any(copy in kernel["name"] for kernel in kernels for copy in COPIES):
+                groups.setdefault(id(operator), (path, []))[1].extend(kernels)
+        found = []
+        for path, kernels in groups.values():
+            call = _call(path, kernels)
+            if call is not None and not any(id(kernel) in crowded for kernel in kernels):
+                found.append(Measured(call, tuple(round(kernel["dur"] * 1000) for kernel in kernels)))
+        return list(map(_seen_next, found, [*found[1:], found[-1]])) if found else []
+
+    def numbers(self) -> dict[str, int]:
+        """Return what the trace shows of `Gpu` and `Host` beside its kernels: medians in ns, best rates in bytes/s."""
+        calls = {event["args"].get("correlation"): event for event in self.events if event.get("cat") in CALLS}
+        samples: defaultdict[str, list[float]] = defaultdict(list)
+        last: dict[Any, Event] = {}
+        for event in sorted((event for group in self.work.values() for event in group), key=lambda event: event["ts"]):
+            call, stream = calls.get(event["args"].get("correlation")), event["args"].get("stream")
+            before, last[stream] = last.get(stream), event
+            if "emcpy" in event["cat"]:
+                _copy_samples(event, samples)
+                if call is not None and "Pageable" not in event["name"]:  # that one may block
+                    samples["memcpy_call"].append(call.get("dur", 0))
+            elif call is not None and event["cat"] in ("kernel", "Kernel"):
+                returned, over = call["ts"] + call.get("dur", 0), before["ts"] + before["dur"] if before else 0
+                if over < call["ts"]:
+                    samples["launch_latency"].append(event["ts"] - returned)
+                elif before and before["cat"] == event["cat"] and over > returned + QUEUED:
+                    samples["queue_gap"].append(event["ts"] - over)
+        samples["launch"] = [call.get("dur", 0) for call in calls.values() if call["name"] == "cudaLaunchKernel"]
+        found = {name: _number(name, values) for name, values in samples.items()}
+        return {name: number for name, number in found.items() if number > 0}
+
+
+def _copy_samples(event: Event, samples: defaultdict[str, list[float]]) -> None:
+    """Take a copy's time if it is small, else its rate [bytes/ns]."""
+    nbytes, pinned = event["args"].get("bytes", 0), "Pinned" in event["name"]
+    way = "h2d" if "HtoD" in event["name"] else "d2h" if "DtoH" in event["name"] else ""
+    if way and nbytes >= LARGE and event["dur"]:
+        samples[way if pinned else "pageable"].append(nbytes / event["dur"] / 1000)
+    elif way and nbytes <= SMALL:
+        samples["copy_latency" if way == "h2d" else "d2h_latency"].append(event["dur"])
+
+
+def _number(name: str, values: list[float]) -> int:
+    """Return the best of rates, the median of enough times, else 0."""
+    if name in RATES:
+        return round(max(values) * 1e9)
+    if name == "queue_gap":  # a longer one waits for something else
+        values = [value for value in values if value < QUEUED]
+    return round(median(values) * 1000) if len(values) >= ENOUGH else 0
+
+
+def _load(path: Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    try:
+        data = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
+    except (ValueError, EOFError, OSError) as problem:
+        raise ValidationError(f"{path} is no trace of torch.profiler: {problem}") from problem
+    return data if isinstance(data, dict) else {"traceEvents": data}
+
+
+def _launched(events: list[Event], work: Mapping[Any, list[Event]]) -> Iterator[tuple[list[Event], list[Event]]]:
+    """Give for each call that started work: the operators around it, the outermost first, and the work."""
+    threads: defaultdict[Any, list[Event]] = defaultdict(list)
+    for event in events:
+        category = event.get("cat")
+        if category in OPERATORS or (category in CALLS and event["args"].get("correlation") in work):
+            threads[event["pid"], event["tid"]].append(event)
+    for entries in threads.values():
+        entries.sort(key=lambda event: (event["ts"], event["cat"] in CALLS, -event.get("dur", 0)))
+        around: list[Event] = []
+        for event in entries:
+            while around and around[-1]["ts"] + around[-1].get("dur", 0) <= event["ts"]:
+                around.pop()
+            if event["cat"] in CALLS:
+                yield list(around), work[event["args"]["correlation"]]
+            else:
+                around.append(event)
+
+
+def _crowded(work: list[Event]) -> set[int]:
+    """Return the ids of kernels during which a kernel of another stream ran."""
+    crowded: set[int] = set()
+    running: list[Event] = []
+    for event in sorted((event for event in work if "emcpy" not in event["cat"]), key=lambda event: event["ts"]):
+        running = [other for other in running if other["ts"] + other["dur"] > event["ts"]]
+        for other in running:
+            if other["args"].get("stream") != event["args"].get("stream"):
+                crowded |= {id(other), id(event)}
+        running.append(event)
+    return crowded
+
+
+def _is_seen(name: str) -> bool:
+    base = name.removeprefix("aten::")
+    return name.startswith("aten::") and (base in CLASS or base in BESIDE or base in ELEMENTWISE)
+
+
+# Shapes
+
+
+def _seen_next(this: Measured, following: Measured) -> Measured:
+    """Take the size of a convolution's result from the operator that reads it, where the trace names no stride."""
+    call = this.call
+    if CLASS.get(call.op) != "convolution" or call.op.endswith("_backward") or not following.call.reads:
+        return this
+    result, read = call.writes[0], following.call.reads[0]
+    if len(read.shape) != len(result.shape) or read.shape[:2] != result.shape[:2]:
+        return this
+    return this._replace(call=call._replace(writes=[result._replace(shape=read.shape)]))
+
+
+def _call(path: list[Event], kernels: list[Event]) -> Call | None:
+    """Return the operator as `emulator.kernels` prices it; None without shapes."""
+    place = next(place for place, event in enumerate(path) if _is_seen(event["name"]))
+    operator, inner = path[place], path[-1]
+    op = operator["name"].removeprefix("aten::")
+    kind = CLASS.get(op, "elementwise")
+    forward = kind == "convolution" and not op.endswith("_backward")
+    if inner["name"] == "aten::copy_" or (forward and "convolution" in inner["name"]):
+        operator = inner  # it names both sides of a copy, and no composite's arguments
+    arrays = _arrays(operator["args"])
+    names = " ".join(kernel["name"] for kernel in kernels)
+    if not arrays or (kind == "gemm" and all("emset" in kernel["name"] for kernel in kernels)):  # its kernel was lost
+        return None
+    precision = _precision(arrays, names)
+    if kind == "copy" and len(arrays) > 1:
+        reads, writes = [arrays[1]], [arrays[0]]
+    elif kind == "reduction" and "Backward" in path[0]["name"] and len(arrays[0].shape) > 1:
+        reads, writes = arrays, [Array(arrays[0].shape[1:], arrays[0].dtype)]  # the gradient of a bias
+    else:
+        reads, writes = _moves(op, arrays)
+    if kind == "convolution" and not op.endswith("_backward"):
+        writes = [_resized(writes[0], reads, operator)]
+    if kind == "copy" and not reads[0].stride and len(reads[0].shape) > 1 and not IN_ORDER.search(names):
+        reads = [reads[0]._replace(stride=tuple(2 * step for step in range(len(reads[0].shape))))]
+    return Call(op, reads, writes, precision)
+
+
+def _precision(arrays: list[Array], names: str) -> Any:
+    if any(array.dtype in HALF for array in arrays):
+        return "fp16"
+    if any(array.dtype == "double" for array in arrays):
+        return "fp64"
+    return "tf32" if TENSOR_CORES.search(names) else "fp32"
+
+
+def _resized(result: Array, reads: list[Array], operator: Event) -> Array:
+    """Return the result of a convolution, whose size follows from the stride and padding that the trace names."""
+    values = operator["args"].get("Concrete Inputs") or ()
+    lists = [json.loads(value) for value in values if value.startswith("[")]
+    if len(lists) < 3:
+        return result
+    stride, padding = (lists[0], lists[1]) if operator["name"] == "aten::_convolution" else (lists[1], lists[0])
+    sizes = [(size + 2 * pad - window) // step + 1 for size, pad, window, step in
+             zip(reads[0].shape[2:], padding, reads[1].shape[2:], stride, strict=True)]  # fmt: skip
+    return result._replace(shape=(*result.shape[:2], *sizes))
+
+
+def _arrays(arguments: Mapping[str, Any]) -> list[Array]:
+    """Return the tensors among an operator's arguments."""
+    shapes, types = arguments.get("Input Dims"), arguments.get("Input type")
+    if not shapes or not types:
+        return []
+    strides = arguments.get("Input Strides") or [()] * len(shapes)
+    if any(
+        kind == "TensorList" and not (shape and isinstance(shape[0], list))
+        for shape, kind in zip(shapes, types, strict=False)
+    ):
+        return []  # a list without its shapes
+    arrays = []
+    for shape, kind, stride in zip(shapes, types, strides, strict=False):
+        if shape and isinstance(shape[0], list):  # a list of tensors
+            arrays += [Array(tuple(each), "float") for each in shape if each]
+        elif kind and kind not in ("Scalar", "ScalarList", "Device", "TensorList", "GenericList") and shape:
+            arrays.append(Array(tuple(shape), kind.replace(" ", "_"), tuple(stride)))
+    return arrays
+
+
+def _moves(op: str, arrays: list[Array]) -> tuple[list[Array], list[Array]]:
+    """Return what an operator reads and writes: a trace does not tell the shapes of results."""
+    kind, first = CLASS.get(op, "elementwise"), arrays[0]
+    reads, writes = arrays, [first]
+    if kind == "fill":
+        reads = []
+    elif kind == "copy":
+        reads, writes = arrays[-1:], [first if op == "copy_" else Array(arrays[-1].shape, arrays[-1].dtype)]
+    elif kind == "cat":
+        writes = [Array((sum(prod(array.shape) for array in arrays),), first.dtype)]
+    elif kind == "reduction":
+        writes = []
+    elif kind == "gemm":
+        writes = [Array((*arrays[-2].shape[:-1], arrays[-1].shape[-1]), first.dtype)]
+    elif kind == "convolution":
+        reads, writes = _convolution(op, arrays)
+    elif kind == "gather":
+        row = prod(first.shape[1:]) if op in ("index_select", "embedding", "index") else 1
+        writes = [Array((prod(arrays[1].shape) if len(arrays) > 1 else 1, row), first.dtype)]
+    elif kind in ("layer_norm", "batch_norm", "batch_norm_grad"):
+        reads = arrays[: 2 if op.endswith("backward") else 1]
+    elif kind == "pooling" and not op.endswith("backward"):
+        writes = [Array((prod(first.shape) // 4,), first.dtype)]
+    elif op.startswith("_foreach_"):
+        writes = arrays[: max(1, len(arrays) // 2)]
+    elif kind == "elementwise":
+        shape = _broadcast([array.shape for array in arrays])
+        writes = [Array(shape, first.dtype, next((a.stride for a in arrays if a.shape == shape), ()))]
+    return reads, writes
+
+
+def _convolution(op: str, arrays: list[Array]) -> tuple[list[Array], list[Array]]:
+    shaped = [array for array in arrays if len(array.shape) >= 3]
+    if op.endswith("_backward"):
+        if op != "convolution_backward":  # up to torch 1.10 the input came first
+            shaped[:2] = reversed(shaped[:2])
+        return shaped, shaped[1:3]
+    source, weight = shaped[:2]
+    return arrays, [Array((source.shape[0], weight.shape[0], *source.shape[2:]), source.dtype)]
+
+
+def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    sizes: list[int] = []
+    for place in range(1, max(map(len, shapes)) + 1):
+        sizes.append(max(shape[-place] for shape in shapes if len(shape) >= place))
+    return tuple(reversed(sizes))
+
+
+# Judging
+
+
+class Row(NamedTuple):
+    """One class of operators: how many, ns measured and predicted, and the sum of the absolute differences."""
+
+    kind: str
+    operators: int
+    measured: int
+    predicted: int
+    difference: int
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A trace beside its prediction. Print it for the tables."""
+
+    trace: str
+    gpu: Gpu
+    rows: list[Row]
+    numbers: dict[str, int]  # of Gpu and Host, as the trace shows them
+
+    @property
+    def measured(self) -> int:
+        """The ns of GPU work that was compared."""
+        return sum(row.measured for row in self.rows)
+
+    @property
+    def error(self) -> float:
+        """The sum of |predicted - measured| over the sum of measured, operator by operator."""
+        return sum(row.difference for row in self.rows) / max(1, self.measured)
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured, in all."""
+        return sum(row.predicted for row in self.rows) / max(1, self.measured)
+
+    def totals(self) -> dict[str, Any]:
+        """Return the totals, for JSON."""
+        totals = {"trace": self.trace, "gpu": self.gpu.name, "operators": sum(row.operators for row in self.rows)}
+        shares = {"gpu_ms": round(self.measured / 1e6, 3), "ratio": round(self.ratio, 3), "error": round(self.error, 3)}
+        return totals | shares
+
+    def __str__(self) -> str:
+        """Return the tables: operators by class, then the host's and the device's latencies."""
+        lines = [f"{self.trace}: {self.measured / 1e6:.2f} ms of GPU work with shapes, as {self.gpu.name}", ""]
+        lines.append(f"{'class':<18}{'operators':>10}{'share':>8}{'predicted / measured':>22}{'error':>8}")
+        predicted, difference = sum(row.predicted for row in self.rows), sum(row.difference for row in self.rows)
+        total = Row("all", sum(row.operators for row in self.rows), self.measured, predicted, difference)
+        for row in (*sorted(self.rows, key=lambda row: -row.measured), total):
+            ratio, error = row.predicted / max(1, row.measured), row.difference / max(1, row.measured)
+            share = row.measured / max(1, self.measured)
+            lines.append(f"{row.kind:<18}{row.operators:>10}{share:>8.1%}{ratio:>22.2f}{error:>8.0%}")
+        lines.append("")
+        host = Host.preset("workstation")
+        for name, value in self.numbers.items():
+            unit, scale = ("GB/s", 1e9) if name in RATES else ("us", 1e3)
+            preset = getattr(self.gpu, name, None) or getattr(host, name)
+            lines.append(f"{name:<18}{value / scale:>10.2f} {unit} measured, {preset / scale:.2f} in the preset")
+        return "\n".join(lines)
+
+
+def validate(trace: str | Path, on: str | Gpu | None = None) -> Validation:
+    """Compare a trace of torch.profiler with what the emulator would charge for the same operators.
+
+    `on` is a preset (default: found by the name in the trace). Raises `ValidationError` for a trace without kernels or
+    shapes, `UnknownHardwareError` where no preset fits.
+    """
+    found = Trace(trace)
+    gpu = on if isinstance(on, Gpu) else Gpu.preset(on) if on else Gpu.named(found.device)
+    if not found.operators:
+        raise ValidationError(f"{trace} has no shapes; record it with torch.profiler.profile(record_shapes=True)")
+    return Validation(found.name, gpu, _rows(found, gpu), found.numbers())
+
+
+def _rows(trace: Trace, gpu: Gpu) -> list[Row]:
+    sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for call, kernels in trace.operators:
+        measured, predicted = sum(kernels), sum(kernel_times(gpu, call))
+        row = sums[row_of(call)]
+        for place, value in enumerate((1, measured, predicted, abs(measured - predicted))):
+            row[place] += value
+    return [Row(kind, *values) for kind, values in sums.items()]
+
+
+# Calibrating
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A machine as its trace shows it; `kept` names the numbers that the trace does not show, taken from `presets`."""
+
+    trace: str
+    presets: str
+    gpu: dict[str, Any]
+    host: dict[str, Any]
+    kept: list[str]
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON, for `record(on=path, host=path)` and wherever a preset's name may stand."""
+        text = json.dumps({"trace": self.trace, "gpu": self.gpu, "host": self.host}, indent=1)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+    def __str__(self) -> str:
+        """Say what was measured and what was kept."""
+        shown = [f"{name} {value}" for name, value in (self.gpu | self.host).items() if isinstance(value, int)]
+        kinds = ", ".join(sorted(self.gpu["kernels"]))
+        return (
+            f"{self.gpu['name']}, from {self.trace}\nmeasured: {', '.join(shown)}\nkernels of: {kinds}\n"
+            f"kept from {self.presets}: {', '.join(self.kept)}"
+        )
+
+
+def calibrate(trace: str | Path, on: str | None = None, host: str = "workstation") -> Calibration:
+    """Make a GPU and a host of one's own trace: its kernels class by class, its launches, its copies.
+
+    `on` and `host` are the presets of what the trace does not show (default: the card that it names, else "a100").
+    Raises `ValidationError` for a trace without kernels.
+    """
+    found = Trace(trace)
+    try:
+        base = Gpu.preset(on) if on else Gpu.named(found.device)
+    except UnknownHardwareError:
+        if on:
+            raise
+        base = Gpu.preset("a100")
+    numbers, kernels = found.numbers(), {}
+    for row in _rows(found, base):
+        if row.operators >= ENOUGH and row.kind in base.kernels and row.measured:
+            factor, known = row.measured / max(1, row.predicted), base.kernels[row.kind]
+            kernels[row.kind] = Kernel(*(round(n) for n in (known.floor * factor, *(n / factor for n in known[1:]))))
+    gpu_names, host_names = ({entry.name for entry in fields(kind)} for kind in (Gpu, Host))
+    gpu = {name: value for name, value in numbers.items() if name in gpu_names}
+    costs = {name: value for name, value in numbers.items() if name in host_names}
+    kept = sorted((gpu_names | host_names) - set(gpu) - set(costs) - {"kernels", "name", "sources"})
+    kept += [f"kernels of {kind}" for kind in sorted(set(base.kernels) - set(kernels))]
+    key = next(key for key, card in GPUS.items() if card is base)
+    card = {"preset": key, "name": f"{found.device or base.name}, calibrated", **gpu, "kernels": kernels}
+    computer = {"preset": host, "name": f"{host}, calibrated", **costs}
+    return Calibration(found.name, f"{key} and {host}", card, computer, kept)

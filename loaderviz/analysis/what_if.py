@@ -1,0 +1,725 @@
+"""what_if(): the same loop with another loader, or on another GPU, predicted from one timeline.
+
+    better = loaderviz.what_if(timeline, pinned=True, prefetch=2)
+    loaderviz.compare({"now": timeline, "what if": better})
+
+The kernels, the host's calls and the cost of a batch are those of the timeline; the changed loader is replayed with
+them on the emulator's rules (`emulator.replay`). It promises the order of things and the bottleneck; how close it
+comes is measured against really emulated loops in the tests. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderviz import intervals, words
+from loaderviz.analysis.evidence import Evidence, either
+from loaderviz.batches import BATCH_RANGE, HAND_OUT
+from loaderviz.emulator.device import Stream
+from loaderviz.emulator.hardware import GPUS, HOSTS, Gpu, Host, UnknownHardwareError
+from loaderviz.emulator.replay import LoaderConfig, Replay
+from loaderviz.emulator.runtime import Runtime
+from loaderviz.errors import LoadervizError
+from loaderviz.metrics import Mask, check_timeline, summarize
+from loaderviz.timeline import COPIES, DEVICE_KINDS, LOADING, Cause, Context, Kind, Timeline
+from loaderviz.vendors import Api
+
+
+class WhatIfError(LoadervizError, ValueError):
+    """A timeline, or a change, of which nothing can be predicted; the message says what is missing."""
+
+
+# The loop of a timeline as a program: what a batch is, what loading it costs, and what the host does in a step.
+# Everything that belongs to loading is taken out of the steps: fetching, pinning, hand-outs, the copies to the GPU with
+# their calls and waits, events, and cold allocations. What is left stays as it was measured.
+
+
+Ints = npt.NDArray[np.integer[Any]]
+
+LOST = 0.05  # of the GPU's time; what no call launched is not replayed
+MAIN_STREAM = 0.95  # of the kernels' time; with less in one stream the order between streams would matter
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the host: `before` ns of its own work, then the call, which takes it `cost` ns without waiting.
+
+    `work` is the span that it launches, -1 for a synchronisation; `joins`: the computing stream waits for the
+    collectives before it.
+    """
+
+    before: int
+    cost: int
+    operator: str
+    source: str
+    work: int
+    joins: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the loop: its samples (0: not known), the tensors that are copied, in bytes, and the host's calls."""
+
+    samples: int
+    tensors: tuple[int, ...]
+    fetch: int
+    calls: tuple[Call, ...]
+    after: int  # ns of the host's work after the last call
+
+
+class Observed:
+    """The loop of a timeline, in its steady state. Raises `WhatIfError` where the timeline does not show one."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.facts = facts = Evidence(timeline)
+        self.timeline = timeline
+        _check(facts)
+        copies, first = facts.mask(Kind.COPY_H2D), self.timeline.start[self.facts.marks[0]]
+        copies &= (timeline.batch >= 0) | (facts.first >= first)  # else of a model, or a data set
+        often = 2 * len(np.unique(timeline.batch[copies])) > len(facts.marks) or (timeline.batch[copies] < 0).all()
+        self.copies = copies if often else np.zeros(len(timeline), bool)  # seldom: of an epoch's order, and stays
+        removed = either(facts.loading(self.copies), facts.covered(self._beside))
+        self._not_the_steps = either(facts.covered(self._host & self.timeline.where(Kind.WAIT)), removed)
+
+    # How the batches came
+
+    @property
+    def resident(self) -> bool:
+        """Whether the steps copy nothing to the GPU: the data are there."""
+        return not self.copies.any()
+
+    @cached_property
+    def config(self) -> LoaderConfig:
+        """How the batches came to the GPU."""
+        if self.resident:
+            return LoaderConfig(resident=True)
+        timeline, facts, copies = self.timeline, self.facts, self.copies
+        size = np.maximum(timeline.nbytes[copies], 1)
+        return LoaderConfig(
+            workers=0 if facts.fetching.any() else len(facts.lanes_of("worker")),
+            pin=bool(size[timeline.pinned[copies] == 1].sum() * 2 > size.sum()),  # most of the bytes
+            non_blocking=bool(facts.synchronizes(copies).sum() * 2 <= copies.sum()),
+            side_stream=not np.isin(timeline.lane[copies], [self.lane]).any(),
+            depth=self._depth(),
+        )
+
+    def _depth(self) -> int:
+        """How many batches are copied ahead: those called for before the first kernel of a step, on average."""
+        timeline, calls = self.timeline, self.facts.launched_by
+        copies = np.flatnonzero(self.copies & (calls >= 0) & (timeline.batch >= 0))
+        kernels = np.flatnonzero(self.facts.mask(Kind.COMPUTE) & (calls >= 0) & (timeline.batch >= 0))
+        called, ahead = timeline.start[calls[copies]], []
+        for batch in np.unique(timeline.batch[kernels]).tolist():
+            first = timeline.start[calls[kernels[timeline.batch[kernels] == batch]]].min()
+            earlier = timeline.batch[copies[called < first]]
+            ahead += [int(earlier.max()) - batch] if len(earlier) else []
+        return max(0, int(np.median(ahead))) if ahead else 0
+
+    @property
+    def from_hand_out(self) -> bool:
+        """Whether a step begins when its batch is handed out (loaderviz's marks), not when it is asked for."""
+        timeline, facts = self.timeline, self.facts
+        starts = dict(zip(timeline.batch[facts.marks].tolist(), timeline.start[facts.marks].tolist(), strict=True))
+        asked = np.flatnonzero(facts.fetching | facts.waiting(Cause.DATA))
+        inside = [
+            timeline.start[row] >= starts[batch]
+            for row in asked.tolist()
+            if (batch := int(timeline.batch[row])) in starts
+        ]
+        return bool(sum(inside) * 2 <= len(inside))
+
+    # What a step is
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """The steps, in order."""
+        timeline, facts, spans = self.timeline, self.facts, self.facts.marks
+        starts = timeline.start[spans].tolist()
+        usual = () if self.resident else self._usual_tensors()
+        ends = timeline.end[spans]
+        last = int(ends[-1]) if (ends[:-1] >= starts[1:]).all() else facts.end  # what follows the loop is no step
+        steps = []
+        for index, (start, end) in enumerate(zip(starts, [*starts[1:], last], strict=True)):
+            batch = int(timeline.batch[spans[index]])
+            marked = BATCH_RANGE.match(timeline.names[timeline.name[spans[index]]])
+            samples = int((marked and marked["samples"]) or 0)
+            steps.append(Step(samples, self._tensors(batch) or usual, self._fetch(batch), *self._calls(start, end)))
+        return steps
+
+    @cached_property
+    def lane(self) -> int:
+        """The lane of the stream that computes. Raises `WhatIfError` if there are several."""
+        kernels = self.facts.mask(Kind.COMPUTE)
+        time = np.bincount(self.timeline.lane[kernels], (self.facts.last - self.facts.first)[kernels])
+        if time.max() < MAIN_STREAM * time.sum():
+            names = ", ".join(self.timeline.lanes[lane].name for lane in np.flatnonzero(time))
+            raise WhatIfError(f"what_if() replays kernels in one stream, but here they run in several: {names}")
+        return int(time.argmax())
+
+    @cached_property
+    def fetched(self) -> dict[int, int]:
+        """For each batch how long it was fetched, by whom ever [ns]; empty if the timeline does not show it."""
+        timeline = self.timeline
+        mine = timeline.where(Kind.FETCH) & (timeline.batch >= 0)
+        times: dict[int, int] = {}
+        for index in np.flatnonzero(self.whole(mine)).tolist():
+            batch, length = int(timeline.batch[index]), int(timeline.end[index] - timeline.start[index])
+            times[batch] = times.get(batch, 0) + length
+        return times
+
+    @cached_property
+    def draw_time(self) -> int:
+        """What the loop's thread does for a batch besides fetching, pinning and the hand-out, on average [ns]."""
+        facts, timeline = self.facts, self.timeline
+        inside = facts.covered(facts.loop & facts.handing_out)
+        handed = [number for number, name in enumerate(timeline.names) if name == HAND_OUT]
+        known = facts.fetching | facts.loop & (timeline.where(Kind.WAIT) | np.isin(timeline.name, handed))
+        rest = intervals.subtract(intervals.subtract(inside, facts.covered(known)), facts.covered(self._beside))
+        return round(intervals.length(rest) / max(1, len(self.steps)))
+
+    def whole(self, mask: Mask) -> Mask:
+        """Those of the spans that are not cut off at an edge of the timeline; all of them if none is whole."""
+        timeline = self.timeline
+        inside = mask & (timeline.start > timeline.begin) & (timeline.end < timeline.begin + timeline.duration)
+        return inside if inside.any() else mask
+
+    def own_time(self, mask: Mask) -> Ints:
+        """How long each of these spans of the host takes without its waits [ns]."""
+        waits = self.facts.covered(self._host & self.timeline.where(Kind.WAIT))
+        start, end = self.facts.first[mask], self.facts.last[mask]
+        own: Ints = end - start - intervals.covered_within(waits, start, end)
+        return own
+
+    # Inside
+
+    @cached_property
+    def _host(self) -> Mask:
+        """Spans of the threads that launch: the loop's, and autograd's where that is another one."""
+        lanes = self.timeline.lanes
+        rank = {lanes[number].device for number in np.unique(self.timeline.lane[self.facts.loop]).tolist()}
+        threads = [
+            n
+            for n, lane in enumerate(lanes)
+            if lane.group == "host" and lane.role not in LOADING and lane.device in rank
+        ]
+        return np.isin(self.timeline.lane, threads) & (self.facts.last > self.facts.first)
+
+    @cached_property
+    def _beside(self) -> Mask:
+        """The host's calls about events and cold memory, which are part of no step."""
+        return self._host & self.facts.does(Api.EVENT | Api.MEMORY)
+
+    @cached_property
+    def _kept(self) -> Ints:
+        """The host's calls that belong to the steps, in order of start."""
+        timeline, facts = self.timeline, self.facts
+        calls = self._host & timeline.where(Kind.API) & ~self._beside
+        calls &= ~facts.calls(self.copies) & ~facts.synchronizes(self.copies)
+        calls &= np.isin(np.arange(len(timeline)), list(self._work_of)) | facts.does(Api.SYNCHRONIZE)
+        kept: Ints = np.flatnonzero(calls)
+        return kept
+
+    @cached_property
+    def _joining(self) -> set[int]:
+        """The kernels before which the computing stream stood still until a collective ended: it waits for it there."""
+        timeline, facts = self.timeline, self.facts
+        kernels = np.flatnonzero(facts.mask(Kind.COMPUTE) & (timeline.lane == self.lane))
+        found = set()
+        for row in np.flatnonzero(facts.mask(Kind.COMMUNICATION) & (timeline.lane != self.lane)).tolist():
+            place = int(np.searchsorted(timeline.start[kernels], timeline.end[row]))
+            if place < len(kernels) and (not place or timeline.end[kernels[place - 1]] <= timeline.end[row]):
+                found.add(int(kernels[place]))
+        return found
+
+    @cached_property
+    def _work_of(self) -> dict[int, int]:
+        """The span that each call launches. Raises `WhatIfError` for a call that launches several (a CUDA graph)."""
+        here = np.flatnonzero(self.facts.here & self.timeline.where(*DEVICE_KINDS) & (self.facts.launched_by >= 0))
+        calls = self.facts.launched_by[here].tolist()
+        twice = [call for call, count in Counter(calls).items() if count > 1]
+        if twice:
+            name = self.timeline.names[self.timeline.name[twice[0]]]
+            raise WhatIfError(f"what_if() cannot replay {name}, which launches several kernels at once (a CUDA graph)")
+        return dict(zip(calls, here.tolist(), strict=True))
+
+    def _calls(self, start: int, end: int) -> tuple[tuple[Call, ...], int]:
+        """Return the calls of a step between these times, and the host's work after the last of them."""
+        timeline, rows = self.timeline, self._kept
+        rows = rows[(timeline.start[rows] >= start) & (timeline.start[rows] < end)]
+        first, last = self.facts.first[rows], self.facts.last[rows]
+        edges = np.r_[start, last]
+        before = self._working(edges[:-1], np.maximum(first, edges[:-1]))
+        cost = self._working(np.maximum(first, edges[:-1]), last)
+        calls = []
+        for row, gap, own in zip(rows.tolist(), before.tolist(), cost.tolist(), strict=True):
+            source = timeline.sources[timeline.source[row]] if timeline.source[row] >= 0 else ""
+            work = self._work_of.get(row, -1)
+            calls.append(Call(gap, own, self._operator(row), source, work, work in self._joining))
+        rest = int(self._working(edges[-1:], np.array([max(end, int(edges[-1]))]))[0])
+        return tuple(calls), rest
+
+    def _working(self, start: Ints, end: Ints) -> Ints:
+        """How long the host works between these times on what is neither waiting nor loading."""
+        own: Ints = end - start - intervals.covered_within(self._not_the_steps, start, end)
+        return own
+
+    @cached_property
+    def _operators(self) -> tuple[Ints, Ints]:
+        rows = np.flatnonzero(self._host & self.timeline.where(Kind.OPERATOR))
+        return rows, self.timeline.start[rows]
+
+    def _operator(self, row: int) -> str:
+        """The name of the innermost operator around a call, "" if there is none near."""
+        rows, starts = self._operators
+        place = int(np.searchsorted(starts, self.timeline.start[row], side="right"))
+        end, lane = self.timeline.end, self.timeline.lane
+        for index in rows[max(0, place - 8) : place][::-1].tolist():
+            if end[index] >= end[row] and lane[index] == lane[row]:
+                return str(self.timeline.names[self.timeline.name[index]])
+        return ""
+
+    def _tensors(self, batch: int) -> tuple[int, ...]:
+        mine = self.copies & (self.timeline.batch == batch) & (self.timeline.nbytes >= 0)
+        return tuple(self.timeline.nbytes[mine].tolist())
+
+    def _usual_tensors(self) -> tuple[int, ...]:
+        """The tensors that most batches have, for those whose copies lie before the window."""
+        batches = np.unique(self.timeline.batch[self.copies]).tolist()
+        found = Counter(self._tensors(batch) for batch in batches if batch >= 0)
+        found.pop((), None)
+        if not found:
+            raise WhatIfError("what_if() finds no copy to the GPU that is known to belong to a batch of known size")
+        return found.most_common(1)[0][0]
+
+    def _fetch(self, batch: int) -> int:
+        if not self.fetched:
+            return 0
+        return self.fetched.get(batch, round(float(np.median(list(self.fetched.values())))))
+
+
+def _check(facts: Evidence) -> None:
+    """Raise `WhatIfError` with what is missing, unless the timeline shows a loop."""
+    if not facts.mask(Kind.COMPUTE).any():
+        raise WhatIfError("what_if() needs kernels: the timeline has no work of a GPU to replay")
+    if not facts.marks:
+        raise WhatIfError(
+            "what_if() needs steps: mark them with torch.profiler.record_function('batch 3'), use a DataLoader or a "
+            "loader of loaderviz, or record with torch.profiler's schedule; record() counts optimizer.step(), too"
+        )
+    work = facts.here & facts.timeline.where(*DEVICE_KINDS)
+    time = (facts.last - facts.first).astype(np.float64)
+    launched = facts.launched_by >= 0
+    if not (launched & facts.mask(Kind.COMPUTE)).any():
+        raise WhatIfError("what_if() needs the host's calls: the timeline does not say which call launched a kernel")
+    queued = facts.first < facts.first[work & launched].min()  # launched before the window begins
+    if (lost := time[work & ~launched & ~queued].sum() / max(1.0, time[work].sum())) > LOST:
+        raise WhatIfError(
+            f"what_if() needs the host's calls: {words.share(lost)} of the GPU's work has none in the timeline (a CUDA "
+            "graph, or a profiler that lost rows). Record without graphs, with activities=[CPU, CUDA]"
+        )
+
+
+# The machine of a timeline: presets by its names, made sharper by what the timeline itself shows
+
+
+# Kernels that are limited by arithmetic; all others by memory. Good enough to tell the bottleneck, no more.
+ARITHMETIC = re.compile(r"gemm|conv|cutlass|attention|addmm|bmm|baddbmm|\bmm\b|matmul|wgrad|dgrad|fprop", re.IGNORECASE)
+
+
+_FAMILY = re.compile(r"\b(?:[abhltv]\d{1,3}|mi\d{3}x?|(?:rtx|gtx)\W?\d{4})\b", re.IGNORECASE)
+
+
+def known_gpu(name: str) -> str:
+    """Return the preset that a device's name means, "" if none: "NVIDIA A100-PG509-200" is "a100-sxm".
+
+    Of several of a family the one that shares most with the name: "H100 SXM", "A100 80GB PCIe".
+    """
+    if name in GPUS:
+        return name
+    with suppress(UnknownHardwareError):
+        card = Gpu.named(name)
+        return next(key for key, gpu in GPUS.items() if gpu is card)
+    family = _FAMILY.search(name)
+    near = [key for key in GPUS if family and re.search(rf"\b{family[0]}\b", f"{key} {GPUS[key].name}", re.IGNORECASE)]
+    return max(near, key=lambda key: len(_parts(f"{key} {GPUS[key].name}") & _parts(name)), default="")
+
+
+def _parts(name: str) -> set[str]:
+    text = re.sub(r"sxm\d|hbm3", "sxm", name.lower())
+    return set(re.findall(r"sxm|pcie|\d+ ?gb|laptop", text.replace(" gb", "gb")))
+
+
+def slower(name: str, source: Gpu, target: Gpu) -> float:
+    """Return by what factor a kernel lasts longer on `target` than on `source`: by peak FLOP/s or by bandwidth."""
+    if ARITHMETIC.search(name):
+        return source.fp32 / target.fp32
+    return source.memory_bandwidth / target.memory_bandwidth
+
+
+def gpu_of(loop: Observed) -> Gpu:
+    """Return the GPU of a timeline; a rate of the link that is not known is 0."""
+    name = loop.timeline.context.device
+    preset = known_gpu(name)
+    base = Gpu.preset(preset) if preset else replace(Gpu.preset("a100"), h2d=0, d2h=0, pageable=0)
+    base = replace(base, name=name)
+    rates = {
+        "h2d": _rate(loop, base, loop.timeline.where(Kind.COPY_H2D) & (loop.timeline.pinned == 1)),
+        "d2h": _rate(loop, base, loop.timeline.where(Kind.COPY_D2H) & (loop.timeline.pinned != 0)),
+        "pageable": _rate(loop, base, loop.timeline.where(*COPIES) & (loop.timeline.pinned == 0)),
+    }
+    seen: dict[str, Any] = {key: rate for key, rate in rates.items() if rate}
+    return replace(base, **seen, sources=base.sources | dict.fromkeys(seen, "measured in the timeline"))
+
+
+def _rate(loop: Observed, gpu: Gpu, copies: Mask) -> int:
+    """Return the best rate [bytes/s] of copies that last longer than their latency; 0 without any such."""
+    timeline = loop.timeline
+    time = timeline.end - timeline.start - gpu.copy_latency
+    mine = copies & (time > gpu.copy_latency) & (timeline.nbytes > 0)
+    if not mine.any():
+        return 0
+    return round(float((timeline.nbytes[mine] / time[mine]).max()) * 1e9)
+
+
+def host_of(loop: Observed) -> Host:
+    """Return the host of a timeline: a preset by its name, with the costs of calls as measured."""
+    timeline, facts = loop.timeline, loop.facts
+    name = timeline.context.host.split(" (")[0]
+    base = Host.preset(name if name in HOSTS else "workstation")
+    launches = facts.calls(facts.mask(Kind.COMPUTE))
+    pinned = facts.calls(loop.copies & (timeline.pinned == 1))
+    handed = facts.loop & np.isin(timeline.name, [n for n, each in enumerate(timeline.names) if "hand-out" in each])
+    pins = loop.whole(timeline.where(Kind.PIN) & (timeline.nbytes > 0) & (timeline.end > timeline.start))
+    seen = {
+        "launch": _median(loop, launches),
+        "memcpy_call": _median(loop, pinned),
+        "hand_out": _median(loop, handed),
+        "synchronize": _median(loop, facts.synchronizes(loop.copies)),
+    }
+    if pins.any():  # the quickest: others may have page-locked new memory
+        rate = 2 * timeline.nbytes[pins] / (timeline.end - timeline.start)[pins]
+        seen["memory_bandwidth"] = round(float(rate.max()) * 1e9)
+    known: dict[str, Any] = {key: value for key, value in seen.items() if value}
+    return replace(base, **known)
+
+
+def _median(loop: Observed, calls: Mask) -> int:
+    return round(float(np.median(loop.own_time(calls)))) if calls.any() else 0
+
+
+def checked(gpu: Gpu, pinned: bool, loads: bool = True) -> Gpu:
+    """Return the GPU with a rate for every copy; raise `WhatIfError` if that of the loader's own copies is not known.
+
+    A rate that is not known stands for what the loader does not do: it is as high as the highest known one.
+    """
+    if loads and not (gpu.h2d if pinned else gpu.pageable):
+        kind = "pinned" if pinned else "pageable"
+        raise WhatIfError(
+            f"what_if() does not know how fast {gpu.name} copies from {kind} memory: the timeline has no such copy, "
+            f"and the GPU is none of {', '.join(sorted(GPUS))}. Give gpu=Gpu({gpu.name!r}, ...) with its rates"
+        )
+    best = max(gpu.h2d, gpu.d2h, gpu.pageable, 1)
+    return replace(gpu, h2d=gpu.h2d or best, d2h=gpu.d2h or best, pageable=gpu.pageable or best)
+
+
+# The prediction
+
+
+MOST_WORKERS, DEEPEST, LARGEST = 64, 16, 1 << 20
+# A core that works alone has a higher clock than all together, so a real host is slower while workers are busy. How
+# much is assumed, not measured: chosen with the one A/B at hand in view (1.0 would miss it), to be judged by another.
+WITH_WORKERS = 1.2
+# A worker's batch is in shared memory: each page (4 KiB) of it is a minor fault when the main process first reads it.
+# The time of a fault is assumed.
+PAGE, PAGE_FAULT = 4_096, 500  # bytes, ns
+BAND = {"emulated": 0.05, "": 0.1, "workers": 0.15}  # to each side; with other workers on a real host it is widest
+_UNSCALED = re.compile(r"multi_tensor_apply|adam|sgd|foreach|optim|nccl|rccl", re.IGNORECASE)  # cost of the parameters
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is asked of `what_if`, with its options' names and meanings; None leaves a thing as it is."""
+
+    pinned: bool | None = None
+    prefetch: int | None = None
+    resident: bool | Literal["gather", "slices"] | None = None
+    workers: int | None = None
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pinned is not None and not isinstance(self.pinned, bool):
+            raise WhatIfError(f"what_if(pinned={self.pinned!r}): give True, False, or None to leave it as it is")
+        if not (self.resident is None or isinstance(self.resident, bool) or self.resident in ("gather", "slices")):
+            raise WhatIfError(
+                f"what_if(resident={self.resident!r}): give True, False, or None to leave it as it is; 'gather' takes "
+                "rows of a shuffled order, 'slices' neighbours"
+            )
+        for name, least, most in (("prefetch", 0, DEEPEST), ("workers", 0, MOST_WORKERS), ("batch_size", 1, LARGEST)):
+            count = getattr(self, name)
+            whole = isinstance(count, int) and not isinstance(count, bool)
+            if count is not None and not (whole and least <= count <= most):
+                raise WhatIfError(f"what_if({name}={count!r}): give a whole number from {least} to {most}, or None")
+
+    @property
+    def loading(self) -> list[str]:
+        """The options that change how batches come to the GPU, as they were written."""
+        return [
+            f"{name}={value}"
+            for name in ("pinned", "prefetch", "workers")
+            if (value := getattr(self, name)) is not None
+        ]
+
+
+def what_if(
+    timeline: Timeline,
+    pinned: bool | None = None,
+    prefetch: int | None = None,
+    resident: bool | Literal["gather", "slices"] | None = None,
+    workers: int | None = None,
+    gpu: str | Gpu | None = None,
+    batch_size: int | None = None,
+) -> Timeline:
+    """Return the timeline that the loop would have had with a changed loader; None leaves a thing as it is.
+
+    `pinned`: batches come in pinned memory and are copied with `non_blocking=True`, or (False) pageable and blocking.
+    `prefetch`: so many batches are copied ahead on a side stream (0: in place, on the stream that computes), pinned
+    unless `pinned=False`. `resident`: the data set lives on the GPU, if it fits, which is not checked; a batch is
+    gathered there (True or "gather"), or a slice ("slices"). `workers`: DataLoader processes. `gpu`: a preset, or a
+    name that means one ("H100 SXM"), or a `Gpu`; kernels are scaled by peak FLOP/s if their name tells arithmetic, else
+    by memory bandwidth. A `Gpu` with the name of the timeline's own device only says more about it, such as the rate of
+    its pinned copies. `batch_size` scales fetching, copies and kernels, but the optimizer's.
+
+    A change that changes nothing gives the timeline as it is. Collectives last as long as they did. The context says
+    what was assumed, and how far the step may be off: with other workers a real host is slower while they work
+    (`WITH_WORKERS`), which one trace does not tell, so the band is 15 % to each side there.
+
+    Of a loop whose steps copy nothing, its data being on the GPU, only `gpu` and `batch_size` can be asked.
+
+    Raises `WhatIfError` for a timeline that does not show a loop, and for changes that make no sense there;
+    `UnknownHardwareError` for an unknown GPU; `OutOfMemory` if the batches do not fit.
+
+    >>> loaderviz.summarize(timeline).step  # ns; a blocking loader
+    1558928.0
+    >>> loaderviz.summarize(loaderviz.what_if(timeline, prefetch=2)).step
+    887700.0
+    """
+    loop = Observed(check_timeline(timeline, "what_if()"))
+    change = Change(pinned, prefetch, resident, workers, batch_size)
+    config = _changed(loop, change)
+    source, here = gpu_of(loop), timeline.context.device
+    target = source if gpu is None else gpu if isinstance(gpu, Gpu) else Gpu.preset(known_gpu(gpu) or gpu)
+    if target.name == here or (gpu is not None and known_gpu(here) == known_gpu(target.name) != ""):
+        target = source = target if isinstance(gpu, Gpu) else source  # the same machine, told about in more detail
+    elif gpu is not None and not known_gpu(here):
+        raise WhatIfError(
+            f"what_if(gpu=...) scales the kernels, but {here!r}, where they ran, is none of {', '.join(sorted(GPUS))}"
+        )
+    scale = _scale(loop, batch_size)
+    if config == loop.config and target == source and scale == 1:
+        notes = (*timeline.context.notes, "what_if() was asked for what it is already: nothing is changed")
+        return replace(timeline, context=replace(timeline.context, notes=notes))
+    return replayed(loop, config, source, target, scale, slices=resident == "slices")
+
+
+def replayed(
+    loop: Observed, config: LoaderConfig, source: Gpu, target: Gpu, scale: float = 1.0, *, slices: bool = False
+) -> Timeline:
+    """Return the loop replayed with this config on `target`, its batches `scale` times as large."""
+    target = checked(target, config.pin or (config.resident and bool(target.h2d)), not config.resident)
+    work = _ObservedWork(loop, config, source, target, scale, slices)
+    replay = Replay(config, work, Runtime(target, host_of(loop)), from_hand_out=loop.from_hand_out)
+    predicted = replay.run(config.warmup, len(loop.steps))
+    names = {loop.timeline.names[n] for n in loop.timeline.name[loop.facts.mask(Kind.COMMUNICATION)].tolist()}
+    reduces = np.isin(predicted.name, [n for n, name in enumerate(predicted.names) if name in names])
+    reduces &= predicted.where(Kind.COMPUTE)  # the emulator knows kernels, not what they are for
+    kinds = np.where(reduces, np.int8(Kind.COMMUNICATION), predicted.kind)
+    predicted = replace(predicted, spans=predicted.spans | {"kind": kinds})
+    return replace(predicted, context=_context(loop, predicted, config, target, work))
+
+
+def _scale(loop: Observed, batch_size: int | None) -> float:
+    """Return how many times as large the batches become."""
+    if batch_size is None:
+        return 1.0
+    known = [step.samples for step in loop.steps if step.samples]
+    if not known:
+        raise WhatIfError(
+            f"what_if(batch_size={batch_size}): the timeline does not tell how many samples a batch has; name "
+            "the steps so, such as torch.profiler.record_function('batch 3: 64 samples')"
+        )
+    return batch_size / float(np.median(known))
+
+
+def _changed(loop: Observed, change: Change) -> LoaderConfig:
+    asked, workers = change.loading, change.workers
+    if loop.resident and asked:
+        raise WhatIfError(
+            f"what_if({asked[0]}) changes how batches come to the GPU, but the steps of this loop copy none: its data "
+            "are there already. To have it predicted, record the loop with the copy in its steps, such as "
+            "images[start:end].to('cuda'). From this timeline gpu=... and batch_size=... can be"
+        )
+    if loop.resident:
+        return loop.config
+    if change.resident and asked:
+        raise WhatIfError("what_if(resident=True) has nothing to load: leave out pinned, prefetch and workers")
+    config = loop.config
+    if workers is not None and workers != config.workers and not loop.fetched:
+        raise WhatIfError(
+            f"what_if(workers={workers}): the timeline does not show how long a batch is fetched. Record with "
+            "loaderviz.record(), which sees the workers, or with num_workers=0, where the main thread fetches"
+        )
+    if change.pinned is not None and change.pinned != config.pin:
+        config = replace(
+            config, pin=change.pinned, non_blocking=change.pinned or (config.depth > 0 and config.side_stream)
+        )
+    elif change.pinned:
+        config = replace(config, non_blocking=True)
+    if change.prefetch:
+        config = replace(
+            config, pin=change.pinned is not False, non_blocking=True, side_stream=True, depth=change.prefetch
+        )
+    elif change.prefetch == 0:
+        config = replace(config, side_stream=False, depth=0, non_blocking=config.pin)
+    if workers is not None:
+        config = replace(config, workers=workers)
+    return replace(config, resident=bool(change.resident))
+
+
+class _ObservedWork:
+    """The work of a replay: the steps of a timeline, over and over; the warm-up ends where they begin anew."""
+
+    def __init__(
+        self, loop: Observed, config: LoaderConfig, source: Gpu, target: Gpu, scale: float, slices: bool
+    ) -> None:
+        self.loop, self.steps, self.warmup = loop, loop.steps, config.warmup
+        self.origin, self.target, self.scale, self.slices = source, target, scale, slices
+        self.owed = 0  # ns that calls of the replay took more than those observed
+        self.collectives: Stream | None = None
+        real, now, then = loop.timeline.context.origin != "emulated", loop.config.workers, config.workers
+        self.crosses = real and bool(now) != bool(then) and not (loop.resident or config.resident)
+        self.slower = 1.0 if not self.crosses else WITH_WORKERS if then else 1 / WITH_WORKERS
+        self.faults = self.crosses and bool(then) and not config.pin  # else the pin thread has them
+
+    def _step(self, number: int) -> Step:
+        return self.steps[(number - self.warmup) % len(self.steps)]
+
+    def tensors(self, number: int) -> Sequence[int]:
+        return [] if self.slices else [round(nbytes * self.scale) for nbytes in self._step(number).tensors]
+
+    def samples(self, number: int) -> int:
+        return round(self._step(number).samples * self.scale)
+
+    def fetch_time(self, number: int) -> int:
+        return round(self._step(number).fetch * self.scale * self.slower)
+
+    def draw_time(self, number: int) -> int:
+        return self.loop.draw_time
+
+    def resident_bytes(self) -> Sequence[int]:
+        return ()
+
+    def source(self, does: str) -> str:
+        return ""
+
+    def train(self, runtime: Runtime, number: int) -> None:
+        """Make the calls of a step, each after the host's own work before it."""
+        step = self._step(number)
+        if self.faults:
+            self._work(runtime, PAGE_FAULT * (sum(self.tensors(number)) // PAGE))
+        for call in step.calls:
+            runtime.source = call.source
+            start = runtime.now
+            self._work(runtime, round(call.before * self.slower))
+            self._call(runtime, call)
+            if call.operator:
+                runtime.note(start, call.operator)
+        runtime.source = ""
+        self._work(runtime, round(step.after * self.slower))
+
+    def _work(self, runtime: Runtime, time: int) -> None:
+        """Let the host work; what calls took too long or too short is settled here, since their cost is one for all."""
+        time, self.owed = max(0, time - self.owed), max(0, self.owed - time)
+        runtime.now += time
+
+    def _call(self, runtime: Runtime, call: Call) -> None:
+        if call.work < 0:
+            runtime.synchronize(runtime.default_stream)
+            return
+        timeline, began, cost = self.loop.timeline, runtime.now, round(call.cost * self.slower)
+        span = timeline.row(call.work)
+        if call.joins and self.collectives is not None:
+            runtime.wait_stream(runtime.default_stream, self.collectives, asked=False)
+            self.owed += runtime.now - began
+        if span.kind is Kind.COMMUNICATION and timeline.lane[call.work] != self.loop.lane:
+            self.collectives, began = self.collectives or runtime.stream(), runtime.now
+            runtime.wait_stream(self.collectives, runtime.default_stream, asked=False)
+            runtime.launch(span.duration, self.collectives, name=span.name)
+            self.owed += runtime.now - began - cost
+        elif span.kind is Kind.COPY_D2H:
+            runtime.memcpy(max(0, span.nbytes), "d2h", pinned=span.pinned is not False)
+            self.owed += runtime.host.memcpy_call - cost
+        elif span.kind is Kind.COPY_D2D and span.nbytes >= 0:
+            runtime.memcpy(span.nbytes, "d2d")
+            self.owed += runtime.host.memcpy_call - cost
+        elif span.kind is Kind.MEMSET and span.nbytes >= 0:
+            runtime.memset(span.nbytes)
+            self.owed += runtime.host.launch - cost
+        else:
+            runtime.launch(self._time(span.name, span.duration, span.kind), name=span.name)
+            self.owed += runtime.host.launch - cost
+
+    def _time(self, name: str, observed: int, kind: Kind) -> int:
+        if kind is not Kind.COMPUTE:
+            return observed
+        scale = 1.0 if _UNSCALED.search(name) else self.scale
+        if self.target.name != self.origin.name:
+            scale *= slower(name, self.origin, self.target)
+        if scale == 1:
+            return observed
+        floors = [gpu.kernels["elementwise"].floor for gpu in (self.origin, self.target)]
+        return round(floors[1] + max(0, observed - floors[0]) * scale)
+
+
+def _context(loop: Observed, made: Timeline, config: LoaderConfig, gpu: Gpu, work: _ObservedWork) -> Context:
+    before = loop.timeline.context
+    parts = [
+        words.count(config.workers, "worker") if config.workers else "no workers",
+        "pinned" if config.pin else "pageable",
+        "non_blocking" if config.non_blocking else "blocking",
+        f"{config.depth} ahead on a side stream" if config.side_stream and config.depth else "in place",
+    ]
+    how = "resident on the GPU" if config.resident else ", ".join(parts)
+    steps = words.count(len(loop.steps), "step")
+    notes = [
+        f"predicted from {steps} of a timeline of {before.device} ({before.origin}): {how}",
+        "kernels and the host's own work as they were; loading replayed on the emulator's rules",
+    ]
+    band = BAND["workers" if work.crosses else before.origin if before.origin in BAND else ""]
+    if step := summarize(made).step:
+        least, most = words.duration(step * (1 - band)), words.duration(step * (1 + band))
+        notes.append(f"a step takes {words.duration(step)}, somewhere from {least} to {most}")
+    if work.crosses:
+        notes.append(
+            f"the host is assumed to be {WITH_WORKERS:g} times as slow while workers are busy, since a core alone has "
+            "a higher clock than many together"
+        )
+    if loop.facts.mask(Kind.COMMUNICATION).any():
+        notes.append("collectives last as long as they did, their waits for other ranks included")
+    if work.target.name != work.origin.name:
+        notes.append("kernels scaled by peak FLOP/s where their name tells arithmetic, else by memory bandwidth")
+    if work.scale != 1:
+        notes.append(
+            f"batches {work.scale:.3g} times as large: so are fetching, copies and kernels, but the optimizer's"
+        )
+    if config.resident:
+        notes.append("whether the data set fits into the GPU's memory is not known")
+    return replace(made.context, device=f"{gpu.name}, predicted", notes=(*made.context.notes, *notes))

@@ -1,0 +1,467 @@
+"""The command line: `compare` the four loaders on MNIST, `view` a trace, `run` a program: each writes one HTML page.
+
+And for a workshop: `lessons` copies the notebooks, `ready` tests the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import contextlib
+import importlib.util
+import json
+import os
+import runpy
+import shutil
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, TextIO
+
+from loaderviz import words
+from loaderviz._torchvision import cured_imports
+from loaderviz.errors import LoadervizError, NotModelledError, clean, require
+from loaderviz.spawned import REFUSING, running_first
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.hazards.reports import Hazard
+    from loaderviz.experiment import Run, Setting
+    from loaderviz.export import Section
+    from loaderviz.recording import Recording
+    from loaderviz.timeline import Timeline
+
+
+USAGE_ERROR = 2
+Add = Callable[..., argparse.Action]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit status: 0 done, 1 it failed, 2 the command was not understood."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return USAGE_ERROR
+    try:
+        require(f"`{options.command}`", *options.needs)  # before anything runs
+        status: int = options.run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (LoadervizError, OSError) as problem:
+        print(f"loaderviz: {problem}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("loaderviz: stopped", file=sys.stderr)
+        return 130
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Run the four loaders at each batch size, print the tables, write the page.
+
+    The batch sizes come in the order given; without any, the large one first: there one sees the copy run under the
+    computation, while a small batch is gone before there is anything to hide.
+    """
+    from tqdm import tqdm
+
+    from loaderviz import experiment, export
+    from loaderviz.emulator.hardware import Gpu, Host
+    from loaderviz.files import writable
+
+    gpu, host = Gpu.preset(options.on), Host.preset(options.host)
+    out = writable(options.out)
+    sizes = options.batch_size or [experiment.LARGE_BATCH, experiment.SMALL_BATCH]
+    numbers = options.steps, options.warmup, options.workers, options.depth
+    settings = [experiment.Setting(size, *numbers) for size in sizes]
+    sections = []
+    with tqdm(total=len(settings) * len(experiment.LOADERS), unit="run", leave=False, disable=None) as bar:
+
+        def done(name: str) -> None:
+            bar.set_description(f"batch {setting.batch_size}: {name}")
+            bar.update()
+
+        for setting in settings:
+            runs = experiment.four_loaders(setting, gpu, host, done)
+            section, text = _section(setting, runs, gpu.name, host.name)
+            sections.append(section)
+            bar.write(text, file=sys.stdout)
+    export.to_html(sections, out, f"Four ways to feed a GPU: MNIST on an emulated {gpu.name}")
+    print(f"The pictures are in {out}: open it in a browser.")
+    return 0
+
+
+def _section(setting: Setting, runs: dict[str, Run], gpu: str, host: str) -> tuple[Section, str]:
+    """Return one batch size as a section of the page, and as text for the terminal."""
+    from loaderviz import experiment
+    from loaderviz.export import Section
+    from loaderviz.view import compare
+
+    timelines = {name: run.timeline for name, run in runs.items()}
+    losses = {name: run.loss for name, run in runs.items()}
+    comparison = compare(timelines, color="batch")
+    heading = f"Batch size {setting.batch_size}"
+    verdict = experiment.verdict(timelines)
+    equal = losses["blocking"] == losses["pinned"] == losses["prefetch"]
+    check = (
+        f"{setting.steps} steps after {setting.warmup} of warm-up, {setting.workers} workers; host costs: {host}. "
+        f"The loss of the last batch is {losses['blocking']:.6f} with each of the three DataLoader-fed loaders"
+        f"{', bit for bit' if equal else ' of one, NOT of the others'}; {losses['resident']:.6f} with the resident "
+        "one, which shuffles by itself."
+    )
+    table = comparison.printed().T.to_string()
+    said = "\n".join(_wrapped(text, sys.stdout) for text in (verdict, check))
+    text = f"{heading} on an emulated {gpu}\n\n{table}\n\n{said}\n"
+    return Section(heading, verdict, [comparison, check]), text
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Says the default of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="loaderviz", description="Does my data reach the GPU while the GPU is computing, and if not, why?"
+    )
+    commands = parser.add_subparsers(dest="command", metavar="command")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], needs: Sequence[str], about: str) -> Add:
+        sub = commands.add_parser(
+            name, help=about, description=f"{about[:1].upper()}{about[1:]}.", formatter_class=_Help
+        )
+        sub.set_defaults(run=run, needs=needs)
+        return sub.add_argument
+
+    add = command(
+        "compare",
+        compare,
+        ("pandas", "torchvision"),
+        "run the four loaders on MNIST, print the tables, write one HTML page",
+    )
+    add("--on", default="a100", metavar="GPU", help="the GPU to emulate: a100, t4, h200, laptop, …")
+    add("--host", default="workstation", help="the computer around it: laptop or workstation")
+    sizes = "samples in a batch; may be given more than once, in the order wanted (default: 8192, then 64)"
+    add("--batch-size", type=int, action="append", metavar="N", help=sizes)
+    add("--workers", type=int, default=4, metavar="N", help="DataLoader worker processes")
+    add("--depth", type=int, default=2, metavar="N", help="batches that the prefetcher is ahead")
+    add("--steps", type=int, default=12, metavar="N", help="batches in the picture")
+    add("--warmup", type=int, default=12, metavar="N", help="batches before it")
+    add("--out", type=Path, default=Path("timelines.html"), metavar="FILE", help="the page to write")
+
+    add = command("view", view, (), "show a trace of torch.profiler or Nsight Systems as one HTML page")
+    add("file", type=Path, nargs="+", metavar="FILE", help="a trace, a folder of ranks, or several ranks")
+    add("--out", type=Path, default=Path("timeline.html"), metavar="PAGE", help="the page to write")
+
+    _add_judging(command)
+    add = command("run", run, (), "record a program on an emulated or a real GPU, show it as one HTML page")
+    commands.choices["run"].usage = "loaderviz run [options] (script.py | -m module) [argument ...]"
+    where = "auto (the real GPU, else an emulated A100), cuda, cpu, or a GPU to emulate: a100, t4, h200, …"
+    costs = "costs around an emulated GPU: of this machine (measured), laptop or workstation"
+    add("--on", default="auto", metavar="WHERE", help=where)
+    add("--host", default="measured", metavar="HOST", help=costs)
+    add("--wait", type=int, default=0, metavar="N", help="leave out the first N steps")
+    add("--steps", type=int, metavar="N", help="record N steps after that, not all")
+    add("--out", type=Path, default=Path("timeline.html"), metavar="PAGE", help="the page to write")
+    add("--save", type=Path, metavar="FILE", help="save the timeline itself, for `view` or read()")
+    add("-m", dest="module", action="store_true", help="run a module, as `python -m` does")
+    add("program", help="the script, or with -m the module")
+    add("arguments", nargs=argparse.REMAINDER, metavar="argument", help="all that follows is the program's")
+
+    add = command("lessons", lessons, (), "copy the notebooks into a folder, to work in")
+    add("folder", type=Path, nargs="?", default=Path("lessons"), help="it is made; files that it has are kept")
+    command("ready", ready, (), "test in half a minute what a workshop needs; print READY, or the one repair")
+    return parser
+
+
+def _add_judging(command: Callable[..., Add]) -> None:
+    about = "compare the kernels of torch.profiler traces with what the emulator would charge; exit 1 beyond the limit"
+    add = command("validate", validate, (), about)
+    add("file", type=Path, nargs="+", metavar="TRACE", help="a trace recorded with record_shapes=True")
+    add("--on", metavar="GPU", help="the preset to compare with (default: the card that the trace names)")
+    add("--limit", type=float, default=0.25, metavar="SHARE", help="largest sum of errors over the sum measured")
+
+    add = command("calibrate", calibrate, (), "make a GPU and a host to emulate from a trace of your own machine")
+    add("file", type=Path, metavar="TRACE", help="a trace of torch.profiler with record_shapes=True")
+    add("--on", metavar="GPU", help="the preset of what the trace does not show (default: the card that it names)")
+    add("--host", default="workstation", metavar="HOST", help="the same for the computer around it")
+    add("--out", type=Path, default=Path("my_gpu.json"), metavar="FILE", help="for --on, --host and record(on=...)")
+
+
+def lessons(options: argparse.Namespace) -> int:
+    """Copy the notebooks."""
+    from loaderviz import notebooks
+
+    folder, kept = notebooks.copy(options.folder)
+    left = f" ({words.count(kept, 'file')} that it had already left as they were)" if kept else ""
+    print(f"The lessons are in {folder}{left}. Begin with: python -m jupyterlab {folder / notebooks.FIRST}")
+    return 0
+
+
+def ready(options: argparse.Namespace) -> int:
+    """Test what a workshop needs."""
+    from loaderviz.ready import check
+
+    return 0 if check() else 1
+
+
+# Commands that show a timeline: `view` one from files, `run` one of a program
+
+
+def view(options: argparse.Namespace) -> int:
+    """Read the trace files (several: the ranks of one run), print numbers and findings, write the page."""
+    from loaderviz.files import writable
+    from loaderviz.traces.read import read
+
+    out = writable(options.out)
+    files: list[Path] = options.file
+    timeline = read(files[0] if len(files) == 1 else files)
+    title = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
+    _show(timeline, title, out, sys.stdout)
+    return 0
+
+
+def validate(options: argparse.Namespace) -> int:
+    """Print the tables of each trace, last a line of JSON with the totals; 1 if one is beyond the limit."""
+    from loaderviz.analysis.validate import JUDGED, validate
+
+    results = [validate(path, options.on) for path in options.file]
+    for result in results:
+        print(result, end="\n\n")
+    print(json.dumps([result.totals() for result in results]))
+    return int(any(result.measured >= JUDGED and result.error > options.limit for result in results))
+
+
+def calibrate(options: argparse.Namespace) -> int:
+    """Make a machine of a trace, save it, and say what was measured and what was kept."""
+    from loaderviz.analysis.validate import calibrate
+    from loaderviz.files import writable
+
+    made = calibrate(options.file, options.on, options.host)
+    made.save(writable(options.out))
+    print(f"{made}\nSaved as {options.out}: loaderviz run --on {options.out} --host {options.out} script.py")
+    return 0
+
+
+def run(options: argparse.Namespace) -> int:
+    """Record a program, show what was recorded, and end as it ended. Standard output is the program's alone."""
+    from loaderviz.files import writable
+    from loaderviz.timeline import DEVICE_KINDS
+
+    out, save = writable(options.out), options.save and writable(options.save)
+    program = Program(options.program, options.arguments, is_module=options.module)
+    recording, status = record_program(program, options.on, options.host, options.wait, options.steps)
+    timeline = recording.timeline
+    if save:
+        timeline.save(save)
+        _say(f"the timeline is saved in {save}")
+    failed = status not in (0, INTERRUPTED)
+    if not failed and options.on != "cpu" and not timeline.where(*DEVICE_KINDS).any():
+        _say("nothing of a GPU was seen: the program put no work on 'cuda'")
+    if not len(timeline):
+        _say("nothing was recorded, so there is no picture")
+        return status
+    emulated = timeline.context.origin == "emulated"  # a real run does not show its races
+    hazards = recording.hazards if emulated else ()
+    _show(timeline, program.title, out, sys.stderr, hazards, failed=failed)
+    return status
+
+
+def _show(
+    timeline: Timeline, title: str, out: Path, stream: TextIO, hazards: Sequence[Hazard] = (), *, failed: bool = False
+) -> None:
+    """Print the numbers and what could be gained, and write the page with the picture.
+
+    A program that failed has other worries: it gets its picture, and no numbers and advice.
+    """
+    from loaderviz import export, metrics
+    from loaderviz.analysis.advice import advise
+
+    summary, advice, context = metrics.summarize(timeline), advise(timeline), timeline.context
+    clock = [] if context.origin == "emulated" else [f"Clock: {context.clock}."]
+    notes = [*clock, *(f"{note[:1].upper()}{note[1:]}." for note in context.notes)]
+    races = [export.Section("Races: wrong on a real GPU, now and then", items=list(hazards))]
+    picture = timeline if failed else export.advised(timeline, advice)
+    sections = [export.Section("Timeline", items=[picture, summary, *notes]), *(races if hazards else [])]
+    if not failed:
+        sections.append(export.Section("What could be gained", items=[advice]))
+    export.to_html(sections, out, f"{title}: {context.device}")
+    spans, lanes = words.count(len(timeline), "span"), words.count(len(timeline.lanes), "lane")
+    lines = [f"{title}: {context.device}; {spans} in {lanes}"]
+    if not failed:
+        lines.append(f"{_wrapped(metrics.describe(timeline), stream)}\n\n{summary}\n\n{advice}\n")
+    lines += [
+        *(f"race: {hazard}\n" for hazard in hazards),
+        *(_wrapped(f"note: {each}", stream) for each in context.notes),
+    ]
+    lines.append(f"The picture{' until the error' if failed else ''} is in {out}: open it in a browser.")
+    print("\n".join(lines), file=stream)
+
+
+def _wrapped(text: str, stream: TextIO) -> str:
+    """Break a paragraph into lines of a terminal's width; what goes into a file or a pipe stays one line."""
+    return textwrap.fill(text, max(40, shutil.get_terminal_size().columns)) if stream.isatty() else text
+
+
+def _say(text: str) -> None:
+    print(f"loaderviz: {text}", file=sys.stderr)
+
+
+# `run` runs a program inside a recording, as Python would: it sees its arguments in `sys.argv`, its folder in
+# `sys.path[0]`, itself as `__main__` (so that worker processes find its classes, by fork or spawn). However it ends, by
+# `sys.exit`, an error or Ctrl-C, what was recorded until then is kept, and the exit status is the program's own.
+
+
+FAILED, INTERRUPTED = 1, 130  # exit statuses: an uncaught error, Ctrl-C
+
+
+class ProgramError(LoadervizError, RuntimeError):
+    """There is no such program, or it is none."""
+
+
+class Program:
+    """A script, or with `is_module` a module, and its arguments. Raises `ProgramError` if there is none.
+
+    A script is a file of Python source, or a folder or zip file with a `__main__.py` in it.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str] = (), *, is_module: bool = False) -> None:
+        self.name, self.arguments, self.is_module = name, list(arguments), is_module
+        self.title = name if is_module else Path(name).name
+        if not is_module:
+            _check_script(Path(name))
+
+    def run(self) -> int:
+        """Run it to its end and return its exit status; an error is printed as Python prints it."""
+        try:
+            with self._environment():
+                if self.is_module:
+                    _check_module(self.name)
+                    runpy.run_module(self.name, run_name="__main__", alter_sys=True)
+                elif _is_source(Path(self.name)):
+                    self._run_source(Path(self.name).absolute())
+                else:
+                    runpy.run_path(self.name, run_name="__main__")
+        except SystemExit as stop:
+            return _exit_status(stop)
+        except KeyboardInterrupt:
+            print("loaderviz: stopped", file=sys.stderr)
+            return INTERRUPTED
+        except ProgramError:
+            raise
+        except BaseException as error:
+            _print_error(error)
+            return FAILED
+        return 0
+
+    def _run_source(self, path: Path) -> None:
+        """Run a file of source as `__main__`. (Of `runpy.run_path`, `sys.argv` and `__file__` have the same path.)"""
+        loader = SourceFileLoader("__main__", str(path))
+        self._main = main = ModuleType("__main__")
+        main.__dict__.update(__file__=str(path), __loader__=loader, __builtins__=builtins)
+        before, sys.modules["__main__"] = sys.modules["__main__"], main
+        try:
+            exec(loader.source_to_code(loader.get_data(str(path)), str(path)), main.__dict__)
+        finally:
+            sys.modules["__main__"] = before
+
+    @contextlib.contextmanager
+    def _environment(self) -> Iterator[None]:
+        """Set `sys.argv` and `sys.path` as Python itself does; put them back."""
+        argv, path = sys.argv, list(sys.path)
+        sys.argv = ["-m" if self.is_module else self.name, *self.arguments]
+        if not sys.flags.safe_path:
+            script = Path(self.name)
+            here = Path.cwd() if self.is_module else script.resolve().parent
+            sys.path[:1] = [str(here)] if self.is_module or _is_source(script) else []  # runpy adds an archive
+        try:
+            yield
+        finally:
+            sys.argv, sys.path[:] = argv, path
+
+
+def record_program(
+    program: Program, on: str = "auto", host: str = "measured", wait: int = 0, steps: int | None = None
+) -> tuple[Recording, int]:
+    """Run a program in a recording; return the recording, which is over, and the program's exit status.
+
+    The options are those of `loaderviz.record`; `host` has no meaning in a real run. Raises what `record` raises for an
+    option that means nothing, and `ProgramError` for a module that does not exist.
+    """
+    from loaderviz.emulator.hazards.reports import HazardWarning
+    from loaderviz.recording import record
+
+    process = os.getpid()
+    recording = record(on, host=host, wait=wait, steps=steps)
+    recording.__enter__()
+    try:
+        try:
+            with cured_imports(), running_first(REFUSING):
+                status = program.run()
+            if os.getpid() != process:  # a child of the program's own os.fork() has come here; the parent shows it all
+                os._exit(status)
+        finally:
+            sys.stdout.flush()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", HazardWarning)  # the races are printed
+                recording.__exit__(None, None, None)
+    except NotModelledError as refused:  # in a thread of the program, which went on
+        _print_error(refused)
+        status = status or FAILED
+    return recording, status
+
+
+def _check_script(path: Path) -> None:
+    if not path.exists():
+        raise ProgramError(f"cannot run {path}: there is no such file. A module is run with `run -m {path.name}`")
+    if path.suffix == ".ipynb":
+        raise ProgramError(f"cannot run {path}: it is a notebook. In it, `%load_ext loaderviz` and `%%timeline` record")
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise ProgramError(f"cannot run {path}: it is a folder without a __main__.py; name a script in it")
+    if path.is_file() and _is_source(path):
+        start = path.read_bytes()[:4096]
+        if b"\0" in start or start.startswith((b"\x1f\x8b", b"\x89PNG")):
+            raise ProgramError(f"cannot run {path}: it is no Python source; `view` shows a trace file")
+
+
+def _is_source(path: Path) -> bool:
+    return not path.is_dir() and path.suffix not in (".zip", ".pyz", ".pyc")
+
+
+def _check_module(name: str) -> None:
+    """Raise `ProgramError` unless there is a module of this name that can be run."""
+    spec = None
+    try:
+        if all(part.isidentifier() for part in name.split(".")):
+            spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as problem:
+        if not f"{name}.".startswith(f"{problem.name}."):
+            raise  # a parent package itself lacks something
+    if spec is None:
+        raise ProgramError(f"cannot run -m {name}: no module of this name is found from {sys.path[0]}")
+    if spec.submodule_search_locations is not None and importlib.util.find_spec(f"{name}.__main__") is None:
+        raise ProgramError(f"cannot run -m {name}: it is a package without a __main__ module")
+
+
+def _exit_status(stop: SystemExit) -> int:
+    """Return the status that Python would exit with; a text is printed."""
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code
+    print(stop.code, file=sys.stderr)
+    return FAILED
+
+
+def _print_error(error: BaseException) -> None:
+    """Print an uncaught error as Python does, by the program's own `sys.excepthook` if it has set one."""
+    sys.stdout.flush()
+    clean(error)
+    sys.excepthook(type(error), error, error.__traceback__)

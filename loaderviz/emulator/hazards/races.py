@@ -1,0 +1,268 @@
+"""Races: finds the hazards of a program while it runs on the emulated device. It changes no time and no value.
+
+Everything that touches device or pinned memory is told to it: by whom, which addresses, read or write. Two accesses of
+a byte, one of them a write, are a race unless the one is certain to be over when the other begins (`happens_before`).
+That they happened to come apart in this run does not count; nor do the allocator's own stops (a cudaFree, R13), which a
+warm cache has not.
+
+    races = gpu.races = Races(gpu.order, gpu.builder)
+    copy = gpu.memcpy(4096, "h2d", side)
+    races.access(copy, address, address + 4096, writes=True)
+    races.access(gpu.launch(1000), address, address + 4096, reads=True)    # early-read: nobody waits for the copy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from loaderviz.emulator.device import Command, Stream
+from loaderviz.emulator.hazards.accesses import AddressMap, Cell, HostWork, LastAccess
+from loaderviz.emulator.hazards.happens_before import HOST, Clock, HappensBefore
+from loaderviz.emulator.hazards.lints import Linter
+from loaderviz.emulator.hazards.reports import Access, Hazard, Hazards, Lints, RaceError, hazard_of
+from loaderviz.timeline import TimelineBuilder
+
+KEPT = 8  # conflicts of one kind that are kept, to show the one that overlaps most
+BATCHES = 5  # batches that a report names
+
+
+class Conflict(NamedTuple):
+    """Two accesses of the same bytes that nothing orders; `waited` is the line of the last wait between their streams.
+
+    `shows` is larger for one that shows better what is wrong.
+    """
+
+    first: LastAccess
+    second: LastAccess
+    waited: str
+
+    @property
+    def shows(self) -> tuple[int, int]:
+        """Best where both ran at the same time for longest, or else the wrong way round; by (which, ns)."""
+        first, second = self.first.work, self.second.work
+        if isinstance(first, HostWork) or isinstance(second, HostWork) or first.end < 0 or second.end < 0:
+            return 0, 0
+        overlap = min(first.end, second.end) - max(first.start, second.start)
+        return (2, overlap) if overlap > 0 else (int(second.start < first.start), overlap)
+
+
+class Conflicts:
+    """All conflicts of one kind, at one pair of lines, over a tensor of one shape; `count` second works are in them."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.count = kind, 0
+        self.batches: list[int] = []
+        self.kept: list[Conflict] = []
+        self._last: Command | HostWork | None = None
+
+    def add(self, conflict: Conflict) -> None:
+        """Count one more."""
+        if conflict.second.work is self._last:
+            return
+        self._last = conflict.second.work
+        self.count += 1
+        batch = self._last.batch
+        if batch >= 0 and len(self.batches) < BATCHES and batch not in self.batches:
+            self.batches.append(batch)
+        if len(self.kept) < KEPT:
+            self.kept.append(conflict)
+
+    @property
+    def best(self) -> Conflict:
+        """The one that shows best what is wrong."""
+        return max(self.kept, key=lambda conflict: conflict.shows)
+
+
+class MissingEdge:
+    """An order that nothing ensures: a stream (or the host) would have to wait for another one before a line.
+
+    All conflicts that this one wait would have ordered are one hazard. `leading` are told: those of the last work that
+    is to be waited for, where the wait is missing first.
+    """
+
+    def __init__(self, line: str) -> None:
+        self.line, self.number = line, -1
+        self.conflicts: dict[Any, Conflicts] = {}  # by kind, both lines, shape
+        self.leading = Conflicts("")
+
+    def add(self, kind: str, conflict: Conflict, *, first_time: bool) -> None:
+        """Add a conflict."""
+        first, second = conflict.first, conflict.second
+        key = kind, first.work.source, second.work.source, tuple(second.shape)
+        conflicts = self.conflicts.setdefault(key, Conflicts(kind))
+        conflicts.add(conflict)
+        if self.number < 0 or (first_time and second.work.source == self.line and first.sequence > self.number):
+            self.leading, self.number = conflicts, first.sequence
+
+
+class Wait(NamedTuple):
+    """A missing wait at one time: it orders the other stream's work up to a number."""
+
+    up_to: int
+    edge: MissingEdge
+    first_time: bool
+
+
+class Races:
+    """The hazards of one recording. `raising`: raise `RaceError` at the first one instead of collecting them.
+
+    `linter` is told of waits and copies, and `lints` is what came of it.
+    """
+
+    def __init__(self, order: HappensBefore, builder: TimelineBuilder, *, raising: bool = False) -> None:
+        self.order, self.raising = order, raising
+        self.memory = AddressMap()
+        self.linter = Linter(order)
+        self.hazards, self.lints = Hazards(), Lints()
+        self._builder = builder
+        self._missing: dict[tuple[int, int, str], MissingEdge] = {}  # by both streams, and the line that should wait
+        self._waits: dict[tuple[int, int], Wait] = {}  # the last one of both streams
+
+    def access(
+        self,
+        work: Command | HostWork,
+        start: int,
+        end: int,
+        shape: Sequence[int] = (),
+        dtype: object = "",
+        block: object = None,
+        reads: bool = False,
+        writes: bool = False,
+    ) -> None:
+        """Note that `work` touches the addresses from `start` to `end`, a tensor in `block`; find what it races with.
+
+        Work that reads and writes them reads first. Raises `RaceError` if that was asked for.
+        """
+        if end <= start:
+            return
+        if isinstance(work, HostWork):
+            self._host_access(LastAccess(0, work, writes, shape, dtype, block), start, end)
+            return
+        memory, stream = self.memory, work.stream.id
+        access = LastAccess(work.sequence, work, writes, shape, dtype, block)
+        if (memory.overwrite if writes else memory.read)(start, end, stream, access):
+            return
+        clock = self.order.clock(stream)
+        for cell in memory.cells(start, end):
+            self._touch(cell, access, stream, clock, reads)
+        memory.join(start, end)
+
+    def _touch(self, cell: Cell, access: LastAccess, stream: int, clock: Clock, reads: bool) -> None:
+        """What is ordered before a write is done with: whoever comes after the write comes after that, too."""
+        self._compare(cell.writes, access, stream, clock, reads)
+        if not access.writes:
+            cell.reads[stream] = access
+            return
+        self._compare(cell.reads, access, stream, clock, False)
+        cell.reads = _unordered(cell.reads, stream, clock)
+        cell.writes = _unordered(cell.writes, stream, clock)
+        cell.writes[stream] = access
+
+    def _compare(
+        self, earlier: dict[int, LastAccess], access: LastAccess, stream: int, clock: Clock, reads: bool
+    ) -> None:
+        for other, before in earlier.items():
+            if other == stream:
+                continue
+            if clock.get(other, 0) < before.sequence:
+                reused = before.block is not access.block
+                self._report("early-read" if reads and before.writes and not reused else "early-reuse", before, access)
+            elif self.order.counterfactuals:
+                self.order.rely(stream, (other, before.sequence))
+
+    def _host_access(self, access: LastAccess, start: int, end: int) -> None:
+        """The host reads or writes pinned memory: what it enqueues later comes after, so it need not be remembered."""
+        clock = self.order.clock(HOST)
+        for cell in self.memory.touched(start, end):
+            for earlier in (cell.writes, cell.reads) if access.writes else (cell.writes,):
+                for stream, before in earlier.items():
+                    if clock.get(stream, 0) < before.sequence:
+                        self._report("early-refill" if access.writes else "early-host-read", before, access)
+                    elif self.order.counterfactuals:
+                        self.order.rely(HOST, (stream, before.sequence))
+        self.memory.join(start, end)
+
+    def changed_unseen(self, copy: LastAccess, found_by: HostWork) -> None:
+        """Pinned bytes are not what they were when `copy` was queued to read (or fill) them; nobody told of it."""
+        self._report("early-refill", copy, copy._replace(sequence=0, work=found_by, writes=True))
+
+    def recorded(self, start: int, end: int, clock: Clock) -> None:
+        """Freed memory will not be handed out again before an event that stands for `clock` is over (R36, R40)."""
+        for place in self.memory.forget(start, end, clock):
+            if self.order.counterfactuals:
+                self.order.rely_on(clock, place)
+
+    # What was found
+
+    def _report(self, kind: str, first: LastAccess, second: LastAccess) -> None:
+        """Two accesses conflict: would a wait that is missing anyway order them, or is this one more?
+
+        The fewest waits that order all conflicts of two streams: each as late as may be, before the second access of a
+        conflict that no earlier one orders. A wait orders what the other stream has in its queue by then.
+        """
+        second.work.in_race = True
+        stream, other = _stream(second.work), _stream(first.work)
+        pair = other.id if other else HOST, stream.id if stream else HOST
+        wait = self._waits.get(pair)
+        if wait is None or first.sequence > wait.up_to:
+            key = *pair, second.work.source
+            known = key in self._missing
+            edge = self._missing.setdefault(key, MissingEdge(second.work.source))
+            wait = self._waits[pair] = Wait(self.order.clock(pair[0]).get(pair[0], 0), edge, not known)
+        conflict = Conflict(first, second, self.linter.last_wait(stream, other))
+        wait.edge.add(kind, conflict, first_time=wait.first_time)
+        if self.raising:
+            raise RaceError(self._hazard(wait.edge))
+
+    def finish(self, spans: dict[Command, int]) -> None:
+        """The run is over and all times are known: write the reports, and mark them in the timeline."""
+        self.hazards = Hazards(map(self._hazard, self._missing.values()))
+        for hazard, edge in zip(self.hazards, self._missing.values(), strict=True):
+            best = edge.leading.best
+            first, second = (
+                spans.get(work, -1) if isinstance(work, Command) else work.span
+                for work in (best.first.work, best.second.work)
+            )
+            shown = second if second >= 0 else first
+            lane = self._builder.lane_of(shown) if shown >= 0 else 0
+            begin = hazard.second.start if hazard.second else -1
+            time = begin if begin >= 0 else max(0, hazard.first.start)
+            text = f"{hazard.problem}; missing: {hazard.edge}"
+            self._builder.mark(time, lane, hazard.kind, text, (first, second))
+
+    def _hazard(self, edge: MissingEdge) -> Hazard:
+        told = edge.leading
+        first, second, waited = told.best
+        name, other = (self.linter.name_of(_stream(access.work)) for access in (first, second))
+        return hazard_of(
+            told.kind,
+            self._side(first),
+            self._side(second),
+            blocks=(first.block, second.block),
+            names=(name, other),
+            waited=waited,
+            more=len(edge.conflicts) - 1,
+            count=told.count,
+            batches=told.batches,
+        )
+
+    def _side(self, access: LastAccess) -> Access:
+        work, start, end = access.work, -1, -1
+        if isinstance(work, Command):
+            start, end = work.start, work.end
+        elif work.span >= 0:
+            start, end = self._builder.times(work.span)
+        number = work.stream.number if isinstance(work, Command) else None
+        shape, dtype = tuple(access.shape), str(access.dtype).removeprefix("torch.")
+        return Access(work.operator, access.writes, number, shape, dtype, work.batch, work.source, start, end)
+
+
+def _unordered(accesses: dict[int, LastAccess], stream: int, clock: Clock) -> dict[int, LastAccess]:
+    return {
+        other: access for other, access in accesses.items() if other != stream and clock.get(other, 0) < access.sequence
+    }
+
+
+def _stream(work: Command | HostWork) -> Stream | None:
+    return work.stream if isinstance(work, Command) else None

@@ -1,0 +1,299 @@
+"""What a hazard or a lint says: both sides, what is wrong, which order is missing, the line to add, how it shows.
+
+The words are in texts.toml.
+
+for hazard in recording.hazards:      # races: wrong on a real GPU, now and then
+    print(hazard)
+for lint in recording.lints:          # right, but useless or slow
+    print(lint.line)
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import re
+import textwrap
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from typing import TypeVar
+
+from loaderviz import words
+from loaderviz.errors import LoadervizError
+from loaderviz.rules import RULES
+
+RACES = ("early-read", "early-reuse", "early-refill", "early-host-read")
+UNSEEN = "a write that torch does not see (by numpy, or in a data set)"  # known only by the bytes that changed
+PLAIN = {"aten::_local_scalar_dense": ".item()"}  # operators that nobody knows by their own name
+LABEL, WIDTH = 12, 110  # columns of a printed report
+
+
+class HazardWarning(UserWarning):
+    """A recorded program has a race: on a real GPU it gives wrong numbers now and then."""
+
+
+class RaceError(LoadervizError, RuntimeError):
+    """Raised at the racing call by `record(hazards="raise")`; `hazard` is the report."""
+
+    def __init__(self, hazard: Hazard) -> None:
+        self.hazard = hazard
+        super().__init__(f"\n{hazard}")
+
+
+@dataclass(frozen=True)
+class Access:
+    """One side of a hazard: what touched the memory, where and when.
+
+    `stream` is its number as traces show it (7: the default stream), None for the host. `shape` and `dtype` are those
+    of the tensor it touched ("" and () where there is none). `batch` is -1 for none, `source` is "file:line", `start`
+    and `end` are virtual ns (-1: it had not run yet).
+    """
+
+    operator: str
+    writes: bool
+    stream: int | None
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    batch: int = -1
+    source: str = ""
+    start: int = -1
+    end: int = -1
+
+    @property
+    def place(self) -> str:
+        """Where it ran: "stream 13", "stream 7 (default)" or "the host"."""
+        return stream_words(self.stream)
+
+    @property
+    def tensor(self) -> str:
+        """What it touched: "float32[64, 1024]", or "a float32 scalar"."""
+        if not self.shape:
+            return f"a {self.dtype} scalar" if self.dtype else ""
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def line(self) -> str:
+        """The program line that did it, as "train.py:31"."""
+        return short(self.source)
+
+    def __str__(self) -> str:
+        if self.operator == UNSEEN:
+            return f"{self.operator} changes {self.tensor}; it was noticed at this line"
+        name = f"{PLAIN[self.operator]} ({self.operator})" if self.operator in PLAIN else self.operator
+        what = f"{name} {'writes' if self.writes else 'reads'} {self.tensor}" if self.dtype else name
+        parts = [what] + ([f"batch {self.batch}"] if self.batch >= 0 else []) + [f"on {self.place}"]
+        if self.start >= 0:
+            parts.append(f"from {words.duration(self.start)} to {words.duration(self.end)}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What hazards and lints have in common.
+
+    `first` and `second` are the two sides in the order of the program (a lint has only the first); `problem` says in a
+    sentence what is wrong, `missing` which order nothing ensures, `fix` the line to add and where, `shows` how it is
+    seen on a real GPU. It was met `count` times, first in `batches`. `rule` is the rule of CUDA or PyTorch behind it.
+    `edge` is the missing order in a few words, for the picture.
+    """
+
+    kind: str
+    first: Access
+    second: Access | None
+    rule: str
+    problem: str
+    fix: str
+    shows: str
+    missing: str = ""
+    edge: str = ""
+    count: int = 1
+    batches: tuple[int, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """The report in one line: kind, file and line, problem."""
+        return f"{self.kind} at {(self.second or self.first).line}: {self.problem}"
+
+    @property
+    def overlap(self) -> int:
+        """For how many ns both sides ran at the same time."""
+        if self.second is None or self.first.start < 0 or self.second.start < 0:
+            return 0
+        return max(0, min(self.first.end, self.second.end) - max(self.first.start, self.second.start))
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind}: {self.problem}{self._times()}"]
+        for name, text, source in self._rows():
+            wrapper = textwrap.TextWrapper(WIDTH, "  ", " " * LABEL, break_long_words=False, break_on_hyphens=False)
+            lines += wrapper.wrap(f"{name:{LABEL - 2}}{text}") + ([" " * LABEL + source] if source else [])
+        return "\n".join(lines)
+
+    __repr__ = __str__  # what a notebook or a prompt shows, without the folders of this machine
+
+    def _repr_html_(self) -> str:
+        cells = ""
+        for name, text, source in self._rows():
+            place, _, line = source.partition("  ")
+            told = f"{place} `{line}`" if line and "`" not in line else source
+            cells += f'<tr><td style="vertical-align:top;white-space:nowrap"><b>{name}</b></td>'
+            cells += f'<td style="text-align:left">{_html(text)}{told and "<br>"}{_html(told)}</td></tr>'
+        return f"<p><b>{self.kind}</b>: {_html(self.problem + self._times())}</p><table>{cells}</table>"
+
+    def _times(self) -> str:
+        if self.count == 1 and not self.batches:
+            return ""
+        times = "once" if self.count == 1 else f"{self.count:,} times"
+        more = ", …" if self.count > len(self.batches) else ""
+        place = f", in batch{'es' if len(self.batches) > 1 else ''} {', '.join(map(str, self.batches))}{more}"
+        return f" ({times}{place if self.batches else ''})"
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """Return (label, words, line of code); what there is nothing to say about is left out."""
+        rows = [("first" if self.second else "where", str(self.first), code(self.first.source))]
+        if self.second is not None:
+            rows += [("then", str(self.second), code(self.second.source)), ("same time", self._together(), "")]
+        rule = "; ".join(f"{name}: {RULES[name].statement.removesuffix('.')}" for name in self.rule.split(", "))
+        rows += [("missing", self.missing, ""), ("fix", self.fix, ""), ("on a GPU", self.shows, ""), ("rule", rule, "")]
+        return [row for row in rows if row[1]]
+
+    def _together(self) -> str:
+        if self.first.start < 0 or self.second is None or self.second.start < 0:
+            return ""
+        if self.overlap:
+            return f"for {words.duration(self.overlap)} in this run"
+        if self.second.end <= self.first.start:
+            early = words.duration(self.first.start - self.second.end)
+            return f"no, the wrong way round: the second was over {early} before the first began"
+        return "not in this run, but only by luck: nothing keeps them apart"
+
+
+class Hazard(Report):
+    """A race: two accesses of the same bytes that nothing orders. `kind` is one of `RACES`."""
+
+
+class Lint(Report):
+    """What is right, but useless or slow: wait-on-nothing, needless-wait, hidden-sync, stream-per-epoch."""
+
+
+AnyReport = TypeVar("AnyReport", Hazard, Lint)
+
+
+class Reports(list[AnyReport]):
+    """The hazards or the lints of a recording, in the order in which they were met; prints as a report."""
+
+    none = "nothing to report"
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(str, self)) or self.none
+
+    def _repr_html_(self) -> str:
+        return "".join(report._repr_html_() for report in self) or f"<p>{self.none}</p>"
+
+
+class Hazards(Reports[Hazard]):
+    """The races of a recording."""
+
+    none = "no hazards"
+
+
+class Lints(Reports[Lint]):
+    """What is right, but useless or slow in a recording."""
+
+    none = "no lints"
+
+
+# The texts
+
+
+@functools.cache
+def _texts() -> dict[str, dict[str, str]]:
+    """What the reports of each case say, with places for what differs: `rule`, `problem`, `missing`, `fix`, …"""
+    own = tomllib.loads(files(__package__).joinpath("texts.toml").read_text(encoding="utf-8"))
+    texts = {case: {**own.get(text.get("like"), {}), **text} for case, text in own.items()}
+    return {case: {name: words for name, words in text.items() if name != "like"} for case, text in texts.items()}
+
+
+def hazard_of(
+    kind: str,
+    first: Access,
+    second: Access,
+    *,
+    blocks: tuple[object, object],
+    names: tuple[str, str],
+    waited: str,
+    more: int,
+    count: int,
+    batches: Sequence[int],
+) -> Hazard:
+    """Return the report of a race between two accesses of the same bytes, each in its block.
+
+    `names` are what the program calls the streams of both ("" where that is not known). `waited` is the line of the
+    last wait of the second stream for the first, which came too early ("": there is none). For want of the same order
+    `more` other pairs of accesses race.
+    """
+    owner, case = getattr(getattr(blocks[1], "stream", None), "number", None), kind
+    if kind == "early-reuse" and blocks[0] is not blocks[1]:
+        own = owner is not None and owner == first.stream
+        case = "early-reuse of its own freed memory" if own else "early-reuse of freed memory"
+    unseen = f"the line that writes (it ran before {second.line} was over)"
+    early = f"{second.place} does wait for {first.place} at {short(waited)}, but earlier"
+    one, other = _variables((first, second), names)
+    values = {
+        "first": first,
+        "second": second,
+        "one": one,
+        "other": other,
+        "does": "writes" if first.writes else "reads",
+        "uses": "writes into" if second.writes else "reads",
+        "fills": "fill" if first.writes else "read",
+        "pool": "its pool" if owner is None else f"the pool of stream {owner}",
+        "where": unseen if second.operator == UNSEEN else second.line,
+        "too_early": f". {early}: a wait is only for what is in the queue by then" if waited else "",
+    }
+    said = {name: text.format(**values) for name, text in _texts()[case].items()}
+    if more:
+        said["missing"] += (
+            f". {words.count(more, 'other pair')} of accesses race{'s' * (more == 1)} for want of it, too"
+        )
+    return Hazard(kind, first, second, count=count, batches=tuple(batches), **said)
+
+
+def lint_of(case: str, at: Access, count: int, **values: object) -> Lint:
+    """Return the report of a lint at the line of an access; `values` are what the text of its case has places for."""
+    said = {name: text.format(at=at, **values) for name, text in _texts()[case].items()}
+    return Lint(case.split(",")[0], at, None, count=count, batches=(at.batch,) if at.batch >= 0 else (), **said)
+
+
+def _variables(sides: Sequence[Access], names: Sequence[str]) -> list[str]:
+    """Return what to write for the streams of both sides: the default one is the current one, as a rule."""
+    default = {None: "", 7: "torch.cuda.current_stream()"}
+    alone = any(side.stream in default for side in sides)
+    told = names if names[0] != names[1] else ("", "")  # a name that two streams were given tells nothing
+    fallback = ("side" if alone else f"stream_{side.stream}" for side in sides)
+    return [default.get(side.stream, name or word) for side, name, word in zip(sides, told, fallback, strict=True)]
+
+
+def stream_words(number: int | None) -> str:
+    """Return "stream 13", "stream 7 (default)", or "the host" for None."""
+    return "the host" if number is None else f"stream {number}{' (default)' if number == 7 else ''}"
+
+
+def short(source: str) -> str:
+    """Return "train.py:31" for "/home/me/train.py:31", "In[6]:2" for a line of a notebook cell that ran as number 6;
+    "an unknown line" for ""."""
+    return words.place(source).replace("\\", "/").rsplit("/", 1)[-1] or "an unknown line"
+
+
+def code(source: str) -> str:
+    """Return "train.py:31  loss = model(images)": the line itself, where the file can be read."""
+    file, _, number = source.rpartition(":")
+    text = linecache.getline(file, int(number)).strip() if number.isdigit() else ""
+    return f"{short(source)}  {text}" if text else short(source) if source else ""
+
+
+def _html(text: str) -> str:
+    """Escape text, and set what stands between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

@@ -1,0 +1,101 @@
+"""LoaderSchedule: when torch's DataLoader fetches, pins and hands out each batch, in virtual time.
+
+torch orders `prefetch_factor` batches from each worker when an epoch begins, and one more at each hand-out. A worker
+takes its orders one after the other, and batches go through the pin thread in order (R45).
+
+    schedule = LoaderSchedule(runtime, workers=2)
+    ready = schedule.fetch(0, worker=0, took=1_000_000, nbytes=4096)
+    ready = schedule.pin(0, ready, 4096, lambda start: 2_000)
+    schedule.hand_out(ready)                # the main thread waits for it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import ClassVar
+
+from loaderviz.batches import HAND_OUT
+from loaderviz.emulator.runtime import Runtime
+from loaderviz.errors import LoadervizError
+from loaderviz.timeline import Kind
+
+PREFETCH_FACTOR = 2  # batches that each worker prepares ahead, as DataLoader's default
+
+
+class CostsError(LoadervizError, ValueError):
+    """A time was declared that is none."""
+
+
+class costs:
+    """Say what the Python in a `with` block costs: `seconds` of a processor, whatever it takes on this machine.
+
+        def __getitem__(self, index):
+            with loaderviz.costs(2e-3):                 # 2 ms a sample, measured once on the machine that counts
+                return augment(self.images[index])
+
+    So a recording with a named host is the same everywhere. Operators of torch in the block cost what they always do.
+    Outside a recording, and on a real GPU, it does nothing. Raises `CostsError` for a time that is negative or none.
+    """
+
+    declare: ClassVar[Callable[[int], AbstractContextManager[None]] | None] = None  # whoever counts now
+
+    def __init__(self, seconds: float) -> None:
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 10**6:
+            raise CostsError(f"costs({seconds!r}): give the seconds that the block takes, such as 2e-3")
+        self._duration = round(seconds * 10**9)
+
+    def __enter__(self) -> None:
+        declare = costs.declare
+        self._block = declare(self._duration) if declare else None
+        if self._block:
+            self._block.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self._block:
+            self._block.__exit__(*error)  # type: ignore[arg-type]
+
+
+class LoaderSchedule:
+    """The workers and the pin thread in one epoch, which begins now; they go on where the `former` epoch left them.
+
+    `first` is the number of its first batch.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        workers: int,
+        prefetch_factor: int = PREFETCH_FACTOR,
+        first: int = 0,
+        former: LoaderSchedule | None = None,
+    ) -> None:
+        self.runtime, self.first = runtime, first
+        self.ordered = [runtime.now] * (workers * prefetch_factor)  # when each batch was
+        self._free: list[int] = former._free if former else [runtime.now] * workers  # when each worker is
+        self._pin_free: int = former._pin_free if former else runtime.now
+
+    def fetch(self, batch: int, worker: int, took: int, nbytes: int, source: str = "") -> int:
+        """A worker fetches a batch of `nbytes` bytes, which takes `took` ns; return when it is there."""
+        start = max(self.ordered[batch - self.first], self._free[worker])
+        ready = self._free[worker] = start + took
+        lane = self.runtime.builder.lane(f"worker {worker}", "host", "worker", worker)
+        name = f"fetch batch {batch}"
+        self.runtime.builder.span(start, ready, lane, Kind.FETCH, name, batch=batch, nbytes=nbytes, source=source)
+        return ready
+
+    def pin(self, batch: int, ready: int, nbytes: int, takes: Callable[[int], int]) -> int:
+        """The pin thread copies the batch into pinned memory; return when it is there. `takes(start)` says how long."""
+        start = max(ready, self._pin_free)
+        end = self._pin_free = start + takes(start)
+        lane = self.runtime.builder.lane("pin thread", "host", "pin")
+        self.runtime.builder.span(
+            start, end, lane, Kind.PIN, f"pin batch {batch}", batch=batch, nbytes=nbytes, pinned=True
+        )
+        return end
+
+    def hand_out(self, ready: int) -> None:
+        """The main thread waits for a batch and takes it; the next order goes to a worker."""
+        self.runtime.wait_for_data(ready)
+        self.runtime.host_work(self.runtime.host.hand_out, HAND_OUT)
+        self.ordered.append(self.runtime.now)

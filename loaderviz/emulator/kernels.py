@@ -1,0 +1,367 @@
+"""What an operator's kernels cost: how many it launches and how long each takes, by the class of the operator.
+
+    array = Array((8192, 784), "float32")
+    kernel_times(gpu, Call("mul", reads=[array, array], writes=[array]))   # (17_254,): ns of each kernel, in order
+    memory_time(gpu, "fill", nbytes=4096)                                   # ns
+    sm_share(gpu, elements=1024)                                            # thousandths of the GPU that it fills
+
+A kernel takes a floor, and then its bytes at a share of the memory bandwidth, or its FLOPs at a share of the peak. The
+shares and floors of each class are data of the GPU (`Gpu.kernels`, tables with sources in hardware.py); this file says
+to which class an operator belongs, what it moves and computes, and how a product is cut into tiles.
+Never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Literal, NamedTuple
+
+from loaderviz.emulator.costs import FULL, SECOND, ceil_div
+from loaderviz.emulator.hardware import Gpu
+
+Precision = Literal["fp32", "tf32", "fp16", "fp64"]
+Times = tuple[int, ...]
+
+
+class Array(NamedTuple):
+    """A tensor as its kernel sees it. Without `stride` it is taken for dense and in the order of its dimensions."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    stride: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its elements."""
+        return prod(self.shape) * itemsize(self.dtype)
+
+    @property
+    def order(self) -> tuple[int, ...] | None:
+        """The dimensions from the slowest to the fastest, those of size 1 left out; None where there are holes."""
+        stride = self.stride or dense_stride(self.shape)
+        return _order(tuple(self.shape), tuple(stride))
+
+
+class Call(NamedTuple):
+    """An operator with what it reads and what it writes; `precision` that of its products."""
+
+    op: str
+    reads: Sequence[Array]
+    writes: Sequence[Array]
+    precision: Precision = "fp32"
+    transposed: bool = False  # of a convolution
+
+
+def _classes() -> dict[str, str]:
+    return {op: kind for kind, ops in CLASSES.items() for op in ops.split()}
+
+
+# Every operator that is not named here is elementwise.
+CLASSES = {
+    "fill": """zero_ fill_ zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange eye
+        _foreach_zero_""",
+    "copy": "copy_ _to_copy clone contiguous",
+    "cat": "cat stack _cat",
+    "softmax": "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data",
+    "batch_norm": """native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit
+        _batch_norm_with_update""",
+    "batch_norm_grad": """native_batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward
+        batch_norm_backward""",
+    "layer_norm": """native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
+        _fused_rms_norm _fused_rms_norm_backward""",
+    "reduction": """sum mean prod amax amin max min argmax argmin any all var var_mean std std_mean norm aminmax
+        linalg_vector_norm logsumexp nansum count_nonzero nll_loss_forward nll_loss2d_forward mse_loss nonzero
+        _local_scalar_dense equal""",
+    "pooling": """max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
+        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward adaptive_max_pool2d adaptive_max_pool2d_backward
+        upsample_nearest2d upsample_bilinear2d upsample_nearest2d_backward upsample_bilinear2d_backward""",
+    "gather": """index_select index gather embedding take index_put_ index_put _index_put_impl_ _unsafe_index_put
+        _unsafe_index scatter scatter_ scatter_add scatter_add_ index_add_ index_copy_ embedding_dense_backward
+        embedding_bag _embedding_bag masked_select index_select_backward""",
+    "gemm": "mm addmm bmm baddbmm mv addmv dot vdot _addmm_activation",
+    "convolution": """convolution cudnn_convolution miopen_convolution _convolution cudnn_convolution_add_relu
+        convolution_backward cudnn_convolution_backward miopen_convolution_backward conv_depthwise2d
+        _conv_depthwise2d convolution_overrideable""",
+    "attention": """_flash_attention_forward _flash_attention_backward _efficient_attention_forward
+        _efficient_attention_backward _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention
+        _scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu
+        _scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward
+        _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_flash_attention_for_cpu_backward""",
+}
+CLASS = _classes()
+PRODUCTS = frozenset(("gemm", "convolution", "attention"))
+# Kernels beside the main one, each of them small: traces of real-costs 3.8 (layer norm backward 2 kernels, ...).
+BESIDE = {
+    "native_layer_norm_backward": 1, "max_pool2d_with_indices_backward": 1, "index_put_": 5, "_index_put_impl_": 5,
+    "index_put": 5, "binary_cross_entropy_with_logits": 13, "constant_pad_nd": 1, "embedding_dense_backward": 4,
+    "nonzero": 3, "sort": 3, "topk": 1, "randperm": 3, "native_group_norm": 1, "native_group_norm_backward": 2,
+    "_scaled_dot_product_flash_attention_backward": 2, "_flash_attention_backward": 2, "cumsum": 1,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": 2,
+}  # fmt: skip
+# torch/csrc ATen/native/cuda/MultiTensorApply.cuh: tensors and blocks that one launch can take, by lists of tensors.
+FOREACH_TENSORS, FOREACH_BLOCKS, FOREACH_CHUNK = (110, 64, 48, 36, 30), 320, 65536
+FUSED_LISTS = {"_fused_sgd_": 3, "_fused_adam_": 4, "_fused_adamw_": 4, "_fused_adagrad_": 3}
+TILES = ((128, 128, 1000), (128, 64, 850), (64, 64, 600), (32, 32, 300))  # rows, columns, thousandths of the best rate
+SPLIT, SPLIT_BLOCK, SPLIT_RATE = 512, 256, 550  # split-K from this k on, into parts of at least; rate in thousandths
+ALIGNED = {"fp16": 8, "tf32": 4}  # elements of the 16 bytes that tensor cores are fed with
+QUERIES, LONG_ROW = 128, 1024  # of one attention tile; elements of a softmax row that no block holds in registers
+
+
+def kernel_times(gpu: Gpu, call: Call) -> Times:
+    """Return the time [ns] of each kernel that an operator launches, the main one first."""
+    op, kind = call.op, CLASS.get(call.op, "elementwise")
+    if op.startswith(("_foreach_", "_fused_")):
+        return _foreach(gpu, call)
+    if kind == "gemm":
+        return _gemm(gpu, call)
+    if kind == "convolution":
+        return _convolution(gpu, call)
+    if kind == "attention":
+        main: int = _attention(gpu, call)
+    else:
+        main = memory_time(gpu, access(kind, call), moved(kind, call))
+    return (main, *(gpu.kernels["elementwise"].floor,) * BESIDE.get(op, 0))
+
+
+def row_of(call: Call) -> str:
+    """Return the row of `Gpu.kernels` that an operator's main kernel is priced by."""
+    kind = CLASS.get(call.op, "elementwise")
+    if call.op.startswith(("_foreach_", "_fused_")):
+        return "foreach"
+    if kind == "gemm":
+        return _gemm_class(call)
+    if kind == "convolution":
+        return _convolution_class(shape_of(call), call.precision)
+    return kind if kind == "attention" else access(kind, call)
+
+
+def memory_time(gpu: Gpu, kind: str, nbytes: int) -> int:
+    """Return the time [ns] of a kernel of this class that moves `nbytes` (each read and each write counted once)."""
+    kernel = gpu.kernels[kind]
+    return kernel.floor + ceil_div(nbytes * SECOND * FULL, gpu.memory_bandwidth * kernel.bandwidth)
+
+
+def sm_share(gpu: Gpu, elements: int) -> int:
+    """Return the share of the GPU, in thousandths (1..1000), that a kernel over `elements` outputs fills (R19).
+
+    One thread an element, as PyTorch's elementwise kernels come close to; a kernel that fills the GPU leaves no room
+    for a second one.
+    """
+    return min(FULL, max(1, ceil_div(elements * FULL, gpu.sms * gpu.threads_per_sm)))
+
+
+def moved(kind: str, call: Call) -> int:
+    """Return the bytes that an operator reads and writes; a gather reads as much of its source as it hands out."""
+    written = sum(array.nbytes for array in call.writes)
+    if kind == "gather" and call.reads:
+        return 2 * written + sum(array.nbytes for array in call.reads[1:])
+    return written + sum(array.nbytes for array in call.reads)
+
+
+def access(kind: str, call: Call) -> str:
+    """Return the class by the way in which the arrays are read: in order, broadcast or strided, transposed."""
+    if kind == "copy":
+        source, target = call.reads[-1], call.writes[0]
+        if source.order is None or source.order != target.order:
+            return "strided"
+        return "memcpy" if source.dtype == target.dtype else "elementwise"
+    if kind == "elementwise":
+        arrays = [array for array in (*call.reads, *call.writes) if prod(array.shape) > 1]
+        orders = {(array.shape, array.order) for array in arrays}
+        return "elementwise" if len(orders) < 2 and all(order for _, order in orders) else "strided"
+    if kind == "batch_norm" and any(not prod(array.shape) for array in call.writes):
+        return "elementwise"  # in eval mode nothing is gathered first
+    ending = ""
+    if kind == "softmax":
+        row = call.writes[0].shape[-1] if call.writes and call.writes[0].shape else 1
+        ending = "_unaligned" if row > LONG_ROW and row * itemsize(call.writes[0].dtype) % 16 else ""
+    elif kind == "reduction" and call.writes and call.reads:
+        kept = tuple(call.writes[0].shape)  # the sum over the first dimensions is one of columns
+        ending = "_columns" if prod(kept) > 1 and tuple(call.reads[0].shape[-len(kept) :]) == kept else ""
+    return kind + ending
+
+
+# Products
+
+
+def _sides(call: Call) -> tuple[int, int, int, int]:
+    """Return batch, m, n and k of a product; a vector has m or n of 1."""
+    first, second = [array for array in call.reads if len(array.shape) in (1, 2, 3)][-2:]
+    batch = first.shape[0] if len(first.shape) == 3 else 1
+    m, k = (first.shape if len(first.shape) > 1 else (1, *first.shape))[-2:]
+    return batch, m, second.shape[-1] if len(second.shape) > 1 else 1, k
+
+
+def _gemm_class(call: Call) -> str:
+    _, m, n, k = _sides(call)
+    return "gemv" if min(m, n) <= 1 else f"gemm_{call.precision}{_alignment(call.precision, n, k)}"
+
+
+def _gemm(gpu: Gpu, call: Call) -> Times:
+    """A product in waves of tiles, split along k where the tiles are few; vectors and bad alignment by bandwidth."""
+    kind, (batch, m, n, k) = _gemm_class(call), _sides(call)
+    memory = memory_time(gpu, kind, moved("gemm", call))
+    if kind == "gemv":
+        return (memory,)
+    kernel = gpu.kernels[kind]
+    math, parts = tiled(batch, m, n, k, gpu.sms, getattr(gpu, call.precision) * kernel.peak // FULL)
+    main = max(kernel.floor + math, memory)
+    return (main, gpu.kernels["elementwise"].floor) if parts > 1 else (main,)
+
+
+def _alignment(precision: Precision, *rows: int) -> str:
+    """Return "" for rows of whole 16 bytes, "_align2" for whole words of fp16, "_align1" for others."""
+    whole = ALIGNED.get(precision, 1)
+    if not any(row % whole for row in rows):
+        return ""
+    return "_align2" if precision == "fp16" and not any(row % 2 for row in rows) else "_align1"
+
+
+@lru_cache(4096)
+def tiled(batch: int, m: int, n: int, k: int, sms: int, peak: int) -> tuple[int, int]:
+    """Return the ns of the fastest way to cut a product into tiles for `sms` multiprocessors, and its parts along k."""
+    best = (0, 0)
+    for rows, columns, rate in TILES:
+        tiles = batch * ceil_div(m, rows) * ceil_div(n, columns)
+        parts = 1 if 2 * tiles >= sms or k < SPLIT else max(1, min(sms // tiles, k // SPLIT_BLOCK))
+        work = ceil_div(tiles * parts, sms) * 2 * rows * columns * ceil_div(k, parts)
+        time = ceil_div(work * sms * SECOND * FULL, peak * (rate if parts == 1 else rate * SPLIT_RATE // FULL))
+        if not best[0] or time < best[0]:
+            best = time, parts
+    return best
+
+
+def _attention(gpu: Gpu, call: Call) -> int:
+    """Flash attention: tiles of 128 queries, each over all keys; the backward computes 2.5 times as much."""
+    backward = call.op.endswith(("_backward", "_backward_for_cpu"))
+    query, key = (call.reads[1], call.reads[2]) if backward else (call.reads[0], call.reads[1])
+    *outer, length, depth = query.shape
+    if call.op.startswith("_flash_attention"):  # batch, sequence, heads, depth
+        batch, length, heads, depth = query.shape
+        outer, keys = [batch, heads], key.shape[1]
+    else:
+        keys = key.shape[-2]
+    waves = ceil_div(prod(outer) * ceil_div(length, QUERIES), gpu.sms)
+    work = waves * 4 * QUERIES * ceil_div(keys, QUERIES) * QUERIES * depth * gpu.sms
+    kernel = gpu.kernels["attention"]
+    math = ceil_div(work * (5 if backward else 2) * SECOND * FULL, 2 * getattr(gpu, call.precision) * kernel.peak)
+    return kernel.floor + max(math, memory_time(gpu, "attention", moved("attention", call)) - kernel.floor)
+
+
+# Convolutions
+
+
+class Convolution(NamedTuple):
+    """The shapes of a convolution: numbers of multiply-adds, and what its kernel is like."""
+
+    window: int  # elements of the kernel in one channel
+    stride: int
+    depthwise: bool
+    channels: int  # of the input
+    flops: int  # of one pass
+
+
+def shape_of(call: Call) -> Convolution:
+    """Return what matters of a convolution's shapes; of a backward the first array is the gradient of the result."""
+    backward = call.op.endswith("_backward")
+    shaped = [array for array in call.reads if len(array.shape) >= 3]
+    if backward:
+        output, source, weight = shaped[:3]
+    else:
+        source, weight = shaped[:2]
+        output = call.writes[0]
+    window = prod(weight.shape[2:])
+    inner = source if call.transposed else output  # each element of it meets the whole kernel
+    flops = 2 * prod(inner.shape) * prod(weight.shape[1:])
+    large, small = (output, source) if call.transposed else (source, output)
+    stride = max(1, round(large.shape[-1] / max(1, small.shape[-1])))
+    return Convolution(window, stride, weight.shape[1] == 1 and source.shape[1] > 1, source.shape[1], flops)
+
+
+def _convolution(gpu: Gpu, call: Call) -> Times:
+    """Each pass by FLOPs or bytes; layouts and transforms of Winograd are kernels of their own within that time."""
+    shape, backward = shape_of(call), call.op.endswith("_backward")
+    kind = _convolution_class(shape, call.precision)
+    kernel = gpu.kernels[kind]
+    few = kind == "conv_few_channels"  # no tensor cores: in traces about a third of fp32's rate, whatever the precision
+    peak = getattr(gpu, "fp32" if few else call.precision) * kernel.peak
+    passes = max(1, sum(len(array.shape) >= 3 for array in call.writes)) if backward else 1
+    math = ceil_div(shape.flops * SECOND * FULL, peak) if peak else 0
+    big = sum(array.nbytes for array in (call.reads if backward else (*call.reads, *call.writes)))
+    memory = ceil_div(big * SECOND * FULL, gpu.memory_bandwidth * kernel.bandwidth)
+    each = kernel.floor + max(math, memory)
+    small = gpu.kernels["elementwise"].floor
+    beside = BESIDE_CONVOLUTION.get(kind, 0) * passes
+    hidden = min(beside * small, each * passes // 2)  # they are part of the measured time of the whole operator
+    mains = [each - ceil_div(hidden, passes)] * passes
+    return (*mains, *(small,) * beside)
+
+
+# Layouts and transforms for each pass: real-costs 3.7.
+BESIDE_CONVOLUTION = {"conv_1x1_fp32": 1, "conv_3x3_fp32": 2, "conv_fp32": 1, "conv_tf32": 1, "conv_fp16": 1}
+
+
+def _convolution_class(shape: Convolution, precision: Precision) -> str:
+    if shape.depthwise:
+        return "conv_depthwise"
+    if precision == "fp16" and shape.channels < ALIGNED["fp16"]:
+        return "conv_few_channels"
+    if precision == "fp32":
+        if shape.window == 1:
+            return "conv_1x1_fp32"
+        if shape.window == 9 and shape.stride == 1:
+            return "conv_3x3_fp32"
+    return f"conv_{precision}"
+
+
+def _foreach(gpu: Gpu, call: Call) -> Times:
+    """One operator over many tensors: as many launches as MultiTensorApply makes, each an equal share of the bytes."""
+    lists = FUSED_LISTS.get(call.op) or max(1, round(len(call.reads) / max(1, len(call.writes))))
+    tensors = max(1, ceil_div(len(call.reads or call.writes), lists))
+    blocks = sum(ceil_div(prod(array.shape), FOREACH_CHUNK) for array in (call.reads or call.writes)[:tensors])
+    launches = max(ceil_div(tensors, FOREACH_TENSORS[min(lists, 5) - 1]), ceil_div(blocks, FOREACH_BLOCKS))
+    nbytes = sum(array.nbytes for array in (*call.reads, *call.writes))
+    return (memory_time(gpu, "foreach", ceil_div(nbytes, launches)),) * launches
+
+
+# Arrays
+
+
+@lru_cache(4096)
+def _order(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
+    known = sorted((-step, place) for place, (size, step) in enumerate(zip(shape, stride, strict=True)) if size != 1)
+    expected = 1
+    for step, place in reversed(known):
+        if -step != expected:
+            return None
+        expected *= shape[place]
+    return tuple(place for _, place in known)
+
+
+def dense_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of an array of this shape without holes, in the order of its dimensions."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def itemsize(dtype: str) -> int:
+    """Return the bytes of an element, by torch's name of its dtype or the one of a profiler's trace."""
+    return SIZES.get(dtype, 4)
+
+
+SIZES = {
+    name: size
+    for size, names in {
+        1: "bool uint8 int8 unsigned_char signed_char float8_e4m3fn float8_e5m2 char",
+        2: "float16 bfloat16 int16 short c10::Half c10::BFloat16",
+        4: "float32 int32 int float",
+        8: "float64 int64 double long long_int complex64",
+        16: "complex128",
+    }.items()
+    for name in names.split()
+}

@@ -1,0 +1,326 @@
+"""A training loop on the emulated GPU without torch: any way to feed it (`LoaderConfig`), any work in it (`Work`).
+
+    Replay(config, work, runtime).run(warmup=10, steps=6)     # the Timeline of the steps
+
+The explorer replays what its sliders say, `what_if` what a timeline shows. The host's calls, the memory pools, workers
+and pin thread obey the same rules as PyTorch on the emulator does. The same config and work give the same timeline, to
+the nanosecond.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from loaderviz.batches import batch_name
+from loaderviz.emulator import costs
+from loaderviz.emulator.host import PREFETCH_FACTOR, LoaderSchedule
+from loaderviz.emulator.kernels import memory_time
+from loaderviz.emulator.memory import Block, DevicePool, PinnedBlock, PinnedPool
+from loaderviz.emulator.runtime import Event, Runtime
+from loaderviz.timeline import Context, Kind, Timeline
+
+Lifetime = Literal["consumer", "wait", "record_stream", "ring"]
+
+
+class LifetimePolicy(NamedTuple):
+    """What keeps a batch's memory on the device from being used again too early when a side stream copies (R35 - R37).
+
+    The memory is the computing stream's (or, if not, the copying one's); the copying stream waits for the computing one
+    before each copy; the computing stream is recorded for it; a few buffers are filled in turn.
+    """
+
+    of_consumer: bool
+    waits: bool
+    records: bool
+    ring: bool
+
+
+LIFETIMES: dict[Lifetime, LifetimePolicy] = {  # as in `loaders`
+    "consumer": LifetimePolicy(True, True, False, False),
+    "wait": LifetimePolicy(False, True, False, False),
+    "record_stream": LifetimePolicy(False, False, True, False),
+    "ring": LifetimePolicy(True, True, False, True),
+}
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    """How batches come to the GPU: by `workers` processes, pinned or not, copied `depth` batches ahead or in place.
+
+    `lifetime`, one of `LIFETIMES`, protects a batch's memory when a side stream copies. With `resident` the data set
+    lives on the GPU, and the rest has no effect.
+    """
+
+    workers: int = 0
+    pin: bool = False
+    non_blocking: bool = False
+    side_stream: bool = False
+    depth: int = 0
+    lifetime: Lifetime = "consumer"
+    resident: bool = False
+
+    @property
+    def warmup(self) -> int:
+        """Steps in which memory is allocated and queues fill."""
+        return PREFETCH_FACTOR * max(self.workers, 2) + self.depth + 2
+
+
+class Work(Protocol):
+    """What is loaded and computed. Batches are counted from 0, warm-up included; times in ns."""
+
+    def tensors(self, number: int) -> Sequence[int]:
+        """The bytes of each tensor of a batch."""
+
+    def samples(self, number: int) -> int:
+        """How many samples a batch has; 0 if that is not known."""
+
+    def fetch_time(self, number: int) -> int:
+        """How long a worker, or the main thread, prepares a batch."""
+
+    def draw_time(self, number: int) -> int:
+        """How long the main thread draws the indices of a batch."""
+
+    def resident_bytes(self) -> Sequence[int]:
+        """The bytes that are moved to the GPU before the loop, if the data set lives there."""
+
+    def train(self, runtime: Runtime, number: int) -> None:
+        """Do a step's work on the default stream, from the host's calls to the kernels."""
+
+    def source(self, does: str) -> str:
+        """The "file:line" that does this ("copy", "loop", …), or ""."""
+
+
+def launch(runtime: Runtime, name: str, time: int) -> None:
+    """An operator of a training step that launches one kernel of `time` ns on the default stream."""
+    start = runtime.now
+    runtime.now += costs.step_operator(runtime.host)
+    runtime.launch(time, name=name)
+    runtime.note(start, f"aten::{name}")
+
+
+class HostBatch(NamedTuple):
+    """A batch in host memory: its number, its tensors' bytes, and their pinned blocks, if they have any."""
+
+    number: int
+    tensors: Sequence[int]
+    pinned: tuple[PinnedBlock, ...] = ()
+
+
+class DataLoader:
+    """torch's DataLoader without data: batches of so many bytes, when they are there."""
+
+    def __init__(self, runtime: Runtime, config: LoaderConfig, work: Work) -> None:
+        self.runtime, self.config, self.work = runtime, config, work
+        self.pool = PinnedPool(runtime)
+        self.number = 0
+        self.schedule = LoaderSchedule(runtime, config.workers)
+
+    def next(self) -> HostBatch:
+        """Give the main thread its next batch; it waits until the batch is there."""
+        runtime, number = self.runtime, self.number
+        self.number += 1
+        runtime.batch, runtime.source = number, self.work.source("loop")
+        runtime.now += self.work.draw_time(number)
+        if not self.config.workers:
+            return self._on_main(number)
+        ready, batch = self._prepare(number)
+        self.schedule.hand_out(ready)
+        return batch
+
+    def _on_main(self, number: int) -> HostBatch:
+        runtime, tensors = self.runtime, self.work.tensors(number)
+        if fetch := self.work.fetch_time(number):
+            runtime.host_work(fetch, f"fetch batch {number}", Kind.FETCH)
+        if not self.config.pin:
+            return HostBatch(number, tensors)
+        blocks = []
+        for nbytes in tensors:
+            blocks.append(self.pool.allocate(nbytes))
+            start = runtime.now
+            runtime.now += runtime.host.dispatch + costs.pin_time(runtime.host, nbytes)
+            runtime.note(start, f"pin batch {number}", Kind.PIN, nbytes=nbytes, pinned=True)
+        return HostBatch(number, tensors, tuple(blocks))
+
+    def _prepare(self, number: int) -> tuple[int, HostBatch]:
+        """A worker fetches a batch, and the pin thread pins it; return when it is ready [ns]."""
+        work, tensors, blocks = self.work, self.work.tensors(number), list[PinnedBlock]()
+
+        def pinning(start: int) -> int:
+            took = 0
+            for nbytes in tensors:
+                block, locked = self.pool.allocate_at(nbytes, start)
+                blocks.append(block)
+                took += locked + costs.host_time(self.runtime.host, 2 * nbytes)
+            return took
+
+        worker, size = number % self.config.workers, sum(tensors)
+        ready = self.schedule.fetch(number, worker, work.fetch_time(number), size, work.source("fetch"))
+        if self.config.pin:
+            ready = self.schedule.pin(number, ready, size, pinning)
+        return ready, HostBatch(number, tensors, tuple(blocks))
+
+    def finish(self) -> None:
+        """Note what workers and pin thread do for batches that were ordered and not yet asked for."""
+        for number in range(self.number, len(self.schedule.ordered)):
+            self._prepare(number)
+
+
+class Replay:
+    """A training loop: batch after batch is copied, or gathered on the GPU, and trained on.
+
+    `from_hand_out`: a step begins when its batch is handed out, not when it is asked for.
+    """
+
+    def __init__(self, config: LoaderConfig, work: Work, runtime: Runtime, *, from_hand_out: bool = False) -> None:
+        self.config, self.work, self.runtime = config, work, runtime
+        self.from_hand_out = from_hand_out
+        self.loader = DataLoader(runtime, config, work)
+        self.pool = DevicePool(runtime)
+        self.main = runtime.default_stream
+        self.side = runtime.stream() if config.side_stream and not config.resident else self.main
+        self.on_side = self.side is not self.main
+        self.lifetime = LIFETIMES[config.lifetime]
+        self.holds: HostBatch | None = None  # the variable `batch`
+        self.blocks: list[Block] = []  # the variable `x`
+        self.ring = deque[list[Block]]()
+        self.queue = deque[tuple[list[Block], Event]]()  # batches copied ahead
+        self.asked = 0  # when the present batch was asked for [ns]
+        self.steps: list[tuple[int, int]] = []  # (start [ns], batch)
+
+    def run(self, warmup: int, steps: int) -> Timeline:
+        """Return `steps` steps after a warm-up, at whose end the host waits for the GPU. Raises `OutOfMemory`."""
+        runtime, work, config = self.runtime, self.work, self.config
+        step = self._resident if config.resident else self._ahead if config.depth else self._in_place
+        if config.resident:
+            self._move()
+        for number in range(warmup + steps):
+            if number == warmup:  # the clock runs from the end of the warm-up on, as any timing must (R27)
+                self._at("synchronize")
+                runtime.synchronize()
+            self.asked = runtime.now
+            step(number)
+            runtime.batch = number
+            work.train(runtime, number)
+        self._at("synchronize")
+        runtime.synchronize()
+        if not config.resident:
+            self.loader.finish()
+        ends = [start for start, _ in self.steps[1:]] + [runtime.now]
+        for (start, batch), end in zip(self.steps, ends, strict=True):
+            runtime.range(start, end, batch_name(batch, work.samples(batch)), batch)
+        total = sum(work.samples(number) for number in range(warmup + steps))
+        context = Context(runtime.gpu.name, "emulated", runtime.host.name, samples=total or None)
+        return runtime.timeline(context).between(self.steps[warmup][0], runtime.now)
+
+    def _begin(self, number: int) -> None:
+        """The batch of a step is there."""
+        self.steps.append((self.runtime.now if self.from_hand_out else self.asked, number))
+
+    def _in_place(self, number: int) -> None:
+        """Copy a batch when its turn has come."""
+        batch = self.loader.next()
+        self._begin(number)
+        fresh = self._copy(batch)
+        if self.on_side:
+            self._at("hand over")
+            self.runtime.wait_stream(self.main, self.side)
+        self._rebind(fresh)
+        self._record_stream(fresh)
+
+    def _ahead(self, number: int) -> None:
+        """Copy `depth` batches before their turn."""
+        while len(self.queue) < self.config.depth and not number:  # the first ones
+            self._copy_with_event()
+        fresh, copied = self.queue.popleft()
+        self.runtime.batch = number
+        self._at("drop")
+        self._rebind(fresh)
+        if self.on_side:
+            self._at("hand over")
+            self.runtime.wait_event(self.main, copied)
+        self._record_stream(fresh)
+        self._copy_with_event()
+        self._begin(number)
+
+    def _move(self) -> None:
+        """Move the data set to the GPU."""
+        for does, nbytes in zip(("move", "order"), self.work.resident_bytes(), strict=False):
+            self._at(does)
+            self.pool.allocate(nbytes)
+            self.runtime.memcpy(nbytes, "h2d", pinned=False, blocking=True)
+
+    def _resident(self, number: int) -> None:
+        """Gather a batch on the GPU."""
+        self._begin(number)
+        self.runtime.batch = number
+        self._at("gather")
+        indices, fresh = 8 * self.work.samples(number), []
+        for nbytes in self.work.tensors(number):
+            fresh.append(self.pool.allocate(nbytes))
+            launch(self.runtime, "index_select", memory_time(self.runtime.gpu, "gather", 2 * nbytes + indices))
+        self._rebind(fresh)
+
+    # The statements
+
+    def _at(self, does: str) -> None:
+        self.runtime.source = self.work.source(does)
+
+    def _copy(self, batch: HostBatch) -> list[Block]:
+        """Copy a batch that the loader gave; return its memory on the device."""
+        runtime, waits = self.runtime, not self.config.non_blocking
+        for block in self.holds.pinned if self.holds else ():
+            self.loader.pool.free(block)
+        self.holds = batch
+        blocks = self._memory(batch.tensors)
+        self._at("copy")
+        for index, nbytes in enumerate(batch.tensors):
+            start = runtime.now
+            runtime.now += runtime.host.dispatch
+            if batch.pinned and not waits:
+                self.loader.pool.use(batch.pinned[index], self.side)  # R29
+            runtime.memcpy(nbytes, "h2d", self.side, pinned=bool(batch.pinned), blocking=waits)
+            runtime.note(start, "aten::copy_")
+        return blocks
+
+    def _copy_with_event(self) -> None:
+        blocks, copied = self._copy(self.loader.next()), self.runtime.event(timing=False)
+        if self.on_side:
+            self._at("event")
+            self.runtime.record_event(copied, self.side)
+        self.queue.append((blocks, copied))
+
+    def _memory(self, tensors: Sequence[int]) -> list[Block]:
+        """Take the device memory of a batch, in the way of the lifetime policy."""
+        policy = self.lifetime
+        if self.on_side and policy.ring:
+            while len(self.ring) <= self.config.depth:
+                self.ring.append([self.pool.allocate(nbytes, self.main) for nbytes in tensors])
+            self.ring.rotate(-1)
+        elif self.on_side and policy.of_consumer:
+            self._at("allocate")
+            blocks = [self.pool.allocate(nbytes, self.main) for nbytes in tensors]
+        if self.on_side and policy.waits:
+            self._at("protect")
+            self.runtime.wait_stream(self.side, self.main)
+        if self.on_side and policy.ring:
+            return self.ring[-1]
+        self._at("copy")
+        if self.on_side and policy.of_consumer:
+            return blocks
+        return [self.pool.allocate(nbytes, self.side) for nbytes in tensors]
+
+    def _rebind(self, fresh: list[Block]) -> None:
+        """`x = …`: the former batch on the device is dropped."""
+        if not (self.on_side and self.lifetime.ring):
+            for block in self.blocks:
+                self.pool.free(block)
+        self.blocks = fresh
+
+    def _record_stream(self, blocks: list[Block]) -> None:
+        if self.on_side and self.lifetime.records:
+            self._at("record_stream")
+            for block in blocks:
+                self.pool.record_stream(block, self.main)

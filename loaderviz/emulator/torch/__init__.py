@@ -1,0 +1,200 @@
+"""Ordinary PyTorch code for CUDA, on the emulated runtime: `EmulatedCuda` is a context manager for one recording.
+
+Inside it `torch.cuda`, `.to("cuda")`, `DataLoader(pin_memory=True)` and `time.perf_counter` belong to the emulated
+machine; after it everything is as it was, also after an exception. Here modes and patches are entered and undone.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any
+
+import torch
+import torch._dynamo  # optimizers import it at their first step; it must not meet our names when it does
+from torch.utils import _python_dispatch
+
+from loaderviz.emulator.hardware import Gpu, Host
+from loaderviz.emulator.hazards.reports import Hazards, Lints
+from loaderviz.emulator.host import costs
+from loaderviz.emulator.torch import dataloader
+from loaderviz.emulator.torch.cuda_api import install_cuda_names
+from loaderviz.emulator.torch.graphs import install_graphs
+from loaderviz.emulator.torch.operators import Operators
+from loaderviz.emulator.torch.overrides import Functions, install_library, install_methods, overriding
+from loaderviz.emulator.torch.patches import (
+    REAL_TIME,
+    Guard,
+    Patches,
+    install_clock,
+    refuse_in_fork,
+    stop_by_signal,
+    watch_threads,
+)
+from loaderviz.emulator.torch.session import Copies, OnHazard, Session
+from loaderviz.emulator.torch.tensors import ATTRIBUTE
+from loaderviz.errors import NestedRecordingError
+from loaderviz.loaders import marks
+from loaderviz.timeline import Timeline
+
+OURS = ("loaderviz.emulator", "loaderviz.timeline")
+ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+LOOKED_AT: dict[str, list[str]] = {}  # module -> which of these it holds; to look through all takes a while
+
+
+class EmulatedCuda:
+    """One recording on the emulated GPU; use it as a context manager, then read `timeline`.
+
+    `copies` is "on_wait" (bytes on their way are poison until waited for) or "eager"; `measured=True` counts the real
+    time of other Python code. Raises `NestedRecordingError` when entered inside another recording.
+    """
+
+    _running: EmulatedCuda | None = None
+
+    def __init__(
+        self, gpu: Gpu, host: Host, *, measured: bool = False, copies: Copies = "on_wait", hazards: OnHazard = "warn"
+    ) -> None:
+        if copies not in ("on_wait", "eager"):
+            raise ValueError(f"copies={copies!r}: choose 'on_wait' or 'eager'")
+        if hazards not in ("warn", "raise", "off"):
+            raise ValueError(f"hazards={hazards!r}: choose 'warn', 'raise' or 'off'")
+        self._settings: dict[str, Any] = {"measured": measured, "copies": copies, "hazards": hazards}
+        self._machines = gpu, host
+        self._patches = Patches()
+        self._calls: Any = None  # the mode that sees every torch function
+        self._operators: Any = None  # the one that sees every operator
+        self.timeline: Timeline | None = None
+        self.hazards, self.lints = Hazards(), Lints()
+
+    def __enter__(self) -> EmulatedCuda:
+        self.refuse_nesting()
+        if self.timeline is not None:
+            raise NestedRecordingError("this recording was used already; call record() anew for another one")
+        blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
+        try:
+            EmulatedCuda._running = self
+            self.session = Session.active = Session(*self._machines, launch_blocking=blocking, **self._settings)
+            self._calls, self._operators = Functions(self.session), Operators(self.session)
+            self.session.operators = self._operators
+            self.session.meter = dataloader.Meter(self._machines[1], self.session.measured)
+            self._install()
+            self._operators.__enter__()
+            self._calls.__enter__()
+            self.session.leave()
+        except BaseException:
+            self.leave()
+            raise
+        return self
+
+    @classmethod
+    def refuse_nesting(cls) -> None:
+        """Raise `NestedRecordingError` if a recording is running."""
+        if Session.active is not None:
+            raise NestedRecordingError("a recording is running already; end it before you begin another one")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        self.leave()
+        self.timeline = self.session.finish()
+        races = self.session.runtime.races
+        if races:
+            self.hazards, self.lints = races.hazards, races.lints
+        self._end_with_refusal(kind, error)
+
+    def _end_with_refusal(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
+        """Raise what was refused to another thread, if anything was; where the block ends by an error, it led to it."""
+        refused = self.session.refused
+        if refused and (kind is None or kind is SystemExit):
+            raise refused
+        if not refused or error is None or error is refused:
+            return
+        while before := error.__cause__ or error.__context__:
+            if before is refused:
+                return
+            error = before
+        error.__context__ = refused
+
+    @classmethod
+    def forget_in_child(cls) -> None:
+        """In a forked process: take everything away, without touching the parent's timeline; refuse the device."""
+        running = cls._running
+        if running is None:
+            return
+        running.session.alive, running.session.refused = False, None
+        running.leave()
+        Guard(refuse_in_fork).__enter__()  # type: ignore[no-untyped-call]
+
+    def _install(self) -> None:
+        session, patches = self.session, self._patches
+        for name in [name for name in list(vars(_python_dispatch)) if name.startswith("_is_in_")]:
+            patches.set(_python_dispatch, name, vars(_python_dispatch)[name])  # the modes' own marks, to be put back
+        patches.set(torch.UntypedStorage, ATTRIBUTE, None)
+        install_methods(session, patches)
+        install_cuda_names(session, patches)
+        install_graphs(session, patches)
+        install_library(session, patches, self._operators, self._calls)
+        dataloader.install(session, patches)
+        patches.set(marks, "on_batch", session.batches.marked)
+        patches.set(marks, "on_prefetch", session.batches.prefetching)
+        install_clock(session, patches)
+        watch_threads(session, patches)
+        stop_by_signal(session, patches)
+        patches.at_end(functools.partial(setattr, costs, "declare", None))
+        costs.declare = session.declared
+        _let_functions_through(patches)
+        patches.swap_everywhere(_keeps_its_names)
+
+    def leave(self) -> None:
+        """Undo everything, also what an interrupt left of entering; a second call does nothing.
+
+        An interrupt in the middle goes on when all is done.
+        """
+        try:
+            self._undo()
+        finally:
+            self._undo()
+
+    def _undo(self) -> None:
+        """Do what is left to be undone. It may be stopped at any point, and begun again."""
+        if EmulatedCuda._running is not self:
+            return
+        # Not by the modes' own exit: it takes whatever is on top, and an interrupt may have come in the middle of it.
+        while self._calls in torch.overrides._get_current_function_mode_stack():
+            torch._C._pop_torch_function_stack()
+        while self._operators in _python_dispatch._get_current_dispatch_mode_stack():
+            _python_dispatch._pop_mode()
+        self._patches.restore()
+        if tell := getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None):  # torch 2.13
+            tell(_python_dispatch._is_in_any_mode_without_ignore_compile_internals)
+        Session.active = EmulatedCuda._running = None
+
+
+def _let_functions_through(patches: Patches) -> None:
+    """Let torch's Python functions (F.cross_entropy, Tensor.backward, …) run instead of being handed to the mode whole.
+
+    Torch takes a mode away while its handler runs, so a function handed over whole would call its parts unseen.
+    """
+
+    def has_override(*values: Any) -> bool:
+        if len(values) == 1 and isinstance(values[0], (tuple, list)):
+            values = tuple(values[0])
+        return bool(overriding(map(type, values)))
+
+    known = {name: vars(torch.overrides)[name] for name in ASKS}
+    for module in sys.modules.keys() - LOOKED_AT.keys():
+        names = getattr(sys.modules[module], "__dict__", {}) if module.startswith("torch.") else {}
+        LOOKED_AT[module] = [name for name in ASKS if name in names and module != torch.overrides.__name__]
+    for module, held in LOOKED_AT.items():
+        for name in held:
+            if getattr(sys.modules.get(module), name, None) is known[name]:
+                patches.set(sys.modules[module], name, has_override)
+
+
+@functools.cache
+def _keeps_its_names(module: str) -> bool:
+    """Tell which modules keep the names that they imported: ours, and those that need real time."""
+    return module.startswith((*OURS, *REAL_TIME)) or module.split(".")[0] in sys.stdlib_module_names - {"__main__"}
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=EmulatedCuda.forget_in_child)

@@ -1,0 +1,357 @@
+"""Copies between host and device as PyTorch makes them (R28 to R32), with real bytes.
+
+With `copies="on_wait"` the bytes of an asynchronous copy arrive when something that is ordered after it needs them;
+until then the destination holds poison (NaN, or the largest integer), so a forgotten wait gives wrong numbers always.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loaderviz.emulator import costs
+from loaderviz.emulator.device import Stream
+from loaderviz.emulator.kernels import memory_time, sm_share
+from loaderviz.emulator.torch.tensors import ATTRIBUTE, Arrival, HostTag, Tag, is_on_device, set_tag, storage_of, tag_of
+from loaderviz.errors import NotModelledError
+from loaderviz.timeline import Kind
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.device import Command
+    from loaderviz.emulator.torch.session import Session
+
+
+def transfer(session: Session, source: torch.Tensor, dtype: torch.dtype, non_blocking: bool) -> torch.Tensor:
+    """Copy a tensor to the other side, into new memory: what `Tensor.to` does between host and device."""
+    return (to_host if is_on_device(source) else to_device)(session, source, dtype, non_blocking)
+
+
+def to_device(session: Session, source: torch.Tensor, dtype: torch.dtype, non_blocking: bool) -> torch.Tensor:
+    """Copy a host tensor into new device memory of the current stream (R28).
+
+    A change of dtype: non_blocking converts on the GPU after the copy; blocking converts on the CPU into a pageable
+    temporary first, which loses the pinned path (R31).
+    """
+    check_layout(source)
+    with session.bookkeeping():
+        converts = source.dtype != dtype and non_blocking
+        if not converts:
+            source = _for_copy(session, source, dtype)
+        result = session.place(torch.empty_like(source, requires_grad=False))
+        memcpy(session, result, source, non_blocking=non_blocking)
+        return _by_kernel(session, result, lambda raw: raw.to(dtype)) if converts else result
+
+
+def to_host(session: Session, source: torch.Tensor, dtype: torch.dtype, non_blocking: bool) -> torch.Tensor:
+    """Copy a device tensor into new host memory: pinned if non_blocking (R32), pageable otherwise."""
+    with session.bookkeeping():
+        if source.dtype != dtype and non_blocking:
+            source = _by_kernel(session, source, lambda raw: raw.to(dtype))
+        if not _is_dense(source):
+            source = _by_kernel(session, source, torch.Tensor.contiguous)
+        result = torch.empty_like(source)
+        if non_blocking:
+            session.pin(result)
+        memcpy(session, result, source, non_blocking=non_blocking)
+        if source.dtype != dtype:
+            result = result.to(dtype)
+            session.host_operator("aten::_to_copy", result.nbytes * 2)
+    return result
+
+
+def copy_across(session: Session, target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+    """`target.copy_(source)` with one of them on the host and the other on the device."""
+    check_layout(source)
+    tracking = session.tracking
+    with session.bookkeeping():
+        source = source.expand_as(target)
+        converts = source.dtype != target.dtype
+        if session.device_tag(target):
+            if not (converts and non_blocking):
+                source = _for_copy(session, source, target.dtype)
+            if source.dtype == target.dtype and _is_dense(target):
+                memcpy(session, target, source, non_blocking=non_blocking)
+                return
+            # As it is on the way, then converted or spread out by a kernel
+            raw = session.place(torch.empty_like(source, requires_grad=False))
+            memcpy(session, raw, source, non_blocking=non_blocking)
+            for tensor in (raw, target):
+                session.deferred.deliver(tag_of(tensor), session.stream)
+            if _kernel(session, raw, target) and session.recorder:
+                session.recorder.keep([target])
+                session.recorder.note("aten::copy_", torch.Tensor.copy_, (target, raw), written=[target])
+            target.copy_(raw)
+            return
+        if not _is_dense(source):
+            source = _by_kernel(session, source, torch.Tensor.contiguous)
+        if converts and non_blocking:
+            source = _by_kernel(session, source, lambda raw: raw.to(target.dtype))
+        if source.dtype == target.dtype and _is_dense(target):
+            memcpy(session, target, source, non_blocking=non_blocking)
+            return
+        raw = torch.empty_like(source)
+        memcpy(session, raw, source, non_blocking=False)
+        if tracking:
+            tracking.before_change([tag_of(target)])
+        target.copy_(raw)
+        session.host_operator("aten::copy_", raw.nbytes + target.nbytes)
+        if tracking:
+            tracking.host_access(target, "aten::copy_", writes=True)
+
+
+def memcpy(session: Session, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
+    """`cudaMemcpyAsync` between tensors of one dtype and shape; blocking adds a stream synchronise (R30).
+
+    To the host it is asynchronous only into pinned memory (R3, R11).
+    """
+    runtime, tracking = session.runtime, session.tracking
+    upload = is_on_device(target)
+    tag, device_tag = session.host_tag(source if upload else target), session.device_tag(target if upload else source)
+    assert device_tag is not None
+    pinned = bool(tag and tag.pinned)
+    batch = (tag.batch if tag else -1) if upload else device_tag.batch
+    prepare(session, target, source)
+    session.mark_source(batch)
+    if not non_blocking:
+        session.synchronizing("blocking copy")
+    session.count_call()
+    start = runtime.now
+    runtime.now += runtime.host.dispatch
+    if tag and tag.block and non_blocking and not session.recorder:
+        session.pinned.use(tag.block, session.stream)  # R29
+    if tracking and not upload:
+        tracking.before_change([tag])
+    direction: Any = "h2d" if upload else "d2h"
+    command = runtime.memcpy(source.nbytes, direction, session.stream, pinned=pinned, blocking=not non_blocking)
+    session.operator_span(start, "aten::copy_")
+    if command.number < 0:  # captured
+        assert session.recorder
+        session.recorder.note_copy(target, source)
+        return
+    waits = not non_blocking or runtime.launch_blocking or not (upload or pinned)
+    arrive(session, command, target, source, pinned=pinned, waits=waits)
+
+
+def prepare(session: Session, target: torch.Tensor, source: torch.Tensor) -> None:
+    """Before a copy is queued: its target takes over the batch of its source; what was on its way comes before."""
+    tag, source_tag = tag_of(target), tag_of(source)
+    if is_on_device(target):
+        tag.batch = session.batches.of_data(source_tag.batch if source_tag else -1)
+        return
+    if source_tag:  # not so for memory that only a CUDA graph knows
+        session.deferred.deliver(source_tag, session.stream)
+    if tag:
+        session.deferred.keep_sources(target)
+        tag.batch = source_tag.batch if source_tag else -1
+
+
+def arrive(
+    session: Session, command: Command, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool
+) -> None:
+    """Let the bytes of a copy that was just queued get to their target: at once if the host `waits` for it."""
+    tracking, deferred, upload = session.tracking, session.deferred, is_on_device(target)
+    tag, target_tag = tag_of(source if upload else target), tag_of(target)
+    if tracking and upload:
+        tracking.to_device(command, target, source, blocking=waits)
+    if upload and tag and tag.arrivals:
+        source = _with_arrivals(session, source, tag)
+    if waits or session.copies == "eager" or not source.numel():
+        if target_tag:
+            deferred.deliver(target_tag, session.stream)  # what was under way to the target comes before
+        target.detach().copy_(source)
+    else:  # pinned memory is read then (R42), pageable memory is staged during the call
+        deferred.expect(target, source if upload and pinned else source.clone())
+    if tracking and not upload:
+        tracking.to_host(command, target, source, blocking=waits)
+    if waits:
+        deferred.host_knows()
+
+
+def pin_memory(session: Session, source: torch.Tensor, tag: HostTag | None) -> torch.Tensor:
+    """`Tensor.pin_memory()`: a copy into pinned memory on the calling thread, never in place (R43)."""
+    with session.bookkeeping():
+        runtime, batch = session.runtime, tag.batch if tag else -1
+        session.mark_source(batch)
+        start = runtime.now
+        result = session.pin(source.clone(memory_format=torch.contiguous_format), batch)
+        runtime.now += runtime.host.dispatch + costs.pin_time(runtime.host, source.nbytes)
+        session.operator_span(start, "aten::pin_memory", Kind.PIN, nbytes=source.nbytes, pinned=True)
+    return result
+
+
+def bytes_of(storage: Any) -> torch.Tensor:
+    """Return a tensor that is a view of all of a storage."""
+    with torch._C.DisableTorchFunction():
+        return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def check_layout(tensor: torch.Tensor) -> None:
+    """Raise `NotModelledError` for sparse, nested and other tensors without one dense storage."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise NotModelledError(
+            f"the emulated GPU does not model tensors of layout {tensor.layout}; call .to_dense() first, or keep this "
+            "tensor on the CPU"
+        )
+    storage_of(tensor)
+
+
+def _for_copy(session: Session, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return what is really copied: the source, or a pageable temporary of the right dtype and layout (R31)."""
+    if source.dtype == dtype and _is_dense(source):
+        return source
+    if session.tracking:
+        session.tracking.host_access(source, "aten::_to_copy")
+    tag = session.host_tag(source)
+    result = source.to(dtype).contiguous()
+    session.host_operator("aten::_to_copy", source.nbytes + result.nbytes, batch=tag.batch if tag else -1)
+    if tag and tag.batch >= 0:
+        set_tag(result, HostTag(session, tag.batch))
+    return result
+
+
+def _with_arrivals(session: Session, source: torch.Tensor, tag: HostTag) -> torch.Tensor:
+    """Return what the stream will read from pinned memory that results are on their way to: with those before it."""
+    whole = source.untyped_storage().clone()
+    copy = torch.empty(0, dtype=source.dtype).set_(whole, source.storage_offset(), source.shape, source.stride())
+    for arrival in tag.arrivals:
+        if session.runtime.is_ordered(session.stream, arrival.place):
+            arrival._replace(storage=weakref.ref(whole)).deliver()
+    return copy
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Tell whether the elements lie side by side, in whatever order: then one memcpy moves them."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True), key=lambda pair: pair[0]):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _by_kernel(session: Session, source: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Change the dtype or layout of a device tensor by a kernel."""
+    tag = session.device_tag(source)
+    assert tag is not None
+    session.deferred.deliver(tag, session.stream)
+    result = session.place(change(source), tag.batch)
+    if _kernel(session, source, result) and session.recorder:
+        session.recorder.note("aten::copy_", change, (source,), made=[result])
+    return result
+
+
+def _kernel(session: Session, source: torch.Tensor, target: torch.Tensor) -> bool:
+    """Launch a kernel on the current stream that copies elements; tell whether it was captured instead."""
+    runtime = session.runtime
+    start = runtime.now
+    runtime.now += runtime.host.dispatch
+    duration = memory_time(runtime.gpu, "elementwise", source.nbytes + target.nbytes)
+    share = sm_share(runtime.gpu, max(source.numel(), target.numel()))
+    command = runtime.launch(duration, session.stream, name="copy_", share=share)
+    session.operator_span(start, "aten::copy_")
+    if command.number < 0:
+        return True
+    if session.tracking:
+        session.tracking.device(command, "aten::copy_", reads=[source], writes=[target])
+    return False
+
+
+class DeferredCopies:
+    """The asynchronous copies of one recording whose bytes have not arrived yet."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._tags: weakref.WeakSet[Tag] = weakref.WeakSet()  # tags of storages that wait for bytes
+
+    def expect(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Let `target` hold poison until something ordered after the copy just put into the stream needs its bytes."""
+        storage, stream = storage_of(target), self._session.stream.id
+        tag: Tag = getattr(storage, ATTRIBUTE)
+        place = (stream, self._session.runtime.order.snapshot(stream)[stream])
+        target.detach().fill_(poison(target.dtype))
+        offset, stride = int(target.storage_offset()), target.stride()
+        tag.arrivals.append(Arrival(place, source, weakref.ref(storage), offset, stride))
+        self._tags.add(tag)
+
+    def deliver(self, tag: Tag, stream: Stream | None) -> None:
+        """Let those bytes arrive that `stream` (None: the host) is ordered after; the others stay poison for it."""
+        if not tag.arrivals:
+            return
+        waiting, tag.arrivals = tag.arrivals, []
+        tracking = self._session.tracking
+        block = tag.block if tracking and type(tag) is HostTag else None
+        if tracking and block:
+            tracking.checksums.check(block)
+        for arrival in waiting:
+            if self._session.runtime.is_ordered(stream, arrival.place):
+                with self._session.bookkeeping(), torch.no_grad():
+                    arrival.deliver()
+            else:
+                tag.arrivals.append(arrival)
+        if tracking and block:
+            tracking.checksums.changed(block)
+        if not tag.arrivals:
+            self._tags.discard(tag)
+
+    def host_knows(self) -> None:
+        """The host has waited for something: what is certain to be over for it has arrived."""
+        if self._session.tracking:
+            self._session.tracking.checksums.check_finished()
+        for tag in list(self._tags) if self._tags else ():
+            self.deliver(tag, None)
+
+    def let_go(self) -> None:
+        """Give pinned memory back that the program has dropped, and that only a deferred copy of ours still holds.
+
+        PyTorch lets go of it as soon as the copy is done (R40), whoever needs the destination, and when.
+        """
+        for tag in list(self._tags):
+            for arrival in tag.arrivals:
+                source = tag_of(arrival.source)
+                if type(source) is HostTag and source.block is not None and _is_last_holder(arrival.source):
+                    self._session.release(self._session.pinned, source.block)
+                    source.block = None
+
+    def keep_sources(self, target: torch.Tensor) -> None:
+        """The stream is about to overwrite pinned memory: copies out of it, made before, keep their bytes."""
+        storage, stream, is_ordered = storage_of(target), self._session.stream, self._session.runtime.is_ordered
+        for tag in list(self._tags):
+            for position, arrival in enumerate(tag.arrivals):
+                if storage_of(arrival.source) is storage and is_ordered(stream, arrival.place):
+                    tag.arrivals[position] = arrival._replace(source=arrival.source.clone())
+
+
+def _is_last_holder(tensor: torch.Tensor) -> bool:
+    """Tell whether nothing but the arrival that holds `tensor` has its storage."""
+    holders: int = torch._C._storage_Use_Count(storage_of(tensor)._cdata)
+    return holders <= _LONE and _names(tensor) <= _LONE_NAMES + 1  # the argument here is one name more
+
+
+def _count_lone() -> tuple[int, int]:
+    """Return what the two counts say of a tensor that one tuple holds, in this version of torch and Python."""
+    held = (torch.empty(1),)
+    setattr(storage_of(held[0]), ATTRIBUTE, None)  # as a tag does, an attribute keeps the storage's object
+    return torch._C._storage_Use_Count(storage_of(held[0])._cdata), _names(held[0])
+
+
+def _names(tensor: torch.Tensor) -> int:
+    return sys.getrefcount(tensor)
+
+
+_LONE, _LONE_NAMES = _count_lone()
+
+
+def poison(dtype: torch.dtype) -> Any:
+    """Return what memory holds before a copy has arrived: NaN, or the largest integer, or True."""
+    if dtype.is_floating_point:
+        return float("nan")
+    if dtype.is_complex:
+        return complex("nan")
+    return True if dtype is torch.bool else torch.iinfo(dtype).max

@@ -1,0 +1,558 @@
+"""`torch.cuda` and `torch.accelerator`, their streams and events, answered by the emulated device in a recording."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loaderviz.emulator.device import Stream as EmulatedStream
+from loaderviz.emulator.runtime import PRIORITIES
+from loaderviz.emulator.runtime import Event as EmulatedEvent
+from loaderviz.emulator.torch.overrides import TYPES
+from loaderviz.emulator.torch.patches import StandIn, stands_for
+from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
+from loaderviz.emulator.torch.tensors import is_on_device
+from loaderviz.errors import NotModelledError
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.hardware import Gpu
+    from loaderviz.emulator.torch.patches import Patches
+
+
+REAL_STREAM, REAL_EVENT = torch.cuda.Stream, torch.cuda.Event  # so that isinstance() holds for early imports, too
+NOT_MODELLED = {
+    "streams made outside PyTorch": "ExternalStream get_stream_from_external",
+    "memory pools of one's own": "MemPool use_mem_pool",
+    "allocators of one's own": "CUDAPluggableAllocator change_current_allocator",
+    "raw device memory": "caching_allocator_alloc caching_allocator_delete",
+    "the raw CUDA runtime": "cudart",
+    "NVML readings; see loaderviz.metrics.utilization": "utilization",
+    "NVML readings": "temperature power_draw clock_rate list_gpu_processes device_memory_used memory_usage",
+    "green contexts": "GreenContext",
+    "allocator snapshots": "memory_snapshot _record_memory_history _dump_snapshot _snapshot",
+    "statistics of pinned memory": "host_memory_stats reset_peak_host_memory_stats reset_accumulated_host_memory_stats",
+    "nested statistics; see torch.cuda.memory_stats": "memory_stats_as_nested_dict host_memory_stats_as_nested_dict",
+}
+ANSWERS: tuple[tuple[Any, str], ...] = (  # of torch.cuda and torch.accelerator, whatever they are asked
+    (True, "is_available is_initialized"),
+    (False, "_is_in_bad_fork can_device_access_peer"),
+    (0, "current_device current_device_index current_device_idx"),
+    (1, "device_count"),
+    (None, "init ipc_collect reset_accumulated_memory_stats"),
+    ("native", "get_allocator_backend"),
+)
+READINGS = """
+    memory_allocated=allocated max_memory_allocated=allocated_peak memory_reserved=reserved memory_cached=reserved
+    max_memory_reserved=reserved_peak max_memory_cached=reserved_peak
+"""
+FIGURES = """
+    active_bytes.all.current=active active_bytes.all.peak=active_peak allocated_bytes.all.current=allocated
+    allocated_bytes.all.peak=allocated_peak allocation.all.allocated=allocations allocation.all.freed=frees
+    num_alloc_retries=retries num_device_alloc=mallocs num_device_free=releases num_ooms=ooms
+    reserved_bytes.all.current=reserved reserved_bytes.all.peak=reserved_peak segment.all.current=segments
+"""
+SHARED_MEMORY = {(7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 9): 100, (9, 0): 228, (10, 0): 228, (12, 0): 100}  # KiB/SM
+
+
+def install_cuda_names(session: Session, patches: Patches) -> None:
+    """Replace the names of `torch.cuda`, `torch.accelerator` and the generic `torch.Stream` and `torch.Event`."""
+    for owner in (torch.cuda, torch.cuda.streams):
+        patches.function(owner, "Stream", CudaStream)
+        patches.function(owner, "Event", CudaEvent)
+    patches.set(REAL_STREAM, "__new__", lambda cls, *args, **kwargs: CudaStream(*args, **kwargs))
+    patches.set(REAL_EVENT, "__new__", lambda cls, *args, **kwargs: CudaEvent(*args, **kwargs))
+    patches.function(torch, "Stream", Stream)
+    patches.function(torch, "Event", Event)
+    for name in ("_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice"):
+        patches.set(torch._C, name, _exchange_device)
+    refusals: dict[str, Any] = {}
+    for what, names in NOT_MODELLED.items():
+        for name in names.split():
+            refuse, kind = _refusal(f"torch.cuda.{name}", what), getattr(torch.cuda, name, None)
+            if isinstance(kind, type):
+                _refuse_instances(patches, kind, refuse)
+            else:
+                refusals[name] = refuse
+    makers = ("_create_jit_fn", "_create_multi_output_jit_fn")
+    memory = memory_functions(session)
+    for answer, names in ANSWERS:
+        memory |= dict.fromkeys(names.split(), _always(answer))
+    cuda = _cuda(session) | _random_numbers()
+    shared = {name: cuda[name] for name in ("current_stream", "set_stream", "synchronize")}
+    types = {name: _legacy_type(name, dtype) for dtype, name in TYPES.items()}
+    replacements: dict[Any, dict[str, Any]] = {
+        torch.cuda: cuda | memory | types | refusals,
+        torch.cuda.jiterator: {
+            name: _refusal(f"torch.cuda.jiterator.{name}", "kernels compiled at run time") for name in makers
+        },
+        torch.accelerator: ACCELERATOR | shared | memory,
+        torch.cuda.memory: refusals,
+        torch.cuda.nvtx: _nvtx(session),
+        torch.cuda.profiler: dict.fromkeys(("start", "stop"), _always(None)),
+    }
+    for owner, functions in replacements.items():
+        for name, value in functions.items():
+            patches.function(owner, name, value)
+
+
+def _always(answer: Any) -> Callable[..., Any]:
+    return lambda *_, **__: answer
+
+
+def _refuse_instances(patches: Patches, kind: Any, refuse: Callable[..., Any]) -> None:
+    """The class stays as it is, for isinstance, subclasses and annotations; only, nobody can make an instance."""
+    makers = {name for name, value in vars(kind).items() if isinstance(value, staticmethod)}
+    makers.add("__init__" if kind.__new__ is object.__new__ else "__new__")
+    for name in makers:
+        patches.set(kind, name, refuse if name == "__init__" else staticmethod(refuse))
+
+
+def _refusal(call: str, what: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NotModelledError(f"{call}: the emulated GPU does not model {what}. Leave this call out, or run on a GPU.")
+
+    return refuse
+
+
+def _legacy_type(name: str, dtype: torch.dtype) -> type:
+    """Return what stands in for `torch.cuda.FloatTensor` and its like: it can be asked for, not made."""
+
+    class Meta(StandIn):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return is_on_device(instance) and instance.dtype is dtype
+
+    @stands_for(getattr(torch.cuda, name))
+    class Legacy(metaclass=Meta):
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            raise NotModelledError(f"torch.cuda.{name}(…) is not modelled; use torch.tensor(…, device='cuda')")
+
+    return Legacy
+
+
+def check_device(device: Any) -> None:
+    """Accept only the one GPU there is."""
+    if device is None or (isinstance(device, int) and device < 0):
+        return
+    if wanted_device(device).type != "cuda":
+        raise ValueError(f"Expected a cuda device, but got: {device}")
+
+
+def _exchange_device(device: Any) -> int:
+    """Make a device the current one, as `torch.cuda.device(0)` does, and return which one was: there is only one."""
+    check_device(device)
+    return 0
+
+
+def _cuda(session: Session) -> dict[str, Any]:
+    """Return the functions of torch.cuda that are about devices, streams and random numbers."""
+    gpu = session.runtime.gpu
+
+    def lazy_init() -> None:  # reached only by a call that went past the emulator
+        session.enter("a CUDA call")
+        raise NotModelledError(
+            "this call reached CUDA itself, past the emulated GPU, which does not model it; the traceback names it"
+        )
+
+    def set_stream(stream: Any) -> None:
+        if stream is not None:
+            session.enter("torch.cuda.set_stream")
+            session.set_stream(session.stream_of(stream))
+            session.leave()
+
+    def sync_debug(mode: int | str) -> None:
+        modes: dict[Any, int] = {"default": 0, "warn": 1, "error": 2, 0: 0, 1: 1, 2: 2}
+        if mode not in modes:
+            raise RuntimeError(f"invalid value of debug_mode {mode!r}, expected one of default, warn, error")
+        session.sync_debug = modes[mode]
+
+    def sleep_kernel(cycles: int) -> None:  # it spins for some cycles, here at 1.5 GHz (assumed)
+        session.enter("torch.cuda._sleep")
+        session.mark_source()
+        session.runtime.launch(int(cycles) * 2 // 3, session.stream, name="spin_kernel", share=1)
+        session.leave()
+
+    def for_device(answer: Callable[[], Any]) -> Callable[..., Any]:
+        def ask(device: Any = None) -> Any:
+            check_device(device)
+            return answer()
+
+        return ask
+
+    new = gpu.capability >= (8, 0)
+    return {
+        "_lazy_init": lazy_init,
+        "_sleep": sleep_kernel,
+        "current_stream": for_device(lambda: Stream.of(session, session.stream)),
+        "default_stream": for_device(lambda: Stream.of(session, session.runtime.default_stream)),
+        "get_arch_list": lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
+        "get_device_capability": for_device(lambda: gpu.capability),
+        "get_device_name": for_device(lambda: gpu.name),
+        "get_device_properties": for_device(lambda: properties(gpu)),
+        "get_sync_debug_mode": lambda: session.sync_debug,
+        "is_bf16_supported": lambda including_emulation=True: new or including_emulation,
+        "is_tf32_supported": lambda: new,
+        "set_device": check_device,
+        **dict.fromkeys(("_exchange_device", "_maybe_exchange_device"), _exchange_device),
+        "set_stream": set_stream,
+        "set_sync_debug_mode": sync_debug,
+        "synchronize": for_device(lambda: session.synchronize(None)),
+    }
+
+
+def _random_numbers() -> dict[str, Any]:
+    """Return the functions of torch.cuda about random numbers, which are those of a run on the CPU."""
+    cpu_state, set_cpu_state = torch.get_rng_state, torch.set_rng_state
+
+    def seed(seed: int) -> None:
+        torch.default_generator.manual_seed(int(seed))
+
+    def new_seed() -> None:
+        torch.default_generator.seed()
+
+    return {
+        **dict.fromkeys(("manual_seed", "manual_seed_all"), seed),
+        **dict.fromkeys(("seed", "seed_all"), new_seed),
+        "initial_seed": torch.initial_seed,
+        "get_rng_state": lambda device=None: cpu_state(),
+        "get_rng_state_all": lambda: [cpu_state()],
+        "set_rng_state": lambda state, device=None: set_cpu_state(state),
+        "set_rng_state_all": lambda states: set_cpu_state(next(iter(states))),
+        "default_generators": (torch.default_generator,),
+    }
+
+
+ACCELERATOR = {
+    "current_accelerator": lambda check_available=False: torch.device("cuda"),
+    "get_device_capability": lambda device=None: {"supported_dtypes": set()},
+    **dict.fromkeys(("set_device_index", "set_device_idx"), check_device),
+}
+
+
+def properties(gpu: Gpu) -> Any:
+    """Return the device's properties, by the names that `torch.cuda.get_device_properties` has.
+
+    What depends on the generation alone is from table "Technical Specifications per Compute Capability" of NVIDIA's
+    programming guide. Clocks, caches and bus numbers are not emulated: to ask for one is an AttributeError.
+    """
+    major, minor = gpu.capability
+    known = {
+        "multi_processor_count": gpu.sms,
+        "max_threads_per_multi_processor": gpu.threads_per_sm,
+        "max_threads_per_block": 1024,
+        "warp_size": 32,
+        "regs_per_multiprocessor": 65536,
+        "shared_memory_per_block": 48 * 1024,
+        "is_integrated": 0,
+        "is_multi_gpu_board": 0,
+        "async_engine_count": gpu.async_engines,
+        "uuid": uuid.uuid5(uuid.NAMESPACE_DNS, gpu.name),
+    }
+    if per_sm := SHARED_MEMORY.get(gpu.capability):
+        known |= {
+            "shared_memory_per_multiprocessor": per_sm * 1024,
+            "shared_memory_per_block_optin": (per_sm - 1) * 1024,
+        }
+    return SimpleNamespace(name=gpu.name, major=major, minor=minor, total_memory=gpu.memory, **known)
+
+
+def _nvtx(session: Session) -> dict[str, Any]:
+    """Return the functions of torch.cuda.nvtx: ranges on the main lane."""
+    stack: list[tuple[str, int]] = []
+
+    def push(message: str) -> int:
+        stack.append((str(message), session.enter_range(str(message))))
+        return len(stack) - 1
+
+    def pop() -> int:
+        if not stack:
+            return -1
+        session.leave_range(*stack.pop())
+        return len(stack)
+
+    @contextlib.contextmanager
+    def span(message: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+        push(message.format(*args, **kwargs))
+        try:
+            yield
+        finally:
+            pop()
+
+    def mark(message: str) -> None:
+        now = session.runtime.now
+        session.runtime.range(now, now, str(message), session.batches.current)
+
+    return {"range_push": push, "range_pop": pop, "range": span, "mark": mark}
+
+
+def memory_functions(session: Session) -> dict[str, Any]:
+    """Return the memory functions, which torch.cuda and torch.accelerator share; all bytes come from the pool."""
+    pool = session.pool
+
+    def reading(get: Callable[[Any], Any]) -> Callable[..., Any]:
+        def read(device: Any = None) -> Any:
+            check_device(device)
+            session.enter("a question about memory")  # gives back what was freed since the last call
+            session.leave()
+            return get(pool.stats)
+
+        return read
+
+    def memory_stats(stats: Any) -> OrderedDict[str, int]:
+        return OrderedDict((name, getattr(stats, figure)) for name, figure in _pairs(FIGURES))
+
+    def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+        return "\n".join(f"{name:32} {value:>16,}" for name, value in all_figures(device).items())
+
+    def empty_cache() -> None:
+        session.enter("torch.cuda.empty_cache")
+        pool.empty_cache()
+        session.leave()
+
+    def reset_peak(device: Any = None) -> None:
+        pool.reset_peak()
+
+    limit = 1.0
+
+    def set_fraction(fraction: float, device: Any = None) -> None:
+        check_device(device)
+        if not isinstance(fraction, float):
+            raise TypeError("Invalid type for fraction argument, must be `float`")
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+        nonlocal limit
+        limit = fraction
+        pool.capacity = min(whole, int(fraction * session.runtime.gpu.memory))
+
+    whole, all_figures = pool.capacity, reading(memory_stats)
+    mem_get_info = reading(lambda stats: pool.mem_get_info())
+    return {
+        **{name: reading(operator.attrgetter(figure)) for name, figure in _pairs(READINGS)},
+        **dict.fromkeys(("mem_get_info", "get_memory_info"), mem_get_info),
+        **dict.fromkeys(
+            ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"), reset_peak
+        ),
+        "memory_stats": all_figures,
+        "memory_summary": memory_summary,
+        "empty_cache": empty_cache,
+        "set_per_process_memory_fraction": set_fraction,
+        "get_per_process_memory_fraction": reading(lambda stats: limit),
+    }
+
+
+def _pairs(table: str) -> list[list[str]]:
+    return [entry.split("=") for entry in table.split()]
+
+
+# Streams and events. The objects may outlive a recording: in the next one a stream stands for a stream of that one, and
+# an event of the former one is over.
+
+
+@contextmanager
+def calling(call: str) -> Iterator[Session]:
+    """Around each call of a stream or event: the running session, with the caller's line noted."""
+    session = Session.running(call)
+    session.enter(call)
+    session.mark_source()
+    try:
+        yield session
+    finally:
+        session.leave()
+
+
+class OnDevice(metaclass=StandIn):
+    """What streams and events of the emulated device have in common."""
+
+    device = DEVICE
+    emulated: Any  # the runtime's own, in the recording that runs now
+    _session: Session
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """Pass for what it stands for in isinstance checks, whenever that name was imported."""
+        return vars(type(self)).get("original", type(self))
+
+    def query(self) -> bool:
+        """Tell whether the work in the stream, or that the event stands for, is over."""
+        with calling(f"{type(self).__name__}.query") as session:
+            over = session.runtime.query(self.emulated)
+            session.deferred.host_knows()
+            return over
+
+    def synchronize(self) -> None:
+        """Block the host until that work is over."""
+        Session.running(f"{type(self).__name__}.synchronize").synchronize(self.emulated)
+
+
+@stands_for(torch.Stream)
+class Stream(OnDevice):
+    """One stream of the emulated device; two objects for the same stream are equal."""
+
+    device_index = 0
+    device_type = 1
+    _emulated: EmulatedStream
+    _entered: list[EmulatedStream]  # the streams that were current before
+
+    @classmethod
+    def of(cls, session: Session, stream: EmulatedStream) -> Stream:
+        """Wrap a stream of the runtime."""
+        self: Stream = object.__new__(CudaStream if cls is Stream else cls)
+        self._session, self._emulated = session, stream
+        self._entered = []
+        return self
+
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
+        """Take the next stream of the pool: 32 per priority, round robin (R15)."""
+        with calling("torch.cuda.Stream") as session:
+            device = None if isinstance(device, int) and device < 0 else device
+            if "stream_ptr" in kwargs or "external" in kwargs:
+                raise NotModelledError(
+                    "streams made outside PyTorch (ExternalStream) are not modelled; use torch.cuda.Stream"
+                )
+            if "stream_id" in kwargs:
+                return cls.of(session, session.runtime.streams[kwargs["stream_id"]])
+            if device is not None and wanted_device(device).type != "cuda":
+                raise ValueError(f"a stream needs a CUDA device, got {device}")
+            return cls.of(session, session.runtime.stream(priority))
+
+    @property
+    def emulated(self) -> EmulatedStream:
+        """The runtime's stream, in the recording that runs now."""
+        session = Session.running("this stream")
+        if session is not self._session:
+            self._emulated = session.adopt(self._emulated)
+            self._session = session
+        return self._emulated
+
+    @property
+    def stream_id(self) -> int:
+        """PyTorch's number of the stream; 0 is the default stream."""
+        return self._emulated.id
+
+    cuda_stream = stream_id  # what would be the cudaStream_t
+
+    @property
+    def priority(self) -> int:
+        """Lower goes first."""
+        return self._emulated.priority
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Return (lowest, highest) priority."""
+        return PRIORITIES
+
+    def native_handle(self) -> int:
+        """Return what would be the cudaStream_t."""
+        return self._emulated.id
+
+    def wait_event(self, event: Event) -> None:
+        """Make future work of this stream wait for `event`; returns at once (R16)."""
+        event.wait(self)
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Make future work of this stream wait for all that is in `stream` now (R16)."""
+        with calling("Stream.wait_stream") as session:
+            session.runtime.wait_stream(self.emulated, session.stream_of(stream))
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record an event (a new one if None) and return it."""
+        event = CudaEvent() if event is None else event
+        event.record(self)
+        return event
+
+    def is_capturing(self) -> bool:
+        """Tell whether a CUDA graph is being captured from this stream."""
+        capture = Session.running("this stream").runtime.capture
+        return bool(capture and capture.takes(self.emulated))
+
+    def __enter__(self) -> Stream:
+        session = Session.running("a stream")
+        self._entered.append(session.stream)
+        session.set_stream(self.emulated)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Session.running("a stream").set_stream(self._entered.pop())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and getattr(other, "_emulated", None) is self._emulated
+
+    def __hash__(self) -> int:
+        return hash((self._emulated.id, 0))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self._emulated.id:#x}>"
+
+
+@stands_for(REAL_STREAM)
+class CudaStream(Stream):
+    """`torch.cuda.Stream`: there is no other kind, so `torch.Stream` makes these, too."""
+
+
+@stands_for(torch.Event)
+class Event(OnDevice):
+    """One event of the emulated device; it times in virtual milliseconds."""
+
+    _timing: bool
+    _recorded: EmulatedEvent
+
+    def __new__(
+        cls, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> Any:
+        """Make an event, not yet recorded."""
+        if device is not None and wanted_device(device).type != "cuda":
+            raise NotModelledError(f"an event on {device} is not modelled; the emulated accelerator is cuda")
+        return cls._make(enable_timing, interprocess)
+
+    @classmethod
+    def _make(cls, enable_timing: bool, foreign: bool) -> Any:
+        if foreign:
+            raise NotModelledError("interprocess and external events are not modelled; use a plain torch.cuda.Event")
+        with calling("torch.cuda.Event") as session:
+            self = object.__new__(cls)
+            self._session, self._timing = session, enable_timing
+            self._recorded = session.runtime.event(timing=enable_timing)
+        return self
+
+    @property
+    def emulated(self) -> EmulatedEvent:
+        """The runtime's event; what was recorded in an earlier recording is over, so it stands for nothing now."""
+        session = Session.running("this event")
+        if session is not self._session:
+            self._session, self._recorded = session, session.runtime.event(timing=self._timing)
+        return self._recorded
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Let the event stand for all that is in `stream` (None: the current one) now."""
+        with calling("Event.record") as session:
+            session.runtime.record_event(self.emulated, session.stream_of(stream))
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Make future work of `stream` (None: the current one) wait for the event."""
+        with calling("Event.wait") as session:
+            session.runtime.wait_event(session.stream_of(stream), self.emulated)
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Return the virtual milliseconds between this event and `end_event`."""
+        return self._session.runtime.elapsed_time(self._recorded, end_event._recorded) / 1e6
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Event {'recorded' if self._recorded.record else 'uninitialized'}>"
+
+
+@stands_for(REAL_EVENT)
+class CudaEvent(Event):
+    """`torch.cuda.Event(…)`: the same event, on the current device."""
+
+    def __new__(
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> Any:
+        """Make an event, not yet recorded."""
+        return cls._make(enable_timing, interprocess or external)

@@ -1,0 +1,305 @@
+"""CUDA graphs: a capture notes what is put into its streams; a replay does all of it, with one launch (R34).
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):        # torch's own, as is `make_graphed_callables`
+        output = model(static_input)
+    static_input.copy_(batch)
+    graph.replay()                       # `output` now holds the model's answer to `batch`
+
+During a capture operators are tried on the values that are there, so that shapes and errors are the real ones. At its
+end all that they wrote is put back, and what they made is poison until the first replay. A replay runs them again on
+the memory that they had: memory that was there before is kept by the graph, what was made inside lives as long as the
+program holds it (on a real GPU the graph's pool keeps that, too). Host operators run once, in the capture.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from loaderviz.emulator.runtime import Capture, CudaError
+from loaderviz.emulator.torch import copies
+from loaderviz.emulator.torch.patches import StandIn, stands_for
+from loaderviz.emulator.torch.session import Session
+from loaderviz.emulator.torch.tensors import ATTRIBUTE, DeviceTag, storage_of, tag_of
+from loaderviz.errors import NotModelledError
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.device import Command
+    from loaderviz.emulator.torch.patches import Patches
+
+POOLS = count(1)
+
+
+class Memory:
+    """A storage that a graph uses. `kept` is it, if it was there before the capture; else only a reference is."""
+
+    def __init__(self, storage: torch.UntypedStorage, *, made: bool) -> None:
+        self.kept = None if made else storage
+        self.made = weakref.ref(storage)
+        self.nbytes = storage.nbytes()
+        self.dtype: torch.dtype | None = None  # of what was first written there, if it was made in the capture
+
+
+class View(NamedTuple):
+    """A tensor of a captured call: where it lies."""
+
+    memory: Memory
+    dtype: torch.dtype
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class Call(NamedTuple):
+    """One captured operator or copy; `node` is its number among the nodes of the graph."""
+
+    node: int
+    name: str
+    function: Callable[..., Any]
+    args: Any  # with views in place of device tensors, as are keywords
+    keywords: Any
+    reads: list[View]
+    writes: list[View]
+    made: list[View]  # its results, where they are new memory
+
+
+class Recorder:
+    """What torch does while a stream captures: the calls, and what they change, so that it can be put back."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.calls = session, list[Call]()
+        self.nodes = session.runtime.capture = Capture(session.stream)
+        self._memory: weakref.WeakKeyDictionary[DeviceTag, Memory] = weakref.WeakKeyDictionary()
+        self._before: dict[Memory | torch.UntypedStorage, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._random = torch.default_generator.get_state()
+
+    def made(self, storage: torch.UntypedStorage, tag: DeviceTag) -> None:
+        """Device memory is made: if for a stream that captures, it is the graph's."""
+        if self.nodes.takes(self.session.stream):
+            self._memory[tag] = Memory(storage, made=True)
+
+    def keep(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These are about to be written to: note what was in memory that is older than the capture."""
+        for tensor in tensors:
+            tag = tag_of(tensor)
+            memory = self._memory_of(tensor) if type(tag) is DeviceTag else tensor.untyped_storage()
+            if memory not in self._before and not (isinstance(memory, Memory) and memory.kept is None):
+                whole = copies.bytes_of(tensor.untyped_storage())
+                self._before[memory] = whole, whole.clone()
+
+    def note(
+        self, name: str, function: Any, args: Any, keywords: Any = None, made: Any = (), written: Any = ()
+    ) -> None:
+        """A call put the last node into the capture. `made` are its results, `written` those arguments it changes."""
+        views: dict[int, View] = {}
+
+        def view(tensor: torch.Tensor) -> Any:
+            if type(tag_of(tensor)) is not DeviceTag:  # a number, which is part of the launch; or a copy's pinned side
+                return tensor if function is _copy else tensor.clone()
+            views[id(tensor)] = place = self._view(tensor)
+            return place
+
+        args, keywords = tree_map_only(torch.Tensor, view, (args, keywords or {}))
+        changed = {id(tensor) for tensor in written}
+        reads = [place for key, place in views.items() if key not in changed]
+        writes = [place for key, place in views.items() if key in changed]
+        new = []
+        for tensor in made:
+            if id(tensor) not in views and type(tag_of(tensor)) is DeviceTag:
+                place = self._view(tensor)
+                place.memory.dtype = place.memory.dtype or tensor.dtype
+                new.append(place)
+        self.calls.append(Call(len(self.nodes.nodes) - 1, name, function, args, keywords, reads, writes, new))
+
+    def note_copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """A copy between pinned memory and the device was captured."""
+        self.keep([target])
+        with torch.no_grad():
+            target.detach().copy_(source)
+        self.note("aten::copy_", _copy, (target, source), written=[target])
+
+    def end(self) -> None:
+        """Put everything back as it was before the capture; what was made in it is poison."""
+        session = self.session
+        session.recorder = session.runtime.capture = None
+        torch.default_generator.set_state(self._random)
+        with session.bookkeeping(), torch._C.DisableTorchFunction(), torch.no_grad():
+            for whole, before in self._before.values():
+                whole.copy_(before)
+            for memory in self._memory.values():
+                storage = memory.made()
+                if memory.kept is None and memory.dtype and storage is not None:
+                    torch.empty(0, dtype=memory.dtype).set_(storage).fill_(copies.poison(memory.dtype))
+
+    def _view(self, tensor: torch.Tensor) -> View:
+        memory, offset = self._memory_of(tensor), int(tensor.storage_offset())
+        return View(memory, tensor.dtype, offset, tuple(tensor.shape), tensor.stride())
+
+    def _memory_of(self, tensor: torch.Tensor) -> Memory:
+        tag = self.session.device_tag(tensor)
+        assert tag is not None
+        if (memory := self._memory.get(tag)) is None:
+            memory = self._memory[tag] = Memory(storage_of(tensor), made=False)
+        return memory
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Stands for a captured copy between host and device in `Call.function`; `copies.arrive` does it."""
+
+
+@stands_for(torch.cuda.CUDAGraph)
+class CUDAGraph(metaclass=StandIn):
+    """A graph of the emulated device. Raises `CudaError` where CUDA would."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._session = Session.running("torch.cuda.CUDAGraph")
+        self._recorder: Recorder | None = None
+        self._is_captured = False
+        self._pool = (0, next(POOLS))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """Pass for torch's own, whenever that name was imported."""
+        return vars(type(self)).get("original", type(self))
+
+    def capture_begin(
+        self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
+    ) -> None:
+        """Begin to capture the current stream, which must not be the default one."""
+        session = self._session
+        session.enter("CUDAGraph.capture_begin")
+        if self._is_captured:
+            raise CudaError(
+                "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance."
+            )
+        if session.stream is session.runtime.default_stream:
+            raise CudaError("CUDA graphs must be captured on a non-default stream.")
+        if session.recorder:
+            raise session.recorder.nodes.refuse()
+        self._pool = pool or self._pool
+        self._recorder = session.recorder = Recorder(session)
+        session.leave()
+
+    def capture_end(self) -> None:
+        """End the capture; nothing has been done yet."""
+        session, recorder = self._session, self._recorder
+        if recorder is None or session.recorder is not recorder:
+            raise CudaError("CUDA error: invalid argument: this graph is not being captured")
+        session.enter("CUDAGraph.capture_end")
+        recorder.end()
+        recorder.nodes.end(session.stream)
+        self._is_captured = True
+        if not recorder.nodes.nodes:
+            warnings.warn(
+                "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong "
+                "device or stream.",
+                stacklevel=2,
+            )
+        if recorder.nodes.branches:
+            session.note("CUDA graph: its branches are emulated one after the other, in the order of the capture")
+        session.leave()
+
+    def replay(self) -> None:
+        """Launch the graph into the current stream."""
+        session = Session.running("CUDAGraph.replay")
+        if session is not self._session:
+            raise NotModelledError("this CUDA graph was captured in an earlier recording; capture it again in this one")
+        if not self._is_captured or self._recorder is None:
+            raise CudaError("Called CUDAGraph::replay without a preceding successful capture.")
+        session.enter("CUDAGraph.replay")
+        session.mark_source()
+        calls, nodes = self._recorder.calls, self._recorder.nodes.nodes
+        inputs = {view.memory.made() for call in calls for view in call.reads}
+        batch = max((getattr(storage, ATTRIBUTE).batch for storage in inputs if storage is not None), default=-1)
+        session.runtime.batch = batch = session.batches.of_kernel(batch, session.stream.id)
+        commands = session.runtime.launch_graph(nodes, session.stream)
+        inside: dict[Memory, torch.UntypedStorage] = {}  # memory that nobody outside holds
+        with session.bookkeeping(), torch._C.DisableTorchFunction(), torch.no_grad():
+            for call in calls:
+                self._run(call, commands[call.node], inside, batch)
+        session.leave()
+
+    def _run(self, call: Call, command: Command, inside: dict[Memory, torch.UntypedStorage], batch: int) -> None:
+        session = self._session
+
+        def tensor(view: View) -> torch.Tensor:
+            storage = view.memory.made() or inside.get(view.memory)
+            if storage is None:
+                storage = inside[view.memory] = torch.UntypedStorage(view.memory.nbytes)
+            return torch.empty(0, dtype=view.dtype).set_(storage, view.offset, view.shape, view.stride)
+
+        if call.function is _copy:
+            target, source = (tensor(each) if isinstance(each, View) else each for each in call.args)
+            if tag_of(target) is None:
+                target.copy_(source)
+                return
+            copies.prepare(session, target, source)
+            copies.arrive(session, command, target, source, pinned=True, waits=session.runtime.launch_blocking)
+            return
+        for view in (*call.reads, *call.writes):
+            if tag := tag_of(tensor(view)):
+                session.deferred.deliver(tag, session.stream)
+        args, keywords = tree_map_only(View, tensor, (call.args, call.keywords), is_leaf=_is_view)
+        results = [each for each in tree_leaves(call.function(*args, **keywords)) if isinstance(each, torch.Tensor)]
+        written = [tensor(view) for view in call.writes]
+        for view, result in zip(call.made, results if call.made else (), strict=True):
+            if view.memory.made() is None:
+                inside[view.memory] = result.untyped_storage()
+            else:
+                written.append(tensor(view).copy_(result))
+        for each in written:
+            if (tag := tag_of(each)) and batch >= 0:
+                tag.batch = batch
+        if session.tracking:
+            session.tracking.device(command, call.name, map(tensor, call.reads), written)
+
+    def instantiate(self) -> None:
+        """Nothing is left to be done when the capture has ended."""
+
+    def reset(self) -> None:
+        """Forget the graph; it may capture anew."""
+        self._recorder, self._is_captured = None, False
+
+    def pool(self) -> tuple[int, int]:
+        """Return a name for the graph's memory, which other graphs may be given; here each tensor has its own."""
+        return self._pool
+
+    def enable_debug_mode(self) -> None:
+        """Nothing to be done."""
+
+    def debug_dump(self, debug_path: str) -> None:
+        """Not modelled."""
+        raise NotModelledError("CUDAGraph.debug_dump: there is no cudaGraph_t behind an emulated graph; look at replay")
+
+    def raw_cuda_graph(self) -> int:
+        """Not modelled."""
+        raise NotModelledError("CUDAGraph.raw_cuda_graph: there is no cudaGraph_t behind an emulated graph")
+
+    raw_cuda_graph_exec = raw_cuda_graph
+
+
+def _is_view(value: Any) -> bool:
+    return isinstance(value, View)
+
+
+def install_graphs(session: Session, patches: Patches) -> None:
+    """Let `torch.cuda.CUDAGraph` and its like be ours; `torch.cuda.graph` and the rest go by torch's own code."""
+
+    def is_current_stream_capturing() -> bool:
+        return bool(session.recorder and session.recorder.nodes.takes(session.stream))
+
+    def graph_pool_handle() -> tuple[int, int]:
+        return 0, next(POOLS)
+
+    patches.function(torch.cuda, "CUDAGraph", CUDAGraph)
+    for replacement in (is_current_stream_capturing, graph_pool_handle):
+        patches.function(torch.cuda, replacement.__name__, replacement)
+    patches.set(torch.cuda.graph, "default_capture_stream", None)  # one that is kept would be of an earlier recording
+    patches.set(torch._C, "_host_emptyCache", lambda: None)

@@ -1,0 +1,716 @@
+"""Overrides: every function and method of torch that names a device, or asks for one (torch.cuda is in `cuda_api`).
+
+A CPU build of torch would refuse `.to("cuda")` before any operator runs. The mode `Functions` sees the call first,
+takes the device out of it, and says where the result belongs. Some parts of torch ask below Python's modes: autograd's
+engine call, the grouping of tensors for foreach optimizers, autocast, generators, the compiler, saving and loading.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._dynamo import eval_frame
+from torch.autograd import graph
+from torch.autograd.profiler import record_function
+from torch.nn.parallel import _functions
+from torch.optim import optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils import _device, _foreach_utils
+from torch.utils.hooks import RemovableHandle
+
+from loaderviz.emulator.runtime import Direction
+from loaderviz.emulator.torch import copies
+from loaderviz.emulator.torch.patches import QUESTIONS, StandIn, device_named, stands_for, touches_device
+from loaderviz.emulator.torch.session import CPU, DEVICE, PIN_THREAD, Session, wanted_device
+from loaderviz.emulator.torch.tensors import ATTRIBUTE, DeviceTag, HostTag, is_on_device, set_tag
+from loaderviz.errors import NotModelledError
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.torch.operators import Operators
+    from loaderviz.emulator.torch.patches import Patches
+
+Handler = Callable[[Session, Any, tuple[Any, ...], dict[str, Any]], Any]
+NAMED = """
+    float32=FloatTensor float64=DoubleTensor float16=HalfTensor bfloat16=BFloat16Tensor uint8=ByteTensor int8=CharTensor
+    int16=ShortTensor int32=IntTensor int64=LongTensor bool=BoolTensor
+"""
+TYPES = {getattr(torch, dtype): name for dtype, name in (pair.split("=") for pair in NAMED.split())}
+HANDLERS: dict[Any, Handler] = {}  # by the torch function that they answer in place of torch
+FIRST = 5  # before torch's own packages (10 is the CPU's) in the order of serialization
+PLAIN = {torch.Tensor, torch.nn.Parameter, type(None), list, tuple, int, float, bool, str}
+NO_OVERRIDE = torch._C._disabled_torch_function_impl  # what a class says that wants none, as `Parameter` does
+
+
+class Functions(TorchFunctionMode):
+    """The mode that sees every torch function while a recording runs."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self._constructors = _device._device_constructors()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one function: by its handler, as a call with a `device`, or as it is."""
+        operators = self.session.resting
+        if operators is None:
+            return self._call(func, types, args, kwargs or {})
+        if _device.CURRENT_DEVICE is None and func is not torch.device and not touches_device(func, args, kwargs):
+            return func(*args, **(kwargs or {}))
+        self.session.resting = None
+        try:
+            with self.session.meter.not_counted(), operators:
+                return self._call(func, types, args, kwargs or {})
+        finally:
+            self.session.resting = operators
+
+    def _call(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kinds = overriding(types)
+        if kinds:
+            return self._by_subclass(func, kinds, args, kwargs)
+        session = self.session
+        before, session.call = session.call, (args, kwargs)
+        session.calls += 1
+        try:
+            if (handler := HANDLERS.get(func)) is not None:
+                return handler(session, func, args, kwargs)
+            if kwargs and ("device" in kwargs or "pin_memory" in kwargs):
+                return call_with_device(session, func, args, kwargs)
+            if _device.CURRENT_DEVICE is not None and func in self._constructors:
+                return call_with_device(session, func, args, {**kwargs, "device": _device.CURRENT_DEVICE})
+            return func(*args, **kwargs)
+        finally:
+            session.call = before
+
+    def _by_subclass(self, func: Any, kinds: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let the tensors' own classes see the call first, as above a real GPU; what they call in turn comes to us."""
+        with self:
+            for kind in kinds:
+                result = kind.__torch_function__(func, kinds, args, kwargs)
+                if result is not NotImplemented:
+                    return result
+        raise TypeError(f"no implementation found for {torch.overrides.resolve_name(func) or func} on types {kinds}")
+
+
+def overriding(kinds: Iterable[type]) -> list[Any]:
+    """Return those of the types that see torch functions before torch does; none while torch has them switched off."""
+    found = [kind for kind in kinds if kind not in PLAIN]
+    if not found or not torch._C._is_torch_function_enabled():
+        return []
+    return [kind for kind in found if getattr(kind, "__torch_function__", NO_OVERRIDE) is not NO_OVERRIDE]
+
+
+def call_with_device(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a factory (`torch.zeros`, `x.new_empty`, …) and put its result where it was asked for."""
+    kwargs = dict(kwargs)
+    pin = kwargs.pop("pin_memory", False)
+    asked = kwargs.get("device")
+    device = None if asked is None else wanted_device(asked)
+    if device is not None and device.type not in ("cpu", "cuda"):
+        result = func(*args, **kwargs)  # "meta" and others are none of our business
+        return session.pin(result) if pin else result
+    if pin and (device or CPU).type == "cuda":
+        raise RuntimeError("Only dense CPU tensors can be pinned")
+    if device is not None:
+        kwargs["device"] = CPU
+    before, session.target = session.target, device
+    try:
+        result = func(*args, **kwargs)
+    finally:
+        session.target = before
+    if pin:
+        with session.bookkeeping():
+            session.pin(result)
+    return result
+
+
+def answers(*functions: Any) -> Callable[[Handler], Handler]:
+    """Return a decorator that makes a handler answer these torch functions."""
+
+    def note(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(functions, handler))
+        return handler
+
+    return note
+
+
+# Questions about where a tensor is
+
+
+@answers(torch.device)
+def _named_device(session: Session, func: Any, args: Any, kwargs: Any) -> torch.device:
+    return device_named(*args, **kwargs)
+
+
+@answers(torch.get_device, *QUESTIONS)
+def _place(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    if is_on_device(args[0] if args else kwargs["input"]):
+        return QUESTIONS.get(func, 0)
+    return func(*args, **kwargs)
+
+
+# Calls that bring a tensor to the device or back, in all their forms, and data from Python
+
+
+@answers(torch.Tensor.to)
+def _to(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, *rest = args
+    kwargs = dict(kwargs)
+    copy = kwargs.pop("copy", False)
+    other = kwargs.pop("tensor", None)
+    if rest and isinstance(rest[0], torch.Tensor):
+        other, *rest = rest
+    if other is not None:
+        rest = [DEVICE if is_on_device(other) else other.device, other.dtype, *rest]
+    if rest and isinstance(rest[-1], bool) and sum(isinstance(entry, bool) for entry in rest) == 2:
+        copy = rest.pop()  # (device, dtype, non_blocking, copy)
+    device, dtype, non_blocking, memory_format = _parse_to(session, torch._C._nn._parse_to, rest, kwargs)
+    return move(session, tensor, device, dtype, non_blocking, copy, memory_format)
+
+
+@answers(torch._C._nn._parse_to)
+def _parse_to(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    """What `Tensor.to` and `Module.to` were asked for; a CPU build of torch does not take an index for a GPU."""
+    if args and type(args[0]) is int:
+        args = [wanted_device(args[0]), *args[1:]]
+    if type(kwargs.get("device")) is int:
+        kwargs = {**kwargs, "device": wanted_device(kwargs["device"])}
+    return func(*args, **kwargs)
+
+
+@answers(torch.Tensor.cuda)
+def _cuda(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    device = args[1] if len(args) > 1 else kwargs.get("device")
+    non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+    device = DEVICE if device is None else wanted_device(device)
+    if device.type != "cuda":
+        raise ValueError(f"Tensor.cuda(): a CUDA device is expected, got {device}")
+    return move(session, args[0], device, None, non_blocking, False, kwargs.get("memory_format"))
+
+
+@answers(torch.Tensor.cpu)
+def _cpu(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    return move(session, args[0], CPU, None, False, False, kwargs.get("memory_format"))
+
+
+def move(
+    session: Session,
+    tensor: torch.Tensor,
+    device: torch.device | None,
+    dtype: torch.dtype | None,
+    non_blocking: bool,
+    copy: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """`Tensor.to` with its arguments sorted out."""
+    here = is_on_device(tensor)
+    device = wanted_device(device) if device is not None else None
+    options: dict[str, Any] = {"dtype": dtype or tensor.dtype, "copy": copy}
+    if memory_format is not None:
+        options["memory_format"] = memory_format
+    if device is None or device.type == ("cuda" if here else "cpu"):
+        return tensor.to(**options)
+    if device.type not in ("cpu", "cuda"):
+        return tensor.to(device, **options)
+    session.enter("Tensor.to")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        result: torch.Tensor = Moved.apply(tensor, session, options["dtype"], non_blocking)  # type: ignore[no-untyped-call]
+    else:
+        result = copies.transfer(session, tensor.detach(), options["dtype"], non_blocking)
+    if memory_format is not None and memory_format is not torch.preserve_format:
+        result = result.contiguous(memory_format=memory_format)
+    session.leave()
+    return result
+
+
+class Moved(torch.autograd.Function):
+    """A copy between host and device that gradients flow back through."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, session: Session, dtype: torch.dtype, non_blocking: bool) -> Any:
+        """Copy to the other side."""
+        ctx.session, ctx.dtype, ctx.non_blocking = session, tensor.dtype, non_blocking
+        return copies.transfer(session, tensor.detach(), dtype, non_blocking)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Copy the gradient back."""
+        return copies.transfer(ctx.session, gradients[0], ctx.dtype, ctx.non_blocking), None, None, None
+
+
+@answers(torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor)
+def _from_data(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    """Data from Python or numpy: made on the CPU, then copied (pageable and blocking)."""
+    kwargs = dict(kwargs)
+    asked, pin = kwargs.pop("device", None), kwargs.pop("pin_memory", False)
+    data = args[1] if func is torch.Tensor.new_tensor and len(args) > 1 else args[0] if args else kwargs.get("data")
+    if asked is None:
+        if func is torch.Tensor.new_tensor or (isinstance(data, torch.Tensor) and func is not torch.tensor):
+            asked = DEVICE if is_on_device(args[0] if func is torch.Tensor.new_tensor else data) else CPU
+        else:
+            asked = _device.CURRENT_DEVICE or CPU
+    device = wanted_device(asked)
+    if func in (torch.as_tensor, torch.asarray) and isinstance(data, torch.Tensor):
+        return move(session, data, device, kwargs.get("dtype"), False, bool(kwargs.get("copy")))
+    requires_grad = kwargs.pop("requires_grad", False)
+    with session.bookkeeping():
+        result = func(*args, **kwargs, device=CPU)
+        if pin:
+            session.pin(result)
+    if device.type == "cuda":
+        result = move(session, result, device, None, False)
+    return result.requires_grad_() if requires_grad else result
+
+
+@answers(torch.Tensor.type)
+def _type(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
+    if wanted is None:
+        return f"torch.cuda.{TYPES[args[0].dtype]}" if is_on_device(args[0]) else func(*args)
+    if isinstance(wanted, torch.dtype):
+        return move(session, args[0], None, wanted, False)
+    raise NotModelledError(f"Tensor.type({wanted!r}) is not modelled; use .to(device, dtype)")
+
+
+@answers(torch.ctc_loss)
+def _ctc_loss(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    """The lengths may be on the CPU; the mean over them is taken on the device, and torch copies them there."""
+    log_probabilities, targets, *rest = args
+    if is_on_device(log_probabilities):
+        rest = [move(session, entry, DEVICE, None, False) if type(entry) is torch.Tensor else entry for entry in rest]
+    return func(log_probabilities, targets, *rest, **kwargs)
+
+
+# Calls that bring a device tensor's values to Python, or refuse to; `print` comes down to these
+
+
+@answers(torch.Tensor.numpy)
+def _numpy(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    if is_on_device(args[0]):
+        raise TypeError(
+            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory "
+            "first."
+        )
+    return func(*args, **kwargs)
+
+
+@answers(torch.Tensor.tolist)
+def _tolist(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor = args[0].detach()
+    if is_on_device(tensor):
+        tensor = copies.to_host(session, tensor, tensor.dtype, False)
+    elif session.tracking:
+        session.tracking.host_access(tensor, "Tensor.tolist")
+    return func(tensor)
+
+
+# Methods of `Tensor` that never reach a mode, or that the DataLoader's pin thread calls: set on the class
+
+
+def install_methods(session: Session, patches: Patches) -> None:
+    """Set the methods while the recording runs."""
+
+    def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        if is_on_device(tensor):
+            raise RuntimeError(f"cannot pin 'torch.cuda.{TYPES[tensor.dtype]}' only dense CPU tensors can be pinned")
+        copies.check_layout(tensor)
+        if threading.current_thread().name == PIN_THREAD:
+            copy = tensor.clone(memory_format=torch.contiguous_format)
+            set_tag(copy, HostTag(session, pinned=True))  # its block is given at hand-out, by the main thread
+            return copy
+        session.enter("Tensor.pin_memory")
+        with torch._C.DisableTorchFunction():
+            tag = session.host_tag(tensor)
+            result = tensor if tag and tag.pinned else copies.pin_memory(session, tensor.detach(), tag)
+        session.leave()
+        return result
+
+    def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+        with torch._C.DisableTorchFunction():
+            if tensor.layout is not torch.strided or is_on_device(tensor):
+                return False
+            tag = session.host_tag(tensor)
+        return bool(tag and tag.pinned)
+
+    def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+        session.enter("Tensor.record_stream")
+        with torch._C.DisableTorchFunction():
+            tag = session.device_tag(tensor)
+        if tag is None:
+            raise RuntimeError("record_stream: the tensor is on the CPU; only device memory has streams")
+        session.pool.record_stream(tag.block, session.stream_of(stream))  # R36
+        session.leave()
+
+    for replacement in (pin_memory, is_pinned, record_stream):
+        patches.set(torch.Tensor, replacement.__name__, replacement)
+    for name in ("__dlpack__", "__dlpack_device__"):
+        patches.set(torch.Tensor, name, _dlpack(getattr(torch.Tensor, name)))
+
+
+def _dlpack(original: Any) -> Any:
+    def dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if is_on_device(tensor):  # its memory would be that of the CPU tensor behind it
+            raise NotModelledError("DLPack of a tensor on the emulated GPU is not modelled; copy it with .cpu() first")
+        return original(tensor, *args, **kwargs)
+
+    return dlpack
+
+
+# The corners of torch that ask for the device below Python's modes, each with a small stand-in
+
+
+def install_library(session: Session, patches: Patches, operators: Operators, calls: Functions) -> None:
+    """Put all stand-ins in place."""
+    patches.function(graph, "_engine_run_backward", operators.backward.wrap(graph._engine_run_backward))
+    _install_host_prices(session, patches)
+    for owner in (_foreach_utils, torch._C):
+        name = "_group_tensors_by_device_and_dtype"
+        patches.function(owner, name, _grouping(getattr(owner, name)))
+    patches.function(torch, "Generator", _generator(torch.Generator))
+    patches.set(torch.backends.cuda, "is_built", lambda: True)
+    patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
+    _install_data_parallel(patches)
+    _install_distributed(session, patches)
+    _install_saved_tensor_hooks(patches, calls)
+    _install_autocast(session, patches)
+    _install_compiler(session, patches)
+    _install_serialization(session, patches)
+    _install_ranges(session, patches)
+    _install_profiler(session, patches)
+    _install_attention(patches)
+    find: Any = torch.jit._builtins._find_builtin  # by identity, also of what stands in for a builtin now
+    patches.function(torch.jit._builtins, "_find_builtin", lambda function: find(inspect.unwrap(function)))
+    for name in ("nested_tensor", "as_nested_tensor"):
+        patches.function(torch.nested, name, _on_host_only(getattr(torch.nested, name)))
+
+
+def _on_host_only(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if touches_device(original, args, kwargs):
+            raise NotModelledError(
+                f"torch.nested.{original.__name__}: nested tensors on the emulated GPU are not modelled"
+            )
+        return original(*args, **kwargs)
+
+    return make
+
+
+def _install_attention(patches: Patches) -> None:
+    """Where a program asks for a kernel of attention that only CUDA has, the CPU's flash attention answers."""
+    choose, names = torch.nn.attention._sdpa_kernel, torch.nn.attention.SDPBackend
+    cuda_only = {names.EFFICIENT_ATTENTION, names.CUDNN_ATTENTION}
+
+    def sdpa_kernel(backends: Iterable[Any], *args: Any, **kwargs: Any) -> None:
+        asked = list(backends)
+        choose([*asked, *([names.FLASH_ATTENTION, names.MATH] if cuda_only & set(asked) else [])], *args, **kwargs)
+
+    patches.set(torch.nn.attention, "_sdpa_kernel", sdpa_kernel)
+
+
+def _install_profiler(session: Session, patches: Patches) -> None:
+    """`torch.profiler` sees the host's operators, and would look for CUDA below Python; there is nothing."""
+    profile, emit_nvtx = torch.autograd.profiler.profile, torch.autograd.profiler.emit_nvtx
+    begin = profile.__init__
+
+    def init(self: Any, *args: Any, use_device: str | None = None, use_cuda: bool = False, **kwargs: Any) -> None:
+        if use_cuda or use_device == "cuda":
+            session.note("torch.profiler shows the operators on the host only: what the GPU does is in this recording")
+            use_device = None
+        begin(self, *args, use_device=use_device, **kwargs)
+
+    patches.set(profile, "__init__", init)
+    patches.set(emit_nvtx, "__enter__", lambda self: self)
+    patches.set(emit_nvtx, "__exit__", lambda self, *error: None)
+
+
+def _grouping(original: Callable[..., Any]) -> Callable[..., Any]:
+    def group(tensor_lists: Any, with_indices: bool = False) -> Any:
+        """Group tensors by (device, dtype), device tensors apart from host tensors."""
+        groups: dict[Any, Any] = {}
+        for (device, dtype), (lists, indices) in original(tensor_lists, with_indices).items():
+            places = [tensor is not None and is_on_device(tensor) for tensor in lists[0]]
+            for here in sorted(set(places)):
+                keep = [position for position, place in enumerate(places) if place == here]
+                part = [[entries[position] for position in keep] if entries else entries for entries in lists]
+                part_indices = [indices[position] for position in keep] if indices else indices
+                groups[DEVICE if here else device, dtype] = (part, part_indices)
+        return groups
+
+    return group
+
+
+def _install_host_prices(session: Session, patches: Patches) -> None:
+    """A module's call and an optimizer's step cost what `Host` says; other Python in them is free or measured."""
+    host, call_module = session.runtime.host, torch.nn.Module.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if session.quiet or session.fetching or not session.in_recording_thread():
+            return call_module(self, *args, **kwargs)
+        session.begin_priced(host.module)
+        try:
+            return call_module(self, *args, **kwargs)
+        finally:
+            session.end_priced()
+
+    patches.set(torch.nn.Module, "__call__", call)
+
+    def step_begins(stepping: Any, *_: Any) -> None:
+        if session.in_recording_thread():
+            count = sum(len(group["params"]) for group in stepping.param_groups)
+            session.begin_priced(host.optimizer + count * host.parameter)
+
+    def step_ends(stepping: Any, *_: Any) -> None:
+        if session.in_recording_thread():
+            session.batches.optimizer_stepped(stepping)
+            session.end_priced()
+
+    for hooks, hook in (
+        (optimizer._global_optimizer_pre_hooks, step_begins),
+        (optimizer._global_optimizer_post_hooks, step_ends),
+    ):
+        handle = RemovableHandle(hooks)
+        patches.at_end(handle.remove)
+        hooks[handle.id] = hook
+
+
+def _install_data_parallel(patches: Patches) -> None:
+    """`DataParallel` over the one GPU there is: its inputs are copied there, and the module is called."""
+
+    def scatter(tensor: torch.Tensor, devices: Any, sizes: Any, dim: int, streams: Any) -> tuple[torch.Tensor, ...]:
+        with torch.cuda.stream(streams[0] if streams else None):
+            return (tensor.to(DEVICE, non_blocking=True),)
+
+    def gather(tensors: Any, dim: int, index: int | None) -> torch.Tensor:
+        return tensors[0].to("cpu" if index == -1 else DEVICE)  # type: ignore[no-any-return]
+
+    patches.set(torch._C, "_scatter", scatter)
+    patches.set(torch._C, "_gather", gather)
+    patches.set(_functions, "_streams", None)  # the copy stream that it keeps for each GPU
+
+
+def _install_distributed(session: Session, patches: Patches) -> None:
+    """One rank on one GPU: there is nothing to reduce, so `DistributedDataParallel` calls its module. More are refused.
+
+    Torch's CPU build has no NCCL; for one rank gloo stands in for it, and says that it is "nccl".
+    """
+    if not torch.distributed.is_available():
+        return
+    distributed, parallel = torch.distributed, torch.nn.parallel.DistributedDataParallel
+    begin, backend_of, make = distributed.init_process_group, distributed.get_backend, parallel.__init__
+    synchronizes, stands_in = "require_backward_grad_sync", not distributed.is_nccl_available()
+    asked = ""
+
+    def one_rank(ranks: int) -> None:
+        if ranks > 1:
+            raise NotModelledError(
+                f"torch.distributed with {ranks} ranks: the emulated machine has one GPU, so one rank; start it with "
+                "torchrun --nproc-per-node 1, or record on real GPUs"
+            )
+
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        nonlocal asked
+        options = inspect.signature(begin).bind(*args, **kwargs).arguments
+        ranks = options.get("world_size", -1)
+        one_rank(ranks if ranks > 0 else int(os.environ.get("WORLD_SIZE", 1)))
+        asked = "nccl" if stands_in and "nccl" in (options.get("backend") or "nccl") else ""
+        if asked:
+            options |= {"backend": "gloo", "device_id": None}
+        begin(**options)
+
+    def get_backend(group: Any = None) -> str:
+        return asked or backend_of(group)
+
+    def init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        if any(map(is_on_device, module.parameters())):
+            one_rank(distributed.get_world_size(kwargs.get("process_group")))
+            session.note("DistributedDataParallel over one rank: no gradient is copied into a bucket, none is reduced")
+        make(self, module, *args, **kwargs)
+
+    def is_synchronizing(self: Any) -> bool:
+        return bool(vars(self)[synchronizes]) and not any(map(is_on_device, self.parameters()))
+
+    patches.function(distributed, "init_process_group", init_process_group)
+    patches.function(distributed, "get_backend", get_backend)
+    patches.function(distributed, "is_nccl_available", lambda: True)
+    patches.set(parallel, "__init__", init)
+    patches.set(
+        parallel, synchronizes, property(is_synchronizing, lambda self, on: vars(self).update({synchronizes: on}))
+    )
+
+
+def _generator(original: Any) -> Any:
+    """Return a class that stands in for `torch.Generator`: a CUDA generator draws the CPU's numbers."""
+
+    class Meta(StandIn, type(original)):  # type: ignore[misc]
+        pass
+
+    @stands_for(original)
+    class Generator(original, metaclass=Meta):  # type: ignore[misc]
+        def __new__(cls, device: Any = "cpu") -> Any:
+            place = wanted_device(device)
+            self = super().__new__(cls, "cpu" if place.type == "cuda" else place)
+            self._place = place
+            return self
+
+        @property
+        def device(self) -> torch.device:
+            return self._place  # type: ignore[no-any-return]
+
+    return Generator
+
+
+def _install_saved_tensor_hooks(patches: Patches, calls: Functions) -> None:
+    """Autograd calls pack and unpack hooks (checkpointing, `save_on_cpu`) where no mode is active: bring ours along."""
+
+    def with_mode(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(value: Any) -> Any:
+            with calls:
+                return hook(value)
+
+        return call
+
+    def enter(self: Any) -> None:
+        torch._C._autograd._push_saved_tensors_default_hooks(with_mode(self.pack_hook), with_mode(self.unpack_hook))
+
+    patches.set(graph.saved_tensors_hooks, "__enter__", enter)
+
+
+def _install_autocast(session: Session, patches: Patches) -> None:
+    """Autocast for CUDA runs as the CPU's autocast with the same dtype, and the timeline says so."""
+    autocast = torch.amp.autocast_mode.autocast
+    begin = autocast.__init__
+
+    def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.float16
+            if enabled:
+                session.note(f"autocast: the values are really computed in {dtype}, by the CPU's kernels and lists")
+        begin(self, device_type, dtype, enabled, cache_enabled)
+
+    patches.set(autocast, "__init__", init)
+    for name in ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_available"):
+        if hasattr(torch, name):
+            patches.function(torch, name, _as_cpu(getattr(torch, name)))
+
+
+def _as_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+    def ask(device_type: str = "cuda") -> Any:
+        return original("cpu" if device_type == "cuda" else device_type)
+
+    return ask
+
+
+def _install_compiler(session: Session, patches: Patches) -> None:
+    """Compiled code runs as its eager operators, also what was compiled before, and the timeline says so."""
+    note = "torch.compile: compiled code is emulated as its eager operators, so nothing is fused"
+    signature = inspect.signature(torch.compile)
+
+    def compile_eagerly(*args: Any, **kwargs: Any) -> Any:
+        asked = signature.bind(*args, **kwargs).arguments
+        model = asked.pop("model", None)
+        if model is None:
+            return lambda model: compile_eagerly(model, **asked)
+        if asked.get("mode") is not None and asked.get("options") is not None:
+            raise RuntimeError("torch.compile: either mode or options can be specified, but not both")
+        if asked.get("disable") or isinstance(model, type):
+            return model
+        session.note(note)
+        return torch.compiler.disable(model)  # wrapped just as a compiled one is
+
+    def without_compiling(callback: Any) -> None:
+        if callback:
+            session.note(note)
+
+    patches.function(torch, "compile", compile_eagerly)
+    patches.set(eval_frame, "_stance", eval_frame.DynamoStance("force_eager"))  # with fullgraph=True, too
+    patches.set(eval_frame, "_callback_from_stance", without_compiling)  # asked at each call of compiled code
+    mark = torch.compiler.cudagraph_mark_step_begin
+    patches.set(torch.compiler, mark.__name__, lambda: None)  # there are no CUDA graphs
+
+
+def _install_serialization(session: Session, patches: Patches) -> None:
+    """torch.save notes "cuda:0" for device storages, torch.load puts them there; a deep copy is where its source is."""
+
+    def location(storage: Any) -> str | None:
+        tag = getattr(storage, ATTRIBUTE, None)
+        if type(tag) is not DeviceTag:
+            if session.tracking:
+                session.tracking.host_access(copies.bytes_of(storage), "torch.save")
+            return None
+        session.enter("torch.save")
+        session.deferred.deliver(tag, session.stream)
+        _move_bytes(session, "d2h", reads=[copies.bytes_of(storage)])
+        session.leave()
+        return "cuda:0"
+
+    def restore(storage: Any, wanted: str) -> Any:
+        if not wanted.startswith("cuda"):
+            return None
+        wanted_device(wanted)
+        session.enter("torch.load")
+        session.mark_source()
+        _move_bytes(session, "h2d", writes=[session.place(copies.bytes_of(storage))])
+        session.leave()
+        return storage
+
+    patches.set(torch.serialization, "_package_registry", list(torch.serialization._package_registry))
+    torch.serialization.register_package(FIRST, location, restore)
+    base = torch.storage._StorageBase
+    copy_storage: Any = base.__deepcopy__
+
+    def deepcopy(self: Any, memo: Any) -> Any:
+        tag = getattr(self, ATTRIBUTE, None)
+        if type(tag) is not DeviceTag:
+            return copy_storage(self, memo)
+        session.deferred.deliver(tag, session.stream)
+        with session.bookkeeping():
+            result = copy_storage(self, memo)
+        if getattr(result, ATTRIBUTE, None) is None:
+            session.mark_source()
+            _move_bytes(session, "d2d", [copies.bytes_of(self)], [session.place(copies.bytes_of(result), tag.batch)])
+        return result
+
+    patches.set(base, "__deepcopy__", deepcopy)
+
+
+def _move_bytes(
+    session: Session, direction: Direction, reads: Sequence[torch.Tensor] = (), writes: Sequence[torch.Tensor] = ()
+) -> None:
+    """Copy all of a storage; to the host and from there it is a blocking copy of pageable memory."""
+    session.mark_source()
+    crosses, size = direction != "d2d", (*reads, *writes)[0].nbytes
+    command = session.runtime.memcpy(size, direction, session.stream, pinned=not crosses, blocking=crosses)
+    if session.tracking:
+        session.tracking.device(command, reads=reads, writes=writes)
+    if crosses:
+        session.deferred.host_knows()
+
+
+def _install_ranges(session: Session, patches: Patches) -> None:
+    """`record_function` (and with it the DataLoader's own annotation) becomes a range on the main lane."""
+    enter: Any = record_function.__enter__
+    leave = record_function.__exit__
+    starts: dict[int, int] = {}
+
+    def begin(self: Any) -> Any:
+        if not session.in_recording_thread():
+            return enter(self)
+        starts[id(self)] = session.enter_range(self.name)
+        with session.bookkeeping():
+            return enter(self)
+
+    def end(self: Any, *error: Any) -> Any:
+        start = starts.pop(id(self), None)
+        if start is not None:
+            session.leave_range(self.name, start)
+        with session.bookkeeping():
+            return leave(self, *error)
+
+    patches.set(record_function, "__enter__", begin)
+    patches.set(record_function, "__exit__", end)

@@ -1,0 +1,381 @@
+"""Patches: replace names while a recording runs, and put every one of them back, also after an exception.
+
+A replacement may outlive its recording: in a module that imported it inside the block, in a default argument, in a
+closure. So each one stands aside when its recording is over, and does what its name does then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import signal
+import sys
+import threading
+import time
+import timeit
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from loaderviz.emulator.torch.tensors import is_on_device
+from loaderviz.errors import NotModelledError
+from loaderviz.timeline import Kind
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.torch.session import Session
+
+MISSING = object()
+SECOND = 10**9
+CLOCKS = ("perf_counter", "monotonic", "time")
+NEED_REAL_TIME = """
+multiprocessing threading queue selectors socket subprocess asyncio concurrent logging ssl http urllib zmq tornado
+ipykernel jupyter_client traitlets tqdm _pytest hypothesis torch.distributed torch.multiprocessing
+"""
+REAL_TIME = tuple(NEED_REAL_TIME.split())
+READ = 50  # ns of host time that a look at the clock costs, so that a loop that waits for it comes to an end
+PATIENCE = 1.0  # s of real time without any call of the emulated GPU
+QUESTIONS: dict[Any, Any] = {
+    torch.Tensor.device.__get__: torch.device("cuda", 0),
+    torch.Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
+    torch.Tensor.is_cpu.__get__: False,  # type: ignore[attr-defined]
+    torch.Tensor.get_device: 0,
+}
+
+
+class Patches:
+    """A stack of replaced attributes; `restore` undoes them in reverse order."""
+
+    def __init__(self) -> None:
+        self.live = True  # the recording runs: replacements act, instead of what they replace
+        self._undo: list[Callable[[], object]] = []
+        self._swaps: list[tuple[Any, Any]] = []  # (before, stand-in)
+        self._loaded: set[str] = set()  # names of the modules that were there when the recording began
+
+    def set(self, owner: Any, name: str, value: Any) -> Any:
+        """Set `owner.name`; what was there before (also nothing) comes back on `restore`. Return what stands there.
+
+        A function or class stands there as a stand-in of its own, which looks as before, and which does what
+        `owner.name` does then when the recording is over.
+        """
+        before = getattr(owner, name, MISSING)
+        if isinstance(value, staticmethod):
+            value = staticmethod(self._stand_in(owner, name, before, value.__func__))
+        elif isinstance(value, (FunctionType, MethodType, type)) and before is not MISSING:
+            value = self._stand_in(owner, name, before, value)
+        self.at_end(functools.partial(_put_back, owner, name, vars(owner).get(name, MISSING)))
+        setattr(owner, name, value)
+        return value
+
+    def at_end(self, undo: Callable[[], object]) -> None:
+        """Let `restore` call `undo`, and call it again if an interrupt came meanwhile. Say so before there is need."""
+        self._undo.append(undo)
+
+    def function(self, owner: Any, name: str, value: Any) -> None:
+        """Like `set`, and also for those who imported the name: see `swap_everywhere`. Absent names are skipped."""
+        before = getattr(owner, name, MISSING)
+        if before is not MISSING:
+            self._swaps.append((before, self.set(owner, name, value)))
+
+    def swap_everywhere(self, skip: Callable[[str], bool]) -> None:
+        """Replace what `function` replaced in every loaded module that holds it by name (`from time import time`).
+
+        Modules whose name `skip` accepts are left alone.
+        """
+        self._loaded = set(sys.modules)
+        swaps = {id(before): value for before, value in self._swaps}
+        for namespace, name, value in _entries(swaps, [module for module in self._loaded if not skip(module)]):
+            self.at_end(functools.partial(namespace.__setitem__, name, value))
+            namespace[name] = swaps[id(value)]
+
+    def restore(self) -> None:
+        """Put everything back, also in modules that were imported since and took a replaced name with them.
+
+        After an interrupt, a second call does the rest; a call when all is done does nothing.
+        """
+        self.live = False
+        while self._undo:
+            self._undo[-1]()
+            self._undo.pop()
+        swaps = {id(value): before for before, value in self._swaps}
+        imported = sys.modules.keys() - self._loaded | {"__main__"} if self._loaded else set()
+        for namespace, name, value in _entries(swaps, imported):
+            namespace[name] = swaps[id(value)]
+        self._swaps.clear()
+
+    def _stand_in(self, owner: Any, name: str, before: Any, value: Any) -> Any:
+        """Return a function or class of its own that is `value` while the recording runs, then `owner.name`."""
+
+        def now() -> Any:
+            if self.live:
+                return value
+            current = getattr(owner, name, before)
+            return before if current is stand_in else current  # it is just about to be put back
+
+        is_class = isinstance(value, type) and hasattr(type(before), "__instancecheck__")
+        stand_in: Any = _class_for(before, value, now) if is_class else _function_for(before, now)
+        return stand_in
+
+
+def _put_back(owner: Any, name: str, value: Any) -> None:
+    if value is not MISSING:
+        setattr(owner, name, value)
+    elif name in vars(owner):
+        delattr(owner, name)
+
+
+def _function_for(before: Any, now: Callable[[], Any]) -> Any:
+    @functools.wraps(before)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        return now()(*args, **kwargs)
+
+    return stand_in
+
+
+def _class_for(before: Any, value: Any, now: Callable[[], Any]) -> Any:
+    class Meta(type(value)):  # type: ignore[misc]
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return now()(*args, **kwargs) if cls is stand_in else super().__call__(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return super().__instancecheck__(instance) or (cls is stand_in and isinstance(instance, now()))
+
+        def __subclasscheck__(cls, other: Any) -> bool:
+            return super().__subclasscheck__(other) or (cls is stand_in and issubclass(other, now()))
+
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            return inspect.signature(value)
+
+    named = {key: getattr(before, key) for key in ("__module__", "__qualname__", "__doc__") if hasattr(before, key)}
+    stand_in = Meta(before.__name__, (value,), named)
+    return stand_in
+
+
+def _entries(wanted: dict[int, Any], modules: Iterable[str]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Iterate over the names in these modules whose value has one of the ids in `wanted`."""
+    for module in modules:
+        names = getattr(sys.modules.get(module), "__dict__", None)
+        if not isinstance(names, dict):
+            continue
+        if wanted.keys().isdisjoint(map(id, list(names.values()))):  # a copy: another thread may add a name
+            continue  # almost always, so that this is one call
+        for name, value in names.copy().items():
+            if id(value) in wanted:
+                yield names, name, value
+
+
+class StandIn(type):
+    """The metaclass of classes that stand in for one of torch: what is an instance of that one is one of theirs.
+
+    So `isinstance`, subclasses and `X | None` work. A subclass of these stands for nothing.
+    """
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return super().__instancecheck__(instance) or isinstance(instance, vars(cls).get("original", ()))
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return super().__subclasscheck__(subclass) or issubclass(subclass, vars(cls).get("original", ()))
+
+
+def stands_for(original: type) -> Callable[[Any], Any]:
+    """Return a decorator for a class whose metaclass is `StandIn`: it stands in for `original`.
+
+    It keeps that one's name, module and words, so that an editor shows what it always shows; `Patches` does functions.
+    """
+
+    def dress(cls: Any) -> Any:
+        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+            setattr(cls, name, getattr(original, name))
+        cls.original = original
+        return cls
+
+    return dress
+
+
+# The clock. Inside a recording `time` follows the virtual clock of the host, for the thread that records. Other threads
+# and the standard library's own waiting (multiprocessing, queues, sockets) keep the real clock, or they would wait for
+# ever.
+
+
+def install_clock(session: Session, patches: Patches) -> None:
+    """Replace the clocks and `sleep` in `time` (and for those who imported them by name)."""
+
+    def virtual(real: Callable[[], Any], base: int, unit: int) -> Callable[[], Any]:
+        def clock() -> Any:
+            if not is_virtual(session, sys._getframe(1)):
+                return real()
+            session.enter("time")
+            session.runtime.now += READ
+            session.leave()
+            now = base + session.runtime.now
+            return now if unit == 1 else now / unit
+
+        return clock
+
+    for name in CLOCKS:
+        base = getattr(time, name + "_ns")()
+        for full_name, unit in ((name, SECOND), (name + "_ns", 1)):
+            patches.function(time, full_name, virtual(getattr(time, full_name), base, unit))
+    real_sleep = time.sleep
+
+    def sleep(seconds: float) -> None:
+        if not is_virtual(session, sys._getframe(1)):
+            real_sleep(seconds)
+            return
+        if seconds < 0:
+            raise ValueError("sleep length must be non-negative")
+        session.enter("time.sleep")
+        session.mark_source()
+        session.runtime.host_work(round(seconds * SECOND), "time.sleep", Kind.OPERATOR)
+        session.leave()
+
+    patches.function(time, "sleep", sleep)
+    patches.function(timeit, "default_timer", time.perf_counter)
+    _install_benchmark(patches)
+
+
+def _install_benchmark(patches: Patches) -> None:
+    """`torch.utils.benchmark.Timer` waits for the device; up to torch 2.12 it decides so when it is imported."""
+    benchmark = sys.modules.get("torch.utils.benchmark")
+    if benchmark is None:
+        return
+    begin = benchmark.Timer.__init__
+
+    def synchronized() -> float:
+        torch.cuda.synchronize()
+        return timeit.default_timer()
+
+    def init(
+        self: Any, stmt: str = "pass", setup: str = "pass", global_setup: str = "", *args: Any, **more: Any
+    ) -> None:
+        if not args:
+            more.setdefault("timer", synchronized)
+        begin(self, stmt, setup, global_setup, *args, **more)
+
+    patches.set(benchmark.Timer, "__init__", init)
+
+
+def is_virtual(session: Session, caller: Any) -> bool:
+    """Tell whether a call from this frame is the program's own, on the recording thread."""
+    if not session.alive or threading.get_ident() != session.thread:
+        return False
+    while caller.f_code.co_filename == __file__:  # a stand-in calls for its caller
+        caller = caller.f_back
+    return not (caller.f_globals.get("__name__") or "").startswith(REAL_TIME)
+
+
+# Where the emulated GPU is out of reach, in a second thread or a forked process, using it is an error, at the call.
+
+
+class Guard(TorchFunctionMode):
+    """Lets every torch function pass but those that touch the device; for these it calls `refuse`, which raises.
+
+    The modes of a recording belong to its thread. Elsewhere a device tensor would look like a CPU tensor, and its
+    operators would go by unseen.
+    """
+
+    def __init__(self, refuse: Callable[[str], object]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one function, or refuse it. Questions about a device tensor are answered, its values are out of reach."""
+        if func is torch.device:
+            return device_named(*args, **(kwargs or {}))
+        if touches_device(func, args, kwargs):
+            if func in QUESTIONS:
+                return QUESTIONS[func]
+            if getattr(func, "__name__", "") != "__get__":  # its shape, dtype, …
+                self._refuse(f"torch.{getattr(func, '__name__', func)}")
+        return func(*args, **(kwargs or {}))
+
+
+def touches_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    """Tell whether a call has to do with the device: names it, or gets a tensor that is on it."""
+    if isinstance(func, type):  # torch.device("cuda") only names it
+        return False
+    if kwargs and (type(kwargs.get("device")) is int or any(map(_is_of_device, kwargs.values()))):
+        return True
+    if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
+        return True
+    return func is torch.Tensor.cuda or any(map(_is_of_device, args))
+
+
+def device_named(*args: Any, **kwargs: Any) -> torch.device:
+    """`torch.device`: an index alone names a GPU, of which a CPU build of torch would say that there is none."""
+    index = args[0] if args else kwargs.get("device")
+    if len(args) + len(kwargs) == 1 and type(index) is int:
+        return torch.device("cuda", index)
+    return torch.device(*args, **kwargs)
+
+
+def _is_of_device(value: Any) -> bool:
+    """Tell whether this is a tensor of the device or a name of it, or a list with one of these in it."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_is_of_device, value))
+    if isinstance(value, str):
+        return value.startswith("cuda")
+    return is_on_device(value) or (isinstance(value, torch.device) and value.type == "cuda")
+
+
+def watch_threads(session: Session, patches: Patches) -> None:
+    """Let each thread that is started while the recording runs have a guard: `session.enter` says what is wrong."""
+    start = threading.Thread.start
+
+    def guarded_start(self: threading.Thread) -> None:
+        run = self.run
+
+        def guarded() -> None:
+            try:
+                with Guard(session.enter) if session.alive else contextlib.nullcontext():
+                    run()
+            except NotModelledError as problem:
+                session.refused_elsewhere(problem)
+                raise
+            finally:
+                del self.run  # the thread's own method again
+
+        self.run = guarded  # type: ignore[method-assign]
+        start(self)
+
+    patches.set(threading.Thread, "start", guarded_start)
+
+
+def stop_by_signal(session: Session, patches: Patches) -> None:
+    """Let `stop_waiting` have a signal that nobody else uses, where the main thread records and there are signals."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_kill"):
+        return
+
+    def stop(*_: object) -> None:
+        if session.refused:
+            raise session.refused
+
+    patches.at_end(functools.partial(signal.signal, signal.SIGURG, signal.getsignal(signal.SIGURG) or signal.SIG_DFL))
+    signal.signal(signal.SIGURG, stop)
+    session.stops = True
+
+
+def stop_waiting(session: Session) -> None:
+    """Raise the error of the other thread in the one that records, as soon as that does nothing more for a while.
+
+    It may wait for what the other thread would have made; and a lock can be broken by a signal only.
+    """
+    while session.alive:
+        now = session.runtime.now
+        time.sleep(PATIENCE)
+        if session.alive and session.runtime.now == now:
+            signal.pthread_kill(session.thread, signal.SIGURG)
+
+
+def refuse_in_fork(call: str) -> NoReturn:
+    """Raise what CUDA says in a forked process."""
+    raise RuntimeError(
+        f"{call}: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+        "'spawn' start method"
+    )

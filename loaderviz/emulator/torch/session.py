@@ -1,0 +1,451 @@
+"""Session: one recording on the emulated GPU. It has the runtime, the memory pools and what the modes share.
+
+The parts around it: `tensors` (where a tensor is), `copies` (between host and device), `operators` (every aten
+operator), `overrides` (calls that name a device), `cuda_api` (torch.cuda and torch.accelerator), `graphs` (CUDA
+graphs), `tracking` (who reads and writes what), `patches` (names replaced for a while, the virtual clock).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import thread_time_ns
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from loaderviz.batches import BATCH_RANGE, PREFETCH_RANGE, Numbering, batch_name
+from loaderviz.emulator import costs
+from loaderviz.emulator.device import Stream
+from loaderviz.emulator.hardware import Gpu, Host
+from loaderviz.emulator.hazards.races import Races
+from loaderviz.emulator.runtime import Event, Runtime
+from loaderviz.emulator.torch.copies import DeferredCopies
+from loaderviz.emulator.torch.patches import stop_waiting
+from loaderviz.emulator.torch.tensors import TensorMemory
+from loaderviz.emulator.torch.tracking import AccessTracking
+from loaderviz.errors import LoadervizError, NotModelledError
+from loaderviz.timeline import Context, Kind, Timeline
+
+Copies = Literal["on_wait", "eager"]
+OnHazard = Literal["warn", "raise", "off"]
+DEVICE = torch.device("cuda", 0)
+CPU = torch.device("cpu")
+PIN_THREAD = "loaderviz pin thread"
+NOTED, NOTED_TIMES = 2_000_000, 4  # a batch's unpriced ns, and how many times what is charged, from which it is noted
+UNPRICED = (
+    "the data set's own Python takes time on this machine that a named host does not know: declare it with "
+    "loaderviz.costs(seconds), or record with host='measured'; recording.unpriced has the figures"
+)
+TORCH = Path(torch.__file__).parent
+PACKAGES = (TORCH, TORCH.parent / "torchvision", TORCH.parent / "torchdata", Path(__file__).parents[2])
+NOT_USER_CODE = (*(f"{package}{os.sep}" for package in PACKAGES), "<frozen", contextlib.__file__)
+
+
+ASKS_FOR_GPU = re.compile(r"\b(cuda|accelerator)\.is_available\(\)")
+
+
+class NoRecordingError(LoadervizError, RuntimeError):
+    """A stream or event of the emulated GPU was used outside a recording."""
+
+
+def wanted_device(device: Any) -> torch.device:
+    """Return the device that a call names. An int is a GPU's index. Raises `NotModelledError` for a second GPU."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        device = torch.device("cuda", device)
+    place: torch.device = torch.device(device)
+    if place.type == "cuda":
+        if place.index not in (None, 0):
+            raise NotModelledError(
+                f"{place} was asked for, but the emulated machine has one GPU, cuda:0; several devices and peer "
+                "copies are not modelled"
+            )
+        return DEVICE
+    return place
+
+
+class Session(TensorMemory):
+    """The state of one emulated recording. Used from the thread that made it, and only from there."""
+
+    active: ClassVar[Session | None] = None  # the one whose recording runs
+
+    def __init__(
+        self, gpu: Gpu, host: Host, *, measured: bool, copies: Copies, launch_blocking: bool, hazards: OnHazard = "warn"
+    ) -> None:
+        super().__init__(Runtime(gpu, host, launch_blocking=launch_blocking))
+        self.tracking: AccessTracking | None = None  # tells `races` what is read and written
+        if hazards != "off":
+            self.runtime.races = Races(self.runtime.order, self.runtime.builder, raising=hazards == "raise")
+            self.tracking = AccessTracking(self, self.runtime.races)
+        self.stream_history: list[tuple[int, Stream]] = [(0, self.stream)]  # (autograd sequence number, stream)
+        self.copies = copies
+        self.measured = measured
+        self.thread = threading.get_ident()
+        self.refused: NotModelledError | None = None  # the first in another thread
+        self.stops = False  # its thread can be stopped where it waits: `patches.stop_by_signal`
+        self.quiet = 0  # above 0: operators are seen and not counted (our own bookkeeping)
+        self.fetching = 0  # above 0: inside dataset and collate, whose host costs come from `Host`
+        self.operators: Any = None  # the mode that sees every operator
+        self.resting: Any = None  # the same, while it is put aside
+        self.call: tuple[Any, Any] = ((), {})  # the arguments of the torch function that runs
+        self.calls = self.counted = 0  # how many there were, and at which of them `Host.python` was charged
+        self.priced = 0  # above 0: inside a module, backward or an optimizer's step, where `Host` alone counts
+        self.target: torch.device | None = None  # where a factory call wants its result
+        self.sync_debug = 0  # 0 off, 1 warn, 2 error
+        self.batches = BatchNumbers(self.runtime)
+        self.notes: dict[str, None] = {}  # in order, each once
+        self.meter: Any = None  # the `dataloader.Meter` of data sets on the main thread
+        self.unpriced: dict[str, int] = {}  # where the program took how many ns of real time that nothing prices
+        self._far_from_priced: list[bool] = []  # of each batch: does it take much longer than it costs?
+        self.deferred = DeferredCopies(self)
+        self._prefetching: list[AbstractContextManager[None]] = []
+        self._left_at: int | None = None  # the thread's processor time when other Python began; None: it has not
+        self._internal: dict[str, bool] = {}
+        self._adopted: dict[Stream, Stream] = {}  # streams of earlier recordings -> ours
+
+    @classmethod
+    def running(cls, call: str) -> Session:
+        """Return the session of the recording that runs. Raises `NoRecordingError` if none does."""
+        if cls.active is None:
+            raise NoRecordingError(
+                f"{call} belongs to an emulated GPU whose recording has ended; use it inside a record() block"
+            )
+        return cls.active
+
+    # Host time
+
+    @contextmanager
+    def bookkeeping(self) -> Iterator[None]:
+        """Run our own tensor code: nothing of it is counted."""
+        self.quiet += 1
+        try:
+            yield
+        finally:
+            self.quiet -= 1
+
+    @contextmanager
+    def fetching_data(self) -> Iterator[Any]:
+        """Inside dataset and collate a meter counts, which has in the end what it cost.
+
+        So the operators' mode is put aside, until a function has to do with the device.
+        """
+        self.fetching += 1
+        self.begin_priced(0)
+        on_top = _get_current_dispatch_mode() is self.operators
+        if on_top:
+            self.operators.__exit__(None, None, None)
+            self.resting = self.operators
+        try:
+            with self.meter:
+                yield self.meter
+        finally:
+            if on_top:
+                self.resting = None
+                self.operators.__enter__()
+            self.fetching -= 1
+            self.end_priced()
+
+    def enter(self, call: str) -> None:
+        """Every way into the emulator passes here: the right thread? And, with measured host time, how late is it?"""
+        if threading.get_ident() != self.thread:
+            problem = f"{call} in a second Python thread: the emulated GPU has one host thread. "
+            raise self.refused_elsewhere(
+                NotModelledError(problem + "Issue CUDA calls from the thread that entered record().")
+            )
+        if self.measured and self._left_at is not None:
+            self.runtime.now += max(0, thread_time_ns() - self._left_at)
+            self._left_at = None
+        if self._released:
+            self.give_back()
+
+    def refused_elsewhere(self, problem: NotModelledError) -> NotModelledError:
+        """Note what is refused to another thread, and return it: the recording ends with the first of these.
+
+        There it may be logged, or end nothing but that thread, for whose work the program then waits.
+        """
+        if self.refused is None and self.alive:
+            self.refused = problem
+            if self.stops:
+                threading.Thread(target=stop_waiting, args=(self,), daemon=True).start()
+        return problem
+
+    def leave(self) -> None:
+        """The way out: from here on other Python code runs, whose processor time `host="measured"` counts.
+
+        Not the time on the wall: then other programs on this machine would become time of this one.
+        """
+        if self.measured and not self.priced:
+            self._left_at = thread_time_ns()
+
+    def begin_priced(self, cost: int) -> None:
+        """A module's call, backward or an optimizer's step begins: from here `Host` says what Python costs."""
+        self.enter("torch")
+        self.runtime.now += cost
+        self.priced += 1
+
+    def end_priced(self) -> None:
+        """It ends."""
+        self.priced -= 1
+        self.leave()
+
+    @contextmanager
+    def declared(self, duration: int) -> Iterator[None]:
+        """`loaderviz.costs`: the Python of a block costs `duration` ns; torch in it costs what it always does."""
+        self.begin_priced(0)
+        try:
+            yield
+        finally:
+            self.mark_source()
+            self.runtime.host_work(duration, "declared")
+            self.end_priced()
+
+    def count_call(self) -> None:
+        """At the first operator of a call of torch, charge what lies between two calls, unless that is measured."""
+        if self.counted == self.calls:
+            return
+        self.counted = self.calls
+        if not self.fetching and (self.priced or not self.measured):
+            self.runtime.now += self.runtime.host.python
+
+    def host_operator(self, name: str, nbytes: int, flops: int = 0, batch: int = -1) -> None:
+        """Count a CPU operator on the main thread: dispatch, and bytes or FLOPs, whichever takes longer."""
+        if self.fetching:
+            return
+        self.mark_source(batch)
+        host = self.runtime.host
+        self.runtime.host_work(host.dispatch + costs.host_time(host, nbytes, flops // host.threads), name)
+
+    def fetched(self, samples: int, nbytes: int, work: int, unpriced: int, *, batched: bool) -> int:
+        """Return what a fetch costs [ns] whose data set's own work is `work`; note what nothing prices."""
+        if self.measured:
+            return work
+        took = work + costs.fetch_time(self.runtime.host, samples, nbytes, batched=batched)
+        self.unpriced["data set"] = self.unpriced.get("data set", 0) + unpriced
+        self._far_from_priced.append(unpriced > max(NOTED, NOTED_TIMES * took))
+        return took
+
+    def source(self) -> str:
+        """Return "file:line" of the nearest frame neither torch's nor ours (unless its module is an example)."""
+        frame, internal = sys._getframe(1), self._internal
+        while frame is not None:
+            file = frame.f_code.co_filename
+            hidden = internal.get(file)
+            if hidden is None:
+                example = frame.f_globals.get("__user_code__")  # set in a module of ours that stands for a program
+                hidden = internal[file] = file.startswith(NOT_USER_CODE) and not example
+            if not hidden:
+                return f"{file}:{frame.f_lineno}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return ""
+
+    def mark_source(self, batch: int = -1) -> None:
+        """Let the spans made from now on carry the caller's line, and this batch, or else that of the loop."""
+        self.runtime.source, self.runtime.batch = self.source(), batch if batch >= 0 else self.batches.current
+
+    def operator_span(self, start: int, name: str, kind: Kind = Kind.OPERATOR, **columns: Any) -> None:
+        """Note an operator of the main thread that began at `start` and ends now."""
+        runtime = self.runtime
+        batch, source = runtime.batch, runtime.source
+        runtime.builder.span(start, runtime.now, runtime.main, kind, name, batch=batch, source=source, **columns)
+
+    def synchronizing(self, call: str) -> None:
+        """A call that makes the host wait, for `torch.cuda.set_sync_debug_mode` (R26)."""
+        if self.sync_debug == 1:
+            warnings.warn(f"called a synchronizing CUDA operation ({call})", stacklevel=4)
+        elif self.sync_debug == 2:
+            raise RuntimeError(f"called a synchronizing CUDA operation ({call})")
+
+    def synchronize(self, target: Stream | Event | None) -> None:
+        """Block the host until a stream, an event or (None) the device is done; what was on its way arrives."""
+        self.enter("synchronize")
+        self.mark_source()
+        self.runtime.synchronize(target)
+        self.deferred.host_knows()
+        self.leave()
+
+    def stream_of(self, stream: Any) -> Stream:
+        """Return the runtime's stream behind a `torch.cuda.Stream`; None stands for the current one."""
+        if stream is None:
+            return self.stream
+        emulated = getattr(stream, "emulated", None)
+        if not isinstance(emulated, Stream):
+            raise TypeError(f"a torch.cuda.Stream is expected, got {stream!r}")
+        return emulated
+
+    def adopt(self, stream: Stream) -> Stream:
+        """Return what stands in this recording for a stream that was made in an earlier one."""
+        if stream.id == 0:
+            return self.runtime.default_stream
+        if stream not in self._adopted:
+            self._adopted[stream] = self.runtime.stream(stream.priority)
+        return self._adopted[stream]
+
+    def in_recording_thread(self) -> bool:
+        """Tell whether the thread that records is calling."""
+        return threading.get_ident() == self.thread
+
+    def set_stream(self, stream: Stream) -> None:
+        """Make `stream` the current one; backward finds by sequence number which one an operator ran on (R17)."""
+        if stream is not self.stream:
+            self.stream = stream
+            self.stream_history.append((torch._C._autograd._get_sequence_nr(), stream))
+
+    def note(self, text: str) -> None:
+        """Add a line to the timeline's notes, once."""
+        self.notes.setdefault(text)
+
+    # Ranges and the end
+
+    def enter_range(self, name: str) -> int:
+        """An annotation begins (`record_function`, NVTX); return when.
+
+        One named "batch 3" says which batch the loop is at, "prefetch of batch 5" what the work inside is for.
+        """
+        if match := BATCH_RANGE.match(name):
+            self.batches.annotated(int(match[1]), int(match[2] or 0))
+        elif match := PREFETCH_RANGE.match(name):
+            self._prefetching.append(self.batches.prefetching(int(match[1])))
+            self._prefetching[-1].__enter__()
+        return self.runtime.now
+
+    def leave_range(self, name: str, start: int) -> None:
+        """The annotation that began at `start` ends."""
+        if PREFETCH_RANGE.match(name) and self._prefetching:
+            self._prefetching.pop().__exit__(None, None, None)
+        elif not BATCH_RANGE.match(name):
+            self.runtime.range(start, self.runtime.now, name, self.batches.current)
+
+    def finish(self) -> Timeline:
+        """End the recording: the device runs dry, what is on its way arrives, the timeline is built."""
+        self.runtime.device.drain()
+        if self.tracking:
+            self.tracking.checksums.check()
+        self.runtime.order.host_wait_all()
+        self.deferred.host_knows()
+        self.alive = False
+        self.batches.finish()
+        runtime = self.runtime
+        host = f"{runtime.host.name} (other Python: {'measured' if self.measured else 'free'})"
+        if len(self._far_from_priced) > 1 and all(self._far_from_priced):  # the first ones may load and warm up
+            self.note(UNPRICED)
+        versions, notes = {"torch": str(torch.__version__)}, tuple(self.notes)
+        context = Context(
+            runtime.gpu.name, "emulated", host, samples=self.batches.samples, versions=versions, notes=notes
+        )
+        timeline = runtime.timeline(context)
+        if all(lane.group == "host" for lane in timeline.lanes) and (line := _asks_for_gpu(timeline.sources)):
+            note = (
+                f"nothing ran on the emulated GPU: when {line} asked whether there is one, the recording had not "
+                "begun. Put that line into the record() block, or write device = 'cuda'"
+            )
+            timeline = replace(timeline, context=replace(context, notes=(*notes, note)))
+        if runtime.races:
+            runtime.races.lints = runtime.races.linter.lints(timeline.duration, self.pool.cached())
+        return timeline
+
+
+def _asks_for_gpu(sources: Iterable[str]) -> str:
+    """Return "file:line" of where one of the program's files asks whether there is a GPU, or ""."""
+    for file in dict.fromkeys(source.rpartition(":")[0] for source in sources):
+        for number, line in enumerate(linecache.getlines(file), 1):
+            if ASKS_FOR_GPU.search(line):
+                return f"{os.path.basename(file)}:{number}"
+    return ""
+
+
+Step = tuple[int, int, int]  # start [ns], batch, samples (0: not known)
+
+
+class BatchNumbers(Numbering):
+    """Which batch a piece of work is for, and when the loop was at which batch.
+
+    Batches are numbered through the whole recording. Data carry their number with them (a DataLoader's n-th batch, and
+    all that is computed from it); work on data without a number belongs to the batch that the loop is at. The loop's
+    position is told by our loaders' marks, by annotations named "batch 3", or, failing both, by the DataLoader's
+    hand-outs. Where no batch is handed out, optimizers' steps are noted, from which `traces.steps` numbers the finished
+    timeline.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self.current = -1  # the batch that the loop is at
+        self.ahead = -1  # inside `prefetching`: the later batch that the work is for
+        self._newest: dict[int, int] = {}  # stream -> the newest batch that a kernel there was for
+        self._marked: list[Step] = []
+        self._handed_out: list[Step] = []
+        self._by_loader = False  # the last mark came from a loader, not from an annotation
+        self.steps: list[tuple[int, int]] = []  # end [ns] and number of optimizers' steps
+
+    def handed_out(self, batch: int, samples: int) -> None:
+        """A DataLoader gives batch `batch` to the main thread."""
+        self.used(batch)
+        self._handed_out.append((self._runtime.now, batch, samples))
+        if not self._marked:
+            self.current = batch
+
+    def marked(self, index: int, samples: int) -> None:
+        """One of our loaders hands out its batch `index` of this epoch."""
+        self.current = self.number_of(index, "batch")
+        self._marked.append((self._runtime.now, self.current, samples))
+        self._by_loader = True
+
+    def annotated(self, index: int, samples: int) -> None:
+        """The program itself says that it is at batch `index`; a loader may have said so before."""
+        if not (self._by_loader and index == self._last["batch"]):
+            self.marked(index, samples)
+        self._by_loader = False
+
+    def optimizer_stepped(self, optimizer: object, *_: object) -> None:
+        """An optimizer's `step()` ends; called by torch."""
+        self.steps.append((self._runtime.now, self.stepped(id(optimizer))))
+
+    @contextmanager
+    def prefetching(self, index: int) -> Iterator[None]:
+        """Work in here is for a later batch, `index` of this epoch."""
+        before = self.current, self.ahead
+        self.current = self.ahead = self.number_of(index, "prefetch")
+        try:
+            yield
+        finally:
+            self.current, self.ahead = before
+
+    def of_data(self, batch: int) -> int:
+        """Return the batch that new data carry: that of the data they are made from, or the one prefetched, or -1."""
+        return batch if batch >= 0 else self.ahead
+
+    def of_kernel(self, batch: int, stream: int) -> int:
+        """Return the batch that a kernel on data of `batch` (-1: of none) is for.
+
+        Optimizer state carries the batch of the step before, so older data count as those of the newest kernel in the
+        stream.
+        """
+        if batch < 0:
+            return self.current
+        self._newest[stream] = batch = max(batch, self._newest.get(stream, -1))
+        return batch
+
+    @property
+    def samples(self) -> int | None:
+        """How many samples were handed out in all; None if one batch did not say."""
+        steps = self._marked or self._handed_out
+        if not steps or not all(samples for _, _, samples in steps):
+            return None
+        return sum(samples for _, _, samples in steps)
+
+    def finish(self) -> None:
+        """Note a range for each step of the loop, from its hand-out to the next one."""
+        steps = self._marked or self._handed_out
+        ends = [start for start, _, _ in steps[1:]] + [self._runtime.now]
+        for (start, batch, samples), end in zip(steps, ends, strict=False):
+            self._runtime.range(start, end, batch_name(batch, samples), batch)

@@ -1,0 +1,186 @@
+"""Where a tensor is: on the emulated device, in pinned memory, or part of a batch, and in which block of memory.
+
+A tag is an attribute of the tensor's storage, so it stays through views, parameters and autograd's saved tensors, and
+it dies with the storage: that is when the block goes back to its pool.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from loaderviz.emulator.hazards.happens_before import Place
+from loaderviz.emulator.memory import Block, DevicePool, OutOfMemory, PinnedBlock, PinnedPool
+from loaderviz.emulator.runtime import Runtime
+from loaderviz.errors import NotModelledError
+
+ATTRIBUTE = "_loaderviz_tag"
+
+
+class Arrival(NamedTuple):
+    """Bytes that are on their way to a tensor: they arrive when something ordered after `place` needs them."""
+
+    place: Place
+    source: torch.Tensor
+    storage: weakref.ref[torch.UntypedStorage]  # of the destination; offset and stride are its geometry in there
+    offset: int
+    stride: tuple[int, ...]
+
+    def deliver(self) -> None:
+        """Write the bytes, if the destination is still there."""
+        storage = self.storage()
+        if storage is not None:
+            target = torch.empty(0, dtype=self.source.dtype)
+            target.set_(storage, self.offset, self.source.shape, self.stride)
+            target.copy_(self.source)
+
+
+class DeviceTag:
+    """The storage is on the emulated device, in `block`; its content belongs to `batch` (-1: to none)."""
+
+    __slots__ = ("__weakref__", "arrivals", "batch", "block", "memory")
+
+    def __init__(self, memory: TensorMemory, block: Block, batch: int = -1) -> None:
+        self.memory, self.block, self.batch = memory, block, batch
+        self.arrivals: list[Arrival] = []
+
+    def __del__(self) -> None:
+        self.memory.release(self.memory.pool, self.block)
+
+
+class HostTag:
+    """The storage is host memory that is pinned (`block`), or holds data of a batch, or both.
+
+    `block` may be None while `pinned` is True: pinned by the loader's thread, its block is given at hand-out.
+    """
+
+    __slots__ = ("__weakref__", "arrivals", "batch", "block", "memory", "pinned")
+
+    def __init__(self, memory: TensorMemory, batch: int = -1, *, pinned: bool = False) -> None:
+        self.memory, self.batch, self.pinned = memory, batch, pinned
+        self.block: PinnedBlock | None = None
+        self.arrivals: list[Arrival] = []
+
+    def __del__(self) -> None:
+        if self.block is not None:  # it comes back when the copies that used it are over (R40)
+            self.memory.release(self.memory.pinned, self.block)
+
+
+Tag = DeviceTag | HostTag
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Return the tensor's storage. Raises `NotModelledError` for layouts that have none of their own."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError) as problem:
+        raise NotModelledError(
+            f"the emulated GPU does not model tensors of layout {tensor.layout} (a {type(tensor).__name__}); "
+            "keep them on the CPU, or make them dense with .to_dense() first"
+        ) from problem
+
+
+def tag_of(tensor: torch.Tensor) -> Any:
+    """Return the tensor's `DeviceTag` or `HostTag`, or None; sparse and others without a storage have none."""
+    try:
+        return getattr(tensor.untyped_storage(), ATTRIBUTE)
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None
+
+
+def set_tag(tensor: torch.Tensor, tag: Tag) -> None:
+    """Attach a tag to the tensor's storage."""
+    setattr(storage_of(tensor), ATTRIBUTE, tag)
+
+
+def is_on_device(tensor: Any) -> bool:
+    """Tell whether this is a tensor of the emulated device; sparse and other storage-less tensors are not."""
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        return False
+    try:
+        return type(tag_of(tensor)) is DeviceTag
+    except ValueError:  # the parameter of a lazy module shows its storage to nobody but torch
+        with torch._C.DisableTorchFunctionSubclass():
+            return type(tag_of(tensor)) is DeviceTag
+
+
+def any_on_device(values: Iterable[Any]) -> bool:
+    """Tell whether one of these values, or of the lists among them, is a tensor of the emulated device."""
+    return any(any_on_device(value) if isinstance(value, (list, tuple)) else is_on_device(value) for value in values)
+
+
+class TensorMemory:
+    """The memory side of a `Session`: the two pools, and the tags that join storages and blocks."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.pool, self.pinned = DevicePool(runtime), PinnedPool(runtime)
+        self.stream = runtime.default_stream  # the current one
+        self.alive = True
+        self.recorder: Any = None  # notes what is put into a CUDA graph, while one is captured
+        self._released: deque[tuple[Any, Any]] = deque()
+
+    def place(self, tensor: torch.Tensor, batch: int = -1) -> torch.Tensor:
+        """Put a new tensor's storage on the device, in a block of the current stream. Raises torch.OutOfMemoryError."""
+        self.give_block(tensor, batch)
+        return tensor
+
+    def give_block(self, tensor: torch.Tensor, batch: int = -1, *, adopts: bool = False) -> DeviceTag:
+        """The same, or for a tensor that was there before the recording (`adopts`); return the tag."""
+        storage = storage_of(tensor)
+        tag = DeviceTag(self, self.allocate(storage.nbytes(), adopts=adopts), batch)
+        setattr(storage, ATTRIBUTE, tag)
+        if self.recorder and not adopts:
+            self.recorder.made(storage, tag)
+        return tag
+
+    def allocate(self, nbytes: int, *, adopts: bool = False) -> Any:
+        """Take a block from the current stream's pool."""
+        self.give_back()
+        try:
+            return (self.pool.adopt if adopts else self.pool.allocate)(nbytes, self.stream)
+        except OutOfMemory as problem:
+            raise torch.OutOfMemoryError(str(problem)) from None
+
+    def pin(self, tensor: torch.Tensor, batch: int = -1) -> torch.Tensor:
+        """Give a tensor's storage a pinned block; new ones are page-locked first (R44)."""
+        tag = HostTag(self, batch, pinned=True)
+        tag.block = self.pinned.allocate(storage_of(tensor).nbytes())
+        set_tag(tensor, tag)
+        return tensor
+
+    def device_tag(self, tensor: torch.Tensor) -> DeviceTag | None:
+        """Return the tensor's tag if it is on the device. A tensor of an earlier recording is taken over as it is."""
+        tag = getattr(storage_of(tensor), ATTRIBUTE, None)
+        if type(tag) is not DeviceTag:
+            return None
+        return tag if tag.memory is self else self.give_block(tensor, adopts=True)
+
+    def host_tag(self, tensor: torch.Tensor) -> HostTag | None:
+        """Return the tag of a host tensor, if it has one of this recording (earlier pinned memory is taken over)."""
+        tag = getattr(storage_of(tensor), ATTRIBUTE, None)
+        if type(tag) is not HostTag or (tag.memory is not self and not tag.pinned):
+            return None
+        if tag.memory is not self:
+            tag = HostTag(self, pinned=True)
+            tag.block, _ = self.pinned.allocate_at(storage_of(tensor).nbytes(), self.runtime.now)  # locked long ago
+            set_tag(tensor, tag)
+        return tag
+
+    def release(self, pool: Any, block: Any) -> None:
+        """The storage is gone: its block is free from now on, at the host's time (R35).
+
+        Python may collect garbage in the middle of anything, so the block is given back at the next way in.
+        """
+        if self.alive:
+            self._released.append((pool, block))
+
+    def give_back(self) -> None:
+        """Return the blocks of storages that are gone to their pools."""
+        while self._released:
+            pool, block = self._released.popleft()
+            pool.free(block)

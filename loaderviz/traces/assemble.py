@@ -1,0 +1,492 @@
+"""RawTraces, one per rank -> one Timeline: kinds, lanes, launch arrows, waits and batches, all in numpy.
+
+What a trace does not say in so many words is derived here, and by these rules:
+
+* GPU work belongs to the call with the same correlation number; of several the one that began first.
+* The host is blocked during cuda*Synchronize, during cudaFree and page-locking, and during the copy of pageable
+  memory that began before its call returned (R1, R7, R13, R25).
+* A step's number (`ProfilerStep#N`, `batch N`) is the batch of all host spans that begin in it, and of the GPU work
+  that they launched. loaderviz's own marks ("batch 3: 64 samples") hold until the next.
+* Two spans of one stream that overlap (CUDA graphs, programmatic launches) go to sub-lanes. Nothing is stretched.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderviz import words
+from loaderviz.batches import STEP_RANGE, numbers_of
+from loaderviz.intervals import take_free
+from loaderviz.timeline import ARROW_COLUMNS, COPIES, SPAN_COLUMNS, ArrowKind, Cause, Context, Kind, Lane, Timeline
+from loaderviz.traces import steps
+from loaderviz.traces.kineto import RawTrace
+from loaderviz.vendors import BLIT_DIRECTIONS, ON_DEVICE, Api, Role, calls_of, is_blit, kind_of
+
+Ints = npt.NDArray[np.integer[Any]]
+Rows = dict[str, npt.NDArray[Any]]
+
+DAY = 86_400 * 10**9  # no profile lasts a day; an event that far from the others has a broken clock
+
+
+@dataclass
+class _Part:
+    """One trace on the way to a timeline: rows sorted by start, lanes, arrows as pairs of rows."""
+
+    rows: Rows
+    lanes: list[Lane]
+    names: list[str]
+    arrows: Ints  # shape (n, 3): tail, head, kind
+    notes: list[str]
+    tick: int  # ns between two readings of the clock, 0 if there are too few events to tell
+    sources: list[str]  # lines of Python, "train.py:82"
+
+
+def assemble(traces: Sequence[RawTrace]) -> Timeline:
+    """Return the timeline of these traces (one at least), time 0 at the first event of all."""
+    several = len(traces) > 1
+    used = [(trace, device) for trace in traces for device in sorted(devices_of(trace))]
+    apart = _devices_apart(traces) if several else [{}]
+    told = [trace.label or (f"rank {trace.rank}" if trace.rank is not None else "") for trace in traces]
+    labels = [f"{name} " if name and told.count(name) == 1 else f"file {n} " for n, name in enumerate(told)]
+    labels = labels if several else [""]  # lanes' names begin so; two files of one rank are told apart by their number
+    parts = [_part(*each) for each in zip(traces, labels, apart, strict=True)]
+    together = all(trace.unix for trace in traces)
+    begins = [int(part.rows["start"][0]) if len(part.rows["start"]) else 0 for part in parts]
+    origin = min((begin for begin in begins if begin), default=0)
+    notes = [] if together or not several else ["the files do not tell their clocks' base: each rank begins at time 0"]
+    for number, part in enumerate(parts):
+        own = origin if together else begins[number]
+        part.rows["start"] -= own
+        part.rows["end"] -= own
+        if several:
+            part.rows["correlation"][part.rows["correlation"] > 0] += number << 40  # unique over all ranks
+        notes += [f"{labels[number].strip()}: {note}" if several else note for note in part.notes]
+    ticks = [part.tick for part in parts if part.tick]
+    clock = f"in steps of {words.duration(min(ticks))}" if ticks else "ns"
+    if together and origin:
+        moment = datetime.datetime.fromtimestamp(origin // 10**9, datetime.UTC)
+        clock += f"; time 0 is {moment:%Y-%m-%d %H:%M:%S}.{origin % 10**9:09d} UTC"
+    versions = {name: text for trace in traces for name, text in trace.versions.items()}
+    context = Context(_device(used), "file", clock=clock, versions=versions, notes=tuple(notes))
+    return replace(_merged(parts), context=context).self_check()
+
+
+def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> _Part:
+    columns, names = trace.columns, trace.names
+    if trace.blits:
+        columns["blit"] = np.zeros(len(columns["start"]), np.int8)
+        columns["blit"][list(trace.blits)] = list(trace.blits.values())
+    order = np.lexsort((-columns["end"], columns["start"]))  # longer ones first
+    for name in columns:  # one column at a time, for they may be large
+        columns[name] = columns[name][order]
+    notes = trace.remarks + _tidy(trace)
+    place = Lanes(trace, label, device_of)
+    rows: Rows = _meanings(trace) | {"lane": place.lane}
+    del columns["place"], place.lane, order
+    rows |= {name: columns.pop(name) for name in list(columns) if name != "blit"}
+    calls = calls_of(names)
+    launch = np.full(len(rows["start"]), -1, np.int32)  # for each row the row of the call that launched it
+    work = np.isin(rows["role"], ON_DEVICE)
+    launch[work] = _calls_with(rows, rows["correlation"][work])
+    if trace.blits:  # ROCm's copies are kernels, whose direction stands in their call
+        blits = np.flatnonzero(np.array([is_blit(name) for name in names])[rows["name"]] & (launch >= 0))
+        for direction, kind in BLIT_DIRECTIONS.items():
+            rows["kind"][blits[columns["blit"][launch[blits]] == direction]] = kind
+    tick = resolution(rows["start"], rows["end"])
+    notes += _quality(trace, rows, launch, calls, tick)
+    rows["batch"] = steps.batches(rows, launch, names, place.main)
+    rows["source"], sources = _sources(trace, rows, place.threads)
+    rows["source"][launch >= 0] = rows["source"][launch[launch >= 0]]
+    lanes, overlapping = _sub_lanes(rows, place.lanes)
+    if overlapping:
+        notes.append(f"{overlapping:,} spans overlap another of their stream; they are in lanes of their own")
+    joined = _event_arrows(trace, rows, launch, place.streams)
+    heads = np.flatnonzero(launch >= 0)
+    tails = launch[heads]
+    rows, blocked = _add_waits(rows, launch, calls, names)
+    del launch, rows["role"]
+    # where these rows are, now that a row stands after each that is blocked
+    tails, heads, joined = (former + np.searchsorted(blocked, former) for former in (tails, heads, joined))
+    forward = rows["start"][tails] <= rows["start"][heads]
+    arrows = [
+        np.c_[tails[forward], heads[forward], np.full(int(forward.sum()), ArrowKind.LAUNCH)],
+        np.c_[joined, np.full(len(joined), ArrowKind.WAIT)],
+    ]
+    return _Part(rows, lanes, names, np.concatenate(arrows), notes, tick, sources)
+
+
+def _sources(trace: RawTrace, rows: Rows, threads: dict[Key, int]) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """Return for each row of the host the nearest frame of Python outside torch, as a number, and the frames' lines."""
+    result, table = np.full(len(rows["start"]), -1, np.int32), dict[str, int]()
+    apart: dict[int, list[tuple[int, int, int]]] = {}
+    for source, pid, tid, start, length in trace.frames:
+        if (lane := threads.get(_key((pid, tid, None, None), 0))) is not None:
+            begin = trace.zero + round(start * 1000)
+            found = begin, -(begin + round(length * 1000)), table.setdefault(source, len(table))
+            apart.setdefault(lane, []).append(found)
+    for lane, found_here in apart.items():
+        edges: list[tuple[int, int]] = []  # from when on which frame is the innermost one
+        stack: list[tuple[int, int]] = []
+        for begin, until, which_one in [*sorted(found_here), (2**62, -(2**62), -1)]:
+            while stack and stack[-1][0] <= begin:
+                end, _ = stack.pop()
+                edges.append((end, stack[-1][1] if stack else -1))
+            stack.append((-until, which_one))
+            edges.append((begin, which_one))
+        times, which = np.array(edges, np.int64).T
+        here = np.flatnonzero(rows["lane"] == lane)
+        place = np.searchsorted(times, rows["start"][here], side="right") - 1
+        result[here] = np.where(place >= 0, which[place], -1)
+    return result, list(table)
+
+
+def _tidy(trace: RawTrace) -> list[str]:
+    """Drop events of a broken clock and events that the file has twice; return notes that say so."""
+    columns = trace.columns
+    notes: list[str] = []
+    start, end = columns["start"], columns["end"]
+    if not len(start):
+        return notes
+    keep = (np.abs(start - start[len(start) // 2]) <= DAY) & (end - start <= DAY)
+    if strange := int((~keep).sum()):
+        trace.lost += strange
+        notes.append(f"{strange:,} events more than a day away from the others are left out")
+    pair = np.flatnonzero((start[1:] == start[:-1]) & (end[1:] == end[:-1]))
+    twins = np.unique(np.concatenate([pair, pair + 1]))
+    if len(twins):
+        keys = [columns[name][twins] for name in ("correlation", "place", "name", "role", "end", "start")]
+        order = np.lexsort([-columns["nbytes"][twins], *keys])  # the one that tells its size is kept
+        same = np.all([key[order][1:] == key[order][:-1] for key in keys], axis=0)
+        keep[twins[order[1:][same]]] = False
+        if same.any():
+            notes.append(f"events that the file has twice are taken once ({int(same.sum()):,} left out)")
+    if not keep.all():
+        for name in columns:
+            columns[name] = columns[name][keep]
+    return notes
+
+
+def _meanings(trace: RawTrace) -> dict[str, npt.NDArray[np.int8]]:
+    """Return kind, pinned and cause of each event, looked up once for each role and name."""
+    role, name = trace.columns["role"], trace.columns["name"]
+    used = np.zeros((len(Role), max(1, len(trace.names))), bool)
+    used[role, name] = True
+    tables = np.zeros((3, *used.shape), np.int8)
+    for row, column in np.argwhere(used).tolist():
+        tables[:, row, column] = kind_of(Role(row), trace.names[column])
+    return {what: table[role, name] for what, table in zip(("kind", "pinned", "cause"), tables, strict=True)}
+
+
+def _calls_with(rows: Rows, correlations: Ints) -> Ints:
+    """Return the row of the call with each of these numbers, -1 where there is none."""
+    calls = np.flatnonzero((rows["role"] == Role.CALL) & (rows["correlation"] > 0))
+    if not len(calls):
+        return np.full(len(correlations), -1)
+    order = calls[np.argsort(rows["correlation"][calls], kind="stable")]  # of one number, the first to begin is first
+    numbers = rows["correlation"][order]
+    place = np.minimum(np.searchsorted(numbers, correlations), len(order) - 1)
+    return np.where(numbers[place] == correlations, order[place], -1)
+
+
+def _sub_lanes(rows: Rows, lanes: list[Lane]) -> tuple[list[Lane], int]:
+    """Move spans that overlap the one before them in their stream to further lanes "stream 7 (2)"."""
+    added: dict[tuple[int, int], int] = {}
+    all_lanes, overlapping = list(lanes), 0
+    for number in [number for number, lane in enumerate(lanes) if lane.role == "stream"]:
+        mine = np.flatnonzero(rows["lane"] == number)
+        mine = mine[np.lexsort((rows["end"][mine], rows["start"][mine]))]
+        start, end = rows["start"][mine], rows["end"][mine]
+        open_before = np.r_[False, start[1:] < np.maximum.accumulate(end)[:-1]]
+        if not open_before.any():
+            continue
+        cluster = np.cumsum(~open_before) - 1
+        free: list[float] = []
+        last = -1
+        for index in np.flatnonzero(np.bincount(cluster)[cluster] > 1).tolist():
+            if cluster[index] != last:
+                free, last = [], int(cluster[index])
+            if level := take_free(free, int(start[index]), int(end[index])):
+                overlapping += 1
+                if (number, level) not in added:
+                    added[number, level] = len(all_lanes)
+                    all_lanes.append(replace(lanes[number], name=f"{lanes[number].name} ({level + 1})"))
+                rows["lane"][mine[index]] = added[number, level]
+    return all_lanes, overlapping
+
+
+def _merged(parts: list[_Part]) -> Timeline:
+    """Return the parts as one timeline; a single part, which may be large, is not copied."""
+    lanes: list[Lane] = []
+    table: dict[str, int] = {}
+    sources: dict[str, int] = {}
+    lengths = [len(part.rows["start"]) for part in parts]
+    for part in parts:
+        part.rows["lane"] = part.rows["lane"] + len(lanes)
+        lines = np.array([sources.setdefault(line, len(sources)) for line in part.sources] or [-1], np.int32)
+        part.rows["source"] = np.where(part.rows["source"] >= 0, lines[part.rows["source"]], -1)
+        lanes += part.lanes
+        numbers = np.array([table.setdefault(name, len(table)) for name in part.names], np.int32)
+        if len(numbers) and (len(parts) > 1 or len(table) < len(numbers)):
+            part.rows["name"] = numbers[part.rows["name"]]
+    spans = {}
+    for column, dtype in SPAN_COLUMNS.items():
+        pieces = [
+            part.rows.pop(column) if column in part.rows else np.full(length, -1, dtype)
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+        spans[column] = (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).astype(dtype, copy=False)
+    before = np.cumsum([0, *lengths[:-1]])
+    joins = np.concatenate(
+        [part.arrows + np.array([start, start, 0]) for part, start in zip(parts, before, strict=True)]
+    )
+    arrows = {name: joins[:, i].astype(dtype) for i, (name, dtype) in enumerate(ARROW_COLUMNS.items())}
+    timeline = Timeline(Context(), tuple(lanes), tuple(table), tuple(sources), spans, arrows)
+    return timeline if len(parts) == 1 else timeline.sorted()
+
+
+def _devices_apart(traces: Sequence[RawTrace]) -> list[dict[int, int]]:
+    """Number the devices of several ranks, so that those of one rank are neighbours: `loop_lanes` relies on it.
+
+    They keep their numbers where these do so. Else (ranks of several computers, or GPUs 0 and 2 of one rank and 1 and 3
+    of the other) they are numbered one after the other.
+    """
+    used = [sorted(devices_of(trace)) for trace in traces]
+    flat = [device for devices in sorted(filter(None, used)) for device in devices]
+    numbers = iter(range(len(flat)))
+    keep = flat == sorted(set(flat))
+    return [{device: device if keep else next(numbers) for device in devices} for devices in used]
+
+
+def _device(used: list[tuple[RawTrace, int]]) -> str:
+    if not used:
+        return "no GPU work in it"
+    counts = Counter(trace.devices.get(device, "") for trace, device in used)
+    names = [f"{count} x {name}" if count > 1 else name for name, count in counts.items() if name]
+    return ", ".join(names) or ("a GPU of unknown name" if len(used) == 1 else f"{len(used)} GPUs of unknown name")
+
+
+# Lanes: host threads and streams, from the pids and tids of a trace. The role decides, not the pid: GPU rows have the
+# device's number as pid, which may equal a real pid. The stream is `args.stream` (newer Kineto puts synchronisation
+# rows at tid = stream + 1,000,000); older files have "stream 7" as tid.
+
+_DULL = re.compile(r"^(?:thread \S+(?: \(.*\))?|python[\d.]*|main|stream .*|\d+)$|(?-i:^python|^pyper)", re.I)
+_BACKWARD = re.compile(r"^autograd::engine|Backward\d*$")
+
+Key = tuple[str, Any, Any]  # kind of the lane, pid or device, tid or stream
+
+
+class Lanes:
+    """The lanes of one trace. `lane` has the number of each event's lane; `main` is that of the training loop."""
+
+    def __init__(self, trace: RawTrace, label: str = "", device_of: dict[int, int] | None = None) -> None:
+        self._trace, self._label, self._device_of = trace, label, device_of or {}
+        roles, place = trace.columns["role"], trace.columns["place"]
+        group = np.where(np.isin(roles, ON_DEVICE), 1, np.where(roles == Role.GPU_ANNOTATION, 2, 0))
+        used = np.zeros((max(1, len(trace.places)), 3), bool)
+        used[place, group] = True
+        keys = {(number, kind): _key(trace.places[number], kind) for number, kind in np.argwhere(used).tolist()}
+        order = sorted(set(keys.values()), key=_natural)
+        numbers = {key: number for number, key in enumerate(order)}
+        table = np.zeros(used.shape, np.int32)
+        for where, key in keys.items():
+            table[where] = numbers[key]
+        self.lane = table[place, group]
+        self.main = self._main(order)
+        self.lanes = [self._lane(number, *key) for number, key in enumerate(order)]
+        self.threads = {key: number for number, key in enumerate(order) if key[0] == "thread"}
+        self.streams = {key[1:]: number for number, key in enumerate(order) if key[0] == "stream"}
+
+    def _main(self, keys: list[Key]) -> int:
+        """Return the lane of the training loop: of the steps, else the first thread, else of the most calls."""
+        threads = {number: key for number, key in enumerate(keys) if key[0] == "thread"}
+        if not threads:
+            return -1
+        columns = self._trace.columns
+        stepping = np.isin(columns["name"], list(numbers_of(self._trace.names, STEP_RANGE)))
+        stepping &= np.isin(columns["role"], (Role.ANNOTATION, Role.OPERATOR))
+        if marked := [number for number in self.lane[stepping].tolist() if number in threads]:
+            return int(Counter(marked).most_common(1)[0][0])
+        calls = np.bincount(self.lane[columns["role"] == Role.CALL], minlength=len(keys))
+        everything = np.bincount(self.lane, minlength=len(keys))
+        first = [number for number, key in threads.items() if key[1] == key[2]]
+        return max(first or threads, key=lambda number: (calls[number], everything[number]))
+
+    def _lane(self, number: int, kind: str, owner: Any, thread: Any) -> Lane:
+        if kind != "thread":
+            name = f"{self._label}stream {thread}{' ranges' if kind == 'ranges' else ''}"
+            return Lane(name, "device", kind, thread, self._device_of.get(owner, owner))
+        role = "main" if number == self.main else "thread"
+        name = self._label + ("main" if role == "main" else self._thread(number, owner, thread))
+        identity = thread if isinstance(thread, int) else 0
+        return Lane(name, "host", role, identity, min(self._device_of.values(), default=0))
+
+    def _thread(self, number: int, pid: Any, tid: Any) -> str:
+        label = self._trace.threads.get((str(pid), str(tid)), "")
+        if inner := re.match(r"^thread \S+ \((.+)\)$", label):
+            label = inner.group(1)
+        if label and not _DULL.match(label):
+            return f"{label[:24]} {tid}"
+        backward = [n for n, name in enumerate(self._trace.names) if _BACKWARD.search(name)]
+        runs_backward = np.isin(self._trace.columns["name"][self.lane == number], backward).any()
+        return f"autograd {tid}" if runs_backward else f"thread {tid}"
+
+
+def _key(place: tuple[Any, Any, Any, Any], kind: int) -> Key:
+    pid, tid, device, stream = place
+    if kind == 0:
+        return "thread", _int(pid, str(pid)), _int(tid, str(tid))
+    number = _int(tid if stream is None else stream, 0)
+    return ("stream", "ranges")[kind - 1], _int(pid if device is None else device, 0), abs(number)
+
+
+def _natural(key: Key) -> tuple[Any, ...]:
+    """Sort threads before streams, numbers before names."""
+    kind, *rest = key
+    return (kind != "thread", *((isinstance(part, str), part) for part in rest), kind)
+
+
+def devices_of(trace: RawTrace) -> set[int]:
+    """Return the numbers of the devices that the trace's GPU work is on."""
+    used = np.unique(trace.columns["place"][np.isin(trace.columns["role"], ON_DEVICE)]).tolist()
+    return {_key(trace.places[number], 1)[1] for number in used}
+
+
+def _int(value: Any, default: Any) -> Any:
+    """Return the number that a pid, tid, device or stream is: 7, "7", "stream 7", 7.0; `default` if it is none."""
+    if isinstance(value, bool) or value is None:
+        return default
+    if isinstance(value, int):
+        return value if abs(value) < 2**53 else default
+    match = re.fullmatch(r"(?:stream\s*)?(?:(0x[0-9a-f]{1,13})|(-?\d{1,15})(?:\.0)?)", str(value).strip(), re.I)
+    if not match:
+        return default
+    return int(match.group(1), 16) if match.group(1) else int(match.group(2))
+
+
+# Waiting: the host inside blocking calls, and streams that wait for events of others
+
+_BLOCKING = ((Api.SYNCHRONIZE, Cause.SYNCHRONIZE), (Api.FREE, Cause.ALLOCATION), (Api.PAGE_LOCK, Cause.PAGE_LOCKING))
+_NO_STREAM = (-1, 2**32 - 1)  # both are written where a synchronisation has no stream
+
+
+def _add_waits(rows: Rows, launch: Ints, calls: Ints, names: list[str]) -> tuple[Rows, Ints]:
+    """Return the rows with a WAIT after each blocking call, and the former rows of those calls, sorted.
+
+    The whole call counts as waiting.
+    """
+    cause = np.full(len(rows["start"]), Cause.NONE, np.int8)
+    does = np.where(rows["role"] == Role.CALL, calls[rows["name"]], 0)
+    for what, each in _BLOCKING:
+        cause[does & what != 0] = each
+    copies = np.flatnonzero(np.isin(rows["kind"], COPIES) & (launch >= 0))
+    copies = copies[does[launch[copies]] & Api.COPY != 0]
+    call = launch[copies]
+    staged = (rows["pinned"][copies] == 0) & (rows["start"][copies] < rows["end"][call])
+    returns = np.array(["Async" in name for name in names], bool)  # such a call does not wait for its copy
+    cause[call[~returns[rows["name"][call]] & (rows["end"][copies] <= rows["end"][call])]] = Cause.SYNCHRONIZE
+    cause[call[staged]] = Cause.STAGING
+    blocked = np.flatnonzero((cause != Cause.NONE) & (rows["end"] > rows["start"]))
+    causes, which = np.unique(cause[blocked], return_inverse=True)
+    new: dict[str, Any] = {
+        "kind": Kind.WAIT,
+        "cause": cause[blocked],
+        "correlation": -1,
+        "nbytes": -1,
+        "pinned": -1,
+        "role": Role.NONE,
+        "name": len(names) + which,
+    }
+    names += [Cause(each).words for each in causes.tolist()]
+    result = {}
+    for column in sorted(rows, key=lambda name: -rows[name].itemsize):  # large ones first: their room is used again
+        old = rows.pop(column)
+        result[column] = np.insert(old, blocked + 1, new.get(column, old[blocked])) if len(blocked) else old
+    return result, blocked
+
+
+def _event_arrows(trace: RawTrace, rows: Rows, launch: Ints, streams: dict[tuple[Any, ...], int]) -> Ints:
+    """Return pairs of rows (work, work that waited for it), from the profiler's "Stream Wait Event" rows.
+
+    The event stands for the work put into its stream before it was recorded; the first work put into the waiting
+    stream after the wait is what waited. Pairs that the times contradict are left out.
+    """
+    pairs = set()
+    if trace.event_waits:
+        waits = np.array([[_int(value, -1) for value in row] for row in trace.event_waits], np.int64)
+        waits[np.isin(waits, _NO_STREAM)] = -1
+        waited, recorded = (_calls_with(rows, waits[:, column]) for column in (0, 4))
+        work = np.flatnonzero(np.isin(rows["role"], ON_DEVICE) & (launch >= 0))
+        work = work[np.argsort(rows["start"][launch[work]], kind="stable")]
+        queues = {lane: work[rows["lane"][work] == lane] for lane in streams.values()}  # in order of launch
+        times = {lane: rows["start"][launch[queue]] for lane, queue in queues.items()}
+        for index in np.flatnonzero((waited >= 0) & (recorded >= 0)).tolist():
+            _, stream, device, awaited, _ = waits[index].tolist()
+            source, target = (streams.get((max(device, 0), number)) for number in (awaited, stream))
+            if source is None or target is None or source == target:
+                continue
+            before = np.searchsorted(times[source], rows["start"][recorded[index]]) - 1
+            after = np.searchsorted(times[target], rows["start"][waited[index]])
+            if before >= 0 and after < len(queues[target]):
+                tail, head = int(queues[source][before]), int(queues[target][after])
+                if rows["end"][tail] <= rows["start"][head]:
+                    pairs.add((tail, head))
+    return np.array(sorted(pairs), np.int64).reshape(-1, 2)
+
+
+# How good a recording is, in notes that every figure shows: what is missing or left out, how fine the clock is
+
+_PLURAL = {"instant": " marks", "counter": "s", "": "events without a category (as JAX and XLA write them)"}
+_ENOUGH = 50  # events; the steps of a clock cannot be told from fewer
+
+
+def resolution(start: Ints, end: Ints) -> int:
+    """Return the largest step that all times are multiples of, ns; 0 if there are too few to tell."""
+    if len(start) < _ENOUGH:
+        return 0
+    some = slice(0, 20_000)
+    return int(np.gcd.reduce(np.concatenate([start[some] - start[0], end[some] - start[some]])))
+
+
+def _quality(trace: RawTrace, rows: Rows, launch: Ints, calls: Ints, tick: int) -> list[str]:
+    """Return what a reader must know of this trace. Flows are not counted as left out, they are in the picture."""
+    found = [f"the file is damaged: {what}" for what in trace.damage]
+    out = [
+        (f"{name}{_PLURAL.get(name, '' if ' ' in name else ' events')}", count)
+        for name, count in trace.left_out.items()
+        if name.lower() not in ("flow", "trace")
+    ]
+    out += [("synchronisation rows (they give arrows)", trace.sync_rows)] if trace.sync_rows else []
+    out.sort(key=lambda item: -item[1])
+    not_drawn = ["not drawn: " + ", ".join(f"{count:,} {name}" for name, count in out[:6])] if out else []
+    if not len(rows["start"]):
+        return [*found, "the file has no events that can be drawn", *not_drawn]
+    work = np.flatnonzero(np.isin(rows["role"], ON_DEVICE))
+    parts, window = [], []
+    if len(work):
+        start, call = rows["start"][work], launch[work]
+        launching = (rows["role"] == Role.CALL) & (calls[rows["name"]] & Api.LAUNCH != 0)
+        idle = int((~np.isin(rows["correlation"][launching], rows["correlation"][work])).sum())
+        parts.append(f"{idle:,} of {int(launching.sum()):,} launches without GPU work")
+        parts.append(f"{int((call < 0).sum()):,} of {len(work):,} GPU spans without a launch")
+        if instant := int((start == rows["end"][work]).sum()):
+            parts.append(f"{words.share(instant / len(work))} of GPU spans last 0 ns")
+        if early := int((start < rows["start"][call])[call >= 0].sum()):
+            parts.append(f"{early:,} GPU spans begin before their launch")
+        begin, whole = int(rows["start"][0]), int(rows["end"].max() - rows["start"][0])
+        first, last = int(start.min()) - begin, int(rows["end"][work].max()) - begin
+        if last - first < whole / 2:  # as with a slow start of CUDA
+            window = [
+                f"the GPU has work from {words.duration(first)} to {words.duration(last)} only; for its share of "
+                f"that time ask for window=({first}, {last})"
+            ]
+    parts += [f"clock steps of {words.duration(tick)}"] if tick else []
+    parts.append(f"{trace.lost:,} events lost" if trace.lost else "no event lost")
+    return [*found, "recording quality: " + ", ".join(parts), *window, *not_drawn]

@@ -1,0 +1,514 @@
+"""RealRun: PyTorch code as it really runs, on a GPU or on the CPU alone, recorded through torch.profiler.
+
+The profiler's public export is read by our own reader, and what it does not know is added by `merge`: the DataLoader's
+workers and pin thread (`workers`), and which batch is which (`LoaderRanges`, below).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import profiler
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.profiler import ProfilerActivity, record_function
+from torch.utils.data import _utils
+from torch.utils.data import dataloader as torch_dataloader
+
+from loaderviz import words
+from loaderviz.batches import BATCH_RANGE, HAND_OUT, Numbering, prefetch_name, sample_count
+from loaderviz.errors import LoadervizError, NestedRecordingError
+from loaderviz.loaders import marks
+from loaderviz.timeline import DEVICE_KINDS, Context, Timeline, TimelineBuilder
+from loaderviz.traces import merge, steps, workers
+from loaderviz.traces.assemble import assemble
+from loaderviz.traces.kineto import read_kineto
+from loaderviz.traces.merge import ANCHORS, CLOCK, STEPPED, Own, own_name
+from loaderviz.traces.source import Document
+from loaderviz.traces.steps import Window
+from loaderviz.traces.workers import Fetch, read_files
+
+_NOTICEABLE = 1_000_000  # ns
+
+
+class NotLookedForError(LoadervizError, RuntimeError):
+    """Hazards were asked of a real run, in which they cannot be seen."""
+
+
+class RealRun:
+    """One recording of a real run; use it as a context manager, then read `timeline`.
+
+    `cuda` says whether the GPU's work is recorded, too; `wait` and `steps` are those of `loaderviz.record`. Raises
+    `NestedRecordingError` when a profiler runs already, LoadervizError where this torch was built without one.
+    """
+
+    def __init__(self, *, cuda: bool, wait: int = 0, steps: int | None = None) -> None:
+        if not profiler.kineto_available():
+            raise LoadervizError("this PyTorch was built without its profiler (Kineto); emulate a GPU: on='a100'")
+        self._cuda = cuda
+        calls = {"prepare": self._prepare, "begin": self._begin, "end": self._end, "discard": self._discard}
+        self._window = Window(wait, steps, **calls)
+        self.timeline: Timeline | None = None
+        self._profile: Any = None
+        self._readings: list[tuple[int, int, int]] = []  # of our clock, before, in and after each anchor
+        self._state: Literal["", "prepared", "running"] = ""
+        self._started = 0  # how long the profiler took to begin, ns
+        self._process = os.getpid()
+
+    def __enter__(self) -> RealRun:
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            raise NestedRecordingError(
+                "a profiler is running in this thread already; end it before record() begins, or read() its trace"
+            )
+        with ExitStack() as stack:
+            self._folder = Path(tempfile.mkdtemp(prefix="loaderviz-"))
+            stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self._loader = LoaderRanges(self._folder, self._window)
+            self._loader.install(stack)
+            stack.push(self._stop)
+            self._window.enter()
+            self._undo = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, *_: object) -> None:
+        with _no_news_of_workers():
+            self._end_of_block(kind, error)
+
+    def _end_of_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
+        if os.getpid() != self._process:  # a fork of the program leaves the block: the recording is its parent's
+            self._undo.pop_all()  # nothing here is this process's to undo
+            self.timeline = _nothing("this is a forked process; its parent has the recording")
+            return
+        try:
+            self._window.leave()
+            if kind is not None:
+                said = "".join(f": {line}" for line in str(error).strip().splitlines()[:1])
+                self._loader.note(f"{kind.__name__} ended the block{said}; what came before it is here")
+            self.timeline = self._build()
+        except Exception as problem:
+            if kind is None:
+                raise
+            self.timeline = _nothing(f"the timeline could not be built: {problem}")  # the program's own error goes on
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Undo what entering did, if anything is left of it."""
+        self._undo.close()
+        self._profile = None
+
+    def begin_step(self) -> None:
+        """The program says that a step begins; from the first such call on, these are counted."""
+        self._window.called()
+
+    @property
+    def hazards(self) -> Any:
+        """Raise `NotLookedForError`: a race leaves no trace in a real run, so none would mean nothing."""
+        raise NotLookedForError(
+            "hazards are not looked for in a recorded run: a race leaves no trace there, it gives wrong numbers now "
+            "and then. Run the same code on an emulated GPU: record(on='a100')"
+        )
+
+    lints = hazards
+
+    # The profiler: prepared a step before it begins, since its start may take seconds
+
+    def _prepare(self) -> None:
+        if self._state == "prepared":  # for a step that turned out to be none
+            return
+        self._profile = new_profile(self._cuda)
+        with warnings.catch_warnings():  # torch 2.10 warns of several cycles, and there is one
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
+            self._profile.prepare_trace()
+        self._state = "prepared"
+
+    def _begin(self) -> None:
+        begin = perf_counter_ns()
+        self._prepare()
+        self._state = ""
+        self._profile.start_trace()
+        self._state, self._loader.live = "running", True
+        self._started = perf_counter_ns() - begin
+        self._anchor()
+
+    def _end(self) -> None:
+        self._anchor()
+        self._stop()
+
+    def _discard(self) -> None:
+        self._stop()
+        self._readings.clear()
+
+    def _stop(self, *_: object) -> None:
+        """Stop the profiler. One that was only prepared is started first: torch ends its own warm-up in this way."""
+        state, self._state, self._loader.live = self._state, "", False
+        if state == "prepared":
+            self._profile.start_trace()
+        if state:
+            self._profile.stop_trace()
+
+    def _anchor(self) -> None:
+        for _ in range(ANCHORS):
+            before = perf_counter_ns()
+            with record_function(own_name(CLOCK)):
+                inside = perf_counter_ns()
+            self._readings.append((before, inside, perf_counter_ns()))
+
+    # The timeline
+
+    def _build(self) -> Timeline:
+        reasons = [*steps.notes(self._window.wait, self._window.steps, self._window.count), *self._loader.notes]
+        if not self._readings:
+            return _nothing(*reasons)
+        path = self._folder / "trace.json"
+        self._profile.export_chrome_trace(str(path))
+        raw = read_kineto(Document(path))
+        path.unlink()
+        raw.left_out.pop("instant", None)  # the profiler's own marks of its beginning and end
+        by_optimizer = self._loader.by_optimizer(raw.names)
+        merge.choose_marks(raw)
+        own, traced = self._loader.seen(self._readings), assemble([raw])
+        timeline = merge.merged(traced, own)
+        if by_optimizer:
+            timeline = steps.by_optimizer(timeline, merge.optimizer_steps(traced))
+        return replace(timeline, context=self._context(timeline, reasons))
+
+    def _context(self, timeline: Timeline, reasons: list[str]) -> Context:
+        """Say what was recorded, where, and what is not in it."""
+        found, notes = timeline.context, list(reasons)
+        if not len(timeline) and not reasons:
+            notes.append("nothing was recorded: the block ran no PyTorch operator, no DataLoader and no annotation")
+        elif self._cuda and not timeline.where(*DEVICE_KINDS).any():
+            notes.append("the profiler saw no work on the GPU: did the block use it, or does another profiler?")
+        if self._window.wait and self._started > _NOTICEABLE:
+            notes.append(f"the profiler took {words.duration(self._started)} to begin; any workers went on meanwhile")
+        versions = {"torch": torch.__version__} | found.versions
+        host = f"this machine, {os.cpu_count()} CPU cores"
+        device = found.device if self._cuda else _cpu_name()
+        if self._cuda and torch.cuda.is_available() and ("unknown" in device or "no GPU" in device):
+            device = torch.cuda.get_device_name()
+        return Context(
+            device,
+            "recorded",
+            host,
+            clock=found.clock,
+            samples=steps.samples(timeline),
+            versions=versions,
+            notes=(*notes, *found.notes),
+        )
+
+
+@contextmanager
+def _no_news_of_workers() -> Iterator[None]:
+    """When a worker dies, torch raises an error wherever its main thread is: not while that builds the timeline."""
+    handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+
+
+def new_profile(cuda: bool) -> profiler.profile:
+    """Return a torch.profiler for this machine, not yet started: no shapes, no stacks, no Python objects of events."""
+    if not torch.cuda.is_available():  # its log would say "profiler_start"; where there is a GPU it says what is wrong
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    return profiler.profile(activities=activities, experimental_config=_experimental(cuda))
+
+
+def _experimental(cuda: bool) -> Any:
+    """Return the options that this version has: synchronisation events (for arrows), and no list of Python objects."""
+    config = getattr(profiler, "_ExperimentalConfig", None)
+    wanted = {"trace_only": True} | ({"enable_cuda_sync_events": True} if cuda else {})
+    for options in (wanted, {name: value for name, value in wanted.items() if name != "trace_only"}):
+        try:
+            return config(**options) if config and options else None
+        except TypeError:  # a version without that option
+            continue
+    return None
+
+
+def _nothing(*reasons: str) -> Timeline:
+    return TimelineBuilder(Context(origin="recorded", notes=reasons)).build()
+
+
+def _cpu_name() -> str:
+    """Return the processor's name, such as "CPU alone (AMD EPYC 7B13)"."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        text = ""
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
+    return f"CPU alone ({match[1] if match else platform.processor() or platform.machine()})"
+
+
+# What the main thread's DataLoaders do while a real run is recorded, told to the profiler as ranges. Torch's own parts
+# are wrapped, not replaced: each wrapper enters a range, calls the original, and counts. The ranges are named
+# "loaderviz|12|waiting for data", with the batch they are for; `merge` gives them the names and kinds that the emulated
+# DataLoader uses.
+
+Function = Callable[..., Any]
+_NOTHING: AbstractContextManager[object] = nullcontext()
+_OLD = "a DataLoader was being iterated when the recording began: the work of its workers is not in the timeline"
+_OTHER_THREAD = "a DataLoader was iterated in a second thread: its batches do not count as steps"
+
+
+class Feed:
+    """What is known of one iterator of a DataLoader. `number` is None if its workers are older than the recording."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.number = number
+        self.epoch = -1
+        self.first = self.count = 0  # number of the epoch's first batch, batches handed out since
+        self.sizes: list[int] = []  # samples in each order of this epoch, 0: not told by its indices
+        self.received = 0  # index of the last batch that came
+        self.nested: bool | None = None  # one of loaderviz's loaders draws from it, and marks the steps itself
+
+    @property
+    def batch(self) -> int:
+        """The number of the batch that is handed out next."""
+        return self.first + self.count
+
+    def begin_epoch(self, first: int) -> None:
+        """Count from the first order again."""
+        self.epoch, self.first, self.count = self.epoch + 1, first, 0
+        self.sizes.clear()
+
+
+class LoaderRanges:
+    """Wraps torch's DataLoader for one recording. `live` says whether the profiler runs at the moment.
+
+    `batches` maps (iterator, epoch, order) to the number under which a batch was handed out, `nbytes` such a number to
+    the bytes of a batch that the main thread fetched itself.
+    """
+
+    def __init__(self, folder: Path, window: Window) -> None:
+        self.live = False
+        self.batches: dict[tuple[int, int, int], int] = {}
+        self.nbytes: dict[int, int] = {}
+        self.notes: dict[str, None] = {}
+        self._folder, self._window = folder, window
+        self._numbering = Numbering()
+        self._feeds: WeakKeyDictionary[Any, Feed] = WeakKeyDictionary()
+        self._pinned: list[Fetch] = []
+        self._iterators = 0
+        self._step = -1  # an optimizer's last one
+        self._step_told = False
+        self._marks: set[str] = set()  # names of the ranges by which our loaders mark their batches
+        self._building = threading.RLock()
+        self._thread, self._process = threading.get_ident(), os.getpid()
+        self._fetching: Feed | None = None  # whose batch the main thread prepares itself
+
+    def install(self, stack: ExitStack) -> None:
+        """Wrap the parts of torch that are there; `stack` puts them back."""
+        every, several = torch_dataloader._BaseDataLoaderIter, torch_dataloader._MultiProcessingDataLoaderIter
+        parts: list[tuple[Any, str, Any]] = [
+            (every, "__next__", self._next),
+            (every, "_next_index", self._next_index),
+            (_utils.fetch._MapDatasetFetcher, "fetch", self._fetch),
+            (_utils.fetch._IterableDatasetFetcher, "fetch", self._fetch),
+            (several, "_reset", self._reset),
+            (several, "_get_data", self._get_data),
+            (several, "_process_data", self._process_data),
+            (several, "__init__", self._start_workers),
+        ]
+        lacking = [name for owner, name, _ in parts if not callable(getattr(owner, name, None))]
+        if missing := ", ".join(lacking) or workers.can_record():
+            self.note(f"torch {torch.__version__} has no {missing}: the DataLoader's work is not in the timeline")
+        else:
+            for owner, name, function in parts:
+                _replace(stack, owner, name, _around(getattr(owner, name), function))
+        _replace(stack, marks, "on_batch", self._marked)
+        _replace(stack, marks, "on_prefetch", self._prefetching)
+        stack.enter_context(register_optimizer_step_post_hook(self._stepped))
+
+    def by_optimizer(self, names: Iterable[str]) -> bool:
+        """Tell whether the loop's steps are optimizers' steps: neither a loader nor a range of the program marks them.
+
+        `names` are those of the trace: the program's own "batch 3" is in it, and was not seen before.
+        """
+        by_program = any(BATCH_RANGE.match(name) and name not in self._marks for name in names)
+        return self._numbering.by_optimizer and not self._window.by_call and not by_program
+
+    def seen(self, readings: Sequence[tuple[int, int, int]]) -> Own:
+        """Return what was noted beside the profiler; `readings` are those of our clock."""
+        fetches, left = read_files(self._folder)
+        return Own(readings, [*fetches, *self._pinned], left, self.batches, self.nbytes)
+
+    def note(self, text: str) -> None:
+        """Add a line to the timeline's notes, once."""
+        self.notes.setdefault(text)
+
+    def say(self, name: str, batch: int = -1) -> AbstractContextManager[object]:
+        """Return the range to enter around what the main thread does for a batch."""
+        return record_function(own_name(name, batch)) if self.live and self._here() else _NOTHING
+
+    # What is done around torch's parts, of which `original` is one. `iterator` is a DataLoader's iterator.
+
+    def _next(self, original: Function, iterator: Any) -> Any:
+        if os.getpid() != self._process:
+            return original(iterator)
+        feed = self._feed(iterator)
+        outer, self._fetching = self._fetching, feed if self._here() else self._fetching
+        try:
+            data = original(iterator)
+        finally:
+            self._fetching = outer
+        self._handed_out(feed, iterator, data)
+        return data
+
+    def _next_index(self, original: Function, iterator: Any) -> Any:
+        index = original(iterator)
+        told = isinstance(index, Sequence) and index and index[0] is not None
+        self._feed(iterator).sizes.append(len(index) if told else 0)
+        return index
+
+    def _fetch(self, original: Function, fetcher: Any, indices: Any) -> Any:
+        """Prepare a batch on the main thread; workers that were forked come here, too."""
+        feed = self._fetching
+        if feed is None or os.getpid() != self._process or not self._here():
+            return original(fetcher, indices)
+        with self.say(f"fetch batch {feed.batch}", feed.batch):
+            data = original(fetcher, indices)
+        if self.live:
+            self.nbytes[feed.batch] = workers.size_of(data)
+        return data
+
+    def _start_workers(self, original: Function, iterator: Any, loader: Any) -> None:
+        """Start workers and pin thread with our stand-ins in the place of torch's loops."""
+        with self._building, ExitStack() as stack:
+            number, self._iterators = self._iterators, self._iterators + 1
+            self._feeds[iterator] = Feed(number)
+            work = workers.RecordedWorker(str(self._folder), number, _utils.worker._worker_loop)
+            loop = _utils.pin_memory._pin_memory_loop
+            pin = workers.RecordedPinThread(self._pinned, number, loader.num_workers, loop)
+            _replace(stack, _utils.worker, "_worker_loop", work)
+            _replace(stack, _utils.pin_memory, "_pin_memory_loop", pin)
+            with self.say(f"start {loader.num_workers} workers"):
+                original(iterator, loader)
+
+    def _reset(self, original: Function, iterator: Any, *args: Any, **options: Any) -> None:
+        """Begin an epoch: the first orders go out."""
+        self._feed(iterator).begin_epoch(self._numbering.new_iterator())
+        original(iterator, *args, **options)
+
+    def _get_data(self, original: Function, iterator: Any) -> Any:
+        """Take what comes next; the host waits if there is nothing yet."""
+        feed = self._feed(iterator)
+        with self.say("waiting for data", feed.batch) if iterator._data_queue.empty() else _NOTHING:
+            index, data = original(iterator)
+        feed.received = index
+        return index, data
+
+    def _process_data(self, original: Function, iterator: Any, *args: Any) -> Any:
+        """Send the next order, and give the batch out."""
+        with self.say(HAND_OUT, self._feed(iterator).batch):
+            return original(iterator, *args)
+
+    # Counting
+
+    def _feed(self, iterator: Any) -> Feed:
+        feed = self._feeds.get(iterator)
+        if feed is None:  # without workers, or older than the recording
+            feed = self._feeds[iterator] = Feed()
+            feed.begin_epoch(self._numbering.new_iterator())
+            if hasattr(iterator, "_workers"):
+                self.note(_OLD)
+        return feed
+
+    def _handed_out(self, feed: Feed, iterator: Any, data: Any) -> None:
+        batch, index = feed.batch, feed.count  # the order that it was for
+        if hasattr(iterator, "_workers"):
+            index = int(iterator._rcvd_idx) - 1 if getattr(iterator, "_in_order", True) else feed.received
+        feed.count += 1
+        self._numbering.used(batch)
+        if feed.number is not None:
+            self.batches[feed.number, feed.epoch, index] = batch
+        if not self._here():
+            self.note(_OTHER_THREAD)
+            return
+        if feed.nested is None:
+            feed.nested = _drawn_by_a_loader()
+        if not feed.nested:
+            self._window.batch()
+            size = feed.sizes[index] if index < len(feed.sizes) else 0
+            with self.say(f"batch {batch}: {size or sample_count((), data)} samples", batch):
+                pass
+
+    def _marked(self, index: int, samples: int) -> None:
+        """One of our loaders hands out its batch `index` of this epoch."""
+        batch = self._numbering.number_of(index, "batch")
+        if self._here():
+            self._window.batch()
+            if self.live:
+                self._marks.add(mark := f"batch {batch}: {samples} samples")
+                with record_function(mark):
+                    pass
+
+    def _prefetching(self, index: int) -> AbstractContextManager[object]:
+        batch = self._numbering.number_of(index, "prefetch")
+        return record_function(prefetch_name(batch)) if self.live and self._here() else _NOTHING
+
+    def _stepped(self, optimizer: Optimizer, *_: object) -> None:
+        """An optimizer's `step()` ends; called by torch."""
+        if not self._here():
+            return
+        step = self._numbering.stepped(id(optimizer))
+        begins = step > self._step
+        if begins:  # the others' marks are told if the first one's is: else they are in the next step
+            self._step, self._step_told = step, self.live
+        if self._step_told:
+            with self.say(STEPPED, step):
+                pass
+        if begins:
+            self._window.stepped()
+
+    def _here(self) -> bool:
+        """Tell whether the thread that is recorded is calling."""
+        return threading.get_ident() == self._thread and os.getpid() == self._process
+
+
+def _around(original: Function, function: Function) -> Function:
+    """Return what stands in the place of `original`: `function`, which gets it and its arguments."""
+
+    @wraps(original)
+    def around(*args: Any, **options: Any) -> Any:
+        return function(original, *args, **options)
+
+    return around
+
+
+def _drawn_by_a_loader() -> bool:
+    """Tell whether one of loaderviz's loaders is among the callers."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("loaderviz.loaders."):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Set `owner.name` until the stack is unwound."""
+    stack.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)

@@ -1,0 +1,289 @@
+"""A trace of our own recording + what the profiler does not see -> the Timeline that an emulated run of it would give.
+
+The trace holds ranges of ours, named "loaderviz|12|waiting for data": they get the names and kinds of the emulated
+DataLoader, and the batch in their name. Workers and pin thread get lanes of their own. What the profiler itself did at
+either end is cut off.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderviz import words
+from loaderviz.batches import BATCH_RANGE, HAND_OUT, LOADER_NEXT, PREFETCH_RANGE, WORKER_START, numbers_of
+from loaderviz.intervals import take_free
+from loaderviz.timeline import Cause, Kind, Lane, Timeline
+from loaderviz.traces.kineto import RawTrace
+from loaderviz.traces.steps import with_spans
+
+if TYPE_CHECKING:
+    from loaderviz.traces.workers import Fetch
+
+CLOCK, STEPPED = "clock", "optimizer step"
+ANCHORS = 8  # ranges named "clock" at either end; the first few are slow
+_OWN = re.compile(r"loaderviz\|(-?\d+)\|(.+)$")
+_MEANINGS = (
+    (re.compile("waiting for data$"), Kind.WAIT, Cause.DATA),
+    (re.compile(f"{HAND_OUT}$"), Kind.OPERATOR, Cause.NONE),
+    (WORKER_START, Kind.OPERATOR, Cause.NONE),
+    (re.compile(r"fetch batch \d+$"), Kind.FETCH, Cause.NONE),
+)
+_ROLES = ("main", "worker", "pin", "thread")
+_DEFAULT_STREAM = 7  # CUPTI's number of the legacy default stream, which is PyTorch's
+_APART = 1_000  # lane numbers of one loader and the next
+
+Ints = npt.NDArray[np.integer[Any]]
+
+
+def own_name(name: str, batch: int = -1) -> str:
+    """Return the name of a range of ours: what the main thread does, and for which batch (-1: none)."""
+    return f"loaderviz|{batch}|{name}"
+
+
+@dataclass(frozen=True)
+class Own:
+    """What we noted ourselves, in ns of `perf_counter_ns`.
+
+    `readings`: before, inside and after each range named "clock"; `left`: iterator -> when its workers had all left;
+    `batches`: (iterator, epoch, order) -> number of the batch; `nbytes`: batch -> bytes, if the main thread fetched it.
+    """
+
+    readings: Sequence[tuple[int, int, int]]
+    fetches: Sequence[Fetch]
+    left: dict[int, int]
+    batches: dict[tuple[int, int, int], int]
+    nbytes: dict[int, int]
+
+
+def choose_marks(raw: RawTrace) -> None:
+    """Keep one mark for each step, in place: the program's own "batch 3", else a loader's, else the DataLoader's.
+
+    The last are recorded as ranges of ours; they become marks by their name.
+    """
+    numbered, marked = (numbers_of(raw.names, BATCH_RANGE, told) for told in (False, True))
+    names, start = raw.columns["name"], raw.columns["start"]
+    users = np.flatnonzero(np.isin(names, list(numbered)))
+    if not len(users):
+        own = [_OWN.match(name) for name in raw.names]
+        raw.names[:] = [
+            match[2] if match and BATCH_RANGE.match(match[2]) else name
+            for match, name in zip(own, raw.names, strict=True)
+        ]
+        return
+    marks = np.flatnonzero(np.isin(names, list(marked)))
+    marks = marks[np.argsort(start[marks], kind="stable")]
+    places = np.searchsorted(start[marks], start[users], side="right") - 1
+    said = [
+        place >= 0 and marked[int(names[marks[place]])] == numbered[int(names[user])]
+        for user, place in zip(users.tolist(), places.tolist(), strict=True)
+    ]  # by a loader, just before
+    for column, values in raw.columns.items():
+        raw.columns[column] = np.delete(values, users[said])
+
+
+def optimizer_steps(timeline: Timeline) -> list[tuple[int, int]]:
+    """Return end [ns] and number of the steps that optimizers made, from ranges of ours."""
+    ranges = _named(timeline, re.compile(rf"loaderviz\|\d+\|{STEPPED}$"))
+    return [(span.end, int(span.name.split("|")[1])) for span in timeline.rows_at(ranges)]
+
+
+def merged(timeline: Timeline, own: Own) -> Timeline:
+    """Return the timeline with our ranges turned into what they stand for, and with the lanes of workers and pin."""
+    ours, roles = _named(timeline, _OWN), [lane.role for lane in timeline.lanes]
+    main = int(timeline.lane[ours[0]]) if len(ours) else roles.index("main") if "main" in roles else -1
+    rows = _named(timeline, re.compile(re.escape(own_name(CLOCK)) + "$"))
+    if not len(rows) == len(own.readings) == 2 * ANCHORS:
+        note = "the profiler lost ranges of ours, so that its clock is not known: workers and pin thread are left out"
+        return _noted(_completed(_translated(timeline, main), main, own.nbytes), note)
+    seen = zip(own.readings, timeline.start[rows].tolist(), timeline.end[rows].tolist(), strict=True)
+    anchors = [Anchor(*reading, start, end) for reading, start, end in seen]
+    there = clock(anchors[:ANCHORS], anchors[ANCHORS:])
+    begin, end = anchors[ANCHORS - 1].end, anchors[-ANCHORS].start
+    # take away what the profiler did at either end, on the host; the GPU's work is all the program's
+    host = np.isin(timeline.lane, [n for n, lane in enumerate(timeline.lanes) if lane.group == "host"])
+    inside = (timeline.start >= begin) & (timeline.start < end)
+    ends = np.where(host, np.minimum(timeline.end, end), timeline.end)
+    timeline = replace(timeline, spans=timeline.spans | {"end": ends}).only(~host | inside)
+    timeline, added = _with_workers(_completed(_translated(timeline, main), main, own.nbytes), own, there, begin, end)
+    if not added:
+        return timeline
+    drift = f", which drifted by {words.duration(abs(there.drift))}" if abs(there.drift) > there.error else ""
+    note = f"put onto the profiler's to ± {words.duration(there.error)} (time 0 is {-there.begin[1] / 1e9:.6f} s of it"
+    return _noted(timeline, f"workers and pin thread: times of the monotonic clock, {note}{drift})")
+
+
+def _noted(timeline: Timeline, note: str) -> Timeline:
+    return replace(timeline, context=replace(timeline.context, notes=(*timeline.context.notes, note)))
+
+
+def _named(timeline: Timeline, pattern: re.Pattern[str]) -> Ints:
+    return np.flatnonzero(np.array([bool(pattern.match(name)) for name in timeline.names], bool)[timeline.name])
+
+
+def _translated(timeline: Timeline, main: int) -> Timeline:
+    """Give each range of ours its name, kind, cause and batch; drop those that were for us alone."""
+    count = len(timeline.names)
+    table: dict[str, int] = {}
+    name, batch = np.empty(count, np.int32), np.full(count, -2, np.int32)
+    kind, cause, drop = np.full(count, -1, np.int8), np.zeros(count, np.int8), np.zeros(count, bool)
+    for number, text in enumerate(timeline.names):
+        if match := _OWN.match(text):
+            text, batch[number] = match[2], int(match[1])
+            found = next((each for each in _MEANINGS if each[0].match(text)), None)
+            if found:
+                kind[number], cause[number] = found[1], found[2]
+            drop[number] = found is None
+        elif text.startswith(LOADER_NEXT):
+            kind[number] = Kind.RANGE  # what happens inside it is told by ranges of ours
+        elif BATCH_RANGE.match(text):
+            text = text.removesuffix(": 0 samples")
+        drop[number] |= bool(PREFETCH_RANGE.match(text))
+        name[number] = table.setdefault(text, len(table))
+    old, spans, pin = timeline.name, timeline.spans, [each == "aten::pin_memory" for each in timeline.names]
+    elsewhere = (batch[old] > -2) & (timeline.lane != main)  # the profiler repeats ranges beside the GPU's work in them
+    kinds = np.where(kind[old] >= 0, kind[old], spans["kind"])
+    spans = spans | {
+        "kind": np.where(np.array(pin, bool)[old] & (timeline.lane == main), np.int8(Kind.PIN), kinds),
+        "cause": np.where(kind[old] >= 0, cause[old], spans["cause"]),
+        "batch": np.where(batch[old] > -2, batch[old], spans["batch"]),
+        "name": name[old],
+    }
+    lanes = list(timeline.lanes)
+    for number, lane in enumerate(lanes):  # named as an emulated timeline does
+        if number == main:
+            lanes[number] = replace(lane, name="main", role="main")
+        elif lane.role == "main":  # the reader took another thread for that of the loop
+            lanes[number] = replace(lane, name=f"thread {lane.number}", role="thread")
+        elif lane.role == "stream" and lane.number == _DEFAULT_STREAM:
+            lanes[number] = replace(lane, name=lane.name.replace("stream 7", "stream 7 (default)", 1))
+    return replace(timeline, spans=spans, names=tuple(table), lanes=tuple(lanes)).only(~(drop[old] | elsewhere))
+
+
+def _completed(timeline: Timeline, main: int, nbytes: dict[int, int]) -> Timeline:
+    """Tell the size of what the main thread fetched, and the batch of torch's ranges around what is done for it."""
+    spans, start = timeline.spans | {"batch": timeline.batch.copy(), "nbytes": timeline.nbytes.copy()}, timeline.start
+    here, fetches = timeline.lane == main, timeline.where(Kind.FETCH)
+    fetched = np.flatnonzero(here & fetches)
+    spans["nbytes"][fetched] = [nbytes.get(number, -1) for number in timeline.batch[fetched].tolist()]
+    names = np.array([(name.startswith(LOADER_NEXT), name == HAND_OUT) for name in timeline.names]).reshape(-1, 2)
+    asks, gives = names[timeline.name].T
+    parts = np.flatnonzero(here & (fetches | (timeline.cause == Cause.DATA) | gives))
+    ranges = np.flatnonzero(here & asks)
+    first = np.searchsorted(start[parts], start[ranges])
+    found = first < len(parts)
+    found[found] = start[parts[first[found]]] < timeline.end[ranges[found]]
+    marks = list(numbers_of(timeline.names, BATCH_RANGE, told=True))
+    steps = np.flatnonzero(here & timeline.where(Kind.RANGE) & np.isin(timeline.name, marks))
+    step = np.searchsorted(start[steps], start[ranges], side="right") - 1  # the loop is at this one
+    spans["batch"][ranges] = np.append(timeline.batch[steps], -1)[step]
+    spans["batch"][ranges[found]] = timeline.batch[parts[first[found]]]
+    return replace(timeline, spans=spans)
+
+
+# Workers and pin thread
+
+
+def _with_workers(timeline: Timeline, own: Own, there: Clock, begin: int, end: int) -> tuple[Timeline, bool]:
+    """Return it with the lanes of workers and pin thread, and what they did between `begin` and `end`, if anything.
+
+    The lanes stand in the order in which a batch travels; those without spans are dropped.
+    """
+    slots, old = _slots(own), len(timeline.lanes)
+    lanes: dict[Lane, int] = {}
+    names, rows = [], []
+    for work in own.fetches:
+        start = there.of(work.start)
+        stop = end if work.end is None else there.of(work.end)
+        if stop <= begin or start >= end:
+            continue
+        pins, slot = work.worker < 0, slots[work.iterator]
+        loader, what = f" (loader {slot + 1})" if slot else "", "pin" if pins else "fetch"
+        batch = own.batches.get((work.iterator, work.epoch, work.order), -1)
+        if work.failed:
+            names.append(f"failed {what}")
+        elif batch >= 0:
+            names.append(f"{what} batch {batch}")
+        else:
+            names.append(f"{what} (not ended)" if work.end is None else f"{what} (not handed out)")
+        role, kind = ("pin", Kind.PIN) if pins else ("worker", Kind.FETCH)
+        name = f"{'pin thread' if pins else f'worker {work.worker}'}{loader}"
+        lane = lanes.setdefault(Lane(name, "host", role, max(work.worker, 0) + slot * _APART), old + len(lanes))
+        rows.append((max(start, begin), min(stop, end), lane, kind, batch, work.nbytes, 1 if pins else -1))
+    table = np.array(rows, np.int64).reshape(-1, 7).T
+    columns = dict(zip(("start", "end", "lane", "kind", "batch", "nbytes", "pinned"), table, strict=True))
+    timeline, every = with_spans(timeline, names, **columns), [*timeline.lanes, *lanes]
+
+    def rank(number: int) -> tuple[bool, int, int]:
+        role = every[number].role
+        return every[number].group != "host", _ROLES.index(role) if role in _ROLES else len(_ROLES), number
+
+    order = sorted(np.unique(timeline.lane).tolist(), key=rank)
+    place = np.zeros(len(every), np.int32)
+    place[order] = np.arange(len(order))
+    spans = timeline.spans | {"lane": place[timeline.lane]}
+    return replace(timeline, spans=spans, lanes=tuple(every[number] for number in order)).sorted(), bool(rows)
+
+
+def _slots(own: Own) -> dict[int, int]:
+    """Share the lanes between iterators: one that begins when another's workers have left takes its place."""
+    begins: dict[int, int] = {}
+    for work in own.fetches:
+        begins[work.iterator] = min(work.start, begins.get(work.iterator, work.start))
+    free: list[float] = []
+    order = sorted(begins, key=lambda iterator: begins[iterator])
+    return {iterator: take_free(free, begins[iterator], own.left.get(iterator, math.inf)) for iterator in order}
+
+
+# Two clocks: the profiler's, and the one that workers can read (`perf_counter_ns`). At the beginning and the end of a
+# recording a few empty ranges are given to the profiler, and our clock is read before, inside and after each. Its start
+# lies between the first two readings, its end between the last two, which bounds the offset from both sides; several
+# ranges narrow it to about a microsecond. Between the two ends it is interpolated.
+
+
+class Anchor(NamedTuple):
+    """One range: our clock before, inside and after it, and the profiler's start and end of it; all in ns."""
+
+    before: int
+    inside: int
+    after: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Turns our times into the profiler's; `error` is how far it can be off, ns."""
+
+    begin: tuple[int, int]  # our time, the offset then
+    end: tuple[int, int]
+    error: int
+
+    @property
+    def drift(self) -> int:
+        """How much the offset changed from the beginning to the end, ns."""
+        return self.end[1] - self.begin[1]
+
+    def of(self, time: int) -> int:
+        """Return the profiler's time at our `time`, ns."""
+        span = self.end[0] - self.begin[0]
+        return time + self.begin[1] + (self.drift * (time - self.begin[0]) // span if span else 0)
+
+
+def clock(begin: Sequence[Anchor], end: Sequence[Anchor]) -> Clock:
+    """Return the Clock that fits the anchors of the beginning and of the end, one at least of each."""
+    (first, error), (last, later) = _offset(begin), _offset(end)
+    return Clock((begin[0].before, first), (end[-1].after, last), max(error, later))
+
+
+def _offset(anchors: Sequence[Anchor]) -> tuple[int, int]:
+    """Return the offset in the middle of what all anchors allow, and half the width of that."""
+    low = max(max(anchor.start - anchor.inside, anchor.end - anchor.after) for anchor in anchors)
+    high = min(min(anchor.start - anchor.before, anchor.end - anchor.inside) for anchor in anchors)
+    return (low + high) // 2, (abs(high - low) + 1) // 2

@@ -1,0 +1,351 @@
+"""Steps: which batch each span is for, by annotations or by optimizers, and which steps of a run are kept."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderviz import intervals
+from loaderviz.batches import (
+    BATCH_RANGE,
+    LOADER_NEXT,
+    OPTIMIZER_STEP,
+    PREFETCH_RANGE,
+    STEP_RANGE,
+    batch_name,
+    numbers_of,
+)
+from loaderviz.timeline import LOADING, ArrowKind, Cause, Kind, Timeline
+from loaderviz.vendors import ON_DEVICE, Role
+
+Ints = npt.NDArray[np.integer[Any]]
+Rows = dict[str, npt.NDArray[Any]]
+
+BY_OPTIMIZER = "steps are counted by optimizer.step(): no loader marks the batches"
+IN_TURN = "optimizers that step in turn make one step of the loop, which the last of them ends"
+COUNTED = "steps are counted by optimizer.step(): nothing marks them"
+BY_LOADER = "steps are counted by DataLoader.__next__: nothing marks them"
+
+
+def batches(rows: Rows, launch: Ints, names: list[str], main: int) -> npt.NDArray[np.int32]:
+    """Return the batch of each row, -1 for none; marks of loaderviz's loaders are lengthened to the next hand-out.
+
+    One sort of annotation decides: loaderviz's marks if there are any, else "batch N", else "ProfilerStep#N". What is
+    launched inside "prefetch of batch N" is for that batch.
+    """
+    start, end, lane = rows["start"], rows["end"], rows["lane"]
+    result = np.full(len(start), -1, np.int32)
+    early, early_numbers = _marks(rows, names, PREFETCH_RANGE)
+    for pattern, told in ((BATCH_RANGE, True), (BATCH_RANGE, False), (STEP_RANGE, False)):
+        marks, numbers = _marks(rows, names, pattern, told)
+        if not len(marks):
+            continue
+        loop = main if (lane[marks] == main).any() else lane[marks[0]]
+        ranges, numbers = marks[lane[marks] == loop], numbers[lane[marks] == loop]
+        if told:  # "from here on": to the next hand-out, the last one to the end of its lane
+            end[ranges] = np.maximum(end[ranges], np.r_[start[ranges][1:], end[lane == loop].max()])
+        _inside(result, start, start[ranges], end[ranges], numbers)
+        for each in np.unique(lane[early]):
+            here, mine = np.flatnonzero(lane == each), early[lane[early] == each]
+            part = result[here]
+            _inside(part, start[here], start[mine], end[mine], early_numbers[lane[early] == each])
+            result[here] = part
+        if told:  # fetching comes before its batch is handed out, or prefetched: it is for the next one that is named
+            starts, numbers = np.r_[start[ranges], start[early]], np.r_[numbers, early_numbers]
+            order = np.argsort(starts, kind="stable")
+            waits = (rows["kind"] == Kind.WAIT) & (rows["cause"] == Cause.DATA)
+            fetching = np.flatnonzero((rows["kind"] == Kind.FETCH) | waits)
+            place = np.searchsorted(starts[order], end[fetching])
+            found = place < len(starts)
+            result[fetching[found]] = numbers[order][place[found]]
+        break
+    launched = launch >= 0
+    result[launched] = result[launch[launched]]
+    result[np.isin(rows["role"], ON_DEVICE) & ~launched] = -1  # the time it ran in says nothing about its batch
+    result[rows["role"] == Role.GPU_ANNOTATION] = -1
+    for pattern in (STEP_RANGE, BATCH_RANGE, PREFETCH_RANGE):
+        own, numbers = _marks(rows, names, pattern)
+        result[own] = numbers
+    return result
+
+
+def _marks(rows: Rows, names: list[str], pattern: re.Pattern[str], told: bool | None = None) -> tuple[Ints, Ints]:
+    """Return the rows of the annotations that match, and their numbers."""
+    matches = numbers_of(names, pattern, told)
+    numbers = np.full(max(1, len(names)), -1, np.int64)
+    numbers[list(matches)] = list(matches.values())
+    found = np.flatnonzero((rows["kind"] == Kind.RANGE) & (numbers[rows["name"]] >= 0)) if matches else np.empty(0, int)
+    return found, numbers[rows["name"][found]]
+
+
+def _inside(result: npt.NDArray[np.int32], times: Ints, start: Ints, end: Ints, numbers: Ints) -> None:
+    """Give the rows that begin in one of these ranges (sorted, apart) its number."""
+    if len(start):
+        place = np.searchsorted(start, times, side="right") - 1
+        found = (place >= 0) & (times < end[np.maximum(place, 0)])
+        result[found] = numbers[place[found]]
+
+
+def with_spans(timeline: Timeline, names: Sequence[str], **columns: Any) -> Timeline:
+    """Return it with further spans, not yet sorted; nothing is known of columns that are not given."""
+    table, more = {name: number for number, name in enumerate(timeline.names)}, len(names)
+    columns |= {"name": [table.setdefault(name, len(table)) for name in names], "cause": Cause.NONE}
+    spans = {
+        column: np.concatenate([old, np.full(more, columns.get(column, -1), old.dtype)])
+        for column, old in timeline.spans.items()
+    }
+    return replace(timeline, spans=spans, names=tuple(table))
+
+
+def counted(timeline: Timeline) -> Timeline:
+    """Return the timeline of a file with the steps of each rank counted, where nothing marks them.
+
+    A step begins with a `DataLoader.__next__`; where none comes any more, or from the first, steps end with those of
+    optimizers. Less than two steps are none.
+    """
+    marked = [*numbers_of(timeline.names, BATCH_RANGE), *numbers_of(timeline.names, STEP_RANGE)]
+    told = np.unique(timeline.lane[timeline.where(Kind.RANGE) & np.isin(timeline.name, marked)]).tolist()
+    known = {timeline.lanes[lane].device for lane in told}
+    asks = np.isin(timeline.name, [n for n, name in enumerate(timeline.names) if name.startswith(LOADER_NEXT)])
+    stepping = np.isin(timeline.name, [n for n, name in enumerate(timeline.names) if OPTIMIZER_STEP.match(name)])
+    batch, notes = timeline.batch.copy(), dict[str, None]()
+    found: list[tuple[int, int, int, int]] = []  # start, end, lane and number of each step
+    for main, lane in enumerate(timeline.lanes):
+        if lane.role != "main" or lane.device in known:
+            continue
+        here = timeline.lane == main
+        asked, rows = timeline.start[here & asks].tolist(), np.flatnonzero(here & stepping)
+        outer = np.maximum.accumulate(np.r_[timeline.begin, timeline.end[rows][:-1]]) <= timeline.start[rows]
+        ends = timeline.end[rows[outer]].tolist()
+        if not asked and ends:
+            asked = [_first_step(timeline, main, np.array(ends))]
+        steps = _from(asked, ends, int(timeline.end[here].max(initial=0)))
+        if len(steps) < 2:
+            continue
+        begins, lasts = np.array(steps).T
+        threads = [n for n, each in enumerate(timeline.lanes) if each.device == lane.device and each.group == "host"]
+        mine = np.flatnonzero(np.isin(timeline.lane, threads))
+        part = np.asarray(batch[mine], np.int32)
+        _inside(part, timeline.start[mine], begins, lasts, np.arange(len(steps)))
+        batch[mine] = part
+        found += [(start, end, main, number) for number, (start, end) in enumerate(steps)]
+        notes[COUNTED if len(asked) < 2 else BY_LOADER] = None
+    if not found:
+        return timeline
+    tails, heads = (timeline.arrows[side][timeline.arrows["kind"] == ArrowKind.LAUNCH] for side in ("tail", "head"))
+    batch[heads] = batch[tails]
+    context = replace(timeline.context, notes=(*timeline.context.notes, *notes))
+    timeline = replace(timeline, context=context, spans=timeline.spans | {"batch": batch})
+    start, end, lane, number = np.array(found).T
+    names = [batch_name(each, None) for each in number.tolist()]
+    return with_spans(timeline, names, start=start, end=end, lane=lane, kind=Kind.RANGE, batch=number).sorted()
+
+
+def _from(asked: list[int], ends: list[int], last: int) -> list[tuple[int, int]]:
+    """Return start and end of the steps that begin when a batch is asked for, or end with an optimizer's step.
+
+    What comes after the last batch and has several times the optimizers' steps that a batch usually has is a loop of
+    another kind: its steps end with optimizers.
+    """
+    if not asked:
+        return []
+    places = np.searchsorted(ends, [*asked, last + 1])
+    usual = int(np.median(np.diff(places[:-1]))) if len(asked) > 1 else 1
+    rest = ends[places[-2] :]
+    if not rest:
+        return list(zip(asked, [*asked[1:], last], strict=True))
+    if len(asked) == 1 or (usual and len(rest) > 2 * usual):
+        edges = [asked[-1], *rest[usual - 1 :: usual]]
+        return [*pairwise(asked), *pairwise(edges)]
+    return list(zip(asked, [*asked[1:], max(rest)], strict=True))
+
+
+def by_optimizer(timeline: Timeline, marks: Sequence[tuple[int, int]]) -> Timeline:
+    """Return the timeline of a loop without a loader with its steps numbered by `marks`: end [ns] and number of each.
+
+    A step is what begins on the host between the end of the one before and its own end, and the device's work that is
+    launched there; of several marks with one number the last is its end. It gets a range named as a batch is. Step 0
+    begins where `_first_step` says; what was before, such as moving the data set, is of no batch, as is what comes
+    after the last step. Ranges of a loader that handed out what is no step (its batches were moved to the GPU, or
+    evaluated) are dropped.
+    """
+    main = next((number for number, lane in enumerate(timeline.lanes) if lane.role == "main"), -1)
+    ends = {number: end for end, number in marks}
+    if main < 0 or not ends:
+        return timeline
+    handed = list(numbers_of(timeline.names, BATCH_RANGE))
+    timeline = timeline.only(~(timeline.where(Kind.RANGE) & np.isin(timeline.name, handed)))
+    numbers, last = np.array(list(ends)), np.array(list(ends.values()))
+    begins = np.r_[timeline.begin if numbers[0] else _first_step(timeline, main, last), last[:-1]]
+    batch = np.full(len(timeline), -1, np.int32)
+    _inside(batch, timeline.start, begins, last, numbers)
+    others = [n for n, lane in enumerate(timeline.lanes) if lane.role in LOADING or lane.group == "device"]
+    batch[np.isin(timeline.lane, others)] = -1
+    launch = timeline.arrows["kind"] == ArrowKind.LAUNCH
+    batch[timeline.arrows["head"][launch]] = batch[timeline.arrows["tail"][launch]]
+    several = [IN_TURN] if len(marks) > len(ends) else []
+    context = replace(timeline.context, samples=None, notes=(*timeline.context.notes, BY_OPTIMIZER, *several))
+    timeline = replace(timeline, context=context, spans=timeline.spans | {"batch": batch})
+    names = [batch_name(number, None) for number in ends]
+    return with_spans(timeline, names, start=begins, end=last, lane=main, kind=Kind.RANGE, batch=numbers).sorted()
+
+
+def _first_step(timeline: Timeline, main: int, ends: Ints) -> int:
+    """Return when step 0 begins [ns], for nothing marks it: where it looks as the shortest of the later steps does.
+
+    An operator that is used n times in that step, until its optimizer, is used in step 0 for the last n times: of those
+    that are, and not long before, the one that the shortest step uses first is where step 0 begins. Another one may be
+    lacking in step 0, such as gradients set to zero. With one step alone it begins after the last copy to the GPU.
+    """
+    here = timeline.lane == main
+    inside = here & np.isin(timeline.name, [n for n, name in enumerate(timeline.names) if OPTIMIZER_STEP.match(name)])
+    optimizing = intervals.union(timeline.start[inside], timeline.end[inside])
+    rows = np.flatnonzero(here & timeline.where(Kind.OPERATOR) & ~intervals.covers(optimizing, timeline.start))
+    start = timeline.start[rows]
+    places = np.searchsorted(start, ends)
+    before, counts = rows[: places[0]], np.diff(places)
+    if not len(before):
+        return timeline.begin
+    if not counts.any():
+        tails, heads = (timeline.arrows[side][timeline.arrows["kind"] == ArrowKind.LAUNCH] for side in ("tail", "head"))
+        calls = tails[timeline.where(Kind.COPY_H2D)[heads] & (timeline.start[tails] < timeline.start[before[-1]])]
+        return int(start[np.searchsorted(start, timeline.end[calls].max())]) if len(calls) else timeline.begin
+    shortest = int(np.argmin(np.where(counts, counts, len(rows) + 1)))
+    usual = timeline.name[rows[places[shortest] : places[shortest + 1]]].tolist()
+    for name, often in Counter(usual).items():  # in order of their first use
+        found = np.flatnonzero(timeline.name[before] == name)[-often:]
+        if len(found) == often and len(before) - found[0] <= 2 * len(usual):
+            return int(start[found[0]])
+    return int(start[max(0, len(before) - len(usual))])
+
+
+# Which steps of a loop are recorded, really run or emulated: leave out the first `wait`, record `steps`, then stop. A
+# step begins when a batch is handed out to the main thread, or, where the first `optimizer.step()` comes before any
+# batch, when the one before it has ended; if the program calls `recording.step()`, with that call, and then only with
+# it. `Window` counts while the program runs, and turns the profiler on and off; `cut` does the same to an emulated
+# timeline, afterwards.
+
+
+class Window:
+    """Counts steps, and calls `prepare` one step before `begin`, then `end`; `discard` if it had begun too early.
+
+    Before the first `called()` the hand-outs count. A program that counts its own steps has handed out a batch or more
+    by then; what was recorded of those is thrown away and the count begins anew.
+    """
+
+    def __init__(
+        self,
+        wait: int,
+        steps: int | None,
+        *,
+        prepare: Callable[[], None],
+        begin: Callable[[], None],
+        end: Callable[[], None],
+        discard: Callable[[], None],
+    ) -> None:
+        self.wait, self.steps = wait, steps
+        self._prepare, self._begin, self._end, self._discard = prepare, begin, end, discard
+        self.count = 0  # steps that began
+        self.by_call = self.by_optimizer = False
+        self.open = self.over = False
+
+    def enter(self) -> None:
+        """The block begins: without `wait` the recording does, too, with all that comes before the first step."""
+        if not self.wait:
+            self._open()
+
+    def batch(self) -> None:
+        """A batch is handed out to the main thread."""
+        if not (self.by_call or self.by_optimizer):
+            self._step()
+
+    def stepped(self) -> None:
+        """A step is over, as an optimizer says: where no batch was handed out, the next one begins."""
+        if self.count == 0 and not self.by_call:
+            self.by_optimizer, self.count = True, 1  # the one that is over
+        if self.by_optimizer:
+            self._step()
+
+    def called(self) -> None:
+        """The program says that a step begins."""
+        if not self.by_call:
+            self.by_call, self.by_optimizer, self.count = True, False, 0
+            if self.over or (self.open and self.wait):
+                self._discard()
+                self.open = self.over = False
+        self._step()
+
+    def leave(self) -> None:
+        """The block ends, and with it the recording."""
+        if self.by_optimizer and not self.over:
+            self.count -= 1  # what came after the last optimizer.step() is no step
+            if self.open and self.count == self.wait:
+                self._discard()
+                self.open = False
+        if self.open:
+            self._close()
+
+    def _step(self) -> None:
+        index, self.count = self.count, self.count + 1
+        if self.open:
+            if self.steps is not None and index >= self.wait + self.steps:
+                self._close()
+        elif not self.over:
+            if index == self.wait:
+                self._open()
+            elif index == self.wait - 1:
+                self._prepare()
+
+    def _open(self) -> None:
+        self._begin()
+        self.open = True
+
+    def _close(self) -> None:
+        self.open, self.over = False, True
+        self._end()
+
+
+def notes(wait: int, steps: int | None, count: int) -> list[str]:
+    """Say what is left out of a recording whose block had `count` steps."""
+    first = f"the first {f'{wait} steps are' if wait > 1 else 'step is'} left out (wait={wait})"
+    if wait and count <= wait:
+        return [f"nothing is recorded: {first}, and the block had {count}"]
+    found = [first] if wait else []
+    if steps is not None and count > wait + steps:
+        found.append(f"what came after {'the next' if wait else 'the first'} {steps} is left out (steps={steps})")
+    elif steps is not None and count < wait + steps:
+        found.append(f"the block had {count - wait} of the {steps} steps to record")
+    return found
+
+
+def cut(timeline: Timeline, wait: int, steps: int | None, by_call: bool) -> Timeline:
+    """Return the part of an emulated timeline that `wait` and `steps` ask for; spans across its edges are cut there."""
+    if not wait and steps is None:
+        return timeline
+    pattern = STEP_RANGE if by_call else BATCH_RANGE
+    starts = sorted(row.start for row in timeline.rows(Kind.RANGE) if pattern.match(row.name))
+    if wait >= len(starts) and wait:
+        part = replace(timeline.only(np.zeros(len(timeline), bool)), marks=())
+    else:
+        last = len(starts) if steps is None else wait + steps
+        begin = starts[wait] if wait else timeline.begin
+        part = timeline.between(begin, starts[last] if last < len(starts) else timeline.begin + timeline.duration)
+        part = replace(part, context=timeline.context)  # our own note says it in steps
+    own = tuple(notes(wait, steps, len(starts)))
+    context = replace(part.context, samples=samples(part), notes=(*part.context.notes, *own))
+    return replace(part, context=context)
+
+
+def samples(timeline: Timeline) -> int | None:
+    """Return how many samples its steps were for, by their ranges; None if one does not say."""
+    ranges = np.flatnonzero(timeline.where(Kind.RANGE)).tolist()
+    found = [match for index in ranges if (match := BATCH_RANGE.match(timeline.names[int(timeline.name[index])]))]
+    counts = [int(match["samples"] or 0) for match in found]
+    return sum(counts) if counts and all(counts) else None

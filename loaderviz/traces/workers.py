@@ -1,0 +1,240 @@
+"""When the DataLoader's workers fetch and its pin thread pins, taken where it happens. No profiler sees these.
+
+While a recording runs, `RecordedWorker` stands in the place of torch's `_worker_loop`, and `RecordedPinThread` in that
+of `_pin_memory_loop`. Each runs torch's own loop, with stand-ins for its queues that note the time: an order that comes
+out of the first queue begins a fetch, a batch that goes into the second ends it. Nothing else changes.
+
+A worker writes records of five int64 to a file of its own, so that they outlive its death; it stops when the file is
+deleted, which is how a recording ends for workers that live on. Times are of `perf_counter_ns`, one clock for all
+processes of a computer. With spawn and forkserver the worker imports this module: it must stay light.
+
+    fetches, left = read_files(folder)      # [Fetch(iterator=0, worker=1, epoch=0, order=3, start=…, end=…), …]
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import _utils
+
+from loaderviz.batches import nbytes
+
+RECORD = struct.Struct("<5q")  # what, epoch, index, time [ns], bytes
+
+
+class What(IntEnum):
+    """What a record tells."""
+
+    BEGAN = 0
+    ENDED = 1
+    FAILED = 2  # data set or collate raised an error, which goes to the main thread
+    EXHAUSTED = 3  # an IterableDataset has no more
+    LEFT = 4  # the worker was told to go
+
+
+class Fetch(NamedTuple):
+    """One piece of a worker's or the pin thread's work; times in ns of `perf_counter_ns`, end None: not ended.
+
+    `iterator` numbers the iterators of all DataLoaders; `worker` is -1 for the pin thread; `order` counts the orders of
+    an epoch of the iterator.
+    """
+
+    iterator: int
+    worker: int
+    epoch: int
+    order: int
+    start: int
+    end: int | None
+    nbytes: int = -1
+    failed: bool = False
+
+
+class RecordedWorker:
+    """Stands in the place of `_worker_loop`: torch's loop, with its queues logged. Picklable, for spawn."""
+
+    def __init__(self, folder: str, iterator: int, loop: Callable[..., None] | None) -> None:
+        self.folder, self.iterator, self.loop = folder, iterator, loop
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "iterator": self.iterator, "loop": None}  # a new process has torch's own loop
+
+    def __call__(self, *args: Any) -> None:
+        """Run in the worker process, with the arguments of torch's loop."""
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            # a forked worker has its parent's running profiler, which would note every operator, for nobody
+            torch.autograd._enable_record_function(False)  # type: ignore[attr-defined]
+
+        def log_for(given: dict[str, Any]) -> FileLog:
+            return FileLog(Path(self.folder) / f"{self.iterator}-{given['worker_id']}")
+
+        _logged(self.loop or _utils.worker._worker_loop, args, ("index_queue", "data_queue"), log_for)
+
+
+class RecordedPinThread:
+    """Stands in the place of `_pin_memory_loop`; the work done is appended to `log` as `Fetch`."""
+
+    def __init__(self, log: list[Fetch], iterator: int, workers: int, loop: Callable[..., None]) -> None:
+        self.log, self.loop = ListLog(log, iterator, workers), loop
+
+    def __call__(self, *args: Any) -> None:
+        """Run in the pin thread, with the arguments of torch's loop."""
+        _logged(self.loop, args, ("in_queue", "out_queue"), lambda _: self.log)
+
+
+def _logged(loop: Callable[..., None], args: Any, queues: tuple[str, str], log_for: Callable[[Any], Log]) -> None:
+    """Run torch's loop with these queues logged; where that cannot be as it is: nothing may keep it from its work."""
+    try:
+        given = inspect.signature(loop).bind(*args)
+        log = log_for(given.arguments)
+        for name in queues:
+            given.arguments[name] = LoggedQueue(given.arguments[name], log)
+    except (OSError, TypeError, KeyError, ValueError):
+        loop(*args)
+    else:
+        loop(*given.args, **given.kwargs)
+
+
+def can_record() -> str:
+    """Return "" if this version of torch has the loops with the queues that are logged here, else what is missing."""
+    wanted = {
+        "worker._worker_loop": ("index_queue", "data_queue", "worker_id"),
+        "pin_memory._pin_memory_loop": ("in_queue", "out_queue"),
+    }
+    for place, names in wanted.items():
+        module, name = place.split(".")
+        loop = getattr(getattr(_utils, module, None), name, None)
+        known = inspect.signature(loop).parameters if loop else ()
+        if missing := [each for each in names if each not in known]:
+            return f"torch.utils.data._utils.{place}" + (f"({missing[0]}=…)" if loop else "")
+    return ""
+
+
+class LoggedQueue:
+    """A queue that work comes out of, or that finished work goes into."""
+
+    def __init__(self, queue: Any, log: Log) -> None:
+        self._queue, self._log = queue, log
+
+    def get(self, *args: Any, **options: Any) -> Any:
+        """Take the next order; its work begins now."""
+        order = self._queue.get(*args, **options)
+        self._log.received(order, perf_counter_ns())
+        return order
+
+    def put(self, item: Any, *args: Any, **options: Any) -> None:
+        """Send finished work; it ended now."""
+        self._log.sent(item, perf_counter_ns())
+        self._queue.put(item, *args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+
+class FileLog:
+    """Writes what a worker does to its file. Raises OSError if the file cannot be made; later errors end the log."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600)
+        self._epoch = 0
+        self._open = True
+
+    def received(self, order: Any, now: int) -> None:
+        """Note an order: (index, …) is one to fetch, None says to go, anything else begins another epoch."""
+        if order is None:
+            self._write(What.LEFT, 0, now)
+        elif isinstance(order, tuple):
+            self._write(What.BEGAN, order[0], now)
+        else:
+            self._epoch += 1
+
+    def sent(self, item: Any, now: int) -> None:
+        """Note a batch, an error, or that there is no more."""
+        index, data = item
+        if not isinstance(index, int):  # an answer to the message of another epoch
+            return
+        if isinstance(data, ExceptionWrapper):
+            self._write(What.FAILED, index, now)
+        elif isinstance(data, _utils.worker._IterableDatasetStopIteration):
+            self._write(What.EXHAUSTED, index, now)
+        else:
+            self._write(What.ENDED, index, now, size_of(data))
+
+    def _write(self, what: What, index: int, now: int, size: int = -1) -> None:
+        if self._open:
+            try:
+                self._open = os.fstat(self._file).st_nlink > 0  # deleted: the recording is over
+                os.write(self._file, RECORD.pack(what, self._epoch, index, now, size))
+            except (OSError, struct.error):
+                self._open = False
+
+
+class ListLog:
+    """Notes what the pin thread does; errors and messages that only pass through it are no work."""
+
+    def __init__(self, fetches: list[Fetch], iterator: int, workers: int) -> None:
+        self._fetches, self._iterator, self._workers = fetches, iterator, workers
+        self._answers = self._start = 0
+
+    def received(self, order: Any, now: int) -> None:
+        """Note when a batch comes in. Each worker answers the message of another epoch; all of them make one epoch."""
+        self._start = now
+        if isinstance(order, tuple) and isinstance(order[0], _utils.worker._ResumeIteration):
+            self._answers += 1
+
+    def sent(self, item: Any, now: int) -> None:
+        """Note that the batch is pinned."""
+        index, data = item
+        stop = _utils.worker._IterableDatasetStopIteration
+        if isinstance(index, int) and not isinstance(data, (ExceptionWrapper, stop)):
+            epoch = self._answers // self._workers
+            self._fetches.append(Fetch(self._iterator, -1, epoch, index, self._start, now, size_of(data)))
+
+
+Log = FileLog | ListLog
+
+
+def size_of(data: Any) -> int:
+    """Return the bytes of a batch's tensors, -1 if they cannot be counted."""
+    try:
+        return nbytes(data)
+    except Exception:  # a batch of the user's own kind may do anything; its size is not worth an error
+        return -1
+
+
+def read_files(folder: Path) -> tuple[list[Fetch], dict[int, int]]:
+    """Return what the workers wrote to their files in `folder`: their work, and when the last of an iterator's left.
+
+    A record that the death of its worker cut off is left out. An order that was never worked on (the epoch was over) is
+    no work; the last one, if nothing came after it, is not ended: its worker is still at it, or died in it. An iterator
+    of which a worker has not left has no entry in the second.
+    """
+    fetches: list[Fetch] = []
+    last: dict[int, float] = {}
+    for path in sorted(folder.iterdir()):
+        iterator, _, worker = path.name.partition("-")
+        if not (iterator.isdigit() and worker.isdigit()):
+            continue
+        data = path.read_bytes()
+        begun: tuple[int, ...] | None = None
+        record = (-1, 0, 0, 0, 0)
+        for record in RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size]):
+            what, epoch, index, time, size = record
+            if what in (What.ENDED, What.FAILED) and begun is not None:
+                failed = what == What.FAILED
+                fetches.append(Fetch(int(iterator), int(worker), epoch, index, begun[3], time, size, failed))
+            begun = record if what == What.BEGAN else None  # of two beginnings in a row the first was not worked on
+        if begun is not None:
+            fetches.append(Fetch(int(iterator), int(worker), begun[1], begun[2], begun[3], None))
+        left = record[3] if record[0] == What.LEFT else math.inf
+        last[int(iterator)] = max(last.get(int(iterator), 0), left)
+    return fetches, {iterator: int(time) for iterator, time in last.items() if time < math.inf}

@@ -1,0 +1,148 @@
+"""What profilers call things: categories of events, names of copies, and what a call of a vendor's runtime does.
+
+One table for all vendors, for the reader of traces, for advice and for what_if(). Categories changed over the years
+("Kernel" in 2021, "kernel" now) and differ by vendor (`cuda_runtime`, `xpu_runtime`, `mtia_runtime`, …; the types are
+those of Kineto's ActivityType). They are compared in lower case.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import IntEnum, IntFlag
+from functools import reduce
+from operator import or_
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderviz.batches import BATCH_RANGE, LOADER_NEXT, PREFETCH_RANGE, STEP_RANGE
+from loaderviz.timeline import Cause, Kind
+
+
+class Role(IntEnum):
+    """What an event of a category is; NONE is left out and counted."""
+
+    NONE = 0
+    OPERATOR = 1
+    ANNOTATION = 2
+    CALL = 3
+    KERNEL = 4
+    MEMCPY = 5
+    MEMSET = 6
+    GPU_ANNOTATION = 7
+    SYNC = 8
+
+
+ON_DEVICE = (Role.KERNEL, Role.MEMCPY, Role.MEMSET)
+
+_CATEGORIES = {
+    Role.OPERATOR: "cpu_op operator",
+    Role.ANNOTATION: "user_annotation collective_comm xpu_scope_profiler",
+    Role.CALL: """runtime driver cuda_runtime cuda_driver xpu_runtime xpu_driver mtia_runtime glow_runtime hpu_op
+        musa_runtime musa_driver privateuse1_runtime privateuse1_driver gcu_runtime gcu_driver""",
+    Role.KERNEL: "kernel mtia_ccp_events",
+    Role.MEMCPY: "memcpy gpu_memcpy",
+    Role.MEMSET: "memset gpu_memset",
+    Role.GPU_ANNOTATION: "gpu_user_annotation",
+    Role.SYNC: "cuda_sync xpu_sync",
+}
+ROLES = {category: role for role, categories in _CATEGORIES.items() for category in categories.split()}
+
+# "Memcpy HtoD (Pageable -> Device)", "CopyHostToDevice", "zeCommandListAppendMemoryCopy(M2D)", "Memcpy D2M …"
+_COPY = re.compile(
+    r"(?:memcpy|memorycopy)\W*([A-Z])(?:to|2)([A-Z])\b|Copy(Host|Device|Array)To(Host|Device|Array)", re.I
+)
+_MEMORY = re.compile(r"\(\s*(.+?)\s*->\s*(.+?)\s*\)")
+_HOST_SIDE = {"H", "M"}  # Level Zero calls the host's memory M
+_COLLECTIVE = re.compile(r"^(?:void )?(?:nccl|rccl|oneccl|hccl|xccl|mscclpp?_)|ncclDevKernel|ncclKernel", re.I)
+_BLIT_COPY, _BLIT_FILL = "__amd_rocclr_copyBuffer", "__amd_rocclr_fillBuffer"  # ROCm copies may be kernels
+
+
+class Api(IntFlag):
+    """What a call of a vendor's runtime or driver does, several at once: a cudaMemcpy is a launch, too."""
+
+    LAUNCH = 1  # puts work into a stream
+    COPY = 2
+    SYNCHRONIZE = 4  # the host waits for work of the device
+    ALLOCATE = 8  # device memory, and waits for nobody (R13)
+    FREE = 16  # device memory, and waits for the device (R13)
+    PAGE_LOCK = 32  # host memory, or unlocks it (R7)
+    MEMORY = ALLOCATE | FREE | PAGE_LOCK
+    EVENT = 64  # records, awaits or queries one
+
+
+_PREFIX = "cuda|cu|hip|musa|mu"  # runtimes and drivers of NVIDIA, AMD, Moore Threads, which name their calls alike
+# What a call does, how its name goes on after the prefix, and the names for Intel's GPUs; the first that fits counts.
+_CALLS = r"""
+LAUNCH  (?:Ext|Drv)?(?:Module)?(?:Graph)?Launch(?!HostFunc)|Memset
+    urEnqueueKernelLaunch|urEnqueueUSMFill|zeCommandListAppendLaunchKernel|zeCommandListAppendMemoryFill
+LAUNCH|COPY  Memcpy  urEnqueueUSMMemcpy|zeCommandListAppendMemoryCopy
+SYNCHRONIZE  (?:Device|Stream|Ctx|Context|Thread)Synchronize
+    urQueueFinish|zeCommandQueueSynchronize|zeCommandListHostSynchronize
+SYNCHRONIZE|EVENT  EventSynchronize  urEventWait|zeEventHostSynchronize
+EVENT  Event|StreamWaitEvent  urEnqueueEventsWait
+PAGE_LOCK  (?:Mem)?(?:HostAlloc|AllocHost|HostMalloc|MallocHost|FreeHost|HostFree|HostRegister|HostUnreg)
+    urUSMHostAlloc|zeMemAllocHost
+FREE  (?:Mem)?Free(?:Array)?(?:_v\d+)?$  $^
+ALLOCATE  Malloc|Free|MemAlloc|MemFree  urUSM(?:DeviceAlloc|Free)|zeMem(?:AllocDevice|Free)
+"""
+_PATTERNS = [
+    (reduce(or_, (Api[each] for each in does.split("|"))), re.compile(f"(?:{_PREFIX})(?:{rest})|{intel}"))
+    for does, rest, intel in zip(*[iter(_CALLS.split())] * 3, strict=True)
+]
+
+
+def calls_of(names: Sequence[str]) -> npt.NDArray[np.int16]:
+    """Return what the call of each name does, as bits of `Api`; 0 for what is none of these.
+
+    >>> calls_of(["hipMemcpyAsync", "muStreamSynchronize", "aten::add"]).tolist()
+    [3, 4, 0]
+    """
+    return np.array([next((call for call, pattern in _PATTERNS if pattern.match(name)), 0) for name in names], np.int16)
+
+
+def copy_of(name: str) -> tuple[Kind, int]:
+    """Return the kind of a copy, and 1 if its host side is pinned, 0 if pageable, -1 if the name does not say.
+
+    Copies between host and host, or between two devices, are work on the device as far as a timeline goes.
+
+    >>> copy_of("Memcpy HtoD (Pageable -> Device)")
+    (<Kind.COPY_H2D: 2>, 0)
+    """
+    match = _COPY.search(name)
+    sides = [(group or "?")[0].upper() for group in match.groups() if group] if match else ["?", "?"]
+    source, target = ("H" if side in _HOST_SIDE else "D" for side in sides[:2])
+    if (source, target) == ("H", "D"):
+        kind, host = Kind.COPY_H2D, 1
+    elif (source, target) == ("D", "H"):
+        kind, host = Kind.COPY_D2H, 2
+    else:
+        return Kind.COPY_D2D, -1
+    memory = _MEMORY.search(name)
+    return kind, {"pinned": 1, "pageable": 0}.get(memory.group(host).lower() if memory else "", -1)
+
+
+def kind_of(role: Role, name: str) -> tuple[Kind, int, Cause]:
+    """Return kind, host memory (see `copy_of`) and cause of waiting of an event of this role and name."""
+    if role is Role.MEMCPY:
+        return (*copy_of(name), Cause.NONE)
+    if role is Role.KERNEL:  # the direction of ROCm's copies stands in their call, see `BLIT_DIRECTIONS`
+        work = Kind.COMMUNICATION if _COLLECTIVE.search(name) else Kind.COMPUTE
+        kind = Kind.COPY_D2D if is_blit(name) else Kind.MEMSET if name.startswith(_BLIT_FILL) else work
+        return kind, -1, Cause.NONE
+    if role in (Role.OPERATOR, Role.ANNOTATION) and name.startswith(LOADER_NEXT):
+        # with workers the main thread waits for them; without, it prepares the batch itself
+        return (Kind.FETCH, -1, Cause.NONE) if "SingleProcess" in name else (Kind.WAIT, -1, Cause.DATA)
+    if role is Role.OPERATOR and any(each.match(name) for each in (STEP_RANGE, BATCH_RANGE, PREFETCH_RANGE)):
+        return Kind.RANGE, -1, Cause.NONE  # in 2021 annotations were operators, too
+    kinds = {Role.OPERATOR: Kind.OPERATOR, Role.CALL: Kind.API, Role.MEMSET: Kind.MEMSET}
+    return kinds.get(role, Kind.RANGE), -1, Cause.NONE
+
+
+BLIT_DIRECTIONS = {1: Kind.COPY_H2D, 2: Kind.COPY_D2H}  # hipMemcpyKind in the call's arguments
+
+
+def is_blit(name: str) -> bool:
+    """Tell whether a kernel is ROCm's way of copying."""
+    return name.startswith(_BLIT_COPY)

@@ -1,0 +1,11 @@
+"""One view of timelines, wherever they are looked at: a page, a notebook without a kernel, a widget.
+
+timeline.view(color="kind")            # a `View`; `compare` gives one of several timelines, with a table
+"""
+
+from __future__ import annotations
+
+from loaderviz.view.comparison import Comparison, compare
+from loaderviz.view.picture import View, ViewError, text
+
+__all__ = ["Comparison", "View", "ViewError", "compare", "text"]

@@ -1,0 +1,217 @@
+"""Several timelines side by side: one picture on one time axis, one table, one utilisation curve each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaderviz import metrics, words
+from loaderviz.errors import require
+from loaderviz.metrics import Summary
+from loaderviz.timeline import Timeline
+from loaderviz.view.pack import Json, Part
+from loaderviz.view.picture import View, ViewError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+_STORY = ("step [µs]", "GPU computes [%]", "copy hidden [%]", "speed-up")  # the rest of the table is folded
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(View):
+    """Timelines by name, in the order given. Displaying it in a notebook shows the picture and the table."""
+
+    def part(self, name: str) -> Part:
+        """Return one of the timelines as the view has it, with what it says and its numbers."""
+        timeline = self.timelines[name]
+        told = metrics.describe(timeline) if self.verdict else ""
+        hero = _hero(metrics.summarize(timeline), self.speedups[name])
+        return replace(super().part(name), folded=self.folded, hero=hero, finding=told)
+
+    def figure(self, color: str | None = None, operators: bool | None = None, title: str | None = None) -> go.Figure:
+        """Return all timelines below each other on one time axis as a plotly figure; None leaves what is set here."""
+        chosen: dict[str, Any] = {"color": color, "operators": operators, "title": title}
+        changed = replace(self, **{name: value for name, value in chosen.items() if value is not None})
+        return super(Comparison, changed).figure()
+
+    def summaries(self) -> dict[str, Summary]:
+        """Return the Summary of each timeline."""
+        return {name: metrics.summarize(timeline) for name, timeline in self.timelines.items()}
+
+    @cached_property
+    def speedups(self) -> dict[str, float | None]:
+        """Return how many times as fast as the first each is: by samples/s, else by step time, else by the window."""
+        summaries = self.summaries()
+        first = next(iter(summaries.values()))
+        return {name: _speedup(first, summary) for name, summary in summaries.items()}
+
+    def table(self) -> pd.DataFrame:
+        """Return one row per timeline; the units are in the column names, missing numbers are NaN.
+
+        "speed-up" is that of `speedups`; "start-up" is what passes before the window, and is in no other column.
+        """
+        require("the table of a comparison", "pandas")
+        import pandas as pd
+
+        return pd.DataFrame.from_dict(self._rows(), orient="index").rename_axis("timeline")
+
+    def printed(self) -> pd.DataFrame:
+        """Return the table as words: each column with the decimals that its largest number needs.
+
+        A "start-up" of nothing, as after a warm-up, is no column.
+        """
+        require("the table of a comparison", "pandas")
+        import pandas as pd
+
+        return pd.DataFrame(self._columns(), index=list(self.timelines))
+
+    def utilization(self, window_ns: int | None = None) -> go.Figure:
+        """Return the GPU-utilisation curves: share of each sampling window with a kernel, as nvidia-smi shows it.
+
+        `window_ns` is the sampling window; None takes about a fortieth of the longest timeline.
+        """
+        require("a figure", "plotly")
+        from loaderviz.view.figure import utilization
+
+        longest = max(timeline.duration for timeline in self.timelines.values())
+        return utilization(self.timelines, _round_window(longest / 40) if window_ns is None else window_ns)
+
+    def finding(self) -> str:
+        """Return which is the fastest, and why."""
+        summaries = self.summaries()
+        known = {name: speed for name, speed in self.speedups.items() if speed is not None}
+        if len(known) < 2:
+            return " and ".join(summaries)
+        first, best = next(iter(summaries)), max(known, key=lambda name: known[name])
+        if best == first:
+            second = max((name for name in known if name != first), key=lambda name: known[name])
+            speed = words.times(known[first] / known[second])
+            return f"{first} is {'' if len(known) == 2 else 'the fastest, '}{speed} as fast as {second}"
+        after, before = (words.share(summaries[name].compute_share) for name in (best, first))
+        speed = words.times(known[best])
+        return f"{best} is {speed} as fast as {first}: the GPU computes {after} of the time instead of {before}"
+
+    @cached_property
+    def subtitle(self) -> str:
+        """Where the timelines come from."""
+        contexts = (timeline.context for timeline in self.timelines.values())
+        return "; ".join(dict.fromkeys(f"{context.device}, {context.origin}" for context in contexts))
+
+    def below(self) -> str:
+        """Return the table: the columns that tell the story, and behind a click all of them."""
+        if not self.verdict:
+            return ""
+        columns = self._columns()
+        story = {name: columns[name] for name in _STORY}
+        rest = f"<details><summary>all numbers</summary>{_html(columns, self.timelines)}</details>"
+        return _html(story, self.timelines) + rest
+
+    def _rows(self) -> dict[str, dict[str, float | None]]:
+        speeds = self.speedups
+        return {name: _row(summary) | {"speed-up": speeds[name]} for name, summary in self.summaries().items()}
+
+    def _columns(self) -> dict[str, list[str]]:
+        """Return the columns of the table as words."""
+        rows = list(self._rows().values())
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        if not any(columns["start-up [ms]"]):
+            del columns["start-up [ms]"]
+        return {
+            name: ["–" if value is None else f"{value:,.{_decimals(name, values)}f}" for value in values]
+            for name, values in columns.items()
+        }
+
+
+def compare(
+    timelines: Mapping[str, Timeline], color: str = "batch", operators: bool = False, title: str | None = None,
+    verdict: bool = True, folded: bool = False,
+) -> Comparison:  # fmt: skip
+    """Return several timelines side by side; the options are those of `View`, such as `color="kind"`.
+
+        both = compare({"blocking": t1, "pinned": t2})
+        both.table()["speed-up"]
+
+    Raises `ViewError` for an empty mapping or a wrong option, `NotATimelineError` for a value that is no Timeline.
+    """
+    if not isinstance(timelines, Mapping):
+        kind = type(timelines).__name__
+        raise metrics.NotATimelineError(f"compare() needs a dict of name -> Timeline, got {kind}; give {{'name': it}}")
+    if not timelines:
+        raise ViewError("compare() got no timelines; give at least one, such as {'blocking': timeline}")
+    for name, timeline in timelines.items():
+        metrics.check_timeline(timeline, f"compare(), for {name!r},")
+    named = {str(name): timeline for name, timeline in timelines.items()}
+    return Comparison(named, color, operators, title, verdict=verdict, folded=folded)
+
+
+def _hero(summary: Summary, speedup: float | None) -> Json:
+    """Return the numbers beside a timeline's row; times are of a step, or of the window where no step is known [ns]."""
+    steps = summary.window / summary.step if summary.step else 1
+    return {
+        "step": None if summary.step is None else round(summary.step), "speedup": speedup,
+        "exposed": round(summary.exposed_copy / steps), "hidden": round(summary.hidden_copy / steps),
+        "idle": round(summary.idle / steps), "busy": summary.compute_share,
+    }  # fmt: skip
+
+
+def _html(columns: Mapping[str, list[str]], names: Mapping[str, Any]) -> str:
+    head = "".join(f"<th>{escape(name).replace(' [', '<br>[')}</th>" for name in columns)
+    rows = "".join(
+        f"<tr><th>{escape(name)}</th>{''.join(f'<td>{column[number]}</td>' for column in columns.values())}</tr>"
+        for number, name in enumerate(names)
+    )
+    return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _row(summary: Summary) -> dict[str, float | None]:
+    percent = {"busy": summary.compute_share, "hidden": summary.overlap}
+    in_percent = {name: None if value is None else 100 * value for name, value in percent.items()}
+    return {
+        "start-up [ms]": summary.start_up / 1e6,
+        "window [ms]": summary.window / 1e6,
+        "step [µs]": None if summary.step is None else summary.step / 1e3,
+        "samples/s": summary.samples_per_second,
+        "GPU computes [%]": in_percent["busy"],
+        "copy [ms]": summary.copy / 1e6,
+        "copy hidden [%]": in_percent["hidden"],
+        "copy exposed [ms]": summary.exposed_copy / 1e6,
+        "host blocked [ms]": sum(summary.host_blocked.values()) / 1e6,
+        "limit [ms]": summary.limit / 1e6,
+        "headroom": summary.headroom,
+    }
+
+
+def _decimals(name: str, values: list[float | None]) -> int:
+    """Return how many decimals a column of the table has: four digits in all for times, few for shares and factors."""
+    largest = max((abs(value) for value in values if value is not None), default=0)
+    if "[" not in name:
+        return 0 if largest >= 1_000 else 2
+    if name.endswith("[%]"):
+        return 1
+    power = int(np.floor(np.log10(largest))) if largest > 0 else 0
+    return max(0, 3 - power) if power >= 0 else min(6, 2 - power)
+
+
+def _speedup(first: Summary, other: Summary) -> float | None:
+    if first.samples_per_second and other.samples_per_second:
+        return other.samples_per_second / first.samples_per_second
+    if first.step and other.step:
+        return first.step / other.step
+    return _ratio(first.window, other.window)
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _round_window(ns: float) -> int:
+    """Return 1, 2 or 5 times a power of ten near `ns`, at least 1 µs."""
+    power = 10 ** int(np.floor(np.log10(max(ns, 1_000))))
+    return int(power * min((1, 2, 5, 10), key=lambda step: abs(step * power - ns)))

@@ -1,0 +1,192 @@
+"""View: one or more timelines as a picture, where people look at it: a notebook, a page, a PDF, a terminal.
+
+    View({"": timeline})                      # `timeline.view()`; displaying it draws it, without a kernel too
+    View({"": timeline}).fragment()           # its HTML, for a page
+    print(View({"": timeline}))               # in words
+
+`describe` and `text` say in words what the picture shows; the picture's title and its text twin are theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from loaderviz import metrics, words
+from loaderviz.errors import LoadervizError, require
+from loaderviz.metrics import window_of
+from loaderviz.timeline import Timeline
+from loaderviz.view import page, still
+from loaderviz.view.pack import MOST, Json, Part, first_view, pack
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+NOTEBOOK = 300_000  # bytes of an output in a notebook, which is stored with it
+_BARS = 25_000  # about as many fit into that
+_CUT = re.compile(r"(.+) of (.+) shown(.*)")  # the note of `Timeline.between`
+_OF_ALL = ("recording quality: ", "the GPU has work from ", "not drawn: ")  # notes that a part of a recording needs not
+
+
+class ViewError(LoadervizError, ValueError):
+    """An option of a picture has a value that means nothing."""
+
+
+@dataclass(frozen=True, repr=False)
+class View:
+    """Timelines by name on one time axis, each from its own beginning; displaying it in a notebook draws it.
+
+    `color` is "batch" or "kind", `operators` adds the aten operators of the host, `title` replaces the finding.
+    `window` is what is shown first [ns, as in `timeline.start` of the first]; None lets the data say. `verdict=False`
+    leaves out what the picture says in words, for a reader who is to find it. `folded` shows one row for each timeline,
+    `curve` adds the utilisation that nvidia-smi would show. Raises `ViewError` and `NotATimelineError`.
+    """
+
+    timelines: Mapping[str, Timeline]
+    color: str = "batch"
+    operators: bool = False
+    title: str | None = None
+    window: tuple[int, int] | None = None
+    verdict: bool = True
+    folded: bool = False
+    curve: bool = False
+    findings: Sequence[Json] = ()
+
+    def __post_init__(self) -> None:
+        if self.color not in ("batch", "kind"):
+            raise ViewError(
+                f"color is {self.color!r}; give 'batch' (a colour for each batch) or 'kind' (for each kind)"
+            )
+        for name, timeline in self.timelines.items():
+            metrics.check_timeline(timeline, f"view(), for {name!r}," if name else "view()")
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The timelines as the view has them."""
+        return [self.part(name) for name in self.timelines]
+
+    def part(self, name: str) -> Part:
+        """Return one of the timelines as the view has it."""
+        return Part(
+            self.timelines[name], name, operators=self.operators, utilization=self.curve, findings=self.findings
+        )
+
+    @cached_property
+    def heading(self) -> str:
+        """The title, or the finding in words; "" if it is withheld."""
+        return self.title if self.title is not None else self.finding() if self.verdict else ""
+
+    def finding(self) -> str:
+        """Return what the picture shows, in one line."""
+        (timeline,) = self.timelines.values()
+        return metrics.describe(timeline, window=self.window)
+
+    def below(self) -> str:
+        """Return what stands under the picture, as HTML."""
+        return ""
+
+    @cached_property
+    def subtitle(self) -> str:
+        """Where the timelines come from."""
+        return "; ".join(dict.fromkeys(_origin(timeline) for timeline in self.timelines.values()))
+
+    def text(self) -> str:
+        """Return the picture in words, a line for each timeline."""
+        return "\n".join(text(timeline, name, self.window) for name, timeline in self.timelines.items())
+
+    @cached_property
+    def first(self) -> tuple[int, int] | None:
+        """The window to show first, from the begin of each timeline on."""
+        first = next(iter(self.timelines.values()))
+        if self.window is None:
+            return first_view(first) if len(self.timelines) == 1 else None
+        start, end = window_of(first, self.window)
+        return start - first.begin, end - first.begin
+
+    @cached_property
+    def _twin(self) -> str:
+        return self.text() if self.verdict else ""
+
+    def packed(self, limit: int = MOST, **more: Any) -> tuple[Json, bytes]:
+        """Return head and body for view.js, in at most about `limit` bars; see `pack`."""
+        return pack(self.parts, title=self.heading, subtitle=self.subtitle, twin=self._twin, color=self.color,
+                    window=self.first, limit=limit, **more)  # fmt: skip
+
+    def around(self, start: int, end: int, limit: int) -> tuple[Json, bytes]:
+        """Return the same with all that there is in another window [ns from the begin of each timeline on]."""
+        begin = next(iter(self.timelines.values())).begin
+        return replace(self, window=(begin + start, begin + end), title=self.heading).packed(limit)
+
+    def svg(self) -> str:
+        """Return the still picture."""
+        return still.svg(self.heading, self.subtitle, self._twin, self.parts, self.color == "batch", self.first)
+
+    def fragment(self, limit: int = MOST, room: int | None = None, **more: Any) -> str:
+        """Return the picture as HTML without the view's script; in at most about `room` bytes, if that is given."""
+        picture, below = self.svg(), self.below()
+        while True:
+            head, body = self.packed(limit, **more)
+            html = page.host(head, body, picture, below)
+            if room is None or len(html) <= room or limit < 100:
+                return html
+            limit = int(min(limit, head["rows"]) * 0.9 * max(0.1, (room - 1.4 * len(picture)) / len(html)))
+
+    def figure(self) -> go.Figure:
+        """Return it as a plain plotly figure of at most some 2,000 bars, to change by hand and to export."""
+        require("a figure", "plotly")
+        from loaderviz.view.figure import figure
+
+        return figure(self)
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        picture, script = self.svg(), page.loader()
+        html = self.fragment(_BARS, NOTEBOOK - len(script) - len(picture)) + script
+        return {"text/html": html, "image/svg+xml": picture, "text/plain": repr(self)}
+
+
+def text(timeline: Timeline, label: str = "", window: tuple[int, int] | None = None) -> str:
+    """Return the picture in one line of words, for people who do not see it; see `metrics.describe`.
+
+    text(timeline)  # "GPU computes 41 % of the time, …; 6 batches in 1.84 ms, 306.7 µs a step; …"
+    """
+    finding = metrics.describe(timeline, label, window)
+    summary = metrics.summarize(timeline, window)
+    parts = [finding]
+    if summary.batches:
+        count = words.count(summary.batches, "batch")
+        parts.append(f"{count} in {words.duration(summary.window)}, {words.duration(summary.step)} a step")
+    elif summary.window:
+        parts.append(f"{words.duration(summary.window)} in all")
+    if summary.exposed_copy:
+        parts.append(f"{words.duration(summary.exposed_copy)} of copy is exposed")
+    if summary.host_blocked:
+        cause, time = max(summary.host_blocked.items(), key=lambda item: item[1])
+        parts.append(f"the host is blocked longest by: {cause} ({words.duration(time)})")
+    if timeline.marks:
+        first = timeline.marks[0]
+        count = "a hazard" if len(timeline.marks) == 1 else f"{len(timeline.marks)} hazards, the first"
+        parts.append(f"{count}: {first.kind}, {first.text}")
+    return "; ".join(parts)
+
+
+def _origin(timeline: Timeline) -> str:
+    """Say where a timeline comes from, and what is not as it was recorded."""
+    context = timeline.context
+    host = [f"host: {context.host}"] if context.host else []
+    return "; ".join([f"{context.device}, {context.origin}", *host, *_notes(context.notes)])
+
+
+def _notes(notes: Sequence[str]) -> list[str]:
+    """Return the notes without those that a part needs not; a part of a part is told as a part of the whole."""
+    cuts = [match for note in notes if (match := _CUT.fullmatch(note))]
+    if not cuts:
+        return list(notes)
+    others = [note for note in notes if not _CUT.fullmatch(note) and not any(each in note for each in _OF_ALL)]
+    length, _, edges = cuts[-1].groups()
+    return [f"{length} of {cuts[0][2]} shown{edges}", *others]

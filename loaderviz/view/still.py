@@ -1,0 +1,292 @@
+"""The still picture: what the view shows first, as SVG without a browser, for places that run no scripts.
+
+    svg("the finding", "A100, emulated", "in words", [part], True, None)    # "<svg …>", a white card
+
+It has the lanes, tracks, colours and order of the view. Bars that are narrower than a pixel are merged as `pack.merge`
+merges them, so that the area of a colour stays its time. Bars of one colour are one path: about 25 bytes a bar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from textwrap import wrap
+
+import numpy as np
+
+from loaderviz import words
+from loaderviz.timeline import ArrowKind, Kind
+from loaderviz.view import theme
+from loaderviz.view.pack import STATES, Bars, Part, merge
+from loaderviz.view.theme import Style
+
+WIDTH = 960  # px
+BARS = 1_300  # of all parts together; more would be a picture of more than 60 kB
+_LANES, _RIGHT = 176, 16  # px: room for the names of lanes, and to the right of the bars
+_TRACK, _GAP, _STATE = 20, 4, 16  # px: a bar's track, the room between two lanes, the track of a strip
+_LETTER, _LINE = 6.6, 17  # px of a letter of 12 px text, and of a line
+_TEXTS = 250  # bars with text on them, the longest
+_MARKS = 3  # hazards drawn in full
+_TICKS = 8
+_SHAPES = {  # of patterns, in squares of 6 px, drawn in the colour `{0}`
+    "/": '<path d="M-1 1L1 -1M0 6L6 0M5 7L7 5" stroke="{0}" stroke-width="1.5"/>',
+    "x": '<path d="M0 0L6 6M6 0L0 6" stroke="{0}"/>',
+    ".": '<circle cx="3" cy="3" r="1.6" fill="{0}"/>',
+}
+_ARROW = (
+    '<marker id="a" markerWidth="9" markerHeight="8" refX="8" refY="4" orient="auto" markerUnits="userSpaceOnUse">'
+    '<path d="M0 0L9 4L0 8Z"/></marker>'
+)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a part is: the tops of its tracks [px], and its bars as drawn."""
+
+    part: Part
+    bars: Bars
+    tops: list[float]
+    heights: list[float]
+    top: float
+    bottom: float
+
+
+def svg(title: str, subtitle: str, twin: str, parts: Sequence[Part], by_batch: bool,
+        window: tuple[int, int] | None) -> str:  # fmt: skip
+    """Return the picture of the window [ns from each part's begin; None: all], with the words above it.
+
+    `twin` becomes the description for people who do not see the picture.
+    """
+    lines = wrap(title, 105) + [f"·{line}" for line in wrap(subtitle, 140)]
+    first, last = window or (0, max((part.timeline.duration for part in parts), default=0))
+    top = 14.0 + _LINE * len(lines)
+    places = []
+    for part in parts:
+        places.append(_place(part, _within(part.bars, first, last, BARS // len(parts), by_batch), top, len(parts) > 1))
+        top = places[-1].bottom
+    scale = (WIDTH - _LANES - _RIGHT) / ((last - first) or 1)
+    styles: dict[Style, str] = {}
+    drawn = "".join(part for place in places for part in _bars(place, first, scale, by_batch, styles))
+    marks = "".join(part for place in places for part in _marks(place, first, last, scale))
+    told = [line for part in parts for mark in part.timeline.marks[:_MARKS]
+            for line in wrap(f"{mark.kind}: {mark.text}", 140)]  # fmt: skip
+    below = [
+        f'<text x="12" y="{top + 48 + _LINE * place:.0f}">{escape(line)}</text>' for place, line in enumerate(told)
+    ]
+    top += _LINE * len(told)
+    legend = list(_legend(places, by_batch, top + 40, styles))
+    height = round(top + 46 + 20 * (1 + (len(legend) - 1) // 4))
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'role="img" font-family="system-ui,sans-serif" font-size="12" fill="{theme.TEXT}">'
+    )
+    return "".join([
+        head, f"<desc>{escape(twin)}</desc>", *_patterns(styles), _ARROW,
+        '<rect width="100%" height="100%" rx="8" fill="#FFFFFF"/>', *_words(lines),
+        *_axis(first, last, scale, places), *(part for place in places for part in _names(place, len(parts) > 1)),
+        drawn, marks, *below, *legend, "</svg>",
+    ])  # fmt: skip
+
+
+def _within(bars: Bars, first: int, last: int, limit: int, by_batch: bool) -> Bars:
+    """Return the bars of a window, cut at its edges and merged to what a picture can hold."""
+    here = np.flatnonzero((bars.end >= first) & (bars.start <= last))
+    cut = {name: getattr(bars, name)[here] for name in ("track", "start", "end", "style", "span", "count")}
+    cut |= {"start": np.clip(cut["start"], first, last), "end": np.clip(cut["end"], first, last)}
+    if len(here) <= limit:
+        return Bars(**cut)
+    shifted = Bars(**cut | {"start": cut["start"] - first, "end": cut["end"] - first})
+    alike = merge(shifted, cut["style"] * 64, np.zeros(len(here), bool), limit)
+    return replace(alike, start=alike.start + first, end=alike.end + first)
+
+
+def _place(part: Part, bars: Bars, top: float, headed: bool) -> _Place:
+    tops: list[float] = []
+    heights: list[float] = []
+    y = top + (26 if headed else 6)
+    for row in part.arranged[0]:
+        shown = not part.folded or row.kind == "strip"
+        for _ in row.tracks or ((),):
+            tops.append(y)
+            heights.append((_STATE if row.kind == "strip" else _TRACK) * shown)
+            y += heights[-1]
+        y += _GAP * shown
+    return _Place(part, bars, tops, heights, top, y + 2)
+
+
+def _style(place: _Place, bar: int, by_batch: bool) -> Style:
+    """Return how a bar looks."""
+    number = int(place.bars.style[bar])
+    if number >= len(Kind):
+        return list(theme.STATES.values())[number - len(Kind)]
+    style = theme.KINDS[Kind(number)]
+    if not by_batch or number == Kind.WAIT:
+        return style
+    batch = theme.of_batch(int(place.part.timeline.batch[place.bars.span[bar]]))
+    return replace(batch, name=style.name, pattern=style.pattern, back=style.back)
+
+
+def _bars(place: _Place, first: int, scale: float, by_batch: bool, styles: dict[Style, str]) -> Iterator[str]:
+    """Draw all bars, those of one look as one path, and what stands on the longest ones."""
+    bars = place.bars
+    paths: dict[Style, list[str]] = {}
+    texts: list[tuple[float, str]] = []
+    for bar in range(len(bars.span)):
+        high = place.heights[int(bars.track[bar])]
+        if not high:
+            continue
+        style = _style(place, bar, by_batch)
+        x, wide = _LANES + (int(bars.start[bar]) - first) * scale, (int(bars.end[bar]) - int(bars.start[bar])) * scale
+        gap = 1 if wide > 4 and bars.span[bar] >= 0 else 0  # between neighbours; states fill their strip
+        y = place.tops[int(bars.track[bar])] + 1
+        width = f"{max(0.05, wide - gap):.2f}"
+        shape = f"M{x:.2f} {y:.0f}h{width}v{high - 2:.0f}h-{width}z"
+        paths.setdefault(replace(style, name=""), []).append(shape)
+        text = _text(place, bar, by_batch) if bars.count[bar] == 1 and wide > 9 else ""
+        if text and len(text) * _LETTER + 4 <= wide:
+            middle = f'<text x="{x + wide / 2:.1f}" y="{y + high / 2 + 3:.0f}" fill="{style.ink}">{escape(text)}</text>'
+            texts.append((wide, middle))
+    for style, shapes in paths.items():
+        yield f'<path d="{"".join(shapes)}" fill="{_fill(style, styles)}"/>'
+    longest = sorted(texts, key=lambda each: -each[0])[:_TEXTS]
+    yield f'<g text-anchor="middle" font-size="11">{"".join(text for _, text in longest)}</g>'
+
+
+def _text(place: _Place, bar: int, by_batch: bool) -> str:
+    """Return what stands on a bar that has room."""
+    span = int(place.bars.span[bar])
+    if span < 0:
+        return ""
+    row = place.part.timeline.row(span)
+    if row.kind is Kind.WAIT:
+        return row.cause.words if row.cause else "blocked"
+    if row.batch >= 0 and (by_batch or row.kind in (Kind.FETCH, Kind.PIN)):
+        return str(row.batch)
+    return words.size(row.nbytes) if row.nbytes > 0 else row.name[:40]
+
+
+def _fill(style: Style, styles: dict[Style, str]) -> str:
+    if not style.pattern:
+        return style.color
+    return f"url(#{styles.setdefault(style, f'p{len(styles)}')})"
+
+
+def _patterns(styles: dict[Style, str]) -> Iterator[str]:
+    for style, name in styles.items():
+        yield (
+            f'<pattern id="{name}" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" '
+            f'fill="{style.back}"/>{_SHAPES[style.pattern].format(style.color)}</pattern>'
+        )
+
+
+def _words(lines: Sequence[str]) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        looks = f'fill="{theme.SOFT}"' if line.startswith("·") else 'font-size="15" font-weight="600"'
+        yield f'<text x="12" y="{24 + _LINE * number}" {looks}>{escape(line.removeprefix("·"))}</text>'
+
+
+def _axis(first: int, last: int, scale: float, places: Sequence[_Place]) -> Iterator[str]:
+    """Draw the grid and the numbers of the time axis; 0 is where each timeline begins."""
+    if last <= first or not places:
+        return
+    top, bottom = places[0].top + 4, places[-1].bottom
+    unit, name = next(pair for pair in ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
+                      if last - first >= 2 * pair[0] or pair[0] == 1)  # fmt: skip
+    for tick in ticks(first / unit, last / unit):
+        x = _LANES + (tick * unit - first) * scale
+        yield f'<path d="M{x:.1f} {top}V{bottom:.0f}" stroke="{theme.GRID}"/>'
+        yield f'<text x="{x:.1f}" y="{bottom + 14:.0f}" text-anchor="middle">{tick:,.10g}</text>'
+    middle = _LANES + (WIDTH - _LANES - _RIGHT) / 2
+    yield f'<text x="{middle:.0f}" y="{bottom + 30:.0f}" text-anchor="middle">time [{name}]</text>'
+
+
+def ticks(first: float, last: float) -> list[float]:
+    """Return round numbers from `first` to `last`, eight at most: steps of 1, 2 or 5 times a power of ten.
+
+    >>> ticks(-0.02, 5.2)
+    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    """
+    if not last > first:
+        return []
+    power = 10.0 ** int(f"{(last - first) / _TICKS:e}".partition("e")[2])
+    step = next(power * times for times in (1, 2, 5, 10, 20) if (last - first) / (power * times) < _TICKS)
+    return [number * step for number in range(int(-(-first // step)), int(last // step) + 1)]
+
+
+def _names(place: _Place, headed: bool) -> Iterator[str]:
+    """Write the names of the lanes, and above the lanes of one of several parts what it is."""
+    if headed:
+        line = f"<tspan font-weight='600'>{escape(place.part.name)}</tspan> {escape(place.part.finding)}"
+        yield f'<text x="12" y="{place.top + 20:.0f}">{line}</text>'
+    track = 0
+    for row in place.part.arranged[0]:
+        if place.heights[track]:
+            name = row.name if len(row.name) <= 25 else f"{row.name[:24]}…"
+            y = place.tops[track] + place.heights[track] / 2 + 4
+            yield f'<text x="{_LANES - 8}" y="{y:.0f}" text-anchor="end">{escape(name)}</text>'
+        track += len(row.tracks) or 1
+    if not track:
+        yield f'<text x="{_LANES}" y="{place.top + 20:.0f}">nothing was recorded</text>'
+
+
+def _marks(place: _Place, first: int, last: int, scale: float) -> Iterator[str]:
+    """Draw event edges, and the first hazards: both spans framed, a bold dashed arrow for the order that is missing."""
+    timeline, bars = place.part.timeline, place.bars
+    mirror = np.array([row.mirror for row in place.part.arranged[0] for _ in (row.tracks or ((),))], bool)
+    single = np.flatnonzero((bars.span >= 0) & (bars.count == 1) & ~mirror[bars.track])
+    bar_of = dict(zip(bars.span[single].tolist(), single.tolist(), strict=True))
+
+    def box(span: int) -> tuple[float, float, float, float] | None:
+        bar = bar_of.get(span)
+        if bar is None or not place.heights[int(bars.track[bar])]:
+            return None
+        left, right = (_LANES + (int(edge[bar]) - first) * scale for edge in (bars.start, bars.end))
+        return left, right, place.tops[int(bars.track[bar])], place.heights[int(bars.track[bar])]
+
+    waits = np.flatnonzero(timeline.arrows["kind"] == ArrowKind.WAIT)
+    for arrow in waits[:100].tolist():
+        ends = [box(int(timeline.arrows[side][arrow])) for side in ("tail", "head")]
+        if len({end[2] for end in ends if end}) == 2:  # in one track, the order is that of the stream
+            yield _line(ends, 'stroke="#555555" stroke-width="0.8"')
+    for mark in timeline.marks[:_MARKS]:
+        ends = [box(span) for span in mark.spans]
+        yield _line(ends, 'stroke="#000000" stroke-width="2.5" stroke-dasharray="7 4"')
+        for found in ends:
+            if found:
+                left, right, y, high = found
+                yield (f'<rect x="{left:.1f}" y="{y:.0f}" width="{max(2, right - left):.1f}" height="{high:.0f}" '
+                       'fill="none" stroke="#000000" stroke-width="2.5"/>')  # fmt: skip
+
+
+def _line(ends: Sequence[tuple[float, float, float, float] | None], looks: str) -> str:
+    tail, head = ends
+    if tail is None or head is None:
+        return ""
+    y = [each[2] + each[3] / 2 for each in (tail, head)]
+    return f'<path d="M{tail[1]:.1f} {y[0]:.0f}L{head[0]:.1f} {y[1]:.0f}" fill="none" {looks} marker-end="url(#a)"/>'
+
+
+def _legend(places: Sequence[_Place], by_batch: bool, top: float, styles: dict[Style, str]) -> Iterator[str]:
+    """Name the colours and patterns that are drawn."""
+    entries: list[tuple[str, list[Style]]] = []
+    used = {number for place in places for number in np.unique(place.bars.style).tolist()}
+    batches = {int(place.part.timeline.batch[span]) for place in places
+               for span in place.bars.span[place.bars.span >= 0].tolist()} - {-1}  # fmt: skip
+    if by_batch and batches:
+        entries.append(("a colour for each batch", [theme.of_batch(batch) for batch in sorted(batches)[:7]]))
+    for kind in Kind:
+        if kind in used and (not by_batch or kind is Kind.WAIT or theme.KINDS[kind].pattern):
+            entries.append((theme.KINDS[kind].name, [theme.KINDS[kind]]))
+    names = {number: name for name, number in STATES.items()}
+    entries += [(f"GPU: {theme.STATES[names[number]].name}", [theme.STATES[names[number]]])
+                for number in sorted(used & names.keys())]  # fmt: skip
+    for number, (name, looks) in enumerate(entries):
+        x, y = 12 + number % 4 * 236, top + 20 * (number // 4)
+        step = 14 if len(looks) == 1 else 8
+        samples = "".join(
+            f'<rect x="{x + step * place}" y="{y:.0f}" width="{min(12, step)}" height="12" '
+            f'fill="{_fill(replace(style, name=""), styles)}"/>'
+            for place, style in enumerate(looks)
+        )
+        yield f'{samples}<text x="{x + step * len(looks) + 6}" y="{y + 10:.0f}">{escape(name)}</text>'

@@ -1,0 +1,79 @@
+"""The look of every timeline: one table of colours and patterns, for the view, its still picture and plotly.
+
+A colour means one thing. Seven batches have one each before the first comes again, chosen so that k and k + 1, k + 3
+and k + 4 differ in hue and in lightness; the number is on the bar, too. What the GPU does (`STATES`) and a blocked host
+have colours that no batch and no kind has, and patterns where two of them must be told apart without colour. Bars have
+at least 3:1 against white and against a dark page (#161616), their text 4.5:1 against the bar.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from loaderviz.timeline import Kind
+
+BLUE, AMBER, SKY, BROWN, GREEN, VIOLET, OLIVE = (
+    "#0072B2", "#B58A00", "#2E9BD6", "#8A5A2B", "#009E60", "#7B5BC2", "#7F9300",
+)  # fmt: skip
+EXPOSED, WAITING, COMPUTING, HIDDEN = "#D9480F", "#C4619B", "#5F6F86", "#8FE3C8"
+TEXT, SOFT, GRID, BAND = "#222222", "#555555", "#E3E3E3", "#F6F6F6"
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a sort of bar looks: its name in the legend, its colour, that of text on it, its pattern ("" for none).
+
+    A pattern ("/", "x" or ".") is drawn in `color` on `back`.
+    """
+
+    name: str
+    color: str
+    ink: str = "#FFFFFF"
+    pattern: str = ""
+    back: str = ""
+
+
+BATCHES = tuple(
+    Style("", color, "#000000" if color in (AMBER, SKY, GREEN, OLIVE) else "#FFFFFF")
+    for color in (BLUE, AMBER, SKY, BROWN, GREEN, VIOLET, OLIVE)
+)
+NO_BATCH = Style("no batch", "#8C8C8C", "#000000")
+
+_BLACK = "#000000"
+KINDS: dict[Kind, Style] = {
+    Kind.COMPUTE: Style("kernel", BLUE),
+    Kind.COMMUNICATION: Style("communication kernel", SKY, _BLACK),
+    Kind.COPY_H2D: Style("copy to the GPU", AMBER, _BLACK),
+    Kind.COPY_D2H: Style("copy from the GPU", BROWN),
+    Kind.COPY_D2D: Style("copy on the GPU", AMBER, _BLACK, "x", "#FFFFFF"),
+    Kind.MEMSET: Style("memset", "#6E6E6E", _BLACK, ".", "#FFFFFF"),
+    Kind.API: Style("CUDA call", "#737373"),
+    Kind.OPERATOR: Style("operator", "#949494", _BLACK),
+    Kind.FETCH: Style("fetch a batch", GREEN, _BLACK),
+    Kind.PIN: Style("pin a batch", OLIVE, _BLACK),
+    Kind.WAIT: Style("host blocked", WAITING, _BLACK, "/", "#FBEEF6"),
+    Kind.RANGE: Style("range", "#949494", _BLACK),
+}
+
+STATES: dict[str, Style] = {  # what the GPU is doing; the keys are those of `metrics.states`
+    "compute": Style("compute", COMPUTING),
+    "copy hidden": Style("copy hidden", HIDDEN, "#FFFFFF", "/", COMPUTING),
+    "copy exposed": Style("copy exposed", EXPOSED, _BLACK),
+    "other device work": Style("memset or copy on the GPU", "#6E6E6E", _BLACK, ".", "#FFFFFF"),
+    "idle": Style("idle", "#E9E9E9", _BLACK),
+}
+
+
+def of_batch(batch: int) -> Style:
+    """Return the style of a batch; it comes again after `len(BATCHES)` batches, grey for -1."""
+    return BATCHES[batch % len(BATCHES)] if batch >= 0 else NO_BATCH
+
+
+def as_json() -> dict[str, Any]:
+    """Return all styles as plain data, as the view reads them: kinds by number, states by name."""
+    return {
+        "batches": [asdict(style) for style in BATCHES], "none": asdict(NO_BATCH),
+        "kinds": [asdict(KINDS[kind]) for kind in Kind],
+        "states": {name: asdict(style) for name, style in STATES.items()},
+    }  # fmt: skip

@@ -1,0 +1,21 @@
+"""Pictures one can touch. They need ipywidgets and anywidget; without them they show their first frame.
+
+import loaderviz as lv
+
+lv.explore()                 # sliders and one live timeline
+lv.step_through(timeline)    # move through time
+viewer(timeline)             # zoom, click, select: from loaderviz.widgets import viewer
+"""
+
+from __future__ import annotations
+
+from loaderviz.widgets.explorer import Explorer, explore
+from loaderviz.widgets.settings import Settings, SettingsError
+from loaderviz.widgets.state import State, state_at
+from loaderviz.widgets.stepper import Stepper, step_through
+from loaderviz.widgets.viewer import Viewer, viewer
+
+__all__ = [
+    "Explorer", "Settings", "SettingsError", "State", "Stepper", "Viewer", "explore", "state_at", "step_through",
+    "viewer",
+]  # fmt: skip

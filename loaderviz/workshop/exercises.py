@@ -1,0 +1,561 @@
+"""What a learner touches: exercises, what a check says, predictions.
+
+    lesson03.overlap.check(my_loader)   # passed, not attempted, not yet (with a fact), crashed
+    lesson03.overlap.hint()             # one hint after the other
+    lesson03.overlap.solution()         # the code of one way to do it
+    lesson03.overlap.show()             # the picture of the last check, with its score
+
+    guess = predict("Which share of the copy is hidden?", ["none", "about half", "all"], answer=lambda: ...)
+    guess                     # radio buttons where widgets work, else the numbered choices
+    guess.choose(2)           # the same without widgets
+    guess.reveal()            # "You said: about half. The answer: none." Before a choice it asks for one.
+
+An exercise is a hole with a measured target. Any design that meets the target passes; code is never compared.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import random
+import re
+import secrets
+import sys
+import sysconfig
+import textwrap
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from loaderviz.errors import LoadervizError, NotModelledError
+from loaderviz.timeline import Timeline
+from loaderviz.words import markdown
+
+if TYPE_CHECKING:
+    from loaderviz.view import View
+
+TEXTS = json.loads(Path(__file__).with_name("exercises.json").read_text(encoding="utf-8"))
+
+
+def shipped(number: str, part: Literal["starter", "answer"] = "answer") -> Callable[..., Any]:
+    """Return the function of an exercise's starter or answer, as if a learner had typed it."""
+    place: dict[str, Any] = {"__name__": "shipped", "torch": torch}
+    exec("\n".join(TEXTS[number][part]), place)
+    found: Callable[..., Any] = [value for value in place.values() if getattr(value, "__module__", "") == "shipped"][-1]
+    return found
+
+
+class ExerciseError(LoadervizError, ValueError):
+    """There is no such exercise."""
+
+
+class NothingCheckedError(LoadervizError, RuntimeError):
+    """The picture of a check was asked for before there was one."""
+
+
+class Exercise:
+    """One exercise. `measure(answer, chance)` runs the learner's object and returns a `Score`, or raises `NotYet`; what
+    it draws at random it draws from `chance`.
+
+    `name` is what the learner types, such as "lesson03.overlap"; `title` begins with the number; `task`, `target` are
+    shown in the notebook, `arguments` are the names of what the learner's function is called with. `starter` and
+    `answer` are Python source, the lines in `texts`: by default the cells of notebooks/src.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        *,
+        task: str,
+        target: str,
+        hints: Sequence[str],
+        measure: Callable[[Any, random.Random], Score] | None = None,
+        arguments: Sequence[str] = ("batches",),
+        texts: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self.name, self.title, self.number = name, title, title.split()[0]
+        texts = texts or TEXTS[self.number]
+        self.task, self.target, self.hints, self.arguments = task, target, tuple(hints), tuple(arguments)
+        self.starter, self.answer = ("\n".join([*texts[part], ""]) for part in ("starter", "answer"))
+        self._measure, self._next_hint = measure, 0
+        self.last: Outcome | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.title}\n  Task: {self.task}\n  Target: {self.target}\n  Check it: {self.name}.check(...)"
+
+    def _repr_markdown_(self) -> str:
+        helps = f"`{self.name}.hint()` gives a hint, `{self.name}.solution()` shows one way to do it."
+        return boxed(f"**Exercise {self.title}**", self.task, f"*Target:* {self.target}", helps)
+
+    def check(self, answer: Any = None, *, seed: int | None = None) -> Outcome:
+        """Run the learner's object on fresh data and return the `Outcome`. The object's own errors are caught.
+
+        `seed` draws the data of a former check again; what a check says that is not passed ends with its seed.
+        """
+        seed = secrets.randbits(32) if seed is None else seed
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the run would warn of (hazards) is in the outcome
+            try:
+                self.last = self._judge(answer, seed)
+            except Exception as fault:
+                fault.add_note(f"a fault of the check; again: {self.name}.check(..., seed={seed})")
+                raise
+        return self.last
+
+    def hint(self, number: int | None = None) -> Note:
+        """Return the next hint, or hint `number` (from 1)."""
+        last = len(self.hints)
+        number = min(self._next_hint + 1, last) if number is None else number
+        if not 1 <= number <= last:
+            raise ValueError(f"hint({number}): this exercise has the hints 1 to {last}")
+        self._next_hint = max(self._next_hint, number)
+        after = f"Next hint: `{self.name}.hint()`"
+        if number == last:
+            after = f"This was the last hint. `{self.name}.solution()` shows one way to do it."
+        return Note(f"Hint {number} of {last}: {self.hints[number - 1]}\n\n{after}")
+
+    def solution(self) -> Note:
+        """Return the code of one solution. There are others: whatever meets the target is right."""
+        return Note(f"One way to do exercise {self.number}. Any other that meets the target is as good.", self.answer)
+
+    def show(self) -> Picture:
+        """Return the picture and the score line of the last check. Raises `NothingCheckedError` before the first."""
+        if self.last is None:
+            raise NothingCheckedError(f"nothing was checked yet: call {self.name}.check(...) first, then show()")
+        return Picture(self.last)
+
+    def measure(self, answer: Any, chance: random.Random) -> Score:
+        """Run the learner's object; return the score, or raise `NotYet` with a fact."""
+        if self._measure is None:
+            raise NotImplementedError(f"{self.name} has no way to measure an answer")
+        return self._measure(answer, chance)
+
+    def _judge(self, answer: Any, seed: int) -> Outcome:
+        nothing = answer is None or answer is ...
+        if nothing or is_unchanged(answer, self.starter):
+            return self._not_attempted("nothing was given to check" if nothing else "this is the code as it was given")
+        again = f"The same data again: `{self.name}.check(..., seed={seed})`"
+        try:
+            self._must_be_callable(answer)
+            score = self.measure(answer, random.Random(seed))
+        except Crashed as problem:
+            return Outcome("crashed", self.title, f"Your code could not be run: {problem}")
+        except (NotYet, Theirs, NotModelledError) as problem:  # the last: in a thread of theirs, and they went on
+            if hole := left_open(answer):
+                return self._not_attempted(f"there is still a hole in {hole}")
+            error = _refused_before(problem) or (problem.error if isinstance(problem, Theirs) else problem)
+            if not isinstance(error, NotYet):
+                return self._crashed(error, again)
+            more = f"Stuck? `{self.name}.hint()` {again}"
+            return Outcome("not yet", self.title, error.fact, error.rule, "", error.score, more, error.timeline)
+        return Outcome("passed", self.title, "Well done.", score=score.text, timeline=score.timeline)
+
+    def _must_be_callable(self, answer: Any) -> None:
+        call = f"{self.name}.check(your_function)"
+        if not callable(answer):
+            raise Crashed(
+                f"it is a {type(answer).__name__}, not a function. Give the function without calling it: {call}"
+            )
+        try:
+            signature = inspect.signature(answer)
+        except (TypeError, ValueError):  # a builtin without one
+            return
+        try:
+            signature.bind(*self.arguments)
+        except TypeError:
+            raise Crashed(
+                f"the check calls your function as {getattr(answer, '__name__', 'it')}({', '.join(self.arguments)}), "
+                f"but it takes {signature}. Keep the arguments of the starter."
+            ) from None
+
+    def _crashed(self, error: Exception, again: str) -> Outcome:
+        line, said = line_of(error), f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+        if isinstance(error, NameError) and error.name == BLANK:
+            return self._not_attempted(f"there is still a {BLANK} in {line or 'your code'}")
+        message = f"Your code stopped with an error. It says: {said}"
+        if isinstance(error.__cause__, StopIteration):
+            line = line_of(error.__cause__)
+            message = f"next() found nothing more, which is an error in a generator. {AT_THE_END}"
+        elif IN_WORKER in said:
+            line = _line_in(said) or line
+            message = f"Your code stopped with an error in a worker. It says: {said.strip().splitlines()[-1]}"
+            if "in forked subprocess" in message:
+                message = "A worker used CUDA, and workers must not. Let it hand out host memory, and copy in the loop."
+        more = f"Repair {'this line' if line else 'it'}, then check again. {again}"
+        return Outcome("crashed", self.title, message, line=line, following=more)
+
+    def _not_attempted(self, why: str) -> Outcome:
+        following = f"Write your own, run its cell, then check again. `{self.name}.hint()` helps."
+        return Outcome("not attempted", self.title, f"{why[:1].upper()}{why[1:]}.", following=following)
+
+
+def _refused_before(problem: BaseException) -> NotModelledError | None:
+    """Return what the emulated GPU refused to another thread, if that led to `problem`: it is its first cause."""
+    while before := problem.__cause__ or problem.__context__:
+        problem = before
+    return problem if isinstance(problem, NotModelledError) else None
+
+
+# What a check says
+
+Status = Literal["passed", "not attempted", "not yet", "crashed"]
+SIGNS: dict[Status, str] = {"passed": "✔", "not attempted": "○", "not yet": "△", "crashed": "✘"}
+TITLE_LETTERS = 115  # in a notebook beside an open file browser
+NO_PICTURE = "There is no picture: no code of yours has run to its end."
+
+
+class NotYet(Exception):
+    """Raised by a check: the target is not met. `fact` says what was seen, `rule` why it is so."""
+
+    def __init__(self, fact: str, rule: str = "", score: str = "", timeline: Timeline | None = None) -> None:
+        super().__init__(fact)
+        self.fact, self.rule, self.score, self.timeline = fact, rule, score, timeline
+
+
+class Crashed(Exception):
+    """Raised by a check: the learner's code cannot be run as it is; the message says why."""
+
+
+class Theirs(Exception):
+    """Raised by a check: the learner's code stopped with `error`."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def learners_code() -> Iterator[None]:
+    """Around a call of the learner's code: an error in here is theirs, an error elsewhere is a fault of the check."""
+    try:
+        yield
+    except (NotYet, Crashed):
+        raise
+    except Exception as error:
+        raise Theirs(error) from error
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a check returns when the target is met: one line with the numbers, and the run it comes from."""
+
+    text: str
+    timeline: Timeline | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Outcome:
+    """The result of `Exercise.check`. `timeline` is the learner's run, None where it did not get that far."""
+
+    status: Status
+    title: str
+    message: str
+    rule: str = ""
+    line: str = ""
+    score: str = ""
+    following: str = ""
+    timeline: Timeline | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the target is met."""
+        return self.status == "passed"
+
+    @property
+    def parts(self) -> list[str]:
+        """The lines below the headline, without the empty ones."""
+        rule = f"Rule: {self.rule}" if self.rule else ""
+        line = f"In your code: {self.line}" if self.line else ""
+        return [part for part in (self.message, line, rule, self.score, self.following) if part]
+
+    def __repr__(self) -> str:
+        return "\n  ".join([f"{SIGNS[self.status]} {self.status.upper()} · {self.title}", *self.parts])
+
+    def _repr_markdown_(self) -> str:
+        headline = f"**{SIGNS[self.status]} {self.status.capitalize()}** · {markdown(self.title)}"
+        line = f"In your code: `{self.line}`" if self.line else ""
+        rule = f"*Rule:* {markdown(self.rule)}" if self.rule else ""
+        parts = (headline, markdown(self.message), line, rule, markdown(self.score), markdown(self.following))
+        return boxed(*(part for part in parts if part))
+
+
+@dataclass(frozen=True, repr=False)
+class Note:
+    """A hint or a solution: text, and code where there is some."""
+
+    text: str
+    code: str = ""
+
+    def __repr__(self) -> str:
+        return f"{self.text}\n\n{self.code}".strip()
+
+    def _repr_markdown_(self) -> str:
+        code = f"\n\n```python\n{self.code.strip()}\n```" if self.code else ""
+        return boxed(markdown(self.text)) + code
+
+
+class Picture:
+    """The timeline of the last check under its score line; `view` is the picture."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.headline = f"{outcome.title} · {outcome.status} · {outcome.score or outcome.message}"
+
+    @property
+    def view(self) -> View | None:
+        """The picture; None if the run did not get that far."""
+        if self.outcome.timeline is None:
+            return None
+        short = f"Exercise {self.outcome.title.partition(' ')[0]} · {self.outcome.status}"
+        long = f"{short} · {self.outcome.score}"  # what the check said beyond one line stands below the check
+        title = long if self.outcome.score and len(long) <= TITLE_LETTERS else short
+        return self.outcome.timeline.view(title=title)
+
+    def __repr__(self) -> str:
+        return f"{self.headline}\n{self.view.text() if self.view else NO_PICTURE}"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        if self.view is None:
+            return {"text/plain": repr(self), "text/markdown": boxed(markdown(self.headline), NO_PICTURE)}
+        return self.view._repr_mimebundle_() | {"text/plain": repr(self)}
+
+
+def boxed(*paragraphs: str) -> str:
+    """Return Markdown paragraphs as one block with a line at its side, which every front end can draw."""
+    return "\n".join(f"> {line}".rstrip() for line in "\n\n".join(paragraphs).splitlines())
+
+
+# Is there a hole left in the learner's code, and where did it go wrong? Nothing else is ever read in it.
+
+BLANK = "____"
+IN_WORKER = "in DataLoader worker process"
+FRAME = re.compile(r'File "([^"]+)", line (\d+), in .*\n(?!\s*File)(.*)')  # of a traceback: file, line, its text
+AT_THE_END = "Use a `for` loop, or `next(source, None)` and look what came."
+_NOT_THEIRS = tuple(
+    str(path) for path in (Path(torch.__file__).parent, Path(__file__).parents[1], sysconfig.get_path("stdlib"))
+)
+
+
+def left_open(answer: Any) -> str:
+    """Return the first line with a placeholder (`...` or `____`) in it, as "line 4: `...`"; "" if there is none."""
+    source, tree, first = _parsed(answer)
+    subscripts = (node.slice for node in ast.walk(tree) if isinstance(node, ast.Subscript))
+    indices = {id(part) for index in subscripts for part in ast.walk(index)}  # x[..., 0] is no hole
+    lines = [
+        node.lineno
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Constant) and node.value is ... and id(node) not in indices)
+        or (isinstance(node, ast.Name) and node.id == BLANK and id(node) not in indices)
+    ]
+    if not lines:
+        return ""
+    code = source.splitlines()[min(lines) - 1].split("#")[0].strip()
+    return f"line {first + min(lines) - 1}: `{code}`"
+
+
+def is_unchanged(answer: Any, starter: str) -> bool:
+    """Tell whether `answer` is the starter as it was given out (comments and spaces aside)."""
+    mine = _parsed(answer)[1].body
+    return bool(mine) and any(ast.dump(mine[0]) == ast.dump(node) for node in ast.parse(starter).body)
+
+
+def line_of(error: BaseException) -> str:
+    """Return the last line of the learner's own code that the error passed through; "" if there is none."""
+    theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if is_theirs(frame.filename)]
+    if not theirs:
+        return ""
+    text = (theirs[-1].line or "").strip()
+    return f"line {theirs[-1].lineno}: {text}" if text else f"line {theirs[-1].lineno}"
+
+
+def _line_in(text: str) -> str:
+    """Return the last line of the learner's own code in a traceback that came as text, from a worker."""
+    theirs = [found for found in FRAME.findall(text) if is_theirs(found[0])]
+    return f"line {theirs[-1][1]}: {theirs[-1][2].strip()}".removesuffix(": ") if theirs else ""
+
+
+def is_theirs(file: str) -> bool:
+    """Tell whether a file (or notebook cell) is neither Python's, nor torch's, nor ours."""
+    return not file.startswith((*_NOT_THEIRS, "<frozen"))
+
+
+def _parsed(answer: Any) -> tuple[str, ast.Module, int]:
+    """Return the source of a function or class, or of an object's class, and the number of its first line.
+
+    Without source ("") where Python cannot find it, or it is no statement, as a lambda in the middle of a call.
+    """
+    while hasattr(answer, "func") and callable(answer.func):  # functools.partial
+        answer = answer.func
+    if not (inspect.isroutine(answer) or inspect.isclass(answer)):
+        answer = type(answer)
+    try:
+        lines, first = inspect.getsourcelines(answer)
+        source = textwrap.dedent("".join(lines))
+        return source, ast.parse(source), max(1, first)
+    except (OSError, TypeError, SyntaxError):
+        return "", ast.Module([], []), 1
+
+
+# CUDA outside of a recording, typed into a cell: say what to do, and not that torch was not compiled for it
+
+NO_CUDA = re.compile("not compiled with CUDA|no NVIDIA driver|No CUDA GPUs")
+
+
+def explain_cuda(shell: Any) -> None:
+    """Let an IPython shell say in two lines what a call of CUDA outside of a recording needs."""
+
+    def shown(shell: Any, kind: type[BaseException], error: BaseException, trace: Any, tb_offset: Any = None) -> None:
+        if not NO_CUDA.search(str(error)):
+            shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+            return
+        where = line_of(error) or "this cell"
+        print(
+            f"✘ CUDA outside of a recording, in {where}\n  This computer shows no GPU to PyTorch. Put the line into a "
+            'function for `watch(...)`, or into a block `with lv.record(on="laptop"):`.',
+            file=sys.stderr,
+        )
+
+    shell.set_custom_exc((AssertionError, RuntimeError), shown)
+
+
+if shell := getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)():
+    explain_cuda(shell)
+
+
+# Predictions: the learner says what will happen before the cell runs; afterwards the answer stands beside it.
+
+HOW_TO_CHOOSE = (
+    "Choose above, or with `.choose(number)` in a cell, and run this cell again. Run again without a choice, it "
+    "shows the answer."
+)
+Answer = str | int | Callable[[], Any]
+
+
+class PredictionError(LoadervizError, ValueError):
+    """A prediction is not well made: its choices, the choice made, or the answer."""
+
+
+class Prediction:
+    """A question, its choices, what the learner said (`choice`), and the answer.
+
+    `answer` is one of the choices, its number (from 1), or a function without arguments that returns either; the
+    function is called by `reveal()`, so it can look at what ran meanwhile. `why` is a sentence shown with the answer.
+    Raises `PredictionError` for fewer than two choices or an answer that is none of them.
+
+    >>> guess = predict("Can a GPU copy and compute at the same time?", ["yes", "no"], answer="yes")
+    >>> guess.choose("yes").reveal()
+    Can a GPU copy and compute at the same time?
+    <BLANKLINE>
+    You said: yes. The answer: yes. ✔ Right!
+    """
+
+    asks = 1  # how often `reveal()` without a choice asks for one before it gives the answer
+
+    def __init__(self, question: str, choices: Sequence[str], answer: Answer, why: str = "") -> None:
+        self.question, self.choices, self.why = str(question), tuple(map(str, choices)), str(why)
+        if len(self.choices) < 2:
+            raise PredictionError(f"predict() needs at least two choices, got {list(self.choices)}")
+        if len(set(self.choices)) != len(self.choices):
+            raise PredictionError(f"the choices must differ from each other: {list(self.choices)}")
+        self._answer = answer
+        if not callable(answer):
+            self._one_of(answer, "answer")
+        self.choice: str | None = None
+        self._asked = 0
+        self._widget: Any = None
+
+    def choose(self, choice: str | int) -> Prediction:
+        """Say what will happen: a choice, or its number from 1. It can be changed until `reveal()`."""
+        self.choice = self._one_of(choice, "choose()")
+        if self._widget is not None:
+            self._widget.children[1].value = self.choice
+        return self
+
+    def reveal(self) -> Note:
+        """Return what was said beside the answer. Without a choice: the first time, ask for one.
+
+        Raises `PredictionError` if the answer is none of the choices.
+        """
+        if self.choice is None and self._asked < self.asks:
+            self._asked += 1
+            rows = [f"{number}. {text}" for number, text in enumerate(self.choices, 1)]
+            return Note("\n\n".join([f"First say what you expect: {self.question}", *rows, HOW_TO_CHOOSE]))
+        right = self._right_one()
+        said = f"You said: {self.choice}. The answer: {right}.{' ✔ Right!' if self.right else ' ✘ Not this time.'}"
+        if self.choice is None:
+            said = f"You made no prediction this time. The answer: {right}."
+        return Note("\n\n".join(part for part in (self.question, said, self.why) if part))
+
+    @property
+    def right(self) -> bool:
+        """Whether what was said is the answer."""
+        return self.choice == self._right_one()
+
+    def _right_one(self) -> str:
+        return self._one_of(self._answer() if callable(self._answer) else self._answer, "the answer")
+
+    def __repr__(self) -> str:
+        chosen = (">" if text == self.choice else " " for text in self.choices)
+        rows = [f"  {sign} {number}. {self.choices[number - 1]}" for number, sign in enumerate(chosen, 1)]
+        end = "Say it with .choose(number); after the run, .reveal() shows the answer."
+        return "\n".join([f"Predict: {self.question}", *rows, end])
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        text = {"text/plain": repr(self), "text/html": self._html()}
+        widget = self.widget()
+        if widget is None:
+            return text
+        bundle: dict[str, Any] = dict(widget._repr_mimebundle_() or {})
+        return bundle | text
+
+    def widget(self) -> Any:
+        """Return the radio buttons (made once, so that what was said survives a second display); None without them."""
+        if self._widget is None:
+            try:
+                import ipywidgets
+                from IPython import get_ipython
+            except ImportError:
+                return None
+            if get_ipython() is None:  # no kernel, so nobody would hear the buttons
+                return None
+            label = ipywidgets.HTML(f"<b>Predict:</b> {escape(self.question)}")
+            wide = ipywidgets.Layout(width="auto")
+            # Tab reaches the group, arrow keys choose; question and choices are visible text.
+            radio = ipywidgets.RadioButtons(options=self.choices, value=self.choice, layout=wide, tooltip=self.question)
+            said = ipywidgets.HTML("Choose one, with the mouse or with Tab and the arrow keys.")
+
+            def note(change: dict[str, Any]) -> None:
+                if change["new"] is not None:
+                    self.choice = change["new"]
+                    said.value = f"You said: <b>{escape(change['new'])}</b>. Run on: .reveal() shows the answer below."
+
+            radio.observe(note, names="value")
+            self._widget = ipywidgets.VBox([label, radio, said])
+        return self._widget
+
+    def _html(self) -> str:
+        texts = (escape(text) + (" (you said this)" if text == self.choice else "") for text in self.choices)
+        rows = "".join(f"<li>{text}</li>" for text in texts)
+        return f"<p><b>Predict:</b> {escape(self.question)}</p><ol>{rows}</ol><p>.choose(number), later .reveal()</p>"
+
+    def _one_of(self, value: Any, what: str) -> str:
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(self.choices):
+            return self.choices[value - 1]
+        if isinstance(value, str) and value in self.choices:
+            return value
+        raise PredictionError(
+            f"{what}: {value!r} is none of the choices; give one of {list(self.choices)}, or a number from 1 to "
+            f"{len(self.choices)}"
+        )
+
+
+predict = Prediction  # what a lesson calls

@@ -1,0 +1,553 @@
+"""What runs a learner's loader on the emulated GPU, with the check as its training loop, and measures what came out.
+
+    run = feed(answer, data, FeedConfig(...))      # raises NotYet at the first batch that is none
+    run.must_be_right()                         # every batch correct and in order, no hazards, every byte travelled
+    run.took                                    # ns, from the call to the end of the last work on the GPU
+
+The exercises use small tensors, so that a check takes about a second. The machine moves bytes at a fortieth of the
+speed of the lessons' laptop, so a batch of 64 behaves as one of 2560 does there: copies take as long, and calls.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch.profiler import record_function
+
+from loaderviz import words
+from loaderviz.batches import HAND_OUT
+from loaderviz.emulator import costs
+from loaderviz.emulator.hardware import Gpu, Host
+from loaderviz.emulator.kernels import memory_time
+from loaderviz.emulator.torch.dataloader import mark
+from loaderviz.emulator.torch.session import Session
+from loaderviz.emulator.torch.tensors import tag_of
+from loaderviz.loaders import marks
+from loaderviz.metrics import summarize
+from loaderviz.recording import record
+from loaderviz.timeline import Cause, Kind, Span, Timeline
+from loaderviz.workshop import diagnosis
+from loaderviz.workshop.diagnosis import Fact, at, stretch
+from loaderviz.workshop.exercises import NotYet, Score, learners_code
+
+# The machine, and what can be known about a run before it runs: its limit
+
+SLOWER = 40
+FEATURES = 28 * 28  # an MNIST image
+SAMPLES = 64
+HIDDEN = 256
+POOL_STREAMS, WARM_BLOCKS = 32, 12
+
+_LAPTOP = Gpu.preset("laptop")
+GPU = replace(
+    _LAPTOP,
+    name="workshop GPU",
+    h2d=_LAPTOP.h2d // SLOWER,
+    d2h=_LAPTOP.d2h // SLOWER,
+    pageable=_LAPTOP.pageable // SLOWER,
+    fp32=139 * 10**9,
+    tf32=139 * 10**9,
+    sms=1,
+    threads_per_sm=_LAPTOP.sms * _LAPTOP.threads_per_sm,
+    malloc=2_000,
+    malloc_small=2_000,
+    sources=dict.fromkeys(("h2d", "d2h", "pageable"), "1/40 of the preset 'laptop'")
+    | dict.fromkeys(("fp32", "tf32"), "chosen so that a step computes a little longer than its copy takes")
+    | dict.fromkeys(("sms", "threads_per_sm"), "one that holds the laptop's threads: small products fill it, too")
+    | dict.fromkeys(("malloc", "malloc_small"), "chosen small: in a long run the first allocations do not count"),
+)
+# What the checks ask about are copies and waits: their work stands for a step, whose Python costs nothing here.
+FAST_HOST = replace(
+    Host.preset("laptop"), name="workshop host, fast memory", python=0, module=0, composite=0, node=0, optimizer=0,
+    parameter=0,
+)  # fmt: skip
+HOST = replace(
+    FAST_HOST,
+    name="workshop host",
+    memory_bandwidth=FAST_HOST.memory_bandwidth // SLOWER,
+    parallel_bandwidth=FAST_HOST.memory_bandwidth // SLOWER,
+    sources={
+        "memory_bandwidth": "1/40 of the preset 'laptop'",
+        "parallel_bandwidth": "that of one thread: OMP_NUM_THREADS=1, as the guide has it for a room",
+    },
+)
+
+
+class BatchWork:
+    """What the check does with each batch on the GPU: sums to recognise the data by, then a layer of a network.
+
+    Call it inside a recording. The weights of the sums are random and known to the check only. They are whole numbers,
+    and so are the data: float64 adds them without rounding, in whatever order and layout they come.
+    """
+
+    def __init__(self, weights: torch.Tensor, scale: int = 1, hidden: int = HIDDEN) -> None:
+        self.weights, self.scale = weights.to("cuda"), scale
+        generator = torch.Generator(device="cpu").manual_seed(0)
+        self.layer = (torch.randn(len(weights), hidden, generator=generator, device="cpu") / 28).to("cuda")
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Return one sum per sample, float64 `[B]`, on the GPU; `images` is `[B, FEATURES]` of any dtype."""
+        whole = images.double()
+        if self.scale != 1:
+            whole = (whole * self.scale).round()
+        sums = torch.mv(whole, self.weights)
+        torch.relu(images.float() @ self.layer)
+        return sums
+
+
+def sums_of(images: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the sums that `BatchWork` must find, on the CPU: float64 `[B]`."""
+    return torch.mv(images.flatten(1).double(), weights)
+
+
+@lru_cache(maxsize=64)
+def work_time(samples: int, dtype: torch.dtype = torch.float32, scale: int = 1, hidden: int = HIDDEN) -> int:
+    """Return the time [ns] of the kernels of `BatchWork` for a batch that is on the GPU already (measured)."""
+    with record(on=GPU, host=HOST) as recording:
+        work = BatchWork(torch.ones(FEATURES, dtype=torch.float64), scale, hidden)
+        images = torch.zeros(samples, FEATURES, dtype=dtype).to("cuda")
+        torch.cuda.synchronize()
+        work(images)
+        torch.cuda.synchronize()
+    return summarize(recording.timeline).kernels
+
+
+def copy_time(*tensors: torch.Tensor, pinned: bool = True) -> int:
+    """Return the time in ns in which these host tensors travel to the GPU, one after the other."""
+    rate = GPU.h2d if pinned else GPU.pageable
+    return sum(costs.copy_time(GPU, tensor.nbytes, rate) for tensor in tensors)
+
+
+def pipeline_limit(copies: Sequence[int], works: Sequence[int]) -> int:
+    """Return the shortest time [ns] in which all batches can be copied and worked on, in order.
+
+    The work on a batch begins after its copy; copies run one after the other, works too. So for each k the first k
+    copies come before the works from k on, and the longest of these chains is the limit (a two-machine flow shop).
+
+    >>> pipeline_limit([3, 3, 3], [2, 2, 2])    # three copies, and the last work
+    11
+    """
+    done = finished = 0
+    for copy, work in zip(copies, works, strict=True):
+        done += copy
+        finished = max(finished, done) + work
+    return finished
+
+
+def conversion_time(samples: int, kernels: int) -> int:
+    """Return the time in ns of `kernels` elementwise kernels over the float32 images of a batch."""
+    return kernels * memory_time(GPU, "elementwise", 2 * samples * FEATURES * 4)
+
+
+def warm_up() -> None:
+    """Fill the memory pools of all streams that a program can get, as in a training run that is under way.
+
+    PyTorch hands out its 32 side streams in turn (R15), so the next `torch.cuda.Stream()` is one of these. Without it
+    the first batches would cost the host a cudaMalloc each (R13). Call it inside a recording.
+    """
+    for stream in [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(POOL_STREAMS))]:
+        with torch.cuda.stream(stream):
+            kept = [torch.empty(2**20, dtype=torch.uint8, device="cuda") for _ in range(WARM_BLOCKS)]
+            kept.append(torch.empty(2 * 2**20, dtype=torch.uint8, device="cuda"))
+            del kept
+    torch.cuda.synchronize()
+
+
+# The data
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def generator_of(chance: random.Random) -> torch.Generator:
+    """Return torch's random numbers, drawn from these."""
+    return torch.Generator().manual_seed(chance.getrandbits(62))
+
+
+class Data:
+    """Images and labels, in batches of these sizes, and the sums by which their samples are recognised.
+
+    images: `[N, …]`, FEATURES whole numbers 0..255 each; labels: int64 `[N]`. The weights of the sums are fresh.
+    """
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor, sizes: Sequence[int], chance: random.Random) -> None:
+        self.images, self.labels, self.sizes = images, labels, tuple(sizes)
+        self.weights = torch.randint(1, 2**16, (FEATURES,), generator=generator_of(chance)).double()
+        self.sums = sums_of(images, self.weights)
+
+    @classmethod
+    def random(
+        cls, sizes: Sequence[int], chance: random.Random, dtype: torch.dtype = torch.float32, below: int = 256
+    ) -> Data:
+        """Return fresh images `[N, FEATURES]`, and labels of which each is another one, so that it names its sample."""
+        generator, count = generator_of(chance), sum(sizes)
+        images = torch.randint(below, (count, FEATURES), generator=generator, dtype=torch.int32).to(dtype)
+        labels = torch.randperm(2**20, generator=generator)[:count] + chance.randrange(2**20)
+        return cls(images, labels, sizes, chance)
+
+    @property
+    def batches(self) -> list[Batch]:
+        """The data in batches, in order."""
+        return list(zip(self.images.split(self.sizes), self.labels.split(self.sizes), strict=True))
+
+    @property
+    def recognised(self) -> list[Batch]:
+        """For each batch its sums and its labels."""
+        return list(zip(self.sums.split(self.sizes), self.labels.split(self.sizes), strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """What all of it takes in memory."""
+        return self.images.nbytes + self.labels.nbytes
+
+
+class BatchSource:
+    """An iterable of batches (images, labels) in host memory; make it inside a recording.
+
+    It stands for a DataLoader whose workers (and pin thread) keep up: a batch is there when it is asked for, and costs
+    the loop only the hand-out. What it hands out carries its batch number. It can be iterated again, as a DataLoader.
+
+    `pinned`: the batches are in page-locked memory. `buffers`: the source has only so many pinned buffers and refills
+    them in turn: batch k + buffers overwrites batch k.
+    """
+
+    def __init__(self, batches: Sequence[Batch], *, pinned: bool = True, buffers: int = 0) -> None:
+        self._data, self._buffers = list(batches), buffers
+        if pinned:
+            self._ready = [(x.pin_memory(), y.pin_memory()) for x, y in self._data[: buffers or None]]
+        else:
+            self._ready = [(x.clone(), y.clone()) for x, y in self._data]
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __iter__(self) -> Iterator[Batch]:
+        session = Session.running("the source of an exercise")
+        first = session.batches.new_iterator()
+        for number in range(len(self)):
+            batch = self._ready[number % len(self._ready)]
+            if self._buffers and number >= self._buffers:
+                for buffer, fresh in zip(batch, self._data[number], strict=True):
+                    buffer.copy_(fresh)
+            mark(session, batch, first + number)
+            session.mark_source()
+            session.runtime.batch = first + number
+            session.runtime.host_work(session.runtime.host.hand_out, HAND_OUT, Kind.OPERATOR)
+            yield batch
+
+
+# The run
+
+LOOK_BACK = 16  # batches: memory in use by an older one is not looked for
+WINDOW = "measured"  # the range of what counts; it begins before any code of the learner runs
+
+
+@dataclass(frozen=True)
+class FeedConfig:
+    """What the loader is given and what is done with its batches; see `BatchSource` and `BatchWork`."""
+
+    pinned: bool = True
+    buffers: int = 0
+    epochs: int = 1  # how often all batches must be handed out
+    dtype: torch.dtype = torch.float32  # of the images that it must hand out
+    scale: int = 1  # the images that it must hand out are the data divided by this
+    changes: int = 0  # the consumer takes so much from each pixel, in place
+    reads: bool = False  # the consumer reads a number of each step, as `loss.item()` does: the host waits for the GPU
+    copies: Literal["on_wait", "eager"] = "on_wait"
+    gpu: Gpu = GPU
+    host: Host = HOST
+
+
+@dataclass(frozen=True)
+class LoaderRun:
+    """A finished run: the window of its timeline, the hazards, and what the consumer saw."""
+
+    timeline: Timeline
+    hazards: Sequence[Any]
+    seen: list[Batch]  # sums float64 [B], labels int64 [B], on the CPU
+    data: Data
+    config: FeedConfig
+    places: Sequence[tuple[int, int]] = ()  # the device addresses of the images of each batch handed out
+    handed: Sequence[int] = ()  # when each batch was handed out, ns
+    held: Sequence[int] = ()  # device memory that the loader held then, bytes
+    lints: Sequence[Any] = ()
+
+    @property
+    def took(self) -> int:
+        """Ns from the call of the learner's function until the GPU has done the last work."""
+        return self.timeline.duration
+
+    def must_be_right(self, needed: int | None = None) -> None:
+        """Raise `NotYet` unless every batch is correct and in order, came over the link, and there is no hazard.
+
+        `needed`: bytes that must have travelled to the GPU; all epochs of the data by default.
+        """
+        expected = self.data.recognised
+        for number, (sums, labels) in enumerate(self.seen):
+            wanted = expected[number % len(expected)]
+            if not (torch.equal(sums, wanted[0]) and torch.equal(labels, wanted[1])):
+                seen = sums, labels
+                raise self.not_yet(*diagnosis.wrong_batch(self.timeline, number, seen, expected, self.config.scale))
+        self.must_not_be_reused()
+        self.must_have_no_hazards()
+        self.must_be_sent(self.config.epochs * self.data.nbytes if needed is None else needed)
+
+    def must_be_sent(self, needed: int) -> None:
+        """Raise `NotYet` unless at least `needed` bytes travelled to the GPU in the window."""
+        copied = int(self.timeline.nbytes[self.timeline.where(Kind.COPY_H2D)].sum())
+        if copied < needed:
+            raise self.not_yet(
+                f"only {words.size(copied)} were copied to the GPU; the batches have {words.size(needed)}",
+                "each batch must travel from the host to the GPU in the measured time, as often as it is handed out",
+            )
+
+    def must_not_be_refilled(self) -> None:
+        """Raise `NotYet` if somebody wrote into pinned memory while a copy out of it had not ended."""
+        for hazard in self.hazards:
+            if hazard.kind == "early-refill":
+                copy, write = hazard.first, hazard.second
+                ran = stretch(self.timeline, copy.start, copy.end) if copy.start >= 0 else "later"
+                fact = f"the memory of batch {copy.batch} was overwritten at {at(self.timeline, write.start)}, but the "
+                raise self.not_yet(f"{fact}copy out of it ran {ran}", diagnosis.REFILL)
+
+    def must_not_be_far_ahead(self, most: int, least: int = 0) -> None:
+        """Raise `NotYet` if copies were ever queued for more than `most` batches after the one handed out.
+
+        Or never for `least` of them. Counted in bytes, so one copy for several batches counts as all of them.
+        """
+        copies = self.timeline.rows(Kind.COPY_H2D)
+        calls = sorted((call.start, copy.nbytes) for copy in copies if (call := diagnosis.call_of(self.timeline, copy)))
+        sizes = list(itertools.accumulate(sum(part.nbytes for part in batch) for batch in self.data.batches))
+        ahead = []
+        for number, time in enumerate(self.handed):
+            queued = sum(nbytes for start, nbytes in calls if start < time)
+            ahead.append(bisect.bisect_right(sizes, queued) - number - 1)
+        if not least <= max(ahead) <= most:
+            number = ahead.index(max(ahead))
+            fact = f"when batch {number} was handed out, copies of {words.count(ahead[number], 'later batch')} "
+            fact += f"were queued; {least} to {most} are wanted" if least else f"were queued; {most} are allowed"
+            raise self.not_yet(fact, diagnosis.BOUNDED)
+
+    def must_hold(self, most: float, rule: str = diagnosis.BOUNDED) -> None:
+        """Raise `NotYet` if the loader held device memory for more than `most` batches when it handed one out."""
+        held = max(self.held) / max(sum(part.nbytes for part in batch) for batch in self.data.batches)
+        if held > most:
+            fact = f"memory for {held:.1f} batches was held at the same time; {most} are allowed"
+            raise self.not_yet(fact, rule)
+
+    def must_not_drain(self, most: int) -> None:
+        """Raise `NotYet` if the host waited more than `most` times until the GPU had nothing left to compute."""
+        kernels, end = list(self.timeline.rows(Kind.COMPUTE)), self.timeline.begin + self.timeline.duration
+        waits = [
+            wait
+            for wait in self.timeline.rows(Kind.WAIT)
+            if wait.cause == Cause.SYNCHRONIZE
+            and wait.end < end
+            and any(wait.start < kernel.end <= wait.end for kernel in kernels)
+            and not any(kernel.start <= wait.end < kernel.end for kernel in kernels)
+        ]
+        if len(waits) > most:
+            wait = waits[len(waits) // 2]
+            fact = f"{len(waits)} times the host waited until the GPU had nothing left to compute; once "
+            fact += stretch(self.timeline, wait.start, wait.end) + diagnosis.line_of(wait)
+            raise self.not_yet(fact, diagnosis.HOST_SYNC)
+
+    def must_not_be_reused(self) -> None:
+        """Raise `NotYet` if a copy wrote into the memory of an earlier batch while kernels still read that."""
+        for copy, batch, end in self.reused():
+            fact = (
+                f"the copy of batch {copy.batch} runs {stretch(self.timeline, copy.start, copy.end)} and "
+                f"writes into the memory of batch {batch}, but kernels read that until {at(self.timeline, end)}"
+            )
+            raise self.not_yet(fact, diagnosis.REUSE)
+
+    def reused(self) -> Iterator[tuple[Span, int, int]]:
+        """Yield each copy that wrote into the memory of an earlier batch too early: (copy, batch, end of kernels)."""
+        if self.config.epochs > 1 or all(hazard.kind != "early-reuse" for hazard in self.hazards):
+            return  # a batch number then stands for several hand-outs; or the order is made, whatever the addresses
+        reads = [diagnosis.kernels_of(self.timeline, batch)[-1:] for batch in range(len(self.places))]
+        for copy in diagnosis.copies(self.timeline):
+            here = self.places[copy.batch] if copy.batch < len(self.places) else (0, 0)
+            for batch in range(max(0, copy.batch - LOOK_BACK), min(copy.batch, len(self.places))):
+                there, last = self.places[batch], reads[batch]
+                if last and copy.start < last[0].end and there[0] < here[1] and here[0] < there[1]:
+                    yield copy, batch, last[0].end
+
+    def must_have_no_hazards(self) -> None:
+        """Raise `NotYet` at the first race that was found."""
+        for hazard in self.hazards:
+            count = f"{len(self.hazards)} hazards, the first: " if len(self.hazards) > 1 else "one hazard: "
+            raise self.not_yet(f"{count}{hazard.line}. To repair it: {hazard.fix}", hazard.rule)
+
+    def must_take(
+        self, limit: int, factor: float, explain: Callable[[Timeline], Fact] = diagnosis.why_not_hidden, more: str = ""
+    ) -> Score:
+        """Return the score, or raise `NotYet` with what `explain` sees if it takes longer than limit * factor."""
+        score = (
+            f"{len(self.seen)} batches in {words.duration(self.took)}: {self.took / limit:.2f}x the limit of "
+            f"{words.duration(limit)}. {len(self.hazards)} hazards."
+        )
+        if self.took > limit * factor:
+            raise NotYet(*explain(self.timeline), f"{score} The target is {factor}x.", self.timeline)
+        return Score(f"{score}{more}", self.timeline)
+
+    def must_reach(self, target: float, explain: Callable[[Timeline], Fact]) -> Score:
+        """Return the score, or raise `NotYet` if it takes longer than `target` ns, which one can beat."""
+        score = (
+            f"{len(self.seen)} batches in {words.duration(self.took)}. The target: {words.duration(target)}. "
+            f"{len(self.hazards)} hazards."
+        )
+        if self.took > target:
+            raise NotYet(*explain(self.timeline), score, self.timeline)
+        return Score(score, self.timeline)
+
+    def not_yet(self, fact: str, rule: str) -> NotYet:
+        """Return the exception for a fact of this run."""
+        return NotYet(f"{fact[:1].upper()}{fact[1:].rstrip('.')}.", rule, "", self.timeline)
+
+
+def feed(
+    answer: Callable[..., Any],
+    data: Data,
+    setting: FeedConfig,
+    *more: Any,
+    resident: bool = False,
+    count: int = 0,
+    consumer: Callable[[Data, FeedConfig, int], CheckLoop] | None = None,
+) -> LoaderRun:
+    """Call `answer(batches, *more)` inside the measured window and consume what it yields.
+
+    `resident`: it gets the whole data set, `answer(images, labels, *more)`, pageable in host memory. `count`: how many
+    batches it must hand out, if not all of them `setting.epochs` times. `consumer`: another loop than `CheckLoop`.
+    Raises `NotYet` for what is not a batch on the GPU, and whatever the learner's code raises.
+    """
+    with record(on=setting.gpu, host=setting.host, copies=setting.copies) as recording:
+        loop = (consumer or CheckLoop)(data, setting, count)
+        source = BatchSource(() if resident else data.batches, pinned=setting.pinned, buffers=setting.buffers)
+        given = (data.images.clone(), data.labels.clone()) if resident else (source,)
+        warm_up()
+        with _own_marks() as mark, record_function(WINDOW):
+            with learners_code():
+                batches = answer(*given, *more)
+            loop.consume(batches, mark)
+            torch.cuda.synchronize()
+        seen = [(sums.cpu(), labels.cpu()) for sums, labels in loop.seen]
+    return LoaderRun(
+        measured_part(recording.timeline),
+        recording.hazards,
+        seen,
+        data,
+        setting,
+        loop.places,
+        loop.handed,
+        loop.held,
+        recording.lints,
+    )
+
+
+class CheckLoop:
+    """The training loop of the check: looks at each batch, works on it on the GPU, keeps the sums."""
+
+    def __init__(self, data: Data, setting: FeedConfig, count: int) -> None:
+        self.data, self.setting = data, setting
+        self.work = BatchWork(data.weights, setting.scale)
+        self.seen: list[Batch] = []
+        self.places: list[tuple[int, int]] = []
+        self.handed: list[int] = []
+        self.held: list[int] = []
+        self.wanted = (list(data.sizes) * setting.epochs)[: count or None]
+
+    def consume(self, batches: Any, mark: Callable[[int, int], None]) -> None:
+        """Take the batches one by one, as a training loop does; raise `NotYet` if there are too few or too many."""
+        iterator, over, own = _iterator(batches), object(), torch.cuda.memory_allocated()
+        clock = Session.running("the loop of an exercise").runtime
+        for number in range(len(self.wanted)):
+            with learners_code():
+                batch = next(iterator, over)
+            self.handed.append(clock.now)
+            self.held.append(torch.cuda.memory_allocated() - own)
+            if batch is over:
+                raise NotYet(f"{number} batches were handed out, but {len(self.wanted)} were wanted.")
+            images, labels = self.checked(number, batch)
+            del batch
+            mark(number, len(images))
+            block = tag_of(images).block
+            self.places.append((block.address, block.address + block.size))
+            self.step(images, labels)
+            del images, labels
+        with learners_code():
+            rest = next(iterator, over)
+        if rest is not over:
+            raise NotYet(f"More than {len(self.wanted)} batches were handed out: after the last one, stop.")
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """Work on one batch on the GPU; keep what it is recognised by."""
+        self.seen.append((self.work(images), labels.clone()))
+        if self.setting.changes:
+            images.sub_(self.setting.changes)
+        if self.setting.reads:
+            self.seen[-1][0][0].item()
+
+    def checked(self, number: int, batch: Any) -> Batch:
+        """Return (images, labels), or raise `NotYet` that says why this is no batch on the GPU."""
+        what = f"Batch {number}"
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise NotYet(f"{what} is {_said(batch)}: a batch is a pair (images, labels).")
+        size = self.wanted[number]
+        wanted = ((size, *self.data.images.shape[1:]), self.dtypes(batch[0])), ((size,), torch.int64)
+        for name, part, (shape, dtype) in zip(("images", "labels"), batch, wanted, strict=True):
+            if type(part) is not torch.Tensor:
+                raise NotYet(f"The {name} of batch {number} are {_said(part)}: a tensor is wanted.")
+            if not part.is_cuda:
+                raise NotYet(
+                    f"The {name} of batch {number} are still in host memory (device {part.device}).",
+                    "a batch must be on the GPU when it is handed out",
+                )
+            if tuple(part.shape) != shape or part.dtype != dtype:
+                raise NotYet(
+                    f"The {name} of batch {number} are {part.dtype} {tuple(part.shape)}; {dtype} {shape} is wanted."
+                )
+        return batch[0], batch[1]
+
+    def dtypes(self, images: Any) -> torch.dtype:
+        """Return the dtype that the images must have."""
+        return self.setting.dtype
+
+
+def measured_part(timeline: Timeline) -> Timeline:
+    """Return the measured part of a recording, without the range that marks it: it would take a lane in the picture."""
+    window = next(span for span in timeline.rows(Kind.RANGE) if span.name == WINDOW)
+    return timeline.only(timeline.name != timeline.names.index(WINDOW)).between(window.start, window.end)
+
+
+@contextmanager
+def _own_marks() -> Iterator[Callable[[int, int], None]]:
+    """Let the check, and not a loader inside the learner's code, say which batch the loop is at."""
+    hooks = marks.on_batch, marks.on_prefetch
+    assert hooks[0] is not None, "only inside a recording"
+    marks.on_batch = marks.on_prefetch = None
+    try:
+        yield hooks[0]
+    finally:
+        marks.on_batch, marks.on_prefetch = hooks
+
+
+def _iterator(batches: Any) -> Iterator[Any]:
+    if hasattr(batches, "__iter__") or hasattr(batches, "__getitem__"):
+        with learners_code():
+            return iter(batches)
+    raise NotYet(
+        f"Your function returned {_said(batches)}. It must hand out the batches one by one: use `yield`, or return "
+        "something that a `for` loop can go through."
+    )
+
+
+def _said(value: Any) -> str:
+    return "nothing (None)" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,514 @@
+"""The capstone: the training of fresh MNIST digits, a ladder of loaders, a leaderboard, and the race.
+
+capstone.climb("blocking", my_loader)           # train with it: a rung of capstone.ladder
+capstone.race.check(my_loader, name="Ada")      # the exercise: a rung, and a line in the leaderboard
+capstone.leaderboard()
+capstone.milliseconds(my_loader)                # the same training on the GPU that is there
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import random
+import re
+import secrets
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from loaderviz import words
+from loaderviz.errors import LoadervizError
+from loaderviz.metrics import summarize, window_of
+from loaderviz.recording import record
+from loaderviz.timeline import Timeline
+from loaderviz.workshop import diagnosis, harness
+from loaderviz.workshop.exercises import Exercise, NotYet, Outcome, Score, shipped
+from loaderviz.workshop.harness import CheckLoop, Data, FeedConfig, LoaderRun, feed, generator_of
+from loaderviz.workshop.lessons.lesson04 import SHUFFLE, must_be_shuffled
+from loaderviz.workshop.lessons.lesson06 import SLOWEST, steady
+
+if TYPE_CHECKING:
+    from loaderviz.view import Comparison
+
+Loader = Callable[..., Any]  # load(images, labels, size, epochs): hands out batches on the GPU
+
+SIZE, PER_EPOCH, EPOCHS, HIDDEN = 256, 12, 4, 128
+TESTED = 2000  # test digits that the trained network is asked
+HOST = replace(
+    harness.HOST,
+    name="workshop host, slow fetch",
+    fetch_per_byte=harness.HOST.fetch_per_byte * harness.SLOWER,
+    worker_start=harness.HOST.worker_start // 10,
+    sources=harness.HOST.sources
+    | {
+        "fetch_per_byte": "40 times the preset 'laptop': bytes move at a fortieth of its speed here, too",
+        "worker_start": "chosen small: in a training run of many steps the start of the workers does not count",
+    },
+)
+
+
+def digits(chance: random.Random) -> Data:
+    """Return a fresh random choice of MNIST digits: images uint8 `[N, 28, 28]`, labels int64 `[N]`."""
+    from loaderviz import mnist  # brings torchvision, which the lessons before need not have
+
+    images, labels = mnist.tensors(train=True)
+    rows = torch.randperm(len(images), generator=generator_of(chance))[: SIZE * PER_EPOCH]
+    return Data(images[rows], labels[rows], (SIZE,) * PER_EPOCH, chance)
+
+
+class Training(CheckLoop):
+    """The training loop of the capstone: a small network, cross entropy, SGD; uint8 images are converted by it."""
+
+    def __init__(self, data: Data, setting: FeedConfig, count: int = 0) -> None:
+        super().__init__(data, setting, count)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            layers = torch.nn.Linear(harness.FEATURES, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, 10)
+        self.model = torch.nn.Sequential(torch.nn.Flatten(), *layers).to("cuda")
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.weights = data.weights.to("cuda")
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """Note which samples these are, for the check, and train on them. Raises `NotYet` for labels that are none."""
+        whole = images.flatten(1).double()
+        if images.is_floating_point():
+            whole = (whole * 255).round()
+        self.seen.append((torch.mv(whole, self.weights), labels.clone()))
+        try:
+            self.train_on(images, labels)
+        except IndexError:  # what would be a device-side assert on a GPU
+            early = bool((labels == torch.iinfo(torch.int64).max).any())
+            fact = "was read before its copy was complete" if early else "has labels that are no digits"
+            raise NotYet(f"Batch {len(self.seen) - 1} {fact}.", diagnosis.NO_WAIT if early else "") from None
+
+    def train_on(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """Train on one batch. Images that come as they are stored become float32 from 0 to 1 here, on the GPU."""
+        pixels = images if images.is_floating_point() else images.float() / 255
+        loss = cross_entropy(self.model(pixels), labels)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def right(self) -> float:
+        """Return the share (0..1) of the first test digits that the network knows. Call it after the recording."""
+        from loaderviz import mnist
+
+        images, labels = (part[:TESTED] for part in mnist.tensors(train=False))
+        with torch.no_grad():
+            return float((self.model(images.float() / 255).argmax(1) == labels).float().mean())
+
+    def dtypes(self, images: Any) -> torch.dtype:
+        """Images may be uint8, as they are stored, or float32 from 0 to 1."""
+        return torch.float32 if getattr(images, "dtype", None) == torch.float32 else torch.uint8
+
+
+def train(load: Loader, chance: random.Random) -> tuple[LoaderRun, float]:
+    """Train with a loader; return the run and the share (0..1) of the test digits that are right then.
+
+    The digits, and the seed of torch's global generator, are drawn from `chance`.
+    Raises `NotYet` if the batches are not honest, and what `feed` raises.
+    """
+    trainings: list[Training] = []
+
+    def consumer(*arguments: Any) -> Training:
+        trainings.append(Training(*arguments))
+        return trainings[0]
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(chance.getrandbits(62))
+        setting = FeedConfig(epochs=EPOCHS, host=HOST)
+        run = feed(load, digits(chance), setting, SIZE, EPOCHS, resident=True, consumer=consumer)
+    _must_be_honest(run)
+    return run, trainings[0].right()
+
+
+def _must_be_honest(run: LoaderRun) -> None:
+    """Raise `NotYet` unless each epoch has each sample once, with its label, in a new order of the samples."""
+
+    def keys_of(sums: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return sums * 16 + labels.double()  # one exact number for each sample
+
+    wanted, stored = keys_of(run.data.sums, run.data.labels).sort()
+    epochs = []
+    for start in range(0, len(run.seen), PER_EPOCH):
+        batches = [keys_of(*seen) for seen in run.seen[start : start + PER_EPOCH]]
+        for number, keys in enumerate(batches, start):
+            if not torch.isin(keys, wanted).all():
+                early = bool(keys.isnan().any())
+                text = "was read before its copy was complete" if early else "has images or labels that are wrong"
+                raise run.not_yet(f"batch {number} {text}", diagnosis.NO_WAIT if early else "change neither")
+        keys, order = torch.cat(batches).sort(stable=True)
+        if not torch.equal(keys, wanted):
+            raise run.not_yet(f"in epoch {start // PER_EPOCH} some samples come twice, others never", SHUFFLE)
+        epochs.append(stored[order.argsort()])
+    must_be_shuffled(run, epochs, SIZE, stored=False)
+    run.must_be_sent(run.data.nbytes)
+    run.must_have_no_hazards()
+
+
+@lru_cache(maxsize=1)
+def limit() -> int:
+    """Return the time [ns] of the first copy of a stored batch from pinned memory, and then only training."""
+    with record(on=harness.GPU, host=HOST) as recording:
+        data = digits(random.Random(0))
+        training = Training(data, FeedConfig())
+        images, labels = data.images[:SIZE].to("cuda"), data.labels[:SIZE].to("cuda")
+        torch.cuda.synchronize()
+        training.step(images, labels)
+        torch.cuda.synchronize()
+    kernels = summarize(recording.timeline).kernels
+    first = harness.copy_time(data.images[:SIZE], data.labels[:SIZE])
+    return first + EPOCHS * PER_EPOCH * kernels
+
+
+def milliseconds(load: Loader) -> float:
+    """Train on the GPU that is there, twice; return the time of a step in the second run in ms, by events."""
+    data, (begin, end) = digits(random.Random(0)), (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    training = Training(data, FeedConfig())
+    for _ in range(2):  # the first run allocates memory and loads kernels
+        begin.record()  # an event that is recorded again forgets the first time
+        for images, labels in load(data.images, data.labels, SIZE, EPOCHS):
+            training.step(images, labels)
+        end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / (EPOCHS * PER_EPOCH)
+
+
+# The leaderboard: a small SQLite file, which is locked while one writes, so that several kernels may
+
+VARIABLE = "LOADERVIZ_LEADERBOARD"
+FORMAT = 0x6C76_6C62  # SQLite's application_id: "lvlb"
+WAIT_SECONDS = 10.0  # for others who write; a run takes milliseconds to write
+LONGEST_NAME = 40
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run: who, how long [ns, virtual], when (ISO 8601, UTC)."""
+
+    name: str
+    ns: int
+    when: str
+
+    @property
+    def time_of_day(self) -> str:
+        """When, as a table shows it: "2026-01-31 09:30:00 UTC"."""
+        return self.when.replace("T", " ").replace("+00:00", " UTC")
+
+
+class Leaderboard:
+    """The file and what is in it. Without a path: the one that the environment names, else one in the working folder.
+
+    `note` says what went wrong with the file, "" if nothing did: a leaderboard must never stop an exercise. A file that
+    is no leaderboard is left as it is.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        named = path or os.environ.get(VARIABLE)
+        self.path, self.shared, self.note = Path(named or "leaderboard.sqlite"), bool(named), ""
+
+    def add(self, name: str, ns: int) -> Entry:
+        """Add a run of `name_for(name)` to the file."""
+        entry = Entry(self.name_for(name), int(ns), datetime.now(UTC).isoformat(timespec="seconds"))
+
+        def write(file: sqlite3.Connection) -> None:
+            file.execute("begin immediate")  # from here on nobody else writes
+            if not _is_ours(file):
+                file.execute("create table runs (name text not null, ns integer not null, at text not null)")
+                file.execute(f"pragma application_id = {FORMAT}")
+            file.execute("insert into runs (name, ns, at) values (?, ?, ?)", (entry.name, entry.ns, entry.when))
+
+        self._use(write)
+        return entry
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All runs, in the order in which they were added. What others have put in that is no run is left out."""
+
+        def read(file: sqlite3.Connection) -> list[Entry]:
+            file.text_factory = lambda text: text.decode(errors="replace")
+            rows = file.execute("select name, ns, at from runs order by rowid") if _is_ours(file) else ()
+            return [entry for row in rows if (entry := _entry(*row))]
+
+        return (self._use(read) or []) if os.path.exists(self.path) else []
+
+    def previous(self, name: str) -> Entry | None:
+        """Return the last run of `name`; None if there is none."""
+        return next((entry for entry in reversed(self.entries) if entry.name == name), None)
+
+    def ranking(self) -> list[Entry]:
+        """Return the best run of each name, fastest first; of equal ones the earlier."""
+        best: dict[str, Entry] = {}
+        for entry in sorted(self.entries, key=lambda entry: entry.ns):  # a stable sort
+            best.setdefault(entry.name, entry)
+        return list(best.values())
+
+    def name_for(self, wanted: str = "") -> str:
+        """Return a name as it is written here: in one line, at most 40 characters. Who gives none gets one.
+
+        It is the account's name; in a file that others write to, one that nobody else has: on a hub everybody may have
+        the same account, so JupyterHub's user name comes first, else four random characters are added (the same for as
+        long as the kernel runs).
+        """
+        if name := words.one_line(str(wanted), LONGEST_NAME):
+            return name
+        if not self.shared:
+            return _account()
+        return words.one_line(os.environ.get("JUPYTERHUB_USER", ""), LONGEST_NAME) or f"{_account()}-{_suffix()}"
+
+    def __repr__(self) -> str:
+        rows = [
+            f"{place:3}. {entry.name:{LONGEST_NAME}} {words.duration(entry.ns):>10}  {entry.time_of_day}"
+            for place, entry in enumerate(self.ranking(), 1)
+        ]
+        return "\n".join([*(rows or ["(nobody yet)"]), *([self.note] if self.note else [])])
+
+    def _repr_markdown_(self) -> str:
+        rows = [
+            f"| {place} | {escaped(entry.name)} | {words.duration(entry.ns)} | {entry.time_of_day} |"
+            for place, entry in enumerate(self.ranking(), 1)
+        ]
+        head = ["| place | name | time | when |", "|--:|:--|--:|:--|"]
+        text = "\n".join([*head, *rows]) if rows else "*The leaderboard is empty: nobody yet.*"
+        return text + (f"\n\n{self.note}" if self.note else "")
+
+    def _use(self, action: Callable[[sqlite3.Connection], Any]) -> Any:
+        """Do something with the open file, in one transaction; if it cannot be done, note why and return None."""
+        try:
+            with closing(sqlite3.connect(self.path, timeout=WAIT_SECONDS)) as file, file:
+                return action(file)
+        except (sqlite3.Error, OSError, ValueError, OverflowError) as problem:
+            self.note = f"The leaderboard {self.path} cannot be used ({problem}); {VARIABLE} can name another file."
+            return None
+
+
+def _is_ours(file: sqlite3.Connection) -> bool:
+    """Tell whether this is a leaderboard; False if it is empty. Raises `sqlite3.DatabaseError` for anything else."""
+    [kind] = file.execute("pragma application_id").fetchone()
+    if kind != FORMAT and file.execute("select count(*) from sqlite_master").fetchone() != (0,):
+        raise sqlite3.DatabaseError("it is a database, but no leaderboard")
+    return bool(kind == FORMAT)
+
+
+def _entry(name: object, ns: object, when: object) -> Entry | None:
+    """Return a row of the file as a run; None for what is none."""
+    try:
+        told = datetime.fromisoformat(str(when)).astimezone(UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError):
+        return None
+    shown = words.one_line(name, LONGEST_NAME) if isinstance(name, str) else ""
+    return Entry(shown, ns, told) if shown and isinstance(ns, int) and ns > 0 else None
+
+
+@lru_cache(maxsize=1)
+def _suffix() -> str:
+    return secrets.token_hex(2)
+
+
+def _account() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # an account without a name, in some containers
+        return "you"
+
+
+def escaped(text: str) -> str:
+    """Return text that Markdown shows as it is: no link, no picture, no end of a table's cell."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)
+
+
+# The ladder: one rung for each loader
+
+SPEEDS = "speed (first = 1)", "speed (one before = 1)", "time (limit = 1)"
+HEAD = ("loader", "time", *SPEEDS, "what costs most", "digits right")
+
+
+class LadderError(LoadervizError, ValueError):
+    """There is no such rung."""
+
+
+@dataclass(frozen=True, repr=False)
+class Rung:
+    """One loader that was raced: its run, and the share (0..1) of the test digits that the network then knew."""
+
+    name: str
+    timeline: Timeline
+    right: float | None = None
+
+    @property
+    def ns(self) -> int:
+        """The time of the whole run, ns."""
+        return self.timeline.duration
+
+    @property
+    def costs_most(self) -> str:
+        """What takes the largest part of the time in which nothing is computed, and its share of the run [per cent]."""
+        summary = summarize(self.timeline, window_of(self.timeline, None))
+        losses = [(ns, what) for what, ns in summary.breakdown.items() if what != "compute"]
+        ns, what = max(losses, default=(0, "nothing"))
+        return f"{what}, {words.share(ns / summary.window)}" if ns else "nothing"
+
+    def __repr__(self) -> str:
+        right = "" if self.right is None else f"; {words.share(self.right)} of the test digits are right"
+        return f"{self.name}: {words.duration(self.ns)}; what costs most: {self.costs_most}{right}"
+
+
+class Ladder:
+    """Rungs in the order in which they were added; a rung with a known name takes the old one's place.
+
+    `limit` gives the time [ns] below which no loader can be; it is called when it is needed.
+    """
+
+    def __init__(self, limit: Callable[[], int]) -> None:
+        self.rungs: dict[str, Rung] = {}
+        self._limit = limit
+
+    def add(self, rung: Rung) -> Rung:
+        """Add a rung, and return it."""
+        self.rungs[rung.name] = rung
+        return rung
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return a row of text for each rung, under the words of `HEAD`."""
+        rungs = list(self.rungs.values())
+        rows = []
+        for before, rung in zip([None, *rungs], rungs, strict=False):
+            against = [words.times(other.ns / rung.ns) if before else "" for other in (rungs[0], before or rung)]
+            limit, right = f"{rung.ns / self._limit():.2f}x", words.share(rung.right)
+            rows.append((rung.name, words.duration(rung.ns), *against, limit, rung.costs_most, right))
+        return rows
+
+    def compare(self, *names: str, batches: range) -> Comparison:
+        """Return some steps of some rungs (all rungs by default) side by side, cut by the GPU's work.
+
+        Raises `LadderError` for a name without rung, `TimelineError` for batches that the run does not have.
+        """
+        from loaderviz.view import compare
+
+        if unknown := set(names) - self.rungs.keys():
+            known = ", ".join(self.rungs) or "none yet"
+            raise LadderError(f"there is no rung named {sorted(unknown)[0]!r}; the ladder has: {known}")
+        return compare({name: steady(self.rungs[name].timeline, batches) for name in names or self.rungs})
+
+    def __repr__(self) -> str:
+        table = [HEAD, *self.rows()]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in table)
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _repr_markdown_(self) -> str:
+        rule = ("---", *("---:" for _ in HEAD[1:5]), "---", "---:")
+        rows = [(escaped(name), *cells) for name, *cells in self.rows()]
+        return "\n".join(f"| {' | '.join(row)} |" for row in [HEAD, rule, *rows])
+
+
+# The race
+
+TARGET = 1.25
+YOURS = "yours"  # the rung of the exercise
+IDLE = "idle: "  # so begin the parts of a summary's breakdown in which the GPU has no work
+LATE_DATA = ("host fetches a batch", "host blocked, waiting for data")
+
+
+class NotHonestError(LoadervizError, ValueError):
+    """A loader hands out something else than the batches of an honest training."""
+
+
+ladder = Ladder(limit)
+
+
+def climb(name: str, load: Loader) -> Rung:
+    """Train with a loader; add the run to the ladder and return it.
+
+    Raises `NotHonestError` if its batches are not those of an honest training.
+    """
+    try:
+        run, right = train(load, random.Random(0))
+    except NotYet as problem:
+        raise NotHonestError(f"{name}: {problem.fact} {problem.rule}".strip()) from None
+    return ladder.add(Rung(name, run.timeline, right))
+
+
+@lru_cache(maxsize=1)
+def baseline() -> int:
+    """Return the time [ns] of the loader that everybody begins with."""
+    return train(shipped("8.1", "starter"), random.Random(0))[0].took
+
+
+class Race(Exercise):
+    """The capstone's exercise: each honest run is a rung of the ladder, and a line in the leaderboard."""
+
+    _board: Leaderboard
+    _name: str
+
+    def check(self, answer: Any = None, name: str = "", file: str | None = None, *, seed: int | None = None) -> Outcome:
+        """Train with the loader, and return the outcome. `name` and `file` are for the leaderboard."""
+        self._board = Leaderboard(file)
+        self._name = self._board.name_for(name)
+        return super().check(answer, seed=seed)
+
+    def measure(self, answer: Callable[..., Any], chance: random.Random) -> Score:
+        """Train, note the time, and compare it: with the baseline, with the last run, with the limit."""
+        run, right = train(answer, chance)
+        before = self._board.previous(self._name)
+        self._board.add(self._name, run.took)
+        ladder.add(Rung(YOURS, run.timeline, right))
+        lines = [
+            f"{self._name}: {len(run.seen)} steps in {words.duration(run.took)}; {words.share(right)} of the test "
+            "digits are right."
+        ]
+        for what, ns in (("the baseline", baseline()), ("your previous run", before.ns if before else None)):
+            if ns:
+                lines.append(f"Against {what} ({words.duration(ns)}): {words.times(ns / run.took)} as fast.")
+        lines.append(f"Against the limit ({words.duration(limit())}): {run.took / limit():.2f}x its time.")
+        score = " ".join([*lines, self._board.note]).strip()
+        if run.took > TARGET * limit():
+            raise NotYet(*why_slow(run), f"{score} The target is {TARGET}x the limit.", run.timeline)
+        return Score(score, run.timeline)
+
+
+def why_slow(run: LoaderRun) -> diagnosis.Fact:
+    """Say what takes the largest part of the time that is not training, and where the GPU is idle for longest."""
+    summary = summarize(run.timeline)
+    if summary.exposed_copy > summary.idle:
+        return diagnosis.why_not_hidden(run.timeline)
+    gap, rule = diagnosis.why_idle(run.timeline)
+    idle = [(ns, what.removeprefix(IDLE)) for what, ns in summary.breakdown.items() if what.startswith(IDLE)]
+    if not idle:
+        return gap, rule
+    ns, most = max(idle)
+    # the longest gap alone would mislead: it is often the start, while the same small gap comes back at each step
+    fact = (
+        f"The GPU is idle for {words.share(summary.idle / summary.window)} of the time; the largest part of that: "
+        f"{most} ({words.share(ns / summary.window)}). The longest gap: {gap[:1].lower()}{gap[1:]}"
+    )
+    return fact, SLOWEST if most in LATE_DATA else rule
+
+
+leaderboard = Leaderboard  # as a lesson calls it: without a file, the one of this room
+
+race = Race(
+    "capstone.race",
+    "8.1 From the first loader to the limit",
+    task=f"`images` (uint8 [N, 28, 28]) and `labels` are MNIST digits in host memory. Hand out all of them in "
+    f"batches of `size`, `epochs` times, shuffled anew each time: images as uint8, or as float32 from 0 to 1. The "
+    f"check trains a network on them ({PER_EPOCH * EPOCHS} steps).",
+    target=f"honest batches (each sample once in an epoch, in a new order), in at most {TARGET}x the limit, which is "
+    "the copy of the first batch, and then only training.",
+    arguments=("images", "labels", "size", "epochs"),
+    hints=(
+        "Where does the time go? `capstone.race.show()`: which lane is busy while the GPU is idle?",
+        "Lesson 1: which bytes must travel? Lessons 2 and 3: can they travel while the GPU computes?",
+        "Lesson 4: must they travel in every epoch? ResidentLoader, or index_select on the GPU.",
+    ),
+)
+EXERCISES = (race,)

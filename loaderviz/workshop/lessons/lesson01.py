@@ -1,0 +1,148 @@
+"""Exercises of lesson 1, the blocking copy: time GPU work correctly, and send no more bytes than needed."""
+
+from __future__ import annotations
+
+import numbers
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.profiler import record_function
+
+from loaderviz import words
+from loaderviz.recording import record
+from loaderviz.timeline import Kind, Span, Timeline
+from loaderviz.workshop import diagnosis, harness
+from loaderviz.workshop.diagnosis import at, stretch
+from loaderviz.workshop.exercises import Exercise, NotYet, Score, learners_code, shipped
+from loaderviz.workshop.harness import WINDOW, Data, FeedConfig, feed, measured_part
+
+EARLIER = 5  # matrix products that are still in the queue when the learner's function is called
+WITHIN = 0.1
+BATCHES = 16
+FUNCTION = "your function"
+R27 = (
+    "R27: the host runs ahead. A call returns when its work is queued. Wait for the GPU before you read the clock, or "
+    "let the GPU take the time with two events."
+)
+
+# 1.1
+
+
+def _time_a_step(answer: Callable[..., Any], chance: random.Random) -> Score:
+    """Let the learner time two steps of random length, with work in the queue before them."""
+    lines, timeline = [], None
+    for _ in range(2):
+        amount = chance.randrange(3, 11)
+        returned, calls, timeline = _run(answer, amount)
+        lines.append(_judge(returned, calls, amount, timeline))
+    return Score(" ".join(lines), timeline)
+
+
+def _run(answer: Callable[..., Any], amount: int) -> tuple[Any, int, Timeline]:
+    calls = 0
+    with record(on=harness.GPU, host=harness.HOST) as recording:
+        matrix = torch.ones(256, 256, device="cuda")
+        matrix @ matrix
+        torch.cuda.synchronize()
+
+        def step() -> None:
+            nonlocal calls
+            calls += 1
+            for _ in range(amount):
+                matrix @ matrix
+
+        with record_function(WINDOW):
+            for _ in range(EARLIER):
+                matrix @ matrix
+            with record_function(FUNCTION), learners_code():
+                returned = answer(step)
+            torch.cuda.synchronize()
+    return returned, calls, measured_part(recording.timeline)
+
+
+def _judge(returned: Any, calls: int, amount: int, timeline: Timeline) -> str:
+    """Return a line for the score, or raise `NotYet` with what the timeline shows."""
+    if not calls:
+        raise NotYet("Your function did not call step().", "call it, and measure how long the GPU works", "", timeline)
+    if isinstance(returned, bool) or not isinstance(returned, numbers.Real):
+        raise NotYet(f"Your function returned {returned!r}. A number of milliseconds is wanted.", "", "", timeline)
+    products = sorted((span for span in timeline.rows(Kind.COMPUTE) if span.name == "mm"), key=lambda span: span.start)
+    steps = products[EARLIER : EARLIER + amount * calls]
+    truth, got = amount * products[0].duration / 1e6, float(returned)
+    if abs(got - truth) <= WITHIN * truth:
+        return f"You measured {got:.3f} ms, the GPU worked {truth:.3f} ms."
+    each = " each time" if calls > 1 else ""
+    fact = (
+        f"You returned {got:.3f}. The GPU worked on step() {stretch(timeline, steps[0].start, steps[-1].end)}: "
+        f"{truth:.3f} ms{each}."
+    )
+    more, rule = _why(got, truth, steps, timeline)
+    raise NotYet(f"{fact} {more}".strip(), rule, "", timeline)
+
+
+def _why(got: float, truth: float, steps: list[Span], timeline: Timeline) -> diagnosis.Fact:
+    if any(abs(got * factor - truth) <= WITHIN * truth for factor in (1e3, 1e-3, 1e-6)):
+        return "The unit is wrong.", "the result is wanted in milliseconds"
+    function = next(span for span in timeline.rows(Kind.RANGE) if span.name == FUNCTION)
+    if got < truth and function.end < steps[-1].end:
+        return f"Your function was back at {at(timeline, function.end)}: before the GPU had finished.", R27
+    if got > truth:
+        text = f"Until {at(timeline, steps[0].start)} the GPU did earlier work, and you timed that, too."
+        return text, R27
+    return "", R27
+
+
+timing = Exercise(
+    "lesson01.timing",
+    "1.1 How long does the GPU work?",
+    task="Write `gpu_ms(step)`. It calls `step()` and returns how many milliseconds the GPU worked on it. The GPU may "
+    "still be busy with other work when your function is called.",
+    target="within 10 % of the true time, for two steps of random length.",
+    hints=(
+        "step() returns when its work is queued. Which call waits until the GPU has done it?",
+        "torch.cuda.synchronize() waits for all work. Where else is it needed, if the queue is not empty at the start?",
+        "Another way: two events, torch.cuda.Event(enable_timing=True). The GPU writes down the time itself.",
+    ),
+    measure=_time_a_step,
+    arguments=("step",),
+)
+
+# 1.2
+
+
+def _send_fewer_bytes(answer: Callable[..., Any], chance: random.Random) -> Score:
+    data = Data.random([harness.SAMPLES] * BATCHES, chance, torch.uint8)
+    run = feed(answer, data, FeedConfig(pinned=False, scale=255))
+    run.must_be_right()
+    blocking = feed(shipped("1.2"), data, run.config).took
+    return run.must_reach(1.3 * blocking, lambda timeline: _too_many_bytes(timeline, data.batches[0][0]))
+
+
+def _too_many_bytes(timeline: Timeline, images: torch.Tensor) -> diagnosis.Fact:
+    large = [span for span in diagnosis.copies(timeline) if span.nbytes > 1.5 * images.nbytes]
+    if large:
+        span = large[min(1, len(large) - 1)]
+        return (
+            f"The copy of batch {span.batch} runs {stretch(timeline, span.start, span.end)}: it carries "
+            f"{words.size(span.nbytes)}. The images of a batch are stored in {words.size(images.nbytes)}.",
+            "R22: a copy takes its bytes / the bandwidth of the link. Send what is stored, convert it on the GPU.",
+        )
+    return diagnosis.why_idle(timeline)
+
+
+fewer_bytes = Exercise(
+    "lesson01.fewer_bytes",
+    "1.2 The cheapest bytes",
+    task="`batches` gives images as uint8, the way MNIST is stored. The network wants float32 from 0 to 1, on the GPU. "
+    "Hand out each batch like that, in order. Keep the copies blocking.",
+    target="within 1.3x of a blocking loop that copies only the stored bytes.",
+    hints=(
+        "How many bytes has a pixel as uint8, and how many as float32? Which of them travel to the GPU?",
+        "The GPU converts numbers much faster than the link carries them. What has to change its place?",
+    ),
+    measure=_send_fewer_bytes,
+)
+
+EXERCISES = (timing, fewer_bytes)

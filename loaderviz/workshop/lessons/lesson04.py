@@ -1,0 +1,297 @@
+"""Exercises of lesson 4, the data set on the GPU: shuffle samples, resume an epoch, hand out safe batches."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import lru_cache
+from sys import modules
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any, cast
+
+import torch
+
+from loaderviz.timeline import Kind, Timeline
+from loaderviz.workshop import diagnosis, harness
+from loaderviz.workshop.diagnosis import stretch
+from loaderviz.workshop.exercises import Exercise, Score
+from loaderviz.workshop.harness import Data, FeedConfig, LoaderRun, feed
+
+PER_EPOCH, EPOCHS = 8, 3
+ALLOWED = 2 + 2 * EPOCHS  # waits: the move of the data, and an order per epoch
+SHUFFLE = "shuffle samples, not slices: a new random order of all samples in each epoch, each sample once"
+SYNC = "R25: what waits for the GPU leaves it without work. Inside the loop, nothing may wait."
+ONCE = "the data set is on the GPU already: after the first move nothing large has to travel"
+
+
+def _data(chance: random.Random) -> Data:
+    return Data.random([harness.SAMPLES] * PER_EPOCH, chance, torch.uint8)
+
+
+def _limit(data: Data, batches: int) -> int:
+    """Return the time [ns] of moving the data set once, as it is stored, and then of one gather and work a batch."""
+    once = harness.copy_time(data.images, data.labels, pinned=False)
+    work = harness.work_time(harness.SAMPLES, torch.uint8) + harness.conversion_time(harness.SAMPLES, 1)
+    return once + batches * work
+
+
+def _slow(timeline: Timeline) -> diagnosis.Fact:
+    """Say what it is: batches that still travel, a host that waits, or a host that is busy."""
+    copies = diagnosis.copies(timeline)
+    if len(copies) > 4:
+        copy = copies[len(copies) // 2]
+        text = f"{len(copies)} copies to the GPU, one {stretch(timeline, copy.start, copy.end)}"
+        return f"There are {text}.", ONCE
+    return diagnosis.why_idle(timeline)
+
+
+def _must_not_wait(run: LoaderRun) -> None:
+    """Raise `NotYet` if the host waited for the GPU more often than ALLOWED, the end of the window aside."""
+    end = run.timeline.begin + run.timeline.duration
+    waits = [span for span in run.timeline.rows(Kind.WAIT) if span.cause in diagnosis.WAITS and span.end < end]
+    if len(waits) > ALLOWED:
+        wait = waits[len(waits) // 2]
+        fact = f"the host waits for the GPU {len(waits)} times"
+        fact += f"; once {stretch(run.timeline, wait.start, wait.end)}{diagnosis.line_of(wait)}"
+        if diagnosis.moves_an_index(run.timeline, wait):
+            raise run.not_yet(f"{fact}, where an index in host memory is copied to the GPU", diagnosis.INDEX)
+        raise run.not_yet(fact, SYNC)
+
+
+def _order(run: LoaderRun) -> list[torch.Tensor]:
+    """Return which samples each batch holds, int64 `[B]`; raise `NotYet` if one is none of the data set."""
+    known, places = run.data.labels.sort()
+    batches = []
+    for number, (sums, labels) in enumerate(run.seen):
+        found = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
+        if not torch.equal(known[found], labels):
+            if (labels == torch.iinfo(torch.int64).max).any():
+                raise run.not_yet(f"batch {number} was read before its copy was complete", diagnosis.NO_WAIT)
+            raise run.not_yet(f"batch {number} has labels that are not in the data set", "labels travel unchanged")
+        rows = places[found]
+        if not torch.equal(sums, run.data.sums[rows]):
+            text = f"in batch {number} the images do not belong to the labels, or have other values"
+            raise run.not_yet(text, "take the same rows of both, and change neither")
+        batches.append(rows)
+    return batches
+
+
+def _must_be_complete(run: LoaderRun, order: list[torch.Tensor], what: str = "epoch {}") -> list[torch.Tensor]:
+    """Return the order of the samples in each epoch; raise `NotYet` if a sample comes twice or never."""
+    epochs = [torch.cat(order[start : start + PER_EPOCH]) for start in range(0, len(order), PER_EPOCH)]
+    for number, rows in enumerate(epochs):
+        for sample, times in enumerate(rows.bincount(minlength=len(run.data.labels)).tolist()):
+            if times != 1:
+                raise run.not_yet(f"in {what.format(number)} sample {sample} comes {times} times", SHUFFLE)
+    return epochs
+
+
+def must_be_shuffled(run: LoaderRun, epochs: Sequence[torch.Tensor], size: int, *, stored: bool = True) -> None:
+    """Raise `NotYet` if two of these orders (int64 `[N]`, permutations) have something in common that chance has not.
+
+    `stored`: the order in which the samples are stored is one of those compared. Of two random orders of N samples,
+    neighbours in one are as far apart in the other as any two; the thresholds are six standard deviations away.
+    """
+    orders = [(f"epoch {number}", rows) for number, rows in enumerate(epochs)]
+    as_stored = "the order in which they are stored", torch.arange(len(epochs[0]))
+    pairs = [*itertools.combinations(orders, 2), *((as_stored, each) for each in orders if stored)]
+    for (one, former), (other, rows) in pairs:
+        if torch.equal(former, rows):
+            raise run.not_yet(f"{other} has the same order as {one}", SHUFFLE)
+        place = former.argsort()[rows]  # where each sample was in the other order
+        batches = [part.unique(return_counts=True) for part in (place // size).split(size)]
+        for number, (of, common) in enumerate(batches):
+            if common.max() > size // 2 and one != as_stored[0]:
+                text = f"batch {number} of {other} has {common.max()} of the samples of batch {of[common.argmax()]} of"
+                raise run.not_yet(f"{text} {one}", SHUFFLE)
+        steps = place.diff().unique(return_counts=True)[1].max() / len(rows)  # such as always to the next one
+        rank = torch.corrcoef(torch.stack([place, torch.arange(len(place))]).double())[0, 1].abs()
+        if steps > 1 / 16 or rank > 6 / len(place) ** 0.5:
+            raise run.not_yet(f"{other} is no new random order: it goes through {one} by a rule", SHUFFLE)
+
+
+@contextmanager
+def _global_generators(chance: random.Random) -> Iterator[None]:
+    """Draw the seeds of the global random generators, which the learner's code may use; put them back afterwards."""
+    state = random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(chance.getrandbits(62))
+        random.seed(chance.getrandbits(62))
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+
+# 4.1
+
+
+def _shuffle(answer: Callable[..., Any], chance: random.Random) -> Score:
+    data = _data(chance)
+    with _global_generators(chance):
+        run = feed(answer, data, FeedConfig(epochs=EPOCHS, dtype=torch.uint8), harness.SAMPLES, EPOCHS, resident=True)
+    must_be_shuffled(run, _must_be_complete(run, _order(run)), harness.SAMPLES)
+    run.must_be_sent(data.nbytes)
+    run.must_have_no_hazards()
+    _must_not_wait(run)
+    return run.must_take(_limit(data, EPOCHS * PER_EPOCH), 1.1, _slow)
+
+
+shuffle = Exercise(
+    "lesson04.shuffle",
+    "4.1 Shuffle on the GPU",
+    task="`images` (uint8) and `labels` are in host memory. Move them to the GPU once. Then hand out all samples in "
+    "batches of `size`, `epochs` times: each sample once in an epoch, in a new random order of the samples each time.",
+    target="within 1.1x of the limit (one move, then only work), the host waits for the GPU at most "
+    f"{ALLOWED} times in {EPOCHS} epochs, the move included.",
+    hints=(
+        "torch.randperm(n) is a random order of n numbers. Where must it be, so that the GPU can use it?",
+        "`images.index_select(0, rows)` collects rows, and so does `images[rows]`. If `rows` is on the GPU, nothing "
+        "travels and nobody waits; if it is not, `images[rows]` sends it each time (R46).",
+        "Draw the order once per epoch, move it once, and split it: `order.split(size)`.",
+    ),
+    measure=_shuffle,
+    arguments=("images", "labels", "size", "epochs"),
+)
+
+# 4.2
+
+
+def in_new_process(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the learner's function as another process would have it, which knows nothing of former calls.
+
+    Modules, and functions of others, are shared. What else its globals, closures, defaults and attributes name is
+    copied, where it can be copied.
+    """
+    home = getattr(answer, "__globals__", None) or vars(modules.get(answer.__module__, object))
+    place = {"__builtins__": home.get("__builtins__"), "__name__": home.get("__name__")}
+    return cast("Callable[..., Any]", _anew(answer, home, place, {}))
+
+
+def _anew(value: Any, home: dict[str, Any], place: dict[str, Any], copies: dict[int, Any]) -> Any:
+    """Return a copy of a value of the program whose globals are `home`, for one whose globals are `place`."""
+    if isinstance(value, FunctionType):
+        return _function_anew(value, home, place, copies) if value.__globals__ is home else value
+    if isinstance(value, type) and value.__module__ == home.get("__name__"):
+        parts = {name: part for name, part in vars(value).items() if name not in ("__dict__", "__weakref__")}
+        copies[id(value)] = copy = copies.get(id(value)) or type(value.__name__, value.__bases__, {})
+        for name in parts.keys() - vars(copy).keys():
+            setattr(copy, name, parts[name])
+            setattr(copy, name, _anew(parts[name], home, place, copies))
+        return copy
+    if hasattr(value, "cache_parameters"):
+        return lru_cache(**value.cache_parameters())(_anew(value.__wrapped__, home, place, copies))
+    try:
+        return value if isinstance(value, (ModuleType, type)) else deepcopy(value)
+    except Exception:
+        return value
+
+
+def _function_anew(
+    function: FunctionType, home: dict[str, Any], place: dict[str, Any], copies: dict[int, Any]
+) -> FunctionType:
+    if id(function) in copies:
+        return cast(FunctionType, copies[id(function)])
+    old = function.__closure__ or ()
+    copy = FunctionType(function.__code__, place, function.__name__, None, tuple(CellType() for _ in old))
+    copies[id(function)] = copy  # before its parts, which may name it
+    for cell, before in zip(copy.__closure__ or (), old, strict=True):
+        cell.cell_contents = _anew(before.cell_contents, home, place, copies)
+    copy.__defaults__, copy.__kwdefaults__ = deepcopy((function.__defaults__, function.__kwdefaults__))
+    vars(copy).update({name: _anew(part, home, place, copies) for name, part in vars(function).items()})
+    for name in _names_in(function.__code__):
+        if name in home and name not in place:
+            place[name] = None
+            place[name] = _anew(home[name], home, place, copies)
+    return copy
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield the global names that a function uses, those of functions inside it, too."""
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _names_in(part)
+
+
+def _resume(answer: Callable[..., Any], chance: random.Random) -> Score:
+    data, epoch, first = _data(chance), chance.randrange(1000), chance.randrange(1, PER_EPOCH - 1)
+
+    def run_from(number: int, start: int) -> tuple[LoaderRun, list[torch.Tensor]]:
+        arguments, count = (harness.SAMPLES, number, start), PER_EPOCH - start
+        with _global_generators(chance):
+            setting = FeedConfig(dtype=torch.uint8)
+            run = feed(in_new_process(answer), data, setting, *arguments, resident=True, count=count)
+        return run, _order(run)
+
+    whole, order = run_from(epoch, 0)
+    later = [torch.cat(run_from(number, 0)[1]) for number in (epoch + 1, epoch + 2)]
+    must_be_shuffled(whole, [*_must_be_complete(whole, order, f"epoch {epoch}"), *later], harness.SAMPLES)
+    run, rest = run_from(epoch, first)
+    for number, (mine, wanted) in enumerate(zip(rest, order[first:], strict=True), first):
+        if not torch.equal(mine, wanted):
+            place = next((k for k, rows in enumerate(order) if torch.equal(rows, mine)), None)
+            what = f"it handed out batch {place} instead" if place is not None else "it has other samples"
+            raise run.not_yet(
+                f"epoch {epoch} was begun again at batch {first}. Batch {number} is not the one that came in the run "
+                f"from the start: {what}",
+                "the order must be a function of the epoch alone: a generator of its own, seeded with the epoch",
+            )
+    run.must_be_sent(data.nbytes)
+    run.must_have_no_hazards()
+    return run.must_take(_limit(data, PER_EPOCH - first), 1.25, _slow)
+
+
+resume = Exercise(
+    "lesson04.resume",
+    "4.2 Resume in the middle of an epoch",
+    task="The training was stopped. Hand out the batches of epoch `epoch` from batch number `first` on: the very "
+    "batches that would have come without the stop. Shuffle samples; another epoch has another order.",
+    target="the same batches as in the run from the start, in another process, within 1.25x of the limit.",
+    hints=(
+        "torch.randperm takes a `generator`. Two generators with the same seed give the same order.",
+        "Which number is the same in both runs of an epoch, and another one in the next epoch?",
+        "`order.split(size)` is a sequence of batches. Leave out the first ones.",
+    ),
+    measure=_resume,
+    arguments=("images", "labels", "size", "epoch", "first"),
+)
+
+# 4.3
+
+
+def _safe(answer: Callable[..., Any], chance: random.Random) -> Score:
+    data, changes = _data(chance), chance.randrange(1, 100)
+    run = feed(answer, data, FeedConfig(epochs=2, changes=changes), harness.SAMPLES, 2, resident=True)
+    for number in range(len(data.sizes), len(run.seen)):
+        before, now = run.seen[number - len(data.sizes)], run.seen[number]
+        wrong = not torch.equal(before[0], now[0])
+        if wrong and torch.equal(now[0], before[0] - changes * data.weights.sum()):
+            raise run.not_yet(
+                f"batch {number} is batch {number - len(data.sizes)} again, one epoch later. Every pixel of it is "
+                f"smaller by {changes}: the training loop worked on it in place, and so on your data set",
+                "a slice is a view: it shares its memory with the data set. Hand out memory of its own",
+            )
+    run.must_be_right(needed=data.nbytes)
+    return run.must_take(_limit(data, 2 * PER_EPOCH), 1.2, _slow)
+
+
+safe = Exercise(
+    "lesson04.safe",
+    "4.3 A batch that may be changed",
+    task="The training loop of this check changes each batch in place (`x.sub_(…)`, by an amount of its own). Hand out "
+    "the images as float32, in storage order, in batches of `size`, `epochs` times. The second epoch must be as good "
+    "as the first.",
+    target="every batch correct in both epochs, one move of the uint8 data, within 1.2x of the limit.",
+    hints=(
+        "Which operations make a new tensor, and which give a view of the old one?",
+        "Keep uint8 on the GPU and convert each batch there: that makes a new tensor, and moves fewer bytes.",
+    ),
+    measure=_safe,
+    arguments=("images", "labels", "size", "epochs"),
+)
+
+EXERCISES = (shuffle, resume, safe)

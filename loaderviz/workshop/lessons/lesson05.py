@@ -1,0 +1,309 @@
+"""Lesson 5, find the bug: try a loader out, and three exercises (loaders A, C and F, repaired with their overlap).
+
+trial = try_out(suspects.loader_a)   # on the emulated GPU
+trial                    # how many batches were right, what was reported
+trial.hazards[0]         # a report; its times are those of the picture
+trial.view()             # a few steps around the first race
+table({"A": trial})      # several of them in a table
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from loaderviz import metrics, words
+from loaderviz.emulator.hazards.reports import Access, Hazards, Lints
+from loaderviz.timeline import Timeline
+from loaderviz.workshop import harness
+from loaderviz.workshop.exercises import Exercise, Score
+from loaderviz.workshop.harness import Batch, CheckLoop, Data, FeedConfig, LoaderRun, feed
+from loaderviz.workshop.lessons import suspects
+
+if TYPE_CHECKING:
+    from loaderviz.view import View
+
+TRIED = 16  # batches of a trial
+HIDDEN = 512  # work on a batch takes about twice as long as its copy, so that copies can get far ahead of it
+BRIGHTEST = 255  # pixel of each batch of `Data`
+STEPS, CLOSE = 3, 15  # a picture shows three steps, or 15 times the length of the race if that is less
+
+
+class TrialLoop(CheckLoop):
+    """The loop: it uses each batch on the GPU, and never waits for anything."""
+
+    def __init__(self, data: Data, setting: FeedConfig, count: int) -> None:
+        super().__init__(data, setting, count)
+        self.work = harness.BatchWork(data.weights, setting.scale, HIDDEN)
+        sizes = [4] * 4 + [part.nbytes for part in data.batches[0]]
+        [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in sizes]  # from now on the pinned pool is warm
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """Use one batch."""
+        self.seen.append(suspects.use(self.work, images, labels))
+
+
+class ReadingLoop(TrialLoop):
+    """The same with `.item()` in each step, as for a progress bar."""
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """Use one batch, and read a number of it."""
+        super().step(images, labels)
+        self.seen[-1][0].mean().item()
+
+
+@dataclass(frozen=True, repr=False)
+class Trial:
+    """What was seen. `right` says for each batch whether the GPU got its values."""
+
+    name: str
+    run: LoaderRun
+    right: tuple[bool, ...]
+
+    @property
+    def timeline(self) -> Timeline:
+        """The run, without what was set up before it."""
+        timeline = self.run.timeline
+        return replace(timeline, context=replace(timeline.context, notes=()))
+
+    @property
+    def hazards(self) -> Hazards:
+        """The races, with the times of the picture: ns from the begin of the timeline."""
+        begin = self.run.timeline.begin
+
+        def moved(access: Access | None) -> Any:
+            if access is None or access.start < 0:
+                return access
+            return replace(access, start=access.start - begin, end=access.end - begin)
+
+        hazards = self.run.hazards
+        return Hazards([replace(each, first=moved(each.first), second=moved(each.second)) for each in hazards])
+
+    @property
+    def lints(self) -> Lints:
+        """What is right and useless or slow."""
+        return Lints(self.run.lints)
+
+    @property
+    def overwritten(self) -> tuple[int, ...]:
+        """The batches whose memory a copy overwrote before the kernels that read it were over."""
+        return tuple(sorted({batch for _, batch, _ in self.run.reused()}))
+
+    @property
+    def hidden(self) -> float:
+        """The share of the copies that runs under kernels."""
+        return metrics.summarize(self.timeline).overlap or 0.0
+
+    @property
+    def row(self) -> dict[str, str]:
+        """The numbers, and the names of what was reported."""
+        hazards, lints = (
+            ", ".join(dict.fromkeys(each.kind for each in found)) or "–" for found in (self.hazards, self.lints)
+        )
+        return {
+            "batches right": f"{sum(self.right)} of {len(self.right)}",
+            "overwritten in use": str(len(self.overwritten)),
+            "copy hidden": words.share(self.hidden),
+            "time": words.duration(self.timeline.duration),
+            "hazards": hazards,
+            "lints": lints,
+        }
+
+    def view(self, color: str = "batch") -> View:
+        """Return the picture: a few steps around the first race, or the first steps if there is none."""
+        timeline = self.timeline
+        begin, width = timeline.begin, timeline.duration * STEPS // len(self.right)
+        start, end = begin, begin + width
+        for mark in timeline.marks[:1]:
+            start = min(int(timeline.start[span]) for span in mark.spans)
+            end = max(int(timeline.end[span]) for span in mark.spans)
+            space = max(min(width, CLOSE * (end - start)) - (end - start), (end - start) // 2) // 2
+            start, end = max(begin, start - space), end + space
+        on_host = any(hazard.second and hazard.second.stream is None for hazard in self.hazards)
+        kinds = ", ".join(dict.fromkeys(each.kind for each in (*self.hazards, *self.lints))) or "nothing to report"
+        return timeline.view(color, on_host, f"{self.name}: {kinds}", (start, end))
+
+    def __repr__(self) -> str:
+        return f"{self.name}: " + "; ".join(f"{name}: {value}" for name, value in self.row.items())
+
+
+def try_out(
+    loader: Callable[..., Any],
+    *,
+    copies: Literal["on_wait", "eager"] = "on_wait",
+    read: bool = False,
+    batches: int = TRIED,
+) -> Trial:
+    """Let a loop take all batches from `loader` on the emulated GPU. Nothing is printed, and no hazard warned of.
+
+    `copies="eager"`: the bytes of a copy arrive at once. `read`: the loop reads a number from the GPU in each step.
+    Raises `NotYet` for a loader that hands out something else, and whatever the loader raises (in `Theirs`).
+    """
+    data = Data.random([harness.SAMPLES] * batches, random.Random(0))
+    setting = FeedConfig(
+        pinned=loader is not suspects.loader_d,
+        scale=BRIGHTEST if loader is suspects.loader_f else 1,
+        copies=copies,
+        host=harness.FAST_HOST,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = feed(loader, data, setting, consumer=ReadingLoop if read else TrialLoop)
+    right = (all(map(torch.equal, seen, known)) for seen, known in zip(run.seen, data.recognised, strict=True))
+    return Trial(loader.__name__, run, tuple(right))
+
+
+def table(trials: Mapping[str, Trial]) -> Any:
+    """Return a pandas table with a row for each trial."""
+    import pandas as pd
+
+    return pd.DataFrame([trial.row for trial in trials.values()], index=list(trials))
+
+
+def count_wrong(loader: Callable[..., Any], batches: Sequence[Batch]) -> int:
+    """Return how many batches of `loader` a GPU adds up wrongly: the one that there is, or that of a recording.
+
+    `batches` are pinned. The result is certain for a right loader only: 0.
+    """
+    sums = [(images.sum(), labels.sum()) for images, labels in loader(batches)]
+    torch.cuda.synchronize()
+    expected = [(images.to("cuda").sum(), labels.to("cuda").sum()) for images, labels in batches]
+    return sum(
+        any(one.item() != other.item() for one, other in zip(mine, right, strict=True))
+        for mine, right in zip(sums, expected, strict=True)
+    )
+
+
+# The exercises
+
+BATCHES = 32
+FACTOR = 1.1
+HELD = 6  # batches whose memory may be held at a time
+DARKEST = 100  # the brightest pixel of a batch is at least that bright
+REFERENCES = (
+    "R35: what has a reference is not given away, but a GPU has little memory. An order of the streams (an event, "
+    "record_stream) protects it as well, and holds no more than is in use."
+)
+NUMBER = "R32: a copy to the host with non_blocking=True returns at once. Wait for it, or leave the number on the GPU."
+
+
+def _feed(answer: Callable[..., Any], data: Data, loop: Callable[..., Any]) -> LoaderRun:
+    return feed(answer, data, FeedConfig(host=harness.FAST_HOST), consumer=loop)
+
+
+def _data(chance: random.Random) -> Data:
+    return Data.random([harness.SAMPLES] * BATCHES, chance)
+
+
+def _score(run: LoaderRun, kernels: int = 0, scale: int = 1, more: str = "") -> Score:
+    """Return the score, or raise `NotYet` if it takes too long. Each batch needs `kernels` ns more on the GPU."""
+    copies = [harness.copy_time(*batch) for batch in run.data.batches]
+    works = [harness.work_time(size, scale=scale, hidden=HIDDEN) + kernels for size in run.data.sizes]
+    return run.must_take(harness.pipeline_limit(copies, works), FACTOR, more=more)
+
+
+# 5.1
+
+
+def _wait(answer: Callable[..., Any], chance: random.Random) -> Score:
+    run = _feed(answer, _data(chance), TrialLoop)
+    run.must_be_right()
+    score = _score(run)
+    run.must_not_drain(BATCHES // 4)
+    return score
+
+
+wait = Exercise(
+    "lesson05.wait",
+    "5.1 Repair loader A",
+    task="`arrived.wait()` is there, and still the batches are read before they have arrived. Let the right stream "
+    "wait, at the right time.",
+    target=f"{BATCHES} batches within {FACTOR}x of the limit, no hazard, every batch correct and in order. The limit: "
+    "the first copy, and then only work. So a synchronize in each step does not pass.",
+    hints=(
+        "An event's `wait()` without an argument makes the *current* stream wait. Which one is that, in this line?",
+        "`event.wait(stream)` and `stream.wait_event(event)` name the stream that waits.",
+        "`main` must wait for this batch before it is handed out, and better after the work on the batch before it is "
+        "queued: put the line behind `yield from ready`.",
+    ),
+    measure=_wait,
+)
+
+# 5.2
+
+
+def _kept(answer: Callable[..., Any], chance: random.Random) -> Score:
+    run = _feed(answer, _data(chance), TrialLoop)
+    run.must_be_right()
+    run.must_hold(HELD, REFERENCES)
+    return _score(run)
+
+
+kept = Exercise(
+    "lesson05.kept",
+    "5.2 Repair loader C",
+    task="The last four batches are kept, so that no copy overwrites them. But the host can be further ahead than four "
+    "batches. Protect their memory by an order, however far the host is ahead.",
+    target=f"{BATCHES} batches within {FACTOR}x of the limit, no hazard, every batch correct and in order, and never "
+    f"memory for more than {HELD} batches.",
+    hints=(
+        "Who must wait for whom? The copy into memory that is used again, for the work that still reads it.",
+        "The short way: tell the allocator that `main` uses the memory, too. `claim` of lesson 3 does it.",
+        "The way without the allocator: after a batch was handed out, `used = main.record_event()`; one step later, "
+        "before the next copy is queued, `side.wait_event(used)`. The work of that step runs beside the copy.",
+    ),
+    measure=_kept,
+)
+
+# 5.3
+
+
+class _Undo(TrialLoop):
+    """The loop, which takes each batch times its brightest pixel, to recognise it."""
+
+    def __init__(self, data: Data, *more: Any) -> None:
+        self.brightest = [int(images.max()) for images, _ in data.batches]
+        super().__init__(data, *more)
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """Use one batch."""
+        self.work.scale = self.brightest[len(self.seen)]
+        super().step(images, labels)
+
+
+def _scaled(answer: Callable[..., Any], chance: random.Random) -> Score:
+    data = _data(chance)
+    for images, _ in data.batches:
+        most = chance.randrange(DARKEST, 256)
+        images.clamp_(max=most)[0, 0] = most
+    run = _feed(answer, Data(data.images, data.labels, data.sizes, chance), _Undo)
+    run.must_have_no_hazards()
+    for number, (sums, _) in enumerate(run.seen):
+        if sums.isnan().any():
+            fact = f"batch {number} is not a number: it, or what it was divided by, had not arrived when it was read"
+            raise run.not_yet(f"{fact}, and the detector did not see who read it (numpy?)", NUMBER)
+    run.must_be_right()
+    return _score(run, harness.conversion_time(harness.SAMPLES, 2), DARKEST)  # the brightest pixel, and the division
+
+
+scaled = Exercise(
+    "lesson05.scaled",
+    "5.3 Repair loader F",
+    task="Each batch is divided by its own brightest pixel. The event is waited for, and still the host reads that "
+    "number before it is there. (The labels stay as they are.)",
+    target=f"{BATCHES} batches within {FACTOR}x of the limit, no hazard, every batch correct and in order. The "
+    "limit: the first copy, then work, and two kernels more for each batch.",
+    hints=(
+        "An event stands for what was queued *before* it was recorded (R16). Which copies are these, here?",
+        "One line is in the wrong place: record the event after the copy to the host.",
+        "Or ask whether the host needs the number at all: the GPU can divide by a tensor of one element.",
+    ),
+    measure=_scaled,
+)
+
+EXERCISES = (wait, kept, scaled)

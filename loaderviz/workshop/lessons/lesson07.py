@@ -1,0 +1,256 @@
+"""Exercises of lesson 7, your own trace: compute the exposed copy from intervals, and find the cause in a timeline."""
+
+from __future__ import annotations
+
+import numbers
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaderviz import intervals, words
+from loaderviz.metrics import summarize
+from loaderviz.timeline import COPIES, Context, Kind, Timeline, TimelineBuilder
+from loaderviz.workshop import diagnosis
+from loaderviz.workshop.diagnosis import stretch
+from loaderviz.workshop.exercises import Exercise, NotYet, Score, learners_code
+from loaderviz.workshop.lessons.lesson06 import SLOWEST
+
+if TYPE_CHECKING:
+    from loaderviz.widgets.settings import Settings
+
+Interval = tuple[int, int]  # start, end [ns]
+SEED_BITS = 32  # of what is drawn anew for each check; a seed this short can be typed
+
+# 7.1
+
+STEPS = 6
+MADE, LENGTH = Context("a GPU of this exercise", "file"), (60_000, 240_000)  # ns of a copy, or of a step's kernels
+WHAT = "exposed is the time in which a copy runs and no kernel does; a moment counts once, whatever runs in it"
+
+
+def _exposed(answer: Callable[..., Any], chance: random.Random) -> Score:
+    picture, said = None, []
+    for make in (one_after_the_other, beside_kernels, two_at_once):
+        seed = chance.getrandbits(SEED_BITS)
+        timeline = make(random.Random(seed))
+        copies, kernels = intervals_of(timeline, *COPIES), intervals_of(timeline, Kind.COMPUTE)
+        for some in (copies, kernels):
+            chance.shuffle(some)
+        with learners_code():
+            returned = answer(list(copies), list(kernels))
+        wanted = summarize(timeline).exposed_copy
+        if isinstance(returned, bool) or not isinstance(returned, numbers.Real):
+            raise NotYet(f"Your function returned {returned!r}. A number of ns is wanted.", "", "", timeline)
+        if abs(float(returned) - wanted) > 1:
+            fact, rule = _why_wrong(float(returned), wanted, timeline)
+            again = f"This timeline again: `lesson07.{make.__name__}(random.Random({seed}))`."
+            raise NotYet(f"{fact} {again}", rule, "", timeline)
+        said.append(words.duration(wanted))
+        picture = timeline
+    return Score(f"Three timelines, exposed {', '.join(said)}: as loaderviz.summarize has it.", picture)
+
+
+def intervals_of(timeline: Timeline, *kinds: Kind) -> list[Interval]:
+    """Return (start, end) [ns] of the spans of these kinds."""
+    mine = timeline.where(*kinds)
+    return list(zip(timeline.start[mine].tolist(), timeline.end[mine].tolist(), strict=True))
+
+
+def one_after_the_other(chance: random.Random) -> Timeline:
+    """Return a blocking loop: nothing is hidden."""
+    builder, now = TimelineBuilder(MADE), 0
+    for batch in range(STEPS):
+        now = _span(builder, 7, Kind.COPY_H2D, now, chance.randrange(*LENGTH), batch)
+        now = _span(builder, 7, Kind.COMPUTE, now + chance.randrange(9_000), chance.randrange(*LENGTH), batch)
+    return builder.build().self_check()
+
+
+def beside_kernels(chance: random.Random) -> Timeline:
+    """Return a prefetcher: each copy is hidden in part, under several kernels with gaps between them."""
+    builder, now, copied = TimelineBuilder(MADE), 0, 0
+    for batch in range(STEPS):
+        copied = _span(
+            builder, 13, Kind.COPY_H2D, max(copied, now) + chance.randrange(40_000), chance.randrange(*LENGTH), batch
+        )
+        for _ in range(3):
+            now = _span(builder, 7, Kind.COMPUTE, now + chance.randrange(20_000), chance.randrange(*LENGTH) // 3, batch)
+    return builder.build().self_check()
+
+
+def two_at_once(chance: random.Random) -> Timeline:
+    """Return kernels in two streams, and copies both ways: two kernels run at once, and so do two exposed copies."""
+    builder, now = TimelineBuilder(MADE), 0
+    for batch in range(STEPS):
+        first = _span(builder, 7, Kind.COMPUTE, now + chance.randrange(60_000, 90_000), 150_000, batch)
+        _span(builder, 15, Kind.COMPUTE, first - chance.randrange(10_000, 50_000), 80_000, batch)  # until 310 at most
+        copied = _span(builder, 13, Kind.COPY_H2D, now, chance.randrange(400_000, 500_000), batch)
+        _span(builder, 14, Kind.COPY_D2H, copied - chance.randrange(50_000, 150_000), chance.randrange(*LENGTH), batch)
+        now += chance.randrange(800_000, 900_000)
+    return builder.build().self_check()
+
+
+def _span(builder: TimelineBuilder, stream: int, kind: Kind, start: int, length: int, batch: int) -> int:
+    """Add a span to a stream, `length` ns long; return its end."""
+    name = "kernel" if kind == Kind.COMPUTE else f"Memcpy {'HtoD' if kind == Kind.COPY_H2D else 'DtoH'}"
+    lane = builder.lane(f"stream {stream}", "device", "stream", stream)
+    builder.span(start, start + length, lane, kind, name, batch=batch, nbytes=-1 if kind == Kind.COMPUTE else 1000)
+    return start + length
+
+
+def _why_wrong(got: float, wanted: int, timeline: Timeline) -> diagnosis.Fact:
+    """Say what the learner's number is, if it is one of the usual ones, and where the longest exposed stretch is."""
+    copies = [intervals.union(*np.array([pair]).T) for pair in intervals_of(timeline, *COPIES)]
+    kernels = [intervals.union(*np.array([pair]).T) for pair in intervals_of(timeline, Kind.COMPUTE)]
+    any_copy, any_kernel = (intervals.union(*np.concatenate(some).T) for some in (copies, kernels))
+    alone = [intervals.length(intervals.subtract(copy, any_kernel)) for copy in copies]
+    shared = [intervals.length(intervals.intersect(any_copy, kernel)) for kernel in kernels]
+    usual = {
+        sum(map(intervals.length, copies)): "the sum of all copies, the hidden part as well",
+        intervals.length(any_copy): "all the time in which a copy runs, the hidden part as well",
+        intervals.length(any_copy) - wanted: "the hidden part",
+        sum(alone): "right for each copy alone, but where two copies run at once it counts twice",
+        intervals.length(any_copy) - sum(shared): "right for each kernel alone, but where two kernels run at once the "
+        "copy under them is taken away twice",
+    }
+    longest = max(intervals.subtract(any_copy, any_kernel).tolist(), key=lambda stretch: stretch[1] - stretch[0])
+    guess = next((f" Yours is {text}." for value, text in usual.items() if abs(got - value) <= 1), "")
+    fact = (
+        f"You returned {got:,.0f} ns; {wanted:,} ns are exposed.{guess} The longest exposed stretch is "
+        f"{stretch(timeline, *longest)}."
+    )
+    return fact, WHAT
+
+
+exposed_copy = Exercise(
+    "lesson07.exposed_copy",
+    "7.1 How much of the copy is exposed?",
+    task="Write `exposed(copies, kernels)`. Both are lists of (start, end) in ns, not sorted. Two copies, or two "
+    "kernels, can run at the same time. Return for how many ns a copy runs while no kernel runs.",
+    target="right to the nanosecond for three random timelines; they come from a blocking loop, a prefetcher, and a "
+    "program with copies and kernels in several streams.",
+    hints=(
+        "Cut the time at every start and every end. Between two neighbouring cuts nothing changes.",
+        "For each piece ask: does any copy run, and does no kernel run? Then add its length.",
+        "`lesson07.exposed_copy.show()` draws the timeline that your function got wrong.",
+    ),
+    measure=_exposed,
+    arguments=("copies", "kernels"),
+)
+
+# 7.2
+
+CAUSES = ("data", "pageable copy", "one stream", "nothing")
+OF_EACH = 2
+WAITING = "waiting for data"
+
+
+def training(cause: str, seed: int) -> Timeline:
+    """Return a training on an emulated GPU with random costs, in which this of `CAUSES` keeps the GPU from computing.
+
+    The ranges of the costs leave a margin: whatever the seed, `advise` finds this cause and no other.
+    """
+    from loaderviz.widgets.pipeline import simulate  # brings the widgets, which few lessons need
+
+    return simulate(_settings(cause, random.Random(seed)))
+
+
+def _settings(cause: str, chance: random.Random) -> Settings:
+    from loaderviz.widgets.settings import Settings
+
+    compute = chance.randrange(900_000, 1_500_000)
+    # A pageable copy takes most of the time of the kernels, a pinned one a quarter, and the pin thread keeps up: with
+    # more bytes it would still be page-locking when the steps begin that are judged.
+    nbytes = int(compute * chance.uniform(5.5, 7)) // 1000 * 1000
+    slow = cause == "data"
+    workers = chance.randrange(2, 4) if slow else 8
+    fetch = compute * workers * chance.uniform(1.6, 2.5) - nbytes * 0.15 if slow else 0  # the rest is for the bytes
+    pin = cause != "pageable copy"
+    side = cause in ("data", "nothing") or (not pin and chance.random() < 0.5)
+    return Settings(
+        batch_size=1000,
+        sample_bytes=nbytes // 1000,
+        compute=compute,
+        workers=workers,
+        depth=2 * side,
+        fetch_per_sample=max(0, int(fetch) // 1000),
+        pin=pin,
+        non_blocking=pin or chance.random() < 0.5,
+        side_stream=side,
+        kernels=chance.randrange(6, 12),
+        steps=chance.randrange(10, 16),
+    )
+
+
+def _find(answer: Callable[..., Any], chance: random.Random) -> Score:
+    picture = None
+    order = [cause for cause in CAUSES for _ in range(OF_EACH)]
+    chance.shuffle(order)
+    for number, cause in enumerate(order, 1):
+        seed = chance.getrandbits(SEED_BITS)
+        timeline = training(cause, seed)
+        with learners_code():
+            returned = answer(timeline)
+        if not isinstance(returned, str) or returned not in CAUSES:
+            raise NotYet(f"Your function returned {returned!r}; wanted is one of {', '.join(map(repr, CAUSES))}.")
+        if returned != cause:
+            fact, rule = _what_it_is(cause, timeline)
+            text = f"Training {number}: you said {returned!r}. It is {cause!r}. {fact}"
+            if returned == "data" and cause != "data":
+                text += _harmless_waits(timeline)
+            again = f" This training again: `lesson07.training({cause!r}, {seed})`."
+            raise NotYet(text + again, rule, "", timeline)
+        picture = timeline
+    return Score(f"{OF_EACH * len(CAUSES)} trainings, each cause found.", picture)
+
+
+def _what_it_is(cause: str, timeline: Timeline) -> diagnosis.Fact:
+    """Return the fact in the timeline that gives the cause away."""
+    summary = summarize(timeline)
+    if cause == "nothing":
+        return f"The GPU computes {words.share(summary.compute_share)} of the time.", "at the limit nothing is gained"
+    if cause == "data":
+        time_ns = words.duration(summary.breakdown[f"idle: host blocked, {WAITING}"])
+        return (
+            f"The loop waits for data and the GPU is idle for {time_ns} of {words.duration(summary.window)}.",
+            SLOWEST,
+        )
+    if cause == "pageable copy":
+        pageable = sum(span.pinned is False for span in timeline.rows(Kind.COPY_H2D))
+        staging = words.duration(summary.host_blocked.get("staging"))
+        fact = f"{pageable} copies come from pageable memory, and the host is blocked in staging for {staging}."
+        return fact, diagnosis.PAGEABLE
+    return diagnosis.why_not_hidden(timeline)
+
+
+def _harmless_waits(timeline: Timeline) -> str:
+    """Say that the loop waits while the GPU has work."""
+    summary = summarize(timeline)
+    waits, idle = summary.host_blocked.get(WAITING, 0), summary.breakdown.get(f"idle: host blocked, {WAITING}", 0)
+    if not waits:
+        return ""
+    meanwhile = f"is idle for {words.duration(idle)} of it only" if idle else "is never idle meanwhile"
+    return (
+        f" The loop does wait for data, for {words.duration(waits)}, but the GPU {meanwhile}: a wait costs something "
+        "only when nothing is left in the queue."
+    )
+
+
+find_cause = Exercise(
+    "lesson07.find_cause",
+    "7.2 Find the cause",
+    task="Write `cause(timeline)`. Return what keeps the GPU from computing: 'data' (the loop waits for a batch), "
+    "'pageable copy' (the host is blocked while a copy is staged), 'one stream' (pinned copies run in the stream that "
+    "computes), or 'nothing' (the GPU computes nearly all the time). `lv.summarize(timeline)` has all you need.",
+    target=f"right for {OF_EACH * len(CAUSES)} trainings with random costs, {OF_EACH} of each cause.",
+    hints=(
+        "First ask whether anything is wrong: `summary.compute_share`.",
+        "A wait costs nothing while the GPU has work. `summary.breakdown` counts only what keeps the GPU idle.",
+        "The source of a copy: `summary.bandwidth` has 'H2D pinned' or 'H2D pageable', and a span has `.pinned`.",
+    ),
+    measure=_find,
+    arguments=("timeline",),
+)
+
+EXERCISES = (exposed_copy, find_cause)

@@ -1,0 +1,156 @@
+"""A test before and after the course: five questions about pictures that no lesson shows, and two loaders to repair.
+
+from loaderviz.workshop import quiz
+before = quiz.questions(seed=1)    # another seed after the course: other pictures, the same kind of questions
+before[0]                          # the question, with its picture in before[0].picture
+before[0].choose(2)                # or with the mouse
+quiz.score(before)                 # how many are right
+print(quiz.loader_g)               # two loaders for home, each wrong in its way: repair.check(your_function)
+quiz.repair_g.check(my_loader)
+
+Everything is computed: the answers come from the same measures as the advice and the checks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from loaderviz.metrics import summarize
+from loaderviz.timeline import Timeline
+from loaderviz.workshop import harness
+from loaderviz.workshop.exercises import Exercise, Note, Prediction, Score
+from loaderviz.workshop.harness import Data, FeedConfig, feed
+from loaderviz.workshop.lessons import lesson06, lesson07
+
+NUMBER = 5
+
+
+class Question(Prediction):
+    """A question about a timeline; `picture` draws it."""
+
+    def __init__(self, timeline: Timeline, question: str, choices: Sequence[str], answer: str) -> None:
+        super().__init__(question, choices, answer)
+        self.timeline = timeline
+
+    @property
+    def picture(self) -> Any:
+        """The timeline as a picture that says nothing of the answer."""
+        return self.timeline.view(color="batch", title="What do you see?")
+
+
+def questions(seed: int) -> list[Question]:
+    """Return the five questions; another seed makes other timelines with other answers."""
+    chance = random.Random(seed)
+    made = [_cause, _hidden, _overlap, _workers, _bytes]
+    return [make(chance) for make in made]
+
+
+def score(asked: Sequence[Question]) -> Note:
+    """Return how many of the questions were answered, and how many answers are right."""
+    said, right = sum(each.choice is not None for each in asked), sum(each.right for each in asked)
+    return Note(f"{right} of {len(asked)} right; {said} were answered.")
+
+
+def _cause(chance: random.Random) -> Question:
+    cause = chance.choice(lesson07.CAUSES)
+    timeline = lesson07.training(cause, chance.getrandbits(32))
+    return Question(timeline, "What keeps the GPU from computing?", lesson07.CAUSES, cause)
+
+
+def _hidden(chance: random.Random) -> Question:
+    make = chance.choice((lesson07.one_after_the_other, lesson07.beside_kernels))
+    timeline = make(chance)
+    share = summarize(timeline).overlap or 0
+    choices = ["nothing", "a part of it, but not all", "all of it"]
+    return Question(timeline, "How much of the copies is hidden?", choices, choices[(share > 0) + (share > 0.99)])
+
+
+def _overlap(chance: random.Random) -> Question:
+    timeline = chance.choice((lesson07.one_after_the_other, lesson07.beside_kernels))(chance)
+    summary = summarize(timeline)
+    gain = summary.window / max(summary.copy, summary.compute)
+    choices = ["less than 1.3 times", "1.3 to 1.6 times", "more than 1.6 times"]
+    text = "How many times as fast could a perfect overlap make this loop?"
+    return Question(timeline, text, choices, choices[(gain > 1.3) + (gain > 1.6)])
+
+
+def _workers(chance: random.Random) -> Question:
+    enough = chance.randrange(2, 6)
+    case = lesson06.case("compute", enough, chance)
+    _, timeline = case.run(1)
+    text = f"One worker. A batch costs: {case}. How many workers are enough?"
+    return Question(timeline, text, [str(number) for number in range(1, 8)], str(enough))
+
+
+def _bytes(chance: random.Random) -> Question:
+    cause = chance.choice(("pageable copy", "one stream"))
+    timeline = lesson07.training(cause, chance.getrandbits(32))
+    choices = ["the host", "the GPU", "nobody"]
+    staged = summarize(timeline).host_blocked.get("staging", 0) > 0
+    text = "Who carries the bytes of a copy out of their first place here?"
+    return Question(timeline, text, choices, choices[0 if staged else 1])
+
+
+# For home
+
+loader_g = """\
+def load(batches):
+    \"\"\"One batch ahead, in two sets of buffers on the GPU, which are filled in turn.\"\"\"
+    side, main, ready, buffers = torch.cuda.Stream(), torch.cuda.current_stream(), [], []
+    for number, batch in enumerate(batches):
+        if number < 2:
+            buffers.append([torch.empty_like(part, device="cuda") for part in batch])
+        with torch.cuda.stream(side):
+            for buffer, part in zip(buffers[number % 2], batch):
+                buffer.copy_(part, non_blocking=True)
+            arrived = side.record_event()
+        yield from ready
+        main.wait_event(arrived)
+        ready = [buffers[number % 2]]
+    yield from ready
+"""
+WITH = "        with torch.cuda.stream(side):\n"
+answer_g = loader_g.replace(WITH, f"        side.wait_stream(main)  # the work on the batch that was there\n{WITH}")
+loader_h = """\
+def load(batches):
+    \"\"\"One batch ahead; the event is recorded in the stream that waits for it.\"\"\"
+    side, main, ready = torch.cuda.Stream(), torch.cuda.current_stream(), []
+    for batch in batches:
+        with torch.cuda.stream(side):
+            copies = [part.to("cuda", non_blocking=True) for part in batch]
+        arrived = torch.cuda.Event()
+        arrived.record()
+        yield from ready
+        main.wait_event(arrived)
+        for part in copies:
+            part.record_stream(main)
+        ready = [copies]
+    yield from ready
+"""
+answer_h = loader_h.replace("arrived.record()", "arrived.record(side)")
+
+
+def _repaired(answer: Callable[..., Any], chance: random.Random) -> Score:
+    data = Data.random([harness.SAMPLES] * 32, chance)
+    run = feed(answer, data, FeedConfig(host=harness.FAST_HOST))
+    run.must_be_right()
+    run.must_not_be_far_ahead(4)
+    copies = [harness.copy_time(*batch) for batch in data.batches]
+    return run.must_take(harness.pipeline_limit(copies, [harness.work_time(size) for size in data.sizes]), 1.1)
+
+
+def _repair(letter: str, starter: str, answer: str) -> Exercise:
+    return Exercise(
+        f"quiz.repair_{letter.lower()}",
+        f"Q.{letter} A loader that looks right",
+        task=f"Read `quiz.loader_{letter.lower()}`, find its race, and repair it.",
+        target="32 batches within 1.1x of the limit, no hazard, every batch correct and in order.",
+        hints=("For each pair of accesses to one piece of memory: what makes sure of their order?",),
+        measure=_repaired,
+        texts={"starter": starter.splitlines(), "answer": answer.splitlines()},
+    )
+
+
+repair_g, repair_h = _repair("G", loader_g, answer_g), _repair("H", loader_h, answer_h)

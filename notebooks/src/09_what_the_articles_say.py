@@ -1,0 +1,324 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags,-all
+#     notebook_metadata_filter: kernelspec,jupytext
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 9. What the articles say
+#
+# ![A picture of a training as a popular article prints it: four workers, copies that wait for the GPU, and a GPU that
+# waits for the copies; no copy runs beside a kernel.](pictures/09_what_the_articles_say.png)
+#
+# **The question of this lesson: is it true what people repeat about feeding a GPU?**
+#
+# You search for "PyTorch data loading slow" and find articles. Five of them made this course necessary. Below are
+# twelve of their sentences, in our words, with their numbers. For each one: say what you think, read the experiment,
+# run it. No verdict here is typed: each is computed from recordings on four emulated GPUs and on a machine without one.
+#
+# After it you can
+#
+# * turn a sentence about speed into an experiment, and find where it holds;
+# * say what decides, as a formula, instead of "it depends".
+#
+# Time: about 40 minutes. You need no GPU. Before it: [3. Prefetch](03_non_blocking_prefetch.ipynb), [4. The data set on
+# the GPU](04_gpu_resident_slicing.ipynb), [6. Workers](06_workers.ipynb).
+
+# %%
+import os
+import warnings
+
+import torch
+from torch.utils.data import DataLoader
+
+import loaderviz as lv
+from loaderviz.loaders import PrefetchLoader
+from loaderviz.workshop import claims
+from loaderviz.workshop.lessons.claims import HERE, Samples
+from loaderviz.workshop.loop import gpu_milliseconds
+
+warnings.filterwarnings("ignore", "This DataLoader will create")  # its processes do little here
+
+# %% [markdown]
+# ## The machines
+#
+# `machine.train(loader)` trains a small network on one of five machines. `.step` is the time of a step in ns, `.hidden`
+# the share of the copies that runs under kernels, `.busy` the share of the time in which the GPU computes. A sample of
+# `Samples(count, shape, cost)` takes `cost` seconds to load. First look at what we talk about: a program as article 1
+# prints it, and the same data through a prefetcher.
+
+# %%
+laptop = claims.MACHINES[0]
+printed = laptop.train(DataLoader(Samples(64 * 10, (3, 64, 64)), 64, num_workers=4), non_blocking=True)
+repaired = laptop.train(PrefetchLoader(DataLoader(Samples(64 * 10, (3, 64, 64)), 64, num_workers=4, pin_memory=True)))
+lv.compare({"as printed": printed.timeline, "with a prefetcher": repaired.timeline})
+
+# %% [markdown]
+# ## `non_blocking=True`
+
+# %%
+prefetch = claims.card("prefetch")
+prefetch
+
+
+# %%
+def hidden(machine):
+    loader = DataLoader(Samples(64 * 10, (3, 64, 64)), 64, num_workers=4)
+    return machine.train(loader, non_blocking=True).hidden
+
+
+prefetch.judge(hidden)
+
+# %%
+slow_loading = claims.card("slow loading")
+slow_loading
+
+
+# %%
+def more_when_slow(machine):
+    gain = []
+    for cost in (0.001, 0):
+        data = Samples(64 * 10, cost=cost)
+        step = [machine.train(DataLoader(data, 64, num_workers=4), non_blocking=nb).step for nb in (False, True)]
+        gain.append(step[0] / step[1] - 1)
+    return gain[0] - gain[1]
+
+
+slow_loading.judge(more_when_slow)
+
+# %% [markdown]
+# ## Workers
+#
+# The first one has nothing to do with time, so it is tried on this computer: who loads a sample? Each one is the number
+# of the process that made it.
+
+# %%
+threads = claims.card("threads")
+threads
+
+
+# %%
+def loaded_here(machine):
+    found = torch.cat(list(DataLoader(claims.Processes(16), 4, num_workers=2)))
+    return (found == os.getpid()).float().mean().item()
+
+
+threads.judge(loaded_here, HERE)
+
+# %%
+factor = claims.card("factor")
+factor
+
+
+# %%
+def one_against_eight(machine):
+    data = Samples(64 * 12, cost=0.0001)
+    loaders = [DataLoader(data, 64, num_workers=2, prefetch_factor=factor) for factor in (1, 8)]
+    one, eight = (machine.train(loader).step for loader in loaders)
+    return one / eight
+
+
+factor.judge(one_against_eight)
+
+# %%
+cache = claims.card("cache")
+cache
+
+
+# %%
+def later_epochs(machine):
+    found = {}
+    for name, workers, stay in (("no workers", 0, False), ("2 workers", 2, False), ("2 that stay", 2, True)):
+        data = [Samples(64 * 8, cost=0.0001, cache=True) for _ in range(2)]
+        loaders = [DataLoader(each, 64, num_workers=workers, persistent_workers=stay) for each in data]
+        found[name] = machine.train(loaders[0]).step / machine.train(loaders[1], epochs=3).step
+    return found
+
+
+cache.judge(later_epochs)
+
+# %% [markdown]
+# ## Pinned memory
+
+# %%
+without_workers = claims.card("without workers")
+without_workers
+
+
+# %%
+def pinned_speed(machine):
+    data = Samples(32 * 12)
+    step = [machine.train(DataLoader(data, 32, pin_memory=pin)).step for pin in (False, True)]
+    return step[0] / step[1]
+
+
+without_workers.judge(pinned_speed)
+
+# %%
+gpu_memory = claims.card("GPU memory")
+gpu_memory
+
+
+# %%
+def peaks(machine):
+    if machine.device == "cpu":
+        return None
+    loaders = [DataLoader(Samples(64 * 10), 64, pin_memory=pin) for pin in (False, True)]
+    return machine.train(loaders[0]).peak / machine.train(loaders[1]).peak
+
+
+gpu_memory.judge(peaks)
+
+# %%
+rate = claims.card("rate")
+rate
+
+
+# %%
+def rates(machine):
+    if machine.device == "cpu":
+        return None
+    sizes = {"10 kB": 10**4, "100 kB": 10**5, "1 MB": 10**6, "10 MB": 10**7}
+    return {name: machine.copy(n, pinned=False) / machine.copy(n, pinned=True) for name, n in sizes.items()}
+
+
+rate.judge(rates)
+
+# %%
+saving = claims.card("saving")
+saving
+
+
+# %%
+def saved(machine):
+    found = {}
+    for name, shape, size in (("text", (512,), 64), ("digits", (1, 28, 28), 256), ("photos", (3, 96, 96), 64)):
+        data = Samples(size * 10, shape)
+        step = [machine.train(DataLoader(data, size, num_workers=4, pin_memory=pin)).step for pin in (False, True)]
+        found[name] = 1 - step[1] / step[0]
+    return found
+
+
+saving.judge(saved)
+
+# %% [markdown]
+# ## The data set on the GPU
+
+# %%
+forty = claims.card("forty")
+forty
+
+
+# %%
+def busiest(machine):
+    if machine.device == "cpu":
+        return None
+    loaders = [DataLoader(Samples(128 * 10), 128, num_workers=workers) for workers in (0, 2, 8)]
+    return {f"{hidden} wide": max(machine.train(each, hidden).busy for each in loaders) for hidden in (128, 1024)}
+
+
+forty.judge(busiest)
+
+# %%
+slices = claims.card("slices")
+slices
+
+
+# %%
+def a_sample(machine):
+    x, y = torch.zeros(128 * 10, 784), torch.zeros(128 * 10, dtype=torch.int64)
+    sliced = {size: machine.train(claims.Slices(x, y, size, machine.device)).step / size for size in (64, 128)}
+    step = {n: machine.train(DataLoader(Samples(128 * 10), 128, num_workers=n)).step / 128 for n in (0, 2)}
+    found = {f"{n} workers": step[n] / sliced[64] for n in step}  # batches of 128 against slices of 64, as printed
+    return found | {f"{n}, equal batches": step[n] / sliced[128] for n in step}
+
+
+slices.judge(a_sample)
+
+# %%
+order = claims.card("order")
+order
+
+
+# %%
+def company(machine):
+    met = {"slices": set(), "samples": set()}
+    for epoch in range(10):
+        met["slices"] |= set(range(64))  # the slice of sample 0, whatever its turn
+        rows = torch.randperm(640, generator=torch.Generator().manual_seed(epoch))
+        met["samples"] |= next(set(part.tolist()) for part in rows.split(64) if 0 in part)
+    return (len(met["slices"]) - 1) / (len(met["samples"]) - 1)
+
+
+order.judge(company, HERE)
+
+# %% [markdown]
+# ## Your own experiment
+#
+# A sentence is tested by two runs with one difference between them. Write one. The check changes the GPU, the link and
+# the data behind your back and sees whether your number follows.
+
+# %%
+claims.saving
+
+# %% tags=["starter"]
+# Exercise 9.1
+from torch.utils.data import DataLoader
+
+
+def experiment(machine, data, size):
+    """Return the share of a step that `pin_memory=True` saves, with two workers; negative if it costs time."""
+    step = machine.train(DataLoader(data, size, num_workers=2)).step
+    return ...
+
+
+# %% tags=["exercise"]
+# Exercise 9.1
+from torch.utils.data import DataLoader
+
+
+def experiment(machine, data, size):
+    """Return the share of a step that `pin_memory=True` saves, with two workers; negative if it costs time."""
+    step = machine.train(DataLoader(data, size, num_workers=2)).step
+    pinned = machine.train(DataLoader(data, size, num_workers=2, pin_memory=True)).step
+    return 1 - pinned / step
+
+
+# %%
+claims.saving.check(experiment)
+
+# %% [markdown]
+# ## Try
+#
+# * Take the sentence that surprised you most, and change its experiment until the verdict changes.
+# * Give `Samples` a `cost` in the experiment of *rate* or *saving*. Which claims care, which do not?
+#
+# ## The same code on a real GPU
+
+# %% tags=["gpu"]
+if torch.cuda.is_available():
+    x = torch.zeros(10**7, dtype=torch.uint8)
+    for name, part in {"ordinary": x, "pinned": x.pin_memory()}.items():
+        took = gpu_milliseconds(lambda parts: [part.to("cuda") for part in parts], [part] * 10)
+        print(f"{torch.cuda.get_device_name()}, 10 MB from {name} memory: {took:.3f} ms a step")
+else:
+    print("Skipped: PyTorch sees no CUDA GPU here. On a machine with one, this cell times a copy on it.")
+
+# %% [markdown]
+# ## Recap
+#
+# * Each of these sentences was written by somebody who saw it, once, on one machine.
+# * A claim about speed has a range: a machine, a size, a network. Ask which one.
+# * The formula that decides is short. Measure its terms before you take a tip.
+#
+# Next: [8. Capstone](08_capstone.ipynb), or your own [trace](07_your_own_trace.ipynb).

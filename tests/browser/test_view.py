@@ -1,0 +1,661 @@
+"""The timeline view in a real browser, offline: what it drew, read back from `host.lv`, against the Timeline."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import factory
+import numpy as np
+import pytest
+
+from loaderviz import metrics
+from loaderviz.intervals import covered_within, union
+from loaderviz.timeline import Context, Kind, Timeline, TimelineBuilder
+from loaderviz.view import page
+from loaderviz.view.pack import Part, pack
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # playwright closes its pipes when its loop is collected
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+HOST = "document.querySelector('.lv-view')"
+WIDTHS = (1920, 390, 2560, 800, 1280)
+WORDS = "'.head.lane span:last-child, .title, .tools button'"
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</script><img src=x onerror=alert(1)>",
+    "\u202egnp.exe",
+    "k" * 500,
+    "𝕜ernel 🧵 é",
+)
+
+
+@dataclass
+class Shown:
+    """A page with one view. `problems` collects script errors, warnings, dialogs and requests."""
+
+    page: Any
+    problems: list[str] = field(default_factory=list)
+
+    def ask(self, what: str, given: Any = None) -> Any:
+        """Return the value of a JavaScript expression of `lv` (the hook of the view) and `given`."""
+        return self.page.evaluate(f"given => {{ const lv = {HOST}.lv; return {what}; }}", given)
+
+    def set(self, head: Any, body: bytes, **options: Any) -> None:
+        """Show other data, as a widget does."""
+        self.page.evaluate(
+            f"async ([head, body, options]) => {HOST}.lv.set(head, Uint8Array.from(body), options)",
+            [head, list(body), options],
+        )
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until all that was asked for is drawn."""
+        self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def origin(self) -> tuple[float, float]:
+        """Return where the canvas is in the window, CSS px."""
+        x, y = self.ask("(box => [box.x, box.y])(lv.view.ui.over.getBoundingClientRect())")
+        return x, y
+
+    def mouse_to(self, bar: int) -> tuple[float, float]:
+        (x, y), box = self.origin(), self.ask(f"lv.rect({bar})")
+        place = x + box["x"] + box["width"] / 2, y + box["y"] + box["height"] / 2
+        self.page.mouse.move(*place)
+        self.settle()
+        return place
+
+    def focus(self) -> None:
+        self.page.evaluate(f"{HOST}.lv.view.ui.stage.focus()")
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+        self.settle()
+
+
+def watch(shown: Shown) -> None:
+    """Note what must not happen in the page."""
+    note, on = shown.problems.append, shown.page.on
+    on("pageerror", lambda error: note(f"error: {error}"))
+    on("console", lambda said: note(said.text) if said.type == "error" or "loaderviz" in said.text else None)
+    on("dialog", lambda dialog: (note("dialog"), dialog.dismiss()))
+    on("request", lambda asked: note(asked.url) if not asked.url.startswith("file:") else None)
+
+
+Show = Callable[..., Shown]
+
+
+@pytest.fixture
+def show(chromium: Any, tmp_path: Path) -> Iterator[Show]:
+    """Return a function that shows timelines (or head and body) in an offline page; at the end nothing went wrong."""
+    opened: list[tuple[Any, Shown]] = []
+
+    def shown(
+        *timelines: Timeline | Part, packed: Any = None, width: int = 1000, height: int = 800, **context: Any
+    ) -> Shown:
+        parts = [each if isinstance(each, Part) else Part(each) for each in timelines]
+        head, body = packed or pack(parts, title="a finding", twin="in words")
+        text = f"{page.host(head, body, '<svg/>')}<script type='module'>{page.module()}</script>"
+        path = tmp_path / f"view{len(opened)}.html"
+        path.write_text(
+            f"<!doctype html><html lang='en' class='lv-page'><meta charset='utf-8'>{text}", encoding="utf-8"
+        )
+        inside = chromium.browser.new_context(viewport={"width": width, "height": height}, offline=True, **context)
+        result = Shown(inside.new_page())
+        watch(result)
+        result.page.goto(path.as_uri())
+        result.page.wait_for_function(f"() => {HOST}.lv?.frames > 0")
+        opened.append((inside, result))
+        return result
+
+    yield shown
+    for inside, result in opened:
+        inside.close()
+        assert result.problems == []
+
+
+def random_bars(seed: int, count: int = 3_000, lanes: int = 3, longest: int = 20_000) -> Timeline:
+    """Streams of kernels of very different lengths and gaps."""
+    draw = np.random.default_rng(seed)
+    builder = TimelineBuilder(Context("A100", "emulated", "host"))
+    for number in range(lanes):
+        lane = builder.lane(f"stream {number}", "device", number=number)
+        lengths = np.exp(draw.uniform(0, np.log(longest), count)).astype(int)
+        gaps = np.exp(draw.uniform(0, np.log(longest), count)).astype(int)
+        starts = np.cumsum(gaps + np.r_[0, lengths[:-1]])
+        for start, length, batch in zip(
+            starts.tolist(), lengths.tolist(), draw.integers(-1, 9, count).tolist(), strict=True
+        ):
+            builder.span(start, start + length, lane, Kind.COMPUTE, f"kernel{batch}", batch=batch)
+    return builder.build()
+
+
+def odd_timeline() -> Timeline:
+    """No length, no gap, gaps and lengths of more than 2^32 ns, bytes beyond 2^32, hostile names."""
+    builder = TimelineBuilder(Context("A100", "emulated", "host"))
+    lane = builder.lane(HOSTILE[0], "device", number=1)
+    start = 0
+    for name, length in zip(HOSTILE, (0, 1, 2**33, 5, 2**32 - 1), strict=True):
+        builder.span(start, start + length, lane, Kind.COPY_H2D, name, nbytes=length + 2**32 - 3, pinned=True)
+        start += length + (2**34 if length == 1 else 0)
+    return builder.build()
+
+
+# What `lv.buckets` gives, without typed arrays.
+PLAIN = """({shares, wide, from, k}) => ({
+    wide, from, k, shares: Object.entries(shares).map(([swatch, column]) => [+swatch, Array.from(column)]),
+})"""
+# The part of the first lane that is covered by blue, which has no red.
+INK_SHARE = """(() => {
+    const {y, height} = lv.rect(0), {context, surface} = lv.view;
+    const {data} = context.getImageData(0, Math.round(y), surface.width, Math.round(height));
+    let ink = 0;
+    for (let at = 0; at < data.length; at += 4) ink += data[at + 3] / 255 * (1 - data[at] / 255);
+    return ink / (data.length / 4);
+})()"""
+
+
+def test_what_the_page_decodes_is_what_was_packed(show):
+    shown = show(factory.empty())
+    rough = (factory.random_timeline(seed, 60, 500, 2) for seed in range(4))
+    for timeline in (factory.loader("prefetch", 1), *rough, factory.empty(), odd_timeline()):
+        shown.set(*pack([Part(timeline)]))
+        bars = Part(timeline).bars
+        columns = shown.ask(
+            "Object.fromEntries(Object.entries(lv.columns).map(([name, all]) => [name, Array.from(all)]))"
+        )
+        assert columns["start"] == bars.start.tolist()
+        assert columns["end"] == bars.end.tolist()
+        assert columns["style"] == bars.style.tolist()
+        spans = bars.span[bars.span >= 0]
+        mine = [bar for bar, span in enumerate(bars.span.tolist()) if span >= 0]
+        names = shown.ask("lv.head.names")
+        assert [names[columns["name"][bar]] for bar in mine] == [span.name for span in timeline.rows_at(spans)]
+        for column in ("batch", "nbytes"):
+            assert [columns[column][bar] for bar in mine] == timeline.spans[column][spans].tolist()
+        ends = zip(*(columns[name] for name in ("tail", "head", "arrow")), strict=True)
+        found = {(int(bars.span[tail]), int(bars.span[head]), kind) for tail, head, kind in ends}
+        assert found <= set(zip(*(timeline.arrows[name].tolist() for name in ("tail", "head", "kind")), strict=True))
+
+
+@pytest.mark.parametrize("dpr", [1, 2])
+def test_level_of_detail_is_the_share_of_each_pixel_column(dpr, show):
+    """Brute force: what narrow bars cover of each column, by swatch; and the pixels themselves hold that area."""
+    timeline = random_bars(7)
+    part = Part(timeline)
+    bars = part.bars
+    shown = show(timeline, device_scale_factor=dpr)
+    draw = random.Random(11)
+    tracks = [(lane["lane"], lane["track"]) for lane in shown.ask("lv.lanes()")]
+    offsets = np.r_[0, np.cumsum([len(track) for row in part.arranged[0] for track in row.tracks])]
+    for _ in range(6):
+        span = int(timeline.duration * 10 ** draw.uniform(-3, 0))
+        begin = draw.randrange(max(1, timeline.duration - span))
+        shown.ask("lv.go(...given)", [begin, begin + span])
+        shown.settle()
+        for number, (lane, track) in enumerate(tracks[:3]):
+            drawn = shown.ask(f"({PLAIN})(lv.buckets(0, ...given))", [lane, track])
+            k, edge = drawn["k"], drawn["from"]
+            mine = np.arange(offsets[number], offsets[number + 1])
+            start, end = bars.start[mine], bars.end[mine]
+            narrow = (end - start) * k < 2
+            assert drawn["wide"] == mine[~narrow & (end > edge) & (start < edge + len_of(drawn) / k)].tolist()
+            x = np.clip((np.stack([start, end]) - edge) * k, 0, len_of(drawn))[:, narrow]
+            swatch = np.array(shown.ask("given.map(bar => lv.view.swatches[bar])", mine[narrow].tolist()), int)
+            for which, column in drawn["shares"]:
+                expected = covered(x[:, swatch == which], len(column))
+                np.testing.assert_allclose(column, expected, atol=2e-4, err_msg=f"{lane} {track} {begin} {span}")
+
+
+def len_of(drawn: dict[str, Any]) -> int:
+    return len(drawn["shares"][0][1]) if drawn["shares"] else 0
+
+
+def covered(x: np.ndarray, columns: int) -> np.ndarray:
+    """How much of each column [i, i + 1) these pieces cover, in a fixed-point grid that `intervals` can count."""
+    fine = 10**9
+    pieces = union(*(np.round(x * fine).astype(np.int64)))
+    edges = np.arange(columns) * fine
+    return covered_within(pieces, edges, edges + fine) / fine
+
+
+def test_the_pixels_of_a_lane_hold_its_busy_share(show):
+    """The part of a lane's area that is not ground is the share of time in which it is busy, at all zooms."""
+    timeline = random_bars(3, 6_000, 1, 900)
+    shown = show(packed=pack([Part(timeline)], color="kind"))  # all kernels in one blue, without red
+    draw = random.Random(5)
+    busy = union(timeline.start, timeline.end)
+    for _ in range(6):
+        span = int(timeline.duration * draw.uniform(0.3, 1))
+        begin = draw.randrange(timeline.duration - span + 1)
+        shown.ask("lv.go(...given)", [begin, begin + span])
+        shown.settle()
+        share = shown.ask(INK_SHARE)
+        begin, end = (timeline.begin + int(edge) for edge in shown.ask("lv.window"))
+        expected = int(covered_within(busy, np.array([begin]), np.array([end]))[0]) / (end - begin)
+        assert share == pytest.approx(expected, abs=0.01)
+
+
+def test_equal_steps_look_equal_at_every_zoom(show):
+    """200 equal steps, each narrower than a pixel column or wider: no step is drawn higher than another by a pixel."""
+    builder = TimelineBuilder(Context())
+    lane = builder.lane("stream 0", "device")
+    for step in range(200):
+        for kernel in range(5):
+            start = step * 1_000 + kernel * 150
+            builder.span(start, start + 100, lane, Kind.COMPUTE, "k", batch=step)
+    shown = show(builder.build(), width=390)
+    for zoom in range(20):
+        end = 200_000 * 0.85**zoom
+        shown.ask("lv.go(0, given)", end)
+        shown.settle()
+        drawn = shown.ask(f"({PLAIN})(lv.buckets(0, 1, 0))")
+        if not drawn["shares"]:
+            continue
+        total, step = np.sum([column for _, column in drawn["shares"]], axis=0), drawn["k"] * 1_000
+        steps = [total[round(at * step) : round((at + 1) * step)].sum() for at in range(int(len(total) // step))]
+        assert step < 3 or max(steps) - min(steps) <= 2, (zoom, steps)
+        if step < 1:  # many steps in each column: all columns alike
+            assert np.ptp(total[1:-2]) <= 0.2
+
+
+def test_every_bar_is_under_the_mouse_where_it_is_drawn(show):
+    timeline = factory.loader("prefetch", 4)
+    part = Part(timeline)
+    bars = part.bars
+    shown = show(timeline)
+    window, width = shown.ask("lv.window"), shown.ask("lv.view.surface.width")
+    x, y = shown.origin()
+    for bar in range(len(bars.span)):
+        box = shown.ask(f"lv.rect({bar})")
+        assert box["x"] == pytest.approx((bars.start[bar] - window[0]) / (window[1] - window[0]) * width)
+        assert box["width"] == pytest.approx((bars.end[bar] - bars.start[bar]) / (window[1] - window[0]) * width)
+        if box["width"] > 5:
+            hit = shown.ask("lv.at(...given)", [x + box["x"] + box["width"] / 2, y + box["y"] + box["height"] / 2])
+            assert hit["bar"] == bar
+    labels = [row.name for row in part.arranged[0]]
+    assert shown.ask("[...new Set(lv.lanes().map(lane => lane.name))]") == labels
+
+
+def test_totals_of_a_measured_time_are_those_of_the_timeline(show):
+    timeline = factory.loader("pinned", 6)
+    shown = show(timeline)
+    strip = shown.ask("lv.head.parts[0].lanes.findIndex(lane => lane.kind === 'strip')")
+    draw = random.Random(2)
+    states = metrics.states(timeline)
+    for _ in range(20):
+        begin, end = sorted(draw.sample(range(timeline.duration), 2))
+        found = shown.ask("lv.shares(0, given[0], 0, given[1], given[2])", [strip, begin, end])
+        inside = {
+            name: int(covered_within(part, np.array([begin + timeline.begin]), np.array([end + timeline.begin]))[0])
+            for name, part in states.items()
+        }
+        assert found == {f"state:{name}": time for name, time in inside.items() if time}
+    x, y = shown.origin()
+    shown.page.mouse.move(x + 100, y - 10)  # on the axis
+    shown.page.mouse.down()
+    shown.page.mouse.move(x + 400, y - 10, steps=3)
+    shown.page.mouse.up()
+    width, end = shown.ask("lv.view.surface.width"), shown.ask("lv.window[1]")
+    measured = shown.ask("lv.view.measure")
+    assert measured == pytest.approx([100 / width * end, 400 / width * end], rel=0.01)
+    assert "compute" in shown.ask("lv.view.ui.detail.textContent")
+
+
+def test_keys_zoom_pan_walk_follow_arrows_and_leave(show):
+    timeline = factory.loader("prefetch", 5)
+    bars = Part(timeline).bars
+    shown = show(timeline)
+    shown.focus()
+    whole = shown.ask("lv.window")
+    shown.press("w")
+    window = shown.ask("lv.window")
+    assert window[1] - window[0] == pytest.approx(0.7 * (whole[1] - whole[0]))
+    shown.press("d")
+    assert shown.ask("lv.window[0]") > window[0]
+    shown.press("a", "s", "0")
+    assert shown.ask("lv.window") == whole
+
+    shown.press("ArrowRight")
+    assert shown.ask("lv.selection") == 0
+    shown.press("ArrowRight")
+    assert shown.ask("lv.selection") == 1
+    shown.press("]")
+    before = shown.ask("lv.columns.batch[lv.selection]")
+    shown.press("]")
+    assert shown.ask("lv.columns.batch[lv.selection]") == before + 1
+
+    arrow = shown.ask("lv.columns.arrow.indexOf(1)")  # an event: a copy, and the kernel that waits for it
+    tail, head = shown.ask(f"[lv.columns.tail[{arrow}], lv.columns.head[{arrow}]]")
+    rows = shown.ask(f"[lv.rect({tail}).y, lv.rect({head}).y]")
+    shown.ask(f"lv.select({tail})")
+    shown.press("ArrowDown" if rows[1] > rows[0] else "ArrowUp")
+    assert shown.ask("lv.selection") == head
+    shown.press("Enter")
+    window = shown.ask("lv.window")
+    assert window[0] < bars.start[head] < bars.end[head] < window[1]
+    assert window[1] - window[0] < 3 * (bars.end[head] - bars.start[head]) + 20
+    shown.press("/")
+    shown.page.keyboard.type("memcpy")
+    shown.press("Enter")
+    found = shown.ask("lv.view.found.list.length")
+    assert found == sum("memcpy" in timeline.names[name].lower() for name in timeline.name.tolist()) > 0
+    shown.press("Escape", "Escape")
+    assert shown.ask("[lv.selection, lv.view.found.list.length]") == [-1, 0]
+    shown.page.keyboard.press("Shift+Tab")  # Tab always leaves
+    assert shown.page.evaluate(f"{HOST}.shadowRoot.activeElement !== {HOST}.lv.view.ui.stage")
+
+
+def test_the_plain_wheel_scrolls_and_with_ctrl_the_time_under_the_pointer_stays(show):
+    timelines = factory.loader("prefetch", 6)
+    shown = show(timelines, height=330)
+    whole = shown.ask("lv.window")
+    x, y = shown.origin()
+    shown.page.mouse.move(x + 300, y + 60)
+    shown.page.mouse.wheel(0, 200)
+    shown.page.wait_for_timeout(150)
+    assert shown.ask("lv.window") == whole
+    assert shown.ask("lv.view.ui.scroll.scrollTop") + shown.page.evaluate("scrollY") > 0
+    shown.page.evaluate("scrollTo(0, 0)")
+    x, y = shown.origin()
+    shown.page.mouse.move(x + 300, y + 60)
+    before = shown.ask("lv.view.timeAt(given)", x + 300)
+    shown.page.keyboard.down("Control")
+    for delta in (-120, -240, 60):
+        shown.page.mouse.wheel(0, delta)
+        shown.settle()
+        window, width = shown.ask("lv.window"), shown.ask("lv.view.surface.width")
+        assert shown.ask("lv.view.timeAt(given)", x + 300) == pytest.approx(before, abs=(window[1] - window[0]) / width)
+    shown.page.keyboard.up("Control")
+    assert window[1] - window[0] < whole[1]
+    shown.page.mouse.wheel(80, 0)  # sideways pans
+    shown.page.wait_for_timeout(50)
+    assert shown.ask("lv.window[0]") > window[0]
+
+
+def test_double_click_fits_drag_pans_and_two_fingers_pinch(show):
+    shown = show(factory.loader("prefetch", 6), has_touch=True)
+    bar = shown.ask("Array.from({length: lv.head.rows}, (_, bar) => bar).find(bar => lv.rect(bar).width > 30)")
+    shown.page.mouse.dblclick(*shown.mouse_to(bar))
+    shown.settle()
+    window = shown.ask("lv.window")
+    assert shown.ask(f"lv.rect({bar}).width") > 0.5 * shown.ask("lv.view.surface.width")
+    x, y = shown.origin()
+    shown.page.mouse.move(x + 300, y + 60)
+    shown.page.mouse.down()
+    shown.page.mouse.move(x + 200, y + 60, steps=4)
+    shown.page.mouse.up()
+    moved = 100 / shown.ask("lv.view.surface.width") * (window[1] - window[0])
+    assert shown.ask("lv.window[0]") - window[0] == pytest.approx(moved, rel=0.05)
+
+    before = shown.ask("lv.window")
+    touch = shown.page.context.new_cdp_session(shown.page)
+    for kind, apart in (("touchStart", 50), ("touchMove", 100), ("touchMove", 150), ("touchEnd", 0)):
+        points = [{"x": x + 300 + side * apart, "y": y + 60, "id": side} for side in (-1, 1)] if apart else []
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    shown.settle()
+    after = shown.ask("lv.window")
+    assert (after[1] - after[0]) == pytest.approx((before[1] - before[0]) / 3, rel=0.15)
+
+
+def test_a_span_says_what_it_waited_for_and_its_batch_is_lit(show):
+    timeline = factory.loader("prefetch", 6)
+    shown = show(timeline)
+    shown.focus()
+    arrow = shown.ask("""lv.columns.arrow.findIndex((kind, at) =>
+        kind === 1 && lv.view.story(lv.columns.head[at])[0].startsWith('waits'))""")
+    head, tail = shown.ask(f"[lv.columns.head[{arrow}], lv.columns.tail[{arrow}]]")
+    story, batch = shown.ask(f"lv.view.story({head})"), shown.ask(f"lv.columns.batch[{tail}]")
+    assert story[0].endswith(f"for the copy of batch {batch}")
+    shown.mouse_to(head)
+    assert shown.ask("lv.view.ui.tip.hidden") is False
+    assert story[0] in shown.ask("lv.view.ui.tip.textContent")
+    way = shown.ask(f"lv.model.way(0, {batch}).map(bar => lv.model.style(bar).key)")
+    assert [key for key in way if key in ("fetch", "pin", "copy_h2d")] == ["fetch", "pin", "copy_h2d"]
+    assert way[-1] == "compute"
+    shown.ask(f"lv.select({head})")
+    shown.page.wait_for_timeout(250)
+    assert story[0] in shown.ask("lv.view.ui.live.textContent")
+
+
+def test_the_picture_fits_its_width_also_after_it_was_changed(show):
+    shown = show(*(Part(each, name) for name, each in factory.loaders(4).items()), width=1000, height=700)
+    shown.ask("lv.zoom(0.5)")
+    window = shown.ask("lv.window")
+    for width in WIDTHS:
+        shown.page.set_viewport_size({"width": width, "height": 700})
+        shown.settle()
+        shown.settle()
+        assert shown.ask("lv.window") == window
+        sizes = shown.ask("""(({surface, headWidth, ui}) =>
+            [surface.width + headWidth, ui.scroll.clientWidth, ui.data.clientWidth, surface.width])(lv.view)""")
+        assert sizes[0] == sizes[1]
+        assert sizes[2] == sizes[3] > 0.6 * width
+        assert shown.page.evaluate("document.documentElement.scrollWidth") <= width
+        cut = shown.page.evaluate(f"""[...{HOST}.shadowRoot.querySelectorAll({WORDS})].filter(node =>
+            node.clientWidth && node.scrollWidth > node.clientWidth + 1).map(node => node.textContent)""")
+        assert cut == [], width
+
+
+def test_hostile_names_are_text(show):
+    shown = show(
+        packed=pack(
+            [Part(odd_timeline(), HOSTILE[1], finding=HOSTILE[0])],
+            title=HOSTILE[1],
+            subtitle=HOSTILE[2],
+            twin=HOSTILE[0],
+            notes=[HOSTILE[0]],
+        )
+    )
+    assert (
+        shown.page.evaluate(
+            f"{HOST}.shadowRoot.querySelectorAll('img, script').length + document.querySelectorAll('body > img').length"
+        )
+        == 0
+    )
+    assert shown.ask("lv.view.ui.title.textContent") == HOSTILE[1]
+    shown.ask("lv.go(0, 4e10)")
+    for bar in range(5):
+        shown.ask(f"lv.view.fit({bar})")
+        shown.mouse_to(bar)
+        assert shown.ask("lv.view.ui.tip.querySelector('b').textContent") in (*HOSTILE, "1 span")
+        room = shown.ask("(tip => [tip.left, tip.right, innerWidth])(lv.view.ui.tip.getBoundingClientRect())")
+        assert 0 <= room[0] < room[1] <= room[2]
+
+
+def test_a_comparison_opens_on_one_row_for_each_loader_and_unfolds(show):
+    hero = {"step": 210_000, "speedup": 1.5, "exposed": 1_000, "hidden": 2_000, "idle": 3_000, "busy": 0.5}
+    parts = []
+    for name, timeline in factory.loaders(4).items():
+        lane = next(at for at, row in enumerate(Part(timeline).arranged[0]) if row.kind == "strip")
+        parts.append(Part(timeline, name, folded=True, hero={**hero, "lane": lane}))
+    shown = show(*parts, width=1366, height=768)
+    assert shown.ask("lv.lanes().map(row => [row.type, row.name])") == [["part", name] for name in factory.LOADERS]
+    assert shown.ask("lv.view.ui.scroll.scrollHeight <= lv.view.ui.scroll.clientHeight")
+    assert shown.ask("lv.view.ui.heads.textContent").count("210 µs a step · 1.5x") == 4
+    ends = shown.ask("lv.model.ends")
+    assert ends == [timeline.duration for timeline in factory.loaders(4).values()]
+    button = shown.page.locator(".lv-view").get_by_role("button", name="unfold pinned")
+    assert button.get_attribute("aria-expanded") == "false"
+    button.click()
+    rows = {row["name"] for row in shown.ask("lv.lanes()") if row["part"] == 1}
+    assert rows == {"pinned", *(row.name for row in parts[1].arranged[0] if row.kind != "strip")}
+    assert (
+        shown.page.locator(".lv-view").get_by_role("button", name="fold pinned").get_attribute("aria-expanded")
+        == "true"
+    )
+
+
+def test_the_time_cursor_carries_batches_along_their_way_and_stops_at_the_end(show):
+    timeline = factory.loader("prefetch", 5)
+    shown = show(timeline)
+    way = shown.ask(
+        "lv.model.way(0, 3).filter(bar => ['fetch', 'pin', 'copy_h2d', 'compute'].includes(lv.model.style(bar).key))"
+    )
+    starts, ends = shown.ask("[given.map(bar => lv.columns.start[bar]), given.map(bar => lv.columns.end[bar])]", way)
+    assert shown.ask("lv.place(0, 3, given)", starts[0] - 1) is None
+    for bar, start, end in zip(way, starts, ends, strict=True):
+        assert shown.ask("lv.place(0, 3, given)", (start + end) / 2) == {"bar": bar, "next": -1, "share": 0}
+    for place, (end, start) in enumerate(zip(ends, starts[1:], strict=False)):
+        if start > end:
+            between = shown.ask("lv.place(0, 3, given)", (start + end) / 2)
+            assert between == {"bar": way[place], "next": way[place + 1], "share": 0.5}
+    assert shown.ask("lv.place(0, 3, given)", max(ends) + 1) is None
+    shown.ask("lv.view.play(given)", timeline.duration / 200)  # all of it in 0.2 s
+    shown.page.wait_for_function(f"() => !{HOST}.lv.view.playing")
+    assert shown.ask("lv.time") == shown.ask("lv.window[1]")
+    shown.focus()
+    shown.press("Escape")
+    assert shown.ask("lv.time") == -1
+
+
+def test_without_motion_play_goes_from_event_to_event(show):
+    shown = show(factory.loader("blocking", 2), reduced_motion="reduce")
+    shown.focus()
+    shown.press(" ")
+    times = {
+        time for column in shown.ask("[Array.from(lv.columns.start), Array.from(lv.columns.end)]") for time in column
+    }
+    assert shown.ask("lv.time") in times
+    shown.press(" ")
+    before = shown.ask("lv.time")
+    shown.press(".")
+    assert shown.ask("lv.time") == min(time for time in times if time > before)
+    shown.press(",")
+    assert shown.ask("lv.time") == before
+
+
+MARKS = {  # from the weakest to the strongest
+    "document.documentElement.dataset.theme = 'light'": False,
+    "document.documentElement.setAttribute('theme', 'dark')": True,
+    "document.body.className = 'vscode-light'": False,
+    "document.body.className = 'vscode-dark'": True,
+    "document.body.dataset.jpThemeLight = 'true'": False,
+    "document.body.dataset.jpThemeLight = 'false'": True,
+    "document.documentElement.dataset.lvTheme = 'light'": False,
+}
+
+
+def test_the_theme_follows_the_host_before_the_system(show):
+    shown = show(factory.loader("pinned", 3), color_scheme="dark")
+    assert shown.ask("lv.view.theme.dark")
+    for mark, dark in MARKS.items():
+        shown.page.evaluate(mark)
+        shown.page.wait_for_function(f"wanted => {HOST}.lv.view.theme.dark === wanted", arg=dark)
+        color = shown.page.evaluate(f"getComputedStyle({HOST}).backgroundColor")
+        assert color == ("rgb(22, 22, 22)" if dark else "rgb(255, 255, 255)"), mark
+
+
+def test_it_is_named_described_spoken_and_printed(show):
+    shown = show(factory.loader("pinned", 3), forced_colors="active")
+    described = shown.page.evaluate(f"""(host => [host.getAttribute('role'), host.ariaLabel,
+        document.getElementById(host.getAttribute('aria-describedby')).textContent])({HOST})""")
+    assert described == ["figure", "a finding", "In words: in words"]
+    stage = shown.page.locator(".lv-view").get_by_role("application", name="a finding")
+    assert stage.get_attribute("aria-roledescription") == "timeline"
+    assert shown.ask("lv.drawn.rects") > 0
+    assert shown.ask("lv.view.theme.forced")
+    shown.page.locator(".lv-view").get_by_text("as a table").click()
+    rows = shown.page.locator(".lv-view table").nth(1).locator("tr")
+    rows.first.wait_for()
+    spans = "lv.model.tracks.filter(each => !each.mirror && lv.model.lane(each).kind !== 'strip')"
+    assert rows.count() - 1 == min(100, shown.ask(f"{spans}.reduce((sum, each) => sum + each.count, 0)"))
+    shown.page.emulate_media(media="print")  # paper has the still picture
+    assert shown.page.locator(".lv-still").is_visible()
+    assert not shown.page.locator(".lv-view .stage").is_visible()
+
+
+def test_a_race_is_framed_where_it_is_and_opens_the_picture(show):
+    builder = TimelineBuilder(Context("A100", "emulated", "host"))
+    lanes = [builder.lane(f"stream {number}", "device", number=number) for number in (7, 13)]
+    builder.span(0, 1_000_000, lanes[0], Kind.COMPUTE, "long")
+    kernel = builder.span(1_000_000, 1_004_000, lanes[0], Kind.COMPUTE, "norm")
+    copy = builder.span(1_003_000, 1_005_000, lanes[1], Kind.COPY_H2D, "Memcpy")
+    builder.mark(
+        1_003_000, lanes[1], "early-reuse", "it overwrites; missing: record_stream at train.py:3", (kernel, copy)
+    )
+    shown = show(builder.build())
+    window = shown.ask("lv.window")
+    assert 990_000 < window[0] < 1_000_000 < 1_005_000 <= window[1]
+    red = shown.ask("""(data => { let count = 0;
+        for (let at = 0; at < data.length; at += 4) count += data[at] > 170 && data[at + 1] < 40 && data[at + 2] < 40;
+        return count; })(lv.view.overContext.getImageData(0, 0, lv.view.surface.width, lv.view.surface.height).data)""")
+    assert red > 500
+    line = shown.page.locator(".lv-view .findings li")
+    assert "early-reuse" in line.inner_text()
+    shown.ask("lv.go(0, 2000)")
+    line.get_by_role("button").click()
+    assert shown.ask("lv.window[0]") > 900_000
+
+
+def test_other_data_keep_the_window_and_leave_an_outline(show):
+    """What a widget does when Python sends another timeline."""
+    shown = show(factory.loader("blocking", 4))
+    head, body = pack([Part(factory.loader("prefetch", 4))], title="other")
+    shown.ask("lv.go(100000, 500000)")
+    shown.set(head, body, keep=True, difference="3 ms less")
+    assert shown.ask("[lv.head.title, lv.window, Boolean(lv.view.former)]") == ["other", [100000, 500000], True]
+    assert "3 ms less" in shown.ask("lv.view.ui.subtitle.textContent")
+
+
+def test_findings_show_their_evidence_and_a_prediction_stands_pale_below(show):
+    slow, fast = factory.loader("blocking", 4), factory.loader("prefetch", 4)
+    copies = np.flatnonzero(slow.where(Kind.COPY_H2D)).tolist()
+    begin, end = (int(slow.spans[edge][copies[2]]) for edge in ("start", "end"))
+    words = {"rule": "exposed", "title": "exposed copies", "text": "<b>12 of 12</b>", "change": "pin_memory=True"}
+    finding = {**words, "gain": "", "windows": [[begin, end]], "bars": [copies[2]]}
+    gain = slow.duration - fast.duration
+    ghost = Part(fast, ghost={"of": 0, "kind": "predicted", "label": "predicted with pin_memory", "gain": gain})
+    shown = show(Part(slow, findings=[finding]), ghost)
+    rows = shown.ask("lv.view.rows.map(row => [row.type, row.part, Boolean(row.ghost)])")
+    assert [row[1] for row in rows] == sorted(row[1] for row in rows)
+    assert all(pale == (part == 1) for kind, part, pale in rows if kind == "track")
+    assert "predicted with pin_memory" in shown.ask("lv.view.ui.heads.textContent")
+    assert shown.ask("lv.model.search('memcpy').every(bar => lv.model.trackOf(bar).part === 0)")
+
+    line = shown.page.locator(".lv-view .findings li")
+    line.get_by_role("button", name="show the evidence").click()
+    window, (bar,) = shown.ask("lv.window"), shown.ask("lv.view.evidence")
+    assert window[0] < begin < end < window[1]
+    assert window[1] - window[0] == pytest.approx(1.3 * (end - begin))
+    assert shown.ask(f"[lv.columns.start[{bar}], lv.columns.end[{bar}]]") == [begin, end]
+    assert "<b>12 of 12</b>" in shown.ask("lv.view.text")
+    line.locator("summary").click()
+    assert line.locator("pre").inner_text() == "pin_memory=True"
+
+
+def test_lanes_fold_and_crowds_are_told_as_shares(show):
+    timeline = random_bars(3, 6_000, 2, 900)
+    shown = show(timeline, height=700)
+    x, y = shown.origin()
+    draw = random.Random(1)
+    for _ in range(10):
+        place = draw.uniform(0.1, 0.9) * shown.ask("lv.view.surface.width")
+        top = shown.ask("lv.rect(0).y")
+        hit = shown.ask("lv.at(...given)", [x + place, y + top + 10])
+        begin, end = hit["from"] + timeline.begin, hit["to"] + timeline.begin
+        mine = timeline.lane == 0
+        inside = mine & (timeline.end > begin) & (timeline.start < end)
+        cut = np.minimum(timeline.end[inside], end) - np.maximum(timeline.start[inside], begin)
+        assert hit["bar"] == -1
+        assert hit["count"] == inside.sum()
+        assert hit["busy"] == pytest.approx(cut.sum() / (end - begin))
+    shown.page.mouse.move(x + place, y + top + 10)
+    shown.settle()
+    assert f"{hit['count']} spans" in shown.ask("lv.view.ui.tip.textContent")
+
+    before = {row["name"]: row["height"] for row in shown.ask("lv.lanes()")}
+    name = next(iter(before))
+    shown.page.locator(".lv-view").get_by_role("button", name="fold stream 0").click()
+    after = {row["name"]: row["height"] for row in shown.ask("lv.lanes()")}
+    assert after[name] <= before[name] / 2
+    assert {key: value for key, value in after.items() if key != name} == {
+        key: value for key, value in before.items() if key != name
+    }

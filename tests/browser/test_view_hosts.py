@@ -1,0 +1,156 @@
+"""Where a view is looked at: JupyterLab fresh, reopened, untrusted and dark; nbconvert's page; VS Code and Colab."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+import factory
+import pytest
+
+from loaderviz.timeline import Timeline
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # playwright closes its pipes when its loop is collected
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+DRAWN = "() => [...document.querySelectorAll('.lv-view')].filter(host => host.lv?.frames > 0).length"
+COMMAND = "async ([name, given]) => { await window.jupyterapp.commands.execute(name, given); }"
+# All keys that a view handles, and those of JupyterLab's command mode that would change the notebook.
+HANDLED = ("+", "-", "0", "[", "]", "?", ".", ",", " ", "Enter", "ArrowDown", "ArrowUp", "ArrowLeft", "ArrowRight")
+KEYS = (*"wasdfn", *HANDLED, *"bxcvmyddz", "Escape")
+
+
+@pytest.fixture
+def timeline() -> Timeline:
+    return factory.loader("prefetch", 4)
+
+
+def fragment(timeline: Timeline) -> str:
+    """Return the HTML of a timeline's output."""
+    text: str = timeline._repr_mimebundle_()["text/html"]
+    return text
+
+
+def wait_drawn(page: Any, count: int) -> None:
+    page.wait_for_function(f"count => ({DRAWN})() === count", arg=count)
+
+
+def test_in_jupyterlab_fresh_dark_with_keys_reopened_and_not_trusted(lab, open_and_run, timeline, tmp_path):
+    path = tmp_path / "run.json"
+    timeline.save(path)
+    lab.write("views", [f"import loaderviz as lv\ntimeline = lv.Timeline.load({str(path)!r})", "timeline", "timeline"])
+    notebook = open_and_run("views")
+    page = notebook.page
+    wait_drawn(page, 2)
+    assert not page.evaluate("document.querySelector('.lv-view').lv.view.theme.dark")
+
+    cells = page.locator(".jp-Notebook .jp-Cell").count()
+    page.evaluate("document.querySelector('.lv-view').lv.view.ui.stage.focus()")
+    for key in KEYS:
+        page.keyboard.press(key)
+        assert page.locator(".jp-Notebook .jp-Cell").count() == cells, key
+
+    before = page.evaluate("document.querySelector('.lv-view').lv.window")
+    page.locator(".lv-view").first.hover()
+    page.mouse.wheel(0, 50)
+    assert page.evaluate("document.querySelector('.lv-view').lv.window") == before
+
+    page.evaluate(COMMAND, ["apputils:change-theme", {"theme": "JupyterLab Dark"}])
+    page.wait_for_function("() => document.querySelector('.lv-view').lv.view.theme.dark")
+    page.wait_for_selector("#jupyterlab-splash", state="detached")  # or JupyterLab removes it twice
+    page.evaluate(COMMAND, ["apputils:change-theme", {"theme": "JupyterLab Light"}])
+    page.wait_for_function("() => !document.querySelector('.lv-view').lv.view.theme.dark")
+
+    page.evaluate(COMMAND, ["notebook:run-all-cells", {}])  # the scripts of an output may run twice
+    page.wait_for_function(f"() => ({DRAWN})() === 2 && document.querySelectorAll('.lv-view').length === 2")
+    page.evaluate(COMMAND, ["docmanager:save", {}])
+
+    content = lab.call("GET", "contents/views.ipynb")["content"]
+    for cell in content["cells"]:
+        cell["metadata"].pop("trusted", None)
+        cell["outputs"] = [output | {"metadata": {"copied": True}} for output in cell["outputs"]]
+    lab.call("PUT", "contents/copied.ipynb", {"type": "notebook", "format": "json", "content": content})
+    page.goto(f"{lab.url}/doc/tree/views.ipynb?token={lab.token}&reset")  # nothing is run: what was saved is there
+    wait_drawn(page, 2)
+    page.goto(f"{lab.url}/doc/tree/copied.ipynb?token={lab.token}&reset")
+    page.wait_for_selector(".jp-OutputArea img")
+    assert page.locator("img.lv-still, .jp-OutputArea img").count() == 2
+    assert page.evaluate(
+        "[...document.querySelectorAll('.jp-OutputArea img')].every(picture => picture.naturalWidth > 300)"
+    )
+    assert page.evaluate(DRAWN) == 0
+    assert notebook.script_errors == []
+    assert notebook.outside == []
+
+
+def opened(chromium: Any, path: Path, text: str) -> tuple[Any, list[str]]:
+    path.write_text(text, encoding="utf-8")
+    page, problems = chromium.new_page(), []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda asked: problems.append(asked.url) if asked.url.startswith("http") else None)
+    page.goto(path.as_uri())
+    return page, problems
+
+
+# VS Code puts an output in by innerHTML, then makes each script anew at the end of its wrapper and takes it out again.
+VSCODE = """<!doctype html><body class='vscode-dark'><div id='first'></div><div id='second'></div><script>
+for (const place of document.querySelectorAll('body > div')) {
+    place.innerHTML = TEXT;
+    for (const old of [...place.getElementsByTagName('script')]) {
+        const made = document.createElement('script');
+        made.text = old.innerText;
+        for (const name of ['type', 'src', 'nonce', 'noModule', 'async']) if (old[name]) made[name] = old[name];
+        place.append(made);
+        made.remove();
+    }
+}</script>"""
+
+
+def test_as_vs_code_and_colab_show_it(chromium, timeline, tmp_path):
+    text = json.dumps(fragment(timeline)).replace("</", "<\\/")
+    page, problems = opened(chromium, tmp_path / "code.html", VSCODE.replace("TEXT", text))
+    wait_drawn(page, 2)
+    assert page.evaluate("[...document.querySelectorAll('.lv-view')].every(host => host.lv.view.theme.dark)")
+    page.close()
+
+    inside = html.escape(f"<!doctype html><html theme='dark'><body>{fragment(timeline)}</body></html>")
+    other, more = opened(
+        chromium, tmp_path / "colab.html", f'<iframe sandbox="allow-scripts" srcdoc="{inside}" width=900 height=700>'
+    )
+    frame = other.frames[1]
+    frame.wait_for_function(f"() => ({DRAWN})() === 1")
+    assert frame.evaluate("document.querySelector('.lv-view').lv.view.theme.dark")
+    other.close()
+    assert problems + more == []
+
+
+@pytest.mark.parametrize("sanitize", [False, True])
+def test_as_nbconvert_writes_it(sanitize, chromium, timeline, tmp_path):
+    nbformat, nbconvert = pytest.importorskip("nbformat"), pytest.importorskip("nbconvert")
+    output = nbformat.v4.new_output("execute_result", {"text/html": fragment(timeline), "text/plain": "words"})
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("timeline", outputs=[output])])
+    text, _ = nbconvert.HTMLExporter(sanitize_html=sanitize).from_notebook_node(book)
+    text = text.replace("https://", "about:blank#")  # the template asks a network for what only formulas need
+    page, problems = opened(chromium, tmp_path / "book.html", text)
+    if sanitize:
+        assert page.locator(".lv-view, .jp-OutputArea img").count() > 0
+        assert page.evaluate(DRAWN) == 0
+    else:
+        wait_drawn(page, 1)
+    page.close()
+    assert problems == []
+
+
+def test_without_decompression_or_scripts_the_still_picture_stays(chromium, timeline, tmp_path):
+    page, problems = opened(
+        chromium, tmp_path / "old.html", f"<script>delete globalThis.DecompressionStream</script>{fragment(timeline)}"
+    )
+    page.wait_for_timeout(300)
+    assert page.locator("img.lv-still").is_visible()
+    page.close()
+    assert problems == []

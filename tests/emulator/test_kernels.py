@@ -1,0 +1,181 @@
+"""What kernels cost, against closed forms on a GPU of round numbers: bytes, tiles, passes, launches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaderviz.emulator import Gpu
+from loaderviz.emulator.hardware import GPUS, KERNELS, Kernel
+from loaderviz.emulator.kernels import Array, Call, access, dense_stride, kernel_times, memory_time, sm_share
+
+FLOOR = 100
+ROUND = replace(
+    Gpu.preset("a100"), memory_bandwidth=10**15, fp32=10**12, tf32=10**12, fp16=10**12, sms=100,
+    kernels=dict.fromkeys(KERNELS["ampere"], Kernel(FLOOR, 1000, 1000)),
+)  # fmt: skip
+each_gpu = pytest.mark.parametrize("gpu", GPUS.values(), ids=list(GPUS))
+sizes = st.integers(1, 5000)
+
+
+def array(*shape, dtype="float32", order=None):
+    """An array whose dimensions lie in memory in this order, the slowest first."""
+    order = order or range(len(shape))
+    strides = dict(zip(order, dense_stride([shape[place] for place in order]), strict=True))
+    return Array(shape, dtype, tuple(strides[place] for place in range(len(shape))))
+
+
+def call(op, *reads, writes=(), **more):
+    return Call(op, list(reads), list(writes), **more)
+
+
+@each_gpu
+@settings(deadline=None)
+@given(nbytes=st.integers(0, 10**11), data=st.data())
+def test_a_kernel_takes_its_floor_and_its_bytes(gpu, nbytes, data):
+    kind = data.draw(st.sampled_from(sorted(gpu.kernels)))
+    floor, share, _ = gpu.kernels[kind]
+    exact = nbytes * 10**12 / (gpu.memory_bandwidth * share)
+    assert exact * (1 - 1e-9) <= memory_time(gpu, kind, nbytes) - floor <= exact * (1 + 1e-9) + 1
+
+
+@each_gpu
+def test_the_share_of_the_gpu_grows_with_the_elements(gpu):
+    full = gpu.sms * gpu.threads_per_sm
+    assert sm_share(gpu, 0) == sm_share(gpu, 1) == 1
+    assert sm_share(gpu, full // 2) in (500, 501)
+    assert sm_share(gpu, full) == sm_share(gpu, 100 * full) == 1000
+
+
+BATCH, ROW, PLANES = array(64, 100), array(100), array(8, 3, 9, 9)
+CHANNELS_LAST = array(8, 3, 9, 9, order=(0, 2, 3, 1))
+AS_FLOAT = array(64, 100, dtype="float64")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reads", "writes", "way"),
+    [
+        ("elementwise", [BATCH, BATCH], [BATCH], "elementwise"),
+        ("elementwise", [BATCH, ROW], [BATCH], "strided"),  # broadcast
+        ("elementwise", [BATCH, array(1)], [BATCH], "elementwise"),  # one value
+        ("elementwise", [PLANES, CHANNELS_LAST], [PLANES], "strided"),
+        ("elementwise", [CHANNELS_LAST], [CHANNELS_LAST], "elementwise"),
+        ("elementwise", [Array((64, 50), "float32", (100, 2))], [array(64, 50)], "strided"),
+        ("copy", [BATCH], [BATCH], "memcpy"),
+        ("copy", [BATCH], [AS_FLOAT], "elementwise"),
+        ("copy", [PLANES], [CHANNELS_LAST], "strided"),
+        ("softmax", [array(9, 5000)], [array(9, 5000)], "softmax"),
+        ("softmax", [array(9, 5001)], [array(9, 5001)], "softmax_unaligned"),
+        ("softmax", [array(9, 101)], [array(9, 101)], "softmax"),  # a block holds the row
+        ("reduction", [BATCH], [ROW], "reduction_columns"),
+        ("reduction", [BATCH], [array(64)], "reduction"),
+        ("batch_norm", [PLANES], [PLANES, array(3), array(3)], "batch_norm"),
+        ("batch_norm", [PLANES], [PLANES, array(0), array(0)], "elementwise"),  # in eval mode
+    ],
+)
+def test_the_way_of_access(kind, reads, writes, way):
+    assert access(kind, Call(kind, reads, writes)) == way
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "waves"),
+    [
+        (1280, 1280, 1),  # 100 tiles of 128 x 128
+        (1280, 2560, 2),
+        (1280, 640, 0.5 / 0.85),  # 100 tiles of 128 x 64, at 85 % of the rate
+        (640, 640, 0.25 / 0.6),  # 100 of 64 x 64
+    ],
+)
+def test_a_product_is_waves_of_tiles(m, n, waves):
+    k = 300
+    (time,) = kernel_times(ROUND, call("mm", array(m, k), array(k, n), writes=[array(m, n)]))
+    wave = 2 * 128 * 128 * k * 100 / 1000  # ns: FLOPs of 100 tiles at 1 TFLOP/s
+    assert time == pytest.approx(FLOOR + waves * wave, rel=1e-3)
+
+
+@settings(deadline=None)
+@given(m=sizes, n=sizes, k=sizes, precision=st.sampled_from(["fp32", "tf32", "fp16"]))
+def test_a_product_is_never_faster_than_its_arithmetic_or_its_bytes(m, n, k, precision):
+    left, right, result = array(m, k), array(k, n), array(m, n)
+    times = kernel_times(ROUND, call("mm", left, right, writes=[result], precision=precision))
+    assert times[0] >= FLOOR + 4 * (m * k + k * n + m * n) // 10**6
+    if min(m, n) > 1:
+        assert times[0] >= FLOOR + 2 * m * n * k // 1000
+    assert len(times) == 1 or k >= 512  # split along k: a second kernel adds the parts
+
+
+def test_rows_that_tensor_cores_cannot_be_fed_with_are_slower():
+    gpu = Gpu.preset("h100-sxm")
+
+    def time(n, precision):
+        operands = array(4096, 1024, dtype="float16"), array(1024, n, dtype="float16")
+        return sum(kernel_times(gpu, call("mm", *operands, writes=[array(4096, n)], precision=precision)))
+
+    assert time(4096, "fp16") < time(4094, "fp16") < time(4093, "fp16")
+    assert time(4096, "tf32") < time(4094, "tf32")
+    assert time(4095, "fp32") <= time(4096, "fp32")
+
+
+@pytest.mark.parametrize("length", [128, 129, 1000])
+def test_attention_computes_whole_tiles_of_queries_and_keys(length):
+    query = array(5, 20, length, 64, dtype="float16")  # 100 heads: one tile each fills the GPU
+    (time,) = kernel_times(
+        ROUND, call("_scaled_dot_product_flash_attention", query, query, query, writes=[query], precision="fp16")
+    )
+    tiles = -(-length // 128)
+    assert time == FLOOR - (-tiles * 4 * 128 * tiles * 128 * 64 * 100 // 1000)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_convolution_costs_its_multiply_adds_once_for_each_pass(groups, backward):
+    source, weight, result = array(4, 16, 10, 10), array(32, 16 // groups, 5, 5), array(4, 32, 6, 6)
+    if backward:
+        asked = call("convolution_backward", result, source, weight, writes=[source, weight])
+    else:
+        asked = call("convolution", source, weight, writes=[result])
+    work = 2 * prod(result.shape) * 16 // groups * 25 // 1000
+    times = kernel_times(ROUND, asked)
+    assert sum(times) == pytest.approx((FLOOR + work) * (2 if backward else 1), abs=2)
+    assert len(times) == (4 if backward else 2)  # each pass and its change of layout
+
+
+def test_a_transposed_convolution_meets_the_kernel_at_each_element_of_its_input():
+    source, weight, result = array(4, 16, 6, 6), array(16, 32, 5, 5), array(4, 32, 10, 10)
+    times = kernel_times(ROUND, call("convolution", source, weight, writes=[result], transposed=True))
+    assert sum(times) == pytest.approx(FLOOR + 2 * prod(source.shape) * 32 * 25 // 1000, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("op", "lists", "tensors", "launches"),
+    [
+        ("_foreach_zero_", 1, 110, 1),
+        ("_foreach_zero_", 1, 111, 2),
+        ("_foreach_add_", 2, 161, 3),
+        ("_fused_adam_", 4, 161, 5),
+    ],
+)
+def test_a_foreach_operator_has_the_launches_of_multi_tensor_apply(op, lists, tensors, launches):
+    """At most 110, 64, 48, 36 tensors a launch for 1 to 4 lists; 3 launches for 161 tensors were seen in a trace."""
+    row = array(1000)
+    reads = [] if op == "_foreach_zero_" else [row] * lists * tensors
+    times = kernel_times(ROUND, call(op, *reads, writes=[row] * tensors))
+    assert len(times) == launches
+
+
+def test_blocks_bound_a_launch_too():
+    """320 blocks of 65536 elements are one launch."""
+    one, two = (kernel_times(ROUND, call("_foreach_zero_", writes=[array(blocks * 65536)])) for blocks in (320, 321))
+    assert (len(one), len(two)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("op", "kernels"),
+    [("native_layer_norm_backward", 2), ("max_pool2d_with_indices_backward", 2), ("index_put_", 6), ("relu", 1)],
+)
+def test_operators_of_several_kernels(op, kernels):
+    assert len(kernel_times(ROUND, call(op, BATCH, BATCH, writes=[BATCH]))) == kernels

@@ -1,0 +1,194 @@
+"""What the host's part of torch costs: closed forms in the fields of a `Host`, each a power of ten of its own."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import loaderviz as lv
+from loaderviz._torchvision import import_torchvision
+from loaderviz.emulator import Host
+from loaderviz.emulator.torch.session import Session
+from loaderviz.timeline import Kind
+
+FREE = Host("free", **{entry.name: 0 for entry in fields(Host) if entry.name not in ("name", "sources", "threads")})
+FREE = replace(FREE, memory_bandwidth=10**15)
+PRICES = {"dispatch": 10**3, "python": 10**5, "module": 10**7, "composite": 10**9, "node": 10**11}
+PRICED = replace(FREE, **PRICES)
+
+
+def host_time(program, host=PRICED):
+    """Return what the host pays for `program(x)`, with a tensor on the device, after a first time that warms up."""
+    times = []
+    with lv.record(on="a100", host=host):
+        x = torch.ones(4, 4, device="cuda", requires_grad=True)
+        for _ in range(2):
+            torch.cuda.synchronize()
+            start = Session.active.runtime.now
+            program(x)
+            times.append(Session.active.runtime.now - start)
+    return times[1]
+
+
+def cost(**counts):
+    return sum(PRICES[name] * count for name, count in counts.items())
+
+
+PROGRAMS = {
+    "an operator": (lambda x: x + x, cost(dispatch=1, python=1)),
+    "a view": (lambda x: x.view(16), cost(python=1)),
+    "a product by name": (lambda x: x @ x, cost(dispatch=1, python=1, composite=1)),
+    "a composite call": (lambda x: torch.nn.functional.linear(x, x), cost(dispatch=1, python=1, composite=1)),
+    "a norm": (
+        lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
+        cost(dispatch=1, python=1, composite=1),
+    ),
+    "a module": (torch.nn.ReLU(), cost(dispatch=1, python=1, module=1)),
+    "modules in a module": (
+        torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU()), cost(dispatch=2, python=2, module=3),
+    ),
+    "no call of torch": (lambda x: sum(range(1000)), 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_forward_pass_costs_its_calls_modules_and_operators(name):
+    program, expected = PROGRAMS[name]
+    assert host_time(program) == expected
+
+
+def test_the_backward_pass_costs_its_nodes_and_their_kernels():
+    """Of (x @ x).relu(): the node of relu with one kernel, that of the product with two, and their sum."""
+
+    def program(x):
+        x.grad = None
+        (x @ x).relu().backward(torch.ones_like(x))
+
+    forward = cost(python=3, dispatch=3, composite=1)  # ones_like is an operator, too
+    backward = cost(python=1, node=2, dispatch=4)
+    assert host_time(program) == forward + backward
+
+
+@pytest.mark.parametrize(("foreach", "operators"), [(True, 1), (False, 3)])
+def test_an_optimizer_costs_its_step_its_parameters_and_its_operators(foreach, operators):
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+    host = replace(FREE, optimizer=10**9, parameter=10**6, dispatch=1)
+    with lv.record(on="a100", host=host) as recording:
+        with torch.no_grad():
+            parameters = [torch.nn.Parameter(parameter.to("cuda")) for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = torch.zeros(2, device="cuda")
+        optimizer = torch.optim.SGD(parameters, lr=1.0, foreach=foreach)
+        start = Session.active.runtime.now
+        optimizer.step()
+        took = Session.active.runtime.now - start
+    assert took == 10**9 + 3 * 10**6 + operators
+    assert recording.timeline.where(Kind.COMPUTE).sum() >= operators
+
+
+# Data sets
+
+
+ONE = torch.zeros(1)
+
+
+class Data(Dataset):
+    """Four samples; `work(sample)` is done for each."""
+
+    def __init__(self, work, sample):
+        self.work, self.sample = work, sample
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.work(self.sample)
+
+
+def burnt(seconds):
+    """Keep the processor busy."""
+    end = time.thread_time_ns() + seconds * 10**9
+    while time.thread_time_ns() < end:
+        pass
+    return ONE
+
+
+def declared(sample):
+    with lv.costs(3e-3):
+        burnt(1e-3)
+    return sample
+
+
+def fetches(work, sample, workers=0, **fields):
+    """Return what the fetches of two batches of two samples cost, beyond what they cost without the work."""
+    host = replace(FREE, fetch_base=7, **fields)
+    with lv.record(on="a100", host=host) as recording:
+        list(DataLoader(Data(work, sample), 2, num_workers=workers))
+    return [span.duration - 7 for span in recording.timeline.rows(Kind.FETCH)], recording
+
+
+each_number = pytest.mark.parametrize("workers", [0, 1])
+
+
+@each_number
+def test_the_operators_of_a_data_set_cost_dispatch_bytes_and_flops(workers):
+    """roll and mul read and write 400 bytes each; taking the sample and stacking it is in the `fetch_` numbers."""
+    rolled, _ = fetches(lambda x: x.roll(1) * 2, torch.zeros(100), workers, dispatch=1000, memory_bandwidth=10**9)
+    assert rolled == [2 * 2 * (1000 + 800)] * 2
+    product, _ = fetches(lambda x: x @ x, torch.zeros(10, 10), workers, flops=10**9)
+    assert product == [2 * 2 * 10**3] * 2
+    taken, _ = fetches(lambda x: x[3], torch.zeros(10, 10), workers, dispatch=1000)
+    assert taken == [0, 0]
+
+
+@each_number
+def test_declared_time_costs_once_and_what_it_takes_here_nothing(workers):
+    took, recording = fetches(declared, torch.zeros(1), workers)
+    assert took == [2 * 3_000_000] * 2
+    assert not recording.timeline.context.notes
+
+
+@each_number
+def test_time_that_nothing_prices_is_left_out_and_said(workers):
+    took, recording = fetches(lambda _: burnt(4e-3), None, workers)
+    assert took == [0, 0]
+    assert recording.unpriced["data set"] >= 16e-3
+    assert ["loaderviz.costs" in note for note in recording.timeline.context.notes] == [True]
+
+
+def test_declared_time_on_the_main_thread_is_a_span():
+    assert host_time(declared) == 3_000_000
+    with pytest.raises(lv.LoadervizError, match="seconds"):
+        lv.costs(-1)
+    with lv.costs(1e5):  # outside a recording nothing happens
+        pass
+
+
+def test_a_named_host_prices_pictures_by_the_table():
+    """fromarray and to_tensor of 100 bytes, and nothing of what they call."""
+    import_torchvision()
+    from PIL import Image
+    from torchvision.transforms import functional
+
+    picture = np.zeros((10, 10), np.uint8)
+    took, _ = fetches(lambda x: functional.to_tensor(Image.fromarray(x)), picture, dispatch=10**6, transforms=2000)
+    assert took == [2 * 2 * (4_000 + 150 * 100 // 1000 + 14_000 + 670 * 400 // 1000)] * 2
+
+
+def test_arithmetic_of_the_processor_takes_time():
+    """A product of 1024 x 1024 is slower on the processor than on the GPU, with both copies."""
+
+    def here(x):
+        return x @ x
+
+    def there(x):
+        return (x.cuda() @ x.cuda()).cpu()
+
+    x, host = torch.ones(1024, 1024), Host.preset("laptop")
+    assert host_time(lambda _: here(x), host) >= 2 * 1024**3 * 10**9 // (host.flops * host.threads)
+    assert host_time(lambda _: here(x), host) > host_time(lambda _: there(x), host)

@@ -1,0 +1,138 @@
+"""`torch.compile` inside a recording: the eager operators run, and the timeline says so."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from programs import mlp
+
+import loaderviz as lv
+from loaderviz.timeline import Kind
+
+NOTE = "torch.compile: compiled code is emulated as its eager operators, so nothing is fused"
+
+
+def double_and_add(x, y=1.0):
+    return x * 2 + y
+
+
+def decorated(x, y=1.0):
+    @torch.compile
+    def inner(x, y):
+        return double_and_add(x, y)
+
+    return inner(x, y)
+
+
+def decorated_with_options(x, y=1.0):
+    @torch.compile(mode="reduce-overhead", fullgraph=True, dynamic=False)
+    def inner(x, y):
+        return double_and_add(x, y)
+
+    torch.compiler.cudagraph_mark_step_begin()
+    return inner(x, y)
+
+
+FORMS = {
+    "function": lambda x: torch.compile(double_and_add)(x, y=1.0),
+    "options": lambda x: torch.compile(double_and_add, options={"epilogue_fusion": True}, backend="inductor")(x),
+    "decorator": decorated,
+    "decorator with options": decorated_with_options,
+}
+
+
+def kernels(call):
+    with lv.record(on="a100") as recording:
+        result = call(torch.arange(3.0, device="cuda")).tolist()
+    return result, [span.name for span in recording.timeline.rows(Kind.COMPUTE)], recording.timeline.context.notes
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_compiled_code_runs_as_its_eager_operators(name):
+    result, names, notes = kernels(FORMS[name])
+    assert (result, names) == kernels(double_and_add)[:2]
+    assert result == [1.0, 3.0, 5.0]
+    assert notes == (NOTE,)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.compile(double_and_add, disable=True)(x),
+        lambda x: torch.compile(disable=True)(double_and_add)(x),
+        lambda x: torch.compiler.disable(double_and_add)(x),
+        double_and_add,
+    ],
+)
+def test_what_is_not_compiled_gets_no_note(call):
+    assert kernels(call) == ([1.0, 3.0, 5.0], kernels(double_and_add)[1], ())
+
+
+def test_a_compiled_function_keeps_what_inspect_asks():
+    with lv.record(on="a100"):
+        compiled = torch.compile(double_and_add)
+        assert not torch.compiler.is_compiling()
+    assert (compiled.__name__, compiled.__module__) == (double_and_add.__name__, __name__)
+    assert inspect.signature(compiled) == inspect.signature(double_and_add)
+    assert compiled(torch.ones(1)).item() == 3  # after the recording, too
+
+
+def losses(model, make):
+    """Return the losses of three steps, the names of the parameters, and what was noted."""
+    with lv.record(on="a100") as recording:
+        model = make(model).to("cuda")
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        found = []
+        for _ in range(3):
+            loss = model(torch.ones(4, 144, device="cuda")).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+    return found, list(model.state_dict()), recording.timeline.context.notes
+
+
+def compiled_in_place(model):
+    model.compile(mode="max-autotune")
+    return model
+
+
+@pytest.mark.parametrize(("make", "prefix"), [(torch.compile, "_orig_mod."), (compiled_in_place, "")])
+def test_a_compiled_model_trains_as_the_eager_one(make, prefix):
+    def compile(model):  # `torch.compile` is looked up inside the recording
+        return getattr(torch, make.__name__, make)(model)
+
+    eager, names, noted = losses(mlp(), lambda model: model)
+    found, prefixed, notes = losses(mlp(), compile)
+    assert found == eager
+    assert prefixed == [prefix + name for name in names]
+    assert notes == (NOTE, *noted)
+
+
+@pytest.mark.parametrize("options", [{}, {"fullgraph": True}, {"dynamic": True}])
+def test_what_was_compiled_before_the_recording_runs_eagerly_inside_and_compiled_after(options):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled, model = (torch.compile(code, backend=backend, **options) for code in (double_and_add, torch.nn.ReLU()))
+    assert kernels(compiled) == ([1.0, 3.0, 5.0], kernels(double_and_add)[1], (NOTE,))
+    assert kernels(lambda x: model(x - 1)) == ([0.0, 0.0, 1.0], ["arange", "sub", "relu"], (NOTE,))
+    assert graphs == []
+    assert compiled(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert len(graphs) == 1
+    assert kernels(compiled) == ([1.0, 3.0, 5.0], kernels(double_and_add)[1], (NOTE,))  # compiled and used before
+    assert len(graphs) == 1
+
+
+def test_arguments_that_torch_refuses_are_refused():
+    with lv.record(on="a100"):
+        with pytest.raises(TypeError, match="modus"):
+            torch.compile(double_and_add, modus="default")
+        with pytest.raises(RuntimeError, match="mode or options"):
+            torch.compile(double_and_add, mode="default", options={})

@@ -1,0 +1,206 @@
+"""The steady state: what is left out as the start, and the step against the marginal cost of a batch."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+import loaderviz as lv
+from loaderviz.experiment import Images, as_it_is
+from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
+from loaderviz.metrics import describe, summarize
+from loaderviz.timeline import Cause, Context, Kind, TimelineBuilder
+
+FEW, MANY, EPOCH = 7, 23, 8  # batches; MANY - FEW are two whole epochs
+LOADERS = {"blocking": BlockingLoader, "pinned": PinnedLoader, "prefetch": PrefetchLoader}
+LARGE = 8192
+
+
+@lru_cache(maxsize=4)
+def data(size):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 255, (EPOCH * size, 28, 28), dtype=torch.uint8, generator=generator)
+    return images, torch.randint(0, 10, (EPOCH * size,), generator=generator)
+
+
+def feed(name, size, workers, batches):
+    """Give so many batches, which are all that there are: a prefetcher has nothing to do in its last steps."""
+    images, labels = data(size)
+    if name == "resident":
+        loader = ResidentLoader((images, labels), size, seed=0)
+        for batch in range(0, batches, EPOCH):
+            for number, pair in enumerate(loader):
+                if batch + number < batches:
+                    yield pair
+        return
+    order = RandomSampler(range(len(images)), num_samples=batches * size, generator=torch.Generator().manual_seed(0))
+    source = DataLoader(
+        Images(images, labels),
+        size,
+        sampler=order,
+        num_workers=workers,
+        collate_fn=as_it_is,
+        pin_memory=name != "blocking",
+    )
+    yield from LOADERS[name](source) if name in LOADERS else ((x.to("cuda"), y.to("cuda")) for x, y in source)
+
+
+@cache
+def run(name, size, workers, batches):
+    """Train on so many batches on an emulated A100."""
+    data(size)  # made before the clock runs
+    with lv.record(on="a100", host="workstation") as recording:
+        torch.manual_seed(0)
+        hidden = 384 if size < LARGE else 16  # a large layer takes this machine too long
+        layers = torch.nn.Flatten(), torch.nn.Linear(784, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 10)
+        model = torch.nn.Sequential(*layers).to("cuda")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for images, labels in feed(name, size, workers, batches):
+            loss = torch.nn.functional.cross_entropy(model(images.float() / 255), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        torch.cuda.synchronize()
+    return recording.timeline
+
+
+LOOPS = [
+    *((name, workers, size) for name in ("plain", *LOADERS) for workers in (0, 2, 4) for size in (64, LARGE)),
+    *(("resident", 0, size) for size in (64, LARGE)),
+]
+# The pin thread page-locks one more block, 1 to 1.5 ms, amid the 12 judged steps and the 16 of the margin: the
+# step is 2.7 and 4 % more than that. Over 24 steps both are within 2 %.
+PAGE_LOCKED = {("plain", 4, LARGE), ("pinned", 4, LARGE)}
+OFF = pytest.mark.xfail(strict=True, reason="a page-lock of the pin thread weighs more in few steps")
+
+
+@pytest.mark.parametrize(
+    "name, workers, size", [pytest.param(*loop, marks=OFF) if loop in PAGE_LOCKED else loop for loop in LOOPS]
+)
+def test_a_step_is_what_a_further_batch_costs(name, workers, size):
+    few, many = (run(name, size, workers, batches) for batches in (FEW, MANY))
+    marginal = (many.duration - few.duration) / (MANY - FEW)
+    for timeline in (many, many.from_batch(3), many.from_batch(FEW)):
+        summary = summarize(timeline)
+        assert summary.step == pytest.approx(marginal, rel=0.02)
+        assert summary.samples_per_second == pytest.approx(size / marginal * 1e9, rel=0.021)
+
+
+@pytest.mark.parametrize("name", ["plain", "prefetch"])
+def test_batches_that_were_ready_when_the_loop_began_do_not_make_it_look_fast(name):
+    marginal = (run(name, 512, 2, MANY).duration - run(name, 512, 2, FEW).duration) / (MANY - FEW)
+    for batches, within in ((8, 0.05), (10, 0.05), (MANY, 0.02)):  # of short runs a batch more or less counts
+        assert summarize(run(name, 512, 2, batches)).step == pytest.approx(marginal, rel=within)
+
+
+def test_workers_do_not_look_slow_because_they_must_be_started():
+    made = {f"{workers} workers": run("plain", 64, workers, MANY) for workers in (0, 2)}
+    without, with_two = (summarize(timeline) for timeline in made.values())
+    assert with_two.step < without.step
+    assert with_two.start_up > 2 * 15_000_000 > without.start_up  # two processes are started, 15 ms each
+    assert "start-up" in str(with_two)
+    comparison = lv.compare(made)
+    assert comparison.table()["speed-up"].tolist() == pytest.approx([1, without.step / with_two.step], rel=1e-9)
+    assert comparison.table().loc["2 workers", "start-up [ms]"] == with_two.start_up / 1e6
+    assert comparison.figure().layout.title.text.startswith("2 workers is 1.")
+    assert with_two.breakdown.get("idle: host in operators", 0) < with_two.window / 2
+    assert not any("start" in part for part in with_two.breakdown)
+    advice = lv.advise(made["2 workers"])
+    assert (advice.window[0], advice[-1].rule) == (made["2 workers"].begin + with_two.start_up, "start-up")
+    whole = summarize(
+        made["2 workers"], (made["2 workers"].begin, made["2 workers"].begin + made["2 workers"].duration)
+    )
+    assert whole.start_up == 0  # a window is taken as it is, and the start is no operator
+    assert whole.breakdown["idle: host starts workers"] == 30_000_000
+    assert whole.breakdown["idle: host in operators"] < 5_000_000
+
+
+def test_workers_that_are_started_in_each_epoch_stay_in_and_have_a_name():
+    with lv.record(on="a100", host="workstation") as recording:
+        source = DataLoader(Images(*data(64)), 64, num_workers=1, collate_fn=as_it_is)
+        for _ in range(3):
+            for images, _ in source:
+                images.to("cuda").float().sum()
+    summary = summarize(recording.timeline)
+    assert summary.batches == 3 * EPOCH - 1
+    assert summary.breakdown["idle: host starts workers"] == pytest.approx(30_000_000, rel=0.001)  # not the first
+
+
+def loop(batches, first=0, prepared=500, cold=()):
+    """A loop of steps of 100 ns, in batches of `cold` after 50 ns more in which memory is taken."""
+    builder = TimelineBuilder(Context())
+    main, stream = builder.lane("main", "host", "main"), builder.lane("stream 7", "device", number=7)
+    if prepared:
+        builder.span(0, prepared, main, Kind.OPERATOR, "start 2 workers")
+    now = prepared
+    for batch in range(first, first + batches):
+        start = now
+        if batch in cold:
+            builder.span(now, now + 50, main, Kind.WAIT, "allocation", batch=batch, cause=Cause.ALLOCATION)
+            now += 50
+        builder.span(now, now + 80, stream, Kind.COMPUTE, "kernel", batch=batch)
+        now += 100
+        builder.span(start, now, main, Kind.RANGE, f"batch {batch}: 8 samples", batch=batch)
+    return builder.build().self_check()
+
+
+def numbers(timeline):
+    summary = summarize(timeline)
+    return summary.start_up, summary.window, summary.batches, summary.step
+
+
+@pytest.mark.parametrize(
+    "timeline, expected",
+    [
+        (loop(0), (0, 500, None, None)),  # only the start: nothing is left out
+        (loop(1), (500, 100, 1, 100)),
+        (loop(2, cold=(0,)), (500, 250, 2, 100)),
+        (loop(3), (600, 200, 2, 100)),  # two steps remain
+        (loop(9), (600, 800, 8, 100)),
+        (loop(9, cold=(0, 1, 2)), (950, 600, 6, 100)),
+        (loop(9, cold=(0, 2)), (900, 600, 6, 100)),  # what is taken before the first kernel of batch 2 lengthens step 1
+        (loop(9, cold=(0, 7)), (650, 850, 8, 750 / 7)),  # what comes later is no start
+        (loop(9, cold=range(9)), (650, 1200, 8, 150)),  # what does not end is no start
+        (loop(9, prepared=0), (0, 900, 9, 100)),  # nothing was prepared
+        (loop(9, first=4), (0, 1400, 9, 100)),  # of a later part of a run
+    ],
+)
+def test_what_is_left_out(timeline, expected):
+    start_up, window, batches, step = numbers(timeline)
+    assert (start_up, window, batches) == expected[:3]
+    assert step == expected[3]
+
+
+def test_only_a_start_says_that_workers_were_started():
+    assert summarize(loop(0)).breakdown == {"idle: host starts workers": 500}
+    assert describe(loop(0)) == "500 ns on the host, no work on the GPU"
+
+
+def test_without_kernels_a_step_is_from_hand_out_to_hand_out():
+    timeline = loop(6)
+    host = timeline.only(~timeline.where(Kind.COMPUTE))
+    assert numbers(host) == (600, 500, 5, 100)
+
+
+def test_the_step_of_each_device_is_its_own():
+    builder = TimelineBuilder(Context())
+    for rank, length in ((0, 100), (1, 70)):
+        main = builder.lane(f"rank {rank} main", "host", "main", rank, rank)
+        stream = builder.lane(f"rank {rank} stream 7", "device", number=7, device=rank)
+        builder.span(0, 500, main, Kind.OPERATOR, "start 2 workers")
+        for batch in range(5):
+            start = 500 + batch * length
+            builder.span(start, start + 60, stream, Kind.COMPUTE, "kernel", batch=batch)
+            builder.span(start, start + length, main, Kind.RANGE, f"batch {batch}", batch=batch)
+    timeline = builder.build().self_check()
+    assert [summarize(timeline, device=rank).step for rank in (0, 1)] == [100, 70]
+    assert [summarize(timeline, device=rank).start_up for rank in (0, 1)] == [600, 570]
+
+
+def test_batches_that_a_prefetcher_copied_before_the_first_step_tell_no_step():
+    for batches in (3, 4):
+        summary = summarize(run("prefetch", 64, 0, batches))
+        assert (summary.step, summary.samples_per_second) == (None, None)

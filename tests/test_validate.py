@@ -1,0 +1,147 @@
+"""Validation and calibration: a trace made of the model's own times is exact; real traces are within the limit."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+import loaderviz as lv
+from loaderviz.analysis.validate import JUDGED, ValidationError
+from loaderviz.cli import main
+from loaderviz.emulator import Gpu, Host
+from loaderviz.emulator.hardware import UnknownHardwareError
+from loaderviz.emulator.kernels import Array, Call, kernel_times
+
+TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
+CARD = "NVIDIA A100-SXM4-80GB"
+WIDE, SQUARE = (8192, 4096), (4096, 4096)
+CALLS = {  # name, shapes of the arguments, and the same call as the model takes it
+    "aten::add": ([WIDE, WIDE], Call("add", [Array(WIDE, "float")] * 2, [Array(WIDE, "float")])),
+    "aten::mm": ([WIDE, SQUARE], Call("mm", [Array(WIDE, "float"), Array(SQUARE, "float")], [Array(WIDE, "float")])),
+    "aten::zero_": ([WIDE], Call("zero_", [], [Array(WIDE, "float")])),
+}
+LATENCY, LAUNCH = 2.5, 6.0  # us
+
+
+def made(path, slower=1.0, shapes=True, card=CARD):
+    """Write a trace in which each operator's kernels take `slower` times what the model says; return the path."""
+    events, at, correlation = [], 0.0, 0
+    for name, (dims, call) in [*CALLS.items()] * 4:
+        durations = kernel_times(Gpu.named(CARD), call)
+        arguments = {"Input Dims": dims, "Input type": ["float"] * len(dims)} if shapes else {}
+        length = (LAUNCH + LATENCY) * len(durations) + slower * sum(durations) / 1000 + 50
+        events.append({"cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": at, "dur": length, "args": arguments})
+        start = at + 1
+        for duration in durations:
+            correlation += 1
+            seen = {"correlation": correlation, "stream": 7}
+            call_ = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": start, "dur": LAUNCH}
+            begin, took = start + LAUNCH + LATENCY, slower * duration / 1000
+            kernel = {"cat": "kernel", "name": "vectorized_elementwise", "pid": 0, "tid": 7, "ts": begin, "dur": took}
+            events += [call_ | {"args": {"correlation": correlation}}, kernel | {"args": seen}]
+            start = begin + took + 1
+        at += length + 100
+    data = {"deviceProperties": [{"name": card}], "traceEvents": [{"ph": "X"} | event for event in events]}
+    path.write_bytes(gzip.compress(json.dumps(data).encode()))
+    return path
+
+
+@pytest.mark.parametrize("slower", [1, 2, 0.5])
+def test_a_trace_of_the_models_own_times_is_exact(tmp_path, slower):
+    found = lv.validate(made(tmp_path / "t.json.gz", slower))
+    assert found.gpu is Gpu.preset("a100-sxm-80gb")
+    assert found.ratio == pytest.approx(1 / slower, rel=1e-4)
+    assert found.error == pytest.approx(abs(1 - 1 / slower), abs=1e-4)
+    assert {row.kind: row.operators for row in found.rows} == {"elementwise": 4, "gemm_fp32": 4, "fill": 4}
+    assert found.numbers["launch_latency"] == LATENCY * 1000 and found.numbers["launch"] == LAUNCH * 1000
+
+
+def test_a_calibrated_machine_has_the_traces_own_times(tmp_path):
+    path, saved = made(tmp_path / "t.json.gz", 1.7), tmp_path / "mine.json"
+    calibration = lv.calibrate(path)
+    calibration.save(saved)
+    assert lv.validate(path, on=str(saved)).error < 0.001
+    gpu, host, card = Gpu.preset(str(saved)), Host.preset(str(saved)), Gpu.named(CARD)
+    assert (gpu.launch_latency, host.launch, gpu.name) == (2_500, 6_000, f"{CARD}, calibrated")
+    assert gpu.source("launch_latency") == "measured: mine.json"
+    assert (gpu.memory, gpu.kernels["attention"]) == (card.memory, card.kernels["attention"])
+    assert {"memory", "dispatch", "kernels of attention"} <= set(calibration.kept)
+    with lv.record(on=str(saved), host=str(saved)) as recording:
+        import torch
+
+        torch.zeros(8, device="cuda")
+    assert recording.timeline.context.device == gpu.name
+
+
+@pytest.mark.parametrize(("slower", "limit", "status"), [(1.2, "0.25", 0), (2, "0.25", 1), (2, "0.6", 0)])
+def test_the_command_fails_beyond_its_limit(tmp_path, capsys, slower, limit, status):
+    path = made(tmp_path / "t.json.gz", slower)
+    assert main(["validate", str(path), "--limit", limit]) == status
+    *_, last = capsys.readouterr().out.splitlines()
+    (totals,) = json.loads(last)
+    assert totals["error"] == pytest.approx(1 - 1 / slower, abs=1e-3) and totals["gpu_ms"] * 1e6 > JUDGED
+
+
+def test_the_command_that_calibrates_says_what_it_kept(tmp_path, capsys):
+    saved = tmp_path / "mine.json"
+    assert main(["calibrate", str(made(tmp_path / "t.json.gz", card="Voodoo 2")), "--out", str(saved)]) == 0
+    said = capsys.readouterr().out
+    assert "kept from a100 and workstation:" in said and "Voodoo 2, calibrated" in said
+    assert json.loads(saved.read_text())["gpu"]["preset"] == "a100"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "error", "words"),
+    [
+        (b"no json", {}, ValidationError, "is no trace of torch.profiler"),
+        (b'{"traceEvents": []}', {}, ValidationError, "has no kernels; record it with torch.profiler"),
+        (None, {"shapes": False}, ValidationError, "has no shapes; record it with torch.profiler.profile"),
+        (None, {"card": "Voodoo 2"}, UnknownHardwareError, "no preset fits the GPU 'Voodoo 2'"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path, content, options, error, words):
+    path = tmp_path / "t.json"
+    if content is None:
+        made(path, **options)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(error, match=words):
+        lv.validate(path)
+
+
+def test_a_file_that_is_no_machine_is_refused(tmp_path):
+    for name, content in (("missing.json", None), ("empty.json", "{}"), ("other.json", '{"gpu": {"preset": "x"}}')):
+        if content is not None:
+            (tmp_path / name).write_text(content)
+        with pytest.raises(UnknownHardwareError, match="is not a file that `loaderviz calibrate` wrote"):
+            Gpu.preset(str(tmp_path / name))
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="needs the shared traces")
+@pytest.mark.parametrize(
+    ("name", "operators"),
+    [
+        ("measured/h100_qwen_bf16_2025.json.gz", 1028),
+        ("measured/h100_timesformer_bf16_2025.json.gz", 441),
+        ("measured/a100_dlrm_tf32_2022.json.gz", 4412),
+        ("judged/h100_bert_small_2025.json.gz", 60),
+    ],
+)
+def test_real_traces_are_within_the_limit(name, operators):
+    found = lv.validate(TRACES / name)
+    assert sum(row.operators for row in found.rows) == operators
+    assert found.error <= 0.25
+    assert 0.9 < found.ratio < 1.1
+
+
+@pytest.mark.parametrize("place", range(3), ids=["2080 Ti", "V100", "A100"])
+def test_whole_steps_have_the_kernel_time_that_was_measured(place):
+    """None of the three was fitted on as a whole; measured in traces of param and HolisticTraceAnalysis."""
+    bench = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "validate.py"))
+    model, gpu, batch, measured = bench["STEPS"][place]
+    total, kernels = bench["gpu_time"](model, gpu, batch)
+    assert (total - kernels * Gpu.preset(gpu).queue_gap) / 1e6 == pytest.approx(measured, rel=0.15)

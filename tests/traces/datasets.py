@@ -1,0 +1,87 @@
+"""Data sets for recorded DataLoaders, in a module that a spawned worker can import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+SIZE = 24
+
+
+class Squares(Dataset):
+    """Sample k is (k, k squared); noise from torch's generator tells whether the workers' seeds stayed the same."""
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        return torch.full((3,), float(index)), index * index + torch.rand(()).item()
+
+
+class Slow(Squares):
+    """A sample takes far longer than the step that uses it."""
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+class Modules(Dataset):
+    """Each sample tells whether heavy modules are loaded in the worker."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return int("plotly" in sys.modules), int("ipywidgets" in sys.modules), int("pandas" in sys.modules)
+
+
+class Failing(Squares):
+    """Sample 9 raises an error, or ends its worker."""
+
+    def __init__(self, how="raise"):
+        self.how = how
+
+    def __getitem__(self, index):
+        if index == 9:
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.how == "leave":
+                os._exit(3)
+            if self.how == "sleep":
+                time.sleep(4.5)
+            raise KeyError("sample nine")
+        return super().__getitem__(index)
+
+
+class Uneven(IterableDataset):
+    """Worker 0 has 2 batches of 2, worker 1 has 5."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        worker = 0 if info is None else info.id
+        for index in range(4 if worker == 0 else 10):
+            yield torch.tensor([100 * worker + index])
+
+
+class Napping(Squares):
+    """The first batch of worker 0 takes its time, so that others overtake it."""
+
+    def __getitem__(self, index):
+        if index == 0:
+            time.sleep(0.8)
+        return super().__getitem__(index)
+
+
+def raise_in_worker(worker):
+    raise OSError(f"worker {worker} has no data")
+
+
+def count_calls(worker):
+    info = get_worker_info()
+    info.dataset.started = worker

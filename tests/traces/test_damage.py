@@ -1,0 +1,318 @@
+"""Damaged, foreign and hostile files: what can be read is read, the rest is told in one sentence."""
+
+import gc
+import gzip
+import random
+import subprocess
+import sys
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trace_files import BASE, call, copy, loop, notes, op, read_events, styled, trace, work, write
+
+from loaderviz.errors import LoadervizError
+from loaderviz.timeline import Kind
+from loaderviz.traces import source
+from loaderviz.traces.read import TraceError, read
+
+
+def many(count=400):
+    events = [op(f"aten::op{n}", BASE + 10 * n, 5) for n in range(count)]
+    return styled(trace(*events), "kineto")
+
+
+@pytest.mark.parametrize("keep", [0.2, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_cut_file_gives_what_is_in_it(tmp_path, keep, compressed):
+    text = many().encode()
+    data = gzip.compress(text) if compressed else text
+    path = tmp_path / "cut.json.gz"
+    path.write_bytes(data[: int(len(data) * keep)])
+    timeline = read(path)
+    assert 0.5 * keep * 400 < len(timeline) <= 400
+    assert [row.name for row in timeline.rows()] == [f"aten::op{n}" for n in range(len(timeline))]
+    said = notes(timeline)
+    assert "the file is damaged: " + ("its gzip data are cut after" if compressed else "it ends in the middle") in said
+
+
+def test_every_cut_of_a_small_file(tmp_path):
+    """No place to cut makes it fail otherwise than with a sentence; and never is an event invented."""
+    text = styled(trace(*loop()), "kineto")
+    whole = [row[:2] for row in read(write(tmp_path, text)).rows()]
+    for end in range(0, len(text), 3):
+        try:
+            found = [row[:2] for row in read(write(tmp_path, text[:end])).rows()]
+        except TraceError as problem:
+            assert "is no trace: it looks like" in str(problem)
+            assert end < text.index('"traceEvents"') + 16
+            continue
+        assert len(found) <= len(whole)
+
+
+def test_damaged_gzip(tmp_path):
+    data = bytearray(gzip.compress(many().encode()))
+    data[len(data) // 2] ^= 0xFF
+    path = tmp_path / "bad.json.gz"
+    path.write_bytes(data)
+    assert "the file is damaged" in notes(read(path))
+    path.write_bytes(gzip.compress(many().encode()) + b"\x00" * 64)  # padding is no damage
+    assert "damaged" not in notes(read(path))
+    text = many().encode()
+    path.write_bytes(gzip.compress(text[:5_000]) + gzip.compress(text[5_000:]))  # two members, one content
+    assert len(read(path)) == 400
+    path.write_bytes(gzip.compress(text) + b"garbage")
+    assert "bytes after its gzip data" in notes(read(path))
+
+
+BROKEN = {
+    "quotes": ('"aten::op7"', '"say "hello" {to} me"', 400, 'say "hello" {to} me'),
+    "backslash": ('"aten::op7"', '"C:\\data\\new"', 400, None),
+    "control": ('"aten::op7"', '"a\x01b\nc"', 400, "a\x01b\nc"),
+    "not utf-8": ('"aten::op7"', '"caf\udce9"', 400, "caf�"),
+    "bare word": ('"External id": 1', '"bw": N/A, "x": nan, "y": -inf', 400, "aten::op7"),
+    "NaN time": ('"dur": 5', '"dur": NaN', 399, None),
+    "infinite time": ('"dur": 5', '"dur": 1e999', 399, None),
+    "huge whole time": ('"dur": 5', '"dur": 1' + "0" * 40, 399, None),
+    "more digits than Python converts": ('"dur": 5', '"dur": ' + "9" * 5_000, 399, None),
+    "text as time": ('"dur": 5', '"dur": "soon"', 399, None),
+    "number as text": ('"dur": 5', '"dur": "5"', 400, "aten::op7"),
+    "negative length": ('"dur": 5', '"dur": -5', 399, None),
+    "no length": (', "dur": 5', "", 399, None),
+    "name is a number": ('"aten::op7"', "7", 399, None),
+    "deep": ('"External id": 1', '"x": ' + "[" * 100_000 + "]" * 100_000, 400, "aten::op7"),
+    "huge number in arguments": ('"External id": 1', '"Comms Id": 1' + "0" * 30, 400, "aten::op7"),
+    "nothing": ('"ph": "X"', '"ph": ""', 399, None),
+}
+
+
+def test_a_broken_kernel_keeps_its_stream_size_and_launch(tmp_path):
+    """Quotes in a name make it no JSON: what counts is read by pattern."""
+    events = [call("cudaMemcpyAsync", BASE, 5, 7), copy(BASE + 10, 20, 7, "MARK", stream=20, nbytes=4_096)]
+    events += [op("aten::mm", BASE + 40 + 10 * n, 5) for n in range(10)]
+    text = styled(trace(*events), "one line").replace("MARK", 'Memcpy HtoD "x"')
+    timeline = read(write(tmp_path, text))
+    (row,) = timeline.rows(Kind.COPY_H2D)
+    assert (row.lane.number, row.nbytes, row.correlation, len(timeline.arrows["tail"])) == (20, 4_096, 7, 1)
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_event_costs_at_most_itself(tmp_path, monkeypatch, what):
+    monkeypatch.setattr(source, "CHUNK", 20_000)
+    old, new, left, name = BROKEN[what]
+    events = many().split("\n  },\n  {")
+    assert old in events[7]
+    events[7] = events[7].replace(old, new, 1)
+    path = tmp_path / "broken.json"
+    path.write_bytes("\n  },\n  {".join(events).encode("utf-8", "surrogateescape"))
+    timeline = read(path)
+    names = [row.name for row in timeline.rows()]
+    assert len(names) == left
+    assert [each for each in names if each.startswith("aten::op") and each != "aten::op7"] == [
+        f"aten::op{n}" for n in range(400) if n != 7
+    ]
+    if name:
+        assert names[7] == name
+    elif left < 400 and what != "nothing":
+        assert "1 events lost" in notes(timeline)
+
+
+def test_broken_gpu_events(tmp_path):
+    bad = [
+        work("a", BASE, 5, "x"),
+        work("b", BASE + 10, 5, 2, stream=[1]),
+        work("c", BASE + 20, 5, None),
+        copy(BASE + 30, 5, 4, nbytes=10**30),
+        work("d", BASE + 40, 5, 5.0, device="0"),
+        call("e", BASE, 1, {"a": 1}),
+        work("f", BASE + 50, 5, 6) | {"args": None},
+        work("g", BASE + 60, 5, 7) | {"args": [1]},
+    ]
+    timeline = read_events(tmp_path, *bad)
+    assert sorted(row.name[:6] for row in timeline.rows()) == ["Memcpy", "a", "b", "c", "d", "e", "f", "g"]
+
+
+def test_events_out_of_range(tmp_path):
+    """An event at 0, as broken clocks give, must not make a timeline of fifty years."""
+    timeline = read_events(tmp_path, *loop(), op("zero", 0, 5), op("late", BASE + 10**12, 5), op("long", BASE, 10**14))
+    assert timeline.duration == 100_000
+    assert "3 events more than a day away" in notes(timeline)
+    assert "3 events lost" in notes(timeline)
+
+
+def test_what_looks_like_a_border_inside_an_event(tmp_path):
+    inner = [{"ph": "X", "name": "a"}, {"ph": "s"}, {"ph": "X"}]
+    events = [op("outer", BASE + 5, 5, steps=inner), *loop()]
+    timeline = read_events(tmp_path, *events, work("gpu", BASE, 5, 9, steps=inner))
+    assert len(timeline) == 11
+    assert {"outer", "gpu"} <= {row.name for row in timeline.rows()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_random_damage_never_escapes(tmp_path_factory, seed):
+    rng = random.Random(seed)
+    data = bytearray(styled(trace(*loop(), *loop(BASE + 200)), rng.choice(["kineto", "one line", "compact"])).encode())
+    for _ in range(rng.randrange(1, 6)):
+        place = rng.randrange(len(data))
+        data[place : place + rng.randrange(3)] = bytes(rng.choices(b'{}[]",:\\0x1e9\x00\xff', k=rng.randrange(4)))
+    path = tmp_path_factory.mktemp("fuzz") / "t.json"
+    path.write_bytes(data)
+    try:
+        read(path).self_check()
+    except LoadervizError as problem:
+        assert str(path) in str(problem)
+
+
+FOREIGN = {
+    "empty": (b"", "an empty file"),
+    "blank": (b"  \n ", "a file of blanks"),
+    "text": (b"hello\nworld", "a text file; its first line is 'hello'"),
+    "csv": (b"a,b\n1,2\n", "a text file; its first line is 'a,b'"),
+    "html": (b"<!DOCTYPE html><html>", "an HTML or XML page"),
+    "zip": (b"PK\x03\x04abc", "a zip archive; unpack it"),
+    "zip with a trace as it is": (b'PK\x03\x04..{"traceEvents": [{"ph": "X"}]}', "a zip archive; unpack it"),
+    "parquet": (b"PAR1\x15\x04", "a Parquet table"),
+    "utf-16": ('{"traceEvents": []}'.encode("utf-16"), "text in UTF-16; save it as UTF-8"),
+    "null": (
+        b'{"schemaVersion": 1, "traceEvents": null}',
+        "its 'traceEvents' is null, so the profiler recorded nothing",
+    ),
+    "zstd": (b"\x28\xb5\x2f\xfdabc", "a zstd archive"),
+    "png": (b"\x89PNG\r\n", "a PNG picture"),
+    "pickle": (b"\x80\x04\x95", "a Python pickle"),
+    "binary": (b"\x01\x00\x02", "a binary file"),
+    "json": (b'{"a": 1, "b": {"c": 2}}', "JSON without 'traceEvents' (it has a, b, c)"),
+    "list": (b"[1, 2]", "JSON list without events"),
+    "notebook": (b'{"cells": [], "nbformat": 4}', "a Jupyter notebook"),
+    "execution trace": (b'{"schema": "1.0", "pid": 3, "nodes": []}', "a PyTorch execution trace"),
+    "nsys report": (b"\x00\x01 QuadDCommon", "an Nsight Systems report; export it with `nsys export"),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_what_a_foreign_file_looks_like(tmp_path, what, compressed):
+    data, words = FOREIGN[what]
+    path = tmp_path / "it.json"
+    path.write_bytes(gzip.compress(data) if compressed else data)
+    with pytest.raises(TraceError) as caught:
+        read(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("host.xplane.pb", "an XPlane profile"), ("a.nsys-rep", "`nsys export --type sqlite`")]
+)
+def test_what_a_files_name_tells(tmp_path, name, words):
+    (tmp_path / name).write_bytes(b"\x0a\x01\x02")
+    with pytest.raises(TraceError, match=words):
+        read(tmp_path / name)
+
+
+def test_events_of_other_tools_are_counted_as_left_out(tmp_path):
+    """JAX writes no categories; other tools write begin and end apart."""
+    timeline = read_events(
+        tmp_path,
+        {"ph": "X", "pid": 1, "tid": 14, "ts": 100.0, "dur": 20.0, "name": "loop_fusion"},
+        *({"ph": phase, "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": 3} for phase in "BEbe"),
+    )
+    said = notes(timeline)
+    assert "the file has no events that can be drawn" in said
+    for words in ("1 events without a category (as JAX", "2 events by begin and end", "2 asynchronous events"):
+        assert words in said
+
+
+def test_paths(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        read(tmp_path / "nothing.json")
+    with pytest.raises(TraceError, match="has no trace in it"):
+        read(tmp_path)
+    with pytest.raises(TraceError, match="an empty list"):
+        read([])
+    with pytest.raises(TypeError, match="needs a path"):
+        read(3)
+    with pytest.raises(TraceError, match="a folder inside a list"):
+        read([tmp_path, tmp_path])
+
+
+def test_a_gzip_bomb_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "BOMB_SIZE", 1 << 22)
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b'{"ph": "X", "name": "a"},' * 2**20))
+    with pytest.raises(TraceError, match="gzip bomb"):
+        read(path)
+
+
+def test_an_event_without_an_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "LONGEST", 1 << 20)
+    monkeypatch.setattr(source, "CHUNK", 1 << 18)
+    path = write(tmp_path, '{"traceEvents": [{"ph": "X", "name": "' + "a" * (1 << 22))
+    with pytest.raises(TraceError, match=r"no event ends within 1.049 MB"):
+        read(path)
+    with pytest.raises(TraceError, match="is no trace"):
+        read(write(tmp_path, '{"a": "' + "x" * (1 << 22)))
+
+
+def test_hostile_files_stay_small(tmp_path):
+    """In a process with little memory: deep nesting, a bomb of one string, very many names."""
+    bombs = {
+        "deep.json": b'{"traceEvents": [' + b"[" * 5_000_000,
+        "deep2.json": b'{"traceEvents": [{"ph": "X", "args": ' + b'{"a":' * 2_000_000,
+        "string.json.gz": _bomb(b'{"traceEvents": [{"ph": "X", "name": "', b"a", 160 << 20),
+        "blanks.json.gz": _bomb(b"", b" ", 320 << 20),
+        "list.json.gz": _bomb(b'{"traceEvents": [', b"0,", 160 << 20),
+    }
+    for name, data in bombs.items():
+        (tmp_path / name).write_bytes(data)
+    code = (
+        "import resource, sys\n"
+        "from loaderviz.traces.read import read, TraceError\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "for path in sys.argv[1:]:\n"
+        "    try:\n"
+        "        print(*read(path).context.notes)\n"
+        "    except TraceError as problem:\n"
+        "        print(problem)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *(str(tmp_path / name) for name in bombs)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr[-2_000:]
+    assert len(done.stdout.splitlines()) == len(bombs), done.stdout
+
+
+def _bomb(head, body, size):
+    packer = zlib.compressobj(6, wbits=31)
+    block = body * ((1 << 20) // len(body))
+    parts = [packer.compress(head), *(packer.compress(block) for _ in range(size >> 20)), packer.flush()]
+    return b"".join(parts)
+
+
+def test_too_many_things(tmp_path, monkeypatch):
+    path = write(tmp_path, trace(*(op(f"aten::op{n}", BASE + n, 1, tid=n) for n in range(101))))
+    limits = {"EVENTS": (100, "more than 100 events"), "NAMES": (800, "names of its"), "PLACES": (100, "threads and")}
+    for what, (most, complaint) in limits.items():
+        with monkeypatch.context() as patch, pytest.raises(TraceError, match=complaint):
+            patch.setattr(f"loaderviz.traces.events.MAX_{what}", most)
+            read(path)
+        with monkeypatch.context() as patch:
+            patch.setattr(f"loaderviz.traces.events.MAX_{what}", 2_000)
+            assert len(read(path)) == 101
+
+
+@pytest.mark.parametrize("state", [True, False])
+def test_reading_leaves_the_garbage_collector_as_it_was(tmp_path, state):
+    (gc.enable if state else gc.disable)()
+    try:
+        read_events(tmp_path, *loop())
+        assert gc.isenabled() is state
+    finally:
+        gc.enable()

@@ -1,0 +1,520 @@
+"""torch.profiler traces: every trap that real files hold, each in a few events. See also test_damage and test_waits."""
+
+import json
+import random
+
+import pytest
+import trace_files
+from trace_files import BASE, PID, call, copy, loop, note, notes, op, read_events, rows, trace, work, write
+
+from loaderviz import advise, summarize
+from loaderviz.analysis.what_if import Observed
+from loaderviz.timeline import Kind
+from loaderviz.traces import source
+from loaderviz.traces.read import read
+
+
+def test_a_step_becomes_lanes_kinds_arrows_and_batches(tmp_path):
+    timeline = read_events(tmp_path, *loop(), deviceProperties=[{"id": 0, "name": "V100"}])
+    assert [lane.name for lane in timeline.lanes] == ["main", "stream 7"]
+    assert [(row.start, row.duration, row.kind.name, row.name, row.batch) for row in timeline.rows()] == [
+        (0, 100_000, "RANGE", "ProfilerStep#3", 3),
+        (1_000, 20_000, "OPERATOR", "aten::copy_", 3),
+        (2_000, 8_000, "API", "cudaMemcpyAsync", 3),
+        (12_000, 30_000, "COPY_H2D", "Memcpy HtoD (Pinned -> Device)", 3),
+        (30_000, 10_000, "OPERATOR", "aten::mm", 3),
+        (32_000, 5_000, "API", "cudaLaunchKernel", 3),
+        (45_000, 40_000, "COMPUTE", "gemm", 3),
+        (60_000, 26_000, "API", "cudaDeviceSynchronize", 3),
+        (60_000, 26_000, "WAIT", "synchronize", 3),
+    ]
+    assert timeline.context.device == "V100"
+    assert timeline.context.origin == "file"
+    assert "2023-11-14 22:13:20.000000000 UTC" in timeline.context.clock
+    copied = rows(timeline, Kind.COPY_H2D)[0]
+    assert (copied.nbytes, copied.pinned, copied.correlation) == (1_000, True, 1)
+    arrows = [
+        (timeline.row(int(tail)).name, timeline.row(int(head)).name)
+        for tail, head in zip(timeline.arrows["tail"], timeline.arrows["head"], strict=True)
+    ]
+    assert sorted(arrows) == [("cudaLaunchKernel", "gemm"), ("cudaMemcpyAsync", "Memcpy HtoD (Pinned -> Device)")]
+    assert summarize(timeline).host_blocked == {"synchronize": 26_000}
+
+
+@pytest.mark.parametrize("style", ["compact", "one line", "torch 2.13", "sorted keys", "kineto"])
+@pytest.mark.parametrize("chunk", [300, source.CHUNK])
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_every_layout_reads_the_same(tmp_path, monkeypatch, style, chunk, name):
+    monkeypatch.setattr(source, "CHUNK", chunk)
+    monkeypatch.setattr(source, "BLOCK", chunk)
+    meta = {"ph": "M", "name": "process_name", "pid": PID, "tid": 0, "ts": BASE, "args": {"name": "python"}}
+    flow = {"ph": "s", "id": 1, "pid": PID, "tid": PID, "ts": BASE, "cat": "ac2g", "name": "ac2g"}
+    instant = {"ph": "i", "s": "t", "name": "[memory]", "pid": PID, "tid": PID, "ts": BASE, "args": {"Bytes": 4}}
+    mixed = [meta, *(event for event in loop() for event in (event, flow, instant)), meta]
+    data = trace(*mixed, deviceProperties=[{"id": 0, "name": "V100", "sizes": [{"a": 1}, {"b": 2}]}])
+    timeline = read(write(tmp_path, trace_files.styled(data, style), name))
+    plain = read_events(tmp_path, *loop(), deviceProperties=[{"id": 0, "name": "V100"}])
+    assert rows(timeline) == rows(plain)
+    assert timeline.context.device == "V100"
+    assert "no event lost" in notes(timeline)
+    assert "8 instant marks" in notes(timeline)
+
+
+def test_names_of_2021(tmp_path):
+    """Categories in capitals, tids as text, flows of category `async`, annotations as operators."""
+
+    def old(cat, name, ts, dur, tid, **args):
+        return {
+            "ph": "X",
+            "cat": cat,
+            "name": name,
+            "pid": 0 if "stream" in str(tid) else PID,
+            "tid": tid,
+            "ts": ts,
+            "dur": dur,
+            "args": args,
+        }
+
+    timeline = read_events(
+        tmp_path,
+        old("Operator", "ProfilerStep#5", BASE, 90, str(PID), **{"Call stack": "a;b"}),
+        old("Operator", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", BASE + 1, 20, str(PID)),
+        old("Operator", "aten::mm", BASE + 30, 9, PID),  # tids as text and as numbers in one file
+        old("Runtime", "cudaLaunchKernel", BASE + 31, 5, str(PID), correlation=4, **{"external id": 9}),
+        old("Kernel", "gemm", BASE + 40, 20, "stream 7", device=0, stream=7, correlation=4),
+        old("Memcpy", "Memcpy HtoD (Pageable -> Device)", BASE + 62, 5, "stream 7", device=0, stream=7, correlation=5),
+        old("Memset", "Memset (Device)", BASE + 70, 0, "stream 7", device=0, stream=7, correlation=6, bytes=8),
+        old("Trace", "PyTorch Profiler (0)", BASE, 99, "PyTorch Profiler"),
+    )
+    assert [lane.name for lane in timeline.lanes] == ["main", "stream 7"]
+    kinds = [row.kind.name for row in timeline.rows()]
+    assert kinds == ["RANGE", "FETCH", "OPERATOR", "API", "COMPUTE", "COPY_H2D", "MEMSET"]
+    assert [row.batch for row in timeline.rows()] == [5, 5, 5, 5, 5, -1, -1]
+
+
+@pytest.mark.parametrize(
+    "cat",
+    ["cuda_runtime", "cuda_driver", "xpu_runtime", "mtia_runtime", "privateuse1_driver", "runtime", "CUDA_Runtime"],
+)
+def test_calls_of_every_vendor(tmp_path, cat):
+    timeline = read_events(tmp_path, call("cuLaunchKernel", BASE, 5, 1, cat=cat), work("triton_", BASE + 9, 5, 1))
+    assert [row.kind for row in timeline.rows()] == [Kind.API, Kind.COMPUTE]
+    assert len(timeline.arrows["tail"]) == 1
+
+
+def test_ns_times_relative_to_the_base(tmp_path):
+    """Since torch 2.4: µs with three digits from `baseTimeNanoseconds`; exact in ns."""
+    rng = random.Random(3)
+    times = sorted(rng.sample(range(5 * 10**12), 200))
+    events = [op(f"aten::{n}", f"@{ns // 1000}.{ns % 1000:03d}@", 0.001) for n, ns in enumerate(times)]
+    text = json.dumps(trace(*events, baseTimeNanoseconds=1_711_929_600_000_000_000)).replace('"@', "").replace('@"', "")
+    timeline = read(write(tmp_path, text))
+    assert (timeline.start - timeline.start[0]).tolist() == [ns - times[0] for ns in times]
+    assert set((timeline.end - timeline.start).tolist()) == {1}
+    assert "2024-04-01 0" in timeline.context.clock
+
+
+def test_absolute_times_with_ns_digits(tmp_path):
+    """torch 2.3: the digits of 1712195495521308.558 do not fit into a float64."""
+    ns = [1_712_195_495_521_308_558 + step for step in (0, 1, 250, 1_001, 77_777)]
+    events = [op("aten::mm", f"@{time // 1000}.{time % 1000:03d}@", 2) for time in ns]
+    events += [op("whole", f"@{1_712_195_495_521_400}@", 2)]  # whole ones among them
+    timeline = read(write(tmp_path, json.dumps(trace(*events)).replace('"@', "").replace('@"', "")))
+    assert timeline.start.tolist() == [0, 1, 250, 1_001, 77_777, 1_712_195_495_521_400_000 - ns[0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "pinned"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", "COPY_H2D", False),
+        ("Memcpy HtoD (Pinned -> Device)", "COPY_H2D", True),
+        ("Memcpy DtoH (Device -> Pageable)", "COPY_D2H", False),
+        ("Memcpy DtoH (Device -> Pinned)", "COPY_D2H", True),
+        ("Memcpy DtoD (Device -> Device)", "COPY_D2D", None),
+        ("Memcpy HtoD (Host -> Device)", "COPY_H2D", None),  # ROCm does not tell
+        ("Memcpy HtoA (Pinned -> Array)", "COPY_H2D", True),
+        ("Memcpy AtoH (Array -> Pageable)", "COPY_D2H", False),
+        ("Memcpy PtoP (Device -> Device)", "COPY_D2D", None),
+        ("Memcpy HtoH (Pageable -> Pageable)", "COPY_D2D", None),
+        ("Memcpy HtoD (Managed -> Device)", "COPY_H2D", None),
+        ("Memcpy Unknown (Unknown -> Unknown)", "COPY_D2D", None),
+        ("CopyHostToDevice", "COPY_H2D", None),
+        ("CopyDeviceToHost", "COPY_D2H", None),
+        ("zeCommandListAppendMemoryCopy(M2D)", "COPY_H2D", None),
+        ("Memcpy D2M (Device -> Memory)", "COPY_D2H", None),
+    ],
+)
+def test_direction_and_memory_stand_in_the_name(tmp_path, name, kind, pinned):
+    row = rows(read_events(tmp_path, copy(BASE, 5, 1, name)))[0]
+    assert (row.kind.name, row.pinned) == (kind, pinned)
+
+
+def test_gpu_events_with_missing_and_odd_arguments(tmp_path):
+    """P2P copies have no device; bytes are absent for 0 us; stream 0 is valid; negative streams count as positive."""
+    timeline = read_events(
+        tmp_path,
+        work("Memcpy PtoP (Device -> Device)", BASE, 5, 1, 9, 3, "gpu_memcpy") | {"args": {"stream": 9}},
+        {
+            "ph": "X",
+            "cat": "gpu_memset",
+            "name": "Memset (Device)",
+            "pid": 3,
+            "tid": 12,
+            "ts": BASE,
+            "dur": 0,
+            "args": {"memory bandwidth (GB/s)": "inf"},
+        },
+        work("k", BASE, 5, 2, stream=0, device=3),
+        work("m", BASE, 5, 3, stream=-20, device=3),
+        work("far", BASE, 5, 4, stream=7, device=0) | {"tid": 1_000_007},
+    )
+    assert {(lane.name, lane.device) for lane in timeline.lanes} == {
+        ("stream 9", 3),
+        ("stream 12", 3),
+        ("stream 0", 3),
+        ("stream 20", 3),
+        ("stream 7", 0),
+    }
+    assert set(timeline.nbytes.tolist()) == {-1}
+
+
+def test_a_device_number_that_is_also_a_pid(tmp_path):
+    events = [op("aten::mm", BASE, 9, tid=7, pid=0), work("gemm", BASE + 3, 4, 1)]
+    groups = {row.name: row.lane.group for row in read_events(tmp_path, *events).rows()}
+    assert groups == {"aten::mm": "host", "gemm": "device"}
+
+
+def test_sync_rows_are_not_work(tmp_path):
+    sync = work("Context Sync", BASE + 10, 10_000, 9, stream=4_294_967_295, cat="cuda_sync")
+    other = work("Stream Sync", BASE + 10, 10_000, 8, stream=-1, cat="cuda_sync") | {"tid": -1}
+    timeline = read_events(tmp_path, work("gemm", BASE, 5, 1), sync, other)
+    assert [lane.name for lane in timeline.lanes] == ["stream 7"]
+    assert timeline.duration == 5_000
+    assert "2 synchronisation rows" in notes(timeline)
+
+
+def test_annotations_of_the_gpu_are_not_work(tmp_path):
+    """Kineto starts them 1 ns early and lets them last 2 ns longer; they have no stream argument."""
+    ranged = {
+        "ph": "X",
+        "cat": "gpu_user_annotation",
+        "name": "ProfilerStep#1",
+        "pid": 0,
+        "tid": 7,
+        "ts": BASE - 5,
+        "dur": 50,
+        "args": {"External id": 3},
+    }
+    timeline = read_events(tmp_path, ranged, work("gemm", BASE, 5, 1))
+    assert summarize(timeline).busy == pytest.approx(5 / 50)
+    assert [(row.lane.name, row.kind.name, row.batch) for row in timeline.rows()] == [
+        ("stream 7 ranges", "RANGE", 1),
+        ("stream 7", "COMPUTE", -1),
+    ]
+
+
+def test_one_graph_launch_many_kernels_that_overlap(tmp_path):
+    kernels = [work(f"k{n}", BASE + 10 + 4 * n, 6, 5) for n in range(4)]  # each begins 2 µs before the last ends
+    timeline = read_events(tmp_path, call("cudaGraphLaunch", BASE, 3, 5), *kernels)
+    lanes = [row.lane.name for row in timeline.rows(Kind.COMPUTE)]
+    assert lanes == ["stream 7", "stream 7 (2)", "stream 7", "stream 7 (2)"]
+    assert [(row.start, row.duration) for row in timeline.rows(Kind.COMPUTE)] == [
+        (10_000 + 4_000 * n, 6_000) for n in range(4)
+    ]
+    assert len(timeline.arrows["tail"]) == 4
+    assert "2 spans overlap another of their stream" in notes(timeline)
+
+
+def test_sub_lanes_hold_whatever_overlaps(tmp_path):
+    rng = random.Random(1)
+    kernels = [
+        work(f"k{n}", BASE + rng.randrange(300), rng.randrange(40), n + 1, stream=rng.choice([7, 20]))
+        for n in range(120)
+    ]
+    timeline = read_events(tmp_path, *kernels)  # self_check looks for overlaps
+    assert len(timeline) == 120
+    assert sorted((timeline.end - timeline.start).tolist()) == sorted(1000 * event["dur"] for event in kernels)
+
+
+def test_noise_is_left_out_and_counted(tmp_path):
+    noise = [
+        {"ph": "M", "name": "process_sort_index", "pid": 0, "tid": 0, "ts": BASE, "args": {"sort_index": 3}},
+        {"name": "Record Window End", "ph": "i", "s": "g", "pid": "", "tid": "", "ts": BASE * 1000},
+        {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "x", "ts": BASE, "dur": 9},
+        {"ph": "C", "name": "gpu_util", "pid": 0, "ts": BASE, "args": {"x": 1}},
+        op("frame.py(3): f", BASE, 5) | {"cat": "python_function"},
+        op("Activity Buffer Request", BASE, 5) | {"cat": "overhead"},
+    ]
+    timeline = read_events(tmp_path, *loop(), *noise)
+    assert len(timeline) == 9
+    left_out = ("1 python_function events", "1 overhead events", "1 instant marks", "1 counters")
+    assert all(each in notes(timeline) for each in left_out)
+
+
+def test_twins_are_taken_once(tmp_path):
+    twin, other = call("cudaGetDevice", BASE, 0, 0), call("cudaSetDevice", BASE, 0, 0)
+    timeline = read_events(tmp_path, *loop(), twin, other, twin, twin, call("cudaGetDevice", BASE, 0, 0, tid=9))
+    assert sum(row.name == "cudaGetDevice" for row in timeline.rows()) == 2  # in two threads
+    assert "(2 left out)" in notes(timeline)
+
+
+def test_rocm_strings_and_copy_kernels(tmp_path):
+    """hip arguments are text; from ROCm 7.1 on copies may be kernels, whose direction stands in the call."""
+    timeline = read_events(
+        tmp_path,
+        call("hipMemcpyWithStream", BASE, 20, 1, size="2560", kind="1", stream="0x0"),
+        work("__amd_rocclr_copyBuffer", BASE + 5, 10, 1, stream=0),
+        call("hipMemcpyAsync", BASE + 30, 2, 2, size="64", kind="2"),
+        work("__amd_rocclr_copyBufferAligned", BASE + 40, 5, 2, stream=0),
+        call("hipLaunchKernel", BASE + 50, 2, 3),
+        work("__amd_rocclr_fillBufferAligned", BASE + 60, 5, 3, stream=0),
+        work("ncclDevKernel_AllReduce", BASE + 70, 5, 4, stream=1),
+    )
+    assert [row.kind.name for row in timeline.rows() if row.lane.group == "device"] == [
+        "COPY_H2D",
+        "COPY_D2H",
+        "MEMSET",
+        "COMMUNICATION",
+    ]
+    assert rows(timeline, Kind.API)[0].nbytes == 2_560
+
+
+def test_info_after_the_events_and_ranks(tmp_path):
+    """`distributedInfo` may come after the events; ranks are aligned by their clocks and keep their own lanes."""
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    for rank in (1, 0):
+        moved = loop(BASE + 1_000 * rank)
+        text = json.dumps({"traceEvents": moved, "distributedInfo": {"rank": rank}})
+        write(folder, text, f"worker{9 - rank}.json")
+    timeline = read(folder)
+    assert [lane.name for lane in timeline.lanes] == [
+        f"rank {r} {name}" for r in (0, 1) for name in ("main", "stream 7")
+    ]
+    steps = list(timeline.rows(Kind.RANGE))
+    assert [(row.start, row.lane.name) for row in steps] == [(0, "rank 0 main"), (1_000_000, "rank 1 main")]
+    assert {lane.device for lane in timeline.lanes if lane.group == "device"} == {0, 1}  # two computers, one number
+    assert notes(timeline).startswith("rank 0: recording quality")
+    names = [timeline.row(int(i)).lane.name[:6] for side in ("tail", "head") for i in timeline.arrows[side]]
+    assert names[:4] == names[4:]  # arrows stay in their rank
+    assert len({row.correlation for row in timeline.rows(Kind.COMPUTE)}) == 2
+    assert read([folder / "worker8.json", folder / "worker9.json"]) == timeline
+
+
+def test_ranks_by_file_name_and_without_a_common_clock(tmp_path):
+    for rank in (0, 1):
+        write(tmp_path, trace(*loop(500 + 70 * rank)), f"rank_{rank}.json")
+    timeline = read(tmp_path)
+    assert "each rank begins at time 0" in notes(timeline)
+    assert [(row.start, row.lane.name) for row in timeline.rows(Kind.RANGE)] == [(0, "rank 0 main"), (0, "rank 1 main")]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "numbers"),
+    [
+        ([(0, 1), (2, 3)], [0, 1, 2, 3]),
+        ([(2, 3), (0, 1)], [2, 3, 0, 1]),
+        ([(0, 2), (1, 3)], [0, 1, 2, 3]),
+        ([(0, 1), (0, 1)], [0, 1, 2, 3]),
+    ],
+)
+def test_each_gpu_is_judged_with_the_loop_of_its_own_rank(tmp_path, gpus, numbers):
+    """Rank 0 waits for 10 µs, rank 1 for 20 µs, whatever the numbers of their GPUs."""
+    for rank, devices in enumerate(gpus):
+        launches = [
+            event
+            for device in devices
+            for event in (
+                call("cudaLaunchKernel", BASE + 10 * device, 5, device + 1),
+                work("gemm", BASE + 100, 20, device + 1, device=device),
+            )
+        ]
+        wait = call("cudaDeviceSynchronize", BASE + 200, 10 * (rank + 1), 99)
+        write(tmp_path, trace(note("ProfilerStep#3", BASE, 300), *launches, wait), f"rank_{rank}.json")
+    timeline = read(tmp_path)
+    waited = [summarize(timeline, device=number).host_blocked["synchronize"] for number in numbers]
+    assert waited == [10_000, 10_000, 20_000, 20_000]
+    lanes = {lane.device: lane.name[:6] for lane in timeline.lanes if lane.group == "device"}
+    assert [lanes[number] for number in numbers] == ["rank 0", "rank 0", "rank 1", "rank 1"]
+
+
+def test_threads_have_names(tmp_path):
+    named = op("thread_name", BASE, 0, tid=33) | {"ph": "M", "args": {"name": "thread 33 (loader)"}}
+    timeline = read_events(
+        tmp_path,
+        *loop(),
+        op("autograd::engine::evaluate_function: MmBackward0", BASE + 50, 9, tid=31),
+        named,
+        op("aten::add", BASE + 50, 9, tid=32),
+        op("aten::stack", BASE + 50, 9, tid=33),
+    )
+    names = {lane.number: lane.name for lane in timeline.lanes if lane.group == "host"}
+    assert names == {PID: "main", 31: "autograd 31", 32: "thread 32", 33: "loader 33"}
+
+
+def test_the_work_of_another_thread_belongs_to_the_step(tmp_path):
+    steps = [note(f"ProfilerStep#{n}", BASE + 100 * n, 100) for n in (1, 2)]
+    launches = [call("cudaLaunchKernel", BASE + 100 * n + 50, 5, n, tid=77) for n in (1, 2)]
+    timeline = read_events(tmp_path, *steps, *launches, *(work("grad", BASE + 100 * n + 70, 90, n) for n in (1, 2)))
+    assert [(row.start // 1000, row.batch) for row in timeline.rows(Kind.COMPUTE)] == [(70, 1), (170, 2)]
+
+
+def test_marks_of_the_loaders_hold_until_the_next(tmp_path):
+    """`loaderviz.loaders` marks the hand-out of a batch; copies inside "prefetch of batch N" are for that batch."""
+    events = [
+        note("prefetch of batch 1", BASE + 2, 4),
+        call("cudaMemcpyAsync", BASE + 3, 2, 1),
+        copy(BASE + 9, 5, 1),
+        note("batch 0: 64 samples", BASE + 10, 1),
+        call("cudaLaunchKernel", BASE + 20, 2, 2),
+        work("k", BASE + 30, 5, 2),
+        note("batch 1: 64 samples", BASE + 50, 1),
+        call("cudaLaunchKernel", BASE + 60, 2, 3),
+        work("k", BASE + 70, 5, 3),
+    ]
+    timeline = read_events(tmp_path, *events)
+    assert [row.batch for row in timeline.rows(Kind.COPY_H2D, Kind.COMPUTE)] == [1, 0, 1]
+    assert [(row.start, row.end) for row in timeline.rows(Kind.RANGE) if row.name.startswith("batch")] == [
+        (8_000, 48_000),
+        (48_000, 60_000),
+    ]
+    assert summarize(timeline).samples == 128
+
+
+def test_launches_match_brute_force(tmp_path):
+    rng = random.Random(5)
+    events, expected = [], {}
+    for number in range(1, 200):
+        launches = [BASE + rng.randrange(10_000) for _ in range(rng.choice([0, 1, 1, 2]))]
+        events += [call("cudaLaunchKernel", ts, 1, number, tid=rng.randrange(3)) for ts in launches]
+        if rng.random() < 0.9:
+            events.append(work(f"k{number}", BASE + 20_000 + 10 * number, 5, number))
+            expected[f"k{number}"] = min(launches, default=None)
+    rng.shuffle(events)
+    timeline = read_events(tmp_path, *events)
+    origin = min(event["ts"] for event in events)
+    found = {
+        timeline.row(int(head)).name: int(timeline.start[tail]) // 1000 + origin
+        for tail, head in zip(timeline.arrows["tail"], timeline.arrows["head"], strict=True)
+    }
+    assert found == {name: ts for name, ts in expected.items() if ts is not None}
+    orphans = sum(ts is None for ts in expected.values())
+    assert f"{orphans} of {len(expected)} GPU spans without a launch" in notes(timeline)
+
+
+def test_the_quality_of_a_recording(tmp_path):
+    events = [*loop(), call("cudaLaunchKernel", BASE + 90, 1, 77), work("k", BASE + 95, 0, 99)]
+    events += [op("aten::x", BASE + n, 1.0) for n in range(60)]
+    line = "INFO: Record counts: Out-of-range = 7, Invalid ext correlations = 0, CUPTI stopped early? = 1"
+    said = notes(read_events(tmp_path, *events, INFO=[line]))
+    assert "dropped 7 events (out-of-range); the profiler's buffer was full" in said
+    assert "1 of 3 launches without GPU work, 1 of 3 GPU spans without a launch" in said
+    assert "33 % of GPU spans last 0 ns" in said
+    assert "clock steps of 1 µs" in said
+
+
+@pytest.mark.parametrize("data", [trace(), {"traceEvents": []}, [{"ph": "M", "name": "x", "pid": 1, "tid": 1}]])
+def test_nothing_in_it_is_an_empty_timeline_with_a_reason(tmp_path, data):
+    timeline = read(write(tmp_path, data))
+    assert len(timeline) == 0
+    assert "no events that can be drawn" in notes(timeline)
+    assert summarize(timeline).window == 0
+
+
+def test_a_bare_list_of_events_without_its_end(tmp_path):
+    """The array form of the format; its closing bracket is optional."""
+    text = json.dumps(loop())
+    whole = read(write(tmp_path, text))
+    assert len(whole) == 9
+    assert read(write(tmp_path, text[:-1] + ",")).spans["start"].tolist() == whole.spans["start"].tolist()
+
+
+def unmarked(loads, slices, first=0):
+    """A loop whose steps nothing marks: so many with a DataLoader, each with two optimizers, then over slices."""
+    events, clock = [], BASE
+    for step in range(loads + slices):
+        if step < loads:
+            events.append(op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", clock, 20))
+        events += [call("cudaMalloc", clock + 22, 8, 0)] if step < first else []
+        events += [op("aten::mm", clock + 35, 3), call("cudaLaunchKernel", clock + 36, 2, step + 1)]
+        events += [work("gemm", clock + 40, 50, step + 1)]
+        events += [note(f"Optimizer.step#{name}.step", clock + at, 4) for name, at in (("SGD", 90), ("Adam", 95))]
+        clock += 100
+    return events
+
+
+@pytest.mark.parametrize(("loads", "slices"), [(6, 0), (2, 0), (6, 9)])
+def test_steps_that_nothing_marks_are_counted_by_the_loader(tmp_path, loads, slices):
+    timeline = read_events(tmp_path, *unmarked(loads, slices))
+    ranges = [(row.name, row.start // 1_000) for row in rows(timeline, Kind.RANGE) if row.name.startswith("batch")]
+    late = [(f"batch {n}", 100 * n - 1) for n in range(loads, loads + slices)]  # from the optimizers' end on
+    assert ranges == [(f"batch {n}", 100 * n) for n in range(loads)] + late
+    assert [row.batch for row in rows(timeline, Kind.COMPUTE)] == list(range(loads + slices))
+    assert "counted by DataLoader.__next__" in notes(timeline)
+    assert summarize(timeline).batches == loads + slices
+
+
+def test_steps_that_nothing_marks_are_counted_by_optimizers(tmp_path):
+    events = [event for event in unmarked(0, 5) if "Adam" not in event["name"]]
+    timeline = read_events(tmp_path, *events)
+    assert [row.batch for row in rows(timeline, Kind.COMPUTE)] == [0, 1, 2, 3, 4]
+    assert "counted by optimizer.step()" in notes(timeline)
+
+
+def test_the_pools_first_blocks_are_warm_up(tmp_path):
+    """Thirty `__next__` ranges, cudaMalloc in the first two steps: they are no finding about the loop."""
+    timeline = read_events(tmp_path, *unmarked(30, 0, first=2))
+    assert summarize(timeline).batches == 28
+    assert "allocates-in-loop" not in {finding.rule for finding in advise(timeline)}
+    assert len(Observed(timeline).steps) == 28
+
+
+def frame(name, ts, dur, tid=PID):
+    return op(name, ts, dur, tid) | {"cat": "python_function", "args": {"Python id": 1, "Python parent id": None}}
+
+
+@pytest.mark.parametrize("indent", [None, 1, 2])
+def test_operators_know_the_nearest_line_outside_torch(tmp_path, indent):
+    events = [
+        frame("train.py(30): <module>", BASE, 1_000),
+        frame("torch/nn/modules/module.py(1532): _call_impl", BASE + 10, 300),
+        frame("src/net.py(5): forward", BASE + 20, 100),
+        frame("<built-in method linear>", BASE + 25, 50),
+        frame("/usr/lib/python3.11/contextlib.py(137): __enter__", BASE + 30, 60),
+        frame("other.py(9): run", BASE, 1_000, tid=PID + 1),
+        op("aten::linear", BASE + 35, 9),
+        call("cudaLaunchKernel", BASE + 36, 5, 1),
+        work("gemm", BASE + 400, 9, 1),
+        op("aten::relu", BASE + 150, 9),
+        op("aten::after", BASE + 2_000, 9),
+    ]
+    path = write(tmp_path, json.dumps(trace(*events), indent=indent))
+    timeline = read(path)
+    assert {row.name: row.source for row in timeline.rows()} == {
+        "aten::linear": "src/net.py:5",
+        "cudaLaunchKernel": "src/net.py:5",
+        "gemm": "src/net.py:5",
+        "aten::relu": "train.py:30",
+        "aten::after": "",
+    }
+    assert "with_stack" not in advise(timeline).judged
+    assert "with_stack=True" in advise(read_events(tmp_path, *loop())).judged
+
+
+def test_the_nearest_line_by_brute_force(tmp_path):
+    """Nested frames of one thread at random: the last that began and has not ended."""
+    rng = random.Random(3)
+    frames, edges = [], sorted(rng.sample(range(10_000), 400))
+    stack = []
+    for time in edges:
+        if stack and rng.random() < 0.5:
+            frames.append((stack.pop(), time))
+        else:
+            stack.append(time)
+    frames += [(begin, 10_000) for begin in stack]
+    events = [frame(f"a{n}.py({n}): f", BASE + begin, end - begin) for n, (begin, end) in enumerate(frames)]
+    events += [op(f"op{time}", BASE + time, 0) for time in range(1, 10_000, 37) if time not in edges]
+    for row in read_events(tmp_path, *events).rows():
+        time = int(row.name.removeprefix("op"))
+        open_ones = [(begin, n) for n, (begin, end) in enumerate(frames) if begin <= time < end]
+        assert row.source == (f"a{max(open_ones)[1]}.py:{max(open_ones)[1]}" if open_ones else "")

@@ -1,0 +1,301 @@
+"""Nsight Systems exports, made here with the schema of real ones, in several versions."""
+
+import sqlite3
+
+import pytest
+from trace_files import notes, rows, write
+
+from loaderviz import summarize
+from loaderviz.timeline import Kind
+from loaderviz.traces.read import TraceError, read
+
+PROCESS = 4_321
+GPID = 1 << 48 | PROCESS << 24  # hardware, virtual machine, process
+GTID = GPID | PROCESS
+
+SCHEMA = """
+CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE ENUM_CUDA_MEMCPY_OPER (id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT);
+CREATE TABLE ENUM_CUDA_MEM_KIND (id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT);
+CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER, utcTime TEXT, localTime TEXT);
+CREATE TABLE TARGET_INFO_GPU (vmId INTEGER NOT NULL, id INTEGER NOT NULL, name TEXT, busLocation TEXT,
+  isDiscrete INTEGER, memoryBandwidth INTEGER, asyncEngines INTEGER, smCount INTEGER, cuDevice INTEGER);
+CREATE TABLE META_DATA_EXPORT (name TEXT NOT NULL, value TEXT);
+CREATE TABLE ThreadNames (nameId INTEGER NOT NULL, priority INTEGER, globalTid INTEGER);
+CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, timestampType INTEGER, source INTEGER, severity INTEGER, text TEXT,
+  globalPid INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER NOT NULL, end INTEGER NOT NULL, eventClass INTEGER NOT NULL,
+  globalTid INTEGER, correlationId INTEGER, nameId INTEGER NOT NULL, returnValue INTEGER NOT NULL,
+  callchainId INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
+  contextId INTEGER NOT NULL, greenContextId INTEGER, streamId INTEGER NOT NULL, correlationId INTEGER,
+  globalPid INTEGER, demangledName INTEGER NOT NULL, shortName INTEGER NOT NULL, mangledName INTEGER,
+  graphNodeId INTEGER, gridX INTEGER NOT NULL);
+CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
+  contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER,
+  bytes INTEGER NOT NULL, copyKind INTEGER NOT NULL, srcKind INTEGER, dstKind INTEGER, migrationCause INTEGER,
+  copyCount INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
+  contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER,
+  value INTEGER NOT NULL, bytes INTEGER NOT NULL, graphNodeId INTEGER, memKind INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION (start INTEGER NOT NULL, end INTEGER NOT NULL,
+  deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, correlationId INTEGER,
+  globalPid INTEGER, syncType INTEGER NOT NULL, eventId INTEGER NOT NULL);
+CREATE TABLE NVTX_EVENTS (start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, rangeId INTEGER,
+  category INTEGER, color INTEGER, text TEXT, globalTid INTEGER, endGlobalTid INTEGER, textId INTEGER,
+  domainId INTEGER);
+"""
+STRINGS = [
+    "cudaMemcpyAsync_v3020",
+    "cudaLaunchKernel_v7000",
+    "void gemm<float>(int)",
+    "gemm",
+    "batch 3",
+    "python",
+    "cudaStreamSynchronize_v3020",
+]
+OPERATIONS = [
+    (1, "CUDA_MEMCPY_KIND_HTOD", "Host-to-Device"),
+    (2, "CUDA_MEMCPY_KIND_DTOH", "Device-to-Host"),
+    (8, "CUDA_MEMCPY_KIND_DTOD", "Device-to-Device"),
+    (10, "CUDA_MEMCPY_KIND_PTOP", "Peer-to-Peer"),
+    (11, "CUDA_MEMCPY_KIND_UVM_HTOD", "Unified Host-to-Device"),
+]
+MEMORIES = list(
+    enumerate(["Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static", "Unknown"])
+)
+
+
+def insert(connection, table, **row):
+    marks = ", ".join("?" * len(row))
+    connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+
+
+def export(path, change=None):
+    """An export of one step: pinned copy, kernel, synchronise, in an NVTX range; `change` may alter the database."""
+    connection = sqlite3.connect(path)
+    connection.executescript(SCHEMA)
+    connection.executemany("INSERT INTO StringIds VALUES (?, ?)", enumerate(STRINGS))
+    connection.executemany("INSERT INTO ENUM_CUDA_MEMCPY_OPER VALUES (?, ?, ?)", OPERATIONS)
+    connection.executemany("INSERT INTO ENUM_CUDA_MEM_KIND VALUES (?, ?, ?)", [(n, "", name) for n, name in MEMORIES])
+    insert(connection, "TARGET_INFO_SESSION_START_TIME", utcEpochNs=1_700_000_000_000_000_000)
+    insert(connection, "TARGET_INFO_GPU", vmId=1, id=5, name="Tesla T4", asyncEngines=3, cuDevice=0)
+    insert(connection, "META_DATA_EXPORT", name="EXPORT_PRODUCT_VERSION", value="2025.3.1")
+    insert(connection, "DIAGNOSTIC_EVENT", timestamp=0, text="Not all CUDA events might have been collected.")
+    calls = [(1_000, 1_900, 0, 1), (3_000, 3_700, 1, 2), (9_000, 25_000, 6, 3)]
+    for start, end, name, correlation in calls:
+        insert(
+            connection,
+            "CUPTI_ACTIVITY_KIND_RUNTIME",
+            start=start,
+            end=end,
+            eventClass=0,
+            globalTid=GTID,
+            correlationId=correlation,
+            nameId=name,
+            returnValue=0,
+        )
+    work = {"deviceId": 0, "contextId": 1, "globalPid": GPID}
+    insert(
+        connection,
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        start=2_000,
+        end=8_000,
+        streamId=13,
+        correlationId=1,
+        bytes=4_096,
+        copyKind=1,
+        srcKind=1,
+        dstKind=2,
+        **work,
+    )
+    insert(
+        connection,
+        "CUPTI_ACTIVITY_KIND_MEMSET",
+        start=8_100,
+        end=8_200,
+        streamId=7,
+        correlationId=9,
+        bytes=64,
+        value=0,
+        memKind=2,
+        **work,
+    )
+    insert(
+        connection,
+        "CUPTI_ACTIVITY_KIND_KERNEL",
+        start=8_500,
+        end=24_001,
+        streamId=7,
+        correlationId=2,
+        demangledName=2,
+        shortName=3,
+        gridX=1,
+        **work,
+    )
+    insert(
+        connection,
+        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+        start=9_100,
+        end=24_900,
+        deviceId=0,
+        contextId=1,
+        streamId=7,
+        correlationId=3,
+        globalPid=GPID,
+        syncType=3,
+        eventId=0,
+    )
+    for text, number, end in ((None, 4, 26_000), ("mark", None, None)):
+        insert(connection, "NVTX_EVENTS", start=500, end=end, eventType=59, text=text, textId=number, globalTid=GTID)
+    if change:
+        connection.executescript(change)
+    connection.commit()
+    connection.close()
+    return path
+
+
+EXPECTED = [
+    (0, 25_500, "RANGE", "batch 3", "main", 3),
+    (500, 900, "API", "cudaMemcpyAsync", "main", 3),
+    (1_500, 6_000, "COPY_H2D", "Memcpy HtoD (Pinned -> Device)", "stream 13", 3),
+    (2_500, 700, "API", "cudaLaunchKernel", "main", 3),
+    (7_600, 100, "MEMSET", "Memset (Device)", "stream 7", -1),
+    (8_000, 15_501, "COMPUTE", "void gemm<float>(int)", "stream 7", 3),
+    (8_500, 16_000, "API", "cudaStreamSynchronize", "main", 3),
+    (8_500, 16_000, "WAIT", "synchronize", "main", 3),
+]
+
+
+def table(timeline):
+    return [(row.start, row.duration, row.kind.name, row.name, row.lane.name, row.batch) for row in timeline.rows()]
+
+
+def test_an_export_reads_as_a_profiler_trace_does(tmp_path):
+    timeline = read(export(tmp_path / "report.sqlite")).self_check()
+    assert table(timeline) == EXPECTED
+    assert timeline.context.device == "Tesla T4"
+    assert timeline.context.versions == {"Nsight Systems": "2025.3.1"}
+    assert "2023-11-14 22:13:20.000000500 UTC" in timeline.context.clock
+    assert "nsys says: Not all CUDA events" in notes(timeline)
+    assert "1 NVTX marks" in notes(timeline)
+    assert "0 of 2 launches without GPU work, 1 of 3 GPU spans without a launch" in notes(timeline)  # the memset
+    assert len(timeline.arrows["tail"]) == 2
+    assert rows(timeline, Kind.COPY_H2D)[0].nbytes == 4_096
+    assert summarize(timeline).host_blocked == {"synchronize": 16_000}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DROP TABLE ENUM_CUDA_MEMCPY_OPER; DROP TABLE ENUM_CUDA_MEM_KIND;",  # older exports
+        "DROP TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION; DROP TABLE ThreadNames; DROP TABLE DIAGNOSTIC_EVENT;",
+        "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN demangledName; UPDATE StringIds SET value = "
+        "'void gemm<float>(int)' WHERE id = 3;",
+        "ALTER TABLE CUPTI_ACTIVITY_KIND_MEMSET DROP COLUMN memKind; UPDATE StringIds SET value = value;",
+        "ALTER TABLE TARGET_INFO_GPU DROP COLUMN cuDevice; UPDATE TARGET_INFO_GPU SET id = 0;",
+        "UPDATE NVTX_EVENTS SET textId = NULL, text = 'batch 3' WHERE end IS NOT NULL;",
+    ],
+)
+def test_other_versions(tmp_path, change):
+    found = table(read(export(tmp_path / "report.sqlite", change)))
+    if "memKind" in change:
+        found = [tuple("Memset (Device)" if cell == "Memset (Unknown)" else cell for cell in row) for row in found]
+    assert found == EXPECTED
+
+
+@pytest.mark.parametrize("table_name", ["KERNEL", "MEMCPY", "MEMSET", "RUNTIME"])
+def test_tables_are_made_only_when_needed(tmp_path, table_name):
+    timeline = read(export(tmp_path / "report.sqlite", f"DROP TABLE CUPTI_ACTIVITY_KIND_{table_name};")).self_check()
+    gone = {"KERNEL": {"gemm"}, "MEMCPY": {"Memcpy "}, "MEMSET": {"Memset"}, "RUNTIME": {"cuda"}}[table_name]
+    assert not any(name in row.name for row in timeline.rows() for name in gone)
+    assert len(timeline) >= 5 or table_name == "RUNTIME"
+
+
+def test_memory_kinds_are_those_of_nsys(tmp_path):
+    """0 is Pageable there, 0 is Unknown in CUPTI."""
+    change = "UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET srcKind = 0; "
+    row = rows(read(export(tmp_path / "a.sqlite", change)), Kind.COPY_H2D)[0]
+    assert (row.name, row.pinned) == ("Memcpy HtoD (Pageable -> Device)", False)
+    other = change + "DELETE FROM ENUM_CUDA_MEM_KIND; INSERT INTO ENUM_CUDA_MEM_KIND VALUES (0, '', 'Pinned');"
+    assert rows(read(export(tmp_path / "b.sqlite", other)), Kind.COPY_H2D)[0].pinned is True
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(2, "COPY_D2H"), (8, "COPY_D2D"), (10, "COPY_D2D"), (11, "COPY_H2D")])
+def test_directions(tmp_path, kind, expected):
+    timeline = read(export(tmp_path / "a.sqlite", f"UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET copyKind = {kind};"))
+    assert [row.kind.name for row in timeline.rows() if row.name.startswith("Memcpy")] == [expected]
+
+
+def test_several_processes_become_several_groups_of_lanes(tmp_path):
+    other = 1 << 48 | 5_000 << 24
+    change = "; ".join(
+        f"INSERT INTO {name} SELECT {columns.replace('globalPid', str(other)).replace('globalTid', str(other | 5_000))}"
+        f" FROM {name}"
+        for name, columns in {
+            "CUPTI_ACTIVITY_KIND_MEMSET": "start, end, 1, contextId, streamId, correlationId, globalPid, value, bytes, "
+            "graphNodeId, memKind",
+            "CUPTI_ACTIVITY_KIND_RUNTIME": "start, end, eventClass, globalTid, correlationId, nameId, returnValue, "
+            "callchainId",
+        }.items()
+    )
+    timeline = read(export(tmp_path / "a.sqlite", change + ";")).self_check()
+    assert {lane.name for lane in timeline.lanes} == {
+        "process 4321 main",
+        "process 4321 stream 7",
+        "process 4321 stream 13",
+        "process 5000 main",
+        "process 5000 stream 7",
+    }
+
+
+def test_graphs_as_a_whole(tmp_path):
+    change = (
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER, deviceId INTEGER, graphId INTEGER, "
+        "contextId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER);"
+        f"INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (30000, 40000, 0, 6, 1, 7, 77, {GPID});"
+    )
+    assert rows(read(export(tmp_path / "a.sqlite", change)), Kind.COMPUTE)[-1].name == "CUDA graph 6"
+
+
+def test_odd_rows_are_counted(tmp_path):
+    change = (
+        "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = start - 5; UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET bytes = 'many';"
+    )
+    timeline = read(export(tmp_path / "a.sqlite", change))
+    assert "2 events lost" in notes(timeline)
+
+
+def test_databases_that_are_no_export(tmp_path):
+    path = tmp_path / "other.sqlite"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE users (id INTEGER)")
+    connection.commit()
+    connection.close()
+    with pytest.raises(TraceError, match="no Nsight Systems export; its tables are: users"):
+        read(path)
+    data = path.read_bytes()
+    with pytest.raises(TraceError, match=r"gzip-ed SQLite database; unpack it with `gunzip`"):
+        read(write(tmp_path, data, "other.sqlite.gz"))
+    path.write_bytes(data[:100] + b"\xff" * 500)
+    with pytest.raises(TraceError, match="cannot be read"):
+        read(path)
+
+
+def test_a_damaged_export_ends_in_a_sentence(tmp_path):
+    data = export(tmp_path / "a.sqlite").read_bytes()
+    for end in range(100, len(data), 4_096):
+        path = tmp_path / "cut.sqlite"
+        path.write_bytes(data[:end])
+        try:
+            read(path).self_check()
+        except TraceError as problem:
+            assert "cut.sqlite" in str(problem)
+
+
+def test_reading_writes_nothing(tmp_path):
+    path = export(tmp_path / "a.sqlite")
+    before = path.read_bytes()
+    read(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["a.sqlite"]

@@ -1,0 +1,387 @@
+"""Real runs: torch.profiler's own trace, with the DataLoader's work added, as the Timeline of an emulated run of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from itertools import pairwise
+
+import datasets
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.profiler import record_function
+from torch.utils.data import DataLoader
+
+import loaderviz as lv
+from loaderviz.errors import LoadervizError, NestedRecordingError
+from loaderviz.loaders import BlockingLoader, PrefetchLoader, marks
+from loaderviz.timeline import Cause, Kind, Timeline
+from loaderviz.traces import live
+from loaderviz.traces.live import NotLookedForError
+from loaderviz.traces.merge import Anchor, clock
+from loaderviz.traces.steps import Window
+
+NEXT = "enumerate(DataLoader)#_{}DataLoaderIter.__next__"
+
+
+def data_loader(workers=1, **options):
+    return DataLoader(datasets.Squares(), **{"batch_size": 4, "num_workers": workers} | options)
+
+
+def train(loader, steps=None):
+    weight = torch.ones(3, requires_grad=True)
+    for number, batch in enumerate(loader):
+        (batch[0] * weight).sum().backward()
+        if number + 1 == steps:
+            break
+
+
+def record_cpu(loop, **options):
+    with lv.record(on="cpu", **options) as recording:
+        loop()
+    return recording.timeline.self_check()
+
+
+def steps_of(timeline):
+    return [row.name for row in timeline.rows(Kind.RANGE) if row.name.startswith("batch ")]
+
+
+def notes(timeline):
+    return "; ".join(timeline.context.notes)
+
+
+# The same loop, emulated and real
+
+
+@pytest.mark.parametrize("loader", [None, BlockingLoader, PrefetchLoader], ids=str)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_emulated_and_a_real_run_tell_the_same_story(loader, workers):
+    """The same lanes, names, kinds and batches, each sort of span in the same order; only waiting is the machine's."""
+
+    def story(on):
+        with lv.record(on=on) as recording:
+            for _ in range(2):
+                source = data_loader(workers)
+                train(loader(source, "cpu") if loader else source)
+        told = {}
+        for row in recording.timeline.rows(Kind.WAIT, Kind.FETCH, Kind.RANGE, Kind.OPERATOR):
+            if row.kind is Kind.WAIT:
+                assert (row.name, row.cause, row.lane.role) == ("waiting for data", Cause.DATA, "main")
+            elif row.kind is not Kind.OPERATOR or row.name.startswith(("DataLoader", "start ")):
+                drawn = loader is not None and row.name.startswith("enumerate")  # before the batch is the loop's
+                entry = (row.name, None if drawn else row.batch, row.nbytes)
+                told.setdefault((row.lane.name, row.lane.role, row.kind, row.name[:5]), []).append(entry)
+        return told
+
+    assert story("cpu") == story("a100")
+
+
+def test_what_the_main_thread_does_for_a_batch_lies_in_torchs_range_of_it():
+    timeline = record_cpu(lambda: train(data_loader(2)))
+    ranges = [row for row in timeline.rows(Kind.RANGE) if row.name == NEXT.format("MultiProcessing")]
+    parts = [row for row in timeline.rows() if row.name in ("waiting for data", "DataLoader hand-out")]
+    assert [row.batch for row in parts if row.kind is Kind.OPERATOR] == list(range(6))
+    for part in parts:
+        (around,) = (row for row in ranges if row.start <= part.start < row.end)
+        assert (around.batch, around.lane) == (part.batch, part.lane)
+        assert part.end <= around.end
+    steps = [row for row in timeline.rows(Kind.RANGE) if row.name.startswith("batch ")]
+    assert all(first.end == second.start for first, second in pairwise(steps))  # a step reaches to the next
+
+
+def test_the_context_says_what_was_recorded_where():
+    timeline = record_cpu(lambda: train(data_loader(1)))
+    context = timeline.context
+    assert context.origin == "recorded"
+    assert context.device.startswith("CPU alone (")
+    assert context.host == f"this machine, {os.cpu_count()} CPU cores"
+    assert context.versions["torch"] == torch.__version__
+    assert context.samples == datasets.SIZE
+    assert "times of the monotonic clock, put onto the profiler's to ± " in notes(timeline)
+    assert "UTC" in context.clock
+    assert not any(name.startswith("loaderviz|") for name in timeline.names)
+
+
+def test_summary_and_title_say_whether_the_dataloader_is_the_bottleneck():
+    timeline = record_cpu(lambda: train(DataLoader(datasets.Slow(), batch_size=4, num_workers=1)))
+    summary = lv.summarize(timeline)
+    assert (summary.batches, summary.samples) == (5, datasets.SIZE - 4)  # without the first batch, the start-up
+    assert summary.host_blocked.keys() == {"waiting for data"}
+    assert "waiting for data" in timeline.figure().layout.title.text
+    alone = record_cpu(lambda: train(DataLoader(datasets.Slow(), batch_size=4)))
+    assert "fetching batches" in alone.figure().layout.title.text
+    assert Timeline.from_dict(alone.to_dict()) == alone
+
+
+def test_the_programs_own_marks_come_before_the_dataloaders():
+    def loop():
+        for number, _ in enumerate(data_loader(0)):
+            with record_function(f"batch {10 + number}"):
+                torch.ones(2).mul(2)
+
+    timeline = record_cpu(loop)
+    assert steps_of(timeline) == [f"batch {number}" for number in range(10, 16)]
+    assert [row.batch for row in timeline.rows(Kind.OPERATOR) if row.name == "aten::mul"] == list(range(10, 16))
+
+
+@pytest.mark.parametrize("on", ["cpu", "a100"])
+def test_a_mark_may_begin_with_a_capital(on):
+    with lv.record(on=on) as recording:
+        for number in range(3):
+            with record_function(f"Batch {number}"):
+                torch.ones(2).mul(2)
+    timeline = recording.timeline.self_check()
+    assert lv.summarize(timeline, (timeline.begin, timeline.begin + timeline.duration)).batches == 3
+
+
+def test_a_mark_that_repeats_the_loaders_is_taken_once():
+    def loop():
+        for number, _ in enumerate(BlockingLoader([torch.ones(2)] * 3, "cpu")):
+            with record_function(f"batch {number}"):
+                torch.ones(2).mul(2)
+
+    assert steps_of(record_cpu(loop)) == [f"batch {number}: 2 samples" for number in range(3)]
+
+
+def test_a_loader_that_prefetches_counts_its_own_hand_outs():
+    timeline = record_cpu(lambda: train(PrefetchLoader(data_loader(1), "cpu", depth=2)), wait=2, steps=2)
+    assert steps_of(timeline) == ["batch 2: 4 samples", "batch 3: 4 samples"]
+    assert not any("prefetch of" in timeline.names[name] for name in timeline.name)
+    given = [row for row in timeline.rows(Kind.OPERATOR) if row.name == "DataLoader hand-out"]
+    assert [row.batch for row in given] == [5]  # drawn while batch 3 is due
+
+
+def test_a_dataloader_in_a_second_thread_is_no_step():
+    def loop():
+        thread = threading.Thread(target=train, args=(data_loader(1),))
+        thread.start()
+        thread.join()
+        torch.ones(2).neg()
+
+    timeline = record_cpu(loop)
+    assert steps_of(timeline) == []
+    assert "in a second thread" in notes(timeline)
+    assert len(list(timeline.rows(Kind.FETCH))) == 6
+
+
+# Which steps
+
+
+@pytest.mark.parametrize(
+    ("wait", "steps", "expected"),
+    [(0, None, range(6)), (0, 2, range(2)), (2, None, range(2, 6)), (1, 3, range(1, 4)), (4, 9, (4, 5)), (5, 1, [5])],
+)
+@pytest.mark.parametrize("on", ["cpu", "a100"])
+def test_wait_and_steps(on, wait, steps, expected):
+    with lv.record(on=on, wait=wait, steps=steps) as recording:
+        train(data_loader(1))
+    timeline = recording.timeline.self_check()
+    assert steps_of(timeline) == [f"batch {batch}: 4 samples" for batch in expected]
+    assert timeline.context.samples == 4 * len(expected)
+    said = notes(timeline)
+    assert (f"left out (wait={wait})" in said) == (wait > 0)
+    if steps is not None:
+        missing = steps > len(expected)
+        assert (f"the block had {len(expected)} of the {steps} steps" in said) == missing
+        assert (f"{steps} is left out (steps={steps})" in said) == (wait + steps < 6)
+
+
+@pytest.mark.parametrize("on", ["cpu", "a100"])
+def test_too_few_steps_are_nothing_with_a_reason(on):
+    with lv.record(on=on, wait=6) as recording:
+        train(data_loader(0))
+    assert len(recording.timeline.self_check()) == 0
+    assert "the first 6 steps are left out (wait=6), and the block had 6" in notes(recording.timeline)
+
+
+@pytest.mark.parametrize("on", ["cpu", "a100"])
+@pytest.mark.parametrize(
+    ("wait", "steps", "expected"), [(0, None, [0, 1, 2]), (1, 1, [1]), (2, 5, [2]), (0, 2, [0, 1])]
+)
+def test_the_program_may_count_its_own_steps(on, wait, steps, expected):
+    """Two batches a step: the first batch is handed out before the first step() is called."""
+    with lv.record(on=on, wait=wait, steps=steps) as recording:
+        for number, batch in enumerate(data_loader(0)):
+            if number % 2 == 0:
+                recording.step()
+            batch[0].neg()
+    timeline = recording.timeline.self_check()
+    names = [row.name for row in timeline.rows(Kind.RANGE)]
+    assert [name for name in names if "Profiler" in name] == [f"ProfilerStep#{step}" for step in expected]
+    assert torch.autograd._profiler_enabled() is False
+
+
+def test_a_step_outside_the_block_is_refused():
+    recording = lv.record(on="cpu")
+    with pytest.raises(LoadervizError, match="belongs into the record"):
+        recording.step()
+
+
+class Watched(Window):
+    """A window that notes what it is told to do."""
+
+    def __init__(self, wait, steps):
+        self.log = []
+        names = ("prepare", "begin", "end", "discard")
+        super().__init__(wait, steps, **{name: lambda name=name: self.log.append(name) for name in names})
+
+
+@given(st.integers(0, 4), st.none() | st.integers(1, 4), st.lists(st.booleans(), max_size=12))
+def test_the_window_against_counting_by_hand(wait, steps, events):
+    """Whatever the order of hand-outs (False) and calls (True): what is kept at the end are the steps asked for."""
+    window = Watched(wait, steps)
+    window.enter()
+    kept, running = [], wait == 0
+    for number, is_call in enumerate(events):
+        done = len(window.log)
+        window.called() if is_call else window.batch()
+        for what in window.log[done:]:
+            running = {"begin": True, "end": False, "discard": False}.get(what, running)
+            kept = [] if what == "discard" else kept
+        if running and (is_call or not any(events[:number])):
+            kept.append(number)
+    window.leave()
+    counted = [n for n, is_call in enumerate(events) if is_call] if any(events) else list(range(len(events)))
+    expected = counted[wait : None if steps is None else wait + steps]
+    early = any(events) and not wait  # begun with the block: what came before the first call is in it, but no step
+    assert [number for number in kept if not early or events[number]] == expected
+    assert window.log.count("begin") - window.log.count("end") - window.log.count("discard") in (0, -1, 1)
+
+
+# The two clocks
+
+
+@given(
+    st.integers(-(10**18), 10**18),
+    st.integers(-(10**6), 10**6),
+    st.lists(st.tuples(*[st.integers(0, 5_000)] * 4), min_size=1, max_size=8),
+)
+def test_a_time_is_put_onto_the_profilers_clock_within_the_error_stated(offset, drift, delays):
+    length = 10**9
+
+    def there(time):  # the profiler's clock at this time of ours
+        return time + offset + drift * time // length
+
+    def anchors(begin):
+        found, now = [], begin
+        for first, second, third, fourth in delays:
+            start, inside, end = now + first, now + first + second, now + first + second + third
+            found.append(Anchor(now, inside, end + fourth, there(start), there(end)))
+            now = end + fourth + 100
+        return found
+
+    ours = clock(anchors(0), anchors(length))
+    slack = abs(drift) * 200_000 // length + 2  # within the group of anchors the clocks drift, too
+    for time in (0, length // 3, length):
+        assert abs(ours.of(time) - there(time)) <= ours.error + slack
+
+
+# Errors and ends
+
+
+def test_an_error_in_the_block_goes_on_and_what_was_recorded_is_kept():
+    recording = lv.record(on="cpu")
+    with pytest.raises(KeyError, match="mine"), recording:
+        train(data_loader(0), steps=2)
+        raise KeyError("mine")
+    assert steps_of(recording.timeline.self_check()) == ["batch 0: 4 samples", "batch 1: 4 samples"]
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_an_error_of_our_own_does_not_hide_the_programs(monkeypatch):
+    monkeypatch.setattr(live, "read_kineto", lambda document: 1 / 0)
+    recording = lv.record(on="cpu")
+    with pytest.raises(KeyError, match="mine"), recording:
+        raise KeyError("mine")
+    assert "could not be built: division by zero" in notes(recording.timeline)
+    with pytest.raises(ZeroDivisionError), lv.record(on="cpu"):
+        pass
+    with lv.record(on="a100"):  # and nothing is left behind
+        pass
+
+
+def test_an_empty_block_is_an_empty_timeline_with_a_reason():
+    timeline = record_cpu(lambda: None)
+    assert len(timeline) == 0
+    assert "nothing was recorded: the block ran no PyTorch operator" in notes(timeline)
+    assert lv.summarize(timeline).window == 0
+
+
+@pytest.mark.parametrize("wait", [1, 2])
+def test_a_profiler_that_was_only_prepared_is_put_away(wait):
+    assert len(record_cpu(lambda: train(data_loader(0), steps=1), wait=wait)) == 0
+    assert len(record_cpu(lambda: train(data_loader(0), steps=1))) > 0
+
+
+def test_recordings_do_not_nest():
+    with lv.record(on="cpu"), pytest.raises(NestedRecordingError, match="running already"):
+        lv.record(on="cpu")
+    with lv.record(on="cpu"), pytest.raises(NestedRecordingError, match="running already"):
+        lv.record(on="a100")
+    with lv.record(on="a100"), pytest.raises(NestedRecordingError, match="running already"):
+        lv.record(on="cpu")
+    early = lv.record(on="cpu")
+    with lv.record(on="cpu"), pytest.raises(NestedRecordingError, match="running already"):
+        early.__enter__()
+    with early:
+        pass
+    with pytest.raises(NestedRecordingError, match="used already"), early:
+        pass
+
+
+def test_a_profiler_of_the_programs_own_is_told_of():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+        with pytest.raises(NestedRecordingError, match="a profiler is running"), lv.record(on="cpu"):
+            pass
+        torch.ones(2).neg()
+    assert any(event.key == "aten::neg" for event in own.key_averages())
+    assert (marks.on_batch, marks.on_prefetch) == (None, None)
+
+
+def test_a_program_that_forks_leaves_the_recording_to_its_parent():
+    with lv.record(on="cpu") as recording:
+        torch.ones(2).neg()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                recording.__exit__(None, None, None)
+                code = 0 if "forked" in notes(recording.timeline) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        torch.ones(2).exp()
+    names = {row.name for row in recording.timeline.rows()}
+    assert {"aten::neg", "aten::exp"} <= names
+
+
+def test_hazards_of_a_real_run_are_not_claimed_to_be_absent():
+    with lv.record(on="cpu") as recording:
+        torch.ones(2).neg()
+    for what in ("hazards", "lints"):
+        with pytest.raises(NotLookedForError, match="on an emulated GPU: record"):
+            getattr(recording, what)
+    with pytest.raises(LoadervizError, match="does not show its races"):
+        lv.record(on="cpu", hazards="raise")
+
+
+def test_options_that_this_version_does_not_have_are_left_out(monkeypatch):
+    tried = []
+
+    def config(**options):
+        tried.append(tuple(options))
+        if "trace_only" in options:
+            raise TypeError("no such option")
+        return options
+
+    monkeypatch.setattr(live.profiler, "_ExperimentalConfig", config)
+    assert live._experimental(cuda=True) == {"enable_cuda_sync_events": True}
+    assert live._experimental(cuda=False) is None
+    assert tried == [("trace_only", "enable_cuda_sync_events"), ("enable_cuda_sync_events",), ("trace_only",)]
+    monkeypatch.delattr(live.profiler, "_ExperimentalConfig")
+    assert live._experimental(cuda=True) is None
+    monkeypatch.setattr(live.profiler, "kineto_available", lambda: False)
+    with pytest.raises(LoadervizError, match="built without its profiler"):
+        lv.record(on="cpu")

@@ -1,0 +1,92 @@
+"""A trace says the same whatever its vendor calls things: one table of names for the reader and for advice."""
+
+import json
+
+import pytest
+from trace_files import BASE, call, copy, note, op, read_events, trace, work, write
+
+import loaderviz as lv
+from loaderviz.vendors import Api, calls_of
+
+GPU = {"deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-40GB"}]}  # what_if() asks how fast it copies
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def loop(steps=8):
+    """Each step fetches, allocates and page-locks memory, copies, waits for the copy, computes, and reads the loss."""
+    events, number = [], 0
+    for step in range(steps):
+        at, number = BASE + 1_000 * step, number + 10
+        events += [
+            note(f"batch {step}: 64 samples", at, 990),
+            note(LOADER, at + 5, 100),
+            op("aten::to", at + 110, 300),
+            call("cudaMalloc", at + 115, 40, number),
+            call("cudaHostAlloc", at + 160, 40, number + 1),
+            call("cudaMemcpyAsync", at + 210, 60, number + 2),
+            copy(at + 220, 70, number + 2, "Memcpy HtoD (Pageable -> Device)", nbytes=100_000),
+            call("cudaStreamSynchronize", at + 275, 20, number + 3),
+            call("cudaFree", at + 300, 30, number + 4),
+            call("cudaEventRecord", at + 420, 5, number + 5),
+            call("cudaLaunchKernel", at + 430, 10, number + 6),
+            work("gemm", at + 445, 200, number + 6),
+            call("cudaMemcpyAsync", at + 660, 10, number + 7),
+            copy(at + 680, 5, number + 7, "Memcpy DtoH (Device -> Pageable)", nbytes=4),
+            call("cudaStreamSynchronize", at + 690, 20, number + 8),
+        ]
+    return events
+
+
+def told(timeline):
+    """What a timeline says: kinds, causes and times of its spans, the findings, and the timeline after a change."""
+    spans = [(row.kind, row.cause, row.start, row.end, row.batch) for row in timeline.rows()]
+    after = [(row.kind, row.start, row.end) for row in lv.what_if(timeline, pinned=True, prefetch=2).rows()]
+    return spans, [(each.rule, each.change, each.expected_gain) for each in lv.advise(timeline)], after
+
+
+@pytest.mark.parametrize("vendor", ["hip", "musa"])
+def test_another_vendor_says_the_same(tmp_path, vendor):
+    ours = read_events(tmp_path, *loop(), **GPU)
+    text = json.dumps(trace(*loop(), **GPU)).replace('"name": "cuda', f'"name": "{vendor}')
+    if vendor == "musa":
+        text = text.replace("cuda_runtime", "musa_runtime")
+    assert "cuda" not in text.replace("cuda_runtime", "")
+    theirs = lv.read(write(tmp_path, text, "theirs.json"))
+    assert told(theirs) == told(ours)
+    rules = {finding.rule for finding in lv.advise(ours)}
+    assert rules >= {"allocates-in-loop", "synchronizes-each-step", "pageable-copy", "fetch-in-loop"}
+    assert lv.summarize(theirs) == lv.summarize(ours)
+
+
+@pytest.mark.parametrize(
+    ("does", "names"),
+    [
+        (
+            Api.LAUNCH,
+            "cudaLaunchKernel cudaLaunchKernelExC cuLaunchKernel cudaGraphLaunch hipExtModuleLaunchKernel "
+            "hipExtLaunchKernel cudaMemsetAsync musaLaunchKernel muLaunchKernel urEnqueueKernelLaunch",
+        ),
+        (
+            Api.LAUNCH | Api.COPY,
+            "cudaMemcpy cudaMemcpyAsync cuMemcpyHtoDAsync_v2 hipMemcpyWithStream muMemcpyHtoDAsync "
+            "urEnqueueUSMMemcpy zeCommandListAppendMemoryCopy",
+        ),
+        (
+            Api.SYNCHRONIZE,
+            "cudaDeviceSynchronize cuCtxSynchronize hipStreamSynchronize muStreamSynchronize "
+            "urQueueFinish zeCommandListHostSynchronize",
+        ),
+        (Api.SYNCHRONIZE | Api.EVENT, "cudaEventSynchronize cuEventSynchronize musaEventSynchronize urEventWait"),
+        (Api.EVENT, "cudaEventRecord cudaStreamWaitEvent cuEventQuery hipEventRecordWithFlags musaStreamWaitEvent"),
+        (Api.ALLOCATE, "cudaMalloc cudaMallocAsync cudaFreeAsync cuMemAlloc_v2 hipMalloc musaMalloc urUSMDeviceAlloc"),
+        (Api.FREE, "cudaFree cudaFreeArray cuMemFree_v2 hipFree musaFree muMemFree"),
+        (
+            Api.PAGE_LOCK,
+            "cudaHostAlloc cudaMallocHost cudaFreeHost hipHostMalloc hipHostFree cuMemHostRegister_v2 "
+            "cuMemAllocHost_v2 musaHostUnregister",
+        ),
+        (Api(0), "cudaLaunchHostFunc cudaHostGetDevicePointer cudaStreamIsCapturing cudaFuncSetAttribute aten::mm"),
+    ],
+)
+def test_what_calls_do(does, names):
+    assert dict.fromkeys(names.split(), does) == {name: Api(int(calls_of([name])[0])) for name in names.split()}

@@ -1,0 +1,452 @@
+"""What DataLoader workers and pin thread do is recorded where it happens, and nothing else changes for them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import tempfile
+import threading
+import time
+from itertools import pairwise
+
+import datasets
+import pytest
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, _utils
+from torch.utils.data import dataloader as torch_dataloader
+
+import loaderviz as lv
+from loaderviz.timeline import Cause, Kind
+from loaderviz.traces import live, workers
+from loaderviz.traces.workers import RECORD, Fetch, What, read_files
+
+PATCHED = (
+    (_utils.worker, "_worker_loop"),
+    (_utils.pin_memory, "_pin_memory_loop"),
+    (torch_dataloader._BaseDataLoaderIter, "__next__"),
+    (torch_dataloader._BaseDataLoaderIter, "_next_index"),
+    (torch_dataloader._MultiProcessingDataLoaderIter, "__init__"),
+    (torch_dataloader._MultiProcessingDataLoaderIter, "_reset"),
+    (torch_dataloader._MultiProcessingDataLoaderIter, "_get_data"),
+    (torch_dataloader._MultiProcessingDataLoaderIter, "_process_data"),
+    (_utils.fetch._MapDatasetFetcher, "fetch"),
+    (_utils.fetch._IterableDatasetFetcher, "fetch"),
+)
+
+
+def batches(dataset, epochs=1, seed=3, **options):
+    """All batches of a DataLoader, as plain values; an error that ends it, as its type and message."""
+    torch.manual_seed(seed)
+    loader = DataLoader(dataset, generator=torch.Generator().manual_seed(seed), **options)
+    found, iterator = [], None
+    try:
+        for _ in range(epochs):
+            iterator = iter(loader)
+            found.append([pickle.loads(pickle.dumps(batch)) for batch in iterator])
+    except Exception as error:
+        found.append((type(error), str(error).splitlines()[-1]))
+    finally:
+        if options["num_workers"] and iterator is not None:
+            iterator._shutdown_workers()  # torch's error holds the iterator until the garbage collector comes
+    return str(found)
+
+
+def recorded(dataset, **options):
+    """The same under a recording: what came out, and the timeline."""
+    with lv.record(on="cpu") as recording:
+        found = batches(dataset, **options)
+    return found, recording.timeline.self_check()
+
+
+def fetches(timeline):
+    """(lane, name) of all fetches of the workers, in order of start."""
+    return [(row.lane.name, row.name) for row in timeline.rows(Kind.FETCH) if row.lane.role == "worker"]
+
+
+def check_times(timeline, error=20_000):
+    """A fetch ends before its batch is handed out; a worker does one thing at a time."""
+    handed_out = {row.batch: row.start for row in timeline.rows(Kind.RANGE) if row.name.startswith("batch ")}
+    for row in timeline.rows(Kind.FETCH, Kind.PIN):
+        if row.batch in handed_out and row.lane.role != "main":
+            assert row.end <= handed_out[row.batch] + error
+    for lane in timeline.lanes:
+        if lane.role in ("worker", "pin"):
+            mine = [row for row in timeline.rows() if row.lane == lane]
+            assert all(first.end <= second.start for first, second in pairwise(mine))
+
+
+# The same batches, errors and ends as without a recording, whatever the options
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        (datasets.Squares(), {"num_workers": 2, "batch_size": 4, "shuffle": True}),
+        (datasets.Squares(), {"num_workers": 0, "batch_size": 4, "shuffle": True}),
+        (datasets.Squares(), {"num_workers": 2, "batch_size": None}),
+        (datasets.Squares(), {"num_workers": 2, "batch_size": 4, "persistent_workers": True, "epochs": 3}),
+        (datasets.Squares(), {"num_workers": 2, "batch_size": 4, "epochs": 2, "worker_init_fn": datasets.count_calls}),
+        (datasets.Uneven(), {"num_workers": 2, "batch_size": 2}),
+        (datasets.Uneven(), {"num_workers": 2, "batch_size": 2, "persistent_workers": True, "epochs": 2}),
+        (datasets.Uneven(), {"num_workers": 0, "batch_size": 2}),
+        (datasets.Failing(), {"num_workers": 2, "batch_size": 4}),
+        (datasets.Failing(), {"num_workers": 0, "batch_size": 4}),
+        (datasets.Squares(), {"num_workers": 1, "batch_size": 4, "worker_init_fn": datasets.raise_in_worker}),
+        (datasets.Failing("sleep"), {"num_workers": 1, "batch_size": 4, "timeout": 3}),
+    ],
+    ids=[
+        "shuffled",
+        "no workers",
+        "no batches",
+        "persistent",
+        "init function",
+        "uneven",
+        "uneven, persistent",
+        "uneven, no workers",
+        "error",
+        "error, no workers",
+        "error in init",
+        "timeout",
+    ],
+)
+def test_the_same_comes_out(dataset, options):
+    plain = batches(dataset, **options)
+    found, timeline = recorded(dataset, **options)
+    assert found == plain
+    check_times(timeline)
+
+
+def test_fetches_are_those_of_the_emulated_dataloader():
+    def run(on):
+        with lv.record(on=on) as recording:
+            batches(datasets.Squares(), num_workers=2, batch_size=4, epochs=2)
+        rows = [row for row in recording.timeline.rows(Kind.FETCH) if row.lane.role == "worker"]
+        return {(row.lane.name, row.lane.role, row.kind, row.name, row.batch, row.nbytes) for row in rows}
+
+    assert run("cpu") == run("a100")
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_any_start_method_and_nothing_heavy_in_the_worker(method):
+    found, timeline = recorded(
+        datasets.Modules(),
+        num_workers=1,
+        batch_size=2,
+        multiprocessing_context=method,
+        persistent_workers=True,
+        epochs=2,
+    )
+    assert found.count("tensor([0, 0])") == 3 * 2 * 2
+    assert fetches(timeline) == [("worker 0", f"fetch batch {batch}") for batch in range(4)]
+    check_times(timeline)
+
+
+def test_a_forked_worker_does_not_record_operators_for_nobody(monkeypatch):
+    """It has its parent's profiler, running; a worker that was spawned has none."""
+    asked = []
+    monkeypatch.setattr(torch.autograd, "_enable_record_function", asked.append)
+    workers.RecordedWorker("", 0, lambda: None)()
+    assert asked == []
+    with lv.record(on="cpu"):
+        workers.RecordedWorker("", 0, lambda: None)()
+    assert asked == [False]
+
+
+def test_batches_that_overtake_others_keep_their_numbers():
+    """With in_order=False the hand-outs are numbered in the order in which they come."""
+    found, timeline = recorded(datasets.Napping(), num_workers=2, batch_size=4, in_order=False)
+    first_samples = [int(batch[0][0][0]) for batch in eval(found, {"tensor": torch.tensor, "torch": torch})[0]]
+    assert sorted(first_samples) == list(range(0, 24, 4))
+    slow = first_samples.index(0)
+    assert slow > 0, "the first batch was to be overtaken"
+    assert sorted(int(name.split()[-1]) for _, name in fetches(timeline)) == list(range(6))
+    longest = max(timeline.rows(Kind.FETCH), key=lambda row: row.duration)
+    assert longest.name == f"fetch batch {slow}"
+    check_times(timeline)
+
+
+def test_what_is_fetched_and_never_handed_out_says_so():
+    with lv.record(on="cpu") as recording:
+        for _ in DataLoader(datasets.Squares(), batch_size=4, num_workers=1, prefetch_factor=3):
+            break
+    names = [name for _, name in fetches(recording.timeline)]
+    assert names[0] == "fetch batch 0"
+    assert set(names[1:]) <= {"fetch (not handed out)"}
+    assert {row.batch for row in recording.timeline.rows(Kind.FETCH)} <= {0, -1}
+
+
+def test_an_error_in_a_worker_is_a_failed_fetch():
+    _, timeline = recorded(datasets.Failing(), num_workers=1, batch_size=4)
+    assert [name for _, name in fetches(timeline)][:3] == ["fetch batch 0", "fetch batch 1", "failed fetch"]
+
+
+@pytest.mark.parametrize("how", ["kill", "leave"])
+def test_the_records_outlive_a_worker_that_dies(how, tmp_path, monkeypatch):
+    """Though the system tells of its death while the timeline is built, where torch raises an error, too."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    told = live.read_kineto
+    monkeypatch.setattr(live, "read_kineto", lambda document: (os.kill(os.getpid(), signal.SIGCHLD), told(document))[1])
+    recording = lv.record(on="cpu")
+    with pytest.raises(RuntimeError, match="DataLoader worker"), recording:
+        list(DataLoader(datasets.Failing(how), batch_size=4, num_workers=1, collate_fn=len))
+    names = [name for _, name in fetches(recording.timeline.self_check())]
+    assert len(names) == 3
+    assert names[-1] == "fetch (not ended)"
+    assert any("RuntimeError ended the block: DataLoader worker" in note for note in recording.timeline.context.notes)
+    assert not list(tmp_path.glob("loaderviz*"))
+    assert callable(signal.getsignal(signal.SIGCHLD))  # torch's
+
+
+def test_two_loaders_at_once_have_lanes_of_their_own():
+    with lv.record(on="cpu") as recording:
+        pairs = zip(*(DataLoader(datasets.Squares(), batch_size=8, num_workers=1) for _ in range(2)), strict=True)
+        assert len(list(pairs)) == 3
+    lanes = [(lane.name, lane.role) for lane in recording.timeline.lanes]
+    assert lanes == [("main", "main"), ("worker 0", "worker"), ("worker 0 (loader 2)", "worker")]
+
+
+def test_epochs_share_their_lanes_and_number_their_batches_on():
+    _, timeline = recorded(datasets.Squares(), num_workers=1, batch_size=8, epochs=3)
+    assert fetches(timeline) == [("worker 0", f"fetch batch {batch}") for batch in range(9)]
+
+
+def test_workers_older_than_the_recording_are_told_of():
+    iterator = iter(DataLoader(datasets.Squares(), batch_size=4, num_workers=1))
+    next(iterator)
+    with lv.record(on="cpu") as recording:
+        rest = list(iterator)
+    assert len(rest) == 5
+    assert fetches(recording.timeline) == []
+    assert "being iterated when the recording began" in "; ".join(recording.timeline.context.notes)
+
+
+def test_workers_that_live_on_stop_recording_and_go_on_working():
+    loader = DataLoader(datasets.Squares(), batch_size=4, num_workers=1, persistent_workers=True)
+    with lv.record(on="cpu") as recording:
+        list(loader)
+    assert len(fetches(recording.timeline)) == 6
+    assert [len(list(loader)) for _ in range(2)] == [6, 6]
+    with lv.record(on="cpu") as recording:
+        assert len(list(loader)) == 6
+    assert fetches(recording.timeline) == []
+
+
+# Everything is put back
+
+
+def state():
+    return [vars(owner).get(name) for owner, name in PATCHED]
+
+
+def test_torch_is_as_it_was_after_the_block_and_after_an_error():
+    before = state()
+    with lv.record(on="cpu"):
+        assert state() != before
+        list(DataLoader(datasets.Squares(), batch_size=4, num_workers=1))
+    assert state() == before
+    with pytest.raises(ZeroDivisionError), lv.record(on="cpu"):
+        iterator = iter(DataLoader(datasets.Squares(), batch_size=4, num_workers=1))
+        next(iterator)
+        raise ZeroDivisionError
+    assert state() == before
+
+
+@pytest.mark.parametrize("lacking", ["_worker_loop(index_queue=…)", "a future name"])
+def test_a_torch_without_these_parts_is_recorded_without_workers(monkeypatch, lacking):
+    monkeypatch.setattr(workers, "can_record", lambda: lacking)
+    found, timeline = recorded(datasets.Squares(), num_workers=1, batch_size=4)
+    assert found == batches(datasets.Squares(), num_workers=1, batch_size=4)
+    assert fetches(timeline) == []
+    assert f"has no {lacking}: the DataLoader's work is not in the timeline" in "; ".join(timeline.context.notes)
+
+
+def test_this_torch_has_all_that_is_needed(monkeypatch):
+    assert workers.can_record() == ""
+    monkeypatch.setattr(_utils.worker, "_worker_loop", lambda dataset, index_queue, worker_id: None)
+    assert workers.can_record() == "torch.utils.data._utils.worker._worker_loop(data_queue=…)"
+    monkeypatch.delattr(_utils.worker, "_worker_loop")
+    assert workers.can_record() == "torch.utils.data._utils.worker._worker_loop"
+
+
+def test_a_worker_that_cannot_write_works_all_the_same(tmp_path):
+    taken = []
+
+    def loop(dataset, index_queue, data_queue, worker_id):
+        taken.append((index_queue, data_queue, worker_id))
+
+    workers.RecordedWorker(str(tmp_path / "absent"), 0, loop)("data", "orders", "results", 5)
+    assert taken == [("orders", "results", 5)]
+
+
+# The pin thread
+
+
+class Pinnable:
+    """Stands for a tensor; pinning it takes a while."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def pin_memory(self):
+        time.sleep(0.01)
+        return f"pinned {self.value}"
+
+
+class Batch(Pinnable):
+    def pin_memory(self):
+        if self.value == "bad":
+            raise MemoryError("no page to lock")
+        return super().pin_memory()
+
+
+def pin_loop(items, monkeypatch, num_workers=1):
+    """Run torch's pin loop in our stand-in on these items, as its thread does; return what it sends and the log."""
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    log, done, incoming, outgoing = [], threading.Event(), queue.Queue(), queue.Queue()
+    threads = torch.get_num_threads()
+    run = workers.RecordedPinThread(log, 4, num_workers, _utils.pin_memory._pin_memory_loop)
+    thread = threading.Thread(target=run, args=(incoming, outgoing, 0, done, None))
+    thread.start()
+    for item in items:
+        incoming.put(item)
+    sent = [outgoing.get(timeout=20) for _ in items]
+    done.set()
+    incoming.put((None, None))
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    torch.set_num_threads(threads)
+    return sent, log
+
+
+def test_the_pin_thread_pins_as_before_and_its_work_is_noted(monkeypatch):
+    sent, log = pin_loop([(0, Batch("a")), (1, [Batch("b"), torch.ones(0).numpy()])], monkeypatch)
+    assert sent[0] == (0, "pinned a")
+    assert sent[1][1][0] == "pinned b"
+    assert [(fetch.iterator, fetch.worker, fetch.epoch, fetch.order, fetch.failed) for fetch in log] == [
+        (4, -1, 0, 0, False),
+        (4, -1, 0, 1, False),
+    ]
+    assert all(fetch.end - fetch.start >= 10_000_000 for fetch in log)
+    assert log[0].end <= log[1].start
+
+
+def test_what_only_passes_through_the_pin_thread_is_no_work(monkeypatch):
+    resume, stop = _utils.worker._ResumeIteration(), _utils.worker._IterableDatasetStopIteration(0)
+    try:
+        raise KeyError("mine")
+    except KeyError:
+        error = ExceptionWrapper(where="in a worker")
+    items = [(0, Batch("a")), (1, error), (2, stop), (resume, None), (3, Batch("old")), (resume, None), (0, Batch("b"))]
+    sent, log = pin_loop(items, monkeypatch, num_workers=2)
+    assert [index for index, _ in sent] == [0, 1, 2, resume, 3, resume, 0]
+    assert [(fetch.epoch, fetch.order) for fetch in log] == [(0, 0), (0, 3), (1, 0)]
+
+
+def test_an_error_while_pinning_goes_to_the_main_thread(monkeypatch):
+    sent, log = pin_loop([(0, Batch("bad"))], monkeypatch)
+    assert isinstance(sent[0][1], ExceptionWrapper)
+    with pytest.raises(MemoryError, match="no page to lock"):
+        sent[0][1].reraise()
+    assert log == []
+
+
+def collate(samples):
+    return Batch(len(samples))
+
+
+def test_the_pin_thread_of_a_dataloader_has_a_lane(monkeypatch):
+    """Torch starts its pin thread where there is an accelerator; here it is only told so. All else is real."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    with lv.record(on="cpu") as recording:
+        loader = DataLoader(
+            datasets.Squares(),
+            batch_size=6,
+            num_workers=2,
+            pin_memory=True,
+            collate_fn=collate,
+            persistent_workers=True,
+        )
+        assert [list(loader) for _ in range(2)] == [["pinned 6"] * 4] * 2
+        del loader
+    timeline = recording.timeline.self_check()
+    pins = [(row.lane.name, row.lane.role, row.name, row.batch, row.pinned) for row in timeline.rows(Kind.PIN)]
+    assert sorted(pins) == [("pin thread", "pin", f"pin batch {batch}", batch, True) for batch in range(8)]
+    check_times(timeline)
+    ends = {row.batch: row.end for row in timeline.rows(Kind.FETCH)}
+    assert all(ends[row.batch] <= row.start for row in timeline.rows(Kind.PIN))
+    waits = list(timeline.rows(Kind.WAIT))
+    assert waits
+    assert {(row.name, row.cause) for row in waits} == {("waiting for data", Cause.DATA)}
+
+
+# The files
+
+
+def write(folder, iterator, worker, *records, cut=0):
+    data = b"".join(RECORD.pack(*record) for record in records)
+    (folder / f"{iterator}-{worker}").write_bytes(data[: len(data) - cut])
+
+
+def test_beginnings_and_ends_are_joined(tmp_path):
+    write(
+        tmp_path,
+        2,
+        1,
+        (What.BEGAN, 0, 0, 100, -1),
+        (What.ENDED, 0, 0, 150, 64),
+        (What.BEGAN, 0, 2, 160, -1),
+        (What.FAILED, 0, 2, 170, -1),
+        (What.BEGAN, 0, 4, 180, -1),
+        (What.EXHAUSTED, 0, 4, 185, -1),
+        (What.BEGAN, 0, 6, 190, -1),
+        (What.BEGAN, 1, 0, 200, -1),
+        (What.ENDED, 1, 0, 230, 32),
+        (What.BEGAN, 1, 2, 240, -1),
+        (What.LEFT, 1, 0, 250, -1),
+    )
+    write(tmp_path, 2, 0, (What.LEFT, 0, 0, 245, -1))
+    write(tmp_path, 3, 0, (What.LEFT, 0, 0, 245, -1))
+    write(tmp_path, 3, 1)
+    (tmp_path / "trace.json").write_text("{}")  # no records
+    fetches = [
+        Fetch(2, 1, 0, 0, 100, 150, 64),
+        Fetch(2, 1, 0, 2, 160, 170, -1, failed=True),
+        Fetch(2, 1, 1, 0, 200, 230, 32),
+    ]
+    assert read_files(tmp_path) == (fetches, {2: 250})
+
+
+@pytest.mark.parametrize("cut", [1, RECORD.size - 1])
+def test_a_record_that_was_cut_off_is_left_out(tmp_path, cut):
+    write(tmp_path, 0, 0, (What.BEGAN, 0, 0, 100, -1), (What.ENDED, 0, 0, 150, 64), cut=cut)
+    assert read_files(tmp_path) == ([Fetch(0, 0, 0, 0, 100, None)], {})
+
+
+def test_a_log_ends_when_its_file_is_deleted(tmp_path):
+    path = tmp_path / "0-0"
+    log = workers.FileLog(path)
+    log.received((0, [1, 2]), 100)
+    kept = os.open(path, os.O_RDONLY)
+    path.unlink()
+    log.sent((0, torch.ones(2)), 200)  # this one finds out
+    log.received((1, [3, 4]), 300)
+    data = os.read(kept, 1_000)
+    os.close(kept)
+    assert next(RECORD.iter_unpack(data))[:4] == (What.BEGAN, 0, 0, 100)
+    assert len(data) <= 2 * RECORD.size
+
+
+def test_a_batch_whose_size_cannot_be_counted_is_fetched_all_the_same():
+    class Odd:
+        @property
+        def __dict__(self):
+            raise RuntimeError("no")
+
+    assert workers.size_of(Odd()) == -1
+    assert workers.size_of([torch.ones(4), {"x": torch.ones(2, dtype=torch.uint8)}]) == 18

@@ -1,0 +1,94 @@
+"""Where spans go: the order of the lanes, and tracks without overlaps."""
+
+from __future__ import annotations
+
+import factory
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderviz.timeline import Context, Kind, TimelineBuilder
+from loaderviz.view.lanes import arrange, depths
+
+SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20)), max_size=20)
+
+
+def names(timeline, **options):
+    return [row.name for row in arrange(timeline, **options)[0]]
+
+
+def test_lanes_go_the_way_of_a_batch_in_the_words_of_the_reader():
+    assert names(factory.loader("prefetch")) == [
+        "worker 0", "worker 1", "pin thread", "main thread: batches", "main thread: CUDA calls", "main thread waits",
+        "copy engine to GPU", "default stream", "side stream 7", "what the GPU does",
+    ]  # fmt: skip
+    assert "main thread: operators" in names(factory.loader("prefetch"), operators=True)
+    assert names(factory.empty()) == []
+
+
+def test_every_span_is_in_one_track_and_copies_in_that_of_their_engine_too():
+    timeline = factory.loader("prefetch")
+    rows, left_out = arrange(timeline, operators=True)
+    times = np.bincount(np.concatenate([track for row in rows for track in row.tracks]), minlength=len(timeline))
+    assert (times == np.where(timeline.where(Kind.COPY_H2D), 2, 1)).all()
+    assert [row.kind for row in rows if row.mirror] == ["engine"] and left_out == 0
+
+
+@given(SPANS)
+def test_tracks_hold_no_overlap(spans):
+    start = np.array([start for start, _ in spans], np.int64)
+    end = start + np.array([length for _, length in spans], np.int64)
+    depth = depths(start, end)
+    for one in range(len(spans)):
+        for other in range(one):
+            if depth[one] == depth[other] and end[one] > start[one] and end[other] > start[other]:
+                assert end[one] <= start[other] or end[other] <= start[one]
+
+
+def test_nested_spans_go_down_one_track_a_level():
+    #         outer      child     grandchild  child     apart
+    start = np.array([0, 10, 20, 60, 100])
+    end = np.array([100, 50, 30, 90, 110])
+    assert depths(start, end).tolist() == [0, 1, 2, 1, 0]
+    assert depths(start[::-1], end[::-1]).tolist() == [0, 1, 2, 1, 0][::-1]
+
+
+def test_a_stream_needs_one_track_even_with_spans_of_no_length():
+    assert depths(np.array([0, 10, 10, 20]), np.array([10, 10, 20, 20])).tolist() == [0, 0, 0, 0]
+
+
+def test_a_long_operator_is_drawn_where_the_host_would_seem_to_do_nothing():
+    builder = TimelineBuilder(Context())
+    main = builder.lane("main", "host", "main")
+    alone = builder.span(0, 500, main, Kind.OPERATOR, "aten::div")
+    builder.span(10, 400, main, Kind.OPERATOR, "inside of it")
+    builder.span(450, 460, main, Kind.API, "cudaLaunchKernel")
+    builder.span(500, 510, main, Kind.OPERATOR, "a short one")
+    builder.span(600, 900, main, Kind.OPERATOR, "around a call")
+    builder.span(610, 890, main, Kind.API, "cudaMemcpyAsync")
+    timeline = builder.build()
+    operators, calls = arrange(timeline)[0]
+    assert (operators.name, calls.name) == ("main thread: operators", "main thread: CUDA calls")
+    assert operators.tracks[0].tolist() == [alone]
+
+
+def test_each_gpu_has_its_own_lanes_and_strip():
+    builder = TimelineBuilder(Context())
+    for device in (1, 0):
+        lane = builder.lane("stream 7", "device", number=7, device=device)
+        builder.span(0, 10, lane, Kind.COPY_D2H, "Memcpy DtoH (Device -> Pinned)")
+    rows, _ = arrange(builder.build())
+    assert [(row.device, row.name) for row in rows] == [
+        (gpu, name) for gpu in (0, 1) for name in ("copy engine from GPU", "default stream", "what the GPU does")
+    ]
+
+
+@pytest.mark.parametrize("depth", [4, 6])
+def test_spans_nested_too_deeply_are_counted(depth):
+    builder = TimelineBuilder(Context())
+    lane = builder.lane("a thread", "host", "thread")
+    for level in range(depth):
+        builder.span(level, 100 - level, lane, Kind.RANGE, "nested")
+    rows, left_out = arrange(builder.build())
+    assert (len(rows[0].tracks), left_out) == (4, depth - 4)

@@ -1,0 +1,201 @@
+"""What is packed for the view is the timeline: every span once, every arrow, and exact totals where bars are merged."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import factory
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from unpack import tracks, unpack
+
+from loaderviz import metrics
+from loaderviz.timeline import COPIES, ArrowKind, Cause, Context, Kind, TimelineBuilder
+from loaderviz.view.pack import STATES, Bars, Part, first_view, merge, pack
+
+
+def spans_of(timeline):
+    """All that the view knows of each span, with how often it occurs."""
+    hidden = np.nan_to_num(metrics.hidden_shares(timeline) * 200, nan=255).round().astype(int)
+    return Counter(
+        (row.start - timeline.begin, row.end - timeline.begin, int(row.kind), row.name, row.batch, row.nbytes,
+         row.cause.words if row.cause else "", {None: 0, False: 1, True: 2}[row.pinned], row.source, int(hidden[index]))
+        for index, row in enumerate(timeline.rows())
+    )  # fmt: skip
+
+
+def bars_of(head, body, part=0):
+    """The same of each bar of a part that is neither a state nor a mirror."""
+    columns = unpack(head, body)
+    found = []
+    for of, lane, track, rows in tracks(head):
+        if of is head["parts"][part] and lane["kind"] != "strip" and not track["mirror"]:
+            found += rows.tolist()
+    return Counter(
+        (int(columns["start"][row]), int(columns["end"][row]), int(columns["style"][row]),
+         head["names"][columns["name"][row]], int(columns["batch"][row]), int(columns["nbytes"][row]),
+         head["causes"][columns["cause"][row]], int(columns["pinned"][row]), head["sources"][columns["source"][row]],
+         int(columns["hidden"][row]))
+        for row in found
+    )  # fmt: skip
+
+
+def awkward():
+    """Far from zero, gaps and lengths and sizes beyond 32 bits, spans of no length, names that hurt."""
+    builder = TimelineBuilder(Context())
+    stream, main = builder.lane("stream 7", "device", number=7), builder.lane("main", "host", "main")
+    base = 1_712_195_495_521_308_558
+    builder.span(base, base + 2**33, stream, Kind.COMPUTE, "</script><b>&\u202e \U0001f600")
+    builder.span(base + 2**40, base + 2**40, stream, Kind.MEMSET, "no length")
+    builder.span(base + 2**40, base + 2**40 + 2**32 - 1, stream, Kind.COPY_H2D, "just at the edge", nbytes=2**45)
+    builder.span(base - 5, base + 2**41, main, Kind.WAIT, "", cause=Cause.DATA, batch=2**31 - 2)
+    builder.span(base + 7, base + 7, main, Kind.WAIT, "inside", batch=0)
+    return builder.build().self_check()
+
+
+@pytest.mark.parametrize("timeline", [*(factory.loader(name) for name in factory.LOADERS), awkward(), factory.empty(),
+                                      factory.many_spans(3_000, 40)])  # fmt: skip
+def test_every_span_is_one_bar_with_all_that_is_known_of_it(timeline):
+    head, body = pack([Part(timeline, operators=True)])
+    assert bars_of(head, body) == spans_of(timeline)
+    assert json.loads(json.dumps(head)) == head
+
+
+@given(st.integers(0, 10_000))
+def test_a_chaotic_timeline_comes_back(seed):
+    timeline = factory.random_timeline(seed, spans=30)
+    left_out = Part(timeline, operators=True).arranged[1]
+    found, wanted = bars_of(*pack([Part(timeline, operators=True)])), spans_of(timeline)
+    assert not found - wanted
+    assert (wanted - found).total() == left_out
+
+
+def test_copies_stand_in_their_engine_too_and_states_in_their_strip():
+    timeline = factory.loader("prefetch")
+    head, body = pack([Part(timeline)])
+    columns = unpack(head, body)
+    lanes = {lane["name"]: rows for _, lane, _, rows in tracks(head)}
+    copies = np.flatnonzero(timeline.where(*COPIES))
+    assert columns["start"][lanes["copy engine to GPU"]].tolist() == (timeline.start - timeline.begin)[copies].tolist()
+    strip = lanes["what the GPU does"]
+    for name, part in metrics.states(timeline).items():
+        mine = strip[columns["style"][strip] == STATES[name]]
+        found = np.stack([columns["start"][mine], columns["end"][mine]], axis=1)
+        assert (found == part - timeline.begin).all()
+    assert (columns["start"][strip][1:] == columns["end"][strip][:-1]).all()
+    assert [head["styles"][style]["key"] for style in (0, 10, STATES["idle"])] == ["compute", "wait", "state:idle"]
+
+
+def test_arrows_and_marks_point_at_the_bars_of_their_spans():
+    timeline = factory.loader("prefetch")
+    timeline = type(timeline)(**{**vars(timeline), "marks": ()})
+    head, body = pack([Part(factory.loader("blocking")), Part(timeline)])
+    columns = unpack(head, body)
+
+    def said(row):
+        return int(columns["start"][row]), int(columns["style"][row]), head["names"][columns["name"][row]]
+
+    found = Counter((said(tail), said(to), kind) for tail, to, kind
+                    in zip(columns["tail"], columns["head"], columns["arrow"].tolist(), strict=True))  # fmt: skip
+    wanted = Counter()
+    for each in (factory.loader("blocking"), timeline):
+        for tail, to, kind in zip(*each.arrows.values(), strict=True):
+            ends = (
+                (row.start - each.begin, int(row.kind), row.name) for row in (each.row(int(tail)), each.row(int(to)))
+            )
+            wanted[(*ends, int(kind))] += 1
+    assert found == wanted
+    assert set(columns["arrow"].tolist()) == {ArrowKind.LAUNCH, ArrowKind.WAIT}
+    builder = TimelineBuilder(Context())
+    lanes = builder.lane("stream 7", "device", number=7), builder.lane("stream 9", "device", number=9)
+    spans = builder.span(5, 9, lanes[1], Kind.COPY_H2D, "copy"), builder.span(6, 8, lanes[0], Kind.COMPUTE, "read")
+    builder.mark(6, lanes[0], "early-read", "read too early; missing: main.wait_stream(side)", spans)
+    builder.mark(7, lanes[0], "other", "unknown")
+    head, body = pack([Part(builder.build())])
+    columns, (race, other) = unpack(head, body), head["parts"][0]["marks"]
+    assert [head["names"][columns["name"][bar]] for bar in race["bars"]] == ["copy", "read"]
+    assert (race["text"], race["missing"], race["time"]) == ("read too early", "main.wait_stream(side)", 1)
+    assert other["bars"] == [-1, -1]
+
+
+@pytest.mark.parametrize("limit", [200, 2_000, 10_000])
+def test_a_long_run_is_thinned_and_its_totals_stay_exact(limit):
+    timeline = factory.many_spans(20_000)
+    head, body = pack([Part(timeline)], limit=limit)
+    columns = unpack(head, body)
+    assert limit / 5 < head["rows"] <= limit
+    strip = STATES["compute"]
+    for _, lane, _, rows in tracks(head):
+        length, style = (columns["end"] - columns["start"])[rows], columns["style"][rows]
+        if lane["kind"] == "strip":
+            states = metrics.states(timeline)
+            assert {key: int(length[style == number].sum()) for key, number in STATES.items()} == {
+                key: int((part[:, 1] - part[:, 0]).sum()) for key, part in states.items()
+            }
+            continue
+        mine = timeline.lane == lane["of"]
+        assert columns["count"][rows].sum() == mine.sum()
+        assert length.sum() == (timeline.end - timeline.start)[mine].sum()
+        assert (columns["start"][rows][1:] >= columns["end"][rows][:-1]).all(), "bars overlap"
+    (begin, end), kept = head["parts"][0]["whole"], head["window"]
+    assert [begin, end] == kept
+    start, stop = timeline.start - timeline.begin, timeline.end - timeline.begin
+    here = (stop >= begin) & (start <= end)
+    inside = Counter(zip(start[here].tolist(), stop[here].tolist(), strict=True))
+    single = np.flatnonzero((columns["count"] == 1) & (columns["style"] < strip))
+    assert not inside - Counter(zip(columns["start"][single].tolist(), columns["end"][single].tolist(), strict=True))
+    assert "20,000 spans are too many" in head["notes"][0]
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 50), st.integers(0, 3)), max_size=30), min_size=1,
+                max_size=4), st.integers(1, 40))  # fmt: skip
+def test_merged_bars_keep_the_time_of_each_category_and_overlap_nothing(found, limit):
+    rows = []
+    for number, spans in enumerate(found):
+        clock = 0
+        for gap, length, category in spans:
+            rows.append((number, clock + gap, clock + gap + length, category))
+            clock += gap + length
+    track, start, end, category = np.array(rows, np.int64).reshape(-1, 4).T
+    bars = Bars(track, start, end, category, np.arange(len(track)), np.ones(len(track), np.int64))
+    merged = merge(bars, category, np.zeros(len(track), bool), limit)
+    assert len(merged.span) <= max(limit, len({*zip(track.tolist(), category.tolist(), strict=True)}))
+    assert merged.count.sum() == len(track)
+    for number in range(len(found)):
+        for each in range(4):
+            mine, whole = (merged.track == number) & (merged.style == each), (track == number) & (category == each)
+            assert (merged.end - merged.start)[mine].sum() == (end - start)[whole].sum()
+        here = merged.track == number
+        assert (merged.start[here][1:] >= merged.end[here][:-1]).all()
+        if here.any():
+            assert merged.start[here].min() >= start[track == number].min()
+            assert merged.end[here].max() <= end[track == number].max()
+
+
+def test_the_first_view_is_where_the_gpu_works():
+    builder = TimelineBuilder(Context())
+    builder.span(0, 1_000, builder.lane("main", "host", "main"), Kind.OPERATOR, "long before")
+    builder.span(800, 900, builder.lane("stream 7", "device", number=7), Kind.COMPUTE, "kernel")
+    assert first_view(builder.build()) == (795, 905)
+    assert first_view(factory.loader("blocking")) is None
+    assert first_view(factory.empty()) is None
+    assert pack([Part(builder.build())], window=(1, 2))[0]["window"] == [1, 2]
+
+
+def test_the_same_timeline_gives_the_same_bytes():
+    timeline = factory.many_spans(3_000)
+    assert pack([Part(timeline)]) == pack([Part(factory.many_spans(3_000))])
+
+
+def test_each_of_several_devices_is_a_group_folded_to_what_it_does():
+    builder = TimelineBuilder(Context())
+    for device in range(6):
+        lane = builder.lane("stream 7", "device", number=7, device=device)
+        builder.span(0, 10 + device, lane, Kind.COPY_D2H, "Memcpy DtoH (Device -> Pinned)")
+    (part,) = pack([Part(builder.build())])[0]["parts"]
+    assert [group["name"] for group in part["groups"]] == [f"GPU {device}" for device in range(6)]
+    assert all(group["folded"] and part["lanes"][group["lane"]]["kind"] == "strip" for group in part["groups"])
+    assert [lane["group"] for lane in part["lanes"]] == [device for device in range(6) for _ in range(3)]

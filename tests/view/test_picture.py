@@ -1,0 +1,214 @@
+"""The picture where no script runs, as a plotly figure and in words; and what a notebook is given."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+import types
+import xml.etree.ElementTree as ET
+from base64 import b64decode
+from itertools import combinations
+
+import factory
+import numpy as np
+import pytest
+from unpack import unpack
+
+from loaderviz import compare, words
+from loaderviz.metrics import NotATimelineError, states, summarize
+from loaderviz.timeline import Cause, Context, Kind, TimelineBuilder
+from loaderviz.view import View, ViewError, page, still, text, theme
+from loaderviz.view.figure import BARS
+
+SVG = "{http://www.w3.org/2000/svg}"
+NASTY = '</script><img src=x onerror="alert(1)"> & \u202e \U0001f600'
+
+
+def texts(picture):
+    return ["".join(each.itertext()) for each in ET.fromstring(picture).iter(SVG + "text")]
+
+
+def race():
+    builder = TimelineBuilder(Context(device="A100", origin="emulated"))
+    main, stream = builder.lane("main", "host", "main"), builder.lane("stream 7 (default)", "device", number=7)
+    side = builder.lane("stream 9", "device", number=9)
+    copy = builder.span(2_000, 9_000, side, Kind.COPY_H2D, "Memcpy HtoD (Pinned -> Device)", batch=0, nbytes=70_000,
+                        pinned=True)  # fmt: skip
+    read = builder.span(5_000, 8_000, stream, Kind.COMPUTE, NASTY, batch=0, source="a<b>.py:3")
+    builder.span(0, 3_000, main, Kind.WAIT, "cudaMalloc", cause=Cause.ALLOCATION)
+    builder.mark(5_000, stream, "early-read", "read before the copy is complete", (copy, read))
+    return builder.build().self_check()
+
+
+def data_of(html):
+    """Head and body of a fragment."""
+    head = re.search(r'<script type="application/json" class="lv-head">(.*?)</script>', html, re.DOTALL)
+    body = re.search(r'<script type="application/octet-stream" class="lv-body">(.*?)</script>', html)
+    return json.loads(head[1]), b64decode(body[1])
+
+
+def test_the_still_picture_has_the_lanes_and_a_bar_for_each_span():
+    timeline = factory.loader("prefetch")
+    view = timeline.view()
+    picture = view.svg()
+    assert {"worker 0", "main thread: batches", "copy engine to GPU", "what the GPU does"} <= {*texts(picture)}
+    drawn = sum(path.get("d").count("z") for path in ET.fromstring(picture).iter(SVG + "path") if path.get("fill")
+                and path.get("fill") != "none")  # fmt: skip
+    assert drawn == len(view.parts[0].bars.span)
+    (description,) = ET.fromstring(picture).iter(SVG + "desc")
+    assert description.text == view.text()
+
+
+@pytest.mark.parametrize("timeline", [factory.many_spans(20_000, 40), factory.empty(), race()])
+def test_a_still_picture_is_small_and_well_formed(timeline):
+    picture = timeline.view(title=NASTY.replace("\u202e", "")).svg()
+    assert len(picture) < 60_000
+    assert any("onerror" in line for line in texts(picture))
+    marks = [f"{mark.kind}: {mark.text}" for mark in timeline.marks]
+    assert {*marks} <= {*texts(picture)}
+
+
+def test_the_area_of_a_state_in_the_still_picture_is_its_time():
+    timeline = factory.loader("blocking", 200)  # merged: far more changes than pixels
+    view = timeline.view()
+    scale = (still.WIDTH - 176 - 16) / timeline.duration
+    strip = view.parts[0].arranged[0][-1]
+    assert strip.kind == "strip"
+    for name, part in states(timeline).items():
+        style = theme.STATES[name]
+        if not len(part) or style.pattern:
+            continue
+        (path,) = [each.get("d") for each in ET.fromstring(view.svg()).iter(SVG + "path")
+                   if each.get("fill") == style.color]  # fmt: skip
+        wide = sum(float(width) for width in re.findall(r"h([\d.]+)v", path))
+        assert wide == pytest.approx((part[:, 1] - part[:, 0]).sum() * scale, rel=0.1)
+
+
+def test_what_a_notebook_is_given():
+    timeline = race()
+    bundle = timeline._repr_mimebundle_()
+    assert bundle["text/plain"] == text(timeline)
+    assert bundle["image/svg+xml"].startswith("<svg")
+    head, body = data_of(bundle["text/html"])
+    assert (head, body) == timeline.view().packed()
+    assert NASTY in head["names"]
+    assert len(unpack(head, body)["start"]) == head["rows"]
+    outside = re.sub(r"<script.*?</script>", "", bundle["text/html"], flags=re.DOTALL)
+    assert "onerror" not in outside and "<svg" not in outside and " id=" not in outside
+    assert "In words: GPU computes" in outside
+
+
+def test_an_output_of_a_notebook_is_stored_with_it_and_small():
+    timeline = factory.many_spans(100_000)
+    bundle = timeline._repr_mimebundle_()
+    assert sum(map(len, bundle.values())) <= 300_000
+    head, _ = data_of(bundle["text/html"])
+    assert head["parts"][0]["whole"] == head["window"]
+    assert "loaderviz.to_html(timeline, 'page.html') all" in head["notes"][0]
+
+
+def test_the_module_brings_its_style_sheet_and_ends_no_script():
+    module = page.module()
+    assert "__LV_CSS__" not in module and "</script" not in module.lower()
+    assert len(page.loader()) < 60_000
+
+
+def test_a_figure_is_plain_and_has_the_same_lanes_colours_and_title():
+    timeline = factory.loader("prefetch")
+    figure = timeline.figure(color="kind")
+    assert {"worker 0", "default stream", "what the GPU does"} <= {*figure.layout.yaxis.ticktext}
+    assert figure.layout.title.text.startswith("GPU computes")
+    assert figure.layout.meta["text"] == text(timeline)
+    (kernels,) = [trace for trace in figure.data if trace.name == "kernel"]
+    assert kernels.marker.color == theme.KINDS[Kind.COMPUTE].color
+    assert sum(kernels.x) * 1e3 == pytest.approx(summarize(timeline, (0, timeline.duration)).compute)
+    (kernels,) = [trace for trace in timeline.figure().data if trace.name == "kernel"]
+    assert {*kernels.marker.color} == {theme.of_batch(batch).color for batch in range(6)}
+
+
+def test_a_figure_of_a_long_run_has_few_bars_and_exact_totals():
+    timeline = factory.many_spans(30_000)
+    data = timeline.figure().data
+    assert sum(len(trace.x) for trace in data) <= BARS
+    kernels = sum(sum(trace.x) for trace in data if trace.name == "kernel") * 1e6
+    assert kernels == pytest.approx((timeline.end - timeline.start).sum())
+    assert factory.empty().figure().layout.title.text.startswith("an empty timeline")
+
+
+def test_words():
+    timeline = factory.loader("blocking")
+    assert timeline.view().heading.startswith("GPU computes 58 % of the time, 0 % of the copy is hidden")
+    assert "5 batches in 1.51 ms, 275 µs a step" in text(timeline)
+    assert "blocked longest by: staging" in text(timeline)
+    assert "a hazard: early-read, read before the copy is complete" in text(race())
+    assert timeline.view(verdict=False).packed()[0]["title"] == ""
+    assert "A100 PCIe, emulated; host: 8-core host" in timeline.view().subtitle
+
+
+def test_notes_about_the_whole_are_left_out_of_a_part():
+    timeline = factory.loader("blocking", batches=20)
+    notes = ("recording quality: good", "the GPU has work from 1 µs to 2 µs only", "under autocast")
+    whole = dataclasses.replace(timeline, context=dataclasses.replace(timeline.context, notes=notes))
+    assert all(note in whole.view().subtitle for note in notes)
+    half = whole.between(0, timeline.duration // 2)
+    subtitle = half.between(0, timeline.duration // 4).view().subtitle
+    assert subtitle.count(" shown") == 1
+    assert f"{words.duration(timeline.duration // 4)} of {words.duration(timeline.duration)} shown" in subtitle
+    assert "under autocast" in subtitle and "quality" not in subtitle and "work from" not in subtitle
+
+
+def test_a_line_of_a_cell_is_told_by_its_number(monkeypatch):
+    class Compiler:
+        def format_code_name(self, name):
+            return ("Cell", "In[6]") if name == "/tmp/ipykernel_1/2.py" else None
+
+    shell = types.SimpleNamespace(compile=Compiler())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    assert [words.place(source) for source in ("/tmp/ipykernel_1/2.py:3", "train.py:3")] == ["In[6]:3", "train.py:3"]
+
+
+def test_bad_options():
+    with pytest.raises(ViewError, match="color is 'lane'; give"):
+        factory.loader("pinned").view(color="lane")
+    for call in (text, lambda value: View({"": value})):
+        with pytest.raises(NotATimelineError):
+            call("trace.json")
+
+
+def luminance(color):
+    channels = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(one, other):
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_text_on_bars_can_be_read_and_bars_be_seen_on_light_and_dark_pages():
+    for style in (*theme.KINDS.values(), *theme.BATCHES, theme.NO_BATCH, *theme.STATES.values()):
+        assert contrast(style.back if style.pattern else style.color, style.ink) >= 4.5, style
+    for style in (*theme.BATCHES, *theme.KINDS.values(), theme.STATES["compute"], theme.STATES["copy exposed"]):
+        assert contrast(style.color, "#FFFFFF") >= 3, style
+        assert contrast(style.color, "#161616") >= 3, style
+
+
+def test_a_colour_means_one_thing():
+    """Seven batches before one comes again; what the GPU does and a blocked host share no colour with anything."""
+    batches = [style.color for style in theme.BATCHES]
+    assert len({*batches}) == len(batches) >= 7
+    kinds = {style.color for kind, style in theme.KINDS.items() if kind is not Kind.WAIT}
+    own = [theme.STATES[name].color for name in ("compute", "copy hidden", "copy exposed", "idle")] + [theme.WAITING]
+    assert len({*own}) == 5
+    assert not {*own} & {*batches, *kinds, theme.NO_BATCH.color}
+    assert all(theme.of_batch(one).color != theme.of_batch(one + step).color for one in range(7) for step in (1, 3, 4))
+    assert all(np.linalg.norm([int(a[i : i + 2], 16) - int(b[i : i + 2], 16) for i in (1, 3, 5)]) > 50
+               for a, b in combinations([*batches, *own], 2))  # fmt: skip
+
+
+def test_a_comparison_has_its_headers_in_the_still_picture():
+    picture = compare({"one": factory.loader("blocking"), "two": factory.loader("prefetch")}).svg()
+    assert [line[:7] for line in texts(picture) if line.startswith(("one GPU", "two GPU"))] == ["one GPU", "two GPU"]

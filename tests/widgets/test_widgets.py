@@ -1,0 +1,383 @@
+"""The widgets without a kernel and without a browser: setting a value redraws, words and numbers follow."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from html import escape
+
+import factory
+import numpy as np
+import pytest
+
+from loaderviz import record, summarize, words
+from loaderviz.metrics import MetricsError
+from loaderviz.timeline import Context, Kind, TimelineBuilder
+from loaderviz.view import ViewError
+from loaderviz.widgets import Settings, SettingsError, cells, explore, panels, step_through, viewer
+from loaderviz.widgets.live import LiveView
+from loaderviz.widgets.pipeline import simulate
+from loaderviz.widgets.program import program_of
+from loaderviz.widgets.settings import PRESETS
+from loaderviz.widgets.stepper import source_lines
+
+WIDGET = cells.WIDGET
+
+
+# What all have
+
+
+def test_a_table_keeps_arrows_and_labels_whole():
+    shown = panels.table(["", ""], [["launched by", "Memcpy HtoD (Pinned -> Device)"]])
+    assert "<thead>" not in shown
+    assert "white-space:nowrap'>launched by</td>" in shown
+    assert "Pinned -\u2060&gt; Device" in shown
+    assert "<th " in panels.table(["who", "does"], [["main", "idle"]])
+
+
+# The explorer
+
+
+def test_a_slider_redraws_view_numbers_words_and_code():
+    explorer = explore()
+    live = explorer._live
+    before = live.head["title"], live.body, explorer._code.value, explorer._numbers.value
+    explorer.controls["workers"].value = 7
+    explorer.controls["pin"].value = True
+    assert explorer.settings == Settings(workers=7, pin=True)
+    assert "7 workers, pinned" in live.head["title"]
+    assert "num_workers=7, pin_memory=True" in explorer._code.value
+    assert "7 workers" in explorer._words.value
+    after = live.head["title"], live.body, explorer._code.value, explorer._numbers.value
+    assert all(old != new for old, new in zip(before, after, strict=True))
+
+
+def test_the_widget_shows_what_a_fresh_view_of_the_setting_shows():
+    explorer = explore()
+    for name, value in [("batch_size", 256), ("side_stream", True), ("depth", 3), ("pin", True), ("non_blocking", True),
+                        ("resident", True), ("resident", False), ("gpu", "t4"), ("workers", 1)]:  # fmt: skip
+        explorer.controls[name].value = value
+        head, body = explorer.view.packed()
+        changed = {"height", "axis"}
+        assert explorer._live.body == body
+        assert {key for key in head if explorer._live.head[key] != head[key]} == changed, name
+
+
+def test_the_former_setting_stays_as_an_outline_on_an_axis_of_one_length():
+    explorer = explore()
+    axis = explorer._live.head["axis"]
+    assert axis == explorer.timeline.duration
+    explorer.controls.buttons["prefetch"].click()
+    assert explorer._live.head["axis"] == axis > explorer.timeline.duration
+    assert explorer._live.options["keep"]
+    told = explorer._live.options["difference"]
+    assert told.startswith(f"{words.duration(explorer.summary.step)} a step instead of ") and told.endswith("x as fast")
+
+
+def test_a_lesson_is_one_click_and_one_redraw():
+    explorer = explore(workers=3)
+    for name, preset in PRESETS.items():
+        sent = []
+        explorer._live.observe(lambda change, sent=sent: sent.append(change["name"]), "head")
+        explorer.controls.buttons[name].click()
+        explorer._live.unobserve_all("head")
+        assert len(sent) <= 1
+        assert all(getattr(explorer.settings, key) == value for key, value in preset.items())
+        assert explorer.settings.workers == 3
+        assert [each.description for each in explorer.controls.buttons.values() if each.button_style] == [name]
+        assert explorer.timeline == simulate(explorer.settings)
+
+
+def test_the_gpu_brings_its_link_and_a_larger_batch_its_work():
+    explorer = explore()
+    explorer.controls["gpu"].value = "h200"
+    assert explorer.settings.pinned_rate == 55_430_000_000
+    assert explorer.controls["pinned_rate"].label == "55.43 GB/s"
+    explorer.controls["batch_size"].value = 4096
+    assert explorer.settings.compute == 440_000
+    assert explorer.controls["compute"].label == "440 µs"
+
+
+def test_what_has_no_effect_is_greyed_out():
+    explorer = explore()
+    assert explorer.controls["lifetime"].disabled
+    explorer.controls["side_stream"].value = True
+    assert not explorer.controls["lifetime"].disabled
+    explorer.controls["resident"].value = True
+    assert all(explorer.controls[name].disabled for name in ("workers", "pin", "depth", "lifetime", "side_stream"))
+
+
+def test_what_does_not_fit_is_said_and_the_picture_stays():
+    explorer = explore(gpu="t4", sample_bytes=602_112, batch_size=64)
+    former = explorer.timeline
+    explorer.controls.buttons["resident"].click()
+    assert "does not work" in explorer._words.value
+    assert "memory" in explorer._words.value
+    assert explorer.timeline is former
+    explorer.controls.buttons["blocking"].click()
+    assert "does not work" not in explorer._words.value
+
+
+def test_every_control_has_its_name_as_text():
+    explorer = explore()
+    for widget in explorer.controls.widgets.values():
+        assert widget.description
+        assert widget.description in ("GPU", *_texts(explorer))
+
+
+def _texts(explorer):
+    return [widget.description for widget in explorer.controls.widgets.values()]
+
+
+def test_the_numbers_are_those_of_summarize():
+    explorer = explore("prefetch")
+    summary = summarize(explorer.timeline)
+    assert explorer.summary == summary
+    assert words.duration(summary.step) in explorer._numbers.value
+    assert explorer.timeline.view().text().startswith(explorer.text().split(": ")[1].split(". ")[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"preset": "blocking"}, "To hide it: pinned memory, non_blocking, a side stream, a batch copied ahead."),
+        ({"preset": "pinned"}, "To hide it: a side stream, a batch copied ahead."),
+        ({"preset": "prefetch"}, "The GPU computes all the time"),
+        ({"preset": "prefetch", "batch_size": 64, "compute": 20_000}, "Larger batches or fewer kernels would help"),
+        ({"preset": "prefetch", "fetch_per_sample": 5_000}, "More workers would help"),
+        ({"preset": "prefetch", "compute": 100_000, "workers": 12}, "The one pin thread is the limit"),
+    ],
+)
+def test_it_says_what_the_loop_waits_for(settings, words):
+    assert words in explore(**settings).text()
+
+
+def test_a_preset_or_setting_that_means_nothing_is_refused():
+    with pytest.raises(SettingsError, match="no preset 'fast'; choose from blocking"):
+        explore("fast")
+    with pytest.raises(SettingsError, match="workers is -1; give"):
+        explore(workers=-1)
+    with pytest.raises(SettingsError, match="no setting worker"):
+        explore().set(worker=3)
+
+
+# All three: cells, first frames
+
+
+@pytest.mark.parametrize("make", [explore, lambda: step_through(factory.loader("pinned")),
+                                  lambda: viewer(factory.loader("pinned"))])  # fmt: skip
+def test_a_cell_that_runs_again_closes_its_former_picture(make):
+    first = make()
+    widgets = list(cells.descendants(first.widget))
+    assert sum(isinstance(widget, LiveView) for widget in widgets) == 1
+    second = make()
+    assert first.widget is None
+    assert all(widget.comm is None for widget in widgets)
+    assert second.widget.comm is not None
+    other = cells._open
+    assert list(other.values()) == [second]
+
+
+@pytest.mark.parametrize("make", [explore, lambda: step_through(factory.loader("pinned")),
+                                  lambda: viewer(factory.loader("pinned"))])  # fmt: skip
+def test_a_first_frame_for_places_without_widgets(make, monkeypatch):
+    shown = make()
+    outputs = displayed(shown)
+    assert [output.keys() for output in outputs] == [
+        {"text/html", "image/svg+xml", "text/plain"},
+        {WIDGET, "text/plain"},
+    ]
+    assert " data-lv-stand>" in outputs[0]["text/html"]
+    assert shown.static_html() in outputs[0]["text/html"] and cells.RUN in outputs[0]["text/html"]
+    assert (outputs[0]["text/plain"], outputs[1]["text/plain"]) == (shown.text(), " ")
+    for module in ("explorer", "stepper", "viewer"):  # by name: loaderviz.widgets.viewer is the function
+        monkeypatch.setattr(sys.modules[f"loaderviz.widgets.{module}"], "live_here", lambda: False)
+    (alone,) = displayed(make())
+    assert " data-lv-stand>" not in alone["text/html"]
+    assert sum(map(len, alone.values())) < 300_000
+
+
+def displayed(picture):
+    """What a notebook is given."""
+    import IPython.display
+
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IPython.display, "display", lambda data, raw: found.append(data))
+        picture._ipython_display_()
+    return found
+
+
+def test_an_explorer_without_widgets_still_changes(monkeypatch):
+    monkeypatch.setattr(sys.modules["loaderviz.widgets.explorer"], "live_here", lambda: False)
+    explorer = explore()
+    explorer.set(workers=2)
+    assert "2 workers" in explorer.view.heading
+
+
+def test_on_colab_there_are_first_frames(monkeypatch):
+    monkeypatch.setitem(sys.modules, "google.colab", object())
+    assert explore().widget is None
+
+
+def test_a_page_that_is_loaded_again_gets_the_present_state():
+    from ipywidgets.widgets import widget as registry
+
+    former = set(registry._instances)  # other tests make widgets, too
+    for _ in range(2):  # the second time with closed pictures behind it
+        explorer = explore(name="")
+        stepper, view = step_through(explorer.timeline, name=""), viewer(explorer.timeline, name="")
+    explorer.controls["workers"].value = 6
+    stepper._slider.value = 9
+    begin = view.timeline.begin
+    view.show(begin + 1_000, begin + 9_000)
+    alive = [widget for key, widget in registry._instances.items() if key not in former]
+    states = [widget.get_state() for widget in alive]  # what the page asks for; none may fail
+    shown = [state for state in states if "body" in state]
+    assert len(shown) == 3
+    assert any("6 workers" in state["head"]["title"] for state in shown)
+    assert any(state["time"] == stepper.events[9] - begin for state in shown)
+    assert any(state["window"] == [1_000, 9_000] for state in shown)
+
+
+def test_two_pictures_with_names_live_side_by_side():
+    one, two = explore(name="one"), explore(name="two")
+    assert one.widget is not None
+    assert two.widget is not None
+
+
+# The stepper
+
+
+def test_the_slider_moves_cursor_words_and_code():
+    explorer = explore("prefetch")
+    stepper = step_through(explorer.timeline)
+    stepper._slider.value = 40
+    time = int(stepper.events[40])
+    assert stepper.state.time == stepper.time == time
+    assert stepper._live.time == time - explorer.timeline.begin
+    number = int(stepper.state.source.rpartition(":")[2])
+    line = explorer.program.text.splitlines()[number - 1].strip()
+    assert f"▶ {number:>4}" in stepper._panels["code"].value
+    assert line.split("(")[0] in stepper._panels["code"].value
+
+
+def test_buttons_step_and_stop_at_the_ends():
+    stepper = step_through(factory.loader("prefetch"))
+    stepper.step(-1)
+    assert stepper.place == 0
+    stepper.step()
+    assert stepper.place == 1
+    stepper.step(10**6)
+    assert stepper.place == len(stepper.events) - 1
+    middle = (int(stepper.events[7]) + int(stepper.events[8])) // 2
+    stepper.go_to(middle)
+    assert (stepper.place, stepper.time) == (7, middle)
+
+
+def test_the_views_own_cursor_and_a_click_move_everything():
+    stepper = step_through(factory.loader("prefetch"))
+    stepper._live.time = 400_000.0  # as the browser does while it plays
+    assert stepper.state.time - stepper.timeline.begin == 400_000
+    assert stepper._slider.value == stepper.place > 0
+    bar = stepper.view.parts[0].bars
+    stepper._live.selection = 5
+    assert stepper.time - stepper.timeline.begin == bar.start[5]
+
+
+def test_a_timeline_without_sources_or_batches_says_so():
+    builder = TimelineBuilder(Context())
+    builder.span(0, 10, builder.lane("stream 7", "device"), Kind.COMPUTE, "gemm")
+    stepper = step_through(builder.build())
+    assert "does not say which source line" in stepper._panels["code"].value
+    assert "knows no batches" in stepper._panels["batches"].value
+    stepper = step_through(factory.loader("pinned"))
+    stepper.step(30)
+    assert "cannot be read here" in stepper._panels["code"].value
+
+
+def test_an_empty_timeline_has_a_stepper_and_a_viewer():
+    assert "0 ns" in step_through(factory.empty()).text()
+    assert viewer(factory.empty()).text()
+
+
+OWN = """
+import torch
+
+weight = torch.rand(784, 10).to("cuda")
+for batch in torch.rand(4, 256, 784):
+    x = batch.pin_memory().to("cuda", non_blocking=True)
+    loss = (x @ weight).sum()
+    loss.item()
+"""
+
+
+def test_it_walks_through_the_learners_own_code(tmp_path):
+    """A script of their own, recorded on the emulated GPU: the line of each call, with the lines around it."""
+    script = tmp_path / "own_loop.py"
+    script.write_text(OWN)
+    with record(on="a100") as recording:
+        runpy.run_path(str(script))
+    stepper = step_through(recording.timeline)
+    lines = OWN.splitlines()
+    seen = {}
+    for place in range(len(stepper.events)):
+        stepper._slider.value = place
+        number = int(stepper.state.source.rpartition(":")[2])
+        code = stepper._panels["code"].value
+        assert f"own_loop.py, line {number}" in code
+        assert f"▶ {number:>4}  {escape(lines[number - 1])}" in code
+        seen[lines[number - 1].strip()] = code
+    calls = [line.strip() for line in lines if "to(" in line or "@" in line or "item" in line]
+    assert [line for line in seen if line in calls] == calls
+
+
+def test_the_lines_around_come_from_the_file():
+    title, lines, number = source_lines(f"{__file__}:3")
+    assert title == "test_widgets.py, line 3"
+    assert number == 3
+    assert [n for n, _ in lines] == list(range(1, 10))
+    assert lines[2][1].startswith("from __future__")
+    program = program_of(Settings())
+    program.remember()
+    assert source_lines(program.source("copy"))[1]
+
+
+# The viewer
+
+
+def test_the_numbers_are_those_of_the_window_that_is_shown():
+    timeline = factory.loader("prefetch", 20)
+    view = viewer(timeline)
+    view._live.window = [1_000_000.0, 1_500_000.0]  # as the browser does
+    assert view.window == (1_000_000, 1_500_000)
+    assert "GPU computes" in view._panels["words"].value
+    share = summarize(timeline, window=(1_000_000, 1_500_000)).compute_share
+    assert f"{share:.0%}".replace("%", " %") in view.finding()
+    with pytest.raises(MetricsError, match="end lies before its start"):
+        view.show(5, 2)
+    with pytest.raises(ViewError, match=r"'batch' .* or 'kind'"):
+        viewer(timeline, color="red")
+
+
+def test_a_selected_bar_is_told_about():
+    view = viewer(factory.loader("prefetch", 6))
+    copies = np.flatnonzero(view.timeline.where(Kind.COPY_H2D)).tolist()
+    view.pick(copies[1])
+    assert view._live.span_of(view._live.selection) == copies[1]
+    assert "launched by" in view._panels["story"].value
+    for bar in range(view._live.head["rows"]):
+        view._live.selection = bar
+        assert view.picked == view.view.parts[0].bars.span[bar]
+    assert view.picked == -1 and "Click on a bar" in view._panels["story"].value  # the last one is a state
+
+
+def test_a_timeline_that_is_too_long_comes_in_parts(monkeypatch):
+    monkeypatch.setattr(sys.modules["loaderviz.widgets.live"], "MOST", 2_000)
+    timeline = factory.many_spans(20_000)
+    live = viewer(timeline)._live
+    assert live.head["rows"] <= 2_000
+    middle = timeline.duration // 2
+    live._asked(live, {"need": [middle, middle + 1_000_000.0]}, [])
+    assert live.head["window"][0] == live.head["parts"][0]["whole"][0] == middle
+    assert live.span_of(3) == -1

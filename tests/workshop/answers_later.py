@@ -1,0 +1,691 @@
+"""What learners hand in, lessons 5 to 8; see `answers`."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    get_worker_info,
+)
+
+import loaderviz as lv
+from loaderviz import intervals
+from loaderviz.loaders import PinnedLoader, PrefetchLoader, ResidentLoader
+from loaderviz.timeline import Kind
+from loaderviz.workshop import suspects
+
+from .answers import (
+    ORDERED,
+    STEP,
+    Preloader,
+    all_at_once,
+    by_rule,
+    changed,
+    constants,
+    forgotten_wait,
+    in_host_memory,
+    kept_until_used,
+    labels_out_of_step,
+    loader_consumer,
+    loader_record_stream,
+    loader_ring,
+    on_gpu_loader,
+    order_made_on_the_gpu,
+    reversed_and_rolled,
+    rolled,
+    shuffle_slices,
+    too_few,
+    two_in_turn,
+    unprotected,
+    with_replacement,
+)
+
+# Lesson 5
+
+F = "from loaderviz.workshop.lessons.lesson03 import claim\n\n\n" + inspect.getsource(suspects.loader_f)
+NEEDED = "arrived.synchronize()  # the host needs the number now"
+RECORD = "            arrived = side.record_event()\n"
+ASKED = '            brightest = images.amax().to("cpu", non_blocking=True)\n'
+
+wait_named = changed(
+    "wait_named",
+    ("batch, side)\n", "batch, side)\n        arrived.wait(main)  # the line stays where it was, and says who waits\n"),
+    ("        main.wait_event(arrived)\n", ""),
+)
+host_waits_for_the_copy = changed("host_waits_for_the_copy", ("main.wait_event(arrived)", "arrived.synchronize()"))
+synchronize_each_step = changed(
+    "synchronize_each_step",
+    (STEP, "        torch.cuda.synchronize()\n        yield from ready\n"),
+    ("main)]\n", "main)]\n        torch.cuda.synchronize()\n"),
+)
+synchronize_before = changed("synchronize_before", (STEP, "        torch.cuda.synchronize()\n" + STEP))
+synchronize_after = changed("synchronize_after", ("main.wait_event(arrived)", "torch.cuda.synchronize()"))
+copies_in_the_main_stream = changed(
+    "copies_in_the_main_stream", ("batch, side)", "batch, main)"), ("claim(copies, main)", "copies")
+)
+event_of_the_batch_before = changed(
+    "event_of_the_batch_before",
+    (", []\n", ", []\n    before = torch.cuda.Event()\n"),
+    ("main.wait_event(arrived)", "main.wait_event(before)"),
+    ("main)]\n", "main)]\n        before = arrived\n"),
+)
+not_handed_out_last = changed("not_handed_out_last", ("\n    yield from ready", ""))
+
+
+def keeping(count):
+    keep = f"ready = [copies]\n        kept = [*kept, copies][-{count}:]"
+    return changed(f"keep_{count}", ("ready = [claim(copies, main)]", keep), (", []\n", ", []\n    kept = []\n"))
+
+
+claim_for_the_wrong_stream = changed("claim_for_the_wrong_stream", ("claim(copies, main)", "claim(copies, side)"))
+event_after_the_number = changed("event_after_the_number", (RECORD + ASKED, ASKED + RECORD), code=F)
+number_in_the_side_stream = changed(
+    "number_in_the_side_stream",  # `.item()` waits for the stream that it is called in, and that has only the copies
+    (ASKED, "            brightest = images.amax().item()\n"),
+    (NEEDED, "pass"),
+    ("brightest.item()", "brightest"),
+    code=F,
+)
+by_numpy = changed("by_numpy", (NEEDED, "pass"), ("brightest.item()", "float(brightest.numpy())"), code=F)
+after_a_sleep = changed("after_a_sleep", (NEEDED, "__import__('time').sleep(0.01)"), code=F)
+number_of_the_host = changed(
+    "number_of_the_host",
+    (STEP, "        brightest = batch[0].amax().item()\n" + STEP),
+    (
+        "ready = [claim(copies, main)]",
+        "images, labels = claim(copies, main)\n        ready = [(images / brightest, labels)]",
+    ),
+)
+number_in_the_main_stream = changed(
+    "number_in_the_main_stream",
+    (
+        "ready = [claim(copies, main)]",
+        "images, labels = claim(copies, main)\n        ready = [(images / images.amax().item(), labels)]",
+    ),
+)
+
+
+def memory_of_the_main_stream(batches):
+    side, main, ready = torch.cuda.Stream(), torch.cuda.current_stream(), []
+    for batch in batches:
+        copies = [torch.empty_like(part, device="cuda") for part in batch]
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            for copy, part in zip(copies, batch, strict=True):
+                copy.copy_(part, non_blocking=True)
+            arrived = side.record_event()
+        yield from ready
+        main.wait_event(arrived)
+        ready = [copies]
+    yield from ready
+
+
+def scaled_on_the_way(batches):
+    return PrefetchLoader(batches, transform=lambda batch: (batch[0] / batch[0].amax(), batch[1]))
+
+
+def by_255(batches):
+    return PrefetchLoader(batches, transform=lambda batch: (batch[0] / 255, batch[1]))
+
+
+# Lesson 6
+
+
+def by_loop(fetch, pin, copy, compute):
+    return next(n for n in itertools.count(1) if fetch / n <= max(pin, copy, compute))
+
+
+def by_floor_division(fetch, pin, copy, compute):
+    return -(-fetch // max(pin, copy, compute))
+
+
+def by_search(fetch, pin, copy, compute):
+    steps = {n: max(fetch / n, pin, copy, compute) for n in range(1, 33)}
+    return min(steps, key=steps.get)
+
+
+def as_a_float(fetch, pin, copy, compute):
+    return float(by_loop(fetch, pin, copy, compute))
+
+
+def only_the_gpu(fetch, pin, copy, compute):
+    return -(-fetch // compute)
+
+
+def no_pin(fetch, pin, copy, compute):
+    return -(-fetch // max(copy, compute))
+
+
+def no_copy(fetch, pin, copy, compute):
+    return -(-fetch // max(pin, compute))
+
+
+def rounded(fetch, pin, copy, compute):
+    return max(1, round(fetch / max(pin, copy, compute)))
+
+
+def a_lot(fetch, pin, copy, compute):
+    return 64
+
+
+def not_rounded(fetch, pin, copy, compute):
+    return fetch / max(pin, copy, compute)
+
+
+def rows_of(data, size):
+    return BatchSampler(SequentialSampler(data), size, drop_last=False)
+
+
+def whole(batch):
+    return batch
+
+
+class OneRead(Dataset):
+    """Answers DataLoader's question for many samples."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return self.data[index]
+
+    def __getitems__(self, indices):
+        return self.data[indices]
+
+
+class OfBatches(Dataset):
+    """Has whole batches as its items."""
+
+    def __init__(self, data, size):
+        self.data, self.size = data, size
+
+    def __len__(self):
+        return -(-len(self.data) // self.size)
+
+    def __getitem__(self, batch):
+        return self.data[range(batch * self.size, min((batch + 1) * self.size, len(self.data)))]
+
+
+class Stream(IterableDataset):
+    """Each worker reads every n-th batch."""
+
+    def __init__(self, data, size):
+        self.batches = OfBatches(data, size)
+
+    def __iter__(self):
+        worker = get_worker_info()
+        return (self.batches[number] for number in range(worker.id, len(self.batches), worker.num_workers))
+
+
+def by_getitems(data, size):
+    return DataLoader(OneRead(data), size, num_workers=2, collate_fn=whole, pin_memory=True)
+
+
+def by_batches(data, size):
+    return DataLoader(OfBatches(data, size), batch_size=None, num_workers=3, pin_memory=True)
+
+
+def by_stream(data, size):
+    return DataLoader(Stream(data, size), batch_size=None, num_workers=2, pin_memory=True)
+
+
+def by_sampler(data, size):
+    return DataLoader(data, batch_size=None, sampler=rows_of(data, size), num_workers=4, prefetch_factor=1)
+
+
+def four_workers(data, size):
+    return DataLoader(data, size, num_workers=4, pin_memory=True)
+
+
+def eight_workers(data, size):
+    return DataLoader(data, size, num_workers=8, pin_memory=True)
+
+
+def large_buffer(data, size):
+    return DataLoader(data, size, num_workers=2, prefetch_factor=16, pin_memory=True)
+
+
+def no_worker(data, size):
+    return DataLoader(data, batch_size=None, sampler=rows_of(data, size), pin_memory=True)
+
+
+def one_worker(data, size):
+    return DataLoader(data, batch_size=None, sampler=rows_of(data, size), num_workers=1, pin_memory=True)
+
+
+def shuffled(data, size):
+    rows = BatchSampler(RandomSampler(data), size, drop_last=False)
+    return DataLoader(data, batch_size=None, sampler=rows, num_workers=2, pin_memory=True)
+
+
+def last_one_missing(data, size):
+    return DataLoader(data, batch_size=None, sampler=list(rows_of(data, size))[:-1], num_workers=2, pin_memory=True)
+
+
+class Zeros(OneRead):
+    def __getitems__(self, indices):
+        return torch.zeros(len(indices), 784, dtype=torch.uint8), torch.zeros(len(indices), dtype=torch.int64)
+
+
+class NotRead(OneRead):
+    """Takes the values from behind the data set's back."""
+
+    def __getitems__(self, indices):
+        return tuple(part[indices] for part in self.data._disk)
+
+
+def zeros(data, size):
+    return DataLoader(Zeros(data), size, num_workers=2, collate_fn=whole, pin_memory=True)
+
+
+def not_read(data, size):
+    return DataLoader(NotRead(data), size, num_workers=2, collate_fn=whole, pin_memory=True)
+
+
+def forgot_to_return(data, size):
+    DataLoader(data, size)
+
+
+# Lesson 7
+
+
+def union(pairs):
+    merged = []
+    for start, end in sorted(pairs):
+        if merged and start <= merged[-1][1]:
+            merged[-1][1] = max(end, merged[-1][1])
+        else:
+            merged.append([start, end])
+    return merged
+
+
+def overlap(one, other):
+    return sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
+
+
+def length(pairs):
+    return sum(end - start for start, end in pairs)
+
+
+def merge_and_intersect(copies, kernels):
+    copies, kernels = union(copies), union(kernels)
+    return length(copies) - overlap(copies, kernels)
+
+
+def sweep(copies, kernels):
+    """Go through all starts and ends in order, counting what runs."""
+    edges = [
+        (time, kind, step)
+        for kind, some in enumerate((copies, kernels))
+        for pair in some
+        for time, step in zip(pair, (1, -1), strict=True)
+    ]
+    total, before, runs = 0, 0, [0, 0]
+    for time, kind, step in sorted(edges):
+        total += (time - before) * (runs[0] > 0 and runs[1] == 0)
+        runs[kind] += step
+        before = time
+    return total
+
+
+def with_numpy(copies, kernels):
+    copies, kernels = (intervals.union(*np.array(some).T) for some in (copies, kernels))
+    return np.int64(intervals.length(intervals.subtract(copies, kernels)))
+
+
+def everything(copies, kernels):
+    return length(copies)
+
+
+def all_copy_time(copies, kernels):
+    return length(union(copies))
+
+
+def hidden(copies, kernels):
+    return overlap(union(copies), union(kernels))
+
+
+def each_copy_alone(copies, kernels):
+    kernels = union(kernels)
+    return sum(end - start - overlap([(start, end)], kernels) for start, end in copies)
+
+
+def each_kernel_alone(copies, kernels):
+    copies = union(copies)
+    return length(copies) - overlap(copies, kernels)
+
+
+def only_in_order(copies, kernels):
+    """Compares the n-th copy with the n-th kernel."""
+    pairs = zip(copies, kernels, strict=False)
+    return length(copies) - sum(overlap([one], [other]) for one, other in pairs)
+
+
+def in_microseconds(copies, kernels):
+    return merge_and_intersect(copies, kernels) / 1000
+
+
+def as_a_text(copies, kernels):
+    return str(merge_and_intersect(copies, kernels))
+
+
+def zero(copies, kernels):
+    return 0
+
+
+def by_advice(timeline):
+    names = {
+        "waiting-for-data": "data",
+        "pageable-copy": "pageable copy",
+        "hidden-sync": "pageable copy",
+        "copy-not-hidden": "one stream",
+    }
+    return names.get(lv.advise(timeline)[0].rule, "nothing")
+
+
+def by_columns(timeline):
+    copies = list(timeline.rows(Kind.COPY_H2D))
+    kernels = {span.lane for span in timeline.rows(Kind.COMPUTE)}
+    if any(span.pinned is False for span in copies):
+        return "pageable copy"
+    if any(span.lane in kernels for span in copies):
+        return "one stream"
+    busy = sum(span.end - span.start for span in timeline.rows(Kind.COMPUTE))
+    return "nothing" if busy > 0.9 * timeline.duration else "data"
+
+
+def by_largest_loss(timeline):
+    summary = lv.summarize(timeline)
+    lost = {part: time for part, time in summary.breakdown.items() if part != "compute"}
+    largest = max(lost, key=lost.get)
+    if lost[largest] < 0.05 * summary.window:
+        return "nothing"
+    staged = "staging" in summary.host_blocked
+    return "data" if "data" in largest else "pageable copy" if staged else "one stream"
+
+
+def any_wait_is_bad(timeline):
+    summary = lv.summarize(timeline)
+    if summary.host_blocked.get("waiting for data", 0) > summary.window / 4:
+        return "data"
+    return "pageable copy" if summary.host_blocked.get("staging") else "nothing"
+
+
+def never_nothing(timeline):
+    found = by_largest_loss(timeline)
+    return "one stream" if found == "nothing" else found
+
+
+def pinned_or_not(timeline):
+    return "pageable copy" if by_columns(timeline) == "pageable copy" else "nothing"
+
+
+def exposed_is_pageable(timeline):
+    found = by_largest_loss(timeline)
+    return "pageable copy" if found == "one stream" else found
+
+
+def always_data(timeline):
+    return "data"
+
+
+# Lesson 8
+
+
+def permuted(images, labels, size, epochs):
+    loader = ResidentLoader((images, labels), size, seed=3, method="permute")
+    for _ in range(epochs):
+        yield from loader
+
+
+def float_on_the_gpu(images, labels, size, epochs):
+    images, labels = images.to("cuda").float() / 255, labels.to("cuda")
+    for _ in range(epochs):
+        for rows in torch.randperm(len(images)).to("cuda").split(size):
+            yield images.index_select(0, rows), labels.index_select(0, rows)
+
+
+def workers_of(images, labels, size):
+    data, more = TensorDataset(images, labels), {"pin_memory": True, "persistent_workers": True}
+    return DataLoader(data, size, shuffle=True, num_workers=2, **more)
+
+
+def bytes_prefetched(images, labels, size, epochs):
+    """Nothing stays on the GPU: workers, a pin thread, a side stream, and a quarter of the bytes."""
+    loader = workers_of(images, labels, size)
+    for _ in range(epochs):
+        yield from PrefetchLoader(loader)
+
+
+def moved_in_pieces(images, labels, size, epochs):
+    """The first epoch trains on the pieces as they arrive; the later ones on what is there."""
+    x, y = torch.empty_like(images, device="cuda"), torch.empty_like(labels, device="cuda")
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    side.wait_stream(main)
+    for start in range(0, len(images), size):
+        piece = slice(start, start + size)
+        pinned = images[piece].pin_memory(), labels[piece].pin_memory()
+        with torch.cuda.stream(side):
+            for target, source in zip((x, y), pinned, strict=True):
+                target[piece].copy_(source, non_blocking=True)
+            main.wait_event(side.record_event())
+        yield x[piece], y[piece]
+    for _ in range(epochs - 1):
+        for rows in torch.randperm(len(images)).to("cuda").split(size):
+            yield x.index_select(0, rows), y.index_select(0, rows)
+
+
+def blocking_floats(images, labels, size, epochs):
+    for _ in range(epochs):
+        for rows in torch.randperm(len(images)).split(size):
+            yield (images[rows].float() / 255).to("cuda"), labels[rows].to("cuda")
+
+
+def floats_prefetched(images, labels, size, epochs):
+    """The third rung of the lesson: the copy is hidden, and the loop waits for data."""
+    return bytes_prefetched(images.float() / 255, labels, size, epochs)
+
+
+def workers_one_stream(images, labels, size, epochs):
+    loader = workers_of(images, labels, size)
+    for _ in range(epochs):
+        yield from PinnedLoader(loader)
+
+
+def digits_without_wait(images, labels, size, epochs):
+    loader = workers_of(images, labels, size)
+    return itertools.chain.from_iterable(forgotten_wait(loader) for _ in range(epochs))
+
+
+def one_epoch_again_and_again(images, labels, size, epochs):
+    kept = list(order_made_on_the_gpu(images, labels, size, 1))
+    return kept * epochs
+
+
+def half_of_the_data(images, labels, size, epochs):
+    return order_made_on_the_gpu(images[: len(images) // 2], labels[: len(labels) // 2], size, 2 * epochs)
+
+
+def one_batch(images, labels, size, epochs):
+    """Nearly nothing travels."""
+    x, y = images[:size].to("cuda"), labels[:size].to("cuda")
+    for _ in range(epochs * len(images) // size):
+        yield x, y
+
+
+def constant_digits(images, labels, size, epochs):
+    for _ in range(epochs * len(images) // size):
+        yield torch.zeros(size, 28, 28, device="cuda"), torch.zeros(size, dtype=torch.int64, device="cuda")
+
+
+def digits_not_scaled(images, labels, size, epochs):
+    return ((x.float(), y) for x, y in on_gpu_loader(images, labels, size, epochs))
+
+
+def labels_plus_one(images, labels, size, epochs):
+    return ((x, y + 1) for x, y in on_gpu_loader(images, labels, size, epochs))
+
+
+def too_few_epochs(images, labels, size, epochs):
+    return on_gpu_loader(images, labels, size, epochs - 1)
+
+
+# Lesson 9
+
+
+def two_trainings(machine, data, size):
+    steps = [machine.train(DataLoader(data, size, num_workers=2, pin_memory=pin)).step for pin in (True, False)]
+    return (steps[1] - steps[0]) / steps[1]
+
+
+def by_the_clock_of_the_timeline(machine, data, size):
+    plain, pinned = (
+        machine.train(DataLoader(data, batch_sampler=rows_of(data, size), num_workers=2, pin_memory=pin)).step
+        for pin in (False, True)
+    )
+    return 1 - pinned / plain
+
+
+def step_by_step(machine, data, size):
+    loaders = {pin: DataLoader(data, size, num_workers=2, pin_memory=pin) for pin in (False, True)}
+    step = {pin: machine.train(loader).step for pin, loader in loaders.items()}
+    return 1 - step[True] / step[False]
+
+
+def times_as_fast(machine, data, size):
+    return 1 / (1 - step_by_step(machine, data, size))
+
+
+RIGHT = {
+    "9.1": [step_by_step, two_trainings, by_the_clock_of_the_timeline],
+    "5.1": [wait_named, host_waits_for_the_copy, loader_consumer, loader_ring, Preloader],
+    "5.2": [loader_record_stream, kept_until_used, memory_of_the_main_stream, loader_ring, Preloader],
+    "5.3": [event_after_the_number, number_in_the_side_stream, scaled_on_the_way, number_of_the_host],
+    "6.1": [by_loop, by_floor_division, by_search, as_a_float],
+    "6.2": [by_getitems, by_batches, by_stream, by_sampler],
+    "7.1": [merge_and_intersect, sweep, with_numpy],
+    "7.2": [by_advice, by_columns, by_largest_loss],
+    "8.1": [on_gpu_loader, permuted, float_on_the_gpu, moved_in_pieces],
+}
+WRONG = {
+    "9.1": [
+        (times_as_fast, r"pinning saves -?[\d.]+ of the step. Yours is how many times as fast"),
+        (
+            lambda machine, data, size: -step_by_step(machine, data, size) - 0.001,
+            r"The sign is wrong|pinning saves",
+        ),
+        (
+            lambda machine, data, size: 0.9,
+            r"With batches of \d+ x \d+ x \d+ floats, .* from pinned memory: you returned 0.900",
+        ),
+        (lambda machine, data, size: None, r"returned None. A share of the step"),
+        (lambda machine, data, size: f"{step_by_step(machine, data, size):.0%}", r"A share of the step is wanted"),
+    ],
+    "5.1": [
+        (synchronize_each_step, r"copy of batch \d+ runs from .* exposed.*R(16|25|30)"),
+        (synchronize_before, r"times the host waited until the GPU had nothing left to compute; once from .* line"),
+        (synchronize_after, r"times the host waited until|exposed"),
+        (copies_in_the_main_stream, r"It is in stream 7 \(default\), and so are the kernels.*R16"),
+        (event_of_the_batch_before, r"Batch \d was read before its copy was complete"),
+        (unprotected, r"copy of batch \d+ runs from .* writes into the memory of batch \d+, but kernels.*R35"),
+        (not_handed_out_last, r"31 batches were handed out, but 32"),
+        (suspects.loader_a, r"Batch 0 was read before its copy was complete: its copy runs from .*R15"),
+        (suspects.loader_e, r"copy of batch 1 runs from .* exposed.*its stream waited until .*wait_stream"),
+        (constants, r"Batch 0 does not hold the values"),
+    ],
+    "5.2": [
+        (keeping(2), r"copy of batch \d+ runs from .* writes into the memory of batch \d+, but kernels.*R35"),
+        (keeping(8), r"writes into the memory of batch \d+|early-reuse"),
+        (keeping(32), r"Memory for 3[12]\.\d batches was held at the same time; 6 are allowed.*R35"),
+        (all_at_once, r"Memory for 32\.\d batches was held"),
+        (claim_for_the_wrong_stream, r"writes into the memory of batch \d+"),
+        (suspects.loader_e, r"exposed.*its stream waited until"),
+        (too_few, r"31 batches were handed out, but 32"),
+    ],
+    "5.3": [
+        (by_numpy, r"Batch 0 is not a number.*numpy\?.*R32"),
+        (after_a_sleep, r"early-host-read at .*: the host reads a float32 scalar before.*R32"),
+        (number_in_the_main_stream, r"exposed|host waits for the GPU.*R25|nothing to do from"),
+        (by_255, r"Batch \d+ does not hold the values"),
+        (lambda batches: PrefetchLoader(batches), r"Batch 0 does not hold the values"),
+        (suspects.loader_f, r"early-host-read at suspects.py.*R32"),
+        (in_host_memory, r"still in host memory"),
+    ],
+    "6.1": [
+        (only_the_gpu, r"fetch .*, pin .*, copy .*, compute .* You said \d+ workers.* With \d+ it takes the same"),
+        (no_pin, r"With \d+ it takes the same.*as fast as its slowest stage"),
+        (no_copy, r"With \d+ it takes the same.*as fast as its slowest stage"),
+        (rounded, r"a step takes [\d.]+ .s, with more of them [\d.]+ .s. The loop waits for batch \d+ from [\d,]+ µs"),
+        (lambda fetch, pin, copy, compute: -(-fetch // (pin + copy + compute)), r"with more of them [\d.]+ .s"),
+        (lambda fetch, pin, copy, compute: 4, r"You said 4 workers"),
+        (a_lot, r"You said 64 workers.* With 63 it takes the same.*takes memory and a core"),
+        (lambda fetch, pin, copy, compute: 0, r"You said 0 workers; give a number from 1 to 64"),
+        (not_rounded, r"Your function returned \d\.\d+. A whole number"),
+    ],
+    "6.2": [
+        (four_workers, r"fetch a batch takes 3\.\d+ ms, and 4 workers do it.*one is ready every 8\d\d.* µs.*and waits"),
+        (eight_workers, r"8 workers, but the machine of this task has 4 cores"),
+        (large_buffer, r"2 workers do it.*as fast as its slowest stage"),
+        (no_worker, r"takes 5\d\d.* µs, and the main thread does it itself"),
+        (one_worker, r"takes 5\d\d.* µs, and 1 worker does it"),
+        (lambda data, size: [data[rows] for rows in rows_of(data, size)], r"The GPU has nothing to do from 0 µs to"),
+        (shuffled, r"Batch 0 does not hold|As number 0 you handed out|holds values of batch"),
+        (last_one_missing, r"31 batches were handed out, but 32 were wanted"),
+        (zeros, r"Batch 0 does not hold the values"),
+        (not_read, r"were fetched in [\d.]+ ms; to read all files takes [\d.]+ ms"),
+        (forgot_to_return, r"returned nothing \(None\). Return a DataLoader"),
+        (lambda data, size: size, r"returned a int. Return a DataLoader"),
+    ],
+    "7.1": [
+        (everything, r"Yours is (the sum of all copies|all the time in which a copy runs), the hidden part as well"),
+        (all_copy_time, r"Yours is .*the hidden part as well. The longest exposed stretch is from [\d,]+ µs to [\d,]+"),
+        (hidden, r"You returned 0 ns; [\d,]+ ns are exposed. Yours is the hidden part"),
+        (each_copy_alone, r"right for each copy alone, but where two copies run at once it counts twice"),
+        (each_kernel_alone, r"right for each kernel alone, but where two kernels run at once"),
+        (only_in_order, r"You returned [\d,]+ ns; [\d,]+ ns are exposed"),
+        (in_microseconds, r"ns are exposed. The longest exposed stretch"),
+        (as_a_text, r"Your function returned '\d+'. A number of ns is wanted"),
+        (zero, r"You returned 0 ns"),
+    ],
+    "7.2": [
+        (any_wait_is_bad, r"It is '.*but the GPU is (idle for [\d.]+ .s of it only|never idle)|It is 'one stream'"),
+        (never_nothing, r"It is 'nothing'. The GPU computes .* of the time"),
+        (pinned_or_not, r"It is '(data|one stream)'. The (loop waits for data and the GPU is idle|copy of batch)"),
+        (exposed_is_pageable, r"It is 'one stream'. The copy of batch \d+ runs .* and so are the kernels.*R16"),
+        (always_data, r"you said 'data'. It is '(pageable copy|one stream|nothing)'"),
+        (lambda timeline: 1, r"returned 1; wanted is one of 'data', 'pageable copy'"),
+        (lambda timeline: "slow loader", r"returned 'slow loader'; wanted is one of"),
+    ],
+    "8.1": [
+        (blocking_floats, r"idle for \d+ % of the time.*Against the limit .*x its time"),
+        (bytes_prefetched, r"idle for \d+ % of the time"),  # near: 1.5x the limit
+        (floats_prefetched, r"largest part of that: .*waiting for data .*slowest stage.*baseline .* as fast"),
+        (workers_one_stream, r"No kernel runs from .*|idle for \d+ %"),
+        (digits_without_wait, r"Batch 0 was read before its copy was complete.*R15"),
+        (shuffle_slices, r"has 256 of the samples of batch"),
+        (one_epoch_again_and_again, r"Epoch 1 has the same order as epoch 0"),
+        *((by_rule(make), ORDERED) for make in (rolled, reversed_and_rolled)),
+        (by_rule(two_in_turn), r"Epoch 2 has the same order as epoch 0"),
+        (with_replacement, r"some samples come twice"),
+        (half_of_the_data, r"some samples come twice"),
+        (one_batch, r"some samples come twice"),
+        (labels_out_of_step, r"has images or labels that are wrong"),
+        (constant_digits, r"has images or labels that are wrong"),
+        (digits_not_scaled, r"has images or labels that are wrong"),
+        (labels_plus_one, r"Batch 0 has labels that are no digits"),
+        (too_few_epochs, r"36 batches were handed out, but 48 were wanted"),
+    ],
+}

@@ -1,0 +1,116 @@
+"""The limits that exercises are measured against, against brute force and against runs; facts on made timelines."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderviz.emulator.hazards.reports import Access, Hazard
+from loaderviz.recording import record
+from loaderviz.timeline import Kind
+from loaderviz.workshop import diagnosis, exercises, harness
+from loaderviz.workshop.exercises import NotYet
+from loaderviz.workshop.harness import BatchSource, Data, FeedConfig, feed
+from tests import factory
+
+from .answers import all_at_once, blocking, loader_consumer
+
+times = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=8)
+
+
+@given(times)
+def test_the_limit_is_the_longest_chain(pairs):
+    copies, works = zip(*pairs, strict=True)
+    chains = (sum(copies[: k + 1]) + sum(works[k:]) for k in range(len(pairs)))
+    assert harness.pipeline_limit(copies, works) == max(chains)
+    assert max(sum(copies), sum(works)) <= harness.pipeline_limit(copies, works) <= sum(copies) + sum(works)
+
+
+@pytest.mark.parametrize("sizes", [[64] * 8, [64, 256, 64, 64, 256]])
+def test_no_loader_is_faster_than_the_limit_and_the_best_is_close(sizes):
+    data = Data.random(sizes, random.Random(0))
+    copies = [harness.copy_time(*batch) for batch in data.batches]
+    works = [harness.work_time(size) for size in sizes]
+    best = feed(all_at_once, data, FeedConfig())
+    best.must_be_right()
+    limit = harness.pipeline_limit(copies, works)
+    assert limit <= best.took <= 1.1 * limit
+    slow = feed(blocking, data, FeedConfig())
+    assert sum(copies) + sum(works) <= slow.took
+
+
+def test_copy_and_work_are_comparable():
+    """Else an exercise about hiding the one under the other would teach nothing."""
+    images, labels = Data.random([harness.SAMPLES], random.Random(0)).batches[0]
+    copy, work = harness.copy_time(images, labels), harness.work_time(harness.SAMPLES)
+    assert 0.6 < copy / work < 1.0
+
+
+def test_the_sums_are_exact_in_any_order_and_layout():
+    data = Data.random([64], random.Random(0))
+    images = data.images
+    mixed = torch.empty(harness.FEATURES, 64).t().copy_(images)
+    assert torch.equal(harness.sums_of(mixed, data.weights), data.sums)
+    assert torch.equal(harness.sums_of(images.half(), data.weights), data.sums)
+    assert torch.equal((images.double() @ data.weights.flip(0)) == data.sums, torch.zeros(64, dtype=torch.bool))
+
+
+def test_data_differ_each_time_and_labels_name_a_sample():
+    one, other = (Data.random([64], random.Random(seed)) for seed in range(2))
+    assert not torch.equal(one.images, other.images)
+    assert len(one.labels.unique()) == 64
+
+
+def test_after_the_warm_up_nobody_waits_for_memory():
+    run = feed(loader_consumer, Data.random([64] * 8, random.Random(0)), FeedConfig())
+    assert not [span for span in run.timeline.rows(Kind.API) if span.name == "cudaMalloc"]
+
+
+def test_the_source_overwrites_its_buffers_in_turn():
+    data = Data.random([4] * 5, random.Random(0))
+    with record(on=harness.GPU, host=harness.HOST):
+        source = BatchSource(data.batches, buffers=2)
+        seen = [(images, images.clone()) for images, _ in source]
+    assert all(torch.equal(then, images) for (_, then), (images, _) in zip(seen, data.batches, strict=True))
+    assert seen[0][0].data_ptr() == seen[2][0].data_ptr() == seen[4][0].data_ptr() != seen[1][0].data_ptr()
+
+
+def test_facts_of_a_made_timeline():
+    """The blocking timeline of the factory: each copy of 60 µs is followed by its kernels; the second is named."""
+    timeline = factory.loader("blocking")
+    span, start, end = diagnosis.exposed(timeline)
+    assert (span.kind, end - start) == (Kind.COPY_H2D, span.duration)
+    fact, rule = diagnosis.why_not_hidden(timeline)
+    assert diagnosis.stretch(timeline, start, end) in fact and rule
+    assert diagnosis.at(timeline, timeline.begin + 1_234_567) == "1,235 µs"
+
+
+def test_prefetch_of_the_factory_has_nothing_exposed_after_the_first_kernel():
+    assert diagnosis.exposed(factory.loader("prefetch")) is None
+
+
+def test_lines_and_holes():
+    assert exercises.left_open(len) == ""  # no source: nothing can be said
+    assert exercises.left_open(Data) == ""
+    assert not exercises.is_unchanged(len, "def f(): ...")
+    assert not exercises.is_theirs(torch.__file__) and not exercises.is_theirs(diagnosis.__file__)
+    assert exercises.is_theirs(__file__)
+
+
+def test_a_hazard_of_the_recording_fails_the_check():
+    """Whatever the times were: what nothing keeps apart is wrong."""
+    access = Access("Memcpy HtoD", True, 13, (64, 784), "float32", 3, "cell:4", 1000, 2000)
+    said = {"rule": "R36", "problem": "batch 3 is overwritten", "fix": "call record_stream().", "shows": "nan"}
+    hazard = Hazard("early-reuse", access, access, **said)
+    run = replace(feed(loader_consumer, Data.random([64] * 4, random.Random(0)), FeedConfig()), hazards=(hazard,))
+    with pytest.raises(NotYet) as caught:
+        run.must_be_right()
+    assert caught.value.fact == (
+        "One hazard: early-reuse at cell:4: batch 3 is overwritten. To repair it: call record_stream()."
+    )
+    assert caught.value.rule == "R36"
