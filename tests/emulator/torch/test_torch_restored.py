@@ -151,7 +151,7 @@ def _in_fork(function, *arguments):
 
 
 def _interrupt_here(before, seed, within):
-    """Interrupt a recording in its first `within` s; return "interrupted" or "ran to its end"; raise AssertionError for what is left of it."""
+    """Interrupt a recording in the first `within` s; return how it ended, or raise AssertionError for what is left."""
     moment, main = random.Random(seed).uniform(0, within), threading.get_ident()
     interrupts = (
         None,  # by a signal
