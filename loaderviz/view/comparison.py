@@ -106,12 +106,13 @@ class Comparison(View):
 
     def below(self) -> str:
         """Return the table: the columns that tell the story, and behind a click all of them."""
-        if not self.verdict:
+        if not self.told:
             return ""
         columns = self._columns()
         story = {name: columns[name] for name in _STORY}
         rest = f"<details><summary>all numbers</summary>{_html(columns, self.timelines)}</details>"
-        return _html(story, self.timelines) + rest
+        table = _html(story, self.timelines) + rest
+        return table if self.verdict else f"<details><summary>the numbers</summary>{table}</details>"
 
     def _rows(self) -> dict[str, dict[str, float | None]]:
         speeds = self.speedups

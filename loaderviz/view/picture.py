@@ -41,8 +41,9 @@ class View:
 
     `color` is "batch" or "kind", `operators` adds the aten operators of the host, `title` replaces the finding.
     `window` is what is shown first [ns, as in `timeline.start` of the first]; None lets the data say. `verdict=False`
-    leaves out what the picture says in words, for a reader who is to find it. `folded` shows one row for each timeline,
-    `curve` adds the utilisation that nvidia-smi would show. Raises `ViewError` and `NotATimelineError`.
+    withholds what the picture says in words until its reader asks for it (with a `title`: for good). `folded` shows one
+    row for each timeline, `curve` adds the utilisation that nvidia-smi would show. Raises `ViewError` and
+    `NotATimelineError`.
     """
 
     timelines: Mapping[str, Timeline]
@@ -106,14 +107,16 @@ class View:
         start, end = window_of(first, self.window)
         return start - first.begin, end - first.begin
 
-    @cached_property
-    def _twin(self) -> str:
-        return self.text() if self.verdict else ""
+    @property
+    def told(self) -> bool:
+        """Whether a reader can learn what the picture says in words, at once or when asking for it."""
+        return self.verdict or self.title is None
 
     def packed(self, limit: int = MOST, **more: Any) -> tuple[Json, bytes]:
         """Return head and body for view.js, in at most about `limit` bars; see `pack`."""
-        return pack(self.parts, title=self.heading, subtitle=self.subtitle, twin=self._twin, color=self.color,
-                    window=self.first, limit=limit, **more)  # fmt: skip
+        withheld = {} if self.verdict else {"withheld": self.finding() if self.told else ""}
+        return pack(self.parts, title=self.heading, subtitle=self.subtitle, twin=self.text() if self.told else "",
+                    color=self.color, window=self.first, limit=limit, **withheld, **more)  # fmt: skip
 
     def around(self, start: int, end: int, limit: int) -> tuple[Json, bytes]:
         """Return the same with all that there is in another window [ns from the begin of each timeline on]."""
@@ -122,7 +125,8 @@ class View:
 
     def svg(self) -> str:
         """Return the still picture."""
-        return still.svg(self.heading, self.subtitle, self._twin, self.parts, self.color == "batch", self.first)
+        twin = self.text() if self.verdict else ""
+        return still.svg(self.heading, self.subtitle, twin, self.parts, self.color == "batch", self.first)
 
     def fragment(self, limit: int = MOST, room: int | None = None, **more: Any) -> str:
         """Return the picture as HTML without the view's script; in at most about `room` bytes, if that is given."""

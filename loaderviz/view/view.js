@@ -1031,7 +1031,6 @@ function build(view) {
   const set = (name, attributes) => Object.entries(attributes).forEach(pair => ui[name].setAttribute(...pair));
   set("tools", { role: "toolbar", "aria-label": "timeline" });
   set("stage", { tabindex: "0", role: "application", "aria-roledescription": "timeline" });
-  set("stage", { "aria-label": view.head.title || "timeline" });
   set("live", { role: "status", "aria-live": "polite" });
   set("ruler", { title: "drag to measure" });
   for (const name of ["mini", "tip"]) set(name, { "aria-hidden": "true" });
@@ -1076,15 +1075,17 @@ function buildTools(view) {
 
 function fillWords(view) {
   const { ui, head, options } = view;
-  ui.title.textContent = head.title ?? "";
-  ui.title.hidden = !head.title;
+  ui.title.textContent = view.title;
+  if (view.veiled && head.withheld) ui.title.append(button("what does it show?", "show what the picture says in words",
+    () => view.unveil()));
+  ui.title.hidden = !ui.title.firstChild;
   ui.subtitle.textContent = [head.subtitle, options.difference].filter(Boolean).join(" · ");
   ui.subtitle.hidden = !ui.subtitle.textContent;
   ui.notes.replaceChildren(...(head.notes ?? []).map(note => el("p", "", note)));
   ui.byBatch.textContent = view.byBatch ? "colour: batches" : "colour: kinds";
   ui.byBatch.title = view.byBatch ? "colour by kind of span" : "colour by batch";
   ui.byBatch.hidden = !view.model.columns.batch.some(batch => batch >= 0);
-  ui.wheres.replaceChildren(...head.parts.filter(part => part.where?.length && !part.hero && !part.ghost)
+  ui.wheres.replaceChildren(...head.parts.filter(part => part.where?.length && !part.hero && !part.ghost && !view.veiled)
     .map(part => whereBar(view, part)));
   fillFindings(view);
   fillLegend(view);
@@ -1182,8 +1183,8 @@ function fillHeads(view) {
     const part = model.parts[row.part], name = part.ghost ? part.ghost.label : part.name;
     if (row.type === "part" || row.type === "ghost") {
       put(row, fold(`p${row.part}`, row.folded, name, name, row.type), row.hero ? HERO_BAR : row.height);
-      if (row.hero) nodes.push(heroWords(view, row, part));
-      else if (part.finding && !part.ghost) nodes.push(verdict(view, row, part.finding));
+      if (row.hero && !view.veiled) nodes.push(heroWords(view, row, part));
+      else if (!row.hero && part.finding && !part.ghost) nodes.push(verdict(view, row, part.finding));
     } else if (row.type === "group") {
       const { name: text } = part.groups[row.group];
       put(row, fold(`g${row.part}.${row.group}`, row.folded, text, text,
@@ -1595,7 +1596,8 @@ class View {
     if (first || before.parts.length !== head.parts.length) this.foldAsTold();
     this.theme = readTheme(this.host, head);
     this.swatches = swatchesOf(head, this.model.columns, this.byBatch);
-    this.host.setAttribute("aria-label", head.title || "timeline");
+    this.veiled = head.withheld !== undefined;
+    describeHost(this);
     fillWords(this);
     fillDetail(this);
     if (first || (!this.former && this.model.end !== whole)) this.window = head.window ?? this.aroundMarks()
@@ -1603,6 +1605,17 @@ class View {
     this.relayout();
     this.setWindow(...this.window);
   }
+
+  /** What the picture says is withheld until its reader asks for it, so that it can be found first. */
+  unveil() {
+    this.veiled = false;
+    describeHost(this);
+    fillWords(this);
+    fillHeads(this);
+    this.say(this.title);
+  }
+
+  get title() { return (this.veiled ? "" : this.head.withheld) || this.head.title || ""; }
 
   foldAsTold() {
     this.folds.clear();
@@ -2130,7 +2143,8 @@ export function mount(host, head, bytes, options = {}) {
   const hook = (host.lv = {});
   hook.ready = decode(head, bytes).then(columns => {
     if (!counter++) watchHosts();
-    describeHost(host, head);
+    host.dataset.lvDone = "";
+    host.classList.add("lv-view");
     const view = (hook.view = new View(host, head, columns, options));
     for (const name of SEEN) Object.defineProperty(hook, name, { get: () => view[name] });
     Object.defineProperty(hook, "columns", { get: () => view.model.columns });
@@ -2146,15 +2160,14 @@ export function mount(host, head, bytes, options = {}) {
 }
 
 /** Name and describe the host for who does not see it; its still picture is for paper from now on. */
-function describeHost(host, head) {
-  host.dataset.lvDone = "";
-  host.classList.add("lv-view");
+function describeHost(view) {
+  const { host, head, ui, title, veiled } = view, twin = host.querySelector(":scope > .lv-twin");
   host.setAttribute("role", "figure");
-  const twin = host.querySelector(":scope > .lv-twin");
-  if (twin) {
-    twin.id = `lv-twin-${counter}`;
+  for (const node of [host, ui.stage]) node.setAttribute("aria-label", title || "timeline");
+  if (twin && !veiled) {
+    twin.id ||= `lv-twin-${counter++}`;
     host.setAttribute("aria-describedby", twin.id);
-  } else if (head.twin) {
+  } else if (head.twin && !veiled) {
     host.setAttribute("aria-description", head.twin);
   }
   host.querySelector(":scope > .lv-still")?.setAttribute("slot", "still");

@@ -37,7 +37,7 @@ class Question(Prediction):
     @property
     def picture(self) -> Any:
         """The timeline as a picture that says nothing of the answer."""
-        return self.timeline.view(color="batch", title="What do you see?")
+        return self.timeline.view(title="What do you see?", verdict=False)
 
 
 def questions(seed: int) -> list[Question]:

@@ -128,7 +128,7 @@ timeline = recording.timeline
 
 # %%
 steady = timeline.from_batch(3)
-steady.view()
+steady.view(verdict=False)
 
 # %% [markdown]
 # ## See: how to read it
@@ -231,7 +231,7 @@ first
 # %%
 setting = experiment.Setting(batch_size=BATCH, steps=4, warmup=12, workers=2)
 runs = experiment.four_loaders(setting, on=GPU, host="laptop")
-comparison = lv.compare({name: run.timeline for name, run in runs.items()})
+comparison = lv.compare({name: run.timeline for name, run in runs.items()}, verdict=False)
 comparison
 
 # %%

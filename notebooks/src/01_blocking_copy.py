@@ -91,7 +91,7 @@ busy
 
 # %%
 blocking = watch(blocking_loop, batches)
-blocking.view()
+blocking.view(verdict=False)
 
 # %% [markdown]
 # ## See
@@ -168,7 +168,7 @@ largest
 
 # %%
 small = watch(blocking_loop, make_batches(64))
-small.view(color="kind")
+small.view(color="kind", verdict=False)
 
 # %%
 tiny = lv.summarize(small)

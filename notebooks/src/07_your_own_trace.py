@@ -68,7 +68,7 @@ guess = predict(
 guess
 
 # %%
-trace.view(color="kind")
+trace.view(color="kind", verdict=False)
 
 # %%
 summary = lv.summarize(trace)

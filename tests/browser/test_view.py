@@ -15,7 +15,7 @@ import pytest
 from loaderviz import metrics
 from loaderviz.intervals import covered_within, union
 from loaderviz.timeline import Context, Kind, Timeline, TimelineBuilder
-from loaderviz.view import page
+from loaderviz.view import compare, page
 from loaderviz.view.pack import Part, pack
 
 pytestmark = [
@@ -570,6 +570,19 @@ def test_it_is_named_described_spoken_and_printed(show):
     shown.page.emulate_media(media="print")  # paper has the still picture
     assert shown.page.locator(".lv-still").is_visible()
     assert not shown.page.locator(".lv-view .stage").is_visible()
+
+
+def test_what_a_picture_says_is_withheld_until_it_is_asked_for(show):
+    timelines = factory.loaders(4)
+    words = "lv.view.ui.card.innerText + lv.view.host.getAttribute('aria-label')"
+    for made in (timelines["pinned"].view(verdict=False), compare(timelines, verdict=False, folded=True)):
+        shown = show(packed=made.packed())
+        assert "%" not in shown.ask(words)
+        assert not shown.ask("lv.view.host.hasAttribute('aria-describedby')")
+        shown.page.locator(".lv-view").get_by_role("button", name="show what the picture says in words").click()
+        assert shown.ask("lv.view.ui.title.textContent") == made.packed()[0]["withheld"]
+        assert "%" in shown.ask(words)
+        assert shown.ask("lv.view.host.hasAttribute('aria-describedby')")
 
 
 def test_a_race_is_framed_where_it_is_and_opens_the_picture(show):

@@ -143,7 +143,12 @@ def test_words():
     assert "5 batches in 1.51 ms, 275 µs a step" in text(timeline)
     assert "blocked longest by: staging" in text(timeline)
     assert "a hazard: early-read, read before the copy is complete" in text(race())
-    assert timeline.view(verdict=False).packed()[0]["title"] == ""
+    quiet = timeline.view(verdict=False)
+    assert quiet.heading == "" == quiet.packed()[0]["title"]
+    assert quiet.packed()[0]["withheld"] == timeline.view().heading
+    assert "GPU computes" not in quiet.svg()
+    quiz = timeline.view(title="What do you see?", verdict=False).packed()[0]
+    assert (quiz["withheld"], quiz["twin"]) == ("", "")
     assert "A100 PCIe, emulated; host: 8-core host" in timeline.view().subtitle
 
 
