@@ -34,6 +34,7 @@ from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, Resi
 from loaderviz.timeline import Kind, Timeline
 from loaderviz.view import View, still
 from loaderviz.workshop import claims
+from loaderviz.workshop.lessons.lesson00 import Machine, machine
 from loaderviz.workshop.loop import GPU, make_batches, new_model, steps, train_step, watch
 
 FOLDER = Path(__file__).resolve().parent
@@ -138,20 +139,6 @@ def dataset(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return images.float() / 255, labels
 
 
-def rows_and_colours() -> View:
-    """Three batches of numbers, copied and multiplied: enough to see what a row and a colour are."""
-    with lv.record(on="t4") as recording:
-        weight = torch.ones(4096, 4096).to("cuda")
-        for number in range(5):
-            with record_function(f"batch {number}: 1024 samples"):
-                x = torch.ones(1024, 4096).to("cuda")
-            x @ weight
-        torch.cuda.synchronize()
-    return recording.timeline.from_batch(2).view(
-        title="Three batches, each in its colour: first copied, then computed with"
-    )
-
-
 def one_copy() -> View:
     """One call of `x.to("cuda")`, on a GPU that does nothing else."""
     x = batches(1)[0][0]
@@ -224,8 +211,8 @@ def printed() -> View:
     return trained.timeline.view(title="As an article prints it: copies and kernels take turns")
 
 
-PICTURES: dict[str, Callable[[], View]] = {
-    "00_start_here": rows_and_colours,
+PICTURES: dict[str, Callable[[], View | Machine]] = {
+    "00_start_here": machine,
     "01_blocking_copy": one_copy,
     "02_pin_memory": blocking,
     "03_non_blocking_prefetch": pinned_blocking,

@@ -17,25 +17,35 @@
 # %% [markdown]
 # # 0. Start here
 #
-# ![A timeline of three batches: above the rows of the host, with its calls and its waits; below the rows of the
-# GPU, where each batch is copied by the H2D engine and then computed with in the stream. Each batch has its own
-# colour.](pictures/00_start_here.png)
+# ![A host and a GPU as boxes: a batch lies in host memory, another one travels over the link, a third one has been
+# computed with.](pictures/00_start_here.png)
 #
 # **The question of this course: does my data reach the GPU while the GPU is computing, and if not, why?**
 #
-# A GPU can only compute on data that is in its own memory. While it waits for data, it does nothing.
-# loaderviz draws when data moves and when the GPU computes, so that you can *see* who waits for whom.
+# You will see it. **You need no GPU:** your code runs on an *emulated* one, and loaderviz draws what happens when.
+# The next cells are the machine, moving.
 #
-# After this notebook you can
-#
-# * record a training loop and draw its timeline;
-# * read the picture: lanes, colours, waits, the strip at the bottom;
-# * say how much a loop could win by overlap, and which ways of feeding a GPU have overlap;
-# * say what the emulated GPU promises, and what it does not.
-#
-# Time: about 20 minutes. **You need no GPU.** Your code runs on an *emulated* one.
+# Time: about 20 minutes. Afterwards you can record a training loop, read its timeline, and say what overlap could win.
+
+# %%
+import textwrap
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import loaderviz as lv
+from loaderviz import experiment, mnist, words
+from loaderviz.emulator import Gpu
+from loaderviz.workshop import lesson00, predict
+from loaderviz.workshop.loop import gpu_milliseconds, new_model, show_code, train_step
+
+# %%
+lesson00.machine()
 
 # %% [markdown]
+# A batch starts in the memory of the computer, the *host*. The driver stages it in a buffer, the *copy engine* fetches
+# it from there over the link, and the SMs compute with it. Look at the SMs: who keeps them waiting?
+#
 # ## The course
 #
 # | | lesson | its question | minutes |
@@ -51,27 +61,14 @@
 # | 8 | [Capstone](08_capstone.ipynb) | how close to the limit can I bring a training? | 45 |
 # | 9 | [What the articles say](09_what_the_articles_say.ipynb) | is it true what people repeat? | 40 |
 #
-# Lessons 1 to 4 are one story, in this order. Each lesson goes the same way: **predict** what will happen, **run** it,
-# **see** it in the picture, read why, then solve an **exercise**. The check runs your code on the emulated GPU and
-# judges what it *does*. How you write it is up to you.
-
-# %%
-import textwrap
-
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-
-import loaderviz as lv
-from loaderviz import experiment, mnist, words
-from loaderviz.emulator import Gpu
-from loaderviz.workshop import lesson00, predict
-from loaderviz.workshop.loop import gpu_milliseconds, new_model, show_code, train_step
+# Lessons 1 to 4 are one story. Each lesson goes the same way: **predict**, **run**, **see**, read why, then solve an
+# **exercise**. The check judges what your code *does*. How you write it is up to you.
 
 # %% [markdown]
-# ## The data
+# ## The data, and a training loop
 #
-# 60,000 pictures of digits. If the real MNIST is not on this computer and cannot be downloaded, loaderviz draws digits
-# of the same size and says so in one line. For these lessons both are equally good.
+# 60,000 pictures of digits: MNIST, or, without it, digits that loaderviz draws. For these lessons both are equally
+# good.
 
 # %%
 GPU = "laptop"  # the GPU to emulate; other names: "t4", "a100", "h100", "h200"
@@ -80,10 +77,7 @@ images, labels = mnist.tensors(train=True)
 print(f"images {tuple(images.shape)}, labels {tuple(labels.shape)}: {words.size(images.nbytes + labels.nbytes)}")
 
 # %% [markdown]
-# ## A training loop
-#
-# This is ordinary PyTorch for a CUDA GPU. Nothing in it knows about loaderviz. The network and the training step are
-# the same in all lessons, so they stand in a file. Here they are:
+# And this is ordinary PyTorch for a CUDA GPU; nothing in it knows about loaderviz.
 
 # %%
 show_code(new_model, train_step)
@@ -101,8 +95,8 @@ def train(loader):
 # %% [markdown]
 # ## Predict
 #
-# The images are in the memory of the computer (the *host*). The GPU is the *device*.
-# In each step of the loop a batch is put together, copied to the GPU, and then the GPU computes.
+# In each step a batch is put together, copied to the GPU (the *device*), and then the GPU computes. Say what you
+# expect; nobody is surprised without having said something.
 
 # %%
 busy = predict(
@@ -115,8 +109,8 @@ busy
 # %% [markdown]
 # ## Run
 #
-# Put the loop into `with lv.record(...)`. Inside, "cuda" is the emulated GPU.
-# The first batches are special: memory is taken for the first time. `from_batch(3)` leaves them out of the picture.
+# Put the loop into `with lv.record(...)`. Inside, "cuda" is the emulated GPU. The first batches are special: memory is
+# taken for the first time. `from_batch(3)` leaves them out of the picture.
 
 # %%
 subset = TensorDataset(images[: 7 * BATCH].float() / 255, labels[: 7 * BATCH])
@@ -133,27 +127,21 @@ steady.view(verdict=False)
 # %% [markdown]
 # ## See: how to read it
 #
-# Time goes from left to right. Each row is a *lane*. They are in the order in which a batch travels:
+# **A row is a place, time goes to the right, a colour is a batch.** The rows are in the order in which a batch travels:
 #
-# * `main · ranges`: where the Python program is, that is, which batch the loop is at. The row below it, `nested`, shows
-#   parts of that step; here the long ones are the `DataLoader`, which makes the next batch.
-# * `main · calls`: what the program calls. The longest bars are again the making of the next batch, the short ones are
-#   calls of CUDA.
-# * `main · waits`, hatched: the host is blocked. The text, or the mouse over it, says by what.
-# * `H2D engine`: the part of the GPU that copies from host to device. `D2H engine` copies back; here it only brings the
-#   loss at the end.
+# * `main · ranges`: which batch the Python program is at; `nested`: parts of that step, here the `DataLoader`.
+# * `main · calls`: what the program calls. `main · waits`, hatched: the host is blocked; the mouse says by what.
+# * `H2D engine`: copies from host to device. `D2H engine`: back; here only the loss, at the end.
 # * `stream 7 (default)`: the queue in which the GPU works. Thick bars compute, thin bars are copies.
-# * `GPU state`, the strip at the bottom, has its own colours: computing, a copy that keeps the GPU from computing
-#   (*exposed*), a copy during the computing (*hidden*), or idle.
+# * `GPU state`: computing, a copy that keeps it from computing (*exposed*), a copy during the computing (*hidden*),
+#   idle.
 #
-# Each batch has one colour. Follow one colour from the top left to the bottom right: it is the way of that batch.
-# In a *good* picture the lanes of the GPU have **different colours at the same time**: batch 5 is copied while batch 4
-# is computed. Here they have one colour at a time, and long pauses in between, in which the GPU waits for the host.
+# Follow one colour from the top left to the bottom right. In a *good* picture the lanes of the GPU have **different
+# colours at the same time**: batch 5 is copied while batch 4 is computed. Here they have one colour at a time, and long
+# pauses in between.
 #
-# Move the mouse over a bar to see what it is. Drag to zoom in; a double click zooms out.
-# `steady.view(color="kind")` colours by *what* happens instead of *for which batch*.
-#
-# You can also have every picture in words, for people who cannot see it, or for a log file. And in numbers:
+# Move the mouse over a bar; drag to zoom in, double click to zoom out. Every picture also comes in words and in
+# numbers:
 
 # %%
 print(textwrap.fill(steady.view().text(), 110))
@@ -166,17 +154,17 @@ summary
 busy.reveal()
 
 # %% [markdown]
-# The lower table says where the time goes. In this loop most of it goes into making the batch, sample by sample, on the
-# host ("host fetches a batch", lesson 6). The copy comes second. The picture has four batches, but the making of only
-# three: it begins when batch 3 is ready.
+# Most of the time goes into making the batch, sample by sample, on the host ("host fetches a batch"). So why do the
+# next lessons work on the copy, which comes second? Because workers can take the making off the loop ([lesson
+# 6](06_workers.ipynb)), and then the copy is what is left.
 #
-# The *limit* is the longer one of two times: that of all computing and that of all copies, here the copies. Even if all
-# of the shorter one is hidden, the loop takes at least the limit. *Headroom* says how many times as long it takes now.
+# The *limit* is the longer one of two times: that of all computing and that of all copies. *Headroom* says how many
+# times as long the loop takes now.
 #
 # ## Exercise
 #
-# Run the next cell to see the task. Write your code in place of the `...`, run it, run the check, as often as you
-# like. If you are stuck, type `lesson00.reading.hint()` into a new cell.
+# Write your code in place of the `...`, run it, run the check, as often as you like. Stuck? Type
+# `lesson00.reading.hint()` into a new cell.
 
 # %%
 lesson00.reading
@@ -243,26 +231,22 @@ comparison.table()[["step [µs]", "GPU computes [%]", "copy [ms]", "copy hidden 
 first.reveal()
 
 # %% [markdown]
-# Look at the rows `H2D engine` and `stream 7` of each of the four. In the first two, copying and computing take turns.
-# In the third one the copy engine has another colour than the computing stream: this is overlap. The fourth one has no
-# row `H2D engine`: nothing is copied to the GPU. (There the GPU puts each batch together by itself, and computes a
-# little longer. Lesson 4.)
-#
-# The losses are equal: all do the same work, only at other times. The workers are not in the picture: they had made
-# these batches before it begins. Lesson 2 shows them.
+# In the first two, copying and computing take turns. In the third one the copy engine has another colour than the
+# stream: this is overlap. In the fourth one nothing is copied. The losses are equal: all do the same work, only at
+# other times.
 #
 # ## What the emulated GPU promises
 #
-# * **The values are real.** Every number is computed, on your CPU. The loss is the loss.
-# * **The order of things is right.** It follows the rules of CUDA: which call waits, what can overlap with what.
-#   The lessons name the rules by numbers, such as R16.
-# * **Mistakes show every time.** If your code forgets to wait for a copy, you get `nan`, on every run.
-# * **The time is virtual.** It comes from a model of the GPU and of the host. It does not depend on your computer:
-#   the same program gives the same timeline, to the nanosecond.
+# * **The values are real**, computed on your CPU.
+# * **The order of things is right.** It follows the rules of CUDA. The lessons name them by numbers, such as R16;
+#   `lv.rule("R16")` shows one.
+# * **A forgotten wait shows.** Until something waits for a copy, its numbers are `nan`. Other races leave the numbers
+#   right; then the report names them.
+# * **The time is virtual:** the same program gives the same timeline on every computer, to the nanosecond.
 #
-# It does **not** promise microseconds. It tells you what the bottleneck is and what waits for what. On a real GPU the
-# numbers will be different. Every number of the model has a source, or it is called "assumed".
-# Let us test the promise about the time, and look at some of the numbers:
+# It does **not** promise microseconds. It tells you what waits for what, and what the bottleneck is *for the host that
+# you name*: on another host the same loop can wait for something else. Let us test the promise about the time, and look
+# at some numbers of the model. Every number has a source, or it is called "assumed".
 
 # %%
 with lv.record(on=GPU) as again:
@@ -282,10 +266,9 @@ for name, unit in {"h2d": "GB/s", "pageable": "GB/s", "memory_bandwidth": "GB/s"
 # The explorer has the most important settings of this course, one live timeline, and the code that the settings mean.
 #
 # * Press the four buttons with the names of the loaders, one after the other.
-# * With `prefetch`, make the batch smaller, step by step. What does the loop wait for now? Is it still faster than
-#   `pinned` with the same batch?
-# * Begin with `blocking`. Switch on `pin_memory`, `non_blocking` and the side stream, one after the other, in any
-#   order. At the end set `batches ahead` to 1. Which of the four hides a copy by itself?
+# * With `prefetch`, make the batch smaller, step by step. What does the loop wait for now?
+# * Begin with `blocking`. Switch on `pin_memory`, `non_blocking` and the side stream, in any order. At the end set
+#   `batches ahead` to 1. Which of the four hides a copy by itself?
 
 # %%
 lv.explore()
@@ -294,7 +277,6 @@ lv.explore()
 # ## The same code on a real GPU
 #
 # The function `train` is ordinary PyTorch, so it runs on a real GPU as it is. Every lesson ends with such a cell.
-# It is skipped where there is no GPU.
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
@@ -306,9 +288,9 @@ else:
 # ## Recap
 #
 # * `lv.record(on="laptop")` records; `recording.timeline.view()` draws; `lv.summarize` gives numbers.
-# * Look for different colours at the same time in the lanes of the GPU. That is overlap. Only the time of an *exposed*
-#   copy can be won by it.
+# * Different colours at the same time in the lanes of the GPU are overlap. Only the time of an *exposed* copy can be
+#   won by it.
 # * Two of the four showed such colours, or had no copy at all. Lessons 1 to 4 show why.
-# * The emulated GPU promises order and bottleneck, not microseconds.
+# * The emulated GPU promises what waits for what, not microseconds.
 #
 # Next: [1. The blocking copy](01_blocking_copy.ipynb)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import loaderviz as lv
 from loaderviz import mnist
 from loaderviz.errors import LoadervizError
 from loaderviz.timeline import Kind, TimelineError
-from loaderviz.workshop import loop
+from loaderviz.workshop import lesson00, loop
 from loaderviz.workshop.loop import gpu_milliseconds, make_batches, new_model, show_code, steps, train_step, watch
 
 
@@ -117,3 +118,16 @@ def test_the_code_is_shown_as_it_is():
     assert note._repr_markdown_().lstrip().startswith("```python\ndef train_step(")
     with pytest.raises(loop.LoopError, match=r"show_code\(<built-in function len>\): Python has no source"):
         show_code(len)
+
+
+def test_the_drawn_machine_moves_each_batch_as_the_timeline_has_it():
+    drawn = lesson00.machine()
+    copies = drawn.timeline.rows(Kind.COPY_H2D)
+    assert [span.end - drawn.timeline.begin for span in copies] == [at[2] for at in drawn.journeys.values()]
+    for at in drawn.journeys.values():
+        assert list(at) == sorted(at)
+    shown = drawn._repr_mimebundle_()
+    still, moving = (ElementTree.fromstring(shown[kind]) for kind in ("image/svg+xml", "text/html"))
+    assert len(still.findall("{*}g")) == len(moving.findall("{*}svg/{*}g")) == len(drawn.journeys) == 3
+    assert shown["text/html"].count("@keyframes") == 3 and "@keyframes" not in shown["image/svg+xml"]
+    assert "prefers-reduced-motion" in shown["text/html"] and "batch 4: its copy is called" in shown["text/plain"]

@@ -1,18 +1,142 @@
-"""Exercise of lesson 0, a first one: read from a timeline what overlap can win, and get to know `check()`."""
+"""Lesson 0: the machine, drawn; and a first exercise, to read from a timeline what overlap can win.
+
+Machine(timeline)        # host and GPU, in which the batches of a timeline travel
+"""
 
 from __future__ import annotations
 
 import numbers
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import record_function
 
 from loaderviz import words
 from loaderviz.loaders import BlockingLoader, PrefetchLoader
 from loaderviz.metrics import Summary, summarize
-from loaderviz.timeline import Timeline
+from loaderviz.recording import record
+from loaderviz.timeline import Kind, Timeline
+from loaderviz.view import theme
 from loaderviz.workshop.exercises import Exercise, NotYet, Score, learners_code
 from loaderviz.workshop.harness import SAMPLES, Data, FeedConfig, feed
+
+# The machine, drawn
+
+BOXES = {  # left, top, width and height
+    "host memory": (10, 52, 180, 150), "staging buffer": (210, 102, 120, 100), "GPU memory": (496, 52, 150, 150),
+    "SMs": (694, 52, 140, 150),
+}  # fmt: skip
+LINK = 340, 462  # px: where a batch is at the begin and at the end of its copy
+SECONDS, SIDE, APART, JUMP = 14, 28, 34, 0.004  # of a round; px of a batch, and to the next; share of a round
+
+Stop = tuple[float, float, float, float]  # share of the round, x, y, opacity
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Host and GPU, drawn, in which the batches of a timeline travel: each is staged, copied, and computed with.
+
+    A notebook shows it moving (not where the reader has asked for less motion). The times are those of the timeline.
+    """
+
+    timeline: Timeline
+
+    @property
+    def journeys(self) -> dict[int, tuple[int, ...]]:
+        """For each batch when it is staged, when its copy begins and ends, and its kernels [ns from the begin]."""
+        found = {}
+        for copy in self.timeline.rows(Kind.COPY_H2D):
+            kernels = [row for row in self.timeline.rows(Kind.COMPUTE) if row.batch == copy.batch]
+            (call,) = (row for row in self.timeline.rows(Kind.API) if row.correlation == copy.correlation)
+            times = call.start, copy.start, copy.end, kernels[0].start, kernels[-1].end
+            found[copy.batch] = tuple(time - self.timeline.begin for time in times)
+        return found
+
+    def text(self) -> str:
+        """Return the same in words."""
+        said = "batch {}: its copy is called at {}, it is on the link from {} to {}, computed with from {} to {}"
+        return "\n".join(said.format(batch, *map(words.duration, at)) for batch, at in self.journeys.items())
+
+    def svg(self, still: float | None = 0.5) -> str:
+        """Return the drawing as SVG, as it is at this share of the round; moving if `still` is None."""
+        boxes = "".join(map(_box, BOXES.items()))
+        batches = "".join(
+            _moving(batch, self._stops(row, at), still) for row, (batch, at) in enumerate(self.journeys.items())
+        )
+        arrows = "".join(
+            f'<path d="M{x} {y} h{long} m-8 -6 l8 6 l-8 6" fill="none" stroke="currentColor" stroke-width="2"/>'
+            f'<text x="{x + long / 2}" y="{y + 24}" text-anchor="middle">{name}</text>'
+            for x, y, long, name in ((344, 172, 140, "link, copy engine"), (652, 172, 36, "queue"))
+        )
+        return (
+            '<svg class="lv-machine" viewBox="0 0 850 222" width="850" height="222" role="img" font-size="13" '
+            f'aria-label="A host and a GPU. {self.text()}" xmlns="http://www.w3.org/2000/svg" '
+            'font-family="sans-serif" fill="currentColor"><style>@media (prefers-reduced-motion: reduce) '
+            "{ .lv-machine g { animation-play-state: paused !important } }</style>"
+            f"{_box(('host', (1, 20, 341, 196)))}{_box(('GPU', (484, 20, 360, 196)))}{boxes}{arrows}{batches}</svg>"
+        )
+
+    def _stops(self, row: int, at: tuple[int, ...]) -> list[Stop]:
+        call, begin, end, first, last = (time / self.timeline.duration for time in at)
+        y = BOXES["staging buffer"][1] + 26.0  # in all boxes, so that a batch goes straight on
+        host, buffer, memory, cores = (
+            (left + 12 + APART * (row % 4 if width > 140 else row % 3), y + APART * (row // 4))
+            for left, _, width, _ in BOXES.values()
+        )
+        link = (float(LINK[0]), y), (float(LINK[1]), y)
+        return [
+            (0, *host, 1), (call, *host, 1), (call + JUMP, *buffer, 1), (begin, *buffer, 1),
+            (begin + JUMP, *link[0], 1), (end, *link[1], 1), (end + JUMP, *memory, 1), (first, *memory, 1),
+            (first + JUMP, *cores, 1), (last - JUMP, *cores, 1), (last, *cores, 0.15), (1, *cores, 0.15),
+        ]  # fmt: skip
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        moving = f'<div style="overflow-x: auto">{self.svg(None)}</div>'
+        return {"text/html": moving, "image/svg+xml": self.svg(), "text/plain": self.text()}
+
+
+def _box(named: tuple[str, tuple[int, ...]]) -> str:
+    name, (x, y, width, height) = named
+    return (
+        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="none" stroke="currentColor" '
+        f'stroke-opacity="0.6"/><text x="{x + 8}" y="{y + 18}">{name}</text>'
+    )
+
+
+def _moving(batch: int, stops: list[Stop], still: float | None) -> str:
+    """Return a batch as a square with its number, which goes from stop to stop."""
+    style, frames = theme.of_batch(batch), ""
+    look = "transform: translate({:.0f}px, {:.0f}px); opacity: {:.2g}"
+    if still is None:
+        moves = "".join(f"{100 * share:.2f}% {{ {look.format(*place)} }}" for share, *place in stops)
+        frames = f"<style>@keyframes lv-machine-{batch} {{ {moves} }}</style>"
+        where = f"{look.format(*stops[0][1:])}; animation: lv-machine-{batch} {SECONDS}s linear infinite"
+    else:
+        share, *places = zip(*stops, strict=True)
+        where = look.format(*(np.interp(still, share, place) for place in places))
+    return (
+        f'{frames}<g style="{where}"><rect width="{SIDE}" height="{SIDE}" rx="4" fill="{style.color}"/>'
+        f'<text x="{SIDE // 2}" y="19" text-anchor="middle" fill="{style.ink}">{batch}</text></g>'
+    )
+
+
+def machine() -> Machine:
+    """Return the machine with three batches of numbers, copied and multiplied."""
+    with record(on="t4") as recording:
+        weight = torch.ones(4096, 4096).to("cuda")
+        for number in range(5):
+            with record_function(f"batch {number}: 1024 samples"):
+                x = torch.ones(1024, 4096).to("cuda")
+            x @ weight
+        torch.cuda.synchronize()
+    return Machine(recording.timeline.from_batch(2))
+
+
+# 0.1
 
 WITHIN = 0.005  # of the window: half a percent
 EXPOSED = "a copy is exposed while no kernel runs. Only this part of the copy can be won by overlap."
