@@ -289,14 +289,16 @@ def _show(
     notes = [*clock, *(f"{note[:1].upper()}{note[1:]}." for note in context.notes)]
     races = [export.Section("Races: wrong on a real GPU, now and then", items=list(hazards))]
     picture = timeline if failed else export.advised(timeline, advice)
-    sections = [export.Section("Timeline", items=[picture, summary, *notes]), *(races if hazards else [])]
+    ranks = export.ranks(timeline)
+    sections = [export.Section("Timeline", items=[picture, summary, *ranks, *notes]), *(races if hazards else [])]
     if not failed:
         sections.append(export.Section("What could be gained", items=[advice]))
     export.to_html(sections, out, f"{title}: {context.device}")
     spans, lanes = words.count(len(timeline), "span"), words.count(len(timeline.lanes), "lane")
     lines = [f"{title}: {context.device}; {spans} in {lanes}"]
     if not failed:
-        lines.append(f"{_wrapped(metrics.describe(timeline), stream)}\n\n{summary}\n\n{advice}\n")
+        lines.append(f"{_wrapped(metrics.describe(timeline), stream)}\n")
+        lines += [f"{part}\n" for part in (summary, *ranks, advice)]
     lines += [
         *(f"race: {hazard}\n" for hazard in hazards),
         *(_wrapped(f"note: {each}", stream) for each in context.notes),

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaderviz.analysis.advice import advise
+from loaderviz.analysis.ranks import RankTable, drawn, rank_table
 from loaderviz.errors import LoadervizError, require
 from loaderviz.files import writable, write
-from loaderviz.metrics import Summary, check_timeline, summarize
+from loaderviz.metrics import Summary, check_timeline, describe, summarize
 from loaderviz.timeline import SPAN_COLUMNS, ArrowKind, Cause, Kind, Lane, Timeline
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _sections(content: Any) -> list[Section]:
     if isinstance(content, Timeline):
         advice = advise(content)
         return [
-            Section("Timeline", items=[advised(content, advice), summarize(content)]),
+            Section("Timeline", items=[advised(content, advice), summarize(content), *ranks(content)]),
             Section("What could be gained", items=[advice]),
         ]
     if isinstance(content, Section):
@@ -201,7 +202,7 @@ _SEEN = {  # rule of a finding -> the spans that its evidence is about: their ki
 
 def advised(timeline: Timeline, advice: Advice) -> View:
     """Return the picture with the findings in it: a line each, which leads to the longest spans that it is about."""
-    found = []
+    found, whole, timeline = [], timeline, drawn(timeline)
     judged = (timeline.start >= advice.window[0]) & (timeline.end <= advice.window[1])
     for finding in advice:
         kinds, causes = _SEEN.get(finding.rule, ((), ()))
@@ -214,7 +215,12 @@ def advised(timeline: Timeline, advice: Advice) -> View:
         gain = str(finding.expected_gain) if finding.expected_gain.ns else ""
         found.append({"rule": finding.rule, "title": finding.title, "text": finding.evidence, "change": finding.change,
                       "gain": gain, "windows": windows, "bars": np.sort(longest).tolist()})  # fmt: skip
-    return replace(timeline.view(), findings=found)
+    return replace(timeline.view(), findings=found, title=None if timeline is whole else describe(whole))
+
+
+def ranks(timeline: Timeline) -> list[RankTable]:
+    """The table of its ranks, if it has several."""
+    return [table for table in [rank_table(timeline)] if table]
 
 
 def _figure(figure: Any) -> str:

@@ -9,19 +9,20 @@ it is late is what it does longer than the median of the others: its own loader,
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from statistics import median
 
 import numpy as np
 
 from loaderviz import intervals, words
-from loaderviz.metrics import Ints, check_timeline, collectives, devices_of, loop_lanes, window_of
+from loaderviz.metrics import Ints, check_timeline, collectives, devices_of, loop_lanes, once, window_of
 from loaderviz.timeline import COPIES, Cause, Kind, Timeline
 
 MOST = 0.5  # of the collectives: who comes last to more of them is the late rank
 CAUSE = 0.2  # of what a rank is late: what explains less of it is not told as the reason
 BAR = 20  # characters
+FEW, DRAWN = 8, 3  # ranks: of more than these a table folds most, and a picture has only the telling ones
 CAUSES = {
     "loads": "its own loader takes",
     "copies": "its copies take",
@@ -61,33 +62,76 @@ class RankTable:
     last: RankRow | None
     why: str
 
-    def _cells(self) -> list[tuple[str, ...]]:
-        most = max(1, *(row.waits for row in self.rows))
-        head = ("rank", "kernels", "copies", "loading", "other host work", "comes last", "waits for others", "")
-        return [head] + [
+    @property
+    def telling(self) -> dict[str, RankRow]:
+        """The slowest rank, which the others wait for, the median, and the fastest, which waits longest for others."""
+        order = sorted(self.rows, key=lambda row: (row is not self.last, row.waits, -row.computes - row.works))
+        return {"slowest": order[0], "median": order[len(order) // 2], "fastest": order[-1]}
+
+    def _parts(self) -> tuple[list[RankRow], list[RankRow]]:
+        """The rows to show, and those that are folded."""
+        if len(self.rows) <= FEW:
+            return list(self.rows), []
+        shown = list(self.telling.values())
+        return shown, [row for row in self.rows if row not in shown]
+
+    def _cells(self, rows: list[RankRow]) -> list[tuple[str, ...]]:
+        which = {row.rank: name for name, row in self.telling.items()} if len(self.rows) > FEW else {}
+        return [
             (
-                row.rank,
+                f"{row.rank} {which.get(row.rank, '')}".strip(),
                 *(words.duration(time) for time in (row.computes, row.copies, row.loads, row.works)),
                 f"{row.came_last:,}",
                 words.duration(row.waits),
-                "█" * round(BAR * row.waits / most),
             )
-            for row in self.rows
+            for row in rows
         ]
 
-    def __str__(self) -> str:
-        cells = self._cells()
-        widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-        lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in cells]
+    def _bar(self, row: RankRow) -> float:
+        return row.waits / max(1, *(each.waits for each in self.rows))
+
+    @property
+    def _told(self) -> str:
         told = f"rank {self.last.rank} is late: {self.why}" if self.last else "no rank is late to most collectives"
-        return "\n".join([*(line.rstrip() for line in lines), f"{told} ({words.count(self.shared, 'collective')})"])
+        return f"{told} ({words.count(self.shared, 'collective')})"
+
+    def __str__(self) -> str:
+        shown, folded = self._parts()
+        bars = ["█" * round(BAR * self._bar(row)) for row in shown]
+        cells = [(*_HEAD, ""), *((*row, bar) for row, bar in zip(self._cells(shown), bars, strict=True))]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(_HEAD))]
+        lines = [
+            "  ".join([*(text.rjust(width) for text, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+            for row in cells
+        ]
+        if folded:
+            waits = words.duration(min(row.waits for row in folded)), words.duration(max(row.waits for row in folded))
+            lines.append(f"{words.count(len(folded), 'more rank')} wait for others {' to '.join(dict.fromkeys(waits))}")
+        return "\n".join([*lines, self._told])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        shown, folded = self._parts()
+        more = f"<details><summary>{words.count(len(folded), 'more rank')}</summary>{self._html(folded)}</details>"
+        return f"{self._html(shown)}{more if folded else ''}<p>{escape(self._told)}</p>"
+
+    def _html(self, rows: list[RankRow]) -> str:
+        """Rows as a table, with what each waits as a bar."""
+        lines = []
+        for row, cells in zip(rows, self._cells(rows), strict=True):
+            bar = (
+                f'<div style="width:{120 * self._bar(row):.0f}px;height:10px;background:currentColor;opacity:.5"></div>'
+            )
+            lines.append("".join(f"<td>{escape(cell)}</td>" for cell in cells) + f"<td>{bar}</td>")
+        head = "".join(f"<th>{name}</th>" for name in (*_HEAD, ""))
+        return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
+_HEAD = ("rank", "kernels", "copies", "loading", "other host work", "comes last", "waits for others")
+
+
+@once
 def rank_table(timeline: Timeline, window: tuple[int, int] | None = None) -> RankTable | None:
     """Return the ranks beside each other in a `window` [ns], or in all of the timeline; None if there is one device.
 
@@ -161,3 +205,23 @@ def _why(late: RankRow, rows: list[RankRow]) -> str:
 def _name(lane: str, device: int) -> str:
     match = re.match(r"(?:rank|file|process) (\d+) ", lane)
     return match[1] if match else str(device)
+
+
+def drawn(timeline: Timeline) -> Timeline:
+    """Return the timeline with the slowest, the median and the fastest rank alone; of a few ranks as it is."""
+    mains = {lane.device for lane in timeline.lanes if lane.role == "main"}
+    if len(mains) <= DRAWN or (table := rank_table(timeline)) is None:
+        return timeline
+    devices = {row.device for row in table.telling.values()}
+    hosts = {timeline.lanes[lane].device for device in devices for lane in loop_lanes(timeline, device)}
+    kept = [n for n, lane in enumerate(timeline.lanes) if lane.device in (hosts if lane.group == "host" else devices)]
+    part = timeline.only(np.isin(timeline.lane, kept))
+    named = ", ".join(f"{row.rank} ({name})" for name, row in table.telling.items())
+    note = f"of {len(mains)} ranks {len(table.telling)} are drawn, {named}; the table has the others"
+    return replace(
+        part,
+        context=replace(part.context, notes=(note, *part.context.notes)),
+        lanes=tuple(timeline.lanes[lane] for lane in kept),
+        spans=part.spans | {"lane": np.searchsorted(kept, part.lane).astype(part.lane.dtype)},
+        marks=tuple(replace(mark, lane=kept.index(mark.lane)) for mark in part.marks if mark.lane in kept),
+    )

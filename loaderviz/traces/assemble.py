@@ -33,6 +33,7 @@ from loaderviz.vendors import BLIT_DIRECTIONS, ON_DEVICE, Api, Role, calls_of, i
 Ints = npt.NDArray[np.integer[Any]]
 Rows = dict[str, npt.NDArray[Any]]
 
+MANY = 4  # ranks; what is noted of more is told once
 DAY = 86_400 * 10**9  # no profile lasts a day; an event that far from the others has a broken clock
 
 
@@ -68,7 +69,7 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
         part.rows["end"] -= own
         if several:
             part.rows["correlation"][part.rows["correlation"] > 0] += number << 40  # unique over all ranks
-        notes += [f"{labels[number].strip()}: {note}" if several else note for note in part.notes]
+    notes += _of_ranks(parts, labels) if several else parts[0].notes
     ticks = [part.tick for part in parts if part.tick]
     clock = f"in steps of {words.duration(min(ticks))}" if ticks else "ns"
     if together and origin:
@@ -77,6 +78,19 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
     versions = {name: text for trace in traces for name, text in trace.versions.items()}
     context = Context(_device(used), "file", clock=clock, versions=versions, notes=tuple(notes))
     return replace(_merged(parts), context=context).self_check()
+
+
+def _of_ranks(parts: Sequence[_Part], labels: Sequence[str]) -> list[str]:
+    """Return the notes of several ranks, those of many that differ in their numbers only as one."""
+    alike: dict[str, list[str]] = {}
+    for part, label in zip(parts, labels, strict=True):
+        for note in part.notes:
+            alike.setdefault(re.sub(r"\d", "", note), []).append(f"{label.strip()}: {note}")
+    return [
+        note
+        for same in alike.values()
+        for note in (same if len(same) <= MANY else [f"{len(same)} ranks, such as {same[0]}"])
+    ]
 
 
 def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> _Part:

@@ -7,9 +7,13 @@ timeline = loaderviz.read("traces/")            # one file per rank: aligned, wi
 from __future__ import annotations
 
 import os
+import pickle
 import re
-from collections.abc import Iterable
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from loaderviz.timeline import Timeline
 from loaderviz.traces.assemble import assemble
@@ -20,6 +24,7 @@ from loaderviz.traces.steps import counted
 __all__ = ["TraceError", "read"]
 
 MAX_RANKS = 1_024
+LARGE = 50_000_000  # bytes in all; several files of less are read before a further process has begun
 _SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db", ".json.tmp")
 
 PathLike = str | os.PathLike[str]
@@ -41,7 +46,7 @@ def read(path: PathLike | Iterable[PathLike]) -> Timeline:
         print(loaderviz.summarize(timeline))
     """
     files = _files(path)
-    found = [_raw(file, alone=len(files) == 1) for file in files]
+    found = [*(_beside(files) if len(files) > 1 else [_raw(files[0], alone=True)])]
     if isinstance(found[0], Timeline):
         return found[0]
     raws = [raw for each in found if isinstance(each, list) for raw in each]
@@ -69,6 +74,50 @@ def _files(path: PathLike | Iterable[PathLike]) -> list[Path]:
     if len(files) > MAX_RANKS:
         raise TraceError(f"read() got {len(files):,} files; it takes {MAX_RANKS:,} ranks at most")
     return files
+
+
+def _beside(files: Sequence[Path]) -> Iterator[list[RawTrace] | Timeline]:
+    """Give what several files hold; read in as many processes as there are cores if they are large.
+
+    New processes, not forks, since threads may run here; each reads every n-th file and writes it to a pipe.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = min(len(files), cores)
+    if count < 2 or not sys.executable or sum(file.stat().st_size for file in files) < LARGE:
+        yield from (_raw(file, alone=False) for file in files)
+        return
+    code = "from loaderviz.traces.read import send; send()"
+    command, paths = [sys.executable, "-c", code], os.pathsep.join(filter(None, sys.path))
+    readers = [
+        subprocess.Popen(
+            [*command, *map(str, files[n::count])], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": paths}
+        )
+        for n in range(count)
+    ]
+    try:
+        for number, file in enumerate(files):
+            try:
+                found = pickle.load(cast(BinaryIO, readers[number % count].stdout))
+            except (EOFError, pickle.UnpicklingError):
+                raise TraceError(f"the process that read {file} was ended: is there enough memory?") from None
+            if isinstance(found, Exception):
+                raise found
+            yield found
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.communicate()
+
+
+def send() -> None:
+    """Read the files that the command line names, and write what is in them, or what went wrong, to the output."""
+    for name in sys.argv[1:]:
+        try:
+            found: object = _raw(Path(name), alone=False)
+        except (TraceError, OSError) as problem:
+            found = problem
+        pickle.dump(found, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
+        sys.stdout.buffer.flush()
 
 
 def _raw(path: Path, alone: bool) -> list[RawTrace] | Timeline:

@@ -8,10 +8,11 @@ import trace_files
 from trace_files import BASE, PID, call, copy, loop, note, notes, op, read_events, rows, trace, work, write
 
 from loaderviz import advise, summarize
+from loaderviz.analysis.ranks import drawn, rank_table
 from loaderviz.analysis.what_if import Observed
 from loaderviz.timeline import Kind
 from loaderviz.traces import source
-from loaderviz.traces.read import read
+from loaderviz.traces.read import TraceError, read
 
 
 def test_a_step_becomes_lanes_kinds_arrows_and_batches(tmp_path):
@@ -307,6 +308,51 @@ def test_ranks_by_file_name_and_without_a_common_clock(tmp_path):
     timeline = read(tmp_path)
     assert "each rank begins at time 0" in notes(timeline)
     assert [(row.start, row.lane.name) for row in timeline.rows(Kind.RANGE)] == [(0, "rank 0 main"), (0, "rank 1 main")]
+
+
+def straggling(folder, late, count=12, steps=6):
+    """Files of `count` ranks that reduce in each step; the loader of rank `late` takes 300 µs longer than any other."""
+    for rank in range(count):
+        events = []
+        for step in range(steps):
+            begin, number = BASE + 1_000 * step, 10 * step
+            came = begin + 400 + (300 if rank == late else 5 * rank)
+            events += [
+                note(f"ProfilerStep#{step + 3}", begin, 1_000),
+                op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin, came - begin - 350),
+                call("cudaLaunchKernel", came - 340, 5, number + 1),
+                work("gemm", came - 330, 320, number + 1, device=rank),
+                call("cudaLaunchKernel", came - 300, 5, number + 2),
+                work("ncclDevKernel_AllReduce_Sum", came, begin + 900 - came, number + 2, stream=20, device=rank),
+            ]
+        write(folder, trace(*events, distributedInfo={"rank": rank}), f"{rank}.json")
+
+
+@pytest.mark.parametrize("late", [0, 7])
+def test_ranks_read_in_several_processes_name_the_straggler(tmp_path, monkeypatch, late):
+    straggling(tmp_path, late)
+    monkeypatch.setattr("loaderviz.traces.read.LARGE", 0)
+    timeline = read(tmp_path).self_check()
+    monkeypatch.setattr("loaderviz.traces.read.LARGE", 1 << 40)
+    assert timeline == read(tmp_path)
+    table = rank_table(timeline)
+    assert (table.last.rank, table.last.came_last, table.shared) == (str(late), 6, 6)
+    assert table.why.startswith("its own loader takes")
+    assert table.telling["slowest"] == table.last
+    assert max(table.rows, key=lambda row: row.waits) == table.telling["fastest"]
+    assert str(table).count("\n") == 5 and "9 more ranks" in str(table)  # head, three ranks, the others, who is late
+    shown = drawn(timeline)
+    assert {lane.name.split()[1] for lane in shown.lanes} == {row.rank for row in table.telling.values()}
+    assert len(shown) == len(timeline) // 4 and "3 are drawn" in notes(shown)
+    assert len(notes(timeline)) < 600  # what is noted of twelve ranks is told once
+
+
+def test_a_rank_that_cannot_be_read_is_named_wherever_it_was_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("loaderviz.traces.read.LARGE", 0)
+    straggling(tmp_path, 0, count=3)
+    write(tmp_path, "PK\x03\x04", "1.json")
+    with pytest.raises(TraceError, match=r"1\.json is no trace.*zip"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize(
