@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -365,6 +366,42 @@ def airbench(device: str) -> Numbers:
     return losses
 
 
+@program("airbench96: whitening, cutout, lookahead, flipped views in evaluation")
+def airbench_large(device: str) -> Numbers:
+    data, labels = (tensor.to(device) for tensor in images(64, 3, 16).tensors)
+    data = data.half().to(memory_format=torch.channels_last)
+    patches = data.float().unfold(2, 2, 1).unfold(3, 2, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 12)
+    values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
+    white = nn.Conv2d(3, 12, 2, bias=False, device=device, dtype=torch.half).requires_grad_(False)
+    white.weight.copy_((vectors / torch.sqrt(values + 1e-2)).T.abs().reshape(12, 3, 2, 2))  # a vector has no sign
+    model = nn.Sequential(white, nn.GELU(), net(12).to(device).half()).to(memory_format=torch.channels_last)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer, losses = torch.optim.SGD(trained, 0.05, momentum=0.85, nesterov=True), []
+    slow = [value.clone() for value in model.state_dict().values() if value.is_floating_point()]
+    for epoch in range(2):
+        for rows in torch.randperm(64, device=device).split(16):
+            x = data[rows].flip(-1) if epoch % 2 else data[rows]
+            corner = torch.randint(0, 12, (2, 16, 1, 1, 1), device=device)
+            place = torch.arange(16, device=device)
+            tall, wide = (
+                each.sub(c).clamp(-1, 4).remainder(5) < 4
+                for each, c in zip((place[:, None], place), corner, strict=True)
+            )
+            loss = F.cross_entropy(model(x.masked_fill(tall & wide, 0)), labels[rows], reduction="none")
+            loss.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(loss.float().mean().item())
+        with torch.no_grad():
+            fast = [value for value in model.state_dict().values() if value.is_floating_point()]
+            torch._foreach_lerp_(slow, fast, 0.5)
+            torch._foreach_copy_(fast, slow)
+    model.eval()
+    with torch.inference_mode():
+        views = 0.5 * model(data) + 0.5 * model(data.flip(-1))
+    return [*losses, views.float().softmax(1).max(1).values.mean().item()]
+
+
 @program("tutorial: pin_memory and non_blocking")
 def pinned_memory(device: str) -> Numbers:
     source = torch.arange(2.0**16)
@@ -474,7 +511,12 @@ def apex_prefetcher(device: str) -> Numbers:
 # Libraries
 
 
-@program("timm train.py", "timm")
+@program("timm 0.9 train.py", "timm==0.9.16")
+def timm_former(device: str) -> Numbers:
+    return timm_model(device)
+
+
+@program("timm train.py", "timm>=1")
 def timm_model(device: str) -> Numbers:
     import timm
     from timm.data import Mixup
@@ -801,7 +843,7 @@ def copying_thread(device: str) -> Numbers:
 def run(name: str, place: str) -> dict[str, Any]:
     """Run one program on the "cpu", or on an emulated GPU; return its numbers and what was found, or its error."""
     asked = PROGRAMS[name]
-    subject = asked.needs[0] if asked.needs else "torch"
+    subject = re.split("[<=>]", asked.needs[0])[0] if asked.needs else "torch"
     result: dict[str, Any] = {}
     torch.manual_seed(0)
     try:

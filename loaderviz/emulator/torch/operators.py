@@ -27,6 +27,7 @@ from loaderviz.errors import NotModelledError
 Tensors = list[torch.Tensor]
 MASKS = (torch.bool, torch.uint8)
 LAST_NUMBER = 2**63  # AccumulateGrad nodes have the largest number there is: they follow the node before them
+SPLIT = torch._C.DispatchKey.CompositeImplicitAutograd
 aten = torch.ops.aten
 
 
@@ -94,6 +95,9 @@ class Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         session = self.session
         operator = self._operator(func)
+        if operator.splits and not session.quiet:
+            with torch._C.DisableTorchFunction(), self:
+                return func._op_dk(SPLIT, *args, **kwargs)
         if operator.is_free or session.quiet:
             if operator.is_view and not session.quiet:
                 session.count_call()
@@ -443,6 +447,8 @@ class Operator:
         self.packet = overload.overloadpacket
         self.name: str = schema.name
         self.base = base = self.name.split("::")[-1]
+        # Autograd splits these into others; under torch.inference_mode, without it, they come whole.
+        self.splits: bool = torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), SPLIT)
         aliases = [entry.alias_info for entry in schema.returns]
         # Views share their storage, and with it all that is known of it.
         self.is_view = any(alias is not None and not alias.is_write for alias in aliases)

@@ -176,9 +176,23 @@ def test_functions_that_make_memory_inside_make_it_on_the_device():
         assert padded.is_cuda
         assert lengths.tolist() == [3, 2]
         assert torch.block_diag(torch.ones(1, 1, device="cuda"), torch.ones(1, 1, device="cuda")).is_cuda
-        with torch.inference_mode():
-            assert nn.Linear(2, 2).cuda()(torch.ones(1, 2).cuda()).is_cuda
         assert not torch.zeros(2).is_cuda
+
+
+def test_inference_mode_does_what_no_grad_does():
+    def run(mode):
+        torch.manual_seed(0)
+        with lv.record(on="a100") as recording:
+            model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()).cuda()
+            head, rnn = nn.Linear(32, 10).cuda(), nn.LSTM(10, 4).cuda()
+            with mode():
+                x = torch.rand(4, 3, 8, 8).pin_memory().to("cuda", non_blocking=True, memory_format=torch.channels_last)
+                y = head(model(F.interpolate(x, scale_factor=2)))
+                F.cross_entropy(y, torch.zeros(4, dtype=torch.long, device="cuda")).item()
+                values = rnn(y[None])[0].half().float().reshape(4, 4).chunk(2)[0] @ torch.einsum("ij,kj->ik", y, y)
+        return recording.timeline, values.numel()
+
+    assert run(torch.inference_mode) == run(torch.no_grad)
 
 
 @pytest.mark.parametrize("backend", ["MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"])
