@@ -20,7 +20,7 @@ import numpy as np
 from loaderviz.metrics import summarize
 from loaderviz.timeline import Context, Kind, Timeline, TimelineBuilder
 from loaderviz.widgets import explore, step_through, viewer
-from loaderviz.widgets.pipeline import simulate
+from loaderviz.widgets.settings import simulate
 
 GOAL = 40.0  # ms
 MOVES = {

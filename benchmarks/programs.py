@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import loaderviz
-from loaderviz._torchvision import import_torchvision
+from loaderviz.imports import import_torchvision
 
 PATIENCE = 200  # s for one run
 Numbers = list[float]

@@ -25,10 +25,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loaderviz import record, validate
-from loaderviz._torchvision import cured_imports
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.hardware import Kernel
 from loaderviz.emulator.torch.operators import KernelCosts, Operator, _outputs, _tensors
+from loaderviz.imports import cured_imports
 
 with cured_imports():
     import torchvision

@@ -23,9 +23,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
 
 from loaderviz import words
-from loaderviz._torchvision import cured_imports
 from loaderviz.errors import LoadervizError, NotModelledError, clean, require
-from loaderviz.spawned import REFUSING, running_first
+from loaderviz.imports import REFUSING, cured_imports, running_first
 
 if TYPE_CHECKING:
     from loaderviz.emulator.hazards.reports import Hazard
@@ -207,9 +206,9 @@ def lessons(options: argparse.Namespace) -> int:
 
 def ready(options: argparse.Namespace) -> int:
     """Test what a workshop needs."""
-    from loaderviz.ready import check
+    from loaderviz import notebooks
 
-    return 0 if check() else 1
+    return 0 if notebooks.ready() else 1
 
 
 # Commands that show a timeline: `view` one from files, `run` one of a program

@@ -24,9 +24,9 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from loaderviz._torchvision import cured_imports
 from loaderviz.emulator.hazards.reports import HazardWarning
 from loaderviz.errors import LoadervizError, clean
+from loaderviz.imports import cured_imports
 from loaderviz.recording import Recording, record
 
 RECORD_OPTIONS = ("on", "host", "copies", "hazards", "wait", "steps")  # of record(); the last two are numbers

@@ -29,13 +29,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loaderviz._torchvision import TorchvisionMissingError, import_torchvision
-from loaderviz.errors import LoadervizError
+from loaderviz.errors import LoadervizError, MissingPackageError
+from loaderviz.imports import import_torchvision
 
 try:
     import_torchvision()
     from torchvision.datasets import MNIST as _TorchvisionMNIST  # type: ignore[import-untyped, unused-ignore]
-except TorchvisionMissingError:  # only `load` and the download need it
+except MissingPackageError:  # only `load` and the download need it
     _TorchvisionMNIST = object
 
 Array = NDArray[np.uint8]
@@ -108,7 +108,7 @@ def load(
     for `ASKED_SECONDS`, and no stand-in will do.
 
     Raises `MnistError` for damaged files, a `root` without the split, or a ``download=True`` that did not succeed;
-    `ValueError` for another `download`; `TorchvisionMissingError` without torchvision.
+    `ValueError` for another `download`; `MissingPackageError` without torchvision.
 
     len(load(train=False))  # 10000
     """

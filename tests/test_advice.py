@@ -22,8 +22,7 @@ from loaderviz.analysis.ranks import rank_table
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.metrics import MetricsError, NotATimelineError, collectives, describe
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
-from loaderviz.widgets.pipeline import simulate
-from loaderviz.widgets.settings import PRESETS, Settings, rates_of
+from loaderviz.widgets.settings import PRESETS, Settings, rates_of, simulate
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 ENDINGS = ("nothing-to-gain", "no-gpu-work", "cause-not-seen")

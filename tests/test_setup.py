@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderviz import cli, notebooks, ready
+from loaderviz import cli, notebooks
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = [
@@ -170,13 +170,13 @@ def test_what_needs_more_than_torch_and_numpy_says_so_in_one_sentence(code, expe
 def test_a_machine_is_ready_or_has_one_repair(capsys, monkeypatch):
     assert cli.main(["ready"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [*(each.name for each in ready.CHECKS), "READY"]
+    assert [line.split()[0] for line in lines] == [*(each.name for each in notebooks.CHECKS), "READY"]
 
     def broken():
         raise OSError("no space in /dev/shm\nand more")
 
-    checks = [ready.Check("one", lambda: "fine", "never"), ready.Check("two", broken, "Repair: buy one")]
-    monkeypatch.setattr(ready, "CHECKS", [*checks, *checks])
+    checks = [notebooks.Check("one", lambda: "fine", "never"), notebooks.Check("two", broken, "Repair: buy one")]
+    monkeypatch.setattr(notebooks, "CHECKS", [*checks, *checks])
     assert cli.main(["ready"]) == 1
     first, second, last = capsys.readouterr().out.splitlines()
     assert first.startswith("one ") and second.split() == ["two", "no", "space", "in", "/dev/shm"]

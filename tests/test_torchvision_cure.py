@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from loaderviz._torchvision import TorchvisionMissingError, import_torchvision
-from loaderviz.errors import LoadervizError
+from loaderviz.errors import LoadervizError, MissingPackageError
+from loaderviz.imports import import_torchvision
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -61,7 +61,7 @@ def no_torchvision_yet(monkeypatch):
 def test_the_installed_torchvision_can_be_imported_twice_and_works():
     # Whichever pair is installed. Where the library is missing, its operators must still say so, not give nonsense.
     output = run_python("""
-from loaderviz._torchvision import import_torchvision
+from loaderviz.imports import import_torchvision
 torchvision = import_torchvision()
 assert import_torchvision() is torchvision
 import torch, torchvision as imported_plainly
@@ -89,7 +89,7 @@ try:
     raise SystemExit("this pair is not broken, so the test would show nothing")
 except RuntimeError as error:
     assert "operator torchvision::nms does not exist" in str(error)
-from loaderviz._torchvision import import_torchvision
+from loaderviz.imports import import_torchvision
 module = import_torchvision()
 assert module.complete and import_torchvision() is module
 for name in ("nms", "qnms"):
@@ -108,7 +108,7 @@ def test_a_healthy_torchvision_is_left_alone(tmp_path):
     output = run_python(
         """
 import builtins, torch
-from loaderviz._torchvision import import_torchvision
+from loaderviz.imports import import_torchvision
 import_torchvision(), import_torchvision()
 kept = torch.ops.torchvision.nms(torch.zeros(1, 4), torch.zeros(1), 0.5).tolist()
 print(builtins.imports, kept, hasattr(torch.ops.torchvision, "qnms"))
@@ -120,7 +120,7 @@ print(builtins.imports, kept, hasattr(torch.ops.torchvision, "qnms"))
 
 def test_not_installed(monkeypatch, no_torchvision_yet):
     monkeypatch.setitem(sys.modules, "torchvision", None)  # the interpreter's way of "there is no such module"
-    with pytest.raises(TorchvisionMissingError, match=r"torchvision is not installed.*pip install") as caught:
+    with pytest.raises(MissingPackageError, match=r"needs torchvision.*pip install") as caught:
         import_torchvision()
     assert isinstance(caught.value, ImportError)
     assert isinstance(caught.value, LoadervizError)
@@ -140,6 +140,6 @@ def test_other_faults_pass_through(fault, expected, tmp_path, monkeypatch, no_to
     monkeypatch.syspath_prepend(str(folder))
     with pytest.raises(expected) as caught:
         import_torchvision()
-    assert not isinstance(caught.value, TorchvisionMissingError)
+    assert not isinstance(caught.value, MissingPackageError)
     for name in ("torchvision", "torchvision.extension"):
         sys.modules.pop(name, None)  # the fake; the fixture brings the real one back

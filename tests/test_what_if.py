@@ -22,8 +22,7 @@ from loaderviz.emulator.memory import OutOfMemory
 from loaderviz.emulator.replay import LoaderConfig
 from loaderviz.metrics import NotATimelineError
 from loaderviz.timeline import Kind, TimelineBuilder
-from loaderviz.widgets.pipeline import simulate
-from loaderviz.widgets.settings import PRESETS, Settings, rates_of
+from loaderviz.widgets.settings import PRESETS, Settings, rates_of, simulate
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 TOLERANCE = 0.1

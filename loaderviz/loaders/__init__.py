@@ -12,10 +12,9 @@ They need nothing but torch, and run on `device="cpu"` with the same order, erro
 
 from __future__ import annotations
 
-from .base import BatchSource
+from .base import BatchSource, BlockingLoader, PinnedLoader
 from .prefetch import LIFETIMES, PrefetchLoader
 from .resident import ResidentLoader
-from .simple import BlockingLoader, PinnedLoader
 
 __all__ = [
     "LIFETIMES",

@@ -11,16 +11,15 @@ from html import escape
 from typing import Any
 
 from loaderviz import words
-from loaderviz.emulator.hardware import GPUS
+from loaderviz.emulator import costs
+from loaderviz.emulator.hardware import GPUS, Host
 from loaderviz.emulator.memory import OutOfMemory
 from loaderviz.emulator.replay import Lifetime
 from loaderviz.metrics import Summary, finding, summarize
 from loaderviz.timeline import Timeline
-from loaderviz.widgets import panels
+from loaderviz.widgets import cells
 from loaderviz.widgets.cells import Interactive, live_here
-from loaderviz.widgets.pipeline import simulate
-from loaderviz.widgets.program import Program, program_of
-from loaderviz.widgets.settings import PRESETS, Settings, SettingsError, rates_of
+from loaderviz.widgets.settings import HOST, PRESETS, Program, Settings, SettingsError, program_of, rates_of, simulate
 
 HEIGHT = 430  # px of the view, whatever lanes it has, so that nothing jumps
 WORTH_HIDING = 0.05  # with a copy below this share of the step, overlap cannot pay (Amdahl)
@@ -73,7 +72,7 @@ class Explorer(Interactive):
     def static_html(self) -> str:
         """Return state, numbers and code, for a place without widgets."""
         return (
-            panels.paragraph(self.text()) + panels.numbers(self.summary)
+            cells.paragraph(self.text()) + cells.numbers(self.summary)
             + f"<pre>{escape(self.program.text)}</pre>"
         )  # fmt: skip
 
@@ -91,8 +90,7 @@ class Explorer(Interactive):
     def _build(self) -> None:
         import ipywidgets as widgets
 
-        from loaderviz.widgets.controls import Controls
-        from loaderviz.widgets.live import LiveView
+        from loaderviz.widgets.live import Controls, LiveView
 
         self._axis = self.timeline.duration
         self._live = LiveView(self.view, height=HEIGHT, axis=self._axis)
@@ -108,16 +106,16 @@ class Explorer(Interactive):
         try:
             self._work_out(settings)
         except (OutOfMemory, SettingsError) as error:
-            self._words.value = panels.problem(f"{error} The picture still shows the settings before.")
+            self._words.value = cells.problem(f"{error} The picture still shows the settings before.")
             return
         self._axis = max(self._axis, self.timeline.duration)  # fixed, so that lengths can be compared
         self._live.become(self.view, difference(former, self.summary), height=HEIGHT, axis=self._axis)
         self._write()
 
     def _write(self) -> None:
-        self._numbers.value = panels.numbers(self.summary)
-        self._words.value = panels.paragraph(self.text(), "In words:", live=True)
-        self._code.value = panels.code(self.program.text, "The code that this means")
+        self._numbers.value = cells.numbers(self.summary)
+        self._words.value = cells.paragraph(self.text(), "In words:", live=True)
+        self._code.value = cells.code(self.program.text, "The code that this means")
 
 
 def difference(former: Summary, summary: Summary) -> str:
@@ -169,19 +167,10 @@ def _remedy(cause: str, settings: Settings, summary: Summary) -> str:
     if cause.startswith("idle: host in"):
         return "Larger batches or fewer kernels would help; a faster copy would not."
     if cause.endswith("waiting for data"):
-        return _loading_remedy(settings)
+        pinning = costs.host_time(Host.preset(HOST), 2 * settings.nbytes) if settings.pin else 0
+        if settings.fetch_time / max(1, settings.workers) >= pinning:
+            return f"More workers would help: a batch takes one of them {words.duration(settings.fetch_time)}."
+        return (
+            f"The one pin thread is the limit: {words.duration(pinning)} a batch. Smaller samples would help (uint8)."
+        )
     return ""
-
-
-def _loading_remedy(settings: Settings) -> str:
-    from loaderviz.emulator import costs
-    from loaderviz.emulator.hardware import Host
-    from loaderviz.widgets.pipeline import HOST
-
-    host = Host.preset(HOST)
-    fetch = costs.fetch_time(host, settings.batch_size, settings.nbytes, batched=True)
-    fetch += settings.batch_size * settings.fetch_per_sample
-    pinning = costs.host_time(host, 2 * settings.nbytes) if settings.pin else 0
-    if fetch / max(1, settings.workers) >= pinning:
-        return f"More workers would help: a batch takes one of them {words.duration(fetch)}."
-    return f"The one pin thread is the limit: {words.duration(pinning)} a batch. Smaller samples would help (uint8)."

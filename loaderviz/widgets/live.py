@@ -1,20 +1,33 @@
-"""LiveView: the view as a widget. It tells Python what is done in it, and Python tells it what to show.
+"""What needs ipywidgets and anywidget: the view as a widget, and the explorer's sliders and choices.
 
-live = LiveView(timeline.view())
+live = LiveView(timeline.view())              # it tells Python what is done in it, and Python tells it what to show
 live.become(another.view(), height=400)       # redrawn in place
 live.observe(lambda change: print(change["new"]), "selection")
+
+controls = Controls(Settings(), on_change=print)
+controls["workers"].value = 8                 # prints the new Settings
+controls.box                                  # what a notebook shows
+
+Every control has its name and unit as visible text before it, answers to the arrow keys, and shows its value as text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 
 import anywidget
+import ipywidgets as widgets
 import numpy as np
 import traitlets
 
+from loaderviz import words
+from loaderviz.emulator.hardware import GB, GPUS
+from loaderviz.emulator.replay import LIFETIMES
 from loaderviz.view import View, page
 from loaderviz.view.pack import Ints
+from loaderviz.widgets.settings import PRESETS, Settings, rates_of
 
 MOST = 300_000  # bars that are sent at once; further ones when the window has come near them
 
@@ -71,3 +84,174 @@ class LiveView(anywidget.AnyWidget):
             head, body = self.view.around(start, end, MOST)
             with self.hold_sync():
                 self.body, self.head = body, head | self._looks
+
+
+# The sliders and choices, and the Settings that they stand for
+
+
+Options = list[tuple[str, Any]]
+_TEXT = {"description_width": "148px"}
+_ROW = {"width": "340px"}
+_SIZES = (100, 400, 784, 1_500, 3_136, 6_000, 12_288, 30_000, 60_000, 150_528, 602_112)
+_RATES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 32, 40, 55, 80, 97, 150, 300)  # GB/s
+_TIMES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # µs a sample
+_COMPUTE = sorted({round(base * 10**power) for power in range(3, 9) for base in (1, 1.5, 2, 3, 4.4, 6, 8.8)})  # ns
+_HELP = {
+    "sample_bytes": "784: MNIST as uint8; 3,136: as float32; 150,528: a picture of 224×224, uint8; 602,112: float32",
+    "gpu": "GPU to emulate; it sets the two copy rates",
+    "compute": "compute per batch; it grows with the batch size",
+}
+
+
+def _rate(rate: int) -> str:
+    return f"{rate / GB:g} GB/s"
+
+
+def _choices(name: str) -> Options:
+    """Return what a slider offers: (text, value)."""
+    table: dict[str, Options] = {
+        "batch_size": [(f"{2**power:,}", 2**power) for power in range(3, 16)],
+        "sample_bytes": [(_text_of("sample_bytes", size), size) for size in _SIZES],
+        "pinned_rate": [(_rate(rate * GB), rate * GB) for rate in _RATES],
+        "pageable_rate": [(_rate(rate * GB), rate * GB) for rate in _RATES],
+        "compute": [(words.duration(time), time) for time in _COMPUTE],
+        "kernels": [(str(count), count) for count in (1, 2, 4, 8, 12, 17, 24, 32, 48, 64)],
+        "fetch_per_sample": [(words.duration(time * 1_000) if time else "nothing", time * 1_000) for time in _TIMES],
+        "workers": [(str(count), count) for count in range(13)],
+        "depth": [(str(count), count) for count in range(9)],
+    }  # fmt: skip
+    return table[name]
+
+
+def _text_of(name: str, value: int) -> str:
+    if name in ("pinned_rate", "pageable_rate"):
+        return _rate(value)
+    if name in ("compute", "fetch_per_sample"):
+        return words.duration(value)
+    return words.size(value).replace("bytes", "B") if name == "sample_bytes" else f"{value:,}"
+
+
+def with_value(name: str, value: int) -> Options:
+    """Return the choices of a slider, with `value` among them."""
+    offered = _choices(name)
+    if value not in [each for _, each in offered]:
+        offered = sorted([*offered, (_text_of(name, value), value)], key=lambda pair: pair[1])
+    return offered
+
+
+_SLIDERS = {
+    "batch_size": "batch size", "sample_bytes": "bytes per sample", "compute": "compute per batch",
+    "kernels": "kernels per batch", "workers": "workers", "fetch_per_sample": "CPU work per sample",
+    "depth": "batches ahead", "pinned_rate": "pinned copy rate", "pageable_rate": "pageable copy rate",
+}  # fmt: skip
+_CHECKS = {"pin": "pin_memory=True", "non_blocking": "non_blocking=True", "side_stream": "copy on a side stream"}
+_GROUPS = {
+    "The work": ("batch_size", "sample_bytes", "compute", "kernels"),
+    "Loading, on the CPU": ("workers", "fetch_per_sample", "pin"),
+    "Copying": ("non_blocking", "side_stream", "depth", "lifetime"),
+    "The machine": ("gpu", "pinned_rate", "pageable_rate"),
+}
+_LOADING = ("workers", "fetch_per_sample", "pin", "non_blocking", "side_stream", "depth", "lifetime")
+
+
+class Controls:
+    """The widgets, by the name of the setting; `on_change` is called with the new Settings, once per change."""
+
+    def __init__(self, settings: Settings, on_change: Callable[[Settings], None]) -> None:
+        self.settings, self._on_change = settings, on_change
+        self._quiet = 0
+        self.widgets: dict[str, Any] = {name: _slider(name, label, settings) for name, label in _SLIDERS.items()}
+        self.widgets |= {name: _check(label, getattr(settings, name)) for name, label in _CHECKS.items()}
+        self.widgets["gpu"] = _dropdown("GPU", sorted(GPUS), settings.gpu)
+        self.widgets["lifetime"] = _dropdown("memory kept safe by", list(LIFETIMES), settings.lifetime)
+        where = [("host memory", False), ("GPU memory", True)]
+        self.widgets["resident"] = _dropdown("the data set lives in", where, settings.resident)
+        for name, widget in self.widgets.items():
+            widget.observe(lambda change, name=name: self._moved(name, change), names="value")
+        self.buttons = {name: self._button(name) for name in PRESETS}
+        self._show_what_counts()
+        self.box = self._laid_out()
+
+    def __getitem__(self, name: str) -> Any:
+        return self.widgets[name]
+
+    def set(self, settings: Settings) -> None:
+        """Show other settings; `on_change` is called once."""
+        with self._silence():
+            for name, widget in self.widgets.items():
+                value = getattr(settings, name)
+                if name in _SLIDERS and value not in [each for _, each in widget.options]:
+                    widget.options = with_value(name, value)
+                widget.value = value
+        self._tell(settings)
+
+    def _moved(self, name: str, change: dict[str, Any]) -> None:
+        if self._quiet:
+            return
+        values = {name: change["new"]}
+        if name == "gpu":
+            values |= rates_of(change["new"])
+        if name == "batch_size":  # a larger batch is more work: the time per sample stays
+            values["compute"] = max(1, round(self.settings.compute * change["new"] / change["old"]))
+        settings = self.settings.change(**values)
+        if len(values) > 1:
+            self.set(settings)
+        else:
+            self._tell(settings)
+
+    def _tell(self, settings: Settings) -> None:
+        self.settings = settings
+        self._show_what_counts()
+        self._on_change(settings)
+
+    @contextmanager
+    def _silence(self) -> Any:
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
+
+    def _show_what_counts(self) -> None:
+        """Grey out what has no effect in these settings; mark the lesson that they are."""
+        now = self.settings
+        for name in _LOADING:
+            self.widgets[name].disabled = now.resident
+        self.widgets["lifetime"].disabled = now.resident or not now.side_stream
+        for name, button in self.buttons.items():
+            on = all(getattr(now, key) == value for key, value in PRESETS[name].items())
+            button.button_style = "info" if on else ""
+            button.icon = "check" if on else ""
+
+    def _button(self, name: str) -> Any:
+        tip = f"the settings of the {name} loader"
+        button = widgets.Button(description=name, tooltip=tip, layout={"width": "auto"})
+        button.on_click(lambda _: self.set(self.settings.change(**PRESETS[name])))
+        return button
+
+    def _laid_out(self) -> Any:
+        rows = [_heading("The four loaders"), widgets.HBox(list(self.buttons.values()), layout={"flex_flow": "wrap"})]
+        rows.append(self.widgets["resident"])
+        for title, names in _GROUPS.items():
+            rows += [_heading(title), *(self.widgets[name] for name in names)]
+        return widgets.VBox(rows, layout={"width": "350px", "flex": "0 0 350px"})
+
+
+def _slider(name: str, label: str, settings: Settings) -> Any:
+    value = getattr(settings, name)
+    return widgets.SelectionSlider(
+        options=with_value(name, value), value=value, description=label, tooltip=_HELP.get(name, label),
+        style=_TEXT, layout=_ROW, continuous_update=True,
+    )  # fmt: skip
+
+
+def _check(label: str, value: bool) -> Any:
+    return widgets.Checkbox(value=value, description=label, indent=False, layout={"width": "auto", "margin": "2px 4px"})
+
+
+def _dropdown(label: str, options: Any, value: Any) -> Any:
+    return widgets.Dropdown(options=options, value=value, description=label, style=_TEXT, layout=_ROW)
+
+
+def _heading(text: str) -> Any:
+    return widgets.HTML(f"<b style='color:var(--jp-ui-font-color1,#222)'>{text}</b>", layout={"margin": "6px 0 0 0"})

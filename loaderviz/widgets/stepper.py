@@ -19,7 +19,7 @@ import numpy as np
 from loaderviz import words
 from loaderviz.metrics import check_timeline
 from loaderviz.timeline import Kind, Timeline
-from loaderviz.widgets import panels
+from loaderviz.widgets import cells
 from loaderviz.widgets.cells import Interactive, live_here
 from loaderviz.widgets.state import State, events, name_of, state_at
 
@@ -73,7 +73,7 @@ class Stepper(Interactive):
 
     def static_html(self) -> str:
         """Return the present state, for a place without widgets."""
-        return panels.paragraph(self.text()) + self._code() + self._device() + self._batches()
+        return cells.paragraph(self.text()) + self._code() + self._device() + self._batches()
 
     def _build(self) -> None:
         import ipywidgets as widgets
@@ -125,15 +125,15 @@ class Stepper(Interactive):
         return self._panels[name]
 
     def _write(self) -> None:
-        self._panels["words"].value = panels.paragraph(self.text(), "Now:", live=True)
+        self._panels["words"].value = cells.paragraph(self.text(), "Now:", live=True)
         self._panels["code"].value = self._code()
         self._panels["device"].value = self._device()
         self._panels["batches"].value = self._batches()
 
     def _code(self) -> str:
         title, lines, number = source_lines(self.state.source)
-        body = panels.listing(lines, number) if lines else ""
-        return f"<b style='font-size:14px'>The loop is at</b>{panels.paragraph(title)}{body}"
+        body = cells.listing(lines, number) if lines else ""
+        return f"<b style='font-size:14px'>The loop is at</b>{cells.paragraph(title)}{body}"
 
     def _device(self) -> str:
         rows = [[thread, doing, ""] for thread, doing in self._threads()]
@@ -144,7 +144,7 @@ class Stepper(Interactive):
             rows.append([self.timeline.lanes[stream.lane].name, _short(doing), "; first: ".join([*more, *queue])])
         for engine, spans in self.state.engines.items():
             rows.append([engine, "; ".join(name_of(self.timeline, span) for span in spans) or "idle", ""])
-        table = panels.table(["who", "does", "waiting"], rows)
+        table = cells.table(["who", "does", "waiting"], rows)
         return f"<b style='font-size:14px'>Threads, streams, engines</b>{table}"
 
     def _threads(self) -> list[tuple[str, str]]:
@@ -157,7 +157,7 @@ class Stepper(Interactive):
     def _batches(self) -> str:
         rows = [[str(place.batch), place.place] for place in self.state.batches.values()]
         empty = "no batch is on its way" if (self.timeline.batch >= 0).any() else "this timeline knows no batches"
-        return f"<b style='font-size:14px'>Batches on their way</b>{panels.table(['batch', 'where'], rows, empty)}"
+        return f"<b style='font-size:14px'>Batches on their way</b>{cells.table(['batch', 'where'], rows, empty)}"
 
 
 def describe(timeline: Timeline, state: State) -> str:

@@ -14,9 +14,9 @@ from loaderviz import words
 from loaderviz.metrics import check_timeline, describe, summarize, window_of
 from loaderviz.timeline import Timeline
 from loaderviz.view import View
-from loaderviz.widgets import panels
+from loaderviz.widgets import cells
 from loaderviz.widgets.cells import Interactive, live_here
-from loaderviz.widgets.details import details
+from loaderviz.widgets.state import details
 
 Window = tuple[int, int]
 
@@ -72,7 +72,7 @@ class Viewer(Interactive):
 
     def static_html(self) -> str:
         """Return the words and numbers, for a place without widgets."""
-        return panels.paragraph(self.text()) + panels.numbers(summarize(self.timeline, self.window))
+        return cells.paragraph(self.text()) + cells.numbers(summarize(self.timeline, self.window))
 
     def _build(self) -> None:
         import ipywidgets as widgets
@@ -99,9 +99,9 @@ class Viewer(Interactive):
             self._write()
 
     def _write(self) -> None:
-        self._panels["numbers"].value = panels.numbers(summarize(self.timeline, self.window))
-        self._panels["words"].value = panels.paragraph(self.finding(), "In words:", live=True)
+        self._panels["numbers"].value = cells.numbers(summarize(self.timeline, self.window))
+        self._panels["words"].value = cells.paragraph(self.finding(), "In words:", live=True)
         rows: list[Any] = [list(row) for row in self.story()]
         head = "<b style='font-size:14px'>The span</b>"
         empty = "Click on a bar, or walk the bars by the arrow keys, to learn about it."
-        self._panels["story"].value = head + panels.table(["", ""], rows, empty)
+        self._panels["story"].value = head + cells.table(["", ""], rows, empty)

@@ -14,9 +14,7 @@ from loaderviz import experiment, record, summarize
 from loaderviz.emulator.memory import OutOfMemory
 from loaderviz.emulator.replay import LIFETIMES
 from loaderviz.timeline import COPIES, Kind
-from loaderviz.widgets.pipeline import simulate
-from loaderviz.widgets.program import program_of
-from loaderviz.widgets.settings import PRESETS, Settings, SettingsError
+from loaderviz.widgets.settings import PRESETS, Settings, SettingsError, program_of, simulate
 
 LARGE = Settings(kernels=17)
 SMALL = LARGE.change(batch_size=64, compute=34_000)

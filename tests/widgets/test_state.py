@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from loaderviz.metrics import NotATimelineError
 from loaderviz.timeline import ArrowKind, Context, Kind, TimelineBuilder
 from loaderviz.widgets import Settings, state_at
-from loaderviz.widgets.details import details, held_by, launch_of
-from loaderviz.widgets.pipeline import simulate
-from loaderviz.widgets.settings import PRESETS
-from loaderviz.widgets.state import events
+from loaderviz.widgets.settings import PRESETS, simulate
+from loaderviz.widgets.state import details, events, held_by, launch_of
 
 PREFETCH = simulate(Settings(steps=3).change(**PRESETS["prefetch"]))
 STAGES = {Kind.FETCH: 0, Kind.PIN: 1, Kind.COPY_H2D: 2, Kind.COMPUTE: 3, Kind.COMMUNICATION: 3}

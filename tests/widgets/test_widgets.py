@@ -14,11 +14,9 @@ from loaderviz import record, summarize, words
 from loaderviz.metrics import MetricsError
 from loaderviz.timeline import Context, Kind, TimelineBuilder
 from loaderviz.view import ViewError
-from loaderviz.widgets import Settings, SettingsError, cells, explore, panels, step_through, viewer
+from loaderviz.widgets import Settings, SettingsError, cells, explore, step_through, viewer
 from loaderviz.widgets.live import LiveView
-from loaderviz.widgets.pipeline import simulate
-from loaderviz.widgets.program import program_of
-from loaderviz.widgets.settings import PRESETS
+from loaderviz.widgets.settings import PRESETS, program_of, simulate
 from loaderviz.widgets.stepper import source_lines
 
 WIDGET = cells.WIDGET
@@ -28,11 +26,11 @@ WIDGET = cells.WIDGET
 
 
 def test_a_table_keeps_arrows_and_labels_whole():
-    shown = panels.table(["", ""], [["launched by", "Memcpy HtoD (Pinned -> Device)"]])
+    shown = cells.table(["", ""], [["launched by", "Memcpy HtoD (Pinned -> Device)"]])
     assert "<thead>" not in shown
     assert "white-space:nowrap'>launched by</td>" in shown
     assert "Pinned -\u2060&gt; Device" in shown
-    assert "<th " in panels.table(["who", "does"], [["main", "idle"]])
+    assert "<th " in cells.table(["who", "does"], [["main", "idle"]])
 
 
 # The explorer

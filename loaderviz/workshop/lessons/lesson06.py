@@ -165,7 +165,7 @@ class Case:
 
     def run(self, workers: int) -> tuple[int, Timeline]:
         """Return the step [ns] with so many workers, and the timeline."""
-        from loaderviz.widgets.pipeline import simulate
+        from loaderviz.widgets.settings import simulate
 
         timeline = simulate(replace(self.settings, workers=workers))
         end = int(timeline.batch[timeline.where(Kind.COMPUTE)].max()) + 1

@@ -151,7 +151,7 @@ def training(cause: str, seed: int) -> Timeline:
 
     The ranges of the costs leave a margin: whatever the seed, `advise` finds this cause and no other.
     """
-    from loaderviz.widgets.pipeline import simulate  # brings the widgets, which few lessons need
+    from loaderviz.widgets.settings import simulate  # brings the widgets, which few lessons need
 
     return simulate(_settings(cause, random.Random(seed)))
 

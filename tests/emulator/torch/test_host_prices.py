@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import loaderviz as lv
-from loaderviz._torchvision import import_torchvision
 from loaderviz.emulator import Host
 from loaderviz.emulator.torch.session import Session
+from loaderviz.imports import import_torchvision
 from loaderviz.timeline import Kind
 
 FREE = Host("free", **{entry.name: 0 for entry in fields(Host) if entry.name not in ("name", "sources", "threads")})

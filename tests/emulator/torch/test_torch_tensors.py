@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 import loaderviz as lv
-from loaderviz._torchvision import import_torchvision
 from loaderviz.errors import NotModelledError
+from loaderviz.imports import import_torchvision
 from loaderviz.timeline import COPIES, Kind
 
 CUDA = torch.device("cuda:0")

@@ -1,0 +1,172 @@
+"""Cures for what a program imports, here and in the processes it spawns: torchvision, and CUDA where there is none.
+
+The package index's torchvision for Linux is built for CUDA. Beside a CPU build of torch its compiled library cannot be
+loaded. torchvision allows for that, but in one place (`torchvision._meta_registrations`) it describes two operators
+of that library all the same, and the import ends with ``operator torchvision::nms does not exist``. Data sets and
+transforms need no compiled operator, so it is enough that the two names exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import multiprocessing.spawn
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from loaderviz.errors import NotModelledError, require
+
+Execute = Callable[[ModuleType], None]
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds a module where the others do; `execute` gets the usual way to execute it, and the module.
+
+    Two of them with the same `execute` are one.
+    """
+
+    def __init__(self, name: str, execute: Callable[[Execute, ModuleType], None]) -> None:
+        self.name, self.execute = name, execute
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return the spec of the module; any other one is none of our business."""
+        if name != self.name:
+            return None
+        others = (each for each in sys.meta_path if getattr(each, "execute", None) is not self.execute)
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec is not None and spec.loader is not None:
+            usual = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: self.execute(usual, module)  # type: ignore[method-assign]
+        return spec
+
+
+@contextlib.contextmanager
+def running_first(line: str) -> Iterator[None]:
+    """Let each process that is spawned inside the block run a line of Python first; it may import loaderviz."""
+    prepared = multiprocessing.spawn.get_preparation_data
+
+    def prepare(name: str) -> dict[str, Any]:
+        return {f"loaderviz: {line}": _First(line), **prepared(name)}  # a key that multiprocessing passes over
+
+    multiprocessing.spawn.get_preparation_data = prepare
+    try:
+        yield
+    finally:
+        multiprocessing.spawn.get_preparation_data = prepared
+
+
+class _First:
+    """To read it is to run its line; it is the first that a new process reads."""
+
+    def __init__(self, line: str) -> None:
+        self._line = line
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return exec, (f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); {self._line}",)
+
+
+# torchvision
+
+
+MISSING_SCHEMAS = {
+    "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+"""The operators that torchvision 0.28.0 describes without asking whether its library was loaded."""
+
+
+def import_torchvision() -> ModuleType:
+    """Import torchvision and return it; leave a healthy torchvision exactly as it is.
+
+    The import is tried as it stands. Only if it fails for want of an operator, and torchvision itself says that its
+    compiled library was not loaded, the missing schemas (`MISSING_SCHEMAS`) are defined and the import is repeated.
+    They get no kernel: `torchvision.ops.nms` still says that the compiled operators are not there.
+
+    Raises `MissingPackageError` if torchvision or torch is not installed.
+
+    >>> datasets = import_torchvision().datasets
+    """
+    require("MNIST", "torch", "torchvision")
+    with cured_imports():
+        return importlib.import_module("torchvision")
+
+
+@contextlib.contextmanager
+def cured_imports() -> Iterator[None]:
+    """Let any `import torchvision` inside the block be as with `import_torchvision`, in spawned processes, too.
+
+    with cured_imports():
+        runpy.run_path("train.py")
+    """
+    finder = Finder("torchvision", _execute_cured)
+    sys.meta_path.insert(0, finder)
+    try:
+        with running_first(f"from {__name__} import cure_imports; cure_imports()"):
+            yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def cure_imports() -> None:
+    """The same from now on, as a spawned process needs it."""
+    sys.meta_path.insert(0, Finder("torchvision", _execute_cured))
+
+
+def _execute_cured(execute: Execute, module: ModuleType) -> None:
+    try:
+        execute(module)
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error) or _compiled_library_loaded():
+            raise
+    else:
+        return
+    for name in [name for name in sys.modules if name.startswith("torchvision.")]:
+        del sys.modules[name]  # what the failed import left behind
+    _define_missing_schemas()
+    execute(module)
+
+
+def _compiled_library_loaded() -> bool:
+    """What torchvision itself found when it tried; True (hands off) if it did not get so far as to try."""
+    extension = sys.modules.get("torchvision.extension")
+    return extension is None or bool(extension._has_ops())
+
+
+def _define_missing_schemas() -> None:
+    """Define each schema that is not there yet (a second definition of one would be an error)."""
+    import torch
+
+    for name, signature in MISSING_SCHEMAS.items():
+        if not hasattr(torch.ops.torchvision, name):
+            torch.library.define(f"torchvision::{name}", signature)
+
+
+# CUDA in a spawned process
+
+
+REFUSING = f"from {__name__} import refuse_cuda; refuse_cuda()"
+
+
+def refuse_cuda() -> None:
+    """Let CUDA of this process, where torch has none, be refused by an error that says why."""
+    sys.meta_path.insert(0, Finder("torch.cuda", _execute_refusing))
+
+
+def _execute_refusing(execute: Execute, module: ModuleType) -> None:
+    execute(module)
+    begin = module._lazy_init
+
+    def lazy_init() -> None:
+        if module.is_available():
+            begin()
+        else:
+            raise NotModelledError(
+                "CUDA in a spawned process: the emulated GPU is in the process that is recorded, and not in those that "
+                "it starts. Let that one do the GPU's work; workers of a DataLoader need none"
+            )
+
+    module._lazy_init = lazy_init  # type: ignore[attr-defined]
