@@ -163,9 +163,9 @@ def _parser() -> argparse.ArgumentParser:
     add = command("run", run, (), "record a program on an emulated or a real GPU, show it as one HTML page")
     commands.choices["run"].usage = "loaderviz run [options] (script.py | -m module) [argument ...]"
     where = "auto (the real GPU, else an emulated A100), cuda, cpu, or a GPU to emulate: a100, t4, h200, …"
-    costs = "costs around an emulated GPU: of this machine (measured), laptop or workstation"
+    costs = "around an emulated GPU: auto (Python and data set as on this machine), laptop, workstation, server 2023"
     add("--on", default="auto", metavar="WHERE", help=where)
-    add("--host", default="measured", metavar="HOST", help=costs)
+    add("--host", default="auto", metavar="HOST", help=costs)
     add("--wait", type=int, default=0, metavar="N", help="leave out the first N steps")
     add("--steps", type=int, metavar="N", help="record N steps after that, not all")
     add("--out", type=Path, default=Path("timeline.html"), metavar="PAGE", help="the page to write")
@@ -389,7 +389,7 @@ class Program:
 
 
 def record_program(
-    program: Program, on: str = "auto", host: str = "measured", wait: int = 0, steps: int | None = None
+    program: Program, on: str = "auto", host: str = "auto", wait: int = 0, steps: int | None = None
 ) -> tuple[Recording, int]:
     """Run a program in a recording; return the recording, which is over, and the program's exit status.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from loaderviz import words
@@ -184,7 +183,7 @@ class Recording:
         """Seconds of this machine's processor that the program took and that a named host does not price, by place.
 
         "data set" is the Python of data sets and collate beyond torch's operators, the table of transforms and what
-        `loaderviz.costs` declares. Empty with `host="measured"`, where they count, and for a real run.
+        `loaderviz.costs` declares. Empty with `host="auto"`, where they count, and for a real run.
 
         Raises `NotRecordedError` inside the block.
         """
@@ -251,7 +250,7 @@ class EmulatedRun:
 def record(
     on: str | Gpu = "auto",
     *,
-    host: str | Host = "laptop",
+    host: str | Host = "auto",
     copies: Literal["on_wait", "eager"] = "on_wait",
     hazards: Literal["warn", "raise", "off"] = "warn",
     wait: int = 0,
@@ -278,10 +277,14 @@ def record(
     end (measured, torch 2.13), and 0.3 to 1 kB in a temporary file. A training step has hundreds to thousands of them,
     so record long runs in part: `record(on="cuda", wait=10, steps=20)`.
 
-    For an emulated run only, and without a meaning in a real one: `host` is a preset ("laptop", "workstation"), a
-    `Host`, or "measured": the processor time of Python, data set and collate on this machine. With
-    `copies="on_wait"` a copy's bytes arrive when something ordered after it needs them, until then the destination is
-    poison (NaN); "eager" copies at once. Races are in `recording.hazards`; `hazards="warn"` also warns at the end
+    For an emulated run only, and without a meaning in a real one: `host` is "auto", a preset ("laptop", "workstation",
+    "server 2023") or a `Host`. "auto" is the preset "laptop" for what torch does (calls, operators, modules, autograd,
+    optimizers), and for the program's own Python and data set the processor time that they take on this machine, never
+    the time on the wall, without what the emulator takes. With a preset they cost what it says, and what
+    `loaderviz.costs` declares: the same timeline on every machine, to the nanosecond.
+
+    With `copies="on_wait"` a copy's bytes arrive when something ordered after it needs them, until then the destination
+    is poison (NaN); "eager" copies at once. Races are in `recording.hazards`; `hazards="warn"` also warns at the end
     (`HazardWarning`), "raise" stops at the racing call (`RaceError`), "off" does not look for them. A real run cannot
     show races: there `recording.hazards` raises an error that says so.
 
@@ -290,7 +293,7 @@ def record(
     `NotModelledError` inside the block for a call that the emulated GPU does not model; one that was raised in another
     thread is raised again at the end of the block, or where the recording's thread waits for that one.
 
-    >>> with loaderviz.record(on="t4") as recording:
+    >>> with loaderviz.record(on="t4", host="laptop") as recording:
     ...     torch.ones(1000).pin_memory().to("cuda", non_blocking=True).sum().item()
     1000.0
     >>> recording.timeline.duration  # virtual ns
@@ -330,10 +333,10 @@ def _real(on: str | Gpu) -> str:
 
 
 def _emulated(on: str | Gpu, host: str | Host, copies: Any, hazards: Any, wait: int, steps: int | None) -> EmulatedRun:
-    measured = host == "measured"
-    machine = Host.preset("laptop") if measured else host if isinstance(host, Host) else Host.preset(host)
-    if measured:
-        machine = replace(machine, name="measured on this machine")
+    if host == "measured":
+        raise RecordOptionError('record(host="measured") is called record(host="auto") now, and is the default')
+    measured = host == "auto"
+    machine = host if isinstance(host, Host) else Host.preset("laptop" if measured else host)
     gpu = on if isinstance(on, Gpu) else Gpu.preset(DEFAULT_GPU if on == "auto" else on)
     from loaderviz.emulator.torch import EmulatedCuda  # torch is imported when it is needed
 

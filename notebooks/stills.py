@@ -35,7 +35,7 @@ from loaderviz.timeline import Kind, Timeline
 from loaderviz.view import View, still
 from loaderviz.workshop import claims
 from loaderviz.workshop.lessons.lesson00 import Machine, machine
-from loaderviz.workshop.loop import GPU, make_batches, new_model, steps, train_step, watch
+from loaderviz.workshop.loop import GPU, HOST, make_batches, new_model, steps, train_step, watch
 
 FOLDER = Path(__file__).resolve().parent
 SCALE, COLORS = 1.25, 48  # dots a pixel; a picture of few colours is a third of the size
@@ -142,7 +142,7 @@ def dataset(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 def one_copy() -> View:
     """One call of `x.to("cuda")`, on a GPU that does nothing else."""
     x = batches(1)[0][0]
-    with lv.record(on=GPU) as recording:
+    with lv.record(on=GPU, host=HOST) as recording:
         for number in range(2):
             with record_function(f"batch {number}: 2048 samples"):
                 x.to("cuda")
@@ -172,7 +172,7 @@ def prefetched() -> View:
 def race() -> View:
     """The forgotten wait of lesson 3."""
     x = batches(1)[0][0]
-    with lv.record(on=GPU) as recording:
+    with lv.record(on=GPU, host=HOST) as recording:
         torch.ones(4).to("cuda").sum().item()  # the first memory is slow to get: without it the copy is over before
         side, source = torch.cuda.Stream(), x.pin_memory()
         with torch.cuda.stream(side):

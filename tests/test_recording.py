@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 
 import pytest
@@ -51,6 +52,16 @@ def test_auto_emulates_where_there_is_no_gpu():
 def test_an_unknown_name_lists_the_known_ones(wrong):
     with pytest.raises(UnknownHardwareError, match="choose one of"):
         lv.record(**wrong)
+
+
+def test_the_default_host_measures_the_programs_own_python():
+    """In a copy of the module, as this run of the tests has a host by name in it (conftest)."""
+    spec = importlib.util.find_spec(lv.record.__module__)
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    assert fresh.record.__kwdefaults__["host"] == "auto"
+    with pytest.raises(lv.LoadervizError, match='host="auto"'):
+        lv.record(host="measured")
 
 
 def test_an_unknown_way_of_copying_is_refused():

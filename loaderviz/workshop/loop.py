@@ -35,6 +35,7 @@ from loaderviz.timeline import Timeline
 from loaderviz.workshop.exercises import Note
 
 GPU = "laptop"  # the GPU to emulate; other names: "t4", "a100", "h100", "h200"
+HOST = "laptop"  # the computer around it: by name, so that the whole room sees the same times
 WARM_UP = 3  # steps before the picture begins: in these, memory is taken for the first time
 STEPS = 4  # steps in the picture
 
@@ -101,7 +102,7 @@ def watch(loop: Callable[..., Tensor], *arguments: Any, on: str | Gpu = GPU, war
 
     Raises `TimelineError` if the loop does not get as far as batch `warm_up`.
     """
-    with record(on=on) as recording:
+    with record(on=on, host=HOST) as recording:
         loss = loop(*arguments)
         torch.cuda.synchronize()
     print(f"{getattr(loop, '__name__', 'the loop')}: loss of the last batch {loss.item():.4f}")

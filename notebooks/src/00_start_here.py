@@ -37,7 +37,7 @@ import loaderviz as lv
 from loaderviz import experiment, mnist, words
 from loaderviz.emulator import Gpu
 from loaderviz.workshop import lesson00, predict
-from loaderviz.workshop.loop import gpu_milliseconds, new_model, show_code, train_step
+from loaderviz.workshop.loop import HOST, gpu_milliseconds, new_model, show_code, train_step
 
 # %%
 lesson00.machine()
@@ -109,13 +109,13 @@ busy
 # %% [markdown]
 # ## Run
 #
-# Put the loop into `with lv.record(...)`. Inside, "cuda" is the emulated GPU. The first batches are special: memory is
-# taken for the first time. `from_batch(3)` leaves them out of the picture.
+# Put the loop into `with lv.record(...)`. Inside, "cuda" is the emulated GPU, and `HOST` the computer around it. The
+# first batches are special: memory is taken for the first time. `from_batch(3)` leaves them out of the picture.
 
 # %%
 subset = TensorDataset(images[: 7 * BATCH].float() / 255, labels[: 7 * BATCH])
 loader = DataLoader(subset, BATCH)
-with lv.record(on=GPU) as recording:
+with lv.record(on=GPU, host=HOST) as recording:
     loss = train(loader)
     print(f"the loss is a real number: {loss.item():.4f}")
 timeline = recording.timeline
@@ -218,7 +218,7 @@ first
 
 # %%
 setting = experiment.Setting(batch_size=BATCH, steps=4, warmup=12, workers=2)
-runs = experiment.four_loaders(setting, on=GPU, host="laptop")
+runs = experiment.four_loaders(setting, on=GPU, host=HOST)
 comparison = lv.compare({name: run.timeline for name, run in runs.items()}, verdict=False)
 comparison
 
@@ -242,14 +242,15 @@ first.reveal()
 #   `lv.rule("R16")` shows one.
 # * **A forgotten wait shows.** Until something waits for a copy, its numbers are `nan`. Other races leave the numbers
 #   right; then the report names them.
-# * **The time is virtual:** the same program gives the same timeline on every computer, to the nanosecond.
+# * **The time is virtual:** with a host by name the same program gives the same timeline on every computer, to the
+#   nanosecond. Without one (`lv.record(on=GPU)`) your own Python and data set take as long as they do on yours.
 #
 # It does **not** promise microseconds. It tells you what waits for what, and what the bottleneck is *for the host that
 # you name*: on another host the same loop can wait for something else. Let us test the promise about the time, and look
 # at some numbers of the model. Every number has a source, or it is called "assumed".
 
 # %%
-with lv.record(on=GPU) as again:
+with lv.record(on=GPU, host=HOST) as again:
     train(loader).item()
 same = (again.timeline.start == timeline.start).all() and (again.timeline.end == timeline.end).all()
 print(f"{len(timeline)} spans, all at the same nanosecond as before: {same}")
@@ -287,7 +288,7 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * `lv.record(on="laptop")` records; `recording.timeline.view()` draws; `lv.summarize` gives numbers.
+# * `lv.record(on=GPU, host=HOST)` records; `recording.timeline.view()` draws; `lv.summarize` gives numbers.
 # * Different colours at the same time in the lanes of the GPU are overlap. Only the time of an *exposed* copy can be
 #   won by it.
 # * Two of the four showed such colours, or had no copy at all. Lessons 1 to 4 show why.

@@ -43,7 +43,7 @@ from loaderviz import words
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader
 from loaderviz.workshop import lesson03, loop, predict
 from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
-from loaderviz.workshop.loop import GPU, WARM_UP, make_batches, new_model, steps, train_step, watch
+from loaderviz.workshop.loop import GPU, HOST, WARM_UP, make_batches, new_model, steps, train_step, watch
 
 # %% [markdown]
 # ## Three loops
@@ -115,7 +115,7 @@ guess_hidden.reveal()
 # %%
 def sum_on_gpu(x, wait=False, copies="on_wait"):
     """Copy `x` in a side stream, add it up in the main stream; return the sum, and the hazards of the program."""
-    with lv.record(on=GPU, copies=copies) as recording:
+    with lv.record(on=GPU, host=HOST, copies=copies) as recording:
         side, source = torch.cuda.Stream(), x.pin_memory()
         with torch.cuda.stream(side):
             on_gpu = source.to("cuda", non_blocking=True)

@@ -45,7 +45,7 @@ from loaderviz import mnist, words
 from loaderviz.emulator import Gpu
 from loaderviz.loaders import ResidentLoader
 from loaderviz.workshop import lesson04, loop, predict
-from loaderviz.workshop.loop import GPU, WARM_UP, new_model, steps, train_step, watch
+from loaderviz.workshop.loop import GPU, HOST, WARM_UP, new_model, steps, train_step, watch
 
 # %% [markdown]
 # ## Does it fit?
@@ -59,7 +59,7 @@ images, labels = mnist.tensors(train=True)
 for dtype in (torch.uint8, torch.float16, torch.float32):
     size = images.numel() * dtype.itemsize + labels.nbytes
     print(f"{dtype!s:14} {words.size(size):>9}, {words.share(size / Gpu.preset(GPU).memory)} of the memory of this GPU")
-with lv.record(on=replace(Gpu.preset(GPU), name="a tiny GPU", memory=600 * 2**20)):
+with lv.record(on=replace(Gpu.preset(GPU), name="a tiny GPU", memory=600 * 2**20), host=HOST):
     try:
         ResidentLoader((images.half(), labels), 256)
     except MemoryError as problem:
@@ -184,7 +184,7 @@ print(f"{sum(count == 1 for count in classes)} of {len(classes)} slices have one
 def accuracy_with(shuffle, epochs=3):
     """Train on the sorted part; return the share of test digits that are right afterwards."""
     test_images, test_labels = mnist.tensors(train=False)
-    with lv.record(on=GPU):
+    with lv.record(on=GPU, host=HOST):
         (model, optimizer), loader = new_model(), ResidentLoader((images[part], labels[part]), 256, shuffle)
         for x, y in itertools.chain.from_iterable(itertools.repeat(loader, epochs)):
             train_step(model, optimizer, x.float() / 255, y)
@@ -316,7 +316,7 @@ lesson04.resume.check(resumed)
 # "only for this step". What is the mean of the data after two epochs?
 
 # %%
-with lv.record(on=GPU):
+with lv.record(on=GPU, host=HOST):
     data = images[:20_480].float().to("cuda")
     for epoch in range(3):
         print(f"epoch {epoch}: mean of the data {data.mean().item():9.5f}")

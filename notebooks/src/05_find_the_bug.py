@@ -40,7 +40,7 @@ from torch.cuda._sanitizer import EventHandler
 import loaderviz as lv
 from loaderviz.workshop import lesson05, predict, suspects
 from loaderviz.workshop.lessons.lesson05 import count_wrong, table, try_out
-from loaderviz.workshop.loop import GPU, gpu_milliseconds, make_batches, show_code
+from loaderviz.workshop.loop import GPU, HOST, gpu_milliseconds, make_batches, show_code
 
 # %% [markdown]
 # ## Six loaders
@@ -209,10 +209,10 @@ print(f"reports if the block is kept: {sanitizer_reports(False)}, if it is freed
 # byte.
 
 # %%
-with lv.record(on=GPU) as unseen:
+with lv.record(on=GPU, host=HOST) as unseen:
     total = torch.ones(1000, device="cuda").sum().to("cpu", non_blocking=True)
     print(f"read by numpy: {total.numpy()}")
-with lv.record(on=GPU) as alarm:
+with lv.record(on=GPU, host=HOST) as alarm:
     side, columns = torch.cuda.Stream(), torch.zeros(100, 8, device="cuda")
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -322,8 +322,8 @@ lesson06.read_fast.check(make_loader)
 #
 # * `lv.advise(alone)` and `lv.advise(quick)`: do they name the stage that you found?
 # * `lesson06.read_fast.show()` draws your last run. Which lane is the busiest?
-# * Record `train(...)` with `lv.record(on=GPU, host="measured")`: a fetch then costs the processor time that it takes
-#   on your computer.
+# * Record `train(...)` with `lv.record(on=GPU)`: with no host named, a fetch costs the processor time that it takes on
+#   your computer.
 # * Record the irregular data with one worker. Which lane would you look at first?
 #
 # ## The same code on a real GPU

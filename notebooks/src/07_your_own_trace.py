@@ -216,7 +216,7 @@ recorded.view()
 # things to do.
 
 # %% tags=["measured"]
-with lv.record(on="a100", wait=3, steps=6) as recording:
+with lv.record(on="a100", host="laptop", wait=3, steps=6) as recording:
     train(DataLoader(files, 256, num_workers=2), "cuda")
 for name, each in {"recorded": recorded, "emulated": recording.timeline}.items():
     fetch = words.duration(lesson06.stages(each)["fetch"])

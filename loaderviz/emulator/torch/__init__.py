@@ -22,7 +22,13 @@ from loaderviz.emulator.torch import dataloader
 from loaderviz.emulator.torch.cuda_api import install_cuda_names
 from loaderviz.emulator.torch.graphs import install_graphs
 from loaderviz.emulator.torch.operators import Operators
-from loaderviz.emulator.torch.overrides import Functions, install_library, install_methods, overriding
+from loaderviz.emulator.torch.overrides import (
+    Functions,
+    MeasuringFunctions,
+    install_library,
+    install_methods,
+    overriding,
+)
 from loaderviz.emulator.torch.patches import (
     REAL_TIME,
     Guard,
@@ -46,8 +52,9 @@ LOOKED_AT: dict[str, list[str]] = {}  # module -> which of these it holds; to lo
 class EmulatedCuda:
     """One recording on the emulated GPU; use it as a context manager, then read `timeline`.
 
-    `copies` is "on_wait" (bytes on their way are poison until waited for) or "eager"; `measured=True` counts the real
-    time of other Python code. Raises `NestedRecordingError` when entered inside another recording.
+    `copies` is "on_wait" (bytes on their way are poison until waited for) or "eager"; `measured=True` counts the
+    processor time of the program's own Python and data set. Raises `NestedRecordingError` when entered inside another
+    recording.
     """
 
     _running: EmulatedCuda | None = None
@@ -75,13 +82,16 @@ class EmulatedCuda:
         try:
             EmulatedCuda._running = self
             self.session = Session.active = Session(*self._machines, launch_blocking=blocking, **self._settings)
-            self._calls, self._operators = Functions(self.session), Operators(self.session)
+            mode = MeasuringFunctions if self.session.measured else Functions
+            self._calls, self._operators = mode(self.session), Operators(self.session)
             self.session.operators = self._operators
             self.session.meter = dataloader.Meter(self._machines[1], self.session.measured)
             self._install()
             self._operators.__enter__()
             self._calls.__enter__()
             self.session.leave()
+            if self.session.measured:
+                self.session.calibrate()
         except BaseException:
             self.leave()
             raise

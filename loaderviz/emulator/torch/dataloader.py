@@ -2,13 +2,13 @@
 
 The workers, the pin thread and the queues are torch's own; their data are real. What they would cost is worked out
 when the main thread takes a batch: when its index was sent, when its worker was free, how long fetch and collate take
-(and the sleeps in them), then the pin thread. So the picture is the same on every machine. With measured host times the
-processor time of the fetch is used instead.
+(and the sleeps in them), then the pin thread. So the picture is the same on every machine.
 
 Of a data set's own work, operators of torch cost their bytes, FLOPs and dispatch; taking samples and stacking them is
-in `Host.fetch_per_byte`. All else (PIL, numpy, Python) costs the processor time that it takes, if that is `measured`;
-else what `loaderviz.costs` declares for it, or what the table `TRANSFORMS` says. Not modelled: the disk (declare what
-it takes), locks such as HDF5's, workers that share cores and memory bandwidth, and the longer start of spawned ones.
+in `Host.fetch_per_byte`; all else (PIL, numpy, Python) costs what `loaderviz.costs` declares for it, or what the table
+`TRANSFORMS` says. Where it is `measured` (host="auto"), the whole fetch costs the processor time that it takes, and
+what is declared in it. Not modelled: the disk (declare what it takes), locks such as HDF5's, workers that share cores
+and memory bandwidth, and the longer start of spawned ones.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ def _install_iterators(session: Session, patches: Patches, module: Any, prefix: 
     patches.set(owner, "_worker_loop", worker)
     patches.set(single, "_next_data", _single_next(session, single._next_data))
     patches.set(several, "__init__", _several_init(session, several.__init__, several))
+    patches.set(several, "__next__", _several_next(session, several.__next__))
     patches.set(several, "_reset", _several_reset(session, several._reset))
     patches.set(several, "_process_data", _several_process(session, several._process_data))
 
@@ -192,6 +193,8 @@ class Schedule(LoaderSchedule):
         session.give_back()
         size, batched = nbytes(fetched.data), fetched.batched
         took = session.fetched(fetched.samples, size, fetched.work, fetched.unpriced, batched=batched)
+        if session.measured:
+            took += runtime.host.fetch_base  # the queue
         ready = self.fetch(batch, worker, took + fetched.slept, size)
         mark(session, fetched.data, batch)
         if self.pins:
@@ -239,12 +242,30 @@ def _several_init(session: Session, original: Callable[..., None], kind: Any) ->
             runtime, workers = session.runtime, loader.num_workers
             runtime.batch, runtime.source = -1, session.source()
             runtime.host_work(runtime.host.worker_start * workers, f"start {workers} workers", Kind.OPERATOR)
+            session.begin_priced(0)
         else:
             session.note(ELSEWHERE)
-        original(self, loader, *args, **kwargs)
-        session.leave()
+        try:
+            original(self, loader, *args, **kwargs)
+        finally:
+            if session.in_recording_thread():
+                session.end_priced()
 
     return init
+
+
+def _several_next(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    def next_batch(self: Any) -> Any:
+        """Take a batch: what that costs the main thread is in `Host.hand_out`."""
+        if not session.in_recording_thread():
+            return original(self)
+        session.begin_priced(0)
+        try:
+            return original(self)
+        finally:
+            session.end_priced()
+
+    return next_batch
 
 
 def _several_reset(session: Session, original: Callable[..., None]) -> Callable[..., None]:
@@ -334,6 +355,7 @@ class Meter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.host, self.measured = host, measured
         self.work = self.unpriced = 0
+        self.calls = self.overhead = 0  # calls of torch that the emulator saw, and what it took at each [ns]
         self._inside = 0  # above 0: what is called is priced as a whole, or elsewhere
         self._known: dict[Any, Operator] = {}
         self._undo: list[tuple[Any, str, Any]] = []
@@ -344,17 +366,20 @@ class Meter(TorchDispatchMode):
 
     def __enter__(self) -> Any:
         self._replace(declarations.costs, "declare", self.declared)
-        if not self.measured and self.host.transforms:
-            self._price_transforms()
-        self.work = self._left_out = 0  # ns; of real time that is priced, or ours
+        if not self.measured:
+            if self.host.transforms:
+                self._price_transforms()
+            super().__enter__()  # type: ignore[no-untyped-call]
+        self.work = self.calls = self._left_out = 0  # ns; _left_out: of real time that is priced, or ours
         self._start = thread_time_ns()
-        return super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *error: Any) -> None:
+        rest = max(0, thread_time_ns() - self._start - self._left_out - self.calls * self.overhead)
         try:
-            super().__exit__(*error)  # type: ignore[no-untyped-call]
+            if not self.measured:
+                super().__exit__(*error)  # type: ignore[no-untyped-call]
         finally:
-            rest = max(0, thread_time_ns() - self._start - self._left_out)
             self.work, self.unpriced = (self.work + rest, 0) if self.measured else (self.work, rest)
             while self._undo:
                 setattr(*self._undo.pop())
@@ -364,11 +389,12 @@ class Meter(TorchDispatchMode):
         kwargs = kwargs or {}
         if (operator := self._known.get(func)) is None:
             operator = self._known[func] = Operator(func)
-        if self._inside or operator.is_free or operator.no_kernel or operator.base in TAKING:
+        if self._inside or operator.is_free or operator.no_kernel:
             return func(*args, **kwargs)
         with self.not_counted(), torch._C.DisableTorchFunction():
             result = func(*args, **kwargs)
-            self.work += self.host.dispatch + costs.host_time(self.host, *host_work(operator, args, kwargs, result))
+            if operator.base not in TAKING:
+                self.work += self.host.dispatch + costs.host_time(self.host, *host_work(operator, args, kwargs, result))
         return result
 
     @contextmanager

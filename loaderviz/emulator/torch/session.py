@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from time import thread_time_ns
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -29,6 +28,7 @@ from loaderviz.emulator import costs
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.hazards.races import Races
+from loaderviz.emulator.host import OwnTime
 from loaderviz.emulator.runtime import Event, Runtime
 from loaderviz.emulator.torch.copies import DeferredCopies
 from loaderviz.emulator.torch.patches import stop_waiting
@@ -45,7 +45,7 @@ PIN_THREAD = "loaderviz pin thread"
 NOTED, NOTED_TIMES = 2_000_000, 4  # a batch's unpriced ns, and how many times what is charged, from which it is noted
 UNPRICED = (
     "the data set's own Python takes time on this machine that a named host does not know: declare it with "
-    "loaderviz.costs(seconds), or record with host='measured'; recording.unpriced has the figures"
+    "loaderviz.costs(seconds), or record with host='auto'; recording.unpriced has the figures"
 )
 TORCH = Path(torch.__file__).parent
 PACKAGES = (TORCH, TORCH.parent / "torchvision", TORCH.parent / "torchdata", Path(__file__).parents[2])
@@ -90,6 +90,8 @@ class Session(TensorMemory):
         self.stream_history: list[tuple[int, Stream]] = [(0, self.stream)]  # (autograd sequence number, stream)
         self.copies = copies
         self.measured = measured
+        self._own = OwnTime()  # of the program, where it is measured
+        self.functions = 0  # of torch that run, one in the other, where it is measured
         self.thread = threading.get_ident()
         self.refused: NotModelledError | None = None  # the first in another thread
         self.stops = False  # its thread can be stopped where it waits: `patches.stop_by_signal`
@@ -109,7 +111,6 @@ class Session(TensorMemory):
         self._far_from_priced: list[bool] = []  # of each batch: does it take much longer than it costs?
         self.deferred = DeferredCopies(self)
         self._prefetching: list[AbstractContextManager[None]] = []
-        self._left_at: int | None = None  # the thread's processor time when other Python began; None: it has not
         self._internal: dict[str, bool] = {}
         self._adopted: dict[Stream, Stream] = {}  # streams of earlier recordings -> ours
 
@@ -156,15 +157,14 @@ class Session(TensorMemory):
             self.end_priced()
 
     def enter(self, call: str) -> None:
-        """Every way into the emulator passes here: the right thread? And, with measured host time, how late is it?"""
+        """Every way into the emulator passes here: the right thread? And where Python is measured, how late is it?"""
         if threading.get_ident() != self.thread:
             problem = f"{call} in a second Python thread: the emulated GPU has one host thread. "
             raise self.refused_elsewhere(
                 NotModelledError(problem + "Issue CUDA calls from the thread that entered record().")
             )
-        if self.measured and self._left_at is not None:
-            self.runtime.now += max(0, thread_time_ns() - self._left_at)
-            self._left_at = None
+        if self.measured:
+            self.runtime.now += self._own.stop()
         if self._released:
             self.give_back()
 
@@ -180,12 +180,23 @@ class Session(TensorMemory):
         return problem
 
     def leave(self) -> None:
-        """The way out: from here on other Python code runs, whose processor time `host="measured"` counts.
+        """The way out: from here on the program's own Python runs, whose processor time `host="auto"` counts."""
+        if self.measured and not self.priced and not self.functions:
+            self._own.go()
 
-        Not the time on the wall: then other programs on this machine would become time of this one.
-        """
-        if self.measured and not self.priced:
-            self._left_at = thread_time_ns()
+    def calibrate(self) -> None:
+        """Find what the emulator takes around each call of torch that the clocks of the program would count."""
+        runtime, tensor, taken = self.runtime, torch.empty(0), []
+        for _ in range(5):
+            with self.fetching_data() as meter:
+                for _ in range(40):
+                    tensor.is_floating_point()
+            before = runtime.now
+            for _ in range(40):
+                tensor.is_floating_point()
+            taken.append(((runtime.now - before) // 40, meter.work // 40))
+            runtime.now = before
+        self._own.overhead, self.meter.overhead = map(min, zip(*taken, strict=True))
 
     def begin_priced(self, cost: int) -> None:
         """A module's call, backward or an optimizer's step begins: from here `Host` says what Python costs."""
@@ -210,7 +221,7 @@ class Session(TensorMemory):
             self.end_priced()
 
     def count_call(self) -> None:
-        """At the first operator of a call of torch, charge what lies between two calls, unless that is measured."""
+        """At the first operator of a call of torch, charge what lies between two calls, unless it is measured."""
         if self.counted == self.calls:
             return
         self.counted = self.calls
@@ -335,7 +346,7 @@ class Session(TensorMemory):
         self.alive = False
         self.batches.finish()
         runtime = self.runtime
-        host = f"{runtime.host.name} (other Python: {'measured' if self.measured else 'free'})"
+        host = f"{runtime.host.name} (other Python: {'as measured on this machine' if self.measured else 'free'})"
         if len(self._far_from_priced) > 1 and all(self._far_from_priced):  # the first ones may load and warm up
             self.note(UNPRICED)
         versions, notes = {"torch": str(torch.__version__)}, tuple(self.notes)

@@ -27,9 +27,8 @@ from loaderviz.metrics import summarize
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
 from loaderviz.workshop.exercises import Exercise, ExerciseError, Note, NotYet, Prediction, Score, boxed, learners_code
-from loaderviz.workshop.loop import steps
+from loaderviz.workshop.loop import HOST, steps
 
-HOST = "laptop"
 WARM_UP = 4  # steps before the clock starts
 CHOICES = ("true", "false", "it depends")
 

@@ -23,6 +23,7 @@ from loaderviz.timeline import Kind, Timeline
 from loaderviz.view import theme
 from loaderviz.workshop.exercises import Exercise, NotYet, Score, learners_code
 from loaderviz.workshop.harness import SAMPLES, Data, FeedConfig, feed
+from loaderviz.workshop.loop import HOST
 
 # The machine, drawn
 
@@ -126,7 +127,7 @@ def _moving(batch: int, stops: list[Stop], still: float | None) -> str:
 
 def machine() -> Machine:
     """Return the machine with three batches of numbers, copied and multiplied."""
-    with record(on="t4") as recording:
+    with record(on="t4", host=HOST) as recording:
         weight = torch.ones(4096, 4096).to("cuda")
         for number in range(5):
             with record_function(f"batch {number}: 1024 samples"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import timeit
@@ -13,8 +14,7 @@ import torch
 from torch.utils import benchmark
 
 import loaderviz as lv
-from loaderviz.emulator import Host, costs
-from loaderviz.emulator.torch import session
+from loaderviz.emulator import Host, costs, host
 from loaderviz.timeline import Kind
 
 HOST = Host.preset("laptop")
@@ -105,7 +105,7 @@ def test_other_python_is_free_under_a_preset():
 
 def test_other_python_counts_when_measured():
     """The real work of this loop is at least a millisecond on any machine; without it the program takes 0.2 ms."""
-    with lv.record(on="a100", host="measured") as recording:
+    with lv.record(on="a100", host="auto") as recording:
         torch.ones(1, device="cuda")
         sum(range(10**6))
         torch.ones(1, device="cuda")
@@ -117,10 +117,10 @@ def test_other_python_counts_when_measured():
 def test_measured_time_is_the_threads_processor_time_and_no_time_on_the_wall(monkeypatch):
     """What other programs, or a real wait, take is no time of this program."""
     burnt = [0]
-    monkeypatch.setattr(session, "thread_time_ns", lambda: burnt[0])
+    monkeypatch.setattr(host, "thread_time_ns", lambda: burnt[0])
     ends = []
     for work in (0, 3_000_000):
-        with lv.record(on="a100", host="measured") as recording:
+        with lv.record(on="a100", host="auto") as recording:
             torch.ones(1, device="cuda")
             threading.Event().wait(0.01)
             burnt[0] += work
@@ -130,11 +130,55 @@ def test_measured_time_is_the_threads_processor_time_and_no_time_on_the_wall(mon
     assert [after - before for before, after in zip(*starts, strict=True)] == [0, 3_000_000]
 
 
-def test_measured_time_does_not_count_the_emulator_itself():
-    """Kernels follow each other by their virtual costs, plus what Python really took between them."""
-    with lv.record(on="a100", host="measured") as recording:
+def test_what_the_emulator_takes_around_a_call_is_taken_off(monkeypatch):
+    """Here each look at the clock takes 1 us, so that each piece of Python is 1 us of the emulator's own."""
+    clock = itertools.count(0, 1_000)
+    monkeypatch.setattr(host, "thread_time_ns", lambda: next(clock))
+    with lv.record(on="a100", host="auto") as recording:
         x = torch.ones(1, device="cuda")
         for _ in range(50):
             x.add_(1)
-    calls = [span for span in recording.timeline.rows(Kind.API) if span.name == "cudaLaunchKernel"]
-    assert all(span.duration == HOST.launch for span in calls)
+    starts = [span.start for span in recording.timeline.rows(Kind.OPERATOR)][1:]
+    assert {after - before for before, after in itertools.pairwise(starts)} == {HOST.dispatch + HOST.launch}
+
+
+def test_what_a_preset_prices_is_not_measured_as_well(monkeypatch):
+    """Python in a module, in backward and in an optimizer's step costs what `Host` says, all else what it burns."""
+    burnt, inside = [0], [0]
+    monkeypatch.setattr(host, "thread_time_ns", lambda: burnt[0])
+
+    class Burns(torch.nn.Linear):
+        def forward(self, x):
+            burnt[0] += inside[0]
+            return super().forward(x)
+
+    def hook(*_):
+        burnt[0] += inside[0]
+
+    ends = []
+    for inside[0], outside in ((0, 0), (10**9, 0), (0, 3_000)):
+        with lv.record(on="a100", host="auto") as recording:
+            model = Burns(4, 4).to("cuda")
+            model.weight.register_hook(hook)
+            optimizer = torch.optim.SGD(model.parameters())
+            for _ in range(2):
+                loss = model(torch.ones(4, 4, device="cuda")).sum()
+                burnt[0] += outside
+                loss.backward()
+                optimizer.step()
+        ends.append(max(span.start for span in recording.timeline.rows(Kind.OPERATOR)))
+    assert [end - ends[0] for end in ends] == [0, 0, 2 * 3_000]
+
+
+def test_a_clock_that_ticks_coarsely_counts_right_in_sum(monkeypatch):
+    """As on Windows: a piece of 0.1 ms is no tick or one of 16 ms, and each of the emulator's as well."""
+    real = [0]
+    monkeypatch.setattr(host, "thread_time_ns", lambda: real[0] // 16_000_000 * 16_000_000)
+    own, counted = host.OwnTime(), 0
+    own.overhead = 20_000
+    for _ in range(5000):
+        own.go()
+        real[0] += 120_000
+        counted += own.stop()
+        real[0] += 37_000  # the emulator's
+    assert abs(counted - 5000 * 100_000) < 32_000_000

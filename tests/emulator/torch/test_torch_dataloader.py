@@ -28,8 +28,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import loaderviz as lv
 from loaderviz import intervals
-from loaderviz.emulator import Host, costs
-from loaderviz.emulator.torch import dataloader, session
+from loaderviz.emulator import Host, costs, host
+from loaderviz.emulator.torch import dataloader
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Cause, Kind
 
@@ -313,11 +313,11 @@ class Burns(Squares):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_measured_fetch_counts_once_with_what_it_burnt_and_slept(monkeypatch, workers, pin_memory):
     """Burnt and slept time is in the fetches and nowhere else; what the loop burns between them is between them."""
-    for module in (session, dataloader):
+    for module in (host, dataloader):
         monkeypatch.setattr(module, "thread_time_ns", lambda: Burns.clock[0])
 
     def run(data, burns):
-        with lv.record(on="a100", host="measured") as recording:
+        with lv.record(on="a100", host="auto") as recording:
             loader = DataLoader(data, 2, num_workers=workers, pin_memory=pin_memory, multiprocessing_context=fork)
             for batch in loader:
                 batch.to("cuda", non_blocking=True)
@@ -325,9 +325,10 @@ def test_a_measured_fetch_counts_once_with_what_it_burnt_and_slept(monkeypatch, 
         return recording.timeline
 
     fork = "fork" if workers else None
-    assert [span.duration for span in run(Squares(6), 0).rows(Kind.FETCH)] == [0] * 3
+    queue = HOST.fetch_base if workers else 0
+    assert [span.duration for span in run(Squares(6), 0).rows(Kind.FETCH)] == [queue] * 3
     timeline = run(Burns(6), 50_000)
-    assert [span.duration for span in timeline.rows(Kind.FETCH)] == [2 * 400_000] * 3
+    assert [span.duration for span in timeline.rows(Kind.FETCH)] == [queue + 2 * 400_000] * 3
     main = timeline.where(*set(Kind) - {Kind.RANGE}) & (timeline.lane == timeline.lanes.index(timeline.row(0).lane))
     known = intervals.union(timeline.start[main], timeline.end[main])
     gaps = intervals.subtract(np.array([[timeline.begin, int(known.max())]]), known)
@@ -335,6 +336,6 @@ def test_a_measured_fetch_counts_once_with_what_it_burnt_and_slept(monkeypatch, 
 
 
 def test_measured_host_costs_are_said_so():
-    _, timeline = recorded(LOADERS["no workers"], host="measured")
+    _, timeline = recorded(LOADERS["no workers"], host="auto")
     assert "measured" in timeline.context.host
     assert timeline.where(Kind.FETCH).sum() == 3
