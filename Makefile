@@ -2,6 +2,7 @@
 # make lab        open the notebooks
 # make test       pass the tests          make check   style, types, import rules
 # make bench      timings                 make notebooks   write and run notebooks/*.ipynb, from notebooks/src/*.py
+# make book       lessons, rules and guide as pages in build/book, to read on any device, without a server or a network
 # Each sets up .venv by itself, on first use. Python 3.11 or later is all they need.
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 GIVEN := $(filter-out file default undefined,$(origin TORCH_INDEX))
 ANSWER := import urllib.request; urllib.request.urlopen("$(TORCH_INDEX)/torch/", timeout=4).read(1)
 
-.PHONY: setup setup-dev torch timeline test check lab bench notebooks clean
+.PHONY: setup setup-dev torch timeline test check lab bench notebooks book clean
 
 setup: $(READY)
 
@@ -71,6 +72,9 @@ bench: setup-dev
 
 notebooks: setup-dev
 	$(RUN) notebooks/build.py --execute
+
+book: setup-dev
+	$(RUN) docs/book.py
 
 clean:
 	rm -rf $(VENV) timelines.html

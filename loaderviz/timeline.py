@@ -183,7 +183,7 @@ class Timeline:
     Columns (numpy, one entry per span, sorted by start): `start`, `end` [ns]; `lane` (index into `lanes`); `kind`
     (`Kind`); `name` (index into `names`); `batch` (-1: none); `nbytes` (-1: not known); `correlation` (joins a host
     call and its device work, -1: none); `pinned` (1 pinned, 0 pageable, -1: does not apply); `cause` (`Cause`);
-    `source` (index into `sources`, "file:line", -1: not known). Arrows: `tail` and `head` are span indices.
+    `source` (index into `sources`, `file:line`, -1: not known). Arrows: `tail` and `head` are span indices.
     """
 
     context: Context

@@ -32,11 +32,9 @@ HERE = re.compile(  # the file that a cell is to the kernel, and the folder of t
 )
 
 
-def execute(path: Path, camera: Camera) -> None:
-    """Run a notebook in its folder and store its outputs. Raises `CellExecutionError` if a cell fails."""
+def ran(path: Path) -> Any:
+    """Return a notebook, run in its folder. Raises `CellExecutionError` if a cell fails."""
     notebook = nbformat.read(path, as_version=4)
-    old = [png for cell in notebook.cells for png in pictures(cell)]
-    camera.known |= {digest_of(png): png for png in old}
     resources = {"metadata": {"path": str(path.parent)}}
     client = nbclient.NotebookClient(
         notebook,
@@ -51,6 +49,14 @@ def execute(path: Path, camera: Camera) -> None:
     with tempfile.TemporaryDirectory() as place:
         client.execute(env=os.environ | ENVIRONMENT | {"LOADERVIZ_LEADERBOARD": f"{place}/leaderboard.sqlite"})
     notebook.metadata = nbformat.from_dict(metadata)  # without what the kernel says of itself
+    return notebook
+
+
+def execute(path: Path, camera: Camera) -> None:
+    """Run a notebook and store its outputs. Raises `CellExecutionError` if a cell fails."""
+    old = [png for cell in nbformat.read(path, as_version=4).cells for png in pictures(cell)]
+    camera.known |= {digest_of(png): png for png in old}
+    notebook = ran(path)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = stored(cell, camera)

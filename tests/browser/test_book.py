@@ -1,0 +1,85 @@
+"""The course as a book: its links lead somewhere, it asks no other site, its pictures can be touched."""
+
+from __future__ import annotations
+
+import html.parser
+import importlib.util
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+for module in ("sphinx", "myst_nb", "furo"):
+    pytest.importorskip(module, reason=f"{module} is missing: pip install -r requirements-dev.txt")
+
+pytestmark = [
+    pytest.mark.notebook,
+    pytest.mark.browser,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of jupyter_client and sphinx, on some Pythons
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+LESSON = "04_gpu_resident_slicing"  # it has a view, a plotly figure, predictions and exercises
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """The folder of a book, in which one lesson has been run."""
+    spec = importlib.util.spec_from_file_location("book", Path(__file__).parents[2] / "docs" / "book.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.book(tmp_path_factory.mktemp("book"), (LESSON,)).parent
+
+
+class Page(html.parser.HTMLParser):
+    """What a page names, `links` to other pages, and its own `places`; what the browser would fetch: `parts`."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.parts, self.places = set(), set(), {""}
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        has = dict(attributes)
+        self.places.add(has.get("id", ""))
+        part = has.get("href") if tag == "link" and has.get("rel") != "canonical" else has.get("src")
+        self.parts |= {part} if part else set()
+        self.links |= {has["href"]} if tag == "a" and "href" in has else set()
+
+
+def test_every_link_leads_to_a_page_and_a_place_and_every_part_is_in_the_book(pages):
+    read = cache(Page)
+    wrong, count = [], 0
+    for path in pages.rglob("*.html"):
+        page = read(path)
+        assert not [part for part in page.parts if part.startswith(("http:", "https:", "//"))]
+        for link in page.parts | page.links:
+            if not link.startswith(("http:", "https:", "data:", "mailto:")):
+                file, _, place = link.partition("#")
+                target = (path.parent / unquote(file.partition("?")[0])).resolve() if file else path
+                there = target.is_file() and (target.suffix != ".html" or unquote(place) in read(target).places)
+                wrong += [] if there else [(path.name, link)]
+                count += 1
+    assert wrong == [] and count > 1000
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_lesson_can_be_read_and_touched_without_network_or_kernel(pages, chromium, width):
+    page, problems = chromium.new_page(), []
+    page.set_viewport_size({"width": width, "height": 900})
+    page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.goto((pages / "notebooks" / f"{LESSON}.html").as_uri())
+    page.wait_for_function("[...document.querySelectorAll('.lv-view')].every(each => each.lv)")
+    page.wait_for_selector(".js-plotly-plot .main-svg")
+    assert page.locator(".lv-view").count() >= 1
+    said = page.locator(".lv-open").all_inner_texts()
+    assert [any(word in text for text in said) for word in ("choose before", "have it checked")] == [True, True]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator(".lv-open a").first.click()
+    assert page.url.endswith("index.html#open")
+    assert problems == []
+    page.close()
