@@ -98,12 +98,13 @@ def compare(options: argparse.Namespace) -> int:
 def _section(setting: Setting, runs: dict[str, Run], gpu: str, host: str) -> tuple[Section, str]:
     """Return one batch size as a section of the page, and as text for the terminal."""
     from loaderviz import experiment
+    from loaderviz.analysis.advice import advise
     from loaderviz.export import Section
     from loaderviz.view import compare
 
     timelines = {name: run.timeline for name, run in runs.items()}
     losses = {name: run.loss for name, run in runs.items()}
-    comparison = compare(timelines, color="batch")
+    comparison = compare(timelines, advice={name: advise(timeline) for name, timeline in timelines.items()})
     heading = f"Batch size {setting.batch_size}"
     verdict = experiment.verdict(timelines)
     equal = losses["blocking"] == losses["pinned"] == losses["prefetch"]

@@ -153,8 +153,9 @@ def _sections(content: Any) -> list[Section]:
             raise ExportError("to_html() got an empty dict; give at least one timeline, such as {'blocking': timeline}")
         for name, timeline in content.items():
             check_timeline(timeline, f"to_html(), for {name!r},")
+        found = {str(name): advise(timeline) for name, timeline in content.items()}
         each = [Section(str(name), items=[summarize(timeline)]) for name, timeline in content.items()]
-        return [Section("Side by side", items=[compare(content)]), *each]
+        return [Section("Side by side", items=[compare(content, advice=found)]), *each]
     if isinstance(content, (list, tuple)) and all(isinstance(item, Section) for item in content):
         if not content:
             raise ExportError("to_html() got no sections; give at least one Section(heading, text, items)")
@@ -191,31 +192,10 @@ def _item(item: Any) -> str:
     raise ExportError(f"a section cannot show a {type(item).__name__}; give {kinds}")
 
 
-_SEEN = {  # rule of a finding -> the spans that its evidence is about: their kinds, and the causes of waits
-    "pageable-copy": ((Kind.COPY_H2D, Kind.COPY_D2H), ()), "hidden-sync": ((Kind.COPY_H2D, Kind.COPY_D2H), ()),
-    "copy-not-hidden": ((Kind.COPY_H2D, Kind.COPY_D2H), ()), "many-small-copies": ((Kind.COPY_H2D,), ()),
-    "resident": ((Kind.COPY_H2D,), ()), "fetch-in-loop": ((Kind.FETCH,), ()),
-    "waiting-for-data": ((Kind.WAIT,), (Cause.DATA,)), "synchronizes-each-step": ((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
-    "allocates-in-loop": ((Kind.WAIT,), (Cause.ALLOCATION, Cause.PAGE_LOCKING)),
-}  # fmt: skip
-
-
 def advised(timeline: Timeline, advice: Advice) -> View:
-    """Return the picture with the findings in it: a line each, which leads to the longest spans that it is about."""
-    found, whole, timeline = [], timeline, drawn(timeline)
-    judged = (timeline.start >= advice.window[0]) & (timeline.end <= advice.window[1])
-    for finding in advice:
-        kinds, causes = _SEEN.get(finding.rule, ((), ()))
-        mine = timeline.where(*kinds) & judged
-        mine &= np.isin(timeline.cause, causes) if causes else mine
-        spans = np.flatnonzero(mine)
-        longest = spans[np.argsort(timeline.start[spans] - timeline.end[spans], kind="stable")][:50]
-        windows = [[int(timeline.start[span]) - timeline.begin, int(timeline.end[span]) - timeline.begin]
-                   for span in longest[:1]]  # fmt: skip
-        gain = str(finding.expected_gain) if finding.expected_gain.ns else ""
-        found.append({"rule": finding.rule, "title": finding.title, "text": finding.evidence, "change": finding.change,
-                      "gain": gain, "windows": windows, "bars": np.sort(longest).tolist()})  # fmt: skip
-    return replace(timeline.view(), findings=found, title=None if timeline is whole else describe(whole))
+    """Return the picture with the findings in it; of many ranks it shows some, and its title is about all."""
+    shown = drawn(timeline)
+    return replace(shown.view(advice=advice), title=None if shown is timeline else describe(timeline))
 
 
 def ranks(timeline: Timeline) -> list[RankTable]:
@@ -430,4 +410,5 @@ def _marks(timeline: Timeline, places: Places) -> Iterator[Event]:
     for mark in timeline.marks:
         yield {"ph": "i", "s": "t", "cat": "hazard", "name": mark.kind, **places[mark.lane, 0],
                "ts": (mark.time - timeline.begin) / 1_000,
-               "args": {"text": mark.text, "lane": mark.lane, "spans": list(mark.spans)}}  # fmt: skip
+               "args": {"text": mark.text, "lane": mark.lane, "spans": list(mark.spans),
+                        "report": mark.report}}  # fmt: skip

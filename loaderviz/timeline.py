@@ -31,6 +31,7 @@ from loaderviz.files import write
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from loaderviz.analysis.finding import Advice
     from loaderviz.view import View
 
 
@@ -118,13 +119,17 @@ class Context:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of interest, such as a hazard: when, in which lane, what, and the two spans it joins (-1: none)."""
+    """A point of interest, such as a hazard: when, in which lane, what, and the two spans it joins (-1: none).
+
+    `report` is all that is known about it, in lines.
+    """
 
     time: int
     lane: int
     kind: str
     text: str
     spans: tuple[int, int] = (-1, -1)
+    report: str = ""
 
 
 class Span(NamedTuple):
@@ -376,15 +381,16 @@ class Timeline:
 
     def view(
         self, color: str = "batch", operators: bool = False, title: str | None = None,
-        window: tuple[int, int] | None = None, verdict: bool = True,
+        window: tuple[int, int] | None = None, verdict: bool = True, advice: Advice | None = None,
     ) -> View:  # fmt: skip
         """Return the picture, which a notebook displays: zoom, select, play; see `loaderviz.view.View`.
 
         timeline.view(color="kind", window=(0, 5_000_000))
+        timeline.view(advice=loaderviz.advise(timeline))    # the findings below it, and what they would make of it
         """
         from loaderviz.view import View  # the one door to drawing: imported when it is used
 
-        return View({"": self}, color, operators, title, window, verdict)
+        return View({"": self}, color, operators, title, window, verdict, advice={} if advice is None else {"": advice})
 
     def figure(
         self, color: str = "batch", operators: bool = False, title: str | None = None,
@@ -541,9 +547,11 @@ class TimelineBuilder:
         """Return the lane of a span by its number."""
         return self._rows[span][2]
 
-    def mark(self, time: int, lane: int, kind: str, text: str, spans: tuple[int, int] = (-1, -1)) -> None:
+    def mark(
+        self, time: int, lane: int, kind: str, text: str, spans: tuple[int, int] = (-1, -1), report: str = ""
+    ) -> None:
         """Add a mark at `time` [ns]."""
-        self._marks.append(Mark(time, lane, kind, text, spans))
+        self._marks.append(Mark(time, lane, kind, text, spans, report))
 
     def build(self) -> Timeline:
         """Return the Timeline, its spans in order of start."""

@@ -583,14 +583,15 @@ def _checked(facts: Evidence, finding: Finding) -> Finding | None:
     if not change or kernels > REPLAYED * 10:
         return finding
     try:
-        predicted = summarize(what_if(facts.timeline, **change)).step
+        predicted = what_if(facts.timeline, **change)
     except LoadervizError:  # it says why the loop cannot be replayed; the bound stands for itself
         return finding
-    saved = facts.summary.step - (predicted or facts.summary.step)
+    saved = facts.summary.step - (summarize(predicted).step or facts.summary.step)
     if saved < NO_USE * facts.summary.step:
         return None
     basis = f"{finding.expected_gain.basis}; what_if() predicts {words.duration(saved)} a step"
-    return replace(finding, expected_gain=replace(finding.expected_gain, basis=basis))
+    asked = f"what_if({', '.join(f'{name}={value}' for name, value in change.items())})"
+    return replace(finding, expected_gain=replace(finding.expected_gain, basis=basis), asked=asked, predicted=predicted)
 
 
 def _judged(facts: Evidence) -> str:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from textwrap import wrap
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from loaderviz import words
+
+if TYPE_CHECKING:
+    from loaderviz.timeline import Timeline
 
 WIDTH = 100  # columns of a finding in a terminal
 WORTH_IT = 1.03  # a gain of less than 3 % is not worth a change of the program
@@ -55,12 +58,15 @@ class Finding:
     """One thing that costs time: the rule's name, the evidence in numbers, the line of code to change, the gain.
 
     `expected_gain` is an upper bound; it is 0 for what is paid once and for a finding that nothing can be gained.
+    `predicted` is the timeline that `asked`, a call of what_if(), gives for the change; None where it cannot tell.
     """
 
     rule: str
     evidence: str
     change: str
     expected_gain: Gain
+    asked: str = ""
+    predicted: Timeline | None = field(default=None, compare=False, repr=False)
 
     @property
     def title(self) -> str:

@@ -209,7 +209,8 @@ class _Exported:
             self._flows.setdefault(event["id"], {})[phase] = (arguments["span"], kind)
         elif phase == "i":
             first, second = (self._row_of.get(span, -1) for span in arguments["spans"])
-            self.marks.append(Mark(time, arguments["lane"], event["name"], arguments["text"], (first, second)))
+            about = event["name"], arguments["text"], (first, second), arguments.get("report", "")
+            self.marks.append(Mark(time, arguments["lane"], *about))
 
     def arrows(self) -> list[tuple[int, int, int]]:
         """Return the arrows whose two spans were read, in their order."""

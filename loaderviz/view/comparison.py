@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+    from loaderviz.analysis.finding import Advice
+
 _STORY = ("step [µs]", "GPU computes [%]", "copy hidden [%]", "speed-up")  # the rest of the table is folded
 
 
@@ -132,7 +134,7 @@ class Comparison(View):
 
 def compare(
     timelines: Mapping[str, Timeline], color: str = "batch", operators: bool = False, title: str | None = None,
-    verdict: bool = True, folded: bool = False,
+    verdict: bool = True, folded: bool = False, advice: Mapping[str, Advice] | None = None,
 ) -> Comparison:  # fmt: skip
     """Return several timelines side by side; the options are those of `View`, such as `color="kind"`.
 
@@ -149,7 +151,7 @@ def compare(
     for name, timeline in timelines.items():
         metrics.check_timeline(timeline, f"compare(), for {name!r},")
     named = {str(name): timeline for name, timeline in timelines.items()}
-    return Comparison(named, color, operators, title, verdict=verdict, folded=folded)
+    return Comparison(named, color, operators, title, verdict=verdict, folded=folded, advice=advice or {})
 
 
 def _hero(summary: Summary, speedup: float | None) -> Json:

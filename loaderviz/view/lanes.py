@@ -29,7 +29,7 @@ _SORTS = (  # the lanes of a host thread, from the outside in
     ("waits", (Kind.WAIT,)),
     ("other", DEVICE_KINDS),  # not expected on the host, but never lost
 )
-_SHORT = {"CUDA calls": "calls", "operators": "ops"}
+_SHORT = {"CUDA calls": "calls", "loading and CUDA calls": "load", "operators": "ops"}
 _ENGINES = (("to", Kind.COPY_H2D), ("from", Kind.COPY_D2H))
 DEPTH = 4  # tracks of nested spans; deeper ones are left out and counted
 _LONG, _COVERED = 0.05, 0.05  # shares: of the timeline, a long operator; of it, what other bars may cover

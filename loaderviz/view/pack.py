@@ -44,7 +44,8 @@ STATES = {name: len(Kind) + place for place, name in enumerate(theme.STATES)}  #
 class Part:
     """One timeline of a view. `finding` is its verdict in words, `folded` shows its hero row alone.
 
-    `hero` has the numbers beside that row, `findings` and `ghost` are as docs/contributing.md has them.
+    `hero` has the numbers beside that row, `findings` and `ghost` are as `advised` makes them. `shift`: its times begin
+    so many ns later.
     """
 
     timeline: Timeline
@@ -56,6 +57,7 @@ class Part:
     hero: Json | None = None
     ghost: Json | None = None
     findings: Sequence[Json] = field(default_factory=tuple)
+    shift: int = 0
 
     @cached_property
     def arranged(self) -> tuple[list[Row], int]:
@@ -123,7 +125,7 @@ def pack(
 
 
 def _bars_of(part: Part) -> Bars:
-    timeline, origin = part.timeline, part.timeline.begin
+    timeline, origin = part.timeline, part.timeline.begin - part.shift
     spans: list[Ints] = []
     tracks: list[Ints] = []
     starts: list[Ints] = []
@@ -375,7 +377,7 @@ def _part(part: Part, bars: Bars, kept: tuple[int, int] | None, place: Ints) -> 
         "steps": (timeline.start[loop.spans] - begin).tolist(), "folded": part.folded, "hero": _hero(part, rows),
         "where": _where(summary), "where_title": _where_title(summary), "groups": groups, "lanes": lanes,
         "strips": [_strip(timeline)] if part.utilization and timeline.duration else [],
-        "marks": [{"time": mark.time - begin, "lane": mark.lane, "kind": mark.kind, "report": "",
+        "marks": [{"time": mark.time - begin, "lane": mark.lane, "kind": mark.kind, "report": mark.report,
                    **dict(zip(("text", "missing"), _told(mark.text), strict=True)),
                    "bars": place[list(mark.spans)].tolist()}
                   for mark in timeline.marks],

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,13 @@ from loaderviz.errors import LoadervizError, require
 from loaderviz.metrics import window_of
 from loaderviz.timeline import Timeline
 from loaderviz.view import page, still
+from loaderviz.view.advised import advised
 from loaderviz.view.pack import MOST, Json, Part, first_view, pack
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+    from loaderviz.analysis.finding import Advice
 
 NOTEBOOK = 300_000  # bytes of an output in a notebook, which is stored with it
 _BARS = 25_000  # about as many fit into that
@@ -42,8 +45,8 @@ class View:
     `color` is "batch" or "kind", `operators` adds the aten operators of the host, `title` replaces the finding.
     `window` is what is shown first [ns, as in `timeline.start` of the first]; None lets the data say. `verdict=False`
     withholds what the picture says in words until its reader asks for it (with a `title`: for good). `folded` shows one
-    row for each timeline, `curve` adds the utilisation that nvidia-smi would show. Raises `ViewError` and
-    `NotATimelineError`.
+    row for each timeline, `curve` adds the utilisation that nvidia-smi would show, `advice` the findings about each
+    timeline by its name. Raises `ViewError` and `NotATimelineError`.
     """
 
     timelines: Mapping[str, Timeline]
@@ -54,7 +57,7 @@ class View:
     verdict: bool = True
     folded: bool = False
     curve: bool = False
-    findings: Sequence[Json] = ()
+    advice: Mapping[str, Advice] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.color not in ("batch", "kind"):
@@ -71,9 +74,7 @@ class View:
 
     def part(self, name: str) -> Part:
         """Return one of the timelines as the view has it."""
-        return Part(
-            self.timelines[name], name, operators=self.operators, utilization=self.curve, findings=self.findings
-        )
+        return Part(self.timelines[name], name, operators=self.operators, utilization=self.curve)
 
     @cached_property
     def heading(self) -> str:
@@ -115,7 +116,8 @@ class View:
     def packed(self, limit: int = MOST, **more: Any) -> tuple[Json, bytes]:
         """Return head and body for view.js, in at most about `limit` bars; see `pack`."""
         withheld = {} if self.verdict else {"withheld": self.finding() if self.told else ""}
-        return pack(self.parts, title=self.heading, subtitle=self.subtitle, twin=self.text() if self.told else "",
+        parts = advised(self.parts, self.advice)
+        return pack(parts, title=self.heading, subtitle=self.subtitle, twin=self.text() if self.told else "",
                     color=self.color, window=self.first, limit=limit, **withheld, **more)  # fmt: skip
 
     def around(self, start: int, end: int, limit: int) -> tuple[Json, bytes]:

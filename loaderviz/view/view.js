@@ -364,12 +364,14 @@ function layout(view) {
   const place = (part, index) => {
     if (part.ghost || several || part.hero) {
       const hero = part.hero && model.tracks.find(track => track.part === index && track.lane === part.hero.lane);
-      add(part.ghost ? "ghost" : "part", hero && !part.ghost ? HERO + view.heroExtra : HEADER,
-        { part: index, hero, folded: folds.has(`p${index}`) });
+      add(part.ghost ? "ghost" : "part", hero ? HERO + view.heroExtra : HEADER,
+        { part: index, hero, ghost: part.ghost, folded: folds.has(`p${index}`) });
     }
     if (!folds.has(`p${index}`)) placeLanes(part, index);
     y += GROUP_GAP;
-    model.parts.forEach((other, number) => { if (other.ghost?.of === index) place(other, number); });
+    model.parts.forEach((other, number) => {
+      if (other.ghost?.of === index && !folds.has(`h${number}`)) place(other, number);
+    });
   };
   const placeLanes = (part, index) => {
     const done = new Set();
@@ -404,7 +406,7 @@ function layout(view) {
 
 /** Where the bars of a row are drawn, inside of the row: [y, height] in CSS px. */
 function barBox(row) {
-  if (row.type === "part") return [row.y + 3, HERO_BAR - 6];
+  if (row.type === "part" || row.type === "ghost") return [row.y + 3, HERO_BAR - 6];
   if (row.type === "group") return row.height > FOLDED ? [row.y + 6, row.height - 12] : [row.y, row.height - 1];
   return row.folded ? [row.y, row.height - 1] : [row.y + 2, row.height - 4];
 }
@@ -422,7 +424,7 @@ function frameOf(view) {
   return { view, model: view.model, theme: view.theme, swatches: view.swatches, dpr, width: Math.round(width * dpr),
     // whole px: no shimmer when panned
     height: Math.round(height * dpr), top: view.scrollTop, k, from: Math.round(from * k) / k,
-    colors: new Map(), image: null, imageUsed: false, rects: 0, buckets: 0, labels: 0 };
+    colors: new Map(), told: [], image: null, imageUsed: false, rects: 0, buckets: 0, labels: 0 };
 }
 
 let shared = { width: 0, shares: null, used: new Uint8Array(0) }; // always cleared by who has read it
@@ -510,12 +512,12 @@ function ends(frame, bar) {
 function paintRects(context, frame) {
   const { theme, dpr, view } = frame, { count } = frame.model.columns;
   for (const [key, list] of frame.colors) {
-    const swatch = theme.swatches[key % 1000];
+    const swatch = theme.swatches[key % 1000], parting = swatch.state ? 0 : Math.round(dpr); // a gap would be idle
     context.globalAlpha = key >= 1000 ? 0.45 : 1;
     context.fillStyle = theme.forced ? theme.ground : swatch.pattern ? patternOf(theme, swatch, context, dpr)
       : swatch.color;
     for (let at = 0; at < list.length; at += 4) {
-      const [x0, x1] = ends(frame, list[at]), width = x1 - x0, gap = width >= 4 * dpr ? Math.round(dpr) : 0;
+      const [x0, x1] = ends(frame, list[at]), width = x1 - x0, gap = width >= 4 * dpr ? parting : 0;
       if (count[list[at]] > 1) context.globalAlpha = 0.55;
       context.fillRect(x0, list[at + 1], width - gap, list[at + 2]);
       if (count[list[at]] > 1) context.globalAlpha = key >= 1000 ? 0.45 : 1;
@@ -812,9 +814,12 @@ function drawRace(context, frame, part, mark) {
     ends = [[x(end[one]), from[0]], [x(start[other]), to[0] - 0.4 * down * to[1]]];
   curve(context, frame, ...ends, { width: 2.6, dash: [6, 5], color: theme.race });
   const text = mark.missing ? "missing wait" : mark.kind, width = view.textWidth(text) * BOLD * dpr;
-  const beside = Math.max(...ends.map(([x]) => x));
-  const at = Math.min(frame.width - width - 10 * dpr, Math.max(4 * dpr, beside + 12 * dpr)),
-    y = (ends[0][1] + ends[1][1]) / 2;
+  const room = width + 8 * dpr, [left, right] = [Math.min, Math.max].map(of => of(...ends.map(([x]) => x)));
+  const y = (ends[0][1] + ends[1][1]) / 2, free = x => x > 4 * dpr && x + room < frame.width
+    && !frame.told.some(([other, wide, at]) => x < other + wide && other < x + room && Math.abs(y - at) < 20 * dpr);
+  const at = [right + 12 * dpr, left - room - 8 * dpr, right - room / 2].find(free);
+  if (at === undefined) return; // its line below has the words
+  frame.told.push([at, room, y]);
   context.font = `bold ${12 * dpr}px ${theme.font}`;
   context.fillStyle = theme.ground;
   context.fillRect(at - 4 * dpr, y - 9 * dpr, width + 8 * dpr, 18 * dpr);
@@ -862,14 +867,13 @@ function drawDifference(context, frame) {
   context.setLineDash([]);
 }
 
-/** Between the end of a prediction and the end of what was run: the time gained. */
+/** Between the end of a prediction and the end of what it is about: the time gained. */
 function drawGhostGain(context, frame) {
-  const { dpr, model, theme } = frame;
+  const { dpr, theme } = frame;
   for (const row of frame.view.rows) {
-    const ghost = row.type === "ghost" && model.parts[row.part].ghost;
-    if (!ghost || !(ghost.gain > 0)) continue;
-    const [from, to] = [model.ends[row.part], model.ends[ghost.of]].map(time => (time - frame.from) * frame.k);
-    const y = (row.y + row.height / 2 - frame.top) * dpr, text = `${duration(ghost.gain)} gained`;
+    if (row.type !== "ghost" || !(row.ghost.gain > 0)) continue;
+    const { gain, until } = row.ghost, [from, to] = [until - gain, until].map(time => (time - frame.from) * frame.k);
+    const [top, height] = barBox(row), y = (top + height / 2 - frame.top) * dpr, text = `${duration(gain)} gained`;
     context.strokeStyle = context.fillStyle = theme.ink;
     context.lineWidth = 1.5 * dpr;
     context.beginPath();
@@ -878,8 +882,12 @@ function drawGhostGain(context, frame) {
     for (const x of [from, to]) { context.moveTo(x, y - 5 * dpr); context.lineTo(x, y + 5 * dpr); }
     context.stroke();
     context.font = `${12 * dpr}px ${theme.font}`;
-    const width = frame.view.textWidth(text) * dpr;
-    context.fillText(text, Math.max(2, Math.min(frame.width - width - 2, from - width - 6 * dpr)), y + 4 * dpr);
+    const width = frame.view.textWidth(text) * dpr, at = (Math.max(0, from) + Math.min(to, frame.width) - width) / 2;
+    if (at - 4 * dpr < from) continue; // its words are below
+    context.fillStyle = theme.ground;
+    context.fillRect(at - 4 * dpr, y - 8 * dpr, width + 8 * dpr, 16 * dpr);
+    context.fillStyle = theme.ink;
+    context.fillText(text, at, y + 4 * dpr);
   }
 }
 
@@ -1085,8 +1093,8 @@ function fillWords(view) {
   ui.byBatch.textContent = view.byBatch ? "colour: batches" : "colour: kinds";
   ui.byBatch.title = view.byBatch ? "colour by kind of span" : "colour by batch";
   ui.byBatch.hidden = !view.model.columns.batch.some(batch => batch >= 0);
-  ui.wheres.replaceChildren(...head.parts.filter(part => part.where?.length && !part.hero && !part.ghost && !view.veiled)
-    .map(part => whereBar(view, part)));
+  const told = head.parts.filter(part => part.where.length && !part.hero && !view.veiled);
+  ui.wheres.replaceChildren(...told.map(part => whereBar(view, part)));
   fillFindings(view);
   fillLegend(view);
 }
@@ -1096,16 +1104,19 @@ function whereBar(view, part) {
   const whole = part.where.reduce((sum, each) => sum + each.ns, 0) || 1, node = el("div", "where"),
     bar = el("div", "whereBar", undefined, { "aria-hidden": "true" });
   const words = el("p", "whereWords", part.where_title ? `${part.where_title}: ` : "");
-  part.where.filter(each => each.ns > 0).forEach((each, index) => {
+  let rest = 0;
+  part.where.filter(each => each.ns > 0).forEach(each => {
     const piece = el("span", "piece");
     piece.style.width = `${(100 * each.ns) / whole}%`;
     piece.append(swatchNode(view, each.key));
     piece.title = `${each.name}: ${duration(each.ns)}, ${share(each.ns / whole)}`;
     bar.append(piece);
+    if (each.ns < whole / 100) { rest += each.ns; return; }
     const entry = el("span", "entry");
     entry.append(swatchNode(view, each.key), `${each.name} ${share(each.ns / whole)}`);
-    words.append(index ? " " : "", entry);
+    words.append(entry, " ");
   });
+  if (rest) words.append(el("span", "entry", `the rest ${share(rest / whole)}`));
   node.append(bar, words);
   return node;
 }
@@ -1132,10 +1143,11 @@ function fillLegend(view) {
   const first = view.head.styles.length;
   if (byBatch.size) entry("a batch: one colour along its way",
     ...view.head.batches.map((_, at) => swatchNode(view, first + at)));
-  for (const at of [...kinds].sort((one, other) => one - other)) {
-    const known = view.head.styles[at], noBatch = view.byBatch && known.by_batch;
-    entry(`${known.state ? "GPU: " : ""}${known.name}${noBatch && byBatch.size ? ", no batch" : ""}`,
-      swatchNode(view, noBatch ? first + view.head.batches.length : at));
+  const noBatch = at => view.byBatch && view.head.styles[at].by_batch;
+  const known = [...kinds].sort((one, other) => one - other);
+  if (known.some(noBatch)) entry("no batch", swatchNode(view, first + view.head.batches.length));
+  for (const at of known.filter(each => !noBatch(each))) {
+    entry(`${view.head.styles[at].state ? "GPU: " : ""}${view.head.styles[at].name}`, swatchNode(view, at));
   }
   ui.legend.replaceChildren(...entries);
 }
@@ -1145,7 +1157,7 @@ function fillFindings(view) {
   const lines = [];
   view.head.parts.forEach((part, index) => {
     (part.marks ?? []).forEach(mark => lines.push(findingNode(view, index,
-      { ...mark, rule: mark.kind, title: mark.kind, change: mark.missing, windows: [], race: true })));
+      { ...mark, title: mark.kind, change: mark.report ? "" : mark.missing, windows: [], race: true })));
     (part.findings ?? []).forEach(finding => lines.push(findingNode(view, index, finding)));
   });
   view.ui.findings.replaceChildren(...lines);
@@ -1155,9 +1167,7 @@ function fillFindings(view) {
 function findingNode(view, part, finding) {
   const node = el("li", finding.race ? "race" : ""), open = el("details"), summary = el("summary");
   const many = view.head.parts.filter(each => !each.ghost).length > 1 ? `${view.head.parts[part].name}: ` : "";
-  summary.append(el("b", "", many + finding.title),
-    el("span", "", finding.race ? ` ${finding.text}` : finding.gain && !finding.title.includes(finding.gain)
-    ? ` ${finding.gain}` : ""));
+  summary.append(el("b", "", many + finding.title), el("span", "", finding.race ? ` ${finding.text}` : ""));
   const show = button("show", `show the evidence: ${finding.title}`, () => view.showEvidence(part, finding), "show");
   show.style.visibility = (finding.windows?.length || finding.bars?.some(bar => bar >= 0)) ? "" : "hidden";
   open.append(summary);
@@ -1180,11 +1190,12 @@ function fillHeads(view) {
     return node;
   };
   for (const row of view.rows) {
-    const part = model.parts[row.part], name = part.ghost ? part.ghost.label : part.name;
+    const part = model.parts[row.part], { name } = part;
     if (row.type === "part" || row.type === "ghost") {
       put(row, fold(`p${row.part}`, row.folded, name, name, row.type), row.hero ? HERO_BAR : row.height);
-      if (row.hero && !view.veiled) nodes.push(heroWords(view, row, part));
-      else if (!row.hero && part.finding && !part.ghost) nodes.push(verdict(view, row, part.finding));
+      if (row.ghost) nodes.push(verdict(view, row, part.ghost.label));
+      else if (row.hero && !view.veiled) nodes.push(heroWords(view, row, part));
+      else if (!row.hero && part.finding) nodes.push(verdict(view, row, part.finding));
     } else if (row.type === "group") {
       const { name: text } = part.groups[row.group];
       put(row, fold(`g${row.part}.${row.group}`, row.folded, text, text,
@@ -1230,7 +1241,8 @@ function placeHeroes(view) {
 
 function verdict(view, row, text) {
   const node = el("div", "hero", text);
-  Object.assign(node.style, { top: `${row.y + 4}px`, left: `${view.headWidth}px`, width: `${view.surface.width}px` });
+  Object.assign(node.style, { top: `${row.y + (row.hero ? HERO_BAR : 4)}px`, left: `${view.headWidth}px`,
+    width: `${view.surface.width}px` });
   return node;
 }
 
@@ -1513,7 +1525,7 @@ function drawPlayhead(context, frame) {
   context.fillStyle = theme.focus;
   context.fillRect(x - dpr, 0, 2 * dpr, frame.height);
   for (const index of view.shownParts()) drawTokens(context, frame, index, x);
-  for (const row of view.rows) if (row.hero) drawRunner(context, frame, row, x);
+  for (const row of view.rows) if (row.hero && !row.ghost) drawRunner(context, frame, row, x);
 }
 
 /** On the row of a loader: its clock, which stops where the loader is done. */
@@ -1621,6 +1633,7 @@ class View {
     this.folds.clear();
     this.head.parts.forEach((part, index) => {
       if (part.folded) this.folds.add(`p${index}`);
+      if (part.ghost?.hidden) this.folds.add(`h${index}`);
       part.groups?.forEach((group, number) => { if (group.folded) this.folds.add(`g${index}.${number}`); });
       part.lanes.forEach((lane, number) => { if (lane.folded) this.folds.add(`l${index}.${number}`); });
     });
@@ -1689,7 +1702,7 @@ class View {
     const names = this.rows.map(({ type, part, lane, group }) => {
       const of = this.model.parts[part];
       return type === "track" ? (narrow && of.lanes[lane].short) || of.lanes[lane].name : type === "group"
-        ? of.groups[group].name : of.ghost ? "" : of.name ?? "";
+        ? of.groups[group].name : of.name ?? "";
     });
     return Math.max(narrow ? 60 : 90, ...names.map(name => this.textWidth(name) * 1.04 + 30));
   }
@@ -1809,7 +1822,7 @@ class View {
   // what is where
 
   rowOf(bar) { return this.rowOfTrack.get(this.model.trackOf(bar)) ?? null; }
-  partShown(index) { return !this.folds.has(`p${index}`); }
+  partShown(index) { return !this.folds.has(`p${index}`) && !this.folds.has(`h${index}`); }
   shownParts() { return [...this.model.parts.keys()].filter(index => !this.model.parts[index].ghost
     && this.partShown(index)); }
 
@@ -1970,7 +1983,9 @@ class View {
   }
 
   showEvidence(part, finding) {
-    if (!this.partShown(part)) { this.folds.delete(`p${part}`); this.relayout(); }
+    if (finding.bars?.length) this.folds.delete(`p${part}`);
+    if (finding.ghost != null) this.folds.delete(`h${finding.ghost}`);
+    this.relayout();
     this.evidence = (finding.bars ?? []).filter(bar => bar >= 0);
     const { start, end } = this.model.columns, windows = finding.windows?.length ? finding.windows.slice(0, 1) : [];
     const times = windows.length ? windows.flat() : this.evidence.flatMap(bar => [start[bar], end[bar]]);

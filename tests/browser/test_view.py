@@ -12,8 +12,10 @@ import factory
 import numpy as np
 import pytest
 
-from loaderviz import metrics
+from loaderviz import metrics, words
+from loaderviz.analysis.advice import advise
 from loaderviz.intervals import covered_within, union
+from loaderviz.metrics import summarize
 from loaderviz.timeline import Context, Kind, Timeline, TimelineBuilder
 from loaderviz.view import compare, page
 from loaderviz.view.pack import Part, pack
@@ -591,9 +593,8 @@ def test_a_race_is_framed_where_it_is_and_opens_the_picture(show):
     builder.span(0, 1_000_000, lanes[0], Kind.COMPUTE, "long")
     kernel = builder.span(1_000_000, 1_004_000, lanes[0], Kind.COMPUTE, "norm")
     copy = builder.span(1_003_000, 1_005_000, lanes[1], Kind.COPY_H2D, "Memcpy")
-    builder.mark(
-        1_003_000, lanes[1], "early-reuse", "it overwrites; missing: record_stream at train.py:3", (kernel, copy)
-    )
+    text = "it overwrites; missing: record_stream at train.py:3"
+    builder.mark(1_003_000, lanes[1], "early-reuse", text, (kernel, copy), "early-reuse: it overwrites\n  fix  do not")
     shown = show(builder.build())
     window = shown.ask("lv.window")
     assert 990_000 < window[0] < 1_000_000 < 1_005_000 <= window[1]
@@ -603,6 +604,8 @@ def test_a_race_is_framed_where_it_is_and_opens_the_picture(show):
     assert red > 500
     line = shown.page.locator(".lv-view .findings li")
     assert "early-reuse" in line.inner_text()
+    line.locator("summary").click()
+    assert line.locator("pre").inner_text() == "early-reuse: it overwrites\n  fix  do not"
     shown.ask("lv.go(0, 2000)")
     line.get_by_role("button").click()
     assert shown.ask("lv.window[0]") > 900_000
@@ -618,30 +621,43 @@ def test_other_data_keep_the_window_and_leave_an_outline(show):
     assert "3 ms less" in shown.ask("lv.view.ui.subtitle.textContent")
 
 
-def test_findings_show_their_evidence_and_a_prediction_stands_pale_below(show):
-    slow, fast = factory.loader("blocking", 4), factory.loader("prefetch", 4)
-    copies = np.flatnonzero(slow.where(Kind.COPY_H2D)).tolist()
-    begin, end = (int(slow.spans[edge][copies[2]]) for edge in ("start", "end"))
-    words = {"rule": "exposed", "title": "exposed copies", "text": "<b>12 of 12</b>", "change": "pin_memory=True"}
-    finding = {**words, "gain": "", "windows": [[begin, end]], "bars": [copies[2]]}
-    gain = slow.duration - fast.duration
-    ghost = Part(fast, ghost={"of": 0, "kind": "predicted", "label": "predicted with pin_memory", "gain": gain})
-    shown = show(Part(slow, findings=[finding]), ghost)
-    rows = shown.ask("lv.view.rows.map(row => [row.type, row.part, Boolean(row.ghost)])")
-    assert [row[1] for row in rows] == sorted(row[1] for row in rows)
-    assert all(pale == (part == 1) for kind, part, pale in rows if kind == "track")
-    assert "predicted with pin_memory" in shown.ask("lv.view.ui.heads.textContent")
+def test_findings_show_their_evidence_and_what_is_predicted_stands_pale_below(show):
+    timeline = factory.loader("blocking", 12)
+    advice = advise(timeline)
+    finding, predicted = advice[0], advice[0].predicted
+    shown = show(packed=timeline.view(advice=advice).packed())
+    (ghost,) = [row for row in shown.ask("lv.lanes()") if row["type"] == "ghost"]
+    begin, end = (edge - timeline.begin for edge in advice.window)
+    assert shown.ask(f"lv.model.ends[{ghost['part']}]") == begin + predicted.duration
+    assert shown.ask(f"lv.head.parts[{ghost['part']}].ghost.gain") == end - begin - predicted.duration > 0
+    label = f"{finding.asked} predicts {words.duration(summarize(predicted).step)} a step instead of 275 µs"
+    assert label in shown.ask("lv.view.ui.heads.textContent")
     assert shown.ask("lv.model.search('memcpy').every(bar => lv.model.trackOf(bar).part === 0)")
 
-    line = shown.page.locator(".lv-view .findings li")
+    lines = shown.page.locator(".lv-view .findings li")
+    assert lines.count() == len(advice)
+    lines.first.get_by_role("button", name="show the evidence").click()
+    window, bars = shown.ask("lv.window"), shown.ask("lv.view.evidence")
+    copies = timeline.where(Kind.COPY_H2D) & (timeline.start >= advice.window[0])
+    assert sorted(shown.ask("given.map(bar => lv.columns.start[bar])", bars)) == timeline.start[copies].tolist()
+    assert window[1] - window[0] == pytest.approx(1.3 * 275_000)  # a step, and a little on both sides
+    assert finding.evidence in shown.ask("lv.view.text")
+    lines.first.locator("summary").click()
+    assert lines.first.locator("pre").inner_text() == finding.change
+
+
+def test_in_a_comparison_a_prediction_comes_with_its_finding(show):
+    timelines = factory.loaders(12)
+    view = compare(timelines, advice={name: advise(each) for name, each in timelines.items()}, folded=True)
+    shown = show(packed=view.packed(), width=1366, height=768)
+    types = "lv.lanes().map(row => row.type)"
+    assert shown.ask(types) == ["part"] * 4
+    line = shown.page.locator(".lv-view .findings li").filter(has_text="pinned: copy-not-hidden")
     line.get_by_role("button", name="show the evidence").click()
-    window, (bar,) = shown.ask("lv.window"), shown.ask("lv.view.evidence")
-    assert window[0] < begin < end < window[1]
-    assert window[1] - window[0] == pytest.approx(1.3 * (end - begin))
-    assert shown.ask(f"[lv.columns.start[{bar}], lv.columns.end[{bar}]]") == [begin, end]
-    assert "<b>12 of 12</b>" in shown.ask("lv.view.text")
-    line.locator("summary").click()
-    assert line.locator("pre").inner_text() == "pin_memory=True"
+    shown.settle()
+    assert shown.ask(types).count("ghost") == 1
+    (part,) = {row["part"] for row in shown.ask("lv.lanes()") if row["type"] == "track"}
+    assert shown.ask(f"lv.head.parts[{part}].name") == "pinned"
 
 
 def test_lanes_fold_and_crowds_are_told_as_shares(show):

@@ -229,7 +229,7 @@ class Races:
             begin = hazard.second.start if hazard.second else -1
             time = begin if begin >= 0 else max(0, hazard.first.start)
             text = f"{hazard.problem}; missing: {hazard.edge}"
-            self._builder.mark(time, lane, hazard.kind, text, (first, second))
+            self._builder.mark(time, lane, hazard.kind, text, (first, second), str(hazard))
 
     def _hazard(self, edge: MissingEdge) -> Hazard:
         told = edge.leading
