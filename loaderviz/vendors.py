@@ -136,6 +136,8 @@ def kind_of(role: Role, name: str) -> tuple[Kind, int, Cause]:
         return (Kind.FETCH, -1, Cause.NONE) if "SingleProcess" in name else (Kind.WAIT, -1, Cause.DATA)
     if role is Role.OPERATOR and any(each.match(name) for each in (STEP_RANGE, BATCH_RANGE, PREFETCH_RANGE)):
         return Kind.RANGE, -1, Cause.NONE  # in 2021 annotations were operators, too
+    if role is Role.SYNC:
+        return Kind.WAIT, -1, Cause.SYNCHRONIZE
     kinds = {Role.OPERATOR: Kind.OPERATOR, Role.CALL: Kind.API, Role.MEMSET: Kind.MEMSET}
     return kinds.get(role, Kind.RANGE), -1, Cause.NONE
 

@@ -400,6 +400,8 @@ def _add_waits(rows: Rows, launch: Ints, calls: Ints, names: list[str]) -> tuple
     does = np.where(rows["role"] == Role.CALL, calls[rows["name"]], 0)
     for what, each in _BLOCKING:
         cause[does & what != 0] = each
+    if (told := rows["role"] == Role.SYNC).any():  # the file says when the host waits in its calls
+        cause[(cause == Cause.SYNCHRONIZE) & np.isin(rows["correlation"], rows["correlation"][told])] = Cause.NONE
     copies = np.flatnonzero(np.isin(rows["kind"], COPIES) & (launch >= 0))
     copies = copies[does[launch[copies]] & Api.COPY != 0]
     call = launch[copies]

@@ -2,7 +2,8 @@
 
 Tables are made only when there is something for them, and their columns differ by version: each is looked up before it
 is used. Times are ns since the session began. Enumerations are read from the file, since nsys numbers memory kinds
-otherwise than CUPTI does (0 Pageable, 1 Pinned, 2 Device there; 1, 2, 3 here).
+otherwise than CUPTI does (0 Pageable, 1 Pinned, 2 Device there; 1, 2, 3 here). Large tables become arrays at once; what
+is said in words (names, places) is looked up once for each of the numbers that stand for it.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
-from loaderviz.traces.events import DTYPES, MAX_EVENTS, Ids
+from loaderviz.timeline import Cause
+from loaderviz.traces.events import DTYPES, MAX_EVENTS, Ids, Numbers
 from loaderviz.traces.kineto import RawTrace
 from loaderviz.traces.source import TraceError
 from loaderviz.vendors import ON_DEVICE, Role
@@ -30,8 +33,11 @@ _MEMORIES = dict(enumerate(("Pageable", "Pinned", "Device", "Array", "Managed", 
 _VERSION = re.compile(r"(?:_v\d{4,5})?(?:_pt(?:sz|ds))?$")  # cudaMemcpyAsync_v3020
 _TELLING = re.compile(r"not all|lost|dropped|missing|incomplete|overflow|could not", re.I)
 _AT_ONCE = 50_000
+_NULL, _BAD = -1, -(2**61)  # stand for NULL, or a column that is not there, and for what is no whole number
+_STREAM_WAITS = 2  # CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_WAIT_EVENT; in all others the host waits
 
 Row = tuple[Any, ...]
+Columns = dict[str, Numbers]  # of spans: those of `DTYPES`, and "pid"
 
 
 def read_nsight(path: Path) -> list[RawTrace]:
@@ -57,6 +63,7 @@ class _Export:
             raise TraceError(f"{path} is an SQLite database, but no Nsight Systems export; its tables are: {shown}")
         self.strings: dict[Any, Any] = dict(self.select("StringIds", "id", "value"))
         self.left_out: Counter[str] = Counter()
+        self.names, self.places = Ids(), Ids()
 
     def select(self, table: str, *columns: str) -> Iterator[Row]:
         """Give rows of a table, None for columns it does not have; nothing if there is no such table."""
@@ -68,49 +75,67 @@ class _Export:
         while rows := cursor.fetchmany(_AT_ONCE):
             yield from rows
 
+    def numbers(self, table: str, *columns: str) -> list[Numbers]:
+        """Return columns of a table of whole numbers."""
+        known = self.columns.get(table)
+        if known is None:
+            return [np.empty(0, np.int64)] * len(columns)
+        wanted = ", ".join(
+            f"CASE typeof(\"{column}\") WHEN 'integer' THEN \"{column}\" WHEN 'null' THEN {_NULL} ELSE {_BAD} END"
+            if column in known
+            else str(_NULL)
+            for column in columns
+        )
+        cursor = self.connection.execute(f'SELECT {wanted} FROM "{table}" LIMIT {MAX_EVENTS}')
+        parts = [np.empty(0, np.int64)]
+        while rows := cursor.fetchmany(_AT_ONCE):
+            parts.append(np.fromiter(chain.from_iterable(rows), np.int64, len(rows) * len(columns)))
+        return list(np.concatenate(parts).reshape(-1, len(columns)).T)
+
     def traces(self) -> list[RawTrace]:
         """Return one trace per process; processes that have host ranges only stay in where no process has GPU work."""
         base = next((row[0] for row in self.select("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")), None)
-        processes: dict[int, _Process] = {}
-        for rows in (self._calls(), self._work(), self._ranges()):
-            for pid, row in rows:
-                processes.setdefault(pid, _Process()).add(*row)
-        if count := sum(1 for _ in self.select(_GPU + "SYNCHRONIZATION", "start")):
-            self.left_out["synchronisation rows"] += count
-        working = {pid: process for pid, process in processes.items() if process.on_device} or processes
-        for pid in processes.keys() - working.keys():
-            self.left_out[f"spans of process {pid} (no GPU work);"] += len(processes[pid].rows)
+        calls = [self._calls(_GPU + table) for table in ("RUNTIME", "DRIVER")]
+        found = [*calls, *self._work(), self._ranges(), self._synchronizations(calls)]
+        rows = {name: np.concatenate([each[name] for each in found]) for name in ("pid", *DTYPES)}
+        good = (rows["end"] >= rows["start"]) & (rows["nbytes"] != _BAD) & (rows["correlation"] != _BAD)
+        good &= (np.abs(rows["start"]) < 2**60) & (np.abs(rows["end"]) < 2**60)
+        every = np.unique(rows["pid"]).tolist()
+        working = np.unique(rows["pid"][good & np.isin(rows["role"], ON_DEVICE)]).tolist() or every
+        for pid in set(every) - set(working):
+            self.left_out[f"spans of process {pid} (no GPU work);"] += int((good & (rows["pid"] == pid)).sum())
         said = (text for (text,) in self.select("DIAGNOSTIC_EVENT", "text") if isinstance(text, str))
         remarks = [f"nsys says: {text}" for text in said if _TELLING.search(text)][:3]
-        found = [
-            RawTrace(
+        traces = []
+        for pid in working or [0]:
+            mine = rows["pid"] == pid
+            columns = {name: rows[name][mine & good].astype(dtype) for name, dtype in DTYPES.items()}
+            trace = RawTrace(
                 self.path,
-                process.columns(base or 0),
-                list(process.names),
-                list(process.places),
+                columns | {name: columns[name] + (base or 0) for name in ("start", "end")},
+                list(self.names),
+                list(self.places),
                 f"process {pid}",
                 unix=base is not None,
                 devices=self._devices(),
                 threads=self._threads(),
-                lost=process.lost,
+                lost=int((mine & ~good).sum()),
                 versions=self._versions(),
             )
-            for pid, process in sorted((working or {0: _Process()}).items())
-        ]
-        found[0].remarks, found[0].left_out = remarks, self.left_out
-        return found
+            traces.append(trace)
+        traces[0].remarks, traces[0].left_out = remarks, self.left_out
+        return traces
 
-    # Each gives process and (start, end, role, name, place, correlation, bytes) of spans
+    # Each gives spans as columns
 
-    def _calls(self) -> Iterator[tuple[int, Row]]:
-        columns = "start", "end", "globalTid", "correlationId", "nameId"
-        for table in (_GPU + "RUNTIME", _GPU + "DRIVER"):
-            for start, end, tid, correlation, name in self.select(table, *columns):
-                pid, thread = _process(tid), _thread(tid)
-                plain = _VERSION.sub("", str(self.strings.get(name, "unknown call")))
-                yield pid, (start, end, Role.CALL, plain, (pid, thread, None, None), correlation, -1)
+    def _calls(self, table: str) -> Columns:
+        start, end, tid, correlation, name = self.numbers(table, "start", "end", "globalTid", "correlationId", "nameId")
+        who = _numbered(
+            self.names, lambda number: _VERSION.sub("", str(self.strings.get(number, "unknown call"))), name
+        )
+        return self._columns(Role.CALL, start, end, who, self._on_threads(tid), tid, correlation)
 
-    def _work(self) -> Iterator[tuple[int, Row]]:
+    def _work(self) -> Iterator[Columns]:
         """The GPU's: kernels, graphs, copies, memsets."""
         columns = "start", "end", "deviceId", "streamId", "correlationId", "globalPid"
         operations, memories = dict(_OPERATIONS), dict(_MEMORIES)
@@ -121,36 +146,82 @@ class _Export:
             if isinstance(label, str):
                 memories[number] = label.split()[0]
 
-        def rows(table: str, role: Role, *more: str) -> Iterator[tuple[int, Row]]:
-            for start, end, device, stream, correlation, owner, *told in self.select(_GPU + table, *columns, *more):
-                place, nbytes = (None, None, device or 0, stream or 0), -1
-                if role is Role.MEMCPY:
-                    nbytes, kind, *sides = told
-                    sides = [memories.get(side, "Unknown") for side in sides]
-                    name = f"Memcpy {operations.get(kind, '?')} ({' -> '.join(sides)})"
-                elif role is Role.MEMSET:
-                    nbytes, memory = told
-                    name = f"Memset ({memories.get(memory, 'Unknown')})"
-                elif more == ("graphId",):
-                    name = f"CUDA graph {told[0]}"
-                else:
-                    name = str(self.strings.get(told[0]) or self.strings.get(told[1]) or "unknown kernel")
-                yield _process(owner), (start, end, role, name, place, correlation, nbytes)
+        def rows(table: str, role: Role, name: Callable[..., str], *more: str) -> Columns:
+            start, end, device, stream, correlation, owner, *told = self.numbers(_GPU + table, *columns, *more)
+            nbytes = told.pop(0) if more[0] == "bytes" else None
+            at = _numbered(self.places, lambda *at: (None, None, *(max(0, each) for each in at)), device, stream)
+            return self._columns(role, start, end, _numbered(self.names, name, *told), at, owner, correlation, nbytes)
 
-        yield from rows("KERNEL", Role.KERNEL, "demangledName", "shortName")
-        yield from rows("GRAPH_TRACE", Role.KERNEL, "graphId")
-        yield from rows("MEMCPY", Role.MEMCPY, "bytes", "copyKind", "srcKind", "dstKind")
-        yield from rows("MEMSET", Role.MEMSET, "bytes", "memKind")
+        def kernel(long: int, short: int) -> str:
+            return str(self.strings.get(long) or self.strings.get(short) or "unknown kernel")
 
-    def _ranges(self) -> Iterator[tuple[int, Row]]:
+        def memcpy(kind: int, *sides: int) -> str:
+            memory = " -> ".join(memories.get(side, "Unknown") for side in sides)
+            return f"Memcpy {operations.get(kind, '?')} ({memory})"
+
+        yield rows("KERNEL", Role.KERNEL, kernel, "demangledName", "shortName")
+        yield rows("GRAPH_TRACE", Role.KERNEL, "CUDA graph {}".format, "graphId")
+        yield rows("MEMCPY", Role.MEMCPY, memcpy, "bytes", "copyKind", "srcKind", "dstKind")
+        yield rows("MEMSET", Role.MEMSET, lambda kind: f"Memset ({memories.get(kind, 'Unknown')})", "bytes", "memKind")
+
+    def _synchronizations(self, calls: list[Columns]) -> Columns:
+        """When the host waits for the device, in the thread of the call with the same number."""
+        columns = "start", "end", "correlationId", "globalPid", "syncType"
+        start, end, correlation, owner, kind = self.numbers(_GPU + "SYNCHRONIZATION", *columns)
+        keep = kind != _STREAM_WAITS
+        if count := int((~keep).sum()):
+            self.left_out["synchronisation rows"] += count
+        start, end, correlation, owner = (column[keep] for column in (start, end, correlation, owner))
+        pid = owner >> 24 & 0xFFFFFF
+        place = self._on_threads(pid << 24 | pid)
+        keys = np.concatenate([_key(each["pid"], each["correlation"]) for each in calls])
+        order = np.argsort(keys, kind="stable")
+        if len(order):
+            found = np.minimum(np.searchsorted(keys[order], _key(pid, correlation)), len(order) - 1)
+            same = keys[order][found] == _key(pid, correlation)
+            place = np.where(same, np.concatenate([each["place"] for each in calls])[order][found], place)
+        name = np.full(len(start), self.names[Cause.SYNCHRONIZE.words] if len(start) else 0)
+        return self._columns(Role.SYNC, start, end, name, place, owner, correlation)
+
+    def _ranges(self) -> Columns:
+        spans: list[Row] = []
         for start, end, tid, text, number in self.select("NVTX_EVENTS", "start", "end", "globalTid", "text", "textId"):
             name = text if isinstance(text, str) else self.strings.get(number)
             if end is None or not isinstance(name, str):
                 self.left_out["NVTX marks and ranges without an end"] += 1
                 continue
-            pid = _process(tid)
             role = Role.OPERATOR if name.startswith(("aten::", "autograd::")) else Role.ANNOTATION
-            yield pid, (start, end, role, name, (pid, _thread(tid), None, None), -1, -1)
+            times = (each if isinstance(each, int) and abs(each) < 2**60 else _BAD for each in (start, end))
+            spans.append((*times, self.names[name], role, tid if isinstance(tid, int) else 0))
+        start, end, who, roles, tid = np.array(spans, np.int64).reshape(-1, 5).T
+        return self._columns(Role.ANNOTATION, start, end, who, self._on_threads(tid), tid) | {"role": roles}
+
+    def _on_threads(self, tid: Numbers) -> Numbers:
+        return _numbered(self.places, lambda each: (each >> 24 & 0xFFFFFF, each & 0xFFFFFF, None, None), tid)
+
+    def _columns(
+        self,
+        role: Role,
+        start: Numbers,
+        end: Numbers,
+        name: Numbers,
+        place: Numbers,
+        owner: Numbers,
+        correlation: Numbers | None = None,
+        nbytes: Numbers | None = None,
+    ) -> Columns:
+        """Put the columns of spans together; `owner` is a globalPid or globalTid: hardware, VM, process, thread."""
+        none = np.full(len(start), _NULL)
+        return {
+            "pid": owner >> 24 & 0xFFFFFF,
+            "start": start,
+            "end": end,
+            "role": np.full(len(start), role, np.int64),
+            "name": name,
+            "place": place,
+            "correlation": none if correlation is None else correlation,
+            "nbytes": none if nbytes is None else nbytes,
+        }
 
     # What belongs to all processes
 
@@ -161,7 +232,11 @@ class _Export:
 
     def _threads(self) -> dict[tuple[Any, Any], str]:
         rows = self.select("ThreadNames", "globalTid", "nameId")
-        return {(str(_process(tid)), str(_thread(tid))): str(self.strings.get(name, "")) for tid, name in rows}
+        return {
+            (str(tid >> 24 & 0xFFFFFF), str(tid & 0xFFFFFF)): str(self.strings.get(name, ""))
+            for tid, name in rows
+            if isinstance(tid, int)
+        }
 
     def _versions(self) -> dict[str, str]:
         rows = {str(name): str(value) for name, value in self.select("META_DATA_EXPORT", "name", "value")}
@@ -169,33 +244,18 @@ class _Export:
         return {"Nsight Systems": version} if version else {}
 
 
-class _Process:
-    """The rows of one process, in the columns of `DTYPES`."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.names, self.places = Ids(), Ids()
-        self.on_device = False
-        self.lost = 0
-
-    def add(self, start: Any, end: Any, role: Role, name: str, place: Any, correlation: Any, nbytes: Any) -> None:
-        numbers = (start, end, -1 if correlation is None else correlation, -1 if nbytes is None else nbytes)
-        if not all(isinstance(number, int) and abs(number) < 2**60 for number in numbers) or end < start:
-            self.lost += 1
-            return
-        self.on_device = self.on_device or role in ON_DEVICE
-        self.rows.append((start, end, role, self.names[name], self.places[place], *numbers[2:]))
-
-    def columns(self, base: int) -> dict[str, Any]:
-        table = np.array(self.rows, np.int64).reshape(-1, len(DTYPES))
-        columns = {name: table[:, i].astype(dtype) for i, (name, dtype) in enumerate(DTYPES.items())}
-        return columns | {name: columns[name] + base for name in ("start", "end")}
+def _numbered(table: Ids, what: Callable[..., Any], *columns: Numbers) -> Numbers:
+    """Return for each row the number in `table` of what `what` makes of its values, called once for equal ones."""
+    code = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, which = np.unique(column, return_inverse=True)
+        code = code * len(values) + which
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    keys = zip(*(column[first].tolist() for column in columns), strict=True)
+    return np.array([table[what(*key)] for key in keys], np.int64)[which]
 
 
-def _process(identity: Any) -> int:
-    """Return the pid in a globalPid or globalTid: hardware 8 bits, virtual machine 8, process 24, thread 24."""
-    return identity >> 24 & 0xFFFFFF if isinstance(identity, int) else 0
-
-
-def _thread(identity: Any) -> int:
-    return identity & 0xFFFFFF if isinstance(identity, int) else 0
+def _key(pid: Numbers, correlation: Numbers) -> Numbers:
+    """Return a number for a process and a correlation number together."""
+    key: Numbers = pid << 36 | correlation & (1 << 36) - 1
+    return key

@@ -163,7 +163,7 @@ EXPECTED = [
     (7_600, 100, "MEMSET", "Memset (Device)", "stream 7", -1),
     (8_000, 15_501, "COMPUTE", "void gemm<float>(int)", "stream 7", 3),
     (8_500, 16_000, "API", "cudaStreamSynchronize", "main", 3),
-    (8_500, 16_000, "WAIT", "synchronize", "main", 3),
+    (8_600, 15_800, "WAIT", "synchronize", "main", 3),  # as the table of synchronisations has it
 ]
 
 
@@ -182,7 +182,7 @@ def test_an_export_reads_as_a_profiler_trace_does(tmp_path):
     assert "0 of 2 launches without GPU work, 1 of 3 GPU spans without a launch" in notes(timeline)  # the memset
     assert len(timeline.arrows["tail"]) == 2
     assert rows(timeline, Kind.COPY_H2D)[0].nbytes == 4_096
-    assert summarize(timeline).host_blocked == {"synchronize": 16_000}
+    assert summarize(timeline).host_blocked == {"synchronize": 15_800}
 
 
 @pytest.mark.parametrize(
@@ -201,6 +201,8 @@ def test_other_versions(tmp_path, change):
     found = table(read(export(tmp_path / "report.sqlite", change)))
     if "memKind" in change:
         found = [tuple("Memset (Device)" if cell == "Memset (Unknown)" else cell for cell in row) for row in found]
+    if "SYNCHRONIZATION" in change:  # then the whole call counts as waiting
+        found = [(8_600, 15_800, *row[2:]) if row[2] == "WAIT" else row for row in found]
     assert found == EXPECTED
 
 
@@ -247,6 +249,22 @@ def test_several_processes_become_several_groups_of_lanes(tmp_path):
         "process 5000 main",
         "process 5000 stream 7",
     }
+
+
+def test_a_synchronisation_is_a_wait_of_the_host_and_one_of_a_stream_is_not(tmp_path):
+    """Also where its call is not in the file; then in the process's first thread."""
+    columns = "start, end, deviceId, contextId, streamId, correlationId, globalPid, syncType, eventId"
+    lost = columns.replace("start, end", "26000, 27000").replace("correlationId", "99")
+    stream = columns.replace("start, end", "28000, 29000").replace("syncType", "2")
+    change = "".join(
+        f"INSERT INTO CUPTI_ACTIVITY_KIND_SYNCHRONIZATION SELECT {each} FROM CUPTI_ACTIVITY_KIND_SYNCHRONIZATION "
+        "WHERE correlationId = 3 AND syncType = 3;"
+        for each in (lost, stream)
+    )
+    timeline = read(export(tmp_path / "a.sqlite", change)).self_check()
+    waits = [(row.start, row.duration, row.lane.name) for row in rows(timeline, Kind.WAIT)]
+    assert waits == [(8_600, 15_800, "main"), (25_500, 1_000, "main")]
+    assert "1 synchronisation rows" in notes(timeline)
 
 
 def test_graphs_as_a_whole(tmp_path):
