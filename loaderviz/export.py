@@ -292,6 +292,8 @@ def _rows(timeline: Timeline) -> np.ndarray[Any, np.dtype[np.int64]]:
     for number in range(len(timeline.lanes)):
         stacks: list[list[int]] = [[]]  # for each row, the ends of the spans that are open
         mine = np.flatnonzero(timeline.lane == number)
+        if (timeline.start[mine][1:] >= timeline.end[mine][:-1]).all():
+            continue  # all apart, as in a stream
         spans = zip(mine.tolist(), timeline.start[mine].tolist(), timeline.end[mine].tolist(), strict=True)
         for index, start, end in spans:
             row = 0
@@ -311,7 +313,8 @@ def _rows(timeline: Timeline) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 def _places(timeline: Timeline, rows: np.ndarray[Any, Any]) -> Places:
     """Return pid and tid of each row of each lane; a device's threads are its streams, if their numbers are free."""
-    used = {(int(lane), int(row)) for lane, row in zip(timeline.lane, rows, strict=True)}
+    second = rows > 0
+    used = {*zip(timeline.lane[second].tolist(), rows[second].tolist(), strict=True)}
     used |= {(number, 0) for number in range(len(timeline.lanes))}
     places: Places = {}
     taken = set()
@@ -324,11 +327,6 @@ def _places(timeline: Timeline, rows: np.ndarray[Any, Any]) -> Places:
         taken.add((pid, tid))
         places[number, row] = {"pid": pid, "tid": tid}
     return places
-
-
-def _us(ns: int) -> str:
-    """Return a time in µs, exact in ns, as JSON has it."""
-    return f"{ns // 1_000}.{ns % 1_000:03d}"
 
 
 def _names(timeline: Timeline, places: Places) -> Iterator[Event]:
@@ -356,6 +354,7 @@ def _spans(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> It
         part = [column[first : first + AT_ONCE].tolist() for column in columns]
         for index, values in enumerate(zip(*part, strict=True), first):
             start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source, row = values
+            since, lasts = start - begin, end - start
             head = heads.get((lane, kind, row))
             if head is None:
                 head = heads[lane, kind, row] = _head(timeline.lanes[lane], lane, Kind(kind), places[lane, row])
@@ -364,8 +363,8 @@ def _spans(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> It
                 text += f', "correlation": {correlation}'
             if nbytes >= 0:
                 text += f', "bytes": {nbytes}'
-                if device and end > start:
-                    text += f', "memory bandwidth (GB/s)": {nbytes / (end - start)}'
+                if device and lasts:
+                    text += f', "memory bandwidth (GB/s)": {nbytes / lasts}'
             if batch >= 0:
                 text += f', "batch": {batch}'
             if pinned >= 0:
@@ -374,8 +373,10 @@ def _spans(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> It
                 text += f', "cause": {causes[cause]}'
             if source >= 0 and timeline.sources[source]:
                 text += f', "source": {sources[source]}'
-            times = f'"ts": {_us(start - begin)}, "dur": {_us(end - start)}'
-            yield f'{before}{names[name]}{place}{times}, "args": {{"span": {index}{text}}}}}'
+            yield (
+                f'{before}{names[name]}{place}"ts": {since // 1_000}.{since % 1_000:03d}, '
+                f'"dur": {lasts // 1_000}.{lasts % 1_000:03d}, "args": {{"span": {index}{text}}}}}'
+            )
 
 
 def _head(lane: Lane, number: int, kind: Kind, place: Event) -> tuple[str, str, str, bool]:
@@ -402,8 +403,14 @@ def _flows(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> It
     for number, (wait, tail, lane, row, left, head, its, below, came) in enumerate(zip(*columns, strict=True), 1):
         name = '"event wait"' if wait else '"ac2g"'
         common = f'"id": {number}, "cat": {name}, "name": {name}'
-        yield f'{{"ph": "s", {common}, {at[lane, row]}, "ts": {_us(left)}, "args": {{"span": {tail}}}}}'
-        yield f'{{"ph": "f", {common}, {at[its, below]}, "ts": {_us(came)}, "args": {{"span": {head}}}, "bp": "e"}}'
+        yield (
+            f'{{"ph": "s", {common}, {at[lane, row]}, "ts": {left // 1_000}.{left % 1_000:03d}, '
+            f'"args": {{"span": {tail}}}}}'
+        )
+        yield (
+            f'{{"ph": "f", {common}, {at[its, below]}, "ts": {came // 1_000}.{came % 1_000:03d}, '
+            f'"args": {{"span": {head}}}, "bp": "e"}}'
+        )
 
 
 def _marks(timeline: Timeline, places: Places) -> Iterator[Event]:

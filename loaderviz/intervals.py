@@ -20,15 +20,12 @@ Times = npt.NDArray[np.integer[Any]]
 
 def union(start: Times, end: Times) -> Intervals:
     """Return the set covered by the spans [start, end) [ns], given in any order; empty spans add nothing."""
-    full = np.flatnonzero(end > start)
-    order = full[np.argsort(start[full], kind="stable")]
-    first, last = np.asarray(start, np.int64)[order], np.asarray(end, np.int64)[order]
-    if not len(order):
-        return np.empty((0, 2), np.int64)
-    reach = np.maximum.accumulate(last)
-    opens = np.r_[True, first[1:] > reach[:-1]]  # a gap before it; touching intervals become one
-    closes = np.r_[opens[1:], True]
-    return np.stack([first[opens], reach[closes]], axis=1)
+    full = end > start
+    first, last = np.asarray(start, np.int64)[full], np.asarray(end, np.int64)[full]
+    if (first[1:] < first[:-1]).any():  # seldom: timelines are sorted
+        order = np.argsort(first, kind="stable")
+        first, last = first[order], last[order]
+    return _joined(first, np.maximum.accumulate(last))
 
 
 def length(intervals: Intervals) -> int:
@@ -49,14 +46,14 @@ def intersect(one: Intervals, other: Intervals) -> Intervals:
     """Return the part that is in both."""
     left, right, in_one, in_other = _pieces(one, other)
     keep = in_one & in_other
-    return union(left[keep], right[keep])
+    return _joined(left[keep], right[keep])
 
 
 def subtract(one: Intervals, other: Intervals) -> Intervals:
     """Return the part of `one` that is not in `other`."""
     left, right, in_one, in_other = _pieces(one, other)
     keep = in_one & ~in_other
-    return union(left[keep], right[keep])
+    return _joined(left[keep], right[keep])
 
 
 def clip(intervals: Intervals, start: int, end: int) -> Intervals:
@@ -92,16 +89,23 @@ def take_free(free: list[float], start: float, end: float) -> int:
     return track
 
 
+def _joined(first: Intervals, last: Intervals) -> Intervals:
+    """Return sorted intervals, which may touch, or begin within the one before, as a set; `last` never falls."""
+    if not len(first):
+        return np.empty((0, 2), np.int64)
+    opens = np.r_[True, first[1:] > last[:-1]]  # a gap before it
+    return np.stack([first[opens], last[np.r_[opens[1:], True]]], axis=1)
+
+
 def _pieces(
     one: Intervals, other: Intervals
 ) -> tuple[Intervals, Intervals, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Cut time at every edge of both sets: left and right ends of the pieces, and which set covers each."""
-    # A stable sort merges the two sorted runs. Every second edge of a set closes, so a running sum tells what covers.
+    # A stable sort merges the two sorted runs. Every second edge of a set closes it: after an odd number it covers.
     edges = np.concatenate([one.ravel(), other.ravel()])
     order = np.argsort(edges, kind="stable")
-    steps = np.zeros((2, len(edges)), np.int8)
-    steps[0, : 2 * len(one) : 2], steps[0, 1 : 2 * len(one) : 2] = 1, -1
-    steps[1, 2 * len(one) :: 2], steps[1, 2 * len(one) + 1 :: 2] = 1, -1
-    edges, covering = edges[order], np.cumsum(steps[:, order], axis=1, dtype=np.int8) > 0
-    apart = edges[:-1] < edges[1:]
-    return edges[:-1][apart], edges[1:][apart], covering[0, :-1][apart], covering[1, :-1][apart]
+    edges = edges[order]
+    of_one = np.cumsum(order < 2 * len(one))
+    of_other = np.arange(1, len(order) + 1) - of_one
+    apart = np.flatnonzero(edges[:-1] < edges[1:])
+    return edges[apart], edges[apart + 1], of_one[apart] & 1 > 0, of_other[apart] & 1 > 0

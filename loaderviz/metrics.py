@@ -194,12 +194,14 @@ def _breakdown(
         ("idle: host starts workers", _covered(timeline, loop & starts_workers(timeline), start, end)),
         *((name, _covered(timeline, loop & timeline.where(*kinds), start, end)) for name, kinds in _HOST_WORK),
     ]
-    breakdown, rest = {}, np.array([[start, end]])
+    breakdown, rest, left = {}, np.array([[start, end]]), end - start
     for name, part in layers:
-        if taken := intervals.length(intervals.intersect(rest, part)):
-            breakdown[name] = taken
+        if len(part):
             rest = intervals.subtract(rest, part)
-    if left := intervals.length(rest):
+            before, left = left, intervals.length(rest)
+            if before > left:
+                breakdown[name] = before - left
+    if left:
         breakdown["idle: other"] = left
     if sum(breakdown.values()) != end - start:  # by construction; a wrong number must never be printed
         raise AssertionError(f"the breakdown sums to {sum(breakdown.values())} ns in a window of {end - start} ns")

@@ -257,9 +257,9 @@ class Timeline:
 
     def where(self, *kinds: Kind) -> npt.NDArray[np.bool_]:
         """Return a mask over the spans, shape `(len(self),)`: True where the kind is one of `kinds`."""
-        asked = np.zeros(len(Kind), bool)
-        asked[list(kinds)] = True
-        mask: npt.NDArray[np.bool_] = asked[self.spans["kind"]]
+        mask = np.zeros(len(self), bool)
+        for kind in kinds:
+            mask |= self.spans["kind"] == kind
         return mask
 
     def between(self, start: int, end: int) -> Timeline:
