@@ -211,6 +211,21 @@ def printed() -> View:
     return trained.timeline.view(title="As an article prints it: copies and kernels take turns")
 
 
+def convolving() -> View:
+    """A network that computes for a long time on each byte."""
+
+    def loop() -> torch.Tensor:
+        torch.manual_seed(0)
+        net = [torch.nn.Conv2d(1, 24, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(24 * 26 * 26, 10)]
+        model = torch.nn.Sequential(*net).to("cuda")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, y in steps(make_batches(256, 6)):
+            loss = train_step(model, optimizer, x[:, None].to("cuda"), y.to("cuda"))
+        return loss
+
+    return watch(loop).view(title="A convolutional network: copies between long steps")
+
+
 PICTURES: dict[str, Callable[[], View | Machine]] = {
     "00_start_here": machine,
     "01_blocking_copy": one_copy,
@@ -222,6 +237,7 @@ PICTURES: dict[str, Callable[[], View | Machine]] = {
     "07_your_own_trace": recorded,
     "08_capstone": resident,
     "09_what_the_articles_say": printed,
+    "10_extras": convolving,
 }
 
 

@@ -52,8 +52,8 @@ def test_all_tables_give_a_lesson_the_minutes_that_it_gives_itself():
     own = [
         int(re.search(r"^# Time: about (\d+) minutes", path.read_text(encoding="utf-8"), re.M)[1]) for path in SOURCES
     ]
-    start = re.findall(r"^# \| \d \| .* \| (\d+) \|$", SOURCES[0].read_text(encoding="utf-8"), re.M)
-    glance = re.findall(r"^\| \d \| .* \| (\d+) min \|$", section("The course at a glance"), re.M)
+    start = re.findall(r"^# \| \d+ \| .* \| (\d+) \|$", SOURCES[0].read_text(encoding="utf-8"), re.M)
+    glance = re.findall(r"^\| \d+ \| .* \| (\d+) min \|$", section("The course at a glance"), re.M)
     assert [int(number) for number in start] == own
     assert [int(number) for number in glance] == own
 

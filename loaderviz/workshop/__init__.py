@@ -11,6 +11,7 @@ is the last one.
 
 from __future__ import annotations
 
+from loaderviz.workshop import break_it
 from loaderviz.workshop.exercises import Exercise, ExerciseError, Note, Outcome, Prediction, predict
 from loaderviz.workshop.lessons import (
     capstone,
@@ -53,6 +54,7 @@ __all__ = [
     "Note",
     "Outcome",
     "Prediction",
+    "break_it",
     "capstone",
     "claims",
     "exercise",

@@ -60,6 +60,7 @@ lesson00.machine()
 # | 7 | [Your own trace](07_your_own_trace.ipynb) | what does my own training loop do? | 30 |
 # | 8 | [Capstone](08_capstone.ipynb) | how close to the limit can I bring a training? | 45 |
 # | 9 | [What the articles say](09_what_the_articles_say.ipynb) | is it true what people repeat? | 40 |
+# | 10 | [Extras](10_extras.ipynb) | graphs, chunks, augmentation: what else is there? | 30 |
 #
 # Lessons 1 to 4 are one story. Each lesson goes the same way: **predict**, **run**, **see**, read why, then solve an
 # **exercise**. The check judges what your code *does*. How you write it is up to you.
@@ -129,12 +130,13 @@ steady.view(verdict=False)
 #
 # **A row is a place, time goes to the right, a colour is a batch.** The rows are in the order in which a batch travels:
 #
-# * `main · ranges`: which batch the Python program is at; `nested`: parts of that step, here the `DataLoader`.
-# * `main · calls`: what the program calls. `main · waits`, hatched: the host is blocked; the mouse says by what.
-# * `H2D engine`: copies from host to device. `D2H engine`: back; here only the loss, at the end.
-# * `stream 7 (default)`: the queue in which the GPU works. Thick bars compute, thin bars are copies.
-# * `GPU state`: computing, a copy that keeps it from computing (*exposed*), a copy during the computing (*hidden*),
-#   idle.
+# * `main thread: batches`: which batch the Python program is at, and below it parts of that step.
+# * `main thread: loading and CUDA calls`: what the program calls; the long bars are the `DataLoader`, which makes the
+#   next batch. `main thread waits`, hatched: the host is blocked; the mouse says by what.
+# * `copy engine to GPU`: copies from host to device. `copy engine from GPU`: back; here only the loss, at the end.
+# * `default stream`: the queue in which the GPU works. Thick bars compute, thin bars are copies.
+# * `what the GPU does`: computing, a copy that keeps it from computing (*exposed*), a copy during the computing
+#   (*hidden*), idle.
 #
 # Follow one colour from the top left to the bottom right. In a *good* picture the lanes of the GPU have **different
 # colours at the same time**: batch 5 is copied while batch 4 is computed. Here they have one colour at a time, and long

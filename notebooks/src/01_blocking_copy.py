@@ -108,15 +108,16 @@ blocking.view(verdict=False)
 #
 # Every batch has one colour. Follow one colour down through the lanes:
 #
-# 1. `main · calls`: the host calls CUDA. The long call is the copy. `main · waits`: in the hatched parts it is blocked.
-# 2. `H2D engine`: the batch travels from the host to the device.
-# 3. `stream 7 (default)`: the GPU computes on the batch. (The thin bars are the copies again: they are in this queue.)
+# 1. `main thread: CUDA calls`: the host calls CUDA. The long call is the copy. `main thread waits`: in the hatched
+#    parts it is blocked.
+# 2. `copy engine to GPU`: the batch travels from the host to the device.
+# 3. `default stream`: the GPU computes on the batch. (The thin bars are the copies again: they are in this queue.)
 #
 # Only then does the next colour begin in the lanes of the GPU. The host is there earlier: it has already called the
 # next copy. It waits twice: first until the GPU has computed the batch before, then for the copy itself.
 #
-# The strip `GPU state` has colours of its own, see the legend:
-# the GPU computes, or a copy keeps it from computing, or it has nothing to do at all.
+# The strip `what the GPU does` has colours of its own, see the legend: the GPU computes, or a copy keeps it from
+# computing, or it has nothing to do at all.
 
 # %%
 summary = lv.summarize(blocking)

@@ -168,7 +168,7 @@ advice.reveal()
 # %% [markdown]
 # The work of the host did not go away. It moved: in the plain loop the driver copies into its buffer piece by piece,
 # while the GPU already fetches the pieces before. `pin_memory()` copies the whole batch first, and only then can the
-# copy to the GPU begin. In the figure the long bars in `main · calls`, with the number of the batch, are
+# copy to the GPU begin. In the figure the long bars in `main thread: CUDA calls`, with the number of the batch, are
 # `pin_memory()`. Meanwhile the GPU is idle.
 #
 # With `non_blocking=True` (lesson 3) the host does not wait for the copy either: it queues the work of the step while
@@ -240,8 +240,8 @@ hidden.reveal()
 
 # %% [markdown]
 # The copy is shorter, because it is not staged any more. But the step is still a *sum*. **R30: a blocking `.to` waits
-# for its stream**, pinned or not. Look at `main · waits`: most of it was "staging", now all of it is "synchronize". The
-# host waits for the copy, so nobody gives the GPU work in the meantime.
+# for its stream**, pinned or not. Look at `main thread waits`: most of it was "staging", now all of it is
+# "synchronize". The host waits for the copy, so nobody gives the GPU work in the meantime.
 #
 # ## Who should pin? The DataLoader
 #
@@ -272,7 +272,7 @@ from_loader.view()
 
 # %% [markdown]
 # Read the picture from top to bottom, as a batch travels: `worker 0` and `worker 1` fetch, the `pin thread` pins,
-# `main` takes the batch and calls the copy, the `H2D engine` copies, the stream computes.
+# `main` takes the batch and calls the copy, the `copy engine to GPU` copies, the stream computes.
 # The workers are some batches ahead: compare the numbers in their lanes with those below. (There are fewer colours than
 # batches, so two batches can have the same one.) On the right their lanes are empty, because the data set ends there.
 #

@@ -92,15 +92,15 @@ lv.compare(three, verdict=False)
 guess_hidden.reveal()
 
 # %% [markdown]
-# **Not pinned.** Look at `main · waits` in the second picture. **R7: a pageable copy must be staged, so the driver may
-# wait for the stream, and the host does the staging.** In most steps you see both, as two bars: first the wait for the
-# stream, then the staging. PyTorch asked for an asynchronous copy; the driver cannot do it. There is no error and no
-# warning: the host is blocked all the same.
+# **Not pinned.** Look at `main thread waits` in the second picture. **R7: a pageable copy must be staged, so the driver
+# may wait for the stream, and the host does the staging.** In most steps you see both, as two bars: first the wait for
+# the stream, then the staging. PyTorch asked for an asynchronous copy; the driver cannot do it. There is no error and
+# no warning: the host is blocked all the same.
 #
-# **One stream.** In the third picture the host is free: in `main · calls` it is some batches ahead. But the GPU still
-# copies *or* computes. **R16: a stream is a queue; what is in it runs in order, one after the other.** The copy of
-# batch 5 stands in the queue behind the computing of batch 4. Copying and computing have different engines on the GPU,
-# but one queue uses only one at a time. So a hidden copy needs three things:
+# **One stream.** In the third picture the host is free: in `main thread: CUDA calls` it is some batches ahead. But the
+# GPU still copies *or* computes. **R16: a stream is a queue; what is in it runs in order, one after the other.** The
+# copy of batch 5 stands in the queue behind the computing of batch 4. Copying and computing have different engines on
+# the GPU, but one queue uses only one at a time. So a hidden copy needs three things:
 #
 # 1. the source is **pinned**, so that the copy engine can work without the host;
 # 2. the call is **non-blocking**, so that the host can go on;
@@ -182,9 +182,9 @@ overlapped = watch(prefetch_loop, batches)
 lv.compare({"blocking": blocking, "pinned, one stream": one_stream, "prefetch": overlapped})
 
 # %% [markdown]
-# Look at one moment in the third picture, and go down through the lanes: the `H2D engine` has the colour of a *later*
-# batch, the stream that computes has the colour of *this* one. That is overlap. Still the same loss: nothing else
-# changed. In the table, `headroom` near 1 means: a better way of copying cannot help any more.
+# Look at one moment in the third picture, and go down through the lanes: the `copy engine to GPU` has the colour of a
+# *later* batch, the stream that computes has the colour of *this* one. That is overlap. Still the same loss: nothing
+# else changed. In the table, `headroom` near 1 means: a better way of copying cannot help any more.
 #
 # What is `claim` for? The memory of a batch was taken in the side stream. As soon as our variable is gone, PyTorch may
 # give it to the next copy there. **R36: `record_stream` tells PyTorch that another stream reads it, too.** Without it
@@ -399,7 +399,7 @@ guess_small.reveal()
 #
 # * Take `main.wait_event(arrived)` out of `prefetch_loop`. What happens, and in which line? (Labels are whole numbers,
 #   which have no `nan`: the emulator uses the largest number instead, and `cross_entropy` refuses it.)
-# * Take out `pinned(...)` there. Which part is hidden now, and who does the staging meanwhile? See `main · waits`.
+# * Take out `pinned(...)` there. Which part is hidden now, and who does the staging meanwhile? See `main thread waits`.
 # * `watch(late_loop, batches)` is the late copy without `.item()`. A part of it is hidden. Which part, and why?
 # * `lv.step_through(overlapped)` goes through the picture event by event.
 #

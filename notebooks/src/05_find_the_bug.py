@@ -22,42 +22,33 @@
 #
 # **The question of this lesson: this prefetcher passed all its tests. Is it right?**
 #
-# After it you can
+# After it you can name the four orders that a prefetcher needs, read the report of a race, repair it without losing the
+# overlap, and say why tests do not find such a bug.
 #
-# * name the four orders that a prefetcher needs, and see in its code which one is missing;
-# * read the report of a race, and find it in the picture;
-# * repair it without losing the overlap;
-# * say why tests do not find such a bug, and what a detector finds and does not find.
-#
-# Time: about 45 minutes, half of them for the exercises. You need no GPU. Before it: [4. The data set on the
-# GPU](04_gpu_resident_slicing.ipynb) and, for streams and events, [3. Prefetch](03_non_blocking_prefetch.ipynb).
+# Time: about 45 minutes, half of them for the exercises. You need no GPU. Before it: [3.
+# Prefetch](03_non_blocking_prefetch.ipynb).
 
 # %%
 import torch
 from IPython.display import display
-from torch.cuda._sanitizer import EventHandler
 
-import loaderviz as lv
-from loaderviz.workshop import lesson05, predict, suspects
+from loaderviz.workshop import break_it, lesson05, predict, suspects
 from loaderviz.workshop.lessons.lesson05 import count_wrong, table, try_out
-from loaderviz.workshop.loop import GPU, HOST, gpu_milliseconds, make_batches, show_code
+from loaderviz.workshop.loop import gpu_milliseconds, make_batches, show_code
 
 # %% [markdown]
 # ## Six loaders
 #
-# A batch travels from the host's memory to the GPU's, is used there, and its memory is used again. The host, the stream
-# that copies and the stream that computes do not wait for each other by themselves. So the code must make sure of four
-# orders:
+# Host, copying stream and computing stream do not wait for each other by themselves. The code must make four orders:
 #
 # 1. a kernel reads a batch **after** its copy is complete (R16);
 # 2. the memory of a batch is written again **after** the kernels that read it (R35, R36);
 # 3. a pinned buffer is filled again **after** the copy out of it (R42);
 # 4. the host reads a result **after** its copy to the host (R32).
 #
-# Here are six prefetchers. Four are wrong: each of them lacks one of the orders. Two are right. In each there is
-# something that looks safe. **Read them like a reviewer: who waits for whom, and does it help?** Take ten minutes.
-# (`copy_ahead` and `claim` are those of lesson 3: a copy on the side stream with an event, and `record_stream`. The
-# loop uses a batch in the current stream, and then asks for the next one. Only D gets batches that are not pinned.)
+# Here are six prefetchers. Four are wrong: each lacks one order. In each there is something that looks safe. **Read
+# like a reviewer. For each pair of accesses: what makes sure that one is over before the other begins?** Take ten
+# minutes, in pairs. (`copy_ahead` and `claim` are those of lesson 3. Only D gets batches that are not pinned.)
 
 # %%
 show_code(*suspects.LOADERS.values())
@@ -71,11 +62,10 @@ guess_right = predict(
 guess_right
 
 # %% [markdown]
-# `try_out` lets a loop take 16 batches from a loader, on an emulated GPU. The loop never waits, so the host gets far
-# ahead of the GPU. Each batch is added up on the GPU, and the sums are compared with the right ones. In the table:
+# `try_out` lets a loop take 16 batches, on an emulated GPU; the loop never waits, so the host gets far ahead. In the
+# table:
 #
 # * *overwritten in use* counts the batches whose memory got other bytes before the GPU was done with them;
-# * *copy hidden* is the share of the copies that runs under computing, *time* is that of all batches;
 # * a *hazard* can make numbers wrong; a *lint* is a line that does nothing, or costs time.
 
 # %%
@@ -85,27 +75,25 @@ display(table(trials), guess_right.reveal())
 # %% [markdown]
 # ## A: who waits?
 #
-# The report has both sides of the race, the missing order, and the line to add. Stream 7 is the one that computes, and
-# `labels.clone()` is the first line of the loop that uses a batch. In the picture both sides have a black frame; time
-# in which both run, as in C below, is yellow. A dashed arrow is an order that nobody made. There are two of them,
-# because the images and the labels are two copies.
+# The report has both sides of the race, the missing order, and the line to add. In the picture both sides have a black
+# frame; a dashed arrow is an order that nobody made. There are two, because images and labels are two copies.
 
 # %%
 display(trials["A"].hazards[0], trials["A"].lints[0], trials["A"].view())
 
 # %% [markdown]
 # `arrived.wait()` names no stream, so the *current* stream waits, and inside `with torch.cuda.stream(side)` that is
-# `side`. It waits for its own event: that is no order at all, and the lint `wait-on-nothing` says so. Loader B has
-# the same call in the same place, `used[slot].wait()`, and there it is right: it is the copy that must wait.
+# `side`. It waits for its own event: no order at all. Loader B has the same call in the same place, and there it is
+# right: it is the copy that must wait.
 #
-# Why is no batch of A right, not even by luck? Until something waits for a copy, the emulator lets its destination hold
-# poison (`nan`). A GPU would show what lay there before: an older batch, or the right one, if the copy was early.
+# Until something waits for a copy, the emulator lets its destination hold poison (`nan`). A GPU would show what lay
+# there before: an older batch, or the right one, if the copy was early.
 #
 # ## C: how long is long enough?
 #
 # "Memory that has a reference is not given away": true. But the host drops the reference at *its* time. **R35: the
-# block is free at once, whatever the GPU still reads.** Look at the two frames. Which batch is computed in `stream 7`,
-# and which batch is copied into its memory in `stream 13`? (The number of a copy is above it, in `H2D engine`.)
+# block is free at once, whatever the GPU still reads.** In the two frames: which batch is computed in the `default
+# stream`, and which one is copied into its memory?
 
 # %%
 display(trials["C"].hazards[0], trials["C"].view())
@@ -113,30 +101,27 @@ display(trials["C"].hazards[0], trials["C"].view())
 # %% [markdown]
 # And all batches were right? The emulator computes the numbers of a kernel when it is queued, so it cannot show this
 # damage in numbers. It shows it in time: the batches under "overwritten in use" got new bytes while kernels read them,
-# or before. On a GPU with these times they would be wrong. The report counts more: also those that were in order by
-# luck. **Right numbers are no proof.**
-#
-# Four references, eight, a hundred: each number only says how far the host may be ahead. An order has no such number.
+# or before. **Right numbers are no proof.** Four references, eight, a hundred: each number only says how far the host
+# may be ahead. An order has no such number.
 #
 # ## D and F: the host takes part
 #
-# In D the *stream* waits, and for an event of its own. But who fills the buffer? The host, and it goes on at once. In F
-# the host does wait. For what? **R16: an event stands for what was queued before it was recorded.**
+# In D the *stream* waits. But who fills the buffer? The host, and it goes on at once. In F the host does wait. For
+# what? **R16: an event stands for what was queued before it was recorded.**
 
 # %%
 for name in "DF":
     display(trials[name].hazards[0], trials[name].view())
 
 # %% [markdown]
-# In D most batches have the values of the batch after it: the host fills the buffer again before it is copied. In F
-# look at where `synchronize` ends: at the end of the last copy to the GPU. The kernel that finds the brightest pixel
-# and the copy of its result come after that, and by then the host is already reading.
+# In D most batches have the values of the batch after it. In F look at where `synchronize` ends: at the end of the last
+# copy to the GPU. The brightest pixel comes after that, and by then the host is already reading.
 #
 # ## E: right, and as slow as no prefetcher
 #
-# E has every order, and one of them twice. `claim` protects the memory; `side.wait_stream(main)` protects it again. But
-# this wait is made when the work of the step is in the queue, so the copy waits for exactly the work that it should
-# hide under. **The most careful loader is the slowest** (see *time* in the table). A lint says so; it is no hazard.
+# E has every order, and one of them twice. `claim` protects the memory; `side.wait_stream(main)` protects it again,
+# when the work of the step is in the queue already. So the copy waits for exactly the work that it should hide under.
+# **The most careful loader is the slowest.**
 
 # %%
 display(trials["E"].lints[0], trials["E"].view())
@@ -154,7 +139,7 @@ display(trials["E"].lints[0], trials["E"].view())
 # ## On a lucky day
 #
 # With `copies="eager"` the bytes of a copy arrive at once, as on a fast link on a lucky day. And a test loop is seldom
-# the loop of the real training: it often prints the loss in each step. The last row is loader C in such a loop.
+# the loop of the real training: it often prints the loss in each step, as in the last row.
 
 # %%
 guess_lucky = predict(
@@ -170,65 +155,42 @@ printing = try_out(suspects.loader_c, read=True)
 display(table(lucky | {"C, and .item() in each step": printing}), guess_lucky.reveal())
 
 # %% [markdown]
-# On the lucky day all numbers are right, and a test that looks at numbers is content. The detector does not look at
-# numbers or times. It asks for each two accesses of the same bytes: **is it certain that one is over when the other
-# begins?** An event, a wait, a synchronize make it certain; being fast does not. So it reports the same as before.
+# On the lucky day a test that looks at numbers is content. The detector asks for each two accesses of the same bytes:
+# **is it certain that one is over when the other begins?** An event, a wait, a synchronize make it certain; being fast
+# does not.
 #
-# In the last row there is no hazard, and that is no mistake: `.item()` waits for the GPU in each step (R25), so here
-# the host is never far ahead, and C is right. Take the `.item()` out, and the race is back. The loader did not
-# change.
+# In the last row there is no hazard, and that is no mistake: `.item()` waits for the GPU in each step (R25), so the
+# host is never far ahead, and C is right. Take the `.item()` out, and the race is back.
 #
-# **Is there no tool for it?** PyTorch has one: `TORCH_CUDA_SANITIZER=1`. It finds A. But it forgets memory that is
-# freed, so it misses C; and it does not look at the host's memory, so it misses D and F. Its core runs without a GPU.
-# Here we tell it what happens in C: a read in the main stream, and then a copy into the same block in the side stream.
+# What the detector does not see, and when it is wrong: [Extras](10_extras.ipynb).
+#
+# ## Break it
+#
+# Now the other way round. **In a room:** each pair takes loader B, or one of its own, and breaks it so that it looks
+# right: on a lucky day all numbers must be. Then it reads its code aloud, the room votes, the detector judges. A wrong
+# vote is a point for the pair, a right one for the room. **Alone:** five cards; on some of them something was changed.
+# Read each one, choose, and count your points. Another seed deals other cards.
 
 
 # %%
-def sanitizer_reports(freed):
-    """Tell torch's sanitizer of a read, and of an unordered write to the same block; was it freed in between?"""
-    sanitizer, main, side, block = EventHandler(), 7, 13, 4096
-    sanitizer._handle_memory_allocation(block)
-    sanitizer._handle_kernel_launch(main, {block}, set(), set(), "the work reads", {block: []})
-    if freed:
-        sanitizer._handle_memory_deallocation(block)
-        sanitizer._handle_memory_allocation(block)
-    return len(sanitizer._handle_kernel_launch(side, set(), {block}, set(), "the copy writes", {block: []}))
-
-
-print(f"reports if the block is kept: {sanitizer_reports(False)}, if it is freed in between: {sanitizer_reports(True)}")
-
-# %% [markdown]
-# ## What our detector does not see, and when it is wrong
-#
-# It sees what PyTorch does. **What numpy reads, it does not see**: no hazard is reported, but numpy gets the poison.
-# (What numpy *writes* into a pinned buffer is found: the bytes are compared later.) And it does not look at values: two
-# writes of the same number do no harm, and are reported all the same.
-#
-# A **false alarm** is possible, too. A view with gaps counts row by row, but only up to 64 rows; a taller one counts as
-# one piece from its first to its last byte. Below, two streams work on two halves of the columns, and share not one
-# byte.
+cards = break_it.deal(seed=1)
+for card in cards:
+    display(card.code, card)
 
 # %%
-with lv.record(on=GPU, host=HOST) as unseen:
-    total = torch.ones(1000, device="cuda").sum().to("cpu", non_blocking=True)
-    print(f"read by numpy: {total.numpy()}")
-with lv.record(on=GPU, host=HOST) as alarm:
-    side, columns = torch.cuda.Stream(), torch.zeros(100, 8, device="cuda")
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        columns[:, :4].add_(1)
-    columns[:, 4:].add_(1)
-print(f"numpy: {unseen.hazards!r}\nhalves: {alarm.hazards[0].line}")
+break_it.points(cards)
+
+# %%
+room = break_it.Room()
+room.hand_in("Ada and Bo", suspects.loader_c)  # yours instead
+room.vote("Ada and Bo", {"early-read": 3, "early-reuse": 1, "nothing": 8})  # hands
+room.judge()
 
 # %% [markdown]
-# And a **`needless-wait`** is only true for this run: nothing in it needed the wait. If what your code does depends on
-# the data, look at the other cases as well before you take a wait out.
-#
 # ## Exercises: repair them
 #
-# Each of the three starts with a loader from above. The target is measured: no hazard, every batch correct and in
-# order, and **the overlap is kept**. `torch.cuda.synchronize()` around each copy removes most hazards, and the overlap
-# with them; that does not pass.
+# The target is measured: no hazard, every batch correct and in order, and **the overlap is kept**.
+# `torch.cuda.synchronize()` around each copy removes most hazards, and the overlap with them; that does not pass.
 
 # %%
 lesson05.wait
@@ -364,8 +326,7 @@ lesson05.scaled.check(prefetch_scaled)
 # ## Try
 #
 # * Repair D in a cell of your own (one line is enough), and look: `try_out(my_loader).hazards`.
-# * Which single line of B can you take out so that it becomes wrong? There are more than one. Say the name of the
-#   hazard first, then run `table({"mine": try_out(my_loader)})`.
+# * Loader E without its needless line: how fast is it then? Is it still right?
 # * Your own prefetcher: `with lv.record(on="a100") as recording:` around ten steps of your training, then
 #   `print(recording.hazards, recording.lints)`. With `hazards="raise"` the run stops at the racing call.
 #
@@ -387,8 +348,6 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * Four orders: read after the copy, reuse after the read, refill after the copy, and on the host read after the copy
-#   back.
 # * For each wait ask: *who* waits (a stream, and which one, or the host), and for *what* (queued before the event).
 # * References and luck are no order. The race depends on how far the host is ahead, so a test with `.item()` hides it.
 # * A wait too many costs the overlap: ask for each wait which two accesses it keeps apart.

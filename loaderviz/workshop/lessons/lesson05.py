@@ -138,16 +138,18 @@ def try_out(
     copies: Literal["on_wait", "eager"] = "on_wait",
     read: bool = False,
     batches: int = TRIED,
+    like: Callable[..., Any] | None = None,
 ) -> Trial:
     """Let a loop take all batches from `loader` on the emulated GPU. Nothing is printed, and no hazard warned of.
 
     `copies="eager"`: the bytes of a copy arrive at once. `read`: the loop reads a number from the GPU in each step.
+    `like`: the suspect whose batches it gets, if it is none (D gets pageable ones, F divides them).
     Raises `NotYet` for a loader that hands out something else, and whatever the loader raises (in `Theirs`).
     """
-    data = Data.random([harness.SAMPLES] * batches, random.Random(0))
+    data, like = Data.random([harness.SAMPLES] * batches, random.Random(0)), like or loader
     setting = FeedConfig(
-        pinned=loader is not suspects.loader_d,
-        scale=BRIGHTEST if loader is suspects.loader_f else 1,
+        pinned=like is not suspects.loader_d,
+        scale=BRIGHTEST if like is suspects.loader_f else 1,
         copies=copies,
         host=harness.FAST_HOST,
     )

@@ -1,0 +1,177 @@
+"""Break it, the game of lesson 5: break a prefetcher so that it looks right; the others vote, the detector judges.
+
+room = break_it.Room()
+room.hand_in("Ada and Bo", their_loader)          # taken if a lucky day shows right numbers
+room.entries["Ada and Bo"].code                   # to read aloud
+room.vote("Ada and Bo", {"early-read": 3, "nothing": 5})
+room.judge()                                      # what it was, and the points
+
+cards = break_it.deal(seed=1)                     # alone: five loaders; some have a race, some have none
+cards[0].choose("early-reuse").reveal()
+break_it.points(cards)
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import random
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from loaderviz import words
+from loaderviz.errors import LoadervizError
+from loaderviz.workshop.exercises import Note, Prediction
+from loaderviz.workshop.lessons import suspects
+from loaderviz.workshop.lessons.lesson05 import Trial, try_out
+
+NOTHING = "nothing"
+KINDS = {  # the answers of a card, and what each would look like on a GPU
+    "early-read": "a kernel reads before the copy to the GPU is over: an old batch, now and then",
+    "early-reuse": "a copy overwrites what a kernel still reads: right as long as the host is slow",
+    "early-refill": "the host refills a buffer before the copy out of it: some batches come twice",
+    "early-host-read": "the host reads before the copy back: the number of an earlier step",
+    NOTHING: "every order is made",
+}
+QUESTION = "Is a race in it? Which one?"
+
+# A loader of the lesson, and a piece of its code with what comes in its place; nothing: that line is left out.
+CHANGES = (
+    ("B", "", ""),
+    ("B", "used[slot].wait()", ""),
+    ("B", "used[slot - 1].record()", ""),
+    ("B", "main.wait_event(arrived)", ""),
+    ("B", "main.wait_event(arrived)", "side.wait_event(arrived)"),
+    ("B", "arrived = side.record_event()", "arrived = main.record_event()"),
+    ("C", "ready = [copies]", "ready = [claim(copies, main)]"),
+    ("C", "ready = [copies]", "ready = [claim(copies, side)]"),
+    ("C", "maxlen=4", "maxlen=8"),
+    ("D", "side.wait_event(copied)", "copied.synchronize()"),
+    ("D", "side.wait_event(copied)", "copied.query()"),
+    ("D", "side.wait_event(copied)", "main.wait_event(copied)"),
+    ("E", "", ""),
+    ("E", "main.wait_event(arrived)", "main.wait_stream(main)"),
+    ("F", "arrived.synchronize()", "side.synchronize()"),
+    ("F", "arrived.synchronize()", "main.synchronize()"),
+    ("F", "", ""),
+)
+
+
+class BreakItError(LoadervizError, ValueError):
+    """A loader that cannot be handed in, or a vote for what is no answer; the message says which and why."""
+
+
+def found(trial: Trial) -> str:
+    """Return the kind of the first race of a trial, or NOTHING."""
+    return trial.hazards[0].kind if trial.hazards else NOTHING
+
+
+# Alone
+
+
+class Card(Prediction):
+    """A loader; say which race is in it. `code` shows it."""
+
+    def __init__(self, number: int, name: str, source: str) -> None:
+        super().__init__(f"Card {number}: {QUESTION}", list(KINDS), lambda: found(self.trial))
+        self.code, self._name = Note(f"Card {number}", source), name
+
+    @property
+    def trial(self) -> Trial:
+        """What the detector sees in it."""
+        return _tried(self._name, self.code.code)
+
+
+@lru_cache(maxsize=len(CHANGES))
+def _tried(name: str, source: str) -> Trial:
+    return try_out(loader_of(source), like=suspects.LOADERS[name])
+
+
+def loader_of(source: str) -> Callable[..., Any]:
+    """Return the function of a piece of source, as if a learner had typed it: reports quote its lines."""
+    file, place = f"<card {abs(hash(source))}>", dict(vars(suspects))
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    exec(compile(source, file, "exec"), place)
+    loader: Callable[..., Any] = place["loader"]
+    return loader
+
+
+def source_of(name: str, piece: str, instead: str) -> str:
+    """Return the source of a suspect with a piece of it changed, under a name and a docstring that say nothing."""
+    head, _, body = inspect.getsource(suspects.LOADERS[name]).partition('"""\n')
+    lines = [f'def loader(batches):\n    """{head.rpartition(chr(34) * 3)[2]}"""', *body.splitlines()]
+    if not piece:
+        return "\n".join(lines)
+    (at,) = (number for number, line in enumerate(lines) if piece in line)
+    lines[at : at + 1] = [lines[at].partition("  #")[0].replace(piece, instead)] if instead else []
+    return "\n".join(lines)
+
+
+def deal(seed: int, count: int = 5) -> list[Card]:
+    """Return `count` cards, not two of the same code; another seed deals others."""
+    chosen = random.Random(seed).sample(CHANGES, count)
+    return [Card(number, name, source_of(name, *change)) for number, (name, *change) in enumerate(chosen, 1)]
+
+
+def points(cards: Sequence[Card]) -> Note:
+    """Return how many of the cards were named rightly, and what was in each that got an answer."""
+    said = [card for card in cards if card.choice is not None]
+    lines = [f"{sum(card.right for card in said)} of {words.count(len(said), 'answer')} right; {len(cards)} cards."]
+    for card in said:
+        kind = found(card.trial)
+        lines.append(f"{'✔' if card.right else '✘'} {card.code.text}: {kind}. That is: {KINDS[kind]}.")
+    return Note("\n\n".join(lines))
+
+
+# In a room
+
+
+@dataclass
+class Entry:
+    """A loader that was handed in, its trial, and how many said what of it."""
+
+    trial: Trial
+    code: Note
+    votes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Room:
+    """What the pairs handed in, by their names. A wrong vote is a point for the pair, a right one for the room."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    def hand_in(self, name: str, loader: Callable[..., Any]) -> Note:
+        """Take a loader for batches in pinned memory, if it looks right. What the detector says is not told yet.
+
+        Raises `BreakItError` if on a lucky day, where the bytes of a copy arrive at once, a number is wrong.
+        """
+        lucky = try_out(loader, copies="eager")
+        if wrong := lucky.right.count(False):
+            said = f"{name}: it must look right. On a lucky day {words.count(wrong, 'batch')} of {len(lucky.right)} "
+            raise BreakItError(f"{said}have wrong numbers: every test would find that")
+        source = textwrap.dedent(inspect.getsource(loader))
+        self.entries[name] = Entry(try_out(loader), Note(f"Of {name}: {QUESTION}", source))
+        return Note(f"{name}: taken. All {len(lucky.right)} batches are right, on a lucky day.")
+
+    def vote(self, name: str, votes: Mapping[str, int]) -> None:
+        """Note how many say which kind. Raises `BreakItError` for a name or a kind that there is not."""
+        for what, known in (({name}, self.entries), (set(votes), KINDS)):
+            if unknown := what - set(known):
+                raise BreakItError(f"vote(): there is no {sorted(unknown)[0]!r}; there is {', '.join(known) or 'none'}")
+        self.entries[name].votes = dict(votes)
+
+    def judge(self) -> Any:
+        """Return a pandas table: for each pair what the detector found, and the points. Nothing broken: no point."""
+        import pandas as pd
+
+        rows: dict[str, dict[str, object]] = {}
+        for name, entry in self.entries.items():
+            kind = found(entry.trial)
+            right, cast = entry.votes.get(kind, 0), sum(entry.votes.values())
+            rows[name] = {"the detector": kind, "right votes": f"{right} of {cast}"}
+            rows[name] |= {"points of the pair": 0 if kind == NOTHING else cast - right, "points of the room": right}
+        return pd.DataFrame(rows.values(), index=list(rows))

@@ -1,0 +1,279 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags,-all
+#     notebook_metadata_filter: kernelspec,jupytext
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 10. Extras
+#
+# ![A convolutional network in training: the stream computes nearly all the time, the copies between the steps are
+# short.](pictures/10_extras.png)
+#
+# **The question of this notebook: what else is there?**
+#
+# Five short parts, in no plan of the course. Take what you need, in any order: a network whose copy is not worth your
+# time; a host that is too slow; a data set larger than the GPU; augmentation; what a race detector does not see.
+#
+# Time: about 30 minutes. You need no GPU. Before it: [3. Prefetch](03_non_blocking_prefetch.ipynb), [4. The data set on
+# the GPU](04_gpu_resident_slicing.ipynb).
+
+# %%
+from dataclasses import replace
+
+import torch
+from torch.cuda._sanitizer import EventHandler
+
+import loaderviz as lv
+from loaderviz import mnist, words
+from loaderviz.emulator import Gpu
+from loaderviz.loaders import ResidentLoader
+from loaderviz.workshop import predict
+from loaderviz.workshop.loop import (
+    GPU,
+    HOST,
+    WARM_UP,
+    gpu_milliseconds,
+    make_batches,
+    new_model,
+    steps,
+    train_step,
+    watch,
+)
+
+# %% [markdown]
+# ## A small part of the step
+#
+# Many networks are not like ours: they compute for a long time on each byte. Below is a small convolutional one. The
+# copy blocks, nothing is pinned, nothing is hidden. `lv.what_if` takes the recorded loop and replays it with another
+# loader: the same kernels, the same calls of the host, pinned batches, two of them ahead.
+
+
+# %%
+def convolving_loop(batches, channels=24):
+    """Train a convolutional network; each copy blocks."""
+    torch.manual_seed(0)
+    first, second = torch.nn.Conv2d(1, channels, 3, padding=1), torch.nn.Conv2d(channels, channels, 3, padding=1)
+    last = torch.nn.Flatten(), torch.nn.Linear(channels * 28 * 28, 10)
+    model = torch.nn.Sequential(first, torch.nn.ReLU(), second, torch.nn.ReLU(), *last).to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in steps(batches):
+        loss = train_step(model, optimizer, x[:, None].to("cuda"), y.to("cuda"))
+    return loss
+
+
+# %%
+guess_gain = predict(
+    "How many per cent of a step could the best prefetcher save here?",
+    ["fewer than ten", "ten to thirty", "more than thirty"],
+    answer=lambda: 1 + (saved > 0.1) + (saved > 0.3),
+    why="It cannot save more than the copy and the waits around it. Do not optimise it: look for something larger.",
+)
+guess_gain
+
+# %%
+convolving = watch(convolving_loop, make_batches(128))
+convolving.view(verdict=False)
+
+# %%
+now, then = lv.summarize(convolving), lv.summarize(lv.what_if(convolving, pinned=True, prefetch=2))
+saved = 1 - then.step / now.step
+print(f"the copy takes {words.share(now.copy_share)} of the time, the GPU computes {words.share(now.compute_share)}")
+print(f"a step {words.duration(now.step)}, with a prefetcher {words.duration(then.step)}: {words.share(saved)} saved")
+guess_gain.reveal()
+
+# %% [markdown]
+# A prefetcher is forty lines that can be wrong in four ways ([lesson 5](05_find_the_bug.ipynb)). Is that worth it?
+# Write down the share of the copy first, then decide.
+#
+# ## A host that is too slow: CUDA graphs
+#
+# With batches of 64 the GPU waits for launches (lesson 1). No loader helps; fewer launches do. A *CUDA graph* notes all
+# kernels of a step once, and then starts all of them with one call (**R34**). The price: shapes and addresses are
+# fixed, so each batch is copied into the same two tensors. `torch.compile(mode="reduce-overhead")` does it for you on a
+# real GPU; the emulator runs compiled code as it is written, so do not measure that here.
+
+
+# %%
+def launching_loop(batches):
+    """Launch each kernel of each step."""
+    model, optimizer = new_model()
+    for x, y in steps(batches):
+        loss = train_step(model, optimizer, x.to("cuda"), y.to("cuda"))
+    return loss
+
+
+def graphed_loop(batches):
+    """Capture one step, then replay it for each batch."""
+    (model, optimizer), (x, y) = new_model(), (part.to("cuda") for part in batches[0])
+    graph = torch.cuda.CUDAGraph()
+    train_step(model, optimizer, x, y)  # the first step allocates memory
+    with torch.cuda.graph(graph):
+        loss = train_step(model, optimizer, x, y)
+    for images, labels in steps(batches):
+        x.copy_(images), y.copy_(labels)
+        graph.replay()
+    return loss
+
+
+# %%
+small = make_batches(64, WARM_UP + 20)
+launched = watch(launching_loop, small)
+print(lv.advise(launched)[0])
+with lv.record(on=GPU, host=HOST):
+    took = [gpu_milliseconds(loop, small) for loop in (launching_loop, graphed_loop)]
+prefetched = lv.summarize(lv.what_if(launched, pinned=True, prefetch=2)).step / 1e6
+print(f"launched {took[0]:.3f} ms a step, with a prefetcher {prefetched:.3f} ms, as a graph {took[1]:.3f} ms")
+
+# %% [markdown]
+# ## A data set that is larger than the GPU
+#
+# Then it is moved in *chunks*: as many samples as fit, shuffled among themselves. While the GPU works on one chunk, the
+# next one can be on its way; here it is not, so that the code stays short. The price is the order: samples of different
+# chunks never meet in a batch, so shuffle the chunks' members on disk now and then.
+
+
+# %%
+def in_chunks(images, labels, size, rows):
+    """Move `rows` samples at a time; yield shuffled batches of them."""
+    for start in range(0, len(images), rows):
+        x, y = (part[start : start + rows].to("cuda") for part in (images, labels))
+        for chosen in torch.randperm(len(x)).to("cuda").split(size):
+            yield x.index_select(0, chosen), y.index_select(0, chosen)
+
+
+def train(batches):
+    """Train on batches that are on the GPU, uint8 as they are stored."""
+    model, optimizer = new_model()
+    for x, y in steps(batches):
+        loss = train_step(model, optimizer, x.float() / 255, y)
+    return loss
+
+
+# %%
+images, labels = (part[: 24 * 1024] for part in mnist.tensors(train=True))
+tiny = replace(Gpu.preset(GPU), name="a tiny GPU", memory=580 * 2**20)
+try:
+    with lv.record(on=tiny, host=HOST):
+        ResidentLoader((images.float(), labels), 1024)
+except MemoryError as problem:
+    print(str(problem).split(";")[0])
+chunked = watch(lambda: train(in_chunks(images, labels, 1024, 6 * 1024)), on=tiny)
+print(f"in chunks: {words.duration(lv.summarize(chunked).step)} a step")
+chunked.view()
+
+# %% [markdown]
+# ## Augmentation: on the host, or on the GPU?
+#
+# A random flip of each picture, written in the same two lines for both. On the host it is work of the loop (or of
+# workers, if there are cores for them); on the GPU it is a kernel more.
+
+
+# %%
+def flipped(x):
+    """Flip about half of the pictures."""
+    return torch.where(torch.rand(len(x), 1, 1, device=x.device) < 0.5, x.flip(2), x)
+
+
+def augmenting_loop(batches, on_gpu):
+    """Train on flipped pictures."""
+    model, optimizer = new_model()
+    for x, y in steps(batches):
+        x = flipped(x.to("cuda")) if on_gpu else flipped(x).to("cuda")
+        loss = train_step(model, optimizer, x, y.to("cuda"))
+    return loss
+
+
+# %%
+guess_place = predict(
+    "How much faster is the loop if the GPU flips, and not the loop's own thread?",
+    ["not at all", "less than twice", "twice, or more"],
+    answer=lambda: 1 if gain < 1.05 else 2 if gain < 2 else 3,
+)
+guess_place
+
+# %%
+flips = {place: lv.summarize(watch(augmenting_loop, make_batches(), place == "GPU")) for place in ("host", "GPU")}
+gain = flips["host"].step / flips["GPU"].step
+for place, each in flips.items():
+    print(f"flipped on the {place}: {words.duration(each.step)} a step, GPU busy {words.share(each.compute_share)}")
+guess_place.reveal()
+
+# %% [markdown]
+# ## What a race detector does not see
+#
+# PyTorch has one: `TORCH_CUDA_SANITIZER=1`. It forgets memory that is freed, so it misses loader C of lesson 5; and it
+# does not look at the host's memory, so it misses D and F. Its core runs without a GPU: here we tell it of a read in
+# the main stream, and then of a copy into the same block in the side stream.
+
+
+# %%
+def sanitizer_reports(freed):
+    """Tell torch's sanitizer of a read, and of an unordered write to the same block; was it freed in between?"""
+    sanitizer, main, side, block = EventHandler(), 7, 13, 4096
+    sanitizer._handle_memory_allocation(block)
+    sanitizer._handle_kernel_launch(main, {block}, set(), set(), "the work reads", {block: []})
+    if freed:
+        sanitizer._handle_memory_deallocation(block)
+        sanitizer._handle_memory_allocation(block)
+    return len(sanitizer._handle_kernel_launch(side, set(), {block}, set(), "the copy writes", {block: []}))
+
+
+print(f"reports if the block is kept: {sanitizer_reports(False)}, if it is freed in between: {sanitizer_reports(True)}")
+
+# %% [markdown]
+# Ours sees what PyTorch does. **What numpy reads, it does not see**: no hazard is reported, but numpy gets the poison.
+# And a **false alarm** is possible: a view with gaps counts row by row, but only up to 64 rows; a taller one counts as
+# one piece. Below, two streams work on two halves of the columns, and share not one byte.
+
+# %%
+with lv.record(on=GPU, host=HOST) as unseen:
+    total = torch.ones(1000, device="cuda").sum().to("cpu", non_blocking=True)
+    print(f"read by numpy: {total.numpy()}")
+with lv.record(on=GPU, host=HOST) as alarm:
+    side, columns = torch.cuda.Stream(), torch.zeros(100, 8, device="cuda")
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        columns[:, :4].add_(1)
+    columns[:, 4:].add_(1)
+print(f"numpy: {unseen.hazards!r}\nhalves: {alarm.hazards[0].line}")
+
+# %% [markdown]
+# A **`needless-wait`** is only true for this run: if what your code does depends on the data, look at the other cases
+# before you take a wait out.
+#
+# ## Try
+#
+# * `convolving_loop` with `channels=4`: how large is the share of the copy now?
+# * Let `in_chunks` copy the next chunk in a side stream. Which two orders does it need?
+# * `lv.what_if(launched, on="h100")`: what does a faster GPU win in a loop that waits for launches?
+#
+# ## The same code on a real GPU
+
+# %% tags=["gpu"]
+if torch.cuda.is_available():
+    print(f"{torch.cuda.get_device_name()}, batches of 64")
+    for loop in (launching_loop, graphed_loop):
+        print(f"{loop.__name__}: {gpu_milliseconds(loop, small):.3f} ms a step")
+else:
+    print("Skipped: PyTorch sees no CUDA GPU here. On a machine with one, this cell times both kinds of step on it.")
+
+# %% [markdown]
+# ## Recap
+#
+# * A copy that is a small part of the step is not your problem, however ugly it looks.
+# * A host that is too slow needs fewer launches: larger batches, or a graph.
+# * Larger than the GPU: chunks. Work on pixels: where the cores are.
+# * A detector without a report is no proof; know what it does not look at.
+#
+# [0. Start here](00_start_here.ipynb) has the list of all lessons.
