@@ -169,9 +169,9 @@ def merge(bars: Bars, category: Ints, keep: npt.NDArray[np.bool_], limit: int) -
         group = np.cumsum(opens) - 1
         order = np.lexsort((category, group))
         piece = np.r_[True, (np.diff(group[order]) != 0) | (np.diff(category[order]) != 0)] if len(order) else opens
-        if np.count_nonzero(piece) <= limit or cell > bars.end.max(initial=0):
+        if (pieces := int(np.count_nonzero(piece))) <= limit or cell > bars.end.max(initial=0):
             break
-        cell = cell * 3 // 2 + 1
+        cell = max(cell * 3 // 2, cell * pieces // limit) + 1
     first = np.flatnonzero(piece)
     one = order[first]
     busy = np.add.reduceat(length[order], first) if len(first) else length

@@ -127,6 +127,10 @@ class View:
 
     def svg(self) -> str:
         """Return the still picture."""
+        return self._svg
+
+    @cached_property
+    def _svg(self) -> str:
         twin = self.text() if self.verdict else ""
         return still.svg(self.heading, self.subtitle, twin, self.parts, self.color == "batch", self.first)
 

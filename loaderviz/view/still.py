@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from html import escape
 from textwrap import wrap
 
@@ -115,16 +116,15 @@ def _place(part: Part, bars: Bars, top: float, headed: bool) -> _Place:
     return _Place(part, bars, tops, heights, top, y + 2)
 
 
-def _style(place: _Place, bar: int, by_batch: bool) -> Style:
-    """Return how a bar looks."""
-    number = int(place.bars.style[bar])
+@cache
+def _style(number: int, batch: int) -> Style:
+    """Return how a bar of this style looks, without a name; a batch of -2: its colour stands for its kind."""
     if number >= len(Kind):
-        return list(theme.STATES.values())[number - len(Kind)]
-    style = theme.KINDS[Kind(number)]
-    if not by_batch or number == Kind.WAIT:
+        return replace(list(theme.STATES.values())[number - len(Kind)], name="")
+    style = replace(theme.KINDS[Kind(number)], name="")
+    if batch == -2 or number == Kind.WAIT:
         return style
-    batch = theme.of_batch(int(place.part.timeline.batch[place.bars.span[bar]]))
-    return replace(batch, name=style.name, pattern=style.pattern, back=style.back)
+    return replace(theme.of_batch(batch), pattern=style.pattern, back=style.back)
 
 
 def _bars(place: _Place, first: int, scale: float, by_batch: bool, styles: dict[Style, str]) -> Iterator[str]:
@@ -132,18 +132,20 @@ def _bars(place: _Place, first: int, scale: float, by_batch: bool, styles: dict[
     bars = place.bars
     paths: dict[Style, list[str]] = {}
     texts: list[tuple[float, str]] = []
-    for bar in range(len(bars.span)):
-        high = place.heights[int(bars.track[bar])]
+    batch = np.where(bars.span < 0, -1, place.part.timeline.batch[bars.span]) if by_batch else bars.span * 0 - 2
+    numbers = bars.track, bars.start, bars.end, bars.style, bars.span, bars.count, batch
+    columns = (column.tolist() for column in numbers)
+    for bar, (track, start, end, number, span, count, of) in enumerate(zip(*columns, strict=True)):
+        high = place.heights[track]
         if not high:
             continue
-        style = _style(place, bar, by_batch)
-        x, wide = _LANES + (int(bars.start[bar]) - first) * scale, (int(bars.end[bar]) - int(bars.start[bar])) * scale
-        gap = 1 if wide > 4 and bars.span[bar] >= 0 else 0  # between neighbours; states fill their strip
-        y = place.tops[int(bars.track[bar])] + 1
+        style = _style(number, of)
+        x, wide = _LANES + (start - first) * scale, (end - start) * scale
+        gap = 1 if wide > 4 and span >= 0 else 0  # between neighbours; states fill their strip
+        y = place.tops[track] + 1
         width = f"{max(0.05, wide - gap):.2f}"
-        shape = f"M{x:.2f} {y:.0f}h{width}v{high - 2:.0f}h-{width}z"
-        paths.setdefault(replace(style, name=""), []).append(shape)
-        text = _text(place, bar, by_batch) if bars.count[bar] == 1 and wide > 9 else ""
+        paths.setdefault(style, []).append(f"M{x:.2f} {y:.0f}h{width}v{high - 2:.0f}h-{width}z")
+        text = _text(place, bar, by_batch) if count == 1 and wide > 9 else ""
         if text and len(text) * _LETTER + 4 <= wide:
             middle = f'<text x="{x + wide / 2:.1f}" y="{y + high / 2 + 3:.0f}" fill="{style.ink}">{escape(text)}</text>'
             texts.append((wide, middle))
