@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "notebooks"))
 from execute import PLOTLY, ran  # noqa: E402
 
-OPEN = '<p class="lv-open">To {}, <a href="../index.html#open">open the lesson</a>.</p>'
+OPEN = '<p class="lv-open">To {}, <a href="{}index.html#open">open the lesson</a>.</p>'
 HOW = "<p>.choose(number), later .reveal()</p>"  # what a prediction says where there is a kernel
 SETTINGS = {
     "project": "loaderviz",
@@ -44,26 +44,26 @@ SETTINGS = {
 
 def shown(path: Path) -> Any:
     """Return a lesson, run, as a page shows it."""
-    lesson = ran(path)
+    lesson, up = ran(path), "../" * len(path.relative_to(ROOT / "notebooks").parts)
     for cell in lesson.cells:
         if cell.cell_type == "code":
-            cell.outputs = [_html(output) for output in cell.outputs]
+            cell.outputs = [_html(output, up) for output in cell.outputs]
             if ".check(" in cell.source:
-                note = {"text/html": OPEN.format("write it and have it checked")}
+                note = {"text/html": OPEN.format("write it and have it checked", up)}
                 cell.outputs = [nbformat.v4.new_output("display_data", note)]
             elif ".reveal()" in cell.source:
                 cell.metadata["tags"] = [*cell.metadata.get("tags", ()), "hide-output"]
     return lesson
 
 
-def _html(output: Any) -> Any:
+def _html(output: Any, up: str) -> Any:
     """Return an output without widgets, for which a page has no kernel; a figure of plotly as HTML."""
     data = {kind: value for kind, value in output.get("data", {}).items() if not kind.startswith("application/")}
     if PLOTLY in output.get("data", {}):
         figure = Figure(output.data[PLOTLY], skip_invalid=True)
-        data["text/html"] = to_html(figure, full_html=False, include_plotlyjs="../_static/plotly.min.js")
+        data["text/html"] = to_html(figure, full_html=False, include_plotlyjs=f"{up}_static/plotly.min.js")
     elif HOW in data.get("text/html", ""):
-        data["text/html"] = data["text/html"].replace(HOW, OPEN.format("choose before you see the answer"))
+        data["text/html"] = data["text/html"].replace(HOW, OPEN.format("choose before you see the answer", up))
     return nbformat.from_dict(output | {"data": data}) if "data" in output else output
 
 
@@ -80,17 +80,23 @@ def book(out: Path, lessons: tuple[str, ...] = ("",)) -> Path:
         for name in ("README.md", "LICENSE", "docs/index.md"):
             shutil.copy(ROOT / name, source)
         (source / "docs/plotly.min.js").write_text(get_plotlyjs(), encoding="utf-8")
-        for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for path in [*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("notebooks/zh/*.ipynb")]:
             if path.name.startswith(lessons):
-                nbformat.write(shown(path), source / "notebooks" / path.name)
+                nbformat.write(shown(path), source / path.relative_to(ROOT))
         app = Sphinx(source, None, pages, Path(place), "html", SETTINGS, None, warningiserror=True)
         app.connect("autodoc-process-docstring", _examples, priority=400)  # before napoleon
+        app.connect("source-read", _anchors)
         app.build()
         if app.statuscode:
             raise RuntimeError("the book has the faults named above")
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(pages, out)
     return out / "index.html"
+
+
+def _anchors(_: Any, __: str, content: list[str]) -> None:
+    """Name headings in links as Sphinx does."""
+    content[0] = content[0].replace("](#R", "](#r")
 
 
 def _examples(_: Any, what: str, __: str, ___: Any, ____: Any, lines: list[str]) -> None:

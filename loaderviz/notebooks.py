@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from loaderviz.errors import LoadervizError, require
 
 FIRST = "00_start_here.ipynb"
-PARTS = "*.ipynb", "solutions/*.ipynb", "traces/*"
+PARTS = "*.ipynb", "*.md", "solutions/*.ipynb", "traces/*", "zh/*.ipynb"
 
 
 class NoLessonsError(LoadervizError, FileNotFoundError):

@@ -9,12 +9,16 @@ The text is in jupytext's percent format. An exercise is two cells that begin wi
 "starter", which only the learner's notebook has, and then one with the tag "exercise", the answer, which only the
 notebook in solutions/ has. The package shows and compares them, too: loaderviz/workshop/exercises.json is made here.
 
+A rule's number in the text becomes a link to what it says, in a last cell. A translation is a file beside the source,
+such as src/00_start_here.zh.md, which makes zh/00_start_here.ipynb; `translated` says how it is written.
+
 Learners' notebooks have no outputs. Solved ones have those of their last run; a cell that has changed since has none.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -27,11 +31,16 @@ from typing import Any
 import jupytext
 import nbformat
 
+from loaderviz.rules import RULES
+
 FOLDER = Path(__file__).resolve().parent
 EDIT = "made by notebooks/build.py: edit notebooks/src/{}.py, then run make notebooks"
 TITLE = re.compile(r"# Exercise (\d+\.\d+)\n")
 Texts = dict[str, dict[str, list[str]]]  # of an exercise, by its number: the lines of "starter" and "answer"
 ASKS = re.compile(r"= (predict|\w+\.card)\(")
+RULE = re.compile(r"`[^`]*`|\b(R\d+)\b")  # code may name one without a link
+PART = re.compile(r"^<!-- (\S+) (\S+) -->\n", re.M)  # of a translation
+CHANGED = "> *This part has changed since it was translated. Here it is as it was written.*\n\n"
 RELATIVE = re.compile(r"(\]\()(?![a-z]+:|#|/)")  # the beginning of a link to a file
 SOLVED = "\n\n*Here the exercises are solved. To try them yourself, open [the lesson](../{}.ipynb).*"
 SOLUTIONS = "\n\nThe exercises of this lesson, solved: [solutions](solutions/{}.ipynb)"
@@ -61,7 +70,52 @@ def notebooks(source: Path) -> tuple[str, str, Texts]:
     if texts:
         learner[-1].source += SOLUTIONS.format(source.stem)
         solved[0].source += SOLVED.format(source.stem)
+    for notebook in (learner, solved):
+        _link_rules(notebook, source.name)
     return _text(learner, source.stem), _text(solved, source.stem), texts
+
+
+def _link_rules(cells: list[Any], file: str) -> None:
+    """Make each number of a rule a link, and add a cell that has them all."""
+    named: set[str] = set()
+
+    def link(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return found[0]
+        if found[1] not in RULES:
+            raise SourceError(f"{file}: there is no rule {found[1]}; docs/rules.md has them all")
+        named.add(found[1])
+        return f"[{found[1]}](#{found[1]})"
+
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            cell.source = RULE.sub(link, cell.source)
+    parts = [f"### {r.name}\n\n{r.statement} *Source: {r.source}*" for r in RULES.values() if r.name in named]
+    if parts:
+        cells.append(nbformat.v4.new_markdown_cell("\n\n".join(["## The rules named here", *parts])))
+
+
+def translated(notebook: str, file: Path) -> tuple[str, list[str]]:
+    """Return a learner's notebook in the language of a translation, and what of that is out of date.
+
+    Before each translated cell stands `<!-- ID HASH -->`: the cell's id in the notebook, and the hash of the text that
+    was translated, which a message gives where it is wrong. What was not translated, or has changed since, is as in the
+    notebook.
+    """
+    made = nbformat.reads(notebook, as_version=4)
+    parts = iter(PART.split(file.read_text(encoding="utf-8"))[1:])
+    texts = {name: (digest, text.strip()) for name, digest, text in zip(parts, parts, parts, strict=True)}
+    stale = []
+    for cell in made.cells:
+        before, text = texts.pop(cell.id, ("", ""))
+        if text and (digest := hashlib.sha256(cell.source.encode()).hexdigest()[:8]) != before:
+            stale.append(f"{file.name}: {cell.id} has changed since: translate it again and write the hash {digest}")
+            text = CHANGED + cell.source if cell.cell_type == "markdown" else ""
+        cell.source = text or cell.source
+        if cell.cell_type == "markdown":
+            cell.source = RELATIVE.sub(r"\1../", cell.source)
+    stale += [f"{file.name}: the notebook has no cell {name}" for name in texts]
+    return nbformat.writes(made) + "\n", stale
 
 
 def _has(cell: Any, tag: str) -> bool:
@@ -124,13 +178,14 @@ def _identities(cells: list[Any]) -> list[str]:
     return found
 
 
-def build(folder: Path = FOLDER) -> tuple[dict[Path, str], list[SourceError]]:
-    """Return the text of each file that the sources of a folder make, by its path, and what is wrong in sources.
+def build(folder: Path = FOLDER) -> tuple[dict[Path, str], list[SourceError], list[str]]:
+    """Return the text of each file that the sources of a folder make, by its path, what is wrong in sources, and what
+    is out of date in translations.
 
     The texts of the exercises are a file only where nothing is wrong.
     """
     files: dict[Path, str] = {}
-    problems, exercises = [], {}
+    problems, exercises, stale = [], {}, []
     for source in sorted((folder / "src").glob("*.py")):
         try:
             given, answers, texts = notebooks(source)
@@ -140,10 +195,14 @@ def build(folder: Path = FOLDER) -> tuple[dict[Path, str], list[SourceError]]:
             learner, solved = _pair(folder, source.stem)
             files |= {learner: given, solved: with_outputs(answers, solved)}
             exercises |= texts
+            for file in sorted(source.parent.glob(f"{source.stem}.*.md")):
+                made = folder / file.suffixes[0][1:] / learner.name
+                files[made], old = translated(given, file)
+                stale += old
     if not problems:
         path = folder.parent / "loaderviz" / "workshop" / "exercises.json"
         files[path] = json.dumps(exercises, indent=1, ensure_ascii=False) + "\n"
-    return files, problems
+    return files, problems, stale
 
 
 def with_outputs(text: str, path: Path) -> str:
@@ -195,7 +254,7 @@ def main(arguments: list[str] | None = None, folder: Path = FOLDER) -> int:
     parser.add_argument("--execute", nargs="*", metavar="LESSON", help=lessons)
     options = parser.parse_args(arguments)
     check = options.check
-    files, problems = build(folder)
+    files, problems, stale = build(folder)
     left = [str(problem) for problem in problems]
     left += [f"{path.relative_to(folder)} has no source in src/: delete it" for path in without_source(folder)]
     for path in out_of_date(files):
@@ -207,7 +266,7 @@ def main(arguments: list[str] | None = None, folder: Path = FOLDER) -> int:
             print(f"{os.path.relpath(path, folder)} written")
     if options.execute is not None and not left:
         run(folder, tuple(options.execute or [""]))
-    for line in left:
+    for line in [*left, *stale]:  # what is stale is shown in English, so it can wait
         print(line, file=sys.stderr)
     return 1 if left else 0
 

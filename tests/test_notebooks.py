@@ -36,7 +36,8 @@ COURSE = [
     "10_extras",
 ]
 NAMES = sorted(source.stem for source in (FOLDER / "src").glob("*.py"))
-BOTH = [*NAMES, *(f"solutions/{name}" for name in NAMES)]
+TRANSLATED = sorted(f"{path.parent.name}/{path.stem}" for path in FOLDER.glob("??/*.ipynb"))
+BOTH = [*NAMES, *TRANSLATED, *(f"solutions/{name}" for name in NAMES)]
 SECONDS_A_CELL = 60  # far more than any cell needs; a cell that hangs ends the run with its name
 KERNEL_MB = 1000  # a workshop has laptops with little memory, and servers with many learners
 CELLS, LINES_A_CELL = range(20, 44), 11  # lines of code; blank lines, comments and docstrings are not counted
@@ -109,7 +110,7 @@ CLAIMS = {
         "0.95 < speed < 1.05",  # a prefetcher wins nothing here
         "lv.summarize(second.timeline).overlap == 0 and lv.summarize(third.timeline).overlap > 0.7",
         # the workers and the pin thread are what holds it
-        "(each := stages(third.timeline)) and min(each['fetch'] / 2, each['pin']) > 2 * each['compute']",
+        "(each := stations(third.timeline)) and min(each['fetch'] / 2, each['pin']) > 2 * each['compute']",
         "capstone.ladder.rungs['yours'].ns < capstone.TARGET * capstone.limit() < third.ns / 2",
         "max(rung.right for rung in capstone.ladder.rungs.values()) < 0.1 + min(rung.right for rung in "
         "capstone.ladder.rungs.values())",
@@ -159,10 +160,10 @@ CLAIMS = {
         "min(span.start for span in irregular[2].rows() if span.kind.name == 'COMPUTE' and span.batch == 16)",
         "late - 10**6 > "
         "max(span.end for span in irregular[2].rows() if span.kind.name == 'COPY_H2D' and span.batch == 17)",
-        "max((time, stage) for stage, time in lesson06.stages(quick).items() if stage != 'fetch')[1] == 'pin'",
-        "lesson06.stages(quick)['fetch'] / 3 < lesson06.stages(quick)['pin']",
+        "max((time, station) for station, time in lesson06.stations(quick).items() if station != 'fetch')[1] == 'pin'",
+        "lesson06.stations(quick)['fetch'] / 3 < lesson06.stations(quick)['pin']",
         "1.5 * quick.duration < batched[1].duration and as_bytes.duration < 0.9 * quick.duration",
-        "(costs := lesson06.stages(as_bytes))['compute'] > max(costs['fetch'] / 3, costs['pin'], costs['copy'])",
+        "(costs := lesson06.stations(as_bytes))['compute'] > max(costs['fetch'] / 3, costs['pin'], costs['copy'])",
         "1 < most < 2 * 8",
     ],
     "07_your_own_trace": [
@@ -178,7 +179,7 @@ CLAIMS = {
         "{lane.role for lane in recorded.lanes} == {'main', 'worker'}",
         "sorted(lane.name for lane in recorded.lanes) == sorted(lane.name for lane in recording.timeline.lanes "
         "if lane.group == 'host')",
-        "lesson06.stages(recorded)['fetch'] >= 256 * 48_000",
+        "lesson06.stations(recorded)['fetch'] >= 256 * 48_000",
     ],
 }
 # What must be read in the output, as patterns.
@@ -376,10 +377,13 @@ quiet = [
 ]
 
 
-def marked(test: Any) -> Any:
-    for mark in quiet:
-        test = mark(test)
-    return pytest.mark.parametrize("name", NAMES)(test)
+def marked(names: list[str]) -> Any:
+    def mark_all(test: Any) -> Any:
+        for mark in quiet:
+            test = mark(test)
+        return pytest.mark.parametrize("name", names)(test)
+
+    return mark_all
 
 
 def client(notebook: Any, folder: Path, **more: Any) -> Any:
@@ -421,7 +425,7 @@ print(*(int(sizes.get(name, 0)) * 1024 // 10**6 for name in ("VmHWM", "RssFile")
 NOT_ASKED = "from loaderviz.workshop import Prediction; Prediction.asks = 0; del Prediction"
 
 
-@marked
+@marked(NAMES)
 def test_a_solved_notebook_runs_and_what_it_says_is_true(name):
     notebook = read(f"solutions/{name}")
     notebook.cells.insert(0, nbformat.v4.new_code_cell(NOT_ASKED))
@@ -477,7 +481,21 @@ def at_the_end(name: str) -> list[str]:
     ]
 
 
-@marked
+class WithoutWords(ast.NodeTransformer):
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        return ast.Constant("") if isinstance(node.value, str) else node
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_a_translation_changes_words_and_no_code(name):
+    pairs = zip(read(name).cells, read(Path(name).name).cells, strict=True)
+    for given, other in pairs:
+        if given.cell_type == "code":
+            first, second = (ast.dump(WithoutWords().visit(ast.parse(cell.source))) for cell in (given, other))
+            assert first == second, given.source
+
+
+@marked([*NAMES, *TRANSLATED])
 def test_a_notebook_as_given_runs_and_says_that_nothing_was_attempted(name, one_kernel):
     notebook = read(name)
     notebook.cells.insert(0, nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {FOLDER}"))
@@ -488,7 +506,7 @@ def test_a_notebook_as_given_runs_and_says_that_nothing_was_attempted(name, one_
         run.kc.stop_channels()  # the kernel goes on, its next notebook has channels of its own
 
     assert {status for _, status in checked(notebook)} <= {"○ NOT ATTEMPTED"}, checked(notebook)
-    assert len(checked(notebook)) >= len(tagged(source(name), "exercise"))
+    assert len(checked(notebook)) >= len(tagged(source(Path(name).name), "exercise"))
     assert unexpected_warnings(notebook, name) == []
 
 

@@ -187,9 +187,36 @@ def test_what_a_run_stores(tmp_path, monkeypatch):
     assert digest_of(base64.b64decode(bars[0].data["image/png"]))
 
 
+def test_the_number_of_a_rule_leads_to_what_it_says(folder):
+    change(folder, "# The end", "# The end: R16, `R7`")
+    build.main([], folder)
+    for path in (folder / "01_lesson.ipynb", folder / "solutions" / "01_lesson.ipynb"):
+        *_, (_, end), (kind, rules) = cells(path)
+        assert end.startswith("The end: [R16](#R16), `R7`") and kind == "markdown"
+        assert rules.startswith("## The rules named here\n\n### R16\n\n") and "### R7\n" not in rules
+
+
+def test_a_translation_says_what_of_it_is_out_of_date(folder, capsys):
+    file, made = folder / "src" / "01_lesson.zh.md", folder / "zh" / "01_lesson.ipynb"
+    file.write_text(
+        "<!-- the-end 1234 -->\n完 [甲](a.md)\n\n<!-- x-1 5678 -->\nx = 1  # 一\n<!-- gone 9 -->\n无\n", "utf-8"
+    )
+    assert build.main([], folder) == 0
+    said = capsys.readouterr().err
+    assert "01_lesson.zh.md: the notebook has no cell gone" in said
+    assert cells(made)[-1][1].startswith(f"{build.CHANGED}The end") and cells(made)[1] == ("code", "x = 1")
+    for name, digest in re.findall(r"zh.md: (\S+) has changed since.* the hash (\w+)", said):
+        file.write_text(re.sub(f"{name} .* -->", f"{name} {digest} -->", file.read_text("utf-8")), "utf-8")
+    build.main([], folder)
+    assert [cells(made)[at][1] for at in (-1, 1, 3)] == ["完 [甲](../a.md)", "x = 1  # 一", "x = 1"]
+    assert "[before](../00_before.ipynb)" in cells(made)[0][1]
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
+        ("# The end", "# R99", r"01_lesson.py: there is no rule R99"),
         ("# Exercise 1.2", "y = 2", r"begins with \['y = 2'\]"),
         ('["starter"]\n# Exercise 1.2', '["starter"]\n# Exercise 1.1', r"exercise is two cells.*exercise 1.1 is not"),
         ('# %% tags=["starter"]', "# %%", r"exercise is two cells.*exercise 1.2 is not"),

@@ -63,7 +63,8 @@ lesson00.machine()
 # | 10 | [Extras](10_extras.ipynb) | graphs, chunks, augmentation: what else is there? | 30 |
 #
 # Lessons 1 to 4 are one story. Each lesson goes the same way: **predict**, **run**, **see**, read why, then solve an
-# **exercise**. The check judges what your code *does*. How you write it is up to you.
+# **exercise**. The check judges what your code *does*. How you write it is up to you. [All terms](terms.md) are on one
+# page.
 
 # %% [markdown]
 # ## The data, and a training loop

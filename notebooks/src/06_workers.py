@@ -25,7 +25,7 @@
 # In lessons 1 to 3 the batches were ready before the loop began. In a real training somebody has to read, decode and
 # collect the samples of each batch. After this lesson you can
 #
-# * see workers and the pin thread in a timeline, and name the stage that sets the pace;
+# * see workers and the pin thread in a timeline, and name the station that sets the pace;
 # * compute how many workers are enough, and say when more workers gain nothing;
 # * say what `prefetch_factor`, `persistent_workers` and `__getitems__` do, and what they do not do.
 #
@@ -126,14 +126,14 @@ guess.reveal()
 # which copies it into pinned memory (R45), then to the main thread, then over the link. Look at one moment, from top to
 # bottom: the workers, the pin thread and the GPU have different batches. That is a *pipeline*.
 #
-# ## The slowest stage sets the pace
+# ## The slowest station sets the pace
 #
-# In a pipeline all stages work at the same time. So a step takes as long as the slowest of them:
+# In a pipeline all stations work at the same time. So a step takes as long as the slowest of them:
 # **step = max(fetch / workers, pin, copy, compute)**. Only `fetch` is divided: there is one pin thread, one link and
 # one GPU.
 
 # %%
-costs = lesson06.stages(runs[1])
+costs = lesson06.stations(runs[1])
 print(", ".join(f"{name} {words.duration(each)}" for name, each in costs.items()))
 for workers, step in steps.items():
     print(f"workers: {workers}   the formula says {words.duration(lesson06.limit(costs, workers)):>9}, ", end="")
@@ -141,8 +141,8 @@ for workers, step in steps.items():
 lesson06.chart(steps, costs)
 
 # %% [markdown]
-# The points lie on the line. Where the line is flat, the GPU is the slowest stage, and more workers gain nothing. They
-# only take memory and cores. In another training the pin thread or the link can be the slowest stage there.
+# The points lie on the line. Where the line is flat, the GPU is the slowest station, and more workers gain nothing.
+# They only take memory and cores. In another training the pin thread or the link can be the slowest station there.
 #
 # ## The strongest change: fetch a batch, not samples
 #
@@ -213,13 +213,13 @@ as_bytes = feed(Images(images, labels), 3, on=faster, collate_fn=as_it_is)
 say("small GPU", batched[1])
 for name, each in {"faster GPU": quick, "faster GPU, uint8": as_bytes}.items():
     say(name, each)
-    print("    " + ", ".join(f"{stage} {words.duration(ns)}" for stage, ns in lesson06.stages(each).items()))
+    print("    " + ", ".join(f"{station} {words.duration(ns)}" for station, ns in lesson06.stations(each).items()))
 
 # %% [markdown]
-# Look at the faster GPU, and divide its `fetch` by three, for there are three workers: now `pin` is the slowest stage.
+# Look at the faster GPU, and divide its `fetch` by its three workers: now `pin` is the slowest station.
 # There is one pin thread per `DataLoader`, and it copies every byte once, inside the host's memory (R43, R45). More
 # workers do not help it. Fewer bytes do: the last run sends `uint8`, as the images are stored, and the GPU converts
-# them. That makes `compute` a little longer, and the GPU is the slowest stage again.
+# them. That makes `compute` a little longer, and the GPU is the slowest station again.
 #
 # ## What workers cost: time to start, memory, cores
 #
@@ -283,7 +283,7 @@ import math
 
 def workers_needed(fetch, pin, copy, compute):
     """Return the smallest number of workers beyond which more workers gain nothing; times of a batch in ns."""
-    slowest = max(pin, copy, compute)  # of the stages that do not get faster by more workers
+    slowest = max(pin, copy, compute)  # of the stations that do not get faster by more workers
     return max(1, math.ceil(fetch / slowest))
 
 
@@ -320,7 +320,7 @@ lesson06.read_fast.check(make_loader)
 # %% [markdown]
 # ## Try
 #
-# * `lv.advise(alone)` and `lv.advise(quick)`: do they name the stage that you found?
+# * `lv.advise(alone)` and `lv.advise(quick)`: do they name the station that you found?
 # * `lesson06.read_fast.show()` draws your last run. Which lane is the busiest?
 # * Record `train(...)` with `lv.record(on=GPU)`: with no host named, a fetch costs the processor time that it takes on
 #   your computer.
@@ -339,9 +339,9 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * step = max(fetch / workers, pin, copy, compute). Find the slowest stage. Workers help only if it is `fetch`.
+# * step = max(fetch / workers, pin, copy, compute). Find the slowest station. Workers help only if it is `fetch`.
 # * Fetch whole batches (`__getitems__`, or `batch_size=None` with lists of indices) before you add workers.
-# * `prefetch_factor` buffers irregular batches. It makes no stage faster.
+# * `prefetch_factor` buffers irregular batches. It makes no station faster.
 # * One pin thread moves every byte: send fewer bytes. `persistent_workers=True` starts the workers once.
 # * More workers than needed take memory, and cores that the main thread needs.
 #

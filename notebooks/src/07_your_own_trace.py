@@ -219,7 +219,7 @@ recorded.view()
 with lv.record(on="a100", host="laptop", wait=3, steps=6) as recording:
     train(DataLoader(files, 256, num_workers=2), "cuda")
 for name, each in {"recorded": recorded, "emulated": recording.timeline}.items():
-    fetch = words.duration(lesson06.stages(each)["fetch"])
+    fetch = words.duration(lesson06.stations(each)["fetch"])
     print(f"{name}: fetch {fetch:>8} a batch; lanes {', '.join(lane.name for lane in each.lanes)}")
 busy = sum(span.duration for span in recorded.rows(Kind.FETCH)) / (2 * recorded.duration)
 guess_workers.reveal()

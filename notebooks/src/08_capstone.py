@@ -40,7 +40,7 @@ import loaderviz as lv
 from loaderviz import words
 from loaderviz.loaders import PrefetchLoader
 from loaderviz.workshop import capstone, loop, predict
-from loaderviz.workshop.lessons.lesson06 import stages
+from loaderviz.workshop.lessons.lesson06 import stations
 
 # %% [markdown]
 # ## The race
@@ -157,15 +157,15 @@ capstone.ladder.compare("workers, pinned", "prefetch", batches=range(27, 31))
 # %% [markdown]
 # The prefetcher did what it promises: the line above each picture says how much of the copy is hidden. But it won
 # nothing: in the time that it saved, the GPU now waits for the next batch. Read the lanes from the top: which are busy
-# nearly all the time? `worker 0`, `worker 1`, `pin thread`. A pipeline is as fast as its slowest stage; a change
+# nearly all the time? `worker 0`, `worker 1`, `pin thread`. A pipeline is as fast as its slowest station; a change
 # anywhere else wins nothing.
 #
-# Here is what one batch costs in each stage (`fetch` is the time of *one* worker), and how many bytes the batch has: as
-# it travels now, and as it is stored.
+# Here is what one batch costs in each station (`fetch` is the time of *one* worker), and how many bytes the batch
+# has: as it travels now, and as it is stored.
 
 # %%
-for stage, time_ns in stages(third.timeline).items():
-    print(f"{stage:8} {words.duration(time_ns):>9} a batch")
+for station, time_ns in stations(third.timeline).items():
+    print(f"{station:8} {words.duration(time_ns):>9} a batch")
 pixels = capstone.SIZE * 28 * 28
 print(f"images of a batch: {words.size(4 * pixels)} as float32, {words.size(pixels)} as stored")
 

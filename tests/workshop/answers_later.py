@@ -626,8 +626,8 @@ WRONG = {
     ],
     "6.1": [
         (only_the_gpu, r"fetch .*, pin .*, copy .*, compute .* You said \d+ workers.* With \d+ it takes the same"),
-        (no_pin, r"With \d+ it takes the same.*as fast as its slowest stage"),
-        (no_copy, r"With \d+ it takes the same.*as fast as its slowest stage"),
+        (no_pin, r"With \d+ it takes the same.*as fast as its slowest station"),
+        (no_copy, r"With \d+ it takes the same.*as fast as its slowest station"),
         (rounded, r"a step takes [\d.]+ .s, with more of them [\d.]+ .s. The loop waits for batch \d+ from [\d,]+ µs"),
         (lambda fetch, pin, copy, compute: -(-fetch // (pin + copy + compute)), r"with more of them [\d.]+ .s"),
         (lambda fetch, pin, copy, compute: 4, r"You said 4 workers"),
@@ -638,7 +638,7 @@ WRONG = {
     "6.2": [
         (four_workers, r"fetch a batch takes 3\.\d+ ms, and 4 workers do it.*one is ready every 8\d\d.* µs.*and waits"),
         (eight_workers, r"8 workers, but the machine of this task has 4 cores"),
-        (large_buffer, r"2 workers do it.*as fast as its slowest stage"),
+        (large_buffer, r"2 workers do it.*as fast as its slowest station"),
         (no_worker, r"takes 5\d\d.* µs, and the main thread does it itself"),
         (one_worker, r"takes 5\d\d.* µs, and 1 worker does it"),
         (lambda data, size: [data[rows] for rows in rows_of(data, size)], r"The GPU has nothing to do from 0 µs to"),
@@ -672,7 +672,7 @@ WRONG = {
     "8.1": [
         (blocking_floats, r"idle for \d+ % of the time.*Against the limit .*x its time"),
         (bytes_prefetched, r"idle for \d+ % of the time"),  # near: 1.5x the limit
-        (floats_prefetched, r"largest part of that: .*waiting for data .*slowest stage.*baseline .* as fast"),
+        (floats_prefetched, r"largest part of that: .*waiting for data .*slowest station.*baseline .* as fast"),
         (workers_one_stream, r"No kernel runs from .*|idle for \d+ %"),
         (digits_without_wait, r"Batch 0 was read before its copy was complete.*R15"),
         (shuffle_slices, r"has 256 of the samples of batch"),

@@ -46,7 +46,7 @@ def runs():
 
 
 def test_a_step_takes_as_long_as_the_slowest_stage(runs):
-    costs = lesson06.stages(runs[1])
+    costs = lesson06.stations(runs[1])
     assert costs["fetch"] == HOST.fetch_base + SIZE * 40_000 + SIZE * 256 * 250 // 1000
     assert costs["pin"] == 2 * SIZE * 256 * 10 and costs["copy"] == GPU.copy_latency + SIZE * 256 * 10
     slowest = set()
@@ -60,7 +60,7 @@ def test_a_step_takes_as_long_as_the_slowest_stage(runs):
 def test_without_workers_the_main_thread_fetches():
     timeline = feed(0, samples=6 * SIZE)
     assert {span.lane.role for span in timeline.rows(Kind.FETCH)} == {"main"}
-    assert lesson06.stages(timeline)["pin"] == 0
+    assert lesson06.stations(timeline)["pin"] == 0
 
 
 def test_the_formula():
@@ -92,14 +92,14 @@ def test_no_more_batches_in_memory_than_ordered(factor):
 
 
 def test_the_chart_has_the_points_on_the_line(runs):
-    costs = lesson06.stages(runs[1])
+    costs = lesson06.stations(runs[1])
     steps = {workers: lesson06.steady(timeline).duration / 16 for workers, timeline in runs.items()}
     figure = lesson06.chart({0: 9_999_999} | steps, costs)
     assert isinstance(figure, go.Figure)
     lines = {trace.name: trace for trace in figure.data}
-    assert set(lines) == {"the slowest stage", "fetch / workers", "compute", "pin", "copy", "measured step"}
+    assert set(lines) == {"the slowest station", "fetch / workers", "compute", "pin", "copy", "measured step"}
     assert list(lines["measured step"].x) == [1, 2, 4, 8]  # not the run without workers: it is no pipeline
-    line = dict(zip(lines["the slowest stage"].x, lines["the slowest stage"].y, strict=True))
+    line = dict(zip(lines["the slowest station"].x, lines["the slowest station"].y, strict=True))
     for workers, y in zip(lines["measured step"].x, lines["measured step"].y, strict=True):
         assert y == pytest.approx(line[workers], rel=0.01)
 

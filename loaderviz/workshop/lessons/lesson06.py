@@ -1,7 +1,7 @@
-"""Lesson 6, workers: what a batch costs in each stage, and two exercises (how many are enough, slow files).
+"""Lesson 6, workers: what a batch costs in each station, and two exercises (how many are enough, slow files).
 
-found = stages(steady(timeline))            # {"fetch": 3_282_000, "pin": 537_000, "copy": …, "compute": …} ns a batch
-limit(found, workers=4)                     # ns a step: the slowest stage sets the pace
+found = stations(steady(timeline))            # {"fetch": 3_282_000, "pin": 537_000, "copy": …, "compute": …} ns a batch
+limit(found, workers=4)                     # ns a step: the slowest station sets the pace
 chart({1: 3_282_000, 4: 958_000}, found)    # measured steps over the number of workers, and the limit
 
 What stands in a worker is defined here, not in the notebook: where workers are spawned (macOS, Windows) they must be
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 STEADY = range(12, 28)  # batches by which the start is over: of 32, the first 12 fill queues and take memory
 STAGES = {"fetch": Kind.FETCH, "pin": Kind.PIN, "copy": Kind.COPY_H2D, "compute": Kind.COMPUTE}
-SLOWEST = "a pipeline is as fast as its slowest stage: fetch / workers, pin, copy or compute"
+SLOWEST = "a pipeline is as fast as its slowest station: fetch / workers, pin, copy or compute"
 
 
-def stages(timeline: Timeline) -> dict[str, int]:
-    """Return what one batch costs in each stage, ns: the median over the batches; 0 where a stage does not occur.
+def stations(timeline: Timeline) -> dict[str, int]:
+    """Return what one batch costs in each station, ns: the median over the batches; 0 where a station does not occur.
 
     `fetch` is one worker's time for a batch, however many workers there are.
     """
@@ -59,7 +59,7 @@ def stages(timeline: Timeline) -> dict[str, int]:
 
 
 def limit(costs: Mapping[str, int], workers: int) -> int:
-    """Return the shortest step [ns] with so many workers (from 1): the time of the slowest stage.
+    """Return the shortest step [ns] with so many workers (from 1): the time of the slowest station.
 
     >>> limit({"fetch": 3200, "pin": 400, "copy": 130, "compute": 900}, workers=2)
     1600
@@ -95,7 +95,7 @@ def in_flight(timeline: Timeline) -> int:
 
 
 def chart(steps: Mapping[int, float], costs: Mapping[str, int]) -> go.Figure:
-    """Draw measured steps [ns] over the number of workers (points), and the slowest stage (line)."""
+    """Draw measured steps [ns] over the number of workers (points), and the slowest station (line)."""
     import plotly.graph_objects as go  # a lesson draws; a check does not
 
     from loaderviz.view import theme
@@ -114,7 +114,7 @@ def chart(steps: Mapping[int, float], costs: Mapping[str, int]) -> go.Figure:
     figure = go.Figure(layout={"template": TEMPLATE, "height": 400, "margin": {"t": 60, "b": 60}})
     slowest = [max(parts) for parts in zip(*lines.values(), strict=True)]
     figure.add_scatter(
-        x=some, y=slowest, name="the slowest stage", mode="lines", line={"color": theme.GRID, "width": 9}
+        x=some, y=slowest, name="the slowest station", mode="lines", line={"color": theme.GRID, "width": 9}
     )
     for name, values in lines.items():
         color, dash = looks[name]
@@ -123,7 +123,7 @@ def chart(steps: Mapping[int, float], costs: Mapping[str, int]) -> go.Figure:
     workers = [count for count in steps if count]
     values = [steps[count] / 1000 for count in workers]
     figure.add_scatter(x=workers, y=values, name="measured step", mode="markers", marker=measured)
-    figure.update_layout(title="A step takes as long as the slowest stage")
+    figure.update_layout(title="A step takes as long as the slowest station")
     figure.update_xaxes(title="workers", dtick=1)
     unit = {"text": "µs a batch", "standoff": 12}  # beside the numbers
     figure.update_yaxes(title=unit, automargin=True, rangemode="tozero")
@@ -153,7 +153,11 @@ MOST = 64
 WITHIN = 1.02  # of the step that any number of workers gives
 SAMPLES, STEPS, LAST, AHEAD = 1000, 100, 20, 2  # measured are the last steps: by then full buffers are used up
 HOST = "workstation"  # of the explorer's emulator
-AMONG = {"pin": (3, 7), "copy": (2, 7), "compute": (2, 7)}  # how many workers are needed, by the slowest stage: a range
+AMONG = {
+    "pin": (3, 7),
+    "copy": (2, 7),
+    "compute": (2, 7),
+}  # workers needed, by the slowest station: a range
 
 
 @dataclass(frozen=True)
@@ -177,14 +181,14 @@ class Case:
 
 
 def case(slowest: str, enough: int, chance: random.Random) -> Case:
-    """Return a training that needs `enough` workers. `slowest` is the stage that, fetch aside, takes longest.
+    """Return a training that needs `enough` workers. `slowest` is the station that, fetch aside, takes longest.
 
-    One worker fewer makes a step a sixth longer, or more. For 3 workers the ratio of fetch to that stage is about 2.4,
+    One worker fewer makes a step a sixth longer, or more. For 3 workers the ratio of fetch to that is about 2.4,
     so it has to be rounded up.
     """
     from loaderviz.widgets.settings import Settings  # brings the widgets, which no other lesson needs
 
-    unit = chance.randrange(800_000, 1_600_000)  # ns of the slowest stage
+    unit = chance.randrange(800_000, 1_600_000)  # ns of the slowest station
     nbytes = unit * {"compute": 2, "pin": 10, "copy": 5}[slowest]  # in 1 ns the host reads and writes 10 bytes each
     rate = nbytes * GB // unit if slowest == "copy" else 50 * GB
     compute = unit if slowest == "compute" else unit // 2
@@ -261,13 +265,13 @@ def _waits(timeline: Timeline) -> str:
 enough = Exercise(
     "lesson06.enough",
     "6.1 How many workers are enough?",
-    task="Write `workers_needed(fetch, pin, copy, compute)`. The arguments say how long one batch takes in each stage "
+    task="Write `workers_needed(fetch, pin, copy, compute)`. The arguments say how long a batch takes in each station "
     "[ns]; `fetch` is the time of one worker. Copies run in a side stream. Return the smallest number of workers "
     "(1 or more) beyond which more workers gain nothing.",
     target="right for five trainings with random costs: with your number the emulated step is as short as it can be, "
     "and with one worker fewer it is longer.",
     hints=(
-        "With n workers one batch is ready every fetch / n. When is that no longer the slowest stage?",
+        "With n workers one batch is ready every fetch / n. When is that no longer the slowest station?",
         "The slowest of pin, copy and compute sets the pace. How many workers fetch a batch in that time?",
         "Round up: 2.3 workers are not enough when there are 2.",
     ),
@@ -359,8 +363,8 @@ def _limit(data: Data) -> int:
 
 
 def _why_slow(timeline: Timeline) -> diagnosis.Fact:
-    """Say that fetching is the slowest stage, if it is; else why the GPU is idle or a copy is not hidden."""
-    found, workers = stages(timeline), _workers(timeline)
+    """Say that fetching is the slowest station, if it is; else why the GPU is idle or a copy is not hidden."""
+    found, workers = stations(timeline), _workers(timeline)
     ready = found["fetch"] // max(1, workers)
     if not ready or (workers and ready <= 1.05 * found["compute"]):
         return diagnosis.why_not_hidden(timeline)
