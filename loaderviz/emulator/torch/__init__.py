@@ -46,7 +46,8 @@ from loaderviz.timeline import Timeline
 
 OURS = ("loaderviz.emulator", "loaderviz.timeline")
 ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-LOOKED_AT: dict[str, list[str]] = {}  # module -> which of these it holds; to look through all takes a while
+LOOKED_AT: set[str] = set()  # modules; to look through all takes a while
+HOLD: list[tuple[str, str]] = []  # which of them hold which of these
 
 
 class EmulatedCuda:
@@ -191,13 +192,13 @@ def _let_functions_through(patches: Patches) -> None:
         return bool(overriding(map(type, values)))
 
     known = {name: vars(torch.overrides)[name] for name in ASKS}
-    for module in sys.modules.keys() - LOOKED_AT.keys():
+    for module in sys.modules.keys() - LOOKED_AT:
         names = getattr(sys.modules[module], "__dict__", {}) if module.startswith("torch.") else {}
-        LOOKED_AT[module] = [name for name in ASKS if name in names and module != torch.overrides.__name__]
-    for module, held in LOOKED_AT.items():
-        for name in held:
-            if getattr(sys.modules.get(module), name, None) is known[name]:
-                patches.set(sys.modules[module], name, has_override)
+        HOLD.extend((module, name) for name in ASKS if name in names and module != torch.overrides.__name__)
+        LOOKED_AT.add(module)
+    for module, name in HOLD:
+        if getattr(sys.modules.get(module), name, None) is known[name]:
+            patches.set(sys.modules[module], name, has_override)
 
 
 @functools.cache

@@ -15,6 +15,7 @@ import threading
 import time
 import timeit
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,6 +39,8 @@ ipykernel jupyter_client traitlets tqdm _pytest hypothesis torch.distributed tor
 REAL_TIME = tuple(NEED_REAL_TIME.split())
 READ = 50  # ns of host time that a look at the clock costs, so that a loop that waits for it comes to an end
 PATIENCE = 1.0  # s of real time without any call of the emulated GPU
+INSTALLED = str(Path(torch.__file__).parents[1])
+WITHOUT: dict[str, int] = {}  # installed modules that held none of the names replaced, and how many they held then
 QUESTIONS: dict[Any, Any] = {
     torch.Tensor.device.__get__: torch.device("cuda", 0),
     torch.Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
@@ -159,9 +162,11 @@ def _entries(wanted: dict[int, Any], modules: Iterable[str]) -> Iterator[tuple[d
     """Iterate over the names in these modules whose value has one of the ids in `wanted`."""
     for module in modules:
         names = getattr(sys.modules.get(module), "__dict__", None)
-        if not isinstance(names, dict):
+        if not isinstance(names, dict) or WITHOUT.get(module) == len(names):
             continue
         if wanted.keys().isdisjoint(map(id, list(names.values()))):  # a copy: another thread may add a name
+            if str(names.get("__file__")).startswith(INSTALLED):
+                WITHOUT[module] = len(names)
             continue  # almost always, so that this is one call
         for name, value in names.copy().items():
             if id(value) in wanted:
