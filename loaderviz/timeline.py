@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
@@ -552,6 +553,13 @@ class TimelineBuilder:
     ) -> None:
         """Add a mark at `time` [ns]."""
         self._marks.append(Mark(time, lane, kind, text, spans, report))
+
+    def rest(self, since: int) -> TimelineBuilder:
+        """Return a builder that has the spans from number `since` on, without arrows and marks."""
+        other = copy(self)
+        other._rows, other._arrows, other._marks = self._rows[since:], [], []
+        other._lanes, other._names, other._sources = dict(self._lanes), dict(self._names), dict(self._sources)
+        return other
 
     def build(self) -> Timeline:
         """Return the Timeline, its spans in order of start."""

@@ -471,24 +471,8 @@ class Runtime:
         """Return all that happened, the device's unfinished work run to its end; the host's clock goes there, too."""
         self.now = max(self.now, self.device.drain())
         builder, spans = self.builder, self._spans
-        lanes: dict[Stream, int] = {}
         for command in self._work:
-            stream = command.stream
-            if stream not in lanes:
-                lanes[stream] = builder.lane(stream_words(stream.number), "device", "stream", stream.number)
-            assert command.kind is not None
-            spans[command] = builder.span(
-                command.start,
-                command.end,
-                lanes[stream],
-                command.kind,
-                command.name,
-                batch=command.batch,
-                nbytes=command.nbytes,
-                correlation=command.correlation,
-                pinned=command.pinned,
-                source=command.source,
-            )
+            spans[command] = _device_span(builder, command)
             if command.api >= 0:
                 builder.arrow(command.api, spans[command], ArrowKind.LAUNCH)
             for before in command.awaits:
@@ -497,6 +481,14 @@ class Runtime:
         if self.races:
             self.races.finish(spans)
         builder.context = context or Context(self.gpu.name, "emulated", self.host.name)
+        return builder.build()
+
+    def recorded(self, since: int) -> Timeline:
+        """Return what the host did since `builder` had so many spans, and what of its work for the device is over."""
+        builder = self.builder.rest(since)
+        for command in self._work:
+            if command.api >= since and command.done:
+                _device_span(builder, command)
         return builder.build()
 
     def is_ordered(self, stream: Stream | None, place: Place) -> bool:
@@ -595,3 +587,20 @@ class Runtime:
         )
         for command in commands:
             command.api = span
+
+
+def _device_span(builder: TimelineBuilder, command: Command) -> int:
+    assert command.kind is not None
+    lane = builder.lane(stream_words(command.stream.number), "device", "stream", command.stream.number)
+    return builder.span(
+        command.start,
+        command.end,
+        lane,
+        command.kind,
+        command.name,
+        batch=command.batch,
+        nbytes=command.nbytes,
+        correlation=command.correlation,
+        pinned=command.pinned,
+        source=command.source,
+    )

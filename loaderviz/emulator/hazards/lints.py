@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections import deque
 from dataclasses import dataclass, field
+from types import FrameType
 
 from loaderviz import words
 from loaderviz.emulator.device import Command, Stream
@@ -171,10 +173,7 @@ def _last_number(stream: Stream) -> int:
 
 def assigned(source: str, function: str) -> str:
     """Return the variable to which a program line assigns what a function makes, "" if it does not or is not known."""
-    try:
-        (statement,) = ast.parse(code(source).partition("  ")[2]).body
-    except (SyntaxError, ValueError):  # a part of a longer statement
-        return ""
+    statement = _statement(source)
     if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
         return ""
     target, value = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target, statement.value
@@ -187,3 +186,29 @@ def assigned(source: str, function: str) -> str:
         if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(function)
     ]
     return made[0] if len(made) == 1 and re.fullmatch(r"[\w.]+", made[0]) else ""
+
+
+def tensors_used(source: str) -> list[str]:
+    """Return the variables of a program line that hold tensors now; none if its function is over or it is not known."""
+    file, statement = source.rpartition(":")[0], _statement(source)
+    names = (
+        [node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+        if statement
+        else []
+    )
+    frame: FrameType | None = sys._getframe()
+    while names and frame is not None:
+        held = frame.f_locals if frame.f_code.co_filename == file else {}
+        if found := [name for name in dict.fromkeys(names) if hasattr(held.get(name), "record_stream")]:
+            return found
+        frame = frame.f_back
+    return []
+
+
+def _statement(source: str) -> ast.stmt | None:
+    """Return the statement on a program line, None if it is a part of a longer one or not known."""
+    try:
+        (statement,) = ast.parse(code(source).partition("  ")[2]).body
+    except (SyntaxError, ValueError):
+        return None
+    return statement

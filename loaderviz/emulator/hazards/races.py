@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from loaderviz.emulator.device import Command, Stream
 from loaderviz.emulator.hazards.accesses import AddressMap, Cell, HostWork, LastAccess
 from loaderviz.emulator.hazards.happens_before import HOST, Clock, HappensBefore
-from loaderviz.emulator.hazards.lints import Linter
+from loaderviz.emulator.hazards.lints import Linter, tensors_used
 from loaderviz.emulator.hazards.reports import Access, Hazard, Hazards, Lints, RaceError, hazard_of
 from loaderviz.timeline import TimelineBuilder
 
@@ -118,6 +118,7 @@ class Races:
         self._builder = builder
         self._missing: dict[tuple[int, int, str], MissingEdge] = {}  # by both streams, and the line that should wait
         self._waits: dict[tuple[int, int], Wait] = {}  # the last one of both streams
+        self._tensors: dict[str, list[str]] = {}  # line -> the variables of it that hold tensors
 
     def access(
         self,
@@ -203,6 +204,8 @@ class Races:
         """
         second.work.in_race = True
         stream, other = _stream(second.work), _stream(first.work)
+        if first.work.source not in self._tensors:  # to be asked while the program is there
+            self._tensors[first.work.source] = tensors_used(first.work.source)
         pair = other.id if other else HOST, stream.id if stream else HOST
         wait = self._waits.get(pair)
         if wait is None or first.sequence > wait.up_to:
@@ -241,6 +244,7 @@ class Races:
             self._side(second),
             blocks=(first.block, second.block),
             names=(name, other),
+            tensors=self._tensors.get(first.work.source, ()),
             waited=waited,
             more=len(edge.conflicts) - 1,
             count=told.count,

@@ -223,6 +223,7 @@ def hazard_of(
     *,
     blocks: tuple[object, object],
     names: tuple[str, str],
+    tensors: Sequence[str],
     waited: str,
     more: int,
     count: int,
@@ -230,7 +231,8 @@ def hazard_of(
 ) -> Hazard:
     """Return the report of a race between two accesses of the same bytes, each in its block.
 
-    `names` are what the program calls the streams of both ("" where that is not known). `waited` is the line of the
+    `names` are what the program calls the streams of both ("" where that is not known), `tensors` those that the first
+    access was about. `waited` is the line of the
     last wait of the second stream for the first, which came too early ("": there is none). For want of the same order
     `more` other pairs of accesses race.
     """
@@ -241,7 +243,9 @@ def hazard_of(
     unseen = f"the line that writes (it ran before {second.line} was over)"
     early = f"{second.place} does wait for {first.place} at {short(waited)}, but earlier"
     one, other = _variables((first, second), names)
+    recorded = " and ".join(f"`{tensor}.record_stream({one})`" for tensor in tensors)
     values = {
+        "recorded": recorded or f"`tensor.record_stream({one})` for each tensor",
         "first": first,
         "second": second,
         "one": one,

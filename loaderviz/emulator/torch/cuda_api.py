@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaderviz.emulator.device import Stream as EmulatedStream
+from loaderviz.emulator.hardware import GPUS
 from loaderviz.emulator.runtime import PRIORITIES
 from loaderviz.emulator.runtime import Event as EmulatedEvent
 from loaderviz.emulator.torch.overrides import TYPES
@@ -42,10 +44,9 @@ NOT_MODELLED = {
     "nested statistics; see torch.cuda.memory_stats": "memory_stats_as_nested_dict host_memory_stats_as_nested_dict",
 }
 ANSWERS: tuple[tuple[Any, str], ...] = (  # of torch.cuda and torch.accelerator, whatever they are asked
-    (True, "is_available is_initialized"),
+    (True, "is_initialized"),
     (False, "_is_in_bad_fork can_device_access_peer"),
     (0, "current_device current_device_index current_device_idx"),
-    (1, "device_count"),
     (None, "init ipc_collect reset_accumulated_memory_stats"),
     ("native", "get_allocator_backend"),
 )
@@ -59,6 +60,13 @@ FIGURES = """
     num_alloc_retries=retries num_device_alloc=mallocs num_device_free=releases num_ooms=ooms
     reserved_bytes.all.current=reserved reserved_bytes.all.peak=reserved_peak segment.all.current=segments
 """
+# L2 cache [MiB], bus of the memory [bits], highest clock [MHz]: NVIDIA's papers on Volta, Turing, GA100, GA102, Ada and
+# GH100, and their data sheets; as deviceQuery prints them of a T4 and an A100.
+CHIPS = {
+    "t4": (4, 256, 1590), "v100": (6, 4096, 1530), "2080ti": (5.5, 352, 1545), "3090": (6, 384, 1695),
+    "4090": (72, 384, 2520), "l4": (48, 192, 2040), "a100": (40, 5120, 1410), "h100": (50, 5120, 1755),
+    "h100-sxm": (50, 5120, 1980), "h200": (50, 6144, 1980),
+}  # fmt: skip
 SHARED_MEMORY = {(7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 9): 100, (9, 0): 228, (10, 0): 228, (12, 0): 100}  # KiB/SM
 
 
@@ -85,6 +93,8 @@ def install_cuda_names(session: Session, patches: Patches) -> None:
     memory = memory_functions(session)
     for answer, names in ANSWERS:
         memory |= dict.fromkeys(names.split(), _always(answer))
+    for name, there in (("is_available", True), ("device_count", 1)):
+        memory[name] = _seen(session, there, getattr(torch.cuda, name))
     cuda = _cuda(session) | _random_numbers()
     shared = {name: cuda[name] for name in ("current_stream", "set_stream", "synchronize")}
     types = {name: _legacy_type(name, dtype) for dtype, name in TYPES.items()}
@@ -101,6 +111,11 @@ def install_cuda_names(session: Session, patches: Patches) -> None:
     for owner, functions in replacements.items():
         for name, value in functions.items():
             patches.function(owner, name, value)
+
+
+def _seen(session: Session, there: Any, real: Callable[[], Any]) -> Callable[[], Any]:
+    """Answer as the machine itself in a thread that has nothing to do with the recording."""
+    return lambda: there if threading.get_ident() in session.threads else real()
 
 
 def _always(answer: Any) -> Callable[..., Any]:
@@ -236,31 +251,36 @@ ACCELERATOR = {
 }
 
 
-def properties(gpu: Gpu) -> Any:
-    """Return the device's properties, by the names that `torch.cuda.get_device_properties` has.
+class DeviceProperties(SimpleNamespace):
+    """What `torch.cuda.get_device_properties` returns, with torch's names."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name} of {self.name} is not known to the emulated GPU: no published figure was found")
+
+
+def properties(gpu: Gpu) -> DeviceProperties:
+    """Return the device's properties, in bytes, bits and kHz; what no source tells is an AttributeError.
 
     What depends on the generation alone is from table "Technical Specifications per Compute Capability" of NVIDIA's
-    programming guide. Clocks, caches and bus numbers are not emulated: to ask for one is an AttributeError.
+    programming guide. The memory clock is what gives the bandwidth on that bus, at two transfers a cycle.
     """
-    major, minor = gpu.capability
-    known = {
-        "multi_processor_count": gpu.sms,
-        "max_threads_per_multi_processor": gpu.threads_per_sm,
-        "max_threads_per_block": 1024,
-        "warp_size": 32,
-        "regs_per_multiprocessor": 65536,
-        "shared_memory_per_block": 48 * 1024,
-        "is_integrated": 0,
-        "is_multi_gpu_board": 0,
-        "async_engine_count": gpu.async_engines,
-        "uuid": uuid.uuid5(uuid.NAMESPACE_DNS, gpu.name),
-    }
+    (major, minor), name = gpu.capability, gpu.name
+    known: dict[str, Any] = {}
     if per_sm := SHARED_MEMORY.get(gpu.capability):
-        known |= {
-            "shared_memory_per_multiprocessor": per_sm * 1024,
-            "shared_memory_per_block_optin": (per_sm - 1) * 1024,
-        }
-    return SimpleNamespace(name=gpu.name, major=major, minor=minor, total_memory=gpu.memory, **known)
+        known["shared_memory_per_multiprocessor"] = per_sm * 1024
+        known["shared_memory_per_block_optin"] = (per_sm - 1) * 1024
+    key = next((key for key, preset in GPUS.items() if preset.name == name), "")
+    if chip := CHIPS.get(key) or CHIPS.get(key.partition("-")[0]):
+        cache, bus, clock = chip
+        known |= {"L2_cache_size": round(cache * 2**20), "memory_bus_width": bus, "clock_rate": clock * 1000}
+        known["memory_clock_rate"] = gpu.memory_bandwidth * 8 // (2 * bus * 1000)
+    return DeviceProperties(
+        name=name, major=major, minor=minor, total_memory=gpu.memory, multi_processor_count=gpu.sms,
+        max_threads_per_multi_processor=gpu.threads_per_sm, max_threads_per_block=1024, warp_size=32,
+        regs_per_multiprocessor=65536, shared_memory_per_block=48 * 1024, is_integrated=0, is_multi_gpu_board=0,
+        async_engine_count=gpu.async_engines, gcnArchName=f"sm_{major}{minor}",
+        uuid=uuid.uuid5(uuid.NAMESPACE_DNS, name), **known,
+    )  # fmt: skip
 
 
 def _nvtx(session: Session) -> dict[str, Any]:

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._autograd import DeviceType
 from torch._dynamo import eval_frame
 from torch.autograd import graph
 from torch.autograd.profiler import record_function
+from torch.autograd.profiler_util import FunctionEvent
 from torch.nn.parallel import _functions
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
@@ -29,6 +34,7 @@ from loaderviz.emulator.torch.patches import QUESTIONS, StandIn, device_named, s
 from loaderviz.emulator.torch.session import CPU, DEVICE, PIN_THREAD, Session, wanted_device
 from loaderviz.emulator.torch.tensors import ATTRIBUTE, DeviceTag, HostTag, is_on_device, set_tag
 from loaderviz.errors import NotModelledError
+from loaderviz.timeline import Kind, Timeline
 
 if TYPE_CHECKING:
     from loaderviz.emulator.torch.operators import Operators
@@ -401,6 +407,7 @@ def install_library(session: Session, patches: Patches, operators: Operators, ca
     _install_serialization(session, patches)
     _install_ranges(session, patches)
     _install_profiler(session, patches)
+    _install_sending(session, patches)
     _install_attention(patches)
     find: Any = torch.jit._builtins._find_builtin  # by identity, also of what stands in for a builtin now
     patches.function(torch.jit._builtins, "_find_builtin", lambda function: find(inspect.unwrap(function)))
@@ -432,19 +439,92 @@ def _install_attention(patches: Patches) -> None:
 
 
 def _install_profiler(session: Session, patches: Patches) -> None:
-    """`torch.profiler` sees the host's operators, and would look for CUDA below Python; there is nothing."""
+    """`torch.profiler` shows the emulated work in virtual time; what it really recorded, the CPU's, is left aside."""
     profile, emit_nvtx = torch.autograd.profiler.profile, torch.autograd.profiler.emit_nvtx
-    begin = profile.__init__
+    make: Any = profile.__init__
+    begin: Any = profile._start_trace
+    end: Any = profile.__exit__
+    since, stacks = "_loaderviz_since", "_loaderviz_stacks"
 
     def init(self: Any, *args: Any, use_device: str | None = None, use_cuda: bool = False, **kwargs: Any) -> None:
-        if use_cuda or use_device == "cuda":
-            session.note("torch.profiler shows the operators on the host only: what the GPU does is in this recording")
-            use_device = None
-        begin(self, *args, use_device=use_device, **kwargs)
+        make(self, *args, **kwargs | {"use_cpu": True, "with_stack": False})  # it looks into nn.Module's own call
+        self.use_device = "cuda" if use_cuda else use_device
+        vars(self)[stacks] = kwargs.get("with_stack", False)
 
+    def start(self: Any) -> None:
+        begin(self)
+        vars(self)[since] = len(session.runtime.builder)
+
+    def leave(self: Any, *error: Any) -> Any:
+        if not self.enabled or not session.in_recording_thread() or not hasattr(self, since):
+            return end(self, *error)
+        emulated: list[Timeline] = []
+
+        def events(*_: Any, **__: Any) -> list[FunctionEvent]:
+            emulated[:] = emulated or [session.runtime.recorded(getattr(self, since))]
+            return _profiled(emulated[0], self.use_device)
+
+        self._parse_kineto_results = events
+        with session.bookkeeping():
+            result = end(self, *error)
+            events()
+        self.with_stack = getattr(self, stacks)
+        self.kineto_results = _ProfilerResults(self.kineto_results, emulated[0])
+        session.note("torch.profiler shows the emulated work in virtual time, without shapes and memory")
+        return result
+
+    activities = torch.profiler.ProfilerActivity
     patches.set(profile, "__init__", init)
+    patches.set(profile, "_start_trace", start)
+    patches.set(profile, "__exit__", leave)
+    patches.function(torch.autograd, "_supported_activities", lambda: {activities.CPU, activities.CUDA})
     patches.set(emit_nvtx, "__enter__", lambda self: self)
     patches.set(emit_nvtx, "__exit__", lambda self, *error: None)
+
+
+def _profiled(timeline: Timeline, device: str | None) -> list[FunctionEvent]:
+    """Return the spans of a timeline as the profiler's events: each device span counts for the operator that put it."""
+    events: list[FunctionEvent] = []
+    inside: list[tuple[int, FunctionEvent]] = []  # end, event: what the main thread is in
+    launched_by: dict[int, FunctionEvent] = {}  # correlation -> operator
+    for number, span in enumerate(timeline.rows()):
+        on_device = span.lane.group == "device"
+        if on_device and device is None:
+            continue
+        event = FunctionEvent(
+            number, re.sub(r"(?<=^ProfilerStep)#\d+", "*", span.name), span.lane.number, span.start / 1000,
+            span.end / 1000, input_shapes=[], stack=[span.source], use_device=device, trace_name=span.name,
+            device_type=DeviceType.CUDA if on_device else DeviceType.CPU, flops=0,
+        )  # fmt: skip
+        event.is_user_annotation = span.kind == Kind.RANGE
+        events.append(event)
+        if on_device:
+            if operator := launched_by.get(span.correlation):
+                operator.append_kernel(span.name, 0, span.duration / 1000)
+        elif span.lane.role == "main":
+            while inside and inside[-1][0] <= span.start:
+                inside.pop()
+            if span.kind == Kind.API and span.correlation >= 0:
+                launched_by[span.correlation] = inside[-1][1] if inside else event
+            elif span.kind == Kind.OPERATOR:
+                inside.append((span.end, event))
+    return events
+
+
+class _ProfilerResults:
+    """The profiler's own results, but that what is saved is the emulated work."""
+
+    def __init__(self, real: Any, emulated: Timeline) -> None:
+        self._real, self._emulated = real, emulated
+
+    def save(self, path: str) -> None:
+        """Write a Chrome trace."""
+        from loaderviz.export import to_chrome_trace
+
+        to_chrome_trace(self._emulated, path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
 
 
 def _grouping(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -597,6 +677,29 @@ def _install_saved_tensor_hooks(patches: Patches, calls: Functions) -> None:
         torch._C._autograd._push_saved_tensors_default_hooks(with_mode(self.pack_hook), with_mode(self.unpack_hook))
 
     patches.set(graph.saved_tensors_hooks, "__enter__", enter)
+
+
+def _install_sending(session: Session, patches: Patches) -> None:
+    """A tensor of the device that goes to another process goes by CUDA's handles for memory, which nothing emulates."""
+    reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+
+    def refusing(reduce: Any) -> Any:
+        def send(tensor: torch.Tensor) -> Any:
+            with torch._C.DisableTorchFunction():
+                here = session.alive and is_on_device(tensor)
+            if here:
+                problem = NotModelledError(
+                    "a tensor on the emulated GPU cannot be sent to another process (CUDA IPC is not modelled): keep "
+                    "one process for the GPU, or send tensor.cpu()"
+                )
+                raise problem if session.in_recording_thread() else session.refused_elsewhere(problem)
+            return reduce(tensor)
+
+        return send
+
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        patches.at_end(partial(reducers.__setitem__, kind, reducers[kind]))
+        reducers[kind] = refusing(reducers[kind])
 
 
 def _install_autocast(session: Session, patches: Patches) -> None:

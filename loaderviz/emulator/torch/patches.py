@@ -337,6 +337,7 @@ def watch_threads(session: Session, patches: Patches) -> None:
         run = self.run
 
         def guarded() -> None:
+            session.threads.add(threading.get_ident())
             try:
                 with Guard(session.enter) if session.alive else contextlib.nullcontext():
                     run()
@@ -344,6 +345,7 @@ def watch_threads(session: Session, patches: Patches) -> None:
                 session.refused_elsewhere(problem)
                 raise
             finally:
+                session.threads.discard(threading.get_ident())
                 del self.run  # the thread's own method again
 
         self.run = guarded  # type: ignore[method-assign]

@@ -93,6 +93,7 @@ class Session(TensorMemory):
         self._own = OwnTime()  # of the program, where it is measured
         self.functions = 0  # of torch that run, one in the other, where it is measured
         self.thread = threading.get_ident()
+        self.threads = {self.thread}  # also those that were started since: they are told of the GPU, and refused it
         self.refused: NotModelledError | None = None  # the first in another thread
         self.stops = False  # its thread can be stopped where it waits: `patches.stop_by_signal`
         self.quiet = 0  # above 0: operators are seen and not counted (our own bookkeeping)

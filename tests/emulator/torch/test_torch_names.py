@@ -19,7 +19,7 @@ import loaderviz as lv
 from loaderviz.emulator import Gpu
 from loaderviz.emulator.runtime import CudaError
 from loaderviz.errors import NotModelledError
-from loaderviz.timeline import Kind
+from loaderviz.timeline import DEVICE_KINDS, Kind
 
 LONG = 1_500_000  # cycles of torch.cuda._sleep: 1 ms
 GIB = 2**30
@@ -56,6 +56,9 @@ def test_small_answers_about_a_card_without_bfloat16():
         card = torch.cuda.get_device_properties(0)
         assert (card.warp_size, card.shared_memory_per_multiprocessor, card.max_threads_per_block) == (32, 65536, 1024)
         assert str(card.uuid) == str(torch.cuda.get_device_properties("cuda").uuid)
+        assert (card.L2_cache_size, card.memory_bus_width, card.memory_clock_rate) == (4 * 2**20, 256, 5_000_000)
+        with pytest.raises(AttributeError, match="pci_bus_id of Tesla T4"):
+            card.pci_bus_id
         with torch.cuda.profiler.profile(), torch.autograd.profiler.emit_nvtx():
             torch.ones(2, device="cuda").add(1)
         torch.cuda.set_per_process_memory_fraction(0.25)
@@ -68,14 +71,34 @@ def test_small_answers_about_a_card_without_bfloat16():
                 torch.cuda.set_per_process_memory_fraction(wrong)
 
 
-def test_torchs_profiler_shows_the_host_and_says_that_it_does(capfd):
+@pytest.mark.parametrize("stacks", [False, True])
+def test_torchs_profiler_shows_the_emulated_work(stacks, capfd, tmp_path):
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with lv.record(on="a100") as recording:
-        with torch.profiler.profile(activities=activities) as profile:
-            torch.ones(2, device="cuda").neg()
-        assert "aten::neg" in profile.key_averages().table()
-    assert any("torch.profiler" in note for note in recording.timeline.context.notes)
+        given = torch.ones(64, 64, device="cuda", requires_grad=True)
+        profile = torch.profiler.profile(activities=activities, with_stack=stacks)
+        with profile, torch.profiler.record_function("my step"):
+            (given @ torch.ones(64, 64).pin_memory().to("cuda", non_blocking=True)).sum().backward()
+        given.neg()
     assert "frame #" not in capfd.readouterr().err  # C++ stacks, of each event that CUDA did not record
+    on_device = list(recording.timeline.rows(*DEVICE_KINDS))[1:-1]  # not what was before and after
+    table = {event.key: event for event in profile.key_averages()}
+    for name in {span.name for span in on_device}:
+        spans = [span.duration / 1000 for span in on_device if span.name == name]
+        assert (table[name].count, table[name].self_device_time_total) == (len(spans), pytest.approx(sum(spans)))
+    total = sum(span.duration for span in on_device) / 1000
+    assert sum(event.self_device_time_total for event in profile.events()) == pytest.approx(
+        2 * total
+    )  # and by operator
+    mine = table["aten::mm"], table["my step"]
+    assert mine[0].device_time_total == pytest.approx(table["mm"].self_device_time_total)
+    assert "aten::neg" not in table and mine[1].cpu_time_total > mine[0].cpu_time_total
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    again = lv.read(tmp_path / "trace.json")
+    assert [span.name for span in again.rows(*DEVICE_KINDS)] == [span.name for span in on_device]
+    if stacks:
+        profile.export_stacks(str(tmp_path / "stacks.txt"), "self_cuda_time_total")
+        assert "test_torch_names.py" in (tmp_path / "stacks.txt").read_text()
 
 
 def test_accelerator_answers_as_cuda(recording):
@@ -422,6 +445,25 @@ def test_who_waits_for_a_thread_that_was_refused_is_stopped():
         results.get()
     assert stopped.value is caught[0]
     assert signal.getsignal(signal.SIGURG) is before
+
+
+def test_only_the_recordings_own_threads_are_told_of_its_gpu():
+    asked, answers = Queue(), Queue()
+    Thread(target=lambda: [answers.put(question()) for question in iter(asked.get, None)]).start()
+    here = torch.cuda.is_available(), torch.cuda.device_count()
+    with lv.record(on="a100"):
+        in_a_thread(lambda: answers.put(torch.cuda.is_available()))
+        assert answers.get() is True
+        for question in (torch.cuda.is_available, torch.cuda.device_count, None):
+            asked.put(question)
+        assert (answers.get(), answers.get()) == here
+
+
+def test_a_tensor_of_the_device_is_not_sent_to_another_process():
+    with pytest.raises(NotModelledError, match="sent to another process"), lv.record(on="a100"):
+        model = torch.nn.Linear(2, 2).cuda().share_memory()
+        with torch.multiprocessing.get_context("fork").Pool(1) as pool:
+            pool.apply(len, (list(model.parameters()),))
 
 
 def test_a_second_thread_may_work_on_the_host_and_ask(recording):
