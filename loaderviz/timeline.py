@@ -493,14 +493,21 @@ def _check_streams(timeline: Timeline) -> None:
 # How a producer makes one
 
 
+class Numbers(dict[str, int]):
+    """Numbers texts in the order in which they are asked for."""
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = len(self)
+        return number
+
+
 class TimelineBuilder:
     """Collects spans, arrows and marks, and builds the frozen Timeline from them."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self._lanes: dict[Lane, int] = {}
-        self._names: dict[str, int] = {}
-        self._sources: dict[str, int] = {}
+        self._names, self._sources = Numbers(), Numbers()
         self._rows: list[tuple[int, ...]] = []
         self._arrows: list[tuple[int, int, int]] = []
         self._marks: list[Mark] = []
@@ -527,10 +534,11 @@ class TimelineBuilder:
         source: str = "",
     ) -> int:
         """Add a span; times in ns. Return its number, to be used in `arrow`."""
-        name_id = self._names.setdefault(name, len(self._names))
-        source_id = self._sources.setdefault(source, len(self._sources)) if source else -1
+        source_id = self._sources[source] if source else -1
         pin = -1 if pinned is None else int(pinned)
-        self._rows.append((start, end, lane, kind, name_id, batch, nbytes, correlation, pin, cause, source_id))
+        self._rows.append(
+            (start, end, lane, kind, self._names[name], batch, nbytes, correlation, pin, cause, source_id)
+        )
         return len(self._rows) - 1
 
     def arrow(self, tail: int, head: int, kind: ArrowKind) -> None:

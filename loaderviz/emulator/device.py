@@ -115,8 +115,7 @@ class Device:
     def submit(self, command: Command) -> None:
         """Put a command at the end of its stream; it starts when its turn, its deps and its engine allow."""
         stream = command.stream
-        command.number = self._count
-        self._count += 1
+        command.number, self._count = self._count, self._count + 1
         stream.last = command
         stream.queue.append(command)
         if len(stream.queue) == 1:

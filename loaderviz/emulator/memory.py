@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,9 +119,7 @@ class Block(_Block):
         self, pool: object, address: int, size: int, requested: int, stream: Stream, cache: Cache, state: int = LIVE
     ) -> None:
         self.pool, self.address, self.size, self.requested, self.stream = pool, address, size, requested, stream
-        self.state = state
-        self.streams = {}
-        self.pending = 0
+        self.state, self.pending, self.streams = state, 0, {}
         self._cache = cache  # where it goes when it is free
         self._before: Block | None = None  # the neighbours in the segment
         self._after: Block | None = None
@@ -185,7 +183,7 @@ class DevicePool(_Pool):
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime, FIRST_ADDRESS)
         self.capacity = runtime.gpu.memory - runtime.gpu.context_memory
-        self._free: dict[tuple[int, bool], Cache] = {}  # by stream, and whether of large segments
+        self._free: defaultdict[tuple[int, bool], Cache] = defaultdict(list)  # by stream, and whether of large segments
         self._deferred: dict[int, deque[tuple[Event, Block]]] = {}  # by recorded stream, oldest first
 
     def allocate(self, nbytes: int, stream: Stream | None = None) -> Block:
@@ -209,22 +207,22 @@ class DevicePool(_Pool):
         return block
 
     def _take(self, nbytes: int, stream: Stream, *, adopts: bool = False) -> Block:
-        if not _is_positive(nbytes):
+        if nbytes <= 0 and not _is_positive(nbytes):
             return Block(self, 0, 0, 0, stream, [])
         size = -(-nbytes // ROUND) * ROUND
         large = size > SMALL
-        cache = self._free.setdefault((stream.id, large), [])
+        cache = self._free[stream.id, large]
         index = bisect_left(cache, (size,))
         region = cache.pop(index)[2] if index < len(cache) else self._grow(size, nbytes, stream, cache, adopts)
         block = self._cut(region, size, nbytes, SMALL + 1 if large else ROUND)
-        stats = self.stats
+        stats, size = self.stats, block.size
         stats.allocations += 1
-        stats.allocated += block.size
-        stats.active += block.size
-        if stats.active > stats.active_peak:
-            stats.active_peak = stats.active
-        if stats.allocated > stats.allocated_peak:
-            stats.allocated_peak = stats.allocated
+        active = stats.active = stats.active + size
+        if active > stats.active_peak:
+            stats.active_peak = active
+        allocated = stats.allocated = stats.allocated + size
+        if allocated > stats.allocated_peak:
+            stats.allocated_peak = allocated
         return block
 
     def record_stream(self, block: Block, stream: Stream) -> None:
@@ -239,7 +237,8 @@ class DevicePool(_Pool):
         If streams were recorded, an event is recorded in each of them (host time), and the block comes back when a
         later `allocate` finds them over (R36). Raises `BlockError` if it was freed before or belongs to another pool.
         """
-        self._check(block, "free")
+        if block.pool is not self or block.state != LIVE:
+            self._check(block, "free")
         if not block.size:
             block.state = FREED
             return
@@ -323,7 +322,7 @@ class DevicePool(_Pool):
         self.stats.active -= block.size
         block.state = FREED
         cache, before, after = block._cache, block._before, block._after
-        region, start, end = None, block.address, block.end
+        region, start, end = None, block.address, block.address + block.size
         if before and before.state == FREE:
             region, start = before, before.address
             del cache[bisect_left(cache, (before.size, start))]

@@ -288,13 +288,13 @@ class Runtime:
 
         Blocks only when the stream's launch queue is full (R24).
         """
-        return self._launch("cudaLaunchKernel", name, Kind.COMPUTE, duration, stream, -1, share)
+        return self._launch("cudaLaunchKernel", name, Kind.COMPUTE, Engine.COMPUTE, duration, stream, -1, share)
 
     def memset(self, nbytes: int, *, pinned_host: bool = False) -> Command:
         """`cudaMemsetAsync`: asynchronous, except when the target is pinned host memory (R10)."""
         name = f"Memset ({'Pinned' if pinned_host else 'Device'})"
         duration = memory_time(self.gpu, "fill", nbytes)
-        command = self._launch("cudaMemsetAsync", name, Kind.MEMSET, duration, nbytes=nbytes)
+        command = self._launch("cudaMemsetAsync", name, Kind.MEMSET, Engine.NONE, duration, nbytes=nbytes)
         if pinned_host:
             self.synchronize(command.stream)
         return command
@@ -304,6 +304,7 @@ class Runtime:
         api: str,
         name: str,
         kind: Kind,
+        engine: Engine,
         duration: int,
         stream: Stream | None = None,
         nbytes: int = -1,
@@ -312,12 +313,12 @@ class Runtime:
         if duration < 0:
             raise ValueError(f"{name} of {duration} ns: a duration cannot be negative")
         start, stream = self.now, stream or self.default_stream
-        self._wait_for_place(stream)
+        if len(stream.queue) >= self.gpu.queue_depth:
+            self._wait_for_place(stream)
         self.now += self.host.launch
         if self.capture and self.capture.takes(stream):
             self._api(api, start)
             return self.capture.add(stream, GraphNode(name, duration, share))
-        engine = Engine.COMPUTE if kind == Kind.COMPUTE else Engine.NONE
         command = self._put(stream, name, kind, engine, duration, nbytes, share=share)
         self._api(api, start, command)
         if self.launch_blocking:  # CUDA_LAUNCH_BLOCKING=1 (R27)
@@ -520,10 +521,8 @@ class Runtime:
         if not 0 < share <= costs.FULL:
             raise ValueError(f"{name}: share {share} must lie in 1..{costs.FULL} thousandths of the GPU")
         command = Command(stream, name, kind, engine, work, self.now + self.gpu.launch_latency, share)
-        command.nbytes, command.pinned = nbytes, pinned
-        command.batch, command.source = self.batch, self.source
-        self._correlation += 1
-        command.correlation = self._correlation
+        command.nbytes, command.pinned, command.batch, command.source = nbytes, pinned, self.batch, self.source
+        self._correlation = command.correlation = self._correlation + 1
         if stream.awaited:
             command.awaits, stream.awaited = tuple(stream.awaited.values()), {}
             if self.races:
@@ -537,7 +536,8 @@ class Runtime:
         stream = command.stream
         if command.kind is None:  # what an event recorded here stands for
             command.awaits = (*((stream.last_work,) if stream.last_work else ()), *stream.awaited.values())
-        self._legacy_barrier(command)
+        if self._blocking:
+            self._legacy_barrier(command)
         self.device.submit(command)
         command.sequence = self.order.enqueue(stream.id)[1]
         return command
@@ -576,14 +576,12 @@ class Runtime:
 
     def _api(self, name: str, start: int, *commands: Command, nbytes: int = -1) -> None:
         """Note the host's side of a call that began at `start` and ends now."""
-        batch, source, correlation = self.batch, self.source, -1
-        if commands:
-            correlation = commands[0].correlation
+        correlation = commands[0].correlation if commands else -1
         if len(commands) == 1:
             nbytes = commands[0].nbytes
-        add, end = self.builder.span, self.now
-        span = add(
-            start, end, self.main, Kind.API, name, batch=batch, nbytes=nbytes, correlation=correlation, source=source
+        where = self.now, self.main, Kind.API, name
+        span = self.builder.span(
+            start, *where, batch=self.batch, nbytes=nbytes, correlation=correlation, source=self.source
         )
         for command in commands:
             command.api = span

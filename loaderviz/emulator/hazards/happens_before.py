@@ -48,10 +48,10 @@ class HappensBefore:
     def enqueue(self, stream: int) -> Place:
         """Note that the host puts work into `stream`; return its place."""
         clock = self.clock(stream)
-        number = clock.get(stream, 0) + 1
-        clock[stream] = number
-        for other in self.counterfactuals.values():
-            other.enqueue(stream)
+        number = clock[stream] = clock.get(stream, 0) + 1
+        if self.counterfactuals:
+            for other in self.counterfactuals.values():
+                other.enqueue(stream)
         return stream, number
 
     def snapshot(self, stream: int) -> Snapshot:
@@ -92,7 +92,8 @@ class HappensBefore:
         """Return the clock of a stream (or of the `HOST`) as it is now; it is not a copy."""
         if stream == HOST:
             return self._clocks[HOST]
-        clock = self._clocks.setdefault(stream, {})
+        if (clock := self._clocks.get(stream)) is None:
+            clock = self._clocks[stream] = {}
         if self._seen.get(stream) != self._host_version:
             _join(clock, self._clocks[HOST])
             self._seen[stream] = self._host_version

@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,7 +22,15 @@ from loaderviz.emulator.hardware import Gpu
 from loaderviz.emulator.kernels import CLASS, PRODUCTS, Array, Call, Precision, Times, kernel_times, sm_share
 from loaderviz.emulator.torch import copies
 from loaderviz.emulator.torch.session import Session
-from loaderviz.emulator.torch.tensors import DeviceTag, HostTag, any_on_device, set_tag, storage_of, tag_of
+from loaderviz.emulator.torch.tensors import (
+    ATTRIBUTE,
+    DeviceTag,
+    HostTag,
+    any_on_device,
+    set_tag,
+    storage_of,
+    tag_of,
+)
 from loaderviz.errors import NotModelledError
 
 Tensors = list[torch.Tensor]
@@ -67,6 +76,8 @@ COMPOSITE = MATMUL | _words("""
     _native_batch_norm_legit_no_training _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math
     _thnn_fused_lstm_cell _thnn_fused_gru_cell mkldnn_rnn_layer
 """)
+SHAPE = attrgetter("shape", "dtype")
+NO_FUNCTIONS = torch._C.DisableTorchFunction  # a block in which no call is the program's
 FP32: Precision = "fp32"
 HALF = (torch.float16, torch.bfloat16)
 TENSOR_FLOAT = (8, 0)  # the first capability with TF32: Ampere
@@ -80,7 +91,7 @@ class Operators(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.session = session
         self.backward = BackwardStreams(session)
-        self._known: dict[Any, Operator] = {}
+        self._known: dict[int, Operator] = {}  # by the overload's id: its own hash is a function of Python's
         self._costs = KernelCosts(session.runtime.gpu)
 
     @classmethod
@@ -93,19 +104,18 @@ class Operators(TorchDispatchMode):
     ) -> Any:
         """Run one operator."""
         kwargs = kwargs or {}
-        session = self.session
-        operator = self._operator(func)
+        session, operator = self.session, self._known.get(id(func)) or self._operator(func)
         if operator.splits and not session.quiet:
-            with torch._C.DisableTorchFunction(), self:
+            with NO_FUNCTIONS(), self:
                 return func._op_dk(SPLIT, *args, **kwargs)
         if operator.is_free or session.quiet:
-            if operator.is_view and not session.quiet:
+            if operator.is_view and session.counted != session.calls and not session.quiet:
                 session.count_call()
-            with torch._C.DisableTorchFunction():  # no call of the program's
+            with NO_FUNCTIONS():
                 return func(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
+        with NO_FUNCTIONS():
             tensors, tags = _tensors(args, kwargs)
-            on_device = DeviceTag in map(type, tags)
+            on_device = DeviceTag in list(map(type, tags))
             target = session.target
             if target is not None and operator.base != "_local_scalar_dense":  # a size given as a tensor is read first
                 session.target = None  # it is meant for this operator, not for what it calls
@@ -138,7 +148,7 @@ class Operators(TorchDispatchMode):
                 tag = tag_of(output)
                 if tag is None:
                     set_tag(output, HostTag(session, batch))
-                elif operator.base == "copy_" and tags[-1] is not None and tags[-1].batch >= 0:
+                elif operator.copies and tags[-1] is not None and tags[-1].batch >= 0:
                     tag.batch = tags[-1].batch  # a buffer: this is in it from now on
         if not operator.no_kernel:
             session.host_operator(operator.name, *host_work(operator, args, kwargs, result), batch=batch)
@@ -160,15 +170,16 @@ class Operators(TorchDispatchMode):
                 return self._index_on_host(operator, func, args)
             operator, func, args = self._as_cuda_indexes(operator, func, args)
             tensors, tags = _tensors(args)
-        self._check_places(operator, tensors, tags)
-        if operator.base == "copy_" and (type(tags[0]) is DeviceTag) != (type(tags[1]) is DeviceTag):
+        if not operator.mixed and list(map(type, tags)).count(DeviceTag) < len(tags):
+            _check_places(operator, tensors, tags)
+        if operator.copies and (type(tags[0]) is DeviceTag) != (type(tags[1]) is DeviceTag):
             non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking")
             copies.copy_across(session, args[0], args[1], bool(non_blocking))
             return args[0]
         self.backward.follow()
         batch = self._prepare_inputs(operator, tensors, tags)
         runtime = session.runtime
-        session.mark_source(batch)
+        session.mark_call(batch)
         if not operator.no_kernel:
             runtime.batch = session.batches.of_kernel(batch, session.stream.id)
         recorder = session.recorder
@@ -261,8 +272,8 @@ class Operators(TorchDispatchMode):
         return self._on_host(operator, func, args, {}, *_tensors(args))
 
     def _operator(self, func: Any) -> Operator:
-        if (operator := self._known.get(func)) is None:
-            operator = self._known[func] = Operator(func)
+        if (operator := self._known.get(id(func))) is None:
+            operator = self._known[id(func)] = Operator(func)
         return operator
 
     def _memory_error(self, problem: RuntimeError) -> None:
@@ -276,45 +287,37 @@ class Operators(TorchDispatchMode):
                 "has not; use smaller tensors"
             ) from problem
 
-    def _check_places(self, operator: Operator, tensors: Tensors, tags: list[Any]) -> None:
-        if operator.mixed or all(type(tag) is DeviceTag for tag in tags):
-            return
-        strays = [t for t, tag in zip(tensors, tags, strict=True) if type(tag) is not DeviceTag and t.dim()]
-        if strays and len(strays) < len(tensors):
-            raise _apart(operator, strays[0])
-
     def _prepare_inputs(self, operator: Operator, tensors: Tensors, tags: list[Any]) -> int:
         """Let arrive what is ordered before us; take over tensors of earlier recordings; return the newest batch."""
         session, batch = self.session, -1
-        for position, (tensor, tag) in enumerate(zip(tensors, tags, strict=True)):
+        for position, tag in enumerate(tags):
             if tag is None:
                 continue
-            if type(tag) is DeviceTag:
-                if tag.memory is not session:
-                    tag = tags[position] = session.device_tag(tensor)
-                if tag.arrivals and not operator.no_kernel:
-                    session.deferred.deliver(tag, session.stream)
+            if tag.memory is not session and type(tag) is DeviceTag:
+                tag = tags[position] = session.device_tag(tensors[position])
+            if tag.arrivals and type(tag) is DeviceTag and not operator.no_kernel:
+                session.deferred.deliver(tag, session.stream)
             if tag.batch > batch:
                 batch = tag.batch
         return batch
 
     def _place_outputs(self, operator: Operator, outputs: Tensors, batch: int) -> list[Any]:
         """Give new tensors device memory; return the tags of all."""
-        session, tags = self.session, []
+        session, tags = self.session, list[Any]()
         for position, output in enumerate(outputs):
-            tag = tag_of(output)
+            if output.layout is not torch.strided:
+                raise NotModelledError(
+                    f"{operator.name} makes a tensor of layout {output.layout}, which the emulated GPU does not "
+                    "model; do this step on the CPU"
+                )
+            storage = output.untyped_storage()
+            tag = getattr(storage, ATTRIBUTE, None)
+            if position != operator.host_output:
+                if type(tag) is not DeviceTag:
+                    tag = session.give_block(storage, batch)
+                elif batch > tag.batch and not operator.no_kernel:
+                    tag.batch = batch
             tags.append(tag)
-            if position == operator.host_output:
-                continue
-            if tag is None or type(tag) is not DeviceTag:
-                if output.layout is not torch.strided:
-                    raise NotModelledError(
-                        f"{operator.name} makes a tensor of layout {output.layout}, which the emulated GPU does not "
-                        "model; do this step on the CPU"
-                    )
-                tags[-1] = session.give_block(output, batch)
-            elif not operator.no_kernel and batch > tag.batch:
-                tag.batch = batch
         return tags
 
     def _resized(self, tensor: torch.Tensor) -> None:
@@ -340,13 +343,14 @@ class Operators(TorchDispatchMode):
         if operator.base != "_local_scalar_dense":
             changed = operator.written(args, kwargs)
             durations, share = self._costs.of(operator, args, tensors, outputs, changed)
-            command, *_ = [runtime.launch(each, session.stream, name=operator.base, share=share) for each in durations]
+            command = runtime.launch(durations[0], session.stream, name=operator.base, share=share)
+            for beside in durations[1:]:
+                runtime.launch(beside, session.stream, name=operator.base, share=share)
             if command.number < 0:  # captured, not launched
                 written = [tensor for tensor in tensors if id(tensor) in changed]
                 session.recorder.note(operator.name, operator.run, args, kwargs, outputs, written)
             elif tracking:
-                sizes = [tensor.nbytes for tensor in tensors]
-                tracking.kernel(command, operator, changed, tensors, tags, sizes, outputs, places)
+                tracking.kernel(command, operator, changed, tensors, tags, outputs, places)
         if operator.synchronizes:
             session.synchronizing(operator.name)
             scalar = tensors[0].element_size() if operator.base == "_local_scalar_dense" else 8
@@ -370,7 +374,7 @@ def _tensors(args: Any, kwargs: Any = None) -> tuple[Tensors, list[Any]]:
     _collect(args, tensors)
     if kwargs:
         _collect(kwargs.values(), tensors)
-    return tensors, [tag_of(tensor) for tensor in tensors]
+    return tensors, list(map(tag_of, tensors))
 
 
 def host_work(operator: Operator, args: Any, kwargs: Any, result: Any) -> tuple[int, int]:
@@ -390,6 +394,12 @@ def _outputs(result: Any) -> Tensors:
     tensors: Tensors = []
     _collect((result,), tensors)
     return tensors
+
+
+def _check_places(operator: Operator, tensors: Tensors, tags: list[Any]) -> None:
+    strays = [t for t, tag in zip(tensors, tags, strict=True) if type(tag) is not DeviceTag and t.dim()]
+    if strays and len(strays) < len(tensors):
+        raise _apart(operator, strays[0])
 
 
 def _apart(operator: Operator, stray: torch.Tensor) -> RuntimeError:
@@ -430,7 +440,10 @@ def _in_single(func: Any, *args: Any, **kwargs: Any) -> Any:
 
     A GPU accumulates in float32, too, but in another order, so that bitwise its results may differ.
     """
-    if not any(isinstance(value, torch.Tensor) and value.dtype is torch.float16 for value in args):
+    for value in args:
+        if isinstance(value, torch.Tensor) and value.dtype is torch.float16:
+            break
+    else:
         return func(*args, **kwargs)
     single = [value.float() if isinstance(value, torch.Tensor) else value for value in args]
     result = func(*single, **kwargs)
@@ -455,7 +468,7 @@ class Operator:
         self.is_free = self.is_view or base in QUESTIONS or self.name.startswith("profiler::")
         self.no_kernel = base in NO_KERNEL
         self.synchronizes = base in SYNCHRONIZING or overload is aten.repeat_interleave.Tensor
-        self.indexes, self.mixed = base in INDEXING, base in MIXED
+        self.indexes, self.mixed, self.copies = base in INDEXING, base in MIXED, base == "copy_"
         self.host_output = HOST_OUTPUTS.get(base, -1)
         self.multiplies = CLASS.get(base) in PRODUCTS
         self.composite = base in COMPOSITE
@@ -500,9 +513,8 @@ class KernelCosts:
 
         `changed` are the ids of the arguments that it writes to. What is only written counts once (R48).
         """
-        key: tuple[Any, ...] = (
-            operator, len(tensors), *[part for it in (*tensors, *outputs) for part in (it.shape, it.stride(), it.dtype)]
-        )  # fmt: skip
+        every = (*tensors, *outputs)
+        key: tuple[Any, ...] = operator, len(tensors), *map(SHAPE, every), *map(torch.Tensor.stride, every)
         precision, transposed = FP32, False
         if operator.multiplies:
             precision, place = self._precision(operator, tensors), TRANSPOSED.get(operator.base)

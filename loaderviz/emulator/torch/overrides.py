@@ -47,6 +47,9 @@ NAMED = """
 """
 TYPES = {getattr(torch, dtype): name for dtype, name in (pair.split("=") for pair in NAMED.split())}
 HANDLERS: dict[Any, Handler] = {}  # by the torch function that they answer in place of torch
+# What an optimizer asks of each parameter: no operator comes of it
+ASKED: Any = [vars(torch._C.TensorBase)[name] for name in ("grad", "is_sparse", "requires_grad", "is_leaf", "dtype")]
+GETTERS = {*(attribute.__get__ for attribute in ASKED), ASKED[0].__set__}
 FIRST = 5  # before torch's own packages (10 is the CPU's) in the order of serialization
 PLAIN = {torch.Tensor, torch.nn.Parameter, type(None), list, tuple, int, float, bool, str}
 NO_OVERRIDE = torch._C._disabled_torch_function_impl  # what a class says that wants none, as `Parameter` does
@@ -64,28 +67,31 @@ class Functions(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one function: by its handler, as a call with a `device`, or as it is."""
-        operators = self.session.resting
+        session = self.session
+        operators = session.resting
         if operators is None:
+            if func in GETTERS and PLAIN.issuperset(types):
+                session.calls += 1
+                return func(*args)
             return self._call(func, types, args, kwargs or {})
         if _device.CURRENT_DEVICE is None and func is not torch.device and not touches_device(func, args, kwargs):
             return func(*args, **(kwargs or {}))
-        self.session.resting = None
+        session.resting = None
         try:
-            with self.session.meter.not_counted(), operators:
+            with session.meter.not_counted(), operators:
                 return self._call(func, types, args, kwargs or {})
         finally:
-            self.session.resting = operators
+            session.resting = operators
 
     def _call(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        kinds = overriding(types)
-        if kinds:
+        if not PLAIN.issuperset(types) and (kinds := overriding(types)):
             return self._by_subclass(func, kinds, args, kwargs)
         session = self.session
         before, session.call = session.call, (args, kwargs)
         session.calls += 1
         try:
-            if (handler := HANDLERS.get(func)) is not None:
-                return handler(session, func, args, kwargs)
+            if func in HANDLERS:
+                return HANDLERS[func](session, func, args, kwargs)
             if kwargs and ("device" in kwargs or "pin_memory" in kwargs):
                 return call_with_device(session, func, args, kwargs)
             if _device.CURRENT_DEVICE is not None and func in self._constructors:

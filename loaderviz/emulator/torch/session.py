@@ -102,6 +102,7 @@ class Session(TensorMemory):
         self.resting: Any = None  # the same, while it is put aside
         self.call: tuple[Any, Any] = ((), {})  # the arguments of the torch function that runs
         self.calls = self.counted = 0  # how many there were, and at which of them `Host.python` was charged
+        self._line, self._line_of = "", -1  # the program's line of a call of torch, and which call's it is
         self.priced = 0  # above 0: inside a module, backward or an optimizer's step, where `Host` alone counts
         self.target: torch.device | None = None  # where a factory call wants its result
         self.sync_debug = 0  # 0 off, 1 warn, 2 error
@@ -112,7 +113,7 @@ class Session(TensorMemory):
         self._far_from_priced: list[bool] = []  # of each batch: does it take much longer than it costs?
         self.deferred = DeferredCopies(self)
         self._prefetching: list[AbstractContextManager[None]] = []
-        self._internal: dict[str, bool] = {}
+        self._internal: set[str] = set()  # files of torch and ours
         self._adopted: dict[Stream, Stream] = {}  # streams of earlier recordings -> ours
 
     @classmethod
@@ -250,19 +251,23 @@ class Session(TensorMemory):
         """Return "file:line" of the nearest frame neither torch's nor ours (unless its module is an example)."""
         frame, internal = sys._getframe(1), self._internal
         while frame is not None:
-            file = frame.f_code.co_filename
-            hidden = internal.get(file)
-            if hidden is None:
+            if (file := frame.f_code.co_filename) not in internal:
                 example = frame.f_globals.get("__user_code__")  # set in a module of ours that stands for a program
-                hidden = internal[file] = file.startswith(NOT_USER_CODE) and not example
-            if not hidden:
-                return f"{file}:{frame.f_lineno}"
+                if example or not file.startswith(NOT_USER_CODE):
+                    return f"{file}:{frame.f_lineno}"
+                internal.add(file)
             frame = frame.f_back  # type: ignore[assignment]
         return ""
 
     def mark_source(self, batch: int = -1) -> None:
         """Let the spans made from now on carry the caller's line, and this batch, or else that of the loop."""
         self.runtime.source, self.runtime.batch = self.source(), batch if batch >= 0 else self.batches.current
+
+    def mark_call(self, batch: int) -> None:
+        """The same for an operator: all those of one call of torch come from one line."""
+        if self._line_of != self.calls:
+            self._line_of, self._line = self.calls, self.source()
+        self.runtime.source, self.runtime.batch = self._line, batch if batch >= 0 else self.batches.current
 
     def operator_span(self, start: int, name: str, kind: Kind = Kind.OPERATOR, **columns: Any) -> None:
         """Note an operator of the main thread that began at `start` and ends now."""

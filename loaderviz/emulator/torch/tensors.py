@@ -49,7 +49,8 @@ class DeviceTag:
         self.arrivals: list[Arrival] = []
 
     def __del__(self) -> None:
-        self.memory.release(self.memory.pool, self.block)
+        memory = self.memory
+        memory.release(memory.pool, self.block)
 
 
 class HostTag:
@@ -87,8 +88,8 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
 def tag_of(tensor: torch.Tensor) -> Any:
     """Return the tensor's `DeviceTag` or `HostTag`, or None; sparse and others without a storage have none."""
     try:
-        return getattr(tensor.untyped_storage(), ATTRIBUTE)
-    except (AttributeError, NotImplementedError, RuntimeError):
+        return getattr(tensor.untyped_storage(), ATTRIBUTE, None)
+    except (NotImplementedError, RuntimeError):
         return None
 
 
@@ -126,12 +127,11 @@ class TensorMemory:
 
     def place(self, tensor: torch.Tensor, batch: int = -1) -> torch.Tensor:
         """Put a new tensor's storage on the device, in a block of the current stream. Raises torch.OutOfMemoryError."""
-        self.give_block(tensor, batch)
+        self.give_block(storage_of(tensor), batch)
         return tensor
 
-    def give_block(self, tensor: torch.Tensor, batch: int = -1, *, adopts: bool = False) -> DeviceTag:
-        """The same, or for a tensor that was there before the recording (`adopts`); return the tag."""
-        storage = storage_of(tensor)
+    def give_block(self, storage: torch.UntypedStorage, batch: int = -1, *, adopts: bool = False) -> DeviceTag:
+        """The same, or for a storage that was there before the recording (`adopts`); return the tag."""
         tag = DeviceTag(self, self.allocate(storage.nbytes(), adopts=adopts), batch)
         setattr(storage, ATTRIBUTE, tag)
         if self.recorder and not adopts:
@@ -140,7 +140,8 @@ class TensorMemory:
 
     def allocate(self, nbytes: int, *, adopts: bool = False) -> Any:
         """Take a block from the current stream's pool."""
-        self.give_back()
+        if self._released:
+            self.give_back()
         try:
             return (self.pool.adopt if adopts else self.pool.allocate)(nbytes, self.stream)
         except OutOfMemory as problem:
@@ -155,10 +156,11 @@ class TensorMemory:
 
     def device_tag(self, tensor: torch.Tensor) -> DeviceTag | None:
         """Return the tensor's tag if it is on the device. A tensor of an earlier recording is taken over as it is."""
-        tag = getattr(storage_of(tensor), ATTRIBUTE, None)
+        storage = storage_of(tensor)
+        tag = getattr(storage, ATTRIBUTE, None)
         if type(tag) is not DeviceTag:
             return None
-        return tag if tag.memory is self else self.give_block(tensor, adopts=True)
+        return tag if tag.memory is self else self.give_block(storage, adopts=True)
 
     def host_tag(self, tensor: torch.Tensor) -> HostTag | None:
         """Return the tag of a host tensor, if it has one of this recording (earlier pinned memory is taken over)."""
@@ -181,6 +183,7 @@ class TensorMemory:
 
     def give_back(self) -> None:
         """Return the blocks of storages that are gone to their pools."""
-        while self._released:
-            pool, block = self._released.popleft()
+        released = self._released
+        while released:
+            pool, block = released.popleft()
             pool.free(block)

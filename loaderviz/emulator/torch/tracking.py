@@ -54,24 +54,23 @@ class AccessTracking:
         changed: Collection[int],
         tensors: list[torch.Tensor],
         tags: list[Any],
-        sizes: list[int],
         outputs: list[torch.Tensor],
         places: list[Any],
     ) -> None:
-        """An operator was launched as `command`; `tags` and `sizes` [bytes] are those of `tensors`, its arguments.
+        """An operator was launched as `command`; `tags` are those of `tensors`, its arguments.
 
         `changed` are the ids of those that it writes to; `places` are the tags of `outputs`.
         """
         command.operator = operator.name
         stream, memory = command.stream.id, self.races.memory
-        for tensor, tag, size in zip(tensors, tags, sizes, strict=True) if operator.reads else ():
+        for tensor, tag in zip(tensors, tags, strict=True) if operator.reads else ():
             if type(tag) is not DeviceTag:
                 continue
-            block, writes = tag.block, bool(changed) and id(tensor) in changed
-            if 0 < size == block.requested:  # by far the most, so that this is spelt out; else as in `_access`
+            block, writes = tag.block, id(tensor) in changed
+            if 0 < tensor.nbytes == block.requested:  # by far the most, so that this is spelt out; else as in `_access`
                 use = LastAccess(command.sequence, command, writes, tensor.shape, tensor.dtype, block)
-                note = memory.overwrite if writes else memory.read
-                if note(block.address, block.address + block.size, stream, use):
+                note, start = memory.overwrite if writes else memory.read, block.address
+                if note(start, start + block.size, stream, use):
                     continue
             self._access(command, tensor, block, not (writes and operator.fills), writes)
         if outputs and operator.makes:
