@@ -566,7 +566,7 @@ class TimelineBuilder:
         """Return a builder that has the spans from number `since` on, without arrows and marks."""
         other = copy(self)
         other._rows, other._arrows, other._marks = self._rows[since:], [], []
-        other._lanes, other._names, other._sources = dict(self._lanes), dict(self._names), dict(self._sources)
+        other._lanes, other._names, other._sources = copy(self._lanes), copy(self._names), copy(self._sources)
         return other
 
     def build(self) -> Timeline:
