@@ -665,26 +665,27 @@ function drawGround(context, frame, rows) {
   }
 }
 
-/** The outlines of what stood here before a setting was changed. */
+/** The outlines of what stood here before a setting was changed; narrow bars that follow each other have one. */
 function drawFormer(context, frame) {
   const { dpr, view, theme, k, from } = frame, { model } = view.former;
-  context.setLineDash([3 * dpr, 2 * dpr]);
-  context.globalAlpha = 0.55;
+  context.globalAlpha = 0.4;
   for (const row of view.rows) {
     if (row.type !== "track" || row.folded) continue;
     const name = frame.model.lane(row.track).name;
     const track = model.tracks.find(each => each.index === row.level && each.part === row.part
       && model.lane(each).name === name);
     if (!track) continue;
-    const y = Math.round((row.y - frame.top + 1) * dpr), { start, end } = model.columns;
+    const y = Math.round((row.y - frame.top + 1) * dpr), { start, end, style } = model.columns, runs = [];
     for (const bar of model.within(track, from, from + frame.width / k)) {
-      const width = (end[bar] - start[bar]) * k;
-      if (width < 3 * dpr) continue; // too narrow for an outline
-      outline(context, Math.round((start[bar] - from) * k), y, Math.round(width), Math.round((row.height - 2) * dpr),
-        theme.ink, dpr);
+      const [x0, x1] = [start[bar], end[bar]].map(time => Math.round((time - from) * k)), run = runs.at(-1);
+      if (model.head.styles[style[bar]].key === "state:idle") continue;
+      if (run && x0 - run[1] < 4 * dpr && x1 - x0 < 12 * dpr && run[2] < 12 * dpr) run[1] = x1;
+      else runs.push([x0, x1, x1 - x0]);
+    }
+    for (const [x0, x1] of runs) {
+      if (x1 - x0 > 2 * dpr) outline(context, x0, y, x1 - x0, Math.round((row.height - 2) * dpr), theme.ink, dpr);
     }
   }
-  context.setLineDash([]);
   context.globalAlpha = 1;
 }
 
@@ -813,19 +814,14 @@ function drawRace(context, frame, part, mark) {
   const down = Math.sign(to[0] - from[0]) || 1,
     ends = [[x(end[one]), from[0]], [x(start[other]), to[0] - 0.4 * down * to[1]]];
   curve(context, frame, ...ends, { width: 2.6, dash: [6, 5], color: theme.race });
-  const text = mark.missing ? "missing wait" : mark.kind, width = view.textWidth(text) * BOLD * dpr;
-  const room = width + 8 * dpr, [left, right] = [Math.min, Math.max].map(of => of(...ends.map(([x]) => x)));
+  const text = mark.missing ? "missing wait" : mark.kind;
+  const room = (view.textWidth(text) * BOLD + 8) * dpr, [one, two] = ends.map(([x]) => x).sort((a, b) => a - b);
   const y = (ends[0][1] + ends[1][1]) / 2, free = x => x > 4 * dpr && x + room < frame.width
     && !frame.told.some(([other, wide, at]) => x < other + wide && other < x + room && Math.abs(y - at) < 20 * dpr);
   const at = [right + 12 * dpr, left - room - 8 * dpr, right - room / 2].find(free);
   if (at === undefined) return; // its line below has the words
   frame.told.push([at, room, y]);
-  context.font = `bold ${12 * dpr}px ${theme.font}`;
-  context.fillStyle = theme.ground;
-  context.fillRect(at - 4 * dpr, y - 9 * dpr, width + 8 * dpr, 18 * dpr);
-  outline(context, at - 4 * dpr, y - 9 * dpr, width + 8 * dpr, 18 * dpr, theme.race, dpr);
-  context.fillStyle = theme.race;
-  context.fillText(text, at, y + 4 * dpr);
+  tag(context, frame, text, at, y, theme.race);
 }
 
 function drawCross(context, frame, part, mark) {
@@ -855,16 +851,34 @@ function drawMeasure(context, frame) {
   for (const x of [from, to]) context.fillRect(x - frame.dpr / 2, 0, 1.5 * frame.dpr, frame.height);
 }
 
+/** Where the former setting ended, and by how much that was later or earlier. */
 function drawDifference(context, frame) {
-  const x = Math.round((frame.view.former.model.end - frame.from) * frame.k);
-  context.strokeStyle = frame.theme.ink;
-  context.setLineDash([4 * frame.dpr, 4 * frame.dpr]);
-  context.lineWidth = frame.dpr;
+  const { dpr, model, view, theme } = frame;
+  const [before, now] = [view.former.model, model].map(each => Math.max(...each.ends));
+  const x = Math.round((before - frame.from) * frame.k);
+  context.strokeStyle = theme.ink;
+  context.setLineDash([4 * dpr, 4 * dpr]);
+  context.lineWidth = dpr;
   context.beginPath();
   context.moveTo(x, 0);
   context.lineTo(x, frame.height);
   context.stroke();
   context.setLineDash([]);
+  if (before === now) return;
+  const text = `before: ${duration(Math.abs(before - now))} ${before > now ? "more" : "less"}`;
+  tag(context, frame, text, x + 6 * dpr, 14 * dpr, theme.ink);
+}
+
+/** Words in a frame, inside of the picture; `y` is their middle. */
+function tag(context, frame, text, x, y, color) {
+  const { dpr, theme, width } = frame, room = frame.view.textWidth(text) * BOLD * dpr + 8 * dpr;
+  const at = Math.max(0, Math.min(width - room, x));
+  context.font = `bold ${12 * dpr}px ${theme.font}`;
+  context.fillStyle = theme.ground;
+  context.fillRect(at, y - 9 * dpr, room, 18 * dpr);
+  outline(context, at, y - 9 * dpr, room, 18 * dpr, color, dpr);
+  context.fillStyle = color;
+  context.fillText(text, at + 4 * dpr, y + 4 * dpr);
 }
 
 /** Between the end of a prediction and the end of what it is about: the time gained. */
@@ -1025,7 +1039,7 @@ const KEYS = [["W S  + −", "zoom"], ["A D", "pan"], ["← →", "walk the span
   ["↑ ↓", "follow an arrow, or go to the next lane"],
   ["Enter", "zoom to the selection"], ["0", "all"], ["[ ]", "batch before, batch after"], ["/", "search"],
     ["space", "play"], [", .", "one event back, on"],
-  ["Esc", "leave"], ["ctrl + wheel", "zoom"], ["drag", "pan"], ["drag on the axis", "measure"],
+  ["Esc", "leave"], ["ctrl + wheel, two fingers", "zoom"], ["drag", "pan"], ["drag on the axis", "measure"],
     ["double click", "fit a span"]];
 
 const PIECES = `card:div title:h3 subtitle:p wheres:div tools:div help:dl stage:div mini:canvas axis:div corner:div
@@ -1075,7 +1089,8 @@ function buildTools(view) {
   });
   const group = (...nodes) => { const node = el("span", "group"); node.append(...nodes); return node; };
   ui.tools.append(
-    group(button("all", "show all (0)", () => view.goAll()), button("+", "zoom in (W)", () => view.zoom(0.5), "icon"),
+    group(button("show all", "show all (0)", () => view.goAll()),
+      button("+", "zoom in (W)", () => view.zoom(0.5), "icon"),
       button("−", "zoom out (S)", () => view.zoom(2), "icon")),
     ui.play, group(ui.search, ui.count), ui.byBatch,
       button("?", "keys", () => { ui.help.hidden = !ui.help.hidden; }, "icon"), ui.clock);
@@ -1126,9 +1141,10 @@ function swatchNode(view, which) {
   const at = typeof which === "number" ? which : view.head.styles.findIndex(style => style.key === which),
     look = view.theme.swatches[at], node = el("i", "swatch");
   if (!look) return node;
-  const angle = { "/": "135deg", x: "45deg", ".": "0deg" }[look.pattern];
-  const stripes = `repeating-linear-gradient(${angle}, ${look.color} 0 1.5px, ${look.ground} 1.5px 5px)`;
-  node.style.background = look.pattern ? stripes : look.color;
+  const stripes = angle => `repeating-linear-gradient(${angle}, ${look.color} 0 1.5px, transparent 1.5px 5px)`;
+  const patterns = { "/": stripes("135deg"), x: `${stripes("135deg")}, ${stripes("45deg")}`,
+    ".": `0 0 / 6px 6px radial-gradient(${look.color} 1.5px, transparent 2px)` };
+  node.style.background = look.pattern ? `${patterns[look.pattern]}, ${look.ground}` : look.color;
   return node;
 }
 
@@ -1202,7 +1218,7 @@ function fillHeads(view) {
         `group ${row.height > FOLDED ? "" : "small"}`));
     } else if (row.type === "curve") {
       put(row, el("span", "head curve", [part.strips[row.strip].name,
-        part.strips[row.strip].text?.replace(/ %/, "\u00a0%")].filter(Boolean).join(": ")));
+        part.strips[row.strip].text?.replace(/ (?=%)|(?<=[<>]) /g, "\u00a0")].filter(Boolean).join(": ")));
     } else if (row.level === 0) {
       const lane = part.lanes[row.lane], tall = lane.tracks.length;
       put(row, fold(`l${row.part}.${row.lane}`, row.folded, narrow ? lane.short || lane.name : lane.name,
@@ -1226,7 +1242,7 @@ function heroWords(view, row, part) {
   node.append(el("span", "entry", `GPU busy ${share(hero.busy)}`), piece("copy exposed", hero.exposed),
     piece("copy hidden", hero.hidden), piece("idle", hero.idle), end);
   node.dataset.end = row.part;
-  Object.assign(node.style, { top: `${row.y + HERO_BAR}px`, left: `${view.headWidth}px` });
+  node.style.top = `${row.y + HERO_BAR}px`;
   return node;
 }
 
@@ -1234,8 +1250,9 @@ function heroWords(view, row, part) {
 function placeHeroes(view) {
   const [from, to] = view.window, { width } = view.surface;
   for (const node of view.ui.heads.querySelectorAll("[data-end]")) {
-    const end = ((view.model.ends[node.dataset.end] - from) / (to - from)) * width;
-    node.style.width = `${Math.min(width, Math.max(end, 680))}px`;
+    const end = ((view.model.ends[node.dataset.end] - from) / (to - from)) * width, narrow = view.width < NARROW;
+    node.style.left = `${narrow ? 15 : view.headWidth}px`;
+    node.style.width = `${narrow ? view.width - 20 : Math.min(width, Math.max(end, 680))}px`;
   }
 }
 
@@ -1261,11 +1278,12 @@ function drawAxis(view) {
   view.ui.corner.textContent = duration(to - from) + (view.headWidth > 120 ? " shown" : "");
 }
 
+const MINI = 22; // CSS px, as in view.css
+
 /** The strip that shows where one is: the states of the GPU over all the time, with the window framed. */
 function drawMini(view) {
-  const { mini } = view.ui, { dpr } = view.surface, width = Math.round(mini.clientWidth * dpr),
-    height = Math.round(mini.clientHeight * dpr);
-  if (!width || !height) return;
+  const { mini } = view.ui, { dpr, width: plot } = view.surface;
+  const [width, height] = [plot, MINI].map(px => Math.round(px * dpr));
   const made = [width, height, view.theme, view.swatches]; // what its picture depends on
   if (!view.mini?.made.every((each, at) => each === made[at])) {
     view.mini = { made, image: miniImage(view, width, height) };

@@ -97,7 +97,7 @@ class Explorer(Interactive):
         self._numbers, self._words, self._code = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.controls = Controls(self.settings, self._changed)
         parts = [self._numbers, self._live, self._words, self._code]
-        right = widgets.VBox(parts, layout={"flex": "1 1 560px", "min_width": "0"})
+        right = widgets.VBox(parts, layout={"flex": "1 1 420px", "min_width": "0"})
         self.widget = widgets.HBox([self.controls.box, right], layout={"flex_flow": "row wrap", "grid_gap": "12px"})
         self._write()
 
