@@ -815,7 +815,7 @@ function drawRace(context, frame, part, mark) {
     ends = [[x(end[one]), from[0]], [x(start[other]), to[0] - 0.4 * down * to[1]]];
   curve(context, frame, ...ends, { width: 2.6, dash: [6, 5], color: theme.race });
   const text = mark.missing ? "missing wait" : mark.kind;
-  const room = (view.textWidth(text) * BOLD + 8) * dpr, [one, two] = ends.map(([x]) => x).sort((a, b) => a - b);
+  const room = (view.textWidth(text) * BOLD + 8) * dpr, [left, right] = ends.map(([x]) => x).sort((a, b) => a - b);
   const y = (ends[0][1] + ends[1][1]) / 2, free = x => x > 4 * dpr && x + room < frame.width
     && !frame.told.some(([other, wide, at]) => x < other + wide && other < x + room && Math.abs(y - at) < 20 * dpr);
   const at = [right + 12 * dpr, left - room - 8 * dpr, right - room / 2].find(free);
