@@ -167,13 +167,6 @@ def random_state(source: Any, with_default: bool) -> dict[str, Any]:
     }
 
 
-def completed(state: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return `state`, saved between two epochs, as the state of the epoch that begins now."""
-    if state is None:
-        return None
-    return {**state, "default": torch.get_rng_state() if state["default"] is None else state["default"]}
-
-
 @contextmanager
 def replaying(source: Any, state: Mapping[str, Any] | None) -> Iterator[None]:
     """Put `state` in place while the source starts and skips; afterwards the default generator is as before.
@@ -293,8 +286,15 @@ class CopyingLoader(DeviceLoader[Batch]):
         self._end_epoch()
 
     def _move(self, draws: Generator[Drawn, None, None]) -> Generator[Drawn, None, None]:
-        """Yield each drawn batch, in order, with its batch replaced by the copy on the device."""
-        raise NotImplementedError
+        """Yield each drawn batch, in order, with its batch replaced by the copy on the device: here a blocking one."""
+        for drawn in draws:
+            with self._handing_out(drawn):
+                self._count_pageable(drawn.batch)
+                drawn.batch = self._copy(drawn.batch)
+            yield drawn
+
+    def _copy(self, host: Any) -> Any:
+        return to_device(host, self.device)
 
     def _count_pageable(self, batch: Any) -> None:
         if self.device.type == "cuda":
@@ -312,7 +312,9 @@ class CopyingLoader(DeviceLoader[Batch]):
             self._random = None if self._has_state() else random_state(self.loader, with_default=True)
             self._source_state = cast(Any, self.loader).state_dict() if self._has_state() else None
         if resuming and not self._has_state():
-            saved, self._random = self._random, completed(self._random)
+            saved = self._random
+            if saved is not None and saved["default"] is None:  # it was saved between two epochs
+                self._random = {**saved, "default": torch.get_rng_state()}
             # A shuffling source may draw its order with its first batch only, so that one belongs to the replay.
             with replaying(self.loader, saved):
                 iterator = iter(self.loader)
@@ -358,13 +360,6 @@ class BlockingLoader(CopyingLoader[Batch]):
     ...     train_step(images, labels)
     """
 
-    def _move(self, draws: Generator[Drawn, None, None]) -> Generator[Drawn, None, None]:
-        for drawn in draws:
-            with self._handing_out(drawn):
-                self._count_pageable(drawn.batch)
-                drawn.batch = to_device(drawn.batch, self.device)
-            yield drawn
-
 
 class PinnedLoader(CopyingLoader[Batch]):
     """Copy each batch from page-locked memory with `non_blocking=True`, on the consumer's own stream.
@@ -385,12 +380,6 @@ class PinnedLoader(CopyingLoader[Batch]):
     ...     train_step(images, labels)
     """
 
-    def _move(self, draws: Generator[Drawn, None, None]) -> Generator[Drawn, None, None]:
+    def _copy(self, host: Any) -> Any:
         on_cuda = self.device.type == "cuda"
-        for drawn in draws:
-            with self._handing_out(drawn):
-                self._count_pageable(drawn.batch)
-                host = pin(drawn.batch) if on_cuda else drawn.batch
-                drawn.batch = to_device(host, self.device, non_blocking=on_cuda)
-                del host
-            yield drawn
+        return to_device(pin(host) if on_cuda else host, self.device, non_blocking=on_cuda)

@@ -1,6 +1,6 @@
 """Marks that let a timeline know which batch a piece of work is for.
 
-A loader says two things: *from here on the work is for batch k* (`handing_out`, `mark_batch`), and *this copy is
+A loader says two things: *from here on the work is for batch k* (`handing_out`), and *this copy is
 for a later batch j* (`prefetching`). Who listens:
 
 * a running `torch.profiler`: it gets ranges named ``batch 3: 256 samples`` and ``prefetch of batch 5``;
@@ -42,12 +42,6 @@ def handing_out(index: int, samples: int) -> AbstractContextManager[object]:
     elif _profiling():
         return record_function(f"batch {index}: {samples} samples")
     return _NOTHING
-
-
-def mark_batch(index: int, samples: int) -> None:
-    """Mark that batch `index` is handed out, where nothing is left to prepare."""
-    with handing_out(index, samples):
-        pass
 
 
 def prefetching(index: int) -> AbstractContextManager[object]:

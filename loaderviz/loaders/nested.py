@@ -18,11 +18,6 @@ from torch import Tensor
 Leaf = Callable[[Any], Any]
 
 
-def is_movable(value: object) -> bool:
-    """Return whether `value` is no tensor and no mapping, but has a method `to`, so that it moves itself."""
-    return not isinstance(value, (Tensor, Mapping, type)) and callable(getattr(value, "to", None))
-
-
 def map_nested(batch: Any, on_tensor: Callable[[Tensor], Any], on_movable: Leaf | None = None) -> Any:
     """Return a copy of `batch` in which each tensor is `on_tensor(tensor)`.
 
@@ -37,10 +32,9 @@ def map_nested(batch: Any, on_tensor: Callable[[Tensor], Any], on_movable: Leaf 
     >>> map_nested({"x": torch.ones(2), "name": "a"}, lambda t: t + 1)
     {'x': tensor([2., 2.]), 'name': 'a'}
     """
-
     if isinstance(batch, Tensor):
         return on_tensor(batch)
-    if is_movable(batch):
+    if not isinstance(batch, (Mapping, type)) and callable(getattr(batch, "to", None)):
         return batch if on_movable is None else on_movable(batch)
     # Not a function that calls itself by its own name: that is a cycle, and would keep the tensors that it saw alive.
     return _rebuild(batch, lambda item: map_nested(item, on_tensor, on_movable))
@@ -82,13 +76,11 @@ def move(movable: Any, device: torch.device, non_blocking: bool) -> Any:
 def pin(batch: Any) -> Any:
     """Return `batch` with each CPU tensor in page-locked memory; what is there already stays the same object."""
 
-    def pin_tensor(tensor: Tensor) -> Tensor:
-        return tensor.pin_memory() if is_pageable(tensor) else tensor
+    def pin_leaf(leaf: Any) -> Any:
+        can = is_pageable(leaf) if isinstance(leaf, Tensor) else callable(getattr(leaf, "pin_memory", None))
+        return leaf.pin_memory() if can else leaf
 
-    def pin_movable(movable: Any) -> Any:
-        return movable.pin_memory() if callable(getattr(movable, "pin_memory", None)) else movable
-
-    return map_nested(batch, pin_tensor, pin_movable)
+    return map_nested(batch, pin_leaf, pin_leaf)
 
 
 def is_pageable(leaf: Any) -> bool:
@@ -114,49 +106,27 @@ def samples_in(batch: Any) -> int:
     return 0
 
 
-def _rebuild(value: Any, walk: Leaf) -> Any:
-    """Return `value` with `walk` applied to what it contains; anything that is no container as it is."""
-    if isinstance(value, Mapping):
-        return _rebuild_mapping(value, {key: walk(item) for key, item in value.items()})
-    if isinstance(value, tuple):
-        return _rebuild_tuple(value, [walk(item) for item in value])
-    if isinstance(value, MutableSequence) and not isinstance(value, bytearray):
-        return _rebuild_sequence(value, [walk(item) for item in value])
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _rebuild_dataclass(value, walk)
-    return value
-
-
-def _rebuild_mapping(old: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
-    if type(old) is dict:
-        return items
-    if isinstance(old, MutableMapping):
-        new = copy.copy(old)  # keeps what the type adds, such as the factory of a defaultdict
-        for key, value in items.items():
-            new[key] = value
-        return new
-    return type(old)(items)  # type: ignore[call-arg]
-
-
-def _rebuild_tuple(old: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
-    if hasattr(old, "_fields"):
-        return type(old)(*items)
-    return type(old)(items)
-
-
-def _rebuild_sequence(old: MutableSequence[Any], items: list[Any]) -> MutableSequence[Any]:
-    if type(old) is list:
-        return items
-    new = copy.copy(old)
-    for index, item in enumerate(items):
-        new[index] = item
-    return new
-
-
-def _rebuild_dataclass(old: Any, walk: Leaf) -> Any:
-    new = copy.copy(old)
-    for field in dataclasses.fields(old):
-        if hasattr(old, field.name):
-            # object.__setattr__ also works for frozen classes, and no __post_init__ runs a second time.
-            object.__setattr__(new, field.name, walk(getattr(old, field.name)))
+def _rebuild(old: Any, walk: Leaf) -> Any:
+    """Return `old` with `walk` applied to what it contains; anything that is no container as it is."""
+    items: Mapping[Any, Any]
+    if isinstance(old, tuple):
+        values = [walk(item) for item in old]
+        return type(old)(*values) if hasattr(old, "_fields") else type(old)(values)
+    if isinstance(old, Mapping):
+        items = {key: walk(item) for key, item in old.items()}
+        if type(old) is dict or not isinstance(old, MutableMapping):
+            return items if type(old) is dict else type(old)(items)  # type: ignore[call-arg]
+    elif isinstance(old, MutableSequence) and not isinstance(old, bytearray):
+        items = dict(enumerate(map(walk, old)))
+    elif dataclasses.is_dataclass(old) and not isinstance(old, type):
+        names = [field.name for field in dataclasses.fields(old) if hasattr(old, field.name)]
+        items = {name: walk(getattr(old, name)) for name in names}
+    else:
+        return old
+    new: Any = copy.copy(old)  # keeps what the type adds, such as the factory of a defaultdict
+    for key, item in items.items():
+        if isinstance(old, (Mapping, MutableSequence)):
+            new[key] = item
+        else:  # also works for frozen classes, and no __post_init__ runs a second time
+            object.__setattr__(new, key, item)
     return new

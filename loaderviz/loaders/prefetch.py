@@ -106,7 +106,7 @@ class PrefetchLoader(CopyingLoader[Batch]):
 
     def _move(self, draws: Generator[Drawn, None, None]) -> Generator[Drawn, None, None]:
         if self.depth == 0:
-            yield from self._move_plainly(draws)
+            yield from super()._move(draws)
             return
         in_flight: deque[Drawn | Exception] = deque()
         try:
@@ -118,20 +118,18 @@ class PrefetchLoader(CopyingLoader[Batch]):
                         raise due
                     finally:
                         del due  # else error -> traceback -> this frame -> error, and the workers live on
-                self._land(due)
+                if isinstance(due.batch, Flight) and self._copies is not None:
+                    due.batch = self._copies.hand_out(due.batch)
                 self._issue(draws, in_flight, 1)  # before the batch goes out, and with it the next step
                 if marks.listening():
-                    marks.mark_batch(due.index, samples_in(due.batch))
+                    with marks.handing_out(due.index, samples_in(due.batch)):
+                        pass  # nothing is left to prepare
                 yield due
         finally:
-            self._abandon(in_flight)
-
-    def _move_plainly(self, draws: Generator[Drawn, None, None]) -> Generator[Drawn, None, None]:
-        for drawn in draws:
-            with self._handing_out(drawn):
-                self._count_pageable(drawn.batch)
-                drawn.batch = self._plain_copy(drawn.batch)
-            yield drawn
+            while in_flight:
+                left = in_flight.pop()
+                if isinstance(left, Drawn) and isinstance(left.batch, Flight) and self._copies is not None:
+                    self._copies.abandon(left.batch)
 
     def _issue(self, draws: Generator[Drawn, None, None], in_flight: deque[Drawn | Exception], count: int) -> None:
         """Draw up to `count` batches and issue their copies; an error takes its place in the queue."""
@@ -151,25 +149,15 @@ class PrefetchLoader(CopyingLoader[Batch]):
     def _copy_ahead(self, host: Any) -> Any:
         """Return a `Flight` on CUDA, and the finished copy on any other device."""
         if self.device.type != "cuda":
-            return self._plain_copy(host)
+            return self._copy(host)
         self._count_pageable(host)
         if self._copies is None:
             self._copies = POLICIES[self.lifetime](self.device, self.depth, self.transform)
         return self._copies.issue(host)
 
-    def _plain_copy(self, host: Any) -> Any:
-        batch = to_device(host, self.device)
+    def _copy(self, host: Any) -> Any:
+        batch = super()._copy(host)
         return batch if self.transform is None else self.transform(batch)
-
-    def _land(self, drawn: Drawn) -> None:
-        if isinstance(drawn.batch, Flight) and self._copies is not None:
-            drawn.batch = self._copies.hand_out(drawn.batch)
-
-    def _abandon(self, in_flight: deque[Drawn | Exception]) -> None:
-        while in_flight:
-            drawn = in_flight.pop()
-            if isinstance(drawn, Drawn) and isinstance(drawn.batch, Flight) and self._copies is not None:
-                self._copies.abandon(drawn.batch)
 
 
 # The four policies
@@ -194,7 +182,13 @@ class Flight:
 
 
 class SideStream:
-    """Copies on a side stream, made once, when it is first needed. A subclass is one lifetime policy."""
+    """Copies on a side stream, made once, when it is first needed. A subclass is one lifetime policy.
+
+    `records` says whether a batch is recorded on the consumer's stream. None: if a transform made it, whose memory
+    comes from the side stream's pool, whatever the policy does for the copies.
+    """
+
+    records: bool | None = None
 
     def __init__(self, device: torch.device, depth: int, transform: Transform | None) -> None:
         self.device, self.depth, self.transform = device, depth, transform
@@ -225,7 +219,8 @@ class SideStream:
         self._users[stream] = None
         if stream != flight.consumer:  # whose pool gets the memory back, and must not reuse it before the copy is over
             flight.consumer.wait_event(flight.ready)
-        if self.must_record() or stream != flight.consumer:
+        records = self.transform is not None if self.records is None else self.records
+        if records or stream != flight.consumer:
             record_on(flight.batch, stream)
         return flight.land()
 
@@ -243,17 +238,15 @@ class SideStream:
         """Let go of device memory that is kept from batch to batch; the stream stays."""
 
     def copy(self, host: Any, consumer: torch.cuda.Stream) -> Any:
-        """Queue the copies of one batch and return the device batch."""
-        raise NotImplementedError
-
-    def must_record(self) -> bool:
-        """Return whether the batch must be recorded on the consumer's stream."""
-        # What a transform makes comes from the side stream's pool, whatever the policy does for the copies.
-        return self.transform is not None
+        """Queue the copies of one batch on the side stream, into memory of its pool; return the device batch."""
+        with torch.cuda.stream(self.side):
+            return to_device(host, self.device, non_blocking=True)
 
 
 class RecordStream(SideStream):
     """Allocate on the side stream; tell the allocator that the consumer uses the batch too."""
+
+    records = True
 
     def copy(self, host: Any, consumer: torch.cuda.Stream) -> Any:
         """Queue the copies of one batch on the side stream and return the device batch."""
@@ -263,26 +256,18 @@ class RecordStream(SideStream):
                     f"lifetime='record_stream' cannot protect a {type(leaf).__name__}: it moves itself by .to() but "
                     "has no record_stream(). Use lifetime='wait', which needs none"
                 )
-        with torch.cuda.stream(self.side):
-            return to_device(host, self.device, non_blocking=True)
-
-    def must_record(self) -> bool:
-        """Return whether the batch must be recorded on the consumer's stream."""
-        return True
+        return super().copy(host, consumer)
 
 
 class Wait(SideStream):
     """Allocate on the side stream; it waits for the consumer's work before each copy."""
 
+    records = False  # the wait covers what the transform makes, too: it comes from the same pool
+
     def copy(self, host: Any, consumer: torch.cuda.Stream) -> Any:
         """Queue the copies of one batch on the side stream and return the device batch."""
         self.follow()
-        with torch.cuda.stream(self.side):
-            return to_device(host, self.device, non_blocking=True)
-
-    def must_record(self) -> bool:
-        """Return whether the batch must be recorded on the consumer's stream."""
-        return False  # the wait covers what the transform makes, too: it comes from the same pool
+        return super().copy(host, consumer)
 
 
 class Consumer(SideStream):

@@ -91,4 +91,3 @@ def test_the_gather_of_a_resident_batch_lies_in_its_range():
 def test_nobody_listens_by_default():
     assert marks.on_batch is None and marks.on_prefetch is None and not marks.listening()
     assert marks.handing_out(0, 1) is marks.prefetching(1), "the same empty context: nothing is built"
-    marks.mark_batch(0, 1)
