@@ -20,13 +20,14 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from loaderviz import mnist
 from loaderviz.analysis import advice
 from loaderviz.emulator.hardware import Gpu, Host
+from loaderviz.emulator.replay import PRESETS, LoaderConfig
 from loaderviz.errors import LoadervizError
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
 from loaderviz.metrics import summarize
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
 
-LOADERS = ("blocking", "pinned", "prefetch", "resident")
+LOADERS = tuple(PRESETS)
 SMALL_BATCH, LARGE_BATCH = 64, 8192  # overlap cannot pay in the first, copy and compute are comparable in the second
 HIDDEN = 384  # with it a batch of 8192 computes longer than it is pinned and copied, on an A100 behind PCIe 4
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -107,38 +108,29 @@ def four_loaders(
     for name in only:
         if name not in LOADERS:
             raise ExperimentError(f"no loader {name!r}; choose from {', '.join(LOADERS)}")
-        runs[name] = run(name, setting, images, labels, on, host)
+        with record(on=on, host=host) as recording:
+            loss = train(make_loader(name, setting, images, labels), setting)
+        runs[name] = Run(recording.timeline.self_check().from_batch(setting.warmup), loss)
         if progress:
             progress(name)
     return runs
 
 
-def run(
-    name: str, setting: Setting, images: torch.Tensor, labels: torch.Tensor, on: str | Gpu, host: str | Host
-) -> Run:
-    """Train with one loader and return its `Run`."""
-    with record(on=on, host=host) as recording:
-        loss = train(make_loader(name, setting, images, labels), setting)
-    timeline = recording.timeline.self_check()
-    return Run(timeline.from_batch(setting.warmup), loss)
-
-
 def make_loader(name: str, setting: Setting, images: torch.Tensor, labels: torch.Tensor) -> Iterable[Any]:
-    """Return one of the four loaders over MNIST; call it inside `record()`."""
-    if name == "resident":
+    """Return one of the four loaders over MNIST, as `PRESETS` has them; call it inside `record()`."""
+    config = LoaderConfig(**{"workers": setting.workers} | PRESETS[name])
+    if config.resident:
         loader = ResidentLoader((images, labels), setting.batch_size, seed=0, drop_last=True)
         return itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), setting.batches)
     count = (setting.batches + setting.depth) * setting.batch_size  # the prefetcher has work up to the last step
-    order = RandomSampler(range(len(images)), num_samples=count, generator=_seeded())
+    order = RandomSampler(range(len(images)), num_samples=count, generator=torch.Generator().manual_seed(0))
     source = DataLoader(
-        Images(images, labels), setting.batch_size, sampler=order, num_workers=setting.workers, collate_fn=as_it_is,
-        pin_memory=name != "blocking", generator=_seeded(),
+        Images(images, labels), setting.batch_size, sampler=order, num_workers=config.workers, collate_fn=as_it_is,
+        pin_memory=config.pin, generator=torch.Generator().manual_seed(0),
     )  # fmt: skip
-    if name == "blocking":
-        return BlockingLoader(source)
-    if name == "pinned":
-        return PinnedLoader(source)
-    return PrefetchLoader(source, depth=setting.depth)
+    if config.side_stream:
+        return PrefetchLoader(source, depth=setting.depth, lifetime=config.lifetime)
+    return PinnedLoader(source) if config.non_blocking else BlockingLoader(source)
 
 
 def train(loader: Iterable[Any], setting: Setting) -> float:
@@ -165,7 +157,3 @@ def train(loader: Iterable[Any], setting: Setting) -> float:
 def verdict(timelines: Mapping[str, Timeline]) -> str:
     """Say in words whether hiding the copy pays here, from the numbers of the "pinned" and "prefetch" timelines."""
     return advice.verdict(*(summarize(timelines[name]) for name in ("pinned", "prefetch")))
-
-
-def _seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)

@@ -250,15 +250,11 @@ _CATEGORIES = {
 def to_chrome_trace(timeline: Timeline, path: str | Path) -> Path:
     """Write the timeline as Chrome trace JSON and return the path; ui.perfetto.dev opens it.
 
+    Time 0 is `baseTimeNanoseconds`, the timeline's first start.
+
     Raises `NotATimelineError`, and `NoFolderError` when the folder does not exist.
     """
     return write(path, _as_text(check_timeline(timeline, "to_chrome_trace()")))
-
-
-def chrome_trace(timeline: Timeline) -> dict[str, Any]:
-    """Return the trace as plain dicts; time 0 is `baseTimeNanoseconds`, the timeline's first start."""
-    parsed: dict[str, Any] = json.loads(_as_text(timeline))
-    return parsed
 
 
 def _as_text(timeline: Timeline) -> str:

@@ -20,9 +20,10 @@ from loaderviz import experiment
 from loaderviz.analysis.advice import CANNOT_PAY, Advice, Finding, verdict
 from loaderviz.analysis.ranks import rank_table
 from loaderviz.emulator import Gpu, Host, Runtime
+from loaderviz.emulator.replay import PRESETS
 from loaderviz.metrics import MetricsError, NotATimelineError, collectives, describe
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
-from loaderviz.widgets.settings import PRESETS, Settings, rates_of, simulate
+from loaderviz.widgets.settings import Settings, rates_of, simulate
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 ENDINGS = ("nothing-to-gain", "no-gpu-work", "cause-not-seen")

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from html.parser import HTMLParser
 
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderviz.export import ExportError, Section, chrome_trace, to_chrome_trace, to_html, to_table
+from loaderviz.export import ExportError, Section, to_chrome_trace, to_html, to_table
 from loaderviz.files import NoFolderError
 from loaderviz.metrics import NotATimelineError, summarize
 from loaderviz.timeline import Context, Kind, Timeline, TimelineBuilder
@@ -115,6 +116,11 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeyp
     assert link.is_symlink() and len(path.read_text()) > 3
 
 
+def written(timeline):
+    with tempfile.TemporaryDirectory() as folder:
+        return json.loads(to_chrome_trace(timeline, f"{folder}/trace.json").read_text(encoding="utf-8"))
+
+
 def spans_of(trace):
     return [event for event in trace["traceEvents"] if event["ph"] == "X"]
 
@@ -122,7 +128,7 @@ def spans_of(trace):
 @given(st.integers(0, 10_000))
 def test_chrome_trace_is_exact_and_nests(seed):
     timeline = factory.random_timeline(seed)
-    trace = json.loads(json.dumps(chrome_trace(timeline)))
+    trace = written(timeline)
     events = spans_of(trace)
     times = [(round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)) for event in events]
     assert times == [(row.start - timeline.begin, row.end - timeline.begin) for row in timeline.rows()]
@@ -135,9 +141,9 @@ def test_chrome_trace_is_exact_and_nests(seed):
                 assert last <= start or end <= first or (first <= start and end <= last) or start == end, (first, last)
 
 
-def test_chrome_trace_speaks_as_the_profiler_does(tmp_path):
+def test_chrome_trace_speaks_as_the_profiler_does():
     timeline = factory.loader("prefetch")
-    trace = json.loads(to_chrome_trace(timeline, tmp_path / "t.json").read_text(encoding="utf-8"))
+    trace = written(timeline)
     events = spans_of(trace)
     copies = [event for event in events if event["cat"] == "gpu_memcpy"]
     assert len(copies) == 6
@@ -160,7 +166,7 @@ def test_chrome_trace_speaks_as_the_profiler_does(tmp_path):
 
 def test_every_arrow_is_a_flow_between_its_two_spans():
     timeline = factory.loader("prefetch")
-    events = chrome_trace(timeline)["traceEvents"]
+    events = written(timeline)["traceEvents"]
     flows = defaultdict(dict)
     for event in events:
         if event["ph"] in "sf":
@@ -187,22 +193,21 @@ def test_chrome_trace_far_from_zero_stays_exact():
     base = 1_712_195_495_521_308_558
     builder.span(base, base + 1, builder.lane("stream 0", "device"), Kind.COMPUTE, "a")
     builder.span(base + 1_234_567, base + 1_234_568, builder.lane("stream 0", "device"), Kind.COMPUTE, "b")
-    trace = chrome_trace(builder.build())
+    trace = written(builder.build())
     assert trace["baseTimeNanoseconds"] == base
     assert [(event["ts"], event["dur"]) for event in spans_of(trace)] == [(0, 0.001), (1234.567, 0.001)]
 
 
-def test_hazards_are_instants_and_empty_is_valid(tmp_path):
+def test_hazards_are_instants_and_empty_is_valid():
     builder = TimelineBuilder(Context())
     lane = builder.lane("stream 0", "device")
     builder.span(0, 9, lane, Kind.COMPUTE, "a")
     builder.mark(5, lane, "early-read", "a reads too early")
-    instants = [event for event in chrome_trace(builder.build())["traceEvents"] if event["ph"] == "i"]
+    instants = [event for event in written(builder.build())["traceEvents"] if event["ph"] == "i"]
     assert [(event["name"], event["ts"], event["args"]["text"]) for event in instants] == [
         ("early-read", 0.005, "a reads too early")
     ]
-    empty = json.loads(to_chrome_trace(factory.empty(), tmp_path / "t.json").read_text(encoding="utf-8"))
-    assert empty["traceEvents"] == []
+    assert written(factory.empty())["traceEvents"] == []
 
 
 def test_table():

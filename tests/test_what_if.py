@@ -19,10 +19,10 @@ from loaderviz.batches import batch_name
 from loaderviz.emulator import Gpu, Host, Runtime, costs
 from loaderviz.emulator.hardware import GPUS, UnknownHardwareError
 from loaderviz.emulator.memory import OutOfMemory
-from loaderviz.emulator.replay import LoaderConfig
+from loaderviz.emulator.replay import PRESETS, LoaderConfig
 from loaderviz.metrics import NotATimelineError
 from loaderviz.timeline import Kind, TimelineBuilder
-from loaderviz.widgets.settings import PRESETS, Settings, rates_of, simulate
+from loaderviz.widgets.settings import Settings, rates_of, simulate
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 TOLERANCE = 0.1

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from loaderviz.batches import batch_name
 from loaderviz.emulator import costs
@@ -66,6 +66,15 @@ class LoaderConfig:
     def warmup(self) -> int:
         """Steps in which memory is allocated and queues fill."""
         return PREFETCH_FACTOR * max(self.workers, 2) + self.depth + 2
+
+
+PRESETS: dict[str, dict[str, Any]] = {  # the four loaders, as changes of a config
+    "blocking": {"pin": False, "non_blocking": False, "side_stream": False, "depth": 0, "resident": False},
+    "pinned": {"pin": True, "non_blocking": True, "side_stream": False, "depth": 0, "resident": False},
+    "prefetch": {"pin": True, "non_blocking": True, "side_stream": True, "depth": 2, "resident": False,
+                 "lifetime": "consumer"},
+    "resident": {"resident": True},
+}  # fmt: skip
 
 
 class Work(Protocol):

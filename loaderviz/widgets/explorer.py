@@ -14,12 +14,12 @@ from loaderviz import words
 from loaderviz.emulator import costs
 from loaderviz.emulator.hardware import GPUS, Host
 from loaderviz.emulator.memory import OutOfMemory
-from loaderviz.emulator.replay import Lifetime
+from loaderviz.emulator.replay import PRESETS, Lifetime
 from loaderviz.metrics import Summary, finding, summarize
 from loaderviz.timeline import Timeline
 from loaderviz.widgets import cells
 from loaderviz.widgets.cells import Interactive, live_here
-from loaderviz.widgets.settings import HOST, PRESETS, Program, Settings, SettingsError, program_of, rates_of, simulate
+from loaderviz.widgets.settings import HOST, Program, Settings, SettingsError, program_of, rates_of, simulate
 
 HEIGHT = 430  # px of the view, whatever lanes it has, so that nothing jumps
 WORTH_HIDING = 0.05  # with a copy below this share of the step, overlap cannot pay (Amdahl)

@@ -14,7 +14,6 @@ Every control has its name and unit as visible text before it, answers to the ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager
 from typing import Any
 
 import anywidget
@@ -24,10 +23,10 @@ import traitlets
 
 from loaderviz import words
 from loaderviz.emulator.hardware import GB, GPUS
-from loaderviz.emulator.replay import LIFETIMES
+from loaderviz.emulator.replay import LIFETIMES, PRESETS
 from loaderviz.view import View, page
 from loaderviz.view.pack import Ints
-from loaderviz.widgets.settings import PRESETS, Settings, rates_of
+from loaderviz.widgets.settings import Settings, rates_of
 
 MOST = 300_000  # bars that are sent at once; further ones when the window has come near them
 
@@ -159,7 +158,7 @@ class Controls:
 
     def __init__(self, settings: Settings, on_change: Callable[[Settings], None]) -> None:
         self.settings, self._on_change = settings, on_change
-        self._quiet = 0
+        self._quiet = False  # while other settings are shown
         self.widgets: dict[str, Any] = {name: _slider(name, label, settings) for name, label in _SLIDERS.items()}
         self.widgets |= {name: _check(label, getattr(settings, name)) for name, label in _CHECKS.items()}
         self.widgets["gpu"] = _dropdown("GPU", sorted(GPUS), settings.gpu)
@@ -177,12 +176,15 @@ class Controls:
 
     def set(self, settings: Settings) -> None:
         """Show other settings; `on_change` is called once."""
-        with self._silence():
+        self._quiet = True
+        try:
             for name, widget in self.widgets.items():
                 value = getattr(settings, name)
                 if name in _SLIDERS and value not in [each for _, each in widget.options]:
                     widget.options = with_value(name, value)
                 widget.value = value
+        finally:
+            self._quiet = False
         self._tell(settings)
 
     def _moved(self, name: str, change: dict[str, Any]) -> None:
@@ -203,14 +205,6 @@ class Controls:
         self.settings = settings
         self._show_what_counts()
         self._on_change(settings)
-
-    @contextmanager
-    def _silence(self) -> Any:
-        self._quiet += 1
-        try:
-            yield
-        finally:
-            self._quiet -= 1
 
     def _show_what_counts(self) -> None:
         """Grey out what has no effect in these settings; mark the lesson that they are."""

@@ -114,15 +114,6 @@ class Settings(LoaderConfig):
         return replace(self, **values)
 
 
-PRESETS: dict[str, dict[str, Any]] = {  # what each of the four lessons changes
-    "blocking": {"pin": False, "non_blocking": False, "side_stream": False, "depth": 0, "resident": False},
-    "pinned": {"pin": True, "non_blocking": True, "side_stream": False, "depth": 0, "resident": False},
-    "prefetch": {"pin": True, "non_blocking": True, "side_stream": True, "depth": 2, "resident": False,
-                 "lifetime": "consumer"},
-    "resident": {"resident": True},
-}  # fmt: skip
-
-
 def rates_of(gpu: str) -> dict[str, int]:
     """Return the link's rates of a GPU preset [bytes/s], as settings."""
     preset = Gpu.preset(gpu)

@@ -213,8 +213,8 @@ def moves_an_index(timeline: Timeline, wait: Span) -> bool:
 
 def call_of(timeline: Timeline, span: Span) -> Span | None:
     """Return the host's call that put this work into its stream."""
-    calls = (call for call in timeline.rows(Kind.API) if call.correlation == span.correlation >= 0)
-    return next(calls, None)
+    calls = np.flatnonzero(timeline.where(Kind.API) & (timeline.correlation == span.correlation))
+    return timeline.row(int(calls[0])) if span.correlation >= 0 and len(calls) else None
 
 
 def line_of(span: Span) -> str:

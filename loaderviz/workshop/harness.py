@@ -325,10 +325,9 @@ class LoaderRun:
         copies = self.timeline.rows(Kind.COPY_H2D)
         calls = sorted((call.start, copy.nbytes) for copy in copies if (call := diagnosis.call_of(self.timeline, copy)))
         sizes = list(itertools.accumulate(sum(part.nbytes for part in batch) for batch in self.data.batches))
-        ahead = []
-        for number, time in enumerate(self.handed):
-            queued = sum(nbytes for start, nbytes in calls if start < time)
-            ahead.append(bisect.bisect_right(sizes, queued) - number - 1)
+        starts, queued = [start for start, _ in calls], [0, *itertools.accumulate(nbytes for _, nbytes in calls)]
+        before = (queued[bisect.bisect_left(starts, time)] for time in self.handed)
+        ahead = [bisect.bisect_right(sizes, nbytes) - number - 1 for number, nbytes in enumerate(before)]
         if not least <= max(ahead) <= most:
             number = ahead.index(max(ahead))
             fact = f"when batch {number} was handed out, copies of {words.count(ahead[number], 'later batch')} "

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from loaderviz import experiment, record, summarize
 from loaderviz.emulator.memory import OutOfMemory
-from loaderviz.emulator.replay import LIFETIMES
+from loaderviz.emulator.replay import LIFETIMES, PRESETS
 from loaderviz.timeline import COPIES, Kind
-from loaderviz.widgets.settings import PRESETS, Settings, SettingsError, program_of, simulate
+from loaderviz.widgets.settings import Settings, SettingsError, program_of, simulate
 
 LARGE = Settings(kernels=17)
 SMALL = LARGE.change(batch_size=64, compute=34_000)

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loaderviz.emulator.replay import PRESETS
 from loaderviz.metrics import NotATimelineError
 from loaderviz.timeline import ArrowKind, Context, Kind, TimelineBuilder
 from loaderviz.widgets import Settings, state_at
-from loaderviz.widgets.settings import PRESETS, simulate
+from loaderviz.widgets.settings import simulate
 from loaderviz.widgets.state import details, events, held_by, launch_of
 
 PREFETCH = simulate(Settings(steps=3).change(**PRESETS["prefetch"]))

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from loaderviz import record, summarize, words
+from loaderviz.emulator.replay import PRESETS
 from loaderviz.metrics import MetricsError
 from loaderviz.timeline import Context, Kind, TimelineBuilder
 from loaderviz.view import ViewError
 from loaderviz.widgets import Settings, SettingsError, cells, explore, step_through, viewer
 from loaderviz.widgets.live import LiveView
-from loaderviz.widgets.settings import PRESETS, program_of, simulate
+from loaderviz.widgets.settings import program_of, simulate
 from loaderviz.widgets.stepper import source_lines
 
 WIDGET = cells.WIDGET
