@@ -97,16 +97,16 @@ def compare(options: argparse.Namespace) -> int:
 
 def _section(setting: Setting, runs: dict[str, Run], gpu: str, host: str) -> tuple[Section, str]:
     """Return one batch size as a section of the page, and as text for the terminal."""
-    from loaderviz import experiment
-    from loaderviz.analysis.advice import advise
+    from loaderviz.analysis.advice import advise, verdict
     from loaderviz.export import Section
+    from loaderviz.metrics import summarize
     from loaderviz.view import compare
 
     timelines = {name: run.timeline for name, run in runs.items()}
     losses = {name: run.loss for name, run in runs.items()}
     comparison = compare(timelines, advice={name: advise(timeline) for name, timeline in timelines.items()})
     heading = f"Batch size {setting.batch_size}"
-    verdict = experiment.verdict(timelines)
+    pays = verdict(summarize(timelines["pinned"]), summarize(timelines["prefetch"]))
     equal = losses["blocking"] == losses["pinned"] == losses["prefetch"]
     check = (
         f"{setting.steps} steps after {setting.warmup} of warm-up, {setting.workers} workers; host costs: {host}. "
@@ -115,9 +115,9 @@ def _section(setting: Setting, runs: dict[str, Run], gpu: str, host: str) -> tup
         "one, which shuffles by itself."
     )
     table = comparison.printed().T.to_string()
-    said = "\n".join(_wrapped(text, sys.stdout) for text in (verdict, check))
+    said = "\n".join(_wrapped(text, sys.stdout) for text in (pays, check))
     text = f"{heading} on an emulated {gpu}\n\n{table}\n\n{said}\n"
-    return Section(heading, verdict, [comparison, check]), text
+    return Section(heading, pays, [comparison, check]), text
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):

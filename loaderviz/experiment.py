@@ -10,7 +10,7 @@ losses are equal; the resident loader shuffles by itself.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from loaderviz import mnist
-from loaderviz.analysis import advice
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.replay import PRESETS, LoaderConfig
 from loaderviz.errors import LoadervizError
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
-from loaderviz.metrics import summarize
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
 
@@ -152,8 +150,3 @@ def train(loader: Iterable[Any], setting: Setting) -> float:
             torch.cuda.synchronize()
     torch.cuda.synchronize()
     return loss.item()
-
-
-def verdict(timelines: Mapping[str, Timeline]) -> str:
-    """Say in words whether hiding the copy pays here, from the numbers of the "pinned" and "prefetch" timelines."""
-    return advice.verdict(*(summarize(timelines[name]) for name in ("pinned", "prefetch")))

@@ -120,29 +120,20 @@ def _execute_cured(execute: Execute, module: ModuleType) -> None:
     try:
         execute(module)
     except RuntimeError as error:
-        if "operator torchvision::" not in str(error) or _compiled_library_loaded():
+        extension = sys.modules.get("torchvision.extension")
+        loaded = extension is None or extension._has_ops()  # what torchvision found; it may not have got so far
+        if "operator torchvision::" not in str(error) or loaded:
             raise
     else:
         return
     for name in [name for name in sys.modules if name.startswith("torchvision.")]:
         del sys.modules[name]  # what the failed import left behind
-    _define_missing_schemas()
-    execute(module)
-
-
-def _compiled_library_loaded() -> bool:
-    """What torchvision itself found when it tried; True (hands off) if it did not get so far as to try."""
-    extension = sys.modules.get("torchvision.extension")
-    return extension is None or bool(extension._has_ops())
-
-
-def _define_missing_schemas() -> None:
-    """Define each schema that is not there yet (a second definition of one would be an error)."""
     import torch
 
     for name, signature in MISSING_SCHEMAS.items():
-        if not hasattr(torch.ops.torchvision, name):
+        if not hasattr(torch.ops.torchvision, name):  # a second definition of one would be an error
             torch.library.define(f"torchvision::{name}", signature)
+    execute(module)
 
 
 # CUDA in a spawned process

@@ -67,8 +67,12 @@ class Options:
             raise UsageError(f"%%timeline {line}: {problem}") from None
         for word in words:
             key, equals, value = word.partition("=")
+            if not equals and not word.isidentifier():
+                raise UsageError(f"%%timeline: {word!r} is neither an option nor a name; there are {_KNOWN}")
+            if not equals and options.name:
+                raise UsageError(f"%%timeline: two names, {options.name!r} and {word!r}; a timeline has one")
             if not equals:
-                options._take_name(word)
+                options.name = word
             elif key == "color":
                 if value not in COLORS:
                     raise UsageError(f"%%timeline color={value}: choose color=batch or color=kind")
@@ -78,13 +82,6 @@ class Options:
             else:
                 raise UsageError(f"%%timeline: no option {key!r}; there are {_KNOWN}")
         return options
-
-    def _take_name(self, word: str) -> None:
-        if not word.isidentifier():
-            raise UsageError(f"%%timeline: {word!r} is neither an option nor a name; there are {_KNOWN}")
-        if self.name:
-            raise UsageError(f"%%timeline: two names, {self.name!r} and {word!r}; a timeline has one")
-        self.name = word
 
 
 def _number(key: str, value: str) -> int:

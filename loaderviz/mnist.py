@@ -128,7 +128,8 @@ def find(train: bool = True, root: Root = None, download: Download = "auto") -> 
     """Choose where the digits come from, and download them if need be. Raises as `load`."""
     if download not in (True, False, "auto"):
         raise ValueError(f'download={download!r}: give "auto", True or False')
-    cache, data = cache_folder(), os.environ.get("LOADERVIZ_DATA", "")
+    data, given = os.environ.get("LOADERVIZ_DATA", ""), os.environ.get("LOADERVIZ_CACHE")
+    cache = Path(given).expanduser() if given else Path(torch.hub.get_dir()).parent / "loaderviz"  # beside torch's own
     if root is not None:
         folder = Path(root).expanduser()
         if lacking := _lacking(folder, train):
@@ -169,12 +170,6 @@ def _stored(data: str, cache: Path) -> Source:
 @functools.cache
 def _announce(source: Source) -> None:
     print(f"loaderviz: {source}")  # once per process
-
-
-def cache_folder() -> Path:
-    """``LOADERVIZ_CACHE``, or a folder of ours beside torch's own cache."""
-    given = os.environ.get("LOADERVIZ_CACHE")
-    return Path(given).expanduser() if given else Path(torch.hub.get_dir()).parent / "loaderviz"
 
 
 def _fetch(cache: Path, seconds: float) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from loaderviz import words
 from loaderviz.emulator.hardware import Gpu, Host
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from loaderviz.emulator.torch import EmulatedCuda
+    from loaderviz.traces.live import RealRun
 
 DEFAULT_GPU = "a100"
 
@@ -33,21 +34,6 @@ class NotRecordedError(LoadervizError, RuntimeError):
 
 class RecordOptionError(LoadervizError, ValueError):
     """An option of record() has a value that means nothing, or that a real run cannot keep."""
-
-
-class Run(Protocol):
-    """What records: a `RealRun`, or an `EmulatedRun`. `hazards` and `lints` may raise an error instead."""
-
-    timeline: Timeline | None
-
-    def __enter__(self) -> Any: ...
-    def __exit__(self, *args: Any) -> None: ...
-    def leave(self) -> None: ...  # noqa: D102
-    def begin_step(self) -> None: ...  # noqa: D102
-    @property
-    def hazards(self) -> Hazards: ...  # noqa: D102
-    @property
-    def lints(self) -> Lints: ...  # noqa: D102
 
 
 class _WayOut:
@@ -81,7 +67,7 @@ class Recording:
     _running: ClassVar[Recording | None] = None
     __exit__ = _Exit()
 
-    def __init__(self, run: Run, *, warn: bool = False) -> None:
+    def __init__(self, run: EmulatedRun | RealRun, *, warn: bool = False) -> None:
         self._run, self._warn = run, warn
         self._over = False
         self._steps = 0

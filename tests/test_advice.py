@@ -249,7 +249,7 @@ def test_it_never_contradicts_the_verdict(gpu, batch_size, workers):
             **rates_of(gpu),
         )
         two = {name: run(base.change(**PRESETS[name])) for name in ("pinned", "prefetch")}
-        said, advice = experiment.verdict(two), lv.advise(two["pinned"])
+        said, advice = verdict(*map(lv.summarize, two.values())), lv.advise(two["pinned"])
         hides = "copy-not-hidden" in {finding.rule for finding in advice}
         if "Overlap pays here" in said:
             assert hides

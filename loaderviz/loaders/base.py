@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import torch
 
 from . import marks
-from .nested import count_pageable, pin, samples_in, to_device
+from .nested import is_pageable, leaves, pin, samples_in, to_device
 
 Batch = TypeVar("Batch")
 BatchOut = TypeVar("BatchOut", covariant=True)
@@ -298,7 +298,7 @@ class CopyingLoader(DeviceLoader[Batch]):
 
     def _count_pageable(self, batch: Any) -> None:
         if self.device.type == "cuda":
-            self._pageable_copies += count_pageable(batch)
+            self._pageable_copies += sum(map(is_pageable, leaves(batch)))
 
     def _handing_out(self, drawn: Drawn) -> AbstractContextManager[object]:
         return marks.handing_out(drawn.index, samples_in(drawn.batch) if marks.listening() else 0)

@@ -91,11 +91,6 @@ def is_pageable(leaf: Any) -> bool:
     return callable(is_pinned) and not getattr(leaf, "is_cuda", False) and not is_pinned()
 
 
-def count_pageable(batch: Any) -> int:
-    """Return how many tensors of `batch` lie in pageable host memory."""
-    return sum(map(is_pageable, leaves(batch)))
-
-
 def samples_in(batch: Any) -> int:
     """Return the number of samples in `batch`: the length of the first tensor found in it, 0 if there is none."""
     for leaf in leaves(batch):

@@ -166,8 +166,11 @@ class ResidentLoader(DeviceLoader[Any]):
         plan, make = self._plan(self._epoch)
         for index, key in enumerate(plan[first:], first):
             self._follow(key)
-            with marks.handing_out(index, self._samples_of(key) if marks.listening() else 0):
-                ready = [self._finish(make(key))]
+            samples = len(key) if isinstance(key, Tensor) else len(self._slices[0][key])
+            with marks.handing_out(index, samples if marks.listening() else 0):
+                ready = [self._pack(make(key))]
+                if self.transform is not None:
+                    ready[0] = self.transform(ready[0])
             self._batches = index + 1
             yield ready.pop()  # no reference stays here: the memory is free when the user drops the batch
             self._check_unchanged()
@@ -217,13 +220,6 @@ class ResidentLoader(DeviceLoader[Any]):
     def _slice(self, number: int) -> list[Tensor]:
         parts = [pieces[number] for pieces in self._slices]
         return [part.clone() for part in parts] if self.copy else parts
-
-    def _finish(self, parts: list[Tensor]) -> Any:
-        batch = self._pack(parts)
-        return batch if self.transform is None else self.transform(batch)
-
-    def _samples_of(self, key: Any) -> int:
-        return len(key) if isinstance(key, Tensor) else len(self._slices[0][key])
 
     def _changes(self) -> int:
         """Return how often the stored tensors were changed in place, through whatever view."""

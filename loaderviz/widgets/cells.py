@@ -140,9 +140,12 @@ _COPY = (
 def numbers(summary: Summary) -> str:
     """Return the few numbers that count, big, with units."""
     hidden = "no copies" if summary.overlap is None else words.share(summary.overlap)
+    rate = summary.samples_per_second
+    amount = "–" if rate is None else f"{rate / 1e6:.3g} M" if rate >= 1e6 else words.rate(rate)
+    throughput = amount if rate is None else f"{amount} samples/s"
     cells = [
         ("step", words.duration(summary.step)),
-        ("throughput", _throughput(summary.samples_per_second)),
+        ("throughput", throughput),
         ("GPU computes", words.share(summary.compute_share)),
         ("copy hidden", hidden),
         ("against the limit", words.times(summary.headroom)),
@@ -153,12 +156,6 @@ def numbers(summary: Summary) -> str:
         for name, value in cells
     )
     return f"<div style='display:flex;flex-wrap:wrap;line-height:1.3'>{shown}</div>"
-
-
-def _throughput(rate: float | None) -> str:
-    if rate is None:
-        return "–"
-    return f"{rate / 1e6:.3g} M samples/s" if rate >= 1e6 else f"{words.rate(rate)} samples/s"
 
 
 def paragraph(text: str, label: str = "", live: bool = False) -> str:
@@ -207,19 +204,11 @@ def table(head: list[str], rows: list[list[str]], empty: str = "nothing") -> str
     )
     names = "".join(f"<th style='{cell};color:{SOFT}'>{escape(name)}</th>" for name in head)
     top = f"<thead><tr>{names}</tr></thead>" if any(head) else ""
-    body = "".join(
-        "<tr>" + "".join(f"<td style='{cell};color:{INK}{_whole(value)}'>{_unbroken(value)}</td>" for value in row)
-        + "</tr>"
-        for row in rows
-    )  # fmt: skip
+
+    def filled(value: str) -> str:
+        whole = ";white-space:nowrap" if len(value) < 12 else ""  # a label, such as "launched by"
+        text = escape(value.replace("->", "-\u2060>"))  # a line does not end inside of it; names of copies have it
+        return f"<td style='{cell};color:{INK}{whole}'>{text}</td>"
+
+    body = "".join(f"<tr>{''.join(map(filled, row))}</tr>" for row in rows)
     return f"<table style='border-collapse:collapse'>{top}<tbody>{body}</tbody></table>"
-
-
-def _whole(value: str) -> str:
-    """Return the style that keeps a short label, such as "launched by", in one line."""
-    return ";white-space:nowrap" if len(value) < 12 else ""
-
-
-def _unbroken(value: str) -> str:
-    """Return a cell's words as HTML; a line does not end inside of "->", which names of copies have."""
-    return escape(value.replace("->", "-\u2060>"))
