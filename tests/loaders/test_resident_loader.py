@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import BatchSampler, DistributedSampler, TensorDataset
 
 from loaderviz.loaders import ResidentLoader
 
@@ -281,15 +281,6 @@ def test_a_state_of_other_settings_is_refused():
         other.load_state_dict(state)
 
 
-def test_a_new_iteration_cancels_the_old_one():
-    loader = ResidentLoader(torch.arange(20), 4, device="cpu")
-    old = iter(loader)
-    next(old)
-    iter(loader)
-    with pytest.raises(RuntimeError, match="cancelled"):
-        next(old)
-
-
 @pytest.fixture
 def small_gpu(monkeypatch):
     """A GPU with so much memory free, of which nobody can move anything to."""
@@ -355,12 +346,6 @@ def test_without_cuda_the_error_says_what_to_do():
 def test_bad_arguments_are_named(data, arguments, error, match):
     with pytest.raises(error, match=match):
         ResidentLoader(data, **{"batch_size": 2, "device": "cpu", **arguments})
-
-
-def test_the_same_samples_as_a_data_loader_hands_out():
-    images, labels = torch.arange(30).reshape(10, 3), torch.arange(10)
-    expected = [(x.tolist(), y.tolist()) for x, y in DataLoader(TensorDataset(images, labels), 4)]
-    assert [(x.tolist(), y.tolist()) for x, y in ResidentLoader((images, labels), 4, None, device="cpu")] == expected
 
 
 @pytest.mark.gpu

@@ -31,9 +31,7 @@ from .answers import (
     all_at_once,
     by_rule,
     changed,
-    constants,
     forgotten_wait,
-    in_host_memory,
     kept_until_used,
     labels_out_of_step,
     loader_consumer,
@@ -41,11 +39,8 @@ from .answers import (
     loader_ring,
     on_gpu_loader,
     order_made_on_the_gpu,
-    reversed_and_rolled,
     rolled,
     shuffle_slices,
-    too_few,
-    two_in_turn,
     unprotected,
     with_replacement,
 )
@@ -515,20 +510,11 @@ def one_epoch_again_and_again(images, labels, size, epochs):
     return kept * epochs
 
 
-def half_of_the_data(images, labels, size, epochs):
-    return order_made_on_the_gpu(images[: len(images) // 2], labels[: len(labels) // 2], size, 2 * epochs)
-
-
 def one_batch(images, labels, size, epochs):
     """Nearly nothing travels."""
     x, y = images[:size].to("cuda"), labels[:size].to("cuda")
     for _ in range(epochs * len(images) // size):
         yield x, y
-
-
-def constant_digits(images, labels, size, epochs):
-    for _ in range(epochs * len(images) // size):
-        yield torch.zeros(size, 28, 28, device="cuda"), torch.zeros(size, dtype=torch.int64, device="cuda")
 
 
 def digits_not_scaled(images, labels, size, epochs):
@@ -604,7 +590,6 @@ WRONG = {
         (not_handed_out_last, r"31 batches were handed out, but 32"),
         (suspects.loader_a, r"Batch 0 was read before its copy was complete: its copy runs from .*R15"),
         (suspects.loader_e, r"copy of batch 1 runs from .* exposed.*its stream waited until .*wait_stream"),
-        (constants, r"Batch 0 does not hold the values"),
     ],
     "5.2": [
         (keeping(2), r"copy of batch \d+ runs from .* writes into the memory of batch \d+, but kernels.*R35"),
@@ -613,7 +598,6 @@ WRONG = {
         (all_at_once, r"Memory for 32\.\d batches was held"),
         (claim_for_the_wrong_stream, r"writes into the memory of batch \d+"),
         (suspects.loader_e, r"exposed.*its stream waited until"),
-        (too_few, r"31 batches were handed out, but 32"),
     ],
     "5.3": [
         (by_numpy, r"Batch 0 is not a number.*numpy\?.*R32"),
@@ -622,7 +606,6 @@ WRONG = {
         (by_255, r"Batch \d+ does not hold the values"),
         (lambda batches: PrefetchLoader(batches), r"Batch 0 does not hold the values"),
         (suspects.loader_f, r"early-host-read at suspects.py.*R32"),
-        (in_host_memory, r"still in host memory"),
     ],
     "6.1": [
         (only_the_gpu, r"fetch .*, pin .*, copy .*, compute .* You said \d+ workers.* With \d+ it takes the same"),
@@ -677,13 +660,10 @@ WRONG = {
         (digits_without_wait, r"Batch 0 was read before its copy was complete.*R15"),
         (shuffle_slices, r"has 256 of the samples of batch"),
         (one_epoch_again_and_again, r"Epoch 1 has the same order as epoch 0"),
-        *((by_rule(make), ORDERED) for make in (rolled, reversed_and_rolled)),
-        (by_rule(two_in_turn), r"Epoch 2 has the same order as epoch 0"),
+        (by_rule(rolled), ORDERED),
         (with_replacement, r"some samples come twice"),
-        (half_of_the_data, r"some samples come twice"),
         (one_batch, r"some samples come twice"),
         (labels_out_of_step, r"has images or labels that are wrong"),
-        (constant_digits, r"has images or labels that are wrong"),
         (digits_not_scaled, r"has images or labels that are wrong"),
         (labels_plus_one, r"Batch 0 has labels that are no digits"),
         (too_few_epochs, r"36 batches were handed out, but 48 were wanted"),
