@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 HEAD = """# The rules
 
 What the emulated GPU obeys, and what reports, findings and lessons cite; `loaderviz.rule("R16")` shows one.
-Made by `python docs/build.py` from `loaderviz/rules.py`: edit there.
+Made by `python docs/build.py` from `loaderviz/rules.toml`: edit there.
 
 | rule | what it says | source | held by |
 |---|---|---|---|

@@ -94,18 +94,16 @@ class Run:
 
 def four_loaders(
     setting: Setting | None = None, on: str | Gpu = "a100", host: str | Host = "workstation",
-    progress: Callable[[str], None] | None = None, only: Iterable[str] = LOADERS,
+    progress: Callable[[str], None] | None = None,
 ) -> dict[str, Run]:  # fmt: skip
     """Run the experiment once for each loader; `progress` is called with the name of each when it is done.
 
-    `on` and `host` are those of `loaderviz.record`. Raises `ExperimentError` for a loader that does not exist.
+    `on` and `host` are those of `loaderviz.record`.
     """
     setting = setting or Setting()
     images, labels = mnist.tensors(train=True)
     runs = {}
-    for name in only:
-        if name not in LOADERS:
-            raise ExperimentError(f"no loader {name!r}; choose from {', '.join(LOADERS)}")
+    for name in LOADERS:
         with record(on=on, host=host) as recording:
             loss = train(make_loader(name, setting, images, labels), setting)
         runs[name] = Run(recording.timeline.self_check().from_batch(setting.warmup), loss)

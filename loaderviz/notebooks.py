@@ -96,7 +96,7 @@ class Check(NamedTuple):
     repair: str
 
 
-def ready(say: Callable[[str], None] = print) -> bool:
+def ready() -> bool:
     """Make all checks, and say of each what was found; stop at the first that fails, with its repair.
 
     The last line is READY, or begins with NOT READY.
@@ -107,11 +107,11 @@ def ready(say: Callable[[str], None] = print) -> bool:
             found = each.test()
         except Exception as problem:
             said = str(problem).strip().splitlines() or [type(problem).__name__]
-            say(f"{each.name:12} {said[0]}")
-            say(f"NOT READY. {each.repair}")
+            print(f"{each.name:12} {said[0]}")
+            print(f"NOT READY. {each.repair}")
             return False
-        say(f"{each.name:12} {found} ({perf_counter() - start:.1f} s)")
-    say("READY")
+        print(f"{each.name:12} {found} ({perf_counter() - start:.1f} s)")
+    print("READY")
     return True
 
 
