@@ -33,8 +33,9 @@ _LOADER = """<script>(() => {
 })();</script>"""
 
 
-# A string or a template, which stays; or a comment or an indent, which goes. No regular expression in view.js has a
-# quotation mark, "//" or "/*" in it: what is left of it runs in every test of the browser.
+_PARTS = ("model.js", "draw.js", "chrome.js", "view.js")  # of the module, each of which uses those before it
+# A string or a template, which stays; or a comment or an indent, which goes. No regular expression in the parts has a
+# quotation mark, "//" or "/*" in it: what is left of them runs in every test of the browser.
 _SKIPPED = re.compile(r'("(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`)|/\*.*?\*/|//[^\n]*|(?<=\n)\s+', re.S)
 
 
@@ -42,9 +43,9 @@ _SKIPPED = re.compile(r'("(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`)|/\*.*?\*/|//[^\n]*
 def module() -> str:
     """Return the view's ES module without its comments, its style sheet in it."""
     here = files("loaderviz.view")
-    code, looks = (_bare(here.joinpath(f"view.{kind}").read_text(encoding="utf-8")) for kind in ("js", "css"))
+    *code, looks = (_bare(here.joinpath(name).read_text(encoding="utf-8")) for name in (*_PARTS, "view.css"))
     style = json.dumps(looks.replace("\n", "")).replace("</", "<\\/")
-    return code.replace('"__LV_CSS__"', style, 1)
+    return "".join(code).replace('"__LV_CSS__"', style, 1)
 
 
 def _bare(code: str) -> str:
