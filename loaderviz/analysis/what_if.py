@@ -508,7 +508,7 @@ def what_if(
     `UnknownHardwareError` for an unknown GPU; `OutOfMemory` if the batches do not fit.
 
     >>> loaderviz.summarize(timeline).step  # ns; a blocking loader
-    1558928.0
+    1642615.0
     >>> loaderviz.summarize(loaderviz.what_if(timeline, prefetch=2)).step
     887700.0
     """
@@ -536,7 +536,10 @@ def replayed(
     """Return the loop replayed with this config on `target`, its batches `scale` times as large."""
     target = checked(target, config.pin or (config.resident and bool(target.h2d)), not config.resident)
     work = _ObservedWork(loop, config, source, target, scale, slices)
-    replay = Replay(config, work, Runtime(target, host_of(loop)), from_hand_out=loop.from_hand_out)
+    host = host_of(loop)
+    if config.pin == loop.config.pin:
+        host = replace(host, crowding=0)  # it is in the rates that were seen
+    replay = Replay(config, work, Runtime(target, host), from_hand_out=loop.from_hand_out)
     predicted = replay.run(config.warmup, len(loop.steps))
     names = {loop.timeline.names[n] for n in loop.timeline.name[loop.facts.mask(Kind.COMMUNICATION)].tolist()}
     reduces = np.isin(predicted.name, [n for n, name in enumerate(predicted.names) if name in names])

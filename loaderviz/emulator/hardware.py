@@ -283,10 +283,13 @@ class Host(Machine):
     optimizer: int = 0  # `Optimizer.step()`, beyond its operators
     parameter: int = 0  # of it, for each parameter
     flops: int = 0  # of one thread, in float32; 0: arithmetic is free
-    threads: int = 1  # torch's on the main thread, in arithmetic
+    cores: int = 0  # shared by all (emulator/sharing.py), arithmetic on the main thread takes them all; 0: no limit
     parallel_bandwidth: int = 0  # what torch's threads read and write together; 0: as one thread
     transforms: int = 0  # thousandths of the times in the table of transforms (torch/dataloader.py)
     wake: int = 0  # a blocked host goes on so long after what it waited for
+    crowding: int = 0  # thousandths by which each busy worker slows copies within the host's memory (pinning, staging)
+    disk: int = 0  # bytes/s of files that are read the first time; 0: files are in memory
+    disk_latency: int = 0  # of each such file
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -308,7 +311,10 @@ HOST_SOURCES = {
     "optimizer": "foreach SGD of trace VN, with `parameter`",
     "wake": "cudaStreamSynchronize returns 3.9 to 8 us after the end (H100, A100, V100, RTX 2080 Ti)",
     "flops": "a product of 1024 x 1024 on one core of an AMD EPYC 9005: 85 GFLOP/s, processor time; others assumed",
-    "threads": "assumed: one for each core; torch's default",
+    "cores": "assumed: a laptop of eight cores, a workstation of 16, a server with 32 for each GPU",
+    "crowding": "pageable copies of 19 MB on a V100 server: 9.9 GB/s, beside 4 workers 6.5 (pytorch/kineto, ResNet-50)",
+    "disk": "assumed: an NVMe drive behind PCIe 3",
+    "disk_latency": "assumed: an NVMe drive's random read, 80 to 100 us, and opening the file",
     "parallel_bandwidth": "pin_memory() of 4 MB on the main thread: 0.112 ms (PyTorch tutorial pinmem_nonblock)",
     "transforms": "1000 is an AMD EPYC 9005, on which the table was measured; others assumed",
     "memory_bandwidth": "one thread's memcpy: pageable copies reach 9.6-10 GB/s (RTX 5090, tutorial), read and written",
@@ -347,10 +353,13 @@ HOST_TABLE = """
     optimizer                        40_000         26_000         20_000
     parameter                         3_300          2_200          1_650
     flops                    40_000_000_000 60_000_000_000 80_000_000_000
-    threads                              32              8             16
+    cores                                32              8             16
     parallel_bandwidth       75_000_000_000 30_000_000_000 75_000_000_000
     transforms                        1_700          1_300          1_000
     wake                              5_000          5_000          5_000
+    crowding                            130            130            130
+    disk                      3_000_000_000  2_000_000_000  3_000_000_000
+    disk_latency                    100_000        100_000        100_000
 """
 
 

@@ -5,7 +5,7 @@ takes its orders one after the other, and batches go through the pin thread in o
 
     schedule = LoaderSchedule(runtime, workers=2)
     ready = schedule.fetch(0, worker=0, took=1_000_000, nbytes=4096)
-    ready = schedule.pin(0, ready, 4096, lambda start: 2_000)
+    ready = schedule.pin(0, ready, 4096, lambda start: 2_000)    # the page-locking of its memory
     schedule.hand_out(ready)                # the main thread waits for it
 """
 
@@ -17,7 +17,9 @@ from time import thread_time_ns
 from typing import ClassVar
 
 from loaderviz.batches import HAND_OUT
+from loaderviz.emulator.costs import host_time
 from loaderviz.emulator.runtime import Runtime
+from loaderviz.emulator.sharing import Reads
 from loaderviz.errors import LoadervizError
 from loaderviz.timeline import Kind
 
@@ -103,20 +105,42 @@ class LoaderSchedule:
         self.ordered = [runtime.now] * (workers * prefetch_factor)  # when each batch was
         self._free: list[int] = former._free if former else [runtime.now] * workers  # when each worker is
         self._pin_free: int = former._pin_free if former else runtime.now
+        self._fetched, self._took = 0, 0  # how many, and how long the last one took
+        runtime.shared.busy_workers = self.busy_workers
 
-    def fetch(self, batch: int, worker: int, took: int, nbytes: int, source: str = "") -> int:
-        """A worker fetches a batch of `nbytes` bytes, which takes `took` ns; return when it is there."""
-        start = max(self.ordered[batch - self.first], self._free[worker])
-        ready = self._free[worker] = start + took
+    def fetch(
+        self, batch: int, worker: int, took: int, nbytes: int, source: str = "", slept: int = 0, files: Reads = ()
+    ) -> int:
+        """A worker fetches a batch of `nbytes` bytes; return when it is there.
+
+        It takes a core for `took` ns, and none for `slept` ns and while it reads `files`.
+        """
+        start, shared = max(self.ordered[batch - self.first], self._free[worker]), self.runtime.shared
+        ready = self._free[worker] = shared.compute(shared.read(start, files) + slept, took, self.runtime.now)
+        self._fetched, self._took = self._fetched + 1, ready - start
         lane = self.runtime.builder.lane(f"worker {worker}", "host", "worker", worker)
         name = f"fetch batch {batch}"
         self.runtime.builder.span(start, ready, lane, Kind.FETCH, name, batch=batch, nbytes=nbytes, source=source)
         return ready
 
-    def pin(self, batch: int, ready: int, nbytes: int, takes: Callable[[int], int]) -> int:
-        """The pin thread copies the batch into pinned memory; return when it is there. `takes(start)` says how long."""
-        start = max(ready, self._pin_free)
-        end = self._pin_free = start + takes(start)
+    def busy_workers(self, at: int) -> int:
+        """Return how many workers fetch then batches yet to be taken, if each takes as long as the last one."""
+        free, busy = list(self._free), 0
+        for batch in range(self._fetched, len(self.ordered)):
+            worker = batch % len(free)
+            start = max(self.ordered[batch], free[worker])
+            free[worker] = start + self._took
+            busy += start <= at < free[worker]
+        return busy
+
+    def pin(self, batch: int, ready: int, nbytes: int, locks: Callable[[int], int]) -> int:
+        """The pin thread copies the batch into pinned memory; return when it is there.
+
+        `locks(start)` takes that memory, and says how long page-locking takes, if there is any.
+        """
+        start, shared = max(ready, self._pin_free), self.runtime.shared
+        copying = shared.crowded(host_time(self.runtime.host, 2 * nbytes), start)
+        end = self._pin_free = shared.compute(start, locks(start) + copying, self.runtime.now)
         lane = self.runtime.builder.lane("pin thread", "host", "pin")
         self.runtime.builder.span(
             start, end, lane, Kind.PIN, f"pin batch {batch}", batch=batch, nbytes=nbytes, pinned=True

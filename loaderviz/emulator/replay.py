@@ -157,18 +157,15 @@ class DataLoader:
         """A worker fetches a batch, and the pin thread pins it; return when it is ready [ns]."""
         work, tensors, blocks = self.work, self.work.tensors(number), list[PinnedBlock]()
 
-        def pinning(start: int) -> int:
-            took = 0
-            for nbytes in tensors:
-                block, locked = self.pool.allocate_at(nbytes, start)
-                blocks.append(block)
-                took += locked + costs.host_time(self.runtime.host, 2 * nbytes)
-            return took
+        def locking(start: int) -> int:
+            found = [self.pool.allocate_at(nbytes, start) for nbytes in tensors]
+            blocks.extend(block for block, _ in found)
+            return sum(locked for _, locked in found)
 
         worker, size = number % self.config.workers, sum(tensors)
         ready = self.schedule.fetch(number, worker, work.fetch_time(number), size, work.source("fetch"))
         if self.config.pin:
-            ready = self.schedule.pin(number, ready, size, pinning)
+            ready = self.schedule.pin(number, ready, size, locking)
         return ready, HostBatch(number, tensors, tuple(blocks))
 
     def finish(self) -> None:

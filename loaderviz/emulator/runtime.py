@@ -25,6 +25,7 @@ from loaderviz.emulator.hazards.happens_before import HOST, Clock, HappensBefore
 from loaderviz.emulator.hazards.races import Races
 from loaderviz.emulator.hazards.reports import stream_words
 from loaderviz.emulator.kernels import memory_time
+from loaderviz.emulator.sharing import Shared
 from loaderviz.errors import LoadervizError
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
 
@@ -126,6 +127,7 @@ class Runtime:
     def __init__(self, gpu: Gpu, host: Host | None = None, *, launch_blocking: bool = False) -> None:
         self.gpu = gpu
         self.host = host or Host.preset("laptop")
+        self.shared = Shared(self.host)
         self.launch_blocking = launch_blocking
         self.device = Device(gpu)
         self.order = HappensBefore()
@@ -357,11 +359,13 @@ class Runtime:
         if staged:
             self._block([stream.last], Cause.STAGING)
         self.now += self.host.memcpy_call
-        command = self._copy(nbytes, direction, stream, pinned)
+        alone = costs.copy_time(self.gpu, nbytes, self.gpu.pageable)
+        beside = 0 if pinned or nbytes <= PAGEABLE_ASYNC else self.shared.crowded(alone, self.now) - alone
+        command = self._copy(nbytes, direction, stream, pinned, beside)
         if staged:
             tail = costs.copy_time(self.gpu, min(nbytes, self.gpu.staging_chunk), self.gpu.h2d)
             begun = self.device.run_to_start(command)
-            staged_at = begun + costs.copy_time(self.gpu, nbytes, self.gpu.pageable) - tail
+            staged_at = begun + alone + beside - tail
             self._block_until(max(begun, staged_at), Cause.STAGING)
         elif fills and not blocking:
             self._block([command], Cause.STAGING)
@@ -374,7 +378,8 @@ class Runtime:
             self.order.host_wait(self.order.snapshot(stream.id))
         return command
 
-    def _copy(self, nbytes: int, direction: Direction, stream: Stream, pinned: bool) -> Command:
+    def _copy(self, nbytes: int, direction: Direction, stream: Stream, pinned: bool, beside: int = 0) -> Command:
+        """Put a copy into its stream, which takes `beside` ns longer because workers use the host's memory."""
         gpu, memory = self.gpu, "Pinned" if pinned else "Pageable"
         if direction == "d2d":  # each byte is read once and written once
             name, work = "Memcpy DtoD (Device -> Device)", memory_time(gpu, "memcpy", 2 * nbytes)
@@ -388,7 +393,7 @@ class Runtime:
             engine = Engine.D2H if gpu.async_engines > 1 else Engine.H2D  # one for both ways (R20)
             kind, rate = Kind.COPY_D2H, gpu.d2h if pinned else gpu.pageable
             name = f"Memcpy DtoH (Device -> {memory})"
-        work = costs.copy_time(gpu, nbytes, rate, down=direction == "d2h")
+        work = costs.copy_time(gpu, nbytes, rate, down=direction == "d2h") + beside
         return self._put(stream, name, kind, engine, work, nbytes, pinned=pinned)
 
     def launch_graph(self, nodes: Iterable[GraphNode], stream: Stream | None = None) -> list[Command]:
@@ -453,7 +458,13 @@ class Runtime:
 
     def wait_for_data(self, until: int) -> None:
         """Block the host until `until` [ns], because the next batch is not there before."""
+        self.shared.main_rests(self.now, max(self.now, until))
         self._block_until(until, Cause.DATA)
+
+    def sleep(self, duration: int) -> None:
+        """The main thread sleeps for `duration` ns, which takes no core."""
+        self.shared.main_rests(self.now, self.now + duration)
+        self.host_work(duration, "time.sleep")
 
     # The record
 

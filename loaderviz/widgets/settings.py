@@ -284,13 +284,14 @@ def _rings(settings: Settings) -> bool:
 # The timeline
 
 
-def simulate(settings: Settings, program: Program | None = None) -> Timeline:
+def simulate(settings: Settings, program: Program | None = None, host: Host | None = None) -> Timeline:
     """Return `settings.steps` steps of the loop, after a warm-up in which memory is allocated and queues fill.
 
-    `program` is `program_of(settings)`, if it was made before; its lines are the sources of the spans. Raises
-    `OutOfMemory` if the batches (or the resident data set) do not fit into the GPU's memory.
+    `program` is `program_of(settings)`, if it was made before; its lines are the sources of the spans. `host` is the
+    computer around the GPU, "workstation" if none is given. Raises `OutOfMemory` if the batches (or the resident data
+    set) do not fit into the GPU's memory.
     """
-    runtime = Runtime(settings.machine(), Host.preset(HOST))
+    runtime = Runtime(settings.machine(), host or Host.preset(HOST))
     work = _Work(settings, program or program_of(settings), runtime)
     return Replay(settings, work, runtime).run(settings.warmup, settings.steps)
 

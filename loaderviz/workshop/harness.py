@@ -64,10 +64,11 @@ GPU = replace(
     | dict.fromkeys(("sms", "threads_per_sm"), "one that holds the laptop's threads: small products fill it, too")
     | dict.fromkeys(("malloc", "malloc_small"), "chosen small: in a long run the first allocations do not count"),
 )
-# What the checks ask about are copies and waits: their work stands for a step, whose Python costs nothing here.
+# What the checks ask about are copies and waits: their work stands for a step, whose Python costs nothing here, and
+# nobody takes turns at cores or memory.
 FAST_HOST = replace(
     Host.preset("laptop"), name="workshop host, fast memory", python=0, module=0, composite=0, node=0, optimizer=0,
-    parameter=0,
+    parameter=0, cores=0, crowding=0,
 )  # fmt: skip
 HOST = replace(
     FAST_HOST,

@@ -50,9 +50,9 @@ from loaderviz.workshop.loop import gpu_milliseconds, new_model, show_code, trai
 #
 # MNIST in host memory, as float32. A `DataLoader` takes one sample after the other and puts them together.
 # Our network is tiny, so that your computer has little to do; the GPU that we emulate is slow, so that it has enough.
-# The memory of its host is slow, too, so that you can see what pinning costs. And we look at a training that has run
-# for a while: the memory that it needs on the GPU is allocated already (`malloc=0, malloc_small=0`), and that on the
-# host is page-locked already (R44).
+# The memory of its host is slow, too, so that you can see what pinning costs; busy workers, which slow such copies
+# down, leave it alone here (`crowding=0`). And we look at a training that has run for a while: the memory that it needs
+# on the GPU is allocated already (`malloc=0, malloc_small=0`), and that on the host is page-locked already (R44).
 
 
 # %%
@@ -77,7 +77,7 @@ def say(name, timeline):
 BATCH, STEPS = 1024, 32
 GPU = replace(Gpu.preset("laptop"), name="a small GPU", fp32=130 * 10**10, malloc=0, malloc_small=0)
 HOST = replace(Host.preset("laptop"), name="a host with slow memory", memory_bandwidth=12 * 10**9)
-HOST = replace(HOST, page_lock_base=0, page_lock_per_gib=0)
+HOST = replace(HOST, page_lock_base=0, page_lock_per_gib=0, crowding=0)
 images, labels = (part[: BATCH * STEPS] for part in mnist.tensors(train=True))
 one_by_one = TensorDataset(images.float().div_(255), labels)
 
@@ -230,9 +230,9 @@ for name, each in {"faster GPU": quick, "faster GPU, uint8": as_bytes}.items():
 # is rounded up to a power of two (R39). The second cell counts them in the irregular run with `prefetch_factor=8`.
 # **Predict:** is it the largest number that is possible?
 #
-# *Cores:* this is the limit of the emulator. Its host has a core for each worker; your computer may not. So the second
-# cell also fetches the batches of `one_by_one` for real, and measures real time. Do not be surprised if workers lose:
-# for cheap samples in memory, to send a batch from process to process can cost more than it saves.
+# *Cores:* the emulated host has eight (`HOST.cores`), and workers beyond them take turns; your computer may have fewer.
+# So the second cell also fetches the batches of `one_by_one` for real, and measures real time. Do not be surprised if
+# workers lose: for cheap samples in memory, to send a batch from process to process can cost more than it saves.
 
 # %%
 for persistent in (False, True):

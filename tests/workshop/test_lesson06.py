@@ -28,6 +28,7 @@ HOST = replace(
     page_lock_base=0,
     page_lock_per_gib=0,
     worker_start=0,
+    crowding=0,
 )
 
 

@@ -7,14 +7,19 @@ when the main thread takes a batch: when its index was sent, when its worker was
 Of a data set's own work, operators of torch cost their bytes, FLOPs and dispatch; taking samples and stacking them is
 in `Host.fetch_per_byte`; all else (PIL, numpy, Python) costs what `loaderviz.costs` declares for it, or what the table
 `TRANSFORMS` says. Where it is `measured` (host="auto"), the whole fetch costs the processor time that it takes, and
-what is declared in it. Not modelled: the disk (declare what it takes), locks such as HDF5's, workers that share cores
-and memory bandwidth, and the longer start of spawned ones.
+what is declared in it. A file that `open` opens in a fetch costs the disk once, by its size, however much of it is
+read; then it is in the page cache. Not modelled: files that C libraries open (declare what they take), locks such as
+HDF5's, and the longer start of spawned workers.
 """
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib
+import io
+import os
+import stat
 import sys
 import threading
 import time
@@ -34,6 +39,7 @@ from loaderviz.emulator import costs
 from loaderviz.emulator import host as declarations
 from loaderviz.emulator.hardware import Host
 from loaderviz.emulator.host import LoaderSchedule
+from loaderviz.emulator.sharing import Reads
 from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import HostTag, is_on_device, set_tag, storage_of, tag_of
@@ -53,12 +59,15 @@ ELSEWHERE = (
 class Fetched:
     """What a worker sends in place of a bare batch: the batch, how many samples, and what its `Meter` counted [ns].
 
-    `batched` tells that the data set gave the whole batch at once.
+    `batched` tells that the data set gave the whole batch at once; `files` are those it opened, with their sizes.
     """
 
-    def __init__(self, data: Any, samples: int, slept: int, work: int, unpriced: int, batched: bool) -> None:
+    def __init__(
+        self, data: Any, samples: int, slept: int = 0, work: int = 0, unpriced: int = 0, batched: bool = False,
+        files: Reads = (),
+    ) -> None:  # fmt: skip
         self.data, self.samples, self.slept = data, samples, slept
-        self.work, self.unpriced, self.batched = work, unpriced, batched
+        self.work, self.unpriced, self.batched, self.files = work, unpriced, batched, files
 
     def pin_memory(self) -> Fetched:
         """Called by the pin thread."""
@@ -122,7 +131,7 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
             with meter:
                 data = fetch(indices)
             samples = sample_count(indices, data)
-            return Fetched(data, samples, slept[0], meter.work, meter.unpriced, is_batched(fetcher))
+            return Fetched(data, samples, slept[0], meter.work, meter.unpriced, is_batched(fetcher), meter.files)
 
         fetcher.fetch = counting
         return fetcher
@@ -159,7 +168,9 @@ def _single_next(session: Session, original: Callable[..., Any]) -> Callable[...
         self._fetched += 1
         samples = sample_count(index, data)
         batched = is_batched(self._dataset_fetcher)
-        runtime.now += session.fetched(samples, nbytes(data), meter.work, meter.unpriced, batched=batched)
+        read = runtime.shared.read(runtime.now, meter.files)
+        runtime.shared.main_rests(runtime.now, read)
+        runtime.now = read + session.fetched(samples, nbytes(data), meter.work, meter.unpriced, batched=batched)
         runtime.builder.span(
             start, runtime.now, runtime.main, Kind.FETCH, f"fetch batch {batch}", batch=batch, nbytes=nbytes(data)
         )
@@ -195,18 +206,18 @@ class Schedule(LoaderSchedule):
         took = session.fetched(fetched.samples, size, fetched.work, fetched.unpriced, batched=batched)
         if session.measured:
             took += runtime.host.fetch_base  # the queue
-        ready = self.fetch(batch, worker, took + fetched.slept, size)
+        ready = self.fetch(batch, worker, took, size, slept=fetched.slept, files=fetched.files)
         mark(session, fetched.data, batch)
         if self.pins:
-            ready = self.pin(batch, ready, size, lambda start: self._pinning(fetched.data, start))
+            ready = self.pin(batch, ready, size, lambda start: self._locking(fetched.data, start))
         runtime.batch, runtime.source = batch, session.source()
         self.hand_out(ready)
         self.batch += 1
         session.batches.handed_out(batch, fetched.samples)
 
-    def _pinning(self, data: Any, start: int) -> int:
-        """The pin thread takes memory from `start` [ns] on; return how long it takes to fill it."""
-        took = costs.host_time(self.runtime.host, 2 * nbytes(data))
+    def _locking(self, data: Any, start: int) -> int:
+        """The pin thread takes memory at `start` [ns]; return how long page-locking it takes."""
+        took = 0
         for tensor in tensors(data):
             tag = tag_of(tensor)
             if type(tag) is HostTag and tag.pinned and tag.block is None:
@@ -284,7 +295,7 @@ def _several_process(session: Session, original: Callable[..., Any]) -> Callable
         if not session.in_recording_thread() or isinstance(data, ExceptionWrapper):
             return original(self, data, worker, *args)
         if not isinstance(data, Fetched):  # from workers that are older than the recording
-            data = Fetched(data, sample_count((), data), 0, 0, 0, False)
+            data = Fetched(data, sample_count((), data))
         session.enter("DataLoader")
         schedule = getattr(self, "_schedule", None)
         if schedule is None or schedule.session is not session:
@@ -370,6 +381,9 @@ class Meter(TorchDispatchMode):
             if self.host.transforms:
                 self._price_transforms()
             super().__enter__()  # type: ignore[no-untyped-call]
+        for owner in (builtins, io):  # pathlib's is the second
+            self._replace(owner, "open", self._noting(vars(owner)["open"]))
+        self.files = list[tuple[tuple[int, int], int]]()
         self.work = self.calls = self._left_out = 0  # ns; _left_out: of real time that is priced, or ours
         self._start = thread_time_ns()
         return self
@@ -417,6 +431,19 @@ class Meter(TorchDispatchMode):
         finally:
             self.work += duration
             self._left_out = before + thread_time_ns() - start
+
+    def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `open`, noting each file that it opens to read; the bytes come from the page cache at least."""
+
+        def opening(*args: Any, **kwargs: Any) -> Any:
+            file = function(*args, **kwargs)
+            found = os.fstat(file.fileno())
+            if file.readable() and stat.S_ISREG(found.st_mode) and self.host.disk:
+                self.files.append(((found.st_dev, found.st_ino), found.st_size))
+                self.work += 0 if self.measured else costs.host_time(self.host, 2 * found.st_size)
+            return file
+
+        return opening
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         self._undo.append((owner, name, vars(owner)[name]))

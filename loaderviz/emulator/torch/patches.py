@@ -24,7 +24,6 @@ from torch.overrides import TorchFunctionMode
 
 from loaderviz.emulator.torch.tensors import is_on_device
 from loaderviz.errors import NotModelledError
-from loaderviz.timeline import Kind
 
 if TYPE_CHECKING:
     from loaderviz.emulator.torch.session import Session
@@ -235,7 +234,7 @@ def install_clock(session: Session, patches: Patches) -> None:
             raise ValueError("sleep length must be non-negative")
         session.enter("time.sleep")
         session.mark_source()
-        session.runtime.host_work(round(seconds * SECOND), "time.sleep", Kind.OPERATOR)
+        session.runtime.sleep(round(seconds * SECOND))
         session.leave()
 
     patches.function(time, "sleep", sleep)

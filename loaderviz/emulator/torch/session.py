@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, PREFETCH_RANGE, Numbering, batch_name
 from loaderviz.emulator import costs
 from loaderviz.emulator.device import Stream
@@ -235,8 +236,10 @@ class Session(TensorMemory):
         if self.fetching:
             return
         self.mark_source(batch)
-        host = self.runtime.host
-        self.runtime.host_work(host.dispatch + costs.host_time(host, nbytes, flops // host.threads), name)
+        host, start = self.runtime.host, self.runtime.now
+        self.runtime.host_work(host.dispatch + costs.host_time(host, nbytes, flops // max(1, host.cores)), name)
+        if flops:
+            self.runtime.shared.take(start, self.runtime.now, host.cores - 1)  # torch's threads
 
     def fetched(self, samples: int, nbytes: int, work: int, unpriced: int, *, batched: bool) -> int:
         """Return what a fetch costs [ns] whose data set's own work is `work`; note what nothing prices."""
@@ -353,6 +356,7 @@ class Session(TensorMemory):
         self.batches.finish()
         runtime = self.runtime
         host = f"{runtime.host.name} (other Python: {'as measured on this machine' if self.measured else 'free'})"
+        host += f", {words.count(runtime.host.cores, 'CPU core')}" if runtime.host.cores else ""
         if len(self._far_from_priced) > 1 and all(self._far_from_priced):  # the first ones may load and warm up
             self.note(UNPRICED)
         versions, notes = {"torch": str(torch.__version__)}, tuple(self.notes)

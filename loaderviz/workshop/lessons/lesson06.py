@@ -152,7 +152,8 @@ class SometimesSlow(Images):
 MOST = 64
 WITHIN = 1.02  # of the step that any number of workers gives
 SAMPLES, STEPS, LAST, AHEAD = 1000, 100, 20, 2  # measured are the last steps: by then full buffers are used up
-HOST = "workstation"  # of the explorer's emulator
+# The explorer's host, but that stations take the same time beside any number of workers, each of which has a core
+HOST = replace(Host.preset("workstation"), cores=0, crowding=0)
 AMONG = {
     "pin": (3, 7),
     "copy": (2, 7),
@@ -171,7 +172,7 @@ class Case:
         """Return the step [ns] with so many workers, and the timeline."""
         from loaderviz.widgets.settings import simulate
 
-        timeline = simulate(replace(self.settings, workers=workers))
+        timeline = simulate(replace(self.settings, workers=workers), host=HOST)
         end = int(timeline.batch[timeline.where(Kind.COMPUTE)].max()) + 1
         last = steady(timeline, range(end - LAST, end))
         return last.duration // LAST, last
@@ -193,7 +194,7 @@ def case(slowest: str, enough: int, chance: random.Random) -> Case:
     rate = nbytes * GB // unit if slowest == "copy" else 50 * GB
     compute = unit if slowest == "compute" else unit // 2
     fetch = unit * chance.randrange(1170, 1185) // 1000 * (enough - 1) or unit * 6 // 10
-    base = costs.fetch_time(Host.preset(HOST), SAMPLES, nbytes, batched=True)
+    base = costs.fetch_time(HOST, SAMPLES, nbytes, batched=True)
     settings = Settings(
         batch_size=SAMPLES,
         sample_bytes=nbytes // SAMPLES,
@@ -208,7 +209,7 @@ def case(slowest: str, enough: int, chance: random.Random) -> Case:
     )
     known = {
         "fetch": base + SAMPLES * settings.fetch_per_sample,
-        "pin": costs.host_time(Host.preset(HOST), 2 * settings.nbytes),
+        "pin": costs.host_time(HOST, 2 * settings.nbytes),
         "copy": costs.copy_time(settings.machine(), settings.nbytes, rate),
         "compute": compute,
     }

@@ -16,7 +16,7 @@ from loaderviz.emulator.torch.session import Session
 from loaderviz.imports import import_torchvision
 from loaderviz.timeline import Kind
 
-FREE = Host("free", **{entry.name: 0 for entry in fields(Host) if entry.name not in ("name", "sources", "threads")})
+FREE = Host("free", **{entry.name: 0 for entry in fields(Host) if entry.name not in ("name", "sources")})
 FREE = replace(FREE, memory_bandwidth=10**15)
 PRICES = {"dispatch": 10**3, "python": 10**5, "module": 10**7, "composite": 10**9, "node": 10**11}
 PRICED = replace(FREE, **PRICES)
@@ -110,6 +110,13 @@ class Data(Dataset):
         return self.work(self.sample)
 
 
+class Numbered(Data):
+    """Four samples; `work(index)` is done for each."""
+
+    def __getitem__(self, index):
+        return self.work(index)
+
+
 def burnt(seconds):
     """Keep the processor busy."""
     end = time.thread_time_ns() + seconds * 10**9
@@ -161,6 +168,29 @@ def test_time_that_nothing_prices_is_left_out_and_said(workers):
     assert ["loaderviz.costs" in note for note in recording.timeline.context.notes] == [True]
 
 
+@each_number
+def test_a_file_costs_the_disk_in_the_first_epoch_and_the_page_cache_in_the_second(tmp_path, workers):
+    """Four files of 1 kB at 1 MB/s, and their bytes read and written by the processor each time."""
+    paths = [tmp_path / str(number) for number in range(4)]
+    for path in paths:
+        path.write_bytes(bytes(1000))
+
+    def read(number):
+        if number % 2:
+            return len(paths[number].read_bytes())
+        with open(paths[number], "rb") as file:
+            return len(file.read())
+
+    host = replace(FREE, disk=10**6, disk_latency=10, memory_bandwidth=10**9)
+    with lv.record(on="a100", host=host) as recording:
+        loader = DataLoader(Numbered(read, None), 2, num_workers=workers, persistent_workers=bool(workers))
+        for _ in range(2):
+            list(loader)
+    took = [span.duration for span in recording.timeline.rows(Kind.FETCH)]
+    cached = 2 * 2 * 1000
+    assert took == [cached + 2 * (10**6 + 10)] * 2 + [cached] * 2
+
+
 def test_declared_time_on_the_main_thread_is_a_span():
     assert host_time(declared) == 3_000_000
     with pytest.raises(lv.LoadervizError, match="seconds"):
@@ -190,5 +220,5 @@ def test_arithmetic_of_the_processor_takes_time():
         return (x.cuda() @ x.cuda()).cpu()
 
     x, host = torch.ones(1024, 1024), Host.preset("laptop")
-    assert host_time(lambda _: here(x), host) >= 2 * 1024**3 * 10**9 // (host.flops * host.threads)
+    assert host_time(lambda _: here(x), host) >= 2 * 1024**3 * 10**9 // (host.flops * host.cores)
     assert host_time(lambda _: here(x), host) > host_time(lambda _: there(x), host)
