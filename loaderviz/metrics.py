@@ -309,15 +309,14 @@ class Loop:
     def window(self) -> tuple[int, int] | None:
         """From the hand-out of the first steady step to the end of the last step and work; None without steps.
 
-        All of the timeline, if its start was cut off.
+        From the begin of the timeline, if its start was cut off.
         """
-        if self.cut:
-            return window_of(self.timeline, None)
         if not len(self.spans):
             return None
         work = on_device(self.timeline, self.device) & self.timeline.where(*DEVICE_KINDS)
         ends = self.timeline.end[self.spans].max(), self.timeline.end[work].max(initial=self.timeline.begin)
         start, end = int(self.timeline.start[self.spans[self.first]]), int(max(ends))
+        start = self.timeline.begin if self.cut else start
         return (start, end) if start < end else None
 
     def between(self, start: int, end: int) -> Ints:

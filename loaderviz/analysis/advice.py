@@ -35,6 +35,7 @@ from loaderviz.analysis.finding import NO_GAIN, WORTH_IT, Advice, Finding, Gain,
 from loaderviz.analysis.ranks import rank_table
 from loaderviz.analysis.what_if import what_if
 from loaderviz.errors import LoadervizError
+from loaderviz.intervals import Intervals
 from loaderviz.metrics import Mask, Summary, check_timeline, starts_workers, summarize
 from loaderviz.timeline import KERNELS, Cause, Kind, Timeline
 from loaderviz.vendors import Api
@@ -109,11 +110,12 @@ def index_on_host(facts: Evidence) -> Finding | None:
         return None
     inside = facts.copying(copies)
     direct = intervals.length(either(facts.covered(copies), inside))
+    blocked = duration(facts, intervals.length(inside))
     gain = facts.bound(direct, "the copies of indices and the waits for them", copies, 0, host=inside)
     return Finding(
         "index-on-host",
         f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: they carry the indices of `x[rows]` with "
-        "`rows` in host memory, and the host waits for each",
+        f"`rows` in host memory, and the host waits for each, {blocked}",
         'order = torch.randperm(len(x)).to("cuda")  # once an epoch; then x[rows] for rows in order.split(size)',
         gain,
     )
@@ -376,7 +378,7 @@ def allocates_in_loop(facts: Evidence) -> Finding | None:
     waits = facts.waiting(Cause.ALLOCATION, Cause.PAGE_LOCKING)
     calls = facts.loop & facts.does(Api.MEMORY)
     shown = calls if calls.any() else waits
-    if not shown.any():
+    if not shown.any() or (facts.steps or 0) < 2:  # then nothing tells that they come back
         return None
     work = facts.covered(waits | calls)
     gain = facts.bound(intervals.length(work), "these calls", host=work)
@@ -390,7 +392,8 @@ def allocates_in_loop(facts: Evidence) -> Finding | None:
 def host_bound(facts: Evidence) -> Finding | None:
     """The GPU is idle because the host does not launch fast enough: kernels shorter than their launch (R23)."""
     parts = {where: facts.summary.breakdown.get(f"idle: {name}", 0) for name, where in _WHERE.items()}
-    idle = sum(parts.values())
+    first = intervals.length(intervals.intersect(facts.idle, _first_calls(facts, waiting=False)))
+    idle = sum(parts.values()) - first
     kernels = facts.mask(*KERNELS)
     count = int(kernels.sum())
     if not (idle and count and facts.loop.any()) or facts.unseen:
@@ -399,6 +402,7 @@ def host_bound(facts: Evidence) -> Finding | None:
     mean = float((facts.last - facts.first)[kernels].mean())
     launching = facts.length(facts.loop & facts.timeline.where(Kind.API, Kind.OPERATOR)) / count
     split = ", ".join(f"{words.duration(time)} {name}" for name, time in parts.items() if time)
+    split += f"; first calls, {words.duration(first)}, are left out" if first else ""
     overlap = copy_not_hidden(facts) or pageable_copy(facts)
     hides = overlap is not None and is_worth_it(overlap.expected_gain, facts.window)
     pays = CANNOT_PAY if facts.batch_copies.any() and waits_for_the_host(facts.summary) and not hides else ""
@@ -440,6 +444,33 @@ def start_up(facts: Evidence) -> Finding | None:
         change if facts.lanes_of("worker") else "",
         Gain(0, 0.0, None, once=True),
     )
+
+
+def warm_up(facts: Evidence) -> Finding | None:
+    """First calls and allocations, where fewer than two steps are marked: nothing tells that they come back."""
+    memory = facts.waiting(Cause.ALLOCATION, Cause.PAGE_LOCKING) | (facts.loop & facts.does(Api.MEMORY))
+    time = intervals.length(_first_calls(facts))
+    if not facts.here.any() or not time or time < START_UP * facts.window:
+        return None
+    slow = [name for name in names_of(facts, facts.first_calls) if not name.startswith("aten::_")][:3]
+    seen = [f"first calls of {', '.join(slow)}"] if slow else []
+    seen += [f"{int(memory.sum()):,} x {', '.join(names_of(facts, memory)[:3])}"] if memory.any() else []
+    return Finding(
+        "warm-up",
+        f"{words.duration(time)} of {words.duration(facts.window)} are what is usually paid once: {'; '.join(seen)}. "
+        "Fewer than two steps are marked, so nothing tells whether it comes back",
+        "# record later steps and mark them: schedule=torch.profiler.schedule(wait=5, warmup=1, active=5), prof.step()",
+        Gain(0, 0.0, None, once=True),
+    )
+
+
+def _first_calls(facts: Evidence, waiting: bool = True) -> Intervals:
+    """When the loop's thread is in first calls or, where fewer than two steps are known, allocates."""
+    waits = facts.covered(facts.loop & facts.timeline.where(Kind.WAIT))
+    first = facts.covered(facts.first_calls | (facts.loop & facts.does(Api.MEMORY)))
+    if (facts.steps or 0) > 1:
+        return waits[:0]
+    return first if waiting else intervals.subtract(first, waits)
 
 
 def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
@@ -554,11 +585,12 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     if loads and 2 * loads[0].expected_gain.ns > worth[0].expected_gain.ns and worth[0].rule == "resident":
         worth.remove(loads[0])  # workers first: they are one argument, and the data need not fit
         worth.insert(0, loads[0])
-    once = start_up(facts)  # told, although nothing is gained a step
-    told = worth or [nothing(facts, found)]
+    warm = warm_up(facts)
+    once = [each for each in (warm, start_up(facts)) if each]  # told, although nothing is gained a step
+    told = worth or ([] if warm else [nothing(facts, found)])
     if worth and facts.unseen:
         told.append(nothing(facts, found))
-    return Advice([*told, *([once] if once else [])], _judged(facts), (facts.start, facts.end))
+    return Advice([*told, *once], _judged(facts), (facts.start, facts.end))
 
 
 def _checked(facts: Evidence, finding: Finding) -> Finding | None:

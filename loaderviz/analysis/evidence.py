@@ -30,6 +30,7 @@ from loaderviz.vendors import Api, calls_of
 Ints = npt.NDArray[np.int64]
 
 FEW, UNSEEN = 20, 0.25  # launches; share of the window in which the host waits for work that nobody sees
+LATE_FIRST, OFTEN = 1_000_000, 10  # ns, and times a later call: a first call that takes so long has started something
 SPARE = 1.25  # workers that are busy 80 % of the time keep up although batches differ
 TYPICAL_CORES = 16  # for one GPU, in a server or a cloud machine; only where the timeline does not tell
 _OPERATION = re.compile(r"AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce", re.I)
@@ -325,6 +326,24 @@ class Evidence:
         return either(self.covered(mine), self.copying(copies))
 
     @cached_property
+    def first_calls(self) -> Mask:
+        """Calls and operators that took far longer the first time: libraries start, kernels are loaded.
+
+        Nothing where two steps are known: what is in a steady state comes back.
+        """
+        timeline, found = self.timeline, np.zeros(len(self.timeline), bool)
+        rows = np.flatnonzero(self.loop & timeline.where(Kind.API, Kind.OPERATOR) & (self.last > self.first))
+        if (self.steps or 0) > 1 or not len(rows):
+            return found
+        waits = self.covered(self.loop & timeline.where(Kind.WAIT))
+        own = self.last - self.first - intervals.covered_within(waits, self.first, self.last)
+        for row in rows[np.unique(timeline.name[rows], return_index=True)[1]].tolist():
+            if own[row] >= LATE_FIRST:
+                later = own[rows[(timeline.name[rows] == timeline.name[row]) & (rows > row)]]
+                found[row] = not len(later) or own[row] >= OFTEN * np.median(later)
+        return found
+
+    @cached_property
     def unseen(self) -> str:
         """Why the GPU's work is not in the timeline although the host launches it, or waits for it; "" if it is."""
         launches = self.loop & self.does(Api.LAUNCH)
@@ -478,12 +497,21 @@ def longest_gap(facts: Evidence) -> str:
     begin, length = words.duration(first - facts.timeline.begin), words.duration(last - first)
     text = f"The longest gap begins at {begin} and lasts {length}"
     best = int(part.max(initial=0))
-    if 2 * best < last - first:
-        return text
-    most = np.flatnonzero(part == best)[-1]  # the innermost of those that fill it
-    line = int(facts.timeline.source[most])
-    called = f", called in {words.place(facts.timeline.sources[line])}" if line >= 0 else ""
-    return f"{text}, in {facts.timeline.names[facts.timeline.name[most]]}{called}"
+    if 2 * best >= last - first:
+        most = int(np.flatnonzero(part == best)[-1])  # the innermost of those that fill it
+        return f"{text}, in {facts.timeline.names[facts.timeline.name[most]]}{_line(facts, most)}"
+    then = np.flatnonzero(facts.loop & facts.timeline.where(Kind.API) & (facts.timeline.end >= last))
+    return (
+        f"{text}, before {facts.timeline.names[facts.timeline.name[then[0]]]}{_line(facts, then[0])}"
+        if len(then)
+        else text
+    )
+
+
+def _line(facts: Evidence, span: int) -> str:
+    """Say in which line of Python the span is called, if that is known."""
+    line = int(facts.timeline.source[span])
+    return f", called in {words.place(facts.timeline.sources[line])}" if line >= 0 else ""
 
 
 def where(facts: Evidence, mask: Mask) -> str:
@@ -495,6 +523,4 @@ def where(facts: Evidence, mask: Mask) -> str:
     lasts = words.duration(int(facts.timeline.end[longest] - facts.timeline.start[longest]))
     batch = int(facts.timeline.batch[longest])
     whose = f" (batch {batch})" if batch >= 0 else ""
-    line = int(facts.timeline.source[longest])
-    called = f", called in {words.place(facts.timeline.sources[line])}" if line >= 0 else ""
-    return f"in {', '.join(lanes)}, the longest takes {lasts}, at {at}{whose}{called}"
+    return f"in {', '.join(lanes)}, the longest takes {lasts}, at {at}{whose}{_line(facts, longest)}"
