@@ -1,11 +1,28 @@
-"""Write docs/rules.md from loaderviz.rules and the names of the tests: python docs/build.py."""
+"""Write what is made in docs/: the rules, the minutes of lessons and plans, the answers.
 
+    python docs/build.py              # from loaderviz.rules, the names of the tests, and the words of the lessons
+    python docs/build.py --run 03     # and run the lessons that begin so (all without a name), for answers and numbers
+
+An answer in answers.md stands below `<!-- NAME HASH -->`: the name of the prediction, and the hash of its question, its
+choices, its answer and the explanation, by which somebody says that they fit. `<!--=EXPRESSION:FORMAT-->…<!---->` is a
+number, computed when the lesson has run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
 import re
+import sys
 from pathlib import Path
+
+import jupytext
 
 from loaderviz.rules import RULES
 
 ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "notebooks" / "src").glob("*.py"))
 HEAD = """# The rules
 
 What the emulated GPU obeys, and what reports, findings and lessons cite; `loaderviz.rule("R16")` shows one.
@@ -14,6 +31,17 @@ Made by `python docs/build.py` from `loaderviz/rules.toml`: edit there.
 | rule | what it says | source | held by |
 |---|---|---|---|
 """
+GUIDE, ANSWERS = ROOT / "docs" / "instructor.md", ROOT / "docs" / "answers.md"
+WORDS_A_MINUTE = 100  # for readers whose language it is not
+STOP = 2  # minutes for a prediction: choose, show hands, run, look
+GLANCE = re.compile(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \| .*$", re.M)
+TABLE = re.compile(r"^(\| min \| what \| cells \|\n.*\n)(?:\|.*\n)+", re.M)
+PLAN = re.compile(r"^\| \d+ \| ([^|]+) \| ([^|]+) \|$", re.M)
+ITEM = re.compile(
+    r'(?P<fixed>\d+) min|(?P<exercise>\d+\.\d)|(?P<lesson>\d+)(?: "(?P<from>[^"]+)")?(?: to "(?P<to>[^"]+)")?'
+)
+ANSWER = re.compile(r"<!-- (\w+) (\w+) -->\n\* \*.*?\* \*\*.*?\*\*(.*?)(?=\n\n|\Z)", re.S)
+NUMBER = re.compile(r"<!--=(.+?)-->.*?<!---->")
 
 
 def rules() -> str:
@@ -27,5 +55,135 @@ def rules() -> str:
     return HEAD + "".join(f"| {r.name} | {r.statement} | {r.source} | {held[r.name]} |\n" for r in RULES.values())
 
 
-if __name__ == "__main__":
+def sections(source: Path) -> list[tuple[str, int, int]]:
+    """Return the heading of each section of a lesson, its words, and its predictions; the first has no heading."""
+    found: list[tuple[str, int, int]] = []
+    for cell in jupytext.read(source, fmt="py:percent").cells:
+        prose = cell.cell_type == "markdown"
+        for piece in re.split(r"^(?=## )", cell.source, flags=re.M) if prose else [cell.source]:
+            title = piece[3:].split("\n")[0] if prose and piece.startswith("## ") else None
+            if title is not None or not found:
+                found.append((title or "", 0, 0))
+            words = sum(any(map(str.isalnum, word)) for word in piece.split()) if prose else 0
+            asks = 0 if prose else len(re.findall(r"= (?:predict|\w+\.card)\(", piece))
+            found[-1] = (found[-1][0], found[-1][1] + words, found[-1][2] + asks)
+    return found
+
+
+def minutes(parts: list[tuple[str, int, int]]) -> float:
+    """Return how long it takes to read sections, and to stop at their predictions."""
+    return sum(words / WORDS_A_MINUTE + asks * STOP for _, words, asks in parts)
+
+
+def exercises(text: str) -> dict[str, int]:
+    """Return the minutes of each exercise, which the first table of the guide gives as `3.1 (15)`."""
+    return {number: int(time) for number, time in re.findall(r"(\d+\.\d) \((\d+)\)", text)}
+
+
+def lasting(lesson: str, given: dict[str, int]) -> int:
+    """Return the minutes of a lesson with its exercises, a multiple of five."""
+    solving = sum(time for name, time in given.items() if name.split(".")[0] == lesson)
+    return 5 * round((minutes(sections(SOURCES[int(lesson)])) + solving) / 5)
+
+
+def taken(item: re.Match[str], given: dict[str, int]) -> float:
+    """Return the minutes of an item in the last column of a plan: `5 min`, `3.1` an exercise, `3` a lesson, `3 "A"` a
+    section, `3 "A" to "B"` those from A until B. Raises `StopIteration` where there is no such section."""
+    if item["fixed"] or item["exercise"]:
+        return int(item["fixed"] or given[item["exercise"]])
+    parts = sections(SOURCES[int(item["lesson"])])
+    at = [
+        next(at for at, part in enumerate(parts) if part[0].startswith(item[name])) if item[name] else None
+        for name in ("from", "to")
+    ]
+    return minutes(parts[at[0] : at[0] + 1 if at[0] is not None and at[1] is None else at[1]])
+
+
+def guide(text: str) -> str:
+    """Return docs/instructor.md with the words and minutes of its tables, which are counted."""
+    given = exercises(text)
+
+    def glance(row: re.Match[str]) -> str:
+        parts = sections(SOURCES[int(row[1])])
+        words = sum(words for _, words, _ in parts)
+        return f"| {' | '.join(row.groups())} | {words:,} | {minutes(parts):.0f} | {lasting(row[1], given)} min |"
+
+    def plan(table: re.Match[str]) -> str:
+        clock, rows = 0.0, []
+        for what, items in PLAN.findall(table[0]):
+            rows.append(f"| {clock:.0f} | {what} | {items} |\n")
+            clock += sum(taken(item, given) for item in ITEM.finditer(items))
+        return f"{table[1]}{''.join(rows)}| {clock:.0f} | *the end* | |\n"
+
+    return TABLE.sub(plan, GLANCE.sub(glance, text))
+
+
+def timed(text: str, lesson: str, given: dict[str, int]) -> str:
+    """Return the source of a lesson with the minutes that it tells, its own and, in lesson 0, those of all."""
+    text = re.sub(r"(?<=^# Time: about )\d+", str(lasting(lesson, given)), text, flags=re.M)
+    return re.sub(
+        r"^(# \| (\d+) \| .* \|) \d+ \|$", lambda row: f"{row[1]} {lasting(row[2], given)} |", text, flags=re.M
+    )
+
+
+def asking(part: str) -> str:
+    """Return a cell that prints, when a lesson has run, what its part of answers.md needs."""
+    names, numbers = [name for name, _, _ in ANSWER.findall(part)], NUMBER.findall(part)
+    return (
+        f"import json; print(json.dumps([{{name: [each.question, each.choices, each._right_one()] for name in {names} "
+        "for each in [globals()[name]]}, {text: format(eval(what, globals()), how) "
+        f"for text in {numbers} for what, _, how in [text.rpartition(':')]}}]))"
+    )
+
+
+def answered(part: str, said: str) -> tuple[str, list[str]]:
+    """Return a lesson's part of answers.md as the lesson says it, and which answers want to be read again."""
+    predictions, numbers = json.loads(said)
+    part = NUMBER.sub(lambda found: f"<!--={found[1]}-->{numbers[found[1]].replace('%', ' %')}<!---->", part)
+    again = []
+
+    def answer(found: re.Match[str]) -> str:
+        name, before, explained = found.groups()
+        question, choices, right = predictions[name]
+        fits = [question, choices, right, NUMBER.sub("", explained).split()]
+        digest = hashlib.sha256(json.dumps(fits).encode()).hexdigest()[:8]
+        if digest != before:
+            again.append(f"{name}: {question} {right}. Do choices and explanation fit? Then write the hash {digest}")
+        return f"<!-- {name} {before} -->\n* *{question}* **{right}**{explained}"
+
+    return ANSWER.sub(answer, part), again
+
+
+def answers(lessons: tuple[str, ...]) -> list[str]:
+    """Run the lessons whose names begin so, and write docs/answers.md; return what wants to be read again."""
+    sys.path.insert(0, str(ROOT / "notebooks"))
+    from execute import ran
+
+    head, *parts = re.split(r"(?=^## \d)", ANSWERS.read_text(encoding="utf-8"), flags=re.M)
+    again = []
+    for number, source in enumerate(SOURCES):
+        if source.stem.startswith(lessons):
+            last = ran(ROOT / "notebooks" / "solutions" / f"{source.stem}.ipynb", asking(parts[number])).cells[-1]
+            parts[number], some = answered(parts[number], last.outputs[-1].text)
+            again += [f"{source.stem}, {each}" for each in some]
+    ANSWERS.write_text(head + "".join(parts), encoding="utf-8")
+    return again
+
+
+def main() -> None:
+    """Write what differs."""
+    parser = argparse.ArgumentParser(description="Write what is made in docs/.")
+    parser.add_argument("--run", nargs="*", metavar="LESSON", help="run the lessons that begin so, for their answers")
+    options = parser.parse_args()
     (ROOT / "docs" / "rules.md").write_text(rules(), encoding="utf-8")
+    text = GUIDE.read_text(encoding="utf-8")
+    for source in SOURCES:
+        timed_text = timed(source.read_text(encoding="utf-8"), str(int(source.stem[:2])), exercises(text))
+        source.write_text(timed_text, encoding="utf-8")
+    GUIDE.write_text(guide(text), encoding="utf-8")
+    if options.run is not None:
+        print(*answers(tuple(options.run or [""])), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -32,9 +32,10 @@ HERE = re.compile(  # the file that a cell is to the kernel, and the folder of t
 )
 
 
-def ran(path: Path) -> Any:
-    """Return a notebook, run in its folder. Raises `CellExecutionError` if a cell fails."""
+def ran(path: Path, last: str = "") -> Any:
+    """Return a notebook, run in its folder, with this last cell. Raises `CellExecutionError` if a cell fails."""
     notebook = nbformat.read(path, as_version=4)
+    notebook.cells += [nbformat.v4.new_code_cell(last)] if last else []
     resources = {"metadata": {"path": str(path.parent)}}
     client = nbclient.NotebookClient(
         notebook,

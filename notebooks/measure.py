@@ -1,6 +1,7 @@
 """Measure what a learner needs: the time and the memory of each notebook, and of the JupyterLab server.
 
     python notebooks/measure.py                  # JupyterLab, then all notebooks as they are given out
+    python notebooks/measure.py --write          # and put the table into docs/instructor.md, on a quiet machine
     python notebooks/measure.py 06 07            # these lessons only
     python notebooks/measure.py --solutions      # with the exercises solved
     python notebooks/measure.py --spawn 06       # workers are started as on macOS and Windows
@@ -22,6 +23,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,27 +123,55 @@ def jupyterlab() -> tuple[float, int]:
             server.terminate()
 
 
+def written(guide: str, measured: str) -> str:
+    """Return the text of the guide with what was measured between its marks."""
+    head, mark, rest = guide.partition("<!-- measured -->\n")
+    return f"{head}{mark}{measured}{rest[rest.index('<!-- end -->') :]}"
+
+
+def table(paths: list[Path], before: str, lab: bool) -> Iterator[str]:
+    """Yield the lines of the table, and what one learner needs."""
+    yield f"Python {platform.python_version()}, {platform.system()}, {os.cpu_count()} cores:\n\n"
+    yield "| notebook | s | CPU s | MB, kernel | MB, with workers | processes |\n|---|---:|---:|---:|---:|---:|\n"
+    alone, together = [], []
+    for path in paths:
+        took, seen = notebook(path, before)
+        alone.append(seen.alone // MB)
+        together.append(seen.together // MB)
+        sizes = f"{alone[-1]:,} | {together[-1]:,} | {seen.processes}"
+        yield f"| {path.stem} | {took:.1f} | {seen.cpu:.1f} | {sizes} |\n"
+    if lab:
+        took, memory = jupyterlab()
+        need = memory // MB + max(together) + max(alone)
+        yield (
+            f"\nThe JupyterLab server adds {memory // MB} MB and answers after {took:.1f} s. A kernel keeps its memory "
+            "until it is shut\ndown, and people leave notebooks open. So count **one server, one kernel at work and "
+            f"one forgotten:\n{memory // MB} + {max(together):,} + {max(alone):,} MB, {need / 1000:.1f} GB.**\n"
+        )
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table."""
+    """Print the table, and write it if asked to."""
     parser = argparse.ArgumentParser(description="Measure the time and the memory of the notebooks.")
     parser.add_argument("lessons", nargs="*", help="beginnings of names, such as 06 (default: all, and JupyterLab)")
     parser.add_argument("--solutions", action="store_true", help="run the notebooks with the exercises solved")
     parser.add_argument("--spawn", action="store_true", help="start workers by spawn, as macOS and Windows do")
+    parser.add_argument("--write", action="store_true", help="put the table of all lessons into docs/instructor.md")
     options = parser.parse_args(arguments)
+    if options.write and (options.lessons or options.solutions or options.spawn):
+        parser.error("--write is for all lessons as they are given out: leave the other options out")
     before = "import multiprocessing; multiprocessing.set_start_method('spawn')" if options.spawn else ""
     folder = FOLDER / "solutions" if options.solutions else FOLDER
-    paths = [path for path in sorted(folder.glob("0*.ipynb")) if path.name.startswith(tuple(options.lessons or "0"))]
+    paths = [path for path in sorted(folder.glob("*.ipynb")) if path.name.startswith(tuple(options.lessons or [""]))]
     if not paths:
         parser.error(f"no notebook in {folder} begins with {' or '.join(options.lessons)}")
-    print(f"Python {platform.python_version()}, {platform.system()}, {os.cpu_count()} cores")
-    if not options.lessons:
-        took, memory = jupyterlab()
-        print(f"JupyterLab answers after {took:.1f} s and takes {memory // MB} MB\n")
-    print(f"{'notebook':28} {'s':>6} {'CPU s':>6} {'MB kernel':>10} {'MB with workers':>16} {'processes':>10}")
-    for path in paths:
-        took, seen = notebook(path, before)
-        sizes = f"{seen.alone // MB:>10} {seen.together // MB:>16} {seen.processes:>10}"
-        print(f"{path.stem:28} {took:>6.1f} {seen.cpu:>6.1f} {sizes}", flush=True)
+    lines = []
+    for line in table(paths, before, lab=not options.lessons):
+        lines.append(line)
+        print(line, end="", flush=True)
+    if options.write:
+        guide = FOLDER.parent / "docs" / "instructor.md"
+        guide.write_text(written(guide.read_text(encoding="utf-8"), "".join(lines)), encoding="utf-8")
     return 0
 
 

@@ -70,8 +70,18 @@ class TestNotebook:
         assert measure.main(["0_s", "--solutions", "--spawn"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].startswith("Python 3.") and "cores" in lines[0]
-        assert lines[1].split()[:2] == ["notebook", "s"]
-        assert lines[2].split()[0] == "0_small" and lines[2].split()[-1] == "1"
+        assert lines[2].split("|")[1:3] == [" notebook ", " s "]
+        assert lines[4].split("|")[1] == " 0_small " and lines[4].split("|")[-2] == " 1 "
+
+
+def test_the_guide_gets_what_was_measured_and_keeps_the_rest(measure, capsys):
+    guide = (Path(__file__).parents[1] / "docs" / "instructor.md").read_text(encoding="utf-8")
+    text = measure.written(guide, "new\n")
+    assert text.count("<!-- measured -->\nnew\n<!-- end -->") == 1
+    assert text.replace("new\n", guide.split("<!-- measured -->\n")[1].split("<!-- end -->")[0], 1) == guide
+    with pytest.raises(SystemExit):
+        measure.main(["--write", "06"])
+    assert "--write is for all lessons" in capsys.readouterr().err
 
 
 def test_a_process_that_has_ended_has_no_memory(measure):

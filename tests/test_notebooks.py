@@ -197,9 +197,9 @@ WARNS = {"03_non_blocking_prefetch": ["HazardWarning"], "10_extras": ["HazardWar
 
 
 @cache
-def build() -> Any:
-    """Return the module notebooks/build.py; it is no part of the package."""
-    spec = importlib.util.spec_from_file_location("notebooks_build", FOLDER / "build.py")
+def build(folder: str = "notebooks") -> Any:
+    """Return the module build.py of a folder; it is no part of the package."""
+    spec = importlib.util.spec_from_file_location(f"{folder}_build", FOLDER.parent / folder / "build.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -432,7 +432,8 @@ def test_a_solved_notebook_runs_and_what_it_says_is_true(name):
     notebook.cells += [nbformat.v4.new_code_cell(text) for text in at_the_end(name)]
     client(notebook, FOLDER / "solutions").execute()
 
-    on_gpu, claims, answers, peak = (printed(cell) for cell in notebook.cells[-4:])
+    on_gpu, claims, answers, told, peak = (printed(cell) for cell in notebook.cells[-5:])
+    assert build("docs").answered(answers_of(name), told) == (answers_of(name), []), "python docs/build.py --run"
     assert spoiled(notebook, json.loads(answers)) == []
     assert "ms a step" in on_gpu
     assert "Skipped" not in on_gpu
@@ -447,9 +448,21 @@ def test_a_solved_notebook_runs_and_what_it_says_is_true(name):
     pictures = [html for html in pictures if 'class="lv-view"' in html]
     assert pictures
     assert max(map(len, pictures)) <= 300_000  # characters, stored with the notebook
+    assert without_words(notebook) == []
     shown = "".join(map(printed, notebook.cells))
     assert [pattern for pattern in SAYS.get(name, []) if not re.search(pattern, shown)] == []
     assert unexpected_warnings(notebook, name) == []
+
+
+def without_words(notebook: Any) -> list[str]:
+    """Return the cells that show a picture which neither it nor what they print says in words."""
+    mute = []
+    for cell in notebook.cells:
+        for data in (output.data for output in cell.get("outputs", []) if "data" in output):
+            drawn = {"application/vnd.plotly.v1+json", "image/svg+xml", "image/png"} & set(data)
+            if drawn or re.search("<(svg|img|canvas)", data.get("text/html", "")):
+                mute += [cell.source] if len(f"{data.get('text/plain', '')} {printed(cell)}".split()) < 8 else []
+    return mute
 
 
 def spoiled(notebook: Any, answers: dict[str, str]) -> list[tuple[str, str]]:
@@ -477,8 +490,14 @@ def at_the_end(name: str) -> list[str]:
         f"import json; print(json.dumps([bool(eval(claim)) for claim in {CLAIMS[name]!r}]))",
         "from loaderviz.workshop import Prediction; print(json.dumps({name: thing._right_one() for name, thing in "
         "list(globals().items()) if name[0] != '_' and isinstance(thing, Prediction)}))",
+        build("docs").asking(answers_of(name)),
         PEAK,
     ]
+
+
+def answers_of(name: str) -> str:
+    """Return the part of a lesson in docs/answers.md."""
+    return (FOLDER.parent / "docs/answers.md").read_text("utf-8").split("\n## ")[1 + int(name[:2])] + "\n"
 
 
 class WithoutWords(ast.NodeTransformer):

@@ -16,8 +16,10 @@ An exercise is a hole with a measured target. Any design that meets the target p
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 import json
+import os
 import random
 import re
 import secrets
@@ -43,6 +45,19 @@ if TYPE_CHECKING:
     from loaderviz.view import View
 
 TEXTS = json.loads(Path(__file__).with_name("exercises.json").read_text(encoding="utf-8"))
+
+
+def told(number: str, *texts: str, language: str | None = None) -> list[str]:
+    """Return the texts of an exercise (title, task, target, hints) in a language, by default LOADERVIZ_LANGUAGE's.
+
+    They are in exercises.LANGUAGE.json, with the hash of the texts that were translated; where these have changed
+    since, or there is no translation, they are returned as they are.
+    """
+    language = language or os.environ.get("LOADERVIZ_LANGUAGE", "")
+    path = Path(__file__).with_name(f"exercises.{Path(language).name}.json")
+    entry = json.loads(path.read_text(encoding="utf-8")).get(number, {}) if path.is_file() else {}
+    same = entry.get("of") == hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:8]
+    return list(entry["texts"] if same else texts)
 
 
 def shipped(number: str, part: Literal["starter", "answer"] = "answer") -> Callable[..., Any]:
@@ -82,9 +97,10 @@ class Exercise:
         arguments: Sequence[str] = ("batches",),
         texts: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self.name, self.title, self.number = name, title, title.split()[0]
+        self.name, self.number, self.arguments = name, title.split()[0], tuple(arguments)
         texts = texts or TEXTS[self.number]
-        self.task, self.target, self.hints, self.arguments = task, target, tuple(hints), tuple(arguments)
+        self.title, self.task, self.target, *more = told(self.number, title, task, target, *hints)
+        self.hints = tuple(more)
         self.starter, self.answer = ("\n".join([*texts[part], ""]) for part in ("starter", "answer"))
         self._measure, self._next_hint = measure, 0
         self.last: Outcome | None = None

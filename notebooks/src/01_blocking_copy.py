@@ -29,7 +29,7 @@
 # * time GPU code correctly, and say what a wrong way of timing measures;
 # * make a copy cheaper without any stream: send fewer bytes.
 #
-# Time: about 25 minutes. You need no GPU. Before it: [0. Start here](00_start_here.ipynb).
+# Time: about 30 minutes. You need no GPU. Before it: [0. Start here](00_start_here.ipynb).
 
 # %%
 import time

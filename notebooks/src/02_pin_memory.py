@@ -29,7 +29,7 @@
 # * show that pinning alone hides nothing;
 # * read the lanes of a `DataLoader` with `pin_memory=True`, and keep its memory pinned on the way to the GPU.
 #
-# Time: about 25 minutes. You need no GPU. Before it: [1. The blocking copy](01_blocking_copy.ipynb).
+# Time: about 30 minutes. You need no GPU. Before it: [1. The blocking copy](01_blocking_copy.ipynb).
 
 # %%
 import time

@@ -29,7 +29,7 @@
 # * recognise a forgotten wait: by its wrong numbers, and by its report;
 # * say when a prefetcher wins nothing.
 #
-# Time: about 40 minutes, half of them for the exercises. You need no GPU. Before it: [2. Pinned
+# Time: about 50 minutes, half of them for the exercises. You need no GPU. Before it: [2. Pinned
 # memory](02_pin_memory.ipynb).
 
 # %%

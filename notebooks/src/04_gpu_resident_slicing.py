@@ -29,7 +29,7 @@
 # * shuffle on the GPU, resume in the middle of an epoch, and hand out batches that may be changed;
 # * read a GPU utilisation curve.
 #
-# Time: about 40 minutes, half of them for the exercises. You need no GPU. Before it: [3. Non-blocking copies and
+# Time: about 35 minutes, half of them for the exercises. You need no GPU. Before it: [3. Non-blocking copies and
 # prefetch](03_non_blocking_prefetch.ipynb).
 
 # %%
@@ -135,9 +135,9 @@ lv.compare({"DataLoader": usual, "slices": sliced})
 # %%
 three_steps = usual.from_batch(WARM_UP + 5)
 count = round(three_steps.duration / lv.summarize(sliced).step)
-lv.compare(
-    {"DataLoader, 3 steps": three_steps, f"slices, {count} steps": watch(train, slices(), WARM_UP + count)}
-).utilization()
+as_long = {"DataLoader, 3 steps": three_steps, f"slices, {count} steps": watch(train, slices(), WARM_UP + count)}
+print(lv.compare(as_long))
+lv.compare(as_long).utilization()
 
 # %% [markdown]
 # ## What is wrong with slices?

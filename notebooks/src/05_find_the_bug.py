@@ -25,7 +25,7 @@
 # After it you can name the four orders that a prefetcher needs, read the report of a race, repair it without losing the
 # overlap, and say why tests do not find such a bug.
 #
-# Time: about 45 minutes, half of them for the exercises. You need no GPU. Before it: [3.
+# Time: about 35 minutes, half of them for the exercises. You need no GPU. Before it: [3.
 # Prefetch](03_non_blocking_prefetch.ipynb).
 
 # %%

@@ -29,7 +29,7 @@
 # * climb a ladder: one change at a time, each measured against the first loader and against the one before;
 # * say how far you are from the limit, and whether it is worth going on.
 #
-# Time: about 45 minutes, most of them for your own loader. You need no GPU. Before it: lessons 1 to 4, best also [6.
+# Time: about 35 minutes, most of them for your own loader. You need no GPU. Before it: lessons 1 to 4, best also [6.
 # Workers](06_workers.ipynb). This notebook keeps your times in a file, `leaderboard.sqlite`, beside it.
 
 # %%

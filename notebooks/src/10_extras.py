@@ -25,7 +25,7 @@
 # Five short parts, in no plan of the course. Take what you need, in any order: a network whose copy is not worth your
 # time; a host that is too slow; a data set larger than the GPU; augmentation; what a race detector does not see.
 #
-# Time: about 30 minutes. You need no GPU. Before it: [3. Prefetch](03_non_blocking_prefetch.ipynb), [4. The data set on
+# Time: about 10 minutes. You need no GPU. Before it: [3. Prefetch](03_non_blocking_prefetch.ipynb), [4. The data set on
 # the GPU](04_gpu_resident_slicing.ipynb).
 
 # %%

@@ -4,10 +4,12 @@ predictions, with and without widgets and a kernel.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import signal
 import time
+from pathlib import Path
 
 import IPython
 import pytest
@@ -75,6 +77,21 @@ def test_a_wrong_answer_gets_its_fact(number, entry):
     assert outcome.status == "not yet", outcome
     assert re.search(expected, repr(outcome).replace("\n", " ")), outcome
     assert "hint()" in repr(outcome)
+
+
+@pytest.mark.parametrize(
+    "file", sorted(Path(exercises.__file__).parent.glob("exercises.*.json")), ids=lambda file: file.stem
+)
+def test_a_translation_is_shown_as_long_as_its_exercise_has_not_changed(file):
+    language = file.stem.partition(".")[2]
+    for number, entry in json.loads(file.read_text(encoding="utf-8")).items():
+        one = EXERCISES[number]
+        texts = one.title, one.task, one.target, *one.hints
+        assert exercises.told(number, *texts, language=language) == entry["texts"], f"{number}: translate it again"
+        assert len(entry["texts"]) == len(texts) and entry["texts"][0].startswith(f"{number} ")
+        changed = [f"{texts[0]} more", *texts[1:]]
+        assert exercises.told(number, *changed, language=language) == changed
+    assert exercises.told(number, *texts) == exercises.told(number, *texts, language="xx") == list(texts)
 
 
 def test_an_exercise_is_found_by_its_number():
