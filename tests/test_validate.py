@@ -73,8 +73,12 @@ def test_a_calibrated_machine_has_the_traces_own_times(tmp_path):
     with lv.record(on=str(saved), host=str(saved)) as recording:
         import torch
 
-        torch.zeros(8, device="cuda")
+        for batch in range(3):
+            with torch.profiler.record_function(f"batch {batch}"):
+                torch.zeros(8).to("cuda").add_(1)
     assert recording.timeline.context.device == gpu.name
+    assert lv.what_if(recording.timeline, gpu=str(saved)).context.device.startswith(gpu.name)
+    assert lv.explore(gpu=str(saved)).settings.machine().launch_latency == 2_500
 
 
 @pytest.mark.parametrize(("slower", "limit", "status"), [(1.2, "0.25", 0), (2, "0.25", 1), (2, "0.6", 0)])

@@ -19,7 +19,16 @@ from loaderviz.metrics import Summary, finding, summarize
 from loaderviz.timeline import Timeline
 from loaderviz.widgets import cells
 from loaderviz.widgets.cells import Interactive, live_here
-from loaderviz.widgets.settings import HOST, Program, Settings, SettingsError, program_of, rates_of, simulate
+from loaderviz.widgets.settings import (
+    HOST,
+    Program,
+    Settings,
+    SettingsError,
+    is_calibrated,
+    program_of,
+    rates_of,
+    simulate,
+)
 
 HEIGHT = 430  # px of the view, whatever lanes it has, so that nothing jumps
 WORTH_HIDING = 0.05  # with a copy below this share of the step, overlap cannot pay (Amdahl)
@@ -44,7 +53,7 @@ def explore(
     given = {each: value for each, value in locals().items() if each in settings and value is not None}
     if preset not in PRESETS:
         raise SettingsError(f"no preset {preset!r}; choose from {', '.join(PRESETS)}")
-    rates = rates_of(gpu) if gpu in GPUS else {}
+    rates = rates_of(gpu) if gpu and (gpu in GPUS or is_calibrated(gpu)) else {}
     return Explorer(replace(Settings(), **(PRESETS[preset] | rates | given)), name)
 
 

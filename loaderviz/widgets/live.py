@@ -161,7 +161,7 @@ class Controls:
         self._quiet = False  # while other settings are shown
         self.widgets: dict[str, Any] = {name: _slider(name, label, settings) for name, label in _SLIDERS.items()}
         self.widgets |= {name: _check(label, getattr(settings, name)) for name, label in _CHECKS.items()}
-        self.widgets["gpu"] = _dropdown("GPU", sorted(GPUS), settings.gpu)
+        self.widgets["gpu"] = _dropdown("GPU", sorted({*GPUS, settings.gpu}), settings.gpu)
         self.widgets["lifetime"] = _dropdown("memory kept safe by", list(LIFETIMES), settings.lifetime)
         where = [("host memory", False), ("GPU memory", True)]
         self.widgets["resident"] = _dropdown("the data set lives in", where, settings.resident)
@@ -182,6 +182,8 @@ class Controls:
                 value = getattr(settings, name)
                 if name in _SLIDERS and value not in [each for _, each in widget.options]:
                     widget.options = with_value(name, value)
+                if name == "gpu" and value not in widget.options:
+                    widget.options = (*widget.options, value)
                 widget.value = value
         finally:
             self._quiet = False

@@ -16,6 +16,7 @@ import linecache
 import zlib
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any
 
 from loaderviz import words
@@ -72,8 +73,10 @@ class Settings(LoaderConfig):
                 raise SettingsError(f"{name} is {getattr(self, name)!r}; give True or False")
         if self.lifetime not in LIFETIMES:
             raise SettingsError(f"lifetime is {self.lifetime!r}; choose from {', '.join(LIFETIMES)}")
-        if self.gpu not in GPUS:
-            raise SettingsError(f"gpu is {self.gpu!r}; choose from {', '.join(sorted(GPUS))}")
+        if self.gpu not in GPUS and not is_calibrated(self.gpu):
+            raise SettingsError(
+                f"gpu is {self.gpu!r}; choose from {', '.join(sorted(GPUS))}, or give a calibrated file"
+            )
 
     @property
     def nbytes(self) -> int:
@@ -95,7 +98,8 @@ class Settings(LoaderConfig):
 
     def words(self) -> str:
         """Return the state in one line, as the figure's title has it."""
-        parts = [f"{self.gpu.upper()}, {self.batch_size:,} × {words.size(self.sample_bytes).replace('bytes', 'B')}"]
+        size = words.size(self.sample_bytes).replace("bytes", "B")
+        parts = [f"{PurePath(self.gpu).stem.upper()}, {self.batch_size:,} × {size}"]
         if self.resident:
             return f"{parts[0]}, resident on the GPU"
         parts.append(f"{self.workers} worker{'' if self.workers == 1 else 's'}")
@@ -112,6 +116,11 @@ class Settings(LoaderConfig):
         if unknown := values.keys() - set(known):
             raise SettingsError(f"no setting {', '.join(sorted(unknown))}; there are {', '.join(known)}")
         return replace(self, **values)
+
+
+def is_calibrated(gpu: object) -> bool:
+    """Tell whether this names a file that `loaderviz calibrate` wrote, which stands where a preset's name does."""
+    return str(gpu).endswith(".json")
 
 
 def rates_of(gpu: str) -> dict[str, int]:
