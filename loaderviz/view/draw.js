@@ -183,11 +183,20 @@ function scratch(width, kinds) {
 function bucket(frame, track, wide) {
   const { start, end } = frame.model.columns, { k, from, width, swatches: swatch } = frame;
   const { shares, used } = scratch(width, frame.theme.swatches.length);
-  const until = from + width / k, { stop } = track;
+  const until = from + width / k, { stop } = track, strip = frame.model.lane(track).kind === "strip";
   let hair = -1;
   for (let bar = frame.model.firstAfter(track, from); bar < stop && start[bar] < until; bar++) {
     const x0 = (start[bar] - from) * k, x1 = (end[bar] - from) * k;
-    if (x1 - x0 >= EXACT) { wide.push(bar); continue; }
+    if (x1 - x0 >= EXACT) {
+      wide.push(bar);
+      if (strip) { // states follow each other: a column that two of them share is no gap
+        const base = swatch[bar] * width, first = Math.ceil(x0), last = Math.floor(x1);
+        used[swatch[bar]] = 1;
+        if (first > 0 && first <= width) shares[base + first - 1] += first - x0;
+        if (last >= 0 && last < width) shares[base + last] += x1 - last;
+      }
+      continue;
+    }
     if (x1 < 0 || x0 >= width) continue;
     if (x1 === x0) { // no time, no share: a hair, one in a column
       if ((x0 | 0) !== hair) wide.push(bar);
@@ -244,11 +253,12 @@ function drawTrack(frame, row, alpha = 1) {
   }
 }
 
-/** The left and right end of a bar in whole device px, cut to the picture. */
+/** The left and right end of a bar in whole device px, cut to the picture; of a state the columns that it fills. */
 function ends(frame, bar) {
-  const { start, end } = frame.model.columns;
-  const x0 = Math.max(-1, Math.round((start[bar] - frame.from) * frame.k)),
-    x1 = Math.min(frame.width + 1, Math.round((end[bar] - frame.from) * frame.k));
+  const { start, end } = frame.model.columns, { state } = frame.model.style(bar);
+  const [left, right] = state ? [Math.ceil, Math.floor] : [Math.round, Math.round];
+  const x0 = Math.max(-1, left((start[bar] - frame.from) * frame.k)),
+    x1 = Math.min(frame.width + 1, right((end[bar] - frame.from) * frame.k));
   return [x0, Math.max(x1, x0 + 1)];
 }
 

@@ -228,6 +228,23 @@ def covered(x: np.ndarray, columns: int) -> np.ndarray:
     return covered_within(pieces, edges, edges + fine) / fine
 
 
+def test_states_fill_each_column_so_that_no_edge_looks_idle(show):
+    shown = show(random_bars(4, 800, 1, 400_000))
+    strip = shown.ask("lv.lanes().find(row => row.name === 'what the GPU does').lane")
+    for zoom in (1, 3, 17):
+        shown.ask("lv.go(0, lv.model.end / given)", zoom)
+        shown.settle()
+        drawn = shown.ask(f"({PLAIN})(lv.buckets(0, {strip}, 0))")
+        full = np.sum([column for _, column in drawn["shares"]], axis=0)
+        starts, ends = (
+            shown.ask(f"given.map(bar => lv.columns.{edge}[bar])", drawn["wide"]) for edge in ("start", "end")
+        )
+        for start, end in zip(starts, ends, strict=True):
+            first, last = np.ceil((start - drawn["from"]) * drawn["k"]), np.floor((end - drawn["from"]) * drawn["k"])
+            full[max(0, int(first)) : max(0, int(last))] += 1
+        np.testing.assert_allclose(full, 1, atol=2e-3)
+
+
 def test_the_pixels_of_a_lane_hold_its_busy_share(show):
     """The part of a lane's area that is not ground is the share of time in which it is busy, at all zooms."""
     timeline = random_bars(3, 6_000, 1, 900)
@@ -258,7 +275,7 @@ def test_equal_steps_look_equal_at_every_zoom(show):
         end = 200_000 * 0.85**zoom
         shown.ask("lv.go(0, given)", end)
         shown.settle()
-        drawn = shown.ask(f"({PLAIN})(lv.buckets(0, 1, 0))")
+        drawn = shown.ask(f"({PLAIN})(lv.buckets(0, 0, 0))")
         if not drawn["shares"]:
             continue
         total, step = np.sum([column for _, column in drawn["shares"]], axis=0), drawn["k"] * 1_000
