@@ -96,7 +96,7 @@ class Numbering:
         self._fed = False  # a batch, since an optimizer's last step
         self._turn: set[int] = set()  # the optimizers that made theirs in the step that the loop is at
         self._step = -1  # that step
-        self._alone = 0  # steps of the loop for which no batch was handed out, less those for which one was
+        self._alone = 0  # steps of the loop for which no batch was handed out, less all batches
 
     def new_iterator(self) -> int:
         """A DataLoader iterator begins: return the number of its first batch."""
@@ -106,7 +106,7 @@ class Numbering:
     def used(self, batch: int) -> None:
         """Batch `batch` of a DataLoader is handed out."""
         self._next = max(self._next, batch + 1)
-        self._fed = True
+        self._feed()
 
     def number_of(self, index: int, what: str) -> int:
         """Return the number of a loader's batch `index` in its epoch; `what` is "batch" (hand-out) or "prefetch"."""
@@ -115,9 +115,14 @@ class Numbering:
             self._iterator_base = -1
             self._last = {"batch": -1, "prefetch": -1}
         self._last[what] = index
-        self._fed |= what == "batch"
+        if what == "batch":
+            self._feed()
         self._next = max(self._next, self._base + index + 1)
         return self._base + index
+
+    def _feed(self) -> None:
+        self._alone -= self._fed  # nothing stepped for the one before: a CUDA graph does, unseen
+        self._fed = True
 
     def stepped(self, optimizer: int) -> int:
         """An optimizer, known by its `id`, has made a step: return the number of the loop's step that it is part of.

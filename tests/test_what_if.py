@@ -11,6 +11,9 @@ from pathlib import Path
 import factory
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
 from loaderviz import experiment
@@ -106,6 +109,48 @@ def test_pytorch_code_on_the_emulated_gpu():
         for name in ("blocking", "pinned", "prefetch")
     ]
     assert all(abs(got / true - 1) < TOLERANCE for _, got, true in rows), table(rows)
+
+
+def graphed(graph, workers, reads):
+    """Train in small steps, each kernel launched by itself or all of a step as a CUDA graph; return the timeline."""
+    inputs = TensorDataset(torch.zeros(20 * 64, 144), torch.zeros(20 * 64, dtype=torch.long))
+    model = nn.Sequential(nn.Linear(144, 256), nn.ReLU(), nn.Linear(256, 10))
+
+    def train(x, y):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with lv.record(on="a100", host="laptop", hazards="off") as recording:
+        optimizer = torch.optim.SGD(model.cuda().parameters(), 0.01, momentum=0.9)
+        x, y = torch.zeros(64, 144, device="cuda"), torch.zeros(64, dtype=torch.long, device="cuda")
+        if graph:
+            train(x, y)  # allocates
+            captured = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured):
+                loss = train(x, y)
+        for batch in DataLoader(inputs, 64, num_workers=workers, pin_memory=True):
+            if graph:
+                x.copy_(batch[0], non_blocking=True), y.copy_(batch[1], non_blocking=True)
+                captured.replay()
+            else:
+                loss = train(*(entry.to("cuda", non_blocking=True) for entry in batch))
+            if reads:
+                loss.item()
+    return recording.timeline
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_step_that_is_launched_as_a_graph(workers, reads):
+    launched, real = graphed(False, workers, reads), graphed(True, workers, reads)
+    assert step(lv.what_if(launched, graphs=True)) == pytest.approx(step(real), rel=0.04)
+    assert step(real) < 0.8 * step(launched)
+    advice = lv.advise(launched)[0]
+    assert (advice.rule, advice.asked) == ("host-bound", "what_if(graphs=True)")
+    assert "graph.replay()" in advice.change
 
 
 def test_how_much_of_the_copy_is_hidden():
@@ -314,6 +359,7 @@ NO_ARROWS = replace(LOOP, arrows={name: values[:0] for name, values in LOOP.arro
     ("change", "complaint"),
     [
         ({"pinned": 1}, "pinned=1.: give True, False, or None"),
+        ({"graphs": "all"}, "graphs='all'.: give True, False, or None"),
         ({"resident": "yes"}, "resident='yes'.: give True, False, or None"),
         ({"prefetch": -1}, "prefetch=-1.: give a whole number from 0 to 16"),
         ({"prefetch": 1.5}, "prefetch=1.5"),

@@ -389,6 +389,12 @@ def allocates_in_loop(facts: Evidence) -> Finding | None:
     return Finding("allocates-in-loop", f"{count:,} x {called}{few} {take} ({where(facts, shown)})", change, gain)
 
 
+REPLAY = (
+    "with torch.cuda.graph(graph): loss = step(x, y)  # once; then x.copy_(batch) and graph.replay() in each step\n"
+    'model = torch.compile(model, mode="reduce-overhead")  # or let torch make the graph; or take a larger batch'
+)
+
+
 def host_bound(facts: Evidence) -> Finding | None:
     """The GPU is idle because the host does not launch fast enough: kernels shorter than their launch (R23)."""
     parts = {where: facts.summary.breakdown.get(f"idle: {name}", 0) for name, where in _WHERE.items()}
@@ -407,7 +413,7 @@ def host_bound(facts: Evidence) -> Finding | None:
     hides = overlap is not None and is_worth_it(overlap.expected_gain, facts.window)
     pays = CANNOT_PAY if facts.batch_copies.any() and waits_for_the_host(facts.summary) and not hides else ""
     change = (
-        'model = torch.compile(model, mode="reduce-overhead")  # fewer launches (CUDA graphs); or a larger batch'
+        REPLAY
         if mean < launching < LAUNCH and idle > 2 * parts["outside torch"]
         else "# see what the host does in the longest gap; the GPU has no work then"
     )
@@ -606,6 +612,7 @@ def _checked(facts: Evidence, finding: Finding) -> Finding | None:
         "resident": {"resident": True},
         "fetch-in-loop": {},
         "waiting-for-data": {},
+        "host-bound": {"graphs": True} if finding.change == REPLAY else {},
     }
     change = changes.get(finding.rule)
     if change is None or not facts.summary.step or len(facts.marks) > REPLAYED:
@@ -620,7 +627,7 @@ def _checked(facts: Evidence, finding: Finding) -> Finding | None:
         return finding
     saved = facts.summary.step - (summarize(predicted).step or facts.summary.step)
     if saved < NO_USE * facts.summary.step:
-        return None
+        return finding if finding.rule == "host-bound" else None
     basis = f"{finding.expected_gain.basis}; what_if() predicts {words.duration(saved)} a step"
     asked = f"what_if({', '.join(f'{name}={value}' for name, value in change.items())})"
     return replace(finding, expected_gain=replace(finding.expected_gain, basis=basis), asked=asked, predicted=predicted)

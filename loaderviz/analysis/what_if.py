@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ from loaderviz.batches import BATCH_RANGE, HAND_OUT
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import GPUS, HOSTS, Gpu, Host, UnknownHardwareError
 from loaderviz.emulator.replay import LoaderConfig, Replay
-from loaderviz.emulator.runtime import Runtime
+from loaderviz.emulator.runtime import GraphNode, Runtime
 from loaderviz.errors import LoadervizError
 from loaderviz.metrics import Mask, check_timeline, summarize
 from loaderviz.timeline import COPIES, DEVICE_KINDS, LOADING, Cause, Context, Kind, Timeline
@@ -457,10 +458,12 @@ class Change:
     resident: bool | Literal["gather", "slices"] | None = None
     workers: int | None = None
     batch_size: int | None = None
+    graphs: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.pinned is not None and not isinstance(self.pinned, bool):
-            raise WhatIfError(f"what_if(pinned={self.pinned!r}): give True, False, or None to leave it as it is")
+        for name in ("pinned", "graphs"):
+            if not ((asked := getattr(self, name)) is None or isinstance(asked, bool)):
+                raise WhatIfError(f"what_if({name}={asked!r}): give True, False, or None to leave it as it is")
         if not (self.resident is None or isinstance(self.resident, bool) or self.resident in ("gather", "slices")):
             raise WhatIfError(
                 f"what_if(resident={self.resident!r}): give True, False, or None to leave it as it is; 'gather' takes "
@@ -490,6 +493,7 @@ def what_if(
     workers: int | None = None,
     gpu: str | Gpu | None = None,
     batch_size: int | None = None,
+    graphs: bool | None = None,
 ) -> Timeline:
     """Return the timeline that the loop would have had with a changed loader; None leaves a thing as it is.
 
@@ -500,12 +504,13 @@ def what_if(
     name that means one ("H100 SXM"), or a `Gpu`; kernels are scaled by peak FLOP/s if their name tells arithmetic, else
     by memory bandwidth. A `Gpu` with the name of the timeline's own device only says more about it, such as the rate of
     its pinned copies. `batch_size` scales fetching, copies and kernels, but the optimizer's.
+    `graphs=True`: what a step computes between two waits of the host is launched at once, as a CUDA graph.
 
     A change that changes nothing gives the timeline as it is. Collectives last as long as they did. The context says
     what was assumed, and how far the step may be off: with other workers a real host is slower while they work
     (`WITH_WORKERS`), which one trace does not tell, so the band is 15 % to each side there.
 
-    Of a loop whose steps copy nothing, its data being on the GPU, only `gpu` and `batch_size` can be asked.
+    Of a loop whose steps copy nothing, its data being on the GPU, `gpu`, `batch_size` and `graphs` can be asked.
 
     Raises `WhatIfError` for a timeline that does not show a loop, and for changes that make no sense there;
     `UnknownHardwareError` for an unknown GPU; `OutOfMemory` if the batches do not fit.
@@ -516,7 +521,7 @@ def what_if(
     887700.0
     """
     loop = Observed(check_timeline(timeline, "what_if()"))
-    change = Change(pinned, prefetch, resident, workers, batch_size)
+    change = Change(pinned, prefetch, resident, workers, batch_size, graphs)
     config = _changed(loop, change)
     source, here = gpu_of(loop), timeline.context.device
     target = source if gpu is None else gpu if isinstance(gpu, Gpu) else Gpu.preset(known_gpu(gpu) or gpu)
@@ -527,18 +532,19 @@ def what_if(
             f"what_if(gpu=...) scales the kernels, but {here!r}, where they ran, is none of {', '.join(sorted(GPUS))}"
         )
     scale = _scale(loop, batch_size)
-    if config == loop.config and target == source and scale == 1:
+    if config == loop.config and target == source and scale == 1 and not graphs:
         notes = (*timeline.context.notes, "what_if() was asked for what it is already: nothing is changed")
         return replace(timeline, context=replace(timeline.context, notes=notes))
-    return replayed(loop, config, source, target, scale, slices=resident == "slices")
+    return replayed(loop, config, source, target, scale, slices=resident == "slices", graphs=bool(graphs))
 
 
 def replayed(
-    loop: Observed, config: LoaderConfig, source: Gpu, target: Gpu, scale: float = 1.0, *, slices: bool = False
-) -> Timeline:
+    loop: Observed, config: LoaderConfig, source: Gpu, target: Gpu, scale: float = 1.0, *, slices: bool = False,
+    graphs: bool = False,
+) -> Timeline:  # fmt: skip
     """Return the loop replayed with this config on `target`, its batches `scale` times as large."""
     target = checked(target, config.pin or (config.resident and bool(target.h2d)), not config.resident)
-    work = _ObservedWork(loop, config, source, target, scale, slices)
+    work = _ObservedWork(loop, config, source, target, scale, slices, graphs)
     host = host_of(loop)
     if config.pin == loop.config.pin:
         host = replace(host, crowding=0)  # it is in the rates that were seen
@@ -604,10 +610,11 @@ class _ObservedWork:
     """The work of a replay: the steps of a timeline, over and over; the warm-up ends where they begin anew."""
 
     def __init__(
-        self, loop: Observed, config: LoaderConfig, source: Gpu, target: Gpu, scale: float, slices: bool
+        self, loop: Observed, config: LoaderConfig, source: Gpu, target: Gpu, scale: float, slices: bool, graphs: bool
     ) -> None:
         self.loop, self.steps, self.warmup = loop, loop.steps, config.warmup
         self.origin, self.target, self.scale, self.slices = source, target, scale, slices
+        self.graphs, self.copied_ahead = graphs, config.side_stream and config.depth > 0
         self.owed = 0  # ns that calls of the replay took more than those observed
         self.collectives: Stream | None = None
         real, now, then = loop.timeline.context.origin != "emulated", loop.config.workers, config.workers
@@ -641,15 +648,32 @@ class _ObservedWork:
         step = self._step(number)
         if self.faults:
             self._work(runtime, PAGE_FAULT * (sum(self.tensors(number)) // PAGE))
-        for call in step.calls:
-            runtime.source = call.source
-            start = runtime.now
-            self._work(runtime, round(call.before * self.slower))
-            self._call(runtime, call)
-            if call.operator:
-                runtime.note(start, call.operator)
+        for captured, calls in groupby(step.calls, self._is_captured):
+            if captured:
+                self._launch_graph(runtime, number, list(calls))
+                continue
+            for call in calls:
+                runtime.source = call.source
+                start = runtime.now
+                self._work(runtime, round(call.before * self.slower))
+                self._call(runtime, call)
+                if call.operator:
+                    runtime.note(start, call.operator)
         runtime.source = ""
         self._work(runtime, round(step.after * self.slower))
+
+    def _is_captured(self, call: Call) -> bool:
+        """Tell whether a CUDA graph would launch what this call does; a wait, and a result for the host, end one."""
+        if not self.graphs or call.work < 0 or call.joins or self.loop.timeline.lane[call.work] != self.loop.lane:
+            return False
+        return self.loop.timeline.kind[call.work] in (Kind.COMPUTE, Kind.MEMSET, Kind.COPY_D2D)
+
+    def _launch_graph(self, runtime: Runtime, number: int, calls: Sequence[Call]) -> None:
+        """Launch it, once the batch is where the graph reads it; the Python around its calls ran in the capture."""
+        runtime.source, spans = calls[0].source, [self.loop.timeline.row(call.work) for call in calls]
+        for nbytes in self.tensors(number) if self.copied_ahead else ():
+            runtime.memcpy(nbytes, "d2d")
+        runtime.launch_graph(GraphNode(span.name, self._time(span.name, span.duration, span.kind)) for span in spans)
 
     def _work(self, runtime: Runtime, time: int) -> None:
         """Let the host work; what calls took too long or too short is settled here, since their cost is one for all."""
@@ -725,6 +749,11 @@ def _context(loop: Observed, made: Timeline, config: LoaderConfig, gpu: Gpu, wor
     if work.scale != 1:
         notes.append(
             f"batches {work.scale:.3g} times as large: so are fetching, copies and kernels, but the optimizer's"
+        )
+    if work.graphs:
+        notes.append(
+            "what a step computes between two waits is launched as one CUDA graph: its shapes must not change, and "
+            "what Python does there runs once, in the capture"
         )
     if config.resident:
         notes.append("whether the data set fits into the GPU's memory is not known")

@@ -218,7 +218,7 @@ class CUDAGraph(metaclass=StandIn):
         calls, nodes = self._recorder.calls, self._recorder.nodes.nodes
         inputs = {view.memory.made() for call in calls for view in call.reads}
         batch = max((getattr(storage, ATTRIBUTE).batch for storage in inputs if storage is not None), default=-1)
-        session.runtime.batch = batch = session.batches.of_kernel(batch, session.stream.id)
+        session.runtime.batch = session.batches.of_kernel(batch, session.stream.id)
         commands = session.runtime.launch_graph(nodes, session.stream)
         inside: dict[Memory, torch.UntypedStorage] = {}  # memory that nobody outside holds
         with session.bookkeeping(), torch._C.DisableTorchFunction(), torch.no_grad():

@@ -272,3 +272,24 @@ def test_a_graph_belongs_to_its_recording():
             x.add_(1)
     with lv.record(on="a100"), pytest.raises(NotModelledError, match="earlier recording"):
         graph.replay()
+
+
+def test_marked_batches_count_although_only_the_warm_up_calls_an_optimizer():
+    with lv.record(on="a100") as recording:
+        model = nn.Linear(4, 4).cuda()
+        optimizer, x, graph = torch.optim.SGD(model.parameters(), 0.1), torch.ones(2, 4).cuda(), torch.cuda.CUDAGraph()
+
+        def train():
+            model(x).sum().backward()
+            optimizer.step()
+
+        train()
+        with torch.cuda.graph(graph):
+            train()
+        for number in range(5):
+            with torch.profiler.record_function(f"batch {number}"):
+                x.copy_(torch.full((2, 4), float(number)))
+                graph.replay()
+    kernels = [span.batch for span in recording.timeline.rows(Kind.COMPUTE) if span.name == "addmm"]
+    assert kernels[1:] == list(range(5))
+    assert lv.summarize(recording.timeline).batches == 4  # the first is warm-up
