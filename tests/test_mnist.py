@@ -132,7 +132,7 @@ def test_the_stand_in_needs_no_torchvision(tmp_path):
     environment = {**os.environ, "LOADERVIZ_OFFLINE": "", "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert "[60000, 28, 28]" in ended.stdout
-    assert ended.stderr.splitlines()[-1].startswith("loaderviz.errors.MissingPackageError")
+    assert ended.stderr.splitlines()[-1].startswith("loaderviz.errors.MissingPackageError: MNIST needs torchvision,")
 
 
 def test_it_is_announced_once_in_one_line(capsys):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from loaderviz.loaders import LIFETIMES, BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
+from loaderviz.timeline import Kind
 
 from .conftest import GPU, Source
 
@@ -246,6 +247,13 @@ def test_a_pinned_loader_pins_and_counts_what_came_pageable(device):
         loader = PinnedLoader(Matrices(9, pinned=pinned), device)
         assert train(loader) == expected
         assert loader.pageable_copies == counted
+
+
+@pytest.mark.parametrize(("make", "pinned"), [(PinnedLoader, True), (BlockingLoader, False)])
+def test_what_a_pinned_loader_copies_is_pinned(record, make, pinned):
+    with record(on="a100") as recording:
+        list(make(Source(3)))
+    assert [copy.pinned for copy in recording.timeline.rows(Kind.COPY_H2D)] == [pinned] * 6
 
 
 @with_streams
