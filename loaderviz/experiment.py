@@ -3,8 +3,9 @@
     timelines = four_loaders(on="a100", batch_size=8192)
     loaderviz.compare(timelines).table()
 
-Each trains the same small network from the same start. The three that use a DataLoader get the same batches, so their
-losses are equal; the resident loader shuffles by itself.
+Each trains the same small network from the same start. Those that use a DataLoader get the same batches, so their
+losses are equal; the resident loader shuffles by itself. Beside them "usual" is the loop as most people write it: the
+same digits one by one through PIL and `ToTensor`, from two workers, and `.cuda()` in the loop.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from loaderviz import mnist
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.replay import PRESETS, LoaderConfig
 from loaderviz.errors import LoadervizError
+from loaderviz.imports import import_torchvision
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
 
-LOADERS = tuple(PRESETS)
+LOADERS, USUAL = tuple(PRESETS), "usual"
+LARGEST_USUAL = 1024  # samples in a batch: beyond it the usual step is so long that nothing else could be seen
 SMALL_BATCH, LARGE_BATCH = 64, 8192  # overlap cannot pay in the first, copy and compute are comparable in the second
 HIDDEN = 384  # with it a batch of 8192 computes longer than it is pinned and copied, on an A100 behind PCIe 4
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -51,6 +54,24 @@ class Images(Dataset[Batch]):
         """Gather a batch in one go; the DataLoader calls it where a data set has it."""
         rows = torch.tensor(indices)
         return self.images.index_select(0, rows), self.labels.index_select(0, rows)
+
+
+class Digits(Dataset[tuple[torch.Tensor, int]]):
+    """MNIST as torchvision has it with `transform=ToTensor()`: an image is float32 `[1, 28, 28]`, a label an int."""
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        import_torchvision()
+        from torchvision.transforms import ToTensor
+
+        self.images, self.labels, self.transform = images, labels, ToTensor()
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        from PIL import Image
+
+        return self.transform(Image.fromarray(self.images[index].numpy())), int(self.labels[index])
 
 
 def as_it_is(batch: Any) -> Any:
@@ -79,6 +100,11 @@ class Setting:
             raise ExperimentError(f"batch_size {self.batch_size} is larger than MNIST, which has 60,000 images")
 
     @property
+    def loaders(self) -> tuple[str, ...]:
+        """What to compare at this batch size."""
+        return (USUAL, *LOADERS) if self.batch_size <= LARGEST_USUAL else LOADERS
+
+    @property
     def batches(self) -> int:
         """How many batches are trained on in all."""
         return self.warmup + self.steps
@@ -94,16 +120,16 @@ class Run:
 
 def four_loaders(
     setting: Setting | None = None, on: str | Gpu = "a100", host: str | Host = "workstation",
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | None = None, only: Iterable[str] = LOADERS,
 ) -> dict[str, Run]:  # fmt: skip
-    """Run the experiment once for each loader; `progress` is called with the name of each when it is done.
+    """Run the experiment once for each loader in `only`; `progress` is called with the name of each when it is done.
 
-    `on` and `host` are those of `loaderviz.record`.
+    `on` and `host` are those of `loaderviz.record`. `setting.loaders` has the usual loop, too, for batches up to 1024.
     """
     setting = setting or Setting()
     images, labels = mnist.tensors(train=True)
     runs = {}
-    for name in LOADERS:
+    for name in only:
         with record(on=on, host=host) as recording:
             loss = train(make_loader(name, setting, images, labels), setting)
         runs[name] = Run(recording.timeline.self_check().from_batch(setting.warmup), loss)
@@ -113,13 +139,16 @@ def four_loaders(
 
 
 def make_loader(name: str, setting: Setting, images: torch.Tensor, labels: torch.Tensor) -> Iterable[Any]:
-    """Return one of the four loaders over MNIST, as `PRESETS` has them; call it inside `record()`."""
-    config = LoaderConfig(**{"workers": setting.workers} | PRESETS[name])
+    """Return one of the four loaders over MNIST, as `PRESETS` has them, or "usual"; call it inside `record()`."""
+    config = LoaderConfig(**{"workers": setting.workers} | PRESETS.get(name, {}))
     if config.resident:
         loader = ResidentLoader((images, labels), setting.batch_size, seed=0, drop_last=True)
         return itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), setting.batches)
     count = (setting.batches + setting.depth) * setting.batch_size  # the prefetcher has work up to the last step
     order = RandomSampler(range(len(images)), num_samples=count, generator=torch.Generator().manual_seed(0))
+    if name == USUAL:
+        digits = DataLoader(Digits(images, labels), setting.batch_size, sampler=order, num_workers=2)
+        return ((x.cuda(), y.cuda()) for x, y in digits)
     source = DataLoader(
         Images(images, labels), setting.batch_size, sampler=order, num_workers=config.workers, collate_fn=as_it_is,
         pin_memory=config.pin, generator=torch.Generator().manual_seed(0),
@@ -130,7 +159,7 @@ def make_loader(name: str, setting: Setting, images: torch.Tensor, labels: torch
 
 
 def train(loader: Iterable[Any], setting: Setting) -> float:
-    """Train a small network on batches of uint8 images; return the loss of the last one.
+    """Train a small network on batches of images, uint8 or from 0 to 1; return the loss of the last one.
 
     The host runs ahead of the GPU, so it waits for it after the warm-up and at the end, as any timing must (R27).
     """
@@ -140,7 +169,8 @@ def train(loader: Iterable[Any], setting: Setting) -> float:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss = torch.zeros(())
     for number, (images, labels) in enumerate(itertools.islice(loader, setting.batches)):
-        loss = torch.nn.functional.cross_entropy(model(images.float() / 255), labels)
+        pixels = images if images.is_floating_point() else images.float() / 255
+        loss = torch.nn.functional.cross_entropy(model(pixels), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -8,7 +8,9 @@ from io import StringIO
 import factory
 import pytest
 
-from loaderviz import cli
+import loaderviz as lv
+from loaderviz import cli, experiment
+from loaderviz.timeline import Kind
 
 SMALL = ["compare", "--batch-size", "16", "--steps", "2", "--warmup", "1", "--workers", "1"]
 
@@ -38,6 +40,17 @@ def test_compare_keeps_the_order_of_batch_sizes_and_begins_with_the_large_one(tm
     cli.main(["compare", *options, "--steps", "1", "--warmup", "1", "--workers", "1", "--out", str(page)])
     printed = re.findall(r"^Batch size (\d+) on", capsys.readouterr().out, re.MULTILINE)
     assert printed == re.findall(r"<h2>Batch size (\d+)</h2>", page.read_text(encoding="utf-8")) == sizes
+
+
+def test_the_usual_loop_is_two_to_ten_times_as_slow_as_a_resident_data_set():
+    """As published for in-memory loaders; by the table of transforms, so a recording gives the same again."""
+    setting = experiment.Setting(64, steps=6, warmup=8)
+    runs = [experiment.four_loaders(setting, only=("usual", "resident")) for _ in range(2)]
+    (usual, again), (resident, _) = ([run[name].timeline for run in runs] for name in ("usual", "resident"))
+    assert (usual.start == again.start).all() and (usual.end == again.end).all()
+    assert 2 < lv.summarize(usual).step / lv.summarize(resident).step < 10
+    fetch = usual.where(Kind.FETCH)
+    assert 20_000 < (usual.end - usual.start)[fetch].mean() / 64 < 30_000  # ns a sample: benchmarks/epoch.py has 25 us
 
 
 def test_compare_says_so_where_overlap_cannot_pay(tmp_path, capsys):
