@@ -13,6 +13,7 @@ Every control has its name and unit as visible text before it, answers to the ar
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from loaderviz.emulator.hardware import GB, GPUS
 from loaderviz.emulator.replay import LIFETIMES, PRESETS
 from loaderviz.view import View, page
 from loaderviz.view.pack import Ints
+from loaderviz.widgets.cells import problem
 from loaderviz.widgets.settings import Settings, rates_of
 
 MOST = 300_000  # bars that are sent at once; further ones when the window has come near them
@@ -168,6 +170,13 @@ class Controls:
         for name, widget in self.widgets.items():
             widget.observe(lambda change, name=name: self._moved(name, change), names="value")
         self.buttons = {name: self._button(name) for name in PRESETS}
+        hint = "workers=3, batch_size=1000"
+        self.typed = widgets.Text(
+            placeholder=hint, description="or type values", style=_TEXT, layout=_ROW, continuous_update=False,
+            tooltip="any values, with the names and units of lv.explore(): bytes, ns, bytes/s",
+        )  # fmt: skip
+        self.refused = widgets.HTML()
+        self.typed.observe(lambda change: self._read(change["new"]), names="value")
         self._show_what_counts()
         self.box = self._laid_out()
 
@@ -188,6 +197,23 @@ class Controls:
         finally:
             self._quiet = False
         self._tell(settings)
+
+    def _read(self, text: str) -> None:
+        """Take typed settings, also values that no slider offers; say what is wrong with them."""
+        if not text:
+            return
+        self.refused.value = ""
+        try:
+            call = ast.parse(f"dict({text})", mode="eval").body
+            values = {str(each.arg): ast.literal_eval(each.value) for each in getattr(call, "keywords", [])}
+            if not values:
+                raise ValueError(f"{text!r} sets nothing")
+            settings = self.settings.change(**values)
+        except (SyntaxError, ValueError, TypeError) as error:  # a SettingsError is a ValueError
+            self.refused.value = problem(f"{error}. Type such as: {self.typed.placeholder}")
+            return
+        self.typed.value = ""
+        self.set(settings)
 
     def _moved(self, name: str, change: dict[str, Any]) -> None:
         if self._quiet:
@@ -230,6 +256,7 @@ class Controls:
         rows.append(self.widgets["resident"])
         for title, names in _GROUPS.items():
             rows += [_heading(title), *(self.widgets[name] for name in names)]
+        rows += [self.typed, self.refused]
         return widgets.VBox(rows, layout={"width": "350px", "flex": "0 0 350px"})
 
 

@@ -21,6 +21,7 @@ STOPS = [
         "blocking", "pinned", "prefetch", "resident", "the data set lives in", "batch size", "bytes per sample",
         "compute per batch", "kernels per batch", "workers", "CPU work per sample", "pin_memory=True",
         "non_blocking=True", "copy on a side stream", "batches ahead", "GPU", "pinned copy rate", "pageable copy rate",
+        "or type values",
         "copy the code", "code",
     ],
     ["◀ event before", "next event ▶", "event"],

@@ -51,6 +51,21 @@ def test_a_slider_redraws_view_numbers_words_and_code():
     assert all(old != new for old, new in zip(before, after, strict=True))
 
 
+def test_values_can_be_typed_also_those_that_no_slider_offers():
+    explorer = explore()
+    controls = explorer.controls
+    controls.typed.value = "workers=3, batch_size=1000"
+    assert (explorer.settings, controls.typed.value) == (Settings(workers=3, batch_size=1000), "")
+    assert (controls["batch_size"].label, controls["workers"].value) == ("1,000", 3)
+    for wrong, said in {"wokers=3": "no setting wokers", "3": "sets nothing", "workers=": "invalid syntax",
+                        "workers=-1": "workers"}.items():  # fmt: skip
+        controls.typed.value = wrong
+        assert said in controls.refused.value
+        assert explorer.settings == Settings(workers=3, batch_size=1000)
+    controls.typed.value = "pin=True"
+    assert controls.refused.value == ""
+
+
 def test_the_widget_shows_what_a_fresh_view_of_the_setting_shows():
     explorer = explore()
     for name, value in [("batch_size", 256), ("side_stream", True), ("depth", 3), ("pin", True), ("non_blocking", True),
