@@ -105,7 +105,7 @@ def guide(text: str) -> str:
 
     def glance(row: re.Match[str]) -> str:
         parts = sections(SOURCES[int(row[1])])
-        words = sum(words for _, words, _ in parts)
+        words = 50 * round(sum(words for _, words, _ in parts) / 50)
         return f"| {' | '.join(row.groups())} | {words:,} | {minutes(parts):.0f} | {lasting(row[1], given)} min |"
 
     def plan(table: re.Match[str]) -> str:
