@@ -454,12 +454,13 @@ def start_up(facts: Evidence) -> Finding | None:
 
 def warm_up(facts: Evidence) -> Finding | None:
     """First calls and allocations, where fewer than two steps are marked: nothing tells that they come back."""
-    memory = facts.waiting(Cause.ALLOCATION, Cause.PAGE_LOCKING) | (facts.loop & facts.does(Api.MEMORY))
-    time = intervals.length(_first_calls(facts))
+    memory, time = facts.loop & facts.does(Api.MEMORY), intervals.length(_first_calls(facts))
     if not facts.here.any() or not time or time < START_UP * facts.window:
         return None
-    slow = [name for name in names_of(facts, facts.first_calls) if not name.startswith("aten::_")][:3]
-    seen = [f"first calls of {', '.join(slow)}"] if slow else []
+    slow = np.flatnonzero(facts.first_calls & ~memory)
+    slow = slow[np.argsort(facts.first[slow] - facts.last[slow], kind="stable")][:3]
+    names = [facts.timeline.names[name] for name in facts.timeline.name[slow].tolist()]
+    seen = [f"first calls of {', '.join(names)}"] if names else []
     seen += [f"{int(memory.sum()):,} x {', '.join(names_of(facts, memory)[:3])}"] if memory.any() else []
     return Finding(
         "warm-up",
@@ -582,6 +583,8 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
         advice[0].expected_gain.ns   # ns in the window, at most
     """
     facts = Evidence(check_timeline(timeline, "advise()"), device, window)
+    if window is None and facts.phases:
+        return _apart(facts)
     found = [finding for rule in RULES if (finding := rule(facts))]
     worth = [finding for finding in found if is_worth_it(finding.expected_gain, facts.window)]
     if window is None and device is None:
@@ -597,6 +600,21 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     if worth and facts.unseen:
         told.append(nothing(facts, found))
     return Advice([*told, *once], _judged(facts), (facts.start, facts.end))
+
+
+def _apart(facts: Evidence) -> Advice:
+    """Judge the parts of a loop of different kinds by themselves; a finding says which part it is about."""
+    found, judged = [], []
+    for number, (start, end, loads) in enumerate(facts.phases, 1):
+        kind = "whose batches are loaded" if loads else "whose data are on the GPU"
+        advice = advise(facts.timeline, (start, end), facts.device)
+        judged.append(f"Part {number}, {kind}: {advice.judged.removesuffix(_no_lines(facts)).removeprefix('Judged: ')}")
+        about = [each for each in advice if each.rule != "start-up"]  # what is before a part is another one
+        found += [replace(each, evidence=f"part {number}, {kind}: {each.evidence}") for each in about]
+    if once := start_up(facts):
+        found.append(once)
+    found.sort(key=lambda finding: -finding.expected_gain.ns)
+    return Advice(found, f"{' '.join(judged)}{_no_lines(facts)}", (facts.start, facts.end))
 
 
 def _checked(facts: Evidence, finding: Finding) -> Finding | None:
@@ -645,7 +663,10 @@ def _judged(facts: Evidence) -> str:
     limit = f"; the limit is {words.duration(summary.limit)}, {summary.longest} alone" if summary.limit else ""
     if summary.limit_most > summary.limit:
         limit += f", or up to {words.duration(summary.limit_most)} if collectives do not wait for other ranks"
-    lines = ""
+    return f"Judged: {', '.join(parts)}{limit}.{_no_lines(facts)}"
+
+
+def _no_lines(facts: Evidence) -> str:
     if facts.timeline.context.origin == "file" and facts.here.any() and not facts.timeline.sources:
-        lines = " The file has no lines of code: record with with_stack=True."
-    return f"Judged: {', '.join(parts)}{limit}.{lines}"
+        return " The file has no lines of code: record with with_stack=True."
+    return ""
