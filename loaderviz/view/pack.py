@@ -359,9 +359,7 @@ def _part(part: Part, bars: Bars, kept: tuple[int, int] | None, place: Ints) -> 
     """Return a part of the head; `place` gives each span its bar."""
     timeline, begin = part.timeline, part.timeline.begin
     rows = part.arranged[0]
-    loop = Loop.of(timeline, metrics.choose_device(timeline, None)[0])
     summary = metrics.summarize(timeline)
-    judged = loop.window if len(timeline) else None
     counts = np.bincount(bars.track, minlength=sum(len(row.tracks) or 1 for row in rows)).tolist()
     groups, numbers = _groups(rows)
     lanes, track = [], 0
@@ -372,9 +370,8 @@ def _part(part: Part, bars: Bars, kept: tuple[int, int] | None, place: Ints) -> 
         lanes.append(about | {"group": numbers.get(row.device, -1), "folded": False})
         track += many
     return {
-        "name": part.name, "finding": part.finding, "duration": timeline.duration, "spans": len(timeline),
-        "judged": None if judged is None else [edge - begin for edge in judged],
-        "steps": (timeline.start[loop.spans] - begin).tolist(), "folded": part.folded, "hero": _hero(part, rows),
+        "name": part.name, "finding": part.finding, "duration": timeline.duration, "folded": part.folded,
+        "hero": _hero(part, rows),
         "where": _where(summary), "where_title": _where_title(summary), "groups": groups, "lanes": lanes,
         "strips": [_strip(timeline)] if part.utilization and timeline.duration else [],
         "marks": [{"time": mark.time - begin, "lane": mark.lane, "kind": mark.kind, "report": mark.report,
@@ -440,4 +437,4 @@ def _strip(timeline: Timeline) -> Json:
     _, shares = metrics.utilization(timeline, cell)
     mean = metrics.summarize(timeline).compute_share
     return {"name": "GPU utilisation", "begin": 0, "cell": cell, "values": [round(float(each), 3) for each in shares],
-            "unit": "%", "max": 1, "text": f"mean {words.share(mean)}"}  # fmt: skip
+            "max": 1, "text": f"mean {words.share(mean)}"}  # fmt: skip
