@@ -512,6 +512,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "host": HOST,
         "old": OLD_HOST,
         "bandwidth": f"{share[most]:.0%} ({most}, both ways at once)",
+        "spdl": f"{SPDL_BYTES / Gpu.preset('a100').memory_bandwidth * 1000:.3f} ms",
     }
     for part in (traces, steps, overlap, four_ways, tutorial, gpt, published):
         lines = []
