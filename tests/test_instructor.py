@@ -77,6 +77,13 @@ def test_an_answer_that_has_changed_is_named_until_somebody_says_that_the_rest_f
     assert build.answered(good.replace("why", "so"), json.dumps(said))[1] != []
 
 
+def test_the_terms_are_few_and_each_is_one_thing_in_both_languages():
+    text = (ROOT / "notebooks" / "terms.md").read_text(encoding="utf-8")
+    rows = [row.strip("| ").split(" | ") for row in text.splitlines() if row.startswith("| ")][1:]
+    assert len(rows) <= 40 and {len(row) for row in rows} == {4}
+    assert all(len({row[at] for row in rows}) == len(rows) for at in range(4))
+
+
 def test_its_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)]+)\)", GUIDE):
         if target.startswith("#"):
