@@ -828,15 +828,17 @@ def _install_ranges(session: Session, patches: Patches) -> None:
     def begin(self: Any) -> Any:
         if not session.in_recording_thread():
             return enter(self)
-        starts[id(self)] = session.enter_range(self.name)
-        with session.bookkeeping():
+        with session.own_work(), session.bookkeeping():
+            starts[id(self)] = session.enter_range(self.name)
             return enter(self)
 
     def end(self: Any, *error: Any) -> Any:
         start = starts.pop(id(self), None)
-        if start is not None:
+        if start is None:
+            with session.bookkeeping():
+                return leave(self, *error)
+        with session.own_work(), session.bookkeeping():
             session.leave_range(self.name, start)
-        with session.bookkeeping():
             return leave(self, *error)
 
     patches.set(record_function, "__enter__", begin)

@@ -187,6 +187,18 @@ class Session(TensorMemory):
         if self.measured and not self.priced and not self.functions:
             self._own.go()
 
+    @contextmanager
+    def own_work(self) -> Iterator[None]:
+        """Run what is the emulator's and calls nothing of the device: it is no part of the program's own time."""
+        if self.measured:
+            self.runtime.now += self._own.stop()
+        self.functions += 1
+        try:
+            yield
+        finally:
+            self.functions -= 1
+            self.leave()
+
     def calibrate(self) -> None:
         """Find what the emulator takes around each call of torch that the clocks of the program would count."""
         runtime, tensor, taken = self.runtime, torch.empty(0), []
