@@ -488,7 +488,8 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
         text = "the timeline has no work of a GPU in it, so nothing can overlap"
         if data:
             text += f"; the loop waits for data or fetches it {words.share(data / facts.window)} of the time"
-        return Finding("no-gpu-work", text, "", NO_GAIN)
+        why = "".join(note for note in facts.timeline.context.notes if note.startswith("nothing ran on the"))
+        return Finding("no-gpu-work", text, why and f"# {why}", NO_GAIN)
     overlap = summary.overlap
     copy = "no host-device copies" if overlap is None else f"{words.share(overlap)} of the copy is hidden"
     text = (

@@ -152,6 +152,7 @@ def test_a_program_that_asked_for_a_gpu_too_early_is_told_its_line(asks, tmp_pat
         program["train"]()
     notes = recording.timeline.context.notes
     assert [("program.py:3" in note, "device = 'cuda'" in note) for note in notes] == [(True, True)] * asks
+    assert ("program.py:3" in lv.advise(recording.timeline)[0].change) == asks
     with lv.record(on="a100") as recording:
         program["train"]()
         torch.ones(1, device="cuda")
