@@ -111,7 +111,7 @@ CLAIMS = {
         "lv.summarize(second.timeline).overlap == 0 and lv.summarize(third.timeline).overlap > 0.7",
         # the workers and the pin thread are what holds it
         "(each := stations(third.timeline)) and min(each['fetch'] / 2, each['pin']) > 2 * each['compute']",
-        "capstone.ladder.rungs['yours'].ns < capstone.TARGET * capstone.limit() < third.ns / 2",
+        "capstone.ladder.rungs['yours'].ns < capstone.FITS.target * capstone.limit() < third.ns / 2",
         "max(rung.right for rung in capstone.ladder.rungs.values()) < 0.1 + min(rung.right for rung in "
         "capstone.ladder.rungs.values())",
     ],

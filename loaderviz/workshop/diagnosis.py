@@ -19,6 +19,7 @@ from loaderviz.timeline import Cause, Kind, Span, Timeline
 Fact = tuple[str, str]
 Tensors = tuple[torch.Tensor, torch.Tensor]  # the sums of a batch, and its labels
 SMALL = 8_192  # copies up to this size (the labels) are not worth a sentence
+POLLS = 2  # questions whether an event is over, a batch: more of them are a loop that waits
 WAITS = {Cause.SYNCHRONIZE, Cause.STAGING}
 
 PAGEABLE = "R7: a copy from memory that is not pinned is staged by the host, so the host waits and gives no new work."
@@ -36,6 +37,8 @@ NO_WAIT = "R15, R16: streams do not wait for each other. The stream that reads m
 REUSE = (
     "R35, R36: memory is given to the next copy as soon as your variable is gone. record_stream() says who still reads."
 )
+POLLING = "R25: a loop that asks until the answer is yes is a wait of the host. Let the stream wait for the event."
+TURNS = "copies in several streams take turns: labels come behind images of others. One side stream keeps the order."
 BOUNDED = "memory is small: what is copied long before it is used takes the place of other things."
 REFILL = "R42: until a copy is done, nobody may write into its pinned source. Wait for the copy (an event) first."
 
@@ -84,6 +87,9 @@ def exposed(timeline: Timeline) -> tuple[Span, int, int] | None:
 
 def why_not_hidden(timeline: Timeline) -> Fact:
     """Say which copy is exposed, from when to when, and why; or what else keeps the GPU idle."""
+    asked = [call for call in timeline.rows(Kind.API) if call.name == "cudaEventQuery" and not inside(timeline, call)]
+    if len(asked) > POLLS * len(copies(timeline)):
+        return f"The host asks {len(asked)} times whether an event is over{line_of(asked[0])}.", POLLING
     found = exposed(timeline)
     if (found is None or found[0].pinned) and (waiting := too_strong_wait(timeline)):
         return waiting
@@ -107,7 +113,7 @@ def _cause(timeline: Timeline, span: Span, start: int) -> Fact:
     if span.pinned is False:
         return " Its source is not pinned.", PAGEABLE
     if wait := waited_for(timeline, span):
-        rule = BLOCKING if wait.source == span.source else HOST_SYNC
+        rule = BLOCKING if inside(timeline, wait) else HOST_SYNC
         return f" The host waits for it {stretch(timeline, wait.start, wait.end)}.", rule
     if span.lane in lanes:
         return f" It is in {span.lane.name}, and so are the kernels.", ONE_STREAM
@@ -156,6 +162,10 @@ def too_strong_wait(timeline: Timeline) -> Fact | None:
         later = [span for span in behind if span.start < begin <= span.end + 50_000]
         before = last_kernel_before(timeline, begin)
         free = max(copy.end, before.end if before else copy.end, call.end if call else begin)
+        small = [span for span in timeline.rows(Kind.COPY_H2D) if span.batch == copy.batch and span.lane == copy.lane]
+        if later and later[-1].lane != copy.lane and small[-1].end > copy.end + timeline_step(timeline) // 3:
+            text = f"The images of batch {copy.batch} were there at {at(timeline, copy.end)}, its labels only at "
+            return f"{text}{at(timeline, small[-1].end)}, behind batch {later[-1].batch} in another stream.", TURNS
         if later and begin - free > timeline_step(timeline) // 3:
             text = (
                 f"The copy of batch {copy.batch} was over at {at(timeline, copy.end)}, but its kernels began at "
@@ -203,6 +213,11 @@ def waited_for(timeline: Timeline, span: Span) -> Span | None:
         if wait.cause in WAITS and near and abs(wait.end - span.end) < 50_000:
             return wait
     return None
+
+
+def inside(timeline: Timeline, span: Span) -> bool:
+    """Tell whether a call or wait of the host is part of an operator, such as a copy, and not one of the program's."""
+    return any(row.start <= span.start < row.end for row in timeline.rows(Kind.OPERATOR, Kind.PIN))
 
 
 def moves_an_index(timeline: Timeline, wait: Span) -> bool:

@@ -288,7 +288,8 @@ class LoaderRun:
     def must_be_right(self, needed: int | None = None) -> None:
         """Raise `NotYet` unless every batch is correct and in order, came over the link, and there is no hazard.
 
-        `needed`: bytes that must have travelled to the GPU; all epochs of the data by default.
+        `needed`: bytes that must have travelled to the GPU; all epochs of the images by default (labels may be sent as
+        a smaller type).
         """
         expected = self.data.recognised
         for number, (sums, labels) in enumerate(self.seen):
@@ -298,7 +299,7 @@ class LoaderRun:
                 raise self.not_yet(*diagnosis.wrong_batch(self.timeline, number, seen, expected, self.config.scale))
         self.must_not_be_reused()
         self.must_have_no_hazards()
-        self.must_be_sent(self.config.epochs * self.data.nbytes if needed is None else needed)
+        self.must_be_sent(self.config.epochs * self.data.images.nbytes if needed is None else needed)
 
     def must_be_sent(self, needed: int) -> None:
         """Raise `NotYet` unless at least `needed` bytes travelled to the GPU in the window."""
@@ -308,6 +309,18 @@ class LoaderRun:
                 f"only {words.size(copied)} were copied to the GPU; the batches have {words.size(needed)}",
                 "each batch must travel from the host to the GPU in the measured time, as often as it is handed out",
             )
+
+    def must_be_anew(self, rule: str) -> None:
+        """Raise `NotYet` if a batch is what the loop, which changes each in place, left of it one epoch before."""
+        count, left = len(self.data.sizes), self.config.changes * self.data.weights.sum()
+        for number in range(count, len(self.seen)):
+            before, now = self.seen[number - count], self.seen[number]
+            if not torch.equal(before[0], now[0]) and torch.equal(now[0], before[0] - left):
+                raise self.not_yet(
+                    f"batch {number} is batch {number - count} again, one epoch later. Every pixel of it is smaller by "
+                    f"{self.config.changes}: the training loop worked on it in place",
+                    rule,
+                )
 
     def must_not_be_refilled(self) -> None:
         """Raise `NotYet` if somebody wrote into pinned memory while a copy out of it had not ended."""

@@ -53,12 +53,12 @@ lesson00.machine()
 # | 0 | Start here | how do I read the picture? | 20 |
 # | 1 | [The blocking copy](01_blocking_copy.ipynb) | what does `x.to("cuda")` cost in a training loop? | 30 |
 # | 2 | [Pinned memory](02_pin_memory.ipynb) | what does it change, and what does it not change? | 30 |
-# | 3 | [Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb) | what hides a copy? | 50 |
+# | 3 | [Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb) | what hides a copy? | 55 |
 # | 4 | [The data set on the GPU](04_gpu_resident_slicing.ipynb) | why carry a small data set in every epoch? | 35 |
 # | 5 | [Find the bug](05_find_the_bug.ipynb) | which of these prefetchers gives wrong numbers? | 35 |
 # | 6 | [Workers](06_workers.ipynb) | workers, pin thread, copy or GPU: which one is too slow? | 30 |
 # | 7 | [Your own trace](07_your_own_trace.ipynb) | what does my own training loop do? | 30 |
-# | 8 | [Capstone](08_capstone.ipynb) | how close to the limit can I bring a training? | 35 |
+# | 8 | [Capstone](08_capstone.ipynb) | how close to the limit can I bring a training? | 40 |
 # | 9 | [What the articles say](09_what_the_articles_say.ipynb) | is it true what people repeat? | 40 |
 # | 10 | [Extras](10_extras.ipynb) | graphs, chunks, augmentation: what else is there? | 10 |
 #

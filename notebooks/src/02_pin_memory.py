@@ -346,7 +346,8 @@ else:
 #
 # * Pinned memory is memory that the GPU can read itself: the copy is not staged, and the host does not have to help.
 # * `pin_memory()` is a copy by the host. Inside the loop it only moves the work to another line.
-# * Let the `DataLoader` pin: it has a thread for it. Then send the tensor that you got, and convert it on the GPU.
+# * Let a `DataLoader` with workers pin: then it has a thread for it. (Without workers the loop itself pins.) Then send
+#   the tensor that you got, and convert it on the GPU.
 # * Pinning alone hides nothing. It is one of three conditions. The next lesson has the other two.
 #
 # Next: [3. Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb)

@@ -29,7 +29,7 @@
 # * recognise a forgotten wait: by its wrong numbers, and by its report;
 # * say when a prefetcher wins nothing.
 #
-# Time: about 50 minutes, half of them for the exercises. You need no GPU. Before it: [2. Pinned
+# Time: about 55 minutes, half of them for the exercises. You need no GPU. Before it: [2. Pinned
 # memory](02_pin_memory.ipynb).
 
 # %%
@@ -152,10 +152,46 @@ display(hazards[0], guess_sum.reveal())
 #
 # **`wait_stream` does not stop the host.** It puts a note into the queue: "go on when the other queue is this far".
 #
+# ## By hand
+#
+# Four calls make a copy that is safe: the copy in the side stream, an *event* there (a mark in a queue), the wait of
+# the main stream for it, and **R36: `record_stream` tells PyTorch that another stream reads this memory, too.** Without
+# the last one PyTorch may give the memory to the next copy as soon as our variable is gone. Type them once.
+
+# %%
+lesson03.by_hand
+
+
+# %% tags=["starter"]
+# Exercise 3.0
+def to_gpu(batch, side, main):
+    """Return the batch on the GPU: copied in `side`, safe to use in `main`."""
+    copies = [part.to("cuda", non_blocking=True) for part in batch]  # in which stream?
+    ...
+    return copies
+
+
+# %% tags=["exercise"]
+# Exercise 3.0
+def to_gpu(batch, side, main):
+    """Return the batch on the GPU: copied in `side`, safe to use in `main`."""
+    with torch.cuda.stream(side):
+        copies = [part.to("cuda", non_blocking=True) for part in batch]
+        arrived = side.record_event()
+    main.wait_event(arrived)
+    for part in copies:
+        part.record_stream(main)
+    return copies
+
+
+# %%
+lesson03.by_hand.check(to_gpu)
+
+# %% [markdown]
 # ## Prefetch: copy the next batch, then compute on this one
 #
-# Now we have all the parts. Two functions from the package put them together. An *event* is a mark in a queue: another
-# queue can wait for it. (`marks.prefetching` only tells the recording which batch the copy is for.)
+# Two functions from the package have these calls. (`marks.prefetching` only tells the recording which batch the copy is
+# for.)
 #
 # In the loop below, the order of the lines matters: why does `copy_ahead` come *before* `train_step`?
 
@@ -186,9 +222,8 @@ lv.compare({"blocking": blocking, "pinned, one stream": one_stream, "prefetch": 
 # *later* batch, the stream that computes has the colour of *this* one. That is overlap. Still the same loss: nothing
 # else changed. In the table, `headroom` near 1 means: a better way of copying cannot help any more.
 #
-# What is `claim` for? The memory of a batch was taken in the side stream. As soon as our variable is gone, PyTorch may
-# give it to the next copy there. **R36: `record_stream` tells PyTorch that another stream reads it, too.** Without it
-# the numbers go wrong, but only when the host runs ahead: [lesson 5](05_find_the_bug.ipynb) hunts for that.
+# Without `claim` the numbers go wrong, but only when the host runs ahead: [lesson 5](05_find_the_bug.ipynb) hunts for
+# that.
 #
 # **The order.** Below is the same loop with two lines swapped: first compute on this batch, then copy the next one. And
 # many training loops read the loss in every step, for a progress bar: `reading_step` does it. What does each of the two

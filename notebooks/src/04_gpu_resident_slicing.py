@@ -124,8 +124,8 @@ sliced = watch(train, slices())
 lv.compare({"DataLoader": usual, "slices": sliced})
 
 # %% [markdown]
-# There is no copy to hide, and no host work to wait for. A slice is a *view*: it costs no kernel and no memory, and
-# `.to("cuda")` does nothing, because it is there already.
+# There is no copy to hide, and with such large batches the launches are done in time. A slice is a *view*: it costs no
+# kernel and no memory, and `.to("cuda")` does nothing, because it is there already.
 #
 # Below is the same as a *utilisation* curve: the share of each short window in which a kernel runs. A low curve with
 # peaks is a GPU that gets a batch, computes, and starves. `nvidia-smi` shows the same number ("GPU-Util"), but over a
@@ -382,6 +382,7 @@ else:
 #   batch.
 # * The order is a function of the epoch alone: then a stopped training can go on.
 # * A slice is a view. Never change it in place.
-# * A low, periodic utilisation curve means: the GPU waits for its loader.
+# * A low utilisation curve means that the GPU waits: for its loader, or, with small batches, for launches. It does not
+#   say for which.
 #
 # Next: [5. Find the bug](05_find_the_bug.ipynb). Some loops look right, pass their tests, and are wrong.

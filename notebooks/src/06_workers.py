@@ -128,12 +128,14 @@ guess.reveal()
 #
 # ## The slowest station sets the pace
 #
-# In a pipeline all stations work at the same time. So a step takes as long as the slowest of them:
-# **step = max(fetch / workers, pin, copy, compute)**. Only `fetch` is divided: there is one pin thread, one link and
-# one GPU.
+# In a pipeline all stations work at the same time. So a step takes as long as the slowest of them: **step = max(fetch /
+# workers, pin, copy, compute)**. Only `fetch` is divided: there is one pin thread, one link and one GPU. The **host**
+# is a station as well: the loop's own work in a step, and a copy that blocks is part of it (`host + copy`). The cell
+# says how long it is here.
 
 # %%
-costs = lesson06.stations(runs[1])
+costs, blocked = lesson06.stations(runs[1]), sum(lv.summarize(runs[8]).host_blocked.values())
+print(f"the host works for {words.duration((runs[8].duration - blocked) / len(lesson06.STEADY))} a step")
 print(", ".join(f"{name} {words.duration(each)}" for name, each in costs.items()))
 for workers, step in steps.items():
     print(f"workers: {workers}   the formula says {words.duration(lesson06.limit(costs, workers)):>9}, ", end="")
@@ -339,7 +341,8 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * step = max(fetch / workers, pin, copy, compute). Find the slowest station. Workers help only if it is `fetch`.
+# * step = max(fetch / workers, pin, host, copy, compute); a blocking copy counts as work of the host. Find the slowest
+#   station. Workers help only if it is `fetch`.
 # * Fetch whole batches (`__getitems__`, or `batch_size=None` with lists of indices) before you add workers.
 # * `prefetch_factor` buffers irregular batches. It makes no station faster.
 # * One pin thread moves every byte: send fewer bytes. `persistent_workers=True` starts the workers once.

@@ -392,6 +392,22 @@ def copy_wait_yield(batches, *_):
         yield claim(copies, main)
 
 
+BY_HAND = """
+def to_gpu(batch, side, main):
+    with torch.cuda.stream(side):
+        copies = [part.to("cuda", non_blocking=True) for part in batch]
+        arrived = side.record_event()
+    main.wait_event(arrived)
+    for part in copies:
+        part.record_stream(main)
+    return copies
+"""
+
+
+def by_hand(name, *changes):
+    return changed(name, *changes, code=BY_HAND)
+
+
 # One batch ahead: the shape of many answers to 3.1, 3.3 and lesson 5. Others are it with pieces of its code changed.
 
 AHEAD = """
@@ -854,7 +870,13 @@ def zeros_of(images, labels, size, epochs):
 
 
 ORDERED = r"Epoch \d is no new random order: it goes through|has \d+ of the samples of batch"
+WAIT, RECORD = "    main.wait_event(arrived)\n", "        part.record_stream(main)\n"
 RIGHT = {
+    "3.0": [
+        by_hand("waits_for_the_stream", (WAIT, "    main.wait_stream(side)\n")),
+        by_hand("event_that_waits", (WAIT, "    arrived.wait(main)\n")),
+        by_hand("wait_at_the_end", (WAIT, ""), ("    return", "    main.wait_event(arrived)\n    return")),
+    ],
     "0.1": [exposed_of_window, copied_and_not_hidden, from_the_breakdown],
     "1.1": [with_events, mean_of_three, with_stream_synchronize],
     "1.2": [convert_in_place, prefetch_bytes, look_up, all_of_them_in_a_list, two_in_one_copy],
@@ -878,6 +900,15 @@ RIGHT = {
     "4.3": [cloned, gathered, safe_loader],
 }
 WRONG = {
+    "3.0": [
+        (by_hand("no_wait", (WAIT, "")), r"Batch 0 was read before its copy was complete.*R15"),
+        (by_hand("no_record", (RECORD, "        pass\n")), r"early-reuse|writes into the memory"),
+        (by_hand("side_waits", (WAIT, "    side.wait_event(arrived)\n")), r"Batch 0 was read before"),
+        (by_hand("host_waits", (WAIT, "    arrived.synchronize()\n")), r"The copy of batch 0 .*the host waits for it"),
+        (by_hand("blocks", (", non_blocking=True", "")), r"The copy of batch 0 .*the host waits for it"),
+        (by_hand("in_main", ("stream(side)", "stream(main)")), r"default\), and so do the kernels.*R16"),
+        (by_hand("nothing", ("    return copies\n", "")), r"Batch 0 is nothing \(None\)"),
+    ],
     "0.1": [
         (all_of_the_copy, r"PrefetchLoader.*Yours counts the hidden copy, too: [\d.]+ [mµ]s"),
         (lambda timeline: 100 * exposed_of_window(timeline), r"BlockingLoader.*Yours is in percent"),

@@ -20,6 +20,7 @@ from torch.utils.data import (
 
 import loaderviz as lv
 from loaderviz import intervals
+from loaderviz.experiment import Images, as_it_is
 from loaderviz.loaders import PinnedLoader, PrefetchLoader, ResidentLoader
 from loaderviz.timeline import Kind
 from loaderviz.workshop import suspects
@@ -465,6 +466,84 @@ def bytes_prefetched(images, labels, size, epochs):
         yield from PrefetchLoader(loader)
 
 
+def whole_batches(workers):
+    def load(images, labels, size, epochs):
+        more = {"pin_memory": True, "persistent_workers": True, "collate_fn": as_it_is, "num_workers": workers}
+        loader = DataLoader(Images(images, labels), size, shuffle=True, **more)
+        for _ in range(epochs):
+            yield from PrefetchLoader(loader)
+
+    return load
+
+
+def bytes_of_four_workers(images, labels, size, epochs):
+    data, more = TensorDataset(images, labels), {"pin_memory": True, "persistent_workers": True}
+    loader = DataLoader(data, size, shuffle=True, num_workers=4, **more)
+    for _ in range(epochs):
+        yield from PrefetchLoader(loader)
+
+
+def gathered_by_the_main_thread(images, labels, size, epochs):
+    for _ in range(epochs):
+        rows = torch.randperm(len(images)).split(size)
+        yield from PrefetchLoader((images.index_select(0, part), labels.index_select(0, part)) for part in rows)
+
+
+def flip_some(batch, chance=0.5):
+    images, labels = batch
+    return torch.where(torch.rand(len(images), 1, 1, device=images.device) < chance, images.flip(2), images), labels
+
+
+def flip_by_mask(batch):
+    images, labels = batch
+    turned = torch.randint(2, (len(images), 1, 1), device="cuda", dtype=torch.uint8)
+    return images * (1 - turned) + images.flip(2) * turned, labels
+
+
+def flip_the_same(batch):
+    """The pattern is that of the labels, which are the same in each epoch."""
+    images, labels = batch
+    return torch.where((labels % 2 == 0)[:, None, None], images.flip(2), images), labels
+
+
+def from_files(flip, workers=4, on_host=False):
+    def load(data, size, epochs):
+        data, more = (Flipping(data) if on_host else data), {"pin_memory": True, "persistent_workers": workers > 0}
+        rows = BatchSampler(RandomSampler(data), size, drop_last=False)
+        loader = DataLoader(data, batch_size=None, sampler=rows, num_workers=workers, **more)
+        for _ in range(epochs):
+            yield from PrefetchLoader(loader, transform=flip)
+
+    load.__name__ = f"files_{getattr(flip, '__name__', 'on_host')}_{workers}"
+    return load
+
+
+class Flipping(Dataset):
+    """Flips each picture of a batch where it is read."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, rows):
+        return flip_some(self.data[rows])
+
+
+def files_by_getitems(data, size, epochs):
+    more = {"collate_fn": whole, "pin_memory": True, "persistent_workers": True}
+    loader = DataLoader(OneRead(data), size, shuffle=True, num_workers=4, **more)
+    for _ in range(epochs):
+        yield from PrefetchLoader(loader, transform=flip_some)
+
+
+def picture_by_picture(data, size, epochs):
+    for _ in range(epochs):
+        loader = DataLoader(data, size, shuffle=True, num_workers=4, pin_memory=True)
+        yield from PrefetchLoader(loader, transform=flip_some)
+
+
 def moved_in_pieces(images, labels, size, epochs):
     """The first epoch trains on the pieces as they arrive; the later ones on what is there."""
     x, y = torch.empty_like(images, device="cuda"), torch.empty_like(labels, device="cuda")
@@ -508,6 +587,11 @@ def digits_without_wait(images, labels, size, epochs):
 def one_epoch_again_and_again(images, labels, size, epochs):
     kept = list(order_made_on_the_gpu(images, labels, size, 1))
     return kept * epochs
+
+
+def constant_digits(images, labels, size, epochs):
+    for _ in range(epochs * len(images) // size):
+        yield torch.zeros(size, 28, 28, device="cuda"), torch.zeros(size, dtype=torch.int64, device="cuda")
 
 
 def one_batch(images, labels, size, epochs):
@@ -565,6 +649,8 @@ RIGHT = {
     "7.1": [merge_and_intersect, sweep, with_numpy],
     "7.2": [by_advice, by_columns, by_largest_loss],
     "8.1": [on_gpu_loader, permuted, float_on_the_gpu, moved_in_pieces],
+    "8.2": [whole_batches(2), whole_batches(3), bytes_of_four_workers],
+    "8.3": [from_files(flip_some), from_files(flip_by_mask), files_by_getitems],
 }
 WRONG = {
     "9.1": [
@@ -651,6 +737,29 @@ WRONG = {
         (always_data, r"you said 'data'. It is '(pageable copy|one stream|nothing)'"),
         (lambda timeline: 1, r"returned 1; wanted is one of 'data', 'pageable copy'"),
         (lambda timeline: "slow loader", r"returned 'slow loader'; wanted is one of"),
+    ],
+    "8.2": [
+        (on_gpu_loader, r"Memory for 1\d\.\d batches was held at the same time; 10 are allowed"),
+        (bytes_prefetched, r"idle for \d+ % .*waiting for data.*slowest station"),
+        (gathered_by_the_main_thread, r"Its source is not pinned.*R7"),
+        (whole_batches(8), r"You have 8 workers, but the machine has 4 cores"),
+        (one_batch, r"some samples come twice"),
+        (labels_out_of_step, r"has images or labels that are wrong"),
+        (constant_digits, r"has images or labels that are wrong"),
+    ],
+    "8.3": [
+        (from_files(None), r"In epoch 0 0 % of the pictures are turned otherwise than stored"),
+        (from_files(lambda batch: (batch[0].flip(2), batch[1])), r"In epoch 0 100 % of the pictures are turned"),
+        (
+            from_files(lambda batch: flip_some(batch, 0.1)),
+            r"In epoch 0 1\d % of the pictures are turned|In epoch 0 9 %",
+        ),
+        (from_files(flip_the_same), r"In epoch 1 0 % of the pictures are turned otherwise than the epoch before"),
+        (from_files(flip_some, workers=2), r"idle for \d+ % .*waiting for data.*slowest station"),
+        (from_files(None, on_host=True), r"idle for \d+ % .*waiting for data"),
+        (from_files(flip_some, workers=8), r"You have 8 workers, but the machine has 4 cores"),
+        (picture_by_picture, r"idle for \d+ % .*waiting for data.*slowest station"),
+        (from_files(lambda batch: (batch[0], batch[1].flip(0))), r"has images or labels that are wrong"),
     ],
     "8.1": [
         (blocking_floats, r"idle for \d+ % of the time.*Against the limit .*x its time"),

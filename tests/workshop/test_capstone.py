@@ -31,7 +31,9 @@ from .conftest import cell
 
 @pytest.fixture
 def own_ladder(monkeypatch):
-    monkeypatch.setattr(capstone, "ladder", Ladder(capstone.limit))
+    own = Ladder(capstone.limit)
+    monkeypatch.setattr(capstone, "ladder", own)
+    monkeypatch.setitem(capstone.ladders, capstone.FITS, own)
 
 
 def test_each_honest_run_is_a_rung_and_a_line(own_ladder):
@@ -39,7 +41,7 @@ def test_each_honest_run_is_a_rung_and_a_line(own_ladder):
     first = race.check(blocking_floats, name="Ada")
     assert first.status == "not yet" and "Against the baseline" in first.score
     assert "previous" not in first.score
-    second = race.check(cell(race.answer), name="Ada")
+    second = race.check(cell(race.answer), name="Ada", reason="compute")
     assert second.passed and second.score.startswith("Ada: 48 steps in ")
     assert "Against your previous run" in second.score and "Against the limit" in second.score
     board = capstone.leaderboard()
@@ -120,7 +122,7 @@ def test_a_rung_that_does_not_exist():
 def test_the_limit_is_the_first_copy_and_the_kernels():
     run, right = capstone.train(on_gpu_loader, random.Random(0))
     kernels = [span for span in run.timeline.rows(Kind.COMPUTE) if not span.name.startswith("index_select")]
-    assert capstone.limit() <= run.took <= capstone.TARGET * capstone.limit()
+    assert capstone.limit() <= run.took <= capstone.FITS.target * capstone.limit()
     assert sum(span.duration for span in kernels) <= capstone.limit()
     assert 0.5 < right <= 1
 
@@ -134,6 +136,31 @@ def test_each_run_has_other_digits():
 def test_the_milliseconds_are_those_of_a_step():
     with lv.record(on=GPU):
         assert 0 < capstone.milliseconds(on_gpu_loader) < capstone.milliseconds(blocking_floats)
+
+
+def test_the_line_that_wins_one_world_loses_the_others(own_ladder):
+    resident = EXERCISES["8.1"].answer
+    assert EXERCISES["8.1"].check(cell(resident)).passed
+    assert "Memory for" in EXERCISES["8.2"].check(cell(resident)).message
+    assert EXERCISES["8.1"].check(cell(EXERCISES["8.2"].answer, "load_larger")).status == "not yet"
+
+
+def test_a_reason_is_measured_and_costs_a_tenth_if_it_is_wrong(own_ladder):
+    race, answer = EXERCISES["8.2"], cell(EXERCISES["8.2"].answer, "load_larger")
+    found = capstone.reason_of(race.check(answer, name="Ada", seed=1).timeline)
+    assert "give reason='compute' or 'copy' or 'data' or 'host'" in race.last.score
+    right, wrong = (race.check(answer, name="Ada", reason=said, seed=1) for said in (found, "luck"))
+    assert "4 of 4 points" in right.score and "3 of 4 points" in wrong.score and "you said 'luck'" in wrong.score
+    without, best, worse = (entry.ns for entry in capstone.leaderboard(world="larger").entries)
+    assert without == worse == best + best // 10
+    assert capstone.leaderboard().entries == capstone.leaderboard(world="files").entries == []
+    with pytest.raises(ValueError, match="there is no world 'home'; there is fits, larger, files"):
+        capstone.leaderboard(world="home")
+
+
+def test_each_reason_is_found():
+    for answer, reason in ((on_gpu_loader, "compute"), (blocking_floats, "host"), (floats_prefetched, "data")):
+        assert capstone.reason_of(capstone.train(answer, random.Random(0))[0].timeline) == reason
 
 
 # The leaderboard

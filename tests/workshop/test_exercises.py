@@ -8,7 +8,9 @@ import json
 import re
 import secrets
 import signal
+import textwrap
 import time
+from collections import Counter
 from pathlib import Path
 
 import IPython
@@ -94,6 +96,28 @@ def test_a_translation_is_shown_as_long_as_its_exercise_has_not_changed(file):
     assert exercises.told(number, *texts) == exercises.told(number, *texts, language="xx") == list(texts)
 
 
+HEAD = """
+import copy, itertools, queue, random, threading, time
+from collections import deque
+import numpy
+from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
+
+def load({}):
+"""
+ATTEMPTS = [
+    (*block.partition("\n")[0].split(" ", 1), block.partition("\n")[2])
+    for block in Path(__file__).with_name("attempts.txt").read_text(encoding="utf-8").split("\n--- ")[1:]
+]
+
+
+@pytest.mark.parametrize(("number", "expected", "body"), ATTEMPTS)
+def test_an_attempt_is_judged_rightly(number, expected, body):
+    head = HEAD.format(", ".join(EXERCISES[number].arguments))
+    outcome = EXERCISES[number].check(cell(head + textwrap.indent(body, "    "), "load"), seed=drawn())
+    assert outcome.status == ("passed" if expected == "passes" else "not yet"), outcome
+    assert expected == "passes" or re.search(expected, repr(outcome).replace("\n", " ")), outcome
+
+
 def test_an_exercise_is_found_by_its_number():
     assert workshop.exercise("3.1") is lesson03.overlap
     assert list(TEXTS) == list(EXERCISES)  # of each one the notebooks have a starter and an answer
@@ -122,6 +146,8 @@ def test_there_are_enough_answers():
     assert all(len(answers) >= 3 for answers in RIGHT.values())
     assert all(len(answers) >= 4 for answers in WRONG.values())
     assert all(len(RIGHT[number]) + len(WRONG[number]) >= 8 for number in EXERCISES)
+    holes = Counter(number for number, *_ in ATTEMPTS)
+    assert all(holes[number] >= 10 for number in ("1.2", "2.1", "3.1", "3.2", "3.3", "4.1", "4.2", "4.3", "5.1"))
 
 
 @pytest.mark.parametrize("exercise", ALL, ids=named)

@@ -1,9 +1,10 @@
-"""The capstone: the training of fresh MNIST digits, a ladder of loaders, a leaderboard, and the race.
+"""The capstone: the training of fresh MNIST digits in three worlds, a ladder of loaders, leaderboards, and the races.
 
 capstone.climb("blocking", my_loader)           # train with it: a rung of capstone.ladder
 capstone.race.check(my_loader, name="Ada")      # the exercise: a rung, and a line in the leaderboard
 capstone.leaderboard()
 capstone.milliseconds(my_loader)                # the same training on the GPU that is there
+capstone.larger.check(my_loader, reason="copy") # at home: a data set that does not fit; capstone.files: slow files
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.exercises import Exercise, NotYet, Outcome, Score, shipped
 from loaderviz.workshop.harness import CheckLoop, Data, FeedConfig, LoaderRun, feed, generator_of
 from loaderviz.workshop.lessons.lesson04 import SHUFFLE, must_be_shuffled
-from loaderviz.workshop.lessons.lesson06 import SLOWEST, steady
+from loaderviz.workshop.lessons.lesson06 import SLOWEST, Files, reading_time, steady, workers_of
 
 if TYPE_CHECKING:
     from loaderviz.view import Comparison
@@ -54,6 +55,25 @@ HOST = replace(
         "worker_start": "chosen small: in a training run of many steps the start of the workers does not count",
     },
 )
+
+
+@dataclass(frozen=True)
+class World:
+    """A race: what the loader gets, and what it must not do.
+
+    `held`: for how many batches there is memory on the GPU beside the weights, 0: for all. `flips`: the pictures are in
+    files (`lesson06.Files`), and each must be flipped left to right, or not, by chance. `target` x the limit.
+    """
+
+    name: str
+    target: float
+    held: int = 0
+    flips: bool = False
+
+
+FITS, LARGER = World("fits", 1.25), World("larger", 1.4, held=10)
+FILES = World("files", 1.4, held=10, flips=True)
+CORES = 4  # more workers are refused
 
 
 def digits(chance: random.Random) -> Data:
@@ -111,7 +131,7 @@ class Training(CheckLoop):
         return torch.float32 if getattr(images, "dtype", None) == torch.float32 else torch.uint8
 
 
-def train(load: Loader, chance: random.Random) -> tuple[LoaderRun, float]:
+def train(load: Loader, chance: random.Random, world: World = FITS) -> tuple[LoaderRun, float]:
     """Train with a loader; return the run and the share (0..1) of the test digits that are right then.
 
     The digits, and the seed of torch's global generator, are drawn from `chance`.
@@ -123,24 +143,60 @@ def train(load: Loader, chance: random.Random) -> tuple[LoaderRun, float]:
         trainings.append(Training(*arguments))
         return trainings[0]
 
+    def from_files(images: torch.Tensor, labels: torch.Tensor, *more: int) -> Any:
+        return load(Files(images, labels), *more)
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(chance.getrandbits(62))
-        setting = FeedConfig(epochs=EPOCHS, host=HOST)
-        run = feed(load, digits(chance), setting, SIZE, EPOCHS, resident=True, consumer=consumer)
-    _must_be_honest(run)
+        setting, loader = FeedConfig(epochs=EPOCHS, host=HOST), from_files if world.flips else load
+        run = feed(loader, digits(chance), setting, SIZE, EPOCHS, resident=True, consumer=consumer)
+    _must_be_honest(run, world.flips)
+    if world.held:
+        run.must_hold(world.held)
+    if (count := workers_of(run.timeline)) > CORES:
+        raise run.not_yet(f"you have {count} workers, but the machine has {CORES} cores", SLOWEST)
     return run, trainings[0].right()
 
 
-def _must_be_honest(run: LoaderRun) -> None:
+def _keys(sums: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return sums * 16 + labels.double()  # one exact number for each sample
+
+
+def _unflipped(run: LoaderRun) -> list[torch.Tensor]:
+    """Return the keys of each batch as if nothing was flipped; raise `NotYet` unless chance flips about half.
+
+    In each epoch, and other samples than in the one before: a share of 50 % +- 5 is ten standard deviations wide.
+    """
+    plain = _keys(run.data.sums, run.data.labels)
+    mirrored = _keys(harness.sums_of(run.data.images.flip(2), run.data.weights), run.data.labels)
+    known, order = torch.cat([plain, mirrored]).sort()
+    found, turned, known_all = [], [], True  # what is none of the samples is told by others
+    for seen in run.seen:
+        keys = _keys(*seen)
+        at = order[torch.searchsorted(known, keys).clamp(max=len(known) - 1)]
+        mine = torch.cat([plain, mirrored])[at] == keys
+        known_all &= bool(mine.all())
+        found.append(torch.where(mine, plain[at % len(plain)], keys))
+        turned.append(torch.stack([at % len(plain), at // len(plain)])[:, mine & (plain != mirrored)[at % len(plain)]])
+    epochs = [torch.zeros(len(plain)) for _ in range(0, len(turned), PER_EPOCH)]
+    for number, (sample, flipped) in enumerate(turned):
+        epochs[number // PER_EPOCH][sample] = flipped.float()
+    for number, (now, before) in enumerate(zip(epochs, [torch.zeros(len(plain)), *epochs], strict=False)):
+        share = float((now != before).float().mean())
+        if known_all and abs(share - 0.5) > 0.05:
+            than = "the epoch before" if number else "stored"
+            fact = f"in epoch {number} {words.share(share)} of the pictures are turned otherwise than {than}"
+            raise run.not_yet(fact, "flip each picture with a chance of one half, anew in each epoch")
+    return found
+
+
+def _must_be_honest(run: LoaderRun, flips: bool) -> None:
     """Raise `NotYet` unless each epoch has each sample once, with its label, in a new order of the samples."""
-
-    def keys_of(sums: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return sums * 16 + labels.double()  # one exact number for each sample
-
-    wanted, stored = keys_of(run.data.sums, run.data.labels).sort()
+    wanted, stored = _keys(run.data.sums, run.data.labels).sort()
+    seen_keys = _unflipped(run) if flips else [_keys(*seen) for seen in run.seen]
     epochs = []
     for start in range(0, len(run.seen), PER_EPOCH):
-        batches = [keys_of(*seen) for seen in run.seen[start : start + PER_EPOCH]]
+        batches = seen_keys[start : start + PER_EPOCH]
         for number, keys in enumerate(batches, start):
             if not torch.isin(keys, wanted).all():
                 early = bool(keys.isnan().any())
@@ -155,9 +211,12 @@ def _must_be_honest(run: LoaderRun) -> None:
     run.must_have_no_hazards()
 
 
-@lru_cache(maxsize=1)
-def limit() -> int:
-    """Return the time [ns] of the first copy of a stored batch from pinned memory, and then only training."""
+@lru_cache(maxsize=3)
+def limit(world: World = FITS) -> int:
+    """Return the shortest time [ns]: the copy of a stored batch from pinned memory, and then only training.
+
+    Where the data do not fit, each batch is copied in each epoch, while the GPU trains; files are read before.
+    """
     with record(on=harness.GPU, host=HOST) as recording:
         data = digits(random.Random(0))
         training = Training(data, FeedConfig())
@@ -166,8 +225,12 @@ def limit() -> int:
         training.step(images, labels)
         torch.cuda.synchronize()
     kernels = summarize(recording.timeline).kernels
-    first = harness.copy_time(data.images[:SIZE], data.labels[:SIZE])
-    return first + EPOCHS * PER_EPOCH * kernels
+    first, steps = harness.copy_time(data.images[:SIZE], data.labels[:SIZE]), EPOCHS * PER_EPOCH
+    if not world.held:
+        return first + steps * kernels
+    read = HOST.worker_start + reading_time(SIZE) if world.flips else 0
+    pace = max(kernels, reading_time(SIZE) // CORES) if world.flips else kernels
+    return read + harness.pipeline_limit([first] * steps, [pace] * steps)
 
 
 def milliseconds(load: Loader) -> float:
@@ -206,14 +269,16 @@ class Entry:
 
 
 class Leaderboard:
-    """The file and what is in it. Without a path: the one that the environment names, else one in the working folder.
+    """The file, and what is in it of one world. Without a path: the file that the environment names, else one here.
 
     `note` says what went wrong with the file, "" if nothing did: a leaderboard must never stop an exercise. A file that
     is no leaderboard is left as it is.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        named = path or os.environ.get(VARIABLE)
+    def __init__(self, path: str | os.PathLike[str] | None = None, world: str = FITS.name) -> None:
+        if world not in (known := [each.name for each in (FITS, LARGER, FILES)]):
+            raise ValueError(f"there is no world {world!r}; there is {', '.join(known)}")
+        named, self._table = path or os.environ.get(VARIABLE), "runs" if world == FITS.name else f"runs_{world}"
         self.path, self.shared, self.note = Path(named or "leaderboard.sqlite"), bool(named), ""
 
     def add(self, name: str, ns: int) -> Entry:
@@ -223,9 +288,11 @@ class Leaderboard:
         def write(file: sqlite3.Connection) -> None:
             file.execute("begin immediate")  # from here on nobody else writes
             if not _is_ours(file):
-                file.execute("create table runs (name text not null, ns integer not null, at text not null)")
                 file.execute(f"pragma application_id = {FORMAT}")
-            file.execute("insert into runs (name, ns, at) values (?, ?, ?)", (entry.name, entry.ns, entry.when))
+            columns = "name text not null, ns integer not null, at text not null"
+            file.execute(f"create table if not exists {self._table} ({columns})")
+            row = entry.name, entry.ns, entry.when
+            file.execute(f"insert into {self._table} (name, ns, at) values (?, ?, ?)", row)
 
         self._use(write)
         return entry
@@ -236,7 +303,12 @@ class Leaderboard:
 
         def read(file: sqlite3.Connection) -> list[Entry]:
             file.text_factory = lambda text: text.decode(errors="replace")
-            rows = file.execute("select name, ns, at from runs order by rowid") if _is_ours(file) else ()
+            tables = file.execute("select name from sqlite_master where name = ?", (self._table,)).fetchall()
+            rows = (
+                file.execute(f"select name, ns, at from {self._table} order by rowid")
+                if tables and _is_ours(file)
+                else ()
+            )
             return [entry for row in rows if (entry := _entry(*row))]
 
         return (self._use(read) or []) if os.path.exists(self.path) else []
@@ -413,7 +485,6 @@ class Ladder:
 
 # The race
 
-TARGET = 1.25
 YOURS = "yours"  # the rung of the exercise
 IDLE = "idle: "  # so begin the parts of a summary's breakdown in which the GPU has no work
 LATE_DATA = ("host fetches a batch", "host blocked, waiting for data")
@@ -424,55 +495,105 @@ class NotHonestError(LoadervizError, ValueError):
 
 
 ladder = Ladder(limit)
+ladders = {FITS: ladder, LARGER: Ladder(lambda: limit(LARGER)), FILES: Ladder(lambda: limit(FILES))}
 
 
-def climb(name: str, load: Loader) -> Rung:
+def climb(name: str, load: Loader, world: World = FITS) -> Rung:
     """Train with a loader; add the run to the ladder and return it.
 
     Raises `NotHonestError` if its batches are not those of an honest training.
     """
     try:
-        run, right = train(load, random.Random(0))
+        run, right = train(load, random.Random(0), world)
     except NotYet as problem:
         raise NotHonestError(f"{name}: {problem.fact} {problem.rule}".strip()) from None
-    return ladder.add(Rung(name, run.timeline, right))
+    return ladders[world].add(Rung(name, run.timeline, right))
 
 
-@lru_cache(maxsize=1)
-def baseline() -> int:
+@lru_cache(maxsize=3)
+def baseline(world: World = FITS) -> int:
     """Return the time [ns] of the loader that everybody begins with."""
-    return train(shipped("8.1", "starter"), random.Random(0))[0].took
+    number = {FITS: "8.1", LARGER: "8.2", FILES: "8.3"}[world]
+    return train(shipped(number, "starter"), random.Random(0), world)[0].took
+
+
+# What takes the largest part of a run's time, as the learner says it: parts of a summary's breakdown.
+REASONS = {
+    "compute": ("compute",),
+    "copy": ("copy exposed", "idle: host blocked, staging"),
+    "data": ("idle: host fetches a batch", "idle: host pins a batch", "idle: host blocked, waiting for data"),
+}
+
+
+def reason_of(timeline: Timeline) -> str:
+    """Return which of REASONS takes the largest part of the time; "host" where none of them does."""
+    breakdown = summarize(timeline, window_of(timeline, None)).breakdown
+    found = {reason: sum(breakdown.get(part, 0) for part in parts) for reason, parts in REASONS.items()}
+    found["host"] = sum(breakdown.values()) - sum(found.values())
+    return max(found, key=lambda reason: found[reason])
 
 
 class Race(Exercise):
-    """The capstone's exercise: each honest run is a rung of the ladder, and a line in the leaderboard."""
+    """A race of the capstone: each honest run is a rung of the ladder, and a line in the world's leaderboard.
+
+    A run's points: 1 each for the time (the target is met), the memory, honesty, and the reason. Without the first
+    three a check is not passed; without the right reason a tenth is added to the time on the leaderboard.
+    """
 
     _board: Leaderboard
     _name: str
+    _reason: str = ""
 
-    def check(self, answer: Any = None, name: str = "", file: str | None = None, *, seed: int | None = None) -> Outcome:
-        """Train with the loader, and return the outcome. `name` and `file` are for the leaderboard."""
-        self._board = Leaderboard(file)
-        self._name = self._board.name_for(name)
+    def __init__(self, *arguments: Any, world: World = FITS, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.world = world
+
+    def check(
+        self,
+        answer: Any = None,
+        name: str = "",
+        file: str | None = None,
+        *,
+        reason: str = "",
+        seed: int | None = None,
+    ) -> Outcome:
+        """Train with the loader, and return the outcome. `name` and `file` are for the leaderboard.
+
+        `reason`: what takes the largest part of your run, one of "compute", "copy", "data", "host".
+        """
+        self._board = Leaderboard(file, self.world.name)
+        self._name, self._reason = self._board.name_for(name), reason
         return super().check(answer, seed=seed)
 
     def measure(self, answer: Callable[..., Any], chance: random.Random) -> Score:
         """Train, note the time, and compare it: with the baseline, with the last run, with the limit."""
-        run, right = train(answer, chance)
-        before = self._board.previous(self._name)
-        self._board.add(self._name, run.took)
-        ladder.add(Rung(YOURS, run.timeline, right))
+        run, right = train(answer, chance, self.world)
+        before, found, best = self._board.previous(self._name), reason_of(run.timeline), limit(self.world)
+        self._board.add(self._name, run.took if self._reason == found else run.took + run.took // 10)
+        ladders[self.world].add(Rung(YOURS, run.timeline, right))
         lines = [
             f"{self._name}: {len(run.seen)} steps in {words.duration(run.took)}; {words.share(right)} of the test "
             "digits are right."
         ]
-        for what, ns in (("the baseline", baseline()), ("your previous run", before.ns if before else None)):
+        for what, ns in (("the baseline", baseline(self.world)), ("your previous run", before.ns if before else None)):
             if ns:
                 lines.append(f"Against {what} ({words.duration(ns)}): {words.times(ns / run.took)} as fast.")
-        lines.append(f"Against the limit ({words.duration(limit())}): {run.took / limit():.2f}x its time.")
+        lines.append(f"Against the limit ({words.duration(best)}): {run.took / best:.2f}x its time.")
+        in_time = run.took <= self.world.target * best
+        points = 2 + in_time + (self._reason == found)
+        said = (
+            f"you said {self._reason!r}"
+            if self._reason
+            else f"give reason={' or '.join(map(repr, [*REASONS, 'host']))}"
+        )
+        wrong = "" if self._reason == found else f"; without it a tenth is added on the leaderboard ({said})"
+        lines.append(
+            f"{points} of 4 points: memory, honesty, {'time' if in_time else 'not the time'}, "
+            f"{'the reason' if not wrong else 'not the reason'}{wrong}."
+        )
         score = " ".join([*lines, self._board.note]).strip()
-        if run.took > TARGET * limit():
-            raise NotYet(*why_slow(run), f"{score} The target is {TARGET}x the limit.", run.timeline)
+        if not in_time:
+            raise NotYet(*why_slow(run), f"{score} The target is {self.world.target}x the limit.", run.timeline)
         return Score(score, run.timeline)
 
 
@@ -502,7 +623,7 @@ race = Race(
     task=f"`images` (uint8 [N, 28, 28]) and `labels` are MNIST digits in host memory. Hand out all of them in "
     f"batches of `size`, `epochs` times, shuffled anew each time: images as uint8, or as float32 from 0 to 1. The "
     f"check trains a network on them ({PER_EPOCH * EPOCHS} steps).",
-    target=f"honest batches (each sample once in an epoch, in a new order), in at most {TARGET}x the limit, which is "
+    target=f"honest batches (each sample once in an epoch, in a new order), in at most {FITS.target}x the limit: "
     "the copy of the first batch, and then only training.",
     arguments=("images", "labels", "size", "epochs"),
     hints=(
@@ -511,4 +632,39 @@ race = Race(
         "Lesson 4: must they travel in every epoch? ResidentLoader, or index_select on the GPU.",
     ),
 )
-EXERCISES = (race,)
+HONEST = "(each sample once in an epoch, in a new order, with its label)"
+MEMORY = (
+    f"on the GPU there is memory for {LARGER.held} batches of uint8 images beside the weights; the data set has "
+    f"{PER_EPOCH}. The machine has {CORES} cores"
+)
+larger = Race(
+    "capstone.larger",
+    "8.2 A data set that does not fit",
+    world=LARGER,
+    task=f"The same data, network and loop, but {MEMORY}, for as many workers. So batches must travel.",
+    target=f"honest batches {HONEST}, in at most {LARGER.target}x the limit: the first copy, then the "
+    "longer one of copies and training.",
+    arguments=("images", "labels", "size", "epochs"),
+    hints=(
+        "Which bytes must travel, and from which memory? Nothing but uint8, and pinned.",
+        "Who gathers a batch of random samples while the GPU trains? Not the main thread, and not sample by sample.",
+        "`loaderviz.experiment.Images` gives whole batches; PrefetchLoader hides what is left of the copy.",
+    ),
+)
+files = Race(
+    "capstone.files",
+    "8.3 Slow files, with augmentation",
+    world=FILES,
+    task="`data` is that of exercise 6.2: `data[7]` reads one picture (uint8 [28, 28]) from a file in 48 µs, "
+    "`data[[7, 8, 9]]` reads several in one go, 8 µs each. Hand all out `epochs` times, shuffled anew each time, "
+    f"each picture flipped left to right with a chance of one half. And {MEMORY}.",
+    target=f"honest batches {HONEST}, flipped by chance, in at most {FILES.target}x the limit: the first read, "
+    "and then only training.",
+    arguments=("data", "size", "epochs"),
+    hints=(
+        "How often is a file opened for one batch? A sampler of lists makes it one read (exercise 6.2).",
+        "The flip can be done by a worker for each picture, or by the GPU for a whole batch at once.",
+        "`PrefetchLoader(loader, transform=...)` calls a function on each batch, on the GPU.",
+    ),
+)
+EXERCISES = (race, larger, files)

@@ -1,4 +1,4 @@
-"""Lesson 3, prefetch: two building blocks, and three exercises (overlap, uneven batches, a source that refills).
+"""Lesson 3, prefetch: two building blocks, and exercises (by hand, overlap, uneven batches, a source that refills).
 
 copies, arrived = copy_ahead(batch, side)   # queued on the side stream; the host goes on
 main.wait_event(arrived)                    # what comes now in `main` runs after the copy
@@ -8,18 +8,19 @@ x, y = claim(copies, main)                  # and their memory is not given away
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from loaderviz.loaders import marks
-from loaderviz.workshop import harness
+from loaderviz.timeline import Kind
+from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.exercises import Exercise, NotYet, Score
 from loaderviz.workshop.harness import Data, FeedConfig, feed
 
-BATCHES = 32
+BATCHES, FEW = 32, 8
 UNEVEN = (64, 64, 64, 256) * 5  # every fourth batch is four times as large
 BUFFERS = 2
 # x the limit: in a loop that never waits, and in one that reads its loss, so that the GPU waits for launches, too. The
@@ -75,6 +76,45 @@ def _judge_twice(answer: Callable[..., Any], data: Data, factors: tuple[float, f
         raise
     return Score(f"{score.text} With the loss read in each step: {reading.text}", score.timeline)
 
+
+# 3.0
+
+
+def _by_hand(answer: Callable[..., Any], chance: random.Random) -> Score:
+    def load(batches: Any) -> Iterator[Any]:
+        side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+        for batch in batches:
+            yield answer(batch, side, main)
+
+    run = feed(load, Data.random([harness.SAMPLES] * FEW, chance), FeedConfig())
+    run.must_be_right()
+    main = {kernel.lane for kernel in run.timeline.rows(Kind.COMPUTE)}
+    for copy in diagnosis.copies(run.timeline):
+        fact = f"the copy of batch {copy.batch} runs {diagnosis.stretch(run.timeline, copy.start, copy.end)}"
+        if copy.lane in main:
+            raise run.not_yet(f"{fact} in {copy.lane.name}, and so do the kernels", diagnosis.ONE_STREAM)
+        if diagnosis.waited_for(run.timeline, copy):
+            raise run.not_yet(
+                f"{fact}, and the host waits for it", "the stream waits, not the host: it gives the GPU work"
+            )
+    return Score(f"{FEW} batches, copied in the side stream; the host waited for none. 0 hazards.", run.timeline)
+
+
+by_hand = Exercise(
+    "lesson03.by_hand",
+    "3.0 Four calls by hand",
+    task="Write `to_gpu(batch, side, main)` for a batch (images, labels) in pinned memory. Four calls: copy in the "
+    "stream `side`, without blocking; record an event there; let `main` wait for the event; tell the allocator that "
+    "`main` reads the memory, too (`record_stream`). Return the batch.",
+    target=f"{FEW} batches, all correct, copied in the side stream; the host waits for no copy; no hazard.",
+    hints=(
+        "`with torch.cuda.stream(side):` what is called inside goes into that stream.",
+        "`side.record_event()` returns an event; `main.wait_event(event)` comes outside of the `with`.",
+        "`part.record_stream(main)` for each of the two tensors on the GPU.",
+    ),
+    measure=_by_hand,
+    arguments=("batch", "side", "main"),
+)
 
 # 3.1
 
@@ -149,4 +189,4 @@ refill = Exercise(
     measure=_refill,
 )
 
-EXERCISES = (overlap, uneven, refill)
+EXERCISES = (by_hand, overlap, uneven, refill)

@@ -321,14 +321,14 @@ def _read_fast(answer: Callable[..., Any], chance: random.Random) -> Score:
 
     run = feed(load, data, FeedConfig(dtype=torch.uint8, host=FILES_HOST), resident=True)
     run.must_be_right()
-    count = _workers(run.timeline)
+    count = workers_of(run.timeline)
     if count > AT_MOST:
         raise run.not_yet(
             f"you have {count} workers, but the machine of this task has {AT_MOST} cores",
             "each worker is a process: more of them than cores take turns, which the emulated machine does not show",
         )
     score = run.must_take(_limit(data), 1.1, _why_slow)
-    took, needed = sum(span.duration for span in run.timeline.rows(Kind.FETCH)), BATCHES * _reading(harness.SAMPLES)
+    took, needed = sum(span.duration for span in run.timeline.rows(Kind.FETCH)), BATCHES * reading_time(harness.SAMPLES)
     if took < needed:
         raise run.not_yet(
             f"the batches were fetched in {words.duration(took)}; to read all files takes {words.duration(needed)}",
@@ -345,11 +345,12 @@ def _host_batches(batches: Any) -> Any:
     return batches
 
 
-def _workers(timeline: Timeline) -> int:
+def workers_of(timeline: Timeline) -> int:
+    """Return how many workers fetch."""
     return len({span.lane for span in timeline.rows(Kind.FETCH) if span.lane.role == "worker"})
 
 
-def _reading(count: int) -> int:
+def reading_time(count: int) -> int:
     """Return the time of one read of so many pictures, ns."""
     return ONE_READ + count * ONE_PICTURE
 
@@ -359,13 +360,13 @@ def _limit(data: Data) -> int:
     images, labels = data.batches[0]
     nbytes = images.nbytes + labels.nbytes
     first = FILES_HOST.worker_start + costs.fetch_time(FILES_HOST, len(labels), nbytes, batched=True)
-    first += _reading(len(labels)) + costs.host_time(FILES_HOST, 2 * nbytes) + harness.copy_time(images, labels)
+    first += reading_time(len(labels)) + costs.host_time(FILES_HOST, 2 * nbytes) + harness.copy_time(images, labels)
     return first + BATCHES * harness.work_time(harness.SAMPLES, torch.uint8)
 
 
 def _why_slow(timeline: Timeline) -> diagnosis.Fact:
     """Say that fetching is the slowest station, if it is; else why the GPU is idle or a copy is not hidden."""
-    found, workers = stations(timeline), _workers(timeline)
+    found, workers = stations(timeline), workers_of(timeline)
     ready = found["fetch"] // max(1, workers)
     if not ready or (workers and ready <= 1.05 * found["compute"]):
         return diagnosis.why_not_hidden(timeline)
