@@ -332,6 +332,7 @@ def test_words():
 def test_showing_a_timeline_works_its_summary_out_once(monkeypatch, tmp_path, show):
     counted = []
     monkeypatch.setattr(metrics, "_steps", lambda *where, real=metrics._steps: counted.append(where) or real(*where))
+    monkeypatch.setattr(export, "advise", lambda _: ())  # it judges windows, and predictions, of its own
     timelines = factory.loaders()
     show(timelines, tmp_path / "page.html")
     assert len(counted) == len(timelines)
