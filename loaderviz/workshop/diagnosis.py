@@ -7,6 +7,7 @@ masks, here one span is chosen and told. Times are µs from the start of the mea
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from loaderviz.timeline import Cause, Kind, Span, Timeline
 Fact = tuple[str, str]
 Tensors = tuple[torch.Tensor, torch.Tensor]  # the sums of a batch, and its labels
 SMALL = 8_192  # copies up to this size (the labels) are not worth a sentence
-POLLS = 2  # questions whether an event is over, a batch: more of them are a loop that waits
+POLLS = 16  # questions in a row whether an event is over: the allocator asks fewer, a loop that waits more
 WAITS = {Cause.SYNCHRONIZE, Cause.STAGING}
 
 PAGEABLE = "R7: a copy from memory that is not pinned is staged by the host, so the host waits and gives no new work."
@@ -87,9 +88,10 @@ def exposed(timeline: Timeline) -> tuple[Span, int, int] | None:
 
 def why_not_hidden(timeline: Timeline) -> Fact:
     """Say which copy is exposed, from when to when, and why; or what else keeps the GPU idle."""
-    asked = [call for call in timeline.rows(Kind.API) if call.name == "cudaEventQuery" and not inside(timeline, call)]
-    if len(asked) > POLLS * len(copies(timeline)):
-        return f"The host asks {len(asked)} times whether an event is over{line_of(asked[0])}.", POLLING
+    runs = groupby(timeline.rows(Kind.API), key=lambda call: call.name == "cudaEventQuery")
+    asked = max((list(calls) for asks, calls in runs if asks), key=len, default=[])
+    if len(asked) > POLLS:
+        return f"The host asks {len(asked)} times in a row whether an event is over{line_of(asked[0])}.", POLLING
     found = exposed(timeline)
     if (found is None or found[0].pinned) and (waiting := too_strong_wait(timeline)):
         return waiting
@@ -217,7 +219,7 @@ def waited_for(timeline: Timeline, span: Span) -> Span | None:
 
 def inside(timeline: Timeline, span: Span) -> bool:
     """Tell whether a call or wait of the host is part of an operator, such as a copy, and not one of the program's."""
-    return any(row.start <= span.start < row.end for row in timeline.rows(Kind.OPERATOR, Kind.PIN))
+    return any(row.start <= span.start < row.end for row in timeline.rows(Kind.OPERATOR))
 
 
 def moves_an_index(timeline: Timeline, wait: Span) -> bool:
