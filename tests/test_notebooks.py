@@ -171,7 +171,7 @@ CLAIMS = {
         "[each.rule for each in lv.advise(trace)][-1] == 'start-up'",
         "len(sizes) == 16 and len({size for size in sizes if size < 10**5}) < 8 and not lv.summarize(moving).compute",
         "real.copy > 1.5 * emulated",
-        "lv.advise(measured)[0].rule == 'allocates-in-loop'",
+        "lv.advise(measured)[0].rule == 'warm-up' and 'cudaMalloc' in lv.advise(measured)[0].evidence",
         "'clear_cache' in [span.name for span in trace.rows(Kind.RANGE)][-2]",
         "100 < len(half) < len(trace)",
         "sum('ProfilerStep' in span.name for span in own.rows(Kind.RANGE)) == 5",
@@ -193,7 +193,7 @@ SAYS = {
     "10_extras": [r"read by numpy: nan\n[^\0]*numpy: no hazards\nhalves: early-read"],
 }
 # Words of the lines on stderr that are wanted: which digits these are, and the races that a lesson shows.
-WARNS = {"03_non_blocking_prefetch": ["HazardWarning"], "10_extras": ["HazardWarning"]}
+WARNS = {name: ["HazardWarning"] for name in ("03_non_blocking_prefetch", "05_find_the_bug", "10_extras")}
 
 
 @cache
@@ -345,7 +345,8 @@ def test_predictions_are_asked_before_and_answered_after_by_what_ran(name):
         answers = {word.arg: word.value for word in call.keywords} | dict(zip("qca", call.args, strict=False))
         assert isinstance(answers.get("answer", answers.get("a")), ast.Lambda), "the answer is computed, not typed"
     methods = [call.func.attr for call in calls if isinstance(call.func, ast.Attribute)]
-    assert methods.count("reveal") + methods.count("judge") == len(asked) + len(cards)
+    assert methods.count("reveal") == len(asked)
+    assert methods.count("judge") == len(cards) or not cards
 
 
 @pytest.mark.parametrize("name", NAMES)

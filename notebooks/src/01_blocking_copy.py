@@ -38,18 +38,8 @@ import torch
 
 import loaderviz as lv
 from loaderviz import words
-from loaderviz.workshop import lesson01, predict
-from loaderviz.workshop.loop import (
-    GPU,
-    HOST,
-    gpu_milliseconds,
-    make_batches,
-    new_model,
-    show_code,
-    steps,
-    train_step,
-    watch,
-)
+from loaderviz.workshop import lesson01, loop, predict
+from loaderviz.workshop.loop import GPU, gpu_milliseconds, make_batches, new_model, show_code, steps, train_step, watch
 
 # %% [markdown]
 # ## The parts of the loop
@@ -214,7 +204,7 @@ def milliseconds(action):
 x = batches[0][0]
 
 # %%
-with lv.record(on=GPU, host=HOST):
+with lv.record(on=GPU, host=loop.HOST):
     a = torch.randn(2048, 2048, device="cuda")
     a @ a, x.to("cuda")  # the first ones also load and allocate
     torch.cuda.synchronize()

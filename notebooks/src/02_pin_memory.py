@@ -39,18 +39,8 @@ from torch.utils.data import DataLoader
 
 import loaderviz as lv
 from loaderviz import experiment, mnist, words
-from loaderviz.workshop import lesson02, predict
-from loaderviz.workshop.loop import (
-    GPU,
-    HOST,
-    STEPS,
-    gpu_milliseconds,
-    make_batches,
-    new_model,
-    steps,
-    train_step,
-    watch,
-)
+from loaderviz.workshop import lesson02, loop, predict
+from loaderviz.workshop.loop import GPU, STEPS, gpu_milliseconds, make_batches, new_model, steps, train_step, watch
 
 # %% [markdown]
 # ## One copy, two kinds of memory
@@ -71,7 +61,7 @@ faster
 # %%
 batches = make_batches()
 x = batches[0][0]
-with lv.record(on=GPU, host=HOST) as recording:
+with lv.record(on=GPU, host=loop.HOST) as recording:
     pinned_x = x.pin_memory()
     for source in (x, pinned_x):
         torch.cuda.synchronize()
@@ -103,7 +93,7 @@ def milliseconds(action):
 
 
 # %%
-with lv.record(on=GPU, host=HOST):
+with lv.record(on=GPU, host=loop.HOST):
     pinned_x = x.pin_memory()
     pinned_x.to("cuda")  # the first copy allocates memory on the GPU; the ones below use it again
     print(f"pin_memory(), new memory          {milliseconds(lambda: x.pin_memory()):.3f} ms")

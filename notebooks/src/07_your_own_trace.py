@@ -135,10 +135,10 @@ print(lv.advise(measured))
 measured.view(color="kind")
 
 # %% [markdown]
-# The finding names the cause: memory is allocated inside the part that was measured. The annotation before it, with
-# `clear_cache` in its name, suggests why: it seems that the program empties the allocator's cache before it measures,
-# and so pays for `cudaMalloc` again. Perhaps the authors wanted that. A finding is a question about the program, not an
-# order to change it.
+# The finding names what is in there: first calls and `cudaMalloc`, which a program usually pays once. Nothing in the
+# file tells whether they come back. The annotation before it, with `clear_cache` in its name, suggests that here they
+# do: it seems that the program empties the allocator's cache before it measures, and so pays for `cudaMalloc` again.
+# Perhaps the authors wanted that. A finding is a question about the program, not an order to change it.
 #
 # ## Damaged files
 #

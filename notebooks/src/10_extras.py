@@ -38,18 +38,8 @@ import loaderviz as lv
 from loaderviz import mnist, words
 from loaderviz.emulator import Gpu
 from loaderviz.loaders import ResidentLoader
-from loaderviz.workshop import predict
-from loaderviz.workshop.loop import (
-    GPU,
-    HOST,
-    WARM_UP,
-    gpu_milliseconds,
-    make_batches,
-    new_model,
-    steps,
-    train_step,
-    watch,
-)
+from loaderviz.workshop import loop, predict
+from loaderviz.workshop.loop import GPU, WARM_UP, gpu_milliseconds, make_batches, new_model, steps, train_step, watch
 
 # %% [markdown]
 # ## A small part of the step
@@ -130,8 +120,8 @@ def graphed_loop(batches):
 small = make_batches(64, WARM_UP + 20)
 launched = watch(launching_loop, small)
 print(lv.advise(launched)[0])
-with lv.record(on=GPU, host=HOST):
-    took = [gpu_milliseconds(loop, small) for loop in (launching_loop, graphed_loop)]
+with lv.record(on=GPU, host=loop.HOST):
+    took = [gpu_milliseconds(each, small) for each in (launching_loop, graphed_loop)]
 prefetched = lv.summarize(lv.what_if(launched, pinned=True, prefetch=2)).step / 1e6
 print(f"launched {took[0]:.3f} ms a step, with a prefetcher {prefetched:.3f} ms, as a graph {took[1]:.3f} ms")
 
@@ -164,7 +154,7 @@ def train(batches):
 images, labels = (part[: 24 * 1024] for part in mnist.tensors(train=True))
 tiny = replace(Gpu.preset(GPU), name="a tiny GPU", memory=580 * 2**20)
 try:
-    with lv.record(on=tiny, host=HOST):
+    with lv.record(on=tiny, host=loop.HOST):
         ResidentLoader((images.float(), labels), 1024)
 except MemoryError as problem:
     print(str(problem).split(";")[0])
@@ -237,10 +227,10 @@ print(f"reports if the block is kept: {sanitizer_reports(False)}, if it is freed
 # one piece. Below, two streams work on two halves of the columns, and share not one byte.
 
 # %%
-with lv.record(on=GPU, host=HOST) as unseen:
+with lv.record(on=GPU, host=loop.HOST) as unseen:
     total = torch.ones(1000, device="cuda").sum().to("cpu", non_blocking=True)
     print(f"read by numpy: {total.numpy()}")
-with lv.record(on=GPU, host=HOST) as alarm:
+with lv.record(on=GPU, host=loop.HOST) as alarm:
     side, columns = torch.cuda.Stream(), torch.zeros(100, 8, device="cuda")
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -263,8 +253,8 @@ print(f"numpy: {unseen.hazards!r}\nhalves: {alarm.hazards[0].line}")
 # %% tags=["gpu"]
 if torch.cuda.is_available():
     print(f"{torch.cuda.get_device_name()}, batches of 64")
-    for loop in (launching_loop, graphed_loop):
-        print(f"{loop.__name__}: {gpu_milliseconds(loop, small):.3f} ms a step")
+    for each in (launching_loop, graphed_loop):
+        print(f"{each.__name__}: {gpu_milliseconds(each, small):.3f} ms a step")
 else:
     print("Skipped: PyTorch sees no CUDA GPU here. On a machine with one, this cell times both kinds of step on it.")
 

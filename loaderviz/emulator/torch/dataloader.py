@@ -131,7 +131,9 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
             with meter:
                 data = fetch(indices)
             samples = sample_count(indices, data)
-            return Fetched(data, samples, slept[0], meter.work, meter.unpriced, is_batched(fetcher), meter.files)
+            return Fetched(
+                data, samples, slept[0], meter.work, unpriced(meter, fetcher), is_batched(fetcher), meter.files
+            )
 
         fetcher.fetch = counting
         return fetcher
@@ -170,7 +172,8 @@ def _single_next(session: Session, original: Callable[..., Any]) -> Callable[...
         batched = is_batched(self._dataset_fetcher)
         read = runtime.shared.read(runtime.now, meter.files)
         runtime.shared.main_rests(runtime.now, read)
-        runtime.now = read + session.fetched(samples, nbytes(data), meter.work, meter.unpriced, batched=batched)
+        rest = unpriced(meter, self._dataset_fetcher)
+        runtime.now = read + session.fetched(samples, nbytes(data), meter.work, rest, batched=batched)
         runtime.builder.span(
             start, runtime.now, runtime.main, Kind.FETCH, f"fetch batch {batch}", batch=batch, nbytes=nbytes(data)
         )
@@ -308,6 +311,11 @@ def _several_process(session: Session, original: Callable[..., Any]) -> Callable
 
 
 # Batches
+
+
+def unpriced(meter: Meter, fetcher: Any) -> int:
+    """Return the real time of a fetch that nothing prices [ns]: none, for one that `Host.fetch_*` are for."""
+    return 0 if type(fetcher.dataset).__module__.startswith("loaderviz.") else meter.unpriced
 
 
 def is_batched(fetcher: Any) -> bool:
