@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from programs import cnn, mlp, same, to_device, train
@@ -11,6 +13,12 @@ from torch.utils.data import DistributedSampler
 
 import loaderviz as lv
 from loaderviz.errors import NotModelledError
+
+
+@pytest.fixture(autouse=True)
+def own_excepthook(monkeypatch):
+    """Forming a process group wraps `sys.excepthook`, and torch never takes that back."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
 
 @pytest.mark.filterwarnings("ignore:Using -1 to represent CPU:FutureWarning")  # torch's own, in the way back
