@@ -338,7 +338,7 @@ SLOWED = """
 """.split()  # noqa: SIM905
 OLD_SOURCE = (
     "1.65 times 'server 2023': DGX-1 (Xeon E5-2698 v4) with PyTorch of 2020 takes 10.4 ms for a ResNet-50 at batch 1, "
-    "with AMP 12.8, which the host sets (DeepLearningExamples, V100); cudaLaunchKernel 7-9 us (trace R0)"
+    "with AMP 12.8, which the host sets (DeepLearningExamples, V100); cudaLaunchKernel 7-9 us (a public trace)"
 )
 HOST_TABLE = """
                                 server 2023,        laptop,    workstation

@@ -103,6 +103,7 @@ def launching_loop(batches):
     return loss
 
 
+# %%
 def graphed_loop(batches):
     """Capture one step, then replay it for each batch."""
     (model, optimizer), (x, y) = new_model(), (part.to("cuda") for part in batches[0])

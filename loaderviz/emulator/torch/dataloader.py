@@ -441,10 +441,13 @@ class Meter(TorchDispatchMode):
             self._left_out = before + thread_time_ns() - start
 
     def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `open`, noting each file that it opens to read; the bytes come from the page cache at least."""
+        """Return `open`, noting what this thread opens to read; the bytes come from the page cache at least."""
+        fetching = threading.get_ident()
 
         def opening(*args: Any, **kwargs: Any) -> Any:
             file = function(*args, **kwargs)
+            if threading.get_ident() != fetching:
+                return file
             found = os.fstat(file.fileno())
             if file.readable() and stat.S_ISREG(found.st_mode) and self.host.disk:
                 self.files.append(((found.st_dev, found.st_ino), found.st_size))
