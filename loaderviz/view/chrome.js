@@ -81,9 +81,10 @@ function fillWords(view) {
   ui.title.textContent = view.title;
   if (view.veiled && head.withheld) ui.title.append(button("what does it show?", "show what the picture says in words",
     () => view.unveil()));
-  ui.title.hidden = !ui.title.firstChild;
-  ui.subtitle.textContent = [head.subtitle, options.difference].filter(Boolean).join(" · ");
-  ui.subtitle.hidden = !ui.subtitle.textContent;
+  ui.card.classList.toggle("compact", Boolean(head.compact)); // words and numbers beside it say what its title would
+  ui.title.hidden = head.compact || !ui.title.firstChild;
+  ui.subtitle.textContent = [!head.compact && head.subtitle, options.difference].filter(Boolean).join(" · ");
+  ui.subtitle.hidden = !head.compact && !ui.subtitle.textContent;
   ui.notes.replaceChildren(...(head.notes ?? []).map(note => el("p", "", note)));
   ui.byBatch.textContent = view.byBatch ? "colour: batches" : "colour: kinds";
   ui.byBatch.title = view.byBatch ? "colour by kind of span" : "colour by batch";

@@ -92,7 +92,7 @@ function patternOf(theme, swatch, context, dpr) {
 
 // ---------------------------------------------------------------------------------------------------------- layout
 
-const TRACK = 24, FOLDED = 12, HEADER = 24, HERO_BAR = 30, HERO = 54, CURVE = 44, LANE_GAP = 3, GROUP_GAP = 8,
+const TRACK = 24, LOW = 18, FOLDED = 12, HEADER = 24, HERO_BAR = 30, HERO = 54, CURVE = 44, LANE_GAP = 3, GROUP_GAP = 8,
   MANY_GROUPS = 20;
 // further lines of words under its bar
 const heroExtra = width => (!width ? 0 : width < NARROW ? 34 : width < 900 ? 17 : 0);
@@ -134,9 +134,10 @@ function layout(view) {
       before = lane.kind;
       const folded = folds.has(`l${index}.${number}`),
         tracks = model.tracks.filter(track => track.part === index && track.lane === number);
-      tracks.forEach((track, level) => add("track", folded ? Math.max(3, FOLDED / tracks.length) : TRACK,
+      tracks.forEach((track, level) => add("track", folded ? Math.max(3, FOLDED / tracks.length)
+        : view.head.compact && innerHeight < 960 ? LOW : TRACK,
         { part: index, lane: number, track, level, folded, ghost: part.ghost }));
-      y += LANE_GAP;
+      y += view.head.compact ? 1 : LANE_GAP;
     });
     (part.strips ?? []).forEach((_, strip) => {
       y += GROUP_GAP;

@@ -152,7 +152,7 @@ def numbers(summary: Summary) -> str:
     ]
     shown = "".join(
         f"<div style='padding:2px 18px 2px 0'><div style='color:{SOFT};font-size:13px'>{escape(name)}</div>"
-        f"<div style='color:{INK};font-size:22px;font-weight:600;white-space:nowrap'>{escape(value)}</div></div>"
+        f"<div style='color:{INK};font-size:18px;font-weight:600;white-space:nowrap'>{escape(value)}</div></div>"
         for name, value in cells
     )
     return f"<div style='display:flex;flex-wrap:wrap;line-height:1.3'>{shown}</div>"
@@ -179,8 +179,10 @@ def code(text: str, title: str) -> str:
     return (
         f"<div><div style='display:flex;justify-content:space-between;align-items:center;color:{INK};"
         f"font-size:14px'><b>{escape(title)}</b>{button}</div>"
-        f"<pre tabindex='0' style='{_MONO};color:{INK};background:{BACK};padding:8px 10px;overflow:auto;"
-        f"margin:4px 0'>{escape(text)}</pre></div>"
+        # a column that is reversed shows its end, where the loop is
+        "<div style='display:flex;flex-direction:column-reverse;max-height:max(374px,52vh);overflow:auto'>"
+        f"<pre tabindex='0' style='{_MONO};font-size:12px;color:{INK};background:{BACK};padding:6px 8px;margin:0;"
+        f"flex:none;overflow:visible;white-space:pre-wrap;overflow-wrap:anywhere'>{escape(text)}</pre></div></div>"
     )
 
 

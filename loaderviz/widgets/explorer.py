@@ -1,4 +1,4 @@
-"""The explorer: sliders and choices beside one live timeline, its numbers, and the code that the setting means.
+"""The explorer: sliders and choices above one live timeline and, beside it, the code that the setting means.
 
 lv.explore()                                       # begins with the blocking loader
 lv.explore("prefetch", batch_size=256, workers=2)  # or with another lesson, or settings of your own
@@ -30,7 +30,8 @@ from loaderviz.widgets.settings import (
     simulate,
 )
 
-HEIGHT = 430  # px of the view, whatever lanes it has, so that nothing jumps
+# px of the view's lanes, however many there are, so that nothing jumps; more where the window has more than is beside
+LOOKS = {"compact": True, "height": 260, "beside": 560}
 WORTH_HIDING = 0.05  # with a copy below this share of the step, overlap cannot pay (Amdahl)
 
 
@@ -102,12 +103,14 @@ class Explorer(Interactive):
         from loaderviz.widgets.live import Controls, LiveView
 
         self._axis = self.timeline.duration
-        self._live = LiveView(self.view, height=HEIGHT, axis=self._axis)
+        self._live = LiveView(self.view, axis=self._axis, **LOOKS)
         self._numbers, self._words, self._code = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.controls = Controls(self.settings, self._changed)
-        parts = [self._numbers, self._live, self._words, self._code]
-        right = widgets.VBox(parts, layout={"flex": "1 1 420px", "min_width": "0"})
-        self.widget = widgets.HBox([self.controls.box, right], layout={"flex_flow": "row wrap", "grid_gap": "12px"})
+        self._live.options = {"difference": "A setting that you change leaves the picture before as an outline."}
+        self._live.layout = {"flex": "5 1 420px", "min_width": "0"}
+        self._code.layout = {"flex": "3 1 320px", "min_width": "0"}
+        row = widgets.HBox([self._live, self._code], layout={"flex_flow": "row wrap", "grid_gap": "0 12px"})
+        self.widget = widgets.VBox([self.controls.box, self._numbers, row, self._words])
         self._write()
 
     def _changed(self, settings: Settings) -> None:
@@ -118,7 +121,7 @@ class Explorer(Interactive):
             self._words.value = cells.problem(f"{error} The picture still shows the settings before.")
             return
         self._axis = max(self._axis, self.timeline.duration)  # fixed, so that lengths can be compared
-        self._live.become(self.view, difference(former, self.summary), height=HEIGHT, axis=self._axis)
+        self._live.become(self.view, difference(former, self.summary), axis=self._axis, **LOOKS)
         self._write()
 
     def _write(self) -> None:

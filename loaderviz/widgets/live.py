@@ -91,8 +91,8 @@ class LiveView(anywidget.AnyWidget):
 
 
 Options = list[tuple[str, Any]]
-_TEXT = {"description_width": "148px"}
-_ROW = {"width": "340px"}
+_TEXT = {"description_width": "122px"}
+_ROW = {"width": "auto", "height": "26px", "margin": "0 2px"}
 _SIZES = (100, 400, 784, 1_500, 3_136, 6_000, 12_288, 30_000, 60_000, 150_528, 602_112)
 _RATES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 32, 40, 55, 80, 97, 150, 300)  # GB/s
 _TIMES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # µs a sample
@@ -142,16 +142,15 @@ def with_value(name: str, value: int) -> Options:
 
 _SLIDERS = {
     "batch_size": "batch size", "sample_bytes": "bytes per sample", "compute": "compute per batch",
-    "kernels": "kernels per batch", "workers": "workers", "fetch_per_sample": "CPU work per sample",
+    "kernels": "kernels per batch", "workers": "workers", "fetch_per_sample": "CPU work a sample",
     "depth": "batches ahead", "pinned_rate": "pinned copy rate", "pageable_rate": "pageable copy rate",
 }  # fmt: skip
 _CHECKS = {"pin": "pin_memory=True", "non_blocking": "non_blocking=True", "side_stream": "copy on a side stream"}
-_GROUPS = {
-    "The work": ("batch_size", "sample_bytes", "compute", "kernels"),
-    "Loading, on the CPU": ("workers", "fetch_per_sample", "pin"),
-    "Copying": ("non_blocking", "side_stream", "depth", "lifetime"),
-    "The machine": ("gpu", "pinned_rate", "pageable_rate"),
-}
+_COLUMNS: tuple[dict[str, tuple[str, ...]], ...] = (
+    {"The four loaders": ("buttons",), "The machine": ("gpu", "pinned_rate", "pageable_rate")},
+    {"The work": ("resident", "batch_size", "sample_bytes", "compute", "kernels", "typed", "refused")},
+    {"Loading and copying": ("workers", "fetch_per_sample", "pin", "non_blocking", "side_stream", "depth", "lifetime")},
+)
 _LOADING = ("workers", "fetch_per_sample", "pin", "non_blocking", "side_stream", "depth", "lifetime")
 
 
@@ -164,9 +163,9 @@ class Controls:
         self.widgets: dict[str, Any] = {name: _slider(name, label, settings) for name, label in _SLIDERS.items()}
         self.widgets |= {name: _check(label, getattr(settings, name)) for name, label in _CHECKS.items()}
         self.widgets["gpu"] = _dropdown("GPU", sorted({*GPUS, settings.gpu}), settings.gpu)
-        self.widgets["lifetime"] = _dropdown("memory kept safe by", list(LIFETIMES), settings.lifetime)
+        self.widgets["lifetime"] = _dropdown("memory kept by", list(LIFETIMES), settings.lifetime)
         where = [("host memory", False), ("GPU memory", True)]
-        self.widgets["resident"] = _dropdown("the data set lives in", where, settings.resident)
+        self.widgets["resident"] = _dropdown("the data set is in", where, settings.resident)
         for name, widget in self.widgets.items():
             widget.observe(lambda change, name=name: self._moved(name, change), names="value")
         self.buttons = {name: self._button(name) for name in PRESETS}
@@ -252,12 +251,15 @@ class Controls:
         return button
 
     def _laid_out(self) -> Any:
-        rows = [_heading("The four loaders"), widgets.HBox(list(self.buttons.values()), layout={"flex_flow": "wrap"})]
-        rows.append(self.widgets["resident"])
-        for title, names in _GROUPS.items():
-            rows += [_heading(title), *(self.widgets[name] for name in names)]
-        rows += [self.typed, self.refused]
-        return widgets.VBox(rows, layout={"width": "350px", "flex": "0 0 350px"})
+        """Put the groups into columns side by side, so that picture and code are in sight with them."""
+        buttons = widgets.HBox(list(self.buttons.values()), layout={"flex_flow": "wrap", "margin": "0 0 8px"})
+        parts = {**self.widgets, "buttons": buttons, "typed": self.typed, "refused": self.refused}
+        columns = [
+            [each for title, names in groups.items() for each in (_heading(title), *map(parts.get, names))]
+            for groups in _COLUMNS
+        ]
+        boxes = [widgets.VBox(column, layout={"flex": "1 1 260px", "min_width": "0"}) for column in columns]
+        return widgets.HBox(boxes, layout={"flex_flow": "row wrap", "grid_gap": "0 16px"})
 
 
 def _slider(name: str, label: str, settings: Settings) -> Any:
@@ -269,7 +271,7 @@ def _slider(name: str, label: str, settings: Settings) -> Any:
 
 
 def _check(label: str, value: bool) -> Any:
-    return widgets.Checkbox(value=value, description=label, indent=False, layout={"width": "auto", "margin": "2px 4px"})
+    return widgets.Checkbox(value=value, description=label, indent=False, layout=_ROW)
 
 
 def _dropdown(label: str, options: Any, value: Any) -> Any:
@@ -277,4 +279,6 @@ def _dropdown(label: str, options: Any, value: Any) -> Any:
 
 
 def _heading(text: str) -> Any:
-    return widgets.HTML(f"<b style='color:var(--jp-ui-font-color1,#222)'>{text}</b>", layout={"margin": "6px 0 0 0"})
+    return widgets.HTML(
+        f"<b style='color:var(--jp-ui-font-color1,#222)'>{text}</b>", layout={"height": "22px", "margin": "0"}
+    )

@@ -18,10 +18,10 @@ TAB_ORDER = """cell => [...cell.querySelectorAll('button, input, select, [role=s
         || each.closest('.widget-inline-hbox')?.querySelector('.widget-label')?.innerText)"""
 STOPS = [
     [
-        "blocking", "pinned", "prefetch", "resident", "the data set lives in", "batch size", "bytes per sample",
-        "compute per batch", "kernels per batch", "workers", "CPU work per sample", "pin_memory=True",
-        "non_blocking=True", "copy on a side stream", "batches ahead", "GPU", "pinned copy rate", "pageable copy rate",
-        "or type values",
+        "blocking", "pinned", "prefetch", "resident", "GPU", "pinned copy rate", "pageable copy rate",
+        "the data set is in", "batch size", "bytes per sample", "compute per batch", "kernels per batch",
+        "or type values", "workers", "CPU work a sample", "pin_memory=True", "non_blocking=True",
+        "copy on a side stream", "batches ahead",
         "copy the code", "code",
     ],
     ["◀ event before", "next event ▶", "event"],
