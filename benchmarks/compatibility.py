@@ -49,6 +49,9 @@ FOOT = """
 * **A tensor of the GPU in another process**, by `multiprocessing`: CUDA's handles for memory are not emulated.
 * **More than one GPU or rank**, sparse and nested tensors on the device, memory pools and allocators of one's own, raw
   CUDA: each raises `NotModelledError`, which names the call.
+
+Attention and encoder layers in evaluation take the path of training, as their fused "fast path" is not modelled: values
+equal to rounding, with zeros where a `TransformerEncoder` unpacks padded sequences.
 """
 
 

@@ -45,7 +45,7 @@ from loaderviz.loaders import marks
 from loaderviz.timeline import Timeline
 
 OURS = ("loaderviz.emulator", "loaderviz.timeline")
-ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+ASKS = {name: check for name, check in vars(torch.overrides).items() if name.startswith("has_torch_function")}
 LOOKED_AT: set[str] = set()  # modules; to look through all takes a while
 HOLD: list[tuple[str, str]] = []  # which of them hold which of these
 
@@ -191,13 +191,12 @@ def _let_functions_through(patches: Patches) -> None:
             values = tuple(values[0])
         return bool(overriding(map(type, values)))
 
-    known = {name: vars(torch.overrides)[name] for name in ASKS}
     for module in sys.modules.keys() - LOOKED_AT:
         names = getattr(sys.modules[module], "__dict__", {}) if module.startswith("torch.") else {}
         HOLD.extend((module, name) for name in ASKS if name in names and module != torch.overrides.__name__)
         LOOKED_AT.add(module)
     for module, name in HOLD:
-        if getattr(sys.modules.get(module), name, None) is known[name]:
+        if getattr(sys.modules.get(module), name, None) is ASKS[name]:
             patches.set(sys.modules[module], name, has_override)
 
 

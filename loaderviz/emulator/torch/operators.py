@@ -53,7 +53,7 @@ QUESTIONS = frozenset(("is_same_size", "is_pinned", "_has_compatible_shallow_cop
 # They read something back, so the host waits for the current stream (R25).
 SYNCHRONIZING = _words("""
     _local_scalar_dense nonzero masked_select _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive
-    equal is_nonzero bincount _linalg_check_errors
+    equal is_nonzero bincount _linalg_check_errors _nested_tensor_from_mask_left_aligned
 """)
 INDEXING = frozenset(("index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put"))
 # CPU tensors may stand beside device tensors here.

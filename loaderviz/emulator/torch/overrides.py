@@ -52,6 +52,7 @@ ASKED: Any = [vars(torch._C.TensorBase)[name] for name in ("grad", "is_sparse", 
 GETTERS = {*(attribute.__get__ for attribute in ASKED), ASKED[0].__set__}
 FIRST = 5  # before torch's own packages (10 is the CPU's) in the order of serialization
 PLAIN = {torch.Tensor, torch.nn.Parameter, type(None), list, tuple, int, float, bool, str}
+PADDING = "_loaderviz_padding"  # the mask of sequences that an encoder has packed
 NO_OVERRIDE = torch._C._disabled_torch_function_impl  # what a class says that wants none, as `Parameter` does
 
 
@@ -330,6 +331,12 @@ def _numpy(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+@answers(torch.Tensor.to_padded_tensor)
+def _to_padded(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    padding = getattr(args[0], PADDING, None)
+    return func(*args, **kwargs) if padding is None else args[0].masked_fill(padding.unsqueeze(-1), args[1])
+
+
 @answers(torch.Tensor.tolist)
 def _tolist(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0].detach()
@@ -415,6 +422,7 @@ def install_library(session: Session, patches: Patches, operators: Operators, ca
     _install_profiler(session, patches)
     _install_sending(session, patches)
     _install_attention(patches)
+    _install_encoder(patches)
     find: Any = torch.jit._builtins._find_builtin  # by identity, also of what stands in for a builtin now
     patches.function(torch.jit._builtins, "_find_builtin", lambda function: find(inspect.unwrap(function)))
     for name in ("nested_tensor", "as_nested_tensor"):
@@ -424,9 +432,7 @@ def install_library(session: Session, patches: Patches, operators: Operators, ca
 def _on_host_only(original: Callable[..., Any]) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
         if touches_device(original, args, kwargs):
-            raise NotModelledError(
-                f"torch.nested.{original.__name__}: nested tensors on the emulated GPU are not modelled"
-            )
+            raise NotModelledError(f"torch.{original.__name__}: nested tensors on the emulated GPU are not modelled")
         return original(*args, **kwargs)
 
     return make
@@ -442,6 +448,54 @@ def _install_attention(patches: Patches) -> None:
         choose([*asked, *([names.FLASH_ATTENTION, names.MATH] if cuda_only & set(asked) else [])], *args, **kwargs)
 
     patches.set(torch.nn.attention, "_sdpa_kernel", sdpa_kernel)
+
+
+def _install_encoder(patches: Patches) -> None:
+    """A `TransformerEncoder` in evaluation packs sequences padded at their end, and pads with zeros afterwards.
+
+    Here they are not packed, but carry their mask to the layers, which take their slow path. The host waits as for
+    nested tensors: it asks whether the padding is at the end, and how long the sequences are.
+    """
+    encoder, layer, ask = (
+        torch.nn.TransformerEncoder,
+        torch.nn.TransformerEncoderLayer,
+        torch.overrides.has_torch_function,
+    )
+    encode, encode_layer, inside = encoder.forward, layer.forward, [False]
+
+    def forward(self: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
+        inside.append(is_on_device(src))
+        try:
+            return encode(self, src, *args, **kwargs)
+        finally:
+            inside.pop()
+
+    def forward_layer(
+        self: Any, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = False
+    ) -> Any:
+        inside.append(False)
+        try:
+            padding = getattr(src, PADDING, src_key_padding_mask)
+            result = encode_layer(self, src, src_mask, padding, is_causal)
+        finally:
+            inside.pop()
+        if hasattr(src, PADDING):
+            setattr(result, PADDING, padding)
+        return result
+
+    def pack(tensor: Any, mask: Any, mask_check: bool = True) -> Any:
+        mask.sum(1).cpu()
+        packed = tensor.clone()
+        setattr(packed, PADDING, mask.logical_not())
+        return packed
+
+    refuse = _on_host_only(torch._nested_tensor_from_mask)
+    patches.set(encoder, "forward", forward)
+    patches.set(layer, "forward", forward_layer)
+    patches.set(torch.overrides, "has_torch_function", lambda values: not inside[-1] and ask(values))
+    patches.function(
+        torch, "_nested_tensor_from_mask", lambda *args, **kwargs: (pack if inside[-1] else refuse)(*args, **kwargs)
+    )
 
 
 def _install_profiler(session: Session, patches: Patches) -> None:

@@ -161,6 +161,29 @@ def test_common_layers_run_forward_and_backward():
         assert table.weight.grad.is_cuda
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("lengths", [(7, 5, 3), None], ids=["padded at the end", "inside"])
+@pytest.mark.parametrize("settings", [{}, {"norm_first": True, "activation": "gelu"}], ids=["post", "pre"])
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_padded_sequences_leave_an_encoder_as_from_the_cpu(mode, settings, lengths):
+    def encode(device):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, **settings)
+        nested = not settings.get("norm_first", False)
+        encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(16), enable_nested_tensor=nested).to(device).eval()
+        if lengths:
+            padding = torch.arange(7) >= torch.tensor(lengths)[:, None]
+        else:
+            padding = torch.eye(3, 7) > 0
+        with mode():
+            x, padding = torch.randn(3, 7, 16).to(device), padding.to(device)
+            return encoder(x, src_key_padding_mask=padding).detach().cpu(), layer.to(device).eval()(x).detach().cpu()
+
+    expected = encode("cpu")
+    with lv.record(on="a100", hazards="raise"):
+        torch.testing.assert_close(encode("cuda"), expected, equal_nan=True)
+
+
 def test_functions_that_make_memory_inside_make_it_on_the_device():
     with lv.record(on="a100"):
         labels = torch.tensor([0, 2], device="cuda")

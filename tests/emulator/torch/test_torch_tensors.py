@@ -276,6 +276,7 @@ def test_out_of_memory_has_the_numbers_and_the_program_may_go_on():
         lambda: torch.eye(3, device="cuda").to_sparse(),
         lambda: torch.nested.nested_tensor([torch.ones(2)], device="cuda"),
         lambda: torch.nested.as_nested_tensor([torch.ones(2, device="cuda")]),
+        lambda: torch._nested_tensor_from_mask(torch.ones(1, 2, 3, device="cuda"), torch.ones(1, 2, device="cuda") > 0),
         lambda: torch.zeros(2, device="cuda:1"),
         lambda: torch.zeros(2).to(1),
         lambda: torch.ones(2, device="cuda").__dlpack__(),
