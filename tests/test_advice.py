@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -736,6 +737,44 @@ def test_with_as_many_workers_as_cores_more_are_not_advised():
     assert finding.expected_gain.share > 0.9  # of the change that is advised, not of a fifth worker
     assert "num_workers" not in finding_of(slow_loader(4, "this machine, 2 CPU cores"), "waiting-for-data").change
     assert "num_workers=16," in finding_of(slow_loader(4), "waiting-for-data").change
+
+
+class Costly(torch.utils.data.Dataset):
+    """Samples that take 1 ms of a core each."""
+
+    def __len__(self):
+        return 8 * 48
+
+    def __getitem__(self, index):
+        with lv.costs(1e-3):
+            return torch.zeros(784)
+
+
+@functools.cache
+def costly(workers):
+    """Return a loop over `Costly`, batches of 8, on an emulated host of 4 cores."""
+    with lv.record(on="laptop", host=replace(Host.preset("laptop"), cores=4)) as recording:
+        for batch in torch.utils.data.DataLoader(Costly(), 8, num_workers=workers, pin_memory=True):
+            batch.cuda(non_blocking=True).sum()
+    return recording.timeline
+
+
+def test_the_cores_of_an_emulated_host_cap_the_workers():
+    """Two workers to four: twice as fast. From four on they take turns, and what_if() counts their turns once."""
+    steps = {workers: lv.summarize(costly(workers)).step for workers in (2, 4, 8, 12)}
+    assert steps[2] == pytest.approx(2 * steps[4], rel=0.02)
+    assert [steps[8], steps[12]] == pytest.approx([steps[4]] * 2, rel=0.02)
+    for now, then in itertools.permutations(steps, 2):
+        predicted = lv.summarize(lv.what_if(costly(now), workers=then)).step
+        assert predicted == pytest.approx(steps[then], rel=0.02), f"{now} workers -> {then}"
+    finding = finding_of(costly(2), "waiting-for-data")
+    assert "num_workers=4," in finding.change and "this machine has 4 CPU cores" in finding.evidence
+    edge = 2 * 8_000_000 / 47  # two batches more may be fetched when the window begins
+    assert steps[2] - steps[4] <= finding.expected_gain.per_step + edge
+    for workers, turns in ((4, "more workers would"), (8, "they"), (12, "they")):
+        finding = finding_of(costly(workers), "waiting-for-data")
+        assert finding.change.startswith("# more workers do not help: prepare the samples once")
+        assert f"and this machine has 4 CPU cores: {turns} take turns" in finding.evidence
 
 
 def test_where_the_workers_suffice_nothing_is_said_of_cores():

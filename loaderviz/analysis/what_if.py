@@ -396,6 +396,7 @@ def host_of(loop: Observed) -> Host:
     timeline, facts = loop.timeline, loop.facts
     name = timeline.context.host.split(" (")[0]
     base = Host.preset(name if name in HOSTS else "workstation")
+    base = replace(base, cores=facts.cores or base.cores)
     launches = facts.calls(facts.mask(Kind.COMPUTE))
     pinned = facts.calls(loop.copies & (timeline.pinned == 1))
     handed = facts.loop & np.isin(timeline.name, [n for n, each in enumerate(timeline.names) if "hand-out" in each])
@@ -620,6 +621,8 @@ class _ObservedWork:
         real, now, then = loop.timeline.context.origin != "emulated", loop.config.workers, config.workers
         self.crosses = real and bool(now) != bool(then) and not (loop.resident or config.resident)
         self.slower = 1.0 if not self.crosses else WITH_WORKERS if then else 1 / WITH_WORKERS
+        # A worker's time on a real clock has its waits for a core in it, which the replay adds itself.
+        self.share = min(1.0, (loop.facts.cores or now) / now) if real and now else 1.0
         self.faults = self.crosses and bool(then) and not config.pin  # else the pin thread has them
 
     def _step(self, number: int) -> Step:
@@ -632,7 +635,7 @@ class _ObservedWork:
         return round(self._step(number).samples * self.scale)
 
     def fetch_time(self, number: int) -> int:
-        return round(self._step(number).fetch * self.scale * self.slower)
+        return round(self._step(number).fetch * self.scale * self.slower * self.share)
 
     def draw_time(self, number: int) -> int:
         return self.loop.draw_time

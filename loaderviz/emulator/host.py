@@ -113,25 +113,31 @@ class LoaderSchedule:
     ) -> int:
         """A worker fetches a batch of `nbytes` bytes; return when it is there.
 
-        It takes a core for `took` ns, and none for `slept` ns and while it reads `files`.
+        It takes a core for `took` ns, and none for `slept` ns and while it reads `files`. The span begins with that,
+        not with the wait for a core.
         """
         start, shared = max(self.ordered[batch - self.first], self._free[worker]), self.runtime.shared
-        ready = self._free[worker] = shared.compute(shared.read(start, files) + slept, took, self.runtime.now)
-        self._fetched, self._took = self._fetched + 1, ready - start
+        begun = shared.read(start, files) + slept
+        first, ready = shared.compute(begun, took, self.runtime.now)
+        self._free[worker], self._fetched, self._took = ready, self._fetched + 1, ready - start
+        start = start if begun > start else first
         lane = self.runtime.builder.lane(f"worker {worker}", "host", "worker", worker)
         name = f"fetch batch {batch}"
         self.runtime.builder.span(start, ready, lane, Kind.FETCH, name, batch=batch, nbytes=nbytes, source=source)
         return ready
 
     def busy_workers(self, at: int) -> int:
-        """Return how many workers fetch then batches yet to be taken, if each takes as long as the last one."""
+        """Return how many workers fetch then batches yet to be taken, if each takes as long as the last one.
+
+        No more than there are cores: the others wait for their turn.
+        """
         free, busy = list(self._free), 0
         for batch in range(self._fetched, len(self.ordered)):
             worker = batch % len(free)
             start = max(self.ordered[batch], free[worker])
             free[worker] = start + self._took
             busy += start <= at < free[worker]
-        return busy
+        return min(busy, self.runtime.host.cores or busy)
 
     def pin(self, batch: int, ready: int, nbytes: int, locks: Callable[[int], int]) -> int:
         """The pin thread copies the batch into pinned memory; return when it is there.
@@ -140,7 +146,8 @@ class LoaderSchedule:
         """
         start, shared = max(ready, self._pin_free), self.runtime.shared
         copying = shared.crowded(host_time(self.runtime.host, 2 * nbytes), start)
-        end = self._pin_free = shared.compute(start, locks(start) + copying, self.runtime.now)
+        start, end = shared.compute(start, locks(start) + copying, self.runtime.now)
+        self._pin_free = end
         lane = self.runtime.builder.lane("pin thread", "host", "pin")
         self.runtime.builder.span(
             start, end, lane, Kind.PIN, f"pin batch {batch}", batch=batch, nbytes=nbytes, pinned=True

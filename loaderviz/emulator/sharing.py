@@ -1,8 +1,8 @@
 """Shared: what the main thread, the pin thread and the workers share: the host's cores, its disk and its page cache.
 
     shared = Shared(replace(Host.preset("laptop"), cores=2))
-    shared.compute(0, 1_000, now=5_000)             # the main thread has one core, a worker the other: 1_000
-    shared.compute(0, 1_000, now=5_000)             # the next one takes its turn after it: 2_000
+    shared.compute(0, 1_000, now=5_000)             # the main thread has one core, a worker the other: (0, 1_000)
+    shared.compute(0, 1_000, now=5_000)             # the next one takes its turn after it: (1_000, 2_000)
 
 The main thread comes first, then batches in their order: what one of them leaves is for the next. So the work in sum is
 never more than the cores can do; how an operating system would slice it is not modelled. Sleeping, waiting for data and
@@ -48,10 +48,13 @@ class Shared:
         for place in range(bisect_left(self._times, start), bisect_left(self._times, end)):
             self._used[place] += cores
 
-    def compute(self, start: int, work: int, now: int) -> int:
-        """Return when `work` of another thread or process, from `start` on, is done; the main thread is at `now`."""
-        if not self._host.cores:
-            return start + work
+    def compute(self, start: int, work: int, now: int) -> tuple[int, int]:
+        """Return when `work` of another thread or process, ready at `start`, has a core first, and when it is done.
+
+        The main thread is at `now`.
+        """
+        if not self._host.cores or not work:
+            return start, start + work
         self.main_rests(now, now)
         pieces, place = list[tuple[int, int]](), bisect_right(self._times, start) - 1
         while work:
@@ -66,7 +69,7 @@ class Shared:
             place += 1
         for piece in pieces:
             self.take(*piece)
-        return start
+        return pieces[0][0], start
 
     def read(self, start: int, files: Reads) -> int:
         """Return when these files are read: the first time from the disk, one after the other; then from the cache."""

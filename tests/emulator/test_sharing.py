@@ -18,20 +18,20 @@ HOST = Host.preset("laptop")
 def test_more_busy_than_cores_take_turns(cores):
     """Each of eight workers does 1,000 ns, while the main thread rests: as many at a time as there are cores."""
     shared = Shared(replace(HOST, cores=cores))
-    ends = [shared.compute(0, 1_000, now=0) for _ in range(8)]
-    assert ends == [1_000 * (1 + worker // cores) for worker in range(8)]
+    spans = [shared.compute(0, 1_000, now=0) for _ in range(8)]
+    assert spans == [(1_000 * (worker // cores), 1_000 * (1 + worker // cores)) for worker in range(8)]
 
 
 def test_without_a_number_of_cores_there_are_enough():
     shared = Shared(replace(HOST, cores=0))
-    assert [shared.compute(5, 10, now=9) for _ in range(100)] == [15] * 100
+    assert [shared.compute(5, 10, now=9) for _ in range(100)] == [(5, 15)] * 100
 
 
 def test_the_main_thread_has_a_core_but_where_it_rests():
     """It is busy to 1,000 and from 4,000 to 5,000: with one core a worker has only what is between."""
     shared = Shared(replace(HOST, cores=1))
     shared.main_rests(1_000, 4_000)
-    assert shared.compute(0, 3_500, now=5_000) == 5_500
+    assert shared.compute(0, 3_500, now=5_000) == (1_000, 5_500)
 
 
 def test_no_more_is_done_than_the_cores_can():
@@ -40,8 +40,8 @@ def test_no_more_is_done_than_the_cores_can():
     shared, works = Shared(replace(HOST, cores=cores)), []
     for _ in range(200):
         start, work = draw.randrange(10_000), draw.randrange(1, 400)
-        end = shared.compute(start, work, now=0)
-        assert end >= start + work
+        first, end = shared.compute(start, work, now=0)
+        assert start <= first <= end - work
         works.append(work)
     assert max(shared._used) == cores
     spans = zip(shared._times, shared._times[1:], strict=False)
