@@ -22,14 +22,10 @@
 #
 # **The question of this lesson: what does `x.to("cuda")` cost in a training loop?**
 #
-# After it you can
+# After it you can say which share of a step is the copy and whether that matters, time GPU code correctly, and make a
+# copy cheaper.
 #
-# * see in a timeline when the host works, when data is copied, and when the GPU computes;
-# * say which share of a step is the copy, and decide whether that share matters;
-# * time GPU code correctly, and say what a wrong way of timing measures;
-# * make a copy cheaper without any stream: send fewer bytes.
-#
-# Time: about 30 minutes. You need no GPU. Before it: [0. Start here](00_start_here.ipynb).
+# Time: about 25 minutes. Before it: [0. Start here](00_start_here.ipynb).
 
 # %%
 import time
@@ -44,13 +40,9 @@ from loaderviz.workshop.loop import GPU, gpu_milliseconds, make_batches, new_mod
 # %% [markdown]
 # ## The parts of the loop
 #
-# The digits are in the main memory of the computer, the *host* memory. The GPU, the *device*, has a memory of its own,
-# so every batch must travel. To look at the copy alone, we prepare all batches before the loop starts.
-# (Where batches come from is the question of lesson 6.)
-#
-# `steps` hands the batches to the loop. It writes the number of the batch into the recording, so that each batch gets
-# its colour, and before the first step that we look at it waits until the GPU has finished all earlier work.
-# `watch` records a loop on the emulated GPU. Time in there is *virtual*: it does not depend on your computer.
+# The digits are in host memory. The GPU has a memory of its own, so every batch must travel. To look at the copy
+# alone, we prepare all batches before the loop starts. `steps` hands them to the loop, and gives each batch its
+# colour; `watch` records a loop on the emulated GPU.
 
 # %%
 batches = make_batches()
@@ -58,7 +50,7 @@ print(f"{len(batches)} batches, {words.size(sum(part.nbytes for part in batches[
 show_code(steps, watch)
 
 # %% [markdown]
-# And here is the loop of this lesson. These lines are in nearly every first PyTorch program.
+# The loop of this lesson is in nearly every first PyTorch program:
 
 
 # %%
@@ -96,18 +88,14 @@ blocking.view(verdict=False)
 # %% [markdown]
 # ## See
 #
-# Every batch has one colour. Follow one colour down through the lanes:
+# Follow one colour down through the lanes:
 #
-# 1. `main thread: CUDA calls`: the host calls CUDA. The long call is the copy. `main thread waits`: in the hatched
-#    parts it is blocked.
-# 2. `copy engine to GPU`: the batch travels from the host to the device.
+# 1. `main thread: CUDA calls`: the long call is the copy; where `main thread waits` is hatched, the host is blocked.
+# 2. `copy engine to GPU`: the batch travels.
 # 3. `default stream`: the GPU computes on the batch. (The thin bars are the copies again: they are in this queue.)
 #
-# Only then does the next colour begin in the lanes of the GPU. The host is there earlier: it has already called the
-# next copy. It waits twice: first until the GPU has computed the batch before, then for the copy itself.
-#
-# The strip `what the GPU does` has colours of its own, see the legend: the GPU computes, or a copy keeps it from
-# computing, or it has nothing to do at all.
+# Only then does the next colour begin in the lanes of the GPU. The host is there earlier, and waits twice: until the
+# GPU has computed the batch before, then for the copy itself.
 
 # %%
 summary = lv.summarize(blocking)
@@ -120,22 +108,19 @@ busy.reveal()
 # %% [markdown]
 # ## Explain
 #
-# Three rules make this picture. The numbers R… are those of the rules that the emulator follows.
+# Three rules make this picture:
 #
 # * **R1: a copy from ordinary memory is staged.** Ordinary host memory is *pageable*: the operating system may move it,
-#   so the GPU cannot read it safely. The driver waits until the stream has done its earlier work. Then it copies the
-#   data into a buffer of its own, piece by piece, and the GPU fetches the pieces from there. The host does this work.
-#   CUDA's own call may return when the last piece is staged, before it has arrived.
-# * **R30: a blocking `.to` waits for its stream.** A *stream* is a queue of GPU work, done in order. PyTorch puts the
-#   copy into the queue and then waits until the queue is empty: for the copy, and for everything before it.
-# * **R22: a copy takes a fixed start time, and then its bytes / the bandwidth.** The labels are few bytes: nearly all
-#   of their copy is the start time. Two small tensors cost more than one of the same size in all.
+#   so the GPU cannot read it safely. The host copies the data into a buffer of the driver, piece by piece, and the GPU
+#   fetches the pieces from there.
+# * **R30: a blocking `.to` waits for its stream.** A *stream* is a queue of GPU work, done in order. PyTorch waits for
+#   the copy, and for everything before it.
+# * **R22: a copy takes a fixed start time, and then its bytes / the bandwidth.** For the labels, few bytes, that is
+#   nearly all start time.
 #
-# While the host waits, it cannot give the GPU new work. While the GPU has no work, it is idle.
-# So the step is a *sum*: copy, then compute, then copy again.
-#
-# If the copy were completely hidden under the computing, a step could not be shorter than the longer one of the two.
-# This is the *limit*; `headroom` says how far above it the loop is.
+# While the host waits, it cannot give the GPU new work. While the GPU has no work, it is idle. So the step is a
+# *sum*: copy, then compute, then copy again. With the copy completely hidden it would be the longer one of the two:
+# the *limit*. `headroom` says how far above it the loop is.
 
 # %%
 for part, time_ns in summary.breakdown.items():
@@ -146,10 +131,9 @@ print(f"a step now {words.duration(summary.step)}, the limit {words.duration(lim
 # %% [markdown]
 # ## Walk through it
 #
-# The stepper has a time cursor. Click into the picture to move it, or drag the slider, or use its arrow keys. It shows
-# the line of your loop, and what each stream and engine does at that moment. Stop in the middle of a copy. Which line
-# is the host at? How many kernels wait in the queue of the GPU? Then find the moment at which the GPU has the most work
-# in its queue.
+# Click into the picture, or drag the slider: the stepper shows the line of your loop, and what each stream and engine
+# does at that moment. Stop in the middle of a copy. Which line is the host at? When has the GPU the most work in its
+# queue?
 
 # %%
 lv.step_through(blocking)
@@ -180,17 +164,16 @@ print(f"with the shorter of the two hidden: {words.duration(best)} a step, {word
 largest.reveal()
 
 # %% [markdown]
-# Each step calls many small operators. The host needs some microseconds for each of them (**R23: a launch costs host
-# time**), and the GPU finishes each one before the next one arrives. Hiding the copy does not change that. And the last
-# number is the best case: the calls that hide a copy cost host time, too. (Lesson 3 tries it.)
+# Each step calls many small operators. The host needs some microseconds for each (**R23: a launch costs host time**),
+# and the GPU finishes each one before the next one arrives. Hiding the copy does not change that.
 #
-# So look at the share of the copy before you work on it. To hide a small part of the step can only win a little.
-# These lessons use large batches, because there the copy is a large part of the step.
+# So look at the share of the copy before you work on it. To hide a small part of the step can only win a little; these
+# lessons use large batches, where it is large.
 #
 # ## "The copy is slow": is it?
 #
-# Let us time the line `x.to("cuda")` alone, twice: with an idle GPU and with a busy one.
-# Inside `record`, `time.perf_counter()` shows the virtual time of the emulated machine.
+# Let us time the line `x.to("cuda")` alone, with an idle GPU and with a busy one. (Inside `record`,
+# `time.perf_counter()` shows the emulated machine's time.)
 
 
 # %%
@@ -218,11 +201,11 @@ print(f"a @ a: {launch_ms:.3f} ms, with synchronise {whole_ms:.3f} ms, with .ite
 
 # %% [markdown]
 # The copy is the same both times. It is "slow" behind a product because it waits in the queue (R30). `.to`, `.cpu()`
-# and `.item()` often look slow, because they are the first lines that *wait*. **R25: `.item()` waits.** It brings one
-# number to the host, so everything before it in the stream must be done.
+# and `.item()` often look slow, because they are the first lines that *wait*: **R25: `.item()` waits** for everything
+# before it in the stream.
 #
-# The product alone looks fast, because nobody waits. **R27: the host runs ahead.** An operator on the GPU returns to
-# the host when its work is *queued*, not when it is done. So the first number of the second line is only the launch.
+# The product alone looks fast, because nobody waits. **R27: the host runs ahead.** An operator on the GPU returns when
+# its work is *queued*, not when it is done: the first number of the second line is only the launch.
 #
 # ## Exercise: time it right
 #
@@ -269,8 +252,7 @@ lesson01.timing.check(gpu_ms)
 # ## Exercise: the cheapest bytes
 #
 # The digits are stored as `uint8`, one byte for a pixel. We made `float32` of them on the host: four bytes each. The
-# cheapest byte is the one that does not travel. This exercise needs no stream and no pinned memory. (The check also
-# counts *hazards*: accesses that do not wait for each other. Blocking copies have none. Lesson 3 explains them.)
+# cheapest byte is the one that does not travel. (The check also counts *hazards*: lesson 3 explains them.)
 
 # %%
 lesson01.fewer_bytes
@@ -303,16 +285,15 @@ lesson01.fewer_bytes.show()
 # %% [markdown]
 # ## Try
 #
-# * A faster GPU behind the same kind of link: `lv.summarize(watch(blocking_loop, batches, on="a100"))`. How large is
-#   the share of the copy there? What does a faster GPU win in this loop?
-# * A larger network: write `new_model(hidden=2048)` into `blocking_loop`, and run the cells of "Run" and "See" again.
-#   How large is the share of the copy now? Is it still worth hiding?
+# * A faster GPU: `lv.summarize(watch(blocking_loop, batches, on="a100"))`. How large is the share of the copy there?
+#   What does a faster GPU win in this loop?
+# * A larger network: write `new_model(hidden=2048)` into `blocking_loop`. Is the copy still worth hiding?
 # * At which batch size does the idle time become larger than the copy?
 #   `lv.summarize(watch(blocking_loop, make_batches(512)))` is a start.
 #
 # ## The same code on a real GPU
 #
-# The functions above are ordinary PyTorch. If this computer has a CUDA GPU, the next cell runs them there.
+# If this computer has a CUDA GPU, the next cell runs both loops there.
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
@@ -326,7 +307,6 @@ else:
 #
 # * A blocking copy from ordinary memory makes the step a sum: copy + compute. Nothing is hidden.
 # * First look at the share of the copy. If it is small, the copy is not your problem.
-# * A line that waits looks slow, although the work before it is what takes the time.
 # * Time GPU code with a synchronise before *and* after, or with events. Send what is stored, convert on the GPU.
 #
-# Next: [2. Pinned memory](02_pin_memory.ipynb). Why is ordinary memory staged, and what changes if it is not?
+# Next: [2. Pinned memory](02_pin_memory.ipynb). What changes if memory need not be staged?

@@ -22,14 +22,10 @@
 #
 # **The question of this lesson: what does pinned memory change, and what does it not change?**
 #
-# After it you can
+# After it you can say what pinning costs and what it wins, decide where to pin, and keep the memory of a `DataLoader`
+# pinned on its way to the GPU.
 #
-# * say why a copy from pinned memory is faster, and what pinning costs;
-# * avoid a common mistake, `pin_memory()` inside the loop;
-# * show that pinning alone hides nothing;
-# * read the lanes of a `DataLoader` with `pin_memory=True`, and keep its memory pinned on the way to the GPU.
-#
-# Time: about 30 minutes. You need no GPU. Before it: [1. The blocking copy](01_blocking_copy.ipynb).
+# Time: about 25 minutes. Before it: [1. The blocking copy](01_blocking_copy.ipynb).
 
 # %%
 import time
@@ -45,9 +41,8 @@ from loaderviz.workshop.loop import GPU, STEPS, gpu_milliseconds, make_batches, 
 # %% [markdown]
 # ## One copy, two kinds of memory
 #
-# *Pinned* (or *page-locked*) memory is host memory that the operating system promises not to move.
-# The GPU can read it directly, without the host. `x.pin_memory()` returns a pinned copy of `x`.
-# (It is host memory. It takes nothing from the memory of the GPU.)
+# *Pinned* (or *page-locked*) memory is host memory that the operating system promises not to move, so the GPU can read
+# it directly. `x.pin_memory()` returns a pinned copy of `x`. (It takes nothing from the memory of the GPU.)
 
 # %%
 faster = predict(
@@ -77,9 +72,9 @@ faster.reveal()
 #
 # ## How pinned memory is made
 #
-# **R43: `pin_memory()` copies, and the host waits for it.** The price has two parts: new memory must be page-locked,
-# and the data must be copied into it. **R44: page-locking is slow**, so PyTorch keeps the memory and uses it again.
-# **R39: it keeps blocks whose sizes are powers of two**, so in the worst case pinned data takes twice its bytes.
+# **R43: `pin_memory()` copies, and the host waits for it.** **R44: page-locking new memory is slow**, so PyTorch
+# keeps the memory and uses it again. **R39: in blocks whose sizes are powers of two**, so pinned data can take twice
+# its bytes.
 #
 # Before you run the second cell below: which of its last five calls is the cheapest, which one costs the most?
 
@@ -105,9 +100,9 @@ with lv.record(on=GPU, host=loop.HOST):
 # %% [markdown]
 # ## Pinning inside the loop
 #
-# You may have read this advice: write `.pin_memory()` before `.to("cuda")`. In the numbers above, that means "memory
-# used before" plus the pinned copy, against the copy that is not pinned. So what does it do to a loop that reads the
-# loss in each step, for a progress bar?
+# You may have read this advice: write `.pin_memory()` before `.to("cuda")`. In the numbers above: "memory used before"
+# plus the pinned copy, against the copy that is not pinned. What does it do to a loop that reads the loss in each step,
+# for a progress bar?
 
 
 # %%
@@ -156,14 +151,12 @@ slower = lv.summarize(pinning).step / lv.summarize(plain).step
 advice.reveal()
 
 # %% [markdown]
-# The work of the host did not go away. It moved: in the plain loop the driver copies into its buffer piece by piece,
-# while the GPU already fetches the pieces before. `pin_memory()` copies the whole batch first, and only then can the
-# copy to the GPU begin. In the figure the long bars in `main thread: CUDA calls`, with the number of the batch, are
-# `pin_memory()`. Meanwhile the GPU is idle.
+# The work of the host did not go away. It moved: in the plain loop the driver stages piece by piece, while the GPU
+# already fetches the pieces before. `pin_memory()` (the long bars in `main thread: CUDA calls`) copies the whole batch
+# first. Meanwhile the GPU is idle.
 #
-# With `non_blocking=True` (lesson 3) the host does not wait for the copy either: it queues the work of the step while
-# the GPU copies. That wins back the time that was lost, but look at the last number: nothing of the copy to the GPU is
-# hidden.
+# With `non_blocking=True` (lesson 3) the host does not wait for the copy. That wins back the time that was lost, but
+# look at the last number: nothing of the copy is hidden.
 #
 # ## Exercise: pin where it pays
 
@@ -197,8 +190,7 @@ lesson02.pin_once.check(load)
 # %% [markdown]
 # ## Pinned before the loop: is anything hidden now?
 #
-# Now all batches are pinned before the loop starts; the picture and the numbers leave that time out.
-# We keep the blocking `.to("cuda")`.
+# Now all batches are pinned before the loop starts. We keep the blocking `.to("cuda")`.
 
 # %%
 hidden = predict(
@@ -230,15 +222,13 @@ hidden.reveal()
 
 # %% [markdown]
 # The copy is shorter, because it is not staged any more. But the step is still a *sum*. **R30: a blocking `.to` waits
-# for its stream**, pinned or not. Look at `main thread waits`: most of it was "staging", now all of it is
-# "synchronize". The host waits for the copy, so nobody gives the GPU work in the meantime.
+# for its stream**, pinned or not: the wait was "staging", now it is "synchronize". Nobody gives the GPU work meanwhile.
 #
 # ## Who should pin? The DataLoader
 #
 # **R45: `DataLoader(pin_memory=True)` pins in a thread of its own**, if it has workers. The worker processes make the
-# batches, the pin thread copies each into pinned memory, and the training loop only takes them. So the loop does not
-# wait for the pinning, as long as the pin thread keeps up. Why a thread, why not the workers themselves? A worker is
-# another process: memory that it pins is pinned for itself, not for the process that trains.
+# batches, the pin thread copies each into pinned memory, the loop only takes them. Why not the workers themselves? A
+# worker is another process: memory that it pins is pinned for itself, not for the process that trains.
 
 
 # %%
@@ -262,18 +252,17 @@ from_loader.view()
 
 # %% [markdown]
 # Read the picture from top to bottom, as a batch travels: `worker 0` and `worker 1` fetch, the `pin thread` pins,
-# `main` takes the batch and calls the copy, the `copy engine to GPU` copies, the stream computes.
-# The workers are some batches ahead: compare the numbers in their lanes with those below. (There are fewer colours than
-# batches, so two batches can have the same one.) On the right their lanes are empty, because the data set ends there.
+# `main` takes the batch and calls the copy, the `copy engine to GPU` copies, the stream computes. The workers are some
+# batches ahead; on the right they are done.
 #
-# Pinned, not blocking, a thread that pins, workers that work ahead. And still the copy is not hidden.
-# The reason is the topic of the next lesson. (Hint: in which *stream* is the copy?)
+# Pinned, not blocking, a thread that pins, workers that work ahead. And still the copy is not hidden. (Hint for the
+# next lesson: in which *stream* is the copy?)
 #
 # ## Exercise: do not lose it again
 #
-# A profiler can show a "Pageable" copy although the loader pins. Then something between the loader and the copy has
-# made a *new* tensor on the host: a conversion, a `clone`, an arithmetic operation. New tensors are not pinned. One
-# such conversion is hidden in a single call. Find it in the task below.
+# A profiler can show a "Pageable" copy although the loader pins. Then something in between has made a *new* tensor on
+# the host: a conversion, a `clone`, a sum. New tensors are not pinned. One such conversion hides in a single call
+# below.
 
 # %%
 lesson02.half
@@ -314,14 +303,12 @@ lesson02.half.show()
 # * An older, slower link: compare `blocking_loop` and `pin_in_the_loop` as above, but with `watch(…, on="t4")`.
 #   Is pinning inside the loop still a bad idea there?
 # * Take `loss.item()` out of `blocking_loop` and `pin_in_the_loop`. Now pinning inside the loop wins. What does the GPU
-#   do while the host pins? And what would the host rather do in that time?
+#   do while the host pins?
 # * `watch(fed_by_a_dataloader, False, warm_up=10)`: where is the pin thread now, and who is blocked by what?
-# * Take `loss.item()` out of `fed_by_a_dataloader`. Is any of the copy hidden now? What does the host do with the time?
 #
 # ## The same code on a real GPU
 #
-# If this computer has a CUDA GPU, the next cell times three of the loops there. Compare with the numbers above: is the
-# order the same? Which of the three differs the most?
+# If this computer has a CUDA GPU, the next cell times three of the loops there. Is the order the same?
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
@@ -334,10 +321,10 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * Pinned memory is memory that the GPU can read itself: the copy is not staged, and the host does not have to help.
+# * Pinned memory is memory that the GPU can read itself: the copy is not staged.
 # * `pin_memory()` is a copy by the host. Inside the loop it only moves the work to another line.
-# * Let a `DataLoader` with workers pin: then it has a thread for it. (Without workers the loop itself pins.) Then send
-#   the tensor that you got, and convert it on the GPU.
+# * Let a `DataLoader` with workers pin. (Without workers the loop itself pins.) Then send the tensor that you got, and
+#   convert it on the GPU.
 # * Pinning alone hides nothing. It is one of three conditions. The next lesson has the other two.
 #
 # Next: [3. Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb)

@@ -22,15 +22,10 @@
 #
 # **The question of this lesson: what is needed so that the copy of the next batch runs while the GPU computes?**
 #
-# After it you can
+# After it you can write a prefetcher with a side stream, recognise a forgotten wait, and say when a prefetcher wins
+# nothing.
 #
-# * name the three conditions, and show that two of them are not enough;
-# * write a prefetcher with a side stream, and put the wait in the right place;
-# * recognise a forgotten wait: by its wrong numbers, and by its report;
-# * say when a prefetcher wins nothing.
-#
-# Time: about 55 minutes, half of them for the exercises. You need no GPU. Before it: [2. Pinned
-# memory](02_pin_memory.ipynb).
+# Time: about 50 minutes, half of them for the exercises. Before it: [2. Pinned memory](02_pin_memory.ipynb).
 
 # %%
 import itertools
@@ -48,12 +43,8 @@ from loaderviz.workshop.loop import GPU, HOST, WARM_UP, make_batches, new_model,
 # %% [markdown]
 # ## Three loops
 #
-# `non_blocking=True` means: queue the copy, do not wait for its end. Two beliefs are common:
-#
-# * "`non_blocking=True` makes every copy asynchronous."
-# * "Pinned memory and `non_blocking=True` are enough: now the copy is hidden."
-#
-# Batches, network and training step are those of the lessons before. The loop is the plain one, with two switches.
+# `non_blocking=True` means: queue the copy, do not wait for its end. "It makes every copy asynchronous", say some;
+# "with pinned memory it hides the copy", say others. The plain loop, with two switches:
 
 
 # %%
@@ -92,24 +83,21 @@ lv.compare(three, verdict=False)
 guess_hidden.reveal()
 
 # %% [markdown]
-# **Not pinned.** Look at `main thread waits` in the second picture. **R7: a pageable copy must be staged, so the driver
-# may wait for the stream, and the host does the staging.** In most steps you see both, as two bars: first the wait for
-# the stream, then the staging. PyTorch asked for an asynchronous copy; the driver cannot do it. There is no error and
-# no warning: the host is blocked all the same.
+# **Not pinned.** In the second picture the host is still blocked. **R7: a pageable copy must be staged, so the driver
+# may wait for the stream, and the host does the staging.** No error, no warning.
 #
-# **One stream.** In the third picture the host is free: in `main thread: CUDA calls` it is some batches ahead. But the
-# GPU still copies *or* computes. **R16: a stream is a queue; what is in it runs in order, one after the other.** The
-# copy of batch 5 stands in the queue behind the computing of batch 4. Copying and computing have different engines on
-# the GPU, but one queue uses only one at a time. So a hidden copy needs three things:
+# **One stream.** In the third picture the host is free, and some batches ahead. But the GPU still copies *or*
+# computes. **R16: a stream is a queue; what is in it runs in order, one after the other.** The copy of batch 5 stands
+# in the queue behind the computing of batch 4. So a hidden copy needs three things:
 #
 # 1. the source is **pinned**, so that the copy engine can work without the host;
 # 2. the call is **non-blocking**, so that the host can go on;
-# 3. the copy is in **another stream** than the computing, so that both can run at the same time.
+# 3. the copy is in **another stream** than the computing.
 #
 # ## A second stream, and no wait
 #
-# A second stream is one line: `side = torch.cuda.Stream()`. Inside `with torch.cuda.stream(side):` calls go to that
-# queue. The function below copies there, and computes a sum in the main stream.
+# Inside `with torch.cuda.stream(side):` calls go to that queue. The function below copies there, and computes a sum in
+# the main stream.
 
 
 # %%
@@ -144,19 +132,18 @@ print(f"the sum, with the wait:  {sum_on_gpu(x, wait=True)[0]:.1f}")
 display(hazards[0], guess_sum.reveal())
 
 # %% [markdown]
-# **R15: PyTorch's streams do not wait for each other.** `.item()` waits for the stream in which it is called (R25), and
-# the copy is in the other one. On a real GPU this program is right on one day and wrong on another: it depends on who
-# is faster. The emulator shows the mistake *every time*: until something waits for a copy, its destination holds `nan`.
-# `copies="eager"` is the lucky day: the number is right, and the hazard is found all the same. Its report names both
-# calls and the line that is missing. The red text is the warning that a recording with a hazard gives.
+# **R15: PyTorch's streams do not wait for each other.** `.item()` waits for the stream in which it is called (R25),
+# and the copy is in the other one. On a real GPU this program is right on one day and wrong on another. The emulator
+# shows this mistake *every time*: until something waits for a copy, its destination holds `nan`. On the lucky day
+# (`copies="eager"`) the number is right, and the hazard is found all the same, with both calls and the missing line.
 #
 # **`wait_stream` does not stop the host.** It puts a note into the queue: "go on when the other queue is this far".
 #
 # ## By hand
 #
 # Four calls make a copy that is safe: the copy in the side stream, an *event* there (a mark in a queue), the wait of
-# the main stream for it, and **R36: `record_stream` tells PyTorch that another stream reads this memory, too.** Without
-# the last one PyTorch may give the memory to the next copy as soon as our variable is gone. Type them once.
+# the main stream for it, and **R36: `record_stream` tells PyTorch that another stream reads this memory, too**; else
+# the next copy may get it as soon as our variable is gone. Type them once.
 
 # %%
 lesson03.by_hand
@@ -190,10 +177,8 @@ lesson03.by_hand.check(to_gpu)
 # %% [markdown]
 # ## Prefetch: copy the next batch, then compute on this one
 #
-# Two functions from the package have these calls. (`marks.prefetching` only tells the recording which batch the copy is
-# for.)
-#
-# In the loop below, the order of the lines matters: why does `copy_ahead` come *before* `train_step`?
+# Two functions from the package have these calls. In the loop below, the order of the lines matters: why does
+# `copy_ahead` come *before* `train_step`?
 
 # %%
 loop.show_code(copy_ahead, claim)
@@ -218,16 +203,13 @@ overlapped = watch(prefetch_loop, batches)
 lv.compare({"blocking": blocking, "pinned, one stream": one_stream, "prefetch": overlapped})
 
 # %% [markdown]
-# Look at one moment in the third picture, and go down through the lanes: the `copy engine to GPU` has the colour of a
-# *later* batch, the stream that computes has the colour of *this* one. That is overlap. Still the same loss: nothing
-# else changed. In the table, `headroom` near 1 means: a better way of copying cannot help any more.
+# Look at one moment in the third picture: the `copy engine to GPU` has the colour of a *later* batch, the stream that
+# computes has the colour of *this* one. That is overlap. In the table, `headroom` near 1 means: a better way of copying
+# cannot help any more.
 #
-# Without `claim` the numbers go wrong, but only when the host runs ahead: [lesson 5](05_find_the_bug.ipynb) hunts for
-# that.
-#
-# **The order.** Below is the same loop with two lines swapped: first compute on this batch, then copy the next one. And
-# many training loops read the loss in every step, for a progress bar: `reading_step` does it. What does each of the two
-# do to the hidden share of the copy?
+# **The order.** Below are two lines swapped: first compute on this batch, then copy the next one. And many loops read
+# the loss in every step, for a progress bar: `reading_step` does it. What does each of the two do to the hidden
+# share?
 
 
 # %%
@@ -256,17 +238,15 @@ late = watch(late_loop, batches, reading_step)
 lv.compare({"prefetch": overlapped, "with .item()": reading, "with .item(), copy queued late": late})
 
 # %% [markdown]
-# `.item()` waits for the end of the step (R25). In the right order the next copy is in the queue before that, so most
-# of it is still hidden; but the host has lost its lead, and each step begins with a moment in which the GPU does not
-# compute. In the other order the copy is queued when the GPU has finished: nothing is hidden any more. So queue the
-# copy first, and read the loss now and then, not in every step.
+# `.item()` waits for the end of the step (R25). In the right order the next copy is queued before that, so most of it
+# is still hidden. In the other order it is queued when the GPU has finished: nothing is hidden. So queue the copy
+# first, and read the loss now and then.
 #
 # ## Exercises
 #
-# A check runs your function on fresh data and measures. Any design that meets the target passes. After a check,
-# `lesson03.overlap.show()` draws your run.
+# Any design that meets the target passes. After a check, `lesson03.overlap.show()` draws your run.
 #
-# 1. The loop above needs all its batches in a list. Write it as a generator, so that a plain `for` can use it.
+# 1. Write the loop above as a generator, so that a plain `for` can use it.
 # 2. Copy more than one batch ahead. Now it matters that `wait_stream` waits for *everything* that is queued (R16).
 # 3. The other end of the copy: **R42: until it is done, nobody may write into its pinned source.**
 
@@ -390,8 +370,7 @@ lesson03.refill.check(prefetch_refilled)
 # %% [markdown]
 # ## Batches of 64 again
 #
-# `PrefetchLoader` is such a prefetcher, with the cases that ours leaves out: errors, an early `break`, nested batches,
-# four ways to keep memory safe. In lesson 1 we saw batches of 64, with a GPU that is idle most of the time.
+# `PrefetchLoader` is such a prefetcher. In lesson 1, with batches of 64, the GPU was idle most of the time.
 
 
 # %%
@@ -425,22 +404,18 @@ guess_small.reveal()
 
 # %% [markdown]
 # Here the host is the slowest part: it needs more time to queue the work of a step than the GPU needs to do it. So it
-# helps when the host need not wait for copies any more, as with `PinnedLoader`. `PrefetchLoader` adds only the overlap.
-# A copy can only hide under computing, and there is little of it; and the calls for the side stream are more work for
-# the slowest part. The same is true when the *loader* is the slowest part. First look at what the GPU waits for, then
-# choose the cure.
+# helps not to wait for copies any more, as with `PinnedLoader`. But the calls for the side stream are more work for the
+# slowest part. First look at what the GPU waits for, then choose the cure.
 #
 # ## Try
 #
-# * Take `main.wait_event(arrived)` out of `prefetch_loop`. What happens, and in which line? (Labels are whole numbers,
-#   which have no `nan`: the emulator uses the largest number instead, and `cross_entropy` refuses it.)
-# * Take out `pinned(...)` there. Which part is hidden now, and who does the staging meanwhile? See `main thread waits`.
-# * `watch(late_loop, batches)` is the late copy without `.item()`. A part of it is hidden. Which part, and why?
-# * `lv.step_through(overlapped)` goes through the picture event by event.
+# * Take `main.wait_event(arrived)` out of `prefetch_loop`. What happens, and in which line? (Labels have no `nan`: they
+#   hold the largest number, and `cross_entropy` refuses it.)
+# * Take out `pinned(...)` there. Which part is hidden now, and who does the staging meanwhile?
 #
 # ## The same code on a real GPU
 #
-# The loops above do not know that the GPU is emulated. If this computer has one, the next cell times two of them on it.
+# If this computer has one, the next cell times two of the loops on it.
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
@@ -454,9 +429,8 @@ else:
 # ## Recap
 #
 # * A hidden copy needs three things: pinned memory, a non-blocking call, a stream of its own.
-# * A second stream needs a wait, or the numbers are wrong, today or another day. Wait for an event of *this* batch.
-# * Queue the next copy before you queue the computing of this batch. Do not read the loss in every step.
-# * Device memory and pinned memory must stay as they are until the other stream is done with them.
+# * A second stream needs a wait, for an event of *this* batch, or the numbers are wrong, today or another day.
+# * Queue the next copy before the computing of this batch.
 # * When the host or the loader is the slowest part, a prefetcher wins nothing.
 #
 # Next: [4. The data set on the GPU](04_gpu_resident_slicing.ipynb). The best copy is no copy.

@@ -22,14 +22,10 @@
 #
 # **The question of this lesson: if the data set is small, why carry it to the GPU in every epoch?**
 #
-# After it you can
+# After it you can decide whether a data set fits on the GPU, shuffle it there, resume in the middle of an epoch, hand
+# out batches that may be changed, and read a GPU utilisation curve.
 #
-# * decide by arithmetic whether a data set fits on the GPU;
-# * train from slices of it, without any copy, and say what is wrong with slices;
-# * shuffle on the GPU, resume in the middle of an epoch, and hand out batches that may be changed;
-# * read a GPU utilisation curve.
-#
-# Time: about 35 minutes, half of them for the exercises. You need no GPU. Before it: [3. Non-blocking copies and
+# Time: about 35 minutes, half of them for the exercises. Before it: [3. Non-blocking copies and
 # prefetch](03_non_blocking_prefetch.ipynb).
 
 # %%
@@ -50,9 +46,8 @@ from loaderviz.workshop.loop import GPU, HOST, WARM_UP, new_model, steps, train_
 # %% [markdown]
 # ## Does it fit?
 #
-# "Why can the DataLoader not load onto the GPU directly?" is asked again and again. One answer: if the data set is
-# small, put all of it there, once. So first its size, in three types. Then a GPU with very little memory, most of which
-# CUDA needs for itself (its *context*): `ResidentLoader` asks how much is free *before* it moves anything.
+# If the data set is small, put all of it there, once. So first its size, in three types. Then a GPU with very little
+# memory: `ResidentLoader` asks how much is free *before* it moves anything.
 
 # %%
 images, labels = mnist.tensors(train=True)
@@ -70,8 +65,7 @@ with lv.record(on=replace(Gpu.preset(GPU), name="a tiny GPU", memory=600 * 2**20
 #
 # ## First: the usual loop
 #
-# A `DataLoader` over a `TensorDataset`, as in many tutorials. In lesson 1 the batches were ready before the loop
-# started; here they are not.
+# A `DataLoader` over a `TensorDataset`, as in many tutorials.
 
 
 # %%
@@ -101,14 +95,13 @@ for part, time_ns in summary.breakdown.items():
 guess_usual.reveal()
 
 # %% [markdown]
-# It is not the copy: for most of the time the GPU is idle, because the host fetches a batch. It takes each sample
-# alone, then puts them together. Pinned memory and streams cannot help against that. ([Lesson 6](06_workers.ipynb) lets
-# workers do it.)
+# It is not the copy: for most of the time the GPU is idle, because the host fetches a batch, each sample alone. Pinned
+# memory and streams cannot help against that. ([Lesson 6](06_workers.ipynb) lets workers do it.)
 #
 # ## Slices of a tensor that is on the GPU already
 #
-# Move the data set once, before training. A batch is then a *slice*: two numbers, the start and the end. For some
-# randomness we shuffle the order of the slices in every epoch.
+# Move the data set once, before training. A batch is then a *slice*: two numbers, the start and the end. We shuffle the
+# order of the slices in every epoch.
 
 
 # %%
@@ -124,13 +117,11 @@ sliced = watch(train, slices())
 lv.compare({"DataLoader": usual, "slices": sliced})
 
 # %% [markdown]
-# There is no copy to hide, and with such large batches the launches are done in time. A slice is a *view*: it costs no
-# kernel and no memory, and `.to("cuda")` does nothing, because it is there already.
+# There is no copy to hide. A slice is a *view*: it costs no kernel and no memory.
 #
 # Below is the same as a *utilisation* curve: the share of each short window in which a kernel runs. A low curve with
-# peaks is a GPU that gets a batch, computes, and starves. `nvidia-smi` shows the same number ("GPU-Util"), but over a
-# window that is far longer than these steps: you see one low number, and no peaks. One warning: the curve counts *time
-# with a kernel*, not how well the kernel uses the GPU. In the same span of time, the slices make many more steps.
+# peaks is a GPU that gets a batch, computes, and starves. (`nvidia-smi` shows this number as "GPU-Util", over a far
+# longer window: you see no peaks.) The curve counts *time with a kernel*, not how well the kernel uses the GPU.
 
 # %%
 three_steps = usual.from_batch(WARM_UP + 5)
@@ -170,8 +161,8 @@ for shuffle, count in mates.items():
 guess_mates.reveal()
 
 # %% [markdown]
-# With slices the *composition* of a batch never changes. With a file in random order this may be harmless. With a file
-# that is sorted by class, as files on disk often are, it is not. Let us sort a part of MNIST, and train with both.
+# With slices the *composition* of a batch never changes. With a file that is sorted by class, as files on disk often
+# are, that is not harmless. Let us sort a part of MNIST, and train with both.
 
 # %%
 part = labels[:12_800].argsort(stable=True)
@@ -196,22 +187,21 @@ for shuffle, share in accuracy.items():
     print(f"shuffle={shuffle!r:10} {words.share(share)} of the test digits are right")
 
 # %% [markdown]
-# The same samples, the same number of steps, the same start; only the order differs. A batch of one class pulls the
-# network towards this class, and the next batch pulls it away again.
+# Only the order differs. A batch of one class pulls the network towards this class, and the next batch pulls it away
+# again.
 #
 # ## Shuffle samples, on the GPU
 #
 # A new order of all samples in each epoch, and one *gather* for each batch: `index_select` collects its rows on the
-# GPU. Only the order travels, once per epoch. The next cell measures what that costs. (`"blocks"` is between the two:
-# it shuffles short pieces of neighbours. It needs the same gather.)
+# GPU. Only the order travels, once per epoch. The next cell measures what that costs. (`"blocks"` shuffles short pieces
+# of neighbours.)
 #
-# `images[rows]` gathers, too. But where is `rows`? The usual mistake with a data set on the GPU is to leave the order
-# in host memory. Nothing fails, and nothing in the line tells it: PyTorch copies the index to the GPU at each use, and
-# the host waits for the copy, and so for all that is queued before it (**R46**). A slice or a number needs no copy.
-# The second cell below has the order in both places.
+# `images[rows]` gathers, too. But where is `rows`? In host memory, PyTorch copies the index to the GPU at each use,
+# and the host waits for all that is queued before it (**R46**). Nothing fails. The second cell has the order in both
+# places.
 #
-# Then write it yourself, and after that make it resume: a training that was stopped must go on with the very batches
-# that would have come. The order is all the state that there is.
+# Then write it yourself, and make it resume: a training that was stopped must go on with the very batches that would
+# have come. The order is all the state that there is.
 
 
 # %%
@@ -311,9 +301,9 @@ lesson04.resume.check(resumed)
 # %% [markdown]
 # ## A slice is the data set
 #
-# A slice shares its memory with the data set. An operation that works *in place* (its name ends with an underscore,
-# such as `div_`) changes the data set for every later epoch, and nothing fails. Below, each batch is divided by 255,
-# "only for this step". What is the mean of the data after two epochs?
+# A slice shares its memory with the data set. An operation *in place*, such as `div_`, changes the data set for every
+# later epoch, and nothing fails. Below, each batch is divided by 255, "only for this step". What is the mean of the
+# data after two epochs?
 
 # %%
 with lv.record(on=GPU, host=HOST):
@@ -351,8 +341,8 @@ def safe_batches(images, labels, size, epochs):
 lesson04.safe.check(safe_batches)
 
 # %% [markdown]
-# A gather makes a copy, so it has no such problem. Where `ResidentLoader` hands out slices (`shuffle="batches"` or
-# `None`), it notices that one was changed, and raises an error.
+# A gather makes a copy, so it has no such problem. Where `ResidentLoader` hands out slices, it notices that one was
+# changed, and raises an error.
 #
 # ## Try
 #
@@ -378,11 +368,9 @@ else:
 # ## Recap
 #
 # * A small data set belongs on the GPU, in the type in which it is stored. Ask for its size first.
-# * Slices cost nothing, but then each batch has the same samples for ever. Shuffle samples, not slices: one gather per
-#   batch.
+# * Slices cost nothing, but then each batch has the same samples for ever. Shuffle samples: one gather per batch.
 # * The order is a function of the epoch alone: then a stopped training can go on.
 # * A slice is a view. Never change it in place.
-# * A low utilisation curve means that the GPU waits: for its loader, or, with small batches, for launches. It does not
-#   say for which.
+# * A low utilisation curve means that the GPU waits. It does not say for what.
 #
 # Next: [5. Find the bug](05_find_the_bug.ipynb). Some loops look right, pass their tests, and are wrong.

@@ -22,11 +22,10 @@
 #
 # **The question of this lesson: this prefetcher passed all its tests. Is it right?**
 #
-# After it you can name the four orders that a prefetcher needs, read the report of a race, repair it without losing the
-# overlap, and say why tests do not find such a bug.
+# After it you can name the four orders that a prefetcher needs, read the report of a race, and repair it without losing
+# the overlap.
 #
-# Time: about 35 minutes, half of them for the exercises. You need no GPU. Before it: [3.
-# Prefetch](03_non_blocking_prefetch.ipynb).
+# Time: about 30 minutes, half of them for the exercises. Before it: [3. Prefetch](03_non_blocking_prefetch.ipynb).
 
 # %%
 import torch
@@ -39,16 +38,16 @@ from loaderviz.workshop.loop import gpu_milliseconds, make_batches, show_code
 # %% [markdown]
 # ## Six loaders
 #
-# Host, copying stream and computing stream do not wait for each other by themselves. The code must make four orders:
+# Host, copying stream and computing stream do not wait for each other. The code must make four orders:
 #
-# 1. a kernel reads a batch **after** its copy is complete (R16);
+# 1. a kernel reads a batch **after** its copy (R16);
 # 2. the memory of a batch is written again **after** the kernels that read it (R35, R36);
 # 3. a pinned buffer is filled again **after** the copy out of it (R42);
 # 4. the host reads a result **after** its copy to the host (R32).
 #
-# Here are six prefetchers. Four are wrong: each lacks one order. In each there is something that looks safe. **Read
-# like a reviewer. For each pair of accesses: what makes sure that one is over before the other begins?** Take ten
-# minutes, in pairs. (`copy_ahead` and `claim` are those of lesson 3. Only D gets batches that are not pinned.)
+# Four of these six prefetchers are wrong: each lacks one order, and has something that looks safe. **For each pair of
+# accesses: what makes sure that one is over before the other begins?** Ten minutes, in pairs. (`copy_ahead` and `claim`
+# are those of lesson 3. Only D gets batches that are not pinned.)
 
 # %%
 show_code(*suspects.LOADERS.values())
@@ -62,11 +61,9 @@ guess_right = predict(
 guess_right
 
 # %% [markdown]
-# `try_out` lets a loop take 16 batches, on an emulated GPU; the loop never waits, so the host gets far ahead. In the
-# table:
-#
-# * *overwritten in use* counts the batches whose memory got other bytes before the GPU was done with them;
-# * a *hazard* can make numbers wrong; a *lint* is a line that does nothing, or costs time.
+# `try_out` lets a loop take 16 batches; it never waits, so the host gets far ahead. *Overwritten in use*: batches whose
+# memory got other bytes before the GPU was done with them. A *hazard* can make numbers wrong; a *lint* does nothing, or
+# costs time.
 
 # %%
 trials = {name: try_out(loader) for name, loader in suspects.LOADERS.items()}
@@ -75,53 +72,47 @@ display(table(trials), guess_right.reveal())
 # %% [markdown]
 # ## A: who waits?
 #
-# The report has both sides of the race, the missing order, and the line to add. In the picture both sides have a black
-# frame; a dashed arrow is an order that nobody made. There are two, because images and labels are two copies.
+# The report has both sides of the race, and the line to add. In the picture both sides have a black frame; a dashed
+# arrow is the order that nobody made.
 
 # %%
 display(trials["A"].hazards[0], trials["A"].lints[0], trials["A"].view())
 
 # %% [markdown]
 # `arrived.wait()` names no stream, so the *current* stream waits, and inside `with torch.cuda.stream(side)` that is
-# `side`. It waits for its own event: no order at all. Loader B has the same call in the same place, and there it is
-# right: it is the copy that must wait.
-#
-# Until something waits for a copy, the emulator lets its destination hold poison (`nan`). A GPU would show what lay
-# there before: an older batch, or the right one, if the copy was early.
+# `side`. It waits for its own event: no order at all. In B the same call is right: there the copy must wait.
 #
 # ## C: how long is long enough?
 #
 # "Memory that has a reference is not given away": true. But the host drops the reference at *its* time. **R35: the
-# block is free at once, whatever the GPU still reads.** In the two frames: which batch is computed in the `default
-# stream`, and which one is copied into its memory?
+# block is free at once, whatever the GPU still reads.** In the two frames: which batch is computed, and which one is
+# copied into its memory?
 
 # %%
 display(trials["C"].hazards[0], trials["C"].view())
 
 # %% [markdown]
-# And all batches were right? The emulator computes the numbers of a kernel when it is queued, so it cannot show this
-# damage in numbers. It shows it in time: the batches under "overwritten in use" got new bytes while kernels read them,
-# or before. **Right numbers are no proof.** Four references, eight, a hundred: each number only says how far the host
-# may be ahead. An order has no such number.
+# And all batches were right? The emulator computes the numbers of a kernel when it is queued, so it shows this damage
+# in time, not in numbers. **Right numbers are no proof.** Four references or a hundred: each number only says how far
+# the host may be ahead.
 #
 # ## D and F: the host takes part
 #
-# In D the *stream* waits. But who fills the buffer? The host, and it goes on at once. In F the host does wait. For
-# what? **R16: an event stands for what was queued before it was recorded.**
+# In D the *stream* waits. But who fills the buffer? In F the host does wait. For what? **R16: an event stands for what
+# was queued before it was recorded.**
 
 # %%
 for name in "DF":
     display(trials[name].hazards[0], trials[name].view())
 
 # %% [markdown]
-# In D most batches have the values of the batch after it. In F look at where `synchronize` ends: at the end of the last
-# copy to the GPU. The brightest pixel comes after that, and by then the host is already reading.
+# In D most batches have the values of the batch after it. In F look at where `synchronize` ends: the brightest pixel
+# comes after that, and by then the host is already reading.
 #
 # ## E: right, and as slow as no prefetcher
 #
-# E has every order, and one of them twice. `claim` protects the memory; `side.wait_stream(main)` protects it again,
-# when the work of the step is in the queue already. So the copy waits for exactly the work that it should hide under.
-# **The most careful loader is the slowest.**
+# `claim` protects the memory; `side.wait_stream(main)` protects it again, and makes the copy wait for exactly the work
+# that it should hide under. **The most careful loader is the slowest.**
 
 # %%
 display(trials["E"].lints[0], trials["E"].view())
@@ -129,17 +120,17 @@ display(trials["E"].lints[0], trials["E"].view())
 # %% [markdown]
 # | report | missing order | how it looks on a real GPU |
 # |---|---|---|
-# | `early-read` | the kernel after the copy to the GPU | mostly right; now and then an old batch, or half of one |
-# | `early-reuse` | the next copy after the kernel | right as long as the host is slow; a loss that jumps once a day |
-# | `early-refill` | the host's write after the copy | some batches come twice, others never; training still works |
-# | `early-host-read` | the host's read after the copy | the number of an earlier step; right in the debugger |
-# | `needless-wait` | none: a wait too many | right numbers, no overlap |
-# | `wait-on-nothing` | whatever the line was meant to order | nothing: the line does not do anything |
+# | `early-read` | the kernel after the copy | now and then an old batch, or half of one |
+# | `early-reuse` | the next copy after the kernel | a loss that jumps once a day |
+# | `early-refill` | the host's write after the copy | some batches come twice, others never |
+# | `early-host-read` | the host's read after the copy | an old number; right in the debugger |
+# | `needless-wait` | none | no overlap |
+# | `wait-on-nothing` | what the line was meant to order | nothing |
 #
 # ## On a lucky day
 #
-# With `copies="eager"` the bytes of a copy arrive at once, as on a fast link on a lucky day. And a test loop is seldom
-# the loop of the real training: it often prints the loss in each step, as in the last row.
+# With `copies="eager"` the bytes of a copy arrive at once. And a test loop often prints the loss in each step, as in
+# the last row.
 
 # %%
 guess_lucky = predict(
@@ -156,20 +147,16 @@ display(table(lucky | {"C, and .item() in each step": printing}), guess_lucky.re
 
 # %% [markdown]
 # On the lucky day a test that looks at numbers is content. The detector asks for each two accesses of the same bytes:
-# **is it certain that one is over when the other begins?** An event, a wait, a synchronize make it certain; being fast
-# does not.
+# **is it certain that one is over when the other begins?** An event or a wait makes it certain; being fast does not.
 #
-# In the last row there is no hazard, and that is no mistake: `.item()` waits for the GPU in each step (R25), so the
-# host is never far ahead, and C is right. Take the `.item()` out, and the race is back.
-#
-# What the detector does not see, and when it is wrong: [Extras](10_extras.ipynb).
+# In the last row there is no hazard: `.item()` waits for the GPU in each step (R25), so C is right. Take the `.item()`
+# out, and the race is back. (What the detector does not see: [Extras](10_extras.ipynb).)
 #
 # ## Break it
 #
-# Now the other way round. **In a room:** each pair takes loader B, or one of its own, and breaks it so that it looks
-# right: on a lucky day all numbers must be. Then it reads its code aloud, the room votes, the detector judges. A wrong
-# vote is a point for the pair, a right one for the room. **Alone:** five cards; on some of them something was changed.
-# Read each one, choose, and count your points. Another seed deals other cards.
+# **In a room:** each pair takes loader B and breaks it so that it looks right: on a lucky day all numbers must be. It
+# reads its code aloud, the room votes, the detector judges. A wrong vote is a point for the pair, a right one for the
+# room. **Alone:** five cards; on some of them something was changed. Choose, and count your points.
 
 
 # %%
@@ -189,8 +176,8 @@ room.judge()
 # %% [markdown]
 # ## Exercises: repair them
 #
-# The target is measured: no hazard, every batch correct and in order, and **the overlap is kept**.
-# `torch.cuda.synchronize()` around each copy removes most hazards, and the overlap with them; that does not pass.
+# The target: no hazard, every batch correct and in order, and **the overlap is kept**. `torch.cuda.synchronize()`
+# around each copy removes most hazards, and the overlap with them.
 
 # %%
 lesson05.wait
@@ -328,12 +315,12 @@ lesson05.scaled.check(prefetch_scaled)
 # * Repair D in a cell of your own (one line is enough), and look: `try_out(my_loader).hazards`.
 # * Loader E without its needless line: how fast is it then? Is it still right?
 # * Your own prefetcher: `with lv.record(on="a100") as recording:` around ten steps of your training, then
-#   `print(recording.hazards, recording.lints)`. With `hazards="raise"` the run stops at the racing call.
+#   `print(recording.hazards, recording.lints)`.
 #
 # ## The same code on a real GPU
 #
-# If this computer has one, the next cell times the two right loaders, and counts how many batches two of the wrong ones
-# get wrong on it. It may be none. Then you have seen why such a bug lives for years.
+# On one, this cell times the two right loaders, and counts the batches that two others get wrong. It may be none: so
+# such a bug lives for years.
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
@@ -348,9 +335,8 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * For each wait ask: *who* waits (a stream, and which one, or the host), and for *what* (queued before the event).
-# * References and luck are no order. The race depends on how far the host is ahead, so a test with `.item()` hides it.
-# * A wait too many costs the overlap: ask for each wait which two accesses it keeps apart.
-# * A report names an order that nobody made. It does not need wrong numbers to be right.
+# * For each wait ask: *who* waits (which stream, or the host), and for *what* (queued before the event).
+# * References and luck are no order, and a test with `.item()` hides the race.
+# * A wait too many costs the overlap.
 #
 # Next: [6. Workers](06_workers.ipynb). Where is the bottleneck before the copy?

@@ -23,13 +23,10 @@
 # **The question of this lesson: who makes the batches, and how many workers are enough?**
 #
 # In lessons 1 to 3 the batches were ready before the loop began. In a real training somebody has to read, decode and
-# collect the samples of each batch. After this lesson you can
+# collect the samples. After this lesson you can name the station that sets the pace, and compute how many workers are
+# enough.
 #
-# * see workers and the pin thread in a timeline, and name the station that sets the pace;
-# * compute how many workers are enough, and say when more workers gain nothing;
-# * say what `prefetch_factor`, `persistent_workers` and `__getitems__` do, and what they do not do.
-#
-# Time: about 30 minutes. You need no GPU. Before it: [5. Find the bug](05_find_the_bug.ipynb).
+# Time: about 30 minutes. Before it: [5. Find the bug](05_find_the_bug.ipynb).
 
 # %%
 from dataclasses import replace
@@ -48,11 +45,9 @@ from loaderviz.workshop.loop import gpu_milliseconds, new_model, show_code, trai
 # %% [markdown]
 # ## The data, the machine and the loop
 #
-# MNIST in host memory, as float32. A `DataLoader` takes one sample after the other and puts them together.
-# Our network is tiny, so that your computer has little to do; the GPU that we emulate is slow, so that it has enough.
-# The memory of its host is slow, too, so that you can see what pinning costs; busy workers, which slow such copies
-# down, leave it alone here (`crowding=0`). And we look at a training that has run for a while: the memory that it needs
-# on the GPU is allocated already (`malloc=0, malloc_small=0`), and that on the host is page-locked already (R44).
+# MNIST in host memory, as float32. A `DataLoader` takes one sample after the other and puts them together. Our network
+# is tiny, so the GPU that we emulate is slow; the memory of its host is slow, too, so that you can see what pinning
+# costs. The zeros stand for a training that has run for a while: its memory is allocated and page-locked already (R44).
 
 
 # %%
@@ -100,8 +95,8 @@ say("workers: 0", alone)
 alone.view(color="kind")
 
 # %% [markdown]
-# The main thread does everything: it fetches a batch, pins it, gives work to the GPU, and fetches the next one.
-# The green bars are the fetches. The GPU is done long before the next batch is there.
+# The main thread does everything: it fetches a batch (the green bars), pins it, gives work to the GPU, and fetches the
+# next one. The GPU is done long before the next batch is there.
 #
 # **Predict** what workers do. A worker is a process of its own that fetches whole batches.
 
@@ -122,16 +117,14 @@ runs[2].view()
 guess.reveal()
 
 # %% [markdown]
-# Here with two workers: each one makes every second batch. When the worker is done, the batch goes to the *pin thread*,
-# which copies it into pinned memory (R45), then to the main thread, then over the link. Look at one moment, from top to
-# bottom: the workers, the pin thread and the GPU have different batches. That is a *pipeline*.
+# Two workers: each one makes every second batch. Then the batch goes to the *pin thread* (R45), to the main thread, and
+# over the link. Look at one moment, from top to bottom: all have different batches. That is a *pipeline*.
 #
 # ## The slowest station sets the pace
 #
-# In a pipeline all stations work at the same time. So a step takes as long as the slowest of them: **step = max(fetch /
-# workers, pin, copy, compute)**. Only `fetch` is divided: there is one pin thread, one link and one GPU. The **host**
-# is a station as well: the loop's own work in a step, and a copy that blocks is part of it (`host + copy`). The cell
-# says how long it is here.
+# All stations work at the same time. So a step takes as long as the slowest of them: **step = max(fetch / workers,
+# pin, host, copy, compute)**. Only `fetch` is divided: there is one pin thread, one link, one GPU. The **host** is
+# the loop's own work in a step, with the copy if that blocks.
 
 # %%
 costs, blocked = lesson06.stations(runs[1]), sum(lv.summarize(runs[8]).host_blocked.values())
@@ -143,13 +136,12 @@ for workers, step in steps.items():
 lesson06.chart(steps, costs)
 
 # %% [markdown]
-# The points lie on the line. Where the line is flat, the GPU is the slowest station, and more workers gain nothing.
-# They only take memory and cores. In another training the pin thread or the link can be the slowest station there.
+# The points lie on the line. Where it is flat, the GPU is the slowest station, and more workers gain nothing.
 #
 # ## The strongest change: fetch a batch, not samples
 #
-# Why is `fetch` so slow? `DataLoader` calls `dataset[i]` for each sample, and then puts a thousand small tensors
-# together. A data set with `__getitems__` gives a whole batch at once.
+# `DataLoader` calls `dataset[i]` for each sample, and then puts a thousand small tensors together. A data set with
+# `__getitems__` gives a whole batch at once.
 
 # %%
 whole_batches = Images(*one_by_one.tensors)
@@ -159,8 +151,7 @@ for workers, each in batched.items():
 show_code(Images, as_it_is)
 
 # %% [markdown]
-# This is the data set (here its images are float32). Compare the numbers with those before: one worker is enough now,
-# on one core. Make the work smaller before you add workers.
+# One worker is enough now, on one core. Make the work smaller before you add workers.
 #
 # ## `prefetch_factor`
 #
@@ -181,11 +172,11 @@ factors = {n: say(f"prefetch_factor={n}", timeline) for n, timeline in buffered.
 guess_factor.reveal()
 
 # %% [markdown]
-# With 1, a worker has nothing to do while its batch waits to be taken; from 2 on, it always has work. More than that
-# cannot help if the workers are too slow: a buffer that is always empty does not get fuller by being larger.
+# With 1, a worker has nothing to do while its batch waits to be taken; from 2 on, it always has work. A buffer that is
+# always empty does not get fuller by being larger.
 #
 # A larger buffer helps when batches are *irregular*. In the next data set, now and then one batch comes late, as from a
-# busy disk. The loop reads the loss in each step, as many do, so the host cannot run ahead (R25).
+# busy disk. The loop reads the loss in each step, so the host cannot run ahead (R25).
 
 # %%
 late = lesson06.SometimesSlow(*one_by_one.tensors, every=9 * BATCH, seconds=0.007)
@@ -195,13 +186,9 @@ irregular[2].view()
 
 # %% [markdown]
 # One worker has a long bar. The other one fetches a few more batches, and then it stops: it may not go further ahead.
-# Its batches are ready, but they come *later in the order*, so the main thread waits for the late one.
-# This is *head-of-line blocking*. The GPU is idle although two batches are in its memory: `PrefetchLoader` asks for the
-# next batch before it hands one out.
-#
-# A larger buffer hides most of the stall and keeps the order: see the line with `prefetch_factor=8`.
-# `DataLoader(in_order=False)` would hand out what is ready, and the order would differ from run to run; the emulator
-# does not model that.
+# Its batches are ready, but they come *later in the order*, so the main thread waits for the late one:
+# *head-of-line blocking*. The GPU is idle although two batches are in its memory: `PrefetchLoader` asks for the next
+# batch before it hands one out. A larger buffer hides most of the stall: see the line with `prefetch_factor=8`.
 #
 # ## A faster GPU, and the pin thread
 #
@@ -218,23 +205,21 @@ for name, each in {"faster GPU": quick, "faster GPU, uint8": as_bytes}.items():
     print("    " + ", ".join(f"{station} {words.duration(ns)}" for station, ns in lesson06.stations(each).items()))
 
 # %% [markdown]
-# Look at the faster GPU, and divide its `fetch` by its three workers: now `pin` is the slowest station.
-# There is one pin thread per `DataLoader`, and it copies every byte once, inside the host's memory (R43, R45). More
-# workers do not help it. Fewer bytes do: the last run sends `uint8`, as the images are stored, and the GPU converts
-# them. That makes `compute` a little longer, and the GPU is the slowest station again.
+# Divide the `fetch` of the faster GPU by its three workers: now `pin` is the slowest station. There is one pin thread
+# per `DataLoader`, and it copies every byte once (R43, R45). More workers do not help it. Fewer bytes do: the last
+# run sends `uint8`, the GPU converts, and is the slowest station again.
 #
 # ## What workers cost: time to start, memory, cores
 #
 # *Time:* without `persistent_workers=True` each epoch starts new processes. The first cell below records two short
 # epochs.
 #
-# *Memory:* up to `num_workers * prefetch_factor` batches lie in host memory at once, and in pinned memory each tensor
-# is rounded up to a power of two (R39). The second cell counts them in the irregular run with `prefetch_factor=8`.
-# **Predict:** is it the largest number that is possible?
+# *Memory:* up to `num_workers * prefetch_factor` batches lie in host memory at once. The second cell counts them in the
+# irregular run with `prefetch_factor=8`. **Predict:** is it the largest number that is possible?
 #
-# *Cores:* the emulated host has eight (`HOST.cores`), and workers beyond them take turns; your computer may have fewer.
-# So the second cell also fetches the batches of `one_by_one` for real, and measures real time. Do not be surprised if
-# workers lose: for cheap samples in memory, to send a batch from process to process can cost more than it saves.
+# *Cores:* the emulated host has eight; your computer may have fewer. So the second cell also fetches the batches of
+# `one_by_one` for real. Do not be surprised if workers lose: for cheap samples in memory, to send a batch from
+# process to process can cost more than it saves.
 
 # %%
 for persistent in (False, True):
@@ -262,8 +247,7 @@ for workers in range(min(2, os.cpu_count()) + 1):
     print(f"  workers: {workers}   first batch after {times[1] - times[0]:.3f} s, then {per_batch:.1f} ms a batch")
 
 # %% [markdown]
-# So this run never has the largest number of batches in memory: while one worker is late, its part of the buffer gets
-# empty, and the data end before the buffer is full again.
+# So this run never has the largest number: while one worker is late, its part of the buffer gets empty.
 #
 # ## Exercises
 
@@ -324,9 +308,7 @@ lesson06.read_fast.check(make_loader)
 #
 # * `lv.advise(alone)` and `lv.advise(quick)`: do they name the station that you found?
 # * `lesson06.read_fast.show()` draws your last run. Which lane is the busiest?
-# * Record `train(...)` with `lv.record(on=GPU)`: with no host named, a fetch costs the processor time that it takes on
-#   your computer.
-# * Record the irregular data with one worker. Which lane would you look at first?
+# * Record `train(...)` with `lv.record(on=GPU)`: with no host named, a fetch costs what it takes on your computer.
 #
 # ## The same code on a real GPU
 
@@ -341,11 +323,9 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * step = max(fetch / workers, pin, host, copy, compute); a blocking copy counts as work of the host. Find the slowest
-#   station. Workers help only if it is `fetch`.
+# * step = max(fetch / workers, pin, host, copy, compute). Find the slowest station. Workers help only if it is `fetch`.
 # * Fetch whole batches (`__getitems__`, or `batch_size=None` with lists of indices) before you add workers.
 # * `prefetch_factor` buffers irregular batches. It makes no station faster.
 # * One pin thread moves every byte: send fewer bytes. `persistent_workers=True` starts the workers once.
-# * More workers than needed take memory, and cores that the main thread needs.
 #
 # Next: [7. Your own trace](07_your_own_trace.ipynb)

@@ -23,13 +23,10 @@
 # **The question of this lesson: how near can you bring a whole training on MNIST to the limit, and how do you find the
 # way?**
 #
-# After this lesson you can
+# After this lesson you can find out what slows a training loop down, and change that, instead of what a list of tips
+# says.
 #
-# * find out what slows a training loop down, and change that, instead of what a list of tips says;
-# * climb a ladder: one change at a time, each measured against the first loader and against the one before;
-# * say how far you are from the limit, and whether it is worth going on.
-#
-# Time: about 40 minutes, most of them for your own loader. You need no GPU. Before it: lessons 1 to 4, best also [6.
+# Time: about 40 minutes, most of them for your own loader. Before it: lessons 1 to 4, best also [6.
 # Workers](06_workers.ipynb). This notebook keeps your times in a file, `leaderboard.sqlite`, beside it.
 
 # %%
@@ -46,15 +43,14 @@ from loaderviz.workshop.lessons.lesson06 import stations
 # ## The race
 #
 # You write the loader: `load(images, labels, size, epochs)` gets MNIST digits in host memory, and hands out batches on
-# the GPU. Everything else is fixed: a small network, cross entropy, SGD. The clock runs from the call of your function
-# until the GPU has done the last step, so the time to prepare something counts, too.
+# the GPU. Everything else is fixed. The clock runs from the call of your function until the GPU has done the last step.
 #
 # The race is *honest*: each epoch has each sample once, in a new order of the samples, with its right label; each check
 # takes other digits. What the network knows afterwards is measured with test digits that it never saw.
 #
 # The *limit* is the copy of the first batch, and then only training: no loader can be faster. The emulated machine
-# moves bytes forty times more slowly than the laptop of the lessons. So a batch of 256 costs here what a large batch
-# costs there, and your computer has less to do.
+# moves bytes forty times more slowly than the laptop of the lessons: a batch of 256 costs here what a large one costs
+# there.
 
 # %%
 print(f"{capstone.EPOCHS} epochs of {capstone.PER_EPOCH} batches of {capstone.SIZE} digits")
@@ -156,9 +152,8 @@ capstone.ladder.compare("workers, pinned", "prefetch", batches=range(27, 31))
 
 # %% [markdown]
 # The prefetcher did what it promises: the line above each picture says how much of the copy is hidden. But it won
-# nothing: in the time that it saved, the GPU now waits for the next batch. Read the lanes from the top: which are busy
-# nearly all the time? `worker 0`, `worker 1`, `pin thread`. A pipeline is as fast as its slowest station; a change
-# anywhere else wins nothing.
+# nothing: in the time that it saved, the GPU now waits for the next batch. Which lanes are busy nearly all the time?
+# `worker 0`, `worker 1`, `pin thread`. A change anywhere else wins nothing.
 #
 # Here is what one batch costs in each station (`fetch` is the time of *one* worker), and how many bytes the batch
 # has: as it travels now, and as it is stored.
@@ -215,8 +210,8 @@ capstone.race.check(load, reason="compute")
 capstone.ladder
 
 # %% [markdown]
-# Whatever you changed: look at the last column. All rungs train the same network equally well; each has other digits
-# and another order, so they differ by a few hundredths. A faster loader that trains a worse network has not won.
+# Look at the last column. All rungs train the same network equally well; each has other digits and another order, so
+# they differ by a few hundredths. A faster loader that trains a worse network has not won.
 #
 # And **why** is your run as fast as it is? Four points: time, memory, honesty, and the reason. What takes the largest
 # part of your run: "compute", "copy", "data" or "host"? Say it: `capstone.race.check(load, reason="...")`. Without the
@@ -309,9 +304,8 @@ capstone.files.check(load_files, reason="compute")
 # %% [markdown]
 # ## The leaderboard
 #
-# It is a small file. In a workshop there can be one file for all: the instructor sets
-# `LOADERVIZ_LEADERBOARD=/a/shared/folder/room.sqlite` before the notebooks are started. Several kernels can write to it
-# at once. `capstone.leaderboard(world="larger")` and `world="files"` are those of the other two worlds.
+# In a workshop there can be one file for all: the instructor sets `LOADERVIZ_LEADERBOARD=/a/shared/folder/room.sqlite`
+# before the notebooks are started. `capstone.leaderboard(world="larger")` and `world="files"` are the other two.
 
 # %% tags=["measured"]
 capstone.leaderboard()
