@@ -6,11 +6,11 @@ everything, so the same program gives the same times, whenever somebody looks. T
 
 from __future__ import annotations
 
-import heapq
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 from enum import IntEnum
+from heapq import heappop, heappush
 
 from loaderviz.emulator.costs import FULL, ceil_div
 from loaderviz.emulator.hardware import Gpu
@@ -27,7 +27,8 @@ class Engine(IntEnum):
     D2H = 3
 
 
-OPPOSITE = {Engine.H2D: Engine.D2H, Engine.D2H: Engine.H2D}
+NONE, COMPUTE, H2D, D2H = Engine  # looking one up in the enum costs as much as ten such names
+OPPOSITE = {H2D: D2H, D2H: H2D}
 FINISH, READY = 0, 1  # phases: what ends at time t frees its place for what wants to begin at t; engines choose last
 
 
@@ -109,8 +110,8 @@ class Device:
         self._to_choose = False  # an engine may have a place and somebody who wants it, at `clock`
         self._compute_used = 0
         self._compute_queue: list[tuple[int, int, Command]] = []
-        self._copying: dict[Engine, Command | None] = {Engine.H2D: None, Engine.D2H: None}
-        self._copy_queue: dict[Engine, deque[Command]] = {Engine.H2D: deque(), Engine.D2H: deque()}
+        self._copying: dict[Engine, Command | None] = {H2D: None, D2H: None}
+        self._copy_queue: dict[Engine, deque[Command]] = {H2D: deque(), D2H: deque()}
 
     def submit(self, command: Command) -> None:
         """Put a command at the end of its stream; it starts when its turn, its deps and its engine allow."""
@@ -130,7 +131,8 @@ class Device:
         heap = self._heap
         while (heap and heap[0][0] <= until) or (self._to_choose and self.clock < until):
             self._step()
-        self.clock = max(self.clock, until)
+        if until > self.clock:
+            self.clock = until
 
     def run(self, command: Command) -> int:
         """Work out everything up to the end of `command`; return that end [ns]."""
@@ -153,10 +155,11 @@ class Device:
         return self.clock
 
     def _step(self) -> None:
-        if self._to_choose and not (self._heap and self._heap[0][0] <= self.clock):
+        heap = self._heap
+        if self._to_choose and not (heap and heap[0][0] <= self.clock):
             self._choose()
             return
-        time, phase, _, version, command = heapq.heappop(self._heap)
+        time, phase, _, version, command = heappop(heap)
         if version != command.version:
             return  # the copy was slowed down or sped up since; a newer entry stands for it
         self.clock = time
@@ -166,7 +169,7 @@ class Device:
             self._acquire(command)
 
     def _push(self, time: int, phase: int, command: Command) -> None:
-        heapq.heappush(self._heap, (time, phase, command.number, command.version, command))
+        heappush(self._heap, (time, phase, command.number, command.version, command))
 
     def _arm(self, command: Command) -> None:
         """`command` is at the head of its stream: let it go as soon as its deps are over."""
@@ -178,13 +181,14 @@ class Device:
             self._push(command.ready if command.ready > self.clock else self.clock, READY, command)
 
     def _acquire(self, command: Command) -> None:
-        if command.engine == Engine.COMPUTE:
+        engine = command.engine
+        if engine is COMPUTE:
             insort(self._compute_queue, (command.stream.priority, command.number, command))
             self._to_choose = True
-        elif command.engine == Engine.NONE:
+        elif engine is NONE:
             self._begin(command)
         else:
-            self._copy_queue[command.engine].append(command)
+            self._copy_queue[engine].append(command)
             self._to_choose = True
 
     def _choose(self) -> None:
@@ -192,8 +196,8 @@ class Device:
         self._to_choose = False
         if self._compute_queue:
             self._start_kernels()
-        for engine in (Engine.H2D, Engine.D2H):
-            if self._copy_queue[engine]:
+        for engine, queue in self._copy_queue.items():
+            if queue:
                 self._start_copy(engine)
 
     def _begin(self, command: Command) -> None:
@@ -229,22 +233,25 @@ class Device:
         command.done, command.end = True, self.clock
         stream = command.stream
         stream.queue.popleft()
-        if command.engine == Engine.COMPUTE:
+        engine = command.engine
+        if engine is COMPUTE:
             self._compute_used -= command.share
             self._to_choose = True
-        elif command.engine != Engine.NONE:
-            self._copying[command.engine] = None
-            other = self._copying[OPPOSITE[command.engine]]
+        elif engine is not NONE:
+            self._copying[engine] = None
+            other = self._copying[OPPOSITE[engine]]
             if other and other.rate != FULL:
                 self._change_rate(other, FULL)
             self._to_choose = True
         if stream.queue:
             following = stream.queue[0]
-            if command.engine == following.engine == Engine.COMPUTE:
+            if engine is COMPUTE is following.engine:
                 following.ready = max(following.ready, self.clock + self.gpu.queue_gap)
             self._arm(following)
-        for waiter in command.waiters:
-            waiter.unmet -= 1
-            if not waiter.unmet:
-                self._push(max(waiter.ready, self.clock), READY, waiter)
-        command.waiters = command.deps = ()
+        if command.waiters:
+            for waiter in command.waiters:
+                waiter.unmet -= 1
+                if not waiter.unmet:
+                    self._push(max(waiter.ready, self.clock), READY, waiter)
+            command.waiters = ()
+        command.deps = ()

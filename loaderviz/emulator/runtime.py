@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from loaderviz.emulator import costs
-from loaderviz.emulator.device import Command, Device, Engine, Stream
+from loaderviz.emulator.device import COMPUTE, D2H, H2D, NONE, Command, Device, Engine, Stream
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.hazards.happens_before import HOST, Clock, HappensBefore, Place
 from loaderviz.emulator.hazards.races import Races
@@ -32,6 +32,8 @@ from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, Timeli
 POOL_STREAMS = 32  # per priority (R15)
 PRIORITIES = (0, -3)  # lowest and highest; others are clamped (R18)
 PAGEABLE_ASYNC = 64 * 1024  # bytes: up to here a pageable H2D copy does not block the host (R12)
+WORDS = {cause: cause.words for cause in Cause}
+KERNEL, API = Kind.COMPUTE, Kind.API  # looking one up in the enum costs as much as ten such names
 DEFAULT_NUMBER, FIRST_POOL_NUMBER = 7, 13  # of the default stream and the next ones, as profilers show them
 
 Direction = Literal["h2d", "d2h", "d2d"]
@@ -89,7 +91,7 @@ class Capture:
         """Note a kernel or copy; return a command that never runs."""
         self._work[stream] += 1
         self.nodes.append(node)
-        return Command(stream, node.name, Kind.COMPUTE, Engine.NONE, 0, 0)
+        return Command(stream, node.name, KERNEL, NONE, 0, 0)
 
     def refuse(self, why: str = "operation not permitted when stream is capturing") -> CudaError:
         """Return the error of a call that a capture does not permit; the capture has failed."""
@@ -188,7 +190,9 @@ class Runtime:
             self.capture.record(event, stream)
             return
         ready = self.now + self.gpu.launch_latency  # it takes the way of every command
-        event.record = self._submit(Command(stream, "event record", None, Engine.NONE, 0, ready))
+        event.record = record = Command(stream, "event record", None, NONE, 0, ready)
+        record.awaits = (*((stream.last_work,) if stream.last_work else ()), *stream.awaited.values())
+        self._submit(record)
         event.clock = self.order.snapshot(stream.id)
 
     def wait_event(self, stream: Stream, event: Event, *, asked: bool = True) -> None:
@@ -209,7 +213,7 @@ class Runtime:
             if judge:
                 judge.wait(stream, None, self.source, self.batch)
             return
-        marker = Command(stream, "event wait", None, Engine.NONE, 0, self.now)
+        marker = Command(stream, "event wait", None, NONE, 0, self.now)
         marker.deps = (event.record,)
         if judge:
             judge.wait(stream, event.record, self.source, self.batch, marker)
@@ -290,13 +294,13 @@ class Runtime:
 
         Blocks only when the stream's launch queue is full (R24).
         """
-        return self._launch("cudaLaunchKernel", name, Kind.COMPUTE, Engine.COMPUTE, duration, stream, -1, share)
+        return self._launch("cudaLaunchKernel", name, KERNEL, COMPUTE, duration, stream, -1, share)
 
     def memset(self, nbytes: int, *, pinned_host: bool = False) -> Command:
         """`cudaMemsetAsync`: asynchronous, except when the target is pinned host memory (R10)."""
         name = f"Memset ({'Pinned' if pinned_host else 'Device'})"
         duration = memory_time(self.gpu, "fill", nbytes)
-        command = self._launch("cudaMemsetAsync", name, Kind.MEMSET, Engine.NONE, duration, nbytes=nbytes)
+        command = self._launch("cudaMemsetAsync", name, Kind.MEMSET, NONE, duration, nbytes=nbytes)
         if pinned_host:
             self.synchronize(command.stream)
         return command
@@ -321,8 +325,8 @@ class Runtime:
         if self.capture and self.capture.takes(stream):
             self._api(api, start)
             return self.capture.add(stream, GraphNode(name, duration, share))
-        command = self._put(stream, name, kind, engine, duration, nbytes, share=share)
-        self._api(api, start, command)
+        command = self._put(stream, name, kind, engine, duration, nbytes, share)
+        command.api = self._api(api, start, nbytes, command.correlation)
         if self.launch_blocking:  # CUDA_LAUNCH_BLOCKING=1 (R27)
             self.synchronize(stream)
         return command
@@ -369,7 +373,7 @@ class Runtime:
             self._block_until(max(begun, staged_at), Cause.STAGING)
         elif fills and not blocking:
             self._block([command], Cause.STAGING)
-        self._api("cudaMemcpyAsync", start, command)
+        command.api = self._api("cudaMemcpyAsync", start, nbytes, command.correlation)
         if self.races and not blocking and (staged or fills):
             self.races.linter.blocked(command, self.now - asynchronous)
         if blocking or (self.launch_blocking and direction != "d2d"):
@@ -383,14 +387,14 @@ class Runtime:
         gpu, memory = self.gpu, "Pinned" if pinned else "Pageable"
         if direction == "d2d":  # each byte is read once and written once
             name, work = "Memcpy DtoD (Device -> Device)", memory_time(gpu, "memcpy", 2 * nbytes)
-            return self._put(stream, name, Kind.COPY_D2D, Engine.NONE, work, nbytes)
+            return self._put(stream, name, Kind.COPY_D2D, NONE, work, nbytes)
         if direction == "h2d":
-            kind, engine, rate = Kind.COPY_H2D, Engine.H2D, gpu.h2d if pinned else gpu.pageable
+            kind, engine, rate = Kind.COPY_H2D, H2D, gpu.h2d if pinned else gpu.pageable
             name = f"Memcpy HtoD ({memory} -> Device)"
             if not pinned and nbytes <= PAGEABLE_ASYNC:
                 self.now += costs.host_time(self.host, nbytes)  # into the command buffer, before it can be sent (R12)
         else:
-            engine = Engine.D2H if gpu.async_engines > 1 else Engine.H2D  # one for both ways (R20)
+            engine = D2H if gpu.async_engines > 1 else H2D  # one for both ways (R20)
             kind, rate = Kind.COPY_D2H, gpu.d2h if pinned else gpu.pageable
             name = f"Memcpy DtoH (Device -> {memory})"
         work = costs.copy_time(gpu, nbytes, rate, down=direction == "d2h") + beside
@@ -411,10 +415,11 @@ class Runtime:
             if direction:
                 commands.append(self._copy(nbytes, direction, stream, pinned=True))
             else:
-                commands.append(self._put(stream, name, Kind.COMPUTE, Engine.COMPUTE, duration, -1, share=share))
+                commands.append(self._put(stream, name, KERNEL, COMPUTE, duration, -1, share))
+        correlation = commands[0].correlation if commands else -1
+        api = self._api("cudaGraphLaunch", start, commands[0].nbytes if len(commands) == 1 else -1, correlation)
         for command in commands:
-            command.correlation = commands[0].correlation
-        self._api("cudaGraphLaunch", start, *commands)
+            command.correlation, command.api = correlation, api
         if self.launch_blocking:
             self.synchronize(stream)
         return commands
@@ -433,20 +438,20 @@ class Runtime:
         start = self.now
         self._block([s.last for s in self.streams.values()], Cause.PAGE_LOCKING)
         self._block_until(self.now + costs.page_lock_time(self.host, nbytes), Cause.PAGE_LOCKING)
-        self._api("cudaHostAlloc", start, nbytes=nbytes)
+        self._api("cudaHostAlloc", start, nbytes)
 
     def malloc(self, nbytes: int) -> None:
         """`cudaMalloc`: costs host time, and waits for nobody (R13)."""
         start = self.now
         self.now += costs.malloc_time(self.gpu, nbytes)
-        self._api("cudaMalloc", start, nbytes=nbytes)
+        self._api("cudaMalloc", start, nbytes)
 
     def free(self, nbytes: int) -> None:
         """`cudaFree` of what may be in use: waits for the device (R13)."""
         start = self.now
         self._block([s.last for s in self.streams.values()], Cause.ALLOCATION)
         self.now += costs.malloc_time(self.gpu, nbytes)
-        self._api("cudaFree", start, nbytes=nbytes)
+        self._api("cudaFree", start, nbytes)
 
     def host_work(self, duration: int, name: str = "host", kind: Kind = Kind.OPERATOR) -> None:
         """Keep the host busy for `duration` ns."""
@@ -472,8 +477,8 @@ class Runtime:
         self, start: int, name: str, kind: Kind = Kind.OPERATOR, *, nbytes: int = -1, pinned: bool | None = None
     ) -> None:
         """Note what the host did from `start` [ns] until now, in the present batch and at the present line."""
-        where = self.now, self.main, kind, name
-        self.builder.span(start, *where, batch=self.batch, nbytes=nbytes, pinned=pinned, source=self.source)
+        end, main, batch, source = self.now, self.main, self.batch, self.source
+        self.builder.span(start, end, main, kind, name, batch=batch, nbytes=nbytes, pinned=pinned, source=source)
 
     def range(self, start: int, end: int, name: str, batch: int = -1) -> None:
         """Note an annotation on the main lane."""
@@ -524,7 +529,6 @@ class Runtime:
         engine: Engine,
         work: int,
         nbytes: int,
-        *,
         share: int = costs.FULL,
         pinned: bool | None = None,
     ) -> Command:
@@ -543,15 +547,11 @@ class Runtime:
         self._work.append(command)
         return command
 
-    def _submit(self, command: Command) -> Command:
-        stream = command.stream
-        if command.kind is None:  # what an event recorded here stands for
-            command.awaits = (*((stream.last_work,) if stream.last_work else ()), *stream.awaited.values())
+    def _submit(self, command: Command) -> None:
         if self._blocking:
             self._legacy_barrier(command)
         self.device.submit(command)
-        command.sequence = self.order.enqueue(stream.id)[1]
-        return command
+        command.sequence = self.order.enqueue(command.stream.id)[1]
 
     def _legacy_barrier(self, command: Command) -> None:
         """The default stream and *blocking* streams wait for each other; PyTorch's pool streams do not (R14, R15)."""
@@ -567,15 +567,18 @@ class Runtime:
 
     def _block(self, ends: Iterable[Command | None], cause: Cause) -> bool:
         """Block the host until all of `ends` are over; tell whether it had to wait."""
-        self.device.advance(self.now)
-        until = max((self.device.run(command) for command in ends if command), default=self.now)
+        device, until = self.device, self.now
+        device.advance(until)
+        for command in ends:
+            if command and device.run(command) > until:
+                until = command.end
         return self._block_until(until, cause)
 
     def _block_until(self, until: int, cause: Cause) -> bool:
         if until <= self.now:
             return False
         self.builder.span(
-            self.now, until, self.main, Kind.WAIT, cause.words, batch=self.batch, cause=cause, source=self.source
+            self.now, until, self.main, Kind.WAIT, WORDS[cause], batch=self.batch, cause=cause, source=self.source
         )
         self.now = until
         return True
@@ -585,17 +588,12 @@ class Runtime:
         self.now += cost
         self._api(name, start)
 
-    def _api(self, name: str, start: int, *commands: Command, nbytes: int = -1) -> None:
-        """Note the host's side of a call that began at `start` and ends now."""
-        correlation = commands[0].correlation if commands else -1
-        if len(commands) == 1:
-            nbytes = commands[0].nbytes
-        where = self.now, self.main, Kind.API, name
-        span = self.builder.span(
-            start, *where, batch=self.batch, nbytes=nbytes, correlation=correlation, source=self.source
+    def _api(self, name: str, start: int, nbytes: int = -1, correlation: int = -1) -> int:
+        """Note the host's side of a call that began at `start` and ends now; return the number of its span."""
+        now, main, batch, source = self.now, self.main, self.batch, self.source
+        return self.builder.span(
+            start, now, main, API, name, batch=batch, nbytes=nbytes, correlation=correlation, source=source
         )
-        for command in commands:
-            command.api = span
 
 
 def _device_span(builder: TimelineBuilder, command: Command) -> int:

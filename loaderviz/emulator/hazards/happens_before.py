@@ -90,11 +90,10 @@ class HappensBefore:
 
     def clock(self, stream: int) -> Clock:
         """Return the clock of a stream (or of the `HOST`) as it is now; it is not a copy."""
-        if stream == HOST:
-            return self._clocks[HOST]
-        if (clock := self._clocks.get(stream)) is None:
-            clock = self._clocks[stream] = {}
-        if self._seen.get(stream) != self._host_version:
+        if self._seen.get(stream) == self._host_version:
+            return self._clocks[stream]
+        clock = self._clocks.setdefault(stream, {})
+        if stream != HOST:
             _join(clock, self._clocks[HOST])
             self._seen[stream] = self._host_version
         return clock
