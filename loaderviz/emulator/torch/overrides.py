@@ -655,14 +655,13 @@ def _install_data_parallel(patches: Patches) -> None:
 def _install_distributed(session: Session, patches: Patches) -> None:
     """One rank on one GPU: there is nothing to reduce, so `DistributedDataParallel` calls its module. More are refused.
 
-    Torch's CPU build has no NCCL; for one rank gloo stands in for it, and says that it is "nccl".
+    NCCL is in no CPU build of torch, and wants a real GPU; for one rank gloo stands in, and says that it is "nccl".
     """
     if not torch.distributed.is_available():
         return
     distributed, parallel = torch.distributed, torch.nn.parallel.DistributedDataParallel
     begin, backend_of, make = distributed.init_process_group, distributed.get_backend, parallel.__init__
-    synchronizes, stands_in = "require_backward_grad_sync", not distributed.is_nccl_available()
-    asked = ""
+    synchronizes, asked = "require_backward_grad_sync", ""
 
     def one_rank(ranks: int) -> None:
         if ranks > 1:
@@ -676,7 +675,7 @@ def _install_distributed(session: Session, patches: Patches) -> None:
         options = inspect.signature(begin).bind(*args, **kwargs).arguments
         ranks = options.get("world_size", -1)
         one_rank(ranks if ranks > 0 else int(os.environ.get("WORLD_SIZE", 1)))
-        asked = "nccl" if stands_in and "nccl" in (options.get("backend") or "nccl") else ""
+        asked = "nccl" if "nccl" in (options.get("backend") or "nccl") else ""
         if asked:
             options |= {"backend": "gloo", "device_id": None}
         begin(**options)
