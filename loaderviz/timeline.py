@@ -413,6 +413,7 @@ def _renumber(mark: Mark, place: Ints) -> Mark:
 
 
 Record = TypeVar("Record")
+FAR = 2**62  # the largest number of a file: the difference of two still fits into 64 bits
 
 
 def _record(kind: type[Record], data: dict[str, Any]) -> Record:
@@ -435,7 +436,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is tuple:
         as_many = given[-1] is Ellipsis or len(value) == len(given)
         return isinstance(value, tuple) and as_many and all(_fits(each, given[0]) for each in value)
-    return isinstance(value, hint) and not isinstance(value, bool)
+    return isinstance(value, hint) and not isinstance(value, bool) and (hint is not int or abs(value) <= FAR)
 
 
 def _texts(data: Any, what: str) -> tuple[str, ...]:
@@ -448,7 +449,7 @@ def _column(data: Any, dtype: type[np.integer[Any]]) -> Ints:
     values, limits = np.array(data), np.iinfo(dtype)
     if values.ndim != 1 or (len(values) and values.dtype.kind != "i"):
         raise TypeError("a column is not a list of whole numbers")
-    if len(values) and (values.min() < limits.min or values.max() > limits.max):
+    if len(values) and (values.min() < max(limits.min, -FAR) or values.max() > min(limits.max, FAR)):
         raise OverflowError(f"a column has numbers beyond {dtype.__name__}")
     return values.astype(dtype)
 
