@@ -12,9 +12,7 @@ import importlib.util
 import json
 import os
 import runpy
-import shutil
 import sys
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
@@ -90,7 +88,7 @@ def compare(options: argparse.Namespace) -> int:
             section, text = _section(setting, runs, gpu.name, host.name)
             sections.append(section)
             bar.write(text, file=sys.stdout)
-    export.to_html(sections, out, f"Four ways to feed a GPU: MNIST on an emulated {gpu.name}")
+    export.to_html(sections, out, f"Ways to feed a GPU: MNIST on an emulated {gpu.name}")
     print(f"The pictures are in {out}: open it in a browser.")
     return 0
 
@@ -107,18 +105,29 @@ def _section(setting: Setting, runs: dict[str, Run], gpu: str, host: str) -> tup
     comparison = compare(timelines, advice={name: advise(timeline) for name, timeline in timelines.items()})
     heading = f"Batch size {setting.batch_size}"
     pays = verdict(summarize(timelines["pinned"]), summarize(timelines["prefetch"]))
-    fed = [loss for name, loss in losses.items() if name != "resident"]
     usual = "usual: as most people write it, digit by digit through PIL and ToTensor, 2 workers, .cuda() in the loop. "
     check = (usual if "usual" in runs else "") + (
         f"{setting.steps} steps after {setting.warmup} of warm-up, {setting.workers} workers; host costs: {host}. "
-        f"The loss of the last batch is {losses['blocking']:.6f} with each of the {len(fed)} DataLoader-fed loaders"
-        f"{', bit for bit' if len(set(fed)) == 1 else ' of one, NOT of the others'}; {losses['resident']:.6f} with the "
-        "resident one, which shuffles by itself."
+        f"The loss of the last batch is {_losses(losses)}."
     )
     table = comparison.printed().T.to_string()
-    said = "\n".join(_wrapped(text, sys.stdout) for text in (pays, check))
+    said = "\n".join(words.wrapped(text, most=sys.maxsize) for text in (pays, check))
     text = f"{heading} on an emulated {gpu}\n\n{table}\n\n{said}\n"
     return Section(heading, pays, [comparison, check]), text
+
+
+def _losses(losses: dict[str, float]) -> str:
+    """Say whether all have trained on the same; the resident loader has an order of its own after its first epoch."""
+    fed = [loss for name, loss in losses.items() if name != "resident"]
+    same = "bit for bit" if len(set(fed)) == 1 else "the first of them, NOT all"
+    if len({*losses.values()}) == 1:
+        return (
+            f"{fed[0]:.6f} with all {len(losses)}, {same}: in the first epoch they draw the samples in the same order"
+        )
+    return (
+        f"{fed[0]:.6f} with the {len(fed)} that a DataLoader feeds, {same}; {losses['resident']:.6f} with the resident "
+        "one, which from its second epoch on draws another order"
+    )
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -298,19 +307,14 @@ def _show(
     spans, lanes = words.count(len(timeline), "span"), words.count(len(timeline.lanes), "lane")
     lines = [f"{title}: {context.device}; {spans} in {lanes}"]
     if not failed:
-        lines.append(f"{_wrapped(metrics.describe(timeline), stream)}\n")
+        lines.append(f"{words.wrapped(metrics.describe(timeline), most=sys.maxsize)}\n")
         lines += [f"{part}\n" for part in (summary, *ranks, advice)]
     lines += [
         *(f"race: {hazard}\n" for hazard in hazards),
-        *(_wrapped(f"note: {each}", stream) for each in context.notes),
+        *(words.wrapped(f"note: {each}", most=sys.maxsize) for each in context.notes),
     ]
     lines.append(f"The picture{' until the error' if failed else ''} is in {out}: open it in a browser.")
     print("\n".join(lines), file=stream)
-
-
-def _wrapped(text: str, stream: TextIO) -> str:
-    """Break a paragraph into lines of a terminal's width; what goes into a file or a pipe stays one line."""
-    return textwrap.fill(text, max(40, shutil.get_terminal_size().columns)) if stream.isatty() else text
 
 
 def _say(text: str) -> None:

@@ -4,8 +4,9 @@
     loaderviz.compare(timelines).table()
 
 Each trains the same small network from the same start. Those that use a DataLoader get the same batches, so their
-losses are equal; the resident loader shuffles by itself. Beside them "usual" is the loop as most people write it: the
-same digits one by one through PIL and `ToTensor`, from two workers, and `.cuda()` in the loop.
+losses are equal; so is the resident loader's in its first epoch, after which it draws another order. Beside them
+"usual" is the loop as most people write it: the same digits one by one through PIL and `ToTensor`, from two workers,
+and `.cuda()` in the loop.
 """
 
 from __future__ import annotations

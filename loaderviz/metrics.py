@@ -697,7 +697,7 @@ def _rows(summary: Summary) -> list[Row]:
     if summary.rank_wait is not None:
         told = words.duration(summary.rank_wait), _of(summary.rank_wait, total, "communication")
         lines.append(("waiting for other ranks", *told))
-    rates = [(f"copy rate {kind}", f"{rate / 1e9:.3g} GB/s", "") for kind, rate in summary.bandwidth.items()]
+    rates = [(f"copy rate {kind}", f"{words.size(rate)}/s", "") for kind, rate in summary.bandwidth.items()]
     lines += [
         ("GPU idle", words.duration(summary.idle), _of(summary.idle, window)),
         ("copy", words.duration(summary.copy), _of(summary.copy, window)),

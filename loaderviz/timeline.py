@@ -215,7 +215,7 @@ class Timeline:
     def __repr__(self) -> str:
         spans, lanes = words.count(len(self), "span"), words.count(len(self.lanes), "lane")
         origin, device = self.context.origin, self.context.device
-        return f"<Timeline: {spans} in {lanes}, {self.duration / 1e6:.3f} ms, {origin} {device}>"
+        return f"<Timeline: {spans} in {lanes}, {words.duration(self.duration)}, {origin} {device}>"
 
     @cached_property
     def results(self) -> dict[str, Any]:

@@ -6,10 +6,16 @@ share(0.412)          # "41 %"
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
+import textwrap
 import unicodedata
 
 _DURATIONS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"))
+_WIDTH = 110  # columns of a report that does not go to a terminal
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|bytes|[kMG]B)\b|%)")
+_GLUE = "\N{NO-BREAK SPACE}"  # no line is broken there
 _SIZES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
@@ -48,8 +54,12 @@ def times(value: float | None) -> str:
 
 
 def rate(per_second: float | None) -> str:
-    """Return a rate per second with thousands separated; "–" for None."""
-    return "–" if per_second is None else f"{per_second:,.0f}" if abs(per_second) >= 100 else f"{per_second:.3g}"
+    """Return a rate per second, such as "9.23 M", "234,949" or "0.5"; "–" for None."""
+    if per_second is None:
+        return "–"
+    if abs(per_second) >= 1e6:
+        return f"{per_second / 1e6:,.4g} M"
+    return f"{per_second:,.0f}" if abs(per_second) >= 100 else f"{per_second:.3g}"
 
 
 def count(number: int, noun: str) -> str:
@@ -69,6 +79,19 @@ def place(source: str) -> str:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     named = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)(file)
     return f"{named[1]}:{line}" if named else source
+
+
+def wrapped(text: str, label: str = "", indent: int = 0, most: int = _WIDTH) -> str:
+    """Break a paragraph into lines of a terminal's width, at most `most`, but none between a number and its unit.
+
+    The first line begins with `label`, the others with `indent` spaces.
+    """
+    columns = max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else most
+    lines = textwrap.wrap(
+        _BEFORE_UNIT.sub(_GLUE, text), min(columns, most), initial_indent=label, subsequent_indent=" " * indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return "\n".join(lines).replace(_GLUE, " ")
 
 
 def markdown(text: str) -> str:

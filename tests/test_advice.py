@@ -984,3 +984,9 @@ def test_the_public_traces(name, rules):
     assert [finding.rule for finding in advice] == rules
     summary = lv.summarize(timeline, window=advice.window)
     assert all(finding.expected_gain.ns <= summary.window - summary.limit for finding in advice)
+
+
+def test_an_order_that_is_drawn_once_an_epoch_is_no_fetch_in_the_loop():
+    timeline = experiment.four_loaders(only=["resident"])["resident"].timeline  # an epoch begins in it
+    assert timeline.where(Kind.PIN).any()
+    assert all(finding.rule != "fetch-in-loop" for finding in lv.advise(timeline))

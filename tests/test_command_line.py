@@ -3,13 +3,15 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from io import StringIO
 
 import factory
 import pytest
 
 import loaderviz as lv
-from loaderviz import cli, experiment
+from loaderviz import cli, experiment, words
+from loaderviz.analysis.advice import advise
 from loaderviz.timeline import Kind
 
 SMALL = ["compare", "--batch-size", "16", "--steps", "2", "--warmup", "1", "--workers", "1"]
@@ -108,9 +110,19 @@ def test_each_option_has_at_most_one_default_in_the_help(capsys):
 def test_paragraphs_are_as_wide_as_the_terminal_and_whole_in_a_pipe(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     terminal, text = StringIO(), "a word " * 40
-    assert cli._wrapped(text, terminal) == text
+    assert words.wrapped(text, most=sys.maxsize) == text.strip()
+    advice, change = (
+        advise(factory.loader("blocking", 12)),
+        "model = torch.compile(model, mode='reduce-overhead')  # or larger",
+    )
+    told = replace(advice[0], change=change)
+    assert max(map(len, str(advice).splitlines())) > 60
     terminal.isatty = lambda: True
-    assert max(map(len, cli._wrapped(text, terminal).splitlines())) <= 60
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert max(map(len, words.wrapped(text, most=sys.maxsize).splitlines())) <= 60
+    assert max(map(len, (line for line in str(told).splitlines() if change not in line))) <= 60
+    assert not re.search(r"\d\n +(ms|µs|%)", str(advice))
+    assert f"change  {change}" in str(told)  # code is not broken, so that it can be copied
 
 
 def test_it_runs_as_a_module():

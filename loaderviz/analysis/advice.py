@@ -308,7 +308,8 @@ _WHERE = {"host in CUDA calls": "in CUDA calls", "host in operators": "in operat
 def fetch_in_loop(facts: Evidence) -> Finding | None:
     """The loop's own thread fetches (and pins) the batches: DataLoader without workers."""
     fetching = facts.fetching
-    if not fetching.any():
+    steps = np.searchsorted(facts.timeline.start[facts.marks], facts.first[fetching], side="right")
+    if not fetching.any() or 2 * len(np.unique(steps)) < (facts.steps or 0):  # an order once an epoch is no batch
         return None
     work = facts.covered(fetching)
     length = intervals.length(work)

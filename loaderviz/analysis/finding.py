@@ -7,11 +7,9 @@ Standard library only.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from textwrap import wrap
 from typing import TYPE_CHECKING, overload
 
 from loaderviz import words
@@ -19,10 +17,7 @@ from loaderviz import words
 if TYPE_CHECKING:
     from loaderviz.timeline import Timeline
 
-WIDTH = 100  # columns of a finding in a terminal
 WORTH_IT = 1.03  # a gain of less than 3 % is not worth a change of the program
-BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|bytes|[kMG]B)\b|%)")
-GLUE = "\N{NO-BREAK SPACE}"  # `wrap` does not break a line there
 
 
 @dataclass(frozen=True)
@@ -74,9 +69,12 @@ class Finding:
         return f"{self.rule}: {self.expected_gain}" if self.expected_gain.ns or self.expected_gain.once else self.rule
 
     def __str__(self) -> str:
-        rows = ("seen", self.evidence), ("change", self.change), ("gain", self.expected_gain.basis)
-        parts = [f"  {name:7} {_wrapped(text)}" for name, text in rows if text]
-        return "\n".join([self.title, *parts])
+        code = self.change.replace("\n", f"\n{'':10}")  # as it is, to be copied
+        seen, gain = (
+            words.wrapped(text, f"  {name:8}", 10)
+            for name, text in (("seen", self.evidence), ("gain", self.expected_gain.basis))
+        )
+        return "\n".join(part for part in (self.title, seen, code and f"  change  {code}", gain) if part)
 
 
 class Advice(Sequence[Finding]):
@@ -105,7 +103,7 @@ class Advice(Sequence[Finding]):
         return hash((self._findings, self.judged))
 
     def __str__(self) -> str:
-        return "\n\n".join([self.judged, *(f"{number}. {each}" for number, each in enumerate(self, 1))])
+        return "\n\n".join([words.wrapped(self.judged), *(f"{number}. {each}" for number, each in enumerate(self, 1))])
 
     __repr__ = __str__
 
@@ -116,13 +114,6 @@ class Advice(Sequence[Finding]):
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(self.judged)}</p><ol>{''.join(map(_as_html, self))}</ol>"
-
-
-def _wrapped(text: str) -> str:
-    """Break lines, but none between a number and its unit."""
-    parts = BEFORE_UNIT.sub(GLUE, text).splitlines()
-    lines = [line for part in parts for line in (wrap(part, WIDTH, break_long_words=False) or [""])]
-    return f"\n{'':10}".join(lines).replace(GLUE, " ")
 
 
 def _as_markdown(number: int, finding: Finding) -> str:

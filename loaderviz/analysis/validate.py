@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from loaderviz import words
 from loaderviz.emulator.hardware import GPUS, Gpu, Host, Kernel, UnknownHardwareError
 from loaderviz.emulator.kernels import BESIDE, CLASS, Array, Call, kernel_times, row_of
 from loaderviz.errors import LoadervizError
@@ -364,20 +365,23 @@ class Validation:
 
     def __str__(self) -> str:
         """Return the tables: operators by class, then the host's and the device's latencies."""
-        lines = [f"{self.trace}: {self.measured / 1e6:.2f} ms of GPU work with shapes, as {self.gpu.name}", ""]
+        lines = [f"{self.trace}: {words.duration(self.measured)} of GPU work with shapes, as {self.gpu.name}", ""]
         lines.append(f"{'class':<18}{'operators':>10}{'share':>8}{'predicted / measured':>22}{'error':>8}")
         predicted, difference = sum(row.predicted for row in self.rows), sum(row.difference for row in self.rows)
         total = Row("all", sum(row.operators for row in self.rows), self.measured, predicted, difference)
         for row in (*sorted(self.rows, key=lambda row: -row.measured), total):
-            ratio, error = row.predicted / max(1, row.measured), row.difference / max(1, row.measured)
-            share = row.measured / max(1, self.measured)
-            lines.append(f"{row.kind:<18}{row.operators:>10}{share:>8.1%}{ratio:>22.2f}{error:>8.0%}")
+            ratio = row.predicted / max(1, row.measured)
+            share, error = (words.share(each / max(1, whole)) for each, whole in (
+                (row.measured, self.measured), (row.difference, row.measured)))  # fmt: skip
+            lines.append(f"{row.kind:<18}{row.operators:>10}{share:>8}{words.times(ratio):>22}{error:>8}")
         lines.append("")
         host = Host.preset("workstation")
         for name, value in self.numbers.items():
-            unit, scale = ("GB/s", 1e9) if name in RATES else ("us", 1e3)
             preset = getattr(self.gpu, name, None) or getattr(host, name)
-            lines.append(f"{name:<18}{value / scale:>10.2f} {unit} measured, {preset / scale:.2f} in the preset")
+            said, usual = (
+                f"{words.size(each)}/s" if name in RATES else words.duration(each) for each in (value, preset)
+            )
+            lines.append(f"{name:<18}{said:>14} measured, {usual} in the preset")
         return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from loaderviz.analysis.finding import Advice
 
-_STORY = ("step [µs]", "GPU computes [%]", "copy hidden [%]", "speed-up")  # the rest of the table is folded
+_STORY = ("step", "GPU computes", "copy hidden", "speed-up")  # the rest of the table is folded
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,10 +65,7 @@ class Comparison(View):
         return pd.DataFrame.from_dict(self._rows(), orient="index").rename_axis("timeline")
 
     def printed(self) -> pd.DataFrame:
-        """Return the table as words: each column with the decimals that its largest number needs.
-
-        A "start-up" of nothing, as after a warm-up, is no column.
-        """
+        """Return the table as words; a "start-up" of nothing, as after a warm-up, is no column."""
         require("the table of a comparison", "pandas")
         import pandas as pd
 
@@ -122,14 +119,9 @@ class Comparison(View):
 
     def _columns(self) -> dict[str, list[str]]:
         """Return the columns of the table as words."""
-        rows = list(self._rows().values())
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        if not any(columns["start-up [ms]"]):
-            del columns["start-up [ms]"]
-        return {
-            name: ["–" if value is None else f"{value:,.{_decimals(name, values)}f}" for value in values]
-            for name, values in columns.items()
-        }
+        rows = [_said(summary, self.speedups[name]) for name, summary in self.summaries().items()]
+        started = any(summary.start_up for summary in self.summaries().values())
+        return {name: [row[name] for row in rows] for name in rows[0] if started or name != "start-up"}
 
 
 def compare(
@@ -165,7 +157,7 @@ def _hero(summary: Summary, speedup: float | None) -> Json:
 
 
 def _html(columns: Mapping[str, list[str]], names: Mapping[str, Any]) -> str:
-    head = "".join(f"<th>{escape(name).replace(' [', '<br>[')}</th>" for name in columns)
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     rows = "".join(
         f"<tr><th>{escape(name)}</th>{''.join(f'<td>{column[number]}</td>' for column in columns.values())}</tr>"
         for number, name in enumerate(names)
@@ -191,15 +183,16 @@ def _row(summary: Summary) -> dict[str, float | None]:
     }
 
 
-def _decimals(name: str, values: list[float | None]) -> int:
-    """Return how many decimals a column of the table has: four digits in all for times, few for shares and factors."""
-    largest = max((abs(value) for value in values if value is not None), default=0)
-    if "[" not in name:
-        return 0 if largest >= 1_000 else 2
-    if name.endswith("[%]"):
-        return 1
-    power = int(np.floor(np.log10(largest))) if largest > 0 else 0
-    return max(0, 3 - power) if power >= 0 else min(6, 2 - power)
+def _said(summary: Summary, speedup: float | None) -> dict[str, str]:
+    """Return the row in words."""
+    time, share = words.duration, words.share
+    return {
+        "start-up": time(summary.start_up), "window": time(summary.window), "step": time(summary.step),
+        "samples/s": words.rate(summary.samples_per_second), "GPU computes": share(summary.compute_share),
+        "copy": time(summary.copy), "copy hidden": share(summary.overlap), "copy exposed": time(summary.exposed_copy),
+        "host blocked": time(sum(summary.host_blocked.values())), "limit": time(summary.limit),
+        "headroom": words.times(summary.headroom), "speed-up": words.times(speedup),
+    }  # fmt: skip
 
 
 def _speedup(first: Summary, other: Summary) -> float | None:

@@ -362,7 +362,7 @@ function facts(model, bar) {
   const lines = [model.name(bar) || model.style(bar).name,
     `${lane.title || lane.name}${batch[bar] >= 0 ? `, batch ${batch[bar]}` : ""}`,
     `${duration(time)}, from ${duration(start[bar])}`];
-  if (nbytes[bar] >= 0) lines.push(size(nbytes[bar]) + (time && nbytes[bar] ? `, ${fourDigits(nbytes[bar] / time)} GB/s`
+  if (nbytes[bar] >= 0) lines.push(size(nbytes[bar]) + (time && nbytes[bar] ? `, ${size(1e9 * nbytes[bar] / time)}/s`
     : ""));
   if (pinned[bar]) lines.push(pinned[bar] === 2 ? "pinned host memory" : "pageable host memory");
   if (hidden[bar] <= 200) lines.push(`${share(hidden[bar] / 200)} of it hidden under kernels`);

@@ -141,8 +141,7 @@ def numbers(summary: Summary) -> str:
     """Return the few numbers that count, big, with units."""
     hidden = "no copies" if summary.overlap is None else words.share(summary.overlap)
     rate = summary.samples_per_second
-    amount = "–" if rate is None else f"{rate / 1e6:.3g} M" if rate >= 1e6 else words.rate(rate)
-    throughput = amount if rate is None else f"{amount} samples/s"
+    throughput = words.rate(rate) + (" samples/s" if rate is not None else "")
     cells = [
         ("step", words.duration(summary.step)),
         ("throughput", throughput),
@@ -180,7 +179,7 @@ def code(text: str, title: str) -> str:
         f"<div><div style='display:flex;justify-content:space-between;align-items:center;color:{INK};"
         f"font-size:14px'><b>{escape(title)}</b>{button}</div>"
         # a column that is reversed shows its end, where the loop is
-        "<div style='display:flex;flex-direction:column-reverse;max-height:max(374px,52vh);overflow:auto'>"
+        "<div style='display:flex;flex-direction:column-reverse;max-height:max(374px,46vh);overflow:auto'>"
         f"<pre tabindex='0' style='{_MONO};font-size:12px;color:{INK};background:{BACK};padding:6px 8px;margin:0;"
         f"flex:none;overflow:visible;white-space:pre-wrap;overflow-wrap:anywhere'>{escape(text)}</pre></div></div>"
     )

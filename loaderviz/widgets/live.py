@@ -91,7 +91,7 @@ class LiveView(anywidget.AnyWidget):
 
 
 Options = list[tuple[str, Any]]
-_TEXT = {"description_width": "122px"}
+_TEXT = {"description_width": "132px"}
 _ROW = {"width": "auto", "height": "26px", "margin": "0 2px"}
 _SIZES = (100, 400, 784, 1_500, 3_136, 6_000, 12_288, 30_000, 60_000, 150_528, 602_112)
 _RATES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 32, 40, 55, 80, 97, 150, 300)  # GB/s
@@ -105,7 +105,7 @@ _HELP = {
 
 
 def _rate(rate: int) -> str:
-    return f"{rate / GB:g} GB/s"
+    return f"{words.size(rate)}/s"
 
 
 def _choices(name: str) -> Options:

@@ -221,7 +221,7 @@ def details(timeline: Timeline, index: int) -> Rows:
         ("how long", words.duration(row.duration)),
     ]
     if row.nbytes >= 0:
-        speed = f", {row.nbytes / row.duration:.3g} GB/s" if row.duration and row.nbytes else ""  # bytes per ns
+        speed = f", {words.size(row.nbytes / row.duration * 1e9)}/s" if row.duration and row.nbytes else ""
         rows.append(("size", words.size(row.nbytes) + speed))
     if row.pinned is not None:
         rows.append(("host memory", "pinned" if row.pinned else "pageable"))

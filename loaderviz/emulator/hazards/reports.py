@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import linecache
 import re
-import textwrap
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from loaderviz.rules import RULES
 RACES = ("early-read", "early-reuse", "early-refill", "early-host-read")
 UNSEEN = "a write that torch does not see (by numpy, or in a data set)"  # known only by the bytes that changed
 PLAIN = {"aten::_local_scalar_dense": ".item()"}  # operators that nobody knows by their own name
-LABEL, WIDTH = 12, 110  # columns of a printed report
+LABEL = 12  # columns of a printed report
 
 
 class HazardWarning(UserWarning):
@@ -127,8 +126,7 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{self.kind}: {self.problem}{self._times()}"]
         for name, text, source in self._rows():
-            wrapper = textwrap.TextWrapper(WIDTH, "  ", " " * LABEL, break_long_words=False, break_on_hyphens=False)
-            lines += wrapper.wrap(f"{name:{LABEL - 2}}{text}") + ([" " * LABEL + source] if source else [])
+            lines += [words.wrapped(text, f"  {name:{LABEL - 2}}", LABEL), *([" " * LABEL + source] if source else [])]
         return "\n".join(lines)
 
     __repr__ = __str__  # what a notebook or a prompt shows, without the folders of this machine
