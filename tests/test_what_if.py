@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -253,6 +254,13 @@ def test_a_gpu_by_the_name_that_people_give_it():
         Gpu.preset(known_gpu("H100 SXM")).name
     )
     assert step(lv.what_if(timeline, gpu="H100")) == step(lv.what_if(timeline, gpu=known_gpu("NVIDIA H100")))
+
+
+def test_a_calibrated_file_of_the_same_gpu_says_more_about_it(tmp_path):
+    slow, timeline = tmp_path / "mine.json", run(Settings(gpu="a100", batch_size=8192, kernels=17, steps=6))
+    slow.write_text(json.dumps({"gpu": {"preset": "a100", "h2d": 10**9}, "host": {"preset": "laptop"}}))
+    change = CHANGES["pinned"]
+    assert step(lv.what_if(timeline, gpu=str(slow), **change)) > 2 * step(lv.what_if(timeline, gpu="a100", **change))
 
 
 @pytest.mark.parametrize("larger", [2, 4])

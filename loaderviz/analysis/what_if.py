@@ -503,8 +503,8 @@ def what_if(
     unless `pinned=False`. `resident`: the data set lives on the GPU, if it fits, which is not checked; a batch is
     gathered there (True or "gather"), or a slice ("slices"). `workers`: DataLoader processes. `gpu`: a preset, or a
     name that means one ("H100 SXM"), or a `Gpu`; kernels are scaled by peak FLOP/s if their name tells arithmetic, else
-    by memory bandwidth. A `Gpu` with the name of the timeline's own device only says more about it, such as the rate of
-    its pinned copies. `batch_size` scales fetching, copies and kernels, but the optimizer's.
+    by memory bandwidth. A `Gpu` (or a file of `calibrate`) of the timeline's own device only says more about it, as the
+    rate of its pinned copies. `batch_size` scales fetching, copies and kernels, but the optimizer's.
     `graphs=True`: what a step computes between two waits of the host is launched at once, as a CUDA graph.
 
     A change that changes nothing gives the timeline as it is. Collectives last as long as they did. The context says
@@ -527,7 +527,8 @@ def what_if(
     source, here = gpu_of(loop), timeline.context.device
     target = source if gpu is None else gpu if isinstance(gpu, Gpu) else Gpu.preset(known_gpu(gpu) or gpu)
     if target.name == here or (gpu is not None and known_gpu(here) == known_gpu(target.name) != ""):
-        target = source = target if isinstance(gpu, Gpu) else source  # the same machine, told about in more detail
+        told = isinstance(gpu, Gpu) or str(gpu).endswith(".json")  # the same machine, told about in more detail
+        target = source = target if told else source
     elif gpu is not None and not known_gpu(here):
         raise WhatIfError(
             f"what_if(gpu=...) scales the kernels, but {here!r}, where they ran, is none of {', '.join(sorted(GPUS))}"

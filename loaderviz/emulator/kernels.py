@@ -102,7 +102,7 @@ BESIDE = {
 }  # fmt: skip
 # torch/csrc ATen/native/cuda/MultiTensorApply.cuh: tensors and blocks that one launch can take, by lists of tensors.
 FOREACH_TENSORS, FOREACH_BLOCKS, FOREACH_CHUNK = (110, 64, 48, 36, 30), 320, 65536
-FUSED_LISTS = {"_fused_sgd_": 3, "_fused_adam_": 4, "_fused_adamw_": 4, "_fused_adagrad_": 3}
+FUSED_LISTS = {"_fused_sgd_": (3, 3), "_fused_adam_": (4, 5), "_fused_adamw_": (4, 5), "_fused_adagrad_": (3, 4)}
 TILES = ((128, 128, 1000), (128, 64, 850), (64, 64, 600), (32, 32, 300))  # rows, columns, thousandths of the best rate
 SPLIT, SPLIT_BLOCK, SPLIT_RATE = 512, 256, 550  # split-K from this k on, into parts of at least; rate in thousandths
 ALIGNED = {"fp16": 8, "tf32": 4}  # elements of the 16 bytes that tensor cores are fed with
@@ -318,8 +318,9 @@ def _convolution_class(shape: Convolution, precision: Precision) -> str:
 
 def _foreach(gpu: Gpu, call: Call) -> Times:
     """One operator over many tensors: as many launches as MultiTensorApply makes, each an equal share of the bytes."""
-    lists = FUSED_LISTS.get(call.op) or max(1, round(len(call.reads) / max(1, len(call.writes))))
-    tensors = max(1, ceil_div(len(call.reads or call.writes), lists))
+    lists = max(1, round(len(call.reads) / max(1, len(call.writes))))
+    lists, each = FUSED_LISTS.get(call.op, (lists, lists))  # each: with the counters of steps
+    tensors = max(1, ceil_div(len(call.reads or call.writes), each))
     blocks = sum(ceil_div(prod(array.shape), FOREACH_CHUNK) for array in (call.reads or call.writes)[:tensors])
     launches = max(ceil_div(tensors, FOREACH_TENSORS[min(lists, 5) - 1]), ceil_div(blocks, FOREACH_BLOCKS))
     nbytes = sum(array.nbytes for array in (*call.reads, *call.writes))

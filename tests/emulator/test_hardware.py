@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
@@ -65,6 +66,8 @@ def test_the_cards_are_plausible(gpu):
     assert gpu.fp64 <= gpu.fp32 <= gpu.tf32 <= gpu.fp16
     assert 0 < gpu.context_memory < gpu.memory
     assert 500 <= gpu.bidirectional <= 1000
+    if "GeForce" in gpu.name and gpu.capability >= (8, 0):  # half of the sheet's: products are summed in float32
+        assert (gpu.tf32, gpu.fp16) == (gpu.fp32, pytest.approx(2 * gpu.fp32, rel=0.01))
     assert gpu.staging_chunk * 10**9 // gpu.h2d > 0
 
 
@@ -141,6 +144,8 @@ def test_host_costs():
     assert costs.pin_time(host, 15 * 10**9) == 10**9  # read and written at 30 GB/s
     published = 112_000  # ns for 4 MB: PyTorch tutorial pinmem_nonblock
     assert costs.pin_time(Host.preset("workstation"), 4 * 2**20) == pytest.approx(published, rel=0.01)
+    for each, gpu in itertools.product(HOSTS.values(), GPUS.values()):  # the pin thread keeps up with staging
+        assert costs.host_time(each, 2 * 10**9) <= 10**18 // gpu.pageable
     assert costs.page_lock_time(host, 0) == host.page_lock_base
     assert costs.page_lock_time(host, 2**30) == host.page_lock_base + host.page_lock_per_gib
     per_sample, per_byte = 256 * host.fetch_per_sample, 10**6 * host.fetch_per_byte // 1000  # given in picoseconds

@@ -156,7 +156,7 @@ def test_a_transposed_convolution_meets_the_kernel_at_each_element_of_its_input(
         ("_foreach_zero_", 1, 110, 1),
         ("_foreach_zero_", 1, 111, 2),
         ("_foreach_add_", 2, 161, 3),
-        ("_fused_adam_", 4, 161, 5),
+        ("_fused_adam_", 5, 161, 5),  # with a counter of steps for each parameter
     ],
 )
 def test_a_foreach_operator_has_the_launches_of_multi_tensor_apply(op, lists, tensors, launches):

@@ -452,6 +452,9 @@ def _in_single(func: Any, *args: Any, **kwargs: Any) -> Any:
     return result.half()
 
 
+GRADIENTS = 1  # the place of the gradients among the arguments of a fused optimizer
+
+
 class Operator:
     """What is known of one aten overload, worked out once."""
 
@@ -471,7 +474,7 @@ class Operator:
         self.indexes, self.mixed, self.copies = base in INDEXING, base in MIXED, base == "copy_"
         self.host_output = HOST_OUTPUTS.get(base, -1)
         self.multiplies = CLASS.get(base) in PRODUCTS
-        self.composite = base in COMPOSITE
+        self.composite, self.fused = base in COMPOSITE, base.startswith("_fused_") and base.endswith("_")
         # What is read and written: arguments by position or keyword, and results
         marked = [(place, it) for place, it in enumerate(schema.arguments) if it.alias_info and it.alias_info.is_write]
         self.positions = (*(place for place, it in marked if not it.kwarg_only), *UNMARKED.get(base, ()))
@@ -487,10 +490,14 @@ class Operator:
         self.makes = None in aliases
 
     def written(self, args: Any, kwargs: Any) -> Collection[int]:
-        """Return the ids of the tensors that this call writes to."""
+        """Return the ids of the tensors that this call writes to.
+
+        A fused optimizer writes gradients only to unscale them (ATen/native/cuda/fused_adam_utils.cuh).
+        """
         if not self.writes:
             return NOTHING
-        found = [args[position] for position in self.positions if position < len(args)]
+        spared = GRADIENTS if self.fused and kwargs.get("grad_scale") is None else -1
+        found = [args[position] for position in self.positions if position < len(args) and position != spared]
         if kwargs:
             found += [kwargs[name] for name in self.keywords if name in kwargs]
         ids: set[int] = set()
