@@ -182,7 +182,10 @@ def _item(item: Any) -> str:
         return replace(item, curve=True, folded=isinstance(item, Comparison)).fragment()
     package = type(item).__module__.partition(".")[0]
     if package == "plotly" and hasattr(item, "to_html"):
-        return _figure(item)
+        twin = (item.layout.meta or {}).get("text", "") if isinstance(item.layout.meta, (dict, type(None))) else ""
+        html = item.to_html(full_html=False, include_plotlyjs=False, config={"responsive": True, "displaylogo": False})
+        lines = "<br>".join(_together(escape(line)) for line in twin.splitlines())
+        return f'<div class="figure">{html}</div>' + (f'<p class="twin">In words: {lines}</p>' if twin else "")
     if package == "pandas" and hasattr(item, "rename_axis"):
         return _table(item)
     if hasattr(item, "_repr_html_"):
@@ -203,16 +206,7 @@ def ranks(timeline: Timeline) -> list[RankTable]:
     return [table for table in [rank_table(timeline)] if table]
 
 
-def _figure(figure: Any) -> str:
-    """Return the figure without plotly.js, which the page has once, and its text twin below it."""
-    twin = (figure.layout.meta or {}).get("text", "") if isinstance(figure.layout.meta, (dict, type(None))) else ""
-    html = figure.to_html(full_html=False, include_plotlyjs=False, config={"responsive": True, "displaylogo": False})
-    lines = "<br>".join(_together(escape(line)) for line in twin.splitlines())
-    return f'<div class="figure">{html}</div>' + (f'<p class="twin">In words: {lines}</p>' if twin else "")
-
-
 def _together(html: str) -> str:
-    """Keep numbers and their units in one line."""
     return _UNITS.sub("\N{NO-BREAK SPACE}", html)
 
 

@@ -300,7 +300,6 @@ def draw(train: bool) -> tuple[Array, Array]:
 
 
 def _uniform(bits: np.random.PCG64, low: int, high: int, count: int = 1) -> Ints:
-    """`count` integers from `low` to `high`, both included."""
     return (bits.random_raw(count) >> np.uint64(33)).astype(np.int64) % (high - low + 1) + low
 
 

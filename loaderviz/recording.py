@@ -201,13 +201,10 @@ class EmulatedRun:
         try:
             self._emulated.__exit__(*args)
         finally:
-            self._keep_steps()
-
-    def _keep_steps(self) -> None:
-        whole, batches = self._emulated.timeline, self._emulated.session.batches
-        if whole and batches.by_optimizer and not self._by_call:
-            whole = loop_steps.by_optimizer(whole, batches.steps)
-        self.timeline = whole and loop_steps.cut(whole, self._wait, self._wanted, self._by_call)
+            whole, batches = self._emulated.timeline, self._emulated.session.batches
+            if whole and batches.by_optimizer and not self._by_call:
+                whole = loop_steps.by_optimizer(whole, batches.steps)
+            self.timeline = whole and loop_steps.cut(whole, self._wait, self._wanted, self._by_call)
 
     def leave(self) -> None:
         """Undo what entering did, if anything is left of it."""

@@ -535,7 +535,6 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str]:
 
 
 def _pin(facts: Evidence) -> str:
-    """Pinned memory is for copies to a GPU: without one it only costs."""
     return ", pin_memory=True" if facts.summary.busy else ""
 
 
@@ -550,7 +549,6 @@ def too_slow(facts: Evidence, *floors: Floor) -> str:
 
 
 def _cores(facts: Evidence) -> str:
-    """Say where the largest number of workers comes from."""
     if facts.cores:
         return f"this machine has {words.count(facts.cores, 'CPU core')}"
     return f"{facts.most_workers} CPU cores for a GPU are usual; the timeline does not tell how many there are"

@@ -395,11 +395,6 @@ class Evidence:
         mine = np.isin(self.timeline.lane, lanes)
         return float((self.last - self.first)[mine].sum()) / (self.window * len(lanes)) if lanes and self.window else 0
 
-    def per_batch(self, kind: Kind) -> float:
-        """How long a batch is fetched, or pinned, on average [ns]; 0 if the timeline does not show it."""
-        mine = self.timeline.where(kind) & (self.timeline.end > self.start) & (self.timeline.start < self.end)
-        return float((self.timeline.end - self.timeline.start)[mine].mean()) if mine.any() else 0.0
-
     @cached_property
     def cores(self) -> int | None:
         """The CPU cores of the machine that was recorded; None if the timeline does not tell."""
@@ -421,7 +416,8 @@ class Evidence:
 
         "..." if the timeline does not tell.
         """
-        fetch = self.per_batch(Kind.FETCH)
+        mine = self.timeline.where(Kind.FETCH) & (self.timeline.end > self.start) & (self.timeline.start < self.end)
+        fetch = float((self.timeline.end - self.timeline.start)[mine].mean()) if mine.any() else 0.0
         if not (fetch and self.steps and self.window > gain.ns):
             return "..."
         needed = ceil(SPARE * fetch * self.steps / (self.window - gain.ns))
@@ -534,7 +530,6 @@ def longest_gap(facts: Evidence) -> str:
 
 
 def _line(facts: Evidence, span: int) -> str:
-    """Say in which line of Python the span is called, if that is known."""
     line = int(facts.timeline.source[span])
     return f", called in {words.place(facts.timeline.sources[line])}" if line >= 0 else ""
 

@@ -69,7 +69,6 @@ class RankTable:
         return {"slowest": order[0], "median": order[len(order) // 2], "fastest": order[-1]}
 
     def _parts(self) -> tuple[list[RankRow], list[RankRow]]:
-        """The rows to show, and those that are folded."""
         if len(self.rows) <= FEW:
             return list(self.rows), []
         shown = list(self.telling.values())

@@ -216,7 +216,6 @@ class Observed:
 
     @cached_property
     def _beside(self) -> Mask:
-        """The host's calls about events and cold memory, which are part of no step."""
         return self._host & self.facts.does(Api.EVENT | Api.MEMORY)
 
     @cached_property
@@ -269,7 +268,6 @@ class Observed:
         return tuple(calls), rest
 
     def _working(self, start: Ints, end: Ints) -> Ints:
-        """How long the host works between these times on what is neither waiting nor loading."""
         own: Ints = end - start - intervals.covered_within(self._not_the_steps, start, end)
         return own
 

@@ -326,7 +326,6 @@ HOST_SOURCES = {
 
 
 def _scaled(part: str, dispatch: str) -> dict[str, str]:
-    """Return the sources of a desktop processor, whose Python and torch are faster than a server's."""
     names = ("python", "module", "composite", "node", "optimizer", "parameter")
     return dict.fromkeys(names, f"assumed: {part} of 'server 2023'") | {"dispatch": dispatch}
 

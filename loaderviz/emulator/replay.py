@@ -222,7 +222,6 @@ class Replay:
         return runtime.timeline(context).between(self.steps[warmup][0], runtime.now)
 
     def _begin(self, number: int) -> None:
-        """The batch of a step is there."""
         self.steps.append((self.runtime.now if self.from_hand_out else self.asked, number))
 
     def _in_place(self, number: int) -> None:
@@ -252,7 +251,6 @@ class Replay:
         self._begin(number)
 
     def _move(self) -> None:
-        """Move the data set to the GPU."""
         for does, nbytes in zip(("move", "order"), self.work.resident_bytes(), strict=False):
             self._at(does)
             self.pool.allocate(nbytes)

@@ -11,7 +11,7 @@ import itertools
 import operator
 import weakref
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -288,7 +288,7 @@ class CopyingLoader(DeviceLoader[Batch]):
     def _move(self, draws: Generator[Drawn, None, None]) -> Generator[Drawn, None, None]:
         """Yield each drawn batch, in order, with its batch replaced by the copy on the device: here a blocking one."""
         for drawn in draws:
-            with self._handing_out(drawn):
+            with marks.handing_out(drawn.index, samples_in(drawn.batch) if marks.listening() else 0):
                 self._count_pageable(drawn.batch)
                 drawn.batch = self._copy(drawn.batch)
             yield drawn
@@ -299,9 +299,6 @@ class CopyingLoader(DeviceLoader[Batch]):
     def _count_pageable(self, batch: Any) -> None:
         if self.device.type == "cuda":
             self._pageable_copies += sum(map(is_pageable, leaves(batch)))
-
-    def _handing_out(self, drawn: Drawn) -> AbstractContextManager[object]:
-        return marks.handing_out(drawn.index, samples_in(drawn.batch) if marks.listening() else 0)
 
     def _draw(self) -> Generator[Drawn, None, None]:
         """Start or resume the source, then yield its batches with their numbers."""

@@ -221,7 +221,11 @@ class SideStream:
             flight.consumer.wait_event(flight.ready)
         records = self.transform is not None if self.records is None else self.records
         if records or stream != flight.consumer:
-            record_on(flight.batch, stream)
+            for leaf in leaves(flight.batch):
+                if isinstance(leaf, Tensor) and not leaf.is_cuda:
+                    continue
+                if hasattr(leaf, "record_stream"):
+                    leaf.record_stream(stream)
         return flight.land()
 
     def follow(self, *more: torch.cuda.Stream) -> None:
@@ -286,7 +290,7 @@ class Consumer(SideStream):
                 return move(leaf, self.device, non_blocking=True)
 
         def allocate(tensor: Tensor) -> Tensor:
-            if not is_plain(tensor):
+            if not (type(tensor) is Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"):
                 return cast(Tensor, copy_at_once(tensor))
             pairs.append((self.target(len(pairs), tensor), tensor))
             return pairs[-1][0]
@@ -364,17 +368,3 @@ POLICIES: dict[str, type[SideStream]] = {
     "ring": Ring,
 }
 LIFETIMES = tuple(POLICIES)
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Return whether `tensor` is an ordinary strided CPU tensor, so that `empty_like` and `copy_` move it whole."""
-    return type(tensor) is Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
-
-
-def record_on(batch: Any, stream: torch.cuda.Stream) -> None:
-    """Tell the allocator that `stream` uses the tensors of `batch`: their blocks stay taken until it is done."""
-    for leaf in leaves(batch):
-        if isinstance(leaf, Tensor) and not leaf.is_cuda:
-            continue
-        if hasattr(leaf, "record_stream"):
-            leaf.record_stream(stream)

@@ -134,13 +134,16 @@ class ResidentLoader(DeviceLoader[Any]):
 
     @property
     def _by_batches(self) -> bool:
-        """Whether a batch is always a run of neighbours in storage, that is, a slice."""
         return self.shuffle == "batches" or (self.shuffle is None and self.world_size == 1)
 
     def _store(self, data: Any) -> None:
         """Move the data to the device, once it is sure to fit."""
         parts = [leaf for leaf in leaves(data) if isinstance(leaf, Tensor)]
-        self.samples = checked_length(parts)
+        lengths = [len(part) if part.dim() else None for part in parts]
+        if None in lengths or len(set(lengths)) != 1:
+            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+            raise ValueError(f"all tensors of the data need the same first dimension, the samples; shapes: {shapes}")
+        self.samples = len(parts[0])
         self._share = share_size(self.samples, self.world_size, self.drop_last)
         permutes = self.method == "permute" and not self._by_batches
         size = sum(part[:1].numel() * part.element_size() for part in parts)
@@ -208,7 +211,9 @@ class ResidentLoader(DeviceLoader[Any]):
         if self.shuffle is None:
             order = torch.arange(count, device="cpu")
         elif self.shuffle == "blocks":
-            order = block_permutation(count, self.block_size, self.seed, epoch)
+            blocks = permutation(-(-count // self.block_size), self.seed, epoch)
+            samples = (blocks[:, None] * self.block_size + torch.arange(self.block_size, device="cpu")).flatten()
+            order = samples[samples < count]
         else:
             order = permutation(count, self.seed, epoch)
         return share(order, self.rank, self.world_size, self.drop_last)
@@ -222,7 +227,6 @@ class ResidentLoader(DeviceLoader[Any]):
         return [part.clone() for part in parts] if self.copy else parts
 
     def _changes(self) -> int:
-        """Return how often the stored tensors were changed in place, through whatever view."""
         return sum(part._version for part in self._parts if not part.is_inference())
 
     def _check_unchanged(self) -> None:
@@ -271,19 +275,6 @@ def permutation(count: int, seed: int, epoch: int) -> Tensor:
     generator = torch.Generator(device="cpu")
     generator.manual_seed(seed + epoch)
     return torch.randperm(count, generator=generator, device="cpu")
-
-
-def block_permutation(count: int, block_size: int, seed: int, epoch: int) -> Tensor:
-    """Return the numbers 0 .. count-1 in blocks of `block_size` neighbours, the blocks in random order.
-
-    The last block in storage order may be shorter; it can come anywhere.
-
-    >>> sorted(block_permutation(5, 2, seed=0, epoch=0).tolist())
-    [0, 1, 2, 3, 4]
-    """
-    blocks = permutation(-(-count // block_size), seed, epoch)
-    samples = (blocks[:, None] * block_size + torch.arange(block_size, device="cpu")).flatten()
-    return samples[samples < count]
 
 
 def share_size(count: int, world_size: int, drop: bool) -> int:
@@ -337,15 +328,6 @@ def tensors_of(data: Any) -> Any:
             f"a {type(data).__name__} without tensors was given"
         )
     return data
-
-
-def checked_length(parts: Sequence[Tensor]) -> int:
-    """Return the common first dimension of the tensors; raise ValueError if there is none."""
-    lengths = [len(part) if part.dim() else None for part in parts]
-    if None in lengths or len(set(lengths)) != 1:
-        shapes = ", ".join(str(tuple(part.shape)) for part in parts)
-        raise ValueError(f"all tensors of the data need the same first dimension, the samples; shapes: {shapes}")
-    return len(parts[0])
 
 
 def packer(data: Any) -> Pack:

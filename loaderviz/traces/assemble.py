@@ -362,7 +362,6 @@ def _key(place: tuple[Any, Any, Any, Any], kind: int) -> Key:
 
 
 def _natural(key: Key) -> tuple[Any, ...]:
-    """Sort threads before streams, numbers before names."""
     kind, *rest = key
     return (kind != "thread", *((isinstance(part, str), part) for part in rest), kind)
 

@@ -113,7 +113,12 @@ class EventTable:
             if exact != self._exact:  # the times turned out to need decimals: once more with them
                 self.add(bodies)
                 return
-            self._one_by_one(bodies)
+            texts = [(self._opening + body + b"}").decode("utf-8", "replace") for body in bodies]
+            events, lost = salvaged(texts, Decimal)
+            self.lost += lost
+            exact, self._exact = self._exact, True  # slow, and right for all times
+            self._keep(*self._rows([cleaned for event in events if (cleaned := self._cleaned(event))]))
+            self._exact = exact
         if self.count > MAX_EVENTS:
             raise TraceError(f"it has more than {MAX_EVENTS:,} events; record fewer steps")
 
@@ -155,14 +160,6 @@ class EventTable:
         role = self._roles[category]
         self._blits_seen = self._blits_seen or is_blit(name)
         return -1 if role in (Role.NONE, Role.SYNC) else self.names[name] * len(Role) + role
-
-    def _one_by_one(self, bodies: Sequence[bytes]) -> None:
-        texts = [(self._opening + body + b"}").decode("utf-8", "replace") for body in bodies]
-        events, lost = salvaged(texts, Decimal)
-        self.lost += lost
-        exact, self._exact = self._exact, True  # slow, and right for all times
-        self._keep(*self._rows([cleaned for event in events if (cleaned := self._cleaned(event))]))
-        self._exact = exact
 
     def _rows(self, events: list[Event], arguments: bool = True) -> tuple[Rows, list[Event]]:
         """Return the spans among parsed events as rows, and as they are; raises an error if a value cannot be used."""
@@ -540,7 +537,6 @@ def _slot(value: Any, name: str) -> int:
 
 
 def _plain(value: Any) -> int:
-    """Count the plain positive numbers in parsed JSON."""
     if isinstance(value, (dict, list)):
         return sum(_plain(each) for each in (value.values() if isinstance(value, dict) else value))
     return type(value) is int and value >= 0

@@ -408,7 +408,6 @@ class LoaderRanges:
                 original(iterator, loader)
 
     def _reset(self, original: Function, iterator: Any, *args: Any, **options: Any) -> None:
-        """Begin an epoch: the first orders go out."""
         self._feed(iterator).begin_epoch(self._numbering.new_iterator())
         original(iterator, *args, **options)
 
@@ -421,7 +420,6 @@ class LoaderRanges:
         return index, data
 
     def _process_data(self, original: Function, iterator: Any, *args: Any) -> Any:
-        """Send the next order, and give the batch out."""
         with self.say(HAND_OUT, self._feed(iterator).batch):
             return original(iterator, *args)
 
@@ -484,7 +482,6 @@ class LoaderRanges:
             self._window.stepped()
 
     def _here(self) -> bool:
-        """Tell whether the thread that is recorded is calling."""
         return threading.get_ident() == self._thread and os.getpid() == self._process
 
 
@@ -509,6 +506,5 @@ def _drawn_by_a_loader() -> bool:
 
 
 def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Set `owner.name` until the stack is unwound."""
     stack.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)

@@ -256,6 +256,5 @@ def _numbered(table: Ids, what: Callable[..., Any], *columns: Numbers) -> Number
 
 
 def _key(pid: Numbers, correlation: Numbers) -> Numbers:
-    """Return a number for a process and a correlation number together."""
     key: Numbers = pid << 36 | correlation & (1 << 36) - 1
     return key

@@ -45,15 +45,6 @@ def read(path: PathLike | Iterable[PathLike]) -> Timeline:
         timeline = loaderviz.read("trace.json.gz")
         print(loaderviz.summarize(timeline))
     """
-    files = _files(path)
-    found = [*(_beside(files) if len(files) > 1 else [_raw(files[0], alone=True)])]
-    if isinstance(found[0], Timeline):
-        return found[0]
-    raws = [raw for each in found if isinstance(each, list) for raw in each]
-    return counted(assemble(sorted(raws, key=lambda raw: (raw.rank is None, raw.rank or 0))))
-
-
-def _files(path: PathLike | Iterable[PathLike]) -> list[Path]:
     if isinstance(path, (str, os.PathLike)):
         files = [Path(path)]
         if files[0].is_dir():
@@ -73,7 +64,11 @@ def _files(path: PathLike | Iterable[PathLike]) -> list[Path]:
             raise FileNotFoundError(f"there is no file {file}")
     if len(files) > MAX_RANKS:
         raise TraceError(f"read() got {len(files):,} files; it takes {MAX_RANKS:,} ranks at most")
-    return files
+    found = [*(_beside(files) if len(files) > 1 else [_raw(files[0], alone=True)])]
+    if isinstance(found[0], Timeline):
+        return found[0]
+    raws = [raw for each in found if isinstance(each, list) for raw in each]
+    return counted(assemble(sorted(raws, key=lambda raw: (raw.rank is None, raw.rank or 0))))
 
 
 def _beside(files: Sequence[Path]) -> Iterator[list[RawTrace] | Timeline]:

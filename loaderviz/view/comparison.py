@@ -208,6 +208,5 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def _round_window(ns: float) -> int:
-    """Return 1, 2 or 5 times a power of ten near `ns`, at least 1 µs."""
     power = 10 ** int(np.floor(np.log10(max(ns, 1_000))))
     return int(power * min((1, 2, 5, 10), key=lambda step: abs(step * power - ns)))

@@ -103,7 +103,6 @@ def _rank(lane: Lane, number: int) -> tuple[int, int, int]:
 
 
 def _rank_of(device: int, every: list[int], places: dict[int, int]) -> int:
-    """Return the place of the last device that is not above this one: host lanes bear their rank's first device."""
     return max((places[each] for each in every if each <= device), default=0)
 
 
@@ -112,7 +111,6 @@ def _count(timeline: Timeline, rows: list[Row], kind: Kind) -> int:
 
 
 def _tracks(timeline: Timeline, spans: Indices) -> tuple[Indices, ...]:
-    """Put spans into as many tracks as they need, at most `DEPTH`."""
     depth = depths(timeline.start[spans], timeline.end[spans])
     return tuple(spans[depth == level] for level in range(min(int(depth.max(initial=0)) + 1, DEPTH)))
 

@@ -385,7 +385,6 @@ def _part(part: Part, bars: Bars, kept: tuple[int, int] | None, place: Ints) -> 
 
 
 def _told(text: str) -> tuple[str, str]:
-    """Split what a mark says into what is wrong and what is missing."""
     problem, _, missing = text.partition("; missing: ")
     return problem, missing
 

@@ -234,7 +234,6 @@ def _dataset(settings: Settings) -> list[Line]:
 
 
 def _in_place(settings: Settings) -> list[Line]:
-    """Copy each batch when its turn has come."""
     lines = [("for batch in loader:", "loop"), *_copy(settings)]
     if settings.side_stream:
         lines.append(("    main.wait_stream(side)", "hand over"))

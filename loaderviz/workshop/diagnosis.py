@@ -45,7 +45,6 @@ REFILL = "R42: until a copy is done, nobody may write into its pinned source. Wa
 
 
 def _evidence(timeline: Timeline) -> Evidence:
-    """Return what runs when in all of it: the start is judged, too."""
     return Evidence(timeline, window=(timeline.begin, timeline.begin + timeline.duration))
 
 

@@ -202,7 +202,8 @@ class Exercise:
             line = line_of(error.__cause__)
             message = f"next() found nothing more, which is an error in a generator. {AT_THE_END}"
         elif IN_WORKER in said:
-            line = _line_in(said) or line
+            theirs = [found for found in FRAME.findall(said) if is_theirs(found[0])]
+            line = (f"line {theirs[-1][1]}: {theirs[-1][2].strip()}".removesuffix(": ") if theirs else "") or line
             message = f"Your code stopped with an error in a worker. It says: {said.strip().splitlines()[-1]}"
             if "in forked subprocess" in message:
                 message = "A worker used CUDA, and workers must not. Let it hand out host memory, and copy in the loop."
@@ -391,12 +392,6 @@ def line_of(error: BaseException) -> str:
         return ""
     text = (theirs[-1].line or "").strip()
     return f"line {theirs[-1].lineno}: {text}" if text else f"line {theirs[-1].lineno}"
-
-
-def _line_in(text: str) -> str:
-    """Return the last line of the learner's own code in a traceback that came as text, from a worker."""
-    theirs = [found for found in FRAME.findall(text) if is_theirs(found[0])]
-    return f"line {theirs[-1][1]}: {theirs[-1][2].strip()}".removesuffix(": ") if theirs else ""
 
 
 def is_theirs(file: str) -> bool:

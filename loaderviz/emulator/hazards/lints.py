@@ -112,7 +112,6 @@ class Linter:
             self._add_up()
 
     def _add_up(self) -> None:
-        """Add what the oldest wait cost: its stream was free, and the next work there, but for the wait."""
         line, marker, before, after = self._held.popleft()
         line.time += max(0, marker.end - max(before.end if before else 0, after.ready))
 

@@ -297,5 +297,4 @@ def code(source: str) -> str:
 
 
 def _html(text: str) -> str:
-    """Escape text, and set what stands between backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

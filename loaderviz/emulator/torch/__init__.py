@@ -202,7 +202,6 @@ def _let_functions_through(patches: Patches) -> None:
 
 @functools.cache
 def _keeps_its_names(module: str) -> bool:
-    """Tell which modules keep the names that they imported: ours, and those that need real time."""
     return module.startswith((*OURS, *REAL_TIME)) or module.split(".")[0] in sys.stdlib_module_names - {"__main__"}
 
 

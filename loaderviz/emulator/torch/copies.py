@@ -329,7 +329,6 @@ class DeferredCopies:
 
 
 def _is_last_holder(tensor: torch.Tensor) -> bool:
-    """Tell whether nothing but the arrival that holds `tensor` has its storage."""
     holders: int = torch._C._storage_Use_Count(storage_of(tensor)._cdata)
     return holders <= _LONE and _names(tensor) <= _LONE_NAMES + 1  # the argument here is one name more
 

@@ -114,7 +114,6 @@ def install_cuda_names(session: Session, patches: Patches) -> None:
 
 
 def _seen(session: Session, there: Any, real: Callable[[], Any]) -> Callable[[], Any]:
-    """Answer as the machine itself in a thread that has nothing to do with the recording."""
     return lambda: there if threading.get_ident() in session.threads else real()
 
 
@@ -161,7 +160,6 @@ def check_device(device: Any) -> None:
 
 
 def _exchange_device(device: Any) -> int:
-    """Make a device the current one, as `torch.cuda.device(0)` does, and return which one was: there is only one."""
     check_device(device)
     return 0
 

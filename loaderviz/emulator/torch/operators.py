@@ -96,7 +96,6 @@ class Operators(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Leave the method as it is: torch would wrap it against its compiler, which costs 45 us at each operator."""
         return False
 
     def __torch_dispatch__(
@@ -369,7 +368,6 @@ def _collect(values: Iterable[Any], tensors: Tensors) -> None:
 
 
 def _tensors(args: Any, kwargs: Any = None) -> tuple[Tensors, list[Any]]:
-    """Return the tensors among the arguments, and their tags."""
     tensors: Tensors = []
     _collect(args, tensors)
     if kwargs:
@@ -414,7 +412,6 @@ def _is_host(value: Any) -> bool:
 
 
 def _lists(key: Any = None) -> list[Any]:
-    """Return the lists in `x[key]`: torch makes tensors of them, on the device of x."""
     return [entry for entry in (key if isinstance(key, tuple) else (key,)) if isinstance(entry, list)]
 
 

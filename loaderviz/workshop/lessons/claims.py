@@ -372,7 +372,6 @@ def _saving(answer: Callable[..., Any], chance: random.Random) -> Score:
 
 
 def _trainings(machine: Machine, data: Dataset[Any], size: int) -> list[Trained]:
-    """Return the training from ordinary memory, and the one from pinned memory, with two workers each."""
     return [machine.train(DataLoader(data, size, num_workers=2, pin_memory=pin)) for pin in (False, True)]
 
 

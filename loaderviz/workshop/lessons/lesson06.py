@@ -256,7 +256,6 @@ def _count(returned: Any, fresh: Case) -> int:
 
 
 def _waits(timeline: Timeline) -> str:
-    """Say where the loop waits for data longest."""
     waits = [span for span in timeline.rows(Kind.WAIT) if span.cause == Cause.DATA]
     for longest in sorted(waits, key=lambda span: -span.duration)[:1]:
         return f"The loop waits for batch {longest.batch} {stretch(timeline, longest.start, longest.end)}."
