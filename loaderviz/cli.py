@@ -1,7 +1,4 @@
-"""The command line: `compare` the four loaders on MNIST, `view` a trace, `run` a program: each writes one HTML page.
-
-And for a workshop: `lessons` copies the notebooks, `ready` tests the machine.
-"""
+"""The command line: `compare`, `view`, `run` (each writes a page), `validate`, `calibrate`, `lessons`, `ready`."""
 
 from __future__ import annotations
 
@@ -287,10 +284,7 @@ def run(options: argparse.Namespace) -> int:
 def _show(
     timeline: Timeline, title: str, out: Path, stream: TextIO, hazards: Sequence[Hazard] = (), *, failed: bool = False
 ) -> None:
-    """Print the numbers and what could be gained, and write the page with the picture.
-
-    A program that failed has other worries: it gets its picture, and no numbers and advice.
-    """
+    """Print numbers and findings, and write the page; of a program that failed only the picture."""
     from loaderviz import export, metrics
     from loaderviz.analysis.advice import advise
 

@@ -1,12 +1,7 @@
 """Timeline -> Summary: how much of the copy is hidden, what the loop waits for, how far it is from the limit.
 
-    summary = summarize(timeline)
-    print(summary)          # a table with units
-    summary.overlap         # share of the host-device copy time that runs while a kernel runs; None without copies
-
-All times are exact integer nanoseconds (interval algebra, no sampling). They are of the steady state (see `Loop`): the
-start of the workers, page-locking and the first batch are left out, and told as `start_up`. A timeline of several
-devices is summarized for one of them, the busiest unless `device` says otherwise.
+All times are exact integer nanoseconds (interval algebra, no sampling), of the steady state (see `Loop`): the start of
+the workers, page-locking and the first batch are left out, and told as `start_up`.
 """
 
 from __future__ import annotations
@@ -53,10 +48,7 @@ class NotATimelineError(LoadervizError, TypeError):
 
 
 def once(function: Function) -> Function:
-    """Let a function of a timeline be worked out once where it is called without options.
-
-    A picture's title, its words and the table below it all ask for the same numbers. Each caller gets its own copy.
-    """
+    """Let a function of a timeline be worked out once where it is called without options; each caller gets a copy."""
 
     @wraps(function)
     def remembered(timeline: Timeline, *values: Any, **options: Any) -> Any:
@@ -289,10 +281,7 @@ class Loop:
 
     @classmethod
     def of(cls, timeline: Timeline, device: int) -> Loop:
-        """Return the loop of the host threads that feed `device`; without spans where no step is marked.
-
-        loaderviz's own marks come before torch.profiler's steps.
-        """
+        """Return the loop of the threads that feed `device`, by loaderviz's marks, else the profiler's."""
         for pattern in (BATCH_RANGE, STEP_RANGE):
             found = {name: match for name, text in enumerate(timeline.names) if (match := pattern.fullmatch(text))}
             mask = timeline.where(Kind.RANGE) & np.isin(timeline.name, list(found))
@@ -307,10 +296,7 @@ class Loop:
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """From the hand-out of the first steady step to the end of the last step and work; None without steps.
-
-        From the begin of the timeline, if its start was cut off.
-        """
+        """From the first steady step, or the cut, to the end of the last step and work; None without steps."""
         if not len(self.spans):
             return None
         work = on_device(self.timeline, self.device) & self.timeline.where(*DEVICE_KINDS)

@@ -1,12 +1,8 @@
 """Timeline: what happened, when, and in which lane. The middle of loaderviz.
 
-Every producer (the emulator, the profiler, a trace file) makes a `Timeline`; every consumer (metrics, figures,
-exports) reads one. It is frozen and columnar: numpy arrays with one entry per span, times in integer nanoseconds.
-It holds no tensors and knows nothing of torch or plotly. A producer collects its spans in a `TimelineBuilder`.
-
-    timeline = Timeline.load("run.json").self_check()
-    copies = timeline.where(Kind.COPY_H2D)
-    int((timeline.end - timeline.start)[copies].sum())  # ns spent in host-to-device copies
+Every producer (the emulator, the profiler, a trace file) makes a `Timeline`, with a `TimelineBuilder`; every consumer
+(metrics, figures, exports) reads one. It is frozen and columnar: numpy arrays with one entry per span, times in integer
+nanoseconds. It holds no tensors and knows nothing of torch or plotly.
 """
 
 from __future__ import annotations
@@ -89,10 +85,7 @@ class ArrowKind(IntEnum):
 
 @dataclass(frozen=True)
 class Lane:
-    """One row of the picture: a host thread or a device stream.
-
-    `number` is the stream id or thread number; `role` is "worker", "pin", "main", "thread" or "stream".
-    """
+    """A row of the picture: host thread or stream of this `number`; `role`: worker, pin, main, thread or stream."""
 
     name: str
     group: Literal["host", "device"]
@@ -120,10 +113,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of interest, such as a hazard: when, in which lane, what, and the two spans it joins (-1: none).
-
-    `report` is all that is known about it, in lines.
-    """
+    """A point of interest, such as a hazard: when, where, what, and two spans (-1: none); `report` in lines."""
 
     time: int
     lane: int

@@ -1,12 +1,7 @@
 """Timeline -> findings: what keeps the data from reaching the GPU while it computes, and what a change would gain.
 
-    for finding in loaderviz.advise(timeline):
-        print(finding.rule, finding.expected_gain, finding.change)
-
 Every gain is an upper bound with its closed form: the smaller of the time that the change removes and of what the
-window has beyond the work that remains (kernels, copy engines, streams in order, the host's own work). So no promise
-exceeds what the limit allows, and none is made of a change that `what_if` predicts to gain nothing. Works on a
-timeline from anywhere, without torch.
+window has beyond the work that remains. None is promised of a change that `what_if` predicts to gain nothing.
 """
 
 from __future__ import annotations
@@ -218,10 +213,7 @@ def resident(facts: Evidence) -> Finding | None:
 
 
 def _if_pinned(facts: Evidence, copies: Mask) -> tuple[float, str]:
-    """Return the share of the time of pageable `copies` that is left once they are pinned, and words for it.
-
-    Known only if the timeline has pinned copies that are at least as large; else 0, which is the bound.
-    """
+    """Return the share of the time of pageable `copies` that is left once pinned (0 if not known), and words for it."""
     timeline, here = facts.timeline, facts.mask(Kind.COPY_H2D)
     time = timeline.end - timeline.start
     pinned = here & (timeline.pinned == 1) & (time > 0) & (timeline.nbytes >= timeline.nbytes[copies].max(initial=0))
@@ -621,10 +613,7 @@ def _apart(facts: Evidence) -> Advice:
 
 
 def _checked(facts: Evidence, finding: Finding) -> Finding | None:
-    """Return the finding with what `what_if` predicts of its change; None if that is no gain at all.
-
-    Only for changes that `what_if` knows, and loops that are replayed in a moment.
-    """
+    """Return the finding with what `what_if` predicts of its change, if it knows that; None if it is no gain at all."""
     workers = re.search(r"num_workers=(\d+)", finding.change)
     changes: dict[str, dict[str, Any]] = {
         "pageable-copy": {"pinned": True},

@@ -1,12 +1,6 @@
 """What a rule of `advice` may ask a timeline: its steady state, who does what in it, and what would remain of it.
 
-    facts = Evidence(timeline)
-    facts.exposed(copies)                # ns of these copies that no kernel hides
-    facts.device_floor(copies, left=0)   # what the device takes at least without them
-    facts.gain(exposed, "the exposed copy", floor, …)  # what a change can gain at most, as a `Gain`
-
-Everything is clipped to the window that is judged: the steady state (see `loaderviz.metrics`). Imports
-neither torch nor the emulator; a timeline may lack batches, host lanes, launches or copies.
+Everything is clipped to the window that is judged. A timeline may lack batches, host lanes, launches or copies.
 """
 
 from __future__ import annotations
@@ -101,10 +95,7 @@ class Evidence:
 
     @cached_property
     def elastic(self) -> Intervals:
-        """When the loop's thread waits for something that could be there earlier: the device's work, or data.
-
-        A wait while the device has nothing to do is the call's own cost (page-locking, cudaMalloc).
-        """
+        """When the loop's thread waits for what could be there earlier (work, data): not a call's own cost."""
         waits = self.covered(self.loop & self.timeline.where(Kind.WAIT))
         waits = intervals.intersect(waits, self.covered(self.here))
         return either(waits, self.covered(self.waiting(Cause.DATA)))
@@ -412,10 +403,7 @@ class Evidence:
         return SPARE * len(self.lanes_of("worker")) < self.most_workers
 
     def workers_for(self, gain: Gain) -> str:
-        """Return how many workers keep up with the loop once the gain is made, at most as many as there are cores.
-
-        "..." if the timeline does not tell.
-        """
+        """Return how many workers keep up with the loop once the gain is made; "..." if the timeline does not tell."""
         mine = self.timeline.where(Kind.FETCH) & (self.timeline.end > self.start) & (self.timeline.start < self.end)
         fetch = float((self.timeline.end - self.timeline.start)[mine].mean()) if mine.any() else 0.0
         if not (fetch and self.steps and self.window > gain.ns):

@@ -1,9 +1,4 @@
-"""Finding, Gain and Advice: what `advise` returns, and how it reads in a terminal, a notebook and a page.
-
-    advice[0].rule, advice[0].expected_gain.ns, advice[0].change
-
-Standard library only.
-"""
+"""Finding, Gain and Advice: what `advise` returns, and how it reads in a terminal, a notebook and a page."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Several ranks beside each other: how long each waits for the others in collectives, which one is late, and why.
 
-    print(rank_table(loaderviz.read("traces/")))     # a row for each rank, and who is late
-
-The rank that comes last to a collective waits for nobody, and all others wait for it (see `metrics.collectives`). Why
-it is late is what it does longer than the median of the others: its own loader, its copies, its kernels, its host.
+The rank that comes last to a collective waits for nobody. Why it is late is what it does longer than the median of the
+others: its own loader, its copies, its kernels, its host.
 """
 
 from __future__ import annotations

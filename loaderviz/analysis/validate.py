@@ -1,13 +1,8 @@
 """Predicted beside measured, operator by operator: is what the emulator charges true on this GPU?
 
-    print(validate("trace.json.gz"))                 # by class: count, share, predicted / measured, error
-    validate("trace.json.gz", on="h100-sxm").error   # sum of |predicted - measured| over the sum measured
-    calibrate("trace.json.gz").save("my_gpu.json")   # then record(on="my_gpu.json", host="my_gpu.json")
-
 From a trace of torch.profiler with `record_shapes=True`. A kernel is joined to the call that launched it, and that to
-the outermost operator that the emulator would see; the same shapes are then priced by `emulator.kernels`. Kernels that
-ran beside another stream's are left out, since they slow each other; so are operators that are not torch's own.
-Times in ns, rates in bytes a second.
+the outermost operator that the emulator would see; the same shapes are then priced by `emulator.kernels`. Left out are
+kernels that ran beside another stream's, and operators that are not torch's own. Times in ns, rates in bytes a second.
 """
 
 from __future__ import annotations

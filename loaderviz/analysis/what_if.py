@@ -1,11 +1,7 @@
 """what_if(): the same loop with another loader, or on another GPU, predicted from one timeline.
 
-    better = loaderviz.what_if(timeline, pinned=True, prefetch=2)
-    loaderviz.compare({"now": timeline, "what if": better})
-
 The kernels, the host's calls and the cost of a batch are those of the timeline; the changed loader is replayed with
-them on the emulator's rules (`emulator.replay`). It promises the order of things and the bottleneck; how close it
-comes is measured against really emulated loops in the tests. Needs no torch.
+them on the emulator's rules (`emulator.replay`). How close it comes is measured in the tests.
 """
 
 from __future__ import annotations

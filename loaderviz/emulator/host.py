@@ -88,10 +88,7 @@ class OwnTime:
 
 
 class LoaderSchedule:
-    """The workers and the pin thread in one epoch, which begins now; they go on where the `former` epoch left them.
-
-    `first` is the number of its first batch.
-    """
+    """Workers and pin thread in one epoch, from batch `first`; they go on where the `former` epoch left them."""
 
     def __init__(
         self,
@@ -127,10 +124,7 @@ class LoaderSchedule:
         return ready
 
     def busy_workers(self, at: int) -> int:
-        """Return how many workers fetch then batches yet to be taken, if each takes as long as the last one.
-
-        No more than there are cores: the others wait for their turn.
-        """
+        """Return how many workers, at most one a core, fetch then, if each takes as long as for its last batch."""
         free, busy = list(self._free), 0
         for batch in range(self._fetched, len(self.ordered)):
             worker = batch % len(free)

@@ -267,11 +267,7 @@ def _merged(parts: list[_Part]) -> Timeline:
 
 
 def _devices_apart(traces: Sequence[RawTrace]) -> list[dict[int, int]]:
-    """Number the devices of several ranks, so that those of one rank are neighbours: `loop_lanes` relies on it.
-
-    They keep their numbers where these do so. Else (ranks of several computers, or GPUs 0 and 2 of one rank and 1 and 3
-    of the other) they are numbered one after the other.
-    """
+    """Number the devices of several ranks anew where they clash; those of one rank stay neighbours."""
     used = [sorted(devices_of(trace)) for trace in traces]
     flat = [device for devices in sorted(filter(None, used)) for device in devices]
     numbers = iter(range(len(flat)))

@@ -1,9 +1,8 @@
 """Event texts -> numpy columns: the part that costs the time of reading a trace.
 
-Three things make it fast with the standard library alone. A prefilter drops events that are never needed before they
-are parsed, and cuts operators before their arguments (shapes, call stacks), which are most of a file. Events of one
-template, which differ in their numbers only, are read by numpy. What is left is parsed many events at once, with the
-garbage collector off, and columns are made by one list comprehension each, not by a loop over events.
+A prefilter drops events that are never needed before they are parsed, and cuts operators before their arguments, most
+of a file. Events of one template, which differ in their numbers only, are read by numpy. What is left is parsed many
+events at once, with the garbage collector off.
 """
 
 from __future__ import annotations

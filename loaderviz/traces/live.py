@@ -1,7 +1,7 @@
 """RealRun: PyTorch code as it really runs, on a GPU or on the CPU alone, recorded through torch.profiler.
 
-The profiler's public export is read by our own reader, and what it does not know is added by `merge`: the DataLoader's
-workers and pin thread (`workers`), and which batch is which (`LoaderRanges`, below).
+What the profiler does not know is added by `merge`: the DataLoader's workers and pin thread (`workers`), and which
+batch is which (`LoaderRanges`, below).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A trace of our own recording + what the profiler does not see -> the Timeline that an emulated run of it would give.
 
-The trace holds ranges of ours, named "loaderviz|12|waiting for data": they get the names and kinds of the emulated
-DataLoader, and the batch in their name. Workers and pin thread get lanes of their own. What the profiler itself did at
-either end is cut off.
+Ranges of ours in it, named "loaderviz|12|waiting for data", get the names and kinds of the emulated DataLoader, and the
+batch in their name. What the profiler itself did at either end is cut off.
 """
 
 from __future__ import annotations
@@ -63,10 +62,7 @@ class Own:
 
 
 def choose_marks(raw: RawTrace) -> None:
-    """Keep one mark for each step, in place: the program's own "batch 3", else a loader's, else the DataLoader's.
-
-    The last are recorded as ranges of ours; they become marks by their name.
-    """
+    """Keep one mark for each step: the program's own "batch 3", else a loader's, else our range of a DataLoader."""
     numbered, marked = (numbers_of(raw.names, BATCH_RANGE, told) for told in (False, True))
     names, start = raw.columns["name"], raw.columns["start"]
     users = np.flatnonzero(np.isin(names, list(numbered)))

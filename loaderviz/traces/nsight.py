@@ -1,9 +1,7 @@
 """An Nsight Systems export (`nsys export --type sqlite`) -> RawTraces, one per process.
 
-Tables are made only when there is something for them, and their columns differ by version: each is looked up before it
-is used. Times are ns since the session began. Enumerations are read from the file, since nsys numbers memory kinds
-otherwise than CUPTI does (0 Pageable, 1 Pinned, 2 Device there; 1, 2, 3 here). Large tables become arrays at once; what
-is said in words (names, places) is looked up once for each of the numbers that stand for it.
+Tables exist only if there is something for them, and their columns differ by version: each is looked up before use.
+Enumerations are read from the file: nsys numbers memory kinds otherwise than CUPTI does. Times: ns since it began.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""read(): a trace that already exists, as a Timeline. One file, a folder of ranks, or a list of files.
-
-timeline = loaderviz.read("trace.json.gz")      # torch.profiler, Nsight Systems SQLite, loaderviz's own exports
-timeline = loaderviz.read("traces/")            # one file per rank: aligned, with lanes per rank
-"""
+"""read(): a trace that already exists, as a Timeline. One file, a folder of ranks, or a list of files."""
 
 from __future__ import annotations
 
@@ -72,10 +68,7 @@ def read(path: PathLike | Iterable[PathLike]) -> Timeline:
 
 
 def _beside(files: Sequence[Path]) -> Iterator[list[RawTrace] | Timeline]:
-    """Give what several files hold; read in as many processes as there are cores if they are large.
-
-    New processes, not forks, since threads may run here; each reads every n-th file and writes it to a pipe.
-    """
+    """Give what several files hold; large ones are read by new processes (not forks: threads may run), one a core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(len(files), cores)
     if count < 2 or not sys.executable or sum(file.stat().st_size for file in files) < LARGE:

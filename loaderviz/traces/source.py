@@ -314,11 +314,7 @@ MERGE = 4  # pieces joined when an object inside an event looked like the border
 
 
 def salvaged(texts: list[str], parse_float: Callable[[str], Any] = float) -> tuple[list[Event], int]:
-    """Return the events of these texts, and how many could not be saved.
-
-    Each text is an object in braces; where an object inside an event looked like the border of two, it is a part of
-    one, and the parts are joined again.
-    """
+    """Return the events of these texts, and how many are lost; parts of one that was cut inside are joined again."""
     saved: list[Event] = []
     lost = place = 0
     while place < len(texts):

@@ -105,10 +105,9 @@ def with_spans(timeline: Timeline, names: Sequence[str], **columns: Any) -> Time
 
 
 def counted(timeline: Timeline) -> Timeline:
-    """Return the timeline of a file with the steps of each rank counted, where nothing marks them.
+    """Return the timeline of a file with the steps of each rank counted, where nothing marks at least two.
 
-    A step begins with a `DataLoader.__next__`; where none comes any more, or from the first, steps end with those of
-    optimizers. Less than two steps are none.
+    A step begins with a `DataLoader.__next__`; where none comes any more, or from the first, steps end with optimizers.
     """
     marked = [*numbers_of(timeline.names, BATCH_RANGE), *numbers_of(timeline.names, STEP_RANGE)]
     told = np.unique(timeline.lane[timeline.where(Kind.RANGE) & np.isin(timeline.name, marked)]).tolist()

@@ -1,14 +1,12 @@
 """When the DataLoader's workers fetch and its pin thread pins, taken where it happens. No profiler sees these.
 
-While a recording runs, `RecordedWorker` stands in the place of torch's `_worker_loop`, and `RecordedPinThread` in that
-of `_pin_memory_loop`. Each runs torch's own loop, with stand-ins for its queues that note the time: an order that comes
-out of the first queue begins a fetch, a batch that goes into the second ends it. Nothing else changes.
+`RecordedWorker` and `RecordedPinThread` stand in the place of torch's `_worker_loop` and `_pin_memory_loop`. Each runs
+torch's own loop, with stand-ins for its queues that note the time: an order that comes out of the first begins a fetch,
+a batch that goes into the second ends it.
 
 A worker writes records of five int64 to a file of its own, so that they outlive its death; it stops when the file is
 deleted, which is how a recording ends for workers that live on. Times are of `perf_counter_ns`, one clock for all
 processes of a computer. With spawn and forkserver the worker imports this module: it must stay light.
-
-    fetches, left = read_files(folder)      # [Fetch(iterator=0, worker=1, epoch=0, order=3, start=…, end=…), …]
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from loaderviz.emulator import Gpu, Host, Runtime
-from loaderviz.emulator.hazards.accesses import HostWork
+from loaderviz.emulator.hazards.happens_before import HostWork
 from loaderviz.emulator.hazards.races import Races
 from loaderviz.emulator.memory import DevicePool, PinnedPool
 

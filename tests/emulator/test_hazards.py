@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from loaderviz.emulator import Gpu, Host, Runtime
-from loaderviz.emulator.hazards.accesses import HostWork
-from loaderviz.emulator.hazards.happens_before import COUNTERFACTUALS
+from loaderviz.emulator.hazards.happens_before import COUNTERFACTUALS, HostWork
 from loaderviz.emulator.hazards.races import Races
 from loaderviz.emulator.hazards.reports import RACES, Access, Hazards, Lints, RaceError, short
 from loaderviz.emulator.memory import DevicePool, PinnedPool

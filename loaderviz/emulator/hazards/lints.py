@@ -1,5 +1,4 @@
-"""Linter: which lines of a program wait for nothing, or without need, or hide a synchronisation; streams made in every
-epoch.
+"""Linter: which lines of a program wait for nothing, or without need, or hide a synchronisation.
 
 A wait is needed if some access relies on it: `happens_before` keeps the order without it until one does. What a wait
 costs is the time for which it holds back the next work of its stream.

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from loaderviz.emulator.device import Command, Stream
-from loaderviz.emulator.hazards.accesses import AddressMap, Cell, HostWork, LastAccess
-from loaderviz.emulator.hazards.happens_before import HOST, Clock, HappensBefore
+from loaderviz.emulator.hazards.happens_before import HOST, AddressMap, Cell, Clock, HappensBefore, HostWork, LastAccess
 from loaderviz.emulator.hazards.lints import Linter, tensors_used
 from loaderviz.emulator.hazards.reports import Access, Hazard, Hazards, Lints, RaceError, hazard_of
 from loaderviz.timeline import TimelineBuilder

@@ -1,12 +1,4 @@
-"""What a hazard or a lint says: both sides, what is wrong, which order is missing, the line to add, how it shows.
-
-The words are in texts.toml.
-
-for hazard in recording.hazards:      # races: wrong on a real GPU, now and then
-    print(hazard)
-for lint in recording.lints:          # right, but useless or slow
-    print(lint.line)
-"""
+"""What a hazard or a lint says: both sides, what is wrong, the missing order, the line to add. Words: texts.toml."""
 
 from __future__ import annotations
 
@@ -284,8 +276,7 @@ def stream_words(number: int | None) -> str:
 
 
 def short(source: str) -> str:
-    """Return "train.py:31" for "/home/me/train.py:31", "In[6]:2" for a line of a notebook cell that ran as number 6;
-    "an unknown line" for ""."""
+    """Return "train.py:31" for its whole path, "In[6]:2" for a cell's line, "an unknown line" for ""."""
     return words.place(source).replace("\\", "/").rsplit("/", 1)[-1] or "an unknown line"
 
 
