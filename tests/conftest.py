@@ -1,6 +1,11 @@
-"""What holds for all tests: no data from outside, a host by name, one thread for torch (faster on a busy machine)."""
+"""What holds for all tests: no data from outside, a host by name, one thread for torch (faster on a busy machine), and
+one seed, LOADERVIZ_SEED, from which every random draw comes: programs of hypothesis and the global generators.
+"""
 
 import os
+import random
+import sys
+import zlib
 
 import pytest
 from hypothesis import settings
@@ -8,10 +13,34 @@ from hypothesis import settings
 os.environ.setdefault("LOADERVIZ_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the processes that tests start
 
-# The same random programs in every run, so that a red run can be repeated; HYPOTHESIS_PROFILE=search tries new ones.
-settings.register_profile("repeatable", derandomize=True, deadline=None)
-settings.register_profile("search", deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+SEED = int(os.environ.get("LOADERVIZ_SEED", "0"))  # 0: those of every run, so that a red one can be repeated
+AGAIN = f"LOADERVIZ_SEED={SEED} makes the same random draws again"
+settings.register_profile("seeded", derandomize=not SEED, deadline=None)
+settings.load_profile("seeded")
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis looks
+def pytest_configure(config):
+    if SEED:
+        config.option.hypothesis_seed = str(SEED)
+
+
+def pytest_report_header():
+    return AGAIN
+
+
+def pytest_terminal_summary(terminalreporter):
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(AGAIN)
+
+
+@pytest.fixture(autouse=True)
+def seeded(request):
+    """Draws from the global generators are those of this test, whatever ran before it."""
+    number = zlib.crc32(f"{SEED} {request.node.nodeid}".encode())
+    random.seed(number)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(number)
 
 
 @pytest.fixture(scope="session", autouse=True)

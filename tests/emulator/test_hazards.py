@@ -115,6 +115,23 @@ def test_any_edge_between_them_will_do(program, edge):
     assert program.kinds() == []
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        ("w", "r", "early-read"),
+        ("w", "rw", "early-read"),
+        ("w", "w", "early-reuse"),
+        ("r", "w", "early-reuse"),
+        ("r", "r", ""),
+    ],
+)
+def test_what_two_accesses_without_an_order_are(program, first, second, kind):
+    block = program.pool.allocate(4 * KB)
+    for stream, how in ((program.side, first), (program.main, second)):
+        program.touch(program.gpu.launch(10, stream), block, reads="r" in how, writes="w" in how)
+    assert program.kinds() == [kind] * bool(kind)
+
+
 def reuse(program, protection=""):
     """A block of the side stream's pool, read by the default stream, dropped, and filled again."""
     pool, gpu, main, side = program.pool, program.gpu, program.main, program.side
@@ -163,20 +180,6 @@ def test_either_protection_makes_the_reuse_safe(program, protection):
     assert program.kinds() == []
 
 
-def test_recorded_memory_is_safe_when_it_comes_back(program):
-    """The allocator has polled the event: it is over, though neither the host nor the stream has waited."""
-    pool, side = program.pool, program.side
-    first = pool.allocate(4 * KB, side)
-    program.kernel(program.main, first, time=LONG)
-    pool.record_stream(first, program.main)
-    pool.free(first)
-    program.gpu.host_work(10 * LONG)
-    again = pool.allocate(4 * KB, side)
-    assert again.address == first.address
-    program.kernel(side, writes=[again])
-    assert program.kinds() == []
-
-
 @pytest.mark.parametrize("stop", ["the allocator's", "the program's"])
 def test_that_the_allocator_waits_for_recorded_memory_orders_nothing_for_the_program(program, stop):
     """Giving the cache back waits for recorded streams (R13), but only if memory happens to be held back by one."""
@@ -214,35 +217,6 @@ def test_a_live_buffer_overwritten_is_told_apart_from_a_reused_block(program):
     assert hazard.kind == "early-reuse" and "overwrites" in hazard.problem and "record_stream" not in hazard.fix
 
 
-def test_two_writes_race_too(program):
-    block = program.pool.allocate(4 * KB)
-    program.kernel(program.main, writes=[block])
-    program.kernel(program.side, writes=[block])
-    assert program.kinds() == ["early-reuse"]
-
-
-def test_reading_together_is_no_race(program):
-    block = program.pool.allocate(4 * KB)
-    for stream in (program.main, program.side, program.gpu.stream()):
-        program.kernel(stream, block)
-    assert program.kinds() == []
-
-
-@pytest.mark.parametrize(("part", "races"), [((0, 0.5), True), ((0.5, 1), False), ((0.25, 0.75), True)])
-def test_views_count_by_their_bytes(program, part, races):
-    block = program.pool.allocate(4 * KB)
-    program.kernel(program.side, writes=[block], part=(0, 0.5))
-    program.kernel(program.main, block, part=part)
-    assert program.kinds() == ["early-read"] * races
-
-
-def test_what_is_read_and_written_in_place_is_read_early(program):
-    block = program.pool.allocate(4 * KB)
-    program.copy("h2d", program.side, block)
-    program.touch(program.gpu.launch(10, program.main), block, reads=True, writes=True)
-    assert program.kinds() == ["early-read"]
-
-
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_pinned_buffer_refilled_during_its_copy(program, waits):
     block, buffer = program.pool.allocate(4 * KB), program.pinned.allocate(4 * KB)
@@ -251,13 +225,6 @@ def test_a_pinned_buffer_refilled_during_its_copy(program, waits):
         program.gpu.synchronize(program.main)
     program.line(6).host(buffer, writes=True)
     assert program.kinds() == ["early-refill"] * (not waits)
-
-
-def test_the_host_may_read_what_is_being_copied_from(program):
-    block, buffer = program.pool.allocate(4 * KB), program.pinned.allocate(4 * KB)
-    program.copy("h2d", program.main, block, buffer)
-    program.host(buffer, reads=True)
-    assert program.kinds() == []
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -271,27 +238,6 @@ def test_the_host_reads_a_result_before_it_is_there(program, waits):
     assert program.kinds() == ["early-host-read"] * (not waits)
 
 
-def test_a_host_that_saw_the_event_over_may_read(program):
-    block, buffer, event = program.pool.allocate(4 * KB), program.pinned.allocate(4 * KB), program.gpu.event()
-    program.copy("d2h", program.main, block, buffer)
-    program.gpu.record_event(event)
-    program.gpu.host_work(10 * LONG)
-    assert program.gpu.query(event)
-    program.host(buffer, reads=True)
-    assert program.kinds() == []
-
-
-def test_the_pinned_pool_does_not_hand_out_a_buffer_that_is_being_copied(program):
-    block, buffer = program.pool.allocate(4 * KB), program.pinned.allocate(4 * KB)
-    program.copy("h2d", program.side, block, buffer)
-    program.pinned.free(buffer)
-    program.gpu.host_work(10 * LONG)
-    again = program.pinned.allocate(4 * KB)
-    assert again.address == buffer.address
-    program.host(again, writes=True)
-    assert program.kinds() == []
-
-
 def test_after_a_race_the_other_side_is_not_forgotten(program):
     """A write that raced with a read does not stand for it: what comes after the write may still race with the read."""
     block, third = program.pool.allocate(4 * KB), program.gpu.stream()
@@ -301,16 +247,6 @@ def test_after_a_race_the_other_side_is_not_forgotten(program):
     program.line(3).kernel(program.main, writes=[block])  # is after line 2, and races with line 1
     lines = [(h.first.source[-1], h.second.source[-1]) for h in program.hazards()]
     assert lines == [("1", "2"), ("1", "3")]
-
-
-def test_pieces_with_different_readers_stay_apart(program):
-    block = program.pool.allocate(4 * KB)
-    program.kernel(program.main, writes=[block])
-    program.gpu.wait_stream(program.side, program.main)
-    program.kernel(program.side, block, part=(0, 0.5))  # splits
-    program.kernel(program.main, block)  # joins what is alike
-    program.kernel(program.main, writes=[block], part=(0.5, 1))
-    assert program.kinds() == []
 
 
 # The report
@@ -389,10 +325,7 @@ def test_record_stream_is_no_cure_for_memory_of_the_readers_own_pool(program):
     program.pool.free(first)
     program.line(4).copy("h2d", program.side, program.pool.allocate(4 * KB, program.main))
     (hazard,) = program.hazards()
-    assert hazard.fix == (
-        "before train.py:4 let stream 13 wait for stream 7 (default): `side.wait_stream(torch.cuda.current_stream())`. "
-        "`record_stream` does not help, since the memory is stream 7 (default)'s own"
-    )
+    assert "`side.wait_stream(torch.cuda.current_stream())`" in hazard.fix and "does not help" in hazard.fix
     assert "record_stream" not in program.timeline.marks[0].text
 
 

@@ -222,33 +222,6 @@ def test_the_pool_agrees_with_a_naive_one(program, capacity):
 # Device pool, rule by rule
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "segment"),
-    [
-        (1, 2 * MIB), (MIB, 2 * MIB), (MIB + 1, 20 * MIB), (10 * MIB - 512, 20 * MIB), (10 * MIB, 10 * MIB),
-        (10 * MIB + 1, 12 * MIB), (25 * MIB, 26 * MIB),
-    ],
-)  # fmt: skip
-def test_segments(runtime, nbytes, segment):
-    pool = DevicePool(runtime)
-    pool.allocate(nbytes)
-    assert pool.stats.reserved == segment == segment_size(-(-nbytes // 512) * 512)
-
-
-def test_cold_costs_host_time_and_warm_nothing(runtime):
-    """Neither waits for the kernel of another stream (R13)."""
-    pool, side = DevicePool(runtime), runtime.stream()
-    runtime.launch(1_000_000, side)
-    before = runtime.now
-    pool.free(pool.allocate(100 * KIB))
-    assert runtime.now == before + runtime.gpu.malloc_small
-    runtime.launch(1_000_000, side)
-    before = runtime.now
-    pool.free(pool.allocate(100 * KIB))
-    assert runtime.now == before
-    assert names(runtime) == {"cudaLaunchKernel": 2, "cudaMalloc": 1}
-
-
 def test_what_was_there_before_costs_nothing_now(runtime):
     pool = DevicePool(runtime)
     block = pool.adopt(3 * 2**20, runtime.stream())
@@ -260,22 +233,6 @@ def test_what_was_there_before_costs_nothing_now(runtime):
         pool.adopt(-1, runtime.default_stream)
     with pytest.raises(OutOfMemory, match="out of memory"):
         pool.adopt(runtime.gpu.memory, runtime.default_stream)
-
-
-def test_record_stream_makes_memory_grow(runtime):
-    """R36: the block is not back when the next one is wanted, so a prefetcher that is far ahead needs more memory."""
-    peaks = []
-    for recorded in (False, True):
-        pool, side = DevicePool(runtime), runtime.stream()
-        for _ in range(5):
-            block = pool.allocate(30 * MIB, side)
-            runtime.launch(10_000_000)
-            if recorded:
-                pool.record_stream(block, runtime.default_stream)
-            pool.free(block)
-        peaks.append(pool.stats.reserved_peak)
-    # nothing that is recorded comes back while the kernels run, and no cudaMalloc waits for them (R13)
-    assert peaks == [30 * MIB, 5 * 30 * MIB]
 
 
 def test_one_allocation_brings_back_all_that_is_over(runtime):
@@ -295,20 +252,6 @@ def test_one_allocation_brings_back_all_that_is_over(runtime):
     pool.allocate(512, side)
     assert pool.stats.active == 2 * MIB + 512
     assert runtime.now == start + 3 * runtime.host.query  # two that are over, one that is not
-
-
-def test_polls_give_the_program_no_order(runtime):
-    """That the allocator has asked is not a synchronise that the program may rely on."""
-    pool = DevicePool(runtime)
-    side = runtime.stream()
-    block = pool.allocate(MIB, side)
-    runtime.launch(1000)
-    place = (0, runtime.order.snapshot(0)[0])
-    pool.record_stream(block, runtime.default_stream)
-    pool.free(block)
-    runtime.host_work(1_000_000)
-    assert pool.allocate(MIB, side).address == block.address
-    assert not runtime.is_ordered(None, place)
 
 
 def test_a_zero_byte_block_costs_nothing(runtime):
@@ -489,17 +432,6 @@ def test_pinned_blocks_are_reused_only_when_their_copies_are_over(program):
     again = [pool.allocate(size) for size in owned.values()]  # all of it is back
     assert {block.address for block in again} == set(owned)
     assert pool.stats.mallocs == before
-
-
-def test_an_unused_pinned_block_is_back_at_once(runtime):
-    pool = PinnedPool(runtime)
-    block = pool.allocate(5000)
-    start = runtime.now
-    pool.free(block)
-    assert pool.allocate(8000).address == block.address
-    assert runtime.now == start
-    stats = pool.stats
-    assert (stats.reserved, stats.allocated, stats.mallocs, stats.allocations) == (8192, 8192, 1, 2)
 
 
 @pytest.mark.parametrize("long_one_first", [True, False])

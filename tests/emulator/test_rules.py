@@ -420,15 +420,6 @@ def test_r27_host_time_without_synchronise_is_the_enqueue_only(gpu):
     assert gpu.now == LAUNCH + LATENCY + KERNEL + WAKE
 
 
-def test_r27_launch_blocking_serialises():
-    gpu = Runtime(GPU, HOST, launch_blocking=True)
-    gpu.launch(KERNEL, share=1)
-    gpu.launch(KERNEL, gpu.stream(), share=1)
-    one = LAUNCH + LATENCY + KERNEL
-    assert gpu.now == 2 * (one + WAKE)
-    assert times(gpu) == [(LAUNCH + LATENCY, one), (one + WAKE + LAUNCH + LATENCY, 2 * one + WAKE)]
-
-
 # 5 PyTorch's copies
 
 
@@ -555,18 +546,6 @@ def test_r44_page_locking_is_slow_once_then_cached(gpu):
     assert gpu.now == cold
     pool.free(pool.allocate(2**30))
     assert gpu.now == cold
-
-
-def test_the_rules_do_not_depend_on_the_preset():
-    """The closed form of one step, on every host with another GPU: nothing is tied to one preset."""
-    for gpu_name, host_name in (("t4", "laptop"), ("h200", "workstation")):
-        card, computer = Gpu.preset(gpu_name), replace(Host.preset(host_name), launch=1234)
-        runtime = Runtime(card, computer)
-        runtime.memcpy(10**6, "h2d")
-        runtime.launch(777)
-        start = computer.memcpy_call + card.launch_latency
-        end = start + card.copy_latency + -(-(10**15) // card.h2d)
-        assert times(runtime) == [(start, end), (end, end + 777)]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_the_limit_is_the_longest_chain(pairs):
 
 @pytest.mark.parametrize("sizes", [[64] * 8, [64, 256, 64, 64, 256]])
 def test_no_loader_is_faster_than_the_limit_and_the_best_is_close(sizes):
-    data = Data.random(sizes, random.Random(0))
+    data = Data.random(sizes, random)
     copies = [harness.copy_time(*batch) for batch in data.batches]
     works = [harness.work_time(size) for size in sizes]
     best = feed(all_at_once, data, FeedConfig())
@@ -46,13 +46,13 @@ def test_no_loader_is_faster_than_the_limit_and_the_best_is_close(sizes):
 
 def test_copy_and_work_are_comparable():
     """Else an exercise about hiding the one under the other would teach nothing."""
-    images, labels = Data.random([harness.SAMPLES], random.Random(0)).batches[0]
+    images, labels = Data.random([harness.SAMPLES], random).batches[0]
     copy, work = harness.copy_time(images, labels), harness.work_time(harness.SAMPLES)
     assert 0.6 < copy / work < 1.0
 
 
 def test_the_sums_are_exact_in_any_order_and_layout():
-    data = Data.random([64], random.Random(0))
+    data = Data.random([64], random)
     images = data.images
     mixed = torch.empty(harness.FEATURES, 64).t().copy_(images)
     assert torch.equal(harness.sums_of(mixed, data.weights), data.sums)
@@ -61,18 +61,18 @@ def test_the_sums_are_exact_in_any_order_and_layout():
 
 
 def test_data_differ_each_time_and_labels_name_a_sample():
-    one, other = (Data.random([64], random.Random(seed)) for seed in range(2))
+    one, other = (Data.random([64], random) for _ in range(2))
     assert not torch.equal(one.images, other.images)
     assert len(one.labels.unique()) == 64
 
 
 def test_after_the_warm_up_nobody_waits_for_memory():
-    run = feed(loader_consumer, Data.random([64] * 8, random.Random(0)), FeedConfig())
+    run = feed(loader_consumer, Data.random([64] * 8, random), FeedConfig())
     assert not [span for span in run.timeline.rows(Kind.API) if span.name == "cudaMalloc"]
 
 
 def test_the_source_overwrites_its_buffers_in_turn():
-    data = Data.random([4] * 5, random.Random(0))
+    data = Data.random([4] * 5, random)
     with record(on=harness.GPU, host=harness.HOST):
         source = BatchSource(data.batches, buffers=2)
         seen = [(images, images.clone()) for images, _ in source]
@@ -107,7 +107,7 @@ def test_a_hazard_of_the_recording_fails_the_check():
     access = Access("Memcpy HtoD", True, 13, (64, 784), "float32", 3, "cell:4", 1000, 2000)
     said = {"rule": "R36", "problem": "batch 3 is overwritten", "fix": "call record_stream().", "shows": "nan"}
     hazard = Hazard("early-reuse", access, access, **said)
-    run = replace(feed(loader_consumer, Data.random([64] * 4, random.Random(0)), FeedConfig()), hazards=(hazard,))
+    run = replace(feed(loader_consumer, Data.random([64] * 4, random), FeedConfig()), hazards=(hazard,))
     with pytest.raises(NotYet) as caught:
         run.must_be_right()
     assert caught.value.fact == (

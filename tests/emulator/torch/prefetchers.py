@@ -7,8 +7,6 @@ expect: does the copy of the next batch run while this one is computed, and is t
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -225,39 +223,6 @@ def slots_on_consumer(loader: Iterable[Any], slots: int = 2) -> Iterator[Batch]:
         yield target
 
 
-def look_ahead(loader: Iterable[Any]) -> Iterator[Batch]:
-    """One batch ahead on the host, to know which is the last; copies on the consumer's stream."""
-    source = iter(loader)
-    batch = next(source, None)
-    while batch is not None:
-        following = next(source, None)
-        yield copied(batch)
-        batch = following
-
-
-def batch_transform(loader: Iterable[Any]) -> Iterator[Batch]:
-    """A copy, then a transform of the whole batch on the GPU."""
-    for batch in loader:
-        first, *rest = (entry.to(DEVICE) for entry in batch)
-        yield first.mul(2).div(2), *rest
-
-
-def queue_of_batches(loader: Iterable[Any], size: int = 2) -> Iterator[Batch]:
-    """A queue of batches that are on their way, all on the consumer's stream."""
-    source, ready = iter(loader), deque[Batch]()
-
-    def enqueue(count: int) -> None:
-        for _ in range(count):
-            batch = next(source, None)
-            if batch is not None:
-                ready.append(copied(batch))
-
-    enqueue(size)
-    while ready:
-        yield ready.popleft()
-        enqueue(1)
-
-
 def loader_under_stream(loader: Iterable[Any], record: bool) -> Iterator[Batch]:
     """The loader itself is advanced under the side stream, which waits for nothing; the consumer waits for it."""
     stream, consumer = torch.cuda.Stream(), torch.cuda.current_stream()
@@ -313,52 +278,17 @@ def waits_wrongly(loader: Iterable[Any], too_early: bool) -> Iterator[Batch]:
         yield moved
 
 
-def threaded(loader: Iterable[Any]) -> Iterator[Batch]:
-    """A background thread copies, and sends an event along; errors come in their place."""
-    stream = torch.cuda.Stream()
-    ready: queue.Queue[Any] = queue.Queue(1)
-
-    def work() -> None:
-        try:
-            for batch in loader:
-                with torch.cuda.stream(stream):
-                    moved = copied(batch)
-                    ready.put((moved, stream.record_event(), None))
-            ready.put((None, None, None))
-        except Exception as problem:
-            ready.put((None, None, problem))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        while True:
-            moved, event, problem = ready.get()
-            if problem is not None:
-                raise problem
-            if moved is None:
-                return
-            event.wait()
-            yield moved
-    finally:
-        thread.join()
-
-
 @dataclass(frozen=True)
 class Prefetcher:
-    """One way: how to make it, and what to expect of it with pinned batches.
-
-    `overlaps`: copies run under compute. `right`: every value is as it should be. `races`: the kinds of hazard that it
-    has (on real hardware, whatever the values here).
-    """
+    """One way: how to make it, and what to expect of it with pinned batches."""
 
     make: Callable[[Iterable[Any]], Iterator[Batch]]
-    overlaps: bool
-    right: bool = True
-    races: frozenset[str] = frozenset()
+    overlaps: bool  # copies run under compute
+    right: bool = True  # every value is as it should be
+    races: frozenset[str] = frozenset()  # kinds of hazard that it has on real hardware, whatever the values here
 
 
-REUSE, READ = frozenset(("early-reuse",)), frozenset(("early-read",))
-REFILL = frozenset(("early-refill",))
+REUSE, READ, REFILL = (frozenset([f"early-{what}"]) for what in ("reuse", "read", "refill"))
 
 
 def way(make: Callable[..., Iterator[Batch]], *options: bool, **expected: Any) -> Prefetcher:
@@ -385,9 +315,6 @@ PREFETCHERS: dict[str, Prefetcher] = {
     "transformed, record_stream": way(transformed, True, overlaps=True),
     "transformed, recorded too early": way(transformed, False, overlaps=True, races=REUSE),
     "slots on consumer's stream": way(slots_on_consumer, overlaps=False),
-    "look ahead": way(look_ahead, overlaps=False),
-    "batch transform": way(batch_transform, overlaps=False),
-    "queue of batches": way(queue_of_batches, overlaps=False),
     "loader under stream, record_stream": way(loader_under_stream, True, overlaps=True),
     "loader under stream, unprotected": way(loader_under_stream, False, overlaps=True, races=REUSE),
     "last references": way(last_references, overlaps=True, races=REUSE),

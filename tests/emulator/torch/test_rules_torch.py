@@ -142,16 +142,6 @@ def test_r26_a_pageable_copy_that_blocks_escapes_it_and_is_in_the_timeline():
     assert Cause.STAGING in {span.cause for span in spans(recording, Kind.WAIT)}
 
 
-def test_r27_time_without_a_synchronise_is_the_time_of_the_enqueue():
-    with lv.record(on="a100"):
-        start = time.perf_counter()
-        torch.cuda._sleep(LONG)
-        enqueued = time.perf_counter()
-        torch.cuda.synchronize()
-        done = time.perf_counter()
-    assert enqueued - start < 0.0001 < 0.001 < done - start
-
-
 def test_r27_launch_blocking_makes_each_launch_wait(monkeypatch):
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     with lv.record(on="a100"):
@@ -167,36 +157,6 @@ def test_r28_a_copy_uses_the_current_stream():
             source.to("cuda", non_blocking=True)
         source.to("cuda", non_blocking=True)
     assert [span.lane.number for span in spans(recording, Kind.COPY_H2D)] == [13, 7]
-
-
-@pytest.mark.parametrize("pinned", [True, False])
-def test_r29_r40_memory_of_a_running_copy_is_not_reused_if_it_is_pinned(pinned):
-    """Dropping the pinned source of a running copy is safe: its memory comes back when the copy is over."""
-    with lv.record(on="a100") as recording:
-        moved = host_bytes(16).pin_memory().to("cuda", non_blocking=True)  # 0.7 ms
-        again = host_bytes(16).pin_memory()  # must not get the same memory yet
-        del again
-        torch.cuda.synchronize()
-        host_bytes(16).pin_memory()
-        assert moved.sum().item() == 16 * MIB
-    assert len(spans(recording, Kind.API, name="cudaHostAlloc")) == 2
-
-
-def test_r30_a_blocking_copy_waits_for_all_earlier_work_of_its_stream_and_for_no_other():
-    with lv.record(on="a100") as recording:
-        source, side = host_bytes().pin_memory(), torch.cuda.Stream()
-        torch.empty(MIB, dtype=torch.uint8, device="cuda")  # so that no cudaMalloc synchronises below
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(4 * LONG)
-        torch.cuda._sleep(LONG)
-        source.to("cuda")
-    wait = spans(recording, Kind.WAIT)[-1]
-    other, own = spans(recording, Kind.COMPUTE, name="spin_kernel")
-    assert wait.cause == Cause.SYNCHRONIZE
-    assert own.end < wait.end < other.end
-    (copy,) = spans(recording, Kind.COPY_H2D)
-    assert copy.pinned
-    assert copy.start >= own.end
 
 
 def test_r31_a_change_of_dtype_is_made_on_the_gpu_if_non_blocking():
@@ -261,28 +221,6 @@ def test_r34_a_graph_captures_copies_of_pinned_memory_only():
         failed = pytest.raises(CudaError, match="previous error during capture")
         with failed, torch.cuda.graph(torch.cuda.CUDAGraph()):
             x.copy_(torch.ones(4), non_blocking=True)
-
-
-@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
-@pytest.mark.parametrize("record", [True, False])
-def test_r36_record_stream_keeps_a_dropped_block_until_the_other_stream_is_done(record):
-    with lv.record(on="a100") as recording:
-        source, side, main = host_bytes(32).pin_memory(), torch.cuda.Stream(), torch.cuda.current_stream()
-        with torch.cuda.stream(side):
-            moved = source.to("cuda", non_blocking=True)
-        main.wait_stream(side)
-        torch.cuda._sleep(LONG)
-        moved.add(1)
-        if record:
-            moved.record_stream(main)
-        del moved
-        with torch.cuda.stream(side):
-            again = source.to("cuda", non_blocking=True)
-        assert again.is_cuda
-        reserved = torch.cuda.memory_reserved()
-    assert reserved == (96 if record else 64) * MIB  # the sum's memory is in it
-    records = spans(recording, Kind.API, name="cudaEventRecord")
-    assert len(records) == (2 if record else 1)
 
 
 @pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant

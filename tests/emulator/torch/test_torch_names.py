@@ -179,22 +179,6 @@ def test_generic_events_and_streams(recording):
     assert start.elapsed_time(end) > 0.99
 
 
-def test_waits_order_streams(recording):
-    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(LONG)
-        event = side.record_event()
-        torch.cuda._sleep(LONG)
-    main.wait_event(event)
-    first = torch.cuda.Event(enable_timing=True)
-    first.record()
-    main.wait_stream(side)
-    second = torch.cuda.Event(enable_timing=True)
-    second.record()
-    torch.cuda.synchronize()
-    assert math.isclose(first.elapsed_time(second), 1.0, rel_tol=0.02)
-
-
 def test_memory_statistics_follow_the_pool(recording):
     free, total = torch.cuda.mem_get_info()
     assert total == 40 * GIB

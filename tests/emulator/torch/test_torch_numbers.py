@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from prefetchers import PREFETCHERS
 from programs import adam, cnn, mlp, same, sgd, to_device, train
 from torch import nn
 
@@ -32,14 +31,6 @@ def test_training_is_bitwise_that_of_the_cpu(make, optimizer, copies):
     assert same(blocking, expected)
     assert same(pinned, expected)
     assert same(pageable, expected)
-
-
-@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
-@pytest.mark.parametrize("name", [name for name, way in PREFETCHERS.items() if way.right])
-def test_training_through_a_prefetcher_is_bitwise_that_of_the_cpu(name):
-    with lv.record(on="t4"):
-        seen = train("cuda", batches=lambda loader, device: PREFETCHERS[name].make(loader), pin_memory=True)
-    assert same(seen, train("cpu"))
 
 
 LOADERS = {

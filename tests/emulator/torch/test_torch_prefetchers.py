@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from prefetchers import PREFETCHERS, threaded
+from prefetchers import PREFETCHERS
 
 import loaderviz as lv
-from loaderviz.errors import NotModelledError
 from loaderviz.timeline import COPIES, Kind
 
 BATCHES, ROWS, COLUMNS = 6, 64, 1024
@@ -58,26 +57,8 @@ def test_each_way_gives_its_data_and_its_overlap(name):
     assert hidden(recording.timeline) >= 2 if prefetcher.overlaps else hidden(recording.timeline) == 0
 
 
-@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
-@pytest.mark.parametrize("name", PREFETCHERS)
-def test_copies_at_once_give_the_values_that_the_code_means(name):
-    with lv.record(on="a100", copies="eager"):
-        seen = consume(PREFETCHERS[name].make(batches(True)))
-    assert torch.equal(seen, expected())
-
-
 @pytest.mark.parametrize("name", ["plain", "attributes, record_stream", "in place", "ring, waits for reader"])
 def test_pageable_sources_give_the_same_data(name):
     with lv.record(on="a100"):
         seen = consume(PREFETCHERS[name].make(batches(False)))
     assert torch.equal(seen, expected())
-
-
-def test_an_empty_loader_yields_nothing():
-    with lv.record(on="a100"):
-        assert [len(list(prefetcher.make(iter(())))) for prefetcher in PREFETCHERS.values()] == [0] * len(PREFETCHERS)
-
-
-def test_a_thread_that_copies_is_refused_at_its_call():
-    with pytest.raises(NotModelledError, match="second Python thread"), lv.record(on="a100"):
-        consume(threaded(batches(True)))

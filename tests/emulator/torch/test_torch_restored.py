@@ -19,7 +19,7 @@ import weakref
 
 import pytest
 import torch
-from programs import mlp, same, train
+from programs import mlp, train
 from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
@@ -415,17 +415,6 @@ def test_one_loader_may_be_used_in_several_recordings():
         with lv.record(on="a100"):
             epochs.append([batch.tolist() for (batch,) in loader])
     assert epochs[0] == epochs[1] == epochs[2]
-
-
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "pin_memory": True}])
-def test_the_same_program_gives_the_same_timeline(options):
-    timelines = []
-    for _ in range(2):
-        with lv.record(on="a100") as recording:
-            losses = train("cuda", **options)
-        timelines.append(recording.timeline)
-    assert timelines[0] == timelines[1]
-    assert same(losses, train("cpu"))
 
 
 def test_nothing_is_kept_alive():
