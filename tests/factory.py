@@ -7,8 +7,10 @@ the first copy, `resident` has no copies after its first.
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
+from loaderviz.widgets.settings import Settings, rates_of
 
 US = 1_000
 FETCH, PIN, COPY, COMPUTE, LAUNCH = 180 * US, 40 * US, 60 * US, 150 * US, 5 * US
@@ -24,6 +26,12 @@ def loader(name: str, batches: int = 6, workers: int = 2) -> Timeline:
 
 def loaders(batches: int = 6) -> dict[str, Timeline]:
     return {name: loader(name, batches) for name in LOADERS}
+
+
+def settings(gpu: str, batch_size: int, compute: int, kernels: int = 17, **more: Any) -> Settings:
+    """A loop of the emulator whose kernels take `compute` ns for 8,192 samples, and 2 µs a kernel."""
+    time = compute * batch_size // 8192 + 2_000 * kernels
+    return Settings(gpu=gpu, batch_size=batch_size, compute=time, kernels=kernels, **rates_of(gpu), **more)
 
 
 def empty() -> Timeline:

@@ -291,31 +291,14 @@ def test_a_bad_sampling_window(window):
 
 
 def test_words():
-    assert [words.duration(ns) for ns in (0, 7, 999, 1_000, 12_500, 999_999, 1_234_567, 2.5e9, None)] == [
-        "0 ns",
-        "7 ns",
-        "999 ns",
-        "1 µs",
-        "12.5 µs",
-        "1 ms",
-        "1.235 ms",
-        "2.5 s",
-        "–",
-    ]
-    assert [words.size(n) for n in (0, 512, 200_704, 47_040_000, None)] == [
-        "0 bytes",
-        "512 bytes",
-        "200.7 kB",
-        "47.04 MB",
-        "–",
-    ]
+    times = map(words.duration, (0, 7, 999, 1_000, 12_500, 999_999, 1_234_567, 2.5e9, None))
+    assert ", ".join(times) == "0 ns, 7 ns, 999 ns, 1 µs, 12.5 µs, 1 ms, 1.235 ms, 2.5 s, –"
+    sizes = map(words.size, (0, 512, 200_704, 47_040_000, None))
+    assert ", ".join(sizes) == "0 bytes, 512 bytes, 200.7 kB, 47.04 MB, –"
     assert [words.share(x) for x in (0, 0.001, 0.5, 0.996, 1, None)] == ["0 %", "< 1 %", "50 %", "> 99 %", "100 %", "–"]
     assert [words.times(x) for x in (1.02, 2.449, 9.96, 1234, None)] == ["1.02x", "2.4x", "10x", "1,234x", "–"]
-    assert [words.count(*each) for each in ((1, "batch"), (0, "batch"), (1_234, "span"))] == [
-        "1 batch",
-        "0 batches",
-        "1,234 spans",
-    ]
+    counts = [words.count(*each) for each in ((1, "batch"), (0, "batch"), (1_234, "span"))]
+    assert counts == ["1 batch", "0 batches", "1,234 spans"]
     assert [words.rate(x) for x in (0.5, 99.94, 234_567, 1_234_567, None)] == ["0.5", "99.9", "234,567", "1.235 M", "–"]
 
 

@@ -233,20 +233,6 @@ def test_r15_the_pool_has_32_streams_a_priority_round_robin(gpu):
     assert not any(stream.blocking for stream in streams + urgent)
 
 
-def test_r16_a_stream_runs_in_order_and_streams_run_side_by_side(gpu):
-    side = gpu.stream()
-    gpu.launch(KERNEL, name="a", share=500)
-    gpu.launch(1000, name="b", share=500)
-    gpu.launch(1000, side, name="c", share=500)
-    start = LAUNCH + LATENCY
-    late = 3 * LAUNCH + LATENCY
-    assert device(gpu) == [
-        ("a", 7, start, start + KERNEL),
-        ("c", side.number, late, late + 1000),
-        ("b", 7, start + KERNEL, start + KERNEL + 1000),
-    ]
-
-
 def test_r16_wait_stream_holds_only_for_what_is_enqueued(gpu):
     side = gpu.stream()
     gpu.launch(KERNEL, name="before", share=100)
@@ -299,14 +285,6 @@ def test_r18_priorities_are_clamped_to_the_device_range(gpu):
     assert gpu.stream(-100, blocking=True).priority == -3
 
 
-def test_r18_priorities_leave_copies_alone(gpu):
-    low, high = gpu.stream(0), gpu.stream(-3)
-    gpu.memcpy(MB25, "h2d", gpu.default_stream)
-    gpu.memcpy(MB25, "h2d", low)
-    gpu.memcpy(MB25, "h2d", high)
-    assert [row[1] for row in device(gpu)] == [7, low.number, high.number]
-
-
 @pytest.mark.parametrize(("share", "together"), [(1000, False), (501, False), (500, True), (1, True)])
 def test_r19_two_kernels_overlap_only_if_both_fit(gpu, share, together):
     side = gpu.stream()
@@ -320,10 +298,11 @@ def test_r19_two_kernels_overlap_only_if_both_fit(gpu, share, together):
 # 3 Engines and link
 
 
-@pytest.mark.parametrize("direction", ["h2d", "d2h"])
-def test_r20_copies_of_one_direction_take_turns(gpu, direction):
-    gpu.memcpy(MB25, direction, gpu.stream())
-    gpu.memcpy(MB25, direction, gpu.stream())
+@pytest.mark.parametrize(("engines", "one", "other"), [(3, "h2d", "h2d"), (3, "d2h", "d2h"), (1, "h2d", "d2h")])
+def test_r20_copies_of_one_direction_or_of_one_engine_take_turns(engines, one, other):
+    gpu = Runtime(replace(GPU, async_engines=engines), HOST)
+    gpu.memcpy(MB25, one, gpu.stream())
+    gpu.memcpy(MB25, other, gpu.stream())
     start = CALL + LATENCY
     assert times(gpu) == [(start, start + PINNED), (start + PINNED, start + 2 * PINNED)]
 
@@ -335,14 +314,6 @@ def test_r20_one_copy_each_way_and_a_kernel_run_at_once(gpu):
     gpu.memcpy(MB25, "d2h", ways[1], pinned=False)
     a, b, c = LAUNCH + LATENCY, LAUNCH + CALL + LATENCY, LAUNCH + 2 * CALL + LATENCY
     assert times(gpu) == [(a, a + KERNEL), (b, b + PINNED), (c, c + PAGEABLE)]
-
-
-def test_r20_with_one_copy_engine_both_ways_take_turns():
-    gpu = Runtime(replace(GPU, async_engines=1), HOST)
-    gpu.memcpy(MB25, "h2d", gpu.stream())
-    gpu.memcpy(MB25, "d2h", gpu.stream())
-    start = CALL + LATENCY
-    assert times(gpu) == [(start, start + PINNED), (start + PINNED, start + 2 * PINNED)]
 
 
 def test_a_gpu_without_a_copy_engine_is_not_modelled():
@@ -423,17 +394,6 @@ def test_r27_host_time_without_synchronise_is_the_enqueue_only(gpu):
 # 5 PyTorch's copies
 
 
-def test_r29_a_non_blocking_copy_from_pinned_memory_is_noted_for_the_cache(gpu):
-    pool = PinnedPool(gpu)
-    block = pool.allocate(MB25)
-    start = gpu.now
-    gpu.memcpy(MB25, "h2d")
-    pool.use(block, gpu.default_stream)
-    assert gpu.now == start + CALL  # the note costs nothing
-    pool.free(block)
-    assert pool.allocate(MB25).address != block.address
-
-
 def test_r30_a_blocking_copy_waits_for_all_earlier_work_of_its_stream_only(gpu):
     side = gpu.stream()
     gpu.launch(10 * KERNEL, side, share=100)
@@ -483,17 +443,6 @@ def test_r36_record_stream_defers_the_reuse_until_the_event_is_over(gpu):
     assert gpu.now == start + LAUNCH + LATENCY + KERNEL + WAKE + HOST.query
 
 
-def test_r36_record_stream_is_ignored_for_the_owner(gpu):
-    pool = DevicePool(gpu)
-    block = pool.allocate(MB25)
-    gpu.launch(KERNEL)
-    pool.record_stream(block, gpu.default_stream)
-    start = gpu.now
-    pool.free(block)
-    assert pool.allocate(MB25).address == block.address
-    assert gpu.now == start
-
-
 def test_r39_pinned_sizes_are_powers_of_two_and_never_split(gpu):
     pool = PinnedPool(gpu)
     sizes = {n: pool.allocate(n).size for n in (1, 2, 3, 4096, 4097, MB25)}
@@ -507,14 +456,15 @@ def test_r39_pinned_sizes_are_powers_of_two_and_never_split(gpu):
     assert pool.stats.mallocs == locks + 1
 
 
-def test_r40_a_freed_pinned_block_is_reused_only_after_its_copies(gpu):
+def test_r29_r40_a_freed_pinned_block_is_reused_only_after_the_copies_noted_for_it(gpu):
     pool, side = PinnedPool(gpu), gpu.stream()
     block = pool.allocate(MB25)
+    start = gpu.now
     gpu.memcpy(MB25, "h2d", side)
     pool.use(block, side)
-    before = gpu.now
+    assert gpu.now == start + CALL  # the note costs nothing
     pool.free(block)
-    assert gpu.now == before + EVENT
+    assert gpu.now == start + CALL + EVENT
     assert pool.allocate(MB25).address != block.address
     gpu.synchronize(side)
     assert pool.allocate(MB25).address == block.address

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import trace_files
-from trace_files import BASE, PID, call, copy, loop, note, notes, op, read_events, rows, trace, work, write
+from trace_files import BASE, PID, call, copy, event, loop, note, notes, op, read_events, rows, trace, work, write
 
 from loaderviz import advise, summarize
 from loaderviz.analysis.ranks import drawn, rank_table
@@ -65,16 +65,7 @@ def test_names_of_2021(tmp_path):
     """Categories in capitals, tids as text, flows of category `async`, annotations as operators."""
 
     def old(cat, name, ts, dur, tid, **args):
-        return {
-            "ph": "X",
-            "cat": cat,
-            "name": name,
-            "pid": 0 if "stream" in str(tid) else PID,
-            "tid": tid,
-            "ts": ts,
-            "dur": dur,
-            "args": args,
-        }
+        return event(cat, name, 0 if "stream" in str(tid) else PID, tid, ts, dur, args)
 
     timeline = read_events(
         tmp_path,
@@ -155,27 +146,13 @@ def test_gpu_events_with_missing_and_odd_arguments(tmp_path):
     timeline = read_events(
         tmp_path,
         work("Memcpy PtoP (Device -> Device)", BASE, 5, 1, 9, 3, "gpu_memcpy") | {"args": {"stream": 9}},
-        {
-            "ph": "X",
-            "cat": "gpu_memset",
-            "name": "Memset (Device)",
-            "pid": 3,
-            "tid": 12,
-            "ts": BASE,
-            "dur": 0,
-            "args": {"memory bandwidth (GB/s)": "inf"},
-        },
+        event("gpu_memset", "Memset (Device)", 3, 12, BASE, 0, {"memory bandwidth (GB/s)": "inf"}),
         work("k", BASE, 5, 2, stream=0, device=3),
         work("m", BASE, 5, 3, stream=-20, device=3),
         work("far", BASE, 5, 4, stream=7, device=0) | {"tid": 1_000_007},
     )
-    assert {(lane.name, lane.device) for lane in timeline.lanes} == {
-        ("stream 9", 3),
-        ("stream 12", 3),
-        ("stream 0", 3),
-        ("stream 20", 3),
-        ("stream 7", 0),
-    }
+    lanes = {(lane.name, lane.device) for lane in timeline.lanes}
+    assert lanes == {("stream 7", 0), *((f"stream {number}", 3) for number in (0, 9, 12, 20))}
     assert set(timeline.nbytes.tolist()) == {-1}
 
 
@@ -196,16 +173,7 @@ def test_sync_rows_are_not_work(tmp_path):
 
 def test_annotations_of_the_gpu_are_not_work(tmp_path):
     """Kineto starts them 1 ns early and lets them last 2 ns longer; they have no stream argument."""
-    ranged = {
-        "ph": "X",
-        "cat": "gpu_user_annotation",
-        "name": "ProfilerStep#1",
-        "pid": 0,
-        "tid": 7,
-        "ts": BASE - 5,
-        "dur": 50,
-        "args": {"External id": 3},
-    }
+    ranged = event("gpu_user_annotation", "ProfilerStep#1", 0, 7, BASE - 5, 50, {"External id": 3})
     timeline = read_events(tmp_path, ranged, work("gemm", BASE, 5, 1))
     assert summarize(timeline).busy == pytest.approx(5 / 50)
     assert [(row.lane.name, row.kind.name, row.batch) for row in timeline.rows()] == [
@@ -271,12 +239,8 @@ def test_rocm_strings_and_copy_kernels(tmp_path):
         work("__amd_rocclr_fillBufferAligned", BASE + 60, 5, 3, stream=0),
         work("ncclDevKernel_AllReduce", BASE + 70, 5, 4, stream=1),
     )
-    assert [row.kind.name for row in timeline.rows() if row.lane.group == "device"] == [
-        "COPY_H2D",
-        "COPY_D2H",
-        "MEMSET",
-        "COMMUNICATION",
-    ]
+    kinds = [row.kind.name for row in timeline.rows() if row.lane.group == "device"]
+    assert kinds == ["COPY_H2D", "COPY_D2H", "MEMSET", "COMMUNICATION"]
     assert rows(timeline, Kind.API)[0].nbytes == 2_560
 
 

@@ -45,15 +45,8 @@ CREATE TABLE NVTX_EVENTS (start INTEGER NOT NULL, end INTEGER, eventType INTEGER
   category INTEGER, color INTEGER, text TEXT, globalTid INTEGER, endGlobalTid INTEGER, textId INTEGER,
   domainId INTEGER);
 """
-STRINGS = [
-    "cudaMemcpyAsync_v3020",
-    "cudaLaunchKernel_v7000",
-    "void gemm<float>(int)",
-    "gemm",
-    "batch 3",
-    "python",
-    "cudaStreamSynchronize_v3020",
-]
+CALLS = "cudaMemcpyAsync_v3020", "cudaLaunchKernel_v7000", "cudaStreamSynchronize_v3020"
+STRINGS = [*CALLS[:2], "void gemm<float>(int)", "gemm", "batch 3", "python", CALLS[2]]
 OPERATIONS = [
     (1, "CUDA_MEMCPY_KIND_HTOD", "Host-to-Device"),
     (2, "CUDA_MEMCPY_KIND_DTOH", "Device-to-Host"),
@@ -61,93 +54,42 @@ OPERATIONS = [
     (10, "CUDA_MEMCPY_KIND_PTOP", "Peer-to-Peer"),
     (11, "CUDA_MEMCPY_KIND_UVM_HTOD", "Unified Host-to-Device"),
 ]
-MEMORIES = list(
-    enumerate(["Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static", "Unknown"])
-)
-
-
-def insert(connection, table, **row):
-    marks = ", ".join("?" * len(row))
-    connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+MEMORIES = ["Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static", "Unknown"]
 
 
 def export(path, change=None):
     """An export of one step: pinned copy, kernel, synchronise, in an NVTX range; `change` may alter the database."""
+    calls = [(1_000, 1_900, 0, 1), (3_000, 3_700, 1, 2), (9_000, 25_000, 6, 3)]
+    call = {"eventClass": 0, "globalTid": GTID, "returnValue": 0}
+    work = {"deviceId": 0, "contextId": 1, "globalPid": GPID}
+    copied = {"streamId": 13, "correlationId": 1, "bytes": 4_096, "copyKind": 1, "srcKind": 1, "dstKind": 2}
+    kernel = {"streamId": 7, "correlationId": 2, "demangledName": 2, "shortName": 3, "gridX": 1}
+    memset = {"streamId": 7, "correlationId": 9, "bytes": 64, "value": 0, "memKind": 2}
+    waited = {"streamId": 7, "correlationId": 3, "syncType": 3, "eventId": 0}
+    rows = [
+        *(("StringIds", {"id": n, "value": text}) for n, text in enumerate(STRINGS)),
+        *(("ENUM_CUDA_MEMCPY_OPER", {"id": n, "name": name, "label": label}) for n, name, label in OPERATIONS),
+        *(("ENUM_CUDA_MEM_KIND", {"id": n, "name": "", "label": label}) for n, label in enumerate(MEMORIES)),
+        ("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": 1_700_000_000_000_000_000}),
+        ("TARGET_INFO_GPU", {"vmId": 1, "id": 5, "name": "Tesla T4", "asyncEngines": 3, "cuDevice": 0}),
+        ("META_DATA_EXPORT", {"name": "EXPORT_PRODUCT_VERSION", "value": "2025.3.1"}),
+        ("DIAGNOSTIC_EVENT", {"timestamp": 0, "text": "Not all CUDA events might have been collected."}),
+        *(
+            ("CUPTI_ACTIVITY_KIND_RUNTIME", {"start": start, "end": end, "nameId": name, "correlationId": n, **call})
+            for start, end, name, n in calls
+        ),
+        ("CUPTI_ACTIVITY_KIND_MEMCPY", {"start": 2_000, "end": 8_000, **copied, **work}),
+        ("CUPTI_ACTIVITY_KIND_MEMSET", {"start": 8_100, "end": 8_200, **memset, **work}),
+        ("CUPTI_ACTIVITY_KIND_KERNEL", {"start": 8_500, "end": 24_001, **kernel, **work}),
+        ("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", {"start": 9_100, "end": 24_900, **waited, **work}),
+        ("NVTX_EVENTS", {"start": 500, "end": 26_000, "eventType": 59, "textId": 4, "globalTid": GTID}),
+        ("NVTX_EVENTS", {"start": 500, "eventType": 59, "text": "mark", "globalTid": GTID}),
+    ]
     connection = sqlite3.connect(path)
     connection.executescript(SCHEMA)
-    connection.executemany("INSERT INTO StringIds VALUES (?, ?)", enumerate(STRINGS))
-    connection.executemany("INSERT INTO ENUM_CUDA_MEMCPY_OPER VALUES (?, ?, ?)", OPERATIONS)
-    connection.executemany("INSERT INTO ENUM_CUDA_MEM_KIND VALUES (?, ?, ?)", [(n, "", name) for n, name in MEMORIES])
-    insert(connection, "TARGET_INFO_SESSION_START_TIME", utcEpochNs=1_700_000_000_000_000_000)
-    insert(connection, "TARGET_INFO_GPU", vmId=1, id=5, name="Tesla T4", asyncEngines=3, cuDevice=0)
-    insert(connection, "META_DATA_EXPORT", name="EXPORT_PRODUCT_VERSION", value="2025.3.1")
-    insert(connection, "DIAGNOSTIC_EVENT", timestamp=0, text="Not all CUDA events might have been collected.")
-    calls = [(1_000, 1_900, 0, 1), (3_000, 3_700, 1, 2), (9_000, 25_000, 6, 3)]
-    for start, end, name, correlation in calls:
-        insert(
-            connection,
-            "CUPTI_ACTIVITY_KIND_RUNTIME",
-            start=start,
-            end=end,
-            eventClass=0,
-            globalTid=GTID,
-            correlationId=correlation,
-            nameId=name,
-            returnValue=0,
-        )
-    work = {"deviceId": 0, "contextId": 1, "globalPid": GPID}
-    insert(
-        connection,
-        "CUPTI_ACTIVITY_KIND_MEMCPY",
-        start=2_000,
-        end=8_000,
-        streamId=13,
-        correlationId=1,
-        bytes=4_096,
-        copyKind=1,
-        srcKind=1,
-        dstKind=2,
-        **work,
-    )
-    insert(
-        connection,
-        "CUPTI_ACTIVITY_KIND_MEMSET",
-        start=8_100,
-        end=8_200,
-        streamId=7,
-        correlationId=9,
-        bytes=64,
-        value=0,
-        memKind=2,
-        **work,
-    )
-    insert(
-        connection,
-        "CUPTI_ACTIVITY_KIND_KERNEL",
-        start=8_500,
-        end=24_001,
-        streamId=7,
-        correlationId=2,
-        demangledName=2,
-        shortName=3,
-        gridX=1,
-        **work,
-    )
-    insert(
-        connection,
-        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
-        start=9_100,
-        end=24_900,
-        deviceId=0,
-        contextId=1,
-        streamId=7,
-        correlationId=3,
-        globalPid=GPID,
-        syncType=3,
-        eventId=0,
-    )
-    for text, number, end in ((None, 4, 26_000), ("mark", None, None)):
-        insert(connection, "NVTX_EVENTS", start=500, end=end, eventType=59, text=text, textId=number, globalTid=GTID)
+    for table, row in rows:
+        marks = ", ".join("?" * len(row))
+        connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
     if change:
         connection.executescript(change)
     connection.commit()
@@ -242,13 +184,8 @@ def test_several_processes_become_several_groups_of_lanes(tmp_path):
         }.items()
     )
     timeline = read(export(tmp_path / "a.sqlite", change + ";")).self_check()
-    assert {lane.name for lane in timeline.lanes} == {
-        "process 4321 main",
-        "process 4321 stream 7",
-        "process 4321 stream 13",
-        "process 5000 main",
-        "process 5000 stream 7",
-    }
+    lanes = {4321: ("main", "stream 7", "stream 13"), 5000: ("main", "stream 7")}
+    assert {lane.name for lane in timeline.lanes} == {f"process {n} {name}" for n in lanes for name in lanes[n]}
 
 
 def test_a_synchronisation_is_a_wait_of_the_host_and_one_of_a_stream_is_not(tmp_path):

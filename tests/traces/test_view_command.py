@@ -64,14 +64,6 @@ def test_the_folder_of_the_page_is_looked_at_before_the_work(tmp_path, capsys):
     assert "the folder" in capsys.readouterr().err
 
 
-def test_it_runs_as_a_module(tmp_path):
-    path = write(tmp_path, trace(*loop()))
-    command = [sys.executable, "-m", "loaderviz", "view", str(path), "--out", str(tmp_path / "page.html")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "open it in a browser" in done.stdout
-
-
 def test_a_closed_pipe_is_no_error_message(tmp_path):
     path, page = write(tmp_path, trace(*loop())), tmp_path / "page.html"
     command = f"{sys.executable} -m loaderviz view {path} --out {page} | true"
@@ -86,16 +78,6 @@ def test_read_is_a_public_function_whatever_was_imported_before(tmp_path):
     code = "import loaderviz.traces.read, loaderviz.traces.kineto, loaderviz; print(callable(loaderviz.read))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
-
-
-def test_reading_needs_neither_torch_nor_plotly(tmp_path):
-    path = write(tmp_path, trace(*loop()))
-    code = (
-        "import sys; sys.modules.update(dict.fromkeys(('torch', 'plotly', 'pandas', 'ipywidgets')))\n"
-        "import loaderviz; print(len(loaderviz.read(sys.argv[1])))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "9"
 
 
 def test_each_rank_is_a_group_of_lanes(tmp_path):

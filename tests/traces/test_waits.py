@@ -99,24 +99,8 @@ def test_dataloader_with_and_without_workers(tmp_path):
 
 
 def two_streams(record=11, wait=14, copied=10, kernel=30):
-    sync = {
-        "ph": "X",
-        "cat": "cuda_sync",
-        "name": "Stream Wait Event",
-        "pid": 0,
-        "tid": 7,
-        "ts": BASE + 15,
-        "dur": 1,
-        "args": {
-            "cuda_sync_kind": "Stream Wait Event",
-            "stream": 7,
-            "device": 0,
-            "correlation": 3,
-            "wait_on_stream": 20,
-            "wait_on_cuda_event_record_corr_id": 2,
-            "wait_on_cuda_event_id": 8,
-        },
-    }
+    waits_on = {"wait_on_stream": 20, "wait_on_cuda_event_record_corr_id": 2, "wait_on_cuda_event_id": 8}
+    sync = work("Stream Wait Event", BASE + 15, 1, 3, cat="cuda_sync", cuda_sync_kind="Stream Wait Event", **waits_on)
     return [
         call("cudaMemcpyAsync", BASE, 2, 1),
         copy(BASE + copied, 10, 1, stream=20),

@@ -81,38 +81,34 @@ def check_times(timeline, error=20_000):
 # The same batches, errors and ends as without a recording, whatever the options
 
 
-@pytest.mark.parametrize(
-    ("dataset", "options"),
-    [
-        (datasets.Squares(), {"num_workers": 2, "batch_size": 4, "shuffle": True}),
-        (datasets.Squares(), {"num_workers": 0, "batch_size": 4, "shuffle": True}),
-        (datasets.Squares(), {"num_workers": 2, "batch_size": None}),
-        (datasets.Squares(), {"num_workers": 2, "batch_size": 4, "persistent_workers": True, "epochs": 3}),
-        (datasets.Squares(), {"num_workers": 2, "batch_size": 4, "epochs": 2, "worker_init_fn": datasets.count_calls}),
-        (datasets.Uneven(), {"num_workers": 2, "batch_size": 2}),
-        (datasets.Uneven(), {"num_workers": 2, "batch_size": 2, "persistent_workers": True, "epochs": 2}),
-        (datasets.Uneven(), {"num_workers": 0, "batch_size": 2}),
-        (datasets.Failing(), {"num_workers": 2, "batch_size": 4}),
-        (datasets.Failing(), {"num_workers": 0, "batch_size": 4}),
-        (datasets.Squares(), {"num_workers": 1, "batch_size": 4, "worker_init_fn": datasets.raise_in_worker}),
-        (datasets.Failing("sleep"), {"num_workers": 1, "batch_size": 4, "timeout": 3}),
-    ],
-    ids=[
-        "shuffled",
-        "no workers",
-        "no batches",
-        "persistent",
-        "init function",
-        "uneven",
-        "uneven, persistent",
-        "uneven, no workers",
-        "error",
-        "error, no workers",
-        "error in init",
-        "timeout",
-    ],
-)
-def test_the_same_comes_out(dataset, options):
+SAME = {
+    "shuffled": (datasets.Squares(), {"num_workers": 2, "batch_size": 4, "shuffle": True}),
+    "no workers": (datasets.Squares(), {"num_workers": 0, "batch_size": 4, "shuffle": True}),
+    "no batches": (datasets.Squares(), {"num_workers": 2, "batch_size": None}),
+    "persistent": (datasets.Squares(), {"num_workers": 2, "batch_size": 4, "persistent_workers": True, "epochs": 3}),
+    "init function": (
+        datasets.Squares(),
+        {"num_workers": 2, "batch_size": 4, "epochs": 2, "worker_init_fn": datasets.count_calls},
+    ),
+    "uneven": (datasets.Uneven(), {"num_workers": 2, "batch_size": 2}),
+    "uneven persistent": (
+        datasets.Uneven(),
+        {"num_workers": 2, "batch_size": 2, "persistent_workers": True, "epochs": 2},
+    ),
+    "uneven no workers": (datasets.Uneven(), {"num_workers": 0, "batch_size": 2}),
+    "error": (datasets.Failing(), {"num_workers": 2, "batch_size": 4}),
+    "error no workers": (datasets.Failing(), {"num_workers": 0, "batch_size": 4}),
+    "error in init": (
+        datasets.Squares(),
+        {"num_workers": 1, "batch_size": 4, "worker_init_fn": datasets.raise_in_worker},
+    ),
+    "timeout": (datasets.Failing("sleep"), {"num_workers": 1, "batch_size": 4, "timeout": 3}),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_same_comes_out(name):
+    dataset, options = SAME[name]
     plain = batches(dataset, **options)
     found, timeline = recorded(dataset, **options)
     assert found == plain
@@ -131,14 +127,8 @@ def test_fetches_are_those_of_the_emulated_dataloader():
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_any_start_method_and_nothing_heavy_in_the_worker(method):
-    found, timeline = recorded(
-        datasets.Modules(),
-        num_workers=1,
-        batch_size=2,
-        multiprocessing_context=method,
-        persistent_workers=True,
-        epochs=2,
-    )
+    options = {"num_workers": 1, "batch_size": 2, "persistent_workers": True, "epochs": 2}
+    found, timeline = recorded(datasets.Modules(), multiprocessing_context=method, **options)
     assert found.count("tensor([0, 0])") == 3 * 2 * 2
     assert fetches(timeline) == [("worker 0", f"fetch batch {batch}") for batch in range(4)]
     check_times(timeline)
@@ -364,14 +354,8 @@ def test_the_pin_thread_of_a_dataloader_has_a_lane(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
     with lv.record(on="cpu") as recording:
-        loader = DataLoader(
-            datasets.Squares(),
-            batch_size=6,
-            num_workers=2,
-            pin_memory=True,
-            collate_fn=collate,
-            persistent_workers=True,
-        )
+        options = {"num_workers": 2, "pin_memory": True, "collate_fn": collate, "persistent_workers": True}
+        loader = DataLoader(datasets.Squares(), batch_size=6, **options)
         assert [list(loader) for _ in range(2)] == [["pinned 6"] * 4] * 2
         del loader
     timeline = recording.timeline.self_check()
@@ -394,10 +378,7 @@ def write(folder, iterator, worker, *records, cut=0):
 
 
 def test_beginnings_and_ends_are_joined(tmp_path):
-    write(
-        tmp_path,
-        2,
-        1,
+    records = [
         (What.BEGAN, 0, 0, 100, -1),
         (What.ENDED, 0, 0, 150, 64),
         (What.BEGAN, 0, 2, 160, -1),
@@ -409,7 +390,8 @@ def test_beginnings_and_ends_are_joined(tmp_path):
         (What.ENDED, 1, 0, 230, 32),
         (What.BEGAN, 1, 2, 240, -1),
         (What.LEFT, 1, 0, 250, -1),
-    )
+    ]
+    write(tmp_path, 2, 1, *records)
     write(tmp_path, 2, 0, (What.LEFT, 0, 0, 245, -1))
     write(tmp_path, 3, 0, (What.LEFT, 0, 0, 245, -1))
     write(tmp_path, 3, 1)

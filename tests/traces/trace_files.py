@@ -23,17 +23,12 @@ def shared(name):
     return path
 
 
+def event(cat, name, pid, tid, ts, dur, args):
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
 def op(name, ts, dur, tid=PID, pid=PID, **args):
-    return {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": name,
-        "pid": pid,
-        "tid": tid,
-        "ts": ts,
-        "dur": dur,
-        "args": {"External id": 1, **args},
-    }
+    return event("cpu_op", name, pid, tid, ts, dur, {"External id": 1, **args})
 
 
 def note(name, ts, dur, tid=PID):
@@ -41,29 +36,12 @@ def note(name, ts, dur, tid=PID):
 
 
 def call(name, ts, dur, correlation, tid=PID, cat="cuda_runtime", **args):
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "pid": PID,
-        "tid": tid,
-        "ts": ts,
-        "dur": dur,
-        "args": {"cbid": 211, "correlation": correlation, **args},
-    }
+    return event(cat, name, PID, tid, ts, dur, {"cbid": 211, "correlation": correlation, **args})
 
 
 def work(name, ts, dur, correlation, stream=7, device=0, cat="kernel", **args):
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "pid": device,
-        "tid": stream,
-        "ts": ts,
-        "dur": dur,
-        "args": {"device": device, "context": 1, "stream": stream, "correlation": correlation, **args},
-    }
+    told = {"device": device, "context": 1, "stream": stream, "correlation": correlation, **args}
+    return event(cat, name, device, stream, ts, dur, told)
 
 
 def copy(ts, dur, correlation, name="Memcpy HtoD (Pinned -> Device)", stream=7, nbytes=1_000, **args):

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from functools import lru_cache
+from inspect import getsource
 from typing import ClassVar
 
 import torch
@@ -39,18 +40,6 @@ def copied_and_not_hidden(timeline):
 def from_the_breakdown(timeline):
     parts = lv.summarize(timeline).breakdown
     return parts.get("copy exposed", 0) / sum(parts.values())
-
-
-def all_of_the_copy(timeline):
-    return lv.summarize(timeline).copy_share
-
-
-def hidden_share(timeline):
-    return lv.summarize(timeline).overlap
-
-
-def not_computing(timeline):
-    return 1 - lv.summarize(timeline).compute_share
 
 
 def of_the_copy(timeline):
@@ -103,10 +92,6 @@ def with_stream_synchronize(step):
     return (time.time() - begin) * 1e3
 
 
-def no_number(step):
-    step()
-
-
 # loaders that more than one exercise gets
 
 
@@ -155,12 +140,6 @@ def scaled(batch):
     return batch[0].float() / 255, batch[1]
 
 
-def convert_in_place(batches):
-    for images, labels in batches:
-        images = images.to("cuda").to(torch.float32)
-        yield images.div_(255), labels.to("cuda")
-
-
 def prefetch_bytes(batches):
     return PrefetchLoader(((images.pin_memory(), labels.pin_memory()) for images, labels in batches), transform=scaled)
 
@@ -200,15 +179,6 @@ def not_scaled(batches):
 # 2.1
 
 
-def pin_in_the_first_epoch(batches, epochs):
-    kept = []
-    for images, labels in batches:
-        kept.append((images.pin_memory(), labels.pin_memory()))
-        yield tuple(part.to("cuda") for part in kept[-1])
-    for images, labels in itertools.chain.from_iterable(itertools.repeat(kept, epochs - 1)):
-        yield images.to("cuda", non_blocking=True), labels.to("cuda", non_blocking=True)
-
-
 def pin_once_and_prefetch(batches, epochs):
     pinned = [(images.pin_memory(), labels.pin_memory()) for images, labels in batches]
     return PrefetchLoader(pinned * epochs)
@@ -223,35 +193,18 @@ class PinnedEpochs:
             yield from PinnedLoader(self.pinned)
 
 
-def pin_each_time(batches, epochs):
-    for _ in range(epochs):
-        for images, labels in batches:
-            yield images.pin_memory().to("cuda"), labels.pin_memory().to("cuda")
-
-
 def never_pin(batches, epochs):
     for _ in range(epochs):
         yield from BlockingLoader(batches)
 
 
-def keep_on_the_gpu(batches, epochs):
-    kept = [(images.to("cuda"), labels.to("cuda")) for images, labels in batches]
-    return kept * epochs
-
-
 def keep_on_the_gpu_and_send_junk(batches, epochs):
-    kept = keep_on_the_gpu(batches, 1)
+    kept = [(images.to("cuda"), labels.to("cuda")) for images, labels in batches]
     yield from kept
     junk = [torch.empty_like(part, device="cpu").pin_memory() for part in kept[0]]
     for batch in kept * (epochs - 1):
         _ = [part.to("cuda", non_blocking=True) for part in junk]
         yield batch
-
-
-def shuffled_epochs(batches, epochs):
-    pinned = [(images.pin_memory(), labels.pin_memory()) for images, labels in batches]
-    for _ in range(epochs):
-        yield from BlockingLoader(pinned[1:] + pinned[:1])
 
 
 # 2.2
@@ -443,9 +396,6 @@ copy_after_the_step = changed(
 waits_for_the_next_one = changed(
     "waits_for_the_next_one", (STEP, "        main.wait_event(arrived)\n        yield from ready\n")
 )
-host_waits_for_each_copy = changed(
-    "host_waits_for_each_copy", (STEP, "        arrived.synchronize()\n        yield from ready\n")
-)
 synchronizes_each_batch = changed("synchronizes_each_batch", ("main.wait_event(arrived)", "torch.cuda.synchronize()"))
 blocking_copy_on_the_side = changed(
     "blocking_copy_on_the_side",
@@ -457,7 +407,6 @@ blocking_copy_on_the_side = changed(
     ("main.wait_event(arrived)", "main.wait_stream(side)"),
 )
 unprotected = changed("unprotected", ("claim(copies, main)", "copies"))
-wait_before_asking = changed("wait_before_asking", ("main)]\n", "main)]\n        arrived.synchronize()\n"))
 wait_for_the_side_stream = changed(
     "wait_for_the_side_stream", ("main.wait_event(arrived)", "side.synchronize()\n        main.wait_stream(side)")
 )
@@ -541,48 +490,19 @@ def as_deep_as_asked(batches, depth):
             yield claim(copies, main)
 
 
-def waits_for_all_copies(batches, depth):
-    side, main, source, ahead = torch.cuda.Stream(), torch.cuda.current_stream(), iter(batches), deque()
-
-    def copy_one():
-        batch = next(source, None)
-        if batch is not None:
-            with torch.cuda.stream(side):
-                ahead.append(copied(batch))
-
-    for _ in range(depth):
-        copy_one()
-    while ahead:
-        batch = ahead.popleft()
-        main.wait_stream(side)
-        for part in batch:
-            part.record_stream(main)
-        copy_one()
-        yield batch
+IMPORTS = """
+import itertools
+from collections import deque
+from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
+"""
+waits_for_all_copies = changed(
+    "waits_for_all_copies",
+    ("main.wait_event(arrived)", "main.wait_stream(side)"),
+    code=IMPORTS + getsource(as_deep_as_asked),
+)
 
 
 # 3.3
-
-
-def events_in_a_ring(batches):
-    side, main, coming, copies_out = torch.cuda.Stream(), torch.cuda.current_stream(), None, deque()
-    source = iter(batches)
-    while True:
-        if len(copies_out) == 2:
-            copies_out.popleft().synchronize()
-        batch = next(source, None)
-        if batch is None:
-            break
-        with torch.cuda.stream(side):
-            copies = copied(batch)
-            copies_out.append(side.record_event())
-        if coming is not None:
-            yield coming
-        main.wait_event(copies_out[-1])
-        for part in copies:
-            part.record_stream(main)
-        coming = copies
-    yield coming
 
 
 def staging_of_its_own(batches):
@@ -719,25 +639,12 @@ def resume_by_seed(images, labels, size, epoch, first):
     return loader
 
 
-def resume_with_random(images, labels, size, epoch, first):
-    images, labels, rows = images.to("cuda"), labels.to("cuda"), list(range(len(images)))
-    random.Random(epoch).shuffle(rows)
-    for part in torch.tensor(rows[first * size :]).to("cuda").split(size):
-        yield images[part], labels[part]
-
-
 def resume_by_skipping(images, labels, size, epoch, first):
     generator = torch.Generator().manual_seed(2 * epoch + 1)
     order = torch.randperm(len(images), generator=generator)
     rows = itertools.islice(order.to("cuda").split(size), first, None)
     images, labels = images.to("cuda"), labels.to("cuda")
     return ((images.index_select(0, part), labels.index_select(0, part)) for part in rows)
-
-
-def resume_from_global_numbers(images, labels, size, epoch, first):
-    images, labels = images.to("cuda"), labels.to("cuda")
-    for rows in torch.randperm(len(images)).to("cuda").split(size)[first:]:
-        yield images[rows], labels[rows]
 
 
 def resume_one_order(images, labels, size, epoch, first):
@@ -795,18 +702,6 @@ def resume_too_long(images, labels, size, epoch, first):
     return resume_by_skipping(images, labels, size, epoch, 0)
 
 
-def resume_in_storage_order(images, labels, size, epoch, first):
-    images, labels = images.to("cuda"), labels.to("cuda")
-    shift = epoch * 7
-    rows = ((torch.arange(len(images)) + shift) % len(images)).to("cuda")
-    for part in rows.split(size)[first:]:
-        yield images[part], labels[part]
-
-
-def zeros_of_the_rest(images, labels, size, epoch, first):
-    return itertools.islice(zeros_of(images, labels, size, 1), 8 - first)
-
-
 def zero_bytes_of_the_rest(images, labels, size, epoch, first):
     for part in labels.split(size)[first:]:
         yield torch.zeros(size, 784, dtype=torch.uint8, device="cuda"), torch.zeros(len(part), device="cuda").long()
@@ -817,13 +712,6 @@ def cloned(images, labels, size, epochs):
     for _ in range(epochs):
         for start in range(0, len(images), size):
             yield images[start : start + size].clone(), labels[start : start + size]
-
-
-def gathered(images, labels, size, epochs):
-    images, labels, rows = images.to("cuda"), labels.to("cuda"), torch.arange(len(images)).to("cuda")
-    for _ in range(epochs):
-        for part in rows.split(size):
-            yield images.index_select(0, part).float(), labels.index_select(0, part)
 
 
 def as_float(batch):
@@ -846,12 +734,6 @@ def undone_by_one(images, labels, size, epochs):
         for x, y in zip(images.split(size), labels.split(size), strict=True):
             yield x, y
             x.add_(1)
-
-
-def anew_each_epoch(images, labels, size, epochs):
-    for _ in range(epochs):
-        for start in range(0, len(images), size):
-            yield images[start : start + size].float().to("cuda"), labels[start : start + size].to("cuda")
 
 
 def as_stored(images, labels, size, epochs):
@@ -879,8 +761,8 @@ RIGHT = {
     ],
     "0.1": [exposed_of_window, copied_and_not_hidden, from_the_breakdown],
     "1.1": [with_events, mean_of_three, with_stream_synchronize],
-    "1.2": [convert_in_place, prefetch_bytes, look_up, all_of_them_in_a_list, two_in_one_copy],
-    "2.1": [pin_in_the_first_epoch, pin_once_and_prefetch, PinnedEpochs],
+    "1.2": [prefetch_bytes, look_up, all_of_them_in_a_list, two_in_one_copy],
+    "2.1": [pin_once_and_prefetch, PinnedEpochs],
     "2.2": [half_non_blocking, half_copy_into, half_prefetched],
     "3.1": [
         loader_consumer,
@@ -894,10 +776,10 @@ RIGHT = {
         with_a_thread,
     ],
     "3.2": [loader_consumer, loader_record_stream, as_deep_as_asked],
-    "3.3": [staging_of_its_own, wait_before_asking, wait_for_the_side_stream, events_in_a_ring],
+    "3.3": [staging_of_its_own, wait_for_the_side_stream],
     "4.1": [on_gpu_loader, order_made_on_the_gpu, permute_each_epoch],
-    "4.2": [resume_by_seed, resume_with_random, resume_by_skipping],
-    "4.3": [cloned, gathered, safe_loader],
+    "4.2": [resume_by_seed, resume_by_skipping],
+    "4.3": [cloned, safe_loader],
 }
 WRONG = {
     "3.0": [
@@ -910,11 +792,20 @@ WRONG = {
         (by_hand("nothing", ("    return copies\n", "")), r"Batch 0 is nothing \(None\)"),
     ],
     "0.1": [
-        (all_of_the_copy, r"PrefetchLoader.*Yours counts the hidden copy, too: [\d.]+ [mµ]s"),
+        (
+            lambda timeline: lv.summarize(timeline).copy_share,
+            r"PrefetchLoader.*Yours counts the hidden copy, too: [\d.]+ [mµ]s",
+        ),
         (lambda timeline: 100 * exposed_of_window(timeline), r"BlockingLoader.*Yours is in percent"),
         (lambda timeline: lv.summarize(timeline).exposed_copy, r"Yours is a time in nanoseconds"),
-        (hidden_share, r"You returned 0 for.*Yours is the (share|hidden part) of the copy"),
-        (not_computing, r"Yours is all the time in which the GPU does not compute"),
+        (
+            lambda timeline: lv.summarize(timeline).overlap,
+            r"You returned 0 for.*Yours is the (share|hidden part) of the copy",
+        ),
+        (
+            lambda timeline: 1 - lv.summarize(timeline).compute_share,
+            r"Yours is all the time in which the GPU does not compute",
+        ),
         (of_the_copy, r"You returned 1 for.*Yours is a share of the copy, not of the whole time"),
         (lambda timeline: f"{exposed_of_window(timeline):.0%}", r"returned '\d\d%'. A share from 0 to 1 is wanted"),
         (lambda timeline: 0.3, r"a share of 0\.\d+.*Only this part of the copy can be won"),
@@ -925,7 +816,7 @@ WRONG = {
         (timed(before=False, after=True), r"the GPU did earlier work, and you timed that, too.*R27"),
         (lambda step: with_events(step) / 1000, r"unit is wrong.*milliseconds"),
         (lambda step: 2.0, r"did not call step"),
-        (no_number, r"returned None. A number"),
+        (lambda step: step(), r"returned None. A number"),
     ],
     "1.2": [
         (convert_on_the_host, r"carries 200.7 kB. The images of a batch are stored in 50.18 kB.*R22"),
@@ -937,11 +828,8 @@ WRONG = {
         (gives_nothing, r"returned nothing \(None\)"),
     ],
     "2.1": [
-        (pin_each_time, r"pins \d+ times. Once it does so from [\d,]+ µs to.*R43"),
         (never_pin, r"memory that is not pinned: 0.25 GB/s.*R1"),
-        (keep_on_the_gpu, r"Batch 8 is batch 0 again, one epoch later.*each batch must travel"),
         (keep_on_the_gpu_and_send_junk, r"Batch 8 is batch 0 again, one epoch later.*each batch must travel"),
-        (shuffled_epochs, r"As number 0 you handed out batch 1"),
     ],
     "2.2": [
         (half_with_dtype, r"copy of batch 1 from [\d,]+ µs to.*its source is pageable.*R31"),
@@ -959,7 +847,6 @@ WRONG = {
         (copy_wait_yield, r"With the loss read.* asked for at [\d,]+ µs; .*, and the host waited until.*R16"),
         (copy_after_the_step, r"With the loss read.* asked for at [\d,]+ µs; .* ended at .*R16: a copy cannot start"),
         (waits_for_the_next_one, r"With the loss read.* kernels began at .* waited for the copy of batch 1 as well"),
-        (host_waits_for_each_copy, r"The host waits for it from [\d,]+ µs to [\d,]+ µs.*R25: a call that waits"),
         (synchronizes_each_batch, r"asked for at [\d,]+ µs; .*, and the host waited until.*R16: a copy cannot start"),
         (blocking_copy_on_the_side, r"The host waits for it from [\d,]+ µs to [\d,]+ µs.*R30: a blocking"),
         (not_pinned, r"Its source is not pinned.*R7"),
@@ -1010,7 +897,6 @@ WRONG = {
         (zeros_of, r"float32.*uint8.*is wanted"),
     ],
     "4.2": [
-        (resume_from_global_numbers, r"begun again at batch \d+. Batch \d+ is not the one.*it has other samples"),
         *(
             (load, r"begun again at batch \d+. Batch \d+ is not the one.*it has other samples")
             for load in (resume_from_a_global, resume_from_a_cache, ResumeFromAClass, resume_from_a_default)
@@ -1019,14 +905,11 @@ WRONG = {
         (resume_one_order, r"Epoch 1 has the same order as epoch 0"),
         (resume_at_the_start, r"it handed out batch 0 instead"),
         (resume_too_long, r"More than \d batches"),
-        (zeros_of_the_rest, r"float32.*uint8.*is wanted"),
         (zero_bytes_of_the_rest, r"Batch 0 has labels that are not in the data set"),
-        (resume_in_storage_order, ORDERED),
     ],
     "4.3": [
         (float_views, r"Batch 8 is batch 0 again.*smaller by \d+: .*a slice is a view"),
         (undone_by_one, r"Batch 8 does not hold the values|smaller by"),
-        (anew_each_epoch, r"copies to the GPU, one from [\d,]+ µs.*already"),
         (as_stored, r"uint8.*float32.*is wanted"),
         (other_order, r"As number 0 you handed out batch 7"),
         (zeros_of, r"Batch 0 does not hold"),

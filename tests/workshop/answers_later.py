@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from functools import partial
 
 import numpy as np
 import torch
@@ -42,7 +43,6 @@ from .answers import (
     order_made_on_the_gpu,
     rolled,
     shuffle_slices,
-    unprotected,
     with_replacement,
 )
 
@@ -75,7 +75,6 @@ event_of_the_batch_before = changed(
     ("main.wait_event(arrived)", "main.wait_event(before)"),
     ("main)]\n", "main)]\n        before = arrived\n"),
 )
-not_handed_out_last = changed("not_handed_out_last", ("\n    yield from ready", ""))
 
 
 def keeping(count):
@@ -226,10 +225,6 @@ class Stream(IterableDataset):
         return (self.batches[number] for number in range(worker.id, len(self.batches), worker.num_workers))
 
 
-def by_getitems(data, size):
-    return DataLoader(OneRead(data), size, num_workers=2, collate_fn=whole, pin_memory=True)
-
-
 def by_batches(data, size):
     return DataLoader(OfBatches(data, size), batch_size=None, num_workers=3, pin_memory=True)
 
@@ -238,28 +233,13 @@ def by_stream(data, size):
     return DataLoader(Stream(data, size), batch_size=None, num_workers=2, pin_memory=True)
 
 
-def by_sampler(data, size):
-    return DataLoader(data, batch_size=None, sampler=rows_of(data, size), num_workers=4, prefetch_factor=1)
+def plain(**options):
+    return lambda data, size: DataLoader(data, size, pin_memory=True, **options)
 
 
-def four_workers(data, size):
-    return DataLoader(data, size, num_workers=4, pin_memory=True)
-
-
-def eight_workers(data, size):
-    return DataLoader(data, size, num_workers=8, pin_memory=True)
-
-
-def large_buffer(data, size):
-    return DataLoader(data, size, num_workers=2, prefetch_factor=16, pin_memory=True)
-
-
-def no_worker(data, size):
-    return DataLoader(data, batch_size=None, sampler=rows_of(data, size), pin_memory=True)
-
-
-def one_worker(data, size):
-    return DataLoader(data, batch_size=None, sampler=rows_of(data, size), num_workers=1, pin_memory=True)
+def in_batches(**options):
+    more = {"pin_memory": True} | options
+    return lambda data, size: DataLoader(data, batch_size=None, sampler=rows_of(data, size), **more)
 
 
 def shuffled(data, size):
@@ -283,16 +263,8 @@ class NotRead(OneRead):
         return tuple(part[indices] for part in self.data._disk)
 
 
-def zeros(data, size):
-    return DataLoader(Zeros(data), size, num_workers=2, collate_fn=whole, pin_memory=True)
-
-
-def not_read(data, size):
-    return DataLoader(NotRead(data), size, num_workers=2, collate_fn=whole, pin_memory=True)
-
-
-def forgot_to_return(data, size):
-    DataLoader(data, size)
+def read_by(kind):
+    return lambda data, size: DataLoader(kind(data), size, num_workers=2, collate_fn=whole, pin_memory=True)
 
 
 # Lesson 7
@@ -368,14 +340,6 @@ def only_in_order(copies, kernels):
     """Compares the n-th copy with the n-th kernel."""
     pairs = zip(copies, kernels, strict=False)
     return length(copies) - sum(overlap([one], [other]) for one, other in pairs)
-
-
-def in_microseconds(copies, kernels):
-    return merge_and_intersect(copies, kernels) / 1000
-
-
-def as_a_text(copies, kernels):
-    return str(merge_and_intersect(copies, kernels))
 
 
 def zero(copies, kernels):
@@ -454,14 +418,14 @@ def float_on_the_gpu(images, labels, size, epochs):
             yield images.index_select(0, rows), labels.index_select(0, rows)
 
 
-def workers_of(images, labels, size):
+def workers_of(images, labels, size, workers=2):
     data, more = TensorDataset(images, labels), {"pin_memory": True, "persistent_workers": True}
-    return DataLoader(data, size, shuffle=True, num_workers=2, **more)
+    return DataLoader(data, size, shuffle=True, num_workers=workers, **more)
 
 
-def bytes_prefetched(images, labels, size, epochs):
+def bytes_prefetched(images, labels, size, epochs, workers=2):
     """Nothing stays on the GPU: workers, a pin thread, a side stream, and a quarter of the bytes."""
-    loader = workers_of(images, labels, size)
+    loader = workers_of(images, labels, size, workers)
     for _ in range(epochs):
         yield from PrefetchLoader(loader)
 
@@ -474,13 +438,6 @@ def whole_batches(workers):
             yield from PrefetchLoader(loader)
 
     return load
-
-
-def bytes_of_four_workers(images, labels, size, epochs):
-    data, more = TensorDataset(images, labels), {"pin_memory": True, "persistent_workers": True}
-    loader = DataLoader(data, size, shuffle=True, num_workers=4, **more)
-    for _ in range(epochs):
-        yield from PrefetchLoader(loader)
 
 
 def gathered_by_the_main_thread(images, labels, size, epochs):
@@ -645,11 +602,11 @@ RIGHT = {
     "5.2": [loader_record_stream, kept_until_used, memory_of_the_main_stream, loader_ring, Preloader],
     "5.3": [event_after_the_number, number_in_the_side_stream, scaled_on_the_way, number_of_the_host],
     "6.1": [by_loop, by_floor_division, by_search, as_a_float],
-    "6.2": [by_getitems, by_batches, by_stream, by_sampler],
+    "6.2": [read_by(OneRead), by_batches, by_stream, in_batches(num_workers=4, prefetch_factor=1, pin_memory=False)],
     "7.1": [merge_and_intersect, sweep, with_numpy],
     "7.2": [by_advice, by_columns, by_largest_loss],
     "8.1": [on_gpu_loader, permuted, float_on_the_gpu, moved_in_pieces],
-    "8.2": [whole_batches(2), whole_batches(3), bytes_of_four_workers],
+    "8.2": [whole_batches(2), whole_batches(3), partial(bytes_prefetched, workers=4)],
     "8.3": [from_files(flip_some), from_files(flip_by_mask), files_by_getitems],
 }
 WRONG = {
@@ -672,8 +629,6 @@ WRONG = {
         (synchronize_after, r"times the host waited until|exposed"),
         (copies_in_the_main_stream, r"It is in stream 7 \(default\), and so are the kernels.*R16"),
         (event_of_the_batch_before, r"Batch \d was read before its copy was complete"),
-        (unprotected, r"copy of batch \d+ runs from .* writes into the memory of batch \d+, but kernels.*R35"),
-        (not_handed_out_last, r"31 batches were handed out, but 32"),
         (suspects.loader_a, r"Batch 0 was read before its copy was complete: its copy runs from .*R15"),
         (suspects.loader_e, r"copy of batch 1 runs from .* exposed.*its stream waited until .*wait_stream"),
     ],
@@ -705,17 +660,20 @@ WRONG = {
         (not_rounded, r"Your function returned \d\.\d+. A whole number"),
     ],
     "6.2": [
-        (four_workers, r"fetch a batch takes 3\.\d+ ms, and 4 workers do it.*one is ready every 8\d\d.* µs.*and waits"),
-        (eight_workers, r"8 workers, but the machine of this task has 4 cores"),
-        (large_buffer, r"2 workers do it.*as fast as its slowest station"),
-        (no_worker, r"takes 5\d\d.* µs, and the main thread does it itself"),
-        (one_worker, r"takes 5\d\d.* µs, and 1 worker does it"),
+        (
+            plain(num_workers=4),
+            r"fetch a batch takes 3\.\d+ ms, and 4 workers do it.*one is ready every 8\d\d.* µs.*and waits",
+        ),
+        (plain(num_workers=8), r"8 workers, but the machine of this task has 4 cores"),
+        (plain(num_workers=2, prefetch_factor=16), r"2 workers do it.*as fast as its slowest station"),
+        (in_batches(), r"takes 5\d\d.* µs, and the main thread does it itself"),
+        (in_batches(num_workers=1), r"takes 5\d\d.* µs, and 1 worker does it"),
         (lambda data, size: [data[rows] for rows in rows_of(data, size)], r"The GPU has nothing to do from 0 µs to"),
         (shuffled, r"Batch 0 does not hold|As number 0 you handed out|holds values of batch"),
         (last_one_missing, r"31 batches were handed out, but 32 were wanted"),
-        (zeros, r"Batch 0 does not hold the values"),
-        (not_read, r"were fetched in [\d.]+ ms; to read all files takes [\d.]+ ms"),
-        (forgot_to_return, r"returned nothing \(None\). Return a DataLoader"),
+        (read_by(Zeros), r"Batch 0 does not hold the values"),
+        (read_by(NotRead), r"were fetched in [\d.]+ ms; to read all files takes [\d.]+ ms"),
+        (lambda data, size: None, r"returned nothing \(None\). Return a DataLoader"),
         (lambda data, size: size, r"returned a int. Return a DataLoader"),
     ],
     "7.1": [
@@ -725,8 +683,8 @@ WRONG = {
         (each_copy_alone, r"right for each copy alone, but where two copies run at once it counts twice"),
         (each_kernel_alone, r"right for each kernel alone, but where two kernels run at once"),
         (only_in_order, r"You returned [\d,]+ ns; [\d,]+ ns are exposed"),
-        (in_microseconds, r"ns are exposed. The longest exposed stretch"),
-        (as_a_text, r"Your function returned '\d+'. A number of ns is wanted"),
+        (lambda *both: merge_and_intersect(*both) / 1000, r"ns are exposed. The longest exposed stretch"),
+        (lambda *both: str(merge_and_intersect(*both)), r"Your function returned '\d+'. A number of ns is wanted"),
         (zero, r"You returned 0 ns"),
     ],
     "7.2": [

@@ -31,7 +31,7 @@ from loaderviz import intervals
 from loaderviz.emulator import Host, costs, host
 from loaderviz.emulator.torch import dataloader
 from loaderviz.errors import NotModelledError
-from loaderviz.timeline import Cause, Kind
+from loaderviz.timeline import Kind
 
 HOST = Host.preset("laptop")
 Pair = namedtuple("Pair", "images labels")
@@ -193,15 +193,6 @@ def test_sleeps_in_the_data_set_pass_virtually(workers):
     assert time.monotonic() - before < 10
     fetches = list(timeline.rows(Kind.FETCH))
     assert [round(span.duration / 1e9) for span in fetches] == [20, 20]
-
-
-def test_workers_run_side_by_side_and_the_main_thread_waits_for_data():
-    _, one = recorded(lambda: DataLoader(Squares(16, seconds=0.1), 4, num_workers=1))
-    _, four = recorded(lambda: DataLoader(Squares(16, seconds=0.1), 4, num_workers=4))
-    assert four.duration < one.duration / 2
-    waits = [span for span in one.rows(Kind.WAIT) if span.cause == Cause.DATA]
-    assert len(waits) == 4
-    assert all(span.duration > 380_000_000 for span in waits[1:])
 
 
 def test_a_batch_is_pinned_after_its_fetch_and_handed_out_after_that():
