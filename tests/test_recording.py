@@ -10,7 +10,7 @@ import torch
 
 import loaderviz as lv
 from loaderviz.emulator import Gpu, Host
-from loaderviz.emulator.hardware import GPUS, UnknownHardwareError
+from loaderviz.emulator.hardware import GPUS
 from loaderviz.errors import LoadervizError
 from loaderviz.recording import NotRecordedError, RecordOptionError
 from loaderviz.timeline import Kind, Timeline
@@ -46,12 +46,6 @@ def test_auto_emulates_where_there_is_no_gpu():
     assert recording.timeline.context.device == "NVIDIA A100-PCIE-40GB"
     with pytest.raises(LoadervizError, match="no CUDA GPU here"):
         lv.record(on="cuda")
-
-
-@pytest.mark.parametrize("wrong", [{"on": "a1000"}, {"host": "toaster"}])
-def test_an_unknown_name_lists_the_known_ones(wrong):
-    with pytest.raises(UnknownHardwareError, match="choose one of"):
-        lv.record(**wrong)
 
 
 def test_the_default_host_measures_the_programs_own_python():
@@ -91,12 +85,6 @@ def test_an_empty_block_is_an_empty_timeline():
     with lv.record(on="a100") as recording:
         pass
     assert len(recording.timeline.self_check()) == 0
-
-
-def test_a_timeline_survives_its_json_form():
-    with lv.record(on="a100") as recording:
-        program()
-    assert Timeline.from_dict(recording.timeline.to_dict()) == recording.timeline
 
 
 @pytest.mark.parametrize(
@@ -148,13 +136,6 @@ def test_a_program_without_steps_has_none_to_leave_out():
     whole = emulated_loop(mark=False, steps=2)
     assert whole.where(Kind.COPY_H2D).sum() == 5
     assert "the block had 0 of the 2 steps to record" in whole.context.notes[-1]
-
-
-def test_on_cpu_records_what_this_machine_does():
-    with lv.record(on="cpu") as recording:
-        torch.ones(100).sum()
-    assert recording.timeline.context.origin == "recorded"
-    assert "aten::sum" in {row.name for row in recording.timeline.rows(Kind.OPERATOR)}
 
 
 def test_the_former_name_of_lints_warns():

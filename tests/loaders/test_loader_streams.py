@@ -44,25 +44,14 @@ class Matrices(Source):
 @pytest.mark.parametrize("pinned", [True, False])
 @pytest.mark.parametrize("lifetime", LIFETIMES)
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_every_depth_and_lifetime_computes_what_the_blocking_loop_does(device, depth, lifetime, pinned):
-    expected = train(BlockingLoader(Matrices(9), device))
-    loader = PrefetchLoader(Matrices(9, pinned=pinned), device, depth=depth, lifetime=lifetime)
+@pytest.mark.parametrize("transform", [None, lambda batch: (batch[0] * 2 - 0.25, batch[1])], ids=["", "transform"])
+def test_every_depth_and_lifetime_computes_what_the_blocking_loop_does(device, transform, depth, lifetime, pinned):
+    expected = train(map(transform or tuple, BlockingLoader(Matrices(9), device)))
+    source = Matrices(9, pinned=pinned)
+    loader = PrefetchLoader(source, device, depth=depth, lifetime=lifetime, transform=transform)
     for _ in range(2):
         assert train(loader) == expected
     assert loader.pageable_copies == (0 if pinned else 2 * 2 * 9)
-
-
-@with_streams
-@pytest.mark.parametrize("lifetime", LIFETIMES)
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_a_transform_on_the_side_stream_computes_the_same(device, depth, lifetime):
-    def transform(batch):
-        images, labels = batch
-        return images * 2 - 0.25, labels
-
-    expected = train(transform(batch) for batch in BlockingLoader(Matrices(9), device))
-    source = Matrices(9, pinned=True)
-    assert train(PrefetchLoader(source, device, depth=depth, lifetime=lifetime, transform=transform)) == expected
 
 
 @with_streams
@@ -171,14 +160,6 @@ class Movable:
 
 
 @with_streams
-@pytest.mark.parametrize("lifetime", [name for name in LIFETIMES if name != "record_stream"])
-def test_an_object_that_moves_itself_is_safe(device, lifetime):
-    source = [Movable(torch.full((64,), float(k)).pin_memory()) for k in range(8)]
-    sums = [batch.tensor.sum() for batch in PrefetchLoader(source, device, depth=2, lifetime=lifetime)]
-    assert [one.item() for one in sums] == [64.0 * k for k in range(8)]
-
-
-@with_streams
 def test_record_stream_refuses_what_it_cannot_protect(device):
     with pytest.raises(TypeError, match=r"cannot protect a Movable.*lifetime='wait'"):
         next(iter(PrefetchLoader([Movable(torch.ones(2))], device, lifetime="record_stream")))
@@ -254,19 +235,6 @@ def test_what_a_pinned_loader_copies_is_pinned(record, make, pinned):
     with record(on="a100") as recording:
         list(make(Source(3)))
     assert [copy.pinned for copy in recording.timeline.rows(Kind.COPY_H2D)] == [pinned] * 6
-
-
-@with_streams
-@pytest.mark.parametrize("method", ["gather", "permute"])
-def test_a_resident_loop_races_with_nothing(device, method):
-    images = torch.stack([Matrices(1).batch(k)[0] for k in range(24)])
-
-    def total(make):
-        loader = make()
-        return [one.item() for one in [batch.float().square().sum() for _ in range(2) for batch in loader]]
-
-    on_cpu = total(lambda: ResidentLoader(images, 5, device="cpu", method=method))
-    assert total(lambda: ResidentLoader(images, 5, device=device, method=method)) == pytest.approx(on_cpu)
 
 
 @with_streams

@@ -69,30 +69,12 @@ def test_the_share_of_each_rank_is_the_one_of_distributed_sampler(
 ):
     data = torch.arange(samples)
     for rank in range(world_size):
-        sampler: Any = DistributedSampler(
-            data,
-            world_size,
-            rank,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last and samples >= world_size,
-        )
+        drop = drop_last and samples >= world_size
+        sampler: Any = DistributedSampler(data, world_size, rank, shuffle=shuffle, seed=seed, drop_last=drop)
         sampler.set_epoch(epoch)
-        if drop_last and samples < world_size:
-            expected: list[list[int]] = []
-        else:
-            expected = list(BatchSampler(sampler, batch_size, drop_last))
-        loader = ResidentLoader(
-            data,
-            batch_size,
-            shuffle,
-            drop_last,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            device="cpu",
-            method=method,
-        )
+        expected = [] if drop_last and not drop else list(BatchSampler(sampler, batch_size, drop_last))
+        share = {"seed": seed, "rank": rank, "world_size": world_size, "method": method}
+        loader = ResidentLoader(data, batch_size, shuffle, drop_last, device="cpu", **share)
         loader.set_epoch(epoch)
         assert epoch_of(loader) == expected
         assert len(loader) == len(expected)
