@@ -316,12 +316,9 @@ def test_a_profiler_that_was_only_prepared_is_put_away(wait):
 
 
 def test_recordings_do_not_nest():
-    with lv.record(on="cpu"), pytest.raises(NestedRecordingError, match="running already"):
-        lv.record(on="cpu")
-    with lv.record(on="cpu"), pytest.raises(NestedRecordingError, match="running already"):
-        lv.record(on="a100")
-    with lv.record(on="a100"), pytest.raises(NestedRecordingError, match="running already"):
-        lv.record(on="cpu")
+    for outer, inner in (("cpu", "cpu"), ("cpu", "a100"), ("a100", "cpu")):
+        with lv.record(on=outer), pytest.raises(NestedRecordingError, match="running already"):
+            lv.record(on=inner)
     early = lv.record(on="cpu")
     with lv.record(on="cpu"), pytest.raises(NestedRecordingError, match="running already"):
         early.__enter__()

@@ -7,7 +7,6 @@ import linecache
 
 import pytest
 import torch
-from torch.cuda._sanitizer import EventHandler
 
 import loaderviz as lv
 from loaderviz.emulator.hazards.reports import HazardWarning
@@ -206,38 +205,6 @@ def test_wrong_batches_are_counted():
     with pytest.warns(HazardWarning), lv.record(on="t4"):
         batches = [(torch.rand(8, 3).pin_memory(), torch.arange(8).pin_memory()) for _ in range(9)]
         assert [count_wrong(suspects.LOADERS[name], batches) for name in "ABE"] == [9, 0, 0]
-
-
-def test_torchs_own_sanitizer_sees_a_and_not_c():
-    """It forgets memory that is freed. The host's memory, in D and F, it does not know at all."""
-    main, side, block, names = 7, 13, 4096, {4096: []}
-
-    def reads(handler, stream):
-        return len(handler._handle_kernel_launch(stream, {block}, set(), set(), "read", names))
-
-    def writes(handler, stream):
-        return len(handler._handle_kernel_launch(stream, set(), {block}, set(), "write", names))
-
-    def loader_a(waiting):
-        handler = EventHandler()
-        handler._handle_memory_allocation(block)
-        handler._handle_event_creation(1)
-        writes(handler, side)
-        handler._handle_event_record(1, side)
-        handler._handle_event_wait(1, waiting)
-        return reads(handler, main)
-
-    def loader_c(freed):
-        handler = EventHandler()
-        handler._handle_memory_allocation(block)
-        reads(handler, main)
-        if freed:
-            handler._handle_memory_deallocation(block)
-            handler._handle_memory_allocation(block)
-        return writes(handler, side)
-
-    assert (loader_a(waiting=side), loader_a(waiting=main)) == (1, 0)
-    assert (loader_c(freed=False), loader_c(freed=True)) == (1, 0)
 
 
 # The exercises

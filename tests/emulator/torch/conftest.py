@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import loaderviz as lv
 from loaderviz.emulator.runtime import Runtime
 from loaderviz.timeline import Kind
 
@@ -36,3 +37,10 @@ def host_spans_are_nested():
     Runtime.timeline = timeline
     yield
     Runtime.timeline = original
+
+
+@pytest.fixture
+def recording():
+    """The test runs in the block of this recording."""
+    with lv.record(on="a100") as running:
+        yield running

@@ -88,11 +88,6 @@ def generator(loader: Iterable[Any], side_waits: bool) -> Iterator[Batch]:
         yield ready
 
 
-def pinned_in_loop(loader: Iterable[Any], side_waits: bool) -> Iterator[Batch]:
-    """The generator, with pinning on the main thread inside the loop."""
-    return generator((tuple(entry.pin_memory() for entry in batch) for batch in loader), side_waits)
-
-
 def event_per_batch(loader: Iterable[Any], record: bool, depth: int = 2) -> Iterator[Batch]:
     """Some batches ahead, an event for each of them."""
     stream, source, ready = torch.cuda.Stream(), iter(loader), deque[tuple[Batch, torch.cuda.Event]]()
@@ -211,18 +206,6 @@ def transformed(loader: Iterable[Any], record_result: bool) -> Iterator[Batch]:
         yield results
 
 
-def slots_on_consumer(loader: Iterable[Any], slots: int = 2) -> Iterator[Batch]:
-    """Buffers in turn, filled on the consumer's own stream: ordered for free, and no overlap."""
-    buffers: list[Batch] = []
-    for count, batch in enumerate(loader):
-        if len(buffers) < slots:
-            buffers.append(tuple(torch.empty_like(entry, device=DEVICE) for entry in batch))
-        target = buffers[count % slots]
-        for entry, place in zip(batch, target, strict=True):
-            place.copy_(entry, non_blocking=True)
-        yield target
-
-
 def loader_under_stream(loader: Iterable[Any], record: bool) -> Iterator[Batch]:
     """The loader itself is advanced under the side stream, which waits for nothing; the consumer waits for it."""
     stream, consumer = torch.cuda.Stream(), torch.cuda.current_stream()
@@ -302,8 +285,6 @@ PREFETCHERS: dict[str, Prefetcher] = {
     "attributes, unprotected": way(attributes, False, overlaps=True, races=REUSE),
     "generator, side waits": way(generator, True, overlaps=True),
     "generator, unprotected": way(generator, False, overlaps=True, races=REUSE),
-    "pinned in loop, side waits": way(pinned_in_loop, True, overlaps=True),
-    "pinned in loop, unprotected": way(pinned_in_loop, False, overlaps=True, races=REUSE),
     "event per batch, record_stream": way(event_per_batch, True, overlaps=True),
     "event per batch, unprotected": way(event_per_batch, False, overlaps=True, races=REUSE),
     "in place": way(in_place, True, overlaps=True),
@@ -314,7 +295,6 @@ PREFETCHERS: dict[str, Prefetcher] = {
     "pinned slots, unprotected": way(pinned_slots, False, overlaps=False, races=REFILL),
     "transformed, record_stream": way(transformed, True, overlaps=True),
     "transformed, recorded too early": way(transformed, False, overlaps=True, races=REUSE),
-    "slots on consumer's stream": way(slots_on_consumer, overlaps=False),
     "loader under stream, record_stream": way(loader_under_stream, True, overlaps=True),
     "loader under stream, unprotected": way(loader_under_stream, False, overlaps=True, races=REUSE),
     "last references": way(last_references, overlaps=True, races=REUSE),

@@ -20,12 +20,6 @@ from loaderviz.timeline import Kind
 HOST = Host.preset("laptop")
 
 
-@pytest.fixture
-def recording():
-    with lv.record(on="a100") as running:
-        yield running
-
-
 @pytest.mark.parametrize("clock", ["perf_counter", "monotonic", "time"])
 def test_clocks_follow_the_virtual_host(clock, recording):
     read, read_ns = getattr(time, clock), getattr(time, clock + "_ns")

@@ -20,12 +20,6 @@ from loaderviz.timeline import ArrowKind, Kind
 SIZE = 16
 
 
-@pytest.fixture
-def recording():
-    with lv.record(on="a100") as running:
-        yield running
-
-
 def capturable_adam(parameters):
     return torch.optim.Adam(parameters, lr=0.01, foreach=True, capturable=True)
 

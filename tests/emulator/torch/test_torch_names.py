@@ -25,12 +25,6 @@ LONG = 1_500_000  # cycles of torch.cuda._sleep: 1 ms
 GIB = 2**30
 
 
-@pytest.fixture
-def recording():
-    with lv.record(on="a100") as running:
-        yield running
-
-
 def test_device_queries(recording):
     cuda, gpu = torch.cuda, Gpu.preset("a100")
     assert cuda.is_available()

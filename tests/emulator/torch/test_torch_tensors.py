@@ -20,12 +20,6 @@ from loaderviz.timeline import COPIES, Kind
 CUDA = torch.device("cuda:0")
 
 
-@pytest.fixture
-def recording():
-    with lv.record(on="a100") as running:
-        yield running
-
-
 def copies(recording):
     return sum(1 for _ in recording.timeline.rows(*COPIES))
 
