@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loaderviz.emulator import Gpu, Host, Runtime
@@ -160,7 +160,14 @@ operations = st.lists(
 )
 
 
+def allocations(*sizes):
+    return [("allocate", size, 1) for size in sizes]
+
+
 @settings(max_examples=200, deadline=None)
+@example(allocations(MIB, MIB - 512, 1), 64 * MIB)  # the smallest rest of a small segment
+@example(allocations(9 * MIB, 10 * MIB - 512, MIB + 512), 64 * MIB)  # and of a large one
+@example([*allocations(MIB), ("work", 1, 300_000), ("record_stream", 0, 1), ("free", 0), *allocations(MIB)], 64 * MIB)
 @given(operations, st.sampled_from([24 * MIB, 64 * MIB, 1000 * MIB]))
 def test_the_pool_agrees_with_a_naive_one(program, capacity):
     """The same addresses, sizes, cudaMalloc calls and refusals, whatever a program does; no two live blocks overlap."""

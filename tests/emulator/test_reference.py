@@ -139,6 +139,7 @@ def naive(gpu, host, program, launch_blocking=False):
     [("memcpy", 1, 65, "h2d", False, False), ("host_work", 1)],
     False,
 )
+@example(machine(0, 0, 4, 1000, 0, gap=2), [("launch", 1, 5, 1000)] * 3, False)  # kernels queued behind each other
 @example(  # two copies become ready at the same ns
     machine(0, 0, 4, 1000, 0),
     [("memcpy", 1, 64, "h2d", True, False), ("launch", 2, 0, 1), ("memcpy", 2, 64, "h2d", True, False)],
