@@ -38,6 +38,7 @@ WAYS = {
     "attributes": lambda **options: PREFETCHERS["attributes, record_stream"].make(loader(**options)),
     "event per batch": lambda **options: PREFETCHERS["event per batch, record_stream"].make(loader(**options)),
     "in place": lambda **options: PREFETCHERS["in place"].make(loader(**options)),
+    "refilled buffers": lambda **options: PREFETCHERS["pinned slots, waits for copy"].make(loader(**options)),
 }
 
 
