@@ -62,12 +62,13 @@ body { font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: v
 h1 { font-size: 26px; margin: 8px 0 16px; } h2 { font-size: 20px; margin: 36px 0 8px; }
 p { max-width: 90ch; margin: 8px 0; } p.twin { font-size: 14px; color: var(--soft); }
 .figure { background: #fff; border-radius: 8px; overflow: hidden; margin: 8px 0; }
-.scroll { overflow-x: auto; } .side { display: flex; flex-wrap: wrap; column-gap: 48px; align-items: flex-start; }
+.scroll, .lv-below { overflow-x: auto; } .lv-below td { white-space: nowrap; } .side { display: flex; flex-wrap: wrap; column-gap: 48px; align-items: flex-start; }
 table { border-collapse: collapse; font-size: 14px; margin: 12px 0; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 10px; border: 0; border-bottom: 1px solid var(--line); text-align: right; }
 th { background: var(--back); font-weight: 600; white-space: nowrap; }
-thead th { vertical-align: bottom; } tbody th, td:first-child { text-align: left; }
+thead th { vertical-align: bottom; white-space: normal; } tbody th, td:first-child { text-align: left; }
 pre { background: var(--back); padding: 8px 12px; max-width: 110ch; overflow-x: auto; font-size: 14px; }
+@media (max-width: 500px) { th, td { padding: 4px 5px; font-size: 13px; } }
 li { margin: 16px 0; } li p { margin: 4px 0; }
 @media print { body { max-width: none; } .figure { break-inside: avoid; } }
 """

@@ -96,24 +96,30 @@ function fillWords(view) {
 }
 
 /** One stacked bar: where a step goes. */
-function whereBar(view, part) {
-  const whole = part.where.reduce((sum, each) => sum + each.ns, 0) || 1, node = el("div", "where"),
-    bar = el("div", "whereBar", undefined, { "aria-hidden": "true" });
-  const words = el("p", "whereWords", part.where_title ? `${part.where_title}: ` : "");
-  let rest = 0;
-  part.where.filter(each => each.ns > 0).forEach(each => {
-    const piece = el("span", "piece");
+function stack(view, part) {
+  const bar = el("span", "whereBar", undefined, { "aria-hidden": "true" }), whole = wholeOf(part);
+  bar.append(...part.where.filter(each => each.ns > 0).map(each => {
+    const piece = el("span", "piece", undefined, { title: `${each.name}: ${duration(each.ns)}, ${share(each.ns / whole)}` });
     piece.style.width = `${(100 * each.ns) / whole}%`;
     piece.append(swatchNode(view, each.key));
-    piece.title = `${each.name}: ${duration(each.ns)}, ${share(each.ns / whole)}`;
-    bar.append(piece);
-    if (each.ns < whole / 100) { rest += each.ns; return; }
+    return piece;
+  }));
+  return bar;
+}
+const wholeOf = part => part.where.reduce((sum, each) => sum + each.ns, 0) || 1;
+
+/** The same with its words. */
+function whereBar(view, part) {
+  const whole = wholeOf(part), node = el("div", "where"), large = part.where.filter(each => each.ns >= whole / 100);
+  const words = el("p", "whereWords", part.where_title ? `${part.where_title}: ` : "");
+  for (const each of large) {
     const entry = el("span", "entry");
     entry.append(swatchNode(view, each.key), `${each.name} ${share(each.ns / whole)}`);
     words.append(entry, " ");
-  });
-  if (rest) words.append(el("span", "entry", `the rest ${share(rest / whole)}`));
-  node.append(bar, words);
+  }
+  const rest = whole - large.reduce((sum, each) => sum + each.ns, 0);
+  if (rest > 0 && large.length) words.append(el("span", "entry", `the rest ${share(rest / whole)}`));
+  node.append(stack(view, part), words);
   return node;
 }
 
@@ -164,7 +170,7 @@ function fillFindings(view) {
 function findingNode(view, part, finding) {
   const node = el("li", finding.race ? "race" : ""), open = el("details"), summary = el("summary");
   const many = view.head.parts.filter(each => !each.ghost).length > 1 ? `${view.head.parts[part].name}: ` : "";
-  summary.append(el("b", "", many + finding.title), el("span", "", finding.race ? ` ${finding.text}` : ""));
+  summary.append(el("b", "", many + finding.title.replace(/(?<=\d) /g, "\u00a0")), el("span", "", finding.race ? ` ${finding.text}` : ""));
   const show = button("show", `show the evidence: ${finding.title}`, () => view.showEvidence(part, finding), "show");
   show.style.visibility = (finding.windows?.length || finding.bars?.some(bar => bar >= 0)) ? "" : "hidden";
   open.append(summary);
@@ -220,7 +226,7 @@ function heroWords(view, row, part) {
   };
   const end = el("b", "", [hero.step != null ? `${duration(hero.step)} a step` : "",
     hero.speedup != null ? times(hero.speedup) : ""].filter(Boolean).join(" · "));
-  node.append(el("span", "entry", `GPU busy ${share(hero.busy)}`), piece("copy exposed", hero.exposed),
+  node.append(stack(view, part), el("span", "entry", `GPU computes ${share(hero.busy)}`), piece("copy exposed", hero.exposed),
     piece("copy hidden", hero.hidden), piece("idle", hero.idle), end);
   node.dataset.end = row.part;
   node.style.top = `${row.y + HERO_BAR}px`;
@@ -234,6 +240,9 @@ function placeHeroes(view) {
     const end = ((view.model.ends[node.dataset.end] - from) / (to - from)) * width, narrow = view.width < NARROW;
     node.style.left = `${narrow ? 15 : view.headWidth}px`;
     node.style.width = `${narrow ? view.width - 20 : Math.min(width, Math.max(end, 680))}px`;
+    const words = node.querySelector("b"), beside = !heroExtra(view.width) && end > 0 && width - end > 180;
+    node.classList.toggle("beside", beside); // where the bar ends
+    words.style.left = beside ? `${end + 8}px` : "";
   }
 }
 

@@ -95,7 +95,7 @@ function patternOf(theme, swatch, context, dpr) {
 const TRACK = 24, LOW = 18, FOLDED = 12, HEADER = 24, HERO_BAR = 30, HERO = 54, CURVE = 44, LANE_GAP = 3, GROUP_GAP = 8,
   MANY_GROUPS = 20;
 // further lines of words under its bar
-const heroExtra = width => (!width ? 0 : width < NARROW ? 34 : width < 900 ? 17 : 0);
+const heroExtra = width => (!width ? 0 : width < NARROW ? 40 : width < 900 ? 17 : 0);
 const NARROW = 560; // px; below it lanes have their short names
 
 /** The rows of the picture from top to bottom: headers of parts and groups, tracks, curves. y and height in CSS px. */
