@@ -118,7 +118,8 @@ def _losses(losses: dict[str, float]) -> str:
     fed = [loss for name, loss in losses.items() if name != "resident"]
     same = "bit for bit" if len(set(fed)) == 1 else "the first of them, NOT all"
     if len({*losses.values()}) == 1:
-        return f"{fed[0]:.6f} with all {len(losses)} loaders, {same}: in the first epoch they draw the samples in the same order"
+        why = "in the first epoch they draw the samples in the same order"
+        return f"{fed[0]:.6f} with all {len(losses)} loaders, {same}: {why}"
     return (
         f"{fed[0]:.6f} with the {len(fed)} that a DataLoader feeds, {same}; {losses['resident']:.6f} with the resident "
         "one, which from its second epoch on draws another order"

@@ -62,7 +62,8 @@ body { font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: v
 h1 { font-size: 26px; margin: 8px 0 16px; } h2 { font-size: 20px; margin: 36px 0 8px; }
 p { max-width: 90ch; margin: 8px 0; } p.twin { font-size: 14px; color: var(--soft); }
 .figure { background: #fff; border-radius: 8px; overflow: hidden; margin: 8px 0; }
-.scroll, .lv-below { overflow-x: auto; } .lv-below td { white-space: nowrap; } .side { display: flex; flex-wrap: wrap; column-gap: 48px; align-items: flex-start; }
+.scroll, .lv-below { overflow-x: auto; } .lv-below td { white-space: nowrap; }
+.side { display: flex; flex-wrap: wrap; column-gap: 48px; align-items: flex-start; }
 table { border-collapse: collapse; font-size: 14px; margin: 12px 0; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 10px; border: 0; border-bottom: 1px solid var(--line); text-align: right; }
 th { background: var(--back); font-weight: 600; white-space: nowrap; }

@@ -76,9 +76,12 @@ function buildTools(view) {
       button("?", "keys", () => { ui.help.hidden = !ui.help.hidden; }, "icon"), ui.clock);
 }
 
+/** Keep numbers and their units in one line. */
+const together = text => text.replace(/(?<=\d) (?=[nµm]?s\b|%)/g, "\u00a0");
+
 function fillWords(view) {
   const { ui, head, options } = view;
-  ui.title.textContent = view.title;
+  ui.title.textContent = together(view.title);
   if (view.veiled && head.withheld) ui.title.append(button("what does it show?", "show what the picture says in words",
     () => view.unveil()));
   ui.card.classList.toggle("compact", Boolean(head.compact)); // words and numbers beside it say what its title would
@@ -170,7 +173,7 @@ function fillFindings(view) {
 function findingNode(view, part, finding) {
   const node = el("li", finding.race ? "race" : ""), open = el("details"), summary = el("summary");
   const many = view.head.parts.filter(each => !each.ghost).length > 1 ? `${view.head.parts[part].name}: ` : "";
-  summary.append(el("b", "", many + finding.title.replace(/(?<=\d) /g, "\u00a0")), el("span", "", finding.race ? ` ${finding.text}` : ""));
+  summary.append(el("b", "", many + together(finding.title)), el("span", "", finding.race ? ` ${finding.text}` : ""));
   const show = button("show", `show the evidence: ${finding.title}`, () => view.showEvidence(part, finding), "show");
   show.style.visibility = (finding.windows?.length || finding.bars?.some(bar => bar >= 0)) ? "" : "hidden";
   open.append(summary);

@@ -57,7 +57,7 @@ class Interactive:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         """Return what stands in for the widget, without a kernel too."""
-        view, below = self.view, self.static_html() + paragraph(RUN)
+        view, below = self.view, paragraph(RUN) + self.static_html()
         picture = view.svg()
         html = page.host(*view.packed(BARS), picture, below, stands=self.widget is not None) + page.loader()
         return {"text/html": html, "image/svg+xml": picture, "text/plain": self.text()}
