@@ -102,7 +102,7 @@ def test_pytorch_code_on_the_emulated_gpu():
     assert all(abs(got / true - 1) < TOLERANCE for _, got, true in rows), table(rows)
 
 
-def graphed(graph, workers, reads):
+def graphed(graph, workers, reads, pins=False):
     """Train in small steps, each kernel launched by itself or all of a step as a CUDA graph; return the timeline."""
     inputs = TensorDataset(torch.zeros(20 * 64, 144), torch.zeros(20 * 64, dtype=torch.long))
     model = nn.Sequential(nn.Linear(144, 256), nn.ReLU(), nn.Linear(256, 10))
@@ -122,7 +122,8 @@ def graphed(graph, workers, reads):
             captured = torch.cuda.CUDAGraph()
             with torch.cuda.graph(captured):
                 loss = train(x, y)
-        for batch in DataLoader(inputs, 64, num_workers=workers, pin_memory=True):
+        for batch in DataLoader(inputs, 64, num_workers=workers, pin_memory=not pins):
+            batch = [entry.pin_memory() for entry in batch] if pins else batch
             if graph:
                 x.copy_(batch[0], non_blocking=True), y.copy_(batch[1], non_blocking=True)
                 captured.replay()
@@ -142,6 +143,12 @@ def test_a_step_that_is_launched_as_a_graph(workers, reads):
     advice = lv.advise(launched)[0]
     assert (advice.rule, advice.asked) == ("host-bound", "what_if(graphs=True)")
     assert "graph.replay()" in advice.change
+
+
+def test_what_workers_fetch_and_the_loop_pins_is_still_fetched_by_workers():
+    predicted = lv.what_if(graphed(False, 2, True, pins=True), graphs=True)
+    assert step(predicted) == pytest.approx(step(graphed(True, 2, True, pins=True)), rel=0.1)
+    assert len([lane for lane in predicted.lanes if lane.role == "worker"]) == 2
 
 
 def test_how_much_of_the_copy_is_hidden():

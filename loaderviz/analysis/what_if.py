@@ -102,7 +102,7 @@ class Observed:
         timeline, facts, copies = self.timeline, self.facts, self.copies
         size = np.maximum(timeline.nbytes[copies], 1)
         return LoaderConfig(
-            workers=0 if facts.fetching.any() else len(facts.lanes_of("worker")),
+            workers=0 if timeline.where(Kind.FETCH)[facts.loop].any() else len(facts.lanes_of("worker")),
             pin=bool(size[timeline.pinned[copies] == 1].sum() * 2 > size.sum()),  # most of the bytes
             non_blocking=bool(facts.synchronizes(copies).sum() * 2 <= copies.sum()),
             side_stream=not np.isin(timeline.lane[copies], [self.lane]).any(),
