@@ -71,6 +71,7 @@ class Step:
     fetch: int
     calls: tuple[Call, ...]
     after: int  # ns of the host's work after the last call
+    pins: int = 0  # ns in which the loop's thread pins what workers fetched, which no graph launches
 
 
 class Observed:
@@ -145,11 +146,15 @@ class Observed:
         ends = timeline.end[spans]
         last = int(ends[-1]) if (ends[:-1] >= starts[1:]).all() else facts.end  # what follows the loop is no step
         steps = []
+        pins = facts.covered(facts.fetching & bool(self.config.workers))
         for index, (start, end) in enumerate(zip(starts, [*starts[1:], last], strict=True)):
             batch = int(timeline.batch[spans[index]])
             marked = BATCH_RANGE.match(timeline.names[timeline.name[spans[index]]])
             samples = int((marked and marked["samples"]) or 0)
-            steps.append(Step(samples, self._tensors(batch) or usual, self._fetch(batch), *self._calls(start, end)))
+            pinned = intervals.length(intervals.clip(pins, start, end))
+            steps.append(
+                Step(samples, self._tensors(batch) or usual, self._fetch(batch), *self._calls(start, end), pinned)
+            )
         return steps
 
     @cached_property
@@ -644,6 +649,7 @@ class _ObservedWork:
     def train(self, runtime: Runtime, number: int) -> None:
         """Make the calls of a step, each after the host's own work before it."""
         step = self._step(number)
+        self._work(runtime, step.pins)
         if self.faults:
             self._work(runtime, PAGE_FAULT * (sum(self.tensors(number)) // PAGE))
         for captured, calls in groupby(step.calls, self._is_captured):
