@@ -26,7 +26,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 
-from loaderviz import record, validate
+from loaderviz import read, record, summarize, validate
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.costs import pin_time
 from loaderviz.emulator.hardware import GPUS, HOSTS, Kernel
@@ -57,6 +57,11 @@ PRODUCTS = """\
 The two ranks are a recommender's training in TF32 whose products have odd shapes (2048 of 606 x 20 x 160; 10 x 606 x
 327680), and cuBLAS's choice of tile by shape follows no formula here: numbers fitted closer to the products of the A100
 trace above predict these worse. Of the V100's small model each kernel takes a few us, read in whole us."""
+STEP_TRACES = {"v100-32gb": "measured/v100_resnet50_2024", "a100-sxm": "measured/a100_resnet50_2024"}
+INSTRUMENTED = """\
+So the V100's is bound by its GPU, as predicted. The A100's is bound by its host in that trace, not as predicted: a
+profiler that slows every call several times made it so (from launch to launch it takes the longest of all traces at
+hand); published steps of this model on A100s, below, are bound by the GPU."""
 DLE, TIMM = "DeepLearningExamples", "timm, channels_last"
 # Model, preset, mode, source: batch = images a second.
 PUBLISHED = """
@@ -274,13 +279,20 @@ def traces() -> Iterator[str]:
 
 
 def steps() -> Iterator[str]:
-    """Give the table of whole steps."""
-    yield "| model, batch | GPU | kernels, ms measured | predicted | ratio | kernels launched |"
-    yield "|---|---|---|---|---|---|"
+    """Give the table of whole steps, and who set the length of a step where its trace is at hand."""
+    yield "| model, batch | GPU | kernels, ms measured | predicted | ratio | kernels launched | host ms | bound by |"
+    yield "|---|---|---|---|---|---|---|---|"
+    seen = []
     for model, gpu, batch, measured in STEPS:
         total, kernels = gpu_time(model, gpu, batch)
-        took = (total - kernels * Gpu.preset(gpu).queue_gap) / 1e6
-        yield f"| {model}, {batch} | {gpu} | {measured:.1f} | {took:.1f} | {took / measured:.2f} | {kernels} |"
+        took, host = (total - kernels * Gpu.preset(gpu).queue_gap) / 1e6, host_time(model, "train", HOST) / 1e6
+        bound = "GPU" if took > host else "host"
+        ratio = f"{took:.1f} | {took / measured:.2f} | {kernels} | {host:.1f} | {bound}"
+        yield f"| {model}, {batch} | {gpu} | {measured:.1f} | {ratio} |"
+        if gpu in STEP_TRACES:
+            whole = summarize(read(TRACES / f"{STEP_TRACES[gpu]}.json.gz"))
+            seen.append(f"{gpu} {(whole.step or 0) / 1e6:.1f} ms, the GPU busy {whole.busy or 0:.0%} of it")
+    yield f"\nThe steps of the traces: {'; '.join(seen)}.\n{INSTRUMENTED}"
 
 
 class Predicted(NamedTuple):

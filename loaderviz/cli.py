@@ -153,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
         "run the four loaders (and the usual loop) on MNIST, print the tables, write one HTML page",
     )
     add("--on", default="a100", metavar="GPU", help="the GPU to emulate: a100, t4, h200, laptop, …")
-    add("--host", default="workstation", help="the computer around it: laptop or workstation")
+    add("--host", default="workstation", help="the computer around it: laptop, workstation, server 2023 or server 2016")
     sizes = "samples in a batch; may be given more than once, in the order wanted (default: 8192, then 64)"
     add("--batch-size", type=int, action="append", metavar="N", help=sizes)
     add("--workers", type=int, default=4, metavar="N", help="DataLoader worker processes")
