@@ -497,9 +497,8 @@ class TimelineBuilder:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._lanes: dict[Lane, int] = {}
-        self._names, self._sources = Numbers(), Numbers()
-        self._rows: list[tuple[int, ...]] = []
+        self._lanes: dict[tuple[Any, ...], int] = {}  # by what makes a `Lane`
+        self._rows: list[tuple[Any, ...]] = []
         self._arrows: list[tuple[int, int, int]] = []
         self._marks: list[Mark] = []
 
@@ -507,7 +506,7 @@ class TimelineBuilder:
         self, name: str, group: Literal["host", "device"], role: str = "stream", number: int = 0, device: int = 0
     ) -> int:
         """Return the index of this lane, made on first use; the arguments are those of `Lane`."""
-        return self._lanes.setdefault(Lane(name, group, role, number, device), len(self._lanes))
+        return self._lanes.setdefault((name, group, role, number, device), len(self._lanes))
 
     def span(
         self,
@@ -525,12 +524,9 @@ class TimelineBuilder:
         source: str = "",
     ) -> int:
         """Add a span; times in ns. Return its number, to be used in `arrow`."""
-        source_id = self._sources[source] if source else -1
-        pin = -1 if pinned is None else int(pinned)
-        self._rows.append(
-            (start, end, lane, kind, self._names[name], batch, nbytes, correlation, pin, cause, source_id)
-        )
-        return len(self._rows) - 1
+        rows = self._rows
+        rows.append((start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source))
+        return len(rows) - 1
 
     def arrow(self, tail: int, head: int, kind: ArrowKind) -> None:
         """Join two spans by their numbers."""
@@ -541,11 +537,13 @@ class TimelineBuilder:
 
     def times(self, span: int) -> tuple[int, int]:
         """Return start and end [ns] of a span by its number."""
-        return self._rows[span][0], self._rows[span][1]
+        start, end, *_ = self._rows[span]
+        return start, end
 
     def lane_of(self, span: int) -> int:
         """Return the lane of a span by its number."""
-        return self._rows[span][2]
+        lane: int = self._rows[span][2]
+        return lane
 
     def mark(
         self, time: int, lane: int, kind: str, text: str, spans: tuple[int, int] = (-1, -1), report: str = ""
@@ -557,19 +555,23 @@ class TimelineBuilder:
         """Return a builder that has the spans from number `since` on, without arrows and marks."""
         other = copy(self)
         other._rows, other._arrows, other._marks = self._rows[since:], [], []
-        other._lanes, other._names, other._sources = copy(self._lanes), copy(self._names), copy(self._sources)
+        other._lanes = copy(self._lanes)
         return other
 
     def build(self) -> Timeline:
         """Return the Timeline, its spans in order of start."""
-        table = np.array(self._rows, np.int64).reshape(-1, len(SPAN_COLUMNS))
+        names, sources = Numbers(), Numbers()
+        columns = dict(zip(SPAN_COLUMNS, zip(*self._rows, strict=True), strict=False))
+        columns["name"] = tuple(names[name] for name in columns.get("name", ()))
+        columns["source"] = tuple(sources[source] if source else -1 for source in columns.get("source", ()))
+        columns["pinned"] = tuple(-1 if pinned is None else pinned for pinned in columns.get("pinned", ()))
         joins = np.array(self._arrows, np.int64).reshape(-1, len(ARROW_COLUMNS))
         return Timeline(
             self.context,
-            tuple(self._lanes),
-            tuple(self._names),
-            tuple(self._sources),
-            {name: table[:, i].astype(dtype) for i, (name, dtype) in enumerate(SPAN_COLUMNS.items())},
+            tuple(Lane(*lane) for lane in self._lanes),
+            tuple(names),
+            tuple(sources),
+            {name: np.fromiter(columns.get(name, ()), dtype) for name, dtype in SPAN_COLUMNS.items()},
             {name: joins[:, i].astype(dtype) for i, (name, dtype) in enumerate(ARROW_COLUMNS.items())},
             tuple(self._marks),
         ).sorted()

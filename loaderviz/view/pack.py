@@ -14,7 +14,7 @@ import gzip
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -88,12 +88,13 @@ class Bars:
 
 def pack(
     parts: Sequence[Part], *, title: str = "", subtitle: str = "", twin: str = "", color: str = "batch",
-    window: tuple[int, int] | None = None, notes: Sequence[str] = (), limit: int = MOST, **more: Any,
+    window: tuple[int, int] | None = None, notes: Sequence[str] = (), limit: int = MOST, small: int = _SMALL,
+    **more: Any,
 ) -> tuple[Json, bytes]:  # fmt: skip
     """Return head and body of a view of these timelines, in at most about `limit` bars.
 
-    `window` is the part to show first [ns from the begin of each]; None lets the data say. `more` goes into the head as
-    it is, such as `height`.
+    `window` is the part to show first [ns from the begin of each]; None lets the data say. A body below `small` bytes
+    is not compressed. `more` goes into the head as it is, such as `height`.
     """
     whole: list[tuple[int, int] | None] = []
     tables: list[Bars] = []
@@ -112,7 +113,7 @@ def pack(
         joins.append(_joins(part.timeline, place))
         packed.append(_part(part, bars, kept, place))
         offset += len(bars.span)
-    codec, body = writer.finish(np.concatenate(joins))
+    codec, body = writer.finish(np.concatenate(joins), small)
     head = {
         "v": 1, "title": title, "subtitle": subtitle, "twin": twin, "color": color,
         "window": None if window is None else [int(edge) for edge in window], "axis": None, "height": None,
@@ -251,7 +252,7 @@ class _Writer:
             values = np.where(large, ESCAPE, values)
         self._parts.setdefault(name, []).append(values)
 
-    def finish(self, arrows: Ints) -> tuple[str, bytes]:
+    def finish(self, arrows: Ints, small: int) -> tuple[str, bytes]:
         """Return the codec and the body: the columns of the spans, then those of the arrows (tail, head, kind)."""
         self.wide = {name: values for name, values in self.wide.items() if values}
         self.arrows = len(arrows)
@@ -261,7 +262,7 @@ class _Writer:
         for name, values in zip(("tail", "head", "arrow"), arrows.T, strict=True):
             self._write(name, values, "arrows")
         raw = b"".join(self._planes)
-        return ("raw", raw) if len(raw) < _SMALL else ("gzip", gzip.compress(raw, 6, mtime=0))
+        return ("raw", raw) if len(raw) < small else ("gzip", gzip.compress(raw, 6, mtime=0))
 
     def _write(self, name: str, values: Ints, table: str) -> None:
         default = _DEFAULTS.get(name, 0)
@@ -325,6 +326,7 @@ def _joins(timeline: Timeline, place: Ints) -> Ints:
 # Head
 
 
+@cache
 def _looks() -> Json:
     """Return all styles: those of the kinds by number, then those of the states."""
     looks = theme.as_json()

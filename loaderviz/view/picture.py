@@ -115,7 +115,7 @@ class View:
 
     def packed(self, limit: int = MOST, **more: Any) -> tuple[Json, bytes]:
         """Return head and body for view.js, in at most about `limit` bars; see `pack`."""
-        withheld = {} if self.verdict else {"withheld": self.finding() if self.told else ""}
+        withheld: Json = {} if self.verdict else {"withheld": self.finding() if self.told else ""}
         parts = advised(self.parts, self.advice)
         return pack(parts, title=self.heading, subtitle=self.subtitle, twin=self.text() if self.told else "",
                     color=self.color, window=self.first, limit=limit, **withheld, **more)  # fmt: skip

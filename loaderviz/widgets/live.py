@@ -31,6 +31,7 @@ from loaderviz.widgets.cells import problem
 from loaderviz.widgets.settings import Settings, rates_of
 
 MOST = 300_000  # bars that are sent at once; further ones when the window has come near them
+SMALL = 64_000  # bytes that are sent as they are: the browser unpacks with several turns of its event loop
 
 
 class LiveView(anywidget.AnyWidget):
@@ -58,7 +59,7 @@ class LiveView(anywidget.AnyWidget):
     def become(self, view: View, difference: str = "", **looks: Any) -> None:
         """Show another view in place; with `difference`, in words, the former one stays as a pale outline."""
         self.view, self._looks = view, looks
-        head, body = view.packed(MOST)
+        head, body = view.packed(MOST, small=SMALL)
         with self.hold_sync():
             self.body, self.head = body, head | looks
             self.options = {"keep": bool(difference), "difference": difference}
@@ -183,7 +184,8 @@ class Controls:
         return self.widgets[name]
 
     def set(self, settings: Settings) -> None:
-        """Show other settings; `on_change` is called once."""
+        """Show other settings; `on_change` is called once, and first: the picture is on its way meanwhile."""
+        self._tell(settings)
         self._quiet = True
         try:
             for name, widget in self.widgets.items():
@@ -195,7 +197,6 @@ class Controls:
                 widget.value = value
         finally:
             self._quiet = False
-        self._tell(settings)
 
     def _read(self, text: str) -> None:
         """Take typed settings, also values that no slider offers; say what is wrong with them."""
@@ -230,8 +231,8 @@ class Controls:
 
     def _tell(self, settings: Settings) -> None:
         self.settings = settings
-        self._show_what_counts()
         self._on_change(settings)
+        self._show_what_counts()
 
     def _show_what_counts(self) -> None:
         """Grey out what has no effect in these settings; mark the lesson that they are."""

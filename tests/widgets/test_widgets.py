@@ -16,7 +16,7 @@ from loaderviz.metrics import MetricsError
 from loaderviz.timeline import Context, Kind, TimelineBuilder
 from loaderviz.view import ViewError
 from loaderviz.widgets import Settings, SettingsError, cells, explore, step_through, viewer
-from loaderviz.widgets.live import LiveView
+from loaderviz.widgets.live import SMALL, LiveView
 from loaderviz.widgets.settings import program_of, simulate
 from loaderviz.widgets.stepper import source_lines
 
@@ -71,7 +71,7 @@ def test_the_widget_shows_what_a_fresh_view_of_the_setting_shows():
     for name, value in [("batch_size", 256), ("side_stream", True), ("depth", 3), ("pin", True), ("non_blocking", True),
                         ("resident", True), ("resident", False), ("gpu", "t4"), ("workers", 1)]:  # fmt: skip
         explorer.controls[name].value = value
-        head, body = explorer.view.packed()
+        head, body = explorer.view.packed(small=SMALL)
         changed = {"height", "axis"}
         assert explorer._live.body == body
         assert {key for key in head if explorer._live.head[key] != head[key]} == changed, name

@@ -127,7 +127,7 @@ def memcpy(session: Session, target: torch.Tensor, source: torch.Tensor, *, non_
         tracking.before_change([tag])
     direction: Any = "h2d" if upload else "d2h"
     command = runtime.memcpy(source.nbytes, direction, session.stream, pinned=pinned, blocking=not non_blocking)
-    session.operator_span(start, "aten::copy_")
+    runtime.note(start, "aten::copy_")
     if command.number < 0:  # captured
         assert session.recorder
         session.recorder.note_copy(target, source)
@@ -179,7 +179,7 @@ def pin_memory(session: Session, source: torch.Tensor, tag: HostTag | None) -> t
         start = runtime.now
         result = session.pin(source.clone(memory_format=torch.contiguous_format), batch)
         runtime.now += runtime.host.dispatch + costs.pin_time(runtime.host, source.nbytes)
-        session.operator_span(start, "aten::pin_memory", Kind.PIN, nbytes=source.nbytes, pinned=True)
+        runtime.note(start, "aten::pin_memory", Kind.PIN, nbytes=source.nbytes, pinned=True)
     return result
 
 
@@ -255,7 +255,7 @@ def _kernel(session: Session, source: torch.Tensor, target: torch.Tensor) -> boo
     duration = memory_time(runtime.gpu, "elementwise", source.nbytes + target.nbytes)
     share = sm_share(runtime.gpu, max(source.numel(), target.numel()))
     command = runtime.launch(duration, session.stream, name="copy_", share=share)
-    session.operator_span(start, "aten::copy_")
+    runtime.note(start, "aten::copy_")
     if command.number < 0:
         return True
     if session.tracking:
@@ -316,7 +316,7 @@ class DeferredCopies:
             for arrival in tag.arrivals:
                 source = tag_of(arrival.source)
                 if type(source) is HostTag and source.block is not None and _is_last_holder(arrival.source):
-                    self._session.release(self._session.pinned, source.block)
+                    self._session.release(source.block)
                     source.block = None
 
     def keep_sources(self, target: torch.Tensor) -> None:

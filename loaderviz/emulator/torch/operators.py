@@ -76,7 +76,7 @@ COMPOSITE = MATMUL | _words("""
     _native_batch_norm_legit_no_training _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math
     _thnn_fused_lstm_cell _thnn_fused_gru_cell mkldnn_rnn_layer
 """)
-SHAPE = attrgetter("shape", "dtype")
+SHAPE, STRIDE = attrgetter("shape", "dtype"), torch.Tensor.stride
 NO_FUNCTIONS = torch._C.DisableTorchFunction  # a block in which no call is the program's
 FP32: Precision = "fp32"
 HALF = (torch.float16, torch.bfloat16)
@@ -161,9 +161,9 @@ class Operators(TorchDispatchMode):
     def _on_device(
         self, operator: Operator, func: Any, args: Any, kwargs: Any, tensors: Tensors, tags: list[Any], wanted: bool
     ) -> Any:
-        session = self.session
+        session, runtime = self.session, self.session.runtime
         session.count_call()
-        start = session.runtime.now
+        start = runtime.now
         if operator.indexes:
             if type(tag_of(args[0])) is not DeviceTag:
                 return self._index_on_host(operator, func, args)
@@ -175,9 +175,7 @@ class Operators(TorchDispatchMode):
             non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking")
             copies.copy_across(session, args[0], args[1], bool(non_blocking))
             return args[0]
-        self.backward.follow()
         batch = self._prepare_inputs(operator, tensors, tags)
-        runtime = session.runtime
         session.mark_call(batch)
         if not operator.no_kernel:
             runtime.batch = session.batches.of_kernel(batch, session.stream.id)
@@ -191,7 +189,7 @@ class Operators(TorchDispatchMode):
             self._memory_error(problem)
             raise
         outputs = _outputs(result)
-        if operator.base in HALF_PRODUCTS and outputs[0].dtype is torch.float16:
+        if operator.half_product and outputs[0].dtype is torch.float16:
             session.note(
                 "float16: products are computed in float32 and rounded once, as a GPU does but for their order"
             )
@@ -202,7 +200,7 @@ class Operators(TorchDispatchMode):
         places = self._place_outputs(operator, outputs, session.batches.of_data(batch)) if wanted else []
         if not operator.no_kernel:
             self._launch(operator, args, kwargs, tensors, tags, outputs, places)
-            session.operator_span(start, operator.name)
+            runtime.note(start, operator.name)
         return result
 
     def _beyond(self, operator: Operator) -> int:
@@ -289,10 +287,13 @@ class Operators(TorchDispatchMode):
     def _prepare_inputs(self, operator: Operator, tensors: Tensors, tags: list[Any]) -> int:
         """Let arrive what is ordered before us; take over tensors of earlier recordings; return the newest batch."""
         session, batch = self.session, -1
-        for position, tag in enumerate(tags):
+        if len(session.stream_history) > 1:
+            self.backward.follow()
+        for tag in tags:
             if tag is None:
                 continue
             if tag.memory is not session and type(tag) is DeviceTag:
+                position = tags.index(tag)
                 tag = tags[position] = session.device_tag(tensors[position])
             if tag.arrivals and type(tag) is DeviceTag and not operator.no_kernel:
                 session.deferred.deliver(tag, session.stream)
@@ -479,7 +480,8 @@ class Operator:
         self.fills = base in FILLING or any(it.kwarg_only for _, it in marked)  # out=...
         self.writes = bool(self.positions or self.keywords)
         self.run: Callable[..., Any] = overload
-        if base in HALF_PRODUCTS and not self.writes:
+        self.half_product = base in HALF_PRODUCTS
+        if self.half_product and not self.writes:
             self.run = partial(_in_single, overload)
         # These ask their argument for its shape and dtype only.
         self.reads = self.writes or not (base.endswith("_like") or base.startswith("new_"))
@@ -517,8 +519,8 @@ class KernelCosts:
 
         `changed` are the ids of the arguments that it writes to. What is only written counts once (R48).
         """
-        every = (*tensors, *outputs)
-        key: tuple[Any, ...] = operator, len(tensors), *map(SHAPE, every), *map(torch.Tensor.stride, every)
+        every = (*tensors, *outputs) if operator.makes else tensors
+        key: tuple[Any, ...] = operator, len(tensors), *map(SHAPE, every), *map(STRIDE, every)
         precision, transposed = FP32, False
         if operator.multiplies:
             precision, place = self._precision(operator, tensors), TRANSPOSED.get(operator.base)
@@ -541,7 +543,11 @@ class KernelCosts:
 
     def _precision(self, operator: Operator, tensors: Tensors) -> Precision:
         """Return in what precision the GPU would compute a product of these tensors."""
-        dtype = next((tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point), torch.float32)
+        dtype = torch.float32
+        for tensor in tensors:
+            if tensor.dtype.is_floating_point:
+                dtype = tensor.dtype
+                break
         if dtype in HALF:
             return "fp16"
         if dtype is torch.float64:
@@ -583,10 +589,8 @@ class BackwardStreams:
         return True
 
     def follow(self) -> None:
-        """Called before each device operator: inside backward, switch to the stream of the node's forward."""
+        """Called before each device operator once there were two streams: inside backward, take that of the forward."""
         session, history = self.session, self.session.stream_history
-        if len(history) == 1:
-            return  # only the default stream was ever current
         node = torch._C._current_autograd_node()
         if node is None or (number := node._sequence_nr()) >= LAST_NUMBER:
             return

@@ -68,38 +68,35 @@ class Functions(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one function: by its handler, as a call with a `device`, or as it is."""
-        session = self.session
-        operators = session.resting
-        if operators is None:
-            if func in GETTERS and PLAIN.issuperset(types):
-                session.calls += 1
-                return func(*args)
-            return self._call(func, types, args, kwargs or {})
+        session, kwargs = self.session, kwargs or {}
+        if session.resting is not None:
+            return self._while_fetching(func, types, args, kwargs)
+        if not PLAIN.issuperset(types) and (kinds := overriding(types)):
+            return self._by_subclass(func, kinds, args, kwargs)
+        session.calls += 1
+        if func in GETTERS:
+            return func(*args)
+        before, session.call = session.call, (args, kwargs)
+        try:
+            if handler := HANDLERS.get(func):
+                return handler(session, func, args, kwargs)
+            placed = kwargs and ("device" in kwargs or "pin_memory" in kwargs)
+            if not placed and _device.CURRENT_DEVICE is not None and func in self._constructors:
+                kwargs, placed = {**kwargs, "device": _device.CURRENT_DEVICE}, True
+            return call_with_device(session, func, args, kwargs) if placed else func(*args, **kwargs)
+        finally:
+            session.call = before
+
+    def _while_fetching(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        session, operators = self.session, self.session.resting
         if _device.CURRENT_DEVICE is None and func is not torch.device and not touches_device(func, args, kwargs):
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         session.resting = None
         try:
             with session.meter.not_counted(), operators:
-                return self._call(func, types, args, kwargs or {})
+                return Functions.__torch_function__(self, func, types, args, kwargs)
         finally:
             session.resting = operators
-
-    def _call(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not PLAIN.issuperset(types) and (kinds := overriding(types)):
-            return self._by_subclass(func, kinds, args, kwargs)
-        session = self.session
-        before, session.call = session.call, (args, kwargs)
-        session.calls += 1
-        try:
-            if func in HANDLERS:
-                return HANDLERS[func](session, func, args, kwargs)
-            if kwargs and ("device" in kwargs or "pin_memory" in kwargs):
-                return call_with_device(session, func, args, kwargs)
-            if _device.CURRENT_DEVICE is not None and func in self._constructors:
-                return call_with_device(session, func, args, {**kwargs, "device": _device.CURRENT_DEVICE})
-            return func(*args, **kwargs)
-        finally:
-            session.call = before
 
     def _by_subclass(self, func: Any, kinds: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Let the tensors' own classes see the call first, as above a real GPU; what they call in turn comes to us."""

@@ -36,7 +36,7 @@ from loaderviz.emulator.torch.patches import stop_waiting
 from loaderviz.emulator.torch.tensors import TensorMemory
 from loaderviz.emulator.torch.tracking import AccessTracking
 from loaderviz.errors import LoadervizError, NotModelledError
-from loaderviz.timeline import Context, Kind, Timeline
+from loaderviz.timeline import Context, Timeline
 
 Copies = Literal["on_wait", "eager"]
 OnHazard = Literal["warn", "raise", "off"]
@@ -262,9 +262,12 @@ class Session(TensorMemory):
         self._far_from_priced.append(unpriced > max(NOTED, NOTED_TIMES * took))
         return took
 
-    def source(self) -> str:
-        """Return "file:line" of the nearest frame neither torch's nor ours (unless its module is an example)."""
-        frame, internal = sys._getframe(1), self._internal
+    def source(self, depth: int = 1) -> str:
+        """Return "file:line" of the nearest frame neither torch's nor ours (unless its module is an example).
+
+        At least the next `depth` ones are.
+        """
+        frame, internal = sys._getframe(depth), self._internal
         while frame is not None:
             if (file := frame.f_code.co_filename) not in internal:
                 example = frame.f_globals.get("__user_code__")  # set in a module of ours that stands for a program
@@ -281,14 +284,9 @@ class Session(TensorMemory):
     def mark_call(self, batch: int) -> None:
         """The same for an operator: all those of one call of torch come from one line."""
         if self._line_of != self.calls:
-            self._line_of, self._line = self.calls, self.source()
-        self.runtime.source, self.runtime.batch = self._line, batch if batch >= 0 else self.batches.current
-
-    def operator_span(self, start: int, name: str, kind: Kind = Kind.OPERATOR, **columns: Any) -> None:
-        """Note an operator of the main thread that began at `start` and ends now."""
+            self._line_of, self._line = self.calls, self.source(4)
         runtime = self.runtime
-        batch, source = runtime.batch, runtime.source
-        runtime.builder.span(start, runtime.now, runtime.main, kind, name, batch=batch, source=source, **columns)
+        runtime.source, runtime.batch = self._line, batch if batch >= 0 else self.batches.current
 
     def synchronizing(self, call: str) -> None:
         """A call that makes the host wait, for `torch.cuda.set_sync_debug_mode` (R26)."""

@@ -49,8 +49,7 @@ class DeviceTag:
         self.arrivals: list[Arrival] = []
 
     def __del__(self) -> None:
-        memory = self.memory
-        memory.release(memory.pool, self.block)
+        self.memory.release(self.block)
 
 
 class HostTag:
@@ -68,7 +67,7 @@ class HostTag:
 
     def __del__(self) -> None:
         if self.block is not None:  # it comes back when the copies that used it are over (R40)
-            self.memory.release(self.memory.pinned, self.block)
+            self.memory.release(self.block)
 
 
 Tag = DeviceTag | HostTag
@@ -123,7 +122,7 @@ class TensorMemory:
         self.stream = runtime.default_stream  # the current one
         self.alive = True
         self.recorder: Any = None  # notes what is put into a CUDA graph, while one is captured
-        self._released: deque[tuple[Any, Any]] = deque()
+        self._released: deque[Any] = deque()  # blocks
 
     def place(self, tensor: torch.Tensor, batch: int = -1) -> torch.Tensor:
         """Put a new tensor's storage on the device, in a block of the current stream. Raises torch.OutOfMemoryError."""
@@ -173,17 +172,17 @@ class TensorMemory:
             set_tag(tensor, tag)
         return tag
 
-    def release(self, pool: Any, block: Any) -> None:
+    def release(self, block: Any) -> None:
         """The storage is gone: its block is free from now on, at the host's time (R35).
 
         Python may collect garbage in the middle of anything, so the block is given back at the next way in.
         """
         if self.alive:
-            self._released.append((pool, block))
+            self._released.append(block)
 
     def give_back(self) -> None:
         """Return the blocks of storages that are gone to their pools."""
         released = self._released
         while released:
-            pool, block = released.popleft()
-            pool.free(block)
+            block = released.popleft()
+            block.pool.free(block)
