@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -149,3 +150,13 @@ def test_whole_steps_have_the_kernel_time_that_was_measured(place):
     model, gpu, batch, measured = bench["STEPS"][place]
     total, kernels = bench["gpu_time"](model, gpu, batch)
     assert (total - kernels * Gpu.preset(gpu).queue_gap) / 1e6 == pytest.approx(measured, rel=0.15)
+
+
+def test_the_readme_shortens_the_page_of_predictions():
+    root = Path(__file__).resolve().parents[1]
+    texts = ((root / name).read_text(encoding="utf-8") for name in ("docs/validation.md", "README.md"))
+    page, readme = (" ".join(text.split()) for text in texts)
+    median, worst, cases = re.search(r"errors, all: (\d+%).*?worst (\d+%), (\d+) cases", page).groups()
+    assert f"{cases} published step times have a median error of {median}, the worst {worst}" in readme
+    unseen = [int(error) for error in re.findall(r"(\d+)% \| never fitted on", page)]
+    assert f"kernels of traces never fitted on at most {max(unseen)}%" in readme

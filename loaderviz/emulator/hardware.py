@@ -149,6 +149,7 @@ H200_LINK = "H200, PCIe 5: 55.43 GB/s H2D, 55.06 D2H (ml-engineering network/REA
 # GB/s to the device and to the host, of pinned memory; of pageable memory; and where from.
 LINKS = {
     "pcie3": (12.0, 12.0, 6.0, "PCIe 3 x16, DGX class: 11-12 GB/s pinned, 5-6 pageable (dask-cuda issue 98)"),
+    "dgxs": (12.0, 12.0, 9.9, "PCIe 3 as above; pageable: copies of 19 MB on a V100-DGXS (pytorch/kineto, 2021)"),
     "pcie4": (25.0, 25.0, 10.0, "PCIe 4: nvbandwidth's README has 26.0 GB/s pinned, rounded to 25; pageable: RTX 5090"),
     "pcie5": (55.0, 55.0, 10.0, H200_LINK),
     "h200": (55.43, 55.06, 10.0, H200_LINK),
@@ -159,8 +160,8 @@ LINKS = {
 # as it reports itself. `*`: no published figure of its link was found, so another card's is assumed.
 CARDS = """
 t4            turing    pcie3* 320  16    8.1   8.1   65    0.254 40  7.5  Tesla T4
-v100          volta     pcie3  900  16Gi  15.7  15.7  125   7.8   80  7.0  Tesla V100-SXM2-16GB
-v100-32gb     volta     pcie3  900  32Gi  15.7  15.7  125   7.8   80  7.0  Tesla V100-SXM2-32GB
+v100          volta     dgxs   900  16Gi  15.7  15.7  125   7.8   80  7.0  Tesla V100-SXM2-16GB
+v100-32gb     volta     dgxs   900  32Gi  15.7  15.7  125   7.8   80  7.0  Tesla V100-SXM2-32GB
 2080ti        turing    pcie3* 616  11Gi  13.45 13.45 53.8  0.42  68  7.5  NVIDIA GeForce RTX 2080 Ti
 laptop        ga10x     pcie4* 336  6Gi   10.9  10.9  21.8  0.17  30  8.6  NVIDIA GeForce RTX 3060 Laptop GPU
 laptop-pcie3  ga10x     pcie3* 336  6Gi   10.9  10.9  21.8  0.17  30  8.6  NVIDIA GeForce RTX 3060 Laptop GPU (PCIe 3)
