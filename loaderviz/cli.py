@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
 
 from loaderviz import words
-from loaderviz.errors import LoadervizError, NotModelledError, clean, require
+from loaderviz.errors import LoadervizError, NotModelledError, clean, require, writable
 from loaderviz.imports import REFUSING, cured_imports, running_first
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ def compare(options: argparse.Namespace) -> int:
 
     from loaderviz import experiment, export
     from loaderviz.emulator.hardware import Gpu, Host
-    from loaderviz.files import writable
 
     gpu, host = Gpu.preset(options.on), Host.preset(options.host)
     out = writable(options.out)
@@ -223,7 +222,6 @@ def ready(options: argparse.Namespace) -> int:
 
 def view(options: argparse.Namespace) -> int:
     """Read the trace files (several: the ranks of one run), print numbers and findings, write the page."""
-    from loaderviz.files import writable
     from loaderviz.traces.read import read
 
     out = writable(options.out)
@@ -248,7 +246,6 @@ def validate(options: argparse.Namespace) -> int:
 def calibrate(options: argparse.Namespace) -> int:
     """Make a machine of a trace, save it, and say what was measured and what was kept."""
     from loaderviz.analysis.validate import calibrate
-    from loaderviz.files import writable
 
     made = calibrate(options.file, options.on, options.host)
     made.save(writable(options.out))
@@ -258,7 +255,6 @@ def calibrate(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Record a program, show what was recorded, and end as it ended. Standard output is the program's alone."""
-    from loaderviz.files import writable
     from loaderviz.timeline import DEVICE_KINDS
 
     out, save = writable(options.out), options.save and writable(options.save)

@@ -1,10 +1,13 @@
 """The one family of exceptions: each message says what was wrong, with the value, and what to do next.
 
-And `clean`, which gives the error of a recorded program the traceback that the program alone would have had.
+And what goes with it: `clean` gives the error of a recorded program the traceback that the program alone would have
+had, and `write` writes a file that people keep beside its place, then moves it there: a full disk leaves the old one.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +27,10 @@ class NestedRecordingError(LoadervizError, RuntimeError):
 
 class MissingPackageError(LoadervizError, ImportError):
     """A package is not installed that comes with an extra of loaderviz."""
+
+
+class NoFolderError(LoadervizError, FileNotFoundError):
+    """The folder of a file to be written does not exist, or a folder was named as the file."""
 
 
 def require(what: str, *packages: str) -> None:
@@ -91,3 +98,36 @@ def _is_ours(link: TracebackType) -> bool:
     if Path(file).name in _RUNPY:
         return True
     return file.startswith(str(_PACKAGE)) and not file.startswith(_THE_PROGRAMS_TOOLS)
+
+
+# Files that people keep
+
+
+def writable(path: str | Path) -> Path:
+    """Return `path` as a Path; raise `NoFolderError` unless a file can be made there, TypeError if it is no path."""
+    if not isinstance(path, (str, Path)):
+        raise TypeError(f"the file to write is {path!r}; give its path as a string or a pathlib.Path")
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise NoFolderError(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
+    if path.is_dir():
+        raise NoFolderError(f"cannot write {path}: it is a folder; give the name of a file in it")
+    return path
+
+
+def write(path: str | Path, text: str) -> Path:
+    """Write a text and return its path. Raises as `writable` does, and OSError; then the old file is as it was."""
+    path = writable(path)
+    if path.exists() and not path.is_file():  # /dev/stdout, a pipe
+        path.write_text(text, encoding="utf-8")
+        return path
+    place = path.resolve()  # a link stays one
+    beside = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        if place.exists():
+            shutil.copymode(place, beside)
+        beside.replace(place)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path

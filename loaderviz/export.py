@@ -1,11 +1,6 @@
 """Timeline -> files that other tools and other people read: one HTML page, Chrome trace JSON, a pandas table.
 
-    to_html({"blocking": t1, "pinned": t2}, "timelines.html", "MNIST")   # self-contained, works offline
-    to_table(t1).groupby("kind").duration_ns.sum()
-    to_chrome_trace(t1, "trace.json")                                    # ui.perfetto.dev opens it
-
-The JSON form that loaderviz itself reads back is `Timeline.save` and `Timeline.load`. plotly and pandas are imported
-where they are needed.
+loaderviz reads `Timeline.save` back. plotly and pandas are imported where they are needed.
 """
 
 from __future__ import annotations
@@ -22,8 +17,7 @@ import numpy as np
 
 from loaderviz.analysis.advice import advise
 from loaderviz.analysis.ranks import RankTable, drawn, rank_table
-from loaderviz.errors import LoadervizError, require
-from loaderviz.files import writable, write
+from loaderviz.errors import LoadervizError, require, writable, write
 from loaderviz.metrics import Summary, check_timeline, describe, summarize
 from loaderviz.timeline import SPAN_COLUMNS, ArrowKind, Cause, Kind, Lane, Timeline
 

@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE
-from loaderviz.errors import LoadervizError
-from loaderviz.files import write
+from loaderviz.errors import LoadervizError, write
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loaderviz.errors import NoFolderError
 from loaderviz.export import ExportError, Section, to_chrome_trace, to_html, to_table
-from loaderviz.files import NoFolderError
 from loaderviz.metrics import NotATimelineError, summarize
 from loaderviz.timeline import Context, Kind, Timeline, TimelineBuilder
 from loaderviz.view import compare

@@ -1,16 +1,5 @@
 """Memory pools in virtual time: PyTorch's caching allocator for the device, and its cache of pinned host memory.
 
-    pool = DevicePool(runtime)
-    block = pool.allocate(802_816, side_stream)    # cold: cudaMalloc, host time only (R13); warm: free of cost
-    pool.record_stream(block, runtime.default_stream)
-    pool.free(block)                               # comes back when the default stream has come this far (R36)
-
-    pinned = PinnedPool(runtime)
-    buffer = pinned.allocate(802_816)              # cold: page-locks a power of two, slow once (R44)
-    runtime.memcpy(802_816, "h2d", side_stream)
-    pinned.use(buffer, side_stream)                # the copy reads it
-    pinned.free(buffer)                            # comes back when the copy is over (R40)
-
 A cache belongs to the stream that it was allocated for (R35): a freed block is handed out again at once on that
 stream, which is safe since the stream runs in order, and never on another one. No memory is held, only addresses.
 Sizes are bytes. What the allocator itself asks of CUDA costs what it costs there, and is seen in the timeline:
@@ -197,10 +186,7 @@ class DevicePool(_Pool):
         return self._take(nbytes, stream or self.runtime.default_stream)
 
     def adopt(self, nbytes: int, stream: Stream) -> Block:
-        """Return a block for what lay on the device before this run began: that cost its time then, and none now.
-
-        Nobody has touched it in this run, whatever lay at its addresses. Raises as `allocate` does.
-        """
+        """Return a block, as `allocate` does, for what lay on the device before this run: free of cost, untouched."""
         block = self._take(nbytes, stream, adopts=True)
         if self.runtime.races:
             self.runtime.races.memory.forget(block.address, block.end)
@@ -260,10 +246,7 @@ class DevicePool(_Pool):
                 del self._deferred[stream]
 
     def empty_cache(self) -> int:
-        """Wait for recorded streams, then `cudaFree` every segment that is wholly free; return the bytes given back.
-
-        `cudaFree` waits for the device (R13), if there is anything to free.
-        """
+        """Wait for recorded streams, `cudaFree` each free segment (waits, R13); return the bytes given back."""
         for queue in self._deferred.values():
             for event, block in queue:
                 self.runtime.synchronize(event, learn=False)  # whether it does is luck

@@ -1,10 +1,7 @@
 """A training loop on the emulated GPU without torch: any way to feed it (`LoaderConfig`), any work in it (`Work`).
 
-    Replay(config, work, runtime).run(warmup=10, steps=6)     # the Timeline of the steps
-
 The explorer replays what its sliders say, `what_if` what a timeline shows. The host's calls, the memory pools, workers
-and pin thread obey the same rules as PyTorch on the emulator does. The same config and work give the same timeline, to
-the nanosecond.
+and pin thread obey the same rules as PyTorch on the emulator does.
 """
 
 from __future__ import annotations

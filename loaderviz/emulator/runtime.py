@@ -1,14 +1,11 @@
 """Runtime: the CUDA runtime in virtual time, without torch. A host with a clock, and a device that runs behind it.
 
     gpu = Runtime(Gpu.preset("a100"))
-    copies = gpu.stream()
-    done = gpu.event()
+    copies, done = gpu.stream(), gpu.event()
     gpu.memcpy(25_000_000, "h2d", copies, pinned=True)   # truly asynchronous: costs the host one call
     gpu.record_event(done, copies)
     gpu.wait_event(gpu.default_stream, done)             # the default stream waits, the host does not
     gpu.launch(1_000_000, name="gemm")
-    gpu.synchronize()
-    gpu.timeline().self_check()
 
 Every call costs host time, as the rules R1 to R45 of CUDA and PyTorch say. All times are integer nanoseconds.
 """
@@ -251,10 +248,7 @@ class Runtime:
         return command is None or command.done
 
     def elapsed_time(self, start: Event, end: Event) -> int:
-        """Return the ns between two events.
-
-        Raises `CudaError` if one of them is not recorded, not complete or made without timing.
-        """
+        """Return the ns between two events. Raises `CudaError` unless both are recorded, complete and timed."""
         for event in (start, end):
             if event.record is None:
                 raise CudaError("elapsed_time: both events must be recorded before their times are asked for")

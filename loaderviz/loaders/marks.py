@@ -1,13 +1,7 @@
-"""Marks that let a timeline know which batch a piece of work is for.
+"""Marks that let a timeline know which batch a piece of work is for: from here on (`handing_out`), or ahead.
 
-A loader says two things: *from here on the work is for batch k* (`handing_out`), and *this copy is
-for a later batch j* (`prefetching`). Who listens:
-
-* a running `torch.profiler`: it gets ranges named ``batch 3: 256 samples`` and ``prefetch of batch 5``;
-* the emulator, or anyone else, through the two module variables `on_batch` and `on_prefetch`; a hook is told
-  instead of the profiler, so that nobody hears of a batch twice.
-
-When nobody listens, each call costs well under a microsecond.
+A running `torch.profiler` gets ranges named "batch 3: 256 samples" and "prefetch of batch 5"; the hooks `on_batch` and
+`on_prefetch`, the emulator's, are told instead of it. When nobody listens, a call costs well under a microsecond.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The data set lives on the device: a batch is a slice of it, or one gather, and no copy is left to hide.
 
-MNIST is 47 MB as uint8. It is moved once, as it is stored; what remains per batch is one small kernel per tensor,
-or nothing at all for a slice. Only the order of the samples still comes from the host: once per epoch, and without
-waiting for it.
+It is moved once, as it is stored; what remains per batch is one small kernel per tensor, or nothing at all for a slice.
+The order of the samples still comes from the host: once per epoch, and without waiting for it.
 """
 
 from __future__ import annotations

@@ -156,10 +156,7 @@ class EmulatedCuda:
         patches.swap_everywhere(_keeps_its_names)
 
     def leave(self) -> None:
-        """Undo everything, also what an interrupt left of entering; a second call does nothing.
-
-        An interrupt in the middle goes on when all is done.
-        """
+        """Undo everything, also what an interrupt left of entering; a second call does nothing."""
         try:
             self._undo()
         finally:
@@ -181,10 +178,7 @@ class EmulatedCuda:
 
 
 def _let_functions_through(patches: Patches) -> None:
-    """Let torch's Python functions (F.cross_entropy, Tensor.backward, …) run instead of being handed to the mode whole.
-
-    Torch takes a mode away while its handler runs, so a function handed over whole would call its parts unseen.
-    """
+    """Let torch's Python functions run: torch takes a mode away while it has one whole, and its parts go unseen."""
 
     def has_override(*values: Any) -> bool:
         if len(values) == 1 and isinstance(values[0], (tuple, list)):

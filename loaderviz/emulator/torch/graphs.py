@@ -1,11 +1,5 @@
 """CUDA graphs: a capture notes what is put into its streams; a replay does all of it, with one launch (R34).
 
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):        # torch's own, as is `make_graphed_callables`
-        output = model(static_input)
-    static_input.copy_(batch)
-    graph.replay()                       # `output` now holds the model's answer to `batch`
-
 During a capture operators are tried on the values that are there, so that shapes and errors are the real ones. At its
 end all that they wrote is put back, and what they made is poison until the first replay. A replay runs them again on
 the memory that they had: memory that was there before is kept by the graph, what was made inside lives as long as the

@@ -434,10 +434,7 @@ def _fills(operator: Operator, tensor: torch.Tensor, indices: Any, value: Any = 
 
 
 def _in_single(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Compute a product of float16 in float32, and round once: the CPU's own kernels for float16 take far longer.
-
-    A GPU accumulates in float32, too, but in another order, so that bitwise its results may differ.
-    """
+    """Compute a product of float16 in float32, as a GPU accumulates, and round once: the CPU's float16 is slow."""
     for value in args:
         if isinstance(value, torch.Tensor) and value.dtype is torch.float16:
             break
@@ -489,10 +486,7 @@ class Operator:
         self.makes = None in aliases
 
     def written(self, args: Any, kwargs: Any) -> Collection[int]:
-        """Return the ids of the tensors that this call writes to.
-
-        A fused optimizer writes gradients only to unscale them (ATen/native/cuda/fused_adam_utils.cuh).
-        """
+        """Return the ids of tensors that it writes to; a fused optimizer writes gradients only to unscale them."""
         if not self.writes:
             return NOTHING
         spared = GRADIENTS if self.fused and kwargs.get("grad_scale") is None else -1

@@ -83,10 +83,7 @@ class Patches:
             self._swaps.append((before, self.set(owner, name, value)))
 
     def swap_everywhere(self, skip: Callable[[str], bool]) -> None:
-        """Replace what `function` replaced in every loaded module that holds it by name (`from time import time`).
-
-        Modules whose name `skip` accepts are left alone.
-        """
+        """Replace what `function` replaced in loaded modules that hold it by name, but those that `skip` takes."""
         self._loaded = set(sys.modules)
         swaps = {id(before): value for before, value in self._swaps}
         for namespace, name, value in _entries(swaps, [module for module in self._loaded if not skip(module)]):
@@ -94,10 +91,7 @@ class Patches:
             namespace[name] = swaps[id(value)]
 
     def restore(self) -> None:
-        """Put everything back, also in modules that were imported since and took a replaced name with them.
-
-        After an interrupt, a second call does the rest; a call when all is done does nothing.
-        """
+        """Put all back, also in modules imported since. After an interrupt a second call does the rest."""
         self.live = False
         while self._undo:
             self._undo[-1]()
@@ -173,10 +167,7 @@ def _entries(wanted: dict[int, Any], modules: Iterable[str]) -> Iterator[tuple[d
 
 
 class StandIn(type):
-    """The metaclass of classes that stand in for one of torch: what is an instance of that one is one of theirs.
-
-    So `isinstance`, subclasses and `X | None` work. A subclass of these stands for nothing.
-    """
+    """The metaclass of stand-ins for torch's classes: their instances are its own; a subclass stands for nothing."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return super().__instancecheck__(instance) or isinstance(instance, vars(cls).get("original", ()))
@@ -186,10 +177,7 @@ class StandIn(type):
 
 
 def stands_for(original: type) -> Callable[[Any], Any]:
-    """Return a decorator for a class whose metaclass is `StandIn`: it stands in for `original`.
-
-    It keeps that one's name, module and words, so that an editor shows what it always shows; `Patches` does functions.
-    """
+    """Return a decorator: the class stands in for `original`, with its name, module and words; functions: `Patches`."""
 
     def dress(cls: Any) -> Any:
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
@@ -276,11 +264,7 @@ def is_virtual(session: Session, caller: Any) -> bool:
 
 
 class Guard(TorchFunctionMode):
-    """Lets every torch function pass but those that touch the device; for these it calls `refuse`, which raises.
-
-    The modes of a recording belong to its thread. Elsewhere a device tensor would look like a CPU tensor, and its
-    operators would go by unseen.
-    """
+    """Refuses, on threads that are not recorded, functions that touch the device: `refuse` raises. Others pass."""
 
     def __init__(self, refuse: Callable[[str], object]) -> None:
         super().__init__()
@@ -368,10 +352,7 @@ def stop_by_signal(session: Session, patches: Patches) -> None:
 
 
 def stop_waiting(session: Session) -> None:
-    """Raise the error of the other thread in the one that records, as soon as that does nothing more for a while.
-
-    It may wait for what the other thread would have made; and a lock can be broken by a signal only.
-    """
+    """Raise the other thread's error in the one that records, by a signal, once that does nothing more for a while."""
     while session.alive:
         now = session.runtime.now
         time.sleep(PATIENCE)

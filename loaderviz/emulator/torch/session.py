@@ -1,9 +1,4 @@
-"""Session: one recording on the emulated GPU. It has the runtime, the memory pools and what the modes share.
-
-The parts around it: `tensors` (where a tensor is), `copies` (between host and device), `operators` (every aten
-operator), `overrides` (calls that name a device), `cuda_api` (torch.cuda and torch.accelerator), `graphs` (CUDA
-graphs), `tracking` (who reads and writes what), `patches` (names replaced for a while, the virtual clock).
-"""
+"""Session: one recording on the emulated GPU. It has the runtime, the memory pools and what the modes share."""
 
 from __future__ import annotations
 
@@ -139,10 +134,7 @@ class Session(TensorMemory):
 
     @contextmanager
     def fetching_data(self) -> Iterator[Any]:
-        """Inside dataset and collate a meter counts, which has in the end what it cost.
-
-        So the operators' mode is put aside, until a function has to do with the device.
-        """
+        """Inside data set and collate a meter counts; the operators' mode rests until the device is touched."""
         self.fetching += 1
         self.begin_priced(0)
         on_top = _get_current_dispatch_mode() is self.operators
@@ -172,10 +164,7 @@ class Session(TensorMemory):
             self.give_back()
 
     def refused_elsewhere(self, problem: NotModelledError) -> NotModelledError:
-        """Note what is refused to another thread, and return it: the recording ends with the first of these.
-
-        There it may be logged, or end nothing but that thread, for whose work the program then waits.
-        """
+        """Note what is refused to another thread, and return it: the recording ends with the first of these."""
         if self.refused is None and self.alive:
             self.refused = problem
             if self.stops:
@@ -456,11 +445,7 @@ class BatchNumbers(Numbering):
         return batch if batch >= 0 else self.ahead
 
     def of_kernel(self, batch: int, stream: int) -> int:
-        """Return the batch that a kernel on data of `batch` (-1: of none) is for.
-
-        Optimizer state carries the batch of the step before, so older data count as those of the newest kernel in the
-        stream.
-        """
+        """Return the batch of a kernel on data of `batch` (-1: none); older data, such as states, count as newest."""
         if batch < 0:
             return self.current
         self._newest[stream] = batch = max(batch, self._newest.get(stream, -1))

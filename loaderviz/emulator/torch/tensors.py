@@ -173,10 +173,7 @@ class TensorMemory:
         return tag
 
     def release(self, block: Any) -> None:
-        """The storage is gone: its block is free from now on, at the host's time (R35).
-
-        Python may collect garbage in the middle of anything, so the block is given back at the next way in.
-        """
+        """The storage is gone: its block goes back at the next way in (R35), for garbage may be collected anywhere."""
         if self.alive:
             self._released.append(block)
 

@@ -56,10 +56,7 @@ class AccessTracking:
         outputs: list[torch.Tensor],
         places: list[Any],
     ) -> None:
-        """An operator was launched as `command`; `tags` are those of `tensors`, its arguments.
-
-        `changed` are the ids of those that it writes to; `places` are the tags of `outputs`.
-        """
+        """`command` was launched; `tags` of its `tensors`, ids of the `changed`, `places`: the tags of `outputs`."""
         command.operator = operator.name
         stream, memory = command.stream.id, self.races.memory
         for tensor, tag in zip(tensors, tags, strict=True) if operator.reads else ():
@@ -151,10 +148,7 @@ class AccessTracking:
             self._access(work, tensor, tag.block, not (writes and operator.fills), writes)
 
     def host_access(self, tensor: torch.Tensor, call: str, *, writes: bool = False) -> None:
-        """The host reads a tensor of its own, or writes it, in a call that is no operator: `tolist`, `print`.
-
-        Before a write `before_change` has been called.
-        """
+        """The host reads or (after `before_change`) writes a tensor in a call that is no operator: `tolist`."""
         tag = tag_of(tensor)
         if _is_pinned(tag):
             self.session.mark_source()
@@ -260,10 +254,7 @@ class PinnedChecksums:
                 self._pending.pop(key, None)
 
     def check(self, block: PinnedBlock | None = None) -> None:
-        """The block is used again, or about to change in a way that is known: what happened to it since? None: to all.
-
-        After the change call `changed`.
-        """
+        """The block (None: all) is used again or will change by what is known: what happened? Then call `changed`."""
         for key in list(self._pending) if block is None else self._inside(block):
             self._compare(key)
 
