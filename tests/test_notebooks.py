@@ -119,9 +119,9 @@ CLAIMS = {
         "printed.hidden == 0 < repaired.hidden and repaired.step < printed.step",
         "{claims.CLAIMS[key].key for key in claims.CLAIMS} == {each.claim.key for each in list(globals().values()) "
         "if isinstance(each, claims.Card)}",
-        "all(each._verdict.word == 'false' for each in (prefetch, slow_loading, threads, factor, without_workers))",
-        "gpu_memory._verdict.word == order._verdict.word == 'false'",
-        "all(each._verdict.word == 'it depends' for each in (cache, rate, saving, forty, slices))",
+        "all(each._verdict.word == 'false' for each in (prefetch, slow_loading, threads, factor, gpu_memory, order))",
+        "all(each._verdict.word == 'it depends' for each in (cache, rate, saving, forty, slices, memory))",
+        "of_copies == 0 and set(causes) == set('12345')",
     ],
     "10_extras": [
         "0.01 < now.copy_share < 0.03 and now.overlap == 0 and saved < 0.1",
@@ -129,6 +129,8 @@ CLAIMS = {
         "0.9 * took[0] < prefetched",  # a prefetcher does not help there
         "lv.summarize(chunked).compute_share > 0.5",
         "flips['host'].step > flips['GPU'].step",
+        "lv.summarize(nsight).copy == lv.summarize(convolving).copy > 0",
+        "{lane.group for lane in nsight.lanes} == {'device'}",
         "[sanitizer_reports(freed) for freed in (False, True)] == [1, 0]",
         "unseen.hazards == [] and len(alarm.hazards) == 1",
     ],
@@ -173,6 +175,7 @@ CLAIMS = {
         "real.copy > 1.5 * emulated",
         "lv.advise(measured)[0].rule == 'warm-up' and 'cudaMalloc' in lv.advise(measured)[0].evidence",
         "'clear_cache' in [span.name for span in trace.rows(Kind.RANGE)][-2]",
+        "'rank 1 is late' in str(rank_table(ranks)) and lv.summarize(ranks).batches == 2",
         "100 < len(half) < len(trace)",
         "sum('ProfilerStep' in span.name for span in own.rows(Kind.RANGE)) == 5",
         "{lane.role for lane in own.lanes} == {'main'}",

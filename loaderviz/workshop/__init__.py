@@ -14,6 +14,7 @@ from __future__ import annotations
 from loaderviz.workshop import break_it
 from loaderviz.workshop.exercises import Exercise, ExerciseError, Note, Outcome, Prediction, predict
 from loaderviz.workshop.lessons import (
+    articles,
     capstone,
     claims,
     lesson00,
@@ -54,6 +55,7 @@ __all__ = [
     "Note",
     "Outcome",
     "Prediction",
+    "articles",
     "break_it",
     "capstone",
     "claims",

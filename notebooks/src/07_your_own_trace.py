@@ -41,6 +41,7 @@ from torch.utils.data import DataLoader
 
 import loaderviz as lv
 from loaderviz import mnist, notebooks, words
+from loaderviz.analysis.ranks import rank_table
 from loaderviz.emulator import Gpu, costs
 from loaderviz.timeline import Kind
 from loaderviz.workshop import lesson06, lesson07, predict
@@ -120,8 +121,7 @@ guess_copies.reveal()
 
 # %% [markdown]
 # The emulated copies are faster: the computer of the trace stages more slowly than those that the preset's number comes
-# from. So trust the order of things that the emulator shows, not its microseconds. If you know your own number,
-# `dataclasses.replace(Gpu.preset("a100"), pageable=...)` makes it part of the preset.
+# from. `lv.calibrate(trace)` takes the numbers of a trace instead.
 #
 # ## The part that was meant
 #
@@ -135,15 +135,25 @@ print(lv.advise(measured))
 measured.view(color="kind")
 
 # %% [markdown]
-# The finding names what is in there: first calls and `cudaMalloc`, which a program usually pays once. Nothing in the
-# file tells whether they come back. The annotation before it, with `clear_cache` in its name, suggests that here they
-# do: it seems that the program empties the allocator's cache before it measures, and so pays for `cudaMalloc` again.
+# The finding names first calls and `cudaMalloc`, which a program usually pays once. The annotation before it, with
+# `clear_cache` in its name, suggests that this one empties the allocator's cache before it measures, and pays again.
 # Perhaps the authors wanted that. A finding is a question about the program, not an order to change it.
 #
+# ## A training loop on two GPUs
+#
+# Two processes, *ranks*, trained one network on two A100s, and each wrote a file. `lv.read` takes both, aligns their
+# clocks, and gives each rank its lanes. The kernels that exchange gradients, the *collectives*, end together: who comes
+# early waits inside them. So first ask who is late; a repair of the other one gains nothing.
+
+# %%
+ranks = lv.read([notebooks.trace(f"two_ranks_{rank}.json.gz") for rank in (0, 1)])
+print(rank_table(ranks), lv.summarize(ranks).step / 1e6, "ms a step")
+ranks.view()
+
+# %% [markdown]
 # ## Damaged files
 #
-# A job was killed, or a disk was full: half a file is better than none, if the reader says that it is half. The second
-# file below is no trace at all.
+# A job was killed, or a disk was full: half a file is better than none, if the reader says so. The second is no trace.
 
 # %%
 whole = notebooks.trace("alexnet_pageable_2023.json.gz").read_bytes()
@@ -299,7 +309,8 @@ lesson07.find_cause.check(cause)
 #
 # * `lv.read(notebooks.trace("event_sync_2023.json.gz"))` is another real trace. What does the host wait for in it?
 # * Give `train` a loader with `num_workers=0` and record it with `on="cpu"`. Which lane has the fetches now?
-# * Read a trace of your own. `lv.read` also takes a folder with one file per rank.
+# * Read a trace of your own. `lv.read` also takes a folder of ranks, and what `nsys export --type sqlite` writes
+#   ([extras](10_extras.ipynb)).
 #
 # ## The same code on a real GPU
 

@@ -22,14 +22,19 @@
 #
 # **The question of this notebook: what else is there?**
 #
-# Five short parts, in no plan of the course. Take what you need, in any order: a network whose copy is not worth your
-# time; a host that is too slow; a data set larger than the GPU; augmentation; what a race detector does not see.
+# Six short parts, in no plan of the course. Take what you need, in any order: a network whose copy is not worth your
+# time; a host that is too slow; a data set larger than the GPU; augmentation; a file of Nsight Systems; what a race
+# detector does not see.
 #
 # Time: about 10 minutes. You need no GPU. Before it: [3. Prefetch](03_non_blocking_prefetch.ipynb), [4. The data set on
 # the GPU](04_gpu_resident_slicing.ipynb).
 
 # %%
+import sqlite3
+import tempfile
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch.cuda._sanitizer import EventHandler
@@ -38,6 +43,7 @@ import loaderviz as lv
 from loaderviz import mnist, words
 from loaderviz.emulator import Gpu
 from loaderviz.loaders import ResidentLoader
+from loaderviz.timeline import Kind
 from loaderviz.workshop import loop, predict
 from loaderviz.workshop.loop import GPU, WARM_UP, gpu_milliseconds, make_batches, new_model, steps, train_step, watch
 
@@ -201,6 +207,42 @@ for place, each in flips.items():
 guess_place.reveal()
 
 # %% [markdown]
+# ## A file of Nsight Systems
+#
+# `nsys profile python train.py`, then `nsys export --type sqlite`, makes a database, and `lv.read` takes it. No GPU is
+# here to profile, so this cell writes the tables that matter, as nsys names them, from the first loop above.
+
+# %%
+NSYS = """
+CREATE TABLE StringIds (id, value);
+CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, streamId, shortName);
+CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start, end, deviceId, streamId, bytes, copyKind, srcKind, dstKind);
+"""
+
+
+def as_nsight(timeline, file):
+    """Write the kernels and copies of a timeline as `nsys export` does: stream 7 of GPU 0, pageable to device."""
+    with closing(sqlite3.connect(file)) as export:
+        export.executescript(NSYS)
+        for number, span in enumerate(timeline.rows(Kind.COMPUTE, Kind.COPY_H2D)):
+            kernel, times = span.kind == Kind.COMPUTE, (span.start, span.end, 0, 7)
+            row = (*times, number) if kernel else (*times, span.nbytes, 1, 0, 2)
+            table = f"CUPTI_ACTIVITY_KIND_{'KERNEL' if kernel else 'MEMCPY'}"
+            export.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+            export.execute("INSERT INTO StringIds VALUES (?, ?)", (number, span.name))
+        export.commit()
+
+
+# %%
+with tempfile.TemporaryDirectory() as place:
+    as_nsight(convolving, Path(place, "run.sqlite"))
+    nsight = lv.read(Path(place, "run.sqlite"))
+print(*nsight.context.notes, *lv.advise(nsight), sep="\n")
+nsight.view(verdict=False)
+
+# %% [markdown]
+# The kernels and copies are the same. The host is not in it: without its rows nobody can say what the GPU waits for.
+#
 # ## What a race detector does not see
 #
 # PyTorch has one: `TORCH_CUDA_SANITIZER=1`. It forgets memory that is freed, so it misses loader C of lesson 5; and it

@@ -573,31 +573,31 @@ def too_few_epochs(images, labels, size, epochs):
 # Lesson 9
 
 
-def two_trainings(machine, data, size):
-    steps = [machine.train(DataLoader(data, size, num_workers=2, pin_memory=pin)).step for pin in (True, False)]
-    return (steps[1] - steps[0]) / steps[1]
-
-
-def by_the_clock_of_the_timeline(machine, data, size):
-    plain, pinned = (
-        machine.train(DataLoader(data, batch_sampler=rows_of(data, size), num_workers=2, pin_memory=pin)).step
-        for pin in (False, True)
-    )
-    return 1 - pinned / plain
-
-
-def step_by_step(machine, data, size):
-    loaders = {pin: DataLoader(data, size, num_workers=2, pin_memory=pin) for pin in (False, True)}
+def saved_by_pinning(machine, data, size, workers):
+    loaders = {pin: DataLoader(data, size, num_workers=workers, pin_memory=pin) for pin in (False, True)}
     step = {pin: machine.train(loader).step for pin, loader in loaders.items()}
     return 1 - step[True] / step[False]
 
 
-def times_as_fast(machine, data, size):
-    return 1 / (1 - step_by_step(machine, data, size))
+def step_by_step(machine, data, size, workers):
+    return saved_by_pinning(machine, data, size, workers) >= 0.1
+
+
+def two_trainings(machine, data, size, workers):
+    steps = [machine.train(DataLoader(data, size, num_workers=workers, pin_memory=pin)).step for pin in (True, False)]
+    return torch.tensor(steps[1] - steps[0]) >= 0.1 * steps[1]
+
+
+def with_own_sampler(machine, data, size, workers):
+    plain, pinned = (
+        machine.train(DataLoader(data, batch_sampler=rows_of(data, size), num_workers=workers, pin_memory=pin)).step
+        for pin in (False, True)
+    )
+    return pinned <= 0.9 * plain
 
 
 RIGHT = {
-    "9.1": [step_by_step, two_trainings, by_the_clock_of_the_timeline],
+    "9.1": [step_by_step, two_trainings, with_own_sampler],
     "5.1": [wait_named, host_waits_for_the_copy, loader_consumer, loader_ring, Preloader],
     "5.2": [loader_record_stream, kept_until_used, memory_of_the_main_stream, loader_ring, Preloader],
     "5.3": [event_after_the_number, number_in_the_side_stream, scaled_on_the_way, number_of_the_host],
@@ -611,17 +611,14 @@ RIGHT = {
 }
 WRONG = {
     "9.1": [
-        (times_as_fast, r"pinning saves -?[\d.]+ of the step. Yours is how many times as fast"),
+        (lambda machine, data, size, workers: True, r"3 of 6 verdicts are wrong. You said True each time. One of them"),
         (
-            lambda machine, data, size: -step_by_step(machine, data, size) - 0.001,
-            r"The sign is wrong|pinning saves",
+            lambda machine, data, size, workers: step_by_step(machine, data, size, 2),
+            r"verdicts? (is|are) wrong.*0 workers, [\d.]+ GB/s from ordinary memory and [\d.]+ from pinned",
         ),
-        (
-            lambda machine, data, size: 0.9,
-            r"With batches of \d+ x \d+ x \d+ floats, .* from pinned memory: you returned 0.900",
-        ),
-        (lambda machine, data, size: None, r"returned None. A share of the step"),
-        (lambda machine, data, size: f"{step_by_step(machine, data, size):.0%}", r"A share of the step is wanted"),
+        (lambda machine, data, size, workers: False, r"3 of 6 verdicts are wrong. You said False each time. One of"),
+        (lambda machine, data, size, workers: None, r"returned None. A verdict is wanted: True or False"),
+        (saved_by_pinning, r"returned -?0\.\d+. A verdict is wanted"),
     ],
     "5.1": [
         (synchronize_each_step, r"copy of batch \d+ runs from .* exposed.*R(16|25|30)"),

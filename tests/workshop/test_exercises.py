@@ -99,6 +99,9 @@ HEAD = """
 import copy, itertools, queue, random, threading, time
 from collections import deque
 import numpy
+from torch.utils.data import DataLoader
+import loaderviz as lv
+from loaderviz.workshop import claims
 from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
 
 def load({}):

@@ -3,7 +3,7 @@
 card = claims.card("prefetch")          # the claim, and a prediction: true, false, or it depends
 card.judge(experiment)                  # experiment(machine) returns a number; where does the claim hold?
 machine.train(loader).step              # ns; .hidden, .busy, .peak, .timeline
-claims.saving                           # the exercise: an experiment of your own
+claims.pays                             # the exercise: an experiment of your own
 
 The articles are found by everybody who searches for this subject. They are quoted in our words, with their numbers.
 """
@@ -13,15 +13,19 @@ from __future__ import annotations
 import os
 import random
 import time
+import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint_sequential
 from torch.utils.data import DataLoader, Dataset
 
+from loaderviz import words
 from loaderviz.emulator.hardware import Gpu
 from loaderviz.metrics import summarize
 from loaderviz.recording import record
@@ -35,7 +39,7 @@ CHOICES = ("true", "false", "it depends")
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence that people repeat. It holds where the experiment's number is from `low` to `high`.
+    """A sentence that people repeat. It holds where the experiment's number is from `holds[0]` to `holds[1]`.
 
     `shows` says what the number is, `decides` what it depends on, as a formula; `when` where the claim is right.
     """
@@ -44,98 +48,31 @@ class Claim:
     article: int
     text: str
     shows: str
-    low: float
-    high: float
+    holds: tuple[float, float]
     decides: str
     when: str
 
 
-# key | article | numbers for which it holds | what the number is; the claim; what decides; when it is true
-_TEXT = """
-prefetch | article 1 | 0.1 to inf | share of the copies under kernels
-With `non_blocking=True` the next batch is copied while the GPU computes on this one.
-hidden > 0 needs a pinned source, `non_blocking`, and another stream (R7, R16)
-all three are there. The call alone hides nothing
-
-slow loading | article 1 | 0.0005 to inf | what it gains with slow loading, less what it gains with fast loading
-`non_blocking=True` helps most when loading is slow, and does nothing when loading is fast.
-step = max(fetch / workers, host + wait for the copy): it shortens the second term only
-never: it is the other way round
-
-threads | article 2 | 1 to 1 | share of the samples that were loaded in the process of the loop
-The DataLoader loads batches with several threads.
-`num_workers` is a number of processes
-the data set starts threads of its own. Only the thread that pins is one of PyTorch
-
-factor | article 2 | 1.02 to inf | step with 1 / step with 8
-`prefetch_factor` says how many batches are loaded at the same time: more is faster.
-step = max(fetch / workers, the rest): the factor is in neither term
-batches take different times, and the workers are fast enough on average
-
-cache | article 2 | 1.2 to inf | first epoch / last epoch
-A cache inside the data set makes the later epochs faster.
-a worker keeps what *it* has loaded, as long as it lives: hits after e epochs 1 - (1 - 1/w)^(e - 1)
-there are no workers, or `persistent_workers=True` and many epochs
-
-without workers | article 3 | 1.01 to inf | step without / step with
-`DataLoader(data, 32, pin_memory=True)` feeds the GPU faster.
-without workers the loop itself copies each batch into pinned memory
-there are workers: then a thread pins
-
-GPU memory | article 3 | 1.01 to inf | peak without / peak with
-`pin_memory=True` makes better use of the memory of the GPU.
-pinned memory is memory of the host
-never; it takes memory of the host, rounded up to a power of two
-
-rate | article 4 | 1.3 to 1.5 | rate from pinned memory / rate from ordinary memory
-Pinned memory makes a copy 30 to 50 % faster.
-(latency + bytes / pageable rate) / (latency + bytes / pinned rate)
-the copies are of some hundred kB, or the host copies as fast as the link
-
-saving | article 4 | 0.15 to 0.25 | share of the step that is saved
-With `pin_memory=True` a training on images takes 20 % less time.
-share of the copy x (1 - pinned time / pageable time), if the pin thread keeps up
-about a third of the step is a blocking copy
-
-forty | article 5 | 0 to 0.4 | largest share of the time with a kernel
-However many workers there are, the GPU is never busy for more than 40 % of the time.
-kernels / (host's work in a step + hand-out + blocking copy)
-the network is small for the GPU
-
-slices | article 5 | 2 to 3 | time a sample with the DataLoader / with slices
-Slices of a data set on the GPU are two to three times as fast as a DataLoader.
-max(fetch / workers, host + copy, kernels) / max(host, kernels), at equal batches
-the batches are equal, the DataLoader has no workers, and the network is tiny
-
-order | article 5 | 0.9 to inf | samples that sample 0 meets in ten epochs / with shuffled samples
-Going through shuffled slices is the same as `shuffle=True`.
-a slice has the same samples in each epoch: B - 1 mates, however many epochs
-never, for more than one epoch
-"""
-
-
-def _claims() -> dict[str, Claim]:
-    found = {}
-    for block in _TEXT.strip().split("\n\n"):
-        head, text, decides, when = block.splitlines()
-        key, article, numbers, shows = head.split(" | ")
-        low, high = map(float, numbers.split(" to "))
-        found[key] = Claim(key, int(article.split()[1]), text, shows, low, high, decides, when)
-    return found
-
-
-ANY, CLAIMS = float("inf"), _claims()
+_TABLES = tomllib.loads(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
+CLAIMS, BOOK = ({key: Claim(key, **fields) for key, fields in _TABLES[part].items()} for part in ("lesson", "book"))
+ANY = float("inf")
 
 
 class Samples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """`count` samples of this shape, float32; each takes `cost` seconds to load, or none when it is in the cache."""
+    """`count` samples of this shape; each takes `cost` seconds to load, or none when it is in the cache."""
 
     def __init__(
-        self, count: int, shape: tuple[int, ...] = (1, 28, 28), cost: float = 0.0, *, cache: bool = False
+        self,
+        count: int,
+        shape: tuple[int, ...] = (1, 28, 28),
+        cost: float = 0.0,
+        *,
+        cache: bool = False,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.count, self.cost, self.cache = count, cost, cache
         self.known: set[int] = set()
-        self.sample = torch.zeros(shape), torch.tensor(0)  # one for all: an experiment is about time
+        self.sample = torch.zeros(shape, dtype=dtype), torch.tensor(0)  # one for all: an experiment is about time
 
     def __len__(self) -> int:
         return self.count
@@ -251,10 +188,8 @@ class Verdict:
     @property
     def holds(self) -> dict[tuple[str, str], bool]:
         """For each machine and case that could be judged whether the claim holds there."""
-        claim = self.claim
-        return {
-            where: claim.low <= number <= claim.high for where, number in self.numbers.items() if number is not None
-        }
+        low, high = self.claim.holds
+        return {where: low <= number <= high for where, number in self.numbers.items() if number is not None}
 
     @property
     def word(self) -> str:
@@ -281,7 +216,7 @@ class Verdict:
         held, judged = sum(self.holds.values()), [number for number in self.numbers.values() if number is not None]
         if not judged:
             return [self.said, "Not judged."]
-        low, high = self.claim.low, self.claim.high
+        low, high = self.claim.holds
         wanted = f"{low:g} or more" if high == ANY else f"{low:g}" if low == high else f"{low:g} to {high:g}"
         return [
             self.said,
@@ -328,6 +263,24 @@ class Card(Prediction):
         return replace(self._verdict, said=said)
 
 
+def peak(machine: Machine, size: int, *, checkpoints: int = 0, half: bool = False) -> int | None:
+    """Return the most memory [bytes] that training twelve wide layers takes on the GPU; None where there is none.
+
+    Their activations are kept, or those of `checkpoints` segments alone; `half` computes in half precision.
+    """
+    if machine.device == "cpu":
+        return None
+    with warnings.catch_warnings(), record(on=machine.gpu, host=HOST):
+        warnings.simplefilter("ignore")
+        layers = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(12)]
+        model, x = torch.nn.Sequential(*layers).cuda(), torch.zeros(size, 512, device="cuda", requires_grad=True)
+        for _ in range(2):
+            with torch.autocast("cuda", torch.float16, enabled=half):
+                y = checkpoint_sequential(model, checkpoints, x, use_reentrant=False) if checkpoints else model(x)
+            y.float().sum().backward()
+        return torch.cuda.max_memory_allocated()
+
+
 def card(key: str) -> Card:
     """Return the card of a claim. Raises `ExerciseError` for a claim that is none."""
     if key not in CLAIMS:
@@ -339,55 +292,97 @@ HERE = (Machine("here", "laptop", "cpu"),)  # for what is tried on this computer
 
 # 9.1
 
-CASES, WITHIN = 2, 0.03
+LEAST, MARGIN = 0.1, 0.03  # the share that the claim promises; no case is nearer to it than the margin
+CASES = 6
 
 
-def _saving(answer: Callable[..., Any], chance: random.Random) -> Score:
-    """Compare the learner's number with ours, on machines and data that nobody has seen."""
-    said, timeline = [], None
-    for _ in range(CASES):
-        gpu = Gpu.preset(chance.choice(GPUS))
-        rate = int(gpu.h2d * chance.uniform(0.3, 1.5))
-        secret = replace(gpu, name="a secret GPU", h2d=rate, pageable=int(rate * chance.uniform(0.2, 0.9)))
-        side, size = chance.randrange(20, 60), chance.choice((64, 128, 256))
-        machine, data = Machine("secret", secret), Samples(size * 10, (1, side, side))
-        plain, pinned = _trainings(machine, data, size)
-        truth, timeline = 1 - pinned.step / plain.step, pinned.timeline
+def _verdicts(answer: Callable[..., Any], chance: random.Random) -> Score:
+    """Compare the learner's verdicts with ours, on machines and data that nobody has seen; half of them are True."""
+    cases = [case for truth in (True, False) for case in _drawn(truth, CASES // 2, chance)]
+    chance.shuffle(cases)
+    said = []
+    for case in cases:
         with learners_code():
-            returned = answer(machine, data, size)
-        if isinstance(returned, bool) or not isinstance(returned, (int, float)):
-            raise NotYet(f"Your function returned {returned!r}. A share of the step is wanted, such as 0.2.")
-        about = f"With batches of {size} x {side} x {side} floats, {secret.pageable / 1e9:.1f} GB/s, and "
-        about += f"{rate / 1e9:.1f} GB/s from pinned memory"
-        if abs(returned - truth) > WITHIN:
-            guess = ""
-            if abs(1 / (1 - truth) - returned) <= WITHIN:
-                guess = " Yours is how many times as fast it is."
-            elif abs(truth + returned) <= WITHIN:
-                guess = " The sign is wrong."
-            fact = f"{about}: you returned {returned:.3f}; pinning saves {truth:.3f} of the step.{guess}"
-            raise NotYet(fact, "an experiment changes one thing, and nothing else", "", timeline)
-        said.append(f"{about}: {100 * returned:.0f} % saved.")
-    return Score(" ".join(said), timeline)
+            returned = answer(case.machine, case.data, case.size, case.workers)
+        if str(getattr(returned, "dtype", "")) in ("bool", "torch.bool") and returned.ndim == 0:  # of numpy, of torch
+            returned = bool(returned)
+        if not isinstance(returned, bool):
+            raise NotYet(f"Your function returned {returned!r}. A verdict is wanted: True or False.")
+        said.append(returned)
+    wrong = [case for case, verdict in zip(cases, said, strict=True) if verdict != case.holds]
+    if wrong:
+        same = f" You said {said[0]} each time." if len(set(said)) == 1 else ""
+        fact = f"{len(wrong)} of {CASES} verdicts are wrong.{same} One of them: {wrong[0]}."
+        raise NotYet(fact, "a verdict follows from two runs with one difference", "", wrong[0].timeline)
+    return Score(f"{CASES} verdicts, each as measured. The last case: {cases[-1]}.", cases[-1].timeline)
 
 
-def _trainings(machine: Machine, data: Dataset[Any], size: int) -> list[Trained]:
-    return [machine.train(DataLoader(data, size, num_workers=2, pin_memory=pin)) for pin in (False, True)]
+@dataclass(frozen=True)
+class Case:
+    """A machine and data, and the time of a step [ns] there, without pinning and with it."""
+
+    machine: Machine
+    data: Samples
+    link: str
+    size: int
+    workers: int
+    steps: tuple[float, float]
+    timeline: Timeline
+
+    @property
+    def saved(self) -> float:
+        """The share of a step that pinning saves."""
+        return 1 - self.steps[1] / self.steps[0]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the claim of the exercise holds here."""
+        return self.saved >= LEAST
+
+    def __str__(self) -> str:
+        shape, (plain, pinned) = " x ".join(map(str, self.data.sample[0].shape)), map(words.duration, self.steps)
+        return (
+            f"batches of {self.size} times {shape} floats, {words.count(self.workers, 'worker')}, {self.link}: a step "
+            f"takes {plain}, with pinning {pinned}; {self.saved:.1%} saved"
+        )
 
 
-saving = Exercise(
-    "claims.saving",
-    "9.1 Your own experiment",
-    task="Write `experiment(machine, data, size)`: which share of a step does `pin_memory=True` save, with two workers "
-    "and batches of `size`? `machine.train(loader).step` is the time of a step. A negative share costs time.",
-    target=f"within {WITHIN} of the truth on {CASES} machines and data sets that you have not seen: an experiment that "
-    "is right gives the right verdict, whatever the verdict is.",
+def _drawn(truth: bool, count: int, chance: random.Random) -> Iterator[Case]:
+    """Draw cases until `count` have this truth, for other reasons: a link, small pictures, no workers."""
+    ways = ("link", "size", "workers") if not truth else ("",) * count
+    for way in ways[:count]:
+        while True:
+            gpu = Gpu.preset(chance.choice(GPUS))
+            rate = int(chance.uniform(6, 20) * 10**9)
+            slower = chance.uniform(0.9, 1) if way == "link" else chance.uniform(0.2, 0.4)
+            secret = replace(gpu, name="a secret GPU", h2d=rate, pageable=int(rate * slower))
+            # Batches of less than 1 MiB: larger ones are still being page-locked when the clock starts.
+            side = chance.randrange(8, 14) if way == "size" else chance.randrange(44, 62)
+            size, workers = chance.choice((56, 64)), 0 if way == "workers" else 2
+            machine, data = Machine("secret", secret), Samples(size * 8, (1, side, side))
+            loaders = (DataLoader(data, size, num_workers=workers, pin_memory=pin) for pin in (False, True))
+            plain, pinned = (machine.train(loader) for loader in loaders)
+            link = f"{secret.pageable / 1e9:.1f} GB/s from ordinary memory and {rate / 1e9:.1f} from pinned"
+            case = Case(machine, data, link, size, workers, (plain.step, pinned.step), pinned.timeline)
+            if case.holds == truth and abs(case.saved - LEAST) > MARGIN:
+                yield case
+                break
+
+
+pays = Exercise(
+    "claims.pays",
+    "9.1 Refute it, or confirm it",
+    task="“`pin_memory=True` makes a training faster”: here, it saves at least a tenth of a step. Write "
+    "`holds(machine, data, size, workers)`: does that hold for batches of `size`, with so many workers? "
+    "`machine.train(loader).step` is the time of a step. Return True or False.",
+    target=f"the right verdict in {CASES} cases that you have not seen, with other GPUs, links, pictures and workers. "
+    "Whoever always says the same is wrong in half of them.",
     hints=(
-        "Two trainings, and only one difference between them.",
+        "Two trainings, and only one difference between them: the rest is as it was given, also the workers.",
         "What is saved is 1 - (time with) / (time without).",
     ),
-    measure=_saving,
-    arguments=("machine", "data", "size"),
+    measure=_verdicts,
+    arguments=("machine", "data", "size", "workers"),
 )
 
-EXERCISES = (saving,)
+EXERCISES = (pays,)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 STEADY = range(12, 28)  # batches by which the start is over: of 32, the first 12 fill queues and take memory
 STAGES = {"fetch": Kind.FETCH, "pin": Kind.PIN, "copy": Kind.COPY_H2D, "compute": Kind.COMPUTE}
-SLOWEST = "a pipeline is as fast as its slowest station: fetch / workers, pin, copy or compute"
+SLOWEST = "a pipeline is as fast as its slowest station: fetch / workers, pin, host, copy or compute"
 
 
 def stations(timeline: Timeline) -> dict[str, int]:
