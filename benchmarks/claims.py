@@ -2,7 +2,7 @@
 
     python -m benchmarks.claims [--out docs/claims.md] [--only KEY ...]      # with `--only` it prints these cards
 
-The claims are in loaderviz/workshop/lessons/claims.toml; here are their experiments, each named like its claim. What
+The claims are in loaderviz/workshop/claims.toml; here are their experiments, each named like its claim. What
 has nothing to do with a GPU is tried on this computer.
 """
 

@@ -53,7 +53,7 @@ class Claim:
     when: str
 
 
-_TABLES = tomllib.loads(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
+_TABLES = tomllib.loads((Path(__file__).parents[1] / "claims.toml").read_text(encoding="utf-8"))
 CLAIMS, BOOK = ({key: Claim(key, **fields) for key, fields in _TABLES[part].items()} for part in ("lesson", "book"))
 ANY = float("inf")
 
