@@ -620,7 +620,7 @@ what has nothing to do with a GPU was tried on the machine that made this page.
 
 ## The programs
 
-Written anew with the articles' calls and settings, `loaderviz/workshop/lessons/articles.py`, on the emulated GPU
+Written anew with the articles' calls and settings, `loaderviz/workshop/articles.py`, on the emulated GPU
 "laptop", {steps} steps after {wait}. The host "{host}" costs the same on every machine; "auto", the default, takes the
 processor time of the data set's own Python, here on {cpu}. The third row of each is that machine's processor time for
 one fetch without any emulator: it is what "auto" should say. A named host has prices for the usual transforms, and none

@@ -11,10 +11,9 @@ is the last one.
 
 from __future__ import annotations
 
-from loaderviz.workshop import break_it
+from loaderviz.workshop import articles, break_it
 from loaderviz.workshop.exercises import Exercise, ExerciseError, Note, Outcome, Prediction, predict
 from loaderviz.workshop.lessons import (
-    articles,
     capstone,
     claims,
     lesson00,
