@@ -17,7 +17,7 @@ from plotly.subplots import make_subplots
 
 from loaderviz import metrics, words
 from loaderviz.timeline import Kind, Timeline
-from loaderviz.view import theme
+from loaderviz.view import page, theme
 from loaderviz.view.pack import Bars, Json, Part, merge
 from loaderviz.view.picture import View
 
@@ -121,13 +121,25 @@ def _wrapped(text: str, letters: int) -> str:
     return "<br>".join(escape(line, quote=False) for line in wrap(text, letters))
 
 
+class Chart(go.Figure):  # type: ignore[misc]
+    """A plotly figure below which a notebook has its words, those in `layout.meta["text"]`."""
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import HTML, display
+
+        super()._ipython_display_()
+        display(HTML(page.twin(self.layout.meta["text"])))
+
+
 def utilization(timelines: Mapping[str, Timeline], window: int) -> go.Figure:
     """Return the GPU-utilisation curves of timelines by name: share of each `window` [ns] in which a kernel runs."""
     longest = max(timeline.duration for timeline in timelines.values())
     unit, unit_name = time_unit(longest)
     count = len(timelines)
     headings = [f"{escape(name, quote=False)}: {_mean(each)}" for name, each in timelines.items()]
-    shown = make_subplots(rows=count, shared_xaxes=True, vertical_spacing=0.28 / count, subplot_titles=headings)
+    shown = make_subplots(
+        figure=Chart(), rows=count, shared_xaxes=True, vertical_spacing=0.28 / count, subplot_titles=headings
+    )
     for number, timeline in enumerate(timelines.values()):
         edges, share = metrics.utilization(timeline, window)
         shown.add_scatter(

@@ -67,17 +67,21 @@ def host(head: dict[str, Any], body: bytes, still: str, below: str = "", stands:
     """
     picture = f"data:image/svg+xml;base64,{b64encode(still.encode()).decode()}"
     data = json.dumps(head, separators=(",", ":")).replace("<", "\\u003c")
-    lines = "<br>".join(escape(line) for line in head["twin"].splitlines())
-    if "withheld" in head:
-        twin = f'<details class="lv-twin" style="{_SOFT}"><summary>In words</summary>{lines}</details>' if lines else ""
-    else:
-        twin = f'<p class="lv-twin" style="{_SOFT}">In words: {lines}</p>' if lines else ""
+    said = twin(head["twin"], "withheld" in head)
     notes = "".join(f'<p style="{_SOFT}">{escape(note)}</p>' for note in head["notes"])
     return (
         f'<div class="lv-view" data-lm-suppress-shortcuts="true"{" data-lv-stand" if stands else ""}>'
         f'<img class="lv-still" alt="{escape(head["title"] or "timeline")}" style="max-width:100%" src="{picture}">'
-        f"{twin}{notes}"
+        f"{said}{notes}"
         f'<div class="lv-below" slot="below">{below}</div>'
         f'<script type="application/json" class="lv-head">{data}</script>'
         f'<script type="application/octet-stream" class="lv-body">{b64encode(body).decode()}</script></div>'
     )
+
+
+def twin(text: str, folded: bool = False) -> str:
+    """Return what a picture shows, in words, as HTML; "" for no words."""
+    lines = "<br>".join(escape(line) for line in text.splitlines())
+    if folded and lines:
+        return f'<details class="lv-twin" style="{_SOFT}"><summary>In words</summary>{lines}</details>'
+    return f'<p class="lv-twin" style="{_SOFT}">In words: {lines}</p>' if lines else ""

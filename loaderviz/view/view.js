@@ -202,7 +202,8 @@ class View {
       row);
     for (const row of rows) if (row.track) this.rowOfTrack.set(row.track, row);
     this.ui.inner.style.height = `${height}px`;
-    const most = this.head.height ? Math.max(this.head.height, Math.min(420, innerHeight - this.head.beside))
+    if (this.head.height) this.tall ??= Math.max(this.head.height, Math.min(420, innerHeight - this.head.beside));
+    const most = this.head.height ? this.tall
       : (this.isPage ? Math.max(260, innerHeight - 250) : 480);
     this.ui.scroll.style.height = `${this.head.height ? most : Math.min(height, most)}px`;
     this.resize();

@@ -33,6 +33,11 @@ def test_all_cells_run_and_all_figures_are_drawn(name, open_and_run):
     assert [f"{problem['ename']}: {problem['evalue']}" for problem in problems] == []
     assert all(cell["count"] for cell in notebook.cells), "a cell did not run"
 
+    html = ["".join(output.get("data", {}).get("text/html", "")) for output in notebook.outputs]
+    for number, output in enumerate(notebook.outputs):  # what a picture shows in words: in its output, or below a chart
+        if FIGURE in output.get("data", {}):
+            assert 'class="lv-twin"' in html[number + 1]
+        assert html[number].count('class="lv-view"') <= html[number].count('class="lv-twin"')
     views = sum(
         'class="lv-view"' in "".join(output.get("data", {}).get("text/html", "")) for output in notebook.outputs
     )

@@ -110,7 +110,16 @@ def test_keys_move_the_pictures_and_without_a_kernel_they_are_still_there(notebo
     page.wait_for_function(DRAWN, arg=True, timeout=20_000)
     stops = [page.locator(".jp-CodeCell").nth(number).evaluate(TAB_ORDER) for number in range(len(CELLS))]
     assert [[" ".join(stop.split()) for stop in each] for each in stops] == STOPS
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.evaluate("document.querySelector('[data-lv-live].lv-view').closest('.jp-OutputArea-output').scrollIntoView()")
+    picture, code = (
+        page.locator("[data-lv-live].lv-view").first,
+        page.locator("pre[tabindex]").first.locator("xpath=.."),
+    )
+    before, beside = picture.bounding_box(), code.bounding_box()
+    assert beside["x"] > before["x"] + before["width"] and beside["y"] + beside["height"] <= 800 - 30  # the status bar
     explorer_answers(page)
+    assert picture.bounding_box()["height"] == before["height"]
     stepper_answers(page)
     viewer_answers(page)
 
@@ -125,3 +134,22 @@ def test_keys_move_the_pictures_and_without_a_kernel_they_are_still_there(notebo
     assert page.evaluate(ERRORS) == 0
     assert page.get_by_text("run this cell").locator("visible=true").count() == 3
     assert notebook.outside == []
+
+
+def test_three_views_and_three_explorers_run_five_times(lab, open_and_run):
+    """Each time there are three of each, drawn, and nothing is left of those before."""
+    made = "import loaderviz as lv\nmake = lambda: lv.explore(name='apart').timeline"
+    lab.write("often", [made, *["make()"] * 3, *["lv.explore()"] * 3])
+    notebook = open_and_run("often")
+    page = notebook.page
+    drawn = """() => { const seen = [...document.querySelectorAll('.lv-view')].filter(host => host.offsetHeight);
+        return seen.length === 6 && seen.filter(host => 'lvLive' in host.dataset).length === 3
+            && seen.every(host => host.lv?.frames > 0); }"""
+    for _ in range(5):
+        page.wait_for_function(drawn, timeout=30_000)
+        page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells')")
+    page.wait_for_function(drawn, timeout=30_000)
+    slider(page, "workers").last.press("ArrowRight")
+    page.wait_for_function("[...document.querySelectorAll('p[role=status]')].at(-1).textContent.includes('5 workers')")
+    assert page.evaluate(ERRORS) == 0
+    assert notebook.script_errors == notebook.outside == []

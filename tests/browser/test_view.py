@@ -397,6 +397,18 @@ def test_the_plain_wheel_scrolls_and_with_ctrl_the_time_under_the_pointer_stays(
     shown.page.mouse.wheel(80, 0)  # sideways pans
     shown.page.wait_for_timeout(50)
     assert shown.ask("lv.window[0]") > window[0]
+    span = "lv.window[1] - lv.window[0]"
+    before = shown.ask(span)
+    shown.page.mouse.move(x + 300, y - 10)
+    shown.page.mouse.wheel(0, -120)  # over the axis of a page it zooms
+    shown.page.wait_for_timeout(50)
+    assert shown.ask(span) < before
+    mini, width = (
+        shown.ask("(box => [box.x, box.y])(lv.view.ui.mini.getBoundingClientRect())"),
+        shown.ask("lv.view.surface.width"),
+    )
+    shown.page.mouse.click(mini[0] + 0.75 * width, mini[1] + 8)  # the strip brings the window there
+    assert sum(shown.ask("lv.window")) / 2 == pytest.approx(0.75 * whole[1], rel=0.02)
 
 
 def test_double_click_fits_drag_pans_and_two_fingers_pinch(show):
@@ -570,6 +582,56 @@ def test_the_theme_follows_the_host_before_the_system(show):
         shown.page.wait_for_function(f"wanted => {HOST}.lv.view.theme.dark === wanted", arg=dark)
         color = shown.page.evaluate(f"getComputedStyle({HOST}).backgroundColor")
         assert color == ("rgb(22, 22, 22)" if dark else "rgb(255, 255, 255)"), mark
+
+
+# The contrast of each text that is seen with what is behind it, below 4.5:1.
+PALE = """(root => {
+    const light = color => color.match(/[\\d.]+/g).slice(0, 3).map(value => value / 255)
+        .map(value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
+    const solid = node => { for (let each = node; each; each = each.parentNode ?? each.host) {
+        const color = each instanceof Element && getComputedStyle(each).backgroundColor;
+        if (color && !/, 0\\)$/.test(color)) return color; } return 'rgb(255, 255, 255)'; };
+    return [...root.querySelectorAll('*')].filter(node => node.checkVisibility() && node.tagName !== 'STYLE'
+        && [...node.childNodes].some(each => each.nodeType === 3 && each.data.trim())).map(node => {
+        const [one, other] = [getComputedStyle(node).color, solid(node)].map(light).sort((a, b) => b - a);
+        return [node.textContent, (one + 0.05) / (other + 0.05)]; });
+})(lv.view.root)"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_words_around_the_picture_can_be_read(scheme, show):
+    timelines = factory.loaders(12)
+    view = compare(timelines, advice={name: advise(each) for name, each in timelines.items()}, folded=True)
+    shown = show(packed=view.packed(), color_scheme=scheme)
+    shown.ask("lv.view.ui.help.hidden = false")
+    told = shown.ask(PALE)
+    assert len(told) > 60
+    assert [(text, ratio) for text, ratio in told if ratio < 4.5] == []
+
+
+def test_many_lanes_batches_and_letters_are_drawn_and_reached(show):
+    """40 lanes of 200 batches, each with a name of 500 letters: lanes scroll, a label fits, the last bar is found."""
+    builder = TimelineBuilder(Context())
+    for number in range(40):
+        lane = builder.lane(f"stream {number} {'l' * 500}", "device", "stream", number=number)
+        for batch in range(200):
+            builder.span(batch * 1_000, batch * 1_000 + 900, lane, Kind.COMPUTE, f"k{batch}" * 125, batch=batch)
+    shown = show(builder.build(), width=800)
+    assert len({row["lane"] for row in shown.ask("lv.lanes()")}) == 41
+    assert shown.ask("lv.view.surface.width") > 0.6 * 800
+    shown.focus()
+    shown.press("/")
+    shown.page.keyboard.type("k199")
+    shown.page.keyboard.press("Shift+Enter")
+    shown.settle()
+    assert shown.ask("lv.columns.start[lv.selection]") == 199_000
+    box, room = shown.ask("lv.rect(lv.selection)"), shown.ask("lv.view.surface.height")
+    assert 0 <= box["y"] <= room - box["height"]
+    shown.ask("lv.view.fit(lv.selection)")
+    shown.settle()
+    assert shown.ask("lv.drawn.labels") > 0
+    assert shown.page.evaluate("document.documentElement.scrollWidth") <= 800
 
 
 def test_it_is_named_described_spoken_and_printed(show):

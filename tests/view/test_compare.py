@@ -6,6 +6,7 @@ import re
 
 import factory
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 
 from loaderviz import compare
@@ -98,6 +99,14 @@ def test_utilization_curves():
         assert area * 1e3 == pytest.approx(summarize(timeline, (0, timeline.duration)).kernels)
     assert "blocking: 58 % of 1.51 ms" in figure.layout.meta["text"]
     assert compare({"nothing": factory.empty()}).utilization().data
+
+
+def test_a_notebook_has_the_words_of_a_chart_below_it(monkeypatch):
+    shown = []
+    monkeypatch.setattr(go.Figure, "_ipython_display_", lambda figure: shown.append(len(figure.data)))
+    monkeypatch.setattr("IPython.display.display", lambda html: shown.append(html.data))
+    compare(factory.loaders()).utilization()._ipython_display_()
+    assert shown[0] == 4 and "In words: GPU utilisation" in shown[1] and "pinned: " in shown[1]
 
 
 def test_a_notebook_shows_the_picture_and_below_it_the_table():

@@ -96,10 +96,8 @@ def in_flight(timeline: Timeline) -> int:
 
 def chart(steps: Mapping[int, float], costs: Mapping[str, int]) -> go.Figure:
     """Draw measured steps [ns] over the number of workers (points), and the slowest station (line)."""
-    import plotly.graph_objects as go  # a lesson draws; a check does not
-
-    from loaderviz.view import theme
-    from loaderviz.view.figure import TEMPLATE
+    from loaderviz.view import theme  # a lesson draws; a check does not
+    from loaderviz.view.figure import TEMPLATE, Chart
 
     last = max(steps)
     some = [1 + k / 20 for k in range(20 * (last - 1) + 1)]
@@ -111,7 +109,10 @@ def chart(steps: Mapping[int, float], costs: Mapping[str, int]) -> go.Figure:
         "pin": (theme.AMBER, "dashdot"),
         "copy": (theme.BROWN, "dash"),
     }
-    figure = go.Figure(layout={"template": TEMPLATE, "height": 400, "margin": {"t": 60, "b": 60}})
+    told = ", ".join(f"{words.count(n, 'worker')} {words.duration(time)}" for n, time in steps.items() if n)
+    told += f". A batch takes: {', '.join(f'{name} {words.duration(time)}' for name, time in costs.items())}"
+    layout = {"template": TEMPLATE, "height": 400, "margin": {"t": 60, "b": 60}}
+    figure = Chart(layout=layout | {"meta": {"text": f"A step with {told}."}})
     slowest = [max(parts) for parts in zip(*lines.values(), strict=True)]
     figure.add_scatter(
         x=some, y=slowest, name="the slowest station", mode="lines", line={"color": theme.GRID, "width": 9}
