@@ -505,10 +505,10 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str]:
     workers, pin = facts.lanes_of("worker"), facts.lanes_of("pin")
     if not workers:
         return "its workers are not in this timeline", "loader = DataLoader(..., num_workers=...)  # more than now"
-    busy, crowd = facts.busy(workers), max(1.0, len(workers) / (facts.cores or len(workers)))
+    busy, places = facts.busy(workers), min(len(workers), facts.cores or len(workers))
     seen = f"{len(workers)} worker{'s fetch' if len(workers) > 1 else ' fetches'} {words.share(busy)} of the time"
-    if facts.timeline.context.origin == "emulated":  # there a worker that waits for a core does not look busy
-        busy = min(1.0, busy * crowd)
+    waiting = busy * len(workers) <= places < len(workers)  # one that waits for an emulated core does not look busy
+    busy = busy * len(workers) / places if waiting else busy
     if pin and facts.busy(pin) > max(busy, SATURATED):
         seen += f", the pin thread pins {words.share(facts.busy(pin))} of it, and there is only one (R45)"
         return seen, "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU"
@@ -519,7 +519,7 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str]:
         late = f"; the waits are only{few}" if few else ""
         return f"{seen}{late}, so batches come unevenly", "loader = DataLoader(..., prefetch_factor=4)"
     if not facts.more_workers:
-        turns = "they take turns" if crowd > 1 else "more workers would take turns"
+        turns = "they take turns" if waiting else "more workers would take turns"
         return f"{seen}, and {_cores(facts)}: {turns}", f"# more workers do not help: {CHEAPER}"
     needed = facts.workers_for(gain)
     number = max(int(needed) if needed.isdigit() else 0, len(workers) + 1)
