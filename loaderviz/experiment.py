@@ -1,12 +1,8 @@
 """The main experiment: four ways to feed a GPU with MNIST, each recorded as a Timeline.
 
-    timelines = four_loaders(on="a100", batch_size=8192)
-    loaderviz.compare(timelines).table()
-
 Each trains the same small network from the same start. Those that use a DataLoader get the same batches, so their
 losses are equal; so is the resident loader's in its first epoch, after which it draws another order. Beside them
-"usual" is the loop as most people write it: the same digits one by one through PIL and `ToTensor`, from two workers,
-and `.cuda()` in the loop.
+"usual" is the loop as most people write it: digits one by one through PIL, from two workers, and `.cuda()` in the loop.
 """
 
 from __future__ import annotations

@@ -24,10 +24,7 @@ Execute = Callable[[ModuleType], None]
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds a module where the others do; `execute` gets the usual way to execute it, and the module.
-
-    Two of them with the same `execute` are one.
-    """
+    """Finds modules as others do; `execute` gets the usual way to execute one, and it. Equal ones are one."""
 
     def __init__(self, name: str, execute: Callable[[Execute, ModuleType], None]) -> None:
         self.name, self.execute = name, execute

@@ -2,9 +2,6 @@
 
 A set is an array of shape (n, 2): half-open intervals [start, end), sorted, disjoint and not touching. `union` makes
 one from spans in any order; the other functions take and return such sets. Everything is O(n log n).
-
-    kernels = union(start[is_kernel], end[is_kernel])
-    length(intersect(copies, kernels))  # ns of copy that run while a kernel runs
 """
 
 from __future__ import annotations
@@ -80,10 +77,7 @@ def covered_within(intervals: Intervals, start: Times, end: Times) -> npt.NDArra
 
 
 def take_free(free: list[float], start: float, end: float) -> int:
-    """Put a span into the first track that is free at its start; return the track's number.
-
-    `free` says when each track so far is free, and is brought up to date. Give the spans in order of their start.
-    """
+    """Put a span (give them by start) into the first track of `free` times that is free then; return its number."""
     track = next((number for number, until in enumerate(free) if until <= start), len(free))
     free[track : track + 1] = [end]
     return track

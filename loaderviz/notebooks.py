@@ -1,9 +1,4 @@
-"""The lessons as files, in a checkout or in an installed loaderviz; and whether this machine is ready for them.
-
-copy("lessons")                     # the notebooks, the solved ones, and the traces that lesson 7 reads
-trace("event_sync_2023.json.gz")    # one of those, wherever the notebook was opened
-ready()                             # half a minute, and a repair for what is not; `python -m loaderviz ready`
-"""
+"""The lessons as files, in a checkout or in an installed loaderviz; and whether this machine is ready for them."""
 
 from __future__ import annotations
 
@@ -29,10 +24,7 @@ class NoLessonsError(LoadervizError, FileNotFoundError):
 
 
 def folder() -> Path:
-    """Return the folder of the notebooks: that of the checkout, else where the wheel has put them.
-
-    Raises `NoLessonsError` if there are none.
-    """
+    """Return the notebooks' folder, of the checkout or the wheel. Raises `NoLessonsError` if there is none."""
     checkout = Path(__file__).parents[1] / "notebooks"
     if (checkout / FIRST).is_file():
         return checkout
@@ -97,10 +89,7 @@ class Check(NamedTuple):
 
 
 def ready() -> bool:
-    """Make all checks, and say of each what was found; stop at the first that fails, with its repair.
-
-    The last line is READY, or begins with NOT READY.
-    """
+    """Make all checks, and say what was found; stop at the first that fails, with its repair. Last: READY, or not."""
     for each in CHECKS:
         start = perf_counter()
         try:

@@ -1,9 +1,6 @@
 """The rules of CUDA and PyTorch that the emulated GPU obeys and that reports, findings and lessons cite, as text.
 
-    loaderviz.rule("R16")     # prints as text, and as a card in a notebook
-
-Each is held by the tests whose names begin with `test_r16_`; docs/rules.md lists them.
-The texts are in `rules.toml`.
+Each is held by the tests whose names begin with `test_r16_`; the texts are in `rules.toml`.
 """
 
 from __future__ import annotations

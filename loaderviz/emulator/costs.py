@@ -1,10 +1,4 @@
-"""What copies and the host's calls cost. (Kernels: kernels.py.)
-
-    copy_time(gpu, nbytes=4096, rate=gpu.h2d)       # ns
-    page_lock_time(host, nbytes=4096)               # ns
-
-Never imports torch.
-"""
+"""What copies and the host's calls cost, without torch. (Kernels: kernels.py.)"""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Gpu and Host: the machines that can be emulated. Each number has a source, or says "assumed".
 
-    Gpu.preset("a100").h2d          # 25_000_000_000 bytes a second from pinned memory
-    Gpu.preset("a100").source("h2d")
-    replace(Host.preset("laptop"), fetch_per_sample=50_000)  # a data set with slow transforms (dataclasses.replace)
-
 Times are integer nanoseconds, sizes bytes, rates bytes (or FLOPs) a second, shares thousandths.
 """
 

@@ -1,9 +1,5 @@
 """Shared: what the main thread, the pin thread and the workers share: the host's cores, its disk and its page cache.
 
-    shared = Shared(replace(Host.preset("laptop"), cores=2))
-    shared.compute(0, 1_000, now=5_000)             # the main thread has one core, a worker the other: (0, 1_000)
-    shared.compute(0, 1_000, now=5_000)             # the next one takes its turn after it: (1_000, 2_000)
-
 The main thread comes first, then batches in their order: what one of them leaves is for the next. So the work in sum is
 never more than the cores can do; how an operating system would slice it is not modelled. Sleeping, waiting for data and
 reading files takes no core; waiting for the GPU does, as CUDA's synchronise spins.

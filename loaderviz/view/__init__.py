@@ -1,7 +1,4 @@
-"""One view of timelines, wherever they are looked at: a page, a notebook without a kernel, a widget.
-
-timeline.view(color="kind")            # a `View`; `compare` gives one of several timelines, with a table
-"""
+"""One view of timelines, wherever they are looked at: a page, a notebook without a kernel, a widget."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Advice in the picture: where each finding is seen, and as a ghost what its change is predicted to make of the loop.
 
-    parts = advised([Part(timeline)], {"": loaderviz.advise(timeline)})     # with findings, and a part for each ghost
-
 A finding leads to the spans that it is about, the costliest first, and to the step around the first of them.
 """
 

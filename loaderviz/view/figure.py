@@ -1,7 +1,5 @@
 """Plain plotly figures, to change by hand and to export: the lanes, colours and title of the view, and few bars.
 
-    timeline.figure(color="kind").write_html("run.html")
-
 The view itself is not made of them: plotly draws some thousand bars quickly, and a real trace not at all.
 """
 

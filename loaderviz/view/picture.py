@@ -1,11 +1,4 @@
-"""View: one or more timelines as a picture, where people look at it: a notebook, a page, a PDF, a terminal.
-
-    View({"": timeline})                      # `timeline.view()`; displaying it draws it, without a kernel too
-    View({"": timeline}).fragment()           # its HTML, for a page
-    print(View({"": timeline}))               # in words
-
-`describe` and `text` say in words what the picture shows; the picture's title and its text twin are theirs.
-"""
+"""View: one or more timelines as a picture, where people look at it: a notebook, a page, a PDF, a terminal."""
 
 from __future__ import annotations
 

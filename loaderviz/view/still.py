@@ -1,9 +1,7 @@
 """The still picture: what the view shows first, as SVG without a browser, for places that run no scripts.
 
-    svg("the finding", "A100, emulated", "in words", [part], True, None)    # "<svg …>", a white card
-
-It has the lanes, tracks, colours and order of the view. Bars that are narrower than a pixel are merged as `pack.merge`
-merges them, so that the area of a colour stays its time. Bars of one colour are one path: about 25 bytes a bar.
+It has the lanes, tracks, colours and order of the view. Bars narrower than a pixel are merged as `pack.merge` merges
+them, so that the area of a colour stays its time. Bars of one colour are one path: about 25 bytes a bar.
 """
 
 from __future__ import annotations
@@ -55,10 +53,7 @@ class _Place:
 
 def svg(title: str, subtitle: str, twin: str, parts: Sequence[Part], by_batch: bool,
         window: tuple[int, int] | None) -> str:  # fmt: skip
-    """Return the picture of the window [ns from each part's begin; None: all], with the words above it.
-
-    `twin` becomes the description for people who do not see the picture.
-    """
+    """Return the picture of the window [ns from each part's begin; None: all], its words above; `twin` describes it."""
     lines = wrap(title, 105) + [f"·{line}" for line in wrap(subtitle, 140)]
     first, last = window or (0, max((part.timeline.duration for part in parts), default=0))
     top = 14.0 + _LINE * len(lines)

@@ -1,11 +1,4 @@
-"""Pictures one can touch. They need ipywidgets and anywidget; without them they show their first frame.
-
-import loaderviz as lv
-
-lv.explore()                 # sliders and one live timeline
-lv.step_through(timeline)    # move through time
-viewer(timeline)             # zoom, click, select: from loaderviz.widgets import viewer
-"""
+"""Pictures one can touch. They need ipywidgets and anywidget; without them they show their first frame."""
 
 from __future__ import annotations
 

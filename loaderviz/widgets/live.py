@@ -1,13 +1,5 @@
 """What needs ipywidgets and anywidget: the view as a widget, and the explorer's sliders and choices.
 
-live = LiveView(timeline.view())              # it tells Python what is done in it, and Python tells it what to show
-live.become(another.view(), height=400)       # redrawn in place
-live.observe(lambda change: print(change["new"]), "selection")
-
-controls = Controls(Settings(), on_change=print)
-controls["workers"].value = 8                 # prints the new Settings
-controls.box                                  # what a notebook shows
-
 Every control has its name and unit as visible text before it, answers to the arrow keys, and shows its value as text.
 """
 

@@ -1,13 +1,7 @@
 """One way to feed a GPU as a handful of numbers, the PyTorch code that it means, and the timeline that comes of it.
 
-    settings = Settings(pin=True, non_blocking=True, side_stream=True, depth=2)
-    settings.words()                       # "A100, 8,192 × 784 B, 4 workers, pinned, …"
-    program_of(settings).text              # it runs as it stands, on a GPU or in `record()`
-    loaderviz.summarize(simulate(settings)).overlap
-
 The explorer's sliders set nothing else. No torch is needed: the loop is `emulator.replay`, which obeys the same rules
-as PyTorch on the emulator does, so that lessons and explorer agree; the same settings give the same timeline, to the
-nanosecond. Times are integer nanoseconds, sizes bytes, rates bytes a second.
+as PyTorch on the emulator. Times are integer nanoseconds, sizes bytes, rates bytes a second.
 """
 
 from __future__ import annotations

@@ -2,13 +2,8 @@
 
 room = break_it.Room()
 room.hand_in("Ada and Bo", their_loader)          # taken if a lucky day shows right numbers
-room.entries["Ada and Bo"].code                   # to read aloud
 room.vote("Ada and Bo", {"early-read": 3, "nothing": 5})
 room.judge()                                      # what it was, and the points
-
-cards = break_it.deal(seed=1)                     # alone: five loaders; some have a race, some have none
-cards[0].choose("early-reuse").reveal()
-break_it.points(cards)
 """
 
 from __future__ import annotations

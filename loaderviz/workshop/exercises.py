@@ -1,15 +1,5 @@
 """What a learner touches: exercises, what a check says, predictions.
 
-    lesson03.overlap.check(my_loader)   # passed, not attempted, not yet (with a fact), crashed
-    lesson03.overlap.hint()             # one hint after the other
-    lesson03.overlap.solution()         # the code of one way to do it
-    lesson03.overlap.show()             # the picture of the last check, with its score
-
-    guess = predict("Which share of the copy is hidden?", ["none", "about half", "all"], answer=lambda: ...)
-    guess                     # radio buttons where widgets work, else the numbered choices
-    guess.choose(2)           # the same without widgets
-    guess.reveal()            # "You said: about half. The answer: none." Before a choice it asks for one.
-
 An exercise is a hole with a measured target. Any design that meets the target passes; code is never compared.
 """
 

@@ -1,9 +1,5 @@
 """What runs a learner's loader on the emulated GPU, with the check as its training loop, and measures what came out.
 
-    run = feed(answer, data, FeedConfig(...))      # raises NotYet at the first batch that is none
-    run.must_be_right()                         # every batch correct and in order, no hazards, every byte travelled
-    run.took                                    # ns, from the call to the end of the last work on the GPU
-
 The exercises use small tensors, so that a check takes about a second. The machine moves bytes at a fortieth of the
 speed of the lessons' laptop, so a batch of 64 behaves as one of 2560 does there: copies take as long, and calls.
 """

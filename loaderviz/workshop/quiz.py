@@ -1,13 +1,5 @@
 """A test before and after the course: five questions about pictures that no lesson shows, and two loaders to repair.
 
-from loaderviz.workshop import quiz
-before = quiz.questions(seed=1)    # another seed after the course: other pictures, the same kind of questions
-before[0]                          # the question, with its picture in before[0].picture
-before[0].choose(2)                # or with the mouse
-quiz.score(before)                 # how many are right
-print(quiz.loader_g)               # two loaders for home, each wrong in its way: repair.check(your_function)
-quiz.repair_g.check(my_loader)
-
 Everything is computed: the answers come from the same measures as the advice and the checks.
 """
 

@@ -1,10 +1,5 @@
 """Lesson 9, what the articles say: claims as data, an experiment for each, and a verdict computed on five machines.
 
-card = claims.card("prefetch")          # the claim, and a prediction: true, false, or it depends
-card.judge(experiment)                  # experiment(machine) returns a number; where does the claim hold?
-machine.train(loader).step              # ns; .hidden, .busy, .peak, .timeline
-claims.pays                             # the exercise: an experiment of your own
-
 The articles are found by everybody who searches for this subject. They are quoted in our words, with their numbers.
 """
 

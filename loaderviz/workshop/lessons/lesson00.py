@@ -1,7 +1,4 @@
-"""Lesson 0: the machine, drawn; and a first exercise, to read from a timeline what overlap can win.
-
-Machine(timeline)        # host and GPU, in which the batches of a timeline travel
-"""
+"""Lesson 0: the machine, drawn; and a first exercise, to read from a timeline what overlap can win."""
 
 from __future__ import annotations
 

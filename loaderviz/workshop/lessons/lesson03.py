@@ -1,9 +1,4 @@
-"""Lesson 3, prefetch: two building blocks, and exercises (by hand, overlap, uneven batches, a source that refills).
-
-copies, arrived = copy_ahead(batch, side)   # queued on the side stream; the host goes on
-main.wait_event(arrived)                    # what comes now in `main` runs after the copy
-x, y = claim(copies, main)                  # and their memory is not given away before `main` is done
-"""
+"""Lesson 3, prefetch: two building blocks, and exercises (by hand, overlap, uneven batches, a source that refills)."""
 
 from __future__ import annotations
 

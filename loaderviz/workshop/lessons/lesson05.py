@@ -1,11 +1,4 @@
-"""Lesson 5, find the bug: try a loader out, and three exercises (loaders A, C and F, repaired with their overlap).
-
-trial = try_out(suspects.loader_a)   # on the emulated GPU
-trial                    # how many batches were right, what was reported
-trial.hazards[0]         # a report; its times are those of the picture
-trial.view()             # a few steps around the first race
-table({"A": trial})      # several of them in a table
-"""
+"""Lesson 5, find the bug: try a loader out, and three exercises (loaders A, C and F, repaired with their overlap)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,6 @@
 """Lesson 6, workers: what a batch costs in each station, and two exercises (how many are enough, slow files).
 
-found = stations(steady(timeline))            # {"fetch": 3_282_000, "pin": 537_000, "copy": …, "compute": …} ns a batch
-limit(found, workers=4)                     # ns a step: the slowest station sets the pace
-chart({1: 3_282_000, 4: 958_000}, found)    # measured steps over the number of workers, and the limit
-
-What stands in a worker is defined here, not in the notebook: where workers are spawned (macOS, Windows) they must be
-able to import it.
+What stands in a worker is defined here, not in the notebook: spawned workers (macOS, Windows) must import it.
 """
 
 from __future__ import annotations
