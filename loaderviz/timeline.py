@@ -307,7 +307,16 @@ class Timeline:
         No span ends before it starts, ids are in range, no two spans overlap in one stream, every arrow goes forward.
         """
         _check_columns(self)
-        _check_streams(self)
+        spans = self.spans
+        for number, lane in enumerate(self.lanes):
+            if lane.group != "device":
+                continue  # a stream does one thing at a time (R16); traces keep real overlap in sub-lanes
+            mine = np.flatnonzero((spans["lane"] == number) & (spans["kind"] != Kind.RANGE))
+            mine = mine[np.lexsort((spans["end"][mine], spans["start"][mine]))]
+            clash = np.flatnonzero(spans["start"][mine][1:] < spans["end"][mine][:-1])
+            if len(clash):
+                first, second = (self.row(int(mine[clash[0] + step])) for step in (0, 1))
+                raise TimelineError(f"two spans overlap in {lane.name}: {first} and {second}")
         start, arrows = self.spans["start"], self.arrows
         tails = np.where(arrows["kind"] == ArrowKind.WAIT, self.spans["end"][arrows["tail"]], start[arrows["tail"]])
         backward = np.flatnonzero(tails > start[arrows["head"]])
@@ -464,20 +473,6 @@ def _check_columns(timeline: Timeline) -> None:
         ends = timeline.arrows[side]
         if len(ends) and not (ends.min() >= 0 and ends.max() < len(timeline)):
             raise TimelineError(f"an arrow's {side} points at span {ends.max()}, but there are {len(timeline)} spans")
-
-
-def _check_streams(timeline: Timeline) -> None:
-    """A stream does one thing at a time (R16); recorded traces keep real overlap in sub-lanes of their own."""
-    spans = timeline.spans
-    for number, lane in enumerate(timeline.lanes):
-        if lane.group != "device":
-            continue
-        mine = np.flatnonzero((spans["lane"] == number) & (spans["kind"] != Kind.RANGE))
-        mine = mine[np.lexsort((spans["end"][mine], spans["start"][mine]))]
-        clash = np.flatnonzero(spans["start"][mine][1:] < spans["end"][mine][:-1])
-        if len(clash):
-            first, second = (timeline.row(int(mine[clash[0] + step])) for step in (0, 1))
-            raise TimelineError(f"two spans overlap in {lane.name}: {first} and {second}")
 
 
 # How a producer makes one

@@ -107,7 +107,12 @@ class Trace:
             call, stream = calls.get(event["args"].get("correlation")), event["args"].get("stream")
             before, last[stream] = last.get(stream), event
             if "emcpy" in event["cat"]:
-                _copy_samples(event, samples)
+                nbytes, pinned = event["args"].get("bytes", 0), "Pinned" in event["name"]
+                way = "h2d" if "HtoD" in event["name"] else "d2h" if "DtoH" in event["name"] else ""
+                if way and nbytes >= LARGE and event["dur"]:
+                    samples[way if pinned else "pageable"].append(nbytes / event["dur"] / 1000)
+                elif way and nbytes <= SMALL:
+                    samples["copy_latency" if way == "h2d" else "d2h_latency"].append(event["dur"])
                 if call is not None and "Pageable" not in event["name"]:  # that one may block
                     samples["memcpy_call"].append(call.get("dur", 0))
             elif call is not None and event["cat"] in ("kernel", "Kernel"):
@@ -119,16 +124,6 @@ class Trace:
         samples["launch"] = [call.get("dur", 0) for call in calls.values() if call["name"] == "cudaLaunchKernel"]
         found = {name: _number(name, values) for name, values in samples.items()}
         return {name: number for name, number in found.items() if number > 0}
-
-
-def _copy_samples(event: Event, samples: defaultdict[str, list[float]]) -> None:
-    """Take a copy's time if it is small, else its rate [bytes/ns]."""
-    nbytes, pinned = event["args"].get("bytes", 0), "Pinned" in event["name"]
-    way = "h2d" if "HtoD" in event["name"] else "d2h" if "DtoH" in event["name"] else ""
-    if way and nbytes >= LARGE and event["dur"]:
-        samples[way if pinned else "pageable"].append(nbytes / event["dur"] / 1000)
-    elif way and nbytes <= SMALL:
-        samples["copy_latency" if way == "h2d" else "d2h_latency"].append(event["dur"])
 
 
 def _number(name: str, values: list[float]) -> int:

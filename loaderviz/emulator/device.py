@@ -195,7 +195,11 @@ class Device:
         """All that ends or becomes ready at this time is known: let the engines take what they have place for."""
         self._to_choose = False
         if self._compute_queue:
-            self._start_kernels()
+            # lowest priority number first, while their shares fit together (R18, R19)
+            while self._compute_queue and self._compute_used + self._compute_queue[0][2].share <= FULL:
+                command = self._compute_queue.pop(0)[2]
+                self._compute_used += command.share
+                self._begin(command)
         for engine, queue in self._copy_queue.items():
             if queue:
                 self._start_copy(engine)
@@ -203,13 +207,6 @@ class Device:
     def _begin(self, command: Command) -> None:
         command.start = command.since = self.clock
         self._push(self.clock + ceil_div(command.remaining, command.rate), FINISH, command)
-
-    def _start_kernels(self) -> None:
-        """Start kernels, lowest priority number first, while their shares fit together (R18, R19)."""
-        while self._compute_queue and self._compute_used + self._compute_queue[0][2].share <= FULL:
-            command = self._compute_queue.pop(0)[2]
-            self._compute_used += command.share
-            self._begin(command)
 
     def _start_copy(self, engine: Engine) -> None:
         """Start the next copy in this direction, if the engine is free: one at a time, who was ready first (R20)."""

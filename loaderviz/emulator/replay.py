@@ -131,24 +131,21 @@ class DataLoader:
         runtime.batch, runtime.source = number, self.work.source("loop")
         runtime.now += self.work.draw_time(number)
         if not self.config.workers:
-            return self._on_main(number)
+            tensors = self.work.tensors(number)
+            if fetch := self.work.fetch_time(number):
+                runtime.host_work(fetch, f"fetch batch {number}", Kind.FETCH)
+            if not self.config.pin:
+                return HostBatch(number, tensors)
+            blocks = []
+            for nbytes in tensors:
+                blocks.append(self.pool.allocate(nbytes))
+                start = runtime.now
+                runtime.now += runtime.host.dispatch + costs.pin_time(runtime.host, nbytes)
+                runtime.note(start, f"pin batch {number}", Kind.PIN, nbytes=nbytes, pinned=True)
+            return HostBatch(number, tensors, tuple(blocks))
         ready, batch = self._prepare(number)
         self.schedule.hand_out(ready)
         return batch
-
-    def _on_main(self, number: int) -> HostBatch:
-        runtime, tensors = self.runtime, self.work.tensors(number)
-        if fetch := self.work.fetch_time(number):
-            runtime.host_work(fetch, f"fetch batch {number}", Kind.FETCH)
-        if not self.config.pin:
-            return HostBatch(number, tensors)
-        blocks = []
-        for nbytes in tensors:
-            blocks.append(self.pool.allocate(nbytes))
-            start = runtime.now
-            runtime.now += runtime.host.dispatch + costs.pin_time(runtime.host, nbytes)
-            runtime.note(start, f"pin batch {number}", Kind.PIN, nbytes=nbytes, pinned=True)
-        return HostBatch(number, tensors, tuple(blocks))
 
     def _prepare(self, number: int) -> tuple[int, HostBatch]:
         """A worker fetches a batch, and the pin thread pins it; return when it is ready [ns]."""

@@ -542,22 +542,18 @@ class Runtime:
         return command
 
     def _submit(self, command: Command) -> None:
-        if self._blocking:
-            self._legacy_barrier(command)
+        if self._blocking:  # they and the default stream wait for each other, PyTorch's pool does not (R14, R15)
+            stream = command.stream
+            if stream is self.default_stream:
+                others = self._blocking
+            else:
+                others = [self.default_stream] if stream.blocking else []
+            for other in others:
+                if other.last:
+                    command.deps += (other.last,)
+                    self.order.wait(stream.id, self.order.snapshot(other.id))
         self.device.submit(command)
         command.sequence = self.order.enqueue(command.stream.id)[1]
-
-    def _legacy_barrier(self, command: Command) -> None:
-        """The default stream and *blocking* streams wait for each other; PyTorch's pool streams do not (R14, R15)."""
-        stream = command.stream
-        if stream is self.default_stream:
-            others = self._blocking
-        else:
-            others = [self.default_stream] if stream.blocking else []
-        for other in others:
-            if other.last:
-                command.deps += (other.last,)
-                self.order.wait(stream.id, self.order.snapshot(other.id))
 
     def _block(self, ends: Iterable[Command | None], cause: Cause) -> bool:
         """Block the host until all of `ends` are over; tell whether it had to wait."""

@@ -177,7 +177,11 @@ def _device_rows(timeline: Timeline, device: int, numbers: list[int]) -> list[Ro
             short = f"copy {'in' if way == 'to' else 'out'}"
             tracks = _tracks(timeline, copies)
             rows.append(Row(f"copy engine {way} GPU", short, title, "engine", device, tracks, mirror=True))
-    default = _default_stream(timeline, numbers)
+    # the default stream (7 on CUDA, 0 on HIP), of two the one with more kernels
+    found = [number for number in numbers if timeline.lanes[number].number in (0, 7)
+             and re.fullmatch(r"(?:rank \d+ )?stream [07](?: \(default\))?", timeline.lanes[number].name)]  # fmt: skip
+    kernels = timeline.lane[timeline.where(*KERNELS)]
+    default = max(found, key=lambda number: int((kernels == number).sum()), default=-1)
     for number in numbers:
         spans = np.flatnonzero(timeline.lane == number)
         if not len(spans):
@@ -189,11 +193,3 @@ def _device_rows(timeline: Timeline, device: int, numbers: list[int]) -> list[Ro
             name, short = re.sub(r"stream .*", word, name), "default" if number == default else short
         rows.append(Row(name, short, lane.name, "stream", device, _tracks(timeline, spans), number, lane.role))
     return [*rows, Row("what the GPU does", "GPU", "what the GPU is doing, over all streams", "strip", device)]
-
-
-def _default_stream(timeline: Timeline, numbers: list[int]) -> int:
-    """Return the lane of the default stream (7 on CUDA, 0 on HIP), the one with more kernels; -1 if there is none."""
-    found = [number for number in numbers if timeline.lanes[number].number in (0, 7)
-             and re.fullmatch(r"(?:rank \d+ )?stream [07](?: \(default\))?", timeline.lanes[number].name)]  # fmt: skip
-    kernels = timeline.lane[timeline.where(*KERNELS)]
-    return max(found, key=lambda number: int((kernels == number).sum()), default=-1)

@@ -87,21 +87,18 @@ class Linter:
             return
         line.other = record.stream.number
         self._last[stream.id, record.stream.id] = source
-        if self._adds(stream, record):
-            self._order.add_counterfactual(source)
-        else:
-            line.empty += 1
-        if source in self._order.counterfactuals:
-            self._open.setdefault(stream.id, []).append((line, marker, stream.last))
-
-    def _adds(self, stream: Stream, record: Command) -> bool:
-        """Tell whether the event stands for work that the stream has not waited for yet, and remember that it has."""
+        # does the event stand for work that the stream has not waited for yet? Now it has
         known, adds = self._known.setdefault(stream.id, {}), False
         for work in record.awaits:
             if work.stream is not stream and known.get(work.stream.id, -1) < work.number:
                 known[work.stream.id] = work.number
                 adds = True
-        return adds
+        if adds:
+            self._order.add_counterfactual(source)
+        else:
+            line.empty += 1
+        if source in self._order.counterfactuals:
+            self._open.setdefault(stream.id, []).append((line, marker, stream.last))
 
     def followed(self, command: Command) -> None:
         """The next work after waits is in the stream."""

@@ -157,8 +157,12 @@ def arrive(
     tag, target_tag = tag_of(source if upload else target), tag_of(target)
     if tracking and upload:
         tracking.to_device(command, target, source, blocking=waits)
-    if upload and tag and tag.arrivals:
-        source = _with_arrivals(session, source, tag)
+    if upload and tag and tag.arrivals:  # results are on their way to that memory: read it with those before it
+        whole = source.untyped_storage().clone()
+        source = torch.empty(0, dtype=source.dtype).set_(whole, source.storage_offset(), source.shape, source.stride())
+        for arrival in tag.arrivals:
+            if session.runtime.is_ordered(session.stream, arrival.place):
+                arrival._replace(storage=weakref.ref(whole)).deliver()
     if waits or session.copies == "eager" or not source.numel():
         if target_tag:
             deferred.deliver(target_tag, session.stream)  # what was under way to the target comes before
@@ -211,16 +215,6 @@ def _for_copy(session: Session, source: torch.Tensor, dtype: torch.dtype) -> tor
     if tag and tag.batch >= 0:
         set_tag(result, HostTag(session, tag.batch))
     return result
-
-
-def _with_arrivals(session: Session, source: torch.Tensor, tag: HostTag) -> torch.Tensor:
-    """Return what the stream will read from pinned memory that results are on their way to: with those before it."""
-    whole = source.untyped_storage().clone()
-    copy = torch.empty(0, dtype=source.dtype).set_(whole, source.storage_offset(), source.shape, source.stride())
-    for arrival in tag.arrivals:
-        if session.runtime.is_ordered(session.stream, arrival.place):
-            arrival._replace(storage=weakref.ref(whole)).deliver()
-    return copy
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
