@@ -44,7 +44,7 @@ def test_a_program_that_waits_after_everything_has_no_hazard_and_the_right_value
     assert not any(hazard for _, hazard in late) and late == at_once
 
 
-# Found by a long search with random programs (HYPOTHESIS_PROFILE=search): what each must say, hazard or right values.
+# Found by a long search with random programs (LOADERVIZ_SEED): what each must say, hazard or right values.
 RACES = {
     "numpy writes after torch wrote beside the copy": [
         ("upload", 2, 0, 0, FRONT), ("write", 0, BACK, 7.5), ("numpy", 0, WHOLE, 3.0),
