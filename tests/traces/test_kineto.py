@@ -96,8 +96,7 @@ def test_calls_of_every_vendor(tmp_path, cat):
 
 def test_ns_times_relative_to_the_base(tmp_path):
     """Since torch 2.4: µs with three digits from `baseTimeNanoseconds`; exact in ns."""
-    rng = random.Random(3)
-    times = sorted(rng.sample(range(5 * 10**12), 200))
+    times = sorted(random.sample(range(5 * 10**12), 200))
     events = [op(f"aten::{n}", f"@{ns // 1000}.{ns % 1000:03d}@", 0.001) for n, ns in enumerate(times)]
     text = json.dumps(trace(*events, baseTimeNanoseconds=1_711_929_600_000_000_000)).replace('"@', "").replace('@"', "")
     timeline = read(write(tmp_path, text))
@@ -195,9 +194,8 @@ def test_one_graph_launch_many_kernels_that_overlap(tmp_path):
 
 
 def test_sub_lanes_hold_whatever_overlaps(tmp_path):
-    rng = random.Random(1)
     kernels = [
-        work(f"k{n}", BASE + rng.randrange(300), rng.randrange(40), n + 1, stream=rng.choice([7, 20]))
+        work(f"k{n}", BASE + random.randrange(300), random.randrange(40), n + 1, stream=random.choice([7, 20]))
         for n in range(120)
     ]
     timeline = read_events(tmp_path, *kernels)  # self_check looks for overlaps
@@ -416,15 +414,14 @@ def test_marks_of_the_loaders_hold_until_the_next(tmp_path):
 
 
 def test_launches_match_brute_force(tmp_path):
-    rng = random.Random(5)
     events, expected = [], {}
     for number in range(1, 200):
-        launches = [BASE + rng.randrange(10_000) for _ in range(rng.choice([0, 1, 1, 2]))]
-        events += [call("cudaLaunchKernel", ts, 1, number, tid=rng.randrange(3)) for ts in launches]
-        if rng.random() < 0.9:
+        launches = [BASE + random.randrange(10_000) for _ in range(random.choice([0, 1, 1, 2]))]
+        events += [call("cudaLaunchKernel", ts, 1, number, tid=random.randrange(3)) for ts in launches]
+        if random.random() < 0.9:
             events.append(work(f"k{number}", BASE + 20_000 + 10 * number, 5, number))
             expected[f"k{number}"] = min(launches, default=None)
-    rng.shuffle(events)
+    random.shuffle(events)
     timeline = read_events(tmp_path, *events)
     origin = min(event["ts"] for event in events)
     found = {
@@ -537,11 +534,10 @@ def test_operators_know_the_nearest_line_outside_torch(tmp_path, indent):
 
 def test_the_nearest_line_by_brute_force(tmp_path):
     """Nested frames of one thread at random: the last that began and has not ended."""
-    rng = random.Random(3)
-    frames, edges = [], sorted(rng.sample(range(10_000), 400))
+    frames, edges = [], sorted(random.sample(range(10_000), 400))
     stack = []
     for time in edges:
-        if stack and rng.random() < 0.5:
+        if stack and random.random() < 0.5:
             frames.append((stack.pop(), time))
         else:
             stack.append(time)

@@ -120,7 +120,7 @@ def test_a_rung_that_does_not_exist():
 
 
 def test_the_limit_is_the_first_copy_and_the_kernels():
-    run, right = capstone.train(on_gpu_loader, random.Random(0))
+    run, right = capstone.train(on_gpu_loader, random)
     kernels = [span for span in run.timeline.rows(Kind.COMPUTE) if not span.name.startswith("index_select")]
     assert capstone.limit() <= run.took <= capstone.FITS.target * capstone.limit()
     assert sum(span.duration for span in kernels) <= capstone.limit()
@@ -128,7 +128,7 @@ def test_the_limit_is_the_first_copy_and_the_kernels():
 
 
 def test_each_run_has_other_digits():
-    one, other = (capstone.digits(random.Random(seed)) for seed in range(2))
+    one, other = (capstone.digits(random) for _ in range(2))
     assert one.images.dtype == torch.uint8 and one.images.shape == (256 * 12, 28, 28)
     assert not torch.equal(one.images, other.images)
 
@@ -160,7 +160,7 @@ def test_a_reason_is_measured_and_costs_a_tenth_if_it_is_wrong(own_ladder):
 
 def test_each_reason_is_found():
     for answer, reason in ((on_gpu_loader, "compute"), (blocking_floats, "host"), (floats_prefetched, "data")):
-        assert capstone.reason_of(capstone.train(answer, random.Random(0))[0].timeline) == reason
+        assert capstone.reason_of(capstone.train(answer, random)[0].timeline) == reason
 
 
 # The leaderboard

@@ -130,4 +130,4 @@ def test_a_harmless_wait_is_explained():
     text = lesson07._harmless_waits(timeline)
     assert "The loop does wait for data" in text and ": a wait costs something only when" in text
     assert "the GPU is never idle meanwhile" in text or "of it only" in text
-    assert lesson07._harmless_waits(lesson07.one_after_the_other(random.Random(0))) == ""
+    assert lesson07._harmless_waits(lesson07.one_after_the_other(random)) == ""

@@ -126,7 +126,7 @@ def test_an_interrupt_at_any_moment_leaves_nothing_behind():
     # The moments move to what a fork needs here and now, which no measurement beforehand can tell: it copies memory.
     within, ends = 1.0, []
     while ends.count("interrupted") < INTERRUPTS and len(ends) < 40 * INTERRUPTS:
-        ends.append(_in_fork(_interrupt_here, before, len(ends), within))
+        ends.append(_in_fork(_interrupt_here, before, len(ends), random.uniform(0, within)))
         within *= 1.1 if ends[-1] == "interrupted" else 0.8
         assert ends[-1] in ("interrupted", "ran to its end"), ends[-1]
     assert ends.count("interrupted") == INTERRUPTS
@@ -150,9 +150,9 @@ def _in_fork(function, *arguments):
     return end
 
 
-def _interrupt_here(before, seed, within):
-    """Interrupt a recording in the first `within` s; return how it ended, or raise AssertionError for what is left."""
-    moment, main = random.Random(seed).uniform(0, within), threading.get_ident()
+def _interrupt_here(before, number, moment):
+    """Interrupt a recording after `moment` s; return how it ended, or raise AssertionError for what is left."""
+    main = threading.get_ident()
     interrupts = (
         None,  # by a signal
         _thread.interrupt_main,
@@ -164,10 +164,10 @@ def _interrupt_here(before, seed, within):
         signal.signal(number, signal.default_int_handler)
     end = "ran to its end"
     try:
-        if interrupts[seed % 3] is None:
+        if interrupts[number % 3] is None:
             signal.setitimer(signal.ITIMER_REAL, moment)
         else:
-            timer = threading.Timer(moment, interrupts[seed % 3])
+            timer = threading.Timer(moment, interrupts[number % 3])
             timer.start()
         short_recording()
         signal.setitimer(signal.ITIMER_REAL, 0)
