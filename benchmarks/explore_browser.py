@@ -3,7 +3,8 @@
 Run it from the root of the repository: python -m benchmarks.explore_browser [--presses 20] [--width 1280]
 
 It starts a JupyterLab and a Chromium of its own, and presses arrow keys on several sliders. The clock runs in the page:
-from the key event to the frame after the first one in which the view shows other data. Also told:
+from the key event to the frame after the first one in which the view shows other data. Also told: what a bare slider
+takes in the same page whose kernel only writes its number into a label, which is the least that any explorer takes;
 the kernel's CPU time for a press, and how much data it sends.
 """
 
@@ -40,16 +41,25 @@ def timed(settings):
 explorer.controls._on_change = timed
 explorer
 """,
-]
+    """
+import ipywidgets
 
-# Resolves with the ms from the next key event to the frame after the one that shows other data.
+bare, label = ipywidgets.IntSlider(description="bare"), ipywidgets.Label("0")
+bare.observe(lambda change: setattr(label, "value", str(change["new"])), "value")
+ipywidgets.VBox([bare, label.add_class("bare-label")])
+""",
+]
+VIEW, LABEL = ".lv-view[data-lv-live]", ".bare-label"
+
+# Resolves with the ms from the next key event to the frame after the one that shows other data, or another text.
 WATCH = """host => {
-    const before = host.lv.head;
+    const shown = () => host.lv ? host.lv.head : host.textContent;
+    const before = shown();
     return {done: new Promise((tell, refuse) => {
         window.addEventListener('keydown', event => {
             const begin = event.timeStamp;
             const look = () => {
-                if (host.lv.head !== before) requestAnimationFrame(() => tell(performance.now() - begin));
+                if (shown() !== before) requestAnimationFrame(() => tell(performance.now() - begin));
                 else if (performance.now() - begin > 10000) refuse(new Error('nothing changed in 10 s'));
                 else requestAnimationFrame(look);
             };
@@ -68,10 +78,10 @@ ASK = """async code => {
 }"""
 
 
-def presses(opened: Opened, slider: str, count: int) -> list[float]:
-    """Press arrow keys on a slider, there and back; return the ms of each press."""
+def presses(opened: Opened, slider: str, count: int, watched: str = VIEW) -> list[float]:
+    """Press arrow keys on a slider, there and back; return the ms of each press until `watched` shows it."""
     page = opened.page
-    host = page.locator(".lv-view[data-lv-live]").first
+    host = page.locator(watched).first
     handle = page.locator(".widget-slider", has_text=slider).get_by_role("slider").first
     handle.focus()
     times = []
@@ -95,10 +105,11 @@ def measure(opened: Opened, count: int) -> None:
     received: list[int] = []
     opened.page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: received.append(len(frame))))
     opened.run(NAME)
-    opened.page.locator(".lv-view[data-lv-live]").first.wait_for()
+    opened.page.locator(VIEW).first.wait_for()
     opened.page.wait_for_timeout(3_000)  # the figure takes the width of its cell
     print(f"{'slider':<20}{'median':>8}{'best':>8}{'worst':>8}   ms from key to redrawn picture, of {count}")
     every: list[float] = []
+    bare = presses(opened, "bare", count * 2, LABEL)
     received.clear()
     begin = ask_kernel(opened, "time.process_time()")
     for slider in SLIDERS:
@@ -110,6 +121,10 @@ def measure(opened: Opened, count: int) -> None:
     spent = statistics.median(ask_kernel(opened, "spent"))
     print(f"for each press the kernel needs {1e3 * kernel / len(every):.0f} ms of CPU time, {1e3 * spent:.0f} of it to "
           f"redraw, and sends {sum(received) / len(every) / 1e3:.0f} kB")  # fmt: skip
+    least = statistics.median(bare := bare + presses(opened, "bare", count * 2, LABEL))
+    print(
+        f"a bare slider and label in this page {least:.0f} ms (best {min(bare):.0f}): {middle / least:.2f} times that"
+    )
 
 
 def main() -> int:

@@ -140,7 +140,7 @@ class Races:
             self._host_access(LastAccess(0, work, writes, shape, dtype, block), start, end)
             return
         memory, stream = self.memory, work.stream.id
-        access = LastAccess(work.sequence, work, writes, shape, dtype, block)
+        access = tuple.__new__(LastAccess, (work.sequence, work, writes, shape, dtype, block))  # by far the most
         if (memory.overwrite if writes else memory.read)(start, end, stream, access):
             return
         clock = self.order.clock(stream)

@@ -111,7 +111,7 @@ class Operators(TorchDispatchMode):
             if operator.is_view and session.counted != session.calls and not session.quiet:
                 session.count_call()
             with NO_FUNCTIONS():
-                return func(*args, **kwargs)
+                return operator.run(*args, **kwargs)
         with NO_FUNCTIONS():
             tensors, tags = _tensors(args, kwargs)
             on_device = DeviceTag in list(map(type, tags))
@@ -373,7 +373,10 @@ def _tensors(args: Any, kwargs: Any = None) -> tuple[Tensors, list[Any]]:
     _collect(args, tensors)
     if kwargs:
         _collect(kwargs.values(), tensors)
-    return tensors, list(map(tag_of, tensors))
+    try:
+        return tensors, [getattr(tensor.untyped_storage(), ATTRIBUTE, None) for tensor in tensors]
+    except (NotImplementedError, RuntimeError):  # one of them has no storage
+        return tensors, list(map(tag_of, tensors))
 
 
 def host_work(operator: Operator, args: Any, kwargs: Any, result: Any) -> tuple[int, int]:
@@ -476,10 +479,10 @@ class Operator:
         self.keywords = tuple(it.name for _, it in marked)
         self.fills = base in FILLING or any(it.kwarg_only for _, it in marked)  # out=...
         self.writes = bool(self.positions or self.keywords)
-        self.run: Callable[..., Any] = overload
+        self.run: Callable[..., Any] = overload._op  # without the overload's own call, which does nothing else
         self.half_product = base in HALF_PRODUCTS
         if self.half_product and not self.writes:
-            self.run = partial(_in_single, overload)
+            self.run = partial(_in_single, overload._op)
         # These ask their argument for its shape and dtype only.
         self.reads = self.writes or not (base.endswith("_like") or base.startswith("new_"))
         # Results that are arguments, as those of x.add_(y), are written already.

@@ -71,7 +71,7 @@ class Functions(TorchFunctionMode):
         session, kwargs = self.session, kwargs or {}
         if session.resting is not None:
             return self._while_fetching(func, types, args, kwargs)
-        if not PLAIN.issuperset(types) and (kinds := overriding(types)):
+        if types and not PLAIN.issuperset(types) and (kinds := overriding(types)):
             return self._by_subclass(func, kinds, args, kwargs)
         session.calls += 1
         if func in GETTERS:
@@ -589,7 +589,8 @@ def _grouping(original: Callable[..., Any]) -> Callable[..., Any]:
         """Group tensors by (device, dtype), device tensors apart from host tensors."""
         groups: dict[Any, Any] = {}
         for (device, dtype), (lists, indices) in original(tensor_lists, with_indices).items():
-            places = [tensor is not None and is_on_device(tensor) for tensor in lists[0]]
+            with torch._C.DisableTorchFunction():  # our own questions
+                places = [tensor is not None and is_on_device(tensor) for tensor in lists[0]]
             for here in sorted(set(places)):
                 keep = [position for position, place in enumerate(places) if place == here]
                 part = [[entries[position] for position in keep] if entries else entries for entries in lists]
@@ -878,7 +879,7 @@ def _install_ranges(session: Session, patches: Patches) -> None:
     def begin(self: Any) -> Any:
         if not session.in_recording_thread():
             return enter(self)
-        with session.own_work(), session.bookkeeping():
+        with session.own_work():
             starts[id(self)] = session.enter_range(self.name)
             return enter(self)
 
@@ -887,7 +888,7 @@ def _install_ranges(session: Session, patches: Patches) -> None:
         if start is None:
             with session.bookkeeping():
                 return leave(self, *error)
-        with session.own_work(), session.bookkeeping():
+        with session.own_work():
             session.leave_range(self.name, start)
             return leave(self, *error)
 

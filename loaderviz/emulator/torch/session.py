@@ -178,13 +178,16 @@ class Session(TensorMemory):
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
-        """Run what is the emulator's and calls nothing of the device: it is no part of the program's own time."""
+        """Run what is the emulator's and calls nothing of the device: no part of it is the program's, or counted."""
         if self.measured:
             self.runtime.now += self._own.stop()
         self.functions += 1
+        self.quiet += 1
         try:
-            yield
+            with torch._C.DisableTorchFunction():
+                yield
         finally:
+            self.quiet -= 1
             self.functions -= 1
             self.leave()
 

@@ -58,13 +58,13 @@ class AccessTracking:
     ) -> None:
         """`command` was launched; `tags` of its `tensors`, ids of the `changed`, `places`: the tags of `outputs`."""
         command.operator = operator.name
-        stream, memory = command.stream.id, self.races.memory
+        stream, memory, new = command.stream.id, self.races.memory, tuple.__new__  # quicker than by its name
         for tensor, tag in zip(tensors, tags, strict=True) if operator.reads else ():
             if type(tag) is not DeviceTag:
                 continue
             block, writes = tag.block, id(tensor) in changed
             if 0 < tensor.nbytes == block.requested:  # by far the most, so that this is spelt out; else as in `_access`
-                use = LastAccess(command.sequence, command, writes, tensor.shape, tensor.dtype, block)
+                use = new(LastAccess, (command.sequence, command, writes, tensor.shape, tensor.dtype, block))
                 note, start = memory.overwrite if writes else memory.read, block.address
                 if note(start, start + block.size, stream, use):
                     continue
