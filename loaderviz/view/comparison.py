@@ -62,7 +62,8 @@ class Comparison(View):
         require("the table of a comparison", "pandas")
         import pandas as pd
 
-        return pd.DataFrame.from_dict(self._rows(), orient="index").rename_axis("timeline")
+        rows = {name: _row(each) | {"speed-up": self.speedups[name]} for name, each in self.summaries().items()}
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("timeline")
 
     def printed(self) -> pd.DataFrame:
         """Return the table as words; a "start-up" of nothing, as after a warm-up, is no column."""
@@ -113,10 +114,6 @@ class Comparison(View):
         table = _html(story, self.timelines) + rest
         return table if self.verdict else f"<details><summary>the numbers</summary>{table}</details>"
 
-    def _rows(self) -> dict[str, dict[str, float | None]]:
-        speeds = self.speedups
-        return {name: _row(summary) | {"speed-up": speeds[name]} for name, summary in self.summaries().items()}
-
     def _columns(self) -> dict[str, list[str]]:
         """Return the columns of the table as words."""
         rows = [_said(summary, self.speedups[name]) for name, summary in self.summaries().items()]
@@ -166,16 +163,15 @@ def _html(columns: Mapping[str, list[str]], names: Mapping[str, Any]) -> str:
 
 
 def _row(summary: Summary) -> dict[str, float | None]:
-    percent = {"busy": summary.compute_share, "hidden": summary.overlap}
-    in_percent = {name: None if value is None else 100 * value for name, value in percent.items()}
+    computes, hidden = (None if each is None else 100 * each for each in (summary.compute_share, summary.overlap))
     return {
         "start-up [ms]": summary.start_up / 1e6,
         "window [ms]": summary.window / 1e6,
         "step [µs]": None if summary.step is None else summary.step / 1e3,
         "samples/s": summary.samples_per_second,
-        "GPU computes [%]": in_percent["busy"],
+        "GPU computes [%]": computes,
         "copy [ms]": summary.copy / 1e6,
-        "copy hidden [%]": in_percent["hidden"],
+        "copy hidden [%]": hidden,
         "copy exposed [ms]": summary.exposed_copy / 1e6,
         "host blocked [ms]": sum(summary.host_blocked.values()) / 1e6,
         "limit [ms]": summary.limit / 1e6,
@@ -200,11 +196,7 @@ def _speedup(first: Summary, other: Summary) -> float | None:
         return other.samples_per_second / first.samples_per_second
     if first.step and other.step:
         return first.step / other.step
-    return _ratio(first.window, other.window)
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+    return first.window / other.window if other.window else None
 
 
 def _round_window(ns: float) -> int:
