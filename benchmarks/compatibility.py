@@ -44,9 +44,8 @@ FOOT = """
   order in which two threads reach the GPU would be this machine's, and the same program would give another timeline in
   each run. So the first such call raises `NotModelledError`, there and again when the block ends. Prefetch with a side
   stream instead, or with DataLoader workers.
-* **CUDA in a forked process** is an error on a real GPU as well: use "spawn", and one process for the GPU. (hogwild is
-  refused before that, when its pool sends the model.)
-* **A tensor of the GPU in another process**, by `multiprocessing`: CUDA's handles for memory are not emulated.
+* **CUDA in a forked process** is an error on a real GPU as well: use "spawn", and one process for the GPU.
+* **A tensor of the GPU in another process**, by `multiprocessing` (hogwild): CUDA's handles for memory are not emulated.
 * **More than one GPU or rank**, sparse and nested tensors on the device, memory pools and allocators of one's own, raw
   CUDA: each raises `NotModelledError`, which names the call.
 

@@ -491,7 +491,8 @@ def at_the_end(name: str) -> list[str]:
     emulated = "import loaderviz as lv\nfrom loaderviz.workshop.loop import GPU\nwith lv.record(on=GPU):\n"
     return [
         emulated + textwrap.indent(gpu.source, "    "),
-        f"import json; print(json.dumps([bool(eval(claim)) for claim in {CLAIMS[name]!r}]))",
+        f"import json; print(json.dumps([bool(eval(claim, globals(), *names)) for names in [[{{}}]] "
+        f"for claim in {CLAIMS[name]!r}]))",  # names of their own, also on Python 3.12
         "from loaderviz.workshop import Prediction; print(json.dumps({name: thing._right_one() for name, thing in "
         "list(globals().items()) if name[0] != '_' and isinstance(thing, Prediction)}))",
         build("docs").asking(answers_of(name)),

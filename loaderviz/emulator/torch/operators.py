@@ -36,6 +36,8 @@ from loaderviz.errors import NotModelledError
 Tensors = list[torch.Tensor]
 MASKS = (torch.bool, torch.uint8)
 LAST_NUMBER = 2**63  # AccumulateGrad nodes have the largest number there is: they follow the node before them
+PLAIN = {torch.Tensor, torch.nn.Parameter}
+NO_DISPATCH = torch.Tensor.__torch_dispatch__  # what a class says that does not run operators itself
 SPLIT = torch._C.DispatchKey.CompositeImplicitAutograd
 aten = torch.ops.aten
 
@@ -101,7 +103,9 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one operator."""
+        """Run one operator; a tensor of several tensors (`torch.jagged`) does so itself, and its parts come to us."""
+        if not PLAIN.issuperset(types) and any(kind.__torch_dispatch__ is not NO_DISPATCH for kind in types):
+            return NotImplemented
         kwargs = kwargs or {}
         session, operator = self.session, self._known.get(id(func)) or self._operator(func)
         if operator.splits and not session.quiet:
@@ -462,7 +466,8 @@ class Operator:
         self.name: str = schema.name
         self.base = base = self.name.split("::")[-1]
         # Autograd splits these into others; under torch.inference_mode, without it, they come whole.
-        self.splits: bool = torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), SPLIT)
+        here = overload.namespace != "prim"  # a question about a layout, say, of which the dispatcher knows nothing
+        self.splits: bool = here and torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), SPLIT)
         aliases = [entry.alias_info for entry in schema.returns]
         # Views share their storage, and with it all that is known of it.
         self.is_view = any(alias is not None and not alias.is_write for alias in aliases)

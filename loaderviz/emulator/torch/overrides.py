@@ -423,10 +423,10 @@ def install_library(session: Session, patches: Patches, operators: Operators, ca
     find: Any = torch.jit._builtins._find_builtin  # by identity, also of what stands in for a builtin now
     patches.function(torch.jit._builtins, "_find_builtin", lambda function: find(inspect.unwrap(function)))
     for name in ("nested_tensor", "as_nested_tensor"):
-        patches.function(torch.nested, name, _on_host_only(getattr(torch.nested, name)))
+        patches.function(torch.nested, name, _on_host_only(getattr(torch.nested, name), f"nested.{name}"))
 
 
-def _on_host_only(original: Callable[..., Any]) -> Callable[..., Any]:
+def _on_host_only(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
         if touches_device(original, args, kwargs):
             raise NotModelledError(f"torch.{original.__name__}: nested tensors on the emulated GPU are not modelled")
@@ -486,7 +486,7 @@ def _install_encoder(patches: Patches) -> None:
         setattr(packed, PADDING, mask.logical_not())
         return packed
 
-    refuse = _on_host_only(torch._nested_tensor_from_mask)
+    refuse = _on_host_only(torch._nested_tensor_from_mask, "_nested_tensor_from_mask")
     patches.set(encoder, "forward", forward)
     patches.set(layer, "forward", forward_layer)
     patches.set(torch.overrides, "has_torch_function", lambda values: not inside[-1] and ask(values))
@@ -810,6 +810,7 @@ def _install_compiler(session: Session, patches: Patches) -> None:
     patches.set(eval_frame, "_callback_from_stance", without_compiling)  # asked at each call of compiled code
     mark = torch.compiler.cudagraph_mark_step_begin
     patches.set(torch.compiler, mark.__name__, lambda: None)  # there are no CUDA graphs
+    patches.function(torch._dynamo, "reset", lambda: None)  # nor anything else to be forgotten
 
 
 def _install_serialization(session: Session, patches: Patches) -> None:

@@ -100,7 +100,7 @@ def set_tag(tensor: torch.Tensor, tag: Tag) -> None:
 def is_on_device(tensor: Any) -> bool:
     """Tell whether this is a tensor of the emulated device; sparse and other storage-less tensors are not."""
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
-        return False
+        return getattr(tensor, "layout", None) is torch.jagged and is_on_device(tensor._values)
     try:
         return type(tag_of(tensor)) is DeviceTag
     except ValueError:  # the parameter of a lazy module shows its storage to nobody but torch

@@ -73,6 +73,7 @@ def test_what_is_not_compiled_gets_no_note(call):
 def test_a_compiled_function_keeps_what_inspect_asks():
     with lv.record(on="a100"):
         compiled = torch.compile(double_and_add)
+        torch.compiler.reset()  # on a real GPU it would ask for parts that only torch's builds for CUDA have
         assert not torch.compiler.is_compiling()
     assert (compiled.__name__, compiled.__module__) == (double_and_add.__name__, __name__)
     assert inspect.signature(compiled) == inspect.signature(double_and_add)

@@ -270,6 +270,7 @@ def test_out_of_memory_has_the_numbers_and_the_program_may_go_on():
         lambda: torch.eye(3, device="cuda").to_sparse(),
         lambda: torch.nested.nested_tensor([torch.ones(2)], device="cuda"),
         lambda: torch.nested.as_nested_tensor([torch.ones(2, device="cuda")]),
+        lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged).cuda(),
         lambda: torch._nested_tensor_from_mask(torch.ones(1, 2, 3, device="cuda"), torch.ones(1, 2, device="cuda") > 0),
         lambda: torch.zeros(2, device="cuda:1"),
         lambda: torch.zeros(2).to(1),
@@ -284,6 +285,16 @@ def test_out_of_memory_has_the_numbers_and_the_program_may_go_on():
 def test_what_is_not_modelled_says_so(call, recording):
     with pytest.raises(NotModelledError, match=r"not model|one GPU"):
         call()
+
+
+def test_jagged_tensors_are_where_their_parts_are(recording):
+    values, offsets, weight = torch.rand(5, 4), torch.tensor([0, 2, 5]), torch.rand(3, 4)
+    here = torch.nested.nested_tensor_from_jagged(values.cuda(), offsets.cuda())
+    found = torch.nn.functional.linear(here * 2, weight.cuda())
+    assert here.is_cuda and found.is_cuda and found.values().is_cuda
+    there = torch.nn.functional.linear(torch.nested.nested_tensor_from_jagged(values, offsets) * 2, weight)
+    assert not there.is_cuda
+    assert torch.equal(found.values().cpu(), there.values())
 
 
 def test_other_devices_are_left_alone(recording):
