@@ -45,7 +45,7 @@ FOOT = """
   each run. So the first such call raises `NotModelledError`, there and again when the block ends. Prefetch with a side
   stream instead, or with DataLoader workers.
 * **CUDA in a forked process** is an error on a real GPU as well: use "spawn", and one process for the GPU.
-* **A tensor of the GPU in another process**, by `multiprocessing` (hogwild): CUDA's handles for memory are not emulated.
+* **A tensor of the GPU in another process**, by `multiprocessing` (hogwild): its handles are not emulated.
 * **More than one GPU or rank**, sparse and nested tensors on the device, memory pools and allocators of one's own, raw
   CUDA: each raises `NotModelledError`, which names the call.
 
