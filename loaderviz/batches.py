@@ -125,11 +125,7 @@ class Numbering:
         self._fed = True
 
     def stepped(self, optimizer: int) -> int:
-        """An optimizer, known by its `id`, has made a step: return the number of the loop's step that it is part of.
-
-        Optimizers that step one after the other, such as the two of a GAN, are in one step: the next one is that in
-        which the first of them comes again.
-        """
+        """An optimizer (its `id`) stepped: return the loop's step. Several in turn (a GAN's two) are in one step."""
         if not self._turn or optimizer in self._turn:
             self._turn.clear()
             self._step += 1

@@ -1,12 +1,8 @@
 """`%%timeline`: record a notebook's cell, and show its picture and its numbers.
 
-    %load_ext loaderviz
-
     %%timeline on=t4 color=kind mine
     for x, y in loader:
         train_step(x, y)
-
-    mine                                  # in the next cell: the Timeline
 
 The cell runs in the notebook's namespace like any other: its last expression is displayed, its errors are its own.
 """

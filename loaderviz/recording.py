@@ -37,10 +37,7 @@ class RecordOptionError(LoadervizError, ValueError):
 
 
 class _WayOut:
-    """What a `with` statement holds of a recording: its end. It comes when it is called, or else when it is let go of.
-
-    For an interrupt may come when `__exit__` is called and before its first line, where no `finally` is yet.
-    """
+    """A recording's end, called by `with` or, if an interrupt comes before `__exit__` runs, when it is let go of."""
 
     _of_a_statement = False
 

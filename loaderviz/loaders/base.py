@@ -25,10 +25,7 @@ BatchOut = TypeVar("BatchOut", covariant=True)
 
 
 class BatchSource(Protocol[BatchOut]):
-    """Anything that can be iterated for batches: a `DataLoader`, a list, another loader.
-
-    `len()`, `state_dict()` and `load_state_dict()` are used where the source has them.
-    """
+    """Anything to iterate for batches; `len()`, `state_dict()`, `load_state_dict()` are used where it has them."""
 
     def __iter__(self) -> Iterator[BatchOut]:
         """Start an epoch."""

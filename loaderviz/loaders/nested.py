@@ -1,8 +1,7 @@
 """Batches are nested: one walk over tensors in tuples, lists, mappings, named tuples and dataclasses.
 
-`map_nested` rebuilds a batch with every tensor replaced; containers keep their type, everything that is neither
-container nor tensor passes through as the same object. Objects that bring their own `.to` (a packed sequence, a
-graph) are leaves of a second kind: they know best how to move themselves.
+Containers keep their type; what is neither container nor tensor passes through. Objects that bring their own `.to` (a
+packed sequence, a graph) are leaves of a second kind: they know best how to move themselves.
 """
 
 from __future__ import annotations

@@ -387,10 +387,7 @@ _NO_STREAM = (-1, 2**32 - 1)  # both are written where a synchronisation has no 
 
 
 def _add_waits(rows: Rows, launch: Ints, calls: Ints, names: list[str]) -> tuple[Rows, Ints]:
-    """Return the rows with a WAIT after each blocking call, and the former rows of those calls, sorted.
-
-    The whole call counts as waiting.
-    """
+    """Return the rows with a WAIT after each blocking call, all of it, and those calls' former rows, sorted."""
     cause = np.full(len(rows["start"]), Cause.NONE, np.int8)
     does = np.where(rows["role"] == Role.CALL, calls[rows["name"]], 0)
     for what, each in _BLOCKING:

@@ -75,10 +75,7 @@ def arrange(timeline: Timeline, operators: bool = False) -> tuple[list[Row], int
 
 
 def depths(start: npt.NDArray[np.integer[Any]], end: npt.NDArray[np.integer[Any]]) -> Indices:
-    """Return a track number for each span such that no two spans in one track overlap, shape `start.shape`.
-
-    Spans that nest get their nesting depth: 0 outside, 1 within one other, and so on.
-    """
+    """Return a track for each span, shape `start.shape`, so that none overlap: spans that nest get their depth."""
     result = np.zeros(len(start), np.int64)
     full = np.flatnonzero(end > start)
     order = full[np.lexsort((-end[full], start[full]))]

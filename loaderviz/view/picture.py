@@ -154,10 +154,7 @@ class View:
 
 
 def text(timeline: Timeline, label: str = "", window: tuple[int, int] | None = None) -> str:
-    """Return the picture in one line of words, for people who do not see it; see `metrics.describe`.
-
-    text(timeline)  # "GPU computes 41 % of the time, …; 6 batches in 1.84 ms, 306.7 µs a step; …"
-    """
+    """Return the picture in one line of words, for people who do not see it; see `metrics.describe`."""
     finding = metrics.describe(timeline, label, window)
     summary = metrics.summarize(timeline, window)
     parts = [finding]

@@ -96,10 +96,7 @@ def cell() -> str:
 
 
 def live_here() -> bool:
-    """Tell whether widgets work here: anywidget and ipywidgets are installed, and this is not Colab.
-
-    Colab shows an output that a widget's callback makes in a frame of its own.
-    """
+    """Tell whether widgets work: anywidget and ipywidgets are there, and no Colab, which frames callbacks' outputs."""
     if "google.colab" in sys.modules:
         return False
     try:

@@ -1,11 +1,7 @@
 """What a timeline knows of one moment, which the stepper shows, and of one span, which the viewer tells.
 
-    state = state_at(timeline, 1_500_000)     # ns, as in `timeline.start`
-    state.source                              # "train.py:14": the line that the training loop is at
-    state.streams[0].running, state.streams[0].queue
-    state.batches[7].place                    # "copied to the GPU, waits for its kernels"
-    for label, value in details(timeline, index):
-        print(label, value)                   # "launched by  cudaMemcpyAsync (batch 3, main), 12 µs before it began"
+    state_at(timeline, 1_500_000).batches[7].place    # ns; "copied to the GPU, waits for its kernels"
+    details(timeline, index)                          # ("launched by", "cudaMemcpyAsync (batch 3, main), …"), …
 
 A span is running from its start on, and no longer at its end.
 """
@@ -95,10 +91,7 @@ def state_at(timeline: Timeline, time: int) -> State:
 
 
 def events(timeline: Timeline) -> Indices:
-    """Return the moments [ns] at which something begins or ends, in order, each once; operators and ranges left out.
-
-    They are counted where there is nothing else.
-    """
+    """Return the moments [ns], each once, in order, at which something but operators and ranges begins or ends."""
     counted = ~timeline.where(Kind.OPERATOR, Kind.RANGE)
     if not counted.any():
         counted[:] = True

@@ -69,10 +69,7 @@ def kernels_of(timeline: Timeline, batch: int) -> list[Span]:
 
 
 def exposed(timeline: Timeline) -> tuple[Span, int, int] | None:
-    """Return the copy with the longest exposed stretch, and that stretch; before the first kernel none can be hidden.
-
-    Where two are about as long, the earlier one: it is the one to look at.
-    """
+    """Return the (earlier) copy with the longest exposed stretch, and that; none before the first kernel can hide."""
     kernels = _evidence(timeline).kernels
     if not len(kernels):
         return None
@@ -177,10 +174,7 @@ def too_strong_wait(timeline: Timeline) -> Fact | None:
 
 
 def wrong_batch(timeline: Timeline, number: int, seen: Tensors, expected: Sequence[Tensors], scale: int = 1) -> Fact:
-    """Say what is wrong with the batch handed out as `number`: another one, read too early, or other values.
-
-    The images should have been divided by `scale`.
-    """
+    """Say what is wrong with batch `number`: another one, read too early, other values; `scale` divides images."""
     sums, labels = seen
     if scale != 1 and torch.equal(sums, scale * expected[number % len(expected)][0]):
         return f"the images of batch {number} are not divided by {scale}", "the network wants numbers from 0 to 1"

@@ -110,10 +110,7 @@ def _install_iterators(session: Session, patches: Patches, module: Any, prefix: 
 
 
 def work(module: str, host: Host, measured: bool, *args: Any) -> None:
-    """Run the worker loop of a module in the worker: outside the recording, with sleeps counted instead of slept.
-
-    Forked or spawned, the worker has torch's own loop: a fork takes the recording's patches away.
-    """
+    """Run a module's worker loop in the worker, which has torch's own, with sleeps counted instead of slept."""
     slept, meter = [0], Meter(host, measured)
 
     def count_sleep(seconds: float, /) -> None:
