@@ -313,7 +313,7 @@ function labelsOf(view, bar) {
   }
 }
 
-const causeWords = words => [words, { "waiting for data": "data", synchronize: "sync" }[words]
+const causeWords = words => [words, { "waiting for data": "data", synchronize: "sync", "page-locking": "locking" }[words]
   ?? words.split(/[ -]/)[0]];
 
 /** Write on a bar what fits into its visible part; nothing where nothing fits. */
