@@ -15,6 +15,7 @@ import torch
 from factory import US
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 import loaderviz as lv
 from loaderviz import experiment
@@ -612,6 +613,17 @@ def test_an_empty_timeline_and_one_without_a_gpu():
     builder.span(0, 100, builder.lane("main", "host", "main"), Kind.OPERATOR, "aten::mm")
     for timeline in (factory.empty(), builder.build()):
         assert [finding.rule for finding in lv.advise(timeline)] == ["no-gpu-work"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU the answer is yes")
+def test_who_asked_for_a_gpu_too_early_is_told_first_though_a_loop_on_the_cpu_could_gain():
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with lv.record(on="a100", host="laptop") as recording:
+        for batch in DataLoader(torch.zeros(640, 16), 64):
+            (batch.to(device) + 1).sum()
+    rules = [(finding.rule, finding.change.partition(":")[0]) for finding in lv.advise(recording.timeline)]
+    assert rules[0] == ("no-gpu-work", "# nothing ran on the emulated GPU")
+    assert "fetch-in-loop" in dict(rules)
 
 
 def test_one_of_several_ranks_is_judged_with_its_own_host():

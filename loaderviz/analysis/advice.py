@@ -481,8 +481,7 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
         text = "the timeline has no work of a GPU in it, so nothing can overlap"
         if data:
             text += f"; the loop waits for data or fetches it {words.share(data / facts.window)} of the time"
-        why = "".join(note for note in facts.timeline.context.notes if note.startswith("nothing ran on the"))
-        return Finding("no-gpu-work", text, why and f"# {why}", NO_GAIN)
+        return Finding("no-gpu-work", text, (why := _missed(facts)) and f"# {why}", NO_GAIN)
     overlap = summary.overlap
     copy = "no host-device copies" if overlap is None else f"{words.share(overlap)} of the copy is hidden"
     text = (
@@ -498,6 +497,11 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
     if small is not None and small.expected_gain.ns:
         text += f". The largest gain that is left is {small.rule}, {small.expected_gain}: not worth a change"
     return Finding("nothing-to-gain", text, "", NO_GAIN)
+
+
+def _missed(facts: Evidence) -> str:
+    """Return which line of a program for a GPU left everything on the CPU, "" if none did."""
+    return "".join(note for note in facts.timeline.context.notes if note.startswith("nothing ran on the"))
 
 
 def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str]:
@@ -594,6 +598,8 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     told = worth or ([] if warm else [nothing(facts, found)])
     if worth and facts.unseen:
         told.append(nothing(facts, found))
+    elif worth and not facts.summary.busy and _missed(facts):
+        told.insert(0, nothing(facts, found))  # what a loop on the CPU could gain is not what was asked
     return Advice([*told, *once], _judged(facts), (facts.start, facts.end))
 
 
