@@ -176,7 +176,10 @@ def _tidy(trace: RawTrace) -> list[str]:
     pair = np.flatnonzero((start[1:] == start[:-1]) & (end[1:] == end[:-1]))
     twins = np.unique(np.concatenate([pair, pair + 1]))
     if len(twins):
-        keys = [columns[name][twins] for name in ("correlation", "place", "name", "role", "end", "start")]
+        ids: dict[tuple[Any, ...], int] = {}  # a thread may stand there as text and as a number
+        same_place = [ids.setdefault(tuple(_int(part, part) for part in place), len(ids)) for place in trace.places]
+        keys = [columns[name][twins] for name in ("correlation", "name", "role", "end", "start")]
+        keys.insert(0, np.array(same_place)[columns["place"][twins]])
         order = np.lexsort([-columns["nbytes"][twins], *keys])  # the one that tells its size is kept
         same = np.all([key[order][1:] == key[order][:-1] for key in keys], axis=0)
         keep[twins[order[1:][same]]] = False

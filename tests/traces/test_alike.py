@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import trace_files
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from trace_files import BASE, PID, call, copy, op, shared, trace, work, write
 
@@ -110,6 +110,7 @@ def first_of_its_time(found, event):
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(made=[op("gemm", BASE, length, "25738") for length in (0, 0, 0.0)], style="compact")  # twins by both readers
 @given(made=events(), style=st.sampled_from(STYLES))
 def test_random_events_read_the_same(made, style, tmp_path, monkeypatch):
     path = write(tmp_path, trace_files.styled(trace(*made), style))
