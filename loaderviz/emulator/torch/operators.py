@@ -485,7 +485,7 @@ class Operator:
         self.fills = base in FILLING or any(it.kwarg_only for _, it in marked)  # out=...
         self.writes = bool(self.positions or self.keywords)
         self.run: Callable[..., Any] = overload._op  # without the overload's own call, which does nothing else
-        self.half_product = base in HALF_PRODUCTS
+        self.half_product, self.over_lists = base in HALF_PRODUCTS, base.startswith(("_foreach_", "_fused_"))
         if self.half_product and not self.writes:
             self.run = partial(_in_single, overload._op)
         # These ask their argument for its shape and dtype only.
@@ -522,7 +522,9 @@ class KernelCosts:
         `changed` are the ids of the arguments that it writes to. What is only written counts once (R48).
         """
         every = (*tensors, *outputs) if operator.makes else tensors
-        key: tuple[Any, ...] = operator, len(tensors), *map(SHAPE, every), *map(STRIDE, every)
+        key: tuple[Any, ...] = operator, len(tensors), *map(SHAPE, every)
+        if not operator.over_lists:  # those see each tensor as so many elements
+            key += tuple(map(STRIDE, every))
         precision, transposed = FP32, False
         if operator.multiplies:
             precision, place = self._precision(operator, tensors), TRANSPOSED.get(operator.base)
