@@ -6,10 +6,8 @@ An exercise is a hole with a measured target. Any design that meets the target p
 from __future__ import annotations
 
 import ast
-import hashlib
 import inspect
 import json
-import os
 import random
 import re
 import secrets
@@ -30,24 +28,12 @@ import torch
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Timeline
 from loaderviz.words import markdown
+from loaderviz.workshop.messages import translated
 
 if TYPE_CHECKING:
     from loaderviz.view import View
 
 TEXTS = json.loads(Path(__file__).with_name("exercises.json").read_text(encoding="utf-8"))
-
-
-def told(number: str, *texts: str, language: str | None = None) -> list[str]:
-    """Return the texts of an exercise (title, task, target, hints) in a language, by default LOADERVIZ_LANGUAGE's.
-
-    They are in exercises.LANGUAGE.json, with the hash of the texts that were translated; where these have changed
-    since, or there is no translation, they are returned as they are.
-    """
-    language = language or os.environ.get("LOADERVIZ_LANGUAGE", "")
-    path = Path(__file__).with_name(f"exercises.{Path(language).name}.json")
-    entry = json.loads(path.read_text(encoding="utf-8")).get(number, {}) if path.is_file() else {}
-    same = entry.get("of") == hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:8]
-    return list(entry["texts"] if same else texts)
 
 
 def shipped(number: str, part: Literal["starter", "answer"] = "answer") -> Callable[..., Any]:
@@ -89,18 +75,19 @@ class Exercise:
     ) -> None:
         self.name, self.number, self.arguments = name, title.split()[0], tuple(arguments)
         texts = texts or TEXTS[self.number]
-        self.title, self.task, self.target, *more = told(self.number, title, task, target, *hints)
+        self.title, self.task, self.target, *more = map(translated, (title, task, target, *hints))
         self.hints = tuple(more)
         self.starter, self.answer = ("\n".join([*texts[part], ""]) for part in ("starter", "answer"))
         self._measure, self._next_hint = measure, 0
         self.last: Outcome | None = None
 
     def __repr__(self) -> str:
-        return f"{self.title}\n  Task: {self.task}\n  Target: {self.target}\n  Check it: {self.name}.check(...)"
+        said = f"{self.title}\n  Task: {self.task}\n  Target: {self.target}\n  Check it: {self.name}.check(...)"
+        return translated(said)
 
     def _repr_markdown_(self) -> str:
         helps = f"`{self.name}.hint()` gives a hint, `{self.name}.solution()` shows one way to do it."
-        return boxed(f"**Exercise {self.title}**", self.task, f"*Target:* {self.target}", helps)
+        return boxed(*map(translated, (f"**Exercise {self.title}**", self.task, f"*Target:* {self.target}", helps)))
 
     def check(self, answer: Any = None, *, seed: int | None = None) -> Outcome:
         """Run the learner's object on fresh data and return the `Outcome`. The object's own errors are caught.
@@ -272,6 +259,10 @@ class Outcome:
     following: str = ""
     timeline: Timeline | None = None
 
+    def __post_init__(self) -> None:
+        for part in ("message", "rule", "score", "following"):
+            object.__setattr__(self, part, translated(getattr(self, part)))
+
     @property
     def passed(self) -> bool:
         """Whether the target is met."""
@@ -282,7 +273,7 @@ class Outcome:
         """The lines below the headline, without the empty ones."""
         rule = f"Rule: {self.rule}" if self.rule else ""
         line = f"In your code: {self.line}" if self.line else ""
-        return [part for part in (self.message, line, rule, self.score, self.following) if part]
+        return [translated(part) for part in (self.message, line, rule, self.score, self.following) if part]
 
     def __repr__(self) -> str:
         return "\n  ".join([f"{SIGNS[self.status]} {self.status.upper()} · {self.title}", *self.parts])
@@ -292,7 +283,7 @@ class Outcome:
         line = f"In your code: `{self.line}`" if self.line else ""
         rule = f"*Rule:* {markdown(self.rule)}" if self.rule else ""
         parts = (headline, markdown(self.message), line, rule, markdown(self.score), markdown(self.following))
-        return boxed(*(part for part in parts if part))
+        return boxed(*(translated(part) for part in parts if part))
 
 
 @dataclass(frozen=True, repr=False)
@@ -301,6 +292,9 @@ class Note:
 
     text: str
     code: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", translated(self.text))
 
     def __repr__(self) -> str:
         return f"{self.text}\n\n{self.code}".strip()

@@ -21,6 +21,7 @@ from torch.profiler import record_function
 from loaderviz import words
 from loaderviz.batches import HAND_OUT
 from loaderviz.emulator import costs
+from loaderviz.emulator.device import Command
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.kernels import memory_time
 from loaderviz.emulator.torch.dataloader import mark
@@ -255,7 +256,8 @@ class FeedConfig:
     epochs: int = 1  # how often all batches must be handed out
     dtype: torch.dtype = torch.float32  # of the images that it must hand out
     scale: int = 1  # the images that it must hand out are the data divided by this
-    changes: int = 0  # the consumer takes so much from each pixel, in place
+    changes: int = 0  # the consumer makes each pixel that is brighter so bright, in place: nobody can undo that
+    travels: bool = False  # images are handed out as a copy from the host left them
     reads: bool = False  # the consumer reads a number of each step, as `loss.item()` does: the host waits for the GPU
     copies: Literal["on_wait", "eager"] = "on_wait"
     gpu: Gpu = GPU
@@ -308,12 +310,11 @@ class LoaderRun:
 
     def must_be_anew(self, rule: str) -> None:
         """Raise `NotYet` if a batch is what the loop, which changes each in place, left of it one epoch before."""
-        count, left = len(self.data.sizes), self.config.changes * self.data.weights.sum()
-        for number in range(count, len(self.seen)):
-            before, now = self.seen[number - count], self.seen[number]
-            if not torch.equal(before[0], now[0]) and torch.equal(now[0], before[0] - left):
+        left = sums_of(self.data.images.clamp(max=self.config.changes), self.data.weights).split(self.data.sizes)
+        for number in range(count := len(left), len(self.seen)):
+            if torch.equal(self.seen[number][0], left[number % count]):
                 raise self.not_yet(
-                    f"batch {number} is batch {number - count} again, one epoch later. Every pixel of it is smaller by "
+                    f"batch {number} is batch {number - count} again, one epoch later. No pixel of it is brighter than "
                     f"{self.config.changes}: the training loop worked on it in place",
                     rule,
                 )
@@ -338,8 +339,9 @@ class LoaderRun:
         starts, queued = [start for start, _ in calls], [0, *itertools.accumulate(nbytes for _, nbytes in calls)]
         before = (queued[bisect.bisect_left(starts, time)] for time in self.handed)
         ahead = [bisect.bisect_right(sizes, nbytes) - number - 1 for number, nbytes in enumerate(before)]
-        if not least <= max(ahead) <= most:
-            number = ahead.index(max(ahead))
+        usual = sorted(ahead[: max(1, len(ahead) - most)])  # in the end there are no later ones
+        if not least <= max(ahead) <= most or usual[len(usual) // 2] < least:
+            number = ahead.index(max(ahead) if max(ahead) > most else usual[len(usual) // 2])
             fact = f"when batch {number} was handed out, copies of {words.count(ahead[number], 'later batch')} "
             fact += f"were queued; {least} to {most} are wanted" if least else f"were queued; {most} are allowed"
             raise self.not_yet(fact, diagnosis.BOUNDED)
@@ -350,6 +352,15 @@ class LoaderRun:
         if held > most:
             fact = f"memory for {held:.1f} batches was held at the same time; {most} are allowed"
             raise self.not_yet(fact, rule)
+
+    def must_let_go(self, ahead: int) -> None:
+        """Raise `NotYet` if the loader ever held more device memory than for `ahead` later batches and four others."""
+        sizes = [sum(part.nbytes for part in batch) for batch in self.data.batches]
+        fair = max(sum(sizes[number : number + ahead + 4]) for number in range(len(sizes)))
+        if max(self.held) > 1.02 * fair:  # blocks are rounded up
+            number, most = self.held.index(max(self.held)), words.size(max(self.held))
+            fact = f"when batch {number} was handed out, {most} were held; {ahead + 4} batches have at most "
+            raise self.not_yet(f"{fact}{words.size(fair)}. What was used must be dropped", diagnosis.BOUNDED)
 
     def must_not_drain(self, most: int) -> None:
         """Raise `NotYet` if the host waited more than `most` times until the GPU had nothing left to compute."""
@@ -482,12 +493,19 @@ class CheckLoop:
                 batch = next(iterator, over)
             self.handed.append(clock.now)
             self.held.append(torch.cuda.memory_allocated() - own)
+            if not torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
+                torch.set_grad_enabled(True)
+                torch.set_autocast_enabled("cuda", False)
+                what = "Your loader changed how the training loop computes: gradients are off, or autocast is on."
+                raise NotYet(what, "a `with torch.no_grad():` around a `yield` stays on while others work on the batch")
             if batch is over:
                 raise NotYet(f"{number} batches were handed out, but {len(self.wanted)} were wanted.")
             images, labels = self.checked(number, batch)
             del batch
             mark(number, len(images))
             block = tag_of(images).block
+            if self.setting.travels:
+                self.must_have_travelled(number, images, block.address)
             self.places.append((block.address, block.address + block.size))
             self.step(images, labels)
             del images, labels
@@ -500,7 +518,7 @@ class CheckLoop:
         """Work on one batch on the GPU; keep what it is recognised by."""
         self.seen.append((self.work(images), labels.clone()))
         if self.setting.changes:
-            images.sub_(self.setting.changes)
+            images.clamp_(max=self.setting.changes)
         if self.setting.reads:
             self.seen[-1][0][0].item()
 
@@ -524,6 +542,16 @@ class CheckLoop:
                     f"The {name} of batch {number} are {part.dtype} {tuple(part.shape)}; {dtype} {shape} is wanted."
                 )
         return batch[0], batch[1]
+
+    def must_have_travelled(self, number: int, images: torch.Tensor, block: int) -> None:
+        """Raise `NotYet` if the last to write images, in the block at this address, was no copy from the host."""
+        races, start = Session.running("a loop").runtime.races, block + int(images.storage_offset()) * images.itemsize
+        assert races is not None
+        writes = [list(cell.writes.values()) for cell in races.memory.touched(start, start + images.nbytes)]
+        for work in (write.work for write in itertools.chain.from_iterable(writes)):
+            if isinstance(work, Command) and work.kind != Kind.COPY_H2D:
+                fact = f"The images of batch {number} were written by {work.name} on the GPU, not by a copy."
+                raise NotYet(fact, "each batch must travel from the host in each epoch, and is handed out as it came")
 
     def dtypes(self, images: Any) -> torch.dtype:
         """Return the dtype that the images must have."""

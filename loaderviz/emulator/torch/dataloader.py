@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import Subset, _utils
+from torch.utils.data import Subset, TensorDataset, _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from loaderviz.batches import nbytes, sample_count, tensors
@@ -312,7 +312,8 @@ def _several_process(session: Session, original: Callable[..., Any]) -> Callable
 
 def unpriced(meter: Meter, fetcher: Any) -> int:
     """Return the real time of a fetch that nothing prices [ns]: none, for one that `Host.fetch_*` are for."""
-    return 0 if type(fetcher.dataset).__module__.startswith("loaderviz.") else meter.unpriced
+    ours = type(fetcher.dataset) is TensorDataset or type(fetcher.dataset).__module__.startswith("loaderviz.")
+    return 0 if ours else meter.unpriced
 
 
 def is_batched(fetcher: Any) -> bool:

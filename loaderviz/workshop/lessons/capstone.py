@@ -30,7 +30,7 @@ from loaderviz import words
 from loaderviz.errors import LoadervizError
 from loaderviz.metrics import summarize, window_of
 from loaderviz.recording import record
-from loaderviz.timeline import Timeline
+from loaderviz.timeline import Kind, Timeline
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.exercises import Exercise, NotYet, Outcome, Score, shipped
 from loaderviz.workshop.harness import CheckLoop, Data, FeedConfig, LoaderRun, feed, generator_of
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Loader = Callable[..., Any]  # load(images, labels, size, epochs): hands out batches on the GPU
 
 SIZE, PER_EPOCH, EPOCHS, HIDDEN = 256, 12, 4, 128
-TESTED = 2000  # test digits that the trained network is asked
+TESTED, LEARNED = 2000, 0.3  # test digits that the trained network is asked; the share that it knows at least
 HOST = replace(
     harness.HOST,
     name="workshop host, slow fetch",
@@ -155,7 +155,9 @@ def train(load: Loader, chance: random.Random, world: World = FITS) -> tuple[Loa
         run.must_hold(world.held)
     if (count := workers_of(run.timeline)) > CORES:
         raise run.not_yet(f"you have {count} workers, but the machine has {CORES} cores", SLOWEST)
-    return run, trainings[0].right()
+    if (right := trainings[0].right()) < LEARNED:
+        raise run.not_yet(f"the trained network knows {words.share(right)} of the test digits", "nothing was learned")
+    return run, right
 
 
 def _keys(sums: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -599,7 +601,11 @@ class Race(Exercise):
 
 def why_slow(run: LoaderRun) -> diagnosis.Fact:
     """Say what takes the largest part of the time that is not training, and where the GPU is idle for longest."""
-    summary = summarize(run.timeline)
+    summary = summarize(run.timeline, window_of(run.timeline, None))
+    waits = [wait for wait in run.timeline.rows(Kind.WAIT) if diagnosis.moves_an_index(run.timeline, wait)]
+    if len(waits) > 2 * EPOCHS:
+        where = diagnosis.line_of(waits[-1])
+        return f"The host waits {len(waits)} times while an index is copied to the GPU{where}.", diagnosis.INDEX
     if summary.exposed_copy > summary.idle:
         return diagnosis.why_not_hidden(run.timeline)
     gap, rule = diagnosis.why_idle(run.timeline)

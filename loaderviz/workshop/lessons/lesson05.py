@@ -208,6 +208,7 @@ def _score(run: LoaderRun, kernels: int = 0, scale: int = 1, more: str = "") -> 
 def _wait(answer: Callable[..., Any], chance: random.Random) -> Score:
     run = _feed(answer, _data(chance), TrialLoop)
     run.must_be_right()
+    run.must_hold(HELD)
     score = _score(run)
     run.must_not_drain(BATCHES // 4)
     return score
@@ -219,7 +220,8 @@ wait = Exercise(
     task="`arrived.wait()` is there, and still the batches are read before they have arrived. Let the right stream "
     "wait, at the right time.",
     target=f"{BATCHES} batches within {FACTOR}x of the limit, no hazard, every batch correct and in order. The limit: "
-    "the first copy, and then only work. So a synchronize in each step does not pass.",
+    f"the first copy, and then only work. The host never waits until the GPU has nothing left to do, and there is "
+    f"never memory for more than {HELD} batches.",
     hints=(
         "An event's `wait()` without an argument makes the *current* stream wait. Which one is that, in this line?",
         "`event.wait(stream)` and `stream.wait_event(event)` name the stream that waits.",
@@ -283,6 +285,7 @@ def _scaled(answer: Callable[..., Any], chance: random.Random) -> Score:
             fact = f"batch {number} is not a number: it, or what it was divided by, had not arrived when it was read"
             raise run.not_yet(f"{fact}, and the detector did not see who read it (numpy?)", NUMBER)
     run.must_be_right()
+    run.must_hold(HELD)
     return _score(run, harness.conversion_time(harness.SAMPLES, 2), DARKEST)  # the brightest pixel, and the division
 
 
