@@ -41,7 +41,6 @@ from torch.utils.data import DataLoader
 
 import loaderviz as lv
 from loaderviz import mnist, notebooks, words
-from loaderviz.analysis.ranks import rank_table
 from loaderviz.emulator import Gpu, costs
 from loaderviz.timeline import Kind
 from loaderviz.workshop import lesson06, lesson07, predict
@@ -146,6 +145,8 @@ measured.view(color="kind")
 # early waits inside them. So first ask who is late; a repair of the other one gains nothing.
 
 # %%
+from loaderviz.analysis.ranks import rank_table
+
 ranks = lv.read([notebooks.trace(f"two_ranks_{rank}.json.gz") for rank in (0, 1)])
 print(rank_table(ranks), lv.summarize(ranks).step / 1e6, "ms a step")
 ranks.view()

@@ -198,9 +198,6 @@ def saved(machine):
 
 saving.judge(saved)
 
-# %% [markdown]
-# ## Memory
-
 # %%
 memory = claims.card("memory")
 memory
@@ -272,7 +269,8 @@ order.judge(company, HERE)
 # ## The articles' programs
 #
 # Each article prints a program. Here are the five, written anew with the same calls and settings. The first talks of
-# copies that do not block, the second to fourth of pinned memory, the fifth of many small copies. What is it really?
+# copies that do not block, the second to fourth of pinned memory, the fifth of many small copies. What is it really? The name in brackets
+# is the first finding. One is opened in full; `show_code(articles.article_1, articles.repaired_1)` opens another.
 
 # %%
 guess_copies = predict(
@@ -293,17 +291,8 @@ for name, (printed_one, repaired_one) in articles.PROGRAMS.items():
 of_copies = sum("copy" in cause for cause in causes.values())
 guess_copies.reveal()
 
-# %% [markdown]
-# The name in brackets is the first finding. Here is one in full, as printed and repaired. The others open with
-# `show_code(articles.article_1, articles.repaired_1)`, and so on.
-
 # %%
 show_code(articles.article_5, articles.repaired_5)
-
-# %%
-fifth = articles.run(articles.article_5)
-print(lv.advise(fifth)[0])
-fifth.view(verdict=False)
 
 # %% [markdown]
 # ## Your own experiment

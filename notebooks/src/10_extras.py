@@ -30,11 +30,7 @@
 # the GPU](04_gpu_resident_slicing.ipynb).
 
 # %%
-import sqlite3
-import tempfile
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch.cuda._sanitizer import EventHandler
@@ -43,7 +39,6 @@ import loaderviz as lv
 from loaderviz import mnist, words
 from loaderviz.emulator import Gpu
 from loaderviz.loaders import ResidentLoader
-from loaderviz.timeline import Kind
 from loaderviz.workshop import loop, predict
 from loaderviz.workshop.loop import GPU, WARM_UP, gpu_milliseconds, make_batches, new_model, steps, train_step, watch
 
@@ -213,6 +208,13 @@ guess_place.reveal()
 # here to profile, so this cell writes the tables that matter, as nsys names them, from the first loop above.
 
 # %%
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+from loaderviz.timeline import Kind
+
 NSYS = """
 CREATE TABLE StringIds (id, value);
 CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, streamId, shortName);
@@ -220,6 +222,7 @@ CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start, end, deviceId, streamId, bytes, 
 """
 
 
+# %%
 def as_nsight(timeline, file):
     """Write the kernels and copies of a timeline as `nsys export` does: stream 7 of GPU 0, pageable to device."""
     with closing(sqlite3.connect(file)) as export:
