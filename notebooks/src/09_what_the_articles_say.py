@@ -270,7 +270,7 @@ order.judge(company, HERE)
 #
 # Each article prints a program. Here are the five, written anew with the same calls and settings. The first talks of
 # copies that do not block, the second to fourth of pinned memory, the fifth of many small copies. What is it really?
-# In brackets: the first finding. One is opened in full; `show_code(articles.article_1, articles.repaired_1)` opens another.
+# In brackets: the first finding. One is shown; `show_code(articles.article_1, articles.repaired_1)` opens another.
 
 # %%
 guess_copies = predict(
