@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,6 +174,7 @@ class DevicePool(_Pool):
         super().__init__(runtime, FIRST_ADDRESS)
         self.capacity = runtime.gpu.memory - runtime.gpu.context_memory
         self._free: defaultdict[tuple[int, bool], Cache] = defaultdict(list)  # by stream, and whether of large segments
+        self._segments: dict[int, Block] = {}  # address -> its first block; the others are the neighbours after it
         self._deferred: dict[int, deque[tuple[Event, Block]]] = {}  # by recorded stream, oldest first
 
     def allocate(self, nbytes: int, stream: Stream | None = None) -> Block:
@@ -256,6 +258,7 @@ class DevicePool(_Pool):
         for cache in self._free.values():
             for entry in [entry for entry in cache if not (entry[2]._before or entry[2]._after)]:
                 cache.remove(entry)
+                del self._segments[entry[1]]
                 self.runtime.free(entry[0])
                 if self.runtime.races:
                     self.runtime.races.memory.forget(entry[1], entry[1] + entry[0])
@@ -275,6 +278,15 @@ class DevicePool(_Pool):
             sizes[stream] = sizes.get(stream, 0) + sum(entry[0] for entry in cache)
         return sizes
 
+    def segments(self) -> Iterator[list[Block]]:
+        """Yield each segment that is held, by address, as its blocks: live, free, or waiting for other streams."""
+        for _, block in sorted(self._segments.items()):
+            blocks, following = [block], block._after
+            while following:
+                blocks.append(following)
+                following = following._after
+            yield blocks
+
     def reset_peak(self) -> None:
         """Let the peaks start anew from what is held now."""
         stats = self.stats
@@ -288,6 +300,8 @@ class DevicePool(_Pool):
         block._before = before
         if before:
             before._after = block
+        else:
+            self._segments[block.address] = block
         if rest >= least:
             region.address += size
             region.size = rest
@@ -319,6 +333,8 @@ class DevicePool(_Pool):
         region._before, region._after = before, after
         if before:
             before._after = region
+        else:
+            self._segments[start] = region
         if after:
             after._before = region
         insort(cache, (region.size, start, region))

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loaderviz.emulator import Gpu, Host, Runtime
-from loaderviz.emulator.memory import BlockError, DevicePool, OutOfMemory, PinnedPool, binary, segment_size
+from loaderviz.emulator.memory import FREE, BlockError, DevicePool, OutOfMemory, PinnedPool, binary, segment_size
 from loaderviz.errors import LoadervizError
 from loaderviz.timeline import Kind
 
@@ -212,6 +212,9 @@ def test_the_pool_agrees_with_a_naive_one(program, capacity):
         assert stats.active == model.active()
         assert stats.allocated == sum(block.size for block, _ in live)
         assert stats.segments == len(model.segments)
+        assert [[(each.address, each.size, each.state == FREE) for each in blocks] for blocks in pool.segments()] == [
+            [(each.address, each.size, each.free) for each in segment.pieces] for segment in model.segments
+        ]
         assert pool.mem_get_info() == (capacity - stats.reserved, runtime.gpu.memory)
         places = sorted((block.address, block.end) for block, _ in live)
         assert all(end <= start for (_, end), (start, _) in pairwise(places))

@@ -16,6 +16,7 @@ import torch
 
 from loaderviz.emulator.device import Stream as EmulatedStream
 from loaderviz.emulator.hardware import GPUS
+from loaderviz.emulator.memory import DEFERRED, FREE, LIVE, SMALL_SEGMENT
 from loaderviz.emulator.runtime import PRIORITIES
 from loaderviz.emulator.runtime import Event as EmulatedEvent
 from loaderviz.emulator.torch.overrides import TYPES
@@ -26,6 +27,7 @@ from loaderviz.errors import NotModelledError
 
 if TYPE_CHECKING:
     from loaderviz.emulator.hardware import Gpu
+    from loaderviz.emulator.memory import Block
     from loaderviz.emulator.torch.patches import Patches
 
 
@@ -39,7 +41,7 @@ NOT_MODELLED = {
     "NVML readings; see loaderviz.metrics.utilization": "utilization",
     "NVML readings": "temperature power_draw clock_rate list_gpu_processes device_memory_used memory_usage",
     "green contexts": "GreenContext",
-    "allocator snapshots": "memory_snapshot _record_memory_history _dump_snapshot _snapshot",
+    "the history of the allocator": "_record_memory_history",
     "statistics of pinned memory": "host_memory_stats reset_peak_host_memory_stats reset_accumulated_host_memory_stats",
     "nested statistics; see torch.cuda.memory_stats": "memory_stats_as_nested_dict host_memory_stats_as_nested_dict",
 }
@@ -89,6 +91,7 @@ def install_cuda_names(session: Session, patches: Patches) -> None:
                 _refuse_instances(patches, kind, refuse)
             else:
                 refusals[name] = refuse
+    patches.set(torch._C, "_cuda_memorySnapshot", _snapshot(session))  # torch's own functions make the rest of it
     makers = ("_create_jit_fn", "_create_multi_output_jit_fn")
     memory = memory_functions(session)
     for answer, names in ANSWERS:
@@ -363,6 +366,45 @@ def memory_functions(session: Session) -> dict[str, Any]:
         "set_per_process_memory_fraction": set_fraction,
         "get_per_process_memory_fraction": reading(lambda stats: limit),
     }
+
+
+BLOCK_STATES = {LIVE: "active_allocated", DEFERRED: "active_pending_free", FREE: "inactive"}
+
+
+def _segment(blocks: list[Block]) -> dict[str, Any]:
+    """Return a segment in torch's words; sizes in bytes. Nothing has frames: the allocator's history is not kept."""
+    total = sum(block.size for block in blocks)
+    active = [block for block in blocks if block.state != FREE]
+    return {
+        "device": 0,
+        "address": blocks[0].address,
+        "stream": blocks[0].stream.id,
+        "segment_type": "small" if total == SMALL_SEGMENT else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "total_size": total,
+        "active_size": sum(block.size for block in active),
+        "allocated_size": sum(block.size for block in active if block.state == LIVE),
+        "requested_size": sum(block.requested for block in active),
+        "blocks": [
+            {"address": block.address, "size": block.size, "requested_size": block.requested, "frames": []}
+            | {"state": BLOCK_STATES[block.state]}
+            for block in blocks
+        ],
+        "frames": [],
+    }
+
+
+def _snapshot(session: Session) -> Callable[..., dict[str, Any]]:
+    def snapshot(pool: tuple[Any, ...] | None = None) -> dict[str, Any]:
+        session.enter("a snapshot of memory")
+        session.leave()
+        if pool and tuple(pool[:2]) != (0, 0):
+            raise NotModelledError("memory_snapshot: the emulated GPU has no memory pools of one's own; leave them out")
+        segments = [_segment(blocks) for blocks in session.pool.segments()]
+        return {"segments": segments, "device_traces": [[]], "external_annotations": []}
+
+    return snapshot
 
 
 def _pairs(table: str) -> list[list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import pickle
 import pkgutil
 import signal
 from queue import Queue
@@ -191,6 +192,32 @@ def test_memory_statistics_follow_the_pool(recording):
     assert torch.accelerator.memory_allocated() == 0
 
 
+def test_a_snapshot_tells_every_byte_of_the_pool(recording, tmp_path):
+    side = torch.cuda.Stream()
+    kept = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (100, 3_000, 2**20, 3 * 2**20, 25 * 2**20)]
+    with torch.cuda.stream(side):
+        kept.append(torch.empty(700, device="cuda"))
+    torch.cuda._sleep(LONG)
+    kept[-1].record_stream(torch.cuda.default_stream())
+    del kept[-1], kept[1]  # one waits for the default stream, one is free at once
+    segments = torch.cuda.memory_snapshot()
+    blocks = [block for segment in segments for block in segment["blocks"]]
+    for key, figure in {"total_size": "reserved", "allocated_size": "allocated", "active_size": "active"}.items():
+        assert sum(segment[key] for segment in segments) == torch.cuda.memory_stats()[f"{figure}_bytes.all.current"]
+    assert [block["size"] for block in blocks if block["state"] == "active_pending_free"] == [3_072]
+    live = [block["size"] for block in blocks if block["state"] == "active_allocated"]
+    assert live == [512, 2**20, 3 * 2**20, 26 * 2**20]  # 25 MiB leaves too little of its segment to be cut off
+    assert [segment["segment_type"] for segment in segments].count("large") == 2
+    assert {segment["stream"] for segment in segments} == {0, side.stream_id}
+    assert {block["requested_size"] for block in blocks} == {0, 100, 2**20, 3 * 2**20, 25 * 2**20, 2_800}
+    torch.cuda.memory._dump_snapshot(tmp_path / "memory.pickle")
+    assert pickle.loads((tmp_path / "memory.pickle").read_bytes()) == torch.cuda.memory._snapshot()
+    summary = torch.cuda._memory_viz.segsum(torch.cuda.memory._snapshot())  # torch's own reader takes it
+    assert f"segments: {len(segments)}" in summary
+    with pytest.raises(NotModelledError, match="memory_snapshot"):
+        torch.cuda.memory_snapshot((0, 1))
+
+
 def test_seeds_repeat_random_numbers(recording):
     draws = []
     for seed in (torch.cuda.manual_seed, torch.cuda.manual_seed_all, torch.manual_seed):
@@ -348,7 +375,8 @@ def test_a_class_that_is_not_modelled_cannot_be_made(name, recording):
 
 
 def test_functions_that_are_not_modelled_name_themselves(recording):
-    for call in (torch.cuda.memory_snapshot, torch.cuda.jiterator._create_jit_fn, torch.cuda.host_memory_stats):
+    cuda = torch.cuda
+    for call in (cuda.memory._record_memory_history, cuda.jiterator._create_jit_fn, cuda.host_memory_stats):
         with pytest.raises(NotModelledError, match=rf"{call.__name__}: the emulated GPU does not model"):
             call()
 
