@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._utils import ExceptionWrapper
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Subset, TensorDataset, _utils
 from torch.utils.data import dataloader as torch_dataloader
@@ -41,6 +42,7 @@ from loaderviz.emulator.hardware import Host
 from loaderviz.emulator.host import LoaderSchedule
 from loaderviz.emulator.sharing import Reads
 from loaderviz.emulator.torch.operators import Operator, host_work
+from loaderviz.emulator.torch.patches import Guard, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import HostTag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.errors import NotModelledError
@@ -112,6 +114,10 @@ def _install_iterators(session: Session, patches: Patches, module: Any, prefix: 
 def work(module: str, host: Host, measured: bool, *args: Any) -> None:
     """Run a module's worker loop in the worker, which has torch's own, with sleeps counted instead of slept."""
     slept, meter = [0], Meter(host, measured)
+    for guard in _get_current_function_mode_stack():
+        if measured and isinstance(guard, Guard):
+            guard.touches = meter.touches
+            meter.calibrate()
 
     def count_sleep(seconds: float, /) -> None:
         slept[0] += round(seconds * SECOND)
@@ -371,7 +377,7 @@ class Meter(TorchDispatchMode):
     def __init__(self, host: Host, measured: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.host, self.measured = host, measured
-        self.work = self.unpriced = 0
+        self.work = self.unpriced = self._left_out = 0
         self.calls = self.overhead = 0  # calls of torch that the emulator saw, and what it took at each [ns]
         self._inside = 0  # above 0: what is called is priced as a whole, or elsewhere
         self._known: dict[Any, Operator] = {}
@@ -416,6 +422,25 @@ class Meter(TorchDispatchMode):
             if operator.base not in TAKING:
                 self.work += self.host.dispatch + costs.host_time(self.host, *host_work(operator, args, kwargs, result))
         return result
+
+    def calibrate(self) -> None:
+        """Find what a worker's guard takes at each call of torch besides its question, which `touches` leaves out."""
+        tensor, taken = torch.empty(0), []
+        for _ in range(5):
+            with self:
+                for _ in range(40):
+                    tensor.is_floating_point()
+            taken.append(self.work // 40)
+        self.overhead = min(taken)
+
+    def touches(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+        """`touches_device`: it looks at each tensor of a batch, and that is the emulator's own work."""
+        start = thread_time_ns()
+        self.calls += 1
+        try:
+            return touches_device(func, args, kwargs)
+        finally:
+            self._left_out += thread_time_ns() - start
 
     @contextmanager
     def not_counted(self) -> Iterator[None]:

@@ -89,7 +89,8 @@ class Functions(TorchFunctionMode):
 
     def _while_fetching(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         session, operators = self.session, self.session.resting
-        if _device.CURRENT_DEVICE is None and func is not torch.device and not touches_device(func, args, kwargs):
+        touches = session.meter.touches if session.measured else touches_device
+        if not touches(func, args, kwargs) and _device.CURRENT_DEVICE is None and func is not torch.device:
             return func(*args, **kwargs)
         session.resting = None
         try:
@@ -114,9 +115,7 @@ class MeasuringFunctions(Functions):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function, with the clock stopped; a data set's own clock goes on."""
         session = self.session
-        if session.resting is not None:
-            session.meter.calls += 1
-        elif not session.functions:
+        if session.resting is None and not session.functions:
             session.enter("torch")
         session.functions += 1
         try:

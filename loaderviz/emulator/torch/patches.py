@@ -269,6 +269,7 @@ class Guard(TorchFunctionMode):
     def __init__(self, refuse: Callable[[str], object]) -> None:
         super().__init__()
         self._refuse = refuse
+        self.touches = touches_device  # where a fetch is measured, a worker's meter asks in its place
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -276,7 +277,7 @@ class Guard(TorchFunctionMode):
         """Run one function, or refuse it. Questions about a device tensor are answered, its values are out of reach."""
         if func is torch.device:
             return device_named(*args, **(kwargs or {}))
-        if touches_device(func, args, kwargs):
+        if self.touches(func, args, kwargs):
             if func in QUESTIONS:
                 return QUESTIONS[func]
             if getattr(func, "__name__", "") != "__get__":  # its shape, dtype, …

@@ -10,6 +10,7 @@ import random
 import time
 import tomllib
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -208,19 +209,33 @@ class Verdict:
     @property
     def lines(self) -> list[str]:
         """The verdict in words."""
-        held, judged = sum(self.holds.values()), [number for number in self.numbers.values() if number is not None]
+        judged = [number for number in self.numbers.values() if number is not None]
         if not judged:
             return [self.said, "Not judged."]
         low, high = self.claim.holds
         wanted = f"{low:g} or more" if high == ANY else f"{low:g}" if low == high else f"{low:g} to {high:g}"
         return [
             self.said,
-            f"Verdict: {self.word}. It holds in {held} of {len(judged)}.",
+            f"Verdict: {self.word}. {self._where()}.",
             f"{self.claim.shows[:1].upper()}{self.claim.shows[1:]}: {min(judged):.3g} to {max(judged):.3g}; the claim "
             f"wants {wanted}.",
             f"What decides: {self.claim.decides}.",
             f"When it is true: {self.claim.when}.",
         ]
+
+    def _where(self) -> str:
+        """Say on how many machines the claim is true, and, of several cases, in which."""
+        by_machine, by_case = defaultdict[str, list[bool]](list), defaultdict[str, list[bool]](list)
+        for (machine, case), held in self.holds.items():
+            by_machine[machine].append(held)
+            by_case[case].append(held)
+        machines = words.count(len(by_machine), "machine")
+        said = f"True on {sum(map(all, by_machine.values()))} of {machines}"
+        if len(by_case) > 1:
+            cases = ", ".join(f"{case} ({sum(held)} of {len(held)})" for case, held in by_case.items())
+            said += f" in each case, on {sum(map(any, by_machine.values()))} in some: {cases}"
+        left_out = {machine for machine, _ in self.numbers} - set(by_machine)
+        return said + (f"; not judged: {', '.join(sorted(left_out))}" if left_out else "")
 
     def __repr__(self) -> str:
         widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]

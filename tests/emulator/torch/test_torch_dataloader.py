@@ -29,7 +29,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import loaderviz as lv
 from loaderviz import intervals
 from loaderviz.emulator import Host, costs, host
-from loaderviz.emulator.torch import dataloader
+from loaderviz.emulator.torch import dataloader, overrides, patches
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
 
@@ -324,6 +324,27 @@ def test_a_measured_fetch_counts_once_with_what_it_burnt_and_slept(monkeypatch, 
     known = intervals.union(timeline.start[main], timeline.end[main])
     gaps = intervals.subtract(np.array([[timeline.begin, int(known.max())]]), known)
     assert [end - start for start, end in gaps.tolist()] == [50_000] * 2  # the last one comes after all that is seen
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_measured_fetch_leaves_out_what_the_emulator_asks_at_each_call(monkeypatch, workers):
+    """Whether a call touches the device: for a batch it looks at each tensor; 1 ms by the clock of the test."""
+
+    touches = patches.touches_device
+
+    def asked(*call):
+        Burns.clock[0] += 10**6
+        return touches(*call)
+
+    for module in (host, dataloader):
+        monkeypatch.setattr(module, "thread_time_ns", lambda: Burns.clock[0])
+    for module in (patches, overrides, dataloader):
+        monkeypatch.setattr(module, "touches_device", asked)
+    with lv.record(on="a100", host="auto") as recording:
+        list(DataLoader(Burns(6), 2, num_workers=workers, multiprocessing_context="fork" if workers else None))
+    took = [span.duration for span in recording.timeline.rows(Kind.FETCH)]
+    assert took == [HOST.fetch_base * workers + 2 * 400_000] * 3
+    assert workers or Burns.clock[0] > 10**7, "nothing was asked"
 
 
 def test_measured_host_costs_are_said_so():
