@@ -453,7 +453,7 @@ class Summary:
 
     @property
     def away(self) -> str:
-        """How far the window is from the limit: "2.4x the limit", "at the limit", "1.2x to 3.4x the limit"."""
+        """How far the window is from the limit: "2.43x the limit", "at the limit", "1.21x to 3.42x the limit"."""
         least = _ratio(self.window, self.limit_most) or self.headroom
         if self.headroom is None or least is None or self.headroom < AT_THE_LIMIT:
             return "at the limit"
@@ -499,7 +499,7 @@ def summarize(
     number of samples in the window, if the timeline cannot know it. Raises `NotATimelineError` for anything but a
     Timeline, `MetricsError` for a window or device that makes no sense.
 
-        summarize(timeline).headroom                      # 2.4: the loop takes 2.4x the time of its longest engine
+        summarize(timeline).headroom                      # 2.43: the loop takes 2.43x the time of its longest engine
         summarize(timeline, window=(0, 5_000_000)).busy   # of the first 5 ms
     """
     device, devices = choose_device(check_timeline(timeline, "summarize()"), device)
@@ -586,7 +586,7 @@ def describe(timeline: Timeline, label: str = "", window: tuple[int, int] | None
     """Return the finding in one line of words, for the steady state or a window [ns]; titles and text twins use it.
 
     describe(timeline, "blocking")
-    # "blocking: GPU computes 41 % of the time, 0 % of the copy is hidden, 2.4x the limit"
+    # "blocking: GPU computes 41 % of the time, 0 % of the copy is hidden, 2.43x the limit"
     """
     summary = summarize(timeline, window)
     before = f"{label}: " if label else ""

@@ -47,10 +47,10 @@ def share(value: float | None) -> str:
 
 
 def times(value: float | None) -> str:
-    """Return a factor, such as "1.02x", "2.4x", "31x"; "–" for None."""
+    """Return a factor, such as "1.02x", "11.3x", "1,234x": three digits; "–" for None."""
     if value is None:
         return "–"
-    return f"{value:.2f}x" if value < 1.1 else f"{value:.1f}x" if value < 9.95 else f"{value:,.0f}x"
+    return f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}x"
 
 
 def rate(per_second: float | None) -> str:

@@ -289,7 +289,7 @@ def test_collectives_are_no_useful_work():
     finding = finding_of(timeline, "communication-exposed")
     assert "(all_reduce)" in finding.evidence and "0 % of it hidden" in finding.evidence
     assert "bucket_cap_mb" in finding.change and finding.expected_gain.per_step == 400 * US
-    assert describe(timeline).endswith("2.5x to 3.3x the limit")
+    assert describe(timeline).endswith("2.50x to 3.33x the limit")
 
 
 def test_only_the_same_collective_is_compared_among_ranks():

@@ -215,9 +215,9 @@ def test_an_empty_timeline_has_no_shares():
 def test_describe():
     timeline = factory.loader("blocking")
     line = describe(timeline, "blocking")
-    assert line == "blocking: GPU computes 58 % of the time, 0 % of the copy is hidden, 1.7x the limit"
+    assert line == "blocking: GPU computes 58 % of the time, 0 % of the copy is hidden, 1.72x the limit"
     whole = describe(timeline, window=(0, timeline.duration))
-    assert whole == "GPU computes 49 % of the time, 0 % of the copy is hidden, 2.0x the limit"
+    assert whole == "GPU computes 49 % of the time, 0 % of the copy is hidden, 2.04x the limit"
     assert "no copies" in describe(factory.many_spans(50))
     builder = TimelineBuilder(Context())
     builder.span(0, 5_000, builder.lane("main", "host", "main"), Kind.OPERATOR, "aten::add")
@@ -296,7 +296,8 @@ def test_words():
     sizes = map(words.size, (0, 512, 200_704, 47_040_000, None))
     assert ", ".join(sizes) == "0 bytes, 512 bytes, 200.7 kB, 47.04 MB, –"
     assert [words.share(x) for x in (0, 0.001, 0.5, 0.996, 1, None)] == ["0 %", "< 1 %", "50 %", "> 99 %", "100 %", "–"]
-    assert [words.times(x) for x in (1.02, 2.449, 9.96, 1234, None)] == ["1.02x", "2.4x", "10x", "1,234x", "–"]
+    assert [words.times(x) for x in (1.02, 9.99, 9.996, 99.96, 1234, None)] == [
+        "1.02x", "9.99x", "10.0x", "100x", "1,234x", "–"]  # fmt: skip
     counts = [words.count(*each) for each in ((1, "batch"), (0, "batch"), (1_234, "span"))]
     assert counts == ["1 batch", "0 batches", "1,234 spans"]
     assert [words.rate(x) for x in (0.5, 99.94, 234_567, 1_234_567, None)] == ["0.5", "99.9", "234,567", "1.235 M", "–"]

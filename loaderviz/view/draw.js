@@ -26,7 +26,7 @@ const isPale = color => rgb(color).reduce((sum, value) => sum + value, 0) > 560;
 const pixel = ([red, green, blue]) => (blue << 16) | (green << 8) | red;
 const opacity = share => (Math.round(255 * share) << 24) >>> 0;
 
-const TOKENS = ["ground", "ink", "line", "band", "race", "focus"];
+const TOKENS = ["ground", "ink", "line", "frame", "band", "race", "focus"];
 
 /** The looks of this moment: tokens of the CSS, and one swatch for each style, each batch and "no batch". */
 function readTheme(host, head) {
@@ -275,8 +275,7 @@ function paintRects(context, frame) {
       if (count[list[at]] > 1) context.globalAlpha = 0.55;
       context.fillRect(x0, list[at + 1], width - gap, list[at + 2]);
       if (count[list[at]] > 1) context.globalAlpha = key >= 1000 ? 0.45 : 1;
-      if (theme.forced || swatch.outline) outline(context, x0, list[at + 1], width - gap, list[at + 2],
-        theme.forced ? theme.ink : swatch.outline, dpr);
+      if (theme.forced) outline(context, x0, list[at + 1], width - gap, list[at + 2], theme.ink, dpr);
     }
     frame.rects += list.length / 4;
   }
@@ -286,6 +285,14 @@ function paintRects(context, frame) {
       list[at + 2], theme.swatches[key % 1000], key >= 1000);
   }
   view.drawn.labels = frame.labels;
+}
+
+/** A line around a strip of states, so that its idle parts, as pale as the ground, are seen to be a part of it. */
+function frameStates(context, { model, dpr, theme, top, from, k, width }, row) {
+  const { first, stop } = trackIn(row), { start, end } = model.columns, [y, height] = barBox(row);
+  if (first === stop || !model.style(first).state) return;
+  const x = time => Math.min(width + dpr, Math.max(-dpr, Math.round((time - from) * k))), left = x(start[first]);
+  outline(context, left, Math.round((y - top) * dpr), x(end[stop - 1]) - left, Math.round(height * dpr), theme.frame, dpr);
 }
 
 function outline(context, x, y, width, height, color, line) {
@@ -388,6 +395,7 @@ function drawData(view) {
   }
   if (frame.imageUsed) view.blitImage(context);
   paintRects(context, frame);
+  for (const row of rows) if (trackIn(row)) frameStates(context, frame, row);
   if (view.former) drawFormer(context, frame);
   view.drawn = { rects: frame.rects, buckets: frame.buckets, labels: frame.labels,
     arrows: drawEvents(context, frame, rows) };

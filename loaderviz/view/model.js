@@ -229,7 +229,7 @@ function withUnit(value, units, smallest) {
 const duration = ns => withUnit(ns, UNITS, "ns");
 const size = bytes => (bytes === 1 ? "1 byte" : withUnit(bytes, SIZES, "bytes"));
 const number = value => value.toLocaleString("en");
-const times = value => `${value >= 9.95 ? number(Math.round(value)) : value.toFixed(value < 1.1 ? 2 : 1)}x`;
+const times = value => `${value >= 99.95 ? number(Math.round(value)) : value.toFixed(value < 9.995 ? 2 : 1)}x`;
 const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
 
 function share(value) {

@@ -146,6 +146,11 @@ def _bars(place: _Place, first: int, scale: float, by_batch: bool, styles: dict[
             texts.append((wide, middle))
     for style, shapes in paths.items():
         yield f'<path d="{"".join(shapes)}" fill="{_fill(style, styles)}"/>'
+    for track in np.unique(bars.track[bars.style >= len(Kind)]).tolist():
+        left, right = (
+            int(edge) for edge in (bars.start[bars.track == track].min(), bars.end[bars.track == track].max())
+        )
+        yield _frame(_LANES + (left - first) * scale, place.tops[track] + 1, (right - left) * scale, _STATE - 2)
     longest = sorted(texts, key=lambda each: -each[0])[:_TEXTS]
     yield f'<g text-anchor="middle" font-size="11">{"".join(text for _, text in longest)}</g>'
 
@@ -161,6 +166,12 @@ def _text(place: _Place, bar: int, by_batch: bool) -> str:
     if row.batch >= 0 and (by_batch or row.kind in (Kind.FETCH, Kind.PIN)):
         return str(row.batch)
     return words.size(row.nbytes) if row.nbytes > 0 else row.name[:40]
+
+
+def _frame(x: float, y: float, wide: float, high: float) -> str:
+    """Draw a line just inside of what holds states: their idle parts are as pale as the ground."""
+    return (f'<rect x="{x + 0.5:.1f}" y="{y + 0.5:.1f}" width="{max(0, wide - 1):.1f}" height="{high - 1:.0f}" '
+            f'fill="none" stroke="{theme.FRAME}"/>')  # fmt: skip
 
 
 def _fill(style: Style, styles: dict[Style, str]) -> str:
@@ -286,4 +297,5 @@ def _legend(places: Sequence[_Place], by_batch: bool, top: float, styles: dict[S
             f'fill="{_fill(replace(style, name=""), styles)}"/>'
             for place, style in enumerate(looks)
         )
+        samples += _frame(x, y, 12, 12) if name.startswith("GPU: ") else ""
         yield f'{samples}<text x="{x + step * len(looks) + 6}" y="{y + 10:.0f}">{escape(name)}</text>'

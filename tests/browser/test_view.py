@@ -17,7 +17,7 @@ from loaderviz.analysis.advice import advise
 from loaderviz.intervals import covered_within, union
 from loaderviz.metrics import summarize
 from loaderviz.timeline import Context, Kind, Timeline, TimelineBuilder
-from loaderviz.view import compare, page
+from loaderviz.view import compare, page, theme
 from loaderviz.view.pack import Part, pack
 
 pytestmark = [
@@ -510,7 +510,7 @@ def test_a_comparison_opens_on_one_row_for_each_loader_and_unfolds(show):
     shown = show(*parts, width=1366, height=768)
     assert shown.ask("lv.lanes().map(row => [row.type, row.name])") == [["part", name] for name in factory.LOADERS]
     assert shown.ask("lv.view.ui.scroll.scrollHeight <= lv.view.ui.scroll.clientHeight")
-    assert shown.ask("lv.view.ui.heads.textContent").count("210 µs a step · 1.5x") == 4
+    assert shown.ask("lv.view.ui.heads.textContent").count("210 µs a step · 1.50x") == 4
     ends = shown.ask("lv.model.ends")
     assert ends == [timeline.duration for timeline in factory.loaders(4).values()]
     button = shown.page.locator(".lv-view").get_by_role("button", name="unfold pinned")
@@ -563,6 +563,10 @@ def test_without_motion_play_goes_from_event_to_event(show):
     assert shown.ask("lv.time") == before
 
 
+STRIP_EDGE = """(() => {
+    const bar = lv.model.tracks.find(each => lv.model.style(each.first).state).first, {x, y} = lv.rect(bar);
+    return [...lv.view.context.getImageData(Math.round(x) + 3, Math.round(y), 1, 1).data];
+})()"""
 MARKS = {  # from the weakest to the strongest
     "document.documentElement.dataset.theme = 'light'": False,
     "document.documentElement.setAttribute('theme', 'dark')": True,
@@ -582,6 +586,8 @@ def test_the_theme_follows_the_host_before_the_system(show):
         shown.page.wait_for_function(f"wanted => {HOST}.lv.view.theme.dark === wanted", arg=dark)
         color = shown.page.evaluate(f"getComputedStyle({HOST}).backgroundColor")
         assert color == ("rgb(22, 22, 22)" if dark else "rgb(255, 255, 255)"), mark
+        shown.settle()
+        assert shown.ask(STRIP_EDGE) == [*bytes.fromhex(theme.FRAME[1:]), 255], mark  # seen on both: test_picture.py
 
 
 # The contrast of each text that is seen with what is behind it, below 4.5:1.

@@ -32,7 +32,7 @@ def test_all_start_at_zero_on_one_axis():
 def test_each_timeline_says_what_it_does_unless_the_verdict_is_withheld():
     head, _ = compare(factory.loaders(), color="kind").packed()
     assert [part["name"] for part in head["parts"]] == list(factory.LOADERS)
-    assert head["title"].startswith("prefetch is 1.8x as fast as blocking")
+    assert head["title"].startswith("prefetch is 1.83x as fast as blocking")
     assert all("GPU computes" in part["finding"] and part["hero"]["step"] for part in head["parts"])
     quiet, _ = compare(factory.loaders(), verdict=False).packed()
     assert quiet["title"] == "" == quiet["parts"][0]["finding"]
@@ -74,9 +74,9 @@ def test_without_samples_the_speed_up_is_by_step_then_by_the_window():
 def test_the_title_names_a_first_that_is_the_fastest():
     slow, fast = factory.loader("blocking"), factory.loader("resident")
     title = compare({"fast": fast, "slow": slow}).heading
-    assert title == "fast is 1.8x as fast as slow"
+    assert title == "fast is 1.83x as fast as slow"
     three = compare({"fast": fast, "slow": slow, "pinned": factory.loader("pinned")})
-    assert three.heading == "fast is the fastest, 1.4x as fast as pinned"
+    assert three.heading == "fast is the fastest, 1.40x as fast as pinned"
 
 
 def test_the_printed_table_has_the_words_of_the_picture():
@@ -84,7 +84,7 @@ def test_the_printed_table_has_the_words_of_the_picture():
     assert printed.loc["blocking"].to_dict() == {
         "start-up": "330 µs", "window": "1.51 ms", "step": "275 µs", "samples/s": "930,909", "GPU computes": "58 %",
         "copy": "600 µs", "copy hidden": "0 %", "copy exposed": "600 µs", "host blocked": "1.373 ms",
-        "limit": "880 µs", "headroom": "1.7x", "speed-up": "1.00x",
+        "limit": "880 µs", "headroom": "1.72x", "speed-up": "1.00x",
     }  # fmt: skip
     alone = compare({"kernel": later(0), "nothing": factory.empty()}).printed()
     assert alone.loc["nothing", "copy hidden"] == "–" and "start-up" not in alone

@@ -199,6 +199,7 @@ def test_text_on_bars_can_be_read_and_bars_be_seen_on_light_and_dark_pages():
     for style in (*theme.BATCHES, *theme.KINDS.values(), theme.STATES["compute"], theme.STATES["copy exposed"]):
         assert contrast(style.color, "#FFFFFF") >= 3, style
         assert contrast(style.color, "#161616") >= 3, style
+    assert contrast(theme.FRAME, "#FFFFFF") >= 3 <= contrast(theme.FRAME, "#161616")  # around idle parts, too
 
 
 def test_a_colour_means_one_thing():
