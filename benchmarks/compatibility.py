@@ -50,7 +50,9 @@ FOOT = """
   CUDA: each raises `NotModelledError`, which names the call.
 
 Attention and encoder layers in evaluation take the path of training, as their fused "fast path" is not modelled: values
-equal to rounding, with zeros where a `TransformerEncoder` unpacks padded sequences.
+equal to rounding, with zeros where a `TransformerEncoder` unpacks padded sequences. For a sequence that is padding from
+end to end, the CPU's fast path gives NaN (without gradients, `batch_first=True`, and no nested tensors, as with
+`norm_first=True`; also `MultiheadAttention` with `need_weights=False`); the emulated GPU gives the numbers of training.
 """
 
 
