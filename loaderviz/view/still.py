@@ -17,6 +17,7 @@ import numpy as np
 from loaderviz import words
 from loaderviz.timeline import ArrowKind, Kind
 from loaderviz.view import theme
+from loaderviz.view.lanes import Row
 from loaderviz.view.pack import STATES, Bars, Part, merge
 from loaderviz.view.theme import Style
 
@@ -59,7 +60,7 @@ def svg(title: str, subtitle: str, twin: str, parts: Sequence[Part], by_batch: b
     top = 14.0 + _LINE * len(lines)
     places = []
     for part in parts:
-        places.append(_place(part, _within(part.bars, first, last, BARS // len(parts), by_batch), top, len(parts) > 1))
+        places.append(_place(part, _within(part, first, last, BARS // len(parts), by_batch), top, len(parts) > 1))
         top = places[-1].bottom
     scale = (WIDTH - _LANES - _RIGHT) / ((last - first) or 1)
     styles: dict[Style, str] = {}
@@ -85,9 +86,11 @@ def svg(title: str, subtitle: str, twin: str, parts: Sequence[Part], by_batch: b
     ])  # fmt: skip
 
 
-def _within(bars: Bars, first: int, last: int, limit: int, by_batch: bool) -> Bars:
-    """Return the bars of a window, cut at its edges and merged to what a picture can hold."""
-    here = np.flatnonzero((bars.end >= first) & (bars.start <= last))
+def _within(part: Part, first: int, last: int, limit: int, by_batch: bool) -> Bars:
+    """Return the bars of a window in unfolded lanes, cut at its edges and merged to what a picture can hold."""
+    bars, lanes = part.bars, part.arranged[0]
+    shown = np.array([_shown(part, row) for row in lanes for _ in (row.tracks or ((),))], bool)
+    here = np.flatnonzero((bars.end >= first) & (bars.start <= last) & shown[bars.track])
     cut = {name: getattr(bars, name)[here] for name in ("track", "start", "end", "style", "span", "count")}
     cut |= {"start": np.clip(cut["start"], first, last), "end": np.clip(cut["end"], first, last)}
     if len(here) <= limit:
@@ -97,12 +100,16 @@ def _within(bars: Bars, first: int, last: int, limit: int, by_batch: bool) -> Ba
     return replace(alike, start=alike.start + first, end=alike.end + first)
 
 
+def _shown(part: Part, row: Row) -> bool:
+    return not part.folded or row.kind == "strip"
+
+
 def _place(part: Part, bars: Bars, top: float, headed: bool) -> _Place:
     tops: list[float] = []
     heights: list[float] = []
     y = top + (26 if headed else 6)
     for row in part.arranged[0]:
-        shown = not part.folded or row.kind == "strip"
+        shown = _shown(part, row)
         for _ in row.tracks or ((),):
             tops.append(y)
             heights.append((_STATE if row.kind == "strip" else _TRACK) * shown)
@@ -132,8 +139,6 @@ def _bars(place: _Place, first: int, scale: float, by_batch: bool, styles: dict[
     columns = (column.tolist() for column in numbers)
     for bar, (track, start, end, number, span, count, of) in enumerate(zip(*columns, strict=True)):
         high = place.heights[track]
-        if not high:
-            continue
         style = _style(number, of)
         x, wide = _LANES + (start - first) * scale, (end - start) * scale
         gap = 1 if wide > 4 and span >= 0 else 0  # between neighbours; states fill their strip
@@ -247,7 +252,7 @@ def _marks(place: _Place, first: int, last: int, scale: float) -> Iterator[str]:
 
     def box(span: int) -> tuple[float, float, float, float] | None:
         bar = bar_of.get(span)
-        if bar is None or not place.heights[int(bars.track[bar])]:
+        if bar is None:
             return None
         left, right = (_LANES + (int(edge[bar]) - first) * scale for edge in (bars.start, bars.end))
         return left, right, place.tops[int(bars.track[bar])], place.heights[int(bars.track[bar])]
