@@ -509,7 +509,6 @@ class TimelineBuilder:
         lane: int,
         kind: Kind,
         name: str,
-        *,
         batch: int = -1,
         nbytes: int = -1,
         correlation: int = -1,

@@ -30,7 +30,7 @@ POOL_STREAMS = 32  # per priority (R15)
 PRIORITIES = (0, -3)  # lowest and highest; others are clamped (R18)
 PAGEABLE_ASYNC = 64 * 1024  # bytes: up to here a pageable H2D copy does not block the host (R12)
 WORDS = {cause: cause.words for cause in Cause}
-KERNEL, API = Kind.COMPUTE, Kind.API  # looking one up in the enum costs as much as ten such names
+KERNEL, API, NO_CAUSE = Kind.COMPUTE, Kind.API, Cause.NONE  # looking one up in the enum costs as much as ten such names
 DEFAULT_NUMBER, FIRST_POOL_NUMBER = 7, 13  # of the default stream and the next ones, as profilers show them
 
 Direction = Literal["h2d", "d2h", "d2d"]
@@ -282,7 +282,7 @@ class Runtime:
     # Work
 
     def launch(
-        self, duration: int, stream: Stream | None = None, *, name: str = "kernel", share: int = costs.FULL
+        self, duration: int, stream: Stream | None = None, name: str = "kernel", share: int = costs.FULL
     ) -> Command:
         """`cudaLaunchKernel`: a kernel of `duration` ns that fills `share` thousandths of the GPU (R19, R23).
 
@@ -472,7 +472,7 @@ class Runtime:
     ) -> None:
         """Note what the host did from `start` [ns] until now, in the present batch and at the present line."""
         end, main, batch, source = self.now, self.main, self.batch, self.source
-        self.builder.span(start, end, main, kind, name, batch=batch, nbytes=nbytes, pinned=pinned, source=source)
+        self.builder.span(start, end, main, kind, name, batch, nbytes, -1, pinned, NO_CAUSE, source)
 
     def range(self, start: int, end: int, name: str, batch: int = -1) -> None:
         """Note an annotation on the main lane."""
@@ -581,9 +581,7 @@ class Runtime:
     def _api(self, name: str, start: int, nbytes: int = -1, correlation: int = -1) -> int:
         """Note the host's side of a call that began at `start` and ends now; return the number of its span."""
         now, main, batch, source = self.now, self.main, self.batch, self.source
-        return self.builder.span(
-            start, now, main, API, name, batch=batch, nbytes=nbytes, correlation=correlation, source=source
-        )
+        return self.builder.span(start, now, main, API, name, batch, nbytes, correlation, None, NO_CAUSE, source)
 
 
 def _device_span(builder: TimelineBuilder, command: Command) -> int:

@@ -78,7 +78,7 @@ COMPOSITE = MATMUL | _words("""
     _native_batch_norm_legit_no_training _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math
     _thnn_fused_lstm_cell _thnn_fused_gru_cell mkldnn_rnn_layer
 """)
-SHAPE, STRIDE = attrgetter("shape", "dtype"), torch.Tensor.stride
+SHAPE, STRIDE, STORAGE = attrgetter("shape", "dtype"), torch.Tensor.stride, torch.Tensor.untyped_storage
 NO_FUNCTIONS = torch._C.DisableTorchFunction  # a block in which no call is the program's
 FP32: Precision = "fp32"
 HALF = (torch.float16, torch.bfloat16)
@@ -347,7 +347,7 @@ class Operators(TorchDispatchMode):
         if operator.base != "_local_scalar_dense":
             changed = operator.written(args, kwargs)
             durations, share = self._costs.of(operator, args, tensors, outputs, changed)
-            command = runtime.launch(durations[0], session.stream, name=operator.base, share=share)
+            command = runtime.launch(durations[0], session.stream, operator.base, share)
             for beside in durations[1:]:
                 runtime.launch(beside, session.stream, name=operator.base, share=share)
             if command.number < 0:  # captured, not launched
@@ -369,7 +369,10 @@ def _collect(values: Iterable[Any], tensors: Tensors) -> None:
         if isinstance(value, torch.Tensor):
             tensors.append(value)
         elif type(value) in (list, tuple):
-            _collect(value, tensors)
+            if PLAIN.issuperset(map(type, value)):  # by far the most
+                tensors += value
+            else:
+                _collect(value, tensors)
 
 
 def _tensors(args: Any, kwargs: Any = None) -> tuple[Tensors, list[Any]]:
@@ -378,7 +381,7 @@ def _tensors(args: Any, kwargs: Any = None) -> tuple[Tensors, list[Any]]:
     if kwargs:
         _collect(kwargs.values(), tensors)
     try:
-        return tensors, [getattr(tensor.untyped_storage(), ATTRIBUTE, None) for tensor in tensors]
+        return tensors, [getattr(storage, ATTRIBUTE, None) for storage in map(STORAGE, tensors)]
     except (NotImplementedError, RuntimeError):  # one of them has no storage
         return tensors, list(map(tag_of, tensors))
 

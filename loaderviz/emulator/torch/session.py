@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -178,13 +178,17 @@ class Session(TensorMemory):
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
-        """Run what is the emulator's and calls nothing of the device: no part of it is the program's, or counted."""
+        """Run what is the emulator's and calls nothing of the device: no part of it is the program's, or counted.
+
+        Its operators go past our mode, unless the program has a mode of its own, which sees them as on a GPU.
+        """
         if self.measured:
             self.runtime.now += self._own.stop()
         self.functions += 1
         self.quiet += 1
+        ours = _get_current_dispatch_mode() is self.operators and torch._C._len_torch_dispatch_stack() == 1
         try:
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch() if ours else nullcontext():
                 yield
         finally:
             self.quiet -= 1
