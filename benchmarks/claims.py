@@ -12,6 +12,7 @@ import argparse
 import inspect
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -238,6 +239,26 @@ def transforms_before(machine):
     return found
 
 
+@tried("pin and wait")
+def pin_and_wait(machine):
+    found = {}
+    for name, shape in {"digits": (1, 28, 28), "photos": (3, 64, 64)}.items():
+        loaders = [DataLoader(Samples(1280, shape), 64, num_workers=2, pin_memory=pin) for pin in (False, True)]
+        step = [machine.train(each).step for each in loaders]
+        found[name] = 1 - step[1] / step[0]
+    return found
+
+
+@tried("all together")
+def all_together(machine):
+    found, tips = {}, {"num_workers": 4, "pin_memory": True, "prefetch_factor": 4, "persistent_workers": True}
+    for name, cost, hidden in (("in memory", 0, 128), ("10 µs a sample", 1e-5, 128), ("8192 wide", 0, 8192)):
+        none = machine.train(DataLoader(Samples(1280, cost=cost), 64), hidden, epochs=2)
+        best = machine.train(DataLoader(Samples(1280, cost=cost, cache=True), 64, **tips), hidden, epochs=2)
+        found[name] = none.step / best.step
+    return found
+
+
 # Article 3
 
 
@@ -299,6 +320,43 @@ def two_copies(machine):
 
 
 # Article 4
+
+
+@tried("the CPU waits less")
+def the_cpu_waits_less(machine):
+    loaders = [DataLoader(Samples(64 * 20, (3, 96, 96)), 64, num_workers=4, pin_memory=pin) for pin in (False, True)]
+    waits = [lv.summarize(machine.train(each).timeline).host_blocked for each in loaders]
+    times = {"for copies": [sum(each.values()) - each.get("waiting for data", 0) for each in waits]}
+    times["for copies and data"] = [sum(each.values()) for each in waits]
+    return {name: plain / pinned for name, (plain, pinned) in times.items()}
+
+
+@tried("as printed")
+def as_printed(machine):
+    found = {}
+    for name, count in (("the first 8 steps", 12), ("16 steps later", 28)):
+        loaders = [DataLoader(Samples(64 * count, (3, 96, 96)), 64, num_workers=4, pin_memory=p) for p in (0, 1)]
+        ends = [machine.train(each).timeline.from_batch(count - 8) for each in loaders]
+        step = [lv.summarize(each).step for each in ends]
+        found[name] = 1 - step[1] / step[0]
+    return found
+
+
+class Augmented(Samples):
+    """Samples that are turned and normalised when they are asked for."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = super().__getitem__(index)
+        return x.flip(2).sub(0.5).div(0.5), y
+
+
+@tried("on the CPU", MACHINES)
+def on_the_cpu(machine):
+    found = {}
+    for n in (0, 2, 8):
+        step = [machine.train(DataLoader(data(1920), 64, num_workers=n)).step for data in (Samples, Augmented)]
+        found[f"{n} workers"] = step[1] / step[0]
+    return found
 
 
 @tried("a fifth of what", HERE)
@@ -371,7 +429,7 @@ def long_runs(machine):
 def half_the_cores(machine):
     found = {}
     for name, cost in {"in memory": 0.0, "20 µs a sample": 2e-5, "200 µs": 2e-4}.items():
-        data = Computing(64 * 16, cost=cost)
+        data = Computing(64 * 48, cost=cost)  # more than eight workers have fetched when the clock starts
         step = {n: machine.train(DataLoader(data, 64, num_workers=n)).step for n in (1, 2, 4, 8)}
         found[name] = step[4] / min(step.values())
     return found
@@ -571,24 +629,40 @@ def card(key: str) -> Iterator[str]:
     yield f"```python\n{source}\n```\n"
 
 
-DATA: dict[str, tuple[Callable[[], Any], int]] = {  # of each article's program, and its samples in a batch
-    "1": (lambda: articles.FromList(list(mnist.tensors()[0][:1024].float() / 255)), 64),
-    "2": (lambda: articles.digits(16, 64), 64),
-    "3": (lambda: Samples(512, (3, 64, 64)), 32),
-    "4": (lambda: Samples(1024, (3, 96, 96)), 64),
-    "5": (lambda: articles.digits(8, 128), 128),
+DATA: dict[str, tuple[Callable[[], Any], int, int]] = {  # of each article's program; samples in a batch, workers
+    "1": (lambda: articles.FromList(list(mnist.tensors()[0][:1024].float() / 255)), 64, 4),
+    "2": (lambda: articles.digits(16, 64), 64, 2),
+    "3": (lambda: Samples(512, (3, 64, 64)), 32, 0),
+    "4": (lambda: Samples(1024, (3, 96, 96)), 64, 4),
+    "5": (lambda: articles.digits(16, 128), 128, 2),
 }
 
 
+class Clocked(torch.utils.data.Dataset[Any]):
+    """A data set whose batches begin with the processor time [ns] at which they were asked for."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitems__(self, rows: list[int]) -> list[Any]:
+        begin = time.thread_time_ns()
+        return [begin, *(self.data[row] for row in rows)]
+
+
+def clocked(samples: list[Any]) -> int:
+    """Collate a batch; return the processor time [ns] since it was asked for."""
+    default_collate(samples[1:])
+    return time.thread_time_ns() - int(samples[0])
+
+
 def fetch_here(name: str) -> float:
-    """Return the processor time [ns] in which this machine fetches a batch, without the emulator: the best of 20."""
-    make, size = DATA[name]
-    data, times = make(), []
-    for _ in range(20):
-        begin = time.process_time_ns()
-        default_collate([data[index] for index in range(size)])
-        times.append(time.process_time_ns() - begin)
-    return min(times)
+    """Return the processor time [ns] of a fetch on this machine, without the emulator: the mean, as in its rows."""
+    make, size, workers = DATA[name]
+    loader = DataLoader(Clocked(make()), size, num_workers=workers, collate_fn=clocked)
+    return statistics.mean(list(loader)[articles.WAIT :])
 
 
 def programs() -> Iterator[str]:
@@ -624,7 +698,8 @@ what has nothing to do with a GPU was tried on the machine that made this page.
 Written anew with the articles' calls and settings, `loaderviz/workshop/articles.py`, on the emulated GPU
 "laptop", {steps} steps after {wait}. The host "{host}" costs the same on every machine; "auto", the default, takes the
 processor time of the data set's own Python, here on {cpu}. The third row of each is that machine's processor time for
-one fetch in this process without any emulator, the best of 20; a worker also puts the batch into new shared memory.
+one fetch in the program's own workers (the third has none), without any emulator: where a batch is large, most of it
+is the new shared memory into which a worker puts each batch. All rows are means.
 While the page was made, {load:.0f} programs wanted the {cores} cores: make it on an idle machine for your own.
 A named host has prices for the usual transforms, and none for a data set whose Python it does not know.
 
