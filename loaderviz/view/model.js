@@ -358,7 +358,7 @@ function facts(model, bar) {
   const { start, end, batch, nbytes, pinned, hidden, source, count } = model.columns,
     lane = model.lane(model.trackOf(bar)), time = end[bar] - start[bar];
   if (count[bar] > 1) return [plural(count[bar], "span"), `${model.style(bar).name}, ${duration(time)} in all`,
-    lane.title || lane.name, "kept here as one bar; to_html() has each of them"];
+    lane.title || lane.name, "kept here as one bar; loaderviz.export.to_html() has each of them"];
   const lines = [model.name(bar) || model.style(bar).name,
     `${lane.title || lane.name}${batch[bar] >= 0 ? `, batch ${batch[bar]}` : ""}`,
     `${duration(time)}, from ${duration(start[bar])}`];

@@ -351,7 +351,8 @@ def _notes(parts: Sequence[Part], tables: Sequence[Bars], whole: Sequence[tuple[
             yield (
                 f"{before}{words.count(len(part.timeline), 'span')} are too many for a notebook: from {start} to {end} "
                 f"each is here, the rest as {words.count(len(bars.span), 'bar')} of busy time. "
-                "view(window=(start, end)) shows another part in full, loaderviz.to_html(timeline, 'page.html') all."
+                "view(window=(start, end)) shows another part in full, "
+                "loaderviz.export.to_html(timeline, 'page.html') all."
             )
         if part.arranged[1] > 0:
             yield f"{before}{words.count(part.arranged[1], 'deeply nested span')} not drawn"

@@ -106,7 +106,7 @@ def test_an_output_of_a_notebook_is_stored_with_it_and_small():
     assert sum(map(len, bundle.values())) <= 300_000
     head, _ = data_of(bundle["text/html"])
     assert head["parts"][0]["whole"] == head["window"]
-    assert "loaderviz.to_html(timeline, 'page.html') all" in head["notes"][0]
+    assert "loaderviz.export.to_html(timeline, 'page.html') all" in head["notes"][0]
 
 
 def test_the_module_brings_its_style_sheet_and_ends_no_script():
