@@ -487,10 +487,10 @@ class Operator:
         self.keywords = tuple(it.name for _, it in marked)
         self.fills = base in FILLING or any(it.kwarg_only for _, it in marked)  # out=...
         self.writes = bool(self.positions or self.keywords)
-        self.run: Callable[..., Any] = overload._op  # without the overload's own call, which does nothing else
+        self.run: Callable[..., Any] = overload  # its frame is torch's: what an operator refuses is no error of ours
         self.half_product, self.over_lists = base in HALF_PRODUCTS, base.startswith(("_foreach_", "_fused_"))
         if self.half_product and not self.writes:
-            self.run = partial(_in_single, overload._op)
+            self.run = partial(_in_single, overload)
         # These ask their argument for its shape and dtype only.
         self.reads = self.writes or not (base.endswith("_like") or base.startswith("new_"))
         # Results that are arguments, as those of x.add_(y), are written already.
