@@ -230,10 +230,11 @@ class Verdict:
             by_machine[machine].append(held)
             by_case[case].append(held)
         machines = words.count(len(by_machine), "machine")
-        said = f"True on {sum(map(all, by_machine.values()))} of {machines}"
+        every, some = (sum(map(judge, by_machine.values())) for judge in (all, any))
+        said = f"True on {some} of {machines}"
         if len(by_case) > 1:
             cases = ", ".join(f"{case} ({sum(held)} of {len(held)})" for case, held in by_case.items())
-            said += f" in each case, on {sum(map(any, by_machine.values()))} in some: {cases}"
+            said += f", in each case: {cases}" if every == some else f" in some case, on {every} in all: {cases}"
         left_out = {machine for machine, _ in self.numbers} - set(by_machine)
         return said + (f"; not judged: {', '.join(sorted(left_out))}" if left_out else "")
 
