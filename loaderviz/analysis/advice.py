@@ -644,7 +644,7 @@ def _checked(facts: Evidence, finding: Finding) -> Finding | None:
     saved = facts.summary.step - (summarize(predicted).step or facts.summary.step)
     if saved < NO_USE * facts.summary.step:
         return finding if finding.rule == "host-bound" else None
-    basis = f"{finding.expected_gain.basis}; what_if() predicts {words.duration(saved)} a step"
+    basis = f"{finding.expected_gain.basis}; what_if() predicts {words.duration(saved)} a step less"
     asked = f"what_if({', '.join(f'{name}={value}' for name, value in change.items())})"
     return replace(finding, expected_gain=replace(finding.expected_gain, basis=basis), asked=asked, predicted=predicted)
 
