@@ -6,8 +6,8 @@
     sm_share(gpu, elements=1024)                                            # thousandths of the GPU that it fills
 
 A kernel takes a floor, and then its bytes at a share of the memory bandwidth, or its FLOPs at a share of the peak. The
-shares and floors of each class are data of the GPU (`Gpu.kernels`, tables with sources in hardware.py); this file says
-to which class an operator belongs, what it moves and computes, and how a product is cut into tiles.
+shares and floors of each class are data of the GPU (`Gpu.kernels`); kernels.toml has them, with their sources, and says
+to which class an operator belongs. This file says what it moves and computes, and how a product is cut into tiles.
 Never imports torch.
 """
 
@@ -19,7 +19,7 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from loaderviz.emulator.costs import FULL, SECOND, ceil_div
-from loaderviz.emulator.hardware import Gpu
+from loaderviz.emulator.hardware import Gpu, table
 
 Precision = Literal["fp32", "tf32", "fp16", "fp64"]
 Times = tuple[int, ...]
@@ -54,52 +54,10 @@ class Call(NamedTuple):
     transposed: bool = False  # of a convolution
 
 
-def _classes() -> dict[str, str]:
-    return {op: kind for kind, ops in CLASSES.items() for op in ops.split()}
-
-
-# Every operator that is not named here is elementwise.
-CLASSES = {
-    "fill": """zero_ fill_ zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange eye
-        _foreach_zero_""",
-    "copy": "copy_ _to_copy clone contiguous",
-    "cat": "cat stack _cat",
-    "softmax": "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data",
-    "batch_norm": """native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit
-        _batch_norm_with_update""",
-    "batch_norm_grad": """native_batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward
-        batch_norm_backward""",
-    "layer_norm": """native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
-        _fused_rms_norm _fused_rms_norm_backward""",
-    "reduction": """sum mean prod amax amin max min argmax argmin any all var var_mean std std_mean norm aminmax
-        linalg_vector_norm logsumexp nansum count_nonzero nll_loss_forward nll_loss2d_forward mse_loss nonzero
-        _local_scalar_dense equal""",
-    "pooling": """max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
-        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward adaptive_max_pool2d adaptive_max_pool2d_backward
-        upsample_nearest2d upsample_bilinear2d upsample_nearest2d_backward upsample_bilinear2d_backward""",
-    "gather": """index_select index gather embedding take index_put_ index_put _index_put_impl_ _unsafe_index_put
-        _unsafe_index scatter scatter_ scatter_add scatter_add_ index_add_ index_copy_ embedding_dense_backward
-        embedding_bag _embedding_bag masked_select index_select_backward""",
-    "gemm": "mm addmm bmm baddbmm mv addmv dot vdot _addmm_activation",
-    "convolution": """convolution cudnn_convolution miopen_convolution _convolution cudnn_convolution_add_relu
-        convolution_backward cudnn_convolution_backward miopen_convolution_backward conv_depthwise2d
-        _conv_depthwise2d convolution_overrideable""",
-    "attention": """_flash_attention_forward _flash_attention_backward _efficient_attention_forward
-        _efficient_attention_backward _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention
-        _scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu
-        _scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward
-        _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_flash_attention_for_cpu_backward""",
-}
-CLASS = _classes()
+_TABLE = table("kernels")
+CLASS = {op: kind for kind, ops in _TABLE["classes"].items() for op in ops.split()}  # every other one is elementwise
+BESIDE: dict[str, int] = _TABLE["beside"]
 PRODUCTS = frozenset(("gemm", "convolution", "attention"))
-# Kernels beside the main one, each of them small: traces of real-costs 3.8 (layer norm backward 2 kernels, ...).
-BESIDE = {
-    "native_layer_norm_backward": 1, "max_pool2d_with_indices_backward": 1, "index_put_": 5, "_index_put_impl_": 5,
-    "index_put": 5, "binary_cross_entropy_with_logits": 13, "constant_pad_nd": 1, "embedding_dense_backward": 4,
-    "nonzero": 3, "sort": 3, "topk": 1, "randperm": 3, "native_group_norm": 1, "native_group_norm_backward": 2,
-    "_scaled_dot_product_flash_attention_backward": 2, "_flash_attention_backward": 2, "cumsum": 1,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": 2,
-}  # fmt: skip
 # torch/csrc ATen/native/cuda/MultiTensorApply.cuh: tensors and blocks that one launch can take, by lists of tensors.
 FOREACH_TENSORS, FOREACH_BLOCKS, FOREACH_CHUNK = (110, 64, 48, 36, 30), 320, 65536
 FUSED_LISTS = {"_fused_sgd_": (3, 3), "_fused_adam_": (4, 5), "_fused_adamw_": (4, 5), "_fused_adagrad_": (3, 4)}
