@@ -19,6 +19,7 @@ import os
 import tempfile
 import threading
 import time
+import tomllib
 import urllib.request
 import zlib
 from collections.abc import Callable
@@ -49,17 +50,8 @@ REMEMBER_SECONDS = 24 * 3600  # a user without a network waits once a day
 MIRRORS = "https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"  # as torchvision has
 RAW = Path("MNIST", "raw")  # as torchvision names it
 SIZES = {True: 60_000, False: 10_000}  # train, test
-# The MD5 sums of the files, unpacked: Fashion-MNIST has the same names and sizes.
-FILES = {
-    True: {
-        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-    },
-    False: {
-        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-    },
-}
+_DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+FILES: dict[bool, dict[str, str]] = {True: _DATA["files"]["train"], False: _DATA["files"]["test"]}  # and their MD5 sums
 
 
 class MnistError(LoadervizError, RuntimeError):
@@ -260,24 +252,6 @@ def _content(path: Path | None, md5: str) -> Array:
 # The stand-in
 
 
-# The pen's path in a box of 100 x 100, x to the right and y downwards: a smooth curve through the points, where a point
-# given twice makes a corner. A digit has the forms in which people write it; "/" ends a form, "," lifts the pen.
-PATHS = (
-    "50 2 27 14 18 50 27 86 50 98 73 86 82 50 73 14 50 2 / 58 3 34 10 20 44 30 88 54 97 76 78 80 40 66 8 46 6",
-    "50 2 50 98 / 32 24 52 2 52 2 52 98 / 34 20 52 2 52 2 52 97 , 32 97 72 97",
-    "22 26 32 7 54 2 74 13 75 34 56 62 20 96 20 96 82 96 / 24 22 46 3 73 14 72 40 46 78 24 94 18 82 34 78 58 94 86 88",
-    "24 12 48 2 73 13 69 36 44 47 44 47 74 58 77 82 52 98 20 90 / "
-    "24 4 24 4 76 4 76 4 46 42 46 42 75 55 77 82 50 98 20 88",
-    "30 4 22 54 22 54 82 54 , 70 8 64 98 / 62 98 62 2 62 2 16 66 16 66 84 66",
-    "76 4 34 4 34 4 28 44 28 44 56 38 79 58 72 87 46 98 20 88 / "
-    "36 6 30 46 30 46 58 42 76 62 66 90 42 97 22 88 , 36 6 82 2",
-    "68 2 42 20 24 54 28 86 52 98 75 84 73 62 52 52 29 66 / 48 2 28 34 22 72 42 97 70 92 76 70 56 56 26 76",
-    "20 6 80 4 80 4 60 44 46 98 / 20 6 80 4 80 4 60 46 48 98 , 38 52 78 48 / 20 22 22 5 22 5 80 5 80 5 44 98",
-    "74 16 50 2 27 17 40 40 68 62 74 84 50 98 26 85 32 62 64 40 74 16 / "
-    "50 2 29 12 29 36 50 46 71 36 71 12 50 2 , 50 46 25 58 25 86 50 98 75 86 75 58 50 46",
-    "73 24 52 2 27 16 28 42 52 52 72 38 73 24 73 24 72 60 66 98 / "
-    "73 24 52 2 27 16 28 42 52 52 72 38 74 22 74 22 74 66 60 94 32 94",
-)
 HANDS = 120  # ways to write each digit, shared out over its forms
 SHIFT = 1  # pixels up to which a digit is moved
 # Twice the coefficients of a Catmull-Rom curve, lowest power first, from four points in a row.
@@ -310,7 +284,7 @@ def _hands() -> Array:
     pixel = np.arange(side) * 64 + 32 - side * 32  # centres, from the middle, in 1/64 of a pixel
     hands = np.empty((10 * HANDS, side, side), np.uint8)
     for number in range(len(hands)):
-        forms = PATHS[number // HANDS].split("/")
+        forms = _DATA["digits"][str(number // HANDS)]
         strokes = [np.array(stroke.split(), np.int64) for stroke in forms[number % len(forms)].split(",")]
         path = np.concatenate([_curve(stroke.reshape(-1, 2), bits) for stroke in strokes])
         path -= path.sum(axis=0) // len(path)  # as in MNIST the middle of the ink is the middle of the image
