@@ -28,11 +28,8 @@ from loaderviz.workshop.lessons import (
 )
 from loaderviz.workshop.lessons.capstone import Leaderboard
 
-EXERCISES: dict[str, Exercise] = {
-    each.number: each
-    for module in (lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson07, capstone, claims)
-    for each in module.EXERCISES
-}
+_LESSONS = lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson07, capstone, claims
+EXERCISES = {each.number: each for lesson in _LESSONS for each in vars(lesson).values() if isinstance(each, Exercise)}
 
 
 def exercise(number: str) -> Exercise:

@@ -16,7 +16,7 @@ import sysconfig
 import textwrap
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -28,7 +28,7 @@ import torch
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Timeline
 from loaderviz.words import markdown
-from loaderviz.workshop.messages import translated
+from loaderviz.workshop.messages import ASKED, translated
 
 if TYPE_CHECKING:
     from loaderviz.view import View
@@ -52,34 +52,31 @@ class NothingCheckedError(LoadervizError, RuntimeError):
     """The picture of a check was asked for before there was one."""
 
 
-class Exercise:
-    """One exercise. `measure(answer, chance)` runs the learner's object and returns a `Score`, or raises `NotYet`; what
-    it draws at random it draws from `chance`.
+Measure = Callable[[Any, random.Random], "Score"]
 
-    `name` is what the learner types, such as "lesson03.overlap"; `title` begins with the number; `task`, `target` are
-    shown in the notebook, `arguments` are the names of what the learner's function is called with. `starter` and
-    `answer` are Python source, the lines in `texts`: by default the cells of notebooks/src.
+
+class Exercise:
+    """One exercise: what exercises.toml has under its number, and `measure(answer, chance)`, which runs the learner's
+    object and returns a `Score`, or raises `NotYet`; what it draws at random it draws from `chance`.
+
+    `name` is what the learner types, such as "lesson03.overlap"; `title` begins with the number; `arguments` are the
+    names of what the learner's function is called with. `starter` and `answer` are Python source.
     """
 
-    def __init__(
-        self,
-        name: str,
-        title: str,
-        *,
-        task: str,
-        target: str,
-        hints: Sequence[str],
-        measure: Callable[[Any, random.Random], Score] | None = None,
-        arguments: Sequence[str] = ("batches",),
-        texts: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        self.name, self.number, self.arguments = name, title.split()[0], tuple(arguments)
-        texts = texts or TEXTS[self.number]
-        self.title, self.task, self.target, *more = map(translated, (title, task, target, *hints))
-        self.hints = tuple(more)
-        self.starter, self.answer = ("\n".join([*texts[part], ""]) for part in ("starter", "answer"))
-        self._measure, self._next_hint = measure, 0
+    def __init__(self, number: str, measure: Measure, name: str = "") -> None:
+        self.number, self.measure = number, measure
+        self.name = f"{measure.__module__.rpartition('.')[2]}.{name or measure.__name__}"
+        asked, code = ASKED[number], TEXTS.get(number, {})
+        self.title = translated(f"{number} {asked['title']}")
+        known = measure.__globals__
+        self.task, self.target, *self.hints = (
+            translated(text.format_map(known)) for text in (asked["task"], asked["target"], *asked["hints"])
+        )
+        self.starter, self.answer = (asked.get(part) or "\n".join([*code[part], ""]) for part in ("starter", "answer"))
+        given = [node.args.args for node in ast.parse(self.starter).body if isinstance(node, ast.FunctionDef)]
+        self.arguments = [argument.arg for argument in given[-1]]
         self.last: Outcome | None = None
+        self._next_hint = 0
 
     def __repr__(self) -> str:
         said = f"{self.title}\n  Task: {self.task}\n  Target: {self.target}\n  Check it: {self.name}.check(...)"
@@ -125,12 +122,6 @@ class Exercise:
         if self.last is None:
             raise NothingCheckedError(f"nothing was checked yet: call {self.name}.check(...) first, then show()")
         return Picture(self.last)
-
-    def measure(self, answer: Any, chance: random.Random) -> Score:
-        """Run the learner's object; return the score, or raise `NotYet` with a fact."""
-        if self._measure is None:
-            raise NotImplementedError(f"{self.name} has no way to measure an answer")
-        return self._measure(answer, chance)
 
     def _judge(self, answer: Any, seed: int) -> Outcome:
         nothing = answer is None or answer is ...
@@ -190,6 +181,11 @@ class Exercise:
     def _not_attempted(self, why: str) -> Outcome:
         following = f"Write your own, run its cell, then check again. `{self.name}.hint()` helps."
         return Outcome("not attempted", self.title, f"{why[:1].upper()}{why[1:]}.", following=following)
+
+
+def check_of(number: str) -> Callable[[Measure], Exercise]:
+    """Make the exercise with this number of the function that measures an answer."""
+    return lambda measure: Exercise(number, measure)
 
 
 def _refused_before(problem: BaseException) -> NotModelledError | None:

@@ -1,22 +1,25 @@
 """What exercises say, in the learner's language (LOADERVIZ_LANGUAGE): titles, tasks, hints, and the messages of checks.
 
-The table is the English text in this folder, each text as `str.format` has it: "batch {0} was read too early".
-messages.LANGUAGE.json has a text's translation; `python -m loaderviz.workshop.messages zh` prints what it lacks. A text
-that has changed since is shown in English, and `gone` names it.
+The table is the English text in this folder (exercises.toml, and what the code says), each text as `str.format` has it:
+"batch {0} was read too early". messages.LANGUAGE.json has a text's translation; `python -m loaderviz.workshop.messages
+zh` prints what it lacks. A text that has changed since is shown in English, and `gone` names it.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+ASKED = tomllib.loads((FOLDER / "exercises.toml").read_text(encoding="utf-8"))  # by an exercise's number
 PLACE = re.compile(r"\{(\d+)\}")
 NO_TEXT = re.compile(r"</|create table|^select|^insert|\bpx\b|^[^\s{]*$")  # of SVG and SQL; a single word
 
@@ -46,11 +49,18 @@ def _literal(part: ast.Constant) -> str:
     return str(part.value).replace("{", "{{").replace("}", "}}")
 
 
+def _numbered(text: str) -> str:
+    number = itertools.count()
+    return re.sub(r"\{.+?\}", lambda _: f"{{{next(number)}}}", text)
+
+
 @lru_cache
 def table() -> dict[str, str]:
     """Return each text of the workshop, and the file in which it is."""
+    asked = (text for each in ASKED.values() for text in (each["title"], each["task"], each["target"], *each["hints"]))
+    found = {_numbered(text): "exercises.toml" for text in asked}
     files = sorted(FOLDER.rglob("*.py"))
-    return {text: file.name for file in files for text in texts(file.read_text(encoding="utf-8"))}
+    return found | {text: file.name for file in files for text in texts(file.read_text(encoding="utf-8"))}
 
 
 @lru_cache

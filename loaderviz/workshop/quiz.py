@@ -87,42 +87,6 @@ def _bytes(chance: random.Random) -> Question:
 
 # For home
 
-loader_g = """\
-def load(batches):
-    \"\"\"One batch ahead, in two sets of buffers on the GPU, which are filled in turn.\"\"\"
-    side, main, ready, buffers = torch.cuda.Stream(), torch.cuda.current_stream(), [], []
-    for number, batch in enumerate(batches):
-        if number < 2:
-            buffers.append([torch.empty_like(part, device="cuda") for part in batch])
-        with torch.cuda.stream(side):
-            for buffer, part in zip(buffers[number % 2], batch):
-                buffer.copy_(part, non_blocking=True)
-            arrived = side.record_event()
-        yield from ready
-        main.wait_event(arrived)
-        ready = [buffers[number % 2]]
-    yield from ready
-"""
-WITH = "        with torch.cuda.stream(side):\n"
-answer_g = loader_g.replace(WITH, f"        side.wait_stream(main)  # the work on the batch that was there\n{WITH}")
-loader_h = """\
-def load(batches):
-    \"\"\"One batch ahead; the event is recorded in the stream that waits for it.\"\"\"
-    side, main, ready = torch.cuda.Stream(), torch.cuda.current_stream(), []
-    for batch in batches:
-        with torch.cuda.stream(side):
-            copies = [part.to("cuda", non_blocking=True) for part in batch]
-        arrived = torch.cuda.Event()
-        arrived.record()
-        yield from ready
-        main.wait_event(arrived)
-        for part in copies:
-            part.record_stream(main)
-        ready = [copies]
-    yield from ready
-"""
-answer_h = loader_h.replace("arrived.record()", "arrived.record(side)")
-
 
 def _repaired(answer: Callable[..., Any], chance: random.Random) -> Score:
     data = Data.random([harness.SAMPLES] * 32, chance)
@@ -133,16 +97,5 @@ def _repaired(answer: Callable[..., Any], chance: random.Random) -> Score:
     return run.must_take(harness.pipeline_limit(copies, [harness.work_time(size) for size in data.sizes]), 1.1)
 
 
-def _repair(letter: str, starter: str, answer: str) -> Exercise:
-    return Exercise(
-        f"quiz.repair_{letter.lower()}",
-        f"Q.{letter} A loader that looks right",
-        task=f"Read `quiz.loader_{letter.lower()}`, find its race, and repair it.",
-        target="32 batches within 1.1x of the limit, no hazard, every batch correct and in order.",
-        hints=("For each pair of accesses to one piece of memory: what makes sure of their order?",),
-        measure=_repaired,
-        texts={"starter": starter.splitlines(), "answer": answer.splitlines()},
-    )
-
-
-repair_g, repair_h = _repair("G", loader_g, answer_g), _repair("H", loader_h, answer_h)
+repair_g, repair_h = (Exercise(f"Q.{letter}", _repaired, f"repair_{letter.lower()}") for letter in "GH")
+loader_g, loader_h = repair_g.starter, repair_h.starter

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 Loader = Callable[..., Any]  # load(images, labels, size, epochs): hands out batches on the GPU
 
 SIZE, PER_EPOCH, EPOCHS, HIDDEN = 256, 12, 4, 128
+STEPS = PER_EPOCH * EPOCHS
 TESTED, LEARNED = 2000, 0.3  # test digits that the trained network is asked; the share that it knows at least
 HOST = replace(
     harness.HOST,
@@ -546,8 +547,8 @@ class Race(Exercise):
     _name: str
     _reason: str = ""
 
-    def __init__(self, *arguments: Any, world: World = FITS, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def __init__(self, number: str, name: str, world: World) -> None:
+        super().__init__(number, self._train, name)
         self.world = world
 
     def check(
@@ -567,7 +568,7 @@ class Race(Exercise):
         self._name, self._reason = self._board.name_for(name), reason
         return super().check(answer, seed=seed)
 
-    def measure(self, answer: Callable[..., Any], chance: random.Random) -> Score:
+    def _train(self, answer: Callable[..., Any], chance: random.Random) -> Score:
         """Train, note the time, and compare it: with the baseline, with the last run, with the limit."""
         run, right = train(answer, chance, self.world)
         before, found, best = self._board.previous(self._name), reason_of(run.timeline), limit(self.world)
@@ -623,54 +624,6 @@ def why_slow(run: LoaderRun) -> diagnosis.Fact:
 
 leaderboard = Leaderboard  # as a lesson calls it: without a file, the one of this room
 
-race = Race(
-    "capstone.race",
-    "8.1 From the first loader to the limit",
-    task=f"`images` (uint8 [N, 28, 28]) and `labels` are MNIST digits in host memory. Hand out all of them in "
-    f"batches of `size`, `epochs` times, shuffled anew each time: images as uint8, or as float32 from 0 to 1. The "
-    f"check trains a network on them ({PER_EPOCH * EPOCHS} steps).",
-    target=f"honest batches (each sample once in an epoch, in a new order), in at most {FITS.target}x the limit: "
-    "the copy of the first batch, and then only training.",
-    arguments=("images", "labels", "size", "epochs"),
-    hints=(
-        "Where does the time go? `capstone.race.show()`: which lane is busy while the GPU is idle?",
-        "Lesson 1: which bytes must travel? Lessons 2 and 3: can they travel while the GPU computes?",
-        "Lesson 4: must they travel in every epoch? ResidentLoader, or index_select on the GPU.",
-    ),
-)
-HONEST = "(each sample once in an epoch, in a new order, with its label)"
-MEMORY = (
-    f"on the GPU there is memory for {LARGER.held} batches of uint8 images beside the weights; the data set has "
-    f"{PER_EPOCH}. The machine has {CORES} cores"
-)
-larger = Race(
-    "capstone.larger",
-    "8.2 A data set that does not fit",
-    world=LARGER,
-    task=f"The same data, network and loop, but {MEMORY}, for as many workers. So batches must travel.",
-    target=f"honest batches {HONEST}, in at most {LARGER.target}x the limit: the first copy, then the "
-    "longer one of copies and training.",
-    arguments=("images", "labels", "size", "epochs"),
-    hints=(
-        "Which bytes must travel, and from which memory? Nothing but uint8, and pinned.",
-        "Who gathers a batch of random samples while the GPU trains? Not the main thread, and not sample by sample.",
-        "`loaderviz.experiment.Images` gives whole batches; PrefetchLoader hides what is left of the copy.",
-    ),
-)
-files = Race(
-    "capstone.files",
-    "8.3 Slow files, with augmentation",
-    world=FILES,
-    task="`data` is that of exercise 6.2: `data[7]` reads one picture (uint8 [28, 28]) from a file in 48 µs, "
-    "`data[[7, 8, 9]]` reads several in one go, 8 µs each. Hand all out `epochs` times, shuffled anew each time, "
-    f"each picture flipped left to right with a chance of one half. And {MEMORY}.",
-    target=f"honest batches {HONEST}, flipped by chance, in at most {FILES.target}x the limit: the first read, "
-    "and then only training.",
-    arguments=("data", "size", "epochs"),
-    hints=(
-        "How often is a file opened for one batch? A sampler of lists makes it one read (exercise 6.2).",
-        "The flip can be done by a worker for each picture, or by the GPU for a whole batch at once.",
-        "`PrefetchLoader(loader, transform=...)` calls a function on each batch, on the GPU.",
-    ),
-)
-EXERCISES = (race, larger, files)
+race = Race("8.1", "race", FITS)
+larger = Race("8.2", "larger", LARGER)
+files = Race("8.3", "files", FILES)

@@ -26,7 +26,7 @@ from loaderviz.emulator.hardware import Gpu
 from loaderviz.metrics import summarize
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
-from loaderviz.workshop.exercises import Exercise, ExerciseError, Note, NotYet, Prediction, Score, boxed, learners_code
+from loaderviz.workshop.exercises import ExerciseError, Note, NotYet, Prediction, Score, boxed, check_of, learners_code
 from loaderviz.workshop.loop import HOST, steps
 
 WARM_UP = 4  # steps before the clock starts
@@ -307,7 +307,8 @@ LEAST, MARGIN = 0.1, 0.03  # the share that the claim promises; no case is neare
 CASES = 6
 
 
-def _verdicts(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("9.1")
+def pays(answer: Callable[..., Any], chance: random.Random) -> Score:
     """Compare the learner's verdicts with ours, on machines and data that nobody has seen; half of them are True."""
     cases = [case for truth in (True, False) for case in _drawn(truth, CASES // 2, chance)]
     chance.shuffle(cases)
@@ -378,22 +379,3 @@ def _drawn(truth: bool, count: int, chance: random.Random) -> Iterator[Case]:
             if case.holds == truth and abs(case.saved - LEAST) > MARGIN:
                 yield case
                 break
-
-
-pays = Exercise(
-    "claims.pays",
-    "9.1 Refute it, or confirm it",
-    task="“`pin_memory=True` makes a training faster”: here, it saves at least a tenth of a step. Write "
-    "`holds(machine, data, size, workers)`: does that hold for batches of `size`, with so many workers? "
-    "`machine.train(loader).step` is the time of a step. Return True or False.",
-    target=f"the right verdict in {CASES} cases that you have not seen, with other GPUs, links, pictures and workers. "
-    "Whoever always says the same is wrong in half of them.",
-    hints=(
-        "Two trainings, and only one difference between them: the rest is as it was given, also the workers.",
-        "What is saved is 1 - (time with) / (time without).",
-    ),
-    measure=_verdicts,
-    arguments=("machine", "data", "size", "workers"),
-)
-
-EXERCISES = (pays,)

@@ -18,7 +18,7 @@ from loaderviz.metrics import Summary, summarize
 from loaderviz.recording import record
 from loaderviz.timeline import Kind, Timeline
 from loaderviz.view import theme
-from loaderviz.workshop.exercises import Exercise, NotYet, Score, learners_code
+from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code
 from loaderviz.workshop.harness import SAMPLES, Data, FeedConfig, feed
 from loaderviz.workshop.loop import HOST
 
@@ -140,7 +140,8 @@ WITHIN = 0.005  # of the window: half a percent
 EXPOSED = "a copy is exposed while no kernel runs. Only this part of the copy can be won by overlap."
 
 
-def _read_it(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("0.1")
+def reading(answer: Callable[..., Any], chance: random.Random) -> Score:
     """Let the learner read two fresh recordings of random length: nothing hidden, most of it hidden."""
     lines, timeline = [], None
     for loader in (BlockingLoader, PrefetchLoader):
@@ -182,22 +183,3 @@ def _what_it_is(got: float, summary: Summary) -> str:
     }
     close = [text for other, text in others.items() if abs(got - other) <= WITHIN * max(1, abs(other))]
     return close[0] if close else ""
-
-
-reading = Exercise(
-    "lesson00.reading",
-    "0.1 What could overlap win?",
-    task="Write `exposed_share(timeline)`. It returns the share of the time in which a copy keeps the GPU from "
-    "computing, from 0 to 1. The numbers of the table above are attributes, in nanoseconds: `summary.window` (the "
-    "whole time, without the start), `summary.compute`, `summary.copy`, `summary.hidden_copy`, "
-    "`summary.exposed_copy`, `summary.idle`.",
-    target="right for two fresh recordings: one that hides no copy, one that hides most of it.",
-    hints=(
-        "A share is a part of a whole. The whole is summary.window. Which part is wanted?",
-        "Not summary.copy: some of the copy may be hidden. The line 'copy exposed' of the table is the part.",
-    ),
-    measure=_read_it,
-    arguments=("timeline",),
-)
-
-EXERCISES = (reading,)

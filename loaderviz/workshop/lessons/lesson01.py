@@ -15,7 +15,7 @@ from loaderviz.recording import record
 from loaderviz.timeline import Kind, Span, Timeline
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.diagnosis import at, stretch
-from loaderviz.workshop.exercises import Exercise, NotYet, Score, learners_code, shipped
+from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code, shipped
 from loaderviz.workshop.harness import WINDOW, Data, FeedConfig, feed, measured_part
 
 EARLIER = 5  # matrix products that are still in the queue when the learner's function is called
@@ -30,7 +30,8 @@ R27 = (
 # 1.1
 
 
-def _time_a_step(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("1.1")
+def timing(answer: Callable[..., Any], chance: random.Random) -> Score:
     """Let the learner time two steps of random length, with work in the queue before them."""
     lines, timeline = [], None
     for _ in range(2):
@@ -94,25 +95,11 @@ def _why(got: float, truth: float, steps: list[Span], timeline: Timeline) -> dia
     return "", R27
 
 
-timing = Exercise(
-    "lesson01.timing",
-    "1.1 How long does the GPU work?",
-    task="Write `gpu_ms(step)`. It calls `step()` and returns how many milliseconds the GPU worked on it. The GPU may "
-    "still be busy with other work when your function is called.",
-    target="within 10 % of the true time, for two steps of random length.",
-    hints=(
-        "step() returns when its work is queued. Which call waits until the GPU has done it?",
-        "torch.cuda.synchronize() waits for all work. Where else is it needed, if the queue is not empty at the start?",
-        "Another way: two events, torch.cuda.Event(enable_timing=True). The GPU writes down the time itself.",
-    ),
-    measure=_time_a_step,
-    arguments=("step",),
-)
-
 # 1.2
 
 
-def _send_fewer_bytes(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("1.2")
+def fewer_bytes(answer: Callable[..., Any], chance: random.Random) -> Score:
     data = Data.random([harness.SAMPLES] * BATCHES, chance, torch.uint8)
     run = feed(answer, data, FeedConfig(pinned=False, scale=255))
     run.must_be_right()
@@ -130,19 +117,3 @@ def _too_many_bytes(timeline: Timeline, images: torch.Tensor) -> diagnosis.Fact:
             "R22: a copy takes its bytes / the bandwidth of the link. Send what is stored, convert it on the GPU.",
         )
     return diagnosis.why_idle(timeline)
-
-
-fewer_bytes = Exercise(
-    "lesson01.fewer_bytes",
-    "1.2 The cheapest bytes",
-    task="`batches` gives images as uint8, the way MNIST is stored. The network wants float32 from 0 to 1, on the GPU. "
-    "Hand out each batch like that, in order. Keep the copies blocking.",
-    target="within 1.3x of a blocking loop that copies only the stored bytes.",
-    hints=(
-        "How many bytes has a pixel as uint8, and how many as float32? Which of them travel to the GPU?",
-        "The GPU converts numbers much faster than the link carries them. What has to change its place?",
-    ),
-    measure=_send_fewer_bytes,
-)
-
-EXERCISES = (timing, fewer_bytes)

@@ -12,7 +12,7 @@ from loaderviz import words
 from loaderviz.timeline import Kind, Timeline
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.diagnosis import stretch
-from loaderviz.workshop.exercises import Exercise, Score, shipped
+from loaderviz.workshop.exercises import Score, check_of, shipped
 from loaderviz.workshop.harness import Data, FeedConfig, feed
 
 FEW, EPOCHS, BATCHES = 8, 5, 16
@@ -21,7 +21,8 @@ HELD = 6  # batches whose memory may be held on the GPU at a time: fewer than th
 # 2.1
 
 
-def _pin_where_it_pays(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("2.1")
+def pin_once(answer: Callable[..., Any], chance: random.Random) -> Score:
     data = Data.random([harness.SAMPLES] * FEW, chance, below=2**24)  # nothing smaller than float32 holds these
     dark = chance.randrange(2**22, 2**23)
     run = feed(answer, data, FeedConfig(pinned=False, epochs=EPOCHS, changes=dark, travels=True), EPOCHS)
@@ -51,25 +52,11 @@ def _pins(timeline: Timeline) -> diagnosis.Fact:
     return diagnosis.why_not_hidden(timeline)
 
 
-pin_once = Exercise(
-    "lesson02.pin_once",
-    "2.1 Pin where it pays",
-    task=f"`batches` gives {FEW} batches in ordinary memory; you can go through it again and again. Hand them all out, "
-    f"in order, `epochs` times. Each time they must travel to the GPU: think of data that does not fit there.",
-    target="within 1.2x of a loop whose copies are all pinned and whose host pins no batch twice, with memory for "
-    f"at most {HELD} batches on the GPU.",
-    hints=(
-        "pin_memory() is a copy, and your loop waits for it. How often is each batch pinned?",
-        "A pinned tensor stays pinned as long as you keep it. Make a list of them before the first epoch.",
-    ),
-    measure=_pin_where_it_pays,
-    arguments=("batches", "epochs"),
-)
-
 # 2.2
 
 
-def _keep_it_pinned(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("2.2")
+def half(answer: Callable[..., Any], chance: random.Random) -> Score:
     data = Data.random([harness.SAMPLES] * BATCHES, chance)
     run = feed(answer, data, FeedConfig(dtype=torch.float16))
     run.must_be_right(needed=data.images.nbytes // 2 + data.labels.nbytes)
@@ -89,19 +76,3 @@ def _lost(timeline: Timeline) -> diagnosis.Fact:
             "does just that.",
         )
     return diagnosis.why_idle(timeline)
-
-
-half = Exercise(
-    "lesson02.half",
-    "2.2 Do not lose the pinned memory",
-    task="`batches` gives float32 images in pinned memory. The network wants float16 on the GPU. Hand out each batch "
-    "like that, in order.",
-    target="within 1.2x of a loop that copies from the pinned memory and hides nothing.",
-    hints=(
-        "Look at the picture, or at `lesson02.half.show()`: what does the host do between two copies?",
-        "Two steps, and their order matters: to the GPU, and to float16. Which one first?",
-    ),
-    measure=_keep_it_pinned,
-)
-
-EXERCISES = (pin_once, half)

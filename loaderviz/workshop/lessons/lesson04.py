@@ -18,7 +18,7 @@ import torch
 from loaderviz.timeline import Kind, Timeline
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.diagnosis import stretch
-from loaderviz.workshop.exercises import Exercise, Score
+from loaderviz.workshop.exercises import Score, check_of
 from loaderviz.workshop.harness import Data, FeedConfig, LoaderRun, feed
 
 PER_EPOCH, EPOCHS = 8, 3
@@ -136,7 +136,8 @@ def _global_generators(chance: random.Random) -> Iterator[None]:
 # 4.1
 
 
-def _shuffle(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("4.1")
+def shuffle(answer: Callable[..., Any], chance: random.Random) -> Score:
     data = _data(chance)
     with _global_generators(chance):
         run = feed(answer, data, FeedConfig(epochs=EPOCHS, dtype=torch.uint8), harness.SAMPLES, EPOCHS, resident=True)
@@ -146,23 +147,6 @@ def _shuffle(answer: Callable[..., Any], chance: random.Random) -> Score:
     _must_not_wait(run)
     return run.must_take(_limit(data, EPOCHS * PER_EPOCH), 1.1, _slow)
 
-
-shuffle = Exercise(
-    "lesson04.shuffle",
-    "4.1 Shuffle on the GPU",
-    task="`images` (uint8) and `labels` are in host memory. Move them to the GPU once. Then hand out all samples in "
-    "batches of `size`, `epochs` times: each sample once in an epoch, in a new random order of the samples each time.",
-    target="within 1.1x of the limit (one move, then only work), the host waits for the GPU at most "
-    f"{ALLOWED} times in {EPOCHS} epochs, the move included.",
-    hints=(
-        "torch.randperm(n) is a random order of n numbers. Where must it be, so that the GPU can use it?",
-        "`images.index_select(0, rows)` collects rows, and so does `images[rows]`. If `rows` is on the GPU, nothing "
-        "travels and nobody waits; if it is not, `images[rows]` sends it each time (R46).",
-        "Draw the order once per epoch, move it once, and split it: `order.split(size)`.",
-    ),
-    measure=_shuffle,
-    arguments=("images", "labels", "size", "epochs"),
-)
 
 # 4.2
 
@@ -225,7 +209,8 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(part)
 
 
-def _resume(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("4.2")
+def resume(answer: Callable[..., Any], chance: random.Random) -> Score:
     data, epoch, first = _data(chance), chance.randrange(1000), chance.randrange(1, PER_EPOCH - 1)
 
     def run_from(number: int, start: int) -> tuple[LoaderRun, list[torch.Tensor]]:
@@ -254,45 +239,13 @@ def _resume(answer: Callable[..., Any], chance: random.Random) -> Score:
     return run.must_take(_limit(data, PER_EPOCH - first), 1.25, _slow)
 
 
-resume = Exercise(
-    "lesson04.resume",
-    "4.2 Resume in the middle of an epoch",
-    task="The training was stopped. Hand out the batches of epoch `epoch` from batch number `first` on: the very "
-    "batches that would have come without the stop. Shuffle samples; another epoch has another order.",
-    target="the same batches as in the run from the start, in another process, within 1.25x of the limit.",
-    hints=(
-        "torch.randperm takes a `generator`. Two generators with the same seed give the same order.",
-        "Which number is the same in both runs of an epoch, and another one in the next epoch?",
-        "`order.split(size)` is a sequence of batches. Leave out the first ones.",
-    ),
-    measure=_resume,
-    arguments=("images", "labels", "size", "epoch", "first"),
-)
-
 # 4.3
 
 
-def _safe(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("4.3")
+def safe(answer: Callable[..., Any], chance: random.Random) -> Score:
     data, changes = _data(chance), chance.randrange(50, 200)
     run = feed(answer, data, FeedConfig(epochs=2, changes=changes), harness.SAMPLES, 2, resident=True)
     run.must_be_anew("a slice is a view: it shares its memory with the data set. Hand out memory of its own")
     run.must_be_right(needed=data.nbytes)
     return run.must_take(_limit(data, 2 * PER_EPOCH), 1.2, _slow)
-
-
-safe = Exercise(
-    "lesson04.safe",
-    "4.3 A batch that may be changed",
-    task="The training loop of this check changes each batch in place (`x.clamp_(max=…)`, with a number of its own). "
-    "Hand out the images as float32, in storage order, in batches of `size`, `epochs` times. The second epoch must be "
-    "as good as the first.",
-    target="every batch correct in both epochs, one move of the uint8 data, within 1.2x of the limit.",
-    hints=(
-        "Which operations make a new tensor, and which give a view of the old one?",
-        "Keep uint8 on the GPU and convert each batch there: that makes a new tensor, and moves fewer bytes.",
-    ),
-    measure=_safe,
-    arguments=("images", "labels", "size", "epochs"),
-)
-
-EXERCISES = (shuffle, resume, safe)

@@ -14,7 +14,7 @@ from loaderviz import metrics, words
 from loaderviz.emulator.hazards.reports import Access, Hazards, Lints
 from loaderviz.timeline import Timeline
 from loaderviz.workshop import harness
-from loaderviz.workshop.exercises import Exercise, Score
+from loaderviz.workshop.exercises import Score, check_of
 from loaderviz.workshop.harness import Batch, CheckLoop, Data, FeedConfig, LoaderRun, feed
 from loaderviz.workshop.lessons import suspects
 
@@ -205,7 +205,8 @@ def _score(run: LoaderRun, kernels: int = 0, scale: int = 1, more: str = "") -> 
 # 5.1
 
 
-def _wait(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("5.1")
+def wait(answer: Callable[..., Any], chance: random.Random) -> Score:
     run = _feed(answer, _data(chance), TrialLoop)
     run.must_be_right()
     run.must_hold(HELD)
@@ -214,48 +215,16 @@ def _wait(answer: Callable[..., Any], chance: random.Random) -> Score:
     return score
 
 
-wait = Exercise(
-    "lesson05.wait",
-    "5.1 Repair loader A",
-    task="`arrived.wait()` is there, and still the batches are read before they have arrived. Let the right stream "
-    "wait, at the right time.",
-    target=f"{BATCHES} batches within {FACTOR}x of the limit, no hazard, every batch correct and in order. The limit: "
-    f"the first copy, and then only work. The host never waits until the GPU has nothing left to do, and there is "
-    f"never memory for more than {HELD} batches.",
-    hints=(
-        "An event's `wait()` without an argument makes the *current* stream wait. Which one is that, in this line?",
-        "`event.wait(stream)` and `stream.wait_event(event)` name the stream that waits.",
-        "`main` must wait for this batch before it is handed out, and better after the work on the batch before it is "
-        "queued: put the line behind `yield from ready`.",
-    ),
-    measure=_wait,
-)
-
 # 5.2
 
 
-def _kept(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("5.2")
+def kept(answer: Callable[..., Any], chance: random.Random) -> Score:
     run = _feed(answer, _data(chance), TrialLoop)
     run.must_be_right()
     run.must_hold(HELD, REFERENCES)
     return _score(run)
 
-
-kept = Exercise(
-    "lesson05.kept",
-    "5.2 Repair loader C",
-    task="The last four batches are kept, so that no copy overwrites them. But the host can be further ahead than four "
-    "batches. Protect their memory by an order, however far the host is ahead.",
-    target=f"{BATCHES} batches within {FACTOR}x of the limit, no hazard, every batch correct and in order, and never "
-    f"memory for more than {HELD} batches.",
-    hints=(
-        "Who must wait for whom? The copy into memory that is used again, for the work that still reads it.",
-        "The short way: tell the allocator that `main` uses the memory, too. `claim` of lesson 3 does it.",
-        "The way without the allocator: after a batch was handed out, `used = main.record_event()`; one step later, "
-        "before the next copy is queued, `side.wait_event(used)`. The work of that step runs beside the copy.",
-    ),
-    measure=_kept,
-)
 
 # 5.3
 
@@ -273,7 +242,8 @@ class _Undo(TrialLoop):
         super().step(images, labels)
 
 
-def _scaled(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("5.3")
+def scaled(answer: Callable[..., Any], chance: random.Random) -> Score:
     data = _data(chance)
     for images, _ in data.batches:
         most = chance.randrange(DARKEST, 256)
@@ -287,21 +257,3 @@ def _scaled(answer: Callable[..., Any], chance: random.Random) -> Score:
     run.must_be_right()
     run.must_hold(HELD)
     return _score(run, harness.conversion_time(harness.SAMPLES, 2), DARKEST)  # the brightest pixel, and the division
-
-
-scaled = Exercise(
-    "lesson05.scaled",
-    "5.3 Repair loader F",
-    task="Each batch is divided by its own brightest pixel. The event is waited for, and still the host reads that "
-    "number before it is there. (The labels stay as they are.)",
-    target=f"{BATCHES} batches within {FACTOR}x of the limit, no hazard, every batch correct and in order. The "
-    "limit: the first copy, then work, and two kernels more for each batch.",
-    hints=(
-        "An event stands for what was queued *before* it was recorded (R16). Which copies are these, here?",
-        "One line is in the wrong place: record the event after the copy to the host.",
-        "Or ask whether the host needs the number at all: the GPU can divide by a tensor of one element.",
-    ),
-    measure=_scaled,
-)
-
-EXERCISES = (wait, kept, scaled)

@@ -26,7 +26,7 @@ from loaderviz.loaders import PrefetchLoader
 from loaderviz.timeline import Cause, Kind, Timeline, TimelineError
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.diagnosis import stretch
-from loaderviz.workshop.exercises import Exercise, NotYet, Score, learners_code
+from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code
 from loaderviz.workshop.harness import Batch, Data, FeedConfig, feed
 
 if TYPE_CHECKING:
@@ -212,7 +212,8 @@ def case(slowest: str, enough: int, chance: random.Random) -> Case:
     return Case(settings, known)
 
 
-def _enough(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("6.1")
+def enough(answer: Callable[..., Any], chance: random.Random) -> Score:
     found: list[int] = []
     timeline = None
     needed = [
@@ -258,23 +259,6 @@ def _waits(timeline: Timeline) -> str:
     return ""
 
 
-enough = Exercise(
-    "lesson06.enough",
-    "6.1 How many workers are enough?",
-    task="Write `workers_needed(fetch, pin, copy, compute)`. The arguments say how long a batch takes in each station "
-    "[ns]; `fetch` is the time of one worker. Copies run in a side stream. Return the smallest number of workers "
-    "(1 or more) beyond which more workers gain nothing.",
-    target="right for five trainings with random costs: with your number the emulated step is as short as it can be, "
-    "and with one worker fewer it is longer.",
-    hints=(
-        "With n workers one batch is ready every fetch / n. When is that no longer the slowest station?",
-        "The slowest of pin, copy and compute sets the pace. How many workers fetch a batch in that time?",
-        "Round up: 2.3 workers are not enough when there are 2.",
-    ),
-    measure=_enough,
-    arguments=("fetch", "pin", "copy", "compute"),
-)
-
 # 6.2
 
 BATCHES, AT_MOST = 32, 4  # batches; workers, since the machine of the task has so many cores
@@ -308,7 +292,8 @@ class Files(Dataset[Batch]):
         return (images[0], labels[0]) if isinstance(which, int) else (images, labels)
 
 
-def _read_fast(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("6.2")
+def read_fast(answer: Callable[..., Any], chance: random.Random) -> Score:
     data = Data.random([harness.SAMPLES] * BATCHES, chance, torch.uint8)
 
     def load(images: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
@@ -371,25 +356,3 @@ def _why_slow(timeline: Timeline) -> diagnosis.Fact:
         f"{words.duration(ready)} at best. The GPU needs only {words.duration(found['compute'])} for it, and waits."
     )
     return fact, SLOWEST
-
-
-read_fast = Exercise(
-    "lesson06.read_fast",
-    "6.2 Files that are slow to read",
-    task="`data[7]` reads one picture from a file, `data[[7, 8, 9]]` reads several in one go. A read takes 40 µs, "
-    "and 8 µs more for each picture in it. Return a loader that hands out all pictures in order, in batches of `size`, "
-    "in host memory. The check copies them with PrefetchLoader. "
-    f"The machine has {AT_MOST} cores: use at most {AT_MOST} workers.",
-    target=f"{BATCHES} batches in at most 1.1x the limit, which is the time until the first batch is on the GPU, and "
-    "then only computation.",
-    hints=(
-        "How often does a DataLoader ask this data set for one batch, and what does each read cost?",
-        "With batch_size=None, DataLoader gives each thing from `sampler` to `data[...]` as it is: also a list.",
-        "torch.utils.data.BatchSampler makes lists. And one read still takes longer than the GPU's work: one worker is "
-        "not enough. (A class of your own in a notebook cannot go to workers on macOS and Windows; this needs none.)",
-    ),
-    measure=_read_fast,
-    arguments=("data", "size"),
-)
-
-EXERCISES = (enough, read_fast)

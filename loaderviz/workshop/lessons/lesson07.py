@@ -14,7 +14,7 @@ from loaderviz.metrics import summarize
 from loaderviz.timeline import COPIES, Context, Kind, Timeline, TimelineBuilder
 from loaderviz.workshop import diagnosis
 from loaderviz.workshop.diagnosis import stretch
-from loaderviz.workshop.exercises import Exercise, NotYet, Score, learners_code
+from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code
 from loaderviz.workshop.lessons.lesson06 import SLOWEST
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ MADE, LENGTH = Context("a GPU of this exercise", "file"), (60_000, 240_000)  # n
 WHAT = "exposed is the time in which a copy runs and no kernel does; a moment counts once, whatever runs in it"
 
 
-def _exposed(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("7.1")
+def exposed_copy(answer: Callable[..., Any], chance: random.Random) -> Score:
     picture, said = None, []
     for make in (one_after_the_other, beside_kernels, two_at_once):
         seed = chance.getrandbits(SEED_BITS)
@@ -123,26 +124,11 @@ def _why_wrong(got: float, wanted: int, timeline: Timeline) -> diagnosis.Fact:
     return fact, WHAT
 
 
-exposed_copy = Exercise(
-    "lesson07.exposed_copy",
-    "7.1 How much of the copy is exposed?",
-    task="Write `exposed(copies, kernels)`. Both are lists of (start, end) in ns, not sorted. Two copies, or two "
-    "kernels, can run at the same time. Return for how many ns a copy runs while no kernel runs.",
-    target="right to the nanosecond for three random timelines; they come from a blocking loop, a prefetcher, and a "
-    "program with copies and kernels in several streams.",
-    hints=(
-        "Cut the time at every start and every end. Between two neighbouring cuts nothing changes.",
-        "For each piece ask: does any copy run, and does no kernel run? Then add its length.",
-        "`lesson07.exposed_copy.show()` draws the timeline that your function got wrong.",
-    ),
-    measure=_exposed,
-    arguments=("copies", "kernels"),
-)
-
 # 7.2
 
 CAUSES = ("data", "pageable copy", "one stream", "nothing")
 OF_EACH = 2
+TRAININGS = OF_EACH * len(CAUSES)
 WAITING = "waiting for data"
 
 
@@ -183,7 +169,8 @@ def _settings(cause: str, chance: random.Random) -> Settings:
     )
 
 
-def _find(answer: Callable[..., Any], chance: random.Random) -> Score:
+@check_of("7.2")
+def find_cause(answer: Callable[..., Any], chance: random.Random) -> Score:
     picture = None
     order = [cause for cause in CAUSES for _ in range(OF_EACH)]
     chance.shuffle(order)
@@ -202,7 +189,7 @@ def _find(answer: Callable[..., Any], chance: random.Random) -> Score:
             again = f" This training again: `lesson07.training({cause!r}, {seed})`."
             raise NotYet(text + again, rule, "", timeline)
         picture = timeline
-    return Score(f"{OF_EACH * len(CAUSES)} trainings, each cause found.", picture)
+    return Score(f"{TRAININGS} trainings, each cause found.", picture)
 
 
 def _what_it_is(cause: str, timeline: Timeline) -> diagnosis.Fact:
@@ -235,22 +222,3 @@ def _harmless_waits(timeline: Timeline) -> str:
         f" The loop does wait for data, for {words.duration(waits)}, but the GPU {meanwhile}: a wait costs something "
         "only when nothing is left in the queue."
     )
-
-
-find_cause = Exercise(
-    "lesson07.find_cause",
-    "7.2 Find the cause",
-    task="Write `cause(timeline)`. Return what keeps the GPU from computing: 'data' (the loop waits for a batch), "
-    "'pageable copy' (the host is blocked while a copy is staged), 'one stream' (pinned copies run in the stream that "
-    "computes), or 'nothing' (the GPU computes nearly all the time). `lv.summarize(timeline)` has all you need.",
-    target=f"right for {OF_EACH * len(CAUSES)} trainings with random costs, {OF_EACH} of each cause.",
-    hints=(
-        "First ask whether anything is wrong: `summary.compute_share`.",
-        "A wait costs nothing while the GPU has work. `summary.breakdown` counts only what keeps the GPU idle.",
-        "The source of a copy: `summary.bandwidth` has 'H2D pinned' or 'H2D pageable', and a span has `.pinned`.",
-    ),
-    measure=_find,
-    arguments=("timeline",),
-)
-
-EXERCISES = (exposed_copy, find_cause)
