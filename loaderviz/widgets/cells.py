@@ -16,7 +16,8 @@ from html import escape
 from typing import Any
 
 from loaderviz import words
-from loaderviz.metrics import Summary
+from loaderviz.metrics import Summary, check_timeline, describe, summarize, window_of
+from loaderviz.timeline import Timeline
 from loaderviz.view import View, page
 
 _open: dict[str, Interactive] = {}
@@ -36,7 +37,10 @@ class Interactive:
     def __init__(self, what: str, name: str | None) -> None:
         self.key = f"{what} {cell() if name is None else name}"
         self.widget: Any = None
-        replace(self)
+        self._panels: dict[str, Any] = {}  # the widgets that hold `_html`
+        if former := _open.get(self.key):
+            former.close()
+        _open[self.key] = self
 
     def text(self) -> str:
         """Return the picture in words, as it is now."""
@@ -44,16 +48,40 @@ class Interactive:
 
     def static_html(self) -> str:
         """Return the words and numbers that a place without widgets shows below the picture."""
-        return paragraph(self.text())
+        return paragraph(self.text()) + "".join(html for name, html in self._html().items() if name != "words")
 
     def close(self) -> None:
         """Close all its widgets; the kernel and the browser forget them."""
         if self.widget is not None:
             for part in list(descendants(self.widget)):
                 part.close()
-            self.widget = None
+            self.widget, self._panels = None, {}
         if _open.get(self.key) is self:
             del _open[self.key]
+
+    def _html(self) -> dict[str, str]:
+        """Return what stands beside the picture, by the names of its panels; "words" are the text."""
+        raise NotImplementedError
+
+    def _assembled(self) -> Any:
+        """Return the box of view, controls and panels, which are still empty."""
+        raise NotImplementedError
+
+    def _build(self) -> None:
+        """Make the widgets where they work."""
+        if not live_here():
+            return
+        import ipywidgets as widgets
+
+        self._panels = {name: widgets.HTML() for name in self._html()}
+        self.widget = self._assembled()
+        self._write()
+
+    def _write(self) -> None:
+        """Write the panels, if there are some."""
+        if self._panels:
+            for name, html in self._html().items():
+                self._panels[name].value = html
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         """Return what stands in for the widget, without a kernel too."""
@@ -73,14 +101,6 @@ class Interactive:
 
     def __repr__(self) -> str:
         return self.text()
-
-
-def replace(new: Interactive) -> None:
-    """Close the picture that the same cell made before."""
-    former = _open.get(new.key)
-    if former is not None:
-        former.close()
-    _open[new.key] = new
 
 
 def cell() -> str:
@@ -116,6 +136,66 @@ def descendants(widget: Any) -> Iterator[Any]:
     yield widget
 
 
+# The viewer: the plainest of them
+
+
+def viewer(timeline: Timeline, *, color: str = "batch", name: str | None = None) -> Viewer:
+    """Return the viewer of a timeline; displaying it in a notebook shows it.
+
+    `color` is "batch" or "kind", as in `timeline.view`. A cell that runs again closes its former viewer; `name` tells
+    several in one cell apart. Raises `NotATimelineError`, and `ViewError` for another colour.
+    """
+    return Viewer(check_timeline(timeline, "viewer()"), color, name)
+
+
+class Viewer(Interactive):
+    """A timeline, and the `window` whose numbers are shown [ns, as in `timeline.start`].
+
+    The view needs no kernel and tells what is known about a bar. What Python adds: the numbers of the window; and a
+    timeline too long to be sent whole comes in parts.
+    """
+
+    def __init__(self, timeline: Timeline, color: str = "batch", name: str | None = None) -> None:
+        super().__init__("viewer", name)
+        self.timeline = timeline
+        self.view = View({"": timeline}, color)
+        self.window = (timeline.begin, timeline.begin + timeline.duration)
+        self._build()
+
+    def show(self, start: int, end: int) -> None:
+        """Zoom to a window [ns]. Raises `MetricsError` if its end lies before its start."""
+        self.window = window_of(self.timeline, (start, end))
+        if self.widget is not None:
+            self._live.window = [float(edge - self.timeline.begin) for edge in self.window]
+        self._write()
+
+    def text(self) -> str:
+        """Return the numbers of the window in a line of words."""
+        start, end = (words.duration(edge - self.timeline.begin) for edge in self.window)
+        return f"{start} to {end}: {describe(self.timeline, window=self.window)}"
+
+    def _html(self) -> dict[str, str]:
+        return {
+            "numbers": numbers(summarize(self.timeline, self.window)),
+            "words": paragraph(self.text(), "In words:", live=True),
+        }
+
+    def _assembled(self) -> Any:
+        import ipywidgets as widgets
+
+        from loaderviz.widgets.live import LiveView
+
+        self._live = LiveView(self.view)
+        self._live.observe(lambda change: self._zoomed(change["new"]), "window")
+        return widgets.VBox([self._live, *self._panels.values()])
+
+    def _zoomed(self, window: list[float]) -> None:
+        start, end = (self.timeline.begin + round(edge) for edge in window)
+        if start < end and (start, end) != self.window:
+            self.window = (start, end)
+            self._write()
+
+
 # Words and numbers as HTML
 
 
@@ -136,22 +216,20 @@ _COPY = (
 
 def numbers(summary: Summary) -> str:
     """Return the few numbers that count, big, with units."""
-    hidden = "no copies" if summary.overlap is None else words.share(summary.overlap)
-    rate = summary.samples_per_second
-    throughput = words.rate(rate) + (" samples/s" if rate is not None else "")
-    cells = [
-        ("step", words.duration(summary.step)),
-        ("throughput", throughput),
-        ("GPU computes", words.share(summary.compute_share)),
-        ("copy hidden", hidden),
-        ("against the limit", words.times(summary.headroom)),
-    ]
-    shown = "".join(
+    rate = words.rate(summary.samples_per_second)
+    shown = {
+        "step": words.duration(summary.step),
+        "throughput": rate if summary.samples_per_second is None else f"{rate} samples/s",
+        "GPU computes": words.share(summary.compute_share),
+        "copy hidden": "no copies" if summary.overlap is None else words.share(summary.overlap),
+        "against the limit": words.times(summary.headroom),
+    }
+    cells = "".join(
         f"<div style='padding:2px 18px 2px 0'><div style='color:{SOFT};font-size:13px'>{escape(name)}</div>"
         f"<div style='color:{INK};font-size:18px;font-weight:600;white-space:nowrap'>{escape(value)}</div></div>"
-        for name, value in cells
+        for name, value in shown.items()
     )
-    return f"<div style='display:flex;flex-wrap:wrap;line-height:1.3'>{shown}</div>"
+    return f"<div style='display:flex;flex-wrap:wrap;line-height:1.3'>{cells}</div>"
 
 
 def paragraph(text: str, label: str = "", live: bool = False) -> str:
@@ -159,6 +237,11 @@ def paragraph(text: str, label: str = "", live: bool = False) -> str:
     lead = f"<b>{escape(label)}</b> " if label else ""
     role = " role='status' aria-live='polite'" if live else ""
     return f"<p{role} style='color:{INK};font-size:14px;line-height:1.45;margin:4px 0'>{lead}{escape(text)}</p>"
+
+
+def titled(title: str, html: str) -> str:
+    """Return a panel below its title."""
+    return f"<b style='font-size:14px'>{escape(title)}</b>{html}"
 
 
 def problem(text: str) -> str:

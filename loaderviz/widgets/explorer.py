@@ -18,7 +18,7 @@ from loaderviz.emulator.replay import PRESETS, Lifetime
 from loaderviz.metrics import Summary, finding, summarize
 from loaderviz.timeline import Timeline
 from loaderviz.widgets import cells
-from loaderviz.widgets.cells import Interactive, live_here
+from loaderviz.widgets.cells import Interactive
 from loaderviz.widgets.settings import (
     HOST,
     Program,
@@ -64,8 +64,7 @@ class Explorer(Interactive):
     def __init__(self, settings: Settings, name: str | None = None) -> None:
         super().__init__("explorer", name)
         self._work_out(settings)
-        if live_here():
-            self._build()
+        self._build()
 
     def set(self, **settings: Any) -> None:
         """Change settings by name, as a slider does. Raises `SettingsError`."""
@@ -81,10 +80,8 @@ class Explorer(Interactive):
 
     def static_html(self) -> str:
         """Return state, numbers and code, for a place without widgets."""
-        return (
-            cells.paragraph(self.text()) + cells.numbers(self.summary)
-            + f"<pre>{escape(self.program.text)}</pre>"
-        )  # fmt: skip
+        numbers = cells.numbers(self.summary)
+        return f"{cells.paragraph(self.text())}{numbers}<pre>{escape(self.program.text)}</pre>"
 
     def _work_out(self, settings: Settings) -> None:
         """Work out timeline and numbers. Raises `OutOfMemory`; then nothing has changed."""
@@ -97,37 +94,38 @@ class Explorer(Interactive):
         self.view = timeline.view(title=f"{settings.words()}: {finding(self.summary)}")
         program.remember()
 
-    def _build(self) -> None:
+    def _html(self) -> dict[str, str]:
+        return {
+            "numbers": cells.numbers(self.summary),
+            "code": cells.code(self.program.text, "The code that this means"),
+            "words": cells.paragraph(self.text(), "In words:", live=True),
+        }
+
+    def _assembled(self) -> Any:
         import ipywidgets as widgets
 
         from loaderviz.widgets.live import Controls, LiveView
 
         self._axis = self.timeline.duration
         self._live = LiveView(self.view, axis=self._axis, **LOOKS)
-        self._numbers, self._words, self._code = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.controls = Controls(self.settings, self._changed)
         self._live.options = {"difference": "A setting that you change leaves the picture before as an outline."}
+        numbers, code, text = self._panels.values()
         self._live.layout = {"flex": "5 1 420px", "min_width": "0"}
-        self._code.layout = {"flex": "3 1 320px", "min_width": "0"}
-        row = widgets.HBox([self._live, self._code], layout={"flex_flow": "row wrap", "grid_gap": "0 12px"})
-        self.widget = widgets.VBox([self.controls.box, self._numbers, row, self._words])
-        self._write()
+        code.layout = {"flex": "3 1 320px", "min_width": "0"}
+        row = widgets.HBox([self._live, code], layout={"flex_flow": "row wrap", "grid_gap": "0 12px"})
+        return widgets.VBox([self.controls.box, numbers, row, text])
 
     def _changed(self, settings: Settings) -> None:
         former = self.summary
         try:
             self._work_out(settings)
         except (OutOfMemory, SettingsError) as error:
-            self._words.value = cells.problem(f"{error} The picture still shows the settings before.")
+            self._panels["words"].value = cells.problem(f"{error} The picture still shows the settings before.")
             return
         self._axis = max(self._axis, self.timeline.duration)  # fixed, so that lengths can be compared
         self._live.become(self.view, difference(former, self.summary), axis=self._axis, **LOOKS)
         self._write()
-
-    def _write(self) -> None:
-        self._numbers.value = cells.numbers(self.summary)
-        self._words.value = cells.paragraph(self.text(), "In words:", live=True)
-        self._code.value = cells.code(self.program.text, "The code that this means")
 
 
 def difference(former: Summary, summary: Summary) -> str:

@@ -6,19 +6,17 @@ Every control has its name and unit as visible text before it, answers to the ar
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anywidget
 import ipywidgets as widgets
-import numpy as np
 import traitlets
 
 from loaderviz import words
 from loaderviz.emulator.hardware import GB, GPUS
 from loaderviz.emulator.replay import LIFETIMES, PRESETS
 from loaderviz.view import View, page
-from loaderviz.view.pack import Ints
 from loaderviz.widgets.cells import problem
 from loaderviz.widgets.settings import Settings, rates_of
 
@@ -57,20 +55,6 @@ class LiveView(anywidget.AnyWidget):
             self.options = {"keep": bool(difference), "difference": difference}
             self.selection = -1
 
-    @property
-    def _spans(self) -> Ints:
-        """The span behind each bar that was sent, -1 for a state; empty if some were merged."""
-        spans = self.view.parts[0].bars.span
-        return spans if len(spans) == self.head["rows"] else spans[:0]
-
-    def span_of(self, bar: int) -> int:
-        """Return the span behind a bar of a single timeline; -1 for a state, or for no bar."""
-        return int(self._spans[bar]) if 0 <= bar < len(self._spans) else -1
-
-    def bar_of(self, span: int) -> int:
-        """Return the last bar of a span, which is not that of its engine; -1 if it has none."""
-        return int(np.flatnonzero(self._spans == span)[-1]) if span >= 0 and span in self._spans else -1
-
     def _asked(self, _: Any, content: Any, __: Any) -> None:
         """The window has left the part that was sent in full: send that around it."""
         if isinstance(content, dict) and "need" in content:
@@ -83,13 +67,9 @@ class LiveView(anywidget.AnyWidget):
 # The sliders and choices, and the Settings that they stand for
 
 
-Options = list[tuple[str, Any]]
 _TEXT = {"description_width": "132px"}
 _ROW = {"width": "auto", "height": "26px", "margin": "0 2px"}
-_SIZES = (100, 400, 784, 1_500, 3_136, 6_000, 12_288, 30_000, 60_000, 150_528, 602_112)
-_RATES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 32, 40, 55, 80, 97, 150, 300)  # GB/s
-_TIMES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # µs a sample
-_COMPUTE = sorted({round(base * 10**power) for power in range(3, 9) for base in (1, 1.5, 2, 3, 4.4, 6, 8.8)})  # ns
+_RATES = [rate * GB for rate in (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 32, 40, 55, 80, 97, 150, 300)]
 _HELP = {
     "sample_bytes": "784: MNIST as uint8; 3,136: as float32; 150,528: a picture of 224×224, uint8; 602,112: float32",
     "gpu": "GPU to emulate; it sets the two copy rates",
@@ -97,54 +77,51 @@ _HELP = {
 }
 
 
-def _rate(rate: int) -> str:
-    return f"{words.size(rate)}/s"
+def _number(value: int) -> str:
+    return f"{value:,}"
 
 
-def _choices(name: str) -> Options:
-    """Return what a slider offers: (text, value)."""
-    table: dict[str, Options] = {
-        "batch_size": [(f"{2**power:,}", 2**power) for power in range(3, 16)],
-        "sample_bytes": [(_text_of("sample_bytes", size), size) for size in _SIZES],
-        "pinned_rate": [(_rate(rate * GB), rate * GB) for rate in _RATES],
-        "pageable_rate": [(_rate(rate * GB), rate * GB) for rate in _RATES],
-        "compute": [(words.duration(time), time) for time in _COMPUTE],
-        "kernels": [(str(count), count) for count in (1, 2, 4, 8, 12, 17, 24, 32, 48, 64)],
-        "fetch_per_sample": [(words.duration(time * 1_000) if time else "nothing", time * 1_000) for time in _TIMES],
-        "workers": [(str(count), count) for count in range(13)],
-        "depth": [(str(count), count) for count in range(9)],
-    }  # fmt: skip
-    return table[name]
+def _bytes(value: int) -> str:
+    return words.size(value).replace("bytes", "B")
 
 
-def _text_of(name: str, value: int) -> str:
-    if name in ("pinned_rate", "pageable_rate"):
-        return _rate(value)
-    if name in ("compute", "fetch_per_sample"):
-        return words.duration(value)
-    return words.size(value).replace("bytes", "B") if name == "sample_bytes" else f"{value:,}"
+def _rate(value: int) -> str:
+    return f"{words.size(value)}/s"
 
 
-def with_value(name: str, value: int) -> Options:
-    """Return the choices of a slider, with `value` among them."""
-    offered = _choices(name)
-    if value not in [each for _, each in offered]:
-        offered = sorted([*offered, (_text_of(name, value), value)], key=lambda pair: pair[1])
-    return offered
+def _time(value: int) -> str:
+    return words.duration(value) if value else "nothing"
 
 
-_SLIDERS = {
-    "batch_size": "batch size", "sample_bytes": "bytes per sample", "compute": "compute per batch",
-    "kernels": "kernels per batch", "workers": "workers", "fetch_per_sample": "CPU work a sample",
-    "depth": "batches ahead", "pinned_rate": "pinned copy rate", "pageable_rate": "pageable copy rate",
+_SLIDERS: dict[str, tuple[str, Sequence[int], Callable[[int], str]]] = {  # label, what is offered, how it is written
+    "batch_size": ("batch size", [2**power for power in range(3, 16)], _number),
+    "sample_bytes": ("bytes per sample",
+                     (100, 400, 784, 1_500, 3_136, 6_000, 12_288, 30_000, 60_000, 150_528, 602_112), _bytes),
+    "compute": ("compute per batch", [round(base * 10**power) for power in range(3, 9)
+                                      for base in (1, 1.5, 2, 3, 4.4, 6, 8.8)], _time),
+    "kernels": ("kernels per batch", (1, 2, 4, 8, 12, 17, 24, 32, 48, 64), _number),
+    "workers": ("workers", range(13), _number),
+    "fetch_per_sample": ("CPU work a sample", [1_000 * time for time in (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)],
+                         _time),
+    "depth": ("batches ahead", range(9), _number),
+    "pinned_rate": ("pinned copy rate", _RATES, _rate),
+    "pageable_rate": ("pageable copy rate", _RATES, _rate),
 }  # fmt: skip
+
+
+def offered(name: str, value: int) -> list[tuple[str, int]]:
+    """Return the choices of a slider as (text, value), with `value` among them."""
+    _, values, written = _SLIDERS[name]
+    return [(written(each), each) for each in sorted({*values, value})]
+
+
 _CHECKS = {"pin": "pin_memory=True", "non_blocking": "non_blocking=True", "side_stream": "copy on a side stream"}
+_LOADING = ("workers", "fetch_per_sample", "pin", "non_blocking", "side_stream", "depth", "lifetime")
 _COLUMNS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"The four loaders": ("buttons",), "The machine": ("gpu", "pinned_rate", "pageable_rate")},
     {"The work": ("resident", "batch_size", "sample_bytes", "compute", "kernels", "typed", "refused")},
-    {"Loading and copying": ("workers", "fetch_per_sample", "pin", "non_blocking", "side_stream", "depth", "lifetime")},
+    {"Loading and copying": _LOADING},
 )
-_LOADING = ("workers", "fetch_per_sample", "pin", "non_blocking", "side_stream", "depth", "lifetime")
 
 
 class Controls:
@@ -153,7 +130,7 @@ class Controls:
     def __init__(self, settings: Settings, on_change: Callable[[Settings], None]) -> None:
         self.settings, self._on_change = settings, on_change
         self._quiet = False  # while other settings are shown
-        self.widgets: dict[str, Any] = {name: _slider(name, label, settings) for name, label in _SLIDERS.items()}
+        self.widgets: dict[str, Any] = {name: _slider(name, getattr(settings, name)) for name in _SLIDERS}
         self.widgets |= {name: _check(label, getattr(settings, name)) for name, label in _CHECKS.items()}
         self.widgets["gpu"] = _dropdown("GPU", sorted({*GPUS, settings.gpu}), settings.gpu)
         self.widgets["lifetime"] = _dropdown("memory kept by", list(LIFETIMES), settings.lifetime)
@@ -183,7 +160,7 @@ class Controls:
             for name, widget in self.widgets.items():
                 value = getattr(settings, name)
                 if name in _SLIDERS and value not in [each for _, each in widget.options]:
-                    widget.options = with_value(name, value)
+                    widget.options = offered(name, value)
                 if name == "gpu" and value not in widget.options:
                     widget.options = (*widget.options, value)
                 widget.value = value
@@ -255,11 +232,11 @@ class Controls:
         return widgets.HBox(boxes, layout={"flex_flow": "row wrap", "grid_gap": "0 16px"})
 
 
-def _slider(name: str, label: str, settings: Settings) -> Any:
-    value = getattr(settings, name)
+def _slider(name: str, value: int) -> Any:
+    label = _SLIDERS[name][0]
     return widgets.SelectionSlider(
-        options=with_value(name, value), value=value, description=label, tooltip=_HELP.get(name, label),
-        style=_TEXT, layout=_ROW, continuous_update=True,
+        options=offered(name, value), value=value, description=label, tooltip=_HELP.get(name, label), style=_TEXT,
+        layout=_ROW, continuous_update=True,
     )  # fmt: skip
 
 

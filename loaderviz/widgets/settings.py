@@ -126,9 +126,6 @@ def rates_of(gpu: str) -> dict[str, int]:
 # The code
 
 
-Line = tuple[str, str]  # the text, and what the line does ("" for most)
-
-
 @dataclass(frozen=True)
 class Program:
     """Source text, and the numbers of the lines that do something on the timeline (from 1)."""
@@ -150,137 +147,99 @@ class Program:
         linecache.cache[self.file] = (len(self.text), None, self.text.splitlines(keepends=True), self.file)
 
 
+# A line is in the program if all words before its bar are true (with "-": false); behind "#:" is what it does.
+_PROGRAM = """\
+again      |import itertools
+slow       |import time
+ahead      |from collections import deque
+library    |
+           |import torch
+loads      |from torch.utils.data import DataLoader, Dataset, default_convert
+           |
+           |model = torch.nn.Linear({sample_bytes}, 10, device="cuda")  # stands for your model
+           |optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+           |
+           |
+           |def train_step(x):  # in the picture: {kernels} kernels, {took}
+           |    loss = model(x.float() / 255).square().mean()  #: forward
+           |    loss.backward()  #: backward
+           |    optimizer.step()  #: optimizer
+           |    optimizer.zero_grad()
+           |
+           |
+-loads     |data = torch.zeros({samples}, {sample_bytes}, dtype=torch.uint8)  # stands for your data set
+-loads     |data = data.to("cuda")  # once  #: move
+-loads     |order = torch.randperm(len(data)).to("cuda")  # once per epoch  #: order
+-loads     |for indices in order.split({batch_size}):  #: loop
+-loads     |    train_step(data.index_select(0, indices))  #: gather
+loads      |class Samples(Dataset):  # stands for your data set
+loads      |    def __len__(self):
+loads      |        return {samples}
+loads      |
+loads      |    def __getitems__(self, indices):  # a whole batch at once
+slow       |        time.sleep(len(indices) * {seconds:g})  # what your transforms cost
+loads      |        return torch.zeros(len(indices), {sample_bytes}, dtype=torch.uint8)  #: fetch
+loads      |
+loads      |
+loads      |loader = DataLoader(
+loads      |    Samples(), {batch_size}, shuffle=True, drop_last=True, num_workers={workers}{pinned},
+loads      |    collate_fn=default_convert,  # a batch is whole already
+loads      |)  #: loader
+side       |main, side = torch.cuda.current_stream(), torch.cuda.Stream()  #: streams
+ring       |ring = itertools.cycle([torch.empty({shape}) for _ in range({buffers})])  #: ring
+ahead      |
+ahead      |
+ahead      |def copies():
+loads      |{inner}for batch in loader:  #: loop
+loads -side|{inner}    x = batch.to("cuda"{how})  #: copy
+ring       |{inner}    x = next(ring)  #: allocate
+own -ring  |{inner}    x = torch.empty_like(batch, device="cuda")  #: allocate
+waits      |{inner}    side.wait_stream(main)  # the memory may still be in use  #: protect
+side       |{inner}    with torch.cuda.stream(side):
+own        |{inner}        x.copy_(batch{how})  #: copy
+side -own  |{inner}        x = batch.to("cuda"{how})  #: copy
+ahead side |        yield x, side.record_event()  #: event
+ahead -side|        yield x  #: event
+ahead      |
+ahead      |
+ahead      |ahead = copies()
+ahead      |queue = deque(itertools.islice(ahead, {depth}))  # the first {batches}
+ahead      |while queue:
+ahead side |    x, copied = queue.popleft()  #: drop
+ahead -side|    x = queue.popleft()  #: drop
+ahead side |    main.wait_event(copied)  #: hand over
+side -ahead|    main.wait_stream(side)  #: hand over
+records    |    x.record_stream(main)  #: record_stream
+ahead      |    queue.extend(itertools.islice(ahead, 1))  # the next copy, before this step
+loads      |    train_step(x)  #: step
+           |torch.cuda.synchronize()  #: synchronize
+"""
+
+
 def program_of(settings: Settings) -> Program:
     """Return the code for these settings."""
-    parts = _model(settings) + (_resident(settings) if settings.resident else _loop(settings))
-    body = [*parts, ("torch.cuda.synchronize()", "synchronize")]
-    lines = [*_imports(settings), ("", ""), *body]
-    numbers = {does: number for number, (_, does) in enumerate(lines, 1) if does}
-    return Program("\n".join(text for text, _ in lines) + "\n", numbers)
-
-
-def _imports(settings: Settings) -> list[Line]:
-    streamed = not settings.resident
-    lines = ["import itertools"] if streamed and (settings.depth or _rings(settings)) else []
-    lines += ["import time"] if streamed and settings.fetch_per_sample else []
-    lines += ["from collections import deque"] if streamed and settings.depth else []
-    lines += [""] if lines else []
-    lines += ["import torch"]
-    lines += ["from torch.utils.data import DataLoader, Dataset, default_convert"] if streamed else []
-    return [(line, "") for line in lines]
-
-
-def _model(settings: Settings) -> list[Line]:
-    took = f"{settings.kernels} kernels, {words.duration(settings.compute)}"
-    return [
-        (f"model = torch.nn.Linear({settings.sample_bytes}, 10, device=\"cuda\")  # stands for your model", ""),
-        ("optimizer = torch.optim.SGD(model.parameters(), lr=0.01)", ""),
-        ("", ""), ("", ""),
-        (f"def train_step(x):  # in the picture: {took}", ""),
-        ("    loss = model(x.float() / 255).square().mean()", "forward"),
-        ("    loss.backward()", "backward"),
-        ("    optimizer.step()", "optimizer"),
-        ("    optimizer.zero_grad()", ""),
-        ("", ""), ("", ""),
-    ]  # fmt: skip
-
-
-def _resident(settings: Settings) -> list[Line]:
-    return [
-        (f"data = torch.zeros({SAMPLES}, {settings.sample_bytes}, dtype=torch.uint8)  # stands for your data set", ""),
-        ("data = data.to(\"cuda\")  # once", "move"),
-        ("order = torch.randperm(len(data)).to(\"cuda\")  # once per epoch", "order"),
-        (f"for indices in order.split({settings.batch_size}):", "loop"),
-        ("    train_step(data.index_select(0, indices))", "gather"),
-    ]  # fmt: skip
-
-
-def _loop(settings: Settings) -> list[Line]:
-    pinned = ", pin_memory=True" if settings.pin else ""
-    lines = [
-        *_dataset(settings),
-        ("loader = DataLoader(", ""),
-        (f"    Samples(), {settings.batch_size}, shuffle=True, drop_last=True, num_workers={settings.workers}{pinned},",
-         ""),
-        ("    collate_fn=default_convert,  # a batch is whole already", ""),
-        (")", "loader"),
-    ]  # fmt: skip
-    if settings.side_stream:
-        lines.append(("main, side = torch.cuda.current_stream(), torch.cuda.Stream()", "streams"))
-    if settings.side_stream and _rings(settings):
-        shape = f'{settings.batch_size}, {settings.sample_bytes}, dtype=torch.uint8, device="cuda"'
-        lines.append((f"ring = itertools.cycle([torch.empty({shape}) for _ in range({settings.depth + 1})])", "ring"))
-    return lines + (_ahead(settings) if settings.depth else _in_place(settings))
-
-
-def _dataset(settings: Settings) -> list[Line]:
-    cost = f"        time.sleep(len(indices) * {settings.fetch_per_sample / 1e9:g})  # what your transforms cost"
-    return [
-        ("class Samples(Dataset):  # stands for your data set", ""),
-        ("    def __len__(self):", ""),
-        (f"        return {SAMPLES}", ""),
-        ("", ""),
-        ("    def __getitems__(self, indices):  # a whole batch at once", ""),
-        *([(cost, "")] if settings.fetch_per_sample else []),
-        (f"        return torch.zeros(len(indices), {settings.sample_bytes}, dtype=torch.uint8)", "fetch"),
-        ("", ""), ("", ""),
-    ]  # fmt: skip
-
-
-def _in_place(settings: Settings) -> list[Line]:
-    lines = [("for batch in loader:", "loop"), *_copy(settings)]
-    if settings.side_stream:
-        lines.append(("    main.wait_stream(side)", "hand over"))
-        if LIFETIMES[settings.lifetime].records:
-            lines.append(("    x.record_stream(main)", "record_stream"))
-    return [*lines, ("    train_step(x)", "step")]
-
-
-def _ahead(settings: Settings) -> list[Line]:
-    """Copy `depth` batches before their turn."""
-    side, depth = settings.side_stream, settings.depth
-    batches = "batch" if depth == 1 else f"{depth} batches"
-    lines: list[Line] = [
-        ("", ""), ("", ""), ("def copies():", ""), ("    for batch in loader:", "loop"),
-        *((f"    {text}", does) for text, does in _copy(settings)),
-        ("        yield x, side.record_event()" if side else "        yield x", "event"),
-        ("", ""), ("", ""),
-        ("ahead = copies()", ""),
-        (f"queue = deque(itertools.islice(ahead, {depth}))  # the first {batches}", ""),
-        ("while queue:", ""),
-    ]  # fmt: skip
-    if side:
-        lines += [("    x, copied = queue.popleft()", "drop"), ("    main.wait_event(copied)", "hand over")]
-        if LIFETIMES[settings.lifetime].records:
-            lines.append(("    x.record_stream(main)", "record_stream"))
-    else:
-        lines.append(("    x = queue.popleft()", "drop"))
-    return [
-        *lines, ("    queue.extend(itertools.islice(ahead, 1))  # the next copy, before this step", ""),
-        ("    train_step(x)", "step"),
-    ]  # fmt: skip
-
-
-def _copy(settings: Settings) -> list[Line]:
-    """Copy `batch` to the GPU as `x`."""
-    how = "non_blocking=True" if settings.non_blocking else ""
-    to_cuda = f'x = batch.to("cuda"{", " + how if how else ""})'
-    if not settings.side_stream:
-        return [(f"    {to_cuda}", "copy")]
-    policy = LIFETIMES[settings.lifetime]
-    inside = f"x.copy_(batch{', ' + how if how else ''})" if policy.of_consumer else to_cuda
-    lines: list[Line] = []
-    if policy.of_consumer:
-        lines.append(
-            ("    x = next(ring)" if policy.ring else '    x = torch.empty_like(batch, device="cuda")', "allocate")
-        )
-    if policy.waits:
-        lines.append(("    side.wait_stream(main)  # the memory may still be in use", "protect"))
-    return [*lines, ("    with torch.cuda.stream(side):", ""), (f"        {inside}", "copy")]
-
-
-def _rings(settings: Settings) -> bool:
-    return settings.side_stream and LIFETIMES[settings.lifetime].ring
+    loads, depth, policy = not settings.resident, settings.depth, LIFETIMES[settings.lifetime]
+    side, ahead, slow = loads and settings.side_stream, loads and depth > 0, loads and settings.fetch_per_sample > 0
+    ring = side and policy.ring
+    true = {
+        "loads": loads, "side": side, "ahead": ahead, "slow": slow, "ring": ring, "again": ahead or ring,
+        "library": ahead or ring or slow, "own": side and policy.of_consumer, "waits": side and policy.waits,
+        "records": side and policy.records,
+    }  # fmt: skip
+    code = _PROGRAM.format(
+        **vars(settings), samples=SAMPLES, took=words.duration(settings.compute), inner="    " if ahead else "",
+        seconds=settings.fetch_per_sample / 1e9, pinned=", pin_memory=True" if settings.pin else "",
+        shape=f'{settings.batch_size}, {settings.sample_bytes}, dtype=torch.uint8, device="cuda"', buffers=depth + 1,
+        how=", non_blocking=True" if settings.non_blocking else "",
+        batches="batch" if depth == 1 else f"{depth} batches",
+    )  # fmt: skip
+    guarded = (line.split("|", 1) for line in code.splitlines())
+    kept = [
+        line for guard, line in guarded if all(true[word.lstrip("-")] != (word[0] == "-") for word in guard.split())
+    ]
+    parts = [line.partition("  #: ") for line in kept]
+    numbers = {does: number for number, (_, _, does) in enumerate(parts, 1) if does}
+    return Program("".join(f"{text}\n" for text, _, _ in parts), numbers)
 
 
 # The timeline

@@ -18,9 +18,9 @@ import numpy as np
 
 from loaderviz import words
 from loaderviz.metrics import check_timeline
-from loaderviz.timeline import Kind, Timeline
+from loaderviz.timeline import Ints, Kind, Timeline
 from loaderviz.widgets import cells
-from loaderviz.widgets.cells import Interactive, live_here
+from loaderviz.widgets.cells import Interactive
 from loaderviz.widgets.state import State, events, name_of, state_at
 
 AROUND = 6  # source lines shown before and after the current one
@@ -45,7 +45,7 @@ class Stepper(Interactive):
         self.time = int(self.events[0]) if len(self.events) else timeline.begin  # ns, as in `timeline.start`
         self.state = state_at(timeline, self.time)
         self.view = timeline.view()
-        if live_here() and len(self.events):
+        if len(self.events):
             self._build()
 
     @property
@@ -60,7 +60,7 @@ class Stepper(Interactive):
         if self.widget is not None:
             self._live.time = float(self.time - self.timeline.begin)
             self._slider.value = self.place
-            self._write()
+        self._write()
 
     def step(self, count: int = 1) -> None:
         """Move the cursor by some events, forward or, if negative, back."""
@@ -71,11 +71,39 @@ class Stepper(Interactive):
         """Return the present state in words."""
         return describe(self.timeline, self.state)
 
-    def static_html(self) -> str:
-        """Return the present state, for a place without widgets."""
-        return cells.paragraph(self.text()) + self._code() + self._device() + self._batches()
+    def _html(self) -> dict[str, str]:
+        """Return the words, the loop's source, a table of who does what, and one of the batches."""
+        title, lines, number = source_lines(self.state.source)
+        code = cells.paragraph(title) + (cells.listing(lines, number) if lines else "")
+        device = cells.table(["who", "does", "waiting"], self._workers())
+        batches = [[str(batch), place] for batch, place in self.state.batches.items()]
+        empty = "no batch is on its way" if (self.timeline.batch >= 0).any() else "this timeline knows no batches"
+        return {
+            "words": cells.paragraph(self.text(), "Now:", live=True),
+            "code": cells.titled("The loop is at", code),
+            "device": cells.titled("Threads, streams, engines", device),
+            "batches": cells.titled("Batches on their way", cells.table(["batch", "where"], batches, empty)),
+        }
 
-    def _build(self) -> None:
+    def _workers(self) -> list[list[str]]:
+        """Return what each thread, stream and engine does, and what waits for it."""
+        timeline, state = self.timeline, self.state
+
+        def called(span: int) -> str:
+            row = timeline.row(span)
+            return row.name + (f", batch {row.batch}" if row.batch >= 0 else "")
+
+        rows = [[timeline.lanes[lane].name, _host_words(timeline, spans), ""] for lane, spans in state.threads.items()]
+        for lane, running in state.streams.items():
+            queue, doing = state.queues[lane], called(running) if running >= 0 else "idle"
+            waiting = f"{len(queue):,} in its queue; first: {called(queue[0][0])}: {queue[0][1]}" if queue else ""
+            rows.append([timeline.lanes[lane].name, _short(doing), waiting])
+        for engine, spans in state.engines.items():
+            rows.append([engine, "; ".join(name_of(timeline, span) for span in spans) or "idle", ""])
+        return rows
+
+    def _assembled(self) -> Any:
+        """Return the box: buttons and slider, the view, and below it three columns."""
         import ipywidgets as widgets
 
         from loaderviz.widgets.live import LiveView
@@ -92,17 +120,15 @@ class Stepper(Interactive):
         )
         back.on_click(lambda _: self.step(-1))
         forward.on_click(lambda _: self.step(1))
-        self._panels = {name: widgets.HTML() for name in ("words", "code", "device", "batches")}
         self._slider.observe(lambda change: self._slid(change["new"]), names="value")
         self._live.observe(lambda change: self._played(change["new"]), names="time")
         self._live.observe(lambda change: self._selected(change["new"]), names="selection")
         row = widgets.HBox([back, forward, self._slider], layout={"flex_flow": "row wrap", "align_items": "center"})
-        columns = widgets.HBox(
-            [self._column("code", 380), self._column("device", 380), self._column("batches", 210)],
-            layout={"flex_flow": "row wrap", "grid_gap": "20px"},
-        )
-        self.widget = widgets.VBox([row, self._live, self._panels["words"], columns])
-        self._write()
+        for name, width in (("code", 380), ("device", 380), ("batches", 210)):
+            self._panels[name].layout = {"flex": f"1 1 {width}px", "min_width": "0", "overflow": "auto"}
+        words, *panels = self._panels.values()
+        columns = widgets.HBox(panels, layout={"flex_flow": "row wrap", "grid_gap": "20px"})
+        return widgets.VBox([row, self._live, words, columns])
 
     def _slid(self, place: int) -> None:
         if place != self.place:
@@ -117,60 +143,19 @@ class Stepper(Interactive):
     def _selected(self, bar: int) -> None:
         """A click on a bar moves the cursor to its start."""
         if bar >= 0:
-            part = self.view.parts[0]
-            self.go_to(self.timeline.begin + int(part.bars.start[bar]))
-
-    def _column(self, name: str, width: int) -> Any:
-        self._panels[name].layout = {"flex": f"1 1 {width}px", "min_width": "0", "overflow": "auto"}
-        return self._panels[name]
-
-    def _write(self) -> None:
-        self._panels["words"].value = cells.paragraph(self.text(), "Now:", live=True)
-        self._panels["code"].value = self._code()
-        self._panels["device"].value = self._device()
-        self._panels["batches"].value = self._batches()
-
-    def _code(self) -> str:
-        title, lines, number = source_lines(self.state.source)
-        body = cells.listing(lines, number) if lines else ""
-        return f"<b style='font-size:14px'>The loop is at</b>{cells.paragraph(title)}{body}"
-
-    def _device(self) -> str:
-        rows = [[thread, doing, ""] for thread, doing in self._threads()]
-        for stream in self.state.streams:
-            doing = _work(self.timeline, stream.running) if stream.running >= 0 else "idle"
-            queue = [f"{_work(self.timeline, each.span)}: {each.why}" for each in stream.queue[:1]]
-            more = [f"{len(stream.queue):,} in its queue"] if stream.queue else []
-            rows.append([self.timeline.lanes[stream.lane].name, _short(doing), "; first: ".join([*more, *queue])])
-        for engine, spans in self.state.engines.items():
-            rows.append([engine, "; ".join(name_of(self.timeline, span) for span in spans) or "idle", ""])
-        table = cells.table(["who", "does", "waiting"], rows)
-        return f"<b style='font-size:14px'>Threads, streams, engines</b>{table}"
-
-    def _threads(self) -> list[tuple[str, str]]:
-        rows = []
-        for thread in self.state.threads:
-            doing = [span for span in thread.inside if self.timeline.kind[span] != Kind.RANGE]
-            rows.append((self.timeline.lanes[thread.lane].name, _host_words(self.timeline, doing)))
-        return rows
-
-    def _batches(self) -> str:
-        rows = [[str(place.batch), place.place] for place in self.state.batches.values()]
-        empty = "no batch is on its way" if (self.timeline.batch >= 0).any() else "this timeline knows no batches"
-        return f"<b style='font-size:14px'>Batches on their way</b>{cells.table(['batch', 'where'], rows, empty)}"
+            self.go_to(self.timeline.begin + int(self.view.parts[0].bars.start[bar]))
 
 
 def describe(timeline: Timeline, state: State) -> str:
     """Return a state in one line of words: the host, each stream, the batches."""
     parts = [words.duration(state.time - timeline.begin)]
-    for thread in state.threads:
-        doing = [span for span in thread.inside if timeline.kind[span] != Kind.RANGE]
-        if doing and timeline.lanes[thread.lane].role in ("main", "thread"):
-            parts.append(f"{timeline.lanes[thread.lane].name}: {_host_words(timeline, doing)}")
-    for stream in state.streams:
-        doing_now = timeline.row(stream.running).name if stream.running >= 0 else "idle"
-        waiting = f" ({len(stream.queue)} waiting)" if stream.queue else ""
-        parts.append(f"{timeline.lanes[stream.lane].name}: {_short(doing_now)}{waiting}")
+    for number, spans in state.threads.items():
+        lane = timeline.lanes[number]
+        if lane.role in ("main", "thread") and (timeline.kind[spans] != Kind.RANGE).any():
+            parts.append(f"{lane.name}: {_host_words(timeline, spans)}")
+    for number, running in state.streams.items():
+        doing, queue = timeline.row(running).name if running >= 0 else "idle", state.queues[number]
+        parts.append(f"{timeline.lanes[number].name}: {_short(doing)}{f' ({len(queue)} waiting)' if queue else ''}")
     if state.marks:
         parts.append(f"hazards so far: {', '.join(sorted({timeline.marks[mark].kind for mark in state.marks}))}")
     return "; ".join(parts)
@@ -189,26 +174,22 @@ def source_lines(source: str) -> tuple[str, list[tuple[int, str]], int]:
     if not text:
         return f"{source} (its text cannot be read here)", [], number
     first = max(1, number - AROUND)
-    lines = [(first + place, line) for place, line in enumerate(text[first - 1 : number + AROUND])]
+    lines = list(enumerate(text[first - 1 : number + AROUND], first))
     name = "the cell" if "ipykernel_" in file else file.replace("\\", "/").rpartition("/")[2]
     name = "the explorer's code" if name.startswith("<explorer ") else name
     return f"{name}, line {number}", lines, number
 
 
-def _host_words(timeline: Timeline, doing: list[int]) -> str:
+def _host_words(timeline: Timeline, spans: Ints) -> str:
     """Say what a host thread does, from its running spans: the call, and what blocks it."""
-    if not doing:
+    rows = [row for row in timeline.rows_at(spans) if row.kind is not Kind.RANGE]
+    if not rows:
         return "nothing that is recorded"
-    row = timeline.row(doing[-1])
-    if row.kind is Kind.WAIT:
-        call = [timeline.row(span).name for span in doing if timeline.kind[span] == Kind.API]
-        return f"blocked: {row.cause.words if row.cause else row.name}" + (f", in {call[-1]}" if call else "")
-    return row.name
-
-
-def _work(timeline: Timeline, span: int) -> str:
-    row = timeline.row(span)
-    return row.name + (f", batch {row.batch}" if row.batch >= 0 else "")
+    last = rows[-1]
+    if last.kind is not Kind.WAIT:
+        return last.name
+    calls = [f", in {row.name}" for row in rows if row.kind is Kind.API]
+    return f"blocked: {last.cause.words if last.cause else last.name}{''.join(calls[-1:])}"
 
 
 def _short(text: str, length: int = 60) -> str:

@@ -7,7 +7,6 @@ import sys
 from html import escape
 
 import factory
-import numpy as np
 import pytest
 
 from loaderviz import record, summarize, words
@@ -40,14 +39,14 @@ def test_a_table_keeps_arrows_and_labels_whole():
 def test_a_slider_redraws_view_numbers_words_and_code():
     explorer = explore()
     live = explorer._live
-    before = live.head["title"], live.body, explorer._code.value, explorer._numbers.value
+    before = live.head["title"], live.body, explorer._panels["code"].value, explorer._panels["numbers"].value
     explorer.controls["workers"].value = 7
     explorer.controls["pin"].value = True
     assert explorer.settings == Settings(workers=7, pin=True)
     assert "7 workers, pinned" in live.head["title"]
-    assert "num_workers=7, pin_memory=True" in explorer._code.value
-    assert "7 workers" in explorer._words.value
-    after = live.head["title"], live.body, explorer._code.value, explorer._numbers.value
+    assert "num_workers=7, pin_memory=True" in explorer._panels["code"].value
+    assert "7 workers" in explorer._panels["words"].value
+    after = live.head["title"], live.body, explorer._panels["code"].value, explorer._panels["numbers"].value
     assert all(old != new for old, new in zip(before, after, strict=True))
 
 
@@ -125,11 +124,11 @@ def test_what_does_not_fit_is_said_and_the_picture_stays():
     explorer = explore(gpu="t4", sample_bytes=602_112, batch_size=64)
     former = explorer.timeline
     explorer.controls.buttons["resident"].click()
-    assert "does not work" in explorer._words.value
-    assert "memory" in explorer._words.value
+    assert "does not work" in explorer._panels["words"].value
+    assert "memory" in explorer._panels["words"].value
     assert explorer.timeline is former
     explorer.controls.buttons["blocking"].click()
-    assert "does not work" not in explorer._words.value
+    assert "does not work" not in explorer._panels["words"].value
 
 
 def test_every_control_has_its_name_as_text():
@@ -147,7 +146,7 @@ def test_the_numbers_are_those_of_summarize():
     explorer = explore("prefetch")
     summary = summarize(explorer.timeline)
     assert explorer.summary == summary
-    assert words.duration(summary.step) in explorer._numbers.value
+    assert words.duration(summary.step) in explorer._panels["numbers"].value
     assert explorer.timeline.view().text().startswith(explorer.text().split(": ")[1].split(". ")[0])
 
 
@@ -204,8 +203,7 @@ def test_a_first_frame_for_places_without_widgets(make, monkeypatch):
     assert " data-lv-stand>" in outputs[0]["text/html"]
     assert shown.static_html() in outputs[0]["text/html"] and cells.RUN in outputs[0]["text/html"]
     assert (outputs[0]["text/plain"], outputs[1]["text/plain"]) == (shown.text(), " ")
-    for module in ("explorer", "stepper", "viewer"):  # by name: loaderviz.widgets.viewer is the function
-        monkeypatch.setattr(sys.modules[f"loaderviz.widgets.{module}"], "live_here", lambda: False)
+    monkeypatch.setattr(cells, "live_here", lambda: False)
     (alone,) = displayed(make())
     assert " data-lv-stand>" not in alone["text/html"]
     assert sum(map(len, alone.values())) < 300_000
@@ -223,7 +221,7 @@ def displayed(picture):
 
 
 def test_an_explorer_without_widgets_still_changes(monkeypatch):
-    monkeypatch.setattr(sys.modules["loaderviz.widgets.explorer"], "live_here", lambda: False)
+    monkeypatch.setattr(cells, "live_here", lambda: False)
     explorer = explore()
     explorer.set(workers=2)
     assert "2 workers" in explorer.view.heading
@@ -367,23 +365,11 @@ def test_the_numbers_are_those_of_the_window_that_is_shown():
     assert view.window == (1_000_000, 1_500_000)
     assert "GPU computes" in view._panels["words"].value
     share = summarize(timeline, window=(1_000_000, 1_500_000)).compute_share
-    assert f"{share:.0%}".replace("%", " %") in view.finding()
+    assert f"{share:.0%}".replace("%", " %") in view.text()
     with pytest.raises(MetricsError, match="end lies before its start"):
         view.show(5, 2)
     with pytest.raises(ViewError, match=r"'batch' .* or 'kind'"):
         viewer(timeline, color="red")
-
-
-def test_a_selected_bar_is_told_about():
-    view = viewer(factory.loader("prefetch", 6))
-    copies = np.flatnonzero(view.timeline.where(Kind.COPY_H2D)).tolist()
-    view.pick(copies[1])
-    assert view._live.span_of(view._live.selection) == copies[1]
-    assert "launched by" in view._panels["story"].value
-    for bar in range(view._live.head["rows"]):
-        view._live.selection = bar
-        assert view.picked == view.view.parts[0].bars.span[bar]
-    assert view.picked == -1 and "Click on a bar" in view._panels["story"].value  # the last one is a state
 
 
 def test_a_timeline_that_is_too_long_comes_in_parts(monkeypatch):
@@ -394,4 +380,3 @@ def test_a_timeline_that_is_too_long_comes_in_parts(monkeypatch):
     middle = timeline.duration // 2
     live._asked(live, {"need": [middle, middle + 1_000_000.0]}, [])
     assert live.head["window"][0] == live.head["parts"][0]["whole"][0] == middle
-    assert live.span_of(3) == -1
