@@ -95,9 +95,6 @@ def _of_ranks(parts: Sequence[_Part], labels: Sequence[str]) -> list[str]:
 
 def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> _Part:
     columns, names = trace.columns, trace.names
-    if trace.blits:
-        columns["blit"] = np.zeros(len(columns["start"]), np.int8)
-        columns["blit"][list(trace.blits)] = list(trace.blits.values())
     order = np.lexsort((-columns["end"], columns["start"]))  # longer ones first
     for name in columns:  # one column at a time, for they may be large
         columns[name] = columns[name][order]
@@ -105,15 +102,15 @@ def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> _Part:
     place = Lanes(trace, label, device_of)
     rows: Rows = _meanings(trace) | {"lane": place.lane}
     del columns["place"], place.lane, order
-    rows |= {name: columns.pop(name) for name in list(columns) if name != "blit"}
+    rows |= {name: columns.pop(name) for name in list(columns)}
     calls = calls_of(names)
     launch = np.full(len(rows["start"]), -1, np.int32)  # for each row the row of the call that launched it
     work = np.isin(rows["role"], ON_DEVICE)
     launch[work] = _calls_with(rows, rows["correlation"][work])
     if trace.blits:  # ROCm's copies are kernels, whose direction stands in their call
         blits = np.flatnonzero(np.array([is_blit(name) for name in names])[rows["name"]] & (launch >= 0))
-        for direction, kind in BLIT_DIRECTIONS.items():
-            rows["kind"][blits[columns["blit"][launch[blits]] == direction]] = kind
+        for row, correlation in zip(blits.tolist(), rows["correlation"][blits].tolist(), strict=True):
+            rows["kind"][row] = BLIT_DIRECTIONS.get(trace.blits.get(correlation, 0), rows["kind"][row])
     tick = resolution(rows["start"], rows["end"])
     notes += _quality(trace, rows, launch, calls, tick)
     rows["batch"] = steps.batches(rows, launch, names, place.main)

@@ -1,18 +1,17 @@
 """Event texts -> numpy columns: the part that costs the time of reading a trace.
 
-A prefilter drops events that are never needed before they are parsed, and cuts operators before their arguments, most
-of a file. Events of one template, which differ in their numbers only, are read by numpy. What is left is parsed many
-events at once, with the garbage collector off.
+A prefilter drops events that are never needed before they are parsed, and cuts the arguments of operators out, most of
+a file. Events of one template, which differ in their numbers only, are read by numpy. What is left is parsed many
+events at once, with the garbage collector off, and taken one by one.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderviz.traces.source import Event, TraceError, salvaged
-from loaderviz.vendors import ROLES, Role, is_blit
+from loaderviz.vendors import ROLES, Role
 
 Ints = npt.NDArray[np.integer[Any]]
 Numbers = npt.NDArray[np.int64]
@@ -44,9 +43,8 @@ DTYPES: dict[str, Any] = {
 _WAIT_KEYS = ("stream", "device", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
 _PHASES = {"i": "instant", "I": "instant", "C": "counter", "s": "flow", "t": "flow", "f": "flow"}
 _PHASES |= dict.fromkeys("BE", "events by begin and end") | dict.fromkeys("bne", "asynchronous events")
-_DAMAGE = (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError)
-_LONGEST_TIME = float(1 << 61)  # ns; int64 has room for a start and a length of it
-_FINE = float(1 << 42)  # µs; a float64 above it has no ns digits any more
+_DAMAGE = (ValueError, TypeError, KeyError, ArithmeticError, RecursionError, AttributeError)
+_LONGEST_TIME = 1 << 61  # ns; int64 has room for a start and a length of it
 
 
 class Ids(dict[Any, int]):
@@ -58,7 +56,7 @@ class Ids(dict[Any, int]):
 
 
 class _Names(Ids):
-    """Refuses a file whose names are too many for the memory."""
+    """Counts the characters of the names."""
 
     size = 0
 
@@ -66,17 +64,12 @@ class _Names(Ids):
         if not isinstance(key, str):
             raise TypeError(f"the name of an event is {key!r}")
         self.size += len(key)
-        if self.size > MAX_NAMES:
-            raise TraceError(f"the names of its events take more than {MAX_NAMES:,} characters; this is no trace")
         return super().__missing__(key)
 
 
-class _Roles(dict[str, int]):
-    """The role of each category, looked up once."""
-
-    def __missing__(self, category: str) -> int:
-        role = self[category] = int(ROLES.get(category.lower(), Role.NONE))
-        return role
+@lru_cache(1_000)
+def _role(category: str) -> int:
+    return int(ROLES.get(category.lower(), Role.NONE))
 
 
 class EventTable:
@@ -88,38 +81,39 @@ class EventTable:
         self.left_out: Counter[str] = Counter()  # what was not taken, by category or phase
         self.event_waits: list[tuple[Any, ...]] = []  # their correlation and `_WAIT_KEYS`
         self.sync_rows = 0
-        self.blits: dict[int, int] = {}  # row of a hip call -> its direction
+        self.blits: dict[int, int] = {}  # correlation of a hip call -> its direction
         self.frames: list[Frame] = []  # of Python, outside torch and the standard library
         self.lost = self.count = 0
         self._opening, self._filters = b'{"' + key + b'"', key == b"ph"
-        self._blits_seen = False
-        self._exact = False  # times have digits that a float cannot hold
         self._columns: Rows = {name: np.empty(0, dtype) for name, dtype in DTYPES.items()}
-        self._roles = _Roles()
         self._mark = b""  # what stands between name and pid, such as `", "pid": `
         self._templates = Templates(self._opening, self._number_of, self.places)
 
     def add(self, bodies: Sequence[bytes]) -> None:
         """Take the events of a chunk, as `Document.chunks` gives them; if one is damaged, all of them one by one."""
-        counted, exact = Counter(self.left_out), self._exact
+        counted = Counter(self.left_out)
+        texts, rest = _prefiltered(bodies, self.left_out, self.frames) if self._filters else (list(bodies), [])
+        found, odd = self._by_template(texts)
         try:
-            for found in list(self._read(bodies)):
-                self._keep(*found)
-        except TraceError:
-            raise
+            text = b"[" + b",".join(self._opening + body + b"}" for body in rest + odd) + b"]"
+            events = json.loads(text.decode("utf-8", "replace"), strict=False, parse_float=Decimal)
+            if not all(isinstance(event, dict) for event in events):
+                raise TypeError("an event is no object")
         except _DAMAGE:
-            self.left_out = counted
-            if exact != self._exact:  # the times turned out to need decimals: once more with them
-                self.add(bodies)
-                return
-            texts = [(self._opening + body + b"}").decode("utf-8", "replace") for body in bodies]
-            events, lost = salvaged(texts, Decimal)
+            self.left_out, found = counted, []
+            whole = [(self._opening + body + b"}").decode("utf-8", "replace") for body in bodies]
+            events, lost = salvaged(whole, Decimal)
             self.lost += lost
-            exact, self._exact = self._exact, True  # slow, and right for all times
-            self._keep(*self._rows([cleaned for event in events if (cleaned := self._cleaned(event))]))
-            self._exact = exact
+        for rows in found:
+            self._keep(rows)
+        spans = [row for event in events if (row := self._row(event))]
+        self._keep(dict(zip(DTYPES, np.array(spans, np.int64).reshape(-1, len(DTYPES)).T, strict=True)))
         if self.count > MAX_EVENTS:
             raise TraceError(f"it has more than {MAX_EVENTS:,} events; record fewer steps")
+        if self.names.size > MAX_NAMES:
+            raise TraceError(f"the names of its events take more than {MAX_NAMES:,} characters; this is no trace")
+        if len(self.places) > MAX_PLACES:
+            raise TraceError(f"it has more than {MAX_PLACES:,} threads and streams; this is no trace of a profiler")
 
     def finish(self) -> Rows:
         """Return the columns, and forget them."""
@@ -128,12 +122,11 @@ class EventTable:
             column.resize(self.count, refcheck=False)
         return columns
 
-    def _read(self, bodies: Sequence[bytes]) -> Iterator[tuple[Rows, list[Event]]]:
-        """Read a chunk: events of one template by numpy, the others by the JSON parser."""
-        texts, rest = _prefiltered(bodies, self.left_out, self.frames) if self._filters else (list(bodies), [])
+    def _by_template(self, texts: list[bytes]) -> tuple[list[Rows], list[bytes]]:
+        """Return the rows that numpy reads, a group of alike events each, and the texts that it cannot."""
         self._mark = self._mark or next((match.group() for text in texts if (match := _PID.search(text))), b"")
-        groups, odd = grouped(texts, self._mark) if self._mark else ({}, texts)
-        rest += odd
+        groups, rest = grouped(texts, self._mark) if self._mark else ({}, texts)
+        taken = []
         for digits_out, (heads, tails) in groups.items():
             found = self._templates.rows(digits_out, heads, tails)
             if found is None:
@@ -144,120 +137,63 @@ class EventTable:
             if not keep.all():
                 rest += [heads[place] + self._mark + tails[place] for place in np.flatnonzero(~keep).tolist()]
                 rows, who = {name: values[keep] for name, values in rows.items()}, who[keep]
-            yield {**rows, "role": who % len(Role), "name": who // len(Role)}, []
-        light = [text for text in rest if text.endswith(_ARGUMENTS)]
-        heavy = [text for text in rest if not text.endswith(_ARGUMENTS)]
-        for part, closing in ((light, b"0}"), (heavy, b"}")):  # an operator is cut after `"args": `, hence the 0
-            if part:
-                text = b"[" + self._opening + (closing + b"," + self._opening).join(part) + closing + b"]"
-                self._blits_seen = self._blits_seen or (part is heavy and b"__amd_rocclr" in text)
-                options: dict[str, Any] = {"parse_float": Decimal} if self._exact else {}
-                yield self._rows(json.loads(text.decode("utf-8", "replace"), strict=False, **options), part is heavy)
+            taken.append({**rows, "role": who % len(Role), "name": who // len(Role)})
+        return taken, rest
 
     def _number_of(self, category: str, name: str) -> int:
         """Return a number that stands for name and role; -1 if such events are not spans."""
-        role = self._roles[category]
-        self._blits_seen = self._blits_seen or is_blit(name)
+        role = _role(category)
         return -1 if role in (Role.NONE, Role.SYNC) else self.names[name] * len(Role) + role
 
-    def _rows(self, events: list[Event], arguments: bool = True) -> tuple[Rows, list[Event]]:
-        """Return the spans among parsed events as rows, and as they are; raises an error if a value cannot be used."""
-        if arguments:
-            for event in events:
-                if event.get("ph") != "X":
-                    self._other(event)
-            events = [event for event in events if event.get("ph") == "X"]
-        start = self._nanoseconds([event["ts"] for event in events])
-        rows = {
-            "start": start,
-            "end": start + self._nanoseconds([event["dur"] for event in events]),
-            "role": _numbered(self._roles, [event.get("cat", "") for event in events], np.int8),
-            "name": _numbered(self.names, [event["name"] for event in events], np.int32),
-            "correlation": np.full(len(start), -1),
-            "nbytes": np.full(len(start), -1),
-        }
-        if arguments:
-            inner: list[Event] = [event.get("args") or {} for event in events]
-            places = [
-                (event["pid"], event["tid"], entry.get("device"), entry.get("stream"))
-                for event, entry in zip(events, inner, strict=True)
-            ]
-            sizes = [entry.get("bytes", -1) if "size" not in entry else entry["size"] for entry in inner]
-            rows |= {"correlation": _whole([each.get("correlation", -1) for each in inner]), "nbytes": _whole(sizes)}
-        else:
-            places = [(event["pid"], event["tid"], None, None) for event in events]
-        rows["place"] = _numbered(self.places, places, np.int32)
-        if len(self.places) > MAX_PLACES:
-            raise TraceError(f"it has more than {MAX_PLACES:,} threads and streams; this is no trace of a profiler")
-        return rows, events
-
-    def _keep(self, rows: Rows, events: list[Event]) -> None:
-        """Keep the spans among the rows; one that ends before it starts, or is absurdly long, is lost.
+    def _row(self, event: Event) -> tuple[int, ...] | None:
+        """Return a parsed event as a row of the columns; None if it is no span, or has values of wrong types (lost).
 
         Kept beside the columns are synchronisation rows and the directions of hip copies; what is left out is counted.
         """
-        roles, start, length = rows["role"], rows["start"], rows["end"] - rows["start"]
-        good = (roles != Role.NONE) & (roles != Role.SYNC)
-        bad = good & ((length < 0) | (np.abs(start) > _LONGEST_TIME) | (length > _LONGEST_TIME))
-        self.lost += int(bad.sum())
-        keep = good & ~bad
-        if not good.all():
-            for event in (events[index] for index in np.flatnonzero(roles == Role.NONE).tolist()):
-                self.left_out[event.get("cat", "")] += 1
-                if event.get("cat") == "python_function" and (found := _frame(json.dumps(event, default=str).encode())):
-                    self.frames.append(found)
-            for index in np.flatnonzero(roles == Role.SYNC).tolist():
-                self.sync_rows += 1
-                if events[index]["name"] == "Stream Wait Event":
-                    details = (_arguments(events[index]).get(key) for key in _WAIT_KEYS)
-                    self.event_waits.append((int(rows["correlation"][index]), *details))
-        if self._blits_seen and events:
-            kept = np.cumsum(keep) - 1 + self.count
-            for index in np.flatnonzero(keep & (roles == Role.CALL)).tolist():
-                if (direction := _arguments(events[index]).get("kind")) is not None:
-                    self.blits[int(kept[index])] = _number(direction)
+        if event.get("ph") != "X":
+            self._other(event)
+            return None
+        try:
+            start, length = _nanoseconds(event["ts"]), _nanoseconds(event["dur"])
+            name, role = self.names[event["name"]], _role(event.get("cat", ""))
+        except _DAMAGE:
+            self.lost += 1
+            return None
+        inner = event.get("args")
+        arguments: dict[str, Any] = inner if isinstance(inner, dict) else {}
+        correlation = _number(arguments.get("correlation", -1))
+        if role == Role.NONE:
+            self.left_out[event.get("cat", "")] += 1
+            if event.get("cat") == "python_function" and (found := _frame(json.dumps(event, default=str).encode())):
+                self.frames.append(found)
+            return None
+        if role == Role.SYNC:
+            self.sync_rows += 1
+            if event["name"] == "Stream Wait Event":
+                self.event_waits.append((correlation, *(arguments.get(key) for key in _WAIT_KEYS)))
+            return None
+        if role == Role.CALL and "kind" in arguments:
+            self.blits[correlation] = _number(arguments["kind"])
+        where = event.get("pid"), event.get("tid"), arguments.get("device"), arguments.get("stream")
+        try:
+            place = self.places[where]
+        except TypeError:  # a list or an object
+            place = self.places[tuple(key if isinstance(key, Hashable) else str(key) for key in where)]
+        nbytes = _number(arguments.get("size", arguments.get("bytes", -1)))
+        return start, start + length, role, name, place, correlation, nbytes
+
+    def _keep(self, rows: Rows) -> None:
+        """Keep these spans; one that ends before it starts, or is absurdly long, is lost."""
+        start, length = rows["start"], rows["end"] - rows["start"]
+        keep = (length >= 0) & (np.abs(start) <= _LONGEST_TIME) & (length <= _LONGEST_TIME)
+        self.lost += int((~keep).sum())
         count = self.count + int(keep.sum())
-        if count > len(
-            self._columns["start"]
-        ):  # they grow in place: to join small arrays at the end takes twice the room
+        if count > len(self._columns["start"]):  # they grow in place: to join arrays at the end takes twice the room
             for column in self._columns.values():
                 column.resize(max(count * 5 // 4, 1 << 16), refcheck=False)
         for name, values in rows.items():
             self._columns[name][self.count : count] = values if keep.all() else values[keep]
         self.count = count
-
-    def _nanoseconds(self, times: list[Any]) -> Numbers:
-        """Return times given in µs as whole ns."""
-        if self._exact:
-            return np.array([int((Decimal(time) * 1000).to_integral_value()) for time in times], np.int64)
-        values = np.array(times)
-        if values.ndim != 1:
-            raise ValueError("a time is no number")
-        if values.dtype.kind == "i":
-            return np.asarray(values, np.int64) * 1000
-        if values.dtype.kind != "f" or not np.isfinite(values).all():
-            raise ValueError("a time is no finite number")
-        whole = np.floor(values)
-        if (np.abs(whole) > _FINE).any():
-            self._exact = True  # absolute times with ns digits (torch 2.3): read the text again, as decimals
-            raise ValueError("times are too large for float64")
-        return np.asarray(whole, np.int64) * 1000 + np.asarray(np.rint((values - whole) * 1000), np.int64)
-
-    def _cleaned(self, event: Event) -> Event | None:
-        """Return an event with values of the right types, or None; a wrong one is counted as lost."""
-        if event.get("ph") != "X":
-            self._other(event)
-            return None
-        try:
-            times = {name: _time(event[name]) for name in ("ts", "dur")}
-            if not isinstance(event.get("name"), str) or not isinstance(event.get("cat", ""), str):
-                raise TypeError("name and category must be text")
-        except (KeyError, TypeError, ValueError, ArithmeticError):
-            self.lost += 1
-            return None
-        inner = event.get("args")
-        arguments = {name: _hashable(value) for name, value in inner.items()} if isinstance(inner, dict) else {}
-        return event | times | {name: _hashable(event.get(name)) for name in ("pid", "tid")} | {"args": arguments}
 
     def _other(self, event: Event) -> None:
         """Keep the names of threads, count other events that are no spans."""
@@ -270,25 +206,8 @@ class EventTable:
                 self.threads[str(event.get("pid")), str(event.get("tid"))] = label
 
 
-def _numbered(numbers: dict[Any, int], keys: list[Any], dtype: Any) -> Ints:
-    return np.fromiter(map(numbers.__getitem__, keys), dtype, len(keys))
-
-
-def _arguments(event: Event) -> dict[str, Any]:
-    return event.get("args") or {}
-
-
-def _whole(values: list[Any]) -> Numbers:
-    """Return whole numbers; what is none, or too large, becomes -1. Text is read: ROCm writes `"size": "2560"`."""
-    try:
-        numbers = np.array(values, np.int64)
-    except (TypeError, ValueError, OverflowError):
-        numbers = np.empty((0, 0), np.int64)
-    # a list for each value makes a table
-    return numbers if numbers.ndim == 1 else np.array([_number(value) for value in values], np.int64)
-
-
 def _number(value: Any) -> int:
+    """Return a whole number; what is none, or too large, becomes -1. Text is read: ROCm writes `"size": "2560"`."""
     try:
         number = int(value, 0) if isinstance(value, str) else int(value)
     except (TypeError, ValueError, OverflowError):
@@ -296,18 +215,14 @@ def _number(value: Any) -> int:
     return number if -(2**62) < number < 2**62 else -1
 
 
-def _time(value: Any) -> float | Decimal:
-    if isinstance(value, str):
-        value = float(value) if any(sign in value for sign in ".eE") else int(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no time")
-    if abs(float(value)) > _LONGEST_TIME / 1000:
+def _nanoseconds(value: Any) -> int:
+    """Return a time given in µs as whole ns, with all its digits; raise an error for what is none."""
+    if type(value) is not int and not isinstance(value, (str, Decimal)):
+        raise TypeError(f"{value!r} is no time")
+    time = Decimal(value) * 1000
+    if abs(time) > _LONGEST_TIME:
         raise ValueError(f"{value!r} µs is out of range")
-    return value
-
-
-def _hashable(value: Any) -> Any:
-    return value if isinstance(value, (int, str, type(None))) else str(value)
+    return int(time.to_integral_value())
 
 
 # The prefilter: by how their texts begin. Whatever does not look exactly as expected is kept, and read with all care.
@@ -362,7 +277,7 @@ def _frame(body: bytes) -> Frame | None:
 def _prefiltered(
     bodies: Sequence[bytes], left_out: Counter[str], frames: list[Frame]
 ) -> tuple[list[bytes], list[bytes]]:
-    """Return what is needed (operators cut before their arguments) and the synchronisation rows.
+    """Return what is needed (operators without their arguments) and the synchronisation rows.
 
     The frames of Python outside torch are added to `frames`; all other events are counted in `left_out`.
     """
@@ -375,7 +290,7 @@ def _prefiltered(
         elif body.startswith(_OPERATORS):
             place = body.find(b"{")
             plain = place > 0 and body.find(b"{", place + 1) < 0 and body.endswith(_ARGUMENTS, 0, place)
-            texts.append(body[:place] if plain else body)
+            texts.append(body[:place] + b"{}" if plain else body)
         elif body.startswith(_FRAMES) and body.count(b"{") == 1:
             python += 1
             if len(frames) < MOST_FRAMES and (found := _frame(body)):
@@ -445,8 +360,6 @@ class Templates:
             numbers = _numbers(tails, template.width)
             start, length = (_times(numbers, template, name) for name in ("ts", "dur"))
             who = np.fromiter(map(self._number, heads), np.int64, len(heads))
-        except TraceError:
-            raise
         except _DAMAGE:
             return None
         if (numbers[:, list(template.places.values())] == _LARGEST).any():
@@ -508,9 +421,8 @@ def template_of(tail: bytes) -> Template | None:
         return b"%d" % (here + 1)  # from 1: "-0" would be 0
 
     filled = _NUMBER.sub(place, tail)
-    closing = b"0}" if filled.rstrip().endswith(b":") else b"}"  # an operator is cut before its arguments
     try:
-        event = json.loads((b'{"pid": ' + filled + closing).decode())
+        event = json.loads((b'{"pid": ' + filled + b"}").decode())
     except (ValueError, RecursionError):
         return None
     arguments = event.get("args") if isinstance(event.get("args"), dict) else {}
@@ -521,7 +433,7 @@ def template_of(tail: bytes) -> Template | None:
     found = {name: _slot(value, name) for name, value in wanted.items()}
     texts = sum(isinstance(value, str) and _slot(value, "tid") > 0 for value in (event.get("pid"), event.get("tid")))
     whole = {slot - 1 for name, slot in found.items() if name not in ("ts", "dur")}  # these must have no decimals
-    if min(found.values()) <= 0 or _plain(event) + texts - (closing == b"0}") != numbers or decimals & whole:
+    if min(found.values()) <= 0 or _plain(event) + texts != numbers or decimals & whole:
         return None
     if event.keys() & {"ph", "cat", "name"} or "kind" in arguments:  # the JSON parser knows what to do with them
         return None

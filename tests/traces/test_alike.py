@@ -170,7 +170,7 @@ def test_rocm_copies_keep_the_direction_of_their_call(tmp_path, monkeypatch):
             b'0, "tid": 7,\n "ts": 1.5, "dur": 2, "args": {"stream": 7, "device": 0, "grid": [1, 2], "correlation": 3}',
             {"pid": 0, "tid": 1, "ts": 2, "dur": 4, "stream": 5, "device": 6, "correlation": 9},
         ),
-        (b'1, "tid": "25738", "ts": 1, "dur": 2, "args": ', {"pid": 0, "tid": 1, "ts": 2, "dur": 3}),
+        (b'1, "tid": "25738", "ts": 1, "dur": 2, "args": {}', {"pid": 0, "tid": 1, "ts": 2, "dur": 3}),
         (
             b'0, "tid": "stream 7", "ts": 1, "dur": 2, "args": {"est. %": 3, "bytes": 4}',
             {"pid": 0, "tid": 1, "ts": 2, "dur": 3, "nbytes": 6},
