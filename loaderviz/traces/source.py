@@ -294,22 +294,11 @@ def _outer(text: str) -> dict[str, Any]:
 
 
 # Damaged events, one by one: what the JSON reader refuses is repaired where that is safe, else given up and counted.
-# Seen in published traces: quotes inside a Python frame's name that are not escaped, backslashes of Windows paths,
-# control characters, bare `N/A`, `nan` and `inf` where a number belongs.
+# Seen in published traces: backslashes of Windows paths, control characters, bare `N/A`, `nan` and `inf` where a number
+# belongs.
 
 _BAD_BACKSLASH = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _BARE_WORD = re.compile(r'(:\s*)(?:N/A|-?nan(?:\([^)"]*\))?|-?inf(?:inity)?|undefined)(?=\s*[,}\]])', re.I)
-_NUMBER = r"(-?\d{1,25}(?:\.\d{1,25})?(?:[eE][-+]?\d{1,3})?)"
-_FIELDS = {
-    "ph": re.compile(r'"ph"\s*:\s*"(\w)"'),
-    "cat": re.compile(r'"cat"\s*:\s*"(\w+)"'),
-    "name": re.compile(r'"name"\s*:\s*"(.*?)"\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|id)"\s*:', re.S),
-    "pid": re.compile(rf'"pid"\s*:\s*(?:{_NUMBER}|"([^"]*)")'),
-    "tid": re.compile(rf'"tid"\s*:\s*(?:{_NUMBER}|"([^"]*)")'),
-    "ts": re.compile(rf'"ts"\s*:\s*{_NUMBER}'),
-    "dur": re.compile(rf'"dur"\s*:\s*{_NUMBER}'),
-}
-_ARGUMENTS = ("device", "stream", "correlation", "bytes")
 MERGE = 4  # pieces joined when an object inside an event looked like the border of two
 
 
@@ -318,16 +307,14 @@ def salvaged(texts: list[str], parse_float: Callable[[str], Any] = float) -> tup
     saved: list[Event] = []
     lost = place = 0
     while place < len(texts):
-        event, used = _one(texts, place, parse_float)
-        if event is None:
-            lost += 1
-        else:
-            saved += event
+        events, used = _one(texts, place, parse_float)
+        saved += events
+        lost += not events
         place += used
     return saved, lost
 
 
-def _one(texts: list[str], place: int, parse_float: Callable[[str], Any]) -> tuple[list[Event] | None, int]:
+def _one(texts: list[str], place: int, parse_float: Callable[[str], Any]) -> tuple[list[Event], int]:
     """Return the event (or events) that a text holds, with those after it that are parts of it; and their number."""
     text = texts[place]
     joined = (
@@ -336,26 +323,8 @@ def _one(texts: list[str], place: int, parse_float: Callable[[str], Any]) -> tup
     )
     repaired = _BARE_WORD.sub(r"\1null", _BAD_BACKSLASH.sub(r"\\\\", text))
     for used, attempt in enumerate((text, repaired, *joined)):
-        with suppress(ValueError, RecursionError):
+        with suppress(ValueError, ArithmeticError, RecursionError):
             found = json.loads("[" + attempt + "]", strict=False, parse_float=parse_float)
             if all(isinstance(event, dict) for event in found):
                 return found, max(1, used)
-    rough = _rough(text, parse_float)
-    return ([rough] if rough else None), 1
-
-
-def _rough(text: str, parse_float: Callable[[str], Any]) -> Event | None:
-    """Read the fields by pattern where the text is no JSON, as quotes inside a name make it."""
-    if text.count('"ph"') != 1:
-        return None  # more than one event in the text: a field could be taken from its neighbour
-    found = {name: pattern.search(text) for name, pattern in _FIELDS.items()}
-    if not all(found.values()):
-        return None
-    event: Event = {name: next(filter(None, match.groups()), "") for name, match in found.items() if match}
-    for name in ("pid", "tid"):
-        event[name] = int(event[name]) if re.fullmatch(r"-?\d+", event[name]) else event[name]
-    for name in ("ts", "dur"):
-        event[name] = parse_float(event[name]) if re.search(r"[.eE]", event[name]) else int(event[name])
-    arguments = {name: re.search(rf'"{name}"\s*:\s*(-?\d{{1,18}})', text) for name in _ARGUMENTS}
-    event["args"] = {name: int(match.group(1)) for name, match in arguments.items() if match}
-    return event
+    return [], 1
