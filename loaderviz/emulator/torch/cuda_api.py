@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,7 @@ from loaderviz.emulator.hardware import GPUS
 from loaderviz.emulator.memory import DEFERRED, FREE, LIVE, SMALL_SEGMENT
 from loaderviz.emulator.runtime import PRIORITIES
 from loaderviz.emulator.runtime import Event as EmulatedEvent
-from loaderviz.emulator.torch.overrides import TYPES
-from loaderviz.emulator.torch.patches import StandIn, stands_for
+from loaderviz.emulator.torch.patches import Disguised, stands_for
 from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
 from loaderviz.emulator.torch.tensors import is_on_device
 from loaderviz.errors import NotModelledError
@@ -91,7 +89,16 @@ def install_cuda_names(session: Session, patches: Patches) -> None:
                 _refuse_instances(patches, kind, refuse)
             else:
                 refusals[name] = refuse
-    patches.set(torch._C, "_cuda_memorySnapshot", _snapshot(session))  # torch's own functions make the rest of it
+
+    def snapshot(pool: tuple[Any, ...] | None = None) -> dict[str, Any]:
+        if pool and tuple(pool[:2]) != (0, 0):
+            raise NotModelledError("memory_snapshot: the emulated GPU has no memory pools of one's own; leave them out")
+        session.enter("a snapshot of memory")
+        session.leave()
+        segments = [_segment(blocks) for blocks in session.pool.segments()]
+        return {"segments": segments, "device_traces": [[]], "external_annotations": []}
+
+    patches.set(torch._C, "_cuda_memorySnapshot", snapshot)  # torch's own functions make the rest of it
     makers = ("_create_jit_fn", "_create_multi_output_jit_fn")
     memory = memory_functions(session)
     for answer, names in ANSWERS:
@@ -100,7 +107,7 @@ def install_cuda_names(session: Session, patches: Patches) -> None:
         memory[name] = _seen(session, there, getattr(torch.cuda, name))
     cuda = _cuda(session) | _random_numbers()
     shared = {name: cuda[name] for name in ("current_stream", "set_stream", "synchronize")}
-    types = {name: _legacy_type(name, dtype) for dtype, name in TYPES.items()}
+    types = {name: _legacy_type(kind) for name, kind in vars(torch.cuda).items() if name.endswith("Tensor")}
     replacements: dict[Any, dict[str, Any]] = {
         torch.cuda: cuda | memory | types | refusals,
         torch.cuda.jiterator: {
@@ -139,17 +146,17 @@ def _refusal(call: str, what: str) -> Callable[..., Any]:
     return refuse
 
 
-def _legacy_type(name: str, dtype: torch.dtype) -> type:
-    """Return what stands in for `torch.cuda.FloatTensor` and its like: it can be asked for, not made."""
+def _legacy_type(kind: Any) -> type:
+    """Return what stands in for `torch.cuda.FloatTensor` or its like: it can be asked for, not made."""
 
-    class Meta(StandIn):
+    class Meta(type):
         def __instancecheck__(cls, instance: Any) -> bool:
-            return is_on_device(instance) and instance.dtype is dtype
+            return is_on_device(instance) and instance.dtype is kind.dtype
 
-    @stands_for(getattr(torch.cuda, name))
+    @stands_for(kind)
     class Legacy(metaclass=Meta):
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            raise NotModelledError(f"torch.cuda.{name}(…) is not modelled; use torch.tensor(…, device='cuda')")
+            raise NotModelledError(f"torch.cuda.{kind.__name__}(…) is not modelled; use torch.tensor(…, device='cuda')")
 
     return Legacy
 
@@ -190,10 +197,8 @@ def _cuda(session: Session) -> dict[str, Any]:
         session.sync_debug = modes[mode]
 
     def sleep_kernel(cycles: int) -> None:  # it spins for some cycles, here at 1.5 GHz (assumed)
-        session.enter("torch.cuda._sleep")
-        session.mark_source()
-        session.runtime.launch(int(cycles) * 2 // 3, session.stream, name="spin_kernel", share=1)
-        session.leave()
+        with session.calling("torch.cuda._sleep"):
+            session.runtime.launch(int(cycles) * 2 // 3, session.stream, name="spin_kernel", share=1)
 
     def for_device(answer: Callable[[], Any]) -> Callable[..., Any]:
         def ask(device: Any = None) -> Any:
@@ -298,7 +303,7 @@ def _nvtx(session: Session) -> dict[str, Any]:
         session.leave_range(*stack.pop())
         return len(stack)
 
-    @contextlib.contextmanager
+    @contextmanager
     def span(message: str, *args: Any, **kwargs: Any) -> Iterator[None]:
         push(message.format(*args, **kwargs))
         try:
@@ -333,9 +338,8 @@ def memory_functions(session: Session) -> dict[str, Any]:
         return "\n".join(f"{name:32} {value:>16,}" for name, value in all_figures(device).items())
 
     def empty_cache() -> None:
-        session.enter("torch.cuda.empty_cache")
-        pool.empty_cache()
-        session.leave()
+        with session.calling("torch.cuda.empty_cache"):
+            pool.empty_cache()
 
     def reset_peak(device: Any = None) -> None:
         pool.reset_peak()
@@ -395,18 +399,6 @@ def _segment(blocks: list[Block]) -> dict[str, Any]:
     }
 
 
-def _snapshot(session: Session) -> Callable[..., dict[str, Any]]:
-    def snapshot(pool: tuple[Any, ...] | None = None) -> dict[str, Any]:
-        session.enter("a snapshot of memory")
-        session.leave()
-        if pool and tuple(pool[:2]) != (0, 0):
-            raise NotModelledError("memory_snapshot: the emulated GPU has no memory pools of one's own; leave them out")
-        segments = [_segment(blocks) for blocks in session.pool.segments()]
-        return {"segments": segments, "device_traces": [[]], "external_annotations": []}
-
-    return snapshot
-
-
 def _pairs(table: str) -> list[list[str]]:
     return [entry.split("=") for entry in table.split()]
 
@@ -415,29 +407,17 @@ def _pairs(table: str) -> list[list[str]]:
 # an event of the former one is over.
 
 
-@contextmanager
-def calling(call: str) -> Iterator[Session]:
-    """Around each call of a stream or event: the running session, with the caller's line noted."""
-    session = Session.running(call)
-    session.enter(call)
-    session.mark_source()
-    try:
-        yield session
-    finally:
-        session.leave()
+def calling(call: str) -> AbstractContextManager[Session]:
+    """Around each call of a stream or event: the running session."""
+    return Session.running(call).calling(call)
 
 
-class OnDevice(metaclass=StandIn):
+class OnDevice(Disguised):
     """What streams and events of the emulated device have in common."""
 
     device = DEVICE
     emulated: Any  # the runtime's own, in the recording that runs now
     _session: Session
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """Pass for what it stands for in isinstance checks, whenever that name was imported."""
-        return vars(type(self)).get("original", type(self))
 
     def query(self) -> bool:
         """Tell whether the work in the stream, or that the event stands for, is over."""

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -58,54 +59,53 @@ ELSEWHERE = (
 )
 
 
+@dataclass
 class Fetched:
     """What a worker sends in place of a bare batch: the batch, how many samples, and what its `Meter` counted [ns].
 
     `batched` tells that the data set gave the whole batch at once; `files` are those it opened, with their sizes.
     """
 
-    def __init__(
-        self, data: Any, samples: int, slept: int = 0, work: int = 0, unpriced: int = 0, batched: bool = False,
-        files: Reads = (),
-    ) -> None:  # fmt: skip
-        self.data, self.samples, self.slept = data, samples, slept
-        self.work, self.unpriced, self.batched, self.files = work, unpriced, batched, files
+    data: Any
+    samples: int
+    slept: int = 0
+    work: int = 0
+    unpriced: int = 0
+    batched: bool = False
+    files: Reads = ()
+
+    @classmethod
+    def by(cls, fetcher: Any, indices: Any, data: Any, meter: Meter) -> Fetched:
+        """Note what a fetcher's fetch cost, which the meter has counted."""
+        dataset, unpriced = fetcher.dataset, meter.unpriced
+        if type(dataset) is TensorDataset or type(dataset).__module__.startswith("loaderviz."):
+            unpriced = 0  # `Host.fetch_*` are for these
+        while isinstance(dataset, Subset):  # it has `__getitems__`, and passes the question on
+            dataset = dataset.dataset
+        batched = not fetcher.auto_collation or bool(getattr(dataset, "__getitems__", None))
+        return cls(data, sample_count(indices, data), meter.slept, meter.work, unpriced, batched, meter.files)
 
     def pin_memory(self) -> Fetched:
         """Called by the pin thread."""
-        if Session.active is None:  # the recording is over; there is nothing to pin for
-            return self
-        self.data = _utils.pin_memory.pin_memory(self.data)
+        if Session.active is not None:  # else the recording is over; there is nothing to pin for
+            self.data = _utils.pin_memory.pin_memory(self.data)
         return self
 
 
 def install(session: Session, patches: Patches) -> None:
     """Replace the parts that fetch, pin and hand out of torch's DataLoader and, once it is imported, of torchdata's."""
-    waiting = [STATEFUL]
+    iterators, waiting = Iterators(session), [STATEFUL]
 
     def look(loader: Any = None) -> None:  # each DataLoader calls it when it is made
         if waiting and STATEFUL in sys.modules:
-            _install_iterators(session, patches, sys.modules[waiting.pop()], "_Stateful")
+            iterators.install(patches, sys.modules[waiting.pop()], "_Stateful")
 
     # A function would stand aside in the forked worker, where the recording is over; a partial is put there as it is.
     patches.set(_utils.pin_memory, "_pin_memory_loop", functools.partial(pin_loop, _utils.pin_memory._pin_memory_loop))
     # Its warning is about this machine's cores; the workers' time is the emulated host's.
     patches.set(torch_dataloader.DataLoader, "check_worker_number_rationality", look)
-    _install_iterators(session, patches, torch_dataloader, "_")
+    iterators.install(patches, torch_dataloader, "_")
     look()
-
-
-def _install_iterators(session: Session, patches: Patches, module: Any, prefix: str) -> None:
-    single = getattr(module, f"{prefix}SingleProcessDataLoaderIter")
-    several = getattr(module, f"{prefix}MultiProcessingDataLoaderIter")
-    owner = module if hasattr(module, "_worker_loop") else _utils.worker
-    worker = functools.partial(work, owner._worker_loop.__module__, session.runtime.host, session.measured)
-    patches.set(owner, "_worker_loop", worker)
-    patches.set(single, "_next_data", _single_next(session, single._next_data))
-    patches.set(several, "__init__", _several_init(session, several.__init__, several))
-    patches.set(several, "__next__", _several_next(session, several.__next__))
-    patches.set(several, "_reset", _several_reset(session, several._reset))
-    patches.set(several, "_process_data", _several_process(session, several._process_data))
 
 
 # In the worker process
@@ -113,16 +113,12 @@ def _install_iterators(session: Session, patches: Patches, module: Any, prefix: 
 
 def work(module: str, host: Host, measured: bool, *args: Any) -> None:
     """Run a module's worker loop in the worker, which has torch's own, with sleeps counted instead of slept."""
-    slept, meter = [0], Meter(host, measured)
+    meter = Meter(host, measured)
     for guard in _get_current_function_mode_stack():
         if measured and isinstance(guard, Guard):
             guard.touches = meter.touches
             meter.calibrate()
-
-    def count_sleep(seconds: float, /) -> None:
-        slept[0] += round(seconds * SECOND)
-
-    time.sleep = count_sleep  # type: ignore[assignment]
+    time.sleep = meter.count_sleep  # type: ignore[assignment]
     create: Any = torch_dataloader._DatasetKind.create_fetcher
 
     def create_counting(*arguments: Any) -> Any:
@@ -130,13 +126,9 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
         fetch = fetcher.fetch
 
         def counting(indices: Any) -> Fetched:
-            slept[0] = 0
             with meter:
                 data = fetch(indices)
-            samples = sample_count(indices, data)
-            return Fetched(
-                data, samples, slept[0], meter.work, unpriced(meter, fetcher), is_batched(fetcher), meter.files
-            )
+            return Fetched.by(fetcher, indices, data, meter)
 
         fetcher.fetch = counting
         return fetcher
@@ -151,46 +143,7 @@ def pin_loop(loop: Callable[..., None], *args: Any) -> None:
     loop(*args)
 
 
-# In the main process, without workers
-
-
-def _single_next(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
-    def next_data(self: Any) -> Any:
-        """Fetch a batch on the main thread (and pin it there, R45)."""
-        if not session.in_recording_thread():
-            session.note(ELSEWHERE)
-            return original(self)
-        index = self._next_index()
-        session.enter("DataLoader")
-        runtime, start = session.runtime, session.runtime.now
-        if not hasattr(self, "_first_batch"):
-            self._first_batch, self._fetched = session.batches.new_iterator(), 0
-        batch = self._first_batch + self._fetched
-        session.leave()
-        with session.fetching_data() as meter:
-            data = self._dataset_fetcher.fetch(index)
-        session.enter("DataLoader")
-        self._fetched += 1
-        samples = sample_count(index, data)
-        batched = is_batched(self._dataset_fetcher)
-        read = runtime.shared.read(runtime.now, meter.files)
-        runtime.shared.main_rests(runtime.now, read)
-        rest = unpriced(meter, self._dataset_fetcher)
-        runtime.now = read + session.fetched(samples, nbytes(data), meter.work, rest, batched=batched)
-        runtime.builder.span(
-            start, runtime.now, runtime.main, Kind.FETCH, f"fetch batch {batch}", batch=batch, nbytes=nbytes(data)
-        )
-        mark(session, data, batch)
-        session.leave()
-        if self._pin_memory:
-            data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)
-        session.batches.handed_out(batch, samples)
-        return data
-
-    return next_data
-
-
-# In the main process, with workers
+# In the main process
 
 
 class Schedule(LoaderSchedule):
@@ -208,8 +161,8 @@ class Schedule(LoaderSchedule):
         session, runtime, batch = self.session, self.runtime, self.batch
         session.deferred.let_go()
         session.give_back()
-        size, batched = nbytes(fetched.data), fetched.batched
-        took = session.fetched(fetched.samples, size, fetched.work, fetched.unpriced, batched=batched)
+        size = nbytes(fetched.data)
+        took = session.fetched(fetched, size)
         if session.measured:
             took += runtime.host.fetch_base  # the queue
         ready = self.fetch(batch, worker, took, size, slept=fetched.slept, files=fetched.files)
@@ -232,6 +185,108 @@ class Schedule(LoaderSchedule):
         return took
 
 
+class Iterators:
+    """What is done around the parts of a DataLoader's iterators, of which `original` is one, in a recording."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def install(self, patches: Patches, module: Any, prefix: str) -> None:
+        """Take the place of the parts of a module's iterators."""
+        session = self.session
+        single = getattr(module, f"{prefix}SingleProcessDataLoaderIter")
+        several = getattr(module, f"{prefix}MultiProcessingDataLoaderIter")
+        owner = module if hasattr(module, "_worker_loop") else _utils.worker
+        worker = functools.partial(work, owner._worker_loop.__module__, session.runtime.host, session.measured)
+        patches.set(owner, "_worker_loop", worker)
+        patches.around(single, "_next_data")(self.fetch)
+        patches.around(several, "__init__")(functools.partial(self.start_workers, several))
+        patches.around(several, "__next__")(self.run)
+        patches.around(several, "_reset")(self.begin_epoch)
+        patches.around(several, "_process_data")(self.hand_out)
+
+    def fetch(self, original: Callable[..., Any], iterator: Any) -> Any:
+        """Fetch a batch on the main thread (and pin it there, R45)."""
+        session = self.session
+        if not session.in_recording_thread():
+            session.note(ELSEWHERE)
+            return original(iterator)
+        index, fetcher = iterator._next_index(), iterator._dataset_fetcher
+        session.enter("DataLoader")
+        runtime, start = session.runtime, session.runtime.now
+        if not hasattr(iterator, "_next_batch"):
+            iterator._next_batch = session.batches.new_iterator()
+        batch = iterator._next_batch
+        session.leave()
+        with session.fetching_data() as meter:
+            data = fetcher.fetch(index)
+        session.enter("DataLoader")
+        iterator._next_batch += 1
+        fetched, size = Fetched.by(fetcher, index, data, meter), nbytes(data)
+        read = runtime.shared.read(runtime.now, fetched.files)
+        runtime.shared.main_rests(runtime.now, read)
+        runtime.now = read + session.fetched(fetched, size)
+        runtime.builder.span(
+            start, runtime.now, runtime.main, Kind.FETCH, f"fetch batch {batch}", batch=batch, nbytes=size
+        )
+        mark(session, data, batch)
+        session.leave()
+        if iterator._pin_memory:
+            data = _utils.pin_memory.pin_memory(data, iterator._pin_memory_device)
+        session.batches.handed_out(batch, fetched.samples)
+        return data
+
+    def start_workers(self, kind: Any, original: Any, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        """Start the workers: each costs the main thread the start of a process."""
+        session = self.session
+        if not loader.in_order:
+            iterator._shutdown = True  # nothing to shut down when it is thrown away
+            raise NotModelledError(
+                "DataLoader(in_order=False) is not modelled: which batch comes first would depend on this machine; "
+                "use in_order=True"
+            )
+        iterator.__class__ = _recorded(kind)
+        if session.in_recording_thread():
+            session.enter("DataLoader")
+            runtime, workers = session.runtime, loader.num_workers
+            runtime.batch, runtime.source = -1, session.source()
+            runtime.host_work(runtime.host.worker_start * workers, f"start {workers} workers", Kind.OPERATOR)
+        else:
+            session.note(ELSEWHERE)
+        self.run(original, iterator, loader, *args, **kwargs)
+
+    def run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a part of torch whose Python costs nothing more: to take a batch is in `Host.hand_out`."""
+        if not self.session.in_recording_thread():
+            return original(*args, **kwargs)
+        self.session.begin_priced(0)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self.session.end_priced()
+
+    def begin_epoch(self, original: Callable[..., None], iterator: Any, *args: Any, **kwargs: Any) -> None:
+        """Orders for the first batches go out."""
+        if self.session.in_recording_thread():
+            iterator._schedule = Schedule(self.session, iterator, getattr(iterator, "_schedule", None))
+        original(iterator, *args, **kwargs)
+
+    def hand_out(self, original: Callable[..., Any], iterator: Any, data: Any, worker: int, *args: Any) -> Any:
+        """Hand a batch out: its costs first, then the next order goes to a worker."""
+        session = self.session
+        if not session.in_recording_thread() or isinstance(data, ExceptionWrapper):
+            return original(iterator, data, worker, *args)
+        if not isinstance(data, Fetched):  # from workers that are older than the recording
+            data = Fetched(data, sample_count((), data))
+        session.enter("DataLoader")
+        schedule = getattr(iterator, "_schedule", None)
+        if schedule is None or schedule.session is not session:
+            schedule = iterator._schedule = Schedule(session, iterator, None)
+        schedule.arrive(data, worker)
+        session.leave()
+        return original(iterator, data.data, worker, *args)
+
+
 @functools.cache
 def _recorded(kind: Any) -> Any:
     """Return the class of an iterator whose workers were started in a recording: they go on to send `Fetched`."""
@@ -242,92 +297,6 @@ def _recorded(kind: Any) -> Any:
         return kind._process_data(self, data, *args)
 
     return type(kind.__name__, (kind,), {"_process_data": process, "__module__": kind.__module__})
-
-
-def _several_init(session: Session, original: Callable[..., None], kind: Any) -> Callable[..., None]:
-    def init(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        """Start the workers: each costs the main thread the start of a process."""
-        if not loader.in_order:
-            self._shutdown = True  # nothing to shut down when it is thrown away
-            raise NotModelledError(
-                "DataLoader(in_order=False) is not modelled: which batch comes first would depend on this machine; "
-                "use in_order=True"
-            )
-        self.__class__ = _recorded(kind)
-        if session.in_recording_thread():
-            session.enter("DataLoader")
-            runtime, workers = session.runtime, loader.num_workers
-            runtime.batch, runtime.source = -1, session.source()
-            runtime.host_work(runtime.host.worker_start * workers, f"start {workers} workers", Kind.OPERATOR)
-            session.begin_priced(0)
-        else:
-            session.note(ELSEWHERE)
-        try:
-            original(self, loader, *args, **kwargs)
-        finally:
-            if session.in_recording_thread():
-                session.end_priced()
-
-    return init
-
-
-def _several_next(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
-    def next_batch(self: Any) -> Any:
-        """Take a batch: what that costs the main thread is in `Host.hand_out`."""
-        if not session.in_recording_thread():
-            return original(self)
-        session.begin_priced(0)
-        try:
-            return original(self)
-        finally:
-            session.end_priced()
-
-    return next_batch
-
-
-def _several_reset(session: Session, original: Callable[..., None]) -> Callable[..., None]:
-    def reset(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        """Begin an epoch: orders for the first batches go out."""
-        if session.in_recording_thread():
-            self._schedule = Schedule(session, self, getattr(self, "_schedule", None))
-        original(self, loader, *args, **kwargs)
-
-    return reset
-
-
-def _several_process(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
-    def process(self: Any, data: Any, worker: int, *args: Any) -> Any:
-        """Hand a batch out: its costs first, then the next order goes to a worker."""
-        if not session.in_recording_thread() or isinstance(data, ExceptionWrapper):
-            return original(self, data, worker, *args)
-        if not isinstance(data, Fetched):  # from workers that are older than the recording
-            data = Fetched(data, sample_count((), data))
-        session.enter("DataLoader")
-        schedule = getattr(self, "_schedule", None)
-        if schedule is None or schedule.session is not session:
-            schedule = self._schedule = Schedule(session, self, None)
-        schedule.arrive(data, worker)
-        session.leave()
-        return original(self, data.data, worker, *args)
-
-    return process
-
-
-# Batches
-
-
-def unpriced(meter: Meter, fetcher: Any) -> int:
-    """Return the real time of a fetch that nothing prices [ns]: none, for one that `Host.fetch_*` are for."""
-    ours = type(fetcher.dataset) is TensorDataset or type(fetcher.dataset).__module__.startswith("loaderviz.")
-    return 0 if ours else meter.unpriced
-
-
-def is_batched(fetcher: Any) -> bool:
-    """Tell whether a fetcher asks its data set for whole batches: `batch_size=None`, or `__getitems__`."""
-    dataset = fetcher.dataset
-    while isinstance(dataset, Subset):  # it has `__getitems__`, and passes the question on
-        dataset = dataset.dataset
-    return not fetcher.auto_collation or bool(getattr(dataset, "__getitems__", None))
 
 
 def mark(session: Session, data: Any, batch: int) -> None:
@@ -377,7 +346,7 @@ class Meter(TorchDispatchMode):
     def __init__(self, host: Host, measured: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.host, self.measured = host, measured
-        self.work = self.unpriced = self._left_out = 0
+        self.work = self.slept = self.unpriced = self._left_out = 0  # ns
         self.calls = self.overhead = 0  # calls of torch that the emulator saw, and what it took at each [ns]
         self._inside = 0  # above 0: what is called is priced as a whole, or elsewhere
         self._known: dict[Any, Operator] = {}
@@ -396,7 +365,7 @@ class Meter(TorchDispatchMode):
         for owner in (builtins, io):  # pathlib's is the second
             self._replace(owner, "open", self._noting(vars(owner)["open"]))
         self.files = list[tuple[tuple[int, int], int]]()
-        self.work = self.calls = self._left_out = 0  # ns; _left_out: of real time that is priced, or ours
+        self.work = self.slept = self.calls = self._left_out = 0  # _left_out: of real time that is priced, or ours
         self._start = thread_time_ns()
         return self
 
@@ -462,6 +431,10 @@ class Meter(TorchDispatchMode):
         finally:
             self.work += duration
             self._left_out = before + thread_time_ns() - start
+
+    def count_sleep(self, seconds: float, /) -> None:
+        """`time.sleep`, in a worker."""
+        self.slept += round(seconds * SECOND)
 
     def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `open`, noting what this thread opens to read; the bytes come from the page cache at least."""

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from loaderviz.emulator.runtime import Capture, CudaError
 from loaderviz.emulator.torch import copies
-from loaderviz.emulator.torch.patches import StandIn, stands_for
+from loaderviz.emulator.torch.patches import Disguised, stands_for
 from loaderviz.emulator.torch.session import Session
 from loaderviz.emulator.torch.tensors import ATTRIBUTE, DeviceTag, storage_of, tag_of
 from loaderviz.errors import NotModelledError
@@ -149,7 +149,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 @stands_for(torch.cuda.CUDAGraph)
-class CUDAGraph(metaclass=StandIn):
+class CUDAGraph(Disguised):
     """A graph of the emulated device. Raises `CudaError` where CUDA would."""
 
     def __init__(self, keep_graph: bool = False) -> None:
@@ -158,28 +158,22 @@ class CUDAGraph(metaclass=StandIn):
         self._is_captured = False
         self._pool = (0, next(POOLS))
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """Pass for torch's own, whenever that name was imported."""
-        return vars(type(self)).get("original", type(self))
-
     def capture_begin(
         self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
     ) -> None:
         """Begin to capture the current stream, which must not be the default one."""
-        session = self._session
-        session.enter("CUDAGraph.capture_begin")
-        if self._is_captured:
-            raise CudaError(
-                "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance."
-            )
-        if session.stream is session.runtime.default_stream:
-            raise CudaError("CUDA graphs must be captured on a non-default stream.")
-        if session.recorder:
-            raise session.recorder.nodes.refuse()
-        self._pool = pool or self._pool
-        self._recorder = session.recorder = Recorder(session)
-        session.leave()
+        with self._session.calling("CUDAGraph.capture_begin") as session:
+            if self._is_captured:
+                raise CudaError(
+                    "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new "
+                    "instance."
+                )
+            if session.stream is session.runtime.default_stream:
+                raise CudaError("CUDA graphs must be captured on a non-default stream.")
+            if session.recorder:
+                raise session.recorder.nodes.refuse()
+            self._pool = pool or self._pool
+            self._recorder = session.recorder = Recorder(session)
 
     def capture_end(self) -> None:
         """End the capture; nothing has been done yet."""
@@ -257,6 +251,8 @@ class CUDAGraph(metaclass=StandIn):
     def instantiate(self) -> None:
         """Nothing is left to be done when the capture has ended."""
 
+    enable_debug_mode = instantiate
+
     def reset(self) -> None:
         """Forget the graph; it may capture anew."""
         self._recorder, self._is_captured = None, False
@@ -265,18 +261,11 @@ class CUDAGraph(metaclass=StandIn):
         """Return a name for the graph's memory, which other graphs may be given; here each tensor has its own."""
         return self._pool
 
-    def enable_debug_mode(self) -> None:
-        """Nothing to be done."""
-
-    def debug_dump(self, debug_path: str) -> None:
+    def raw_cuda_graph(self, *_: Any) -> int:
         """Not modelled."""
-        raise NotModelledError("CUDAGraph.debug_dump: there is no cudaGraph_t behind an emulated graph; look at replay")
+        raise NotModelledError("there is no cudaGraph_t behind an emulated CUDAGraph; look at what its replay() draws")
 
-    def raw_cuda_graph(self) -> int:
-        """Not modelled."""
-        raise NotModelledError("CUDAGraph.raw_cuda_graph: there is no cudaGraph_t behind an emulated graph")
-
-    raw_cuda_graph_exec = raw_cuda_graph
+    raw_cuda_graph_exec = debug_dump = raw_cuda_graph
 
 
 def _is_view(value: Any) -> bool:

@@ -608,25 +608,21 @@ class BackwardStreams:
             if stream not in self.used:
                 self.used.append(stream)
 
-    def wrap(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap autograd's engine call: afterwards the caller's stream is current again, and ordered after the rest."""
-
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            session, caller = self.session, self.session.stream
-            outer, self.used = self.used, []
-            call, session.call = session.call, (args, {})
-            session.begin_priced(0)
-            session.calls += 1  # one, whatever Python torch has run on the way to here
-            self.runs += 1
-            try:
-                return run(*args, **kwargs)
-            finally:
-                self.runs, self._node = self.runs - 1, None
-                session.end_priced()
-                session.stream, session.call = caller, call
-                for stream in self.used:
-                    if stream is not caller:
-                        session.runtime.wait_stream(caller, stream, asked=False)
-                self.used = outer
-
-        return run_backward
+    def run(self, engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call autograd's engine: afterwards the caller's stream is current again, and ordered after the rest."""
+        session, caller = self.session, self.session.stream
+        outer, self.used = self.used, []
+        call, session.call = session.call, (args, {})
+        session.begin_priced(0)
+        session.calls += 1  # one, whatever Python torch has run on the way to here
+        self.runs += 1
+        try:
+            return engine(*args, **kwargs)
+        finally:
+            self.runs, self._node = self.runs - 1, None
+            session.end_priced()
+            session.stream, session.call = caller, call
+            for stream in self.used:
+                if stream is not caller:
+                    session.runtime.wait_stream(caller, stream, asked=False)
+            self.used = outer

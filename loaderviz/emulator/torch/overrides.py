@@ -30,7 +30,7 @@ from torch.utils.hooks import RemovableHandle
 
 from loaderviz.emulator.runtime import Direction
 from loaderviz.emulator.torch import copies
-from loaderviz.emulator.torch.patches import QUESTIONS, StandIn, device_named, stands_for, touches_device
+from loaderviz.emulator.torch.patches import QUESTIONS, device_named, stands_for, touches_device
 from loaderviz.emulator.torch.session import CPU, DEVICE, PIN_THREAD, Session, wanted_device
 from loaderviz.emulator.torch.tensors import ATTRIBUTE, DeviceTag, HostTag, is_on_device, set_tag
 from loaderviz.errors import NotModelledError
@@ -41,11 +41,6 @@ if TYPE_CHECKING:
     from loaderviz.emulator.torch.patches import Patches
 
 Handler = Callable[[Session, Any, tuple[Any, ...], dict[str, Any]], Any]
-NAMED = """
-    float32=FloatTensor float64=DoubleTensor float16=HalfTensor bfloat16=BFloat16Tensor uint8=ByteTensor int8=CharTensor
-    int16=ShortTensor int32=IntTensor int64=LongTensor bool=BoolTensor
-"""
-TYPES = {getattr(torch, dtype): name for dtype, name in (pair.split("=") for pair in NAMED.split())}
 HANDLERS: dict[Any, Handler] = {}  # by the torch function that they answer in place of torch
 # What an optimizer asks of each parameter: no operator comes of it
 ASKED: Any = [vars(torch._C.TensorBase)[name] for name in ("grad", "is_sparse", "requires_grad", "is_leaf", "dtype")]
@@ -299,7 +294,8 @@ def _from_data(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
 def _type(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
     wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
     if wanted is None:
-        return f"torch.cuda.{TYPES[args[0].dtype]}" if is_on_device(args[0]) else func(*args)
+        name = func(*args)
+        return name.replace("torch.", "torch.cuda.") if is_on_device(args[0]) else name
     if isinstance(wanted, torch.dtype):
         return move(session, args[0], None, wanted, False)
     raise NotModelledError(f"Tensor.type({wanted!r}) is not modelled; use .to(device, dtype)")
@@ -349,9 +345,10 @@ def _tolist(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
 def install_methods(session: Session, patches: Patches) -> None:
     """Set the methods while the recording runs."""
 
-    def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    @patches.around(torch.Tensor, "pin_memory")
+    def pin_memory(_: Any, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
         if is_on_device(tensor):
-            raise RuntimeError(f"cannot pin 'torch.cuda.{TYPES[tensor.dtype]}' only dense CPU tensors can be pinned")
+            raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
         copies.check_layout(tensor)
         if threading.current_thread().name == PIN_THREAD:
             copy = tensor.clone(memory_format=torch.contiguous_format)
@@ -364,14 +361,16 @@ def install_methods(session: Session, patches: Patches) -> None:
         session.leave()
         return result
 
-    def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+    @patches.around(torch.Tensor, "is_pinned")
+    def is_pinned(_: Any, tensor: torch.Tensor, device: Any = None) -> bool:
         with torch._C.DisableTorchFunction():
             if tensor.layout is not torch.strided or is_on_device(tensor):
                 return False
             tag = session.host_tag(tensor)
         return bool(tag and tag.pinned)
 
-    def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+    @patches.around(torch.Tensor, "record_stream")
+    def record_stream(_: Any, tensor: torch.Tensor, stream: Any) -> None:
         session.enter("Tensor.record_stream")
         with torch._C.DisableTorchFunction():
             tag = session.device_tag(tensor)
@@ -380,19 +379,13 @@ def install_methods(session: Session, patches: Patches) -> None:
         session.pool.record_stream(tag.block, session.stream_of(stream))  # R36
         session.leave()
 
-    for replacement in (pin_memory, is_pinned, record_stream):
-        patches.set(torch.Tensor, replacement.__name__, replacement)
-    for name in ("__dlpack__", "__dlpack_device__"):
-        patches.set(torch.Tensor, name, _dlpack(getattr(torch.Tensor, name)))
-
-
-def _dlpack(original: Any) -> Any:
-    def dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def dlpack(original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if is_on_device(tensor):  # its memory would be that of the CPU tensor behind it
             raise NotModelledError("DLPack of a tensor on the emulated GPU is not modelled; copy it with .cpu() first")
         return original(tensor, *args, **kwargs)
 
-    return dlpack
+    for name in ("__dlpack__", "__dlpack_device__"):
+        patches.around(torch.Tensor, name)(dlpack)
 
 
 # The corners of torch that ask for the device below Python's modes, each with a small stand-in
@@ -400,14 +393,13 @@ def _dlpack(original: Any) -> Any:
 
 def install_library(session: Session, patches: Patches, operators: Operators, calls: Functions) -> None:
     """Put all stand-ins in place."""
-    patches.function(graph, "_engine_run_backward", operators.backward.wrap(graph._engine_run_backward))
-    _install_host_prices(session, patches)
+    patches.around(graph, "_engine_run_backward")(operators.backward.run)
     for owner in (_foreach_utils, torch._C):
-        name = "_group_tensors_by_device_and_dtype"
-        patches.function(owner, name, _grouping(getattr(owner, name)))
+        patches.around(owner, "_group_tensors_by_device_and_dtype")(_grouped)
     patches.function(torch, "Generator", _generator(torch.Generator))
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
+    _install_host_prices(session, patches)
     _install_data_parallel(patches)
     _install_distributed(session, patches)
     _install_saved_tensor_hooks(patches, calls)
@@ -418,100 +410,91 @@ def install_library(session: Session, patches: Patches, operators: Operators, ca
     _install_profiler(session, patches)
     _install_sending(session, patches)
     _install_attention(patches)
-    _install_encoder(patches)
-    find: Any = torch.jit._builtins._find_builtin  # by identity, also of what stands in for a builtin now
-    patches.function(torch.jit._builtins, "_find_builtin", lambda function: find(inspect.unwrap(function)))
     for name in ("nested_tensor", "as_nested_tensor"):
-        patches.function(torch.nested, name, _on_host_only(getattr(torch.nested, name), f"nested.{name}"))
+        patches.around(torch.nested, name)(_on_host_only)
+
+    @patches.around(torch.jit._builtins, "_find_builtin")
+    def find_builtin(find: Any, function: Any) -> Any:  # by identity, also of what stands in for a builtin now
+        return find(inspect.unwrap(function))
 
 
-def _on_host_only(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def make(*args: Any, **kwargs: Any) -> Any:
-        if touches_device(original, args, kwargs):
-            raise NotModelledError(f"torch.{original.__name__}: nested tensors on the emulated GPU are not modelled")
-        return original(*args, **kwargs)
-
-    return make
+def _on_host_only(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if touches_device(original, args, kwargs):
+        raise NotModelledError(f"torch.{original.__name__}: nested tensors on the emulated GPU are not modelled")
+    return original(*args, **kwargs)
 
 
 def _install_attention(patches: Patches) -> None:
-    """Where a program asks for a kernel of attention that only CUDA has, the CPU's flash attention answers."""
-    choose, names = torch.nn.attention._sdpa_kernel, torch.nn.attention.SDPBackend
-    cuda_only = {names.EFFICIENT_ATTENTION, names.CUDNN_ATTENTION}
+    """Where a program asks for a kernel of attention that only CUDA has, the CPU's flash attention answers.
 
-    def sdpa_kernel(backends: Iterable[Any], *args: Any, **kwargs: Any) -> None:
-        asked = list(backends)
-        choose([*asked, *([names.FLASH_ATTENTION, names.MATH] if cuda_only & set(asked) else [])], *args, **kwargs)
-
-    patches.set(torch.nn.attention, "_sdpa_kernel", sdpa_kernel)
-
-
-def _install_encoder(patches: Patches) -> None:
-    """A `TransformerEncoder` in evaluation packs sequences padded at their end, and pads with zeros afterwards.
-
-    Here they are not packed, but carry their mask to the layers, which take their slow path. The host waits as for
-    nested tensors: it asks whether the padding is at the end, and how long the sequences are.
+    A `TransformerEncoder` in evaluation packs sequences padded at their end, and pads with zeros afterwards. Here they
+    are not packed, but carry their mask to the layers, which take their slow path. The host waits as for nested
+    tensors: it asks whether the padding is at the end, and how long the sequences are.
     """
-    encoder, layer, ask = (
-        torch.nn.TransformerEncoder,
-        torch.nn.TransformerEncoderLayer,
-        torch.overrides.has_torch_function,
-    )
-    encode, encode_layer, inside = encoder.forward, layer.forward, [False]
+    names = torch.nn.attention.SDPBackend
+    cuda_only = {names.EFFICIENT_ATTENTION, names.CUDNN_ATTENTION}
+    inside = [False]  # an encoder on the device, and in none of its layers
 
-    def forward(self: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
+    @patches.around(torch.nn.attention, "_sdpa_kernel")
+    def choose(original: Any, backends: Iterable[Any], *args: Any, **kwargs: Any) -> None:
+        asked = list(backends)
+        original([*asked, *([names.FLASH_ATTENTION, names.MATH] if cuda_only & set(asked) else [])], *args, **kwargs)
+
+    @patches.around(torch.nn.TransformerEncoder, "forward")
+    def encode(original: Any, self: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
         inside.append(is_on_device(src))
         try:
-            return encode(self, src, *args, **kwargs)
+            return original(self, src, *args, **kwargs)
         finally:
             inside.pop()
 
-    def forward_layer(
-        self: Any, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = False
+    @patches.around(torch.nn.TransformerEncoderLayer, "forward")
+    def encode_layer(
+        run: Any, self: Any, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = False
     ) -> Any:
         inside.append(False)
         try:
             padding = getattr(src, PADDING, src_key_padding_mask)
-            result = encode_layer(self, src, src_mask, padding, is_causal)
+            result = run(self, src, src_mask, padding, is_causal)
         finally:
             inside.pop()
         if hasattr(src, PADDING):
             setattr(result, PADDING, padding)
         return result
 
-    def pack(tensor: Any, mask: Any, mask_check: bool = True) -> Any:
+    @patches.around(torch, "_nested_tensor_from_mask")
+    def pack(original: Any, tensor: Any, mask: Any, mask_check: bool = True) -> Any:
+        if not inside[-1]:
+            return _on_host_only(original, tensor, mask, mask_check)
         mask.sum(1).cpu()
         packed = tensor.clone()
         setattr(packed, PADDING, mask.logical_not())
         return packed
 
-    refuse = _on_host_only(torch._nested_tensor_from_mask, "_nested_tensor_from_mask")
-    patches.set(encoder, "forward", forward)
-    patches.set(layer, "forward", forward_layer)
+    ask = torch.overrides.has_torch_function
     patches.set(torch.overrides, "has_torch_function", lambda values: not inside[-1] and ask(values))
-    patches.function(
-        torch, "_nested_tensor_from_mask", lambda *args, **kwargs: (pack if inside[-1] else refuse)(*args, **kwargs)
-    )
 
 
 def _install_profiler(session: Session, patches: Patches) -> None:
     """`torch.profiler` shows the emulated work in virtual time; what it really recorded, the CPU's, is left aside."""
     profile, emit_nvtx = torch.autograd.profiler.profile, torch.autograd.profiler.emit_nvtx
-    make: Any = profile.__init__
-    begin: Any = profile._start_trace
-    end: Any = profile.__exit__
     since, stacks = "_loaderviz_since", "_loaderviz_stacks"
 
-    def init(self: Any, *args: Any, use_device: str | None = None, use_cuda: bool = False, **kwargs: Any) -> None:
+    @patches.around(profile, "__init__")
+    def init(
+        make: Any, self: Any, *args: Any, use_device: str | None = None, use_cuda: bool = False, **kwargs: Any
+    ) -> None:
         make(self, *args, **kwargs | {"use_cpu": True, "with_stack": False})  # it looks into nn.Module's own call
         self.use_device = "cuda" if use_cuda else use_device
         vars(self)[stacks] = kwargs.get("with_stack", False)
 
-    def start(self: Any) -> None:
+    @patches.around(profile, "_start_trace")
+    def start(begin: Any, self: Any) -> None:
         begin(self)
         vars(self)[since] = len(session.runtime.builder)
 
-    def leave(self: Any, *error: Any) -> Any:
+    @patches.around(profile, "__exit__")
+    def leave(end: Any, self: Any, *error: Any) -> Any:
         if not self.enabled or not session.in_recording_thread() or not hasattr(self, since):
             return end(self, *error)
         emulated: list[Timeline] = []
@@ -520,19 +503,20 @@ def _install_profiler(session: Session, patches: Patches) -> None:
             emulated[:] = emulated or [session.runtime.recorded(getattr(self, since))]
             return _profiled(emulated[0], self.use_device)
 
-        self._parse_kineto_results = events
+        def export_chrome_trace(path: str, *_: Any, **__: Any) -> None:
+            from loaderviz.export import to_chrome_trace
+
+            to_chrome_trace(emulated[0], path)
+
+        self._parse_kineto_results, self.export_chrome_trace = events, export_chrome_trace
         with session.bookkeeping():
             result = end(self, *error)
             events()
         self.with_stack = getattr(self, stacks)
-        self.kineto_results = _ProfilerResults(self.kineto_results, emulated[0])
         session.note("torch.profiler shows the emulated work in virtual time, without shapes and memory")
         return result
 
     activities = torch.profiler.ProfilerActivity
-    patches.set(profile, "__init__", init)
-    patches.set(profile, "_start_trace", start)
-    patches.set(profile, "__exit__", leave)
     patches.function(torch.autograd, "_supported_activities", lambda: {activities.CPU, activities.CUDA})
     patches.set(emit_nvtx, "__enter__", lambda self: self)
     patches.set(emit_nvtx, "__exit__", lambda self, *error: None)
@@ -567,44 +551,26 @@ def _profiled(timeline: Timeline, device: str | None) -> list[FunctionEvent]:
     return events
 
 
-class _ProfilerResults:
-    """The profiler's own results, but that what is saved is the emulated work."""
-
-    def __init__(self, real: Any, emulated: Timeline) -> None:
-        self._real, self._emulated = real, emulated
-
-    def save(self, path: str) -> None:
-        """Write a Chrome trace."""
-        from loaderviz.export import to_chrome_trace
-
-        to_chrome_trace(self._emulated, path)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
-def _grouping(original: Callable[..., Any]) -> Callable[..., Any]:
-    def group(tensor_lists: Any, with_indices: bool = False) -> Any:
-        """Group tensors by (device, dtype), device tensors apart from host tensors."""
-        groups: dict[Any, Any] = {}
-        for (device, dtype), (lists, indices) in original(tensor_lists, with_indices).items():
-            with torch._C.DisableTorchFunction():  # our own questions
-                places = [tensor is not None and is_on_device(tensor) for tensor in lists[0]]
-            for here in sorted(set(places)):
-                keep = [position for position, place in enumerate(places) if place == here]
-                part = [[entries[position] for position in keep] if entries else entries for entries in lists]
-                part_indices = [indices[position] for position in keep] if indices else indices
-                groups[DEVICE if here else device, dtype] = (part, part_indices)
-        return groups
-
-    return group
+def _grouped(group: Callable[..., Any], tensor_lists: Any, with_indices: bool = False) -> Any:
+    """Group tensors by (device, dtype), device tensors apart from host tensors."""
+    groups: dict[Any, Any] = {}
+    for (device, dtype), (lists, indices) in group(tensor_lists, with_indices).items():
+        with torch._C.DisableTorchFunction():  # our own questions
+            places = [tensor is not None and is_on_device(tensor) for tensor in lists[0]]
+        for here in sorted(set(places)):
+            keep = [position for position, place in enumerate(places) if place == here]
+            part = [[entries[position] for position in keep] if entries else entries for entries in lists]
+            part_indices = [indices[position] for position in keep] if indices else indices
+            groups[DEVICE if here else device, dtype] = (part, part_indices)
+    return groups
 
 
 def _install_host_prices(session: Session, patches: Patches) -> None:
     """A module's call and an optimizer's step cost what `Host` says; other Python in them is free or measured."""
-    host, call_module = session.runtime.host, torch.nn.Module.__call__
+    host = session.runtime.host
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @patches.around(torch.nn.Module, "__call__")
+    def call(call_module: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if session.quiet or session.fetching or not session.in_recording_thread():
             return call_module(self, *args, **kwargs)
         session.begin_priced(host.module)
@@ -612,8 +578,6 @@ def _install_host_prices(session: Session, patches: Patches) -> None:
             return call_module(self, *args, **kwargs)
         finally:
             session.end_priced()
-
-    patches.set(torch.nn.Module, "__call__", call)
 
     def step_begins(stepping: Any, *_: Any) -> None:
         if session.in_recording_thread():
@@ -657,7 +621,6 @@ def _install_distributed(session: Session, patches: Patches) -> None:
     if not torch.distributed.is_available():
         return
     distributed, parallel = torch.distributed, torch.nn.parallel.DistributedDataParallel
-    begin, backend_of, make = distributed.init_process_group, distributed.get_backend, parallel.__init__
     synchronizes, asked = "require_backward_grad_sync", ""
 
     def one_rank(ranks: int) -> None:
@@ -667,7 +630,8 @@ def _install_distributed(session: Session, patches: Patches) -> None:
                 "torchrun --nproc-per-node 1, or record on real GPUs"
             )
 
-    def init_process_group(*args: Any, **kwargs: Any) -> None:
+    @patches.around(distributed, "init_process_group")
+    def init_process_group(begin: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal asked
         options = inspect.signature(begin).bind(*args, **kwargs).arguments
         ranks = options.get("world_size", -1)
@@ -677,10 +641,12 @@ def _install_distributed(session: Session, patches: Patches) -> None:
             options |= {"backend": "gloo", "device_id": None}
         begin(**options)
 
-    def get_backend(group: Any = None) -> str:
+    @patches.around(distributed, "get_backend")
+    def get_backend(backend_of: Any, group: Any = None) -> str:
         return asked or backend_of(group)
 
-    def init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    @patches.around(parallel, "__init__")
+    def init(make: Any, self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         if any(map(is_on_device, module.parameters())):
             one_rank(distributed.get_world_size(kwargs.get("process_group")))
             session.note("DistributedDataParallel over one rank: no gradient is copied into a bucket, none is reduced")
@@ -689,10 +655,7 @@ def _install_distributed(session: Session, patches: Patches) -> None:
     def is_synchronizing(self: Any) -> bool:
         return bool(vars(self)[synchronizes]) and not any(map(is_on_device, self.parameters()))
 
-    patches.function(distributed, "init_process_group", init_process_group)
-    patches.function(distributed, "get_backend", get_backend)
     patches.function(distributed, "is_nccl_available", lambda: True)
-    patches.set(parallel, "__init__", init)
     patches.set(
         parallel, synchronizes, property(is_synchronizing, lambda self, on: vars(self).update({synchronizes: on}))
     )
@@ -701,11 +664,8 @@ def _install_distributed(session: Session, patches: Patches) -> None:
 def _generator(original: Any) -> Any:
     """Return a class that stands in for `torch.Generator`: a CUDA generator draws the CPU's numbers."""
 
-    class Meta(StandIn, type(original)):  # type: ignore[misc]
-        pass
-
     @stands_for(original)
-    class Generator(original, metaclass=Meta):  # type: ignore[misc]
+    class Generator(original):  # type: ignore[misc]
         def __new__(cls, device: Any = "cpu") -> Any:
             place = wanted_device(device)
             self = super().__new__(cls, "cpu" if place.type == "cuda" else place)
@@ -739,60 +699,52 @@ def _install_sending(session: Session, patches: Patches) -> None:
     """A tensor of the device that goes to another process goes by CUDA's handles for memory, which nothing emulates."""
     reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
 
-    def refusing(reduce: Any) -> Any:
-        def send(tensor: torch.Tensor) -> Any:
-            with torch._C.DisableTorchFunction():
-                here = session.alive and is_on_device(tensor)
-            if here:
-                problem = NotModelledError(
-                    "a tensor on the emulated GPU cannot be sent to another process (CUDA IPC is not modelled): keep "
-                    "one process for the GPU, or send tensor.cpu()"
-                )
-                raise problem if session.in_recording_thread() else session.refused_elsewhere(problem)
-            return reduce(tensor)
-
-        return send
+    def send(reduce: Any, tensor: torch.Tensor) -> Any:
+        with torch._C.DisableTorchFunction():
+            here = session.alive and is_on_device(tensor)
+        if here:
+            problem = NotModelledError(
+                "a tensor on the emulated GPU cannot be sent to another process (CUDA IPC is not modelled): keep "
+                "one process for the GPU, or send tensor.cpu()"
+            )
+            raise problem if session.in_recording_thread() else session.refused_elsewhere(problem)
+        return reduce(tensor)
 
     for kind in (torch.Tensor, torch.nn.Parameter):
         patches.at_end(partial(reducers.__setitem__, kind, reducers[kind]))
-        reducers[kind] = refusing(reducers[kind])
+        reducers[kind] = partial(send, reducers[kind])
 
 
 def _install_autocast(session: Session, patches: Patches) -> None:
     """Autocast for CUDA runs as the CPU's autocast with the same dtype, and the timeline says so."""
-    autocast = torch.amp.autocast_mode.autocast
-    begin = autocast.__init__
 
-    def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+    @patches.around(torch.amp.autocast_mode.autocast, "__init__")
+    def init(
+        begin: Any, self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
+    ) -> None:
         if device_type == "cuda":
             device_type, dtype = "cpu", dtype or torch.float16
             if enabled:
                 session.note(f"autocast: the values are really computed in {dtype}, by the CPU's kernels and lists")
         begin(self, device_type, dtype, enabled, cache_enabled)
 
-    patches.set(autocast, "__init__", init)
+    def as_cpu(ask: Callable[[str], Any], device_type: str = "cuda") -> Any:
+        return ask("cpu" if device_type == "cuda" else device_type)
+
     for name in ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_available"):
-        if hasattr(torch, name):
-            patches.function(torch, name, _as_cpu(getattr(torch, name)))
-
-
-def _as_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
-    def ask(device_type: str = "cuda") -> Any:
-        return original("cpu" if device_type == "cuda" else device_type)
-
-    return ask
+        patches.around(torch, name)(as_cpu)
 
 
 def _install_compiler(session: Session, patches: Patches) -> None:
     """Compiled code runs as its eager operators, also what was compiled before, and the timeline says so."""
     note = "torch.compile: compiled code is emulated as its eager operators, so nothing is fused"
-    signature = inspect.signature(torch.compile)
 
-    def compile_eagerly(*args: Any, **kwargs: Any) -> Any:
-        asked = signature.bind(*args, **kwargs).arguments
+    @patches.around(torch, "compile")
+    def compile_eagerly(original: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = inspect.signature(original).bind(*args, **kwargs).arguments
         model = asked.pop("model", None)
         if model is None:
-            return lambda model: compile_eagerly(model, **asked)
+            return lambda model: torch.compile(model, **asked)
         if asked.get("mode") is not None and asked.get("options") is not None:
             raise RuntimeError("torch.compile: either mode or options can be specified, but not both")
         if asked.get("disable") or isinstance(model, type):
@@ -804,11 +756,9 @@ def _install_compiler(session: Session, patches: Patches) -> None:
         if callback:
             session.note(note)
 
-    patches.function(torch, "compile", compile_eagerly)
     patches.set(eval_frame, "_stance", eval_frame.DynamoStance("force_eager"))  # with fullgraph=True, too
     patches.set(eval_frame, "_callback_from_stance", without_compiling)  # asked at each call of compiled code
-    mark = torch.compiler.cudagraph_mark_step_begin
-    patches.set(torch.compiler, mark.__name__, lambda: None)  # there are no CUDA graphs
+    patches.set(torch.compiler, "cudagraph_mark_step_begin", lambda: None)  # there are no CUDA graphs
     patches.function(torch._dynamo, "reset", lambda: None)  # nor anything else to be forgotten
 
 
@@ -821,28 +771,21 @@ def _install_serialization(session: Session, patches: Patches) -> None:
             if session.tracking:
                 session.tracking.host_access(copies.bytes_of(storage), "torch.save")
             return None
-        session.enter("torch.save")
-        session.deferred.deliver(tag, session.stream)
-        _move_bytes(session, "d2h", reads=[copies.bytes_of(storage)])
-        session.leave()
+        with session.calling("torch.save"):
+            session.deferred.deliver(tag, session.stream)
+            _move_bytes(session, "d2h", reads=[copies.bytes_of(storage)])
         return "cuda:0"
 
     def restore(storage: Any, wanted: str) -> Any:
         if not wanted.startswith("cuda"):
             return None
         wanted_device(wanted)
-        session.enter("torch.load")
-        session.mark_source()
-        _move_bytes(session, "h2d", writes=[session.place(copies.bytes_of(storage))])
-        session.leave()
+        with session.calling("torch.load"):
+            _move_bytes(session, "h2d", writes=[session.place(copies.bytes_of(storage))])
         return storage
 
-    patches.set(torch.serialization, "_package_registry", list(torch.serialization._package_registry))
-    torch.serialization.register_package(FIRST, location, restore)
-    base = torch.storage._StorageBase
-    copy_storage: Any = base.__deepcopy__
-
-    def deepcopy(self: Any, memo: Any) -> Any:
+    @patches.around(torch.storage._StorageBase, "__deepcopy__")
+    def deepcopy(copy_storage: Any, self: Any, memo: Any) -> Any:
         tag = getattr(self, ATTRIBUTE, None)
         if type(tag) is not DeviceTag:
             return copy_storage(self, memo)
@@ -850,18 +793,19 @@ def _install_serialization(session: Session, patches: Patches) -> None:
         with session.bookkeeping():
             result = copy_storage(self, memo)
         if getattr(result, ATTRIBUTE, None) is None:
-            session.mark_source()
-            _move_bytes(session, "d2d", [copies.bytes_of(self)], [session.place(copies.bytes_of(result), tag.batch)])
+            with session.calling("copy.deepcopy"):
+                target = session.place(copies.bytes_of(result), tag.batch)
+                _move_bytes(session, "d2d", [copies.bytes_of(self)], [target])
         return result
 
-    patches.set(base, "__deepcopy__", deepcopy)
+    patches.set(torch.serialization, "_package_registry", list(torch.serialization._package_registry))
+    torch.serialization.register_package(FIRST, location, restore)
 
 
 def _move_bytes(
     session: Session, direction: Direction, reads: Sequence[torch.Tensor] = (), writes: Sequence[torch.Tensor] = ()
 ) -> None:
     """Copy all of a storage; to the host and from there it is a blocking copy of pageable memory."""
-    session.mark_source()
     crosses, size = direction != "d2d", (*reads, *writes)[0].nbytes
     command = session.runtime.memcpy(size, direction, session.stream, pinned=not crosses, blocking=crosses)
     if session.tracking:
@@ -872,18 +816,18 @@ def _move_bytes(
 
 def _install_ranges(session: Session, patches: Patches) -> None:
     """`record_function` (and with it the DataLoader's own annotation) becomes a range on the main lane."""
-    enter: Any = record_function.__enter__
-    leave = record_function.__exit__
     starts: dict[int, int] = {}
 
-    def begin(self: Any) -> Any:
+    @patches.around(record_function, "__enter__")
+    def begin(enter: Any, self: Any) -> Any:
         if not session.in_recording_thread():
             return enter(self)
         with session.own_work():
             starts[id(self)] = session.enter_range(self.name)
             return enter(self)
 
-    def end(self: Any, *error: Any) -> Any:
+    @patches.around(record_function, "__exit__")
+    def end(leave: Any, self: Any, *error: Any) -> Any:
         start = starts.pop(id(self), None)
         if start is None:
             with session.bookkeeping():
@@ -891,6 +835,3 @@ def _install_ranges(session: Session, patches: Patches) -> None:
         with session.own_work():
             session.leave_range(self.name, start)
             return leave(self, *error)
-
-    patches.set(record_function, "__enter__", begin)
-    patches.set(record_function, "__exit__", end)

@@ -16,7 +16,7 @@ import time
 import timeit
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -82,6 +82,16 @@ class Patches:
         if before is not MISSING:
             self._swaps.append((before, self.set(owner, name, value)))
 
+    def around(self, owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+        """Return a decorator: the function takes the place of `owner.name`, and gets that before its arguments."""
+
+        def put(replacement: Callable[..., Any]) -> None:
+            if before := getattr(owner, name, None):
+                place = self.function if isinstance(owner, ModuleType) else self.set
+                place(owner, name, MethodType(replacement, before))
+
+        return put
+
     def swap_everywhere(self, skip: Callable[[str], bool]) -> None:
         """Replace what `function` replaced in loaded modules that hold it by name, but those that `skip` takes."""
         self._loaded = set(sys.modules)
@@ -137,17 +147,16 @@ def _class_for(before: Any, value: Any, now: Callable[[], Any]) -> Any:
             return now()(*args, **kwargs) if cls is stand_in else super().__call__(*args, **kwargs)
 
         def __instancecheck__(cls, instance: Any) -> bool:
-            return super().__instancecheck__(instance) or (cls is stand_in and isinstance(instance, now()))
+            return super().__instancecheck__(instance) or (cls is stand_in and isinstance(instance, (before, now())))
 
         def __subclasscheck__(cls, other: Any) -> bool:
-            return super().__subclasscheck__(other) or (cls is stand_in and issubclass(other, now()))
+            return super().__subclasscheck__(other) or (cls is stand_in and issubclass(other, (before, now())))
 
         @property
         def __signature__(cls) -> inspect.Signature:
             return inspect.signature(value)
 
-    named = {key: getattr(before, key) for key in ("__module__", "__qualname__", "__doc__") if hasattr(before, key)}
-    stand_in = Meta(before.__name__, (value,), named)
+    stand_in = stands_for(before)(Meta(before.__name__, (value,), {}))
     return stand_in
 
 
@@ -166,18 +175,8 @@ def _entries(wanted: dict[int, Any], modules: Iterable[str]) -> Iterator[tuple[d
                 yield names, name, value
 
 
-class StandIn(type):
-    """The metaclass of stand-ins for torch's classes: their instances are its own; a subclass stands for nothing."""
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return super().__instancecheck__(instance) or isinstance(instance, vars(cls).get("original", ()))
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return super().__subclasscheck__(subclass) or issubclass(subclass, vars(cls).get("original", ()))
-
-
 def stands_for(original: type) -> Callable[[Any], Any]:
-    """Return a decorator: the class stands in for `original`, with its name, module and words; functions: `Patches`."""
+    """Return a decorator: the class looks like `original`, which it stands in for; see `Patches` and `Disguised`."""
 
     def dress(cls: Any) -> Any:
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
@@ -188,6 +187,15 @@ def stands_for(original: type) -> Callable[[Any], Any]:
     return dress
 
 
+class Disguised:
+    """The base of what stands for objects of torch's classes."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """Pass for what it stands for in isinstance checks, whenever that name was imported."""
+        return vars(type(self)).get("original", type(self))
+
+
 # The clock. Inside a recording `time` follows the virtual clock of the host, for the thread that records. Other threads
 # and the standard library's own waiting (multiprocessing, queues, sockets) keep the real clock, or they would wait for
 # ever.
@@ -196,8 +204,9 @@ def stands_for(original: type) -> Callable[[Any], Any]:
 def install_clock(session: Session, patches: Patches) -> None:
     """Replace the clocks and `sleep` in `time` (and for those who imported them by name)."""
 
-    def virtual(real: Callable[[], Any], base: int, unit: int) -> Callable[[], Any]:
-        def clock() -> Any:
+    def replace(name: str, base: int, unit: int) -> None:
+        @patches.around(time, name)
+        def clock(real: Callable[[], Any]) -> Any:
             if not is_virtual(session, sys._getframe(1)):
                 return real()
             session.enter("time")
@@ -206,49 +215,35 @@ def install_clock(session: Session, patches: Patches) -> None:
             now = base + session.runtime.now
             return now if unit == 1 else now / unit
 
-        return clock
-
     for name in CLOCKS:
         base = getattr(time, name + "_ns")()
-        for full_name, unit in ((name, SECOND), (name + "_ns", 1)):
-            patches.function(time, full_name, virtual(getattr(time, full_name), base, unit))
-    real_sleep = time.sleep
+        replace(name, base, SECOND)
+        replace(name + "_ns", base, 1)
 
-    def sleep(seconds: float) -> None:
+    @patches.around(time, "sleep")
+    def sleep(real: Callable[[float], None], seconds: float) -> None:
         if not is_virtual(session, sys._getframe(1)):
-            real_sleep(seconds)
+            real(seconds)
             return
         if seconds < 0:
             raise ValueError("sleep length must be non-negative")
-        session.enter("time.sleep")
-        session.mark_source()
-        session.runtime.sleep(round(seconds * SECOND))
-        session.leave()
+        with session.calling("time.sleep"):
+            session.runtime.sleep(round(seconds * SECOND))
 
-    patches.function(time, "sleep", sleep)
     patches.function(timeit, "default_timer", time.perf_counter)
-    _install_benchmark(patches)
+    if benchmark := sys.modules.get("torch.utils.benchmark"):
 
+        def synchronized() -> float:
+            torch.cuda.synchronize()
+            return timeit.default_timer()
 
-def _install_benchmark(patches: Patches) -> None:
-    """`torch.utils.benchmark.Timer` waits for the device; up to torch 2.12 it decides so when it is imported."""
-    benchmark = sys.modules.get("torch.utils.benchmark")
-    if benchmark is None:
-        return
-    begin = benchmark.Timer.__init__
-
-    def synchronized() -> float:
-        torch.cuda.synchronize()
-        return timeit.default_timer()
-
-    def init(
-        self: Any, stmt: str = "pass", setup: str = "pass", global_setup: str = "", *args: Any, **more: Any
-    ) -> None:
-        if not args:
-            more.setdefault("timer", synchronized)
-        begin(self, stmt, setup, global_setup, *args, **more)
-
-    patches.set(benchmark.Timer, "__init__", init)
+        @patches.around(benchmark.Timer, "__init__")  # up to torch 2.12 it decides when it is imported whether to wait
+        def init(
+            begin: Any, self: Any, stmt: str = "pass", setup: str = "pass", start: str = "", *args: Any, **more: Any
+        ) -> None:
+            if not args:
+                more.setdefault("timer", synchronized)
+            begin(self, stmt, setup, start, *args, **more)
 
 
 def is_virtual(session: Session, caller: Any) -> bool:
@@ -315,10 +310,10 @@ def _is_of_device(value: Any) -> bool:
 
 def watch_threads(session: Session, patches: Patches) -> None:
     """Let each thread that is started while the recording runs have a guard: `session.enter` says what is wrong."""
-    start = threading.Thread.start
 
-    def guarded_start(self: threading.Thread) -> None:
-        run = self.run
+    @patches.around(threading.Thread, "start")
+    def start(begin: Callable[..., None], thread: Any) -> None:
+        run = thread.run
 
         def guarded() -> None:
             session.threads.add(threading.get_ident())
@@ -330,12 +325,10 @@ def watch_threads(session: Session, patches: Patches) -> None:
                 raise
             finally:
                 session.threads.discard(threading.get_ident())
-                del self.run  # the thread's own method again
+                del thread.run  # the thread's own method again
 
-        self.run = guarded  # type: ignore[method-assign]
-        start(self)
-
-    patches.set(threading.Thread, "start", guarded_start)
+        thread.run = guarded
+        begin(thread)
 
 
 def stop_by_signal(session: Session, patches: Patches) -> None:

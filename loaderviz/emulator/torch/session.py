@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -32,6 +32,9 @@ from loaderviz.emulator.torch.tensors import TensorMemory
 from loaderviz.emulator.torch.tracking import AccessTracking
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Context, Timeline
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.torch.dataloader import Fetched
 
 Copies = Literal["on_wait", "eager"]
 OnHazard = Literal["warn", "raise", "off"]
@@ -177,6 +180,16 @@ class Session(TensorMemory):
             self._own.go()
 
     @contextmanager
+    def calling(self, call: str) -> Iterator[Session]:
+        """Around a call that the emulator answers: in, with the caller's line noted, and out."""
+        self.enter(call)
+        self.mark_source()
+        try:
+            yield self
+        finally:
+            self.leave()
+
+    @contextmanager
     def own_work(self) -> Iterator[None]:
         """Run what is the emulator's and calls nothing of the device: no part of it is the program's, or counted.
 
@@ -249,13 +262,13 @@ class Session(TensorMemory):
         if flops:
             self.runtime.shared.take(start, self.runtime.now, host.cores - 1)  # torch's threads
 
-    def fetched(self, samples: int, nbytes: int, work: int, unpriced: int, *, batched: bool) -> int:
-        """Return what a fetch costs [ns] whose data set's own work is `work`; note what nothing prices."""
+    def fetched(self, batch: Fetched, nbytes: int) -> int:
+        """Return what a fetch costs [ns]; note what nothing prices."""
         if self.measured:
-            return work
-        took = work + costs.fetch_time(self.runtime.host, samples, nbytes, batched=batched)
-        self.unpriced["data set"] = self.unpriced.get("data set", 0) + unpriced
-        self._far_from_priced.append(unpriced > max(NOTED, NOTED_TIMES * took))
+            return batch.work
+        took = batch.work + costs.fetch_time(self.runtime.host, batch.samples, nbytes, batched=batch.batched)
+        self.unpriced["data set"] = self.unpriced.get("data set", 0) + batch.unpriced
+        self._far_from_priced.append(batch.unpriced > max(NOTED, NOTED_TIMES * took))
         return took
 
     def source(self, depth: int = 1) -> str:
@@ -293,11 +306,9 @@ class Session(TensorMemory):
 
     def synchronize(self, target: Stream | Event | None) -> None:
         """Block the host until a stream, an event or (None) the device is done; what was on its way arrives."""
-        self.enter("synchronize")
-        self.mark_source()
-        self.runtime.synchronize(target)
-        self.deferred.host_knows()
-        self.leave()
+        with self.calling("synchronize"):
+            self.runtime.synchronize(target)
+            self.deferred.host_knows()
 
     def stream_of(self, stream: Any) -> Stream:
         """Return the runtime's stream behind a `torch.cuda.Stream`; None stands for the current one."""
