@@ -326,6 +326,19 @@ class Picture:
         return self.view._repr_mimebundle_() | {"text/plain": repr(self)}
 
 
+def as_text(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table, of which the first row has the heads, in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def as_markdown(rows: Sequence[Sequence[str]], sides: str) -> str:
+    """Return the same in Markdown; `sides` has a letter for each column, l or r."""
+    rule = ["---:" if side == "r" else "---" for side in sides]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]])
+
+
 def boxed(*paragraphs: str) -> str:
     """Return Markdown paragraphs as one block with a line at its side, which every front end can draw."""
     return "\n".join(f"> {line}".rstrip() for line in "\n\n".join(paragraphs).splitlines())

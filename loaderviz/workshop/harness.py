@@ -273,10 +273,8 @@ class LoaderRun:
     seen: list[Batch]  # sums float64 [B], labels int64 [B], on the CPU
     data: Data
     config: FeedConfig
-    places: Sequence[tuple[int, int]] = ()  # the device addresses of the images of each batch handed out
-    handed: Sequence[int] = ()  # when each batch was handed out, ns
-    held: Sequence[int] = ()  # device memory that the loader held then, bytes
-    lints: Sequence[Any] = ()
+    loop: CheckLoop
+    lints: Sequence[Any]
 
     @property
     def took(self) -> int:
@@ -337,7 +335,7 @@ class LoaderRun:
         calls = sorted((call.start, copy.nbytes) for copy in copies if (call := diagnosis.call_of(self.timeline, copy)))
         sizes = list(itertools.accumulate(sum(part.nbytes for part in batch) for batch in self.data.batches))
         starts, queued = [start for start, _ in calls], [0, *itertools.accumulate(nbytes for _, nbytes in calls)]
-        before = (queued[bisect.bisect_left(starts, time)] for time in self.handed)
+        before = (queued[bisect.bisect_left(starts, time)] for time in self.loop.handed)
         ahead = [bisect.bisect_right(sizes, nbytes) - number - 1 for number, nbytes in enumerate(before)]
         usual = sorted(ahead[: max(1, len(ahead) - most)])  # in the end there are no later ones
         if not least <= max(ahead) <= most or usual[len(usual) // 2] < least:
@@ -348,7 +346,7 @@ class LoaderRun:
 
     def must_hold(self, most: float, rule: str = diagnosis.BOUNDED) -> None:
         """Raise `NotYet` if the loader held device memory for more than `most` batches when it handed one out."""
-        held = max(self.held) / max(sum(part.nbytes for part in batch) for batch in self.data.batches)
+        held = max(self.loop.held) / max(sum(part.nbytes for part in batch) for batch in self.data.batches)
         if held > most:
             fact = f"memory for {held:.1f} batches was held at the same time; {most} are allowed"
             raise self.not_yet(fact, rule)
@@ -357,8 +355,8 @@ class LoaderRun:
         """Raise `NotYet` if the loader ever held more device memory than for `ahead` later batches and four others."""
         sizes = [sum(part.nbytes for part in batch) for batch in self.data.batches]
         fair = max(sum(sizes[number : number + ahead + 4]) for number in range(len(sizes)))
-        if max(self.held) > 1.02 * fair:  # blocks are rounded up
-            number, most = self.held.index(max(self.held)), words.size(max(self.held))
+        if max(self.loop.held) > 1.02 * fair:  # blocks are rounded up
+            number, most = self.loop.held.index(max(self.loop.held)), words.size(max(self.loop.held))
             fact = f"when batch {number} was handed out, {most} were held; {ahead + 4} batches have at most "
             raise self.not_yet(f"{fact}{words.size(fair)}. What was used must be dropped", diagnosis.BOUNDED)
 
@@ -392,11 +390,11 @@ class LoaderRun:
         """Yield each copy that wrote into the memory of an earlier batch too early: (copy, batch, end of kernels)."""
         if self.config.epochs > 1 or all(hazard.kind != "early-reuse" for hazard in self.hazards):
             return  # a batch number then stands for several hand-outs; or the order is made, whatever the addresses
-        reads = [diagnosis.kernels_of(self.timeline, batch)[-1:] for batch in range(len(self.places))]
+        reads = [diagnosis.kernels_of(self.timeline, batch)[-1:] for batch in range(len(self.loop.places))]
         for copy in diagnosis.copies(self.timeline):
-            here = self.places[copy.batch] if copy.batch < len(self.places) else (0, 0)
-            for batch in range(max(0, copy.batch - LOOK_BACK), min(copy.batch, len(self.places))):
-                there, last = self.places[batch], reads[batch]
+            here = self.loop.places[copy.batch] if copy.batch < len(self.loop.places) else (0, 0)
+            for batch in range(max(0, copy.batch - LOOK_BACK), min(copy.batch, len(self.loop.places))):
+                there, last = self.loop.places[batch], reads[batch]
                 if last and copy.start < last[0].end and there[0] < here[1] and here[0] < there[1]:
                     yield copy, batch, last[0].end
 
@@ -465,9 +463,7 @@ def feed(
         seen,
         data,
         setting,
-        loop.places,
-        loop.handed,
-        loop.held,
+        loop,
         recording.lints,
     )
 
@@ -479,9 +475,9 @@ class CheckLoop:
         self.data, self.setting = data, setting
         self.work = BatchWork(data.weights, setting.scale)
         self.seen: list[Batch] = []
-        self.places: list[tuple[int, int]] = []
-        self.handed: list[int] = []
-        self.held: list[int] = []
+        self.places: list[tuple[int, int]] = []  # the device addresses of the images of each batch handed out
+        self.handed: list[int] = []  # when each batch was handed out, ns
+        self.held: list[int] = []  # device memory that the loader held then, bytes
         self.wanted = (list(data.sizes) * setting.epochs)[: count or None]
 
     def consume(self, batches: Any, mark: Callable[[int, int], None]) -> None:

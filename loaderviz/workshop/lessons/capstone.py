@@ -18,24 +18,23 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from loaderviz import words
-from loaderviz.errors import LoadervizError
 from loaderviz.metrics import summarize, window_of
 from loaderviz.recording import record
 from loaderviz.timeline import Kind, Timeline
 from loaderviz.workshop import diagnosis, harness
-from loaderviz.workshop.exercises import Exercise, NotYet, Outcome, Score, shipped
+from loaderviz.workshop.exercises import Exercise, ExerciseError, NotYet, Outcome, Score, as_markdown, as_text, shipped
 from loaderviz.workshop.harness import CheckLoop, Data, FeedConfig, LoaderRun, feed, generator_of
 from loaderviz.workshop.lessons.lesson04 import SHUFFLE, must_be_shuffled
 from loaderviz.workshop.lessons.lesson06 import SLOWEST, Files, reading_time, steady, workers_of
+from loaderviz.workshop.loop import gpu_milliseconds
 
 if TYPE_CHECKING:
     from loaderviz.view import Comparison
@@ -60,20 +59,21 @@ HOST = replace(
 
 @dataclass(frozen=True)
 class World:
-    """A race: what the loader gets, and what it must not do.
+    """A race, the exercise with this number: what the loader gets, and what it must not do.
 
     `held`: for how many batches there is memory on the GPU beside the weights, 0: for all. `flips`: the pictures are in
     files (`lesson06.Files`), and each must be flipped left to right, or not, by chance. `target` x the limit.
     """
 
     name: str
+    number: str
     target: float
     held: int = 0
     flips: bool = False
 
 
-FITS, LARGER = World("fits", 1.25), World("larger", 1.4, held=10)
-FILES = World("files", 1.4, held=10, flips=True)
+FITS, LARGER = World("fits", "8.1", 1.25), World("larger", "8.2", 1.4, held=10)
+FILES = World("files", "8.3", 1.4, held=10, flips=True)
 CORES = 4  # more workers are refused
 
 
@@ -138,11 +138,6 @@ def train(load: Loader, chance: random.Random, world: World = FITS) -> tuple[Loa
     The digits, and the seed of torch's global generator, are drawn from `chance`.
     Raises `NotYet` if the batches are not honest, and what `feed` raises.
     """
-    trainings: list[Training] = []
-
-    def consumer(*arguments: Any) -> Training:
-        trainings.append(Training(*arguments))
-        return trainings[0]
 
     def from_files(images: torch.Tensor, labels: torch.Tensor, *more: int) -> Any:
         return load(Files(images, labels), *more)
@@ -150,13 +145,14 @@ def train(load: Loader, chance: random.Random, world: World = FITS) -> tuple[Loa
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(chance.getrandbits(62))
         setting, loader = FeedConfig(epochs=EPOCHS, host=HOST), from_files if world.flips else load
-        run = feed(loader, digits(chance), setting, SIZE, EPOCHS, resident=True, consumer=consumer)
+        run = feed(loader, digits(chance), setting, SIZE, EPOCHS, resident=True, consumer=Training)
     _must_be_honest(run, world.flips)
     if world.held:
         run.must_hold(world.held)
     if (count := workers_of(run.timeline)) > CORES:
         raise run.not_yet(f"you have {count} workers, but the machine has {CORES} cores", SLOWEST)
-    if (right := trainings[0].right()) < LEARNED:
+    assert isinstance(run.loop, Training)
+    if (right := run.loop.right()) < LEARNED:
         raise run.not_yet(f"the trained network knows {words.share(right)} of the test digits", "nothing was learned")
     return run, right
 
@@ -237,38 +233,38 @@ def limit(world: World = FITS) -> int:
 
 
 def milliseconds(load: Loader) -> float:
-    """Train on the GPU that is there, twice; return the time of a step in the second run in ms, by events."""
-    data, (begin, end) = digits(random.Random(0)), (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    """Train on the GPU that is there; return the time of a step in ms, measured by two events."""
+    data = digits(random.Random(0))
     training = Training(data, FeedConfig())
-    for _ in range(2):  # the first run allocates memory and loads kernels
-        begin.record()  # an event that is recorded again forgets the first time
-        for images, labels in load(data.images, data.labels, SIZE, EPOCHS):
+
+    def run(steps: range) -> None:
+        for images, labels in load(data.images, data.labels, SIZE, len(steps) // PER_EPOCH):
             training.step(images, labels)
-        end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / (EPOCHS * PER_EPOCH)
+
+    return gpu_milliseconds(run, range(STEPS))
 
 
 # The leaderboard: a small SQLite file, which is locked while one writes, so that several kernels may
 
 VARIABLE = "LOADERVIZ_LEADERBOARD"
-FORMAT = 0x6C76_6C62  # SQLite's application_id: "lvlb"
+FORMAT = 0x6C76_6C63  # SQLite's application_id: "lvlc"
+TABLE = """create table if not exists runs (
+    world text not null,
+    name text not null check (typeof(name) = 'text'),
+    ns integer not null check (typeof(ns) = 'integer' and ns > 0),
+    at text not null default (datetime('now')) check (at is datetime(at))
+)"""
 WAIT_SECONDS = 10.0  # for others who write; a run takes milliseconds to write
 LONGEST_NAME = 40
+SUFFIX = secrets.token_hex(2)  # of a name on a board for many: another one in each kernel
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One run: who, how long [ns, virtual], when (ISO 8601, UTC)."""
+class Entry(NamedTuple):
+    """One run: who, how long [ns, virtual], when ("2026-01-31 09:30:00 UTC")."""
 
     name: str
     ns: int
     when: str
-
-    @property
-    def time_of_day(self) -> str:
-        """When, as a table shows it: "2026-01-31 09:30:00 UTC"."""
-        return self.when.replace("T", " ").replace("+00:00", " UTC")
 
 
 class Leaderboard:
@@ -281,40 +277,21 @@ class Leaderboard:
     def __init__(self, path: str | os.PathLike[str] | None = None, world: str = FITS.name) -> None:
         if world not in (known := [each.name for each in (FITS, LARGER, FILES)]):
             raise ValueError(f"there is no world {world!r}; there is {', '.join(known)}")
-        named, self._table = path or os.environ.get(VARIABLE), "runs" if world == FITS.name else f"runs_{world}"
+        named, self.world = path or os.environ.get(VARIABLE), world
         self.path, self.shared, self.note = Path(named or "leaderboard.sqlite"), bool(named), ""
 
-    def add(self, name: str, ns: int) -> Entry:
+    def add(self, name: str, ns: int) -> None:
         """Add a run of `name_for(name)` to the file."""
-        entry = Entry(self.name_for(name), int(ns), datetime.now(UTC).isoformat(timespec="seconds"))
-
-        def write(file: sqlite3.Connection) -> None:
-            file.execute("begin immediate")  # from here on nobody else writes
-            if not _is_ours(file):
-                file.execute(f"pragma application_id = {FORMAT}")
-            columns = "name text not null, ns integer not null, at text not null"
-            file.execute(f"create table if not exists {self._table} ({columns})")
-            row = entry.name, entry.ns, entry.when
-            file.execute(f"insert into {self._table} (name, ns, at) values (?, ?, ?)", row)
-
-        self._use(write)
-        return entry
+        self._use("insert into runs (world, name, ns) values (?, ?, ?)", self.world, self.name_for(name), ns)
 
     @property
     def entries(self) -> list[Entry]:
-        """All runs, in the order in which they were added. What others have put in that is no run is left out."""
-
-        def read(file: sqlite3.Connection) -> list[Entry]:
-            file.text_factory = lambda text: text.decode(errors="replace")
-            tables = file.execute("select name from sqlite_master where name = ?", (self._table,)).fetchall()
-            rows = (
-                file.execute(f"select name, ns, at from {self._table} order by rowid")
-                if tables and _is_ours(file)
-                else ()
-            )
-            return [entry for row in rows if (entry := _entry(*row))]
-
-        return (self._use(read) or []) if os.path.exists(self.path) else []
+        """All runs, in the order in which they were added."""
+        if not os.path.exists(self.path):
+            return []
+        rows = self._use("select name, ns, at from runs where world = ? order by rowid", self.world)
+        entries = (Entry(words.one_line(name, LONGEST_NAME), ns, f"{when} UTC") for name, ns, when in rows)
+        return [entry for entry in entries if entry.name]
 
     def previous(self, name: str) -> Entry | None:
         """Return the last run of `name`; None if there is none."""
@@ -334,66 +311,45 @@ class Leaderboard:
         the same account, so JupyterHub's user name comes first, else four random characters are added (the same for as
         long as the kernel runs).
         """
-        if name := words.one_line(str(wanted), LONGEST_NAME):
+        hub = os.environ.get("JUPYTERHUB_USER", "") if self.shared else ""
+        if name := words.one_line(str(wanted), LONGEST_NAME) or words.one_line(hub, LONGEST_NAME):
             return name
-        if not self.shared:
-            return _account()
-        return words.one_line(os.environ.get("JUPYTERHUB_USER", ""), LONGEST_NAME) or f"{_account()}-{_suffix()}"
+        try:
+            account = getpass.getuser()
+        except (OSError, KeyError, ImportError):  # an account without a name, in some containers
+            account = "you"
+        return f"{account}-{SUFFIX}" if self.shared else account
+
+    def _rows(self, shown: Callable[[str], str]) -> list[tuple[str, ...]]:
+        ranked = enumerate(self.ranking(), 1)
+        rows = ((str(place), shown(name), words.duration(ns), when) for place, (name, ns, when) in ranked)
+        return [("place", "name", "time", "when"), *rows]
 
     def __repr__(self) -> str:
-        rows = [
-            f"{place:3}. {entry.name:{LONGEST_NAME}} {words.duration(entry.ns):>10}  {entry.time_of_day}"
-            for place, entry in enumerate(self.ranking(), 1)
-        ]
-        return "\n".join([*(rows or ["(nobody yet)"]), *([self.note] if self.note else [])])
+        rows = self._rows(str)
+        return "\n".join([as_text(rows) if rows[1:] else "(nobody yet)", *filter(None, [self.note])])
 
     def _repr_markdown_(self) -> str:
-        rows = [
-            f"| {place} | {escaped(entry.name)} | {words.duration(entry.ns)} | {entry.time_of_day} |"
-            for place, entry in enumerate(self.ranking(), 1)
-        ]
-        head = ["| place | name | time | when |", "|--:|:--|--:|:--|"]
-        text = "\n".join([*head, *rows]) if rows else "*The leaderboard is empty: nobody yet.*"
-        return text + (f"\n\n{self.note}" if self.note else "")
+        rows = self._rows(escaped)
+        text = as_markdown(rows, "rlrl") if rows[1:] else "*The leaderboard is empty: nobody yet.*"
+        return "\n\n".join([text, *filter(None, [self.note])])
 
-    def _use(self, action: Callable[[sqlite3.Connection], Any]) -> Any:
-        """Do something with the open file, in one transaction; if it cannot be done, note why and return None."""
+    def _use(self, statement: str, *values: Any) -> list[Any]:
+        """Return the rows of a statement; none, and a note that says why, where the file cannot be used."""
         try:
             with closing(sqlite3.connect(self.path, timeout=WAIT_SECONDS)) as file, file:
-                return action(file)
+                file.text_factory = lambda text: text.decode(errors="replace")
+                if statement.startswith("insert"):
+                    file.execute("begin immediate")  # from here on nobody else writes
+                if file.execute("pragma application_id").fetchone() != (FORMAT,):
+                    if file.execute("select count(*) from sqlite_master").fetchone() != (0,):
+                        raise sqlite3.DatabaseError("it is a database, but no leaderboard")
+                    file.execute(TABLE)
+                    file.execute(f"pragma application_id = {FORMAT}")
+                return file.execute(statement, values).fetchall()
         except (sqlite3.Error, OSError, ValueError, OverflowError) as problem:
             self.note = f"The leaderboard {self.path} cannot be used ({problem}); {VARIABLE} can name another file."
-            return None
-
-
-def _is_ours(file: sqlite3.Connection) -> bool:
-    """Tell whether this is a leaderboard; False if it is empty. Raises `sqlite3.DatabaseError` for anything else."""
-    [kind] = file.execute("pragma application_id").fetchone()
-    if kind != FORMAT and file.execute("select count(*) from sqlite_master").fetchone() != (0,):
-        raise sqlite3.DatabaseError("it is a database, but no leaderboard")
-    return bool(kind == FORMAT)
-
-
-def _entry(name: object, ns: object, when: object) -> Entry | None:
-    """Return a row of the file as a run; None for what is none."""
-    try:
-        told = datetime.fromisoformat(str(when)).astimezone(UTC).isoformat(timespec="seconds")
-    except (ValueError, OverflowError):
-        return None
-    shown = words.one_line(name, LONGEST_NAME) if isinstance(name, str) else ""
-    return Entry(shown, ns, told) if shown and isinstance(ns, int) and ns > 0 else None
-
-
-@lru_cache(maxsize=1)
-def _suffix() -> str:
-    return secrets.token_hex(2)
-
-
-def _account() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError, ImportError):  # an account without a name, in some containers
-        return "you"
+            return []
 
 
 def escaped(text: str) -> str:
@@ -405,10 +361,6 @@ def escaped(text: str) -> str:
 
 SPEEDS = "speed (first = 1)", "speed (one before = 1)", "time (limit = 1)"
 HEAD = ("loader", "time", *SPEEDS, "what costs most", "digits right")
-
-
-class LadderError(LoadervizError, ValueError):
-    """There is no such rung."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -465,25 +417,20 @@ class Ladder:
     def compare(self, *names: str, batches: range) -> Comparison:
         """Return some steps of some rungs (all rungs by default) side by side, cut by the GPU's work.
 
-        Raises `LadderError` for a name without rung, `TimelineError` for batches that the run does not have.
+        Raises `ExerciseError` for a name without rung, `TimelineError` for batches that the run does not have.
         """
         from loaderviz.view import compare
 
         if unknown := set(names) - self.rungs.keys():
             known = ", ".join(self.rungs) or "none yet"
-            raise LadderError(f"there is no rung named {sorted(unknown)[0]!r}; the ladder has: {known}")
+            raise ExerciseError(f"there is no rung named {sorted(unknown)[0]!r}; the ladder has: {known}")
         return compare({name: steady(self.rungs[name].timeline, batches) for name in names or self.rungs})
 
     def __repr__(self) -> str:
-        table = [HEAD, *self.rows()]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in table)
-        return "\n".join(line.rstrip() for line in lines)
+        return as_text([HEAD, *self.rows()])
 
     def _repr_markdown_(self) -> str:
-        rule = ("---", *("---:" for _ in HEAD[1:5]), "---", "---:")
-        rows = [(escaped(name), *cells) for name, *cells in self.rows()]
-        return "\n".join(f"| {' | '.join(row)} |" for row in [HEAD, rule, *rows])
+        return as_markdown([HEAD, *((escaped(name), *cells) for name, *cells in self.rows())], "lrrrrlr")
 
 
 # The race
@@ -493,31 +440,25 @@ IDLE = "idle: "  # so begin the parts of a summary's breakdown in which the GPU 
 LATE_DATA = ("host fetches a batch", "host blocked, waiting for data")
 
 
-class NotHonestError(LoadervizError, ValueError):
-    """A loader hands out something else than the batches of an honest training."""
-
-
 ladder = Ladder(limit)
-ladders = {FITS: ladder, LARGER: Ladder(lambda: limit(LARGER)), FILES: Ladder(lambda: limit(FILES))}
 
 
-def climb(name: str, load: Loader, world: World = FITS) -> Rung:
+def climb(name: str, load: Loader) -> Rung:
     """Train with a loader; add the run to the ladder and return it.
 
-    Raises `NotHonestError` if its batches are not those of an honest training.
+    Raises `ExerciseError` if its batches are not those of an honest training.
     """
     try:
-        run, right = train(load, random.Random(0), world)
+        run, right = train(load, random.Random(0))
     except NotYet as problem:
-        raise NotHonestError(f"{name}: {problem.fact} {problem.rule}".strip()) from None
-    return ladders[world].add(Rung(name, run.timeline, right))
+        raise ExerciseError(f"{name}: {problem.fact} {problem.rule}".strip()) from None
+    return ladder.add(Rung(name, run.timeline, right))
 
 
 @lru_cache(maxsize=3)
 def baseline(world: World = FITS) -> int:
     """Return the time [ns] of the loader that everybody begins with."""
-    number = {FITS: "8.1", LARGER: "8.2", FILES: "8.3"}[world]
-    return train(shipped(number, "starter"), random.Random(0), world)[0].took
+    return train(shipped(world.number, "starter"), random.Random(0), world)[0].took
 
 
 # What takes the largest part of a run's time, as the learner says it: parts of a summary's breakdown.
@@ -537,7 +478,7 @@ def reason_of(timeline: Timeline) -> str:
 
 
 class Race(Exercise):
-    """A race of the capstone: each honest run is a rung of the ladder, and a line in the world's leaderboard.
+    """A race of the capstone: each honest run is a line in the world's leaderboard, in the first a rung of the ladder.
 
     A run's points: 1 each for the time (the target is met), the memory, honesty, and the reason. Without the first
     three a check is not passed; without the right reason a tenth is added to the time on the leaderboard.
@@ -547,8 +488,8 @@ class Race(Exercise):
     _name: str
     _reason: str = ""
 
-    def __init__(self, number: str, name: str, world: World) -> None:
-        super().__init__(number, self._train, name)
+    def __init__(self, name: str, world: World) -> None:
+        super().__init__(world.number, self._train, name)
         self.world = world
 
     def check(
@@ -573,7 +514,8 @@ class Race(Exercise):
         run, right = train(answer, chance, self.world)
         before, found, best = self._board.previous(self._name), reason_of(run.timeline), limit(self.world)
         self._board.add(self._name, run.took if self._reason == found else run.took + run.took // 10)
-        ladders[self.world].add(Rung(YOURS, run.timeline, right))
+        if self.world == FITS:
+            ladder.add(Rung(YOURS, run.timeline, right))
         lines = [
             f"{self._name}: {len(run.seen)} steps in {words.duration(run.took)}; {words.share(right)} of the test "
             "digits are right."
@@ -624,6 +566,4 @@ def why_slow(run: LoaderRun) -> diagnosis.Fact:
 
 leaderboard = Leaderboard  # as a lesson calls it: without a file, the one of this room
 
-race = Race("8.1", "race", FITS)
-larger = Race("8.2", "larger", LARGER)
-files = Race("8.3", "files", FILES)
+race, larger, files = Race("race", FITS), Race("larger", LARGER), Race("files", FILES)

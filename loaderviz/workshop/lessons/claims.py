@@ -26,7 +26,18 @@ from loaderviz.emulator.hardware import Gpu
 from loaderviz.metrics import summarize
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
-from loaderviz.workshop.exercises import ExerciseError, Note, NotYet, Prediction, Score, boxed, check_of, learners_code
+from loaderviz.workshop.exercises import (
+    ExerciseError,
+    Note,
+    NotYet,
+    Prediction,
+    Score,
+    as_markdown,
+    as_text,
+    boxed,
+    check_of,
+    learners_code,
+)
 from loaderviz.workshop.loop import HOST, steps
 
 WARM_UP = 4  # steps before the clock starts
@@ -239,13 +250,10 @@ class Verdict:
         return said + (f"; not judged: {', '.join(sorted(left_out))}" if left_out else "")
 
     def __repr__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
-        table = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in self.rows]
-        return "\n".join([*filter(None, self.lines), *(line.rstrip() for line in table)])
+        return "\n".join([*filter(None, self.lines), as_text(self.rows)])
 
     def _repr_markdown_(self) -> str:
-        head, *rows = (f"| {' | '.join(row)} |" for row in self.rows)
-        table = "\n".join([head, "|---|" + "--:|" * (len(self.rows[0]) - 1), *rows])
+        table = as_markdown(self.rows, "l".ljust(len(self.rows[0]), "r"))
         return f"{boxed(*filter(None, self.lines))}\n\n{table}"
 
 
