@@ -1,6 +1,6 @@
 """Timeline -> files that other tools and other people read: one HTML page, Chrome trace JSON, a pandas table.
 
-loaderviz reads `Timeline.save` back. plotly and pandas are imported where they are needed.
+loaderviz reads the Chrome trace back. plotly and pandas are imported where they are needed.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -221,14 +221,13 @@ def _number(value: float) -> str:
 # Categories and arguments are the profiler's (`kernel`, `gpu_memcpy`, `cuda_runtime`, `cpu_op`, `user_annotation`,
 # `ac2g`), so that tools made for its traces read this one. What the profiler has no word for (a worker's fetch, a wait)
 # is a `user_annotation`; the argument "loaderviz kind" says what it was. Times are µs with three decimals: exact in ns.
-# `loaderviz.read` makes an equal Timeline of it: what events have no place for stands in the key "loaderviz".
+# `loaderviz.read` gives an equal Timeline back, which stands packed in the key "loaderviz".
 
 
 Event = dict[str, Any]
 Places = dict[tuple[int, int], Event]  # (lane, row) -> pid and tid
 
 AT_ONCE = 1 << 16  # spans whose columns are lists at a time
-FORMAT = 1  # of the key "loaderviz"
 HOST_PID = 10_000  # devices have their ordinal as pid; a host process must not look like one of them
 _SUB_LANE = 100_000  # thread ids of further rows for spans that overlap without nesting; Perfetto drops such spans
 _CATEGORIES = {
@@ -252,20 +251,12 @@ def _as_text(timeline: Timeline) -> str:
     rows = _rows(timeline)
     places = _places(timeline, rows)
     devices = sorted({lane.device for lane in timeline.lanes if lane.group == "device"})
-    context = timeline.context
-    own = asdict(context) | {
-        "format": FORMAT,
-        "notes": list(context.notes),
-        "lanes": [asdict(lane) for lane in timeline.lanes],
-        "names": list(timeline.names),
-        "sources": list(timeline.sources),
-    }
     outer = {
         "schemaVersion": 1,
-        "deviceProperties": [{"id": device, "name": context.device} for device in devices],
+        "deviceProperties": [{"id": device, "name": timeline.context.device} for device in devices],
         "displayTimeUnit": "ns",
         "baseTimeNanoseconds": timeline.begin,
-        "loaderviz": own,
+        "loaderviz": timeline.packed(),
     }
     named, marked = (map(json.dumps, make(timeline, places)) for make in (_names, _marks))
     events = ", ".join([*named, *_spans(timeline, rows, places), *_flows(timeline, rows, places), *marked])
@@ -338,12 +329,13 @@ def _spans(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> It
     columns = [*(timeline.spans[column] for column in SPAN_COLUMNS), rows]
     for first in range(0, len(timeline), AT_ONCE):
         part = [column[first : first + AT_ONCE].tolist() for column in columns]
-        for index, values in enumerate(zip(*part, strict=True), first):
-            start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source, row = values
+        for start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source, row in zip(
+            *part, strict=True
+        ):
             since, lasts = start - begin, end - start
             head = heads.get((lane, kind, row))
             if head is None:
-                head = heads[lane, kind, row] = _head(timeline.lanes[lane], lane, Kind(kind), places[lane, row])
+                head = heads[lane, kind, row] = _head(timeline.lanes[lane], Kind(kind), places[lane, row])
             before, place, text, device = head
             if correlation >= 0:
                 text += f', "correlation": {correlation}'
@@ -361,15 +353,15 @@ def _spans(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> It
                 text += f', "source": {sources[source]}'
             yield (
                 f'{before}{names[name]}{place}"ts": {since // 1_000}.{since % 1_000:03d}, '
-                f'"dur": {lasts // 1_000}.{lasts % 1_000:03d}, "args": {{"span": {index}{text}}}}}'
+                f'"dur": {lasts // 1_000}.{lasts % 1_000:03d}, "args": {{{text}}}}}'
             )
 
 
-def _head(lane: Lane, number: int, kind: Kind, place: Event) -> tuple[str, str, str, bool]:
+def _head(lane: Lane, kind: Kind, place: Event) -> tuple[str, str, str, bool]:
     """Return what stands before a span's name, between it and its times, first in its arguments; whether a device's."""
     device = lane.group == "device"
     category = _CATEGORIES.get(kind, "gpu_user_annotation" if device else "user_annotation")
-    text = f', "lane": {number}, "loaderviz kind": "{kind.name.lower()}"'
+    text = f'"loaderviz kind": "{kind.name.lower()}"'
     text += f', "device": {lane.device}, "stream": {lane.number}' if device else ""
     where = f', "pid": {place["pid"]}, "tid": {place["tid"]}, '
     return f'{{"ph": "X", "cat": "{category}", "name": ', where, text, device
@@ -382,26 +374,17 @@ def _flows(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> It
     waits = kinds == ArrowKind.WAIT
     leaves = np.where(waits, np.maximum(start[tails], end[tails] - 1), start[tails])
     at = {key: f'"pid": {place["pid"]}, "tid": {place["tid"]}' for key, place in places.items()}
-    sides = [
-        [index, timeline.lane[index], rows[index], time] for index, time in ((tails, leaves), (heads, start[heads]))
-    ]
+    sides = [[timeline.lane[index], rows[index], time] for index, time in ((tails, leaves), (heads, start[heads]))]
     columns = [each.tolist() for each in (waits, *sides[0], *sides[1])]
-    for number, (wait, tail, lane, row, left, head, its, below, came) in enumerate(zip(*columns, strict=True), 1):
+    for number, (wait, lane, row, left, its, below, came) in enumerate(zip(*columns, strict=True), 1):
         name = '"event wait"' if wait else '"ac2g"'
         common = f'"id": {number}, "cat": {name}, "name": {name}'
-        yield (
-            f'{{"ph": "s", {common}, {at[lane, row]}, "ts": {left // 1_000}.{left % 1_000:03d}, '
-            f'"args": {{"span": {tail}}}}}'
-        )
-        yield (
-            f'{{"ph": "f", {common}, {at[its, below]}, "ts": {came // 1_000}.{came % 1_000:03d}, '
-            f'"args": {{"span": {head}}}, "bp": "e"}}'
-        )
+        yield f'{{"ph": "s", {common}, {at[lane, row]}, "ts": {left // 1_000}.{left % 1_000:03d}}}'
+        yield f'{{"ph": "f", {common}, {at[its, below]}, "ts": {came // 1_000}.{came % 1_000:03d}, "bp": "e"}}'
 
 
 def _marks(timeline: Timeline, places: Places) -> Iterator[Event]:
     for mark in timeline.marks:
         yield {"ph": "i", "s": "t", "cat": "hazard", "name": mark.kind, **places[mark.lane, 0],
                "ts": (mark.time - timeline.begin) / 1_000,
-               "args": {"text": mark.text, "lane": mark.lane, "spans": list(mark.spans),
-                        "report": mark.report}}  # fmt: skip
+               "args": {"text": mark.text, "report": mark.report}}  # fmt: skip

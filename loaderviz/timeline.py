@@ -8,6 +8,8 @@ nanoseconds. It holds no tensors and knows nothing of torch or plotly.
 from __future__ import annotations
 
 import json
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
@@ -378,6 +380,19 @@ class Timeline:
             raise TimelineError(f"{path} is not a loaderviz timeline (no valid JSON: {problem})") from problem
         return cls.from_dict(data)
 
+    def packed(self) -> str:
+        """Return what `save` writes as a short text, for a place in another file; `unpacked` reads it."""
+        return b64encode(zlib.compress(json.dumps(self.to_dict()).encode(), 1)).decode()
+
+    @classmethod
+    def unpacked(cls, text: str) -> Timeline:
+        """Return the timeline of a `packed` text. Raises `TimelineError` for any other."""
+        try:
+            data = json.loads(zlib.decompressobj().decompress(b64decode(text), LARGEST))
+        except (ValueError, RecursionError, zlib.error) as problem:
+            raise TimelineError(f"the timeline is damaged: {problem}. Make it anew.") from problem
+        return cls.from_dict(data)
+
     def view(
         self, color: str = "batch", operators: bool = False, title: str | None = None,
         window: tuple[int, int] | None = None, verdict: bool = True, advice: Advice | None = None,
@@ -411,6 +426,7 @@ def _renumber(mark: Mark, place: Ints) -> Mark:
 
 
 Record = TypeVar("Record")
+LARGEST = 1 << 32  # bytes of a packed timeline as JSON: what inflates to more is none
 FAR = 2**62  # the largest number of a file: the difference of two still fits into 64 bits
 
 

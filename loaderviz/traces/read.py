@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from loaderviz.timeline import Timeline
+from loaderviz.timeline import Timeline, TimelineError
 from loaderviz.traces.assemble import assemble
-from loaderviz.traces.kineto import RawTrace, exported, read_kineto
+from loaderviz.traces.kineto import RawTrace, read_kineto
 from loaderviz.traces.source import SQLITE, Document, Source, TraceError
 from loaderviz.traces.steps import counted
 
@@ -121,9 +121,12 @@ def _raw(path: Path, alone: bool) -> list[RawTrace] | Timeline:
     if alone and re.match(rb'\s*\{\s*"loaderviz"\s*:\s*\d+\s*,', head):  # what `Timeline.save` writes
         return Timeline.load(path)
     document = Document(path)
-    own = document.head.get("loaderviz")
-    if not (isinstance(own, dict) and "format" in own):
+    own = document.head.get("loaderviz")  # what `export.to_chrome_trace` writes; the events are for other tools
+    if not isinstance(own, str):
         return [read_kineto(document)]
     if not alone:
         raise TraceError(f"{path} is an export of loaderviz, which is no rank of a run; read it alone")
-    return exported(document)
+    try:
+        return Timeline.unpacked(own)
+    except TimelineError as problem:
+        raise TraceError(f"{path}: its 'loaderviz' entry is damaged ({problem})") from problem
