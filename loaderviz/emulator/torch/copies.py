@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,82 +24,35 @@ if TYPE_CHECKING:
     from loaderviz.emulator.torch.session import Session
 
 
-def transfer(session: Session, source: torch.Tensor, dtype: torch.dtype, non_blocking: bool) -> torch.Tensor:
-    """Copy a tensor to the other side, into new memory: what `Tensor.to` does between host and device."""
-    return (to_host if is_on_device(source) else to_device)(session, source, dtype, non_blocking)
+def transfer(
+    session: Session, source: torch.Tensor, dtype: torch.dtype, non_blocking: bool, target: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Copy a tensor to the other side: into `target` (`copy_`), or into new memory of `dtype` (`Tensor.to`), returned.
 
-
-def to_device(session: Session, source: torch.Tensor, dtype: torch.dtype, non_blocking: bool) -> torch.Tensor:
-    """Copy a host tensor into new device memory of the current stream (R28).
-
-    A change of dtype: non_blocking converts on the GPU after the copy; blocking converts on the CPU into a pageable
-    temporary first, which loses the pinned path (R31).
+    New memory is of the current stream (R28), or on the host, then pinned if non_blocking (R32). What changes dtype or
+    layout does so on the GPU where the copy is non_blocking, else on the CPU, by way of a pageable temporary, which
+    loses the pinned path (R31); gaps are closed where they are.
     """
     check_layout(source)
     with session.bookkeeping():
-        converts = source.dtype != dtype and non_blocking
-        if not converts:
+        source = source if target is None else source.expand_as(target)
+        upload, by_gpu = not is_on_device(source), source.dtype != dtype and non_blocking
+        if upload and not by_gpu:
             source = _for_copy(session, source, dtype)
-        result = session.place(torch.empty_like(source, requires_grad=False))
-        memcpy(session, result, source, non_blocking=non_blocking)
-        return _by_kernel(session, result, lambda raw: raw.to(dtype)) if converts else result
-
-
-def to_host(session: Session, source: torch.Tensor, dtype: torch.dtype, non_blocking: bool) -> torch.Tensor:
-    """Copy a device tensor into new host memory: pinned if non_blocking (R32), pageable otherwise."""
-    with session.bookkeeping():
-        if source.dtype != dtype and non_blocking:
-            source = _by_kernel(session, source, lambda raw: raw.to(dtype))
-        if not _is_dense(source):
-            source = _by_kernel(session, source, torch.Tensor.contiguous)
-        result = torch.empty_like(source)
-        if non_blocking:
-            session.pin(result)
-        memcpy(session, result, source, non_blocking=non_blocking)
-        if source.dtype != dtype:
-            result = result.to(dtype)
-            session.host_operator("aten::_to_copy", result.nbytes * 2)
-    return result
-
-
-def copy_across(session: Session, target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
-    """`target.copy_(source)` with one of them on the host and the other on the device."""
-    check_layout(source)
-    tracking = session.tracking
-    with session.bookkeeping():
-        source = source.expand_as(target)
-        converts = source.dtype != target.dtype
-        if session.device_tag(target):
-            if not (converts and non_blocking):
-                source = _for_copy(session, source, target.dtype)
-            if source.dtype == target.dtype and _is_dense(target):
-                memcpy(session, target, source, non_blocking=non_blocking)
-                return
-            # As it is on the way, then converted or spread out by a kernel
-            raw = session.place(torch.empty_like(source, requires_grad=False))
-            memcpy(session, raw, source, non_blocking=non_blocking)
-            for tensor in (raw, target):
-                session.deferred.deliver(tag_of(tensor), session.stream)
-            if _kernel(session, raw, target) and session.recorder:
-                session.recorder.keep([target])
-                session.recorder.note("aten::copy_", torch.Tensor.copy_, (target, raw), written=[target])
-            target.copy_(raw)
-            return
-        if not _is_dense(source):
-            source = _by_kernel(session, source, torch.Tensor.contiguous)
-        if converts and non_blocking:
-            source = _by_kernel(session, source, lambda raw: raw.to(target.dtype))
-        if source.dtype == target.dtype and _is_dense(target):
+        elif not upload and (by_gpu or not _is_dense(source)):
+            source = _by_kernel(session, source, dtype if by_gpu else source.dtype)
+        if target is not None and source.dtype == dtype and _is_dense(target):
             memcpy(session, target, source, non_blocking=non_blocking)
-            return
-        raw = torch.empty_like(source)
-        memcpy(session, raw, source, non_blocking=False)
-        if tracking:
-            tracking.before_change([tag_of(target)])
-        target.copy_(raw)
-        session.host_operator("aten::copy_", raw.nbytes + target.nbytes)
-        if tracking:
-            tracking.host_access(target, "aten::copy_", writes=True)
+            return target
+        raw = torch.empty_like(source, requires_grad=False)  # as it is on the way, then converted or spread out
+        if upload:
+            session.place(raw)
+        elif target is None and non_blocking:
+            session.pin(raw)
+        memcpy(session, raw, source, non_blocking=non_blocking and (upload or target is None))
+        if target is None and raw.dtype == dtype:
+            return raw
+        return (_by_kernel if upload else _by_host)(session, raw, dtype, target)
 
 
 def memcpy(session: Session, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
@@ -230,31 +182,39 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _by_kernel(session: Session, source: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Change the dtype or layout of a device tensor by a kernel."""
-    tag = session.device_tag(source)
-    assert tag is not None
-    session.deferred.deliver(tag, session.stream)
-    result = session.place(change(source), tag.batch)
-    if _kernel(session, source, result) and session.recorder:
-        session.recorder.note("aten::copy_", change, (source,), made=[result])
-    return result
-
-
-def _kernel(session: Session, source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Launch a kernel on the current stream that copies elements; tell whether it was captured instead."""
-    runtime = session.runtime
+def _by_kernel(
+    session: Session, source: torch.Tensor, dtype: torch.dtype, target: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Change the dtype or layout of a device tensor by a kernel on the current stream that copies its elements."""
+    runtime, tag = session.runtime, session.device_tag(source)
+    if target is None:
+        target = session.place(torch.empty_like(source, dtype=dtype), tag.batch if tag else -1)
+    for each in (tag, session.device_tag(target)):
+        assert each is not None
+        session.deferred.deliver(each, session.stream)
     start = runtime.now
     runtime.now += runtime.host.dispatch
     duration = memory_time(runtime.gpu, "elementwise", source.nbytes + target.nbytes)
-    share = sm_share(runtime.gpu, max(source.numel(), target.numel()))
-    command = runtime.launch(duration, session.stream, name="copy_", share=share)
+    command = runtime.launch(duration, session.stream, name="copy_", share=sm_share(runtime.gpu, target.numel()))
     runtime.note(start, "aten::copy_")
-    if command.number < 0:
-        return True
-    if session.tracking:
+    if session.recorder and command.number < 0:  # captured
+        session.recorder.keep([target])
+        session.recorder.note("aten::copy_", torch.Tensor.copy_, (target, source), written=[target])
+    elif session.tracking:
         session.tracking.device(command, "aten::copy_", reads=[source], writes=[target])
-    return False
+    return target.copy_(source)
+
+
+def _by_host(session: Session, source: torch.Tensor, dtype: torch.dtype, target: torch.Tensor | None) -> torch.Tensor:
+    """The same for a host tensor, by the CPU."""
+    target = torch.empty_like(source, dtype=dtype) if target is None else target
+    if session.tracking:
+        session.tracking.before_change([tag_of(target)])
+    target.copy_(source)
+    session.host_operator("aten::copy_", source.nbytes + target.nbytes)
+    if session.tracking:
+        session.tracking.host_access(target, "aten::copy_", writes=True)
+    return target
 
 
 class DeferredCopies:

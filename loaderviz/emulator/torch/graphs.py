@@ -107,9 +107,7 @@ class Recorder:
         new = []
         for tensor in made:
             if id(tensor) not in views and type(tag_of(tensor)) is DeviceTag:
-                place = self._view(tensor)
-                place.memory.dtype = place.memory.dtype or tensor.dtype
-                new.append(place)
+                new.append(self._view(tensor))
         self.calls.append(Call(len(self.nodes.nodes) - 1, name, function, args, keywords, reads, writes, new))
 
     def note_copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -134,6 +132,7 @@ class Recorder:
 
     def _view(self, tensor: torch.Tensor) -> View:
         memory, offset = self._memory_of(tensor), int(tensor.storage_offset())
+        memory.dtype = memory.dtype or tensor.dtype
         return View(memory, tensor.dtype, offset, tuple(tensor.shape), tensor.stride())
 
     def _memory_of(self, tensor: torch.Tensor) -> Memory:

@@ -177,8 +177,7 @@ class Operators(TorchDispatchMode):
             _check_places(operator, tensors, tags)
         if operator.copies and (type(tags[0]) is DeviceTag) != (type(tags[1]) is DeviceTag):
             non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking")
-            copies.copy_across(session, args[0], args[1], bool(non_blocking))
-            return args[0]
+            return copies.transfer(session, args[1], args[0].dtype, bool(non_blocking), args[0])
         batch = self._prepare_inputs(operator, tensors, tags)
         session.mark_call(batch)
         if not operator.no_kernel:
@@ -251,13 +250,13 @@ class Operators(TorchDispatchMode):
         else:
             rows = session.pin(mask.nonzero())
             session.host_operator("aten::nonzero", mask.nbytes + rows.nbytes)
-            rows = copies.to_device(session, rows, rows.dtype, True)
+            rows = copies.transfer(session, rows, rows.dtype, True)
         return tuple(rows.unbind(1))
 
     def _index_moved(self, index: torch.Tensor) -> torch.Tensor:
         """Copy an index, or a number to be written, to the device, and wait for it."""
         session, before = self.session, self.session.runtime.now
-        moved = copies.to_device(session, index, index.dtype, False)
+        moved = copies.transfer(session, index, index.dtype, False)
         if session.runtime.races and session.stream.last_work:
             session.runtime.races.linter.blocked(session.stream.last_work, session.runtime.now - before, index=True)
         return moved
@@ -269,7 +268,7 @@ class Operators(TorchDispatchMode):
             raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
         if rest[0].dim():
             raise _apart(operator, tensor)
-        args = (tensor, indices, copies.to_host(self.session, rest[0], rest[0].dtype, False), *rest[1:])
+        args = (tensor, indices, copies.transfer(self.session, rest[0], rest[0].dtype, False), *rest[1:])
         return self._on_host(operator, func, args, {}, *_tensors(args))
 
     def _operator(self, func: Any) -> Operator:

@@ -333,7 +333,7 @@ def _to_padded(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
 def _tolist(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0].detach()
     if is_on_device(tensor):
-        tensor = copies.to_host(session, tensor, tensor.dtype, False)
+        tensor = copies.transfer(session, tensor, tensor.dtype, False)
     elif session.tracking:
         session.tracking.host_access(tensor, "Tensor.tolist")
     return func(tensor)
