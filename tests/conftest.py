@@ -2,6 +2,7 @@
 one seed, LOADERVIZ_SEED, from which every random draw comes: programs of hypothesis and the global generators.
 """
 
+import multiprocessing
 import os
 import random
 import sys
@@ -12,6 +13,9 @@ from hypothesis import settings
 
 os.environ.setdefault("LOADERVIZ_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the processes that tests start
+
+if sys.platform == "linux":  # what Python 3.14 starts by default, a "forkserver", cannot send data sets local to a test
+    multiprocessing.set_start_method("fork", force=True)
 
 SEED = int(os.environ.get("LOADERVIZ_SEED", "0"))  # 0: those of every run, so that a red one can be repeated
 AGAIN = f"LOADERVIZ_SEED={SEED} makes the same random draws again"
