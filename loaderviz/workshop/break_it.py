@@ -18,8 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from loaderviz import words
-from loaderviz.errors import LoadervizError
-from loaderviz.workshop.exercises import Note, Prediction
+from loaderviz.workshop.exercises import ExerciseError, Note, Prediction
 from loaderviz.workshop.lessons import suspects
 from loaderviz.workshop.lessons.lesson05 import Trial, try_out
 
@@ -53,10 +52,6 @@ CHANGES = (
     ("F", "arrived.synchronize()", "main.synchronize()"),
     ("F", "", ""),
 )
-
-
-class BreakItError(LoadervizError, ValueError):
-    """A loader that cannot be handed in, or a vote for what is no answer; the message says which and why."""
 
 
 def found(trial: Trial) -> str:
@@ -142,21 +137,23 @@ class Room:
     def hand_in(self, name: str, loader: Callable[..., Any]) -> Note:
         """Take a loader for batches in pinned memory, if it looks right. What the detector says is not told yet.
 
-        Raises `BreakItError` if on a lucky day, where the bytes of a copy arrive at once, a number is wrong.
+        Raises `ExerciseError` if on a lucky day, where the bytes of a copy arrive at once, a number is wrong.
         """
         lucky = try_out(loader, copies="eager")
         if wrong := lucky.right.count(False):
             said = f"{name}: it must look right. On a lucky day {words.count(wrong, 'batch')} of {len(lucky.right)} "
-            raise BreakItError(f"{said}have wrong numbers: every test would find that")
+            raise ExerciseError(f"{said}have wrong numbers: every test would find that")
         source = textwrap.dedent(inspect.getsource(loader))
         self.entries[name] = Entry(try_out(loader), Note(f"Of {name}: {QUESTION}", source))
         return Note(f"{name}: taken. All {len(lucky.right)} batches are right, on a lucky day.")
 
     def vote(self, name: str, votes: Mapping[str, int]) -> None:
-        """Note how many say which kind. Raises `BreakItError` for a name or a kind that there is not."""
+        """Note how many say which kind. Raises `ExerciseError` for a name or a kind that there is not."""
         for what, known in (({name}, self.entries), (set(votes), KINDS)):
             if unknown := what - set(known):
-                raise BreakItError(f"vote(): there is no {sorted(unknown)[0]!r}; there is {', '.join(known) or 'none'}")
+                raise ExerciseError(
+                    f"vote(): there is no {sorted(unknown)[0]!r}; there is {', '.join(known) or 'none'}"
+                )
         self.entries[name].votes = dict(votes)
 
     def judge(self) -> Any:

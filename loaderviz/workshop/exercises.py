@@ -45,11 +45,7 @@ def shipped(number: str, part: Literal["starter", "answer"] = "answer") -> Calla
 
 
 class ExerciseError(LoadervizError, ValueError):
-    """There is no such exercise."""
-
-
-class NothingCheckedError(LoadervizError, RuntimeError):
-    """The picture of a check was asked for before there was one."""
+    """What a lesson was asked for cannot be had; the message says why, and what there is."""
 
 
 Measure = Callable[[Any, random.Random], "Score"]
@@ -67,11 +63,9 @@ class Exercise:
         self.number, self.measure = number, measure
         self.name = f"{measure.__module__.rpartition('.')[2]}.{name or measure.__name__}"
         asked, code = ASKED[number], TEXTS.get(number, {})
-        self.title = translated(f"{number} {asked['title']}")
-        known = measure.__globals__
-        self.task, self.target, *self.hints = (
-            translated(text.format_map(known)) for text in (asked["task"], asked["target"], *asked["hints"])
-        )
+        self.title, known = f"{number} {asked['title']}", measure.__globals__
+        texts = (asked["task"], asked["target"], *asked["hints"])
+        self.task, self.target, *self.hints = (text.format_map(known) for text in texts)
         self.starter, self.answer = (asked.get(part) or "\n".join([*code[part], ""]) for part in ("starter", "answer"))
         given = [node.args.args for node in ast.parse(self.starter).body if isinstance(node, ast.FunctionDef)]
         self.arguments = [argument.arg for argument in given[-1]]
@@ -118,9 +112,9 @@ class Exercise:
         return Note(f"One way to do exercise {self.number}. Any other that meets the target is as good.", self.answer)
 
     def show(self) -> Picture:
-        """Return the picture and the score line of the last check. Raises `NothingCheckedError` before the first."""
+        """Return the picture and the score line of the last check. Raises `ExerciseError` before the first."""
         if self.last is None:
-            raise NothingCheckedError(f"nothing was checked yet: call {self.name}.check(...) first, then show()")
+            raise ExerciseError(f"nothing was checked yet: call {self.name}.check(...) first, then show()")
         return Picture(self.last)
 
     def _judge(self, answer: Any, seed: int) -> Outcome:
@@ -256,7 +250,7 @@ class Outcome:
     timeline: Timeline | None = None
 
     def __post_init__(self) -> None:
-        for part in ("message", "rule", "score", "following"):
+        for part in ("title", "message", "score", "following"):  # a rule gets its label first
             object.__setattr__(self, part, translated(getattr(self, part)))
 
     @property
@@ -264,22 +258,18 @@ class Outcome:
         """Whether the target is met."""
         return self.status == "passed"
 
-    @property
-    def parts(self) -> list[str]:
-        """The lines below the headline, without the empty ones."""
-        rule = f"Rule: {self.rule}" if self.rule else ""
-        line = f"In your code: {self.line}" if self.line else ""
-        return [translated(part) for part in (self.message, line, rule, self.score, self.following) if part]
-
     def __repr__(self) -> str:
-        return "\n  ".join([f"{SIGNS[self.status]} {self.status.upper()} · {self.title}", *self.parts])
+        headline = f"{SIGNS[self.status]} {self.status.upper()} · {self.title}"
+        line = translated(f"In your code: {self.line}") if self.line else ""
+        rule = translated(f"Rule: {self.rule}") if self.rule else ""
+        return "\n  ".join(filter(None, (headline, self.message, line, rule, self.score, self.following)))
 
     def _repr_markdown_(self) -> str:
         headline = f"**{SIGNS[self.status]} {self.status.capitalize()}** · {markdown(self.title)}"
-        line = f"In your code: `{self.line}`" if self.line else ""
-        rule = f"*Rule:* {markdown(self.rule)}" if self.rule else ""
+        line = translated(f"In your code: `{self.line}`") if self.line else ""
+        rule = translated(f"*Rule:* {markdown(self.rule)}") if self.rule else ""
         parts = (headline, markdown(self.message), line, rule, markdown(self.score), markdown(self.following))
-        return boxed(*(translated(part) for part in parts if part))
+        return boxed(*filter(None, parts))
 
 
 @dataclass(frozen=True, repr=False)
@@ -444,16 +434,12 @@ HOW_TO_CHOOSE = (
 Answer = str | int | Callable[[], Any]
 
 
-class PredictionError(LoadervizError, ValueError):
-    """A prediction is not well made: its choices, the choice made, or the answer."""
-
-
 class Prediction:
     """A question, its choices, what the learner said (`choice`), and the answer.
 
     `answer` is one of the choices, its number (from 1), or a function without arguments that returns either; the
     function is called by `reveal()`, so it can look at what ran meanwhile. `why` is a sentence shown with the answer.
-    Raises `PredictionError` for fewer than two choices or an answer that is none of them.
+    Raises `ExerciseError` for fewer than two choices or an answer that is none of them.
 
     >>> guess = predict("Can a GPU copy and compute at the same time?", ["yes", "no"], answer="yes")
     >>> guess.choose("yes").reveal()
@@ -467,9 +453,9 @@ class Prediction:
     def __init__(self, question: str, choices: Sequence[str], answer: Answer, why: str = "") -> None:
         self.question, self.choices, self.why = str(question), tuple(map(str, choices)), str(why)
         if len(self.choices) < 2:
-            raise PredictionError(f"predict() needs at least two choices, got {list(self.choices)}")
+            raise ExerciseError(f"predict() needs at least two choices, got {list(self.choices)}")
         if len(set(self.choices)) != len(self.choices):
-            raise PredictionError(f"the choices must differ from each other: {list(self.choices)}")
+            raise ExerciseError(f"the choices must differ from each other: {list(self.choices)}")
         self._answer = answer
         if not callable(answer):
             self._one_of(answer, "answer")
@@ -487,7 +473,7 @@ class Prediction:
     def reveal(self) -> Note:
         """Return what was said beside the answer. Without a choice: the first time, ask for one.
 
-        Raises `PredictionError` if the answer is none of the choices.
+        Raises `ExerciseError` if the answer is none of the choices.
         """
         if self.choice is None and self._asked < self.asks:
             self._asked += 1
@@ -556,7 +542,7 @@ class Prediction:
             return self.choices[value - 1]
         if isinstance(value, str) and value in self.choices:
             return value
-        raise PredictionError(
+        raise ExerciseError(
             f"{what}: {value!r} is none of the choices; give one of {list(self.choices)}, or a number from 1 to "
             f"{len(self.choices)}"
         )

@@ -404,8 +404,14 @@ class LoaderRun:
             count = f"{len(self.hazards)} hazards, the first: " if len(self.hazards) > 1 else "one hazard: "
             raise self.not_yet(f"{count}{hazard.line}. To repair it: {hazard.fix}", hazard.rule)
 
+    def limit(self, hidden: int = HIDDEN, scale: int = 1, more: int = 0) -> int:
+        """Return the `pipeline_limit` [ns] of pinned batches; each needs `more` ns on the GPU beside its work."""
+        copies = [copy_time(*batch) for batch in self.data.batches]
+        works = [work_time(size, scale=scale, hidden=hidden) + more for size in self.data.sizes]
+        return pipeline_limit(copies, works)
+
     def must_take(
-        self, limit: int, factor: float, explain: Callable[[Timeline], Fact] = diagnosis.why_not_hidden, more: str = ""
+        self, limit: int, factor: float, explain: Callable[[Timeline], Fact] = diagnosis.why_not_hidden
     ) -> Score:
         """Return the score, or raise `NotYet` with what `explain` sees if it takes longer than limit * factor."""
         score = (
@@ -414,7 +420,7 @@ class LoaderRun:
         )
         if self.took > limit * factor:
             raise NotYet(*explain(self.timeline), f"{score} The target is {factor}x.", self.timeline)
-        return Score(f"{score}{more}", self.timeline)
+        return Score(score, self.timeline)
 
     def must_reach(self, target: float, explain: Callable[[Timeline], Fact]) -> Score:
         """Return the score, or raise `NotYet` if it takes longer than `target` ns, which one can beat."""

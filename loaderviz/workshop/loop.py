@@ -29,10 +29,9 @@ from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from loaderviz.emulator.hardware import Gpu
-from loaderviz.errors import LoadervizError
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
-from loaderviz.workshop.exercises import Note
+from loaderviz.workshop.exercises import ExerciseError, Note
 
 GPU = "laptop"  # the GPU to emulate; other names: "t4", "a100", "h100", "h200"
 HOST = "laptop"  # the computer around it: by name, so that the whole room sees the same times
@@ -43,16 +42,12 @@ Batch = tuple[Tensor, Tensor]
 _when_warm: list[Callable[[], None]] = []  # what `steps` calls when the warm-up is over
 
 
-class LoopError(LoadervizError, ValueError):
-    """The batches or the function cannot be had as asked for."""
-
-
 def make_batches(size: int = 2048, count: int = WARM_UP + STEPS) -> list[Batch]:
     """Return `count` batches of MNIST in host memory.
 
     Images are float32 `[size, 28, 28]` from 0 to 1, labels int64 `[size]`.
 
-    Raises `LoopError` if MNIST has not that many digits.
+    Raises `ExerciseError` if MNIST has not that many digits.
 
     >>> [x.shape for x, y in make_batches(64, 2)]
     [torch.Size([64, 28, 28]), torch.Size([64, 28, 28])]
@@ -61,7 +56,9 @@ def make_batches(size: int = 2048, count: int = WARM_UP + STEPS) -> list[Batch]:
 
     images, labels = mnist.tensors(train=True)
     if size < 1 or count < 1 or size * count > len(images):
-        raise LoopError(f"make_batches({size}, {count}): give two numbers from 1, with size * count <= {len(images)}")
+        raise ExerciseError(
+            f"make_batches({size}, {count}): give two numbers from 1, with size * count <= {len(images)}"
+        )
     pairs = zip(images.split(size), labels.split(size), strict=True)
     return [(x.float() / 255, y) for (x, y), _ in zip(pairs, range(count), strict=False)]
 
@@ -135,11 +132,13 @@ def gpu_milliseconds(loop: Callable[..., Any], *arguments: Any) -> float:
 
 
 def show_code(*functions: Callable[..., Any]) -> Note:
-    """Return the source of functions, to be shown in a notebook. Raises `LoopError` where Python cannot find it."""
+    """Return the source of functions, to be shown in a notebook. Raises `ExerciseError` where Python cannot find it."""
     sources = []
     for function in functions:
         try:
             sources.append(textwrap.dedent(inspect.getsource(function)).strip())
         except (OSError, TypeError):
-            raise LoopError(f"show_code({function!r}): Python has no source of it; give a function or class") from None
+            raise ExerciseError(
+                f"show_code({function!r}): Python has no source of it; give a function or class"
+            ) from None
     return Note("", "\n\n\n".join(sources))

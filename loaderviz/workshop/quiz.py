@@ -93,8 +93,7 @@ def _repaired(answer: Callable[..., Any], chance: random.Random) -> Score:
     run = feed(answer, data, FeedConfig(host=harness.FAST_HOST))
     run.must_be_right()
     run.must_not_be_far_ahead(4)
-    copies = [harness.copy_time(*batch) for batch in data.batches]
-    return run.must_take(harness.pipeline_limit(copies, [harness.work_time(size) for size in data.sizes]), 1.1)
+    return run.must_take(run.limit(), 1.1)
 
 
 repair_g, repair_h = (Exercise(f"Q.{letter}", _repaired, f"repair_{letter.lower()}") for letter in "GH")

@@ -12,7 +12,7 @@ import loaderviz as lv
 from loaderviz import mnist
 from loaderviz.errors import LoadervizError
 from loaderviz.timeline import Kind, TimelineError
-from loaderviz.workshop import lesson00, loop
+from loaderviz.workshop import ExerciseError, lesson00, loop
 from loaderviz.workshop.loop import gpu_milliseconds, make_batches, new_model, show_code, steps, train_step, watch
 
 
@@ -38,7 +38,7 @@ def test_batches_are_mnist_in_order():
 
 @pytest.mark.parametrize(("size", "count"), [(0, 1), (1, 0), (-3, 2), (30_000, 3)])
 def test_more_batches_than_there_are_is_an_error(size, count):
-    with pytest.raises(loop.LoopError, match=rf"make_batches\({size}, {count}\): .* size \* count <= 60000") as error:
+    with pytest.raises(ExerciseError, match=rf"make_batches\({size}, {count}\): .* size \* count <= 60000") as error:
         make_batches(size, count)
     assert isinstance(error.value, LoadervizError)
 
@@ -116,7 +116,7 @@ def test_the_code_is_shown_as_it_is():
     assert note.code.startswith("def train_step(") and "\n\n\ndef steps(" in note.code
     assert "loss.backward()" in repr(note)
     assert note._repr_markdown_().lstrip().startswith("```python\ndef train_step(")
-    with pytest.raises(loop.LoopError, match=r"show_code\(<built-in function len>\): Python has no source"):
+    with pytest.raises(ExerciseError, match=r"show_code\(<built-in function len>\): Python has no source"):
         show_code(len)
 
 

@@ -50,9 +50,7 @@ def _judge(answer: Callable[..., Any], data: Data, setting: FeedConfig, factor: 
     run.must_be_right()
     run.must_not_be_far_ahead(depth or AHEAD)
     run.must_let_go(depth or AHEAD)
-    copies = [harness.copy_time(*batch) for batch in data.batches]
-    limit = harness.pipeline_limit(copies, [harness.work_time(size) for size in data.sizes])
-    score = run.must_take(limit, factor)
+    score = run.must_take(run.limit(), factor)
     run.must_not_be_far_ahead(depth or AHEAD, depth - 1)
     return score
 

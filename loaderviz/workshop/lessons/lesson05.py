@@ -187,7 +187,7 @@ REFERENCES = (
 NUMBER = "R32: a copy to the host with non_blocking=True returns at once. Wait for it, or leave the number on the GPU."
 
 
-def _feed(answer: Callable[..., Any], data: Data, loop: Callable[..., Any]) -> LoaderRun:
+def _feed(answer: Callable[..., Any], data: Data, loop: Callable[..., Any] = TrialLoop) -> LoaderRun:
     return feed(answer, data, FeedConfig(host=harness.FAST_HOST), consumer=loop)
 
 
@@ -195,22 +195,15 @@ def _data(chance: random.Random) -> Data:
     return Data.random([harness.SAMPLES] * BATCHES, chance)
 
 
-def _score(run: LoaderRun, kernels: int = 0, scale: int = 1, more: str = "") -> Score:
-    """Return the score, or raise `NotYet` if it takes too long. Each batch needs `kernels` ns more on the GPU."""
-    copies = [harness.copy_time(*batch) for batch in run.data.batches]
-    works = [harness.work_time(size, scale=scale, hidden=HIDDEN) + kernels for size in run.data.sizes]
-    return run.must_take(harness.pipeline_limit(copies, works), FACTOR, more=more)
-
-
 # 5.1
 
 
 @check_of("5.1")
 def wait(answer: Callable[..., Any], chance: random.Random) -> Score:
-    run = _feed(answer, _data(chance), TrialLoop)
+    run = _feed(answer, _data(chance))
     run.must_be_right()
     run.must_hold(HELD)
-    score = _score(run)
+    score = run.must_take(run.limit(HIDDEN), FACTOR)
     run.must_not_drain(BATCHES // 4)
     return score
 
@@ -220,10 +213,10 @@ def wait(answer: Callable[..., Any], chance: random.Random) -> Score:
 
 @check_of("5.2")
 def kept(answer: Callable[..., Any], chance: random.Random) -> Score:
-    run = _feed(answer, _data(chance), TrialLoop)
+    run = _feed(answer, _data(chance))
     run.must_be_right()
     run.must_hold(HELD, REFERENCES)
-    return _score(run)
+    return run.must_take(run.limit(HIDDEN), FACTOR)
 
 
 # 5.3
@@ -256,4 +249,5 @@ def scaled(answer: Callable[..., Any], chance: random.Random) -> Score:
             raise run.not_yet(f"{fact}, and the detector did not see who read it (numpy?)", NUMBER)
     run.must_be_right()
     run.must_hold(HELD)
-    return _score(run, harness.conversion_time(harness.SAMPLES, 2), DARKEST)  # the brightest pixel, and the division
+    division = harness.conversion_time(harness.SAMPLES, 2)  # and the brightest pixel before it
+    return run.must_take(run.limit(HIDDEN, DARKEST, division), FACTOR)
