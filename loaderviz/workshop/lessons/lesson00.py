@@ -6,6 +6,7 @@ import numbers
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,10 @@ from loaderviz.workshop.loop import HOST
 
 # The machine, drawn
 
-BOXES = {  # left, top, width and height
-    "host memory": (10, 52, 180, 150), "staging buffer": (210, 102, 120, 100), "GPU memory": (496, 52, 150, 150),
-    "SMs": (694, 52, 140, 150),
-}  # fmt: skip
-LINK = 340, 462  # px: where a batch is at the begin and at the end of its copy
+DRAWN = Path(__file__).with_name("machine.svg").read_text(encoding="utf-8")
+# px: where in machine.svg the first batch is in each box, and in how many columns the batches are there
+HOST_MEMORY, STAGING, GPU_MEMORY, SMS = (22, 4), (222, 3), (508, 4), (706, 3)
+LINK, TOP = (340, 462), 128  # where a batch is at the begin and at the end of its copy; the same height everywhere
 SECONDS, SIDE, APART, JUMP = 14, 28, 34, 0.004  # of a round; px of a batch, and to the next; share of a round
 
 Stop = tuple[float, float, float, float]  # share of the round, x, y, opacity
@@ -61,48 +61,26 @@ class Machine:
 
     def svg(self, still: float | None = 0.5) -> str:
         """Return the drawing as SVG, as it is at this share of the round; moving if `still` is None."""
-        boxes = "".join(map(_box, BOXES.items()))
         batches = "".join(
             _moving(batch, self._stops(row, at), still) for row, (batch, at) in enumerate(self.journeys.items())
         )
-        arrows = "".join(
-            f'<path d="M{x} {y} h{long} m-8 -6 l8 6 l-8 6" fill="none" stroke="currentColor" stroke-width="2"/>'
-            f'<text x="{x + long / 2}" y="{y + 24}" text-anchor="middle">{name}</text>'
-            for x, y, long, name in ((344, 172, 140, "link, copy engine"), (652, 172, 36, "queue"))
-        )
-        return (
-            '<svg class="lv-machine" viewBox="0 0 850 222" width="850" height="222" role="img" font-size="13" '
-            f'aria-label="A host and a GPU. {self.text()}" xmlns="http://www.w3.org/2000/svg" '
-            'font-family="sans-serif" fill="currentColor"><style>@media (prefers-reduced-motion: reduce) '
-            "{ .lv-machine g { animation-play-state: paused !important } }</style>"
-            f"{_box(('host', (1, 20, 341, 196)))}{_box(('GPU', (484, 20, 360, 196)))}{boxes}{arrows}{batches}</svg>"
-        )
+        return DRAWN.replace("TEXT", self.text()).replace("BATCHES", batches)
 
     def _stops(self, row: int, at: tuple[int, ...]) -> list[Stop]:
         call, begin, end, first, last = (time / self.timeline.duration for time in at)
-        y = BOXES["staging buffer"][1] + 26.0  # in all boxes, so that a batch goes straight on
+        y = TOP + APART * (row // 4)
         host, buffer, memory, cores = (
-            (left + 12 + APART * (row % 4 if width > 140 else row % 3), y + APART * (row // 4))
-            for left, _, width, _ in BOXES.values()
+            (left + APART * (row % columns), y) for left, columns in (HOST_MEMORY, STAGING, GPU_MEMORY, SMS)
         )
-        link = (float(LINK[0]), y), (float(LINK[1]), y)
         return [
             (0, *host, 1), (call, *host, 1), (call + JUMP, *buffer, 1), (begin, *buffer, 1),
-            (begin + JUMP, *link[0], 1), (end, *link[1], 1), (end + JUMP, *memory, 1), (first, *memory, 1),
+            (begin + JUMP, LINK[0], y, 1), (end, LINK[1], y, 1), (end + JUMP, *memory, 1), (first, *memory, 1),
             (first + JUMP, *cores, 1), (last - JUMP, *cores, 1), (last, *cores, 0.15), (1, *cores, 0.15),
         ]  # fmt: skip
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         moving = f'<div style="overflow-x: auto">{self.svg(None)}</div>'
         return {"text/html": moving, "image/svg+xml": self.svg(), "text/plain": self.text()}
-
-
-def _box(named: tuple[str, tuple[int, ...]]) -> str:
-    name, (x, y, width, height) = named
-    return (
-        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="none" stroke="currentColor" '
-        f'stroke-opacity="0.6"/><text x="{x + 8}" y="{y + 18}">{name}</text>'
-    )
 
 
 def _moving(batch: int, stops: list[Stop], still: float | None) -> str:

@@ -94,31 +94,24 @@ def chart(steps: Mapping[int, float], costs: Mapping[str, int]) -> go.Figure:
     from loaderviz.view import theme  # a lesson draws; a check does not
     from loaderviz.view.figure import TEMPLATE, Chart
 
-    last = max(steps)
-    some = [1 + k / 20 for k in range(20 * (last - 1) + 1)]
-    lines = {"fetch / workers": [costs["fetch"] / workers / 1000 for workers in some]}
-    lines |= {name: [costs[name] / 1000] * len(some) for name in ("compute", "pin", "copy")}
-    looks = {
-        "fetch / workers": (theme.GREEN, "dot"),
-        "compute": (theme.BLUE, "longdash"),
-        "pin": (theme.AMBER, "dashdot"),
-        "copy": (theme.BROWN, "dash"),
-    }
+    some = 1 + np.arange(20 * (max(steps) - 1) + 1) / 20
+    lines = {"fetch / workers": costs["fetch"] / some / 1000}
+    lines |= {name: np.full(len(some), costs[name] / 1000) for name in ("compute", "pin", "copy")}
+    looks = (theme.GREEN, "dot"), (theme.BLUE, "longdash"), (theme.AMBER, "dashdot"), (theme.BROWN, "dash")
     told = ", ".join(f"{words.count(n, 'worker')} {words.duration(time)}" for n, time in steps.items() if n)
     told += f". A batch takes: {', '.join(f'{name} {words.duration(time)}' for name, time in costs.items())}"
     layout = {"template": TEMPLATE, "height": 400, "margin": {"t": 60, "b": 60}}
     figure = Chart(layout=layout | {"meta": {"text": f"A step with {told}."}})
-    slowest = [max(parts) for parts in zip(*lines.values(), strict=True)]
-    figure.add_scatter(
-        x=some, y=slowest, name="the slowest station", mode="lines", line={"color": theme.GRID, "width": 9}
-    )
-    for name, values in lines.items():
-        color, dash = looks[name]
+    slowest, wide = np.max(list(lines.values()), axis=0), {"color": theme.GRID, "width": 9}
+    figure.add_scatter(x=some, y=slowest, name="the slowest station", mode="lines", line=wide)
+    for (name, values), (color, dash) in zip(lines.items(), looks, strict=True):
         figure.add_scatter(x=some, y=values, name=name, mode="lines", line={"color": color, "dash": dash})
-    measured = {"color": theme.TEXT, "size": 10, "symbol": "diamond"}
     workers = [count for count in steps if count]
-    values = [steps[count] / 1000 for count in workers]
-    figure.add_scatter(x=workers, y=values, name="measured step", mode="markers", marker=measured)
+    measured, marker = (
+        [steps[count] / 1000 for count in workers],
+        {"color": theme.TEXT, "size": 10, "symbol": "diamond"},
+    )
+    figure.add_scatter(x=workers, y=measured, name="measured step", mode="markers", marker=marker)
     figure.update_layout(title="A step takes as long as the slowest station")
     figure.update_xaxes(title="workers", dtick=1)
     unit = {"text": "µs a batch", "standoff": 12}  # beside the numbers
@@ -142,19 +135,12 @@ class SometimesSlow(Images):
 
 # 6.1
 
-
-# 6.1
-
 MOST = 64
 WITHIN = 1.02  # of the step that any number of workers gives
 SAMPLES, STEPS, LAST, AHEAD = 1000, 100, 20, 2  # measured are the last steps: by then full buffers are used up
 # The explorer's host, but that stations take the same time beside any number of workers, each of which has a core
 HOST = replace(Host.preset("workstation"), cores=0, crowding=0)
-AMONG = {
-    "pin": (3, 7),
-    "copy": (2, 7),
-    "compute": (2, 7),
-}  # workers needed, by the slowest station: a range
+AMONG = {"pin": (3, 7), "copy": (2, 7), "compute": (2, 7)}  # workers needed, by the slowest station: a range
 
 
 @dataclass(frozen=True)
@@ -216,12 +202,8 @@ def case(slowest: str, enough: int, chance: random.Random) -> Case:
 def enough(answer: Callable[..., Any], chance: random.Random) -> Score:
     found: list[int] = []
     timeline = None
-    needed = [
-        ("compute", 3),
-        ("compute", 1),
-        *((slowest, chance.randrange(*among)) for slowest, among in AMONG.items()),
-    ]
-    for slowest, enough in needed:
+    drawn = ((slowest, chance.randrange(*among)) for slowest, among in AMONG.items())
+    for slowest, enough in [("compute", 3), ("compute", 1), *drawn]:
         fresh = case(slowest, enough, chance)
         with learners_code():
             returned = answer(**fresh.costs)
