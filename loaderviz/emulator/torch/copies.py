@@ -106,13 +106,11 @@ def arrive(
 ) -> None:
     """Let the bytes of a copy that was just queued get to their target: at once if the host `waits` for it."""
     tracking, deferred, upload = session.tracking, session.deferred, is_on_device(target)
-    tag, target_tag = tag_of(source if upload else target), tag_of(target)
-    if tracking and upload:
-        tracking.to_device(command, target, source, blocking=waits)
-    if upload and tag and tag.arrivals:  # results are on their way to that memory: read it with those before it
+    given, source_tag, target_tag = source, tag_of(source), tag_of(target)
+    if upload and source_tag and source_tag.arrivals:  # results are on their way there: read it with those before it
         whole = source.untyped_storage().clone()
         source = torch.empty(0, dtype=source.dtype).set_(whole, source.storage_offset(), source.shape, source.stride())
-        for arrival in tag.arrivals:
+        for arrival in source_tag.arrivals:
             if session.runtime.is_ordered(session.stream, arrival.place):
                 arrival._replace(storage=weakref.ref(whole)).deliver()
     if waits or session.copies == "eager" or not source.numel():
@@ -121,8 +119,8 @@ def arrive(
         target.detach().copy_(source)
     else:  # pinned memory is read then (R42), pageable memory is staged during the call
         deferred.expect(target, source if upload and pinned else source.clone())
-    if tracking and not upload:
-        tracking.to_host(command, target, source, blocking=waits)
+    if tracking:
+        tracking.copied(command, target, given, blocking=waits)
     if waits:
         deferred.host_knows()
 

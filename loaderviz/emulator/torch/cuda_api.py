@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loaderviz.emulator.device import Stream as EmulatedStream
-from loaderviz.emulator.hardware import GPUS
+from loaderviz.emulator.hardware import DATA, GPUS
 from loaderviz.emulator.memory import DEFERRED, FREE, LIVE, SMALL_SEGMENT
 from loaderviz.emulator.runtime import PRIORITIES
 from loaderviz.emulator.runtime import Event as EmulatedEvent
@@ -50,24 +49,12 @@ ANSWERS: tuple[tuple[Any, str], ...] = (  # of torch.cuda and torch.accelerator,
     (None, "init ipc_collect reset_accumulated_memory_stats"),
     ("native", "get_allocator_backend"),
 )
-READINGS = """
-    memory_allocated=allocated max_memory_allocated=allocated_peak memory_reserved=reserved memory_cached=reserved
-    max_memory_reserved=reserved_peak max_memory_cached=reserved_peak
-"""
 FIGURES = """
     active_bytes.all.current=active active_bytes.all.peak=active_peak allocated_bytes.all.current=allocated
     allocated_bytes.all.peak=allocated_peak allocation.all.allocated=allocations allocation.all.freed=frees
     num_alloc_retries=retries num_device_alloc=mallocs num_device_free=releases num_ooms=ooms
     reserved_bytes.all.current=reserved reserved_bytes.all.peak=reserved_peak segment.all.current=segments
 """
-# L2 cache [MiB], bus of the memory [bits], highest clock [MHz]: NVIDIA's papers on Volta, Turing, GA100, GA102, Ada and
-# GH100, and their data sheets; as deviceQuery prints them of a T4 and an A100.
-CHIPS = {
-    "t4": (4, 256, 1590), "v100": (6, 4096, 1530), "2080ti": (5.5, 352, 1545), "3090": (6, 384, 1695),
-    "4090": (72, 384, 2520), "l4": (48, 192, 2040), "a100": (40, 5120, 1410), "h100": (50, 5120, 1755),
-    "h100-sxm": (50, 5120, 1980), "h200": (50, 6144, 1980),
-}  # fmt: skip
-SHARED_MEMORY = {(7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 9): 100, (9, 0): 228, (10, 0): 228, (12, 0): 100}  # KiB/SM
 
 
 def install_cuda_names(session: Session, patches: Patches) -> None:
@@ -99,13 +86,15 @@ def install_cuda_names(session: Session, patches: Patches) -> None:
         return {"segments": segments, "device_traces": [[]], "external_annotations": []}
 
     patches.set(torch._C, "_cuda_memorySnapshot", snapshot)  # torch's own functions make the rest of it
+    # For torch's own functions: random numbers are those of a run on the CPU
+    patches.set(torch.cuda, "default_generators", (torch.default_generator,))
     makers = ("_create_jit_fn", "_create_multi_output_jit_fn")
     memory = memory_functions(session)
     for answer, names in ANSWERS:
         memory |= dict.fromkeys(names.split(), _always(answer))
     for name, there in (("is_available", True), ("device_count", 1)):
         memory[name] = _seen(session, there, getattr(torch.cuda, name))
-    cuda = _cuda(session) | _random_numbers()
+    cuda = _cuda(session)
     shared = {name: cuda[name] for name in ("current_stream", "set_stream", "synchronize")}
     types = {name: _legacy_type(kind) for name, kind in vars(torch.cuda).items() if name.endswith("Tensor")}
     replacements: dict[Any, dict[str, Any]] = {
@@ -207,7 +196,7 @@ def _cuda(session: Session) -> dict[str, Any]:
 
         return ask
 
-    new = gpu.capability >= (8, 0)
+    new, state = gpu.capability >= (8, 0), torch.get_rng_state
     return {
         "_lazy_init": lazy_init,
         "_sleep": sleep_kernel,
@@ -217,7 +206,9 @@ def _cuda(session: Session) -> dict[str, Any]:
         "get_device_capability": for_device(lambda: gpu.capability),
         "get_device_name": for_device(lambda: gpu.name),
         "get_device_properties": for_device(lambda: properties(gpu)),
+        "get_rng_state": lambda device="cuda": state(),
         "get_sync_debug_mode": lambda: session.sync_debug,
+        "initial_seed": torch.initial_seed,
         "is_bf16_supported": lambda including_emulation=True: new or including_emulation,
         "is_tf32_supported": lambda: new,
         "set_device": check_device,
@@ -225,28 +216,6 @@ def _cuda(session: Session) -> dict[str, Any]:
         "set_stream": set_stream,
         "set_sync_debug_mode": sync_debug,
         "synchronize": for_device(lambda: session.synchronize(None)),
-    }
-
-
-def _random_numbers() -> dict[str, Any]:
-    """Return the functions of torch.cuda about random numbers, which are those of a run on the CPU."""
-    cpu_state, set_cpu_state = torch.get_rng_state, torch.set_rng_state
-
-    def seed(seed: int) -> None:
-        torch.default_generator.manual_seed(int(seed))
-
-    def new_seed() -> None:
-        torch.default_generator.seed()
-
-    return {
-        **dict.fromkeys(("manual_seed", "manual_seed_all"), seed),
-        **dict.fromkeys(("seed", "seed_all"), new_seed),
-        "initial_seed": torch.initial_seed,
-        "get_rng_state": lambda device=None: cpu_state(),
-        "get_rng_state_all": lambda: [cpu_state()],
-        "set_rng_state": lambda state, device=None: set_cpu_state(state),
-        "set_rng_state_all": lambda states: set_cpu_state(next(iter(states))),
-        "default_generators": (torch.default_generator,),
     }
 
 
@@ -272,11 +241,11 @@ def properties(gpu: Gpu) -> DeviceProperties:
     """
     (major, minor), name = gpu.capability, gpu.name
     known: dict[str, Any] = {}
-    if per_sm := SHARED_MEMORY.get(gpu.capability):
+    if per_sm := DATA["gpu"]["shared_memory"].get(f"{major}.{minor}"):
         known["shared_memory_per_multiprocessor"] = per_sm * 1024
         known["shared_memory_per_block_optin"] = (per_sm - 1) * 1024
-    key = next((key for key, preset in GPUS.items() if preset.name == name), "")
-    if chip := CHIPS.get(key) or CHIPS.get(key.partition("-")[0]):
+    key, chips = next((key for key, preset in GPUS.items() if preset.name == name), ""), DATA["gpu"]["chips"]
+    if chip := chips.get(key) or chips.get(key.partition("-")[0]):
         cache, bus, clock = chip
         known |= {"L2_cache_size": round(cache * 2**20), "memory_bus_width": bus, "clock_rate": clock * 1000}
         known["memory_clock_rate"] = gpu.memory_bandwidth * 8 // (2 * bus * 1000)
@@ -290,7 +259,7 @@ def properties(gpu: Gpu) -> DeviceProperties:
 
 
 def _nvtx(session: Session) -> dict[str, Any]:
-    """Return the functions of torch.cuda.nvtx: ranges on the main lane."""
+    """Return the functions of torch.cuda.nvtx on which its others rest: ranges on the main lane."""
     stack: list[tuple[str, int]] = []
 
     def push(message: str) -> int:
@@ -303,23 +272,15 @@ def _nvtx(session: Session) -> dict[str, Any]:
         session.leave_range(*stack.pop())
         return len(stack)
 
-    @contextmanager
-    def span(message: str, *args: Any, **kwargs: Any) -> Iterator[None]:
-        push(message.format(*args, **kwargs))
-        try:
-            yield
-        finally:
-            pop()
-
     def mark(message: str) -> None:
         now = session.runtime.now
         session.runtime.range(now, now, str(message), session.batches.current)
 
-    return {"range_push": push, "range_pop": pop, "range": span, "mark": mark}
+    return {"range_push": push, "range_pop": pop, "mark": mark}
 
 
 def memory_functions(session: Session) -> dict[str, Any]:
-    """Return the memory functions, which torch.cuda and torch.accelerator share; all bytes come from the pool."""
+    """Return the memory functions on which the others of torch.cuda and torch.accelerator rest, by the pool."""
     pool = session.pool
 
     def reading(get: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -332,7 +293,8 @@ def memory_functions(session: Session) -> dict[str, Any]:
         return read
 
     def memory_stats(stats: Any) -> OrderedDict[str, int]:
-        return OrderedDict((name, getattr(stats, figure)) for name, figure in _pairs(FIGURES))
+        pairs = (entry.split("=") for entry in FIGURES.split())
+        return OrderedDict((name, getattr(stats, figure)) for name, figure in pairs)
 
     def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
         return "\n".join(f"{name:32} {value:>16,}" for name, value in all_figures(device).items())
@@ -357,13 +319,9 @@ def memory_functions(session: Session) -> dict[str, Any]:
         pool.capacity = min(whole, int(fraction * session.runtime.gpu.memory))
 
     whole, all_figures = pool.capacity, reading(memory_stats)
-    mem_get_info = reading(lambda stats: pool.mem_get_info())
     return {
-        **{name: reading(operator.attrgetter(figure)) for name, figure in _pairs(READINGS)},
-        **dict.fromkeys(("mem_get_info", "get_memory_info"), mem_get_info),
-        **dict.fromkeys(
-            ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"), reset_peak
-        ),
+        **dict.fromkeys(("mem_get_info", "get_memory_info"), reading(lambda stats: pool.mem_get_info())),
+        "reset_peak_memory_stats": reset_peak,
         "memory_stats": all_figures,
         "memory_summary": memory_summary,
         "empty_cache": empty_cache,
@@ -397,10 +355,6 @@ def _segment(blocks: list[Block]) -> dict[str, Any]:
         ],
         "frames": [],
     }
-
-
-def _pairs(table: str) -> list[list[str]]:
-    return [entry.split("=") for entry in table.split()]
 
 
 # Streams and events. The objects may outlive a recording: in the next one a stream stands for a stream of that one, and

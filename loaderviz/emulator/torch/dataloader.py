@@ -5,8 +5,8 @@ when the main thread takes a batch: when its index was sent, when its worker was
 (and the sleeps in them), then the pin thread. So the picture is the same on every machine.
 
 Of a data set's own work, operators of torch cost their bytes, FLOPs and dispatch; taking samples and stacking them is
-in `Host.fetch_per_byte`; all else (PIL, numpy, Python) costs what `loaderviz.costs` declares for it, or what the table
-`TRANSFORMS` says. Where it is `measured` (host="auto"), the whole fetch costs the processor time that it takes, and
+in `Host.fetch_per_byte`; all else (PIL, numpy, Python) costs what `loaderviz.costs` declares for it, or what a table of
+hardware.toml says. Where it is `measured` (host="auto"), the whole fetch costs the processor time that it takes, and
 what is declared in it. A file that `open` opens in a fetch costs the disk once, by its size, however much of it is
 read; then it is in the page cache. Not modelled: files that C libraries open (declare what they take), locks such as
 HDF5's, and the longer start of spawned workers.
@@ -39,7 +39,7 @@ from torch.utils.data import dataloader as torch_dataloader
 from loaderviz.batches import nbytes, sample_count, tensors
 from loaderviz.emulator import costs
 from loaderviz.emulator import host as declarations
-from loaderviz.emulator.hardware import Host
+from loaderviz.emulator.hardware import DATA, Host
 from loaderviz.emulator.host import LoaderSchedule
 from loaderviz.emulator.sharing import Reads
 from loaderviz.emulator.torch.operators import Operator, host_work
@@ -314,25 +314,6 @@ def mark(session: Session, data: Any, batch: int) -> None:
 
 # What a data set's own work costs
 
-# Measured on one core of an AMD EPYC 9005 (Zen 5), the best of seven in processor time, on pictures of 32 to 512
-# pixels a side: Pillow 13.0, torchvision 0.28, torch 2.13. A call costs these ns, and these ps for each byte of the
-# larger of what goes in and what comes out. `Host.transforms` says how much slower another processor is.
-TRANSFORMS = """
-PIL.Image fromarray                               4_000    150
-PIL.Image Image.convert                           2_500    160
-PIL.Image Image.copy                              1_000     33
-PIL.Image Image.crop                              3_500     10
-PIL.Image Image.resize                           10_000  1_440
-PIL.Image Image.rotate                            9_000    440
-PIL.Image Image.transpose                         3_000    116
-PIL.ImageFile ImageFile.load                     40_000  1_070
-PIL.ImageEnhance _Enhance.enhance                 5_000    750
-PIL.ImageOps expand                               6_000     58
-torchvision.transforms.functional to_tensor      14_000    670
-torchvision.transforms.functional pil_to_tensor   9_000    170
-torchvision.transforms.functional normalize      14_000     57
-torchvision.transforms.functional adjust_hue     22_000  9_850
-"""
 PNG = 7  # times as long as a JPEG does its picture take to decode
 
 
@@ -457,14 +438,11 @@ class Meter(TorchDispatchMode):
         setattr(owner, name, value)
 
     def _price_transforms(self) -> None:
-        for row in TRANSFORMS.split("\n")[1:-1]:
-            module, path, base, per_byte = row.split()
-            owner: Any = sys.modules.get(module)
-            if owner is not None:
+        for module, prices in DATA["transforms"].items():
+            for path, price in prices.items() if module in sys.modules else ():
                 *classes, name = path.split(".")
-                for step in classes:
-                    owner = getattr(owner, step)
-                self._replace(owner, name, self._priced(vars(owner)[name], int(base), int(per_byte)))
+                owner: Any = functools.reduce(getattr, classes, sys.modules[module])
+                self._replace(owner, name, self._priced(vars(owner)[name], *price))
 
     def _priced(self, function: Callable[..., Any], base: int, per_byte: int) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -99,27 +99,20 @@ class AccessTracking:
 
     # Copies
 
-    def to_device(self, command: Command, target: torch.Tensor, source: torch.Tensor, *, blocking: bool) -> None:
-        """A copy to the device was queued (and, if blocking, waited for)."""
-        tag = tag_of(source)
-        pinned = _is_pinned(tag)
-        if pinned:
-            self.checksums.check(tag.block)
-        self.device(command, writes=[target])
-        if pinned:
-            self._access(command, source, tag.block, True, False)
+    def copied(self, command: Command, target: torch.Tensor, source: torch.Tensor, *, blocking: bool) -> None:
+        """A copy was queued (and, if blocking, waited for); what a pinned target holds now nobody may change."""
+        self.device(command, reads=[source], writes=[target])
+        for tensor, fills in ((source, False), (target, True)):
+            tag = tag_of(tensor)
+            if not _is_pinned(tag):
+                continue
+            if fills:
+                self.checksums.changed(tag.block)
+            else:
+                self.checksums.check(tag.block)
+            self._access(command, tensor, tag.block, not fills, fills)
             if not blocking:
-                self.checksums.begin(command, source, tag.block)
-
-    def to_host(self, command: Command, target: torch.Tensor, source: torch.Tensor, *, blocking: bool) -> None:
-        """A copy to the host was queued; what the target holds now (poison, or the values) nobody may change."""
-        tag = tag_of(target)
-        self.device(command, reads=[source])
-        if _is_pinned(tag):
-            self.checksums.changed(tag.block)
-            self._access(command, target, tag.block, False, True)
-            if not blocking:
-                self.checksums.begin(command, target, tag.block, fills=True)
+                self.checksums.begin(command, tensor, tag.block, fills=fills)
 
     # On the host
 

@@ -322,7 +322,9 @@ def test_a_name_imported_inside_a_block_works_after_it(monkeypatch):
     """In a module that is older than the recording, too, as a notebook is."""
     notebook = types.ModuleType("notebook")
     monkeypatch.setitem(sys.modules, "notebook", notebook)
+    notebook.nothing = ()  # as torch.cuda.default_generators is without a GPU
     with lv.record(on="a100"):
+        assert notebook.nothing == ()
         exec(
             "from torch import Generator, get_rng_state, initial_seed\nfrom torch.cuda import device_count, "
             "initial_seed as cuda_seed, is_available, Event, device, device_of\nfrom time import time",
