@@ -37,12 +37,6 @@ class Comparison(View):
         hero = _hero(metrics.summarize(timeline), self.speedups[name])
         return replace(super().part(name), folded=self.folded, hero=hero, finding=told)
 
-    def figure(self, color: str | None = None, operators: bool | None = None, title: str | None = None) -> go.Figure:
-        """Return all timelines below each other on one time axis as a plotly figure; None leaves what is set here."""
-        chosen: dict[str, Any] = {"color": color, "operators": operators, "title": title}
-        changed = replace(self, **{name: value for name, value in chosen.items() if value is not None})
-        return super(Comparison, changed).figure()
-
     def summaries(self) -> dict[str, Summary]:
         """Return the Summary of each timeline."""
         return {name: metrics.summarize(timeline) for name, timeline in self.timelines.items()}

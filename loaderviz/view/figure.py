@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 from loaderviz import metrics, words
 from loaderviz.timeline import Kind, Timeline
 from loaderviz.view import page, theme
-from loaderviz.view.pack import Bars, Json, Part, merge
+from loaderviz.view.pack import Json, Part
 from loaderviz.view.picture import View
 
 BARS = 2_000
@@ -46,19 +46,15 @@ def figure(view: View) -> go.Figure:
     top = 0.0
     for part in view.parts:
         if len(view.parts) > 1:
-            names, places, top = (
-                [*names, f"<b>{escape(part.name, quote=False)}</b>"],
-                [*places, top + 0.6],
-                top + _HEADER,
-            )
-        tops = [top + track for track in range(sum(len(row.tracks) or 1 for row in part.arranged[0]))]
-        data += _traces(part, merged(part, BARS // len(view.parts)), view.color == "batch", unit, tops)
-        track = 0
+            names.append(f"<b>{escape(part.name, quote=False)}</b>")
+            places.append(top + 0.6)
+            top += _HEADER
+        data += _traces(part, BARS // len(view.parts), view.color == "batch", unit, top)
         for row in part.arranged[0]:
             names.append(escape(row.name, quote=False))
-            places.append(tops[track] + 0.5)
-            track += len(row.tracks) or 1
-        top += track + 0.4
+            places.append(top + 0.5)
+            top += len(row.tracks)
+        top += 0.4
     seen: set[str] = set()
     for trace in data:
         trace["showlegend"] = trace["name"] not in seen
@@ -79,17 +75,9 @@ def time_unit(ns: int) -> tuple[int, str]:
     return (1_000, "µs") if ns < 2_000_000 else (1_000_000, "ms") if ns < 10_000_000_000 else (1_000_000_000, "s")
 
 
-def merged(part: Part, limit: int) -> Bars:
-    """Return the bars of a part, short neighbours of one look merged where there are more than `limit`."""
-    bars = part.bars
-    if len(bars.span) <= limit:
-        return bars
-    batch = np.where(bars.span < 0, -1, part.timeline.batch[bars.span])
-    return merge(bars, bars.style * 64 + batch % 63, np.zeros(len(bars.span), bool), limit)
-
-
-def _traces(part: Part, bars: Bars, by_batch: bool, unit: int, tops: list[float]) -> Iterator[Json]:
-    """Give a trace for each kind of span and state that occurs."""
+def _traces(part: Part, limit: int, by_batch: bool, unit: int, top: float) -> Iterator[Json]:
+    """Give a trace for each kind of span and state that occurs, in about `limit` bars."""
+    bars = part.bars if len(part.bars.span) <= limit else part.thinned(part.bars, part.bars.span < -1, limit)
     styles = [*theme.KINDS.values(), *theme.STATES.values()]
     for number in np.unique(bars.style).tolist():
         mine = np.flatnonzero(bars.style == number)
@@ -108,7 +96,7 @@ def _traces(part: Part, bars: Bars, by_batch: bool, unit: int, tops: list[float]
         yield {
             "type": "bar", "orientation": "h", "name": f"GPU: {style.name}" if state else style.name, "marker": marker,
             "base": (start / unit).tolist(), "x": (length / unit).tolist(), "width": 0.8,
-            "y": [tops[track] + 0.5 for track in bars.track[mine].tolist()],
+            "y": (bars.track[mine] + top + 0.5).tolist(),
             "hovertext": [f"{name}<br>{words.duration(time)}, from {words.duration(begin)}"
                           for name, time, begin in zip(told, length.tolist(), start.tolist(), strict=True)],
             "hovertemplate": "%{hovertext}<extra></extra>",

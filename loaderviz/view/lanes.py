@@ -9,6 +9,7 @@ shows the copies of all streams. Below the streams of each device stands what th
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,14 +31,17 @@ _SORTS = (  # the lanes of a host thread, from the outside in
     ("other", DEVICE_KINDS),  # not expected on the host, but never lost
 )
 _SHORT = {"CUDA calls": "calls", "loading and CUDA calls": "load", "operators": "ops"}
-_ENGINES = (("to", Kind.COPY_H2D), ("from", Kind.COPY_D2H))
+_ENGINES = (
+    ("copy engine to GPU", "copy in", "H2D copy engine: the copies to the GPU, of all streams", Kind.COPY_H2D),
+    ("copy engine from GPU", "copy out", "D2H copy engine: the copies from the GPU, of all streams", Kind.COPY_D2H),
+)
 DEPTH = 4  # tracks of nested spans; deeper ones are left out and counted
 _LONG, _COVERED = 0.05, 0.05  # shares: of the timeline, a long operator; of it, what other bars may cover
 
 
 @dataclass(frozen=True)
 class Row:
-    """A lane of the picture: `tracks` are span numbers in order of start. A "strip" has none: it has states.
+    """A lane of the picture: `tracks` are span numbers in order of start. A "strip" has one of none: it has states.
 
     `of` is the lane of the timeline (-1: of several), `mirror` says that its spans stand in another row, too.
     """
@@ -60,18 +64,18 @@ def arrange(timeline: Timeline, operators: bool = False) -> tuple[list[Row], int
     rank before them, stand together.
     """
     order = sorted(range(len(timeline.lanes)), key=lambda number: _rank(timeline.lanes[number], number))
-    every = sorted({lane.device for lane in timeline.lanes if lane.group == "device"})
-    rows: list[Row] = []
-    for number in (number for number in order if timeline.lanes[number].group == "host"):
-        rows += _host_rows(timeline, number, operators)
-    for device in every:
-        mine = [number for number in order if timeline.lanes[number].group == "device"]
-        rows += _device_rows(timeline, device, [number for number in mine if timeline.lanes[number].device == device])
-    places = {device: place for place, device in enumerate(every)}
-    rows.sort(key=lambda row: _rank_of(row.device, every, places))
-    drawn = sum(len(track) for row in rows if not row.mirror for track in row.tracks)
-    hidden = 0 if operators else int(timeline.where(Kind.OPERATOR).sum() - _count(timeline, rows, Kind.OPERATOR))
-    return rows, len(timeline) - drawn - hidden
+    streams = [number for number in order if timeline.lanes[number].group == "device"]
+    devices = sorted({timeline.lanes[number].device for number in streams})
+    rows = [row for number in order if number not in streams for row in _host_rows(timeline, number, operators)]
+    for device in devices:
+        mine = [number for number in streams if timeline.lanes[number].device == device]
+        rows += _device_rows(timeline, device, mine)
+    rows.sort(key=lambda row: max(1, bisect(devices, row.device)))
+    missing = np.ones(len(timeline), bool) if operators else ~timeline.where(Kind.OPERATOR)
+    for row in rows:
+        for track in row.tracks:
+            missing[track] = False
+    return rows, int(missing.sum())
 
 
 def depths(start: npt.NDArray[np.integer[Any]], end: npt.NDArray[np.integer[Any]]) -> Indices:
@@ -97,14 +101,6 @@ def depths(start: npt.NDArray[np.integer[Any]], end: npt.NDArray[np.integer[Any]
 def _rank(lane: Lane, number: int) -> tuple[int, int, int]:
     role = _ROLES.index(lane.role) if lane.role in _ROLES else len(_ROLES)
     return (role if lane.group == "host" else 0, lane.number, number)
-
-
-def _rank_of(device: int, every: list[int], places: dict[int, int]) -> int:
-    return max((places[each] for each in every if each <= device), default=0)
-
-
-def _count(timeline: Timeline, rows: list[Row], kind: Kind) -> int:
-    return sum(int((timeline.kind[track] == kind).sum()) for row in rows if not row.mirror for track in row.tracks)
 
 
 def _tracks(timeline: Timeline, spans: Indices) -> tuple[Indices, ...]:
@@ -167,13 +163,10 @@ def _device_rows(timeline: Timeline, device: int, numbers: list[int]) -> list[Ro
     """Return the copy engines, seen over all streams, the streams, and the strip of what the device does."""
     here = np.isin(timeline.lane, numbers)
     rows = []
-    for way, kind in _ENGINES:
+    for name, short, title, kind in _ENGINES:
         copies = np.flatnonzero(here & timeline.where(kind))
         if len(copies):
-            title = f"{'H2D' if way == 'to' else 'D2H'} copy engine: the copies {way} the GPU, of all streams"
-            short = f"copy {'in' if way == 'to' else 'out'}"
-            tracks = _tracks(timeline, copies)
-            rows.append(Row(f"copy engine {way} GPU", short, title, "engine", device, tracks, mirror=True))
+            rows.append(Row(name, short, title, "engine", device, _tracks(timeline, copies), mirror=True))
     # the default stream (7 on CUDA, 0 on HIP), of two the one with more kernels
     found = [number for number in numbers if timeline.lanes[number].number in (0, 7)
              and re.fullmatch(r"(?:rank \d+ )?stream [07](?: \(default\))?", timeline.lanes[number].name)]  # fmt: skip
@@ -189,4 +182,5 @@ def _device_rows(timeline: Timeline, device: int, numbers: list[int]) -> list[Ro
             word = "default stream" if number == default else r"side \g<0>"
             name, short = re.sub(r"stream .*", word, name), "default" if number == default else short
         rows.append(Row(name, short, lane.name, "stream", device, _tracks(timeline, spans), number, lane.role))
-    return [*rows, Row("what the GPU does", "GPU", "what the GPU is doing, over all streams", "strip", device)]
+    title = "what the GPU is doing, over all streams"
+    return [*rows, Row("what the GPU does", "GPU", title, "strip", device, (np.empty(0, np.int64),))]

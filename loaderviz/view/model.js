@@ -7,8 +7,6 @@
 
 // ---------------------------------------------------------------------------------------------------------- decode
 
-const ESCAPE = 0xffffffff; // the true value is the next of head.wide
-
 export function fromBase64(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
   const letters = atob(text.trim());
@@ -22,61 +20,52 @@ async function gunzip(bytes) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-const WIDTH = { u8: 1, u16: 2, u32: 4, i32: 4 };
-const ARRAY = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, i32: Int32Array };
-const DEFAULTS = { gap: 0, duration: 0, style: 0, name: 0, batch: -1, nbytes: 0, cause: 0, pinned: 0, source: 0,
-  hidden: 255,
-  count: 1, tail: 0, head: 0, arrow: 0 };
+const DEFAULTS = { start: 0, duration: 0, style: 0, name: 0, batch: -1, nbytes: 0, cause: 0, pinned: 0, source: 0,
+  hidden: 255, count: 1, tail: 0, head: 0, arrow: 0 };
 const ARROWS = ["tail", "head", "arrow"];
 
-/** Give the columns of a body: one typed array for each name of DEFAULTS, and `start` and `end` in ns as Float64. */
+/** Give the columns of a body: one array for each name of DEFAULTS, and `end`; times in ns. */
 export async function decode(head, body) {
   const bytes = head.codec === "gzip" ? await gunzip(body) : body;
   const columns = {};
   let at = 0;
-  for (const spec of head.columns) {
-    const rows = spec.table === "arrows" ? head.arrows : head.rows;
-    if ("constant" in spec) {
-      columns[spec.name] = new ARRAY[spec.type](rows).fill(spec.constant);
+  for (const { name, table, planes, differences, constant } of head.columns) {
+    const rows = table === "arrows" ? head.arrows : head.rows;
+    if (constant !== undefined) {
+      columns[name] = new Float64Array(rows).fill(constant);
     } else {
-      columns[spec.name] = readPlanes(bytes, at, rows, spec.type);
-      at += rows * WIDTH[spec.type];
+      columns[name] = (differences ? summed : each => each)(readPlanes(bytes, at, rows, planes));
+      at += rows * planes;
     }
   }
   if (at > bytes.length) throw new Error(`the body has ${bytes.length} bytes, its columns need ${at}`);
   for (const [name, value] of Object.entries(DEFAULTS)) {
     columns[name] ??= new Int32Array(ARROWS.includes(name) ? head.arrows : head.rows).fill(value);
   }
-  return withTimes(head, columns);
+  const { start, duration } = columns, end = new Float64Array(head.rows);
+  for (let row = 0; row < head.rows; row++) end[row] = start[row] + duration[row];
+  return { ...columns, end, nbytes: Float64Array.from(columns.nbytes, value => value - 1) };
 }
 
-function readPlanes(bytes, at, rows, type) {
-  const values = new ARRAY[type](rows);
-  for (let plane = 0; plane < WIDTH[type]; plane++, at += rows) {
-    const shift = 8 * plane;
-    for (let row = 0; row < rows; row++) values[row] |= bytes[at + row] << shift;
+function readPlanes(bytes, at, rows, planes) {
+  if (planes === 1) return bytes.slice(at, at + rows);
+  const values = new (planes > 4 ? Float64Array : planes > 2 ? Uint32Array : Uint16Array)(rows);
+  for (let plane = 0; plane < planes; plane++, at += rows) {
+    const unit = 256 ** plane;
+    for (let row = 0; row < rows; row++) values[row] += bytes[at + row] * unit;
   }
-  if (type !== "i32") return values;
-  let before = 0;
-  for (let row = 0; row < rows; row++) values[row] = before = (before + ((values[row] >>> 1) ^ -(values[row] & 1))) | 0;
   return values;
 }
 
-function withTimes(head, columns) {
-  const { gap, duration } = columns;
-  const start = new Float64Array(head.rows), end = new Float64Array(head.rows);
-  const wide = { gap: 0, duration: 0, nbytes: 0 };
-  let row = 0;
-  for (const count of head.parts.flatMap(part => part.lanes.flatMap(lane => lane.tracks.map(track => track.count)))) {
-    for (let last = 0, stop = row + count; row < stop; row++) {
-      start[row] = last + (gap[row] === ESCAPE ? head.wide.gap[wide.gap++] : gap[row]);
-      last = end[row] = start[row] + (duration[row] === ESCAPE ? head.wide.duration[wide.duration++] : duration[row]);
-    }
+/** The values whose differences these zigzag numbers are. */
+function summed(differences) {
+  const values = new Float64Array(differences.length);
+  let before = 0;
+  for (let row = 0; row < values.length; row++) {
+    const each = differences[row];
+    values[row] = before += each % 2 ? -(each + 1) / 2 : each / 2;
   }
-  if (row !== head.rows) throw new Error(`the tracks have ${row} bars, the body has ${head.rows}`);
-  const bytes = Float64Array.from(columns.nbytes,
-    value => (value === ESCAPE ? head.wide.nbytes[wide.nbytes++] : value) - 1);
-  return { ...columns, nbytes: bytes, start, end };
+  return values;
 }
 
 // ----------------------------------------------------------------------------------------------------------- model

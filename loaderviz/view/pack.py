@@ -4,15 +4,15 @@
     head, body = pack([Part(timeline)], limit=20_000)     # most bars; the rest is merged, and the totals stay exact
 
 A bar is one row of the body: a span, or, of more than `limit`, the busy time of neighbours that look alike. Rows are
-ordered by part, lane, track and start, so that a column needs a few bits a row: what is stored of a time is the gap to
-the bar before, and of wide numbers one plane of bytes after the other, which compresses well.
+ordered by part, lane, track and start, so that their differences are small; and one plane of bytes after the other
+compresses well.
 """
 
 from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -29,7 +29,6 @@ from loaderviz.view.lanes import Row, arrange
 Json = dict[str, Any]
 Ints = npt.NDArray[np.int64]
 
-ESCAPE = 2**32 - 1  # in a column of u32: the value is the next one in head["wide"]
 MOST = 2_000_000  # bars of a page; a browser holds about 35 bytes of each
 _SMALL = 2_000  # bytes; a smaller body is not compressed, so that a page can show it at once
 _CELLS = 200  # of the utilisation curve
@@ -65,9 +64,32 @@ class Part:
         return arrange(self.timeline, self.operators)
 
     @cached_property
+    def tracks(self) -> list[Row]:
+        """The row of each track."""
+        return [row for row in self.arranged[0] for _ in row.tracks]
+
+    @cached_property
     def bars(self) -> Bars:
         """A bar for each span of each row, and for each state of each strip."""
         return _bars_of(self)
+
+    def batches(self, bars: Bars) -> Ints:
+        """Return the batch of each bar; -1 for a state."""
+        return np.where(bars.span < 0, -1, self.timeline.batch[bars.span])
+
+    def thinned(self, bars: Bars, keep: npt.NDArray[np.bool_], limit: int) -> Bars:
+        """Return at most about `limit` of its bars: those of one colour are merged, but for what `keep` marks."""
+        batch = self.batches(bars)
+        colour = np.where(batch < 0, len(theme.BATCHES), batch % len(theme.BATCHES))
+        return merge(bars, bars.style * 64 + colour, keep, limit)
+
+    def bar_of(self, bars: Bars) -> Ints:
+        """Return for each span its bar, that of a mirror not counted; -1 if it has none, and at -1."""
+        mirror = np.array([row.mirror for row in self.tracks], bool)
+        place = np.full(len(self.timeline) + 1, -1, np.int64)
+        mine = np.flatnonzero((bars.span >= 0) & (bars.count == 1) & ~mirror[bars.track])
+        place[bars.span[mine]] = mine
+        return place
 
 
 @dataclass(frozen=True)
@@ -104,53 +126,45 @@ def pack(
         whole.append(kept)
     if window is None:
         window = whole[0] if whole and whole[0] else first_view(parts[0].timeline) if len(parts) == 1 else None
-    writer = _Writer()
-    names, sources = _Names(), _Names()
-    offset, joins, packed = 0, [np.empty((0, 3), np.int64)], []
+    names: dict[str, int] = {"": 0}
+    sources: dict[str, int] = {"": 0}
+    columns, joins, packed, rows = [], [], [], 0
     for part, bars, kept in zip(parts, tables, whole, strict=True):
-        place = _bar_of(part, bars, offset)
-        _add(writer, part.timeline, bars, names, sources)
+        place = part.bar_of(bars)
+        place[place >= 0] += rows
+        columns.append(_columns(part.timeline, bars, names, sources))
         joins.append(_joins(part.timeline, place))
         packed.append(_part(part, bars, kept, place))
-        offset += len(bars.span)
-    codec, body = writer.finish(np.concatenate(joins), small)
+        rows += len(bars.span)
+    arrows = np.concatenate(joins)
+    arrows = arrows[np.lexsort((arrows[:, 1], arrows[:, 0]))]
+    spans = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
+    told, body = _body({"spans": spans, "arrows": dict(zip(("tail", "head", "arrow"), arrows.T, strict=True))})
+    compressed = len(body) >= small
     head = {
         "v": 1, "title": title, "subtitle": subtitle, "twin": twin, "color": color,
         "window": None if window is None else [int(edge) for edge in window], "axis": None, "height": None,
-        "notes": [*notes, *_notes(parts, tables, whole)], "names": names.all, "sources": sources.all,
-        "causes": ["", *(cause.words for cause in list(Cause)[1:])], **_looks(),
-        "parts": packed,
-        "wide": writer.wide, "rows": offset, "arrows": writer.arrows, "codec": codec, "columns": writer.columns,
+        "notes": [*notes, *_notes(parts, tables, whole)], "names": list(names), "sources": list(sources),
+        "causes": ["", *(cause.words for cause in list(Cause)[1:])], **_looks(), "parts": packed,
+        "rows": rows, "arrows": len(arrows), "codec": "gzip" if compressed else "raw", "columns": told,
     }  # fmt: skip
-    return head | more, body
+    return head | more, gzip.compress(body, 6, mtime=0) if compressed else body
 
 
 def _bars_of(part: Part) -> Bars:
     timeline, origin = part.timeline, part.timeline.begin - part.shift
-    spans: list[Ints] = []
-    tracks: list[Ints] = []
-    starts: list[Ints] = []
-    ends: list[Ints] = []
-    styles: list[Ints] = []
-    number = 0
-    for row in part.arranged[0]:
+    tables = [np.empty((0, 5), np.int64)]
+    tracks = ((row, spans) for row in part.arranged[0] for spans in row.tracks)
+    for number, (row, spans) in enumerate(tracks):
+        columns = [spans, timeline.start[spans], timeline.end[spans], timeline.kind[spans]]
         if row.kind == "strip":
             found = metrics.states(timeline, row.device)
             pieces = np.concatenate(list(found.values()))
             style = np.repeat([STATES[name] for name in found], [len(each) for each in found.values()])
             order = np.argsort(pieces[:, 0], kind="stable")
-            columns = [(np.full(len(order), -1), pieces[order, 0], pieces[order, 1], style[order])]
-        else:
-            columns = [(each, timeline.start[each], timeline.end[each], timeline.kind[each]) for each in row.tracks]
-        for span, start, end, style in columns:
-            for column, values in zip((spans, starts, ends, styles), (span, start, end, style), strict=True):
-                column.append(np.asarray(values, np.int64))
-            tracks.append(np.full(len(span), number))
-            number += 1
-    empty = np.empty(0, np.int64)
-    track, start, end, style, span = (
-        np.concatenate([empty, *column]) for column in (tracks, starts, ends, styles, spans)
-    )
+            columns = [np.full(len(order), -1), pieces[order, 0], pieces[order, 1], style[order]]
+        tables.append(np.stack([np.full(len(columns[0]), number), *columns], axis=1).astype(np.int64))
+    track, span, start, end, style = np.concatenate(tables).T.copy()
     return Bars(track, start - origin, end - origin, style, span, np.ones(len(span), np.int64))
 
 
@@ -208,112 +222,39 @@ def _thinned(part: Part, bars: Bars, limit: int, window: tuple[int, int] | None)
     last = min(first + limit // 2, len(starts) - 1)
     kept = (begin, int(min(end, starts[last]))) if starts[last] > begin else (begin, begin + 1)
     inside = (bars.end >= kept[0]) & (bars.start <= kept[1])
-    batch = np.where(bars.span < 0, -1, timeline.batch[bars.span])
-    category = bars.style * 64 + np.where(batch < 0, 63, batch % len(theme.BATCHES))
-    return merge(bars, category, inside, limit), kept
+    return part.thinned(bars, inside, limit), kept
 
 
 # Columns
 
 
-class _Names:
-    """Collects texts, and gives each its number; 0 is ""."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {"": 0}
-
-    def numbers(self, texts: Sequence[str], used: Ints) -> Ints:
-        """Return for each of `texts` that is used its number, 0 for the others."""
-        table = np.zeros(len(texts) + 1, np.int64)  # the last one, which -1 finds, is ""
-        for place in np.unique(used[used >= 0]).tolist():
-            table[place] = self._numbers.setdefault(texts[place], len(self._numbers))
-        return table
-
-    @property
-    def all(self) -> list[str]:
-        return list(self._numbers)
-
-
-class _Writer:
-    """Puts columns into the body; those that are constant, or left out at their default, take no room."""
-
-    def __init__(self) -> None:
-        self.wide: dict[str, list[int]] = {}
-        self.columns: list[Json] = []
-        self.arrows = 0
-        self._parts: dict[str, list[Ints]] = {}
-        self._planes: list[bytes] = []
-
-    def add(self, name: str, values: Ints, wide: bool = False) -> None:
-        """Add values to a column of the spans; `wide` ones may be of any size."""
-        if wide:
-            large = (values < 0) | (values >= ESCAPE)
-            self.wide.setdefault(name, []).extend(values[large].tolist())
-            values = np.where(large, ESCAPE, values)
-        self._parts.setdefault(name, []).append(values)
-
-    def finish(self, arrows: Ints, small: int) -> tuple[str, bytes]:
-        """Return the codec and the body: the columns of the spans, then those of the arrows (tail, head, kind)."""
-        self.wide = {name: values for name, values in self.wide.items() if values}
-        self.arrows = len(arrows)
-        for name, parts in self._parts.items():
-            self._write(name, np.concatenate(parts), "spans")
-        arrows = arrows[np.lexsort((arrows[:, 1], arrows[:, 0]))]
-        for name, values in zip(("tail", "head", "arrow"), arrows.T, strict=True):
-            self._write(name, values, "arrows")
-        raw = b"".join(self._planes)
-        return ("raw", raw) if len(raw) < small else ("gzip", gzip.compress(raw, 6, mtime=0))
-
-    def _write(self, name: str, values: Ints, table: str) -> None:
-        default = _DEFAULTS.get(name, 0)
-        if not len(values) or (values == default).all():
-            return
-        if (values == values[0]).all() and values[0] != ESCAPE:
-            self.columns.append({"name": name, "type": "i32", "table": table, "constant": int(values[0])})
-            return
-        kind = "i32" if name in _SIGNED else "u8" if values.max() < 2**8 else "u16" if values.max() < 2**16 else "u32"
-        if kind == "i32":
-            delta = np.diff(values, prepend=0)
-            values = (delta << 1) ^ (delta >> 63)
-        for plane in range({"u8": 1, "u16": 2}.get(kind, 4)):
-            self._planes.append((values >> (8 * plane) & 255).astype(np.uint8).tobytes())
-        self.columns.append({"name": name, "type": kind, "table": table})
-
-
-_SIGNED = ("batch", "tail", "head")
+_DIFFERENCES = ("start", "batch", "tail", "head")  # of these the differences are stored, as zigzag numbers
 _DEFAULTS = {"batch": -1, "hidden": 255, "count": 1}
 
 
-def _add(writer: _Writer, timeline: Timeline, bars: Bars, names: _Names, sources: _Names) -> None:
-    """Write the columns of a part's bars."""
+def _columns(timeline: Timeline, bars: Bars, names: dict[str, int], sources: dict[str, int]) -> dict[str, Ints]:
+    """Return the columns of a part's bars; `names` and `sources` get the texts that they name by number."""
     span, known = bars.span, bars.span >= 0
-    first = np.diff(bars.track, prepend=-1) != 0
-    writer.add("gap", bars.start - np.where(first, 0, np.roll(bars.end, 1)), wide=True)
-    writer.add("duration", bars.end - bars.start, wide=True)
-    writer.add("style", bars.style)
     of = {name: np.full(len(span), -1) for name in ("name", "batch", "nbytes", "cause", "pinned", "source")}
     for name, values in of.items():
         values[known] = timeline.spans[name][span[known]]
-    shown = [words.place(source) for source in timeline.sources]
-    writer.add("name", names.numbers(timeline.names, of["name"])[of["name"]])
-    writer.add("batch", of["batch"])
-    writer.add("nbytes", of["nbytes"] + 1, wide=True)
-    writer.add("cause", np.maximum(of["cause"], 0))
-    writer.add("pinned", of["pinned"] + 1)
-    writer.add("source", sources.numbers(shown, of["source"])[of["source"]])
     hidden, single = np.full(len(span), 255), known & (bars.count == 1)
     hidden[single] = np.nan_to_num(metrics.hidden_shares(timeline)[span[single]] * 200, nan=255).round()
-    writer.add("hidden", hidden)
-    writer.add("count", bars.count)
+    return {
+        "start": bars.start, "duration": bars.end - bars.start, "style": bars.style,
+        "name": _numbered(timeline.names, of["name"], names), "batch": of["batch"], "nbytes": of["nbytes"] + 1,
+        "cause": np.maximum(of["cause"], 0), "pinned": of["pinned"] + 1,
+        "source": _numbered([words.place(source) for source in timeline.sources], of["source"], sources),
+        "hidden": hidden, "count": bars.count,
+    }  # fmt: skip
 
 
-def _bar_of(part: Part, bars: Bars, offset: int) -> Ints:
-    """Return for each span its bar in the body, that of a mirror not counted; -1 if it has none, and at -1."""
-    mirror = np.array([row.mirror for row in part.arranged[0] for _ in (row.tracks or ((),))], bool)
-    place = np.full(len(part.timeline) + 1, -1, np.int64)
-    mine = np.flatnonzero((bars.span >= 0) & (bars.count == 1) & ~mirror[bars.track])
-    place[bars.span[mine]] = mine + offset
-    return place
+def _numbered(texts: Sequence[str], used: Ints, numbers: dict[str, int]) -> Ints:
+    """Return for each place in `texts` the number of that text, 0 for -1; new ones are added to `numbers`."""
+    table = np.zeros(len(texts) + 1, np.int64)  # the last one, which -1 finds, is ""
+    for place in np.unique(used[used >= 0]).tolist():
+        table[place] = numbers.setdefault(texts[place], len(numbers))
+    return table[used]
 
 
 def _joins(timeline: Timeline, place: Ints) -> Ints:
@@ -323,23 +264,43 @@ def _joins(timeline: Timeline, place: Ints) -> Ints:
     return joins[(joins[:, :2] >= 0).all(axis=1)]
 
 
+def _body(tables: Mapping[str, Mapping[str, Ints]]) -> tuple[list[Json], bytes]:
+    """Return what the head says of each column, and all columns; those that are constant take no room."""
+    told: list[Json] = []
+    planes: list[bytes] = []
+    for table, name, values in ((table, *column) for table, columns in tables.items() for column in columns.items()):
+        if not len(values) or (values == _DEFAULTS.get(name, 0)).all():
+            continue
+        about: Json = {"name": name, "table": table}
+        if (values == values[0]).all():
+            told.append(about | {"constant": int(values[0])})
+            continue
+        if name in _DIFFERENCES:
+            difference = np.diff(values, prepend=0)
+            values = (difference << 1) ^ (difference >> 63)
+        count = (int(values.max()).bit_length() + 7) // 8
+        planes += [(values >> (8 * plane) & 255).astype(np.uint8).tobytes() for plane in range(count)]
+        told.append(about | {"planes": count, "differences": name in _DIFFERENCES})
+    return told, b"".join(planes)
+
+
 # Head
 
 
 @cache
 def _looks() -> Json:
     """Return all styles: those of the kinds by number, then those of the states."""
-    looks = theme.as_json()
-    styles = [
-        {"key": kind.name.lower(), **style, "by_batch": kind not in _PLAIN, "label": _LABELS.get(kind, "name"),
-         "state": False}
-        for kind, style in zip(Kind, looks["kinds"], strict=True)
+    kinds = [
+        {"key": kind.name.lower(), **asdict(theme.KINDS[kind]), "by_batch": kind not in _PLAIN,
+         "label": _LABELS.get(kind, "name"), "state": False}
+        for kind in Kind
     ]  # fmt: skip
     states = [
-        {"key": f"state:{name}", **style, "by_batch": False, "label": "none", "state": True}
-        for name, style in looks["states"].items()
+        {"key": f"state:{name}", **asdict(style), "by_batch": False, "label": "none", "state": True}
+        for name, style in theme.STATES.items()
     ]
-    return {"styles": styles + states, "batches": looks["batches"], "no_batch": looks["none"]}
+    batches = [asdict(style) for style in theme.BATCHES]
+    return {"styles": kinds + states, "batches": batches, "no_batch": asdict(theme.NO_BATCH)}
 
 
 def _notes(parts: Sequence[Part], tables: Sequence[Bars], whole: Sequence[tuple[int, int] | None]) -> Iterator[str]:
@@ -363,15 +324,14 @@ def _part(part: Part, bars: Bars, kept: tuple[int, int] | None, place: Ints) -> 
     timeline, begin = part.timeline, part.timeline.begin
     rows = part.arranged[0]
     summary = metrics.summarize(timeline)
-    counts = np.bincount(bars.track, minlength=sum(len(row.tracks) or 1 for row in rows)).tolist()
+    counts = iter(np.bincount(bars.track, minlength=len(part.tracks)).tolist())
     groups, numbers = _groups(rows)
-    lanes, track = [], 0
-    for row in rows:
-        many = len(row.tracks) or 1
-        about = asdict(row) | {"tracks": [{"count": n, "mirror": row.mirror} for n in counts[track : track + many]]}
-        del about["mirror"]
-        lanes.append(about | {"group": numbers.get(row.device, -1), "folded": False})
-        track += many
+    lanes = [
+        {"name": row.name, "short": row.short, "title": row.title, "kind": row.kind, "of": row.of, "role": row.role,
+         "group": numbers.get(row.device, -1),
+         "tracks": [{"count": next(counts), "mirror": row.mirror} for _ in row.tracks]}
+        for row in rows
+    ]  # fmt: skip
     return {
         "name": part.name, "finding": part.finding, "duration": timeline.duration, "folded": part.folded,
         "hero": _hero(part, rows),

@@ -88,8 +88,8 @@ def svg(title: str, subtitle: str, twin: str, parts: Sequence[Part], by_batch: b
 
 def _within(part: Part, first: int, last: int, limit: int, by_batch: bool) -> Bars:
     """Return the bars of a window in unfolded lanes, cut at its edges and merged to what a picture can hold."""
-    bars, lanes = part.bars, part.arranged[0]
-    shown = np.array([_shown(part, row) for row in lanes for _ in (row.tracks or ((),))], bool)
+    bars = part.bars
+    shown = np.array([_shown(part, row) for row in part.tracks], bool)
     here = np.flatnonzero((bars.end >= first) & (bars.start <= last) & shown[bars.track])
     cut = {name: getattr(bars, name)[here] for name in ("track", "start", "end", "style", "span", "count")}
     cut |= {"start": np.clip(cut["start"], first, last), "end": np.clip(cut["end"], first, last)}
@@ -110,7 +110,7 @@ def _place(part: Part, bars: Bars, top: float, headed: bool) -> _Place:
     y = top + (26 if headed else 6)
     for row in part.arranged[0]:
         shown = _shown(part, row)
-        for _ in row.tracks or ((),):
+        for _ in row.tracks:
             tops.append(y)
             heights.append((_STATE if row.kind == "strip" else _TRACK) * shown)
             y += heights[-1]
@@ -134,7 +134,7 @@ def _bars(place: _Place, first: int, scale: float, by_batch: bool, styles: dict[
     bars = place.bars
     paths: dict[Style, list[str]] = {}
     texts: list[tuple[float, str]] = []
-    batch = np.where(bars.span < 0, -1, place.part.timeline.batch[bars.span]) if by_batch else bars.span * 0 - 2
+    batch = place.part.batches(bars) if by_batch else bars.span * 0 - 2
     numbers = bars.track, bars.start, bars.end, bars.style, bars.span, bars.count, batch
     columns = (column.tolist() for column in numbers)
     for bar, (track, start, end, number, span, count, of) in enumerate(zip(*columns, strict=True)):
@@ -238,7 +238,7 @@ def _names(place: _Place, headed: bool) -> Iterator[str]:
             name = row.name if len(row.name) <= 25 else f"{row.name[:24]}…"
             y = place.tops[track] + place.heights[track] / 2 + 4
             yield f'<text x="{_LANES - 8}" y="{y:.0f}" text-anchor="end">{escape(name)}</text>'
-        track += len(row.tracks) or 1
+        track += len(row.tracks)
     if not track:
         yield f'<text x="{_LANES}" y="{place.top + 20:.0f}">nothing was recorded</text>'
 
@@ -246,13 +246,11 @@ def _names(place: _Place, headed: bool) -> Iterator[str]:
 def _marks(place: _Place, first: int, last: int, scale: float) -> Iterator[str]:
     """Draw event edges, and the first hazards: both spans framed, a bold dashed arrow for the order that is missing."""
     timeline, bars = place.part.timeline, place.bars
-    mirror = np.array([row.mirror for row in place.part.arranged[0] for _ in (row.tracks or ((),))], bool)
-    single = np.flatnonzero((bars.span >= 0) & (bars.count == 1) & ~mirror[bars.track])
-    bar_of = dict(zip(bars.span[single].tolist(), single.tolist(), strict=True))
+    bar_of = place.part.bar_of(bars)
 
     def box(span: int) -> tuple[float, float, float, float] | None:
-        bar = bar_of.get(span)
-        if bar is None:
+        bar = int(bar_of[span])
+        if bar < 0:
             return None
         left, right = (_LANES + (int(edge[bar]) - first) * scale for edge in (bars.start, bars.end))
         return left, right, place.tops[int(bars.track[bar])], place.heights[int(bars.track[bar])]

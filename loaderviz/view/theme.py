@@ -8,8 +8,7 @@ the frame around a strip of states, have at least 3:1 against white and a dark p
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from loaderviz.timeline import Kind
 
@@ -68,12 +67,3 @@ STATES: dict[str, Style] = {  # what the GPU is doing; the keys are those of `me
 def of_batch(batch: int) -> Style:
     """Return the style of a batch; it comes again after `len(BATCHES)` batches, grey for -1."""
     return BATCHES[batch % len(BATCHES)] if batch >= 0 else NO_BATCH
-
-
-def as_json() -> dict[str, Any]:
-    """Return all styles as plain data, as the view reads them: kinds by number, states by name."""
-    return {
-        "batches": [asdict(style) for style in BATCHES], "none": asdict(NO_BATCH),
-        "kinds": [asdict(KINDS[kind]) for kind in Kind],
-        "states": {name: asdict(style) for name, style in STATES.items()},
-    }  # fmt: skip

@@ -169,7 +169,6 @@ class View {
       if (part.folded) this.folds.add(`p${index}`);
       if (part.ghost?.hidden) this.folds.add(`h${index}`);
       part.groups?.forEach((group, number) => { if (group.folded) this.folds.add(`g${index}.${number}`); });
-      part.lanes.forEach((lane, number) => { if (lane.folded) this.folds.add(`l${index}.${number}`); });
     });
   }
 

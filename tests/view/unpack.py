@@ -6,13 +6,12 @@ import gzip
 
 import numpy as np
 
-SIZES = {"u8": 1, "u16": 2, "u32": 4, "i32": 4}
 DEFAULTS = {"batch": -1, "hidden": 255, "count": 1}
-SPANS = ("gap", "duration", "style", "name", "batch", "nbytes", "cause", "pinned", "source", "hidden", "count")
+SPANS = ("start", "duration", "style", "name", "batch", "nbytes", "cause", "pinned", "source", "hidden", "count")
 
 
 def unpack(head, body):
-    """Return the columns: those of the spans with "start" and "end", and tail, head, arrow."""
+    """Return the columns: those of the spans with "end", and tail, head, arrow."""
     raw = gzip.decompress(body) if head["codec"] == "gzip" else body
     lengths = {"spans": head["rows"], "arrows": head["arrows"]}
     columns = {name: np.full(head["rows"], DEFAULTS.get(name, 0), np.int64) for name in SPANS}
@@ -23,27 +22,15 @@ def unpack(head, body):
         if "constant" in column:
             columns[column["name"]][:] = column["constant"]
             continue
-        size = SIZES[column["type"]]
+        size = column["planes"]
         planes = np.frombuffer(raw, np.uint8, rows * size, offset).reshape(size, rows).astype(np.int64)
         offset += rows * size
         values = sum(plane << (8 * place) for place, plane in enumerate(planes))
-        if column["type"] == "i32":
-            values = np.cumsum((values >> 1) ^ -(values & 1))
-        columns[column["name"]] = values
+        columns[column["name"]] = np.cumsum((values >> 1) ^ -(values & 1)) if column["differences"] else values
     assert offset == len(raw), "the body is longer than its columns"
-    for name, wide in head["wide"].items():
-        columns[name][columns[name] == 2**32 - 1] = wide
     columns["nbytes"] -= 1
-    counts = [track["count"] for part in head["parts"] for lane in part["lanes"] for track in lane["tracks"]]
-    assert sum(counts) == head["rows"]
-    start, end, place = np.zeros(head["rows"], np.int64), np.zeros(head["rows"], np.int64), 0
-    for count in counts:
-        clock = 0
-        for row in range(place, place + count):
-            start[row] = clock + columns["gap"][row]
-            clock = end[row] = start[row] + columns["duration"][row]
-        place += count
-    return columns | {"start": start, "end": end}
+    assert sum(len(rows) for *_, rows in tracks(head)) == head["rows"]
+    return columns | {"end": columns["start"] + columns["duration"]}
 
 
 def tracks(head):
