@@ -140,8 +140,6 @@ def _sections(content: Any) -> list[Section]:
             Section("Timeline", items=[advised(content, advice), summarize(content), *ranks(content)]),
             Section("What could be gained", items=[advice]),
         ]
-    if isinstance(content, Section):
-        return [content]
     if isinstance(content, Mapping):
         from loaderviz.view import compare
 
@@ -152,10 +150,11 @@ def _sections(content: Any) -> list[Section]:
         found = {str(name): advise(timeline) for name, timeline in content.items()}
         each = [Section(str(name), items=[summarize(timeline)]) for name, timeline in content.items()]
         return [Section("Side by side", items=[compare(content, advice=found)]), *each]
-    if isinstance(content, (list, tuple)) and all(isinstance(item, Section) for item in content):
-        if not content:
+    sections = [content] if isinstance(content, Section) else content
+    if isinstance(sections, (list, tuple)) and all(isinstance(item, Section) for item in sections):
+        if not sections:
             raise ExportError("to_html() got no sections; give at least one Section(heading, text, items)")
-        return list(content)
+        return list(sections)
     kind = type(content).__name__
     raise ExportError(f"to_html() cannot show a {kind}; give a Timeline, a dict of name -> Timeline, or Sections")
 

@@ -46,7 +46,6 @@ function build(view) {
     ui.findings, ui.table, ui.notes, ui.live, below);
   ui.table.append(el("summary", "", "as a table"));
   ui.table.addEventListener("toggle", () => ui.table.open && fillTable(view));
-  ui.tools.hidden = view.options.controls === false;
   ui.help.hidden = ui.tip.hidden = ui.hint.hidden = true;
   for (const [keys, what] of KEYS) ui.help.append(el("dt", "", keys), el("dd", "", what));
   buildTools(view);

@@ -44,7 +44,7 @@ function readTheme(host, head) {
     return look.pattern ? { ink, back: mix(ground, look.color, 0.14) } : { ink, color: mix(ground, ink, 0.2) };
   };
   const swatch = look => {
-    const chosen = { ...look, ...(dark ? look.dark ?? dimmed(look) : null) };
+    const chosen = { ...look, ...(dark ? dimmed(look) : null) };
     const ground = chosen.pattern ? chosen.back : chosen.color;
     const flat = between(chosen.color, ground, 0.5).map(Math.round); // where a bar is too narrow for a pattern
     return { ...chosen, ground, flat };
@@ -363,12 +363,12 @@ function drawCurve(context, frame, row) {
   context.fillRect(0, y, frame.width, height);
   context.beginPath();
   strip.values.forEach((value, at) => {
-    const level = y + height * (1 - value / (strip.max || 1)), left = strip.begin + at * strip.cell;
+    const level = y + height * (1 - value), left = at * strip.cell;
     if (!at) context.moveTo(x(left), y + height);
     context.lineTo(x(left), level);
     context.lineTo(x(left + strip.cell), level);
   });
-  context.lineTo(x(strip.begin + strip.values.length * strip.cell), y + height);
+  context.lineTo(x(strip.values.length * strip.cell), y + height);
   context.fillStyle = theme.focus;
   context.globalAlpha = 0.25;
   context.fill();

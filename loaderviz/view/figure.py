@@ -78,10 +78,9 @@ def time_unit(ns: int) -> tuple[int, str]:
 def _traces(part: Part, limit: int, by_batch: bool, unit: int, top: float) -> Iterator[Json]:
     """Give a trace for each kind of span and state that occurs, in about `limit` bars."""
     bars = part.bars if len(part.bars.span) <= limit else part.thinned(part.bars, part.bars.span < -1, limit)
-    styles = [*theme.KINDS.values(), *theme.STATES.values()]
     for number in np.unique(bars.style).tolist():
         mine = np.flatnonzero(bars.style == number)
-        style, state = styles[number], number >= len(Kind)
+        style, state = theme.STYLES[number], number >= len(Kind)
         rows = [] if state else part.timeline.rows_at(bars.span[mine])
         batches = by_batch and not state and number != Kind.WAIT
         marker: Json = {"color": [theme.of_batch(row.batch).color for row in rows] if batches else style.color}

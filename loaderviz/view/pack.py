@@ -107,6 +107,10 @@ class Bars:
     span: Ints
     count: Ints
 
+    def at(self, some: Ints) -> Bars:
+        """Return some of them."""
+        return Bars(*(column[some] for column in vars(self).values()))
+
 
 def pack(
     parts: Sequence[Part], *, title: str = "", subtitle: str = "", twin: str = "", color: str = "batch",
@@ -398,5 +402,5 @@ def _strip(timeline: Timeline) -> Json:
     cell = max(1, timeline.duration // _CELLS)
     _, shares = metrics.utilization(timeline, cell)
     mean = metrics.summarize(timeline).compute_share
-    return {"name": "GPU utilisation", "begin": 0, "cell": cell, "values": [round(float(each), 3) for each in shares],
-            "max": 1, "text": f"mean {words.share(mean)}"}  # fmt: skip
+    return {"name": "GPU utilisation", "cell": cell, "values": [round(float(each), 3) for each in shares],
+            "text": f"mean {words.share(mean)}"}  # fmt: skip

@@ -18,7 +18,7 @@ from loaderviz import words
 from loaderviz.timeline import ArrowKind, Kind
 from loaderviz.view import theme
 from loaderviz.view.lanes import Row
-from loaderviz.view.pack import STATES, Bars, Part, merge
+from loaderviz.view.pack import Bars, Part, merge
 from loaderviz.view.theme import Style
 
 WIDTH = 960  # px
@@ -60,7 +60,7 @@ def svg(title: str, subtitle: str, twin: str, parts: Sequence[Part], by_batch: b
     top = 14.0 + _LINE * len(lines)
     places = []
     for part in parts:
-        places.append(_place(part, _within(part, first, last, BARS // len(parts), by_batch), top, len(parts) > 1))
+        places.append(_place(part, _within(part, first, last, BARS // len(parts)), top, len(parts) > 1))
         top = places[-1].bottom
     scale = (WIDTH - _LANES - _RIGHT) / ((last - first) or 1)
     styles: dict[Style, str] = {}
@@ -86,17 +86,15 @@ def svg(title: str, subtitle: str, twin: str, parts: Sequence[Part], by_batch: b
     ])  # fmt: skip
 
 
-def _within(part: Part, first: int, last: int, limit: int, by_batch: bool) -> Bars:
+def _within(part: Part, first: int, last: int, limit: int) -> Bars:
     """Return the bars of a window in unfolded lanes, cut at its edges and merged to what a picture can hold."""
-    bars = part.bars
-    shown = np.array([_shown(part, row) for row in part.tracks], bool)
-    here = np.flatnonzero((bars.end >= first) & (bars.start <= last) & shown[bars.track])
-    cut = {name: getattr(bars, name)[here] for name in ("track", "start", "end", "style", "span", "count")}
-    cut |= {"start": np.clip(cut["start"], first, last), "end": np.clip(cut["end"], first, last)}
-    if len(here) <= limit:
-        return Bars(**cut)
-    shifted = Bars(**cut | {"start": cut["start"] - first, "end": cut["end"] - first})
-    alike = merge(shifted, cut["style"] * 64, np.zeros(len(here), bool), limit)
+    bars, shown = part.bars, np.array([_shown(part, row) for row in part.tracks], bool)
+    here = bars.at(np.flatnonzero((bars.end >= first) & (bars.start <= last) & shown[bars.track]))
+    start, end = (np.clip(edge, first, last) for edge in (here.start, here.end))
+    if len(start) <= limit:
+        return replace(here, start=start, end=end)
+    shifted = replace(here, start=start - first, end=end - first)
+    alike = merge(shifted, here.style, np.zeros(len(start), bool), limit)
     return replace(alike, start=alike.start + first, end=alike.end + first)
 
 
@@ -121,10 +119,8 @@ def _place(part: Part, bars: Bars, top: float, headed: bool) -> _Place:
 @cache
 def _style(number: int, batch: int) -> Style:
     """Return how a bar of this style looks, without a name; a batch of -2: its colour stands for its kind."""
-    if number >= len(Kind):
-        return replace(list(theme.STATES.values())[number - len(Kind)], name="")
-    style = replace(theme.KINDS[Kind(number)], name="")
-    if batch == -2 or number == Kind.WAIT:
+    style = replace(theme.STYLES[number], name="")
+    if batch == -2 or number == Kind.WAIT or number >= len(Kind):
         return style
     return replace(theme.of_batch(batch), pattern=style.pattern, back=style.back)
 
@@ -135,8 +131,7 @@ def _bars(place: _Place, first: int, scale: float, by_batch: bool, styles: dict[
     paths: dict[Style, list[str]] = {}
     texts: list[tuple[float, str]] = []
     batch = place.part.batches(bars) if by_batch else bars.span * 0 - 2
-    numbers = bars.track, bars.start, bars.end, bars.style, bars.span, bars.count, batch
-    columns = (column.tolist() for column in numbers)
+    columns = (column.tolist() for column in (*vars(bars).values(), batch))
     for bar, (track, start, end, number, span, count, of) in enumerate(zip(*columns, strict=True)):
         high = place.heights[track]
         style = _style(number, of)
@@ -152,9 +147,7 @@ def _bars(place: _Place, first: int, scale: float, by_batch: bool, styles: dict[
     for style, shapes in paths.items():
         yield f'<path d="{"".join(shapes)}" fill="{_fill(style, styles)}"/>'
     for track in np.unique(bars.track[bars.style >= len(Kind)]).tolist():
-        left, right = (
-            int(edge) for edge in (bars.start[bars.track == track].min(), bars.end[bars.track == track].max())
-        )
+        left, right = int(bars.start[bars.track == track].min()), int(bars.end[bars.track == track].max())
         yield _frame(_LANES + (left - first) * scale, place.tops[track] + 1, (right - left) * scale, _STATE - 2)
     longest = sorted(texts, key=lambda each: -each[0])[:_TEXTS]
     yield f'<g text-anchor="middle" font-size="11">{"".join(text for _, text in longest)}</g>'
@@ -286,12 +279,10 @@ def _legend(places: Sequence[_Place], by_batch: bool, top: float, styles: dict[S
                for span in place.bars.span[place.bars.span >= 0].tolist()} - {-1}  # fmt: skip
     if by_batch and batches:
         entries.append(("a colour for each batch", [theme.of_batch(batch) for batch in sorted(batches)[:7]]))
-    for kind in Kind:
-        if kind in used and (not by_batch or kind is Kind.WAIT or theme.KINDS[kind].pattern):
-            entries.append((theme.KINDS[kind].name, [theme.KINDS[kind]]))
-    names = {number: name for name, number in STATES.items()}
-    entries += [(f"GPU: {theme.STATES[names[number]].name}", [theme.STATES[names[number]]])
-                for number in sorted(used & names.keys())]  # fmt: skip
+    for number in sorted(used):
+        style, state = theme.STYLES[number], number >= len(Kind)
+        if state or not by_batch or number == Kind.WAIT or style.pattern:
+            entries.append((f"GPU: {style.name}" if state else style.name, [style]))
     for number, (name, looks) in enumerate(entries):
         x, y = 12 + number % 4 * 236, top + 20 * (number // 4)
         step = 14 if len(looks) == 1 else 8

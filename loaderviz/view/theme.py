@@ -63,6 +63,8 @@ STATES: dict[str, Style] = {  # what the GPU is doing; the keys are those of `me
     "idle": Style("idle", "#E9E9E9", _BLACK),
 }
 
+STYLES = (*KINDS.values(), *STATES.values())  # by number: a kind's is its own, those of the states follow
+
 
 def of_batch(batch: int) -> Style:
     """Return the style of a batch; it comes again after `len(BATCHES)` batches, grey for -1."""

@@ -16,11 +16,10 @@ function onKey(view, event) {
       ArrowRight: () => view.walk(1),
     ArrowUp: () => view.climb(-1), ArrowDown: () => view.climb(1),
       Enter: () => view.selection >= 0 && view.fit(view.selection),
-      f: () => view.selection >= 0 && view.fit(view.selection),
-    0: () => view.goAll(), Home: () => view.goAll(), "[": () => view.walkBatch(-1), "]": () => view.walkBatch(1),
+    0: () => view.goAll(), "[": () => view.walkBatch(-1), "]": () => view.walkBatch(1),
       "/": () => view.ui.search.focus(),
     " ": () => (view.playing ? view.pause() : view.play()), ".": () => view.stepEvent(1), ",": () => view.stepEvent(-1),
-    n: () => view.nextFound(1), N: () => view.nextFound(-1), "?": () => { view.ui.help.hidden = !view.ui.help.hidden; },
+    "?": () => { view.ui.help.hidden = !view.ui.help.hidden; },
       Escape: () => view.clear(),
   }[event.key];
   act?.();
@@ -660,7 +659,7 @@ function styleNode() {
 
 const LOOKS = ["class", "theme", "data-theme", "data-lv-theme", "data-jp-theme-light", "data-jp-theme-name"];
 
-/** All views follow the theme of the page, and words in it that link to a place in the picture. */
+/** All views follow the theme of the page. */
 function watchHosts() {
   let again = 0;
   const now = () => views.forEach(view => (view.host.isConnected ? view.retheme() : views.delete(view)));
@@ -675,12 +674,6 @@ function watchHosts() {
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", retheme);
   matchMedia("(forced-colors: active)").addEventListener("change", retheme);
-  document.addEventListener("click", event => { // words that show what they speak of: data-lv-go="from,to,bar"
-    const go = event.target.closest?.("[data-lv-go]"), view = go && [...views].find(each => each.host.contains(go));
-    if (!view) return;
-    const [from, to, bar] = go.dataset.lvGo.split(",").map(Number);
-    view.showEvidence(0, { windows: [[from, to]], bars: bar >= 0 ? [bar] : [], title: go.textContent });
-  });
 }
 
 const SEEN = ["window", "frames", "drawn", "head", "text", "model", "time", "selection"]; // of a view, by its hook
@@ -693,7 +686,6 @@ export function mount(host, head, bytes, options = {}) {
   const hook = (host.lv = {});
   hook.ready = decode(head, bytes).then(columns => {
     if (!counter++) watchHosts();
-    host.dataset.lvDone = "";
     host.classList.add("lv-view");
     const view = (hook.view = new View(host, head, columns, options));
     for (const name of SEEN) Object.defineProperty(hook, name, { get: () => view[name] });

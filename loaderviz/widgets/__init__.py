@@ -5,8 +5,7 @@ from __future__ import annotations
 from loaderviz.widgets.cells import Viewer, viewer
 from loaderviz.widgets.explorer import Explorer, explore
 from loaderviz.widgets.settings import Settings, SettingsError
-from loaderviz.widgets.state import State, state_at
-from loaderviz.widgets.stepper import Stepper, step_through
+from loaderviz.widgets.stepper import State, Stepper, state_at, step_through
 
 __all__ = [
     "Explorer", "Settings", "SettingsError", "State", "Stepper", "Viewer", "explore", "state_at", "step_through",

@@ -284,12 +284,11 @@ def table(head: list[str], rows: list[list[str]], empty: str = "nothing") -> str
         "line-height:1.35"
     )
     names = "".join(f"<th style='{cell};color:{SOFT}'>{escape(name)}</th>" for name in head)
-    top = f"<thead><tr>{names}</tr></thead>" if any(head) else ""
 
     def filled(value: str) -> str:
-        whole = ";white-space:nowrap" if len(value) < 12 else ""  # a label, such as "launched by"
+        whole = ";white-space:nowrap" if len(value) < 12 else ""  # a label, such as "H2D engine"
         text = escape(value.replace("->", "-\u2060>"))  # a line does not end inside of it; names of copies have it
         return f"<td style='{cell};color:{INK}{whole}'>{text}</td>"
 
     body = "".join(f"<tr>{''.join(map(filled, row))}</tr>" for row in rows)
-    return f"<table style='border-collapse:collapse'>{top}<tbody>{body}</tbody></table>"
+    return f"<table style='border-collapse:collapse'><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"

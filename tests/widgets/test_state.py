@@ -13,7 +13,7 @@ from loaderviz.metrics import NotATimelineError
 from loaderviz.timeline import ArrowKind, Context, Kind, TimelineBuilder
 from loaderviz.widgets import Settings, state_at
 from loaderviz.widgets.settings import simulate
-from loaderviz.widgets.state import events
+from loaderviz.widgets.stepper import events
 
 PREFETCH = simulate(Settings(steps=3).change(**PRESETS["prefetch"]))
 STAGES = {Kind.FETCH: 0, Kind.PIN: 1, Kind.COPY_H2D: 2, Kind.COMPUTE: 3, Kind.COMMUNICATION: 3}
