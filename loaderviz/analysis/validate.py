@@ -30,6 +30,10 @@ WORK = frozenset(("kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Mem
 COPIES = ("HtoD", "DtoH", "Host")
 HALF = ("c10::Half", "c10::BFloat16")
 TENSOR_CORES = re.compile(r"tf32|tensorop_s|s1688|s884|xmma.*f32f32_tf32", re.IGNORECASE)
+# The name of a product's kernel: which operands lie transposed, torch's second one first, and whether rows are not
+# 16-byte aligned. Kernels beside its own.
+LAYOUT = re.compile(r"gemm_\w*?_([nt])([nt])(_align1)?(?:_|\b)")
+BESIDE_PRODUCT = re.compile("emset|splitKreduce|epilogue")
 IN_ORDER = re.compile(r"vectorized_elementwise|Memcpy DtoD")
 LARGE, SMALL, ENOUGH = 2**20, 2**12, 3  # bytes of a copy that shows its rate, its latency; samples that a median needs
 QUEUED = 3.0  # us that a kernel must have been waiting before the one ahead of it ended
@@ -206,8 +210,8 @@ def _call(path: list[Event], kernels: list[Event]) -> Call | None:
         operator = inner  # it names both sides of a copy, and no composite's arguments
     arrays = _arrays(operator["args"])
     names = " ".join(kernel["name"] for kernel in kernels)
-    if not arrays or (kind == "gemm" and all("emset" in kernel["name"] for kernel in kernels)):  # its kernel was lost
-        return None
+    if not arrays or (kind == "gemm" and all(BESIDE_PRODUCT.search(kernel["name"]) for kernel in kernels)):
+        return None  # its kernel was lost
     precision = _precision(arrays, names)
     if kind == "copy" and len(arrays) > 1:
         reads, writes = [arrays[1]], [arrays[0]]
@@ -217,9 +221,24 @@ def _call(path: list[Event], kernels: list[Event]) -> Call | None:
         reads, writes = _moves(op, arrays)
     if kind == "convolution" and not op.endswith("_backward"):
         writes = [_resized(writes[0], reads, operator)]
+    if kind == "gemm" and (layout := LAYOUT.search(names)):
+        reads = [*reads[:-2], *_laid_out(reads[-2:], layout)]
     if kind == "copy" and not reads[0].stride and len(reads[0].shape) > 1 and not IN_ORDER.search(names):
         reads = [reads[0]._replace(stride=tuple(2 * step for step in range(len(reads[0].shape))))]
     return Call(op, reads, writes, precision)
+
+
+def _laid_out(operands: list[Array], layout: re.Match[str]) -> list[Array]:
+    """Return the operands of a product with the strides that its kernel's name tells, where the trace has none."""
+    if any(array.stride or len(array.shape) < 2 for array in operands):
+        return operands
+    laid_out, (letters, odd) = [], (layout[2] + layout[1], bool(layout[3]))
+    for array, letter in zip(operands, letters, strict=True):
+        *outer, rows, columns = array.shape
+        row = (rows if letter == "t" else columns) | odd  # where the shape is not odd, it is part of one that is
+        strides = (1, row) if letter == "t" else (row, 1)
+        laid_out.append(array._replace(stride=(*(rows * columns for _ in outer), *strides)))
+    return laid_out
 
 
 def _precision(arrays: list[Array], names: str) -> Any:

@@ -99,6 +99,8 @@ class Gpu(Machine):
     staging_chunk: int = 512 * 1024
     launch_latency: int = 1_600  # from the end of the launch call to the start, in an idle stream
     queue_gap: int = 1_100  # between two kernels of a stream that were both queued
+    word_rate: int = 9_900_000_000  # bytes/s that a multiprocessor reads of matrices whose rows are not 16-byte aligned
+    tiles: int = 2  # of a product that a multiprocessor works on at once, each with an equal part of its rate
     threads_per_sm: int = 2048
     queue_depth: int = 1024
     async_engines: int = 3  # copy engines: with one, H2D and D2H take turns; more than two add nothing
@@ -194,6 +196,7 @@ def _card(architecture: str, link: str, bandwidth: int, memory: str, *numbers: A
     return Gpu(
         name, round(up * GB), round(down * GB), round(pageable * GB), bandwidth * GB, int(size) * UNITS[unit],
         fp32, tf32, fp16, fp64, sms, tuple(capability), architecture, kernels=KERNELS[architecture], sources=sources,
+        tiles=DATA["gpu"]["tiles"].get(architecture, 2),
         threads_per_sm=DATA["gpu"]["resident_threads"].get("{}.{}".format(*capability), 2048),
     )  # fmt: skip
 

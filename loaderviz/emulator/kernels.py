@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import prod
+from math import isqrt, prod
 from typing import Literal, NamedTuple
 
 from loaderviz.emulator.costs import FULL, SECOND, ceil_div
@@ -55,14 +55,18 @@ class Call(NamedTuple):
 
 
 _TABLE = table("kernels")
+_PRODUCTS = _TABLE["products"]
 CLASS = {op: kind for kind, ops in _TABLE["classes"].items() for op in ops.split()}  # every other one is elementwise
 BESIDE: dict[str, int] = _TABLE["beside"]
 PRODUCTS = frozenset(("gemm", "convolution", "attention"))
 # torch/csrc ATen/native/cuda/MultiTensorApply.cuh: tensors and blocks that one launch can take, by lists of tensors.
 FOREACH_TENSORS, FOREACH_BLOCKS, FOREACH_CHUNK = (110, 64, 48, 36, 30), 320, 65536
 FUSED_LISTS = {"_fused_sgd_": (3, 3), "_fused_adam_": (4, 5), "_fused_adamw_": (4, 5), "_fused_adagrad_": (3, 4)}
-TILES = ((128, 128, 1000), (128, 64, 850), (64, 64, 600), (32, 32, 300))  # rows, columns, thousandths of the best rate
-SPLIT, SPLIT_BLOCK, SPLIT_RATE = 512, 256, 550  # split-K from this k on, into parts of at least; rate in thousandths
+TENSOR_TILES, TILES = (
+    tuple(tuple(tile) for tile in tiles)
+    for tiles in (_PRODUCTS["tensor_tiles"], _PRODUCTS["tensor_tiles"] + _PRODUCTS["tiles"])
+)
+LARGE_TILE = 256 * 128  # takes a whole multiprocessor
 ALIGNED = {"fp16": 8, "tf32": 4}  # elements of the 16 bytes that tensor cores are fed with
 QUERIES, LONG_ROW = 128, 1024  # of one attention tile; elements of a softmax row that no block holds in registers
 
@@ -152,21 +156,41 @@ def _sides(call: Call) -> tuple[int, int, int, int]:
     return batch, m, second.shape[-1] if len(second.shape) > 1 else 1, k
 
 
+def _leading(array: Array, row: int) -> int:
+    """Return the elements from one row (or column) of a matrix to the next: `row`, where its strides are not known."""
+    steps = array.stride[-2:]
+    if len(steps) < 2:
+        return row
+    return steps[0] if steps[1] == 1 else steps[1] if steps[0] == 1 else row
+
+
 def _gemm_class(call: Call) -> str:
     _, m, n, k = _sides(call)
-    return "gemv" if min(m, n) <= 1 else f"gemm_{call.precision}{_alignment(call.precision, n, k)}"
+    if min(m, n) <= 1:
+        return "gemv"
+    first, second = [array for array in call.reads if len(array.shape) in (1, 2, 3)][-2:]
+    return f"gemm_{call.precision}{_alignment(call.precision, _leading(first, k), _leading(second, n), n)}"
 
 
 def _gemm(gpu: Gpu, call: Call) -> Times:
-    """A product in waves of tiles, split along k where the tiles are few; vectors and bad alignment by bandwidth."""
+    """A product in waves of tiles, split along k where that is faster; vectors and odd rows by what they read."""
     kind, (batch, m, n, k) = _gemm_class(call), _sides(call)
-    memory = memory_time(gpu, kind, moved("gemm", call))
     if kind == "gemv":
-        return (memory,)
+        return (memory_time(gpu, kind, moved("gemm", call)),)
     kernel = gpu.kernels[kind]
-    math, parts = tiled(batch, m, n, k, gpu.sms, getattr(gpu, call.precision) * kernel.peak // FULL)
-    main = max(kernel.floor + math, memory)
-    return (main, gpu.kernels["elementwise"].floor) if parts > 1 else (main,)
+    rate = gpu.memory_bandwidth * kernel.bandwidth // FULL
+    if kind.endswith("_align1"):  # word by word
+        rate = min(rate, gpu.word_rate * gpu.sms)
+    memory = ceil_div(moved("gemm", call) * SECOND, rate)
+    peak, result = getattr(gpu, call.precision) * kernel.peak // FULL, m * n * itemsize(call.reads[-1].dtype)
+    best: Times = ()
+    for math, parts in tiled((batch, m, n, k), gpu.sms, gpu.tiles, peak, call.precision in ALIGNED):
+        times: Times = (kernel.floor + max(math, memory) + min(math, memory) * _PRODUCTS["exposed"] // FULL,)
+        if parts > 1:  # another kernel adds them
+            times += (memory_time(gpu, "elementwise", (2 * parts + 1) * result),)
+        if not best or sum(times) < sum(best):
+            best = times
+    return best
 
 
 def _alignment(precision: Precision, *rows: int) -> str:
@@ -178,17 +202,25 @@ def _alignment(precision: Precision, *rows: int) -> str:
 
 
 @lru_cache(4096)
-def tiled(batch: int, m: int, n: int, k: int, sms: int, peak: int) -> tuple[int, int]:
-    """Return the ns of the fastest way to cut a product into tiles for `sms` multiprocessors, and its parts along k."""
-    best = (0, 0)
-    for rows, columns, rate in TILES:
+def tiled(
+    sides: tuple[int, int, int, int], sms: int, at_once: int, peak: int, tensor_cores: bool
+) -> tuple[tuple[int, int], ...]:
+    """Return ns and parts along k of the fastest ways to cut a product into tiles: in one part, and in several.
+
+    A multiprocessor works on so many tiles `at_once`, each with an equal part of its rate, even where it is alone.
+    """
+    (batch, m, n, k), best = sides, dict[bool, tuple[int, int]]()
+    edge = _PRODUCTS["tensor_edge" if tensor_cores else "edge"]
+    for rows, columns, rate in TENSOR_TILES if tensor_cores else TILES:
+        places = sms * (1 if rows * columns == LARGE_TILE else at_once)
         tiles = batch * ceil_div(m, rows) * ceil_div(n, columns)
-        parts = 1 if 2 * tiles >= sms or k < SPLIT else max(1, min(sms // tiles, k // SPLIT_BLOCK))
-        work = ceil_div(tiles * parts, sms) * 2 * rows * columns * ceil_div(k, parts)
-        time = ceil_div(work * sms * SECOND * FULL, peak * (rate if parts == 1 else rate * SPLIT_RATE // FULL))
-        if not best[0] or time < best[0]:
-            best = time, parts
-    return best
+        most = min(k // _PRODUCTS["split"], places // tiles) if batch == 1 else 1
+        for parts in {1, max(1, most)}:
+            work = ceil_div(tiles * parts, places) * 2 * rows * columns * (ceil_div(k, parts) + edge)
+            time = ceil_div(work * places * SECOND * FULL, peak * rate)
+            if (parts > 1) not in best or time < best[parts > 1][0]:
+                best[parts > 1] = time, parts
+    return tuple(best.values())
 
 
 def _attention(gpu: Gpu, call: Call) -> int:
@@ -218,7 +250,13 @@ class Convolution(NamedTuple):
     stride: int
     depthwise: bool
     channels: int  # of the input
+    groups: int
     flops: int  # of one pass
+
+    @property
+    def width(self) -> int:
+        """The input channels of a group."""
+        return self.channels // self.groups
 
 
 def shape_of(call: Call) -> Convolution:
@@ -235,7 +273,8 @@ def shape_of(call: Call) -> Convolution:
     flops = 2 * prod(inner.shape) * prod(weight.shape[1:])
     large, small = (output, source) if call.transposed else (source, output)
     stride = max(1, round(large.shape[-1] / max(1, small.shape[-1])))
-    return Convolution(window, stride, weight.shape[1] == 1 and source.shape[1] > 1, source.shape[1], flops)
+    channels, groups = source.shape[1], max(1, (output if call.transposed else source).shape[1] // weight.shape[1])
+    return Convolution(window, stride, weight.shape[1] == 1 and channels > 1, channels, groups, flops)
 
 
 def _convolution(gpu: Gpu, call: Call) -> Times:
@@ -245,6 +284,8 @@ def _convolution(gpu: Gpu, call: Call) -> Times:
     kernel = gpu.kernels[kind]
     few = kind == "conv_few_channels"  # no tensor cores: in traces about a third of fp32's rate, whatever the precision
     peak = getattr(gpu, "fp32" if few else call.precision) * kernel.peak
+    if kind == "conv_groups":
+        peak = peak * isqrt(100 * shape.width) // 10
     passes = max(1, sum(len(array.shape) >= 3 for array in call.writes)) if backward else 1
     math = ceil_div(shape.flops * SECOND * FULL, peak) if peak else 0
     big = sum(array.nbytes for array in (call.reads if backward else (*call.reads, *call.writes)))
@@ -257,6 +298,9 @@ def _convolution(gpu: Gpu, call: Call) -> Times:
     return (*mains, *(small,) * beside)
 
 
+# Multiples of so many groups are as fast as none: cuDNN has kernels for them (ResNeXt has 32 and 64). For other numbers
+# the rate grows with the root of a group's channels.
+GROUPS = 32
 # Layouts and transforms for each pass: real-costs 3.7.
 BESIDE_CONVOLUTION = {"conv_1x1_fp32": 1, "conv_3x3_fp32": 2, "conv_fp32": 1, "conv_tf32": 1, "conv_fp16": 1}
 
@@ -266,6 +310,8 @@ def _convolution_class(shape: Convolution, precision: Precision) -> str:
         return "conv_depthwise"
     if precision == "fp16" and shape.channels < ALIGNED["fp16"]:
         return "conv_few_channels"
+    if precision == "fp16" and shape.groups % GROUPS and shape.groups > 1:
+        return "conv_groups"
     if precision == "fp32":
         if shape.window == 1:
             return "conv_1x1_fp32"

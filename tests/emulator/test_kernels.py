@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from loaderviz.emulator import Gpu
 from loaderviz.emulator.hardware import GPUS, KERNELS, Kernel
-from loaderviz.emulator.kernels import Array, Call, access, dense_stride, kernel_times, memory_time, sm_share
+from loaderviz.emulator.kernels import Array, Call, access, dense_stride, kernel_times, memory_time, row_of, sm_share
 
 FLOOR = 100
 ROUND = replace(
@@ -82,19 +82,53 @@ def test_the_way_of_access(kind, reads, writes, way):
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "waves"),
+    ("m", "n", "at_once", "tiles"),  # tiles of 128 x 128 for which a multiprocessor of 100 takes as long
     [
-        (1280, 1280, 1),  # 100 tiles of 128 x 128
-        (1280, 2560, 2),
-        (1280, 640, 0.5 / 0.85),  # 100 tiles of 128 x 64, at 85 % of the rate
-        (640, 640, 0.25 / 0.6),  # 100 of 64 x 64
+        (1280, 1280, 1, 1),
+        (1280, 2560, 1, 2),
+        (1280, 640, 1, 0.5 / 0.85),  # 100 tiles of 128 x 64, at 85 % of the rate
+        (640, 640, 1, 0.25 / 0.7),  # 100 of 64 x 64
+        (1280, 1280, 2, 2 * 0.5 / 0.85),  # 200 of 128 x 64, each at half of the rate
+        (1280, 2560, 2, 2),  # 200 of 128 x 128, or 100 of 256 x 128
+        (1280, 640, 2, 2 * 0.25 / 0.7),  # 200 of 64 x 64
     ],
 )
-def test_a_product_is_waves_of_tiles(m, n, waves):
-    k = 300
-    (time,) = kernel_times(ROUND, call("mm", array(m, k), array(k, n), writes=[array(m, n)]))
-    wave = 2 * 128 * 128 * k * 100 / 1000  # ns: FLOPs of 100 tiles at 1 TFLOP/s
-    assert time == pytest.approx(FLOOR + waves * wave, rel=1e-3)
+@pytest.mark.parametrize(("precision", "edge"), [("fp32", 8), ("tf32", 64)])
+def test_a_product_is_waves_of_tiles(m, n, at_once, tiles, precision, edge):
+    k = 200
+    operands, result = (array(m, k), array(k, n)), array(m, n)
+    (time,) = kernel_times(replace(ROUND, tiles=at_once), call("mm", *operands, writes=[result], precision=precision))
+    math = tiles * 2 * 128 * 128 * (k + edge) * 100 / 1000  # ns at 1 TFLOP/s
+    memory = 4 * (m * k + k * n + m * n) / 10**6
+    assert time == pytest.approx(FLOOR + math + memory / 5, rel=1e-3)
+
+
+def test_a_small_product_is_split_along_k():
+    k = 128_000  # one tile of 64 x 64 becomes 100 parts of it, added by a kernel of its own
+    times = kernel_times(replace(ROUND, tiles=1), call("mm", array(64, k), array(k, 64), writes=[array(64, 64)]))
+    math, memory = 2 * 64 * 64 * (k // 100 + 8) * 100 / 700, 4 * 2 * 64 * k / 10**6
+    assert times == (pytest.approx(FLOOR + math + memory / 5, rel=1e-3), FLOOR + 4 * 64 * 64 * 201 // 10**6 + 1)
+
+
+def test_rows_that_are_not_16_byte_aligned_are_read_word_by_word():
+    gpu, m, n, k = replace(ROUND, word_rate=10**8, tf32=10**15), 2048, 4096, 20  # 100 multiprocessors: 10 GB/s
+    wide, odd = array(m, k), Array((m, k), "float32", (k + 1, 1))
+    moved = 4 * (m * k + k * n + m * n)
+
+    def time(first):
+        operation = call("mm", first, array(k, n), writes=[array(m, n)], precision="tf32")
+        return kernel_times(gpu, operation)[0]
+
+    assert FLOOR + moved // 10 <= time(odd) < 1.01 * (FLOOR + moved // 10)
+    assert time(wide) < time(odd) / 100
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_alignment_is_that_of_the_rows_that_lie_in_memory(transposed):
+    # The gradient of a weight: (columns x batch) times (batch x rows), where the first operand lies transposed.
+    first = array(33, 64, order=(1, 0) if transposed else (0, 1))
+    kind = row_of(call("mm", first, array(64, 128), writes=[array(33, 128)], precision="tf32"))
+    assert kind == ("gemm_tf32_align1" if transposed else "gemm_tf32")
 
 
 @settings(deadline=None)
@@ -105,7 +139,7 @@ def test_a_product_is_never_faster_than_its_arithmetic_or_its_bytes(m, n, k, pre
     assert times[0] >= FLOOR + 4 * (m * k + k * n + m * n) // 10**6
     if min(m, n) > 1:
         assert times[0] >= FLOOR + 2 * m * n * k // 1000
-    assert len(times) == 1 or k >= 512  # split along k: a second kernel adds the parts
+    assert len(times) == 1 or k >= 256  # split along k: a second kernel adds the parts
 
 
 def test_rows_that_tensor_cores_cannot_be_fed_with_are_slower():
@@ -142,6 +176,20 @@ def test_a_convolution_costs_its_multiply_adds_once_for_each_pass(groups, backwa
     times = kernel_times(ROUND, asked)
     assert sum(times) == pytest.approx((FLOOR + work) * (2 if backward else 1), abs=2)
     assert len(times) == (4 if backward else 2)  # each pass and its change of layout
+
+
+@pytest.mark.parametrize(("groups", "width", "rate"), [(32, 16, 1), (64, 8, 1), (10, 16, 4), (31, 9, 3), (1, 512, 1)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_convolution_in_half_precision_is_as_fast_in_groups_as_without_if_there_are_32(
+    groups, width, rate, transposed
+):
+    images = array(2, groups * width, 9, 9, dtype="float16")
+    weight = array(groups * width, width, 3, 3, dtype="float16")
+    times = kernel_times(
+        ROUND, call("convolution", images, weight, writes=[images], precision="fp16", transposed=transposed)
+    )
+    work = 2 * prod(images.shape) * width * 9 // 1000  # ns at 1 TFLOP/s
+    assert sum(times) == pytest.approx(FLOOR + work / rate, abs=2)  # the rate of the table, times the root of the width
 
 
 def test_a_transposed_convolution_meets_the_kernel_at_each_element_of_its_input():
