@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import linecache
 import random
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,7 +29,6 @@ KINDS = {  # the answers of a card, and what each would look like on a GPU
     "early-host-read": "the host reads before the copy back: the number of an earlier step",
     NOTHING: "every order is made",
 }
-QUESTION = "Is a race in it? Which one?"
 
 # A loader of the lesson, and a piece of its code with what comes in its place; nothing: that line is left out.
 CHANGES = (
@@ -66,7 +64,7 @@ class Card(Prediction):
     """A loader; say which race is in it. `code` shows it."""
 
     def __init__(self, number: int, name: str, source: str) -> None:
-        super().__init__(f"Card {number}: {QUESTION}", list(KINDS), lambda: found(self.trial))
+        super().__init__(f"Card {number}: Is a race in it? Which one?", list(KINDS), lambda: found(self.trial))
         self.code, self._name = Note(f"Card {number}", source), name
 
     @property
@@ -121,10 +119,9 @@ def points(cards: Sequence[Card]) -> Note:
 
 @dataclass
 class Entry:
-    """A loader that was handed in, its trial, and how many said what of it."""
+    """A loader that was handed in, as it was tried, and how many said what of it."""
 
     trial: Trial
-    code: Note
     votes: dict[str, int] = field(default_factory=dict)
 
 
@@ -143,8 +140,7 @@ class Room:
         if wrong := lucky.right.count(False):
             said = f"{name}: it must look right. On a lucky day {words.count(wrong, 'batch')} of {len(lucky.right)} "
             raise ExerciseError(f"{said}have wrong numbers: every test would find that")
-        source = textwrap.dedent(inspect.getsource(loader))
-        self.entries[name] = Entry(try_out(loader), Note(f"Of {name}: {QUESTION}", source))
+        self.entries[name] = Entry(try_out(loader))
         return Note(f"{name}: taken. All {len(lucky.right)} batches are right, on a lucky day.")
 
     def vote(self, name: str, votes: Mapping[str, int]) -> None:

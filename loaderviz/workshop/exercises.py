@@ -111,11 +111,18 @@ class Exercise:
         """Return the code of one solution. There are others: whatever meets the target is right."""
         return Note(f"One way to do exercise {self.number}. Any other that meets the target is as good.", self.answer)
 
-    def show(self) -> Picture:
-        """Return the picture and the score line of the last check. Raises `ExerciseError` before the first."""
-        if self.last is None:
+    def show(self) -> View | Note:
+        """Return the picture of the last check; its score, where that has none.
+
+        Raises `ExerciseError` before the first check.
+        """
+        if (last := self.last) is None:
             raise ExerciseError(f"nothing was checked yet: call {self.name}.check(...) first, then show()")
-        return Picture(self.last)
+        if last.timeline is None:
+            return Note(f"{last.title} · {last.status} · {last.score or last.message}\n\n{NO_PICTURE}")
+        short = f"Exercise {self.number} · {last.status}"
+        long = f"{short} · {last.score}"  # what the check said beyond one line stands below the check
+        return last.timeline.view(title=long if last.score and len(long) <= TITLE_LETTERS else short)
 
     def _judge(self, answer: Any, seed: int) -> Outcome:
         nothing = answer is None or answer is ...
@@ -288,32 +295,6 @@ class Note:
     def _repr_markdown_(self) -> str:
         code = f"\n\n```python\n{self.code.strip()}\n```" if self.code else ""
         return boxed(markdown(self.text)) + code
-
-
-class Picture:
-    """The timeline of the last check under its score line; `view` is the picture."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        self.outcome = outcome
-        self.headline = f"{outcome.title} · {outcome.status} · {outcome.score or outcome.message}"
-
-    @property
-    def view(self) -> View | None:
-        """The picture; None if the run did not get that far."""
-        if self.outcome.timeline is None:
-            return None
-        short = f"Exercise {self.outcome.title.partition(' ')[0]} · {self.outcome.status}"
-        long = f"{short} · {self.outcome.score}"  # what the check said beyond one line stands below the check
-        title = long if self.outcome.score and len(long) <= TITLE_LETTERS else short
-        return self.outcome.timeline.view(title=title)
-
-    def __repr__(self) -> str:
-        return f"{self.headline}\n{self.view.text() if self.view else NO_PICTURE}"
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        if self.view is None:
-            return {"text/plain": repr(self), "text/markdown": boxed(markdown(self.headline), NO_PICTURE)}
-        return self.view._repr_mimebundle_() | {"text/plain": repr(self)}
 
 
 def as_text(rows: Sequence[Sequence[str]]) -> str:

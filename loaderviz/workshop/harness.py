@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.profiler import record_function
@@ -43,40 +43,35 @@ SAMPLES = 64
 HIDDEN = 256
 POOL_STREAMS, WARM_BLOCKS = 32, 12
 
+MachineT = TypeVar("MachineT", Gpu, Host)
+
+
+def variant(machine: MachineT, name: str, **numbers: Any) -> MachineT:
+    """Return a machine of the exercises, in which these numbers are chosen."""
+    sources = machine.sources | dict.fromkeys(numbers, "chosen for the exercises")
+    return replace(machine, name=name, sources=sources, **numbers)
+
+
 _LAPTOP = Gpu.preset("laptop")
-GPU = replace(
+GPU = variant(
     _LAPTOP,
-    name="workshop GPU",
+    "workshop GPU",
     h2d=_LAPTOP.h2d // SLOWER,
     d2h=_LAPTOP.d2h // SLOWER,
     pageable=_LAPTOP.pageable // SLOWER,
-    fp32=139 * 10**9,
+    fp32=139 * 10**9,  # so that a step computes a little longer than its copy takes
     tf32=139 * 10**9,
-    sms=1,
+    sms=1,  # one that holds the laptop's threads: small products fill it, too
     threads_per_sm=_LAPTOP.sms * _LAPTOP.threads_per_sm,
-    malloc=2_000,
+    malloc=2_000,  # in a long run the first allocations do not count
     malloc_small=2_000,
-    sources=dict.fromkeys(("h2d", "d2h", "pageable"), "1/40 of the preset 'laptop'")
-    | dict.fromkeys(("fp32", "tf32"), "chosen so that a step computes a little longer than its copy takes")
-    | dict.fromkeys(("sms", "threads_per_sm"), "one that holds the laptop's threads: small products fill it, too")
-    | dict.fromkeys(("malloc", "malloc_small"), "chosen small: in a long run the first allocations do not count"),
 )
 # What the checks ask about are copies and waits: their work stands for a step, whose Python costs nothing here, and
 # nobody takes turns at cores or memory.
-FAST_HOST = replace(
-    Host.preset("laptop"), name="workshop host, fast memory", python=0, module=0, composite=0, node=0, optimizer=0,
-    parameter=0, cores=0, crowding=0,
-)  # fmt: skip
-HOST = replace(
-    FAST_HOST,
-    name="workshop host",
-    memory_bandwidth=FAST_HOST.memory_bandwidth // SLOWER,
-    parallel_bandwidth=FAST_HOST.memory_bandwidth // SLOWER,
-    sources={
-        "memory_bandwidth": "1/40 of the preset 'laptop'",
-        "parallel_bandwidth": "that of one thread: OMP_NUM_THREADS=1, as the guide has it for a room",
-    },
-)
+_FREE = dict.fromkeys(("python", "module", "composite", "node", "optimizer", "parameter", "cores", "crowding"), 0)
+FAST_HOST = variant(Host.preset("laptop"), "workshop host, fast memory", **_FREE)
+_SLOW = FAST_HOST.memory_bandwidth // SLOWER  # in parallel, too: OMP_NUM_THREADS=1, as the guide has it for a room
+HOST = variant(FAST_HOST, "workshop host", memory_bandwidth=_SLOW, parallel_bandwidth=_SLOW)
 
 
 class BatchWork:

@@ -53,8 +53,9 @@ def test_each_honest_run_is_a_rung_and_a_line(own_ladder):
     assert race.last.status == "not yet"
 
 
-def test_a_file_that_cannot_be_used_is_told_and_stops_nobody(own_ladder, tmp_path):
-    outcome = capstone.race.check(on_gpu_loader, name="Ada", file=str(tmp_path))
+def test_a_file_that_cannot_be_used_is_told_and_stops_nobody(own_ladder, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOADERVIZ_LEADERBOARD", str(tmp_path))
+    outcome = capstone.race.check(on_gpu_loader, name="Ada")
     assert outcome.passed and "cannot be used" in outcome.score
 
 

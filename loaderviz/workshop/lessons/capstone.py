@@ -17,7 +17,7 @@ import secrets
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -44,16 +44,11 @@ Loader = Callable[..., Any]  # load(images, labels, size, epochs): hands out bat
 SIZE, PER_EPOCH, EPOCHS, HIDDEN = 256, 12, 4, 128
 STEPS = PER_EPOCH * EPOCHS
 TESTED, LEARNED = 2000, 0.3  # test digits that the trained network is asked; the share that it knows at least
-HOST = replace(
+HOST = harness.variant(
     harness.HOST,
-    name="workshop host, slow fetch",
+    "workshop host, slow fetch",
     fetch_per_byte=harness.HOST.fetch_per_byte * harness.SLOWER,
-    worker_start=harness.HOST.worker_start // 10,
-    sources=harness.HOST.sources
-    | {
-        "fetch_per_byte": "40 times the preset 'laptop': bytes move at a fortieth of its speed here, too",
-        "worker_start": "chosen small: in a training run of many steps the start of the workers does not count",
-    },
+    worker_start=harness.HOST.worker_start // 10,  # in a training of many steps the start does not count
 )
 
 
@@ -485,27 +480,18 @@ class Race(Exercise):
     """
 
     _board: Leaderboard
-    _name: str
-    _reason: str = ""
+    _name = _reason = ""
 
     def __init__(self, name: str, world: World) -> None:
         super().__init__(world.number, self._train, name)
         self.world = world
 
-    def check(
-        self,
-        answer: Any = None,
-        name: str = "",
-        file: str | None = None,
-        *,
-        reason: str = "",
-        seed: int | None = None,
-    ) -> Outcome:
-        """Train with the loader, and return the outcome. `name` and `file` are for the leaderboard.
+    def check(self, answer: Any = None, name: str = "", *, reason: str = "", seed: int | None = None) -> Outcome:
+        """Train with the loader, and return the outcome. `name` is for the leaderboard.
 
         `reason`: what takes the largest part of your run, one of "compute", "copy", "data", "host".
         """
-        self._board = Leaderboard(file, self.world.name)
+        self._board = Leaderboard(world=self.world.name)
         self._name, self._reason = self._board.name_for(name), reason
         return super().check(answer, seed=seed)
 
@@ -526,11 +512,8 @@ class Race(Exercise):
         lines.append(f"Against the limit ({words.duration(best)}): {run.took / best:.2f}x its time.")
         in_time = run.took <= self.world.target * best
         points = 2 + in_time + (self._reason == found)
-        said = (
-            f"you said {self._reason!r}"
-            if self._reason
-            else f"give reason={' or '.join(map(repr, [*REASONS, 'host']))}"
-        )
+        known = " or ".join(map(repr, [*REASONS, "host"]))
+        said = f"you said {self._reason!r}" if self._reason else f"give reason={known}"
         wrong = "" if self._reason == found else f"; without it a tenth is added on the leaderboard ({said})"
         lines.append(
             f"{points} of 4 points: memory, honesty, {'time' if in_time else 'not the time'}, "

@@ -245,14 +245,8 @@ def _waits(timeline: Timeline) -> str:
 
 BATCHES, AT_MOST = 32, 4  # batches; workers, since the machine of the task has so many cores
 ONE_READ, ONE_PICTURE = 40_000, 8_000  # ns: of a read, however many pictures; of each picture in it
-FILES_HOST = replace(
-    harness.HOST,
-    name="workshop host, quick start",
-    worker_start=50_000,
-    page_lock_base=2_000,
-    sources=harness.HOST.sources
-    | dict.fromkeys(("worker_start", "page_lock_base"), "chosen small: in a long training the start is little"),
-)
+# Quick: in a long training the start is little.
+FILES_HOST = harness.variant(harness.HOST, "workshop host, quick start", worker_start=50_000, page_lock_base=2_000)
 
 
 class Files(Dataset[Batch]):
