@@ -107,28 +107,26 @@ def to_table(timeline: Timeline) -> pd.DataFrame:
     import pandas as pd
 
     check_timeline(timeline, "to_table()")
-    column, duration = timeline.spans, timeline.end - timeline.start
-    lanes = timeline.lanes
-    devices = [lane.device if lane.group == "device" else None for lane in lanes]
+    column, duration, lanes = timeline.spans, timeline.end - timeline.start, timeline.lanes
+
+    def told(texts: Sequence[Any], by: str, kind: Any = object) -> pd.Series:
+        return pd.Series([texts[number] for number in column[by].tolist()], dtype=kind)
 
     def known(name: str) -> pd.Series:
         values = pd.Series(column[name].astype(np.int64), dtype="Int64")
         return values.mask(values < 0)
 
-    rate = np.divide(column["nbytes"], duration, out=np.full(len(timeline), np.nan), where=duration > 0)
-    rate[column["nbytes"] < 0] = np.nan
+    rate = np.where((column["nbytes"] >= 0) & (duration > 0), column["nbytes"] / np.maximum(duration, 1), np.nan)
     return pd.DataFrame(
         {
             "start_ns": timeline.start, "end_ns": timeline.end, "duration_ns": duration,
-            "lane": pd.Series([lanes[number].name for number in column["lane"]], dtype=object),
-            "group": pd.Series([lanes[number].group for number in column["lane"]], dtype=object),
-            "device": pd.array([devices[number] for number in column["lane"]], "Int64"),
-            "kind": pd.Series([Kind(number).name.lower() for number in column["kind"]], dtype=object),
-            "name": pd.Series([timeline.names[number] for number in column["name"]], dtype=object),
+            "lane": told([lane.name for lane in lanes], "lane"), "group": told([lane.group for lane in lanes], "lane"),
+            "device": told([lane.device if lane.group == "device" else None for lane in lanes], "lane", "Int64"),
+            "kind": told([kind.name.lower() for kind in Kind], "kind"), "name": told(timeline.names, "name"),
             "batch": known("batch"), "nbytes": known("nbytes"), "gb_per_s": rate, "correlation": known("correlation"),
-            "pinned": pd.array([None if value < 0 else bool(value) for value in column["pinned"]], dtype="boolean"),
-            "cause": pd.Series([Cause(number).words if number else "" for number in column["cause"]], dtype=object),
-            "source": pd.Series([timeline.sources[n] if n >= 0 else "" for n in column["source"]], dtype=object),
+            "pinned": told((False, True, None), "pinned", "boolean"),  # -1 finds the last one, here and below
+            "cause": told(["", *(cause.words for cause in list(Cause)[1:])], "cause"),
+            "source": told([*timeline.sources, ""], "source"),
         }
     )  # fmt: skip
 

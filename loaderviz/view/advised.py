@@ -5,7 +5,7 @@ A finding leads to the spans that it is about, the costliest first, and to the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ import numpy as np
 from loaderviz import metrics, words
 from loaderviz.metrics import Loop, Mask
 from loaderviz.timeline import Cause, Kind, Timeline
-from loaderviz.view.pack import Json, Part
+from loaderviz.view.pack import Json, Part, Window
 
 if TYPE_CHECKING:
     from loaderviz.analysis.finding import Advice, Finding
@@ -51,17 +51,17 @@ def advised(parts: Sequence[Part], advice: Mapping[str, Advice]) -> list[Part]:
     return [*found, *ghosts]
 
 
-def _line(timeline: Timeline, finding: Finding, judged: tuple[int, int]) -> Json:
+def _line(timeline: Timeline, finding: Finding, judged: Window) -> Json:
     """Return a finding as the view has it: its words, its spans, and the window that shows the costliest."""
     spans = _spans(timeline, finding.rule, judged)
-    windows = [[edge - timeline.begin for edge in window] for window in _windows(timeline, finding.rule, judged, spans)]
+    window = _window(timeline, finding.rule, judged, spans)
     return {
         "rule": finding.rule, "title": finding.title, "text": finding.evidence, "change": finding.change,
-        "windows": windows, "bars": np.sort(spans).tolist(),
+        "window": window and [edge - timeline.begin for edge in window], "bars": np.sort(spans).tolist(),
     }  # fmt: skip
 
 
-def _spans(timeline: Timeline, rule: str, judged: tuple[int, int]) -> np.ndarray:
+def _spans(timeline: Timeline, rule: str, judged: Window) -> np.ndarray:
     """Return the spans that a finding is about, those that cost most first."""
     kinds, causes = _SEEN.get(rule, ((), ()))
     mine: Mask = timeline.where(*kinds) & (timeline.start >= judged[0]) & (timeline.end <= judged[1])
@@ -74,26 +74,25 @@ def _spans(timeline: Timeline, rule: str, judged: tuple[int, int]) -> np.ndarray
     return spans[np.argsort(-cost[spans], kind="stable")][:_MOST]
 
 
-def _windows(timeline: Timeline, rule: str, judged: tuple[int, int], spans: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Give the time to look at, if there is one."""
+def _window(timeline: Timeline, rule: str, judged: Window, spans: np.ndarray) -> Window | None:
+    """Return the time to look at, if there is one: the longest wait or span, with the step around it."""
     if rule == "start-up":
-        yield timeline.begin, judged[0]
-        return
+        return timeline.begin, judged[0]
+    device = metrics.choose_device(timeline, None)[0]
+    times = np.stack([timeline.start[spans], timeline.end[spans]], axis=1)
     if rule == "host-bound":
-        idle = metrics.states(timeline, metrics.choose_device(timeline, None)[0])["idle"]
+        idle = metrics.states(timeline, device)["idle"]
         idle = idle[(idle[:, 0] >= judged[0]) & (idle[:, 1] <= judged[1])]
-        longest = idle[np.argmax(idle[:, 1] - idle[:, 0])] if len(idle) else None
-    else:
-        longest = np.array([timeline.start[spans[0]], timeline.end[spans[0]]]) if len(spans) else None
-    if longest is None:
-        return
-    start, end = longest.tolist()
-    steps = timeline.start[Loop.of(timeline, metrics.choose_device(timeline, None)[0]).spans]
+        times = idle[np.argsort(idle[:, 0] - idle[:, 1], kind="stable")]
+    if not len(times):
+        return None
+    start, end = times[0].tolist()
+    steps = timeline.start[Loop.of(timeline, device).spans]
     before, after = steps[steps <= start], steps[steps >= end]
-    yield int(before.max(initial=judged[0])), int(after.min(initial=judged[1]))
+    return int(before.max(initial=judged[0])), int(after.min(initial=judged[1]))
 
 
-def _ghost(part: Part, finding: Finding, of: int, judged: tuple[int, int], hidden: bool) -> Part:
+def _ghost(part: Part, finding: Finding, of: int, judged: Window, hidden: bool) -> Part:
     """Return the prediction as a part that begins where the judged time does; `until` is where that ends."""
     assert finding.predicted is not None
     begin, end = (edge - part.timeline.begin for edge in judged)

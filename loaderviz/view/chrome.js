@@ -162,7 +162,7 @@ function fillFindings(view) {
   const lines = [];
   view.head.parts.forEach((part, index) => {
     (part.marks ?? []).forEach(mark => lines.push(findingNode(view, index,
-      { ...mark, title: mark.kind, change: mark.report ? "" : mark.missing, windows: [], race: true })));
+      { ...mark, title: mark.kind, change: mark.report ? "" : mark.missing, race: true })));
     (part.findings ?? []).forEach(finding => lines.push(findingNode(view, index, finding)));
   });
   view.ui.findings.replaceChildren(...lines);
@@ -174,7 +174,7 @@ function findingNode(view, part, finding) {
   const many = view.head.parts.filter(each => !each.ghost).length > 1 ? `${view.head.parts[part].name}: ` : "";
   summary.append(el("b", "", many + together(finding.title)), el("span", "", finding.race ? ` ${finding.text}` : ""));
   const show = button("show", `show the evidence: ${finding.title}`, () => view.showEvidence(part, finding), "show");
-  show.style.visibility = (finding.windows?.length || finding.bars?.some(bar => bar >= 0)) ? "" : "hidden";
+  show.style.visibility = (finding.window || finding.bars.some(bar => bar >= 0)) ? "" : "hidden";
   open.append(summary);
   if (!finding.race && finding.text) open.append(el("p", "", finding.text));
   if (finding.change) open.append(el("pre", "", finding.change));

@@ -28,6 +28,7 @@ from loaderviz.view.lanes import Row, arrange
 
 Json = dict[str, Any]
 Ints = npt.NDArray[np.int64]
+Window = tuple[int, int]  # ns from the begin of a timeline
 
 MOST = 2_000_000  # bars of a page; a browser holds about 35 bytes of each
 _SMALL = 2_000  # bytes; a smaller body is not compressed, so that a page can show it at once
@@ -114,26 +115,19 @@ class Bars:
 
 def pack(
     parts: Sequence[Part], *, title: str = "", subtitle: str = "", twin: str = "", color: str = "batch",
-    window: tuple[int, int] | None = None, notes: Sequence[str] = (), limit: int = MOST, small: int = _SMALL,
-    **more: Any,
+    window: Window | None = None, limit: int = MOST, small: int = _SMALL, **more: Any,
 ) -> tuple[Json, bytes]:  # fmt: skip
     """Return head and body of a view of these timelines, in at most about `limit` bars.
 
-    `window` is the part to show first [ns from the begin of each]; None lets the data say. A body below `small` bytes
-    is not compressed. `more` goes into the head as it is, such as `height`.
+    `window` is the part to show first [ns from the begin of each; None: what has every span on its own]. A body below
+    `small` bytes is not compressed. `more` goes into the head as it is, such as `height`.
     """
-    whole: list[tuple[int, int] | None] = []
-    tables: list[Bars] = []
-    for part in parts:
-        bars, kept = _thinned(part, part.bars, max(1, limit // len(parts)), window)
-        tables.append(bars)
-        whole.append(kept)
-    if window is None:
-        window = whole[0] if whole and whole[0] else first_view(parts[0].timeline) if len(parts) == 1 else None
+    tables = [_thinned(part, max(1, limit // len(parts)), window) for part in parts]
+    window = window or tables[0][1]
     names: dict[str, int] = {"": 0}
     sources: dict[str, int] = {"": 0}
     columns, joins, packed, rows = [], [], [], 0
-    for part, bars, kept in zip(parts, tables, whole, strict=True):
+    for part, (bars, kept) in zip(parts, tables, strict=True):
         place = part.bar_of(bars)
         place[place >= 0] += rows
         columns.append(_columns(part.timeline, bars, names, sources))
@@ -148,7 +142,7 @@ def pack(
     head = {
         "v": 1, "title": title, "subtitle": subtitle, "twin": twin, "color": color,
         "window": None if window is None else [int(edge) for edge in window], "axis": None, "height": None,
-        "notes": [*notes, *_notes(parts, tables, whole)], "names": list(names), "sources": list(sources),
+        "notes": list(_notes(parts, tables)), "names": list(names), "sources": list(sources),
         "causes": ["", *(cause.words for cause in list(Cause)[1:])], **_looks(), "parts": packed,
         "rows": rows, "arrows": len(arrows), "codec": "gzip" if compressed else "raw", "columns": told,
     }  # fmt: skip
@@ -202,7 +196,7 @@ def merge(bars: Bars, category: Ints, keep: npt.NDArray[np.bool_], limit: int) -
     return Bars(bars.track[one], start, start + busy, bars.style[one], bars.span[one], count)
 
 
-def first_view(timeline: Timeline) -> tuple[int, int] | None:
+def first_view(timeline: Timeline) -> Window | None:
     """Return where the GPU works and 5 % on both sides [ns from the begin]; None where that is about all of it."""
     work = timeline.where(*DEVICE_KINDS)
     if not work.any():
@@ -212,11 +206,11 @@ def first_view(timeline: Timeline) -> tuple[int, int] | None:
     return (max(0, first - edge), min(timeline.duration, last + edge)) if last - first < timeline.duration / 2 else None
 
 
-def _thinned(part: Part, bars: Bars, limit: int, window: tuple[int, int] | None) -> tuple[Bars, tuple[int, int] | None]:
-    """Return the bars in at most about `limit`, and the window that has every span on its own (None: all of it)."""
+def _thinned(part: Part, limit: int, window: Window | None) -> tuple[Bars, Window | None]:
+    """Return a part in at most about `limit` bars, and the window that has every span on its own (None: all of it)."""
+    timeline, bars = part.timeline, part.bars
     if len(bars.span) <= limit:
         return bars, None
-    timeline = part.timeline
     judged = Loop.of(timeline, metrics.choose_device(timeline, None)[0]).window
     begin, end = window or first_view(timeline) or (0, timeline.duration)
     if window is None and judged and judged[0] - timeline.begin < end:
@@ -307,9 +301,9 @@ def _looks() -> Json:
     return {"styles": kinds + states, "batches": batches, "no_batch": asdict(theme.NO_BATCH)}
 
 
-def _notes(parts: Sequence[Part], tables: Sequence[Bars], whole: Sequence[tuple[int, int] | None]) -> Iterator[str]:
+def _notes(parts: Sequence[Part], tables: Sequence[tuple[Bars, Window | None]]) -> Iterator[str]:
     """Say what is not in the picture as it is."""
-    for part, bars, kept in zip(parts, tables, whole, strict=True):
+    for part, (bars, kept) in zip(parts, tables, strict=True):
         before = f"{part.name}: " if part.name else ""
         if kept:
             start, end = (words.duration(edge) if edge else "0" for edge in kept)
@@ -323,7 +317,7 @@ def _notes(parts: Sequence[Part], tables: Sequence[Bars], whole: Sequence[tuple[
             yield f"{before}{words.count(part.arranged[1], 'deeply nested span')} not drawn"
 
 
-def _part(part: Part, bars: Bars, kept: tuple[int, int] | None, place: Ints) -> Json:
+def _part(part: Part, bars: Bars, kept: Window | None, place: Ints) -> Json:
     """Return a part of the head; `place` gives each span its bar."""
     timeline, begin = part.timeline, part.timeline.begin
     rows = part.arranged[0]

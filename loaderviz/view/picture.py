@@ -127,11 +127,11 @@ class View:
         twin = self.text() if self.verdict else ""
         return still.svg(self.heading, self.subtitle, twin, self.parts, self.color == "batch", self.first)
 
-    def fragment(self, limit: int = MOST, room: int | None = None, **more: Any) -> str:
+    def fragment(self, limit: int = MOST, room: int | None = None) -> str:
         """Return the picture as HTML without the view's script; in at most about `room` bytes, if that is given."""
         picture, below = self.svg(), self.below()
         while True:
-            head, body = self.packed(limit, **more)
+            head, body = self.packed(limit)
             html = page.host(head, body, picture, below)
             if room is None or len(html) <= room or limit < 100:
                 return html

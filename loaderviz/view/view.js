@@ -517,12 +517,12 @@ class View {
   }
 
   showEvidence(part, finding) {
-    if (finding.bars?.length) this.folds.delete(`p${part}`);
+    if (finding.bars.length) this.folds.delete(`p${part}`);
     if (finding.ghost != null) this.folds.delete(`h${finding.ghost}`);
     this.relayout();
-    this.evidence = (finding.bars ?? []).filter(bar => bar >= 0);
-    const { start, end } = this.model.columns, windows = finding.windows?.length ? finding.windows.slice(0, 1) : [];
-    const times = windows.length ? windows.flat() : this.evidence.flatMap(bar => [start[bar], end[bar]]);
+    this.evidence = finding.bars.filter(bar => bar >= 0);
+    const { start, end } = this.model.columns;
+    const times = finding.window ?? this.evidence.flatMap(bar => [start[bar], end[bar]]);
     const [from, to] = [Math.min(...times), Math.max(...times)], room = 0.15 * (to - from);
     if (this.evidence.length) this.evidence.slice().reverse().forEach(bar => this.reveal(bar));
     this.go(from - room, to + room);

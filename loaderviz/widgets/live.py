@@ -77,10 +77,6 @@ _HELP = {
 }
 
 
-def _number(value: int) -> str:
-    return f"{value:,}"
-
-
 def _bytes(value: int) -> str:
     return words.size(value).replace("bytes", "B")
 
@@ -93,6 +89,7 @@ def _time(value: int) -> str:
     return words.duration(value) if value else "nothing"
 
 
+_number = "{:,}".format
 _SLIDERS: dict[str, tuple[str, Sequence[int], Callable[[int], str]]] = {  # label, what is offered, how it is written
     "batch_size": ("batch size", [2**power for power in range(3, 16)], _number),
     "sample_bytes": ("bytes per sample",
@@ -154,7 +151,9 @@ class Controls:
 
     def set(self, settings: Settings) -> None:
         """Show other settings; `on_change` is called once, and first: the picture is on its way meanwhile."""
-        self._tell(settings)
+        self.settings = settings
+        self._on_change(settings)
+        self._show_what_counts()
         self._quiet = True
         try:
             for name, widget in self.widgets.items():
@@ -192,16 +191,7 @@ class Controls:
             values |= rates_of(change["new"])
         if name == "batch_size":  # a larger batch is more work: the time per sample stays
             values["compute"] = max(1, round(self.settings.compute * change["new"] / change["old"]))
-        settings = self.settings.change(**values)
-        if len(values) > 1:
-            self.set(settings)
-        else:
-            self._tell(settings)
-
-    def _tell(self, settings: Settings) -> None:
-        self.settings = settings
-        self._on_change(settings)
-        self._show_what_counts()
+        self.set(self.settings.change(**values))
 
     def _show_what_counts(self) -> None:
         """Grey out what has no effect in these settings; mark the lesson that they are."""
