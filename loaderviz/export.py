@@ -304,6 +304,10 @@ def _places(timeline: Timeline, rows: np.ndarray[Any, Any]) -> Places:
 
 
 def _names(timeline: Timeline, places: Places) -> Iterator[Event]:
+    def told(what: str, place: Event, name: str, order: int) -> Iterator[Event]:
+        for key, value in (("name", name), ("sort_index", order)):
+            yield {"ph": "M", "name": f"{what}_{key}", **place, "ts": 0, "args": {key: value}}
+
     seen: set[int] = set()
     for (number, row), place in sorted(places.items()):
         lane = timeline.lanes[number]
@@ -311,12 +315,8 @@ def _names(timeline: Timeline, places: Places) -> Iterator[Event]:
             seen.add(place["pid"])
             host = lane.group == "host"
             name = "host" if host else f"GPU {lane.device}: {timeline.context.device}"
-            yield {"ph": "M", "name": "process_name", **place, "ts": 0, "args": {"name": name}}
-            yield {"ph": "M", "name": "process_sort_index", **place, "ts": 0,
-                   "args": {"sort_index": -1 if host else lane.device}}  # fmt: skip
-        name = lane.name if row == 0 else f"{lane.name} ({row + 1})"
-        yield {"ph": "M", "name": "thread_name", **place, "ts": 0, "args": {"name": name}}
-        yield {"ph": "M", "name": "thread_sort_index", **place, "ts": 0, "args": {"sort_index": 10 * number + row}}
+            yield from told("process", place, name, -1 if host else lane.device)
+        yield from told("thread", place, f"{lane.name} ({row + 1})" if row else lane.name, 10 * number + row)
 
 
 def _spans(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> Iterator[str]:
