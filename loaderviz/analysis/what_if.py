@@ -435,7 +435,7 @@ def checked(gpu: Gpu, pinned: bool, loads: bool = True) -> Gpu:
 # The prediction
 
 
-MOST_WORKERS, DEEPEST, LARGEST = 64, 16, 1 << 20
+LIMITS = {"prefetch": (0, 16), "workers": (0, 64), "batch_size": (1, 1 << 20)}  # what may be asked
 # A core that works alone has a higher clock than all together, so a real host is slower while workers are busy.
 # Published clocks of one core and of all: 3.8 and 2.9 GHz (Xeon 8480C; NVIDIA's guide of the DGX H100), 3.5 and 3.1
 # (Cascade Lake; AWS, EC2 M5n), 4.0 and 3.6 (Xeon E5-2667 v2; Intel's support article 000056901). Which one ran is not
@@ -447,42 +447,6 @@ WITH_WORKERS = (SLOWEST + FASTEST) / 2
 PAGE, PAGE_FAULT = 4_096, 500  # bytes, ns
 BAND = {"emulated": 0.1, "": 0.1, "workers": 0.15}  # to each side; with other workers on a real host it is widest
 _UNSCALED = re.compile(r"multi_tensor_apply|adam|sgd|foreach|optim|nccl|rccl", re.IGNORECASE)  # cost of the parameters
-
-
-@dataclass(frozen=True)
-class Change:
-    """What is asked of `what_if`, with its options' names and meanings; None leaves a thing as it is."""
-
-    pinned: bool | None = None
-    prefetch: int | None = None
-    resident: bool | Literal["gather", "slices"] | None = None
-    workers: int | None = None
-    batch_size: int | None = None
-    graphs: bool | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("pinned", "graphs"):
-            if not ((asked := getattr(self, name)) is None or isinstance(asked, bool)):
-                raise WhatIfError(f"what_if({name}={asked!r}): give True, False, or None to leave it as it is")
-        if not (self.resident is None or isinstance(self.resident, bool) or self.resident in ("gather", "slices")):
-            raise WhatIfError(
-                f"what_if(resident={self.resident!r}): give True, False, or None to leave it as it is; 'gather' takes "
-                "rows of a shuffled order, 'slices' neighbours"
-            )
-        for name, least, most in (("prefetch", 0, DEEPEST), ("workers", 0, MOST_WORKERS), ("batch_size", 1, LARGEST)):
-            count = getattr(self, name)
-            whole = isinstance(count, int) and not isinstance(count, bool)
-            if count is not None and not (whole and least <= count <= most):
-                raise WhatIfError(f"what_if({name}={count!r}): give a whole number from {least} to {most}, or None")
-
-    @property
-    def loading(self) -> list[str]:
-        """The options that change how batches come to the GPU, as they were written."""
-        return [
-            f"{name}={value}"
-            for name in ("pinned", "prefetch", "workers")
-            if (value := getattr(self, name)) is not None
-        ]
 
 
 def what_if(
@@ -521,8 +485,10 @@ def what_if(
     887700.0
     """
     loop = Observed(check_timeline(timeline, "what_if()"))
-    change = Change(pinned, prefetch, resident, workers, batch_size, graphs)
-    config = _changed(loop, change)
+    _check_options(
+        pinned=pinned, prefetch=prefetch, resident=resident, workers=workers, batch_size=batch_size, graphs=graphs
+    )
+    config = _changed(loop, pinned, prefetch, bool(resident), workers)
     source, here = gpu_of(loop), timeline.context.device
     target = source if gpu is None else gpu if isinstance(gpu, Gpu) else Gpu.preset(known_gpu(gpu) or gpu)
     if target.name == here or (gpu is not None and known_gpu(here) == known_gpu(target.name) != ""):
@@ -572,8 +538,26 @@ def _scale(loop: Observed, batch_size: int | None) -> float:
     return batch_size / float(np.median(known))
 
 
-def _changed(loop: Observed, change: Change) -> LoaderConfig:
-    asked, workers = change.loading, change.workers
+def _check_options(**options: Any) -> None:
+    """Raise `WhatIfError` for a value that makes no sense."""
+    for name, asked in options.items():
+        least, most = LIMITS.get(name, (0, 0))
+        if most and asked is not None and (type(asked) is not int or not least <= asked <= most):
+            raise WhatIfError(f"what_if({name}={asked!r}): give a whole number from {least} to {most}, or None")
+        slices = name == "resident" and asked in ("gather", "slices")
+        if not (most or asked is None or isinstance(asked, bool) or slices):
+            raise WhatIfError(
+                f"what_if({name}={asked!r}): give True, False, or None to leave it as it is"
+                f"{'; gather takes rows of a shuffled order, slices neighbours' if name == 'resident' else ''}"
+            )
+
+
+def _changed(
+    loop: Observed, pinned: bool | None, prefetch: int | None, resident: bool, workers: int | None
+) -> LoaderConfig:
+    options = {"pinned": pinned, "prefetch": prefetch, "workers": workers}
+    asked = [f"{name}={value}" for name, value in options.items() if value is not None]
+    config = loop.config
     if loop.resident and asked:
         raise WhatIfError(
             f"what_if({asked[0]}) changes how batches come to the GPU, but the steps of this loop copy none: its data "
@@ -581,30 +565,23 @@ def _changed(loop: Observed, change: Change) -> LoaderConfig:
             "images[start:end].to('cuda'). From this timeline gpu=... and batch_size=... can be"
         )
     if loop.resident:
-        return loop.config
-    if change.resident and asked:
+        return config
+    if resident and asked:
         raise WhatIfError("what_if(resident=True) has nothing to load: leave out pinned, prefetch and workers")
-    config = loop.config
     if workers is not None and workers != config.workers and not loop.fetched:
         raise WhatIfError(
             f"what_if(workers={workers}): the timeline does not show how long a batch is fetched. Record with "
             "loaderviz.record(), which sees the workers, or with num_workers=0, where the main thread fetches"
         )
-    if change.pinned is not None and change.pinned != config.pin:
-        config = replace(
-            config, pin=change.pinned, non_blocking=change.pinned or (config.depth > 0 and config.side_stream)
-        )
-    elif change.pinned:
-        config = replace(config, non_blocking=True)
-    if change.prefetch:
-        config = replace(
-            config, pin=change.pinned is not False, non_blocking=True, side_stream=True, depth=change.prefetch
-        )
-    elif change.prefetch == 0:
+    if pinned:
+        config = replace(config, pin=True, non_blocking=True)
+    elif pinned is False and config.pin:
+        config = replace(config, pin=False, non_blocking=config.depth > 0 and config.side_stream)
+    if prefetch:
+        config = replace(config, pin=pinned is not False, non_blocking=True, side_stream=True, depth=prefetch)
+    elif prefetch == 0:
         config = replace(config, side_stream=False, depth=0, non_blocking=config.pin)
-    if workers is not None:
-        config = replace(config, workers=workers)
-    return replace(config, resident=bool(change.resident))
+    return replace(config, workers=config.workers if workers is None else workers, resident=resident)
 
 
 class _ObservedWork:
