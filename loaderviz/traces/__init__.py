@@ -2,8 +2,7 @@
 
 read.py      `loaderviz.read`: one file, a folder of ranks, or a list of files
 source.py    the bytes of a file, gzip or not, damaged or not, as a stream of event texts in bounded memory
-events.py    event texts -> numpy columns
-kineto.py    torch.profiler's file -> RawTrace
+kineto.py    torch.profiler's file -> RawTrace: event texts -> numpy columns
 nsight.py    an Nsight Systems export -> RawTraces
 assemble.py  RawTraces, one per rank -> Timeline: lanes, launches, waits, notes on the quality
 steps.py     which batch each span is for, and which steps are kept

@@ -19,8 +19,7 @@ from urllib.parse import quote
 import numpy as np
 
 from loaderviz.timeline import Cause
-from loaderviz.traces.events import DTYPES, MAX_EVENTS, Ids, Numbers
-from loaderviz.traces.kineto import RawTrace
+from loaderviz.traces.kineto import DTYPES, MAX_EVENTS, Ids, Numbers, RawTrace
 from loaderviz.traces.source import TraceError
 from loaderviz.vendors import ON_DEVICE, Role
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from trace_files import BASE, PID, call, copy, op, shared, trace, work, write
 
-from loaderviz.traces import events as reader
-from loaderviz.traces.events import template_of
+from loaderviz.traces import kineto as reader
+from loaderviz.traces.kineto import template_of
 from loaderviz.traces.read import read
 
 NEVER = 10**9
@@ -31,17 +31,17 @@ def seen(path, monkeypatch, few):
 def check(path, monkeypatch):
     """Read a file in both ways; return how many events numpy took."""
     taken = 0
-    rows = reader.Templates.rows
+    rows = reader.EventTable._of_template
 
     def counted(self, digits_out, heads, tails):
         nonlocal taken
         found = rows(self, digits_out, heads, tails)
-        taken += 0 if found is None else len(heads)
+        taken += len(heads) if found else 0
         return found
 
     expected = seen(path, monkeypatch, NEVER)
     with monkeypatch.context() as patch:
-        patch.setattr(reader.Templates, "rows", counted)
+        patch.setattr(reader.EventTable, "_of_template", counted)
         assert seen(path, patch, 2) == expected
     return taken
 

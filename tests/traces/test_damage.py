@@ -287,13 +287,13 @@ def _bomb(head, body, size):
 
 def test_too_many_things(tmp_path, monkeypatch):
     path = write(tmp_path, trace(*(op(f"aten::op{n}", BASE + n, 1, tid=n) for n in range(101))))
-    limits = {"EVENTS": (100, "more than 100 events"), "NAMES": (800, "names of its"), "PLACES": (100, "threads and")}
+    limits = {"EVENTS": (100, "more than 100 events"), "NAMES": (800, "names of"), "PLACES": (100, "threads and")}
     for what, (most, complaint) in limits.items():
         with monkeypatch.context() as patch, pytest.raises(TraceError, match=complaint):
-            patch.setattr(f"loaderviz.traces.events.MAX_{what}", most)
+            patch.setattr(f"loaderviz.traces.kineto.MAX_{what}", most)
             read(path)
         with monkeypatch.context() as patch:
-            patch.setattr(f"loaderviz.traces.events.MAX_{what}", 2_000)
+            patch.setattr(f"loaderviz.traces.kineto.MAX_{what}", 2_000)
             assert len(read(path)) == 101
 
 
