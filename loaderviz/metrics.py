@@ -20,7 +20,7 @@ from loaderviz import intervals, words
 from loaderviz.batches import BATCH_RANGE, STEP_RANGE, WORKER_START
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import Intervals
-from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, ArrowKind, Cause, Kind, Timeline
+from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Kind, Timeline
 from loaderviz.vendors import Api, calls_of
 
 Ints = npt.NDArray[np.integer[Any]]
@@ -138,8 +138,7 @@ def choose_device(timeline: Timeline, device: int | None) -> tuple[int, tuple[in
 
 def on_device(timeline: Timeline, device: int) -> Mask:
     """Return a mask over the spans: True for those in a stream of this device."""
-    lanes = [i for i, lane in enumerate(timeline.lanes) if lane.group == "device" and lane.device == device]
-    return np.isin(timeline.lane, lanes)
+    return timeline.in_lanes(lambda lane: lane.group == "device" and lane.device == device)
 
 
 def loop_lanes(timeline: Timeline, device: int | None = None) -> list[int]:
@@ -161,7 +160,7 @@ def _covered(timeline: Timeline, mask: Mask, start: int, end: int) -> Intervals:
 
 def starts_workers(timeline: Timeline) -> Mask:
     """Return a mask over the spans: True where a thread starts a DataLoader's worker processes."""
-    return np.isin(timeline.name, [number for number, name in enumerate(timeline.names) if WORKER_START.match(name)])
+    return timeline.named(WORKER_START.match)
 
 
 def _waits(timeline: Timeline, start: int, end: int, loop: Mask) -> dict[str, Intervals]:
@@ -349,9 +348,8 @@ class Loop:
         if newest < timeline.batch[spans[last]] or newest < 0:
             return last  # no copy for the last batches: the data set is on the GPU
         copies = copies[timeline.batch[copies] == newest]
-        arrows = timeline.arrows
-        calls = arrows["tail"][(arrows["kind"] == ArrowKind.LAUNCH) & np.isin(arrows["head"], copies)]
-        called = timeline.start[np.r_[calls, copies]].min()
+        tails, heads = timeline.launches
+        called = timeline.start[np.r_[tails[np.isin(heads, copies)], copies]].min()
         after = np.flatnonzero(timeline.start[spans] >= called)
         return int(after[0]) if len(after) else last
 

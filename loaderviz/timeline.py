@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
@@ -253,6 +253,20 @@ class Timeline:
         for kind in kinds:
             mask |= self.spans["kind"] == kind
         return mask
+
+    def named(self, test: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+        """Return a mask: True for spans whose name passes the test, which is asked once for each name."""
+        return np.array([bool(test(name)) for name in self.names], bool)[self.spans["name"]]
+
+    def in_lanes(self, test: Callable[[Lane], object]) -> npt.NDArray[np.bool_]:
+        """Return a mask: True for spans in lanes that pass the test."""
+        return np.array([bool(test(lane)) for lane in self.lanes], bool)[self.spans["lane"]]
+
+    @property
+    def launches(self) -> tuple[Ints, Ints]:
+        """The calls that launched work, and the work of each: numbers of spans."""
+        launch = self.arrows["kind"] == ArrowKind.LAUNCH
+        return self.arrows["tail"][launch], self.arrows["head"][launch]
 
     def between(self, start: int, end: int) -> Timeline:
         """Return the part from `start` to `end` [ns]: spans that lie across an edge are cut there, and noted."""

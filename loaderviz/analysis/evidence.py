@@ -18,7 +18,7 @@ from loaderviz.analysis.finding import Gain
 from loaderviz.batches import HAND_OUT, LOADER_NEXT
 from loaderviz.intervals import Intervals
 from loaderviz.metrics import Loop, Mask, Summary, choose_device, loop_lanes, on_device, summarize, window_of
-from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, ArrowKind, Cause, Kind, Timeline
+from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Kind, Timeline
 from loaderviz.vendors import Api, calls_of
 
 Ints = npt.NDArray[np.int64]
@@ -106,9 +106,8 @@ class Evidence:
     def launched_by(self) -> Ints:
         """For each span the host's call that launched it, -1 where that is not known."""
         result = np.full(len(self.timeline), -1, np.int64)
-        arrows = self.timeline.arrows
-        launch = arrows["kind"] == ArrowKind.LAUNCH
-        result[arrows["head"][launch]] = arrows["tail"][launch]
+        calls, work = self.timeline.launches
+        result[work] = calls
         return result
 
     @cached_property
@@ -240,8 +239,7 @@ class Evidence:
         """What these collectives do, the longest first: "all_reduce"; by the range of their launch, else their name."""
         timeline = self.timeline
         times: dict[str, int] = {}
-        ranges = [n for n, name in enumerate(timeline.names) if name.startswith("nccl:")]
-        rows = np.flatnonzero(np.isin(timeline.name, ranges) & (timeline.end > timeline.start))
+        rows = np.flatnonzero(timeline.named(lambda name: name.startswith("nccl:")) & (timeline.end > timeline.start))
         rows = rows[np.argsort(timeline.start[rows], kind="stable")]
         for row in np.flatnonzero(collectives).tolist():
             name, call = timeline.names[timeline.name[row]].partition("(")[0], int(self.launched_by[row])
@@ -259,8 +257,8 @@ class Evidence:
     @cached_property
     def indexing(self) -> Intervals:
         """When the loop's thread is in an indexing operator, which copies an index that is in host memory (R46)."""
-        names = [number for number, name in enumerate(self.timeline.names) if name.startswith("aten::index")]
-        return self.covered(self.loop & self.timeline.where(Kind.OPERATOR) & np.isin(self.timeline.name, names))
+        named = self.timeline.named(lambda name: name.startswith("aten::index"))
+        return self.covered(self.loop & self.timeline.where(Kind.OPERATOR) & named)
 
     @cached_property
     def index_copies(self) -> Mask:
@@ -298,8 +296,7 @@ class Evidence:
     @cached_property
     def handing_out(self) -> Mask:
         """What a DataLoader's hand-out is in the loop's thread."""
-        names = [name.startswith((LOADER_NEXT, HAND_OUT)) for name in self.timeline.names]
-        return np.array(names, bool)[self.timeline.name]
+        return self.timeline.named(lambda name: name.startswith((LOADER_NEXT, HAND_OUT)))
 
     @cached_property
     def fetching(self) -> Mask:
@@ -309,9 +306,8 @@ class Evidence:
     def loading(self, copies: Mask) -> Intervals:
         """When the loop's thread does or waits for anything that loading these copies needs, hand-outs included."""
         timeline = self.timeline
-        copying = [n for n, name in enumerate(timeline.names) if name in COPY_OPERATORS]
         calls = np.sort(self.first[self.calls(copies)])
-        around = self.loop & timeline.where(Kind.OPERATOR) & np.isin(timeline.name, copying)
+        around = self.loop & timeline.where(Kind.OPERATOR) & timeline.named(COPY_OPERATORS.__contains__)
         around &= np.searchsorted(calls, self.last) > np.searchsorted(calls, self.first)  # it holds such a call
         mine = around | self.fetching | self.waiting(Cause.DATA) | (self.loop & self.handing_out)
         return either(self.covered(mine), self.copying(copies))

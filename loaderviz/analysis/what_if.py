@@ -183,8 +183,7 @@ class Observed:
         """What the loop's thread does for a batch besides fetching, pinning and the hand-out, on average [ns]."""
         facts, timeline = self.facts, self.timeline
         inside = facts.covered(facts.loop & facts.handing_out)
-        handed = [number for number, name in enumerate(timeline.names) if name == HAND_OUT]
-        known = facts.fetching | facts.loop & (timeline.where(Kind.WAIT) | np.isin(timeline.name, handed))
+        known = facts.fetching | facts.loop & (timeline.where(Kind.WAIT) | timeline.named(HAND_OUT.__eq__))
         rest = intervals.subtract(intervals.subtract(inside, facts.covered(known)), facts.covered(self._beside))
         return round(intervals.length(rest) / max(1, len(self.steps)))
 
@@ -206,14 +205,12 @@ class Observed:
     @cached_property
     def _host(self) -> Mask:
         """Spans of the threads that launch: the loop's, and autograd's where that is another one."""
-        lanes = self.timeline.lanes
-        rank = {lanes[number].device for number in np.unique(self.timeline.lane[self.facts.loop]).tolist()}
-        threads = [
-            n
-            for n, lane in enumerate(lanes)
-            if lane.group == "host" and lane.role not in LOADING and lane.device in rank
-        ]
-        return np.isin(self.timeline.lane, threads) & (self.facts.last > self.facts.first)
+        timeline = self.timeline
+        ranks = {timeline.lanes[number].device for number in np.unique(timeline.lane[self.facts.loop]).tolist()}
+        threads = timeline.in_lanes(
+            lambda lane: lane.group == "host" and lane.role not in LOADING and lane.device in ranks
+        )
+        return threads & (self.facts.last > self.facts.first)
 
     @cached_property
     def _beside(self) -> Mask:
@@ -398,7 +395,7 @@ def host_of(loop: Observed) -> Host:
     base = replace(base, cores=facts.cores or base.cores)
     launches = facts.calls(facts.mask(Kind.COMPUTE))
     pinned = facts.calls(loop.copies & (timeline.pinned == 1))
-    handed = facts.loop & np.isin(timeline.name, [n for n, each in enumerate(timeline.names) if "hand-out" in each])
+    handed = facts.loop & timeline.named(lambda name: "hand-out" in name)
     pins = loop.whole(timeline.where(Kind.PIN) & (timeline.nbytes > 0) & (timeline.end > timeline.start))
     seen = {
         "launch": _median(loop, launches),
@@ -518,7 +515,7 @@ def replayed(
     replay = Replay(config, work, Runtime(target, host), from_hand_out=loop.from_hand_out)
     predicted = replay.run(config.warmup, len(loop.steps))
     names = {loop.timeline.names[n] for n in loop.timeline.name[loop.facts.mask(Kind.COMMUNICATION)].tolist()}
-    reduces = np.isin(predicted.name, [n for n, name in enumerate(predicted.names) if name in names])
+    reduces = predicted.named(names.__contains__)
     reduces &= predicted.where(Kind.COMPUTE)  # the emulator knows kernels, not what they are for
     kinds = np.where(reduces, np.int8(Kind.COMMUNICATION), predicted.kind)
     predicted = replace(predicted, spans=predicted.spans | {"kind": kinds})

@@ -42,7 +42,7 @@ from loaderviz.traces.kineto import read_kineto
 from loaderviz.traces.merge import ANCHORS, CLOCK, STEPPED, Own, own_name
 from loaderviz.traces.source import Document
 from loaderviz.traces.steps import Window
-from loaderviz.traces.workers import Fetch, read_files
+from loaderviz.traces.workers import read_files
 
 _NOTICEABLE = 1_000_000  # ns
 
@@ -310,7 +310,6 @@ class LoaderRanges:
         self._folder, self._window = folder, window
         self._numbering = Numbering()
         self._feeds: WeakKeyDictionary[Any, Feed] = WeakKeyDictionary()
-        self._pinned: list[Fetch] = []
         self._iterators = 0
         self._step = -1  # an optimizer's last one
         self._step_told = False
@@ -352,8 +351,7 @@ class LoaderRanges:
 
     def seen(self, readings: Sequence[tuple[int, int, int]]) -> Own:
         """Return what was noted beside the profiler; `readings` are those of our clock."""
-        fetches, left = read_files(self._folder)
-        return Own(readings, [*fetches, *self._pinned], left, self.batches, self.nbytes)
+        return Own(readings, *read_files(self._folder), self.batches, self.nbytes)
 
     def note(self, text: str) -> None:
         """Add a line to the timeline's notes, once."""
@@ -399,9 +397,9 @@ class LoaderRanges:
         with self._building, ExitStack() as stack:
             number, self._iterators = self._iterators, self._iterators + 1
             self._feeds[iterator] = Feed(number)
-            work = workers.RecordedWorker(str(self._folder), number, _utils.worker._worker_loop)
+            work = workers.RecordedLoop(self._folder, number, _utils.worker._worker_loop)
             loop = _utils.pin_memory._pin_memory_loop
-            pin = workers.RecordedPinThread(self._pinned, number, loader.num_workers, loop)
+            pin = workers.RecordedLoop(self._folder, number, loop, loader.num_workers)
             _replace(stack, _utils.worker, "_worker_loop", work)
             _replace(stack, _utils.pin_memory, "_pin_memory_loop", pin)
             with self.say(f"start {loader.num_workers} workers"):

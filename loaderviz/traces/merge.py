@@ -86,15 +86,15 @@ def choose_marks(raw: RawTrace) -> None:
 
 def optimizer_steps(timeline: Timeline) -> list[tuple[int, int]]:
     """Return end [ns] and number of the steps that optimizers made, from ranges of ours."""
-    ranges = _named(timeline, re.compile(rf"loaderviz\|\d+\|{STEPPED}$"))
+    ranges = np.flatnonzero(timeline.named(re.compile(rf"loaderviz\|\d+\|{STEPPED}$").match))
     return [(span.end, int(span.name.split("|")[1])) for span in timeline.rows_at(ranges)]
 
 
 def merged(timeline: Timeline, own: Own) -> Timeline:
     """Return the timeline with our ranges turned into what they stand for, and with the lanes of workers and pin."""
-    ours, roles = _named(timeline, _OWN), [lane.role for lane in timeline.lanes]
+    ours, roles = np.flatnonzero(timeline.named(_OWN.match)), [lane.role for lane in timeline.lanes]
     main = int(timeline.lane[ours[0]]) if len(ours) else roles.index("main") if "main" in roles else -1
-    rows = _named(timeline, re.compile(re.escape(own_name(CLOCK)) + "$"))
+    rows = np.flatnonzero(timeline.named(own_name(CLOCK).__eq__))
     if not len(rows) == len(own.readings) == 2 * ANCHORS:
         note = "the profiler lost ranges of ours, so that its clock is not known: workers and pin thread are left out"
         return _noted(_completed(_translated(timeline, main), main, own.nbytes), note)
@@ -103,7 +103,7 @@ def merged(timeline: Timeline, own: Own) -> Timeline:
     there = clock(anchors[:ANCHORS], anchors[ANCHORS:])
     begin, end = anchors[ANCHORS - 1].end, anchors[-ANCHORS].start
     # take away what the profiler did at either end, on the host; the GPU's work is all the program's
-    host = np.isin(timeline.lane, [n for n, lane in enumerate(timeline.lanes) if lane.group == "host"])
+    host = timeline.in_lanes(lambda lane: lane.group == "host")
     inside = (timeline.start >= begin) & (timeline.start < end)
     ends = np.where(host, np.minimum(timeline.end, end), timeline.end)
     timeline = replace(timeline, spans=timeline.spans | {"end": ends}).only(~host | inside)
@@ -117,10 +117,6 @@ def merged(timeline: Timeline, own: Own) -> Timeline:
 
 def _noted(timeline: Timeline, note: str) -> Timeline:
     return replace(timeline, context=replace(timeline.context, notes=(*timeline.context.notes, note)))
-
-
-def _named(timeline: Timeline, pattern: re.Pattern[str]) -> Ints:
-    return np.flatnonzero(np.array([bool(pattern.match(name)) for name in timeline.names], bool)[timeline.name])
 
 
 def _translated(timeline: Timeline, main: int) -> Timeline:
@@ -142,11 +138,11 @@ def _translated(timeline: Timeline, main: int) -> Timeline:
             text = text.removesuffix(": 0 samples")
         drop[number] |= bool(PREFETCH_RANGE.match(text))
         name[number] = table.setdefault(text, len(table))
-    old, spans, pin = timeline.name, timeline.spans, [each == "aten::pin_memory" for each in timeline.names]
+    old, spans, pin = timeline.name, timeline.spans, timeline.named("aten::pin_memory".__eq__)
     elsewhere = (batch[old] > -2) & (timeline.lane != main)  # the profiler repeats ranges beside the GPU's work in them
     kinds = np.where(kind[old] >= 0, kind[old], spans["kind"])
     spans = spans | {
-        "kind": np.where(np.array(pin, bool)[old] & (timeline.lane == main), np.int8(Kind.PIN), kinds),
+        "kind": np.where(pin & (timeline.lane == main), np.int8(Kind.PIN), kinds),
         "cause": np.where(kind[old] >= 0, cause[old], spans["cause"]),
         "batch": np.where(batch[old] > -2, batch[old], spans["batch"]),
         "name": name[old],
@@ -168,8 +164,7 @@ def _completed(timeline: Timeline, main: int, nbytes: dict[int, int]) -> Timelin
     here, fetches = timeline.lane == main, timeline.where(Kind.FETCH)
     fetched = np.flatnonzero(here & fetches)
     spans["nbytes"][fetched] = [nbytes.get(number, -1) for number in timeline.batch[fetched].tolist()]
-    names = np.array([(name.startswith(LOADER_NEXT), name == HAND_OUT) for name in timeline.names]).reshape(-1, 2)
-    asks, gives = names[timeline.name].T
+    asks, gives = timeline.named(lambda name: name.startswith(LOADER_NEXT)), timeline.named(HAND_OUT.__eq__)
     parts = np.flatnonzero(here & (fetches | (timeline.cause == Cause.DATA) | gives))
     ranges = np.flatnonzero(here & asks)
     first = np.searchsorted(start[parts], start[ranges])

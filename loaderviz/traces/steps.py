@@ -22,7 +22,7 @@ from loaderviz.batches import (
     batch_name,
     numbers_of,
 )
-from loaderviz.timeline import LOADING, ArrowKind, Cause, Kind, Timeline
+from loaderviz.timeline import LOADING, Cause, Kind, Timeline
 from loaderviz.vendors import ON_DEVICE, Role
 
 Ints = npt.NDArray[np.integer[Any]]
@@ -112,8 +112,7 @@ def counted(timeline: Timeline) -> Timeline:
     marked = [*numbers_of(timeline.names, BATCH_RANGE), *numbers_of(timeline.names, STEP_RANGE)]
     told = np.unique(timeline.lane[timeline.where(Kind.RANGE) & np.isin(timeline.name, marked)]).tolist()
     known = {timeline.lanes[lane].device for lane in told}
-    asks = np.isin(timeline.name, [n for n, name in enumerate(timeline.names) if name.startswith(LOADER_NEXT)])
-    stepping = np.isin(timeline.name, [n for n, name in enumerate(timeline.names) if OPTIMIZER_STEP.match(name)])
+    asks, stepping = timeline.named(lambda name: name.startswith(LOADER_NEXT)), timeline.named(OPTIMIZER_STEP.match)
     batch, notes = timeline.batch.copy(), dict[str, None]()
     found: list[tuple[int, int, int, int]] = []  # start, end, lane and number of each step
     for main, lane in enumerate(timeline.lanes):
@@ -138,7 +137,7 @@ def counted(timeline: Timeline) -> Timeline:
         notes[COUNTED if len(asked) < 2 else BY_LOADER] = None
     if not found:
         return timeline
-    tails, heads = (timeline.arrows[side][timeline.arrows["kind"] == ArrowKind.LAUNCH] for side in ("tail", "head"))
+    tails, heads = timeline.launches
     batch[heads] = batch[tails]
     context = replace(timeline.context, notes=(*timeline.context.notes, *notes))
     timeline = replace(timeline, context=context, spans=timeline.spans | {"batch": batch})
@@ -179,16 +178,14 @@ def by_optimizer(timeline: Timeline, marks: Sequence[tuple[int, int]]) -> Timeli
     ends = {number: end for end, number in marks}
     if main < 0 or not ends:
         return timeline
-    handed = list(numbers_of(timeline.names, BATCH_RANGE))
-    timeline = timeline.only(~(timeline.where(Kind.RANGE) & np.isin(timeline.name, handed)))
+    timeline = timeline.only(~(timeline.where(Kind.RANGE) & timeline.named(BATCH_RANGE.match)))
     numbers, last = np.array(list(ends)), np.array(list(ends.values()))
     begins = np.r_[timeline.begin if numbers[0] else _first_step(timeline, main, last), last[:-1]]
     batch = np.full(len(timeline), -1, np.int32)
     _inside(batch, timeline.start, begins, last, numbers)
-    others = [n for n, lane in enumerate(timeline.lanes) if lane.role in LOADING or lane.group == "device"]
-    batch[np.isin(timeline.lane, others)] = -1
-    launch = timeline.arrows["kind"] == ArrowKind.LAUNCH
-    batch[timeline.arrows["head"][launch]] = batch[timeline.arrows["tail"][launch]]
+    batch[timeline.in_lanes(lambda lane: lane.role in LOADING or lane.group == "device")] = -1
+    tails, heads = timeline.launches
+    batch[heads] = batch[tails]
     several = [IN_TURN] if len(marks) > len(ends) else []
     context = replace(timeline.context, samples=None, notes=(*timeline.context.notes, BY_OPTIMIZER, *several))
     timeline = replace(timeline, context=context, spans=timeline.spans | {"batch": batch})
@@ -204,7 +201,7 @@ def _first_step(timeline: Timeline, main: int, ends: Ints) -> int:
     lacking in step 0, such as gradients set to zero. With one step alone it begins after the last copy to the GPU.
     """
     here = timeline.lane == main
-    inside = here & np.isin(timeline.name, [n for n, name in enumerate(timeline.names) if OPTIMIZER_STEP.match(name)])
+    inside = here & timeline.named(OPTIMIZER_STEP.match)
     optimizing = intervals.union(timeline.start[inside], timeline.end[inside])
     rows = np.flatnonzero(here & timeline.where(Kind.OPERATOR) & ~intervals.covers(optimizing, timeline.start))
     start = timeline.start[rows]
@@ -213,7 +210,7 @@ def _first_step(timeline: Timeline, main: int, ends: Ints) -> int:
     if not len(before):
         return timeline.begin
     if not counts.any():
-        tails, heads = (timeline.arrows[side][timeline.arrows["kind"] == ArrowKind.LAUNCH] for side in ("tail", "head"))
+        tails, heads = timeline.launches
         calls = tails[timeline.where(Kind.COPY_H2D)[heads] & (timeline.start[tails] < timeline.start[before[-1]])]
         return int(start[np.searchsorted(start, timeline.end[calls].max())]) if len(calls) else timeline.begin
     shortest = int(np.argmin(np.where(counts, counts, len(rows) + 1)))

@@ -1,10 +1,10 @@
 """When the DataLoader's workers fetch and its pin thread pins, taken where it happens. No profiler sees these.
 
-`RecordedWorker` and `RecordedPinThread` stand in the place of torch's `_worker_loop` and `_pin_memory_loop`. Each runs
-torch's own loop, with stand-ins for its queues that note the time: an order that comes out of the first begins a fetch,
-a batch that goes into the second ends it.
+`RecordedLoop` stands in the place of torch's `_worker_loop` and `_pin_memory_loop`. It runs torch's own loop, with
+stand-ins for its queues that note the time: an order that comes out of the first begins a fetch, a batch that goes into
+the second ends it.
 
-A worker writes records of five int64 to a file of its own, so that they outlive its death; it stops when the file is
+Each writes records of five int64 to a file of its own, so that they outlive a worker's death; it stops when the file is
 deleted, which is how a recording ends for workers that live on. Times are of `perf_counter_ns`, one clock for all
 processes of a computer. With spawn and forkserver the worker imports this module: it must stay light.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import re
 import struct
 from collections.abc import Callable
 from enum import IntEnum
@@ -57,49 +58,34 @@ class Fetch(NamedTuple):
     failed: bool = False
 
 
-class RecordedWorker:
-    """Stands in the place of `_worker_loop`: torch's loop, with its queues logged. Picklable, for spawn."""
+class RecordedLoop:
+    """Stands in the place of torch's loop of a worker, or, for so many `workers`, of their pin thread.
 
-    def __init__(self, folder: str, iterator: int, loop: Callable[..., None] | None) -> None:
-        self.folder, self.iterator, self.loop = folder, iterator, loop
+    It is that loop, with its queues logged. Picklable, for spawn.
+    """
+
+    def __init__(self, folder: Path, iterator: int, loop: Callable[..., None] | None, workers: int = 0) -> None:
+        self.folder, self.iterator, self.loop, self.workers = folder, iterator, loop, workers
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "iterator": self.iterator, "loop": None}  # a new process has torch's own loop
+        return self.__dict__ | {"loop": None}  # a new process has torch's own loop
 
     def __call__(self, *args: Any) -> None:
-        """Run in the worker process, with the arguments of torch's loop."""
-        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        """Run with the arguments of torch's loop; where its queues cannot be logged, as it is."""
+        if not self.workers and torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
             # a forked worker has its parent's running profiler, which would note every operator, for nobody
             torch.autograd._enable_record_function(False)  # type: ignore[attr-defined]
-
-        def log_for(given: dict[str, Any]) -> FileLog:
-            return FileLog(Path(self.folder) / f"{self.iterator}-{given['worker_id']}")
-
-        _logged(self.loop or _utils.worker._worker_loop, args, ("index_queue", "data_queue"), log_for)
-
-
-class RecordedPinThread:
-    """Stands in the place of `_pin_memory_loop`; the work done is appended to `log` as `Fetch`."""
-
-    def __init__(self, log: list[Fetch], iterator: int, workers: int, loop: Callable[..., None]) -> None:
-        self.log, self.loop = ListLog(log, iterator, workers), loop
-
-    def __call__(self, *args: Any) -> None:
-        """Run in the pin thread, with the arguments of torch's loop."""
-        _logged(self.loop, args, ("in_queue", "out_queue"), lambda _: self.log)
-
-
-def _logged(loop: Callable[..., None], args: Any, queues: tuple[str, str], log_for: Callable[[Any], Log]) -> None:
-    """Run torch's loop with these queues logged; where that cannot be as it is: nothing may keep it from its work."""
-    try:
-        given = inspect.signature(loop).bind(*args)
-        log = log_for(given.arguments)
-        for name in queues:
-            given.arguments[name] = LoggedQueue(given.arguments[name], log)
-    except (OSError, TypeError, KeyError, ValueError):
-        loop(*args)
-    else:
-        loop(*given.args, **given.kwargs)
+        loop = self.loop or _utils.worker._worker_loop
+        try:
+            given = inspect.signature(loop).bind(*args)
+            worker = "pin" if self.workers else given.arguments["worker_id"]
+            log = FileLog(self.folder / f"{self.iterator}-{worker}", max(1, self.workers))
+            for name in ("in_queue", "out_queue") if self.workers else ("index_queue", "data_queue"):
+                given.arguments[name] = LoggedQueue(given.arguments[name], log)
+        except (OSError, TypeError, KeyError, ValueError):  # nothing may keep it from its work
+            loop(*args)
+        else:
+            loop(*given.args, **given.kwargs)
 
 
 def can_record() -> str:
@@ -120,7 +106,7 @@ def can_record() -> str:
 class LoggedQueue:
     """A queue that work comes out of, or that finished work goes into."""
 
-    def __init__(self, queue: Any, log: Log) -> None:
+    def __init__(self, queue: Any, log: FileLog) -> None:
         self._queue, self._log = queue, log
 
     def get(self, *args: Any, **options: Any) -> Any:
@@ -139,21 +125,24 @@ class LoggedQueue:
 
 
 class FileLog:
-    """Writes what a worker does to its file. Raises OSError if the file cannot be made; later errors end the log."""
+    """Writes what is done to a file. Raises OSError if the file cannot be made; later errors end the log.
 
-    def __init__(self, path: Path) -> None:
+    Another epoch begins with so many `messages`: one to a worker, an answer of each worker to the pin thread.
+    """
+
+    def __init__(self, path: Path, messages: int = 1) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600)
-        self._epoch = 0
+        self._messages, self._seen = messages, 0
         self._open = True
 
     def received(self, order: Any, now: int) -> None:
-        """Note an order: (index, …) is one to fetch, None says to go, anything else begins another epoch."""
+        """Note an order: (index, …) is one to work on, None says to go, anything else is a message."""
         if order is None:
             self._write(What.LEFT, 0, now)
-        elif isinstance(order, tuple):
+        elif isinstance(order, tuple) and isinstance(order[0], int):
             self._write(What.BEGAN, order[0], now)
         else:
-            self._epoch += 1
+            self._seen += 1
 
     def sent(self, item: Any, now: int) -> None:
         """Note a batch, an error, or that there is no more."""
@@ -171,34 +160,9 @@ class FileLog:
         if self._open:
             try:
                 self._open = os.fstat(self._file).st_nlink > 0  # deleted: the recording is over
-                os.write(self._file, RECORD.pack(what, self._epoch, index, now, size))
+                os.write(self._file, RECORD.pack(what, self._seen // self._messages, index, now, size))
             except (OSError, struct.error):
                 self._open = False
-
-
-class ListLog:
-    """Notes what the pin thread does; errors and messages that only pass through it are no work."""
-
-    def __init__(self, fetches: list[Fetch], iterator: int, workers: int) -> None:
-        self._fetches, self._iterator, self._workers = fetches, iterator, workers
-        self._answers = self._start = 0
-
-    def received(self, order: Any, now: int) -> None:
-        """Note when a batch comes in. Each worker answers the message of another epoch; all of them make one epoch."""
-        self._start = now
-        if isinstance(order, tuple) and isinstance(order[0], _utils.worker._ResumeIteration):
-            self._answers += 1
-
-    def sent(self, item: Any, now: int) -> None:
-        """Note that the batch is pinned."""
-        index, data = item
-        stop = _utils.worker._IterableDatasetStopIteration
-        if isinstance(index, int) and not isinstance(data, (ExceptionWrapper, stop)):
-            epoch = self._answers // self._workers
-            self._fetches.append(Fetch(self._iterator, -1, epoch, index, self._start, now, size_of(data)))
-
-
-Log = FileLog | ListLog
 
 
 def size_of(data: Any) -> int:
@@ -214,25 +178,27 @@ def read_files(folder: Path) -> tuple[list[Fetch], dict[int, int]]:
 
     A record that the death of its worker cut off is left out. An order that was never worked on (the epoch was over) is
     no work; the last one, if nothing came after it, is not ended: its worker is still at it, or died in it. An iterator
-    of which a worker has not left has no entry in the second.
+    of which a worker has not left has no entry in the second. What only passes through a pin thread is no work of it.
     """
     fetches: list[Fetch] = []
     last: dict[int, float] = {}
     for path in sorted(folder.iterdir()):
-        iterator, _, worker = path.name.partition("-")
-        if not (iterator.isdigit() and worker.isdigit()):
+        match = re.fullmatch(r"(\d+)-(\d+|pin)", path.name)
+        if match is None:
             continue
+        iterator, pins = int(match[1]), match[2] == "pin"
+        worker = -1 if pins else int(match[2])
         data = path.read_bytes()
         begun: tuple[int, ...] | None = None
         record = (-1, 0, 0, 0, 0)
         for record in RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size]):
             what, epoch, index, time, size = record
-            if what in (What.ENDED, What.FAILED) and begun is not None:
-                failed = what == What.FAILED
-                fetches.append(Fetch(int(iterator), int(worker), epoch, index, begun[3], time, size, failed))
+            if begun is not None and (what == What.ENDED or (what == What.FAILED and not pins)):
+                fetches.append(Fetch(iterator, worker, epoch, index, begun[3], time, size, what == What.FAILED))
             begun = record if what == What.BEGAN else None  # of two beginnings in a row the first was not worked on
         if begun is not None:
-            fetches.append(Fetch(int(iterator), int(worker), begun[1], begun[2], begun[3], None))
-        left = record[3] if record[0] == What.LEFT else math.inf
-        last[int(iterator)] = max(last.get(int(iterator), 0), left)
+            fetches.append(Fetch(iterator, worker, begun[1], begun[2], begun[3], None))
+        if not pins:
+            left = record[3] if record[0] == What.LEFT else math.inf
+            last[iterator] = max(last.get(iterator, 0), left)
     return fetches, {iterator: int(time) for iterator, time in last.items() if time < math.inf}

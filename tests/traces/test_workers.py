@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import datasets
 import pytest
@@ -138,10 +139,10 @@ def test_a_forked_worker_does_not_record_operators_for_nobody(monkeypatch):
     """It has its parent's profiler, running; a worker that was spawned has none."""
     asked = []
     monkeypatch.setattr(torch.autograd, "_enable_record_function", asked.append)
-    workers.RecordedWorker("", 0, lambda: None)()
+    workers.RecordedLoop(Path(), 0, lambda: None)()
     assert asked == []
     with lv.record(on="cpu"):
-        workers.RecordedWorker("", 0, lambda: None)()
+        workers.RecordedLoop(Path(), 0, lambda: None)()
     assert asked == [False]
 
 
@@ -267,7 +268,7 @@ def test_a_worker_that_cannot_write_works_all_the_same(tmp_path):
     def loop(dataset, index_queue, data_queue, worker_id):
         taken.append((index_queue, data_queue, worker_id))
 
-    workers.RecordedWorker(str(tmp_path / "absent"), 0, loop)("data", "orders", "results", 5)
+    workers.RecordedLoop(tmp_path / "absent", 0, loop)("data", "orders", "results", 5)
     assert taken == [("orders", "results", 5)]
 
 
@@ -292,12 +293,12 @@ class Batch(Pinnable):
         return super().pin_memory()
 
 
-def pin_loop(items, monkeypatch, num_workers=1):
+def pin_loop(items, folder, monkeypatch, num_workers=1):
     """Run torch's pin loop in our stand-in on these items, as its thread does; return what it sends and the log."""
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
-    log, done, incoming, outgoing = [], threading.Event(), queue.Queue(), queue.Queue()
+    done, incoming, outgoing = threading.Event(), queue.Queue(), queue.Queue()
     threads = torch.get_num_threads()
-    run = workers.RecordedPinThread(log, 4, num_workers, _utils.pin_memory._pin_memory_loop)
+    run = workers.RecordedLoop(folder, 4, _utils.pin_memory._pin_memory_loop, num_workers)
     thread = threading.Thread(target=run, args=(incoming, outgoing, 0, done, None))
     thread.start()
     for item in items:
@@ -308,11 +309,11 @@ def pin_loop(items, monkeypatch, num_workers=1):
     thread.join(timeout=20)
     assert not thread.is_alive()
     torch.set_num_threads(threads)
-    return sent, log
+    return sent, read_files(folder)[0]
 
 
-def test_the_pin_thread_pins_as_before_and_its_work_is_noted(monkeypatch):
-    sent, log = pin_loop([(0, Batch("a")), (1, [Batch("b"), torch.ones(0).numpy()])], monkeypatch)
+def test_the_pin_thread_pins_as_before_and_its_work_is_noted(tmp_path, monkeypatch):
+    sent, log = pin_loop([(0, Batch("a")), (1, [Batch("b"), torch.ones(0).numpy()])], tmp_path, monkeypatch)
     assert sent[0] == (0, "pinned a")
     assert sent[1][1][0] == "pinned b"
     assert [(fetch.iterator, fetch.worker, fetch.epoch, fetch.order, fetch.failed) for fetch in log] == [
@@ -323,20 +324,20 @@ def test_the_pin_thread_pins_as_before_and_its_work_is_noted(monkeypatch):
     assert log[0].end <= log[1].start
 
 
-def test_what_only_passes_through_the_pin_thread_is_no_work(monkeypatch):
+def test_what_only_passes_through_the_pin_thread_is_no_work(tmp_path, monkeypatch):
     resume, stop = _utils.worker._ResumeIteration(), _utils.worker._IterableDatasetStopIteration(0)
     try:
         raise KeyError("mine")
     except KeyError:
         error = ExceptionWrapper(where="in a worker")
     items = [(0, Batch("a")), (1, error), (2, stop), (resume, None), (3, Batch("old")), (resume, None), (0, Batch("b"))]
-    sent, log = pin_loop(items, monkeypatch, num_workers=2)
+    sent, log = pin_loop(items, tmp_path, monkeypatch, num_workers=2)
     assert [index for index, _ in sent] == [0, 1, 2, resume, 3, resume, 0]
     assert [(fetch.epoch, fetch.order) for fetch in log] == [(0, 0), (0, 3), (1, 0)]
 
 
-def test_an_error_while_pinning_goes_to_the_main_thread(monkeypatch):
-    sent, log = pin_loop([(0, Batch("bad"))], monkeypatch)
+def test_an_error_while_pinning_goes_to_the_main_thread(tmp_path, monkeypatch):
+    sent, log = pin_loop([(0, Batch("bad"))], tmp_path, monkeypatch)
     assert isinstance(sent[0][1], ExceptionWrapper)
     with pytest.raises(MemoryError, match="no page to lock"):
         sent[0][1].reraise()
