@@ -66,10 +66,3 @@ def load_ipython_extension(shell: Any) -> None:
     from loaderviz.magic import register
 
     register(shell)
-
-
-def unload_ipython_extension(shell: Any) -> None:
-    """`%unload_ext loaderviz`: take it away."""
-    from loaderviz.magic import unregister
-
-    unregister(shell)

@@ -323,10 +323,7 @@ class ProgramError(LoadervizError, RuntimeError):
 
 
 class Program:
-    """A script, or with `is_module` a module, and its arguments. Raises `ProgramError` if there is none.
-
-    A script is a file of Python source, or a folder or zip file with a `__main__.py` in it.
-    """
+    """A script of Python source, or with `is_module` a module, and its arguments. Raises `ProgramError` without one."""
 
     def __init__(self, name: str, arguments: Sequence[str] = (), *, is_module: bool = False) -> None:
         self.name, self.arguments, self.is_module = name, list(arguments), is_module
@@ -341,10 +338,8 @@ class Program:
                 if self.is_module:
                     _check_module(self.name)
                     runpy.run_module(self.name, run_name="__main__", alter_sys=True)
-                elif _is_source(Path(self.name)):
-                    self._run_source(Path(self.name).absolute())
                 else:
-                    runpy.run_path(self.name, run_name="__main__")
+                    self._run_source(Path(self.name).absolute())
         except SystemExit as stop:
             return _exit_status(stop)
         except KeyboardInterrupt:
@@ -374,9 +369,7 @@ class Program:
         argv, path = sys.argv, list(sys.path)
         sys.argv = ["-m" if self.is_module else self.name, *self.arguments]
         if not sys.flags.safe_path:
-            script = Path(self.name)
-            here = Path.cwd() if self.is_module else script.resolve().parent
-            sys.path[:1] = [str(here)] if self.is_module or _is_source(script) else []  # runpy adds an archive
+            sys.path[0] = str(Path.cwd() if self.is_module else Path(self.name).resolve().parent)
         try:
             yield
         finally:
@@ -419,16 +412,11 @@ def _check_script(path: Path) -> None:
         raise ProgramError(f"cannot run {path}: there is no such file. A module is run with `run -m {path.name}`")
     if path.suffix == ".ipynb":
         raise ProgramError(f"cannot run {path}: it is a notebook. In it, `%load_ext loaderviz` and `%%timeline` record")
-    if path.is_dir() and not (path / "__main__.py").exists():
-        raise ProgramError(f"cannot run {path}: it is a folder without a __main__.py; name a script in it")
-    if path.is_file() and _is_source(path):
-        start = path.read_bytes()[:4096]
-        if b"\0" in start or start.startswith((b"\x1f\x8b", b"\x89PNG")):
-            raise ProgramError(f"cannot run {path}: it is no Python source; `view` shows a trace file")
-
-
-def _is_source(path: Path) -> bool:
-    return not path.is_dir() and path.suffix not in (".zip", ".pyz", ".pyc")
+    if path.is_dir():
+        raise ProgramError(f"cannot run {path}: it is a folder; name a script in it, or a module with -m")
+    start = path.read_bytes()[:4096] if path.is_file() else b""  # it may be a pipe, too
+    if b"\0" in start or start.startswith((b"\x1f\x8b", b"\x89PNG")):
+        raise ProgramError(f"cannot run {path}: it is no Python source; `view` shows a trace file")
 
 
 def _check_module(name: str) -> None:

@@ -40,11 +40,6 @@ def register(shell: Any) -> None:
     shell.register_magic_function(timeline, "cell", "timeline")
 
 
-def unregister(shell: Any) -> None:
-    """Take the magic away; `%unload_ext loaderviz` calls it."""
-    shell.magics_manager.magics["cell"].pop("timeline", None)
-
-
 @dataclass
 class Options:
     """What stands behind `%%timeline`: options of `record()`, the colours, and the name to store the timeline under."""

@@ -1,17 +1,19 @@
 """What profilers call things: categories of events, names of copies, and what a call of a vendor's runtime does.
 
-One table for all vendors, for the reader of traces, for advice and for what_if(). Categories changed over the years
-("Kernel" in 2021, "kernel" now) and differ by vendor (`cuda_runtime`, `xpu_runtime`, `mtia_runtime`, …; the types are
-those of Kineto's ActivityType). They are compared in lower case.
+One table for all vendors, vendors.toml, for the reader of traces, for advice and for what_if(). Categories changed over
+the years ("Kernel" in 2021, "kernel" now) and differ by vendor (`cuda_runtime`, `xpu_runtime`, `mtia_runtime`, …; the
+types are those of Kineto's ActivityType).
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
 from functools import reduce
 from operator import or_
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -36,18 +38,8 @@ class Role(IntEnum):
 
 ON_DEVICE = (Role.KERNEL, Role.MEMCPY, Role.MEMSET)
 
-_CATEGORIES = {
-    Role.OPERATOR: "cpu_op operator",
-    Role.ANNOTATION: "user_annotation collective_comm xpu_scope_profiler",
-    Role.CALL: """runtime driver cuda_runtime cuda_driver xpu_runtime xpu_driver mtia_runtime glow_runtime hpu_op
-        musa_runtime musa_driver privateuse1_runtime privateuse1_driver gcu_runtime gcu_driver""",
-    Role.KERNEL: "kernel mtia_ccp_events",
-    Role.MEMCPY: "memcpy gpu_memcpy",
-    Role.MEMSET: "memset gpu_memset",
-    Role.GPU_ANNOTATION: "gpu_user_annotation",
-    Role.SYNC: "cuda_sync xpu_sync",
-}
-ROLES = {category: role for role, categories in _CATEGORIES.items() for category in categories.split()}
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+ROLES = {category: Role[role] for role, categories in _TABLE["categories"].items() for category in categories.split()}
 
 # "Memcpy HtoD (Pageable -> Device)", "CopyHostToDevice", "zeCommandListAppendMemoryCopy(M2D)", "Memcpy D2M …"
 _COPY = re.compile(
@@ -72,24 +64,9 @@ class Api(IntFlag):
     EVENT = 64  # records, awaits or queries one
 
 
-_PREFIX = "cuda|cu|hip|musa|mu"  # runtimes and drivers of NVIDIA, AMD, Moore Threads, which name their calls alike
-# What a call does, how its name goes on after the prefix, and the names for Intel's GPUs; the first that fits counts.
-_CALLS = r"""
-LAUNCH  (?:Ext|Drv)?(?:Module)?(?:Graph)?Launch(?!HostFunc)|Memset
-    urEnqueueKernelLaunch|urEnqueueUSMFill|zeCommandListAppendLaunchKernel|zeCommandListAppendMemoryFill
-LAUNCH|COPY  Memcpy  urEnqueueUSMMemcpy|zeCommandListAppendMemoryCopy
-SYNCHRONIZE  (?:Device|Stream|Ctx|Context|Thread)Synchronize
-    urQueueFinish|zeCommandQueueSynchronize|zeCommandListHostSynchronize
-SYNCHRONIZE|EVENT  EventSynchronize  urEventWait|zeEventHostSynchronize
-EVENT  Event|StreamWaitEvent  urEnqueueEventsWait
-PAGE_LOCK  (?:Mem)?(?:HostAlloc|AllocHost|HostMalloc|MallocHost|FreeHost|HostFree|HostRegister|HostUnreg)
-    urUSMHostAlloc|zeMemAllocHost
-FREE  (?:Mem)?Free(?:Array)?(?:_v\d+)?$  $^
-ALLOCATE  Malloc|Free|MemAlloc|MemFree  urUSM(?:DeviceAlloc|Free)|zeMem(?:AllocDevice|Free)
-"""
 _PATTERNS = [
-    (reduce(or_, (Api[each] for each in does.split("|"))), re.compile(f"(?:{_PREFIX})(?:{rest})|{intel}"))
-    for does, rest, intel in zip(*[iter(_CALLS.split())] * 3, strict=True)
+    (reduce(or_, (Api[each] for each in does.split("|"))), re.compile(f"(?:cuda|cu|hip|musa|mu)(?:{rest})|{intel}"))
+    for does, (rest, intel) in _TABLE["calls"].items()
 ]
 
 

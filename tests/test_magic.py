@@ -21,7 +21,6 @@ def notebook():
     shell = InteractiveShell.instance()
     assert shell.run_cell("%load_ext loaderviz\nimport torch").success
     yield shell
-    shell.run_cell("%unload_ext loaderviz")
     InteractiveShell.clear_instance()
 
 
@@ -182,15 +181,6 @@ def test_the_line_is_read_as_written():
     options = Options.parse("on=a100 color=kind run_3 wait=2  # a remark")
     assert (options.name, options.color, options.record) == ("run_3", "kind", {"on": "a100", "wait": 2})
     assert Options.parse("") == Options()
-
-
-def test_unloading_takes_it_away(notebook):
-    run(notebook, "%unload_ext loaderviz")
-    _, shown = run(notebook, f"%%timeline on=t4\n{WORK}")
-    assert "Cell magic `%%timeline` not found" in shown.stderr
-    run(notebook, "%load_ext loaderviz")
-    result, _ = run(notebook, f"%%timeline on=t4\n{WORK}")
-    assert result.success
 
 
 # In a real notebook

@@ -102,12 +102,6 @@ def test_a_module_sees_what_it_sees_under_python(here, capsys):
     sys.modules.pop("tools", None)
 
 
-def test_a_folder_with_a_main_is_a_program(here, capsys):
-    script(here, GPU + "print([sys.argv, sys.path[0]])", "app/__main__.py")
-    assert run("app", "1") == 0
-    assert eval(capsys.readouterr().out) == [["app", "1"], "app"]
-
-
 def test_the_same_as_python_itself_prints(here):
     """Standard output is the program's alone, byte for byte."""
     script(here, "import sys\nprint(__name__, sys.argv, sys.path[0], __file__, __spec__)\nsys.exit(3)")

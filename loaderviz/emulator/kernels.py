@@ -58,6 +58,7 @@ _TABLE = table("kernels")
 _PRODUCTS = _TABLE["products"]
 CLASS = {op: kind for kind, ops in _TABLE["classes"].items() for op in ops.split()}  # every other one is elementwise
 BESIDE: dict[str, int] = _TABLE["beside"]
+SIZES = {name: int(size) for size, names in _TABLE["sizes"].items() for name in names.split()}
 PRODUCTS = frozenset(("gemm", "convolution", "attention"))
 # torch/csrc ATen/native/cuda/MultiTensorApply.cuh: tensors and blocks that one launch can take, by lists of tensors.
 FOREACH_TENSORS, FOREACH_BLOCKS, FOREACH_CHUNK = (110, 64, 48, 36, 30), 320, 65536
@@ -357,16 +358,3 @@ def dense_stride(shape: Sequence[int]) -> tuple[int, ...]:
 def itemsize(dtype: str) -> int:
     """Return the bytes of an element, by torch's name of its dtype or the one of a profiler's trace."""
     return SIZES.get(dtype, 4)
-
-
-SIZES = {
-    name: size
-    for size, names in {
-        1: "bool uint8 int8 unsigned_char signed_char float8_e4m3fn float8_e5m2 char",
-        2: "float16 bfloat16 int16 short c10::Half c10::BFloat16",
-        4: "float32 int32 int float",
-        8: "float64 int64 double long long_int complex64",
-        16: "complex128",
-    }.items()
-    for name in names.split()
-}

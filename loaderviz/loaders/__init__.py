@@ -12,13 +12,12 @@ They need nothing but torch, and run on `device="cpu"` with the same order, erro
 
 from __future__ import annotations
 
-from .base import BatchSource, BlockingLoader, PinnedLoader
+from .base import BlockingLoader, PinnedLoader
 from .prefetch import LIFETIMES, PrefetchLoader
 from .resident import ResidentLoader
 
 __all__ = [
     "LIFETIMES",
-    "BatchSource",
     "BlockingLoader",
     "PinnedLoader",
     "PrefetchLoader",

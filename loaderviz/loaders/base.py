@@ -10,10 +10,10 @@ import inspect
 import itertools
 import operator
 import weakref
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -21,15 +21,6 @@ from . import marks
 from .nested import is_pageable, leaves, pin, samples_in, to_device
 
 Batch = TypeVar("Batch")
-BatchOut = TypeVar("BatchOut", covariant=True)
-
-
-class BatchSource(Protocol[BatchOut]):
-    """Anything to iterate for batches; `len()`, `state_dict()`, `load_state_dict()` are used where it has them."""
-
-    def __iter__(self) -> Iterator[BatchOut]:
-        """Start an epoch."""
-        ...
 
 
 class Iteration(Iterator[Batch]):
@@ -224,14 +215,14 @@ class CopyingLoader(DeviceLoader[Batch]):
     (`num_workers=0`), and, between two epochs, the default generator, which is yours to save.
     """
 
-    def __init__(self, loader: BatchSource[Batch], device: torch.device | str = "cuda") -> None:
+    def __init__(self, loader: Iterable[Batch], device: torch.device | str = "cuda") -> None:
         super().__init__(device)
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise TypeError(
                 f"loader must be iterable, got {type(loader).__name__}: pass a DataLoader, a list of batches or "
                 "any object with __iter__"
             )
-        self.loader = loader
+        self.loader: Any = loader
         self._source_state: Any = None  # of the source, after the last batch handed out
         self._random: dict[str, Any] | None = None  # at the start of this epoch
         self._pageable_copies = 0
@@ -243,14 +234,12 @@ class CopyingLoader(DeviceLoader[Batch]):
 
     def __len__(self) -> int:
         """Return the source's number of batches; raise TypeError if it has no length."""
-        return len(self.loader)  # type: ignore[arg-type]
+        return len(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch handed out: epoch, batches, and the source's own state."""
         random = self._random if self._begun else random_state(self.loader, with_default=False)
-        source = self._source_state
-        if self._has_state() and not self._begun:
-            source = cast(Any, self.loader).state_dict()
+        source = self._source_state if self._begun else self._state_now()
         return {"epoch": self._epoch, "batches": self._batches, "random": random, "source": source}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -268,11 +257,14 @@ class CopyingLoader(DeviceLoader[Batch]):
             )
         self._set_place(epoch, batches)
         if self._has_state():
-            cast(Any, self.loader).load_state_dict(source)
+            self.loader.load_state_dict(source)
         self._source_state, self._random = source, state.get("random")
 
     def _has_state(self) -> bool:
         return hasattr(self.loader, "state_dict") and hasattr(self.loader, "load_state_dict")
+
+    def _state_now(self) -> Any:
+        return self.loader.state_dict() if self._has_state() else None
 
     def _run(self) -> Generator[Batch, None, None]:
         with closing(self._draw()) as draws, closing(self._move(draws)) as moved:
@@ -304,7 +296,7 @@ class CopyingLoader(DeviceLoader[Batch]):
         first = self._batches
         if not resuming:
             self._random = None if self._has_state() else random_state(self.loader, with_default=True)
-            self._source_state = cast(Any, self.loader).state_dict() if self._has_state() else None
+            self._source_state = self._state_now()
         if resuming and not self._has_state():
             saved = self._random
             if saved is not None and saved["default"] is None:  # it was saved between two epochs
@@ -321,7 +313,7 @@ class CopyingLoader(DeviceLoader[Batch]):
             for index in itertools.count(first):
                 if batch is _END:
                     return
-                drawn = Drawn(index, batch, cast(Any, self.loader).state_dict() if self._has_state() else None)
+                drawn = Drawn(index, batch, self._state_now())
                 batch = None  # the one reference left is the consumer's
                 yield drawn
                 batch = next(iterator, _END)

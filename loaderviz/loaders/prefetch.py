@@ -32,7 +32,7 @@ copy waits for the step before, and overlaps this one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -40,8 +40,11 @@ import torch
 from torch import Tensor
 
 from . import marks
-from .base import Batch, BatchSource, CopyingLoader, Drawn, checked_count
+from .base import Batch, CopyingLoader, Drawn, checked_count
 from .nested import leaves, map_nested, move, samples_in, to_device
+
+LIFETIMES = ("record_stream", "wait", "consumer", "ring")
+Transform = Callable[[Any], Any]
 
 
 class PrefetchLoader(CopyingLoader[Batch]):
@@ -82,7 +85,7 @@ class PrefetchLoader(CopyingLoader[Batch]):
 
     def __init__(
         self,
-        loader: BatchSource[Batch],
+        loader: Iterable[Batch],
         device: torch.device | str = "cuda",
         depth: int = 2,
         lifetime: str = "consumer",
@@ -90,7 +93,7 @@ class PrefetchLoader(CopyingLoader[Batch]):
     ) -> None:
         super().__init__(loader, device)
         self.depth = checked_count(depth, "depth", least=0)
-        if lifetime not in POLICIES:
+        if lifetime not in LIFETIMES:
             raise ValueError(f"lifetime must be one of {', '.join(map(repr, LIFETIMES))}, got {lifetime!r}")
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be callable, got {type(transform).__name__}")
@@ -152,7 +155,7 @@ class PrefetchLoader(CopyingLoader[Batch]):
             return self._copy(host)
         self._count_pageable(host)
         if self._copies is None:
-            self._copies = POLICIES[self.lifetime](self.device, self.depth, self.transform)
+            self._copies = SideStream(self.device, self.depth, self.lifetime, self.transform)
         return self._copies.issue(host)
 
     def _copy(self, host: Any) -> Any:
@@ -161,9 +164,6 @@ class PrefetchLoader(CopyingLoader[Batch]):
 
 
 # The four policies
-
-
-Transform = Callable[[Any], Any]
 
 
 @dataclass(slots=True)
@@ -182,30 +182,20 @@ class Flight:
 
 
 class SideStream:
-    """Copies on a side stream, made once, when it is first needed. A subclass is one lifetime policy.
+    """Copies on a side stream: one for each loader, since a stream has a memory pool of its own."""
 
-    `records` says whether a batch is recorded on the consumer's stream. None: if a transform made it, whose memory
-    comes from the side stream's pool, whatever the policy does for the copies.
-    """
-
-    records: bool | None = None
-
-    def __init__(self, device: torch.device, depth: int, transform: Transform | None) -> None:
-        self.device, self.depth, self.transform = device, depth, transform
-        self._side: torch.cuda.Stream | None = None
+    def __init__(self, device: torch.device, depth: int, lifetime: str, transform: Transform | None) -> None:
+        self.device, self.lifetime, self.transform = device, lifetime, transform
+        self.side = torch.cuda.Stream(device)
         self._users: dict[torch.cuda.Stream, None] = {}  # streams that batches were handed out to, in order
-
-    @property
-    def side(self) -> torch.cuda.Stream:
-        """The stream of the copies: one per loader, since each further stream has a memory pool of its own."""
-        if self._side is None:
-            self._side = torch.cuda.Stream(self.device)
-        return self._side
+        self._ring: list[list[Tensor]] = [[] for _ in range(2 * depth + 1)]  # the buffers of each batch
+        self._turn = 0
 
     def issue(self, host: Any) -> Flight:
         """Queue the copy of `host` (and the transform) on the side stream; return without waiting."""
         consumer = torch.cuda.current_stream(self.device)
-        copied = self.copy(host, consumer)
+        copied = self._copy(host, consumer)
+        self._turn += 1
         ready = torch.cuda.Event()
         with torch.cuda.stream(self.side):
             batch = copied if self.transform is None else self.transform(copied)
@@ -219,133 +209,80 @@ class SideStream:
         self._users[stream] = None
         if stream != flight.consumer:  # whose pool gets the memory back, and must not reuse it before the copy is over
             flight.consumer.wait_event(flight.ready)
-        records = self.transform is not None if self.records is None else self.records
-        if records or stream != flight.consumer:
+        # What a transform made is of the side stream's pool; the waits of "wait" cover it.
+        made = self.transform is not None and self.lifetime != "wait"
+        if made or self.lifetime == "record_stream" or stream != flight.consumer:
             for leaf in leaves(flight.batch):
-                if isinstance(leaf, Tensor) and not leaf.is_cuda:
-                    continue
-                if hasattr(leaf, "record_stream"):
+                if hasattr(leaf, "record_stream") and not (isinstance(leaf, Tensor) and not leaf.is_cuda):
                     leaf.record_stream(stream)
         return flight.land()
-
-    def follow(self, *more: torch.cuda.Stream) -> None:
-        """Let the side stream wait for what is queued in all streams that were given a batch, and in `more`."""
-        for stream in dict.fromkeys((*self._users, *more)):
-            self.side.wait_stream(stream)
 
     def abandon(self, flight: Flight) -> None:
         """Drop a batch that nobody will get: its memory may be used again only after its copy."""
         flight.consumer.wait_event(flight.ready)
         flight.land()
+        self._turn -= 1  # so the batches handed out last stay whole for as long as promised
 
     def release(self) -> None:
         """Let go of device memory that is kept from batch to batch; the stream stays."""
+        self._ring = [[] for _ in self._ring]
 
-    def copy(self, host: Any, consumer: torch.cuda.Stream) -> Any:
-        """Queue the copies of one batch on the side stream, into memory of its pool; return the device batch."""
-        with torch.cuda.stream(self.side):
+    def _follow(self, *more: torch.cuda.Stream) -> None:
+        """Let the side stream wait for what is queued in all streams that were given a batch, and in `more`."""
+        for stream in dict.fromkeys((*self._users, *more)):
+            self.side.wait_stream(stream)
+
+    def _copy(self, host: Any, consumer: torch.cuda.Stream) -> Any:
+        """Queue the copies of one batch on the side stream; return the device batch."""
+        if self.lifetime in ("consumer", "ring"):
+            return self._copy_into(host, consumer)
+        if self.lifetime == "wait":
+            self._follow()
+        elif unsafe := [type(leaf).__name__ for leaf in leaves(host) if not hasattr(leaf, "record_stream")]:
+            raise TypeError(
+                f"lifetime='record_stream' cannot protect a {unsafe[0]}: it moves itself by .to() but has no "
+                "record_stream(). Use lifetime='wait', which needs none"
+            )
+        with torch.cuda.stream(self.side):  # into memory of its pool
             return to_device(host, self.device, non_blocking=True)
 
+    def _copy_into(self, host: Any, consumer: torch.cuda.Stream) -> Any:
+        """The same into memory of the consumer's pool, or of the ring.
 
-class RecordStream(SideStream):
-    """Allocate on the side stream; tell the allocator that the consumer uses the batch too."""
-
-    records = True
-
-    def copy(self, host: Any, consumer: torch.cuda.Stream) -> Any:
-        """Queue the copies of one batch on the side stream and return the device batch."""
-        for leaf in leaves(host):
-            if not hasattr(leaf, "record_stream"):
-                raise TypeError(
-                    f"lifetime='record_stream' cannot protect a {type(leaf).__name__}: it moves itself by .to() but "
-                    "has no record_stream(). Use lifetime='wait', which needs none"
-                )
-        return super().copy(host, consumer)
-
-
-class Wait(SideStream):
-    """Allocate on the side stream; it waits for the consumer's work before each copy."""
-
-    records = False  # the wait covers what the transform makes, too: it comes from the same pool
-
-    def copy(self, host: Any, consumer: torch.cuda.Stream) -> Any:
-        """Queue the copies of one batch on the side stream and return the device batch."""
-        self.follow()
-        return super().copy(host, consumer)
-
-
-class Consumer(SideStream):
-    """Allocate on the consumer's stream, copy on the side stream.
-
-    A thing that copies itself allocates and copies in one call: its memory comes from the side stream, as with `Wait`.
-    """
-
-    def copy(self, host: Any, consumer: torch.cuda.Stream) -> Any:
-        """Queue the copies of one batch on the side stream and return the device batch."""
+        A thing that copies itself allocates and copies in one call: its memory is the side stream's, as with "wait".
+        """
         pairs: list[tuple[Tensor, Tensor]] = []
 
         def copy_at_once(leaf: Any) -> Any:
-            self.follow()
+            self._follow()
             with torch.cuda.stream(self.side):
                 return move(leaf, self.device, non_blocking=True)
 
         def allocate(tensor: Tensor) -> Tensor:
             if not (type(tensor) is Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"):
                 return cast(Tensor, copy_at_once(tensor))
-            pairs.append((self.target(len(pairs), tensor), tensor))
-            return pairs[-1][0]
+            fixed = self.lifetime == "ring"
+            target = self._buffer(len(pairs), tensor) if fixed else torch.empty_like(tensor, device=self.device)
+            pairs.append((target, tensor))
+            return target
 
         batch = map_nested(host, allocate, copy_at_once)
-        self.before_writing(consumer)
+        if self.lifetime == "ring":  # nothing is freed, so no allocator knows who used a buffer
+            self._follow(consumer)
+        else:  # work that is still queued may use the memory just allocated (CUDA notes of PyTorch, "wait_stream")
+            self.side.wait_stream(consumer)
         with torch.cuda.stream(self.side):
             for target, tensor in pairs:
                 target.copy_(tensor, non_blocking=True)
         return batch
 
-    def before_writing(self, consumer: torch.cuda.Stream) -> None:
-        """Let the side stream wait for all that may still use the targets."""
-        # Work that is still queued may use the memory just allocated (CUDA notes of PyTorch, "wait_stream").
-        self.side.wait_stream(consumer)
+    def _buffer(self, leaf: int, tensor: Tensor) -> Tensor:
+        """Return the ring's buffer for leaf number `leaf` of the batch whose turn it is.
 
-    def target(self, leaf: int, tensor: Tensor) -> Tensor:
-        """Return device memory for `tensor`, the leaf number `leaf` of its batch."""
-        return torch.empty_like(tensor, device=self.device)
-
-
-class Ring(Consumer):
-    """Copy into fixed buffers, 2 x depth + 1 of them, in turn.
-
-    Copy n + 2 x depth + 1 is the first to write where batch n lies. It is issued when batch n + depth + 1 is
-    asked for, so batch n is whole during its own step and `depth` more.
-    """
-
-    def __init__(self, device: torch.device, depth: int, transform: Transform | None) -> None:
-        super().__init__(device, depth, transform)
-        self._slots: list[list[Tensor]] = [[] for _ in range(2 * depth + 1)]
-        self._turn = 0
-
-    def copy(self, host: Any, consumer: torch.cuda.Stream) -> Any:
-        """Queue the copies of one batch on the side stream and return the device batch."""
-        batch = super().copy(host, consumer)
-        self._turn += 1
-        return batch
-
-    def before_writing(self, consumer: torch.cuda.Stream) -> None:
-        """Let the side stream wait for all that may still use the targets."""
-        self.follow(consumer)  # nothing is freed, so no allocator knows who used a buffer
-
-    def abandon(self, flight: Flight) -> None:
-        """Drop a batch that nobody will get; its slot is the next one again."""
-        super().abandon(flight)
-        self._turn -= 1  # so the batches handed out last stay whole for as long as promised
-
-    def release(self) -> None:
-        """Let go of the buffers."""
-        self._slots = [[] for _ in self._slots]
-
-    def target(self, leaf: int, tensor: Tensor) -> Tensor:
-        """Return the buffer for leaf number `leaf` in the slot whose turn it is."""
-        slot = self._slots[self._turn % len(self._slots)]
+        Copy n + 2 x depth + 1 is the first to write where batch n lies. It is issued when batch n + depth + 1 is asked
+        for, so batch n is whole during its own step and `depth` more.
+        """
+        slot = self._ring[self._turn % len(self._ring)]
         if leaf == len(slot):
             slot.append(torch.empty_like(tensor, device=self.device))
         buffer = slot[leaf]
@@ -359,12 +296,3 @@ class Ring(Consumer):
             f"{tensor.dtype}, its buffer {tuple(buffer.shape)} {buffer.dtype}. Only a shorter batch fits; use "
             "lifetime='consumer' for batches of changing shape"
         )
-
-
-POLICIES: dict[str, type[SideStream]] = {
-    "record_stream": RecordStream,
-    "wait": Wait,
-    "consumer": Consumer,
-    "ring": Ring,
-}
-LIFETIMES = tuple(POLICIES)
