@@ -10,7 +10,6 @@ import json
 import os
 import runpy
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -384,23 +383,17 @@ def record_program(
     The options are those of `loaderviz.record`; `host` has no meaning in a real run. Raises what `record` raises for an
     option that means nothing, and `ProgramError` for a module that does not exist.
     """
-    from loaderviz.emulator.hazards.reports import HazardWarning
     from loaderviz.recording import record
 
     process = os.getpid()
     recording = record(on, host=host, wait=wait, steps=steps)
-    recording.__enter__()
+    recording.warn = False  # the races are printed
     try:
-        try:
-            with cured_imports(), running_first(REFUSING):
-                status = program.run()
+        with recording, cured_imports(), running_first(REFUSING):
+            status = program.run()
             if os.getpid() != process:  # a child of the program's own os.fork() has come here; the parent shows it all
                 os._exit(status)
-        finally:
             sys.stdout.flush()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", HazardWarning)  # the races are printed
-                recording.__exit__(None, None, None)
     except NotModelledError as refused:  # in a thread of the program, which went on
         _print_error(refused)
         status = status or FAILED

@@ -13,14 +13,12 @@ import ast
 import shlex
 import sys
 import traceback
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from loaderviz.emulator.hazards.reports import HazardWarning
 from loaderviz.errors import LoadervizError, clean
 from loaderviz.imports import cured_imports
 from loaderviz.recording import Recording, record
@@ -92,6 +90,7 @@ def _run(shell: Any, line: str, cell: str) -> None:
         raise UsageError(f"%%timeline: this is not Python, so nothing was run.\n{said.rstrip()}") from None
     try:
         recording = record(**options.record).__enter__()
+        recording.warn = False  # the races are shown below
     except (LoadervizError, ValueError) as problem:  # an option that means nothing
         raise UsageError(f"%%timeline: {problem}") from None
     failed = True
@@ -101,9 +100,7 @@ def _run(shell: Any, line: str, cell: str) -> None:
                 for part in code:
                     exec(part, shell.user_global_ns, shell.user_ns)
         finally:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", HazardWarning)  # the races are shown below
-                recording.__exit__(*sys.exc_info())
+            recording.__exit__(*sys.exc_info())
         failed = False
     except BaseException as error:
         clean(error)

@@ -65,7 +65,8 @@ class Recording:
     __exit__ = _Exit()
 
     def __init__(self, run: EmulatedRun | RealRun, *, warn: bool = False) -> None:
-        self._run, self._warn = run, warn
+        self._run = run
+        self.warn = warn  # at the end, of races
         self._over = False
         self._steps = 0
         self._step: Any = None  # the range of the step that runs, if the program counts its own
@@ -101,7 +102,7 @@ class Recording:
         finally:
             self._run.leave()
             Recording._running, self._over = None, True
-        if self._warn and self.hazards and kind is None:
+        if self.warn and self.hazards and kind is None:
             count = len(self.hazards)
             warnings.warn(
                 f"{words.count(count, 'hazard')} found: on a real GPU this program gives wrong numbers now "
@@ -134,14 +135,19 @@ class Recording:
             self._step.__exit__(None, None, None)
             self._step = None
 
-    @property
-    def timeline(self) -> Timeline:
-        """What was recorded. Raises `NotRecordedError` inside the block."""
+    def _ended(self) -> EmulatedRun | RealRun:
         if not self._over:
             raise NotRecordedError("the timeline is there when the record() block has ended; read it after the block")
         if self._run.timeline is None:
             raise NotRecordedError("there is no timeline: the recording was interrupted while it ended; record again")
-        return self._run.timeline
+        return self._run
+
+    @property
+    def timeline(self) -> Timeline:
+        """What was recorded. Raises `NotRecordedError` inside the block."""
+        timeline = self._ended().timeline
+        assert timeline is not None
+        return timeline
 
     @property
     def hazards(self) -> Hazards:
@@ -149,8 +155,7 @@ class Recording:
 
         Raises `NotRecordedError` inside the block, `NotLookedForError` for a real run: a race leaves no trace there.
         """
-        self.timeline  # noqa: B018
-        return self._run.hazards
+        return self._ended().hazards
 
     @property
     def lints(self) -> Lints:
@@ -158,8 +163,7 @@ class Recording:
 
         Raises `NotRecordedError` inside the block, `NotLookedForError` for a real run.
         """
-        self.timeline  # noqa: B018
-        return self._run.lints
+        return self._ended().lints
 
     @property
     def unpriced(self) -> dict[str, float]:
@@ -170,8 +174,8 @@ class Recording:
 
         Raises `NotRecordedError` inside the block.
         """
-        self.timeline  # noqa: B018
-        return self._run.unpriced if isinstance(self._run, EmulatedRun) else {}
+        run = self._ended()
+        return run.unpriced if isinstance(run, EmulatedRun) else {}
 
     @property
     def findings(self) -> Lints:
@@ -190,6 +194,8 @@ class EmulatedRun:
         self._emulated, self._wait, self._wanted = emulated, wait, steps
         self._by_call = False
         self.timeline: Timeline | None = None
+        self.hazards, self.lints = Hazards(), Lints()
+        self.unpriced: dict[str, float] = {}
 
     def __enter__(self) -> None:
         self._emulated.__enter__()
@@ -198,7 +204,10 @@ class EmulatedRun:
         try:
             self._emulated.__exit__(*args)
         finally:
-            whole, batches = self._emulated.timeline, self._emulated.session.batches
+            emulated, session = self._emulated, self._emulated.session
+            self.hazards, self.lints = emulated.hazards, emulated.lints
+            self.unpriced = {place: took / 10**9 for place, took in session.unpriced.items()}
+            whole, batches = emulated.timeline, session.batches
             if whole and batches.by_optimizer and not self._by_call:
                 whole = loop_steps.by_optimizer(whole, batches.steps)
             self.timeline = whole and loop_steps.cut(whole, self._wait, self._wanted, self._by_call)
@@ -210,21 +219,6 @@ class EmulatedRun:
     def begin_step(self) -> None:
         """The program says that a step begins; from the first such call on, these are counted."""
         self._by_call = True
-
-    @property
-    def unpriced(self) -> dict[str, float]:
-        """Seconds of real time that the host does not price."""
-        return {place: took / 10**9 for place, took in self._emulated.session.unpriced.items()}
-
-    @property
-    def hazards(self) -> Hazards:
-        """The races of the whole program."""
-        return self._emulated.hazards
-
-    @property
-    def lints(self) -> Lints:
-        """What the whole program does that is right and useless or slow."""
-        return self._emulated.lints
 
 
 def record(

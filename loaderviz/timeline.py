@@ -243,9 +243,7 @@ class Timeline:
 
     def rows(self, *kinds: Kind) -> Iterator[Span]:
         """Iterate over the spans in order of start; only of `kinds`, if any are given."""
-        for index in range(len(self)):
-            if not kinds or int(self.spans["kind"][index]) in kinds:
-                yield self.row(index)
+        return map(self.row, np.flatnonzero(self.where(*kinds or Kind)).tolist())
 
     def where(self, *kinds: Kind) -> npt.NDArray[np.bool_]:
         """Return a mask over the spans, shape `(len(self),)`: True where the kind is one of `kinds`."""
@@ -489,20 +487,16 @@ def _check_columns(timeline: Timeline) -> None:
     if len(backward := np.flatnonzero(spans["end"] < spans["start"])):
         raise TimelineError(f"a span ends before it starts: {timeline.row(int(backward[0]))}")
     limits = {"lane": len(timeline.lanes), "name": len(timeline.names), "kind": len(Kind), "cause": len(Cause)}
+    limits |= {"source": len(timeline.sources), "tail": len(timeline), "head": len(timeline)}
     for column, limit in limits.items():
-        if len(spans[column]) and not (spans[column].min() >= 0 and spans[column].max() < limit):
-            raise TimelineError(f"span column {column!r} must lie in 0..{limit - 1}, has {spans[column].max()}")
-    if len(spans["source"]) and spans["source"].max() >= len(timeline.sources):
-        raise TimelineError(f"span column 'source' has {spans['source'].max()}, with {len(timeline.sources)} sources")
+        values, least = (timeline.arrows | spans)[column], -1 if column == "source" else 0
+        if len(values) and not (values.min() >= least and values.max() < limit):
+            raise TimelineError(f"{column!r} must lie in {least}..{limit - 1}, has {values.min()}..{values.max()}")
     for mark in timeline.marks:
         if not (
             0 <= mark.lane < max(1, len(timeline.lanes)) and all(-1 <= span < len(timeline) for span in mark.spans)
         ):
             raise TimelineError(f"a mark points at a lane or span that there is not: {mark}")
-    for side in ("tail", "head"):
-        ends = timeline.arrows[side]
-        if len(ends) and not (ends.min() >= 0 and ends.max() < len(timeline)):
-            raise TimelineError(f"an arrow's {side} points at span {ends.max()}, but there are {len(timeline)} spans")
 
 
 # How a producer makes one
@@ -558,15 +552,10 @@ class TimelineBuilder:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def times(self, span: int) -> tuple[int, int]:
-        """Return start and end [ns] of a span by its number."""
-        start, end, *_ = self._rows[span]
-        return start, end
-
-    def lane_of(self, span: int) -> int:
-        """Return the lane of a span by its number."""
-        lane: int = self._rows[span][2]
-        return lane
+    def place(self, span: int) -> tuple[int, int, int]:
+        """Return start [ns], end [ns] and lane of a span by its number."""
+        start, end, lane, *_ = self._rows[span]
+        return start, end, lane
 
     def mark(
         self, time: int, lane: int, kind: str, text: str, spans: tuple[int, int] = (-1, -1), report: str = ""

@@ -74,30 +74,31 @@ QUERIES, LONG_ROW = 128, 1024  # of one attention tile; elements of a softmax ro
 
 def kernel_times(gpu: Gpu, call: Call) -> Times:
     """Return the time [ns] of each kernel that an operator launches, the main one first."""
-    op, kind = call.op, CLASS.get(call.op, "elementwise")
-    if op.startswith(("_foreach_", "_fused_")):
+    kind = _class_of(call.op)
+    if kind == "foreach":
         return _foreach(gpu, call)
     if kind == "gemm":
         return _gemm(gpu, call)
     if kind == "convolution":
         return _convolution(gpu, call)
-    if kind == "attention":
-        main: int = _attention(gpu, call)
-    else:
-        main = memory_time(gpu, access(kind, call), moved(kind, call))
-    return (main, *(gpu.kernels["elementwise"].floor,) * BESIDE.get(op, 0))
+    main: int = (
+        _attention(gpu, call) if kind == "attention" else memory_time(gpu, access(kind, call), moved(kind, call))
+    )
+    return (main, *(gpu.kernels["elementwise"].floor,) * BESIDE.get(call.op, 0))
 
 
 def row_of(call: Call) -> str:
     """Return the row of `Gpu.kernels` that an operator's main kernel is priced by."""
-    kind = CLASS.get(call.op, "elementwise")
-    if call.op.startswith(("_foreach_", "_fused_")):
-        return "foreach"
+    kind = _class_of(call.op)
     if kind == "gemm":
         return _gemm_class(call)
     if kind == "convolution":
         return _convolution_class(shape_of(call), call.precision)
-    return kind if kind == "attention" else access(kind, call)
+    return access(kind, call)  # which leaves "foreach" and "attention" as they are
+
+
+def _class_of(op: str) -> str:
+    return "foreach" if op.startswith(("_foreach_", "_fused_")) else CLASS.get(op, "elementwise")
 
 
 def memory_time(gpu: Gpu, kind: str, nbytes: int) -> int:

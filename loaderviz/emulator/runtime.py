@@ -12,6 +12,7 @@ Every call costs host time, as the rules R1 to R45 of CUDA and PyTorch say. All 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
@@ -47,9 +48,7 @@ class Event:
         self.timing = timing
         self.record: Command | None = None
         self.clock: Clock = {}
-        self.captured: tuple[Capture, Stream, int] | None = (
-            None  # recorded in a capture: the stream, and how far it was
-        )
+        self.captured: tuple[Capture, Stream, int] | None = None  # in a capture: the stream, and how far it was
 
 
 class GraphNode(NamedTuple):
@@ -138,8 +137,7 @@ class Runtime:
         self.source = ""
         self.default_stream = Stream(0, DEFAULT_NUMBER)
         self.streams: dict[int, Stream] = {0: self.default_stream}
-        self._pools: dict[int, list[Stream]] = {}
-        self._handed_out: dict[int, int] = {}
+        self._pools: dict[int, deque[Stream]] = {}
         self._blocking: list[Stream] = []
         self._work: list[Command] = []  # not yet in the builder
         self._spans: dict[Command, int] = {}  # work -> its span there
@@ -158,14 +156,14 @@ class Runtime:
         priority = max(high, min(low, priority))
         if blocking:
             return self._new_stream(priority, blocking=True)
-        pool, number = self._pools.setdefault(priority, []), self._handed_out.get(priority, 0)
-        self._handed_out[priority] = number + 1
-        if number < POOL_STREAMS:
+        pool = self._pools.setdefault(priority, deque())  # the one handed out last is at its end
+        if len(pool) < POOL_STREAMS:
             pool.append(self._new_stream(priority))
-        stream = pool[number % POOL_STREAMS]
+        else:
+            pool.rotate(-1)
         if self.races:
-            self.races.linter.stream_made(stream, self.source)
-        return stream
+            self.races.linter.stream_made(pool[-1], self.source)
+        return pool[-1]
 
     def _new_stream(self, priority: int, *, blocking: bool = False) -> Stream:
         number = len(self.streams)

@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from loaderviz import words
 from loaderviz.emulator.device import Command, Stream
 from loaderviz.emulator.hazards.happens_before import HOST, AddressMap, Cell, Clock, HappensBefore, HostWork, LastAccess
 from loaderviz.emulator.hazards.lints import Linter, tensors_used
-from loaderviz.emulator.hazards.reports import Access, Hazard, Hazards, Lints, RaceError, hazard_of
+from loaderviz.emulator.hazards.reports import UNSEEN, Access, Hazard, Hazards, Lints, RaceError, short, texts
 from loaderviz.timeline import TimelineBuilder
 
 KEPT = 8  # conflicts of one kind that are kept, to show the one that overlaps most
@@ -227,35 +228,51 @@ class Races:
                 for work in (best.first.work, best.second.work)
             )
             shown = second if second >= 0 else first
-            lane = self._builder.lane_of(shown) if shown >= 0 else 0
+            lane = self._builder.place(shown)[2] if shown >= 0 else 0
             begin = hazard.second.start if hazard.second else -1
             time = begin if begin >= 0 else max(0, hazard.first.start)
             text = f"{hazard.problem}; missing: {hazard.edge}"
             self._builder.mark(time, lane, hazard.kind, text, (first, second), str(hazard))
 
     def _hazard(self, edge: MissingEdge) -> Hazard:
-        told = edge.leading
-        first, second, waited = told.best
-        name, other = (self.linter.name_of(_stream(access.work)) for access in (first, second))
-        return hazard_of(
-            told.kind,
-            self._side(first),
-            self._side(second),
-            blocks=(first.block, second.block),
-            names=(name, other),
-            tensors=self._tensors.get(first.work.source, ()),
-            waited=waited,
-            more=len(edge.conflicts) - 1,
-            count=told.count,
-            batches=told.batches,
-        )
+        """Return the report of the conflicts that lead; for want of the same order the others race, too."""
+        told, more = edge.leading, len(edge.conflicts) - 1
+        before, after, waited = told.best
+        first, second = self._side(before), self._side(after)
+        owner, case = getattr(getattr(after.block, "stream", None), "number", None), told.kind
+        if case == "early-reuse" and before.block is not after.block:
+            own = owner is not None and owner == first.stream
+            case = "early-reuse of its own freed memory" if own else "early-reuse of freed memory"
+        unseen = f"the line that writes (it ran before {second.line} was over)"
+        early = f"{second.place} does wait for {first.place} at {short(waited)}, but earlier"
+        names = [self.linter.name_of(_stream(access.work)) for access in (before, after)]
+        one, other = _variables((first, second), names)
+        tensors = [f"`{tensor}.record_stream({one})`" for tensor in self._tensors.get(before.work.source, ())]
+        values = {
+            "recorded": " and ".join(tensors) or f"`tensor.record_stream({one})` for each tensor",
+            "first": first,
+            "second": second,
+            "one": one,
+            "other": other,
+            "does": "writes" if first.writes else "reads",
+            "uses": "writes into" if second.writes else "reads",
+            "fills": "fill" if first.writes else "read",
+            "pool": "its pool" if owner is None else f"the pool of stream {owner}",
+            "where": unseen if second.operator == UNSEEN else second.line,
+            "too_early": f". {early}: a wait is only for what is in the queue by then" if waited else "",
+        }
+        said = {name: text.format(**values) for name, text in texts()[case].items()}
+        if more:
+            pairs = f"{words.count(more, 'other pair')} of accesses race{'s' * (more == 1)}"
+            said["missing"] += f". {pairs} for want of it, too"
+        return Hazard(told.kind, first, second, count=told.count, batches=tuple(told.batches), **said)
 
     def _side(self, access: LastAccess) -> Access:
         work, start, end = access.work, -1, -1
         if isinstance(work, Command):
             start, end = work.start, work.end
         elif work.span >= 0:
-            start, end = self._builder.times(work.span)
+            start, end, _ = self._builder.place(work.span)
         number = work.stream.number if isinstance(work, Command) else None
         shape, dtype = tuple(access.shape), str(access.dtype).removeprefix("torch.")
         return Access(work.operator, access.writes, number, shape, dtype, work.batch, work.source, start, end)
@@ -269,3 +286,12 @@ def _unordered(accesses: dict[int, LastAccess], stream: int, clock: Clock) -> di
 
 def _stream(work: Command | HostWork) -> Stream | None:
     return work.stream if isinstance(work, Command) else None
+
+
+def _variables(sides: Sequence[Access], names: Sequence[str]) -> list[str]:
+    """Return what to write for the streams of both sides: the default one is the current one, as a rule."""
+    default = {None: "", 7: "torch.cuda.current_stream()"}
+    alone = any(side.stream in default for side in sides)
+    told = names if names[0] != names[1] else ("", "")  # a name that two streams were given tells nothing
+    fallback = ("side" if alone else f"stream_{side.stream}" for side in sides)
+    return [default.get(side.stream, name or word) for side, name, word in zip(sides, told, fallback, strict=True)]

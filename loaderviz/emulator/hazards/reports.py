@@ -6,7 +6,6 @@ import functools
 import linecache
 import re
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -199,75 +198,17 @@ class Lints(Reports[Lint]):
 
 
 @functools.cache
-def _texts() -> dict[str, dict[str, str]]:
+def texts() -> dict[str, dict[str, str]]:
     """What the reports of each case say, with places for what differs: `rule`, `problem`, `missing`, `fix`, …"""
     own = tomllib.loads(files(__package__).joinpath("texts.toml").read_text(encoding="utf-8"))
     texts = {case: {**own.get(text.get("like"), {}), **text} for case, text in own.items()}
     return {case: {name: words for name, words in text.items() if name != "like"} for case, text in texts.items()}
 
 
-def hazard_of(
-    kind: str,
-    first: Access,
-    second: Access,
-    *,
-    blocks: tuple[object, object],
-    names: tuple[str, str],
-    tensors: Sequence[str],
-    waited: str,
-    more: int,
-    count: int,
-    batches: Sequence[int],
-) -> Hazard:
-    """Return the report of a race between two accesses of the same bytes, each in its block.
-
-    `names` are what the program calls the streams of both ("" where that is not known), `tensors` those that the first
-    access was about. `waited` is the line of the
-    last wait of the second stream for the first, which came too early ("": there is none). For want of the same order
-    `more` other pairs of accesses race.
-    """
-    owner, case = getattr(getattr(blocks[1], "stream", None), "number", None), kind
-    if kind == "early-reuse" and blocks[0] is not blocks[1]:
-        own = owner is not None and owner == first.stream
-        case = "early-reuse of its own freed memory" if own else "early-reuse of freed memory"
-    unseen = f"the line that writes (it ran before {second.line} was over)"
-    early = f"{second.place} does wait for {first.place} at {short(waited)}, but earlier"
-    one, other = _variables((first, second), names)
-    recorded = " and ".join(f"`{tensor}.record_stream({one})`" for tensor in tensors)
-    values = {
-        "recorded": recorded or f"`tensor.record_stream({one})` for each tensor",
-        "first": first,
-        "second": second,
-        "one": one,
-        "other": other,
-        "does": "writes" if first.writes else "reads",
-        "uses": "writes into" if second.writes else "reads",
-        "fills": "fill" if first.writes else "read",
-        "pool": "its pool" if owner is None else f"the pool of stream {owner}",
-        "where": unseen if second.operator == UNSEEN else second.line,
-        "too_early": f". {early}: a wait is only for what is in the queue by then" if waited else "",
-    }
-    said = {name: text.format(**values) for name, text in _texts()[case].items()}
-    if more:
-        said["missing"] += (
-            f". {words.count(more, 'other pair')} of accesses race{'s' * (more == 1)} for want of it, too"
-        )
-    return Hazard(kind, first, second, count=count, batches=tuple(batches), **said)
-
-
 def lint_of(case: str, at: Access, count: int, **values: object) -> Lint:
     """Return the report of a lint at the line of an access; `values` are what the text of its case has places for."""
-    said = {name: text.format(at=at, **values) for name, text in _texts()[case].items()}
+    said = {name: text.format(at=at, **values) for name, text in texts()[case].items()}
     return Lint(case.split(",")[0], at, None, count=count, batches=(at.batch,) if at.batch >= 0 else (), **said)
-
-
-def _variables(sides: Sequence[Access], names: Sequence[str]) -> list[str]:
-    """Return what to write for the streams of both sides: the default one is the current one, as a rule."""
-    default = {None: "", 7: "torch.cuda.current_stream()"}
-    alone = any(side.stream in default for side in sides)
-    told = names if names[0] != names[1] else ("", "")  # a name that two streams were given tells nothing
-    fallback = ("side" if alone else f"stream_{side.stream}" for side in sides)
-    return [default.get(side.stream, name or word) for side, name, word in zip(sides, told, fallback, strict=True)]
 
 
 def stream_words(number: int | None) -> str:
