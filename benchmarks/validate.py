@@ -29,7 +29,6 @@ from torch.utils.data import DataLoader, Dataset
 from loaderviz import read, record, summarize, validate
 from loaderviz.analysis.validate import Trace
 from loaderviz.emulator import Gpu, Host, Runtime
-from loaderviz.emulator.costs import pin_time
 from loaderviz.emulator.hardware import GPUS, HOSTS, Kernel
 from loaderviz.emulator.kernels import Call, kernel_times, row_of
 from loaderviz.emulator.torch.operators import KernelCosts, Operator, _outputs, _tensors
@@ -587,7 +586,7 @@ def tutorial() -> Iterator[str]:
     yield "| | tutorial us |" + "".join(f" {name} |" for name in HOSTS) + "\n|---|---|" + "---|" * len(HOSTS)
     for (call, measured), cost in zip(
         TUTORIAL.items(),
-        (lambda host: host.memcpy_call, lambda host: host.synchronize, lambda host: pin_time(host, 4_000_000)),
+        (lambda host: host.memcpy_call, lambda host: host.synchronize, lambda host: host.pin_time(4_000_000)),
         strict=True,
     ):
         yield f"| {call} | {measured:.2f} |" + "".join(f" {cost(host) / 1000:.2f} |" for host in HOSTS.values())

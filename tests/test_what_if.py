@@ -18,7 +18,7 @@ import loaderviz as lv
 from loaderviz import experiment
 from loaderviz.analysis.what_if import Observed, WhatIfError, gpu_of, host_of, known_gpu, replayed
 from loaderviz.batches import batch_name
-from loaderviz.emulator import Gpu, Host, Runtime, costs
+from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.hardware import GPUS, UnknownHardwareError
 from loaderviz.emulator.memory import OutOfMemory
 from loaderviz.emulator.replay import PRESETS, LoaderConfig
@@ -191,7 +191,7 @@ def test_what_the_program_waits_for_by_itself_stays():
         assert names.count("cudaStreamSynchronize") >= 10
     pins = [span for span in predicted.rows(Kind.PIN) if span.lane.role == "main"]
     assert len(pins) >= 9  # without workers the main thread pins, and it waits for the GPU first
-    pin = costs.pin_time(Host.preset("workstation"), 6_000_000)
+    pin = Host.preset("workstation").pin_time(6_000_000)
     assert step(predicted) == pytest.approx(5 * 60_000 + pin, rel=0.1)
 
 

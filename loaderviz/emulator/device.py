@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from heapq import heappop, heappush
 
-from loaderviz.emulator.costs import FULL, ceil_div
-from loaderviz.emulator.hardware import Gpu
+from loaderviz.emulator.hardware import FULL, Gpu, ceil_div
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
 

@@ -19,11 +19,19 @@ ASSUMED = "assumed"
 GB = 10**9  # bandwidths are given in decimal GB/s
 UNITS = {"GB": GB, "GiB": 2**30}
 TERA = 10**12
+FULL = 1000  # shares and factors are in thousandths
+SECOND = 10**9
+SMALL_MALLOC = 2 * 2**20  # bytes: the segments of PyTorch's small blocks
 BRANDS = re.compile(r"^(nvidia |geforce |tesla )*")
 
 
 class UnknownHardwareError(LoadervizError, ValueError):
     """No such preset."""
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Divide whole numbers and round up, so that no work takes less time than it needs."""
+    return -(-a // b)
 
 
 class Machine:
@@ -125,6 +133,14 @@ class Gpu(Machine):
             "with its numbers"
         )
 
+    def copy_time(self, nbytes: int, rate: int, *, down: bool = False) -> int:
+        """Return the time of a copy over the link in ns: latency + bytes / rate (R22); `down`: to the host."""
+        return (self.d2h_latency if down else self.copy_latency) + ceil_div(nbytes * SECOND, rate)
+
+    def malloc_time(self, nbytes: int) -> int:
+        """Return the host's time in ns for `cudaMalloc` or `cudaFree` of `nbytes` bytes (R13)."""
+        return self.malloc_small if nbytes <= SMALL_MALLOC else self.malloc
+
 
 @dataclass(frozen=True)
 class Host(Machine):
@@ -163,6 +179,36 @@ class Host(Machine):
     disk: int = 0  # bytes/s of files that are read the first time; 0: files are in memory
     disk_latency: int = 0  # of each such file
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def work_time(self, nbytes: int, flops: int = 0) -> int:
+        """Return the time in ns in which one thread touches `nbytes` (reads and writes counted), or computes."""
+        math = ceil_div(flops * SECOND, self.flops) if self.flops else 0
+        return max(ceil_div(nbytes * SECOND, self.memory_bandwidth), math)
+
+    def pin_time(self, nbytes: int) -> int:
+        """Return the time in ns in which the main thread copies `nbytes` into pinned memory, with torch's threads."""
+        return ceil_div(2 * nbytes * SECOND, max(self.memory_bandwidth, self.parallel_bandwidth))
+
+    def page_lock_time(self, nbytes: int) -> int:
+        """Return the time in ns of page-locking `nbytes` for the first time (R44)."""
+        return self.page_lock_base + ceil_div(nbytes * self.page_lock_per_gib, 2**30)
+
+    def fetch_time(self, samples: int, nbytes: int, *, batched: bool = False) -> int:
+        """Return the time in ns in which a worker prepares a batch of `samples` samples, `nbytes` bytes in all.
+
+        `batched`: the data set gives the whole batch at once (`__getitems__`, or an index list as one item), which
+        saves the cost of each sample.
+        """
+        per_sample = 0 if batched else samples * self.fetch_per_sample
+        return self.fetch_base + per_sample + ceil_div(nbytes * self.fetch_per_byte, 1000)
+
+    def step_operator(self) -> int:
+        """Return the time in ns for an operator of a training step, without its launch, where no one knows which.
+
+        Half of them are taken to be backward, each a node; half forward, each in a module, every second one composite.
+        """
+        forward = self.python + self.module + self.composite // 2
+        return self.dispatch + (forward + self.node) // 2
 
 
 def table(name: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from time import thread_time_ns
 from typing import ClassVar
 
 from loaderviz.batches import HAND_OUT
-from loaderviz.emulator.costs import host_time
 from loaderviz.emulator.runtime import Runtime
 from loaderviz.emulator.sharing import Reads
 from loaderviz.errors import LoadervizError
@@ -139,7 +138,7 @@ class LoaderSchedule:
         `locks(start)` takes that memory, and says how long page-locking takes, if there is any.
         """
         start, shared = max(ready, self._pin_free), self.runtime.shared
-        copying = shared.crowded(host_time(self.runtime.host, 2 * nbytes), start)
+        copying = shared.crowded(self.runtime.host.work_time(2 * nbytes), start)
         start, end = shared.compute(start, locks(start) + copying, self.runtime.now)
         self._pin_free = end
         lane = self.runtime.builder.lane("pin thread", "host", "pin")

@@ -18,8 +18,7 @@ from functools import lru_cache
 from math import isqrt, prod
 from typing import Literal, NamedTuple
 
-from loaderviz.emulator.costs import FULL, SECOND, ceil_div
-from loaderviz.emulator.hardware import Gpu, table
+from loaderviz.emulator.hardware import FULL, SECOND, Gpu, ceil_div, table
 
 Precision = Literal["fp32", "tf32", "fp16", "fp64"]
 Times = tuple[int, ...]

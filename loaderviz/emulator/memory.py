@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from loaderviz.emulator.costs import page_lock_time
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.runtime import Event, Runtime
 from loaderviz.errors import LoadervizError
@@ -400,7 +399,7 @@ class PinnedPool(_Pool):
             block.freed = max(block.freed, event.record.end if event.record else self.runtime.now)
             self._event_over(block)
         block, is_new = self._take(nbytes, time)
-        return block, page_lock_time(self.runtime.host, block.size) if is_new else 0
+        return block, self.runtime.host.page_lock_time(block.size) if is_new else 0
 
     def _take(self, nbytes: int, time: int | None = None) -> tuple[PinnedBlock, bool]:
         """Return the block that was freed last (or first, but not after `time`), and whether it is a new one."""

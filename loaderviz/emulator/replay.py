@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from loaderviz.batches import batch_name
-from loaderviz.emulator import costs
 from loaderviz.emulator.host import PREFETCH_FACTOR, LoaderSchedule
 from loaderviz.emulator.kernels import memory_time
 from loaderviz.emulator.memory import Block, DevicePool, PinnedBlock, PinnedPool
@@ -102,7 +101,7 @@ class Work(Protocol):
 def launch(runtime: Runtime, name: str, time: int) -> None:
     """An operator of a training step that launches one kernel of `time` ns on the default stream."""
     start = runtime.now
-    runtime.now += costs.step_operator(runtime.host)
+    runtime.now += runtime.host.step_operator()
     runtime.launch(time, name=name)
     runtime.note(start, f"aten::{name}")
 
@@ -140,7 +139,7 @@ class DataLoader:
             for nbytes in tensors:
                 blocks.append(self.pool.allocate(nbytes))
                 start = runtime.now
-                runtime.now += runtime.host.dispatch + costs.pin_time(runtime.host, nbytes)
+                runtime.now += runtime.host.dispatch + runtime.host.pin_time(nbytes)
                 runtime.note(start, f"pin batch {number}", Kind.PIN, nbytes=nbytes, pinned=True)
             return HostBatch(number, tensors, tuple(blocks))
         ready, batch = self._prepare(number)

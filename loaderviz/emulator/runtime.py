@@ -16,9 +16,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from loaderviz.emulator import costs
 from loaderviz.emulator.device import COMPUTE, D2H, H2D, NONE, Command, Device, Engine, Stream
-from loaderviz.emulator.hardware import Gpu, Host
+from loaderviz.emulator.hardware import FULL, Gpu, Host
 from loaderviz.emulator.hazards.happens_before import HOST, Clock, HappensBefore, Place
 from loaderviz.emulator.hazards.races import Races
 from loaderviz.emulator.hazards.reports import stream_words
@@ -56,7 +55,7 @@ class GraphNode(NamedTuple):
 
     name: str
     duration: int = 0
-    share: int = costs.FULL
+    share: int = FULL
     nbytes: int = 0
     direction: Direction | None = None
 
@@ -279,9 +278,7 @@ class Runtime:
 
     # Work
 
-    def launch(
-        self, duration: int, stream: Stream | None = None, name: str = "kernel", share: int = costs.FULL
-    ) -> Command:
+    def launch(self, duration: int, stream: Stream | None = None, name: str = "kernel", share: int = FULL) -> Command:
         """`cudaLaunchKernel`: a kernel of `duration` ns that fills `share` thousandths of the GPU (R19, R23).
 
         Blocks only when the stream's launch queue is full (R24).
@@ -306,7 +303,7 @@ class Runtime:
         duration: int,
         stream: Stream | None = None,
         nbytes: int = -1,
-        share: int = costs.FULL,
+        share: int = FULL,
     ) -> Command:
         if duration < 0:
             raise ValueError(f"{name} of {duration} ns: a duration cannot be negative")
@@ -355,11 +352,11 @@ class Runtime:
         if staged:
             self._block([stream.last], Cause.STAGING)
         self.now += self.host.memcpy_call
-        alone = costs.copy_time(self.gpu, nbytes, self.gpu.pageable)
+        alone = self.gpu.copy_time(nbytes, self.gpu.pageable)
         beside = 0 if pinned or nbytes <= PAGEABLE_ASYNC else self.shared.crowded(alone, self.now) - alone
         command = self._copy(nbytes, direction, stream, pinned, beside)
         if staged:
-            tail = costs.copy_time(self.gpu, min(nbytes, self.gpu.staging_chunk), self.gpu.h2d)
+            tail = self.gpu.copy_time(min(nbytes, self.gpu.staging_chunk), self.gpu.h2d)
             begun = self.device.run_to_start(command)
             staged_at = begun + alone + beside - tail
             self._block_until(max(begun, staged_at), Cause.STAGING)
@@ -384,12 +381,12 @@ class Runtime:
             kind, engine, rate = Kind.COPY_H2D, H2D, gpu.h2d if pinned else gpu.pageable
             name = f"Memcpy HtoD ({memory} -> Device)"
             if not pinned and nbytes <= PAGEABLE_ASYNC:
-                self.now += costs.host_time(self.host, nbytes)  # into the command buffer, before it can be sent (R12)
+                self.now += self.host.work_time(nbytes)  # into the command buffer, before it can be sent (R12)
         else:
             engine = D2H if gpu.async_engines > 1 else H2D  # one for both ways (R20)
             kind, rate = Kind.COPY_D2H, gpu.d2h if pinned else gpu.pageable
             name = f"Memcpy DtoH (Device -> {memory})"
-        work = costs.copy_time(gpu, nbytes, rate, down=direction == "d2h") + beside
+        work = gpu.copy_time(nbytes, rate, down=direction == "d2h") + beside
         return self._put(stream, name, kind, engine, work, nbytes, pinned=pinned)
 
     def launch_graph(self, nodes: Iterable[GraphNode], stream: Stream | None = None) -> list[Command]:
@@ -429,20 +426,20 @@ class Runtime:
         """`cudaHostAlloc`: slow (R44); that it waits for the device is assumed: no trace shows it (R13)."""
         start = self.now
         self._block([s.last for s in self.streams.values()], Cause.PAGE_LOCKING)
-        self._block_until(self.now + costs.page_lock_time(self.host, nbytes), Cause.PAGE_LOCKING)
+        self._block_until(self.now + self.host.page_lock_time(nbytes), Cause.PAGE_LOCKING)
         self._api("cudaHostAlloc", start, nbytes)
 
     def malloc(self, nbytes: int) -> None:
         """`cudaMalloc`: costs host time, and waits for nobody (R13)."""
         start = self.now
-        self.now += costs.malloc_time(self.gpu, nbytes)
+        self.now += self.gpu.malloc_time(nbytes)
         self._api("cudaMalloc", start, nbytes)
 
     def free(self, nbytes: int) -> None:
         """`cudaFree` of what may be in use: waits for the device (R13)."""
         start = self.now
         self._block([s.last for s in self.streams.values()], Cause.ALLOCATION)
-        self.now += costs.malloc_time(self.gpu, nbytes)
+        self.now += self.gpu.malloc_time(nbytes)
         self._api("cudaFree", start, nbytes)
 
     def host_work(self, duration: int, name: str = "host", kind: Kind = Kind.OPERATOR) -> None:
@@ -521,12 +518,12 @@ class Runtime:
         engine: Engine,
         work: int,
         nbytes: int,
-        share: int = costs.FULL,
+        share: int = FULL,
         pinned: bool | None = None,
     ) -> Command:
         """Make a command of the present batch and source, and put it into its stream."""
-        if not 0 < share <= costs.FULL:
-            raise ValueError(f"{name}: share {share} must lie in 1..{costs.FULL} thousandths of the GPU")
+        if not 0 < share <= FULL:
+            raise ValueError(f"{name}: share {share} must lie in 1..{FULL} thousandths of the GPU")
         command = Command(stream, name, kind, engine, work, self.now + self.gpu.launch_latency, share)
         command.nbytes, command.pinned, command.batch, command.source = nbytes, pinned, self.batch, self.source
         self._correlation = command.correlation = self._correlation + 1

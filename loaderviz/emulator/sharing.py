@@ -10,8 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable
 
-from loaderviz.emulator.costs import SECOND, ceil_div
-from loaderviz.emulator.hardware import Host
+from loaderviz.emulator.hardware import SECOND, Host, ceil_div
 
 Reads = Iterable[tuple[Hashable, int]]  # files, each with its size in bytes
 

@@ -11,7 +11,6 @@ from html import escape
 from typing import Any
 
 from loaderviz import words
-from loaderviz.emulator import costs
 from loaderviz.emulator.hardware import GPUS, Host
 from loaderviz.emulator.memory import OutOfMemory
 from loaderviz.emulator.replay import PRESETS, Lifetime
@@ -177,7 +176,7 @@ def _remedy(cause: str, settings: Settings, summary: Summary) -> str:
     if cause.startswith("idle: host in"):
         return "Larger batches or fewer kernels would help; a faster copy would not."
     if cause.endswith("waiting for data"):
-        pinning = costs.host_time(Host.preset(HOST), 2 * settings.nbytes) if settings.pin else 0
+        pinning = Host.preset(HOST).work_time(2 * settings.nbytes) if settings.pin else 0
         if settings.fetch_time / max(1, settings.workers) >= pinning:
             return f"More workers would help: a batch takes one of them {words.duration(settings.fetch_time)}."
         return (

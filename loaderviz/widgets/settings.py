@@ -14,8 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from loaderviz import words
-from loaderviz.emulator import costs
-from loaderviz.emulator.hardware import GB, GPUS, Gpu, Host
+from loaderviz.emulator.hardware import GB, GPUS, Gpu, Host, ceil_div
 from loaderviz.emulator.replay import LIFETIMES, LoaderConfig, Replay, launch
 from loaderviz.emulator.runtime import Runtime
 from loaderviz.errors import LoadervizError
@@ -80,7 +79,7 @@ class Settings(LoaderConfig):
     @property
     def fetch_time(self) -> int:
         """How long a worker, or the main thread, prepares a batch [ns]."""
-        work = costs.fetch_time(Host.preset(HOST), self.batch_size, self.nbytes, batched=True)
+        work = Host.preset(HOST).fetch_time(self.batch_size, self.nbytes, batched=True)
         return work + self.batch_size * self.fetch_per_sample
 
     def machine(self) -> Gpu:
@@ -263,7 +262,7 @@ class _Work:
     def __init__(self, settings: Settings, program: Program, runtime: Runtime) -> None:
         self.settings, self.source = settings, program.source
         self.fetch = settings.fetch_time
-        self.kernel = max(runtime.gpu.kernels["elementwise"].floor, costs.ceil_div(settings.compute, settings.kernels))
+        self.kernel = max(runtime.gpu.kernels["elementwise"].floor, ceil_div(settings.compute, settings.kernels))
 
     def tensors(self, number: int) -> list[int]:
         return [self.settings.nbytes]

@@ -20,7 +20,6 @@ from torch.profiler import record_function
 
 from loaderviz import words
 from loaderviz.batches import HAND_OUT
-from loaderviz.emulator import costs
 from loaderviz.emulator.device import Command
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.kernels import memory_time
@@ -116,7 +115,7 @@ def work_time(samples: int, dtype: torch.dtype = torch.float32, scale: int = 1, 
 def copy_time(*tensors: torch.Tensor, pinned: bool = True) -> int:
     """Return the time in ns in which these host tensors travel to the GPU, one after the other."""
     rate = GPU.h2d if pinned else GPU.pageable
-    return sum(costs.copy_time(GPU, tensor.nbytes, rate) for tensor in tensors)
+    return sum(GPU.copy_time(tensor.nbytes, rate) for tensor in tensors)
 
 
 def pipeline_limit(copies: Sequence[int], works: Sequence[int]) -> int:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderviz.emulator import Gpu, Host, costs
+from loaderviz.emulator import Gpu, Host
 from loaderviz.emulator.hardware import (
     ASSUMED,
     GPU_SOURCES,
@@ -18,6 +18,7 @@ from loaderviz.emulator.hardware import (
     HOSTS,
     KERNELS,
     UnknownHardwareError,
+    ceil_div,
     numbers,
 )
 from loaderviz.errors import LoadervizError
@@ -140,19 +141,19 @@ def test_each_architecture_has_a_row_for_every_class_of_kernels(gpu):
 
 def test_host_costs():
     host = Host.preset("laptop")
-    assert costs.host_time(host, host.memory_bandwidth) == 10**9
-    assert costs.pin_time(host, 15 * 10**9) == 10**9  # read and written at 30 GB/s
+    assert host.work_time(host.memory_bandwidth) == 10**9
+    assert host.pin_time(15 * 10**9) == 10**9  # read and written at 30 GB/s
     published = 112_000  # ns for 4 MB: PyTorch tutorial pinmem_nonblock
-    assert costs.pin_time(Host.preset("workstation"), 4 * 2**20) == pytest.approx(published, rel=0.01)
+    assert Host.preset("workstation").pin_time(4 * 2**20) == pytest.approx(published, rel=0.01)
     for each, gpu in itertools.product(HOSTS.values(), GPUS.values()):  # the pin thread keeps up with staging
-        assert costs.host_time(each, 2 * 10**9) <= 10**18 // gpu.pageable
-    assert costs.page_lock_time(host, 0) == host.page_lock_base
-    assert costs.page_lock_time(host, 2**30) == host.page_lock_base + host.page_lock_per_gib
+        assert each.work_time(2 * 10**9) <= 10**18 // gpu.pageable
+    assert host.page_lock_time(0) == host.page_lock_base
+    assert host.page_lock_time(2**30) == host.page_lock_base + host.page_lock_per_gib
     per_sample, per_byte = 256 * host.fetch_per_sample, 10**6 * host.fetch_per_byte // 1000  # given in picoseconds
-    assert costs.fetch_time(host, 256, 10**6) == host.fetch_base + per_sample + per_byte
+    assert host.fetch_time(256, 10**6) == host.fetch_base + per_sample + per_byte
 
 
 @settings(deadline=None)
 @given(st.integers(0, 10**18), st.integers(1, 10**12))
 def test_times_are_rounded_up(a, b):
-    assert (costs.ceil_div(a, b) - 1) * b < a <= costs.ceil_div(a, b) * b
+    assert (ceil_div(a, b) - 1) * b < a <= ceil_div(a, b) * b

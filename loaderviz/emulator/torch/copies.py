@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaderviz.emulator import costs
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.kernels import memory_time, sm_share
 from loaderviz.emulator.torch.tensors import ATTRIBUTE, Arrival, HostTag, Tag, is_on_device, set_tag, storage_of, tag_of
@@ -132,7 +131,7 @@ def pin_memory(session: Session, source: torch.Tensor, tag: HostTag | None) -> t
         session.mark_source(batch)
         start = runtime.now
         result = session.pin(source.clone(memory_format=torch.contiguous_format), batch)
-        runtime.now += runtime.host.dispatch + costs.pin_time(runtime.host, source.nbytes)
+        runtime.now += runtime.host.dispatch + runtime.host.pin_time(source.nbytes)
         runtime.note(start, "aten::pin_memory", Kind.PIN, nbytes=source.nbytes, pinned=True)
     return result
 

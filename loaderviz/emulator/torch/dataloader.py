@@ -37,9 +37,8 @@ from torch.utils.data import Subset, TensorDataset, _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from loaderviz.batches import nbytes, sample_count, tensors
-from loaderviz.emulator import costs
 from loaderviz.emulator import host as declarations
-from loaderviz.emulator.hardware import DATA, Host
+from loaderviz.emulator.hardware import DATA, FULL, Host
 from loaderviz.emulator.host import LoaderSchedule
 from loaderviz.emulator.sharing import Reads
 from loaderviz.emulator.torch.operators import Operator, host_work
@@ -370,7 +369,7 @@ class Meter(TorchDispatchMode):
         with self.not_counted(), torch._C.DisableTorchFunction():
             result = func(*args, **kwargs)
             if operator.base not in TAKING:
-                self.work += self.host.dispatch + costs.host_time(self.host, *host_work(operator, args, kwargs, result))
+                self.work += self.host.dispatch + self.host.work_time(*host_work(operator, args, kwargs, result))
         return result
 
     def calibrate(self) -> None:
@@ -428,7 +427,7 @@ class Meter(TorchDispatchMode):
             found = os.fstat(file.fileno())
             if file.readable() and stat.S_ISREG(found.st_mode) and self.host.disk:
                 self.files.append(((found.st_dev, found.st_ino), found.st_size))
-                self.work += 0 if self.measured else costs.host_time(self.host, 2 * found.st_size)
+                self.work += 0 if self.measured else self.host.work_time(2 * found.st_size)
             return file
 
         return opening
@@ -453,7 +452,7 @@ class Meter(TorchDispatchMode):
             with self.not_counted():
                 result = function(*args, **kwargs)
                 nbytes = max(_size(first), _size(result))
-                self.work += (base + per_byte * times * nbytes // 1000) * self.host.transforms // costs.FULL
+                self.work += (base + per_byte * times * nbytes // 1000) * self.host.transforms // FULL
             return result
 
         return call

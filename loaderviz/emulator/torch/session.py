@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, PREFETCH_RANGE, Numbering, batch_name
-from loaderviz.emulator import costs
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.hazards.races import Races
@@ -258,7 +257,7 @@ class Session(TensorMemory):
             return
         self.mark_source(batch)
         host, start = self.runtime.host, self.runtime.now
-        self.runtime.host_work(host.dispatch + costs.host_time(host, nbytes, flops // max(1, host.cores)), name)
+        self.runtime.host_work(host.dispatch + host.work_time(nbytes, flops // max(1, host.cores)), name)
         if flops:
             self.runtime.shared.take(start, self.runtime.now, host.cores - 1)  # torch's threads
 
@@ -266,7 +265,7 @@ class Session(TensorMemory):
         """Return what a fetch costs [ns]; note what nothing prices."""
         if self.measured:
             return batch.work
-        took = batch.work + costs.fetch_time(self.runtime.host, batch.samples, nbytes, batched=batch.batched)
+        took = batch.work + self.runtime.host.fetch_time(batch.samples, nbytes, batched=batch.batched)
         self.unpriced["data set"] = self.unpriced.get("data set", 0) + batch.unpriced
         self._far_from_priced.append(batch.unpriced > max(NOTED, NOTED_TIMES * took))
         return took

@@ -19,7 +19,6 @@ from torch.utils.data import Dataset
 
 from loaderviz import words
 from loaderviz.batches import HAND_OUT
-from loaderviz.emulator import costs
 from loaderviz.emulator.hardware import GB, Host
 from loaderviz.experiment import Images
 from loaderviz.loaders import PrefetchLoader
@@ -176,7 +175,7 @@ def case(slowest: str, enough: int, chance: random.Random) -> Case:
     rate = nbytes * GB // unit if slowest == "copy" else 50 * GB
     compute = unit if slowest == "compute" else unit // 2
     fetch = unit * chance.randrange(1170, 1185) // 1000 * (enough - 1) or unit * 6 // 10
-    base = costs.fetch_time(HOST, SAMPLES, nbytes, batched=True)
+    base = HOST.fetch_time(SAMPLES, nbytes, batched=True)
     settings = Settings(
         batch_size=SAMPLES,
         sample_bytes=nbytes // SAMPLES,
@@ -191,8 +190,8 @@ def case(slowest: str, enough: int, chance: random.Random) -> Case:
     )
     known = {
         "fetch": base + SAMPLES * settings.fetch_per_sample,
-        "pin": costs.host_time(HOST, 2 * settings.nbytes),
-        "copy": costs.copy_time(settings.machine(), settings.nbytes, rate),
+        "pin": HOST.work_time(2 * settings.nbytes),
+        "copy": settings.machine().copy_time(settings.nbytes, rate),
         "compute": compute,
     }
     return Case(settings, known)
@@ -315,8 +314,8 @@ def _limit(data: Data) -> int:
     """Return the time [ns] until the first batch is on the GPU, and then only of work."""
     images, labels = data.batches[0]
     nbytes = images.nbytes + labels.nbytes
-    first = FILES_HOST.worker_start + costs.fetch_time(FILES_HOST, len(labels), nbytes, batched=True)
-    first += reading_time(len(labels)) + costs.host_time(FILES_HOST, 2 * nbytes) + harness.copy_time(images, labels)
+    first = FILES_HOST.worker_start + FILES_HOST.fetch_time(len(labels), nbytes, batched=True)
+    first += reading_time(len(labels)) + FILES_HOST.work_time(2 * nbytes) + harness.copy_time(images, labels)
     return first + BATCHES * harness.work_time(harness.SAMPLES, torch.uint8)
 
 

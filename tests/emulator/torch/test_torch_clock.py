@@ -14,7 +14,7 @@ import torch
 from torch.utils import benchmark
 
 import loaderviz as lv
-from loaderviz.emulator import Host, costs, host
+from loaderviz.emulator import Host, host
 from loaderviz.timeline import Kind
 
 HOST = Host.preset("laptop")
@@ -86,7 +86,7 @@ def test_host_operators_cost_dispatch_and_bytes():
         values.add(1)
         values.view(10, -1).t().detach()
     (span,) = recording.timeline.rows(Kind.OPERATOR)
-    assert (span.name, span.duration) == ("aten::add", HOST.dispatch + costs.host_time(HOST, 8 * 10**6))
+    assert (span.name, span.duration) == ("aten::add", HOST.dispatch + HOST.work_time(8 * 10**6))
 
 
 def test_other_python_is_free_under_a_preset():

@@ -28,7 +28,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import loaderviz as lv
 from loaderviz import intervals
-from loaderviz.emulator import Host, costs, host
+from loaderviz.emulator import Host, host
 from loaderviz.emulator.torch import dataloader, overrides, patches
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
@@ -176,14 +176,14 @@ def test_spawned_workers_work_as_forked_ones():
 def test_costs_are_those_of_the_host(workers):
     _, timeline = recorded(lambda: DataLoader(TensorDataset(torch.zeros(12, 100)), 4, num_workers=workers))
     fetches = list(timeline.rows(Kind.FETCH))
-    assert [span.duration for span in fetches] == [costs.fetch_time(HOST, 4, 1600)] * 3
+    assert [span.duration for span in fetches] == [HOST.fetch_time(4, 1600)] * 3
 
 
 def test_the_cost_of_a_sample_is_the_users_to_set():
     slow = replace(HOST, fetch_per_sample=1_000_000)
     _, timeline = recorded(lambda: DataLoader(Subset(Squares(), range(4)), 4), host=slow)
     (fetch,) = timeline.rows(Kind.FETCH)
-    assert fetch.duration == costs.fetch_time(slow, 4, 16)
+    assert fetch.duration == slow.fetch_time(4, 16)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
