@@ -377,7 +377,7 @@ def test_races_are_told(here, capsys):
     ("arguments", "complaint"),
     [
         (["missing.py"], "cannot run missing.py: there is no such file"),
-        (["folder"], "cannot run folder: it is a folder without a __main__.py"),
+        (["folder"], "cannot run folder: it is a folder; name a script in it"),
         (["lesson.ipynb"], "it is a notebook. In it, `%load_ext loaderviz`"),
         (["trace.json.gz"], "it is no Python source; `view` shows a trace file"),
         (["zeros"], "it is no Python source"),

@@ -78,7 +78,8 @@ class Statistics:
 class _Block:
     """A piece of memory; compared by identity, and each handout is a new one."""
 
-    __slots__ = ("address", "pending", "pool", "requested", "size", "state", "streams")
+    __slots__ = ("address", "freed", "pending", "pool", "requested", "size", "state", "streams")
+    freed: int  # when the program, and then the last stream that used it, let go of it [ns]
 
     def __init__(self, pool: object, address: int, size: int, requested: int, state: int = LIVE) -> None:
         self.pool, self.address, self.size, self.requested, self.state = pool, address, size, requested, state
@@ -120,17 +121,18 @@ Cache = list[tuple[int, int, Block]]  # free blocks, sorted by size, then addres
 class PinnedBlock(_Block):
     """A piece of pinned host memory. `size` is the next power of two; `streams` are those that copied with it (R41)."""
 
-    __slots__ = ("freed",)
-    freed: int  # when the program, and then the last copy, let go of it [ns]
+    __slots__ = ()
 
 
 class _Pool(ABC):
     """What both pools have in common: blocks that come back when the streams that used them have come that far."""
 
-    def __init__(self, runtime: Runtime, first_address: int) -> None:
+    def __init__(self, runtime: Runtime, first_address: int, *, waits_by_stream: bool) -> None:
         self.runtime = runtime
         self.stats = Statistics()
         self._next_address = first_address
+        self._deferred: dict[int, deque[tuple[Event, Any]]] = {}  # freed too early, oldest first; by stream, or all
+        self._by_stream = waits_by_stream
 
     def _check(self, block: _Block, call: str) -> None:
         if block.pool is not self:
@@ -138,23 +140,46 @@ class _Pool(ABC):
         if block.state != LIVE:
             raise BlockError(f"{call}: {block} was freed already; free each block once and do not use it after that")
 
-    def _defer(self, block: _Block) -> list[Event]:
-        """Record an event in each stream that used a freed block; return them in the order of `block.streams`."""
+    def free(self, block: _Block) -> None:
+        """Give the block back, at the host's time: at once if no stream but its own used it (R35).
+
+        Else an event is recorded in each of them (host time), and the block comes back when a later `allocate` finds
+        them over (R36, R40). Raises `BlockError` if it was freed before or belongs to another pool.
+        """
+        if block.pool is not self or block.state != LIVE:
+            self._check(block, "free")
+        if not block.size:
+            block.state = FREED
+            return
+        runtime, stats = self.runtime, self.stats
+        block.freed = runtime.now
+        stats.frees += 1
+        stats.allocated -= block.size
+        if not block.streams:
+            self._release(block)
+            return
         block.state, block.pending = DEFERRED, len(block.streams)
-        runtime, events = self.runtime, []
         for stream in block.streams.values():
             event = runtime.event(timing=False)
             runtime.record_event(event, stream)
             if runtime.races:
                 runtime.races.recorded(block.address, block.end, event.clock)
-            events.append(event)
-        return events
+            self._deferred.setdefault(stream.id if self._by_stream else 0, deque()).append((event, block))
 
-    def _event_over(self, block: Any) -> None:
-        """One of the streams that used a freed block has come to the free."""
-        block.pending -= 1
-        if not block.pending:
-            self._release(block)
+    def _collect(self, *, asks: bool = True) -> None:
+        """Take back what was freed too early, from the oldest on while its event is over; `asks` CUDA, which costs."""
+        runtime = self.runtime
+        for key in list(self._deferred):
+            queue = self._deferred[key]
+            while queue and (runtime.query(queue[0][0], learn=False) if asks else runtime.is_over(queue[0][0])):
+                event, block = queue.popleft()
+                over_at = runtime.now if asks or event.record is None else event.record.end
+                block.freed = max(block.freed, over_at)
+                block.pending -= 1
+                if not block.pending:
+                    self._release(block)
+            if not queue:
+                del self._deferred[key]
 
     @abstractmethod
     def _release(self, block: Any) -> None:
@@ -170,11 +195,10 @@ class DevicePool(_Pool):
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime, FIRST_ADDRESS)
+        super().__init__(runtime, FIRST_ADDRESS, waits_by_stream=True)
         self.capacity = runtime.gpu.memory - runtime.gpu.context_memory
         self._free: defaultdict[tuple[int, bool], Cache] = defaultdict(list)  # by stream, and whether of large segments
         self._segments: dict[int, Block] = {}  # address -> its first block; the others are the neighbours after it
-        self._deferred: dict[int, deque[tuple[Event, Block]]] = {}  # by recorded stream, oldest first
 
     def allocate(self, nbytes: int, stream: Stream | None = None) -> Block:
         """Return a block of at least `nbytes` bytes for `stream` (None: the default stream).
@@ -183,7 +207,7 @@ class DevicePool(_Pool):
         is free of charge. Raises `OutOfMemory`, and `ValueError` for a negative size.
         """
         if self._deferred and nbytes > 0:
-            self._poll()
+            self._collect()
         return self._take(nbytes, stream or self.runtime.default_stream)
 
     def adopt(self, nbytes: int, stream: Stream) -> Block:
@@ -218,41 +242,12 @@ class DevicePool(_Pool):
         if stream is not block.stream and block.size:
             block.streams[stream.id] = stream
 
-    def free(self, block: Block) -> None:
-        """Give the block back, at the host's time: its stream may have it again at once (R35).
-
-        If streams were recorded, an event is recorded in each of them (host time), and the block comes back when a
-        later `allocate` finds them over (R36). Raises `BlockError` if it was freed before or belongs to another pool.
-        """
-        if block.pool is not self or block.state != LIVE:
-            self._check(block, "free")
-        if not block.size:
-            block.state = FREED
-            return
-        self.stats.frees += 1
-        self.stats.allocated -= block.size
-        if block.streams:
-            for stream, event in zip(block.streams, self._defer(block), strict=True):
-                self._deferred.setdefault(stream, deque()).append((event, block))
-        else:
-            self._release(block)
-
-    def _poll(self) -> None:
-        """Ask CUDA whether the oldest event of each recorded stream is over; go on while it is (R36)."""
-        for stream in list(self._deferred):
-            queue = self._deferred[stream]
-            while queue and self.runtime.query(queue[0][0], learn=False):
-                self._event_over(queue.popleft()[1])
-            if not queue:
-                del self._deferred[stream]
-
     def empty_cache(self) -> int:
         """Wait for recorded streams, `cudaFree` each free segment (waits, R13); return the bytes given back."""
         for queue in self._deferred.values():
-            for event, block in queue:
+            for event, _ in queue:
                 self.runtime.synchronize(event, learn=False)  # whether it does is luck
-                self._event_over(block)
-        self._deferred.clear()
+        self._collect(asks=False)
         before = self.stats.reserved
         for cache in self._free.values():
             for entry in [entry for entry in cache if not (entry[2]._before or entry[2]._after)]:
@@ -371,19 +366,16 @@ class PinnedPool(_Pool):
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime, FIRST_PINNED_ADDRESS)
+        super().__init__(runtime, FIRST_PINNED_ADDRESS, waits_by_stream=False)
         self._free: dict[int, list[tuple[int, int]]] = {}  # size -> (free since [ns], address)
-        self._deferred: deque[tuple[Event, PinnedBlock]] = deque()  # oldest first
 
     def allocate(self, nbytes: int) -> PinnedBlock:
         """Return a block of at least `nbytes` bytes. Cold it is page-locked first: slow, and it synchronises (R44).
 
         Warm it costs no more than polls. Raises `ValueError` for a negative size.
         """
-        while nbytes > 0 and self._deferred and self.runtime.query(self._deferred[0][0], learn=False):
-            block = self._deferred.popleft()[1]
-            block.freed = max(block.freed, self.runtime.now)
-            self._event_over(block)
+        if nbytes > 0:
+            self._collect()
         block, is_new = self._take(nbytes)
         if is_new:
             self.runtime.page_lock(block.size)
@@ -394,10 +386,8 @@ class PinnedPool(_Pool):
 
         `time` [ns] may lie before the host's: what was freed later is not reused. Costs the main thread nothing.
         """
-        while nbytes > 0 and self._deferred and self.runtime.is_over(self._deferred[0][0]):
-            event, block = self._deferred.popleft()
-            block.freed = max(block.freed, event.record.end if event.record else self.runtime.now)
-            self._event_over(block)
+        if nbytes > 0:
+            self._collect(asks=False)
         block, is_new = self._take(nbytes, time)
         return block, self.runtime.host.page_lock_time(block.size) if is_new else 0
 
@@ -427,24 +417,9 @@ class PinnedPool(_Pool):
         if block.size:
             block.streams[stream.id] = stream
 
-    def free(self, block: PinnedBlock) -> None:
-        """Give the block back: at once if no copy used it, else after an event in each stream that did (R40).
-
-        Raises `BlockError` if it was freed before or belongs to another pool.
-        """
-        self._check(block, "free")
-        block.freed = self.runtime.now
-        self.stats.allocated -= block.size
-        if block.streams:
-            for event in self._defer(block):
-                self._deferred.append((event, block))
-        else:
-            self._release(block)
-
     def _release(self, block: PinnedBlock) -> None:
-        block.state = FREE
-        if block.size:
-            self._free[block.size].append((block.freed, block.address))
+        block.state = FREED
+        self._free[block.size].append((block.freed, block.address))
 
 
 def segment_size(size: int) -> int:

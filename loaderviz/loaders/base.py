@@ -173,14 +173,10 @@ def replaying(source: Any, state: Mapping[str, Any] | None) -> Iterator[None]:
         )
     for generator, saved in zip(owned, state["generators"], strict=True):
         generator.set_state(saved)
-    default = torch.get_rng_state()
-    try:
+    with torch.random.fork_rng(devices=(), enabled=state["default"] is not None):
         if state["default"] is not None:
             torch.set_rng_state(state["default"])
         yield
-    finally:
-        if state["default"] is not None:
-            torch.set_rng_state(default)
 
 
 # Drawing from a source in order, and resuming it

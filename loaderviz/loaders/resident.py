@@ -335,9 +335,6 @@ def packer(data: Any) -> Pack:
         return lambda parts: parts[0]
     if type(data) is tuple and all(isinstance(item, Tensor) for item in data):
         return tuple
-    if type(data) is dict and all(isinstance(item, Tensor) for item in data.values()):
-        keys = list(data)
-        return lambda parts: dict(zip(keys, parts, strict=True))
 
     def rebuild(parts: Sequence[Tensor]) -> Any:
         rest = iter(parts)

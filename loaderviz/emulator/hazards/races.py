@@ -78,30 +78,25 @@ class MissingEdge:
     """An order that nothing ensures: a stream (or the host) would have to wait for another one before a line.
 
     All conflicts that this one wait would have ordered are one hazard. `leading` are told: those of the last work that
-    is to be waited for, where the wait is missing first.
+    is to be waited for, where the wait is missing first. It is missing `times`; the last time it would have ordered the
+    other stream's work up to number `up_to`.
     """
 
     def __init__(self, line: str) -> None:
         self.line, self.number = line, -1
+        self.times = self.up_to = 0
         self.conflicts: dict[Any, Conflicts] = {}  # by kind, both lines, shape
         self.leading = Conflicts("")
 
-    def add(self, kind: str, conflict: Conflict, *, first_time: bool) -> None:
+    def add(self, kind: str, conflict: Conflict) -> None:
         """Add a conflict."""
         first, second = conflict.first, conflict.second
         key = kind, first.work.source, second.work.source, tuple(second.shape)
         conflicts = self.conflicts.setdefault(key, Conflicts(kind))
         conflicts.add(conflict)
-        if self.number < 0 or (first_time and second.work.source == self.line and first.sequence > self.number):
+        here = self.times == 1 and second.work.source == self.line
+        if self.number < 0 or (here and first.sequence > self.number):
             self.leading, self.number = conflicts, first.sequence
-
-
-class Wait(NamedTuple):
-    """A missing wait at one time: it orders the other stream's work up to a number."""
-
-    up_to: int
-    edge: MissingEdge
-    first_time: bool
 
 
 class Races:
@@ -117,7 +112,7 @@ class Races:
         self.hazards, self.lints = Hazards(), Lints()
         self._builder = builder
         self._missing: dict[tuple[int, int, str], MissingEdge] = {}  # by both streams, and the line that should wait
-        self._waits: dict[tuple[int, int], Wait] = {}  # the last one of both streams
+        self._last: dict[tuple[int, int], MissingEdge] = {}  # of both streams
         self._tensors: dict[str, list[str]] = {}  # line -> the variables of it that hold tensors
 
     def access(
@@ -207,16 +202,14 @@ class Races:
         if first.work.source not in self._tensors:  # to be asked while the program is there
             self._tensors[first.work.source] = tensors_used(first.work.source)
         pair = other.id if other else HOST, stream.id if stream else HOST
-        wait = self._waits.get(pair)
-        if wait is None or first.sequence > wait.up_to:
-            key = *pair, second.work.source
-            known = key in self._missing
-            edge = self._missing.setdefault(key, MissingEdge(second.work.source))
-            wait = self._waits[pair] = Wait(self.order.clock(pair[0]).get(pair[0], 0), edge, not known)
-        conflict = Conflict(first, second, self.linter.last_wait(stream, other))
-        wait.edge.add(kind, conflict, first_time=wait.first_time)
+        edge = self._last.get(pair)
+        if edge is None or first.sequence > edge.up_to:
+            line = second.work.source
+            edge = self._last[pair] = self._missing.setdefault((*pair, line), MissingEdge(line))
+            edge.times, edge.up_to = edge.times + 1, self.order.clock(pair[0]).get(pair[0], 0)
+        edge.add(kind, Conflict(first, second, self.linter.last_wait(stream, other)))
         if self.raising:
-            raise RaceError(self._hazard(wait.edge))
+            raise RaceError(self._hazard(edge))
 
     def finish(self, spans: dict[Command, int]) -> None:
         """The run is over and all times are known: write the reports, and mark them in the timeline."""
