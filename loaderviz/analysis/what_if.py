@@ -23,7 +23,7 @@ from loaderviz.analysis.evidence import Evidence, either
 from loaderviz.batches import BATCH_RANGE, HAND_OUT
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import GPUS, HOSTS, Gpu, Host, UnknownHardwareError
-from loaderviz.emulator.replay import LoaderConfig, Replay
+from loaderviz.emulator.replay import Batch, LoaderConfig, Replay
 from loaderviz.emulator.runtime import GraphNode, Runtime
 from loaderviz.errors import LoadervizError
 from loaderviz.metrics import Mask, check_timeline, summarize
@@ -584,6 +584,8 @@ def _changed(
 class _ObservedWork:
     """The work of a replay: the steps of a timeline, over and over; the warm-up ends where they begin anew."""
 
+    resident_bytes: Sequence[int] = ()
+
     def __init__(
         self, loop: Observed, config: LoaderConfig, source: Gpu, target: Gpu, scale: float, slices: bool, graphs: bool
     ) -> None:
@@ -602,20 +604,11 @@ class _ObservedWork:
     def _step(self, number: int) -> Step:
         return self.steps[(number - self.warmup) % len(self.steps)]
 
-    def tensors(self, number: int) -> Sequence[int]:
-        return [] if self.slices else [round(nbytes * self.scale) for nbytes in self._step(number).tensors]
-
-    def samples(self, number: int) -> int:
-        return round(self._step(number).samples * self.scale)
-
-    def fetch_time(self, number: int) -> int:
-        return round(self._step(number).fetch * self.scale * self.slower * self.share)
-
-    def draw_time(self, number: int) -> int:
-        return self.loop.draw_time
-
-    def resident_bytes(self) -> Sequence[int]:
-        return ()
+    def batch(self, number: int) -> Batch:
+        step = self._step(number)
+        tensors = [] if self.slices else [round(nbytes * self.scale) for nbytes in step.tensors]
+        fetch = round(step.fetch * self.scale * self.slower * self.share)
+        return Batch(tensors, round(step.samples * self.scale), fetch, self.loop.draw_time)
 
     def source(self, does: str) -> str:
         return ""
@@ -625,7 +618,7 @@ class _ObservedWork:
         step = self._step(number)
         self._work(runtime, step.pins)
         if self.faults:
-            self._work(runtime, PAGE_FAULT * (sum(self.tensors(number)) // PAGE))
+            self._work(runtime, PAGE_FAULT * (sum(self.batch(number).tensors) // PAGE))
         for captured, calls in groupby(step.calls, self._is_captured):
             if captured:
                 self._launch_graph(runtime, number, list(calls))
@@ -649,7 +642,7 @@ class _ObservedWork:
     def _launch_graph(self, runtime: Runtime, number: int, calls: Sequence[Call]) -> None:
         """Launch it, once the batch is where the graph reads it; the Python around its calls ran in the capture."""
         runtime.source, spans = calls[0].source, [self.loop.timeline.row(call.work) for call in calls]
-        for nbytes in self.tensors(number) if self.copied_ahead else ():
+        for nbytes in self.batch(number).tensors if self.copied_ahead else ():
             runtime.memcpy(nbytes, "d2d")
         runtime.launch_graph(GraphNode(span.name, self._time(span.name, span.duration, span.kind)) for span in spans)
 

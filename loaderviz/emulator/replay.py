@@ -73,23 +73,28 @@ PRESETS: dict[str, dict[str, Any]] = {  # the four loaders, as changes of a conf
 }  # fmt: skip
 
 
+class Batch(NamedTuple):
+    """What is loaded: bytes of each tensor, samples (0: not known), ns of preparing it and of drawing its indices.
+
+    A worker prepares it, or the main thread, which also draws the indices.
+    """
+
+    tensors: Sequence[int]
+    samples: int
+    fetch_time: int
+    draw_time: int = 0
+
+
 class Work(Protocol):
-    """What is loaded and computed. Batches are counted from 0, warm-up included; times in ns."""
+    """What is loaded and computed. Batches are counted from 0, warm-up included.
 
-    def tensors(self, number: int) -> Sequence[int]:
-        """The bytes of each tensor of a batch."""
+    `resident_bytes` are moved to the GPU before the loop, if the data set lives there.
+    """
 
-    def samples(self, number: int) -> int:
-        """How many samples a batch has; 0 if that is not known."""
+    resident_bytes: Sequence[int]
 
-    def fetch_time(self, number: int) -> int:
-        """How long a worker, or the main thread, prepares a batch."""
-
-    def draw_time(self, number: int) -> int:
-        """How long the main thread draws the indices of a batch."""
-
-    def resident_bytes(self) -> Sequence[int]:
-        """The bytes that are moved to the GPU before the loop, if the data set lives there."""
+    def batch(self, number: int) -> Batch:
+        """Return what is loaded."""
 
     def train(self, runtime: Runtime, number: int) -> None:
         """Do a step's work on the default stream, from the host's calls to the kernels."""
@@ -107,9 +112,8 @@ def launch(runtime: Runtime, name: str, time: int) -> None:
 
 
 class HostBatch(NamedTuple):
-    """A batch in host memory: its number, its tensors' bytes, and their pinned blocks, if they have any."""
+    """A batch in host memory: its tensors' bytes, and their pinned blocks, if they have any."""
 
-    number: int
     tensors: Sequence[int]
     pinned: tuple[PinnedBlock, ...] = ()
 
@@ -128,38 +132,36 @@ class DataLoader:
         runtime, number = self.runtime, self.number
         self.number += 1
         runtime.batch, runtime.source = number, self.work.source("loop")
-        runtime.now += self.work.draw_time(number)
+        batch = self.work.batch(number)
+        runtime.now += batch.draw_time
         if not self.config.workers:
-            tensors = self.work.tensors(number)
-            if fetch := self.work.fetch_time(number):
-                runtime.host_work(fetch, f"fetch batch {number}", Kind.FETCH)
-            if not self.config.pin:
-                return HostBatch(number, tensors)
-            blocks = []
-            for nbytes in tensors:
+            if batch.fetch_time:
+                runtime.host_work(batch.fetch_time, f"fetch batch {number}", Kind.FETCH)
+            blocks = list[PinnedBlock]()
+            for nbytes in batch.tensors if self.config.pin else ():
                 blocks.append(self.pool.allocate(nbytes))
                 start = runtime.now
                 runtime.now += runtime.host.dispatch + runtime.host.pin_time(nbytes)
                 runtime.note(start, f"pin batch {number}", Kind.PIN, nbytes=nbytes, pinned=True)
-            return HostBatch(number, tensors, tuple(blocks))
-        ready, batch = self._prepare(number)
+            return HostBatch(batch.tensors, tuple(blocks))
+        ready, prepared = self._prepare(number)
         self.schedule.hand_out(ready)
-        return batch
+        return prepared
 
     def _prepare(self, number: int) -> tuple[int, HostBatch]:
         """A worker fetches a batch, and the pin thread pins it; return when it is ready [ns]."""
-        work, tensors, blocks = self.work, self.work.tensors(number), list[PinnedBlock]()
+        batch, blocks = self.work.batch(number), list[PinnedBlock]()
 
         def locking(start: int) -> int:
-            found = [self.pool.allocate_at(nbytes, start) for nbytes in tensors]
+            found = [self.pool.allocate_at(nbytes, start) for nbytes in batch.tensors]
             blocks.extend(block for block, _ in found)
             return sum(locked for _, locked in found)
 
-        worker, size = number % self.config.workers, sum(tensors)
-        ready = self.schedule.fetch(number, worker, work.fetch_time(number), size, work.source("fetch"))
+        worker, size = number % self.config.workers, sum(batch.tensors)
+        ready = self.schedule.fetch(number, worker, batch.fetch_time, size, self.work.source("fetch"))
         if self.config.pin:
             ready = self.schedule.pin(number, ready, size, locking)
-        return ready, HostBatch(number, tensors, tuple(blocks))
+        return ready, HostBatch(batch.tensors, tuple(blocks))
 
     def finish(self) -> None:
         """Note what workers and pin thread do for batches that were ordered and not yet asked for."""
@@ -209,8 +211,8 @@ class Replay:
             self.loader.finish()
         ends = [start for start, _ in self.steps[1:]] + [runtime.now]
         for (start, batch), end in zip(self.steps, ends, strict=True):
-            runtime.range(start, end, batch_name(batch, work.samples(batch)), batch)
-        total = sum(work.samples(number) for number in range(warmup + steps))
+            runtime.range(start, end, batch_name(batch, work.batch(batch).samples), batch)
+        total = sum(work.batch(number).samples for number in range(warmup + steps))
         context = Context(runtime.gpu.name, "emulated", runtime.host.name, samples=total or None)
         return runtime.timeline(context).between(self.steps[warmup][0], runtime.now)
 
@@ -244,7 +246,7 @@ class Replay:
         self._begin(number)
 
     def _move(self) -> None:
-        for does, nbytes in zip(("move", "order"), self.work.resident_bytes(), strict=False):
+        for does, nbytes in zip(("move", "order"), self.work.resident_bytes, strict=False):
             self._at(does)
             self.pool.allocate(nbytes)
             self.runtime.memcpy(nbytes, "h2d", pinned=False, blocking=True)
@@ -254,10 +256,11 @@ class Replay:
         self._begin(number)
         self.runtime.batch = number
         self._at("gather")
-        indices, fresh = 8 * self.work.samples(number), []
-        for nbytes in self.work.tensors(number):
+        batch, fresh = self.work.batch(number), []
+        for nbytes in batch.tensors:
             fresh.append(self.pool.allocate(nbytes))
-            launch(self.runtime, "index_select", memory_time(self.runtime.gpu, "gather", 2 * nbytes + indices))
+            moved = 2 * nbytes + 8 * batch.samples  # with the indices
+            launch(self.runtime, "index_select", memory_time(self.runtime.gpu, "gather", moved))
         self._rebind(fresh)
 
     # The statements
@@ -291,23 +294,20 @@ class Replay:
 
     def _memory(self, tensors: Sequence[int]) -> list[Block]:
         """Take the device memory of a batch, in the way of the lifetime policy."""
-        policy = self.lifetime
+        policy, blocks = self.lifetime, list[Block]()
         if self.on_side and policy.ring:
             while len(self.ring) <= self.config.depth:
                 self.ring.append([self.pool.allocate(nbytes, self.main) for nbytes in tensors])
             self.ring.rotate(-1)
+            blocks = self.ring[-1]
         elif self.on_side and policy.of_consumer:
             self._at("allocate")
             blocks = [self.pool.allocate(nbytes, self.main) for nbytes in tensors]
         if self.on_side and policy.waits:
             self._at("protect")
             self.runtime.wait_stream(self.side, self.main)
-        if self.on_side and policy.ring:
-            return self.ring[-1]
         self._at("copy")
-        if self.on_side and policy.of_consumer:
-            return blocks
-        return [self.pool.allocate(nbytes, self.side) for nbytes in tensors]
+        return blocks or [self.pool.allocate(nbytes, self.side) for nbytes in tensors]
 
     def _rebind(self, fresh: list[Block]) -> None:
         """`x = …`: the former batch on the device is dropped."""

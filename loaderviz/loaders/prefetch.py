@@ -33,8 +33,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -166,19 +165,13 @@ class PrefetchLoader(CopyingLoader[Batch]):
 # The four policies
 
 
-@dataclass(slots=True)
-class Flight:
+class Flight(NamedTuple):
     """A batch whose copy has been issued."""
 
     batch: Any
     ready: torch.cuda.Event  # the copy (and the transform) are done
     consumer: torch.cuda.Stream  # the consumer's stream when the copy was issued: the memory may be from its pool
     inputs: Any  # what the transform reads: the side stream needs it until `ready`
-
-    def land(self) -> Any:
-        """Return the batch and let go of it."""
-        batch, self.batch, self.inputs = self.batch, None, None
-        return batch
 
 
 class SideStream:
@@ -215,12 +208,11 @@ class SideStream:
             for leaf in leaves(flight.batch):
                 if hasattr(leaf, "record_stream") and not (isinstance(leaf, Tensor) and not leaf.is_cuda):
                     leaf.record_stream(stream)
-        return flight.land()
+        return flight.batch
 
     def abandon(self, flight: Flight) -> None:
         """Drop a batch that nobody will get: its memory may be used again only after its copy."""
         flight.consumer.wait_event(flight.ready)
-        flight.land()
         self._turn -= 1  # so the batches handed out last stay whole for as long as promised
 
     def release(self) -> None:

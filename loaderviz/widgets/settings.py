@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import linecache
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import PurePath
@@ -15,7 +16,7 @@ from typing import Any
 
 from loaderviz import words
 from loaderviz.emulator.hardware import GB, GPUS, Gpu, Host, ceil_div
-from loaderviz.emulator.replay import LIFETIMES, LoaderConfig, Replay, launch
+from loaderviz.emulator.replay import LIFETIMES, Batch, LoaderConfig, Replay, launch
 from loaderviz.emulator.runtime import Runtime
 from loaderviz.errors import LoadervizError
 from loaderviz.timeline import Timeline
@@ -261,23 +262,12 @@ class _Work:
 
     def __init__(self, settings: Settings, program: Program, runtime: Runtime) -> None:
         self.settings, self.source = settings, program.source
-        self.fetch = settings.fetch_time
+        self._batch = Batch([settings.nbytes], settings.batch_size, settings.fetch_time)
+        self.resident_bytes: Sequence[int] = (SAMPLES * settings.sample_bytes, 8 * SAMPLES)
         self.kernel = max(runtime.gpu.kernels["elementwise"].floor, ceil_div(settings.compute, settings.kernels))
 
-    def tensors(self, number: int) -> list[int]:
-        return [self.settings.nbytes]
-
-    def samples(self, number: int) -> int:
-        return self.settings.batch_size
-
-    def fetch_time(self, number: int) -> int:
-        return self.fetch
-
-    def draw_time(self, number: int) -> int:
-        return 0
-
-    def resident_bytes(self) -> list[int]:
-        return [SAMPLES * self.settings.sample_bytes, 8 * SAMPLES]
+    def batch(self, number: int) -> Batch:
+        return self._batch
 
     def train(self, runtime: Runtime, number: int) -> None:
         """Launch the kernels of a step: a third forward, the last one the optimizer's, the rest backward."""
