@@ -374,7 +374,7 @@ class PinnedPool(_Pool):
 
         Warm it costs no more than polls. Raises `ValueError` for a negative size.
         """
-        if nbytes > 0:
+        if self._deferred and nbytes > 0:
             self._collect()
         block, is_new = self._take(nbytes)
         if is_new:
@@ -386,7 +386,7 @@ class PinnedPool(_Pool):
 
         `time` [ns] may lie before the host's: what was freed later is not reused. Costs the main thread nothing.
         """
-        if nbytes > 0:
+        if self._deferred and nbytes > 0:
             self._collect(asks=False)
         block, is_new = self._take(nbytes, time)
         return block, self.runtime.host.page_lock_time(block.size) if is_new else 0
