@@ -131,7 +131,7 @@ class PrefetchLoader(CopyingLoader[Batch]):
             while in_flight:
                 left = in_flight.pop()
                 if isinstance(left, Drawn) and isinstance(left.batch, Flight) and self._copies is not None:
-                    self._copies.abandon(left.batch)
+                    self._copies.abandon(left.take())
 
     def _issue(self, draws: Generator[Drawn, None, None], in_flight: deque[Drawn | Exception], count: int) -> None:
         """Draw up to `count` batches and issue their copies; an error takes its place in the queue."""

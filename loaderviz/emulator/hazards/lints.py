@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import deque
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
 from sys import _getframe, getrefcount
@@ -68,9 +67,9 @@ class Linter:
         self._made: dict[int, str] = {}  # stream -> line
         self._last: dict[tuple[int, int], str] = {}  # (waiter, other) -> line of the last wait
         self._known: dict[int, dict[int, int]] = {}  # waiter -> other -> number of the last work waited for
-        # Waits of which the cost is not known: line, marker, what was in the stream before, and what came next.
+        # Waits that may be needless: line, marker, what was in the stream before, and what came next.
         self._open: dict[int, list[tuple[Line, Command, Command | None]]] = {}  # by stream: nothing came yet
-        self._held: deque[tuple[Line, Command, Command | None, Command]] = deque()
+        self._held: list[tuple[Line, Command, Command | None, Command]] = []
 
     def wait(
         self, stream: Stream, record: Command | None, source: str, batch: int, marker: Command | None = None
@@ -102,14 +101,7 @@ class Linter:
 
     def followed(self, command: Command) -> None:
         """The next work after waits is in the stream."""
-        for waiting in self._open.pop(command.stream.id, ()):
-            self._held.append((*waiting, command))
-        while self._held and self._held[0][-1].done:
-            self._add_up()
-
-    def _add_up(self) -> None:
-        line, marker, before, after = self._held.popleft()
-        line.time += max(0, marker.end - max(before.end if before else 0, after.ready))
+        self._held += [(*waiting, command) for waiting in self._open.pop(command.stream.id, ())]
 
     def last_wait(self, stream: Stream | None, other: Stream | None) -> str:
         """Return the line of the last wait of one stream for another, "" if there was none."""
@@ -140,8 +132,8 @@ class Linter:
 
     def lints(self, window: int, cached: dict[int, int]) -> Lints:
         """Return what is useless or slow in a run of `window` ns; `cached` lies free in each stream's pool [bytes]."""
-        while self._held:
-            self._add_up()
+        for line, marker, before, after in self._held:
+            line.time += max(0, marker.end - max(before.end if before else 0, after.ready))
         found = Lints()
         for line in self._waits.values():
             if line.empty == line.count:
