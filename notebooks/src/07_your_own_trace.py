@@ -41,7 +41,7 @@ from torch.utils.data import DataLoader
 
 import loaderviz as lv
 from loaderviz import mnist, notebooks, words
-from loaderviz.emulator import Gpu, costs
+from loaderviz.emulator import Gpu
 from loaderviz.timeline import Kind
 from loaderviz.workshop import lesson06, lesson07, predict
 from loaderviz.workshop.loop import gpu_milliseconds
@@ -113,7 +113,7 @@ moving.view(color="kind")
 
 # %%
 real, a100 = lv.summarize(moving), Gpu.preset("a100")
-emulated = sum(costs.copy_time(a100, size, a100.pageable) for size in sizes)
+emulated = sum(a100.copy_time(size, a100.pageable) for size in sizes)
 print(f"recorded {words.duration(real.copy)} ({real.bandwidth['H2D pageable'] / 1e9:.1f} GB/s), ", end="")
 print(f"emulated {words.duration(emulated)} ({a100.pageable / 1e9:.1f} GB/s: {a100.source('pageable')})")
 guess_copies.reveal()
