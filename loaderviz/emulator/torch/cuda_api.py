@@ -503,11 +503,7 @@ class Event(OnDevice):
         """Make an event, not yet recorded."""
         if device is not None and wanted_device(device).type != "cuda":
             raise NotModelledError(f"an event on {device} is not modelled; the emulated accelerator is cuda")
-        return cls._make(enable_timing, interprocess)
-
-    @classmethod
-    def _make(cls, enable_timing: bool, foreign: bool) -> Any:
-        if foreign:
+        if interprocess:
             raise NotModelledError("interprocess and external events are not modelled; use a plain torch.cuda.Event")
         with calling("torch.cuda.Event") as session:
             self = object.__new__(cls)
@@ -549,4 +545,4 @@ class CudaEvent(Event):
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
     ) -> Any:
         """Make an event, not yet recorded."""
-        return cls._make(enable_timing, interprocess or external)
+        return super().__new__(cls, enable_timing=enable_timing, interprocess=interprocess or external)

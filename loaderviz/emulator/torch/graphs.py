@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,7 +42,8 @@ class Memory:
         self.dtype: torch.dtype | None = None  # of what was first written there, if it was made in the capture
 
 
-class View(NamedTuple):
+@dataclass(frozen=True)
+class View:
     """A tensor of a captured call: where it lies."""
 
     memory: Memory
@@ -233,7 +235,7 @@ class CUDAGraph(Disguised):
         for view in (*call.reads, *call.writes):
             if tag := tag_of(tensor(view)):
                 session.deferred.deliver(tag, session.stream)
-        args, keywords = tree_map_only(View, tensor, (call.args, call.keywords), is_leaf=_is_view)
+        args, keywords = tree_map_only(View, tensor, (call.args, call.keywords))
         results = [each for each in tree_leaves(call.function(*args, **keywords)) if isinstance(each, torch.Tensor)]
         written = [tensor(view) for view in call.writes]
         for view, result in zip(call.made, results if call.made else (), strict=True):
@@ -265,10 +267,6 @@ class CUDAGraph(Disguised):
         raise NotModelledError("there is no cudaGraph_t behind an emulated CUDAGraph; look at what its replay() draws")
 
     raw_cuda_graph_exec = debug_dump = raw_cuda_graph
-
-
-def _is_view(value: Any) -> bool:
-    return isinstance(value, View)
 
 
 def install_graphs(session: Session, patches: Patches) -> None:

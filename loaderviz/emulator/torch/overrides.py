@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from loaderviz.emulator.torch.operators import Operators
     from loaderviz.emulator.torch.patches import Patches
 
-Handler = Callable[[Session, Any, tuple[Any, ...], dict[str, Any]], Any]
+Handler = Callable[..., Any]  # of the session, the torch function, and what that was called with
 HANDLERS: dict[Any, Handler] = {}  # by the torch function that they answer in place of torch
 # What an optimizer asks of each parameter: no operator comes of it
 ASKED: Any = [vars(torch._C.TensorBase)[name] for name in ("grad", "is_sparse", "requires_grad", "is_leaf", "dtype")]
@@ -74,7 +74,7 @@ class Functions(TorchFunctionMode):
         before, session.call = session.call, (args, kwargs)
         try:
             if handler := HANDLERS.get(func):
-                return handler(session, func, args, kwargs)
+                return handler(session, func, *args, **kwargs)
             placed = kwargs and ("device" in kwargs or "pin_memory" in kwargs)
             if not placed and _device.CURRENT_DEVICE is not None and func in self._constructors:
                 kwargs, placed = {**kwargs, "device": _device.CURRENT_DEVICE}, True
@@ -166,59 +166,56 @@ def answers(*functions: Any) -> Callable[[Handler], Handler]:
 
 
 @answers(torch.device)
-def _named_device(session: Session, func: Any, args: Any, kwargs: Any) -> torch.device:
+def _named_device(session: Session, func: Any, *args: Any, **kwargs: Any) -> torch.device:
     return device_named(*args, **kwargs)
 
 
 @answers(torch.get_device, *QUESTIONS)
-def _place(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    if is_on_device(args[0] if args else kwargs["input"]):
-        return QUESTIONS.get(func, 0)
-    return func(*args, **kwargs)
+def _place(session: Session, func: Any, input: Any, *args: Any) -> Any:
+    return QUESTIONS.get(func, 0) if is_on_device(input) else func(input, *args)
 
 
 # Calls that bring a tensor to the device or back, in all their forms, and data from Python
 
 
 @answers(torch.Tensor.to)
-def _to(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    tensor, *rest = args
-    kwargs = dict(kwargs)
-    copy = kwargs.pop("copy", False)
-    other = kwargs.pop("tensor", None)
-    if rest and isinstance(rest[0], torch.Tensor):
-        other, *rest = rest
-    if other is not None:
-        rest = [DEVICE if is_on_device(other) else other.device, other.dtype, *rest]
-    if rest and isinstance(rest[-1], bool) and sum(isinstance(entry, bool) for entry in rest) == 2:
-        copy = rest.pop()  # (device, dtype, non_blocking, copy)
-    device, dtype, non_blocking, memory_format = _parse_to(session, torch._C._nn._parse_to, rest, kwargs)
-    return move(session, tensor, device, dtype, non_blocking, copy, memory_format)
+def _to(
+    session: Session, func: Any, given: Any, /, *rest: Any, copy: bool = False, tensor: Any = None, **kwargs: Any
+) -> Any:
+    asked = list(rest)
+    if asked and isinstance(asked[0], torch.Tensor):
+        tensor = asked.pop(0)
+    if tensor is not None:
+        asked[:0] = DEVICE if is_on_device(tensor) else tensor.device, tensor.dtype
+    if asked and isinstance(asked[-1], bool) and sum(isinstance(entry, bool) for entry in asked) == 2:
+        copy = asked.pop()  # (device, dtype, non_blocking, copy)
+    device, dtype, non_blocking, memory_format = _parse_to(session, torch._C._nn._parse_to, *asked, **kwargs)
+    return move(session, given, device, dtype, non_blocking, copy, memory_format)
 
 
 @answers(torch._C._nn._parse_to)
-def _parse_to(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+def _parse_to(session: Session, func: Any, *args: Any, **kwargs: Any) -> Any:
     """What `Tensor.to` and `Module.to` were asked for; a CPU build of torch does not take an index for a GPU."""
     if args and type(args[0]) is int:
-        args = [wanted_device(args[0]), *args[1:]]
+        args = wanted_device(args[0]), *args[1:]
     if type(kwargs.get("device")) is int:
-        kwargs = {**kwargs, "device": wanted_device(kwargs["device"])}
+        kwargs["device"] = wanted_device(kwargs["device"])
     return func(*args, **kwargs)
 
 
 @answers(torch.Tensor.cuda)
-def _cuda(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    device = args[1] if len(args) > 1 else kwargs.get("device")
-    non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+def _cuda(
+    session: Session, func: Any, tensor: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None
+) -> Any:
     device = DEVICE if device is None else wanted_device(device)
     if device.type != "cuda":
         raise ValueError(f"Tensor.cuda(): a CUDA device is expected, got {device}")
-    return move(session, args[0], device, None, non_blocking, False, kwargs.get("memory_format"))
+    return move(session, tensor, device, None, non_blocking, memory_format=memory_format)
 
 
 @answers(torch.Tensor.cpu)
-def _cpu(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    return move(session, args[0], CPU, None, False, False, kwargs.get("memory_format"))
+def _cpu(session: Session, func: Any, tensor: Any, memory_format: Any = None) -> Any:
+    return move(session, tensor, CPU, None, False, memory_format=memory_format)
 
 
 def move(
@@ -267,23 +264,23 @@ class Moved(torch.autograd.Function):
 
 
 @answers(torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor)
-def _from_data(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+def _from_data(
+    session: Session, func: Any, *args: Any, device: Any = None, pin_memory: bool = False, **kwargs: Any
+) -> Any:
     """Data from Python or numpy: made on the CPU, then copied (pageable and blocking)."""
-    kwargs = dict(kwargs)
-    asked, pin = kwargs.pop("device", None), kwargs.pop("pin_memory", False)
-    data = args[1] if func is torch.Tensor.new_tensor and len(args) > 1 else args[0] if args else kwargs.get("data")
-    if asked is None:
-        if func is torch.Tensor.new_tensor or (isinstance(data, torch.Tensor) and func is not torch.tensor):
-            asked = DEVICE if is_on_device(args[0] if func is torch.Tensor.new_tensor else data) else CPU
+    given = args[0] if args else kwargs.get("data")
+    if device is None:
+        if isinstance(given, torch.Tensor) and func is not torch.tensor:  # or the tensor whose method it is
+            device = DEVICE if is_on_device(given) else CPU
         else:
-            asked = _device.CURRENT_DEVICE or CPU
-    device = wanted_device(asked)
-    if func in (torch.as_tensor, torch.asarray) and isinstance(data, torch.Tensor):
-        return move(session, data, device, kwargs.get("dtype"), False, bool(kwargs.get("copy")))
+            device = _device.CURRENT_DEVICE or CPU
+    device = wanted_device(device)
+    if func in (torch.as_tensor, torch.asarray) and isinstance(given, torch.Tensor):
+        return move(session, given, device, kwargs.get("dtype"), False, bool(kwargs.get("copy")))
     requires_grad = kwargs.pop("requires_grad", False)
     with session.bookkeeping():
         result = func(*args, **kwargs, device=CPU)
-        if pin:
+        if pin_memory:
             session.pin(result)
     if device.type == "cuda":
         result = move(session, result, device, None, False)
@@ -291,47 +288,45 @@ def _from_data(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @answers(torch.Tensor.type)
-def _type(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
-    if wanted is None:
-        name = func(*args)
-        return name.replace("torch.", "torch.cuda.") if is_on_device(args[0]) else name
-    if isinstance(wanted, torch.dtype):
-        return move(session, args[0], None, wanted, False)
-    raise NotModelledError(f"Tensor.type({wanted!r}) is not modelled; use .to(device, dtype)")
+def _type(session: Session, func: Any, tensor: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
+    if dtype is None:
+        name = func(tensor)
+        return name.replace("torch.", "torch.cuda.") if is_on_device(tensor) else name
+    if isinstance(dtype, torch.dtype):
+        return move(session, tensor, None, dtype, False)
+    raise NotModelledError(f"Tensor.type({dtype!r}) is not modelled; use .to(device, dtype)")
 
 
 @answers(torch.ctc_loss)
-def _ctc_loss(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+def _ctc_loss(session: Session, func: Any, log_probabilities: Any, targets: Any, *lengths: Any, **kwargs: Any) -> Any:
     """The lengths may be on the CPU; the mean over them is taken on the device, and torch copies them there."""
-    log_probabilities, targets, *rest = args
     if is_on_device(log_probabilities):
-        rest = [move(session, entry, DEVICE, None, False) if type(entry) is torch.Tensor else entry for entry in rest]
-    return func(log_probabilities, targets, *rest, **kwargs)
+        lengths = tuple(move(session, it, DEVICE, None, False) if type(it) is torch.Tensor else it for it in lengths)
+    return func(log_probabilities, targets, *lengths, **kwargs)
 
 
 # Calls that bring a device tensor's values to Python, or refuse to; `print` comes down to these
 
 
 @answers(torch.Tensor.numpy)
-def _numpy(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    if is_on_device(args[0]):
+def _numpy(session: Session, func: Any, tensor: Any, **kwargs: Any) -> Any:
+    if is_on_device(tensor):
         raise TypeError(
             "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory "
             "first."
         )
-    return func(*args, **kwargs)
+    return func(tensor, **kwargs)
 
 
 @answers(torch.Tensor.to_padded_tensor)
-def _to_padded(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    padding = getattr(args[0], PADDING, None)
-    return func(*args, **kwargs) if padding is None else args[0].masked_fill(padding.unsqueeze(-1), args[1])
+def _to_padded(session: Session, func: Any, tensor: Any, value: Any, *args: Any) -> Any:
+    padding = getattr(tensor, PADDING, None)
+    return func(tensor, value, *args) if padding is None else tensor.masked_fill(padding.unsqueeze(-1), value)
 
 
 @answers(torch.Tensor.tolist)
-def _tolist(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    tensor = args[0].detach()
+def _tolist(session: Session, func: Any, tensor: Any) -> Any:
+    tensor = tensor.detach()
     if is_on_device(tensor):
         tensor = copies.transfer(session, tensor, tensor.dtype, False)
     elif session.tracking:
