@@ -132,7 +132,8 @@ class Linter:
 
     def lints(self, window: int, cached: dict[int, int]) -> Lints:
         """Return what is useless or slow in a run of `window` ns; `cached` lies free in each stream's pool [bytes]."""
-        for line, marker, before, after in self._held:
+        while self._held:
+            line, marker, before, after = self._held.pop()
             line.time += max(0, marker.end - max(before.end if before else 0, after.ready))
         found = Lints()
         for line in self._waits.values():
