@@ -3,7 +3,6 @@
     python notebooks/measure.py                  # JupyterLab, then all notebooks as they are given out
     python notebooks/measure.py --write          # and put the table into docs/instructor.md, on a quiet machine
     python notebooks/measure.py 06 07            # these lessons only
-    python notebooks/measure.py --solutions      # with the exercises solved
     python notebooks/measure.py --spawn 06       # workers are started as on macOS and Windows
 
 Each notebook runs in a kernel of its own. Memory is the peak while it runs: of the kernel, and of the kernel with its
@@ -154,17 +153,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the table, and write it if asked to."""
     parser = argparse.ArgumentParser(description="Measure the time and the memory of the notebooks.")
     parser.add_argument("lessons", nargs="*", help="beginnings of names, such as 06 (default: all, and JupyterLab)")
-    parser.add_argument("--solutions", action="store_true", help="run the notebooks with the exercises solved")
     parser.add_argument("--spawn", action="store_true", help="start workers by spawn, as macOS and Windows do")
     parser.add_argument("--write", action="store_true", help="put the table of all lessons into docs/instructor.md")
     options = parser.parse_args(arguments)
-    if options.write and (options.lessons or options.solutions or options.spawn):
+    if options.write and (options.lessons or options.spawn):
         parser.error("--write is for all lessons as they are given out: leave the other options out")
     before = "import multiprocessing; multiprocessing.set_start_method('spawn')" if options.spawn else ""
-    folder = FOLDER / "solutions" if options.solutions else FOLDER
-    paths = [path for path in sorted(folder.glob("*.ipynb")) if path.name.startswith(tuple(options.lessons or [""]))]
+    paths = [path for path in sorted(FOLDER.glob("*.ipynb")) if path.name.startswith(tuple(options.lessons or [""]))]
     if not paths:
-        parser.error(f"no notebook in {folder} begins with {' or '.join(options.lessons)}")
+        parser.error(f"no notebook in {FOLDER} begins with {' or '.join(options.lessons)}")
     lines = []
     for line in table(paths, before, lab=not options.lessons):
         lines.append(line)

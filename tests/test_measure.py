@@ -64,10 +64,9 @@ class TestNotebook:
             measure.notebook(written(tmp_path, "1 / 0"))
 
     def test_the_table(self, measure, tmp_path, monkeypatch, capsys):
-        (tmp_path / "solutions").mkdir()
-        written(tmp_path / "solutions", "1 + 1")
+        written(tmp_path, "1 + 1")
         monkeypatch.setattr(measure, "FOLDER", tmp_path)
-        assert measure.main(["0_s", "--solutions", "--spawn"]) == 0
+        assert measure.main(["0_s", "--spawn"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].startswith("Python 3.") and "cores" in lines[0]
         assert lines[2].split("|")[1:3] == [" notebook ", " s "]

@@ -44,8 +44,8 @@ STATES = {name: len(Kind) + place for place, name in enumerate(theme.STATES)}  #
 class Part:
     """One timeline of a view. `finding` is its verdict in words, `folded` shows its hero row alone.
 
-    `hero` has the numbers beside that row, `findings` and `ghost` are as `advised` makes them. `shift`: its times begin
-    so many ns later.
+    `hero` has the numbers beside that row, `findings` and `ghost` are made in picture.py. `shift`: its times begin so
+    many ns later.
     """
 
     timeline: Timeline
