@@ -482,6 +482,10 @@ class Summary:
         parts = _breakdown_rows(self)
         return _html("Summary", _rows(self)) + (_html("Where the window goes (sums to it)", parts) if parts else "")
 
+    def _repr_markdown_(self) -> str:
+        lines = [*_rows(self), *((f"in it: {what}", much, remark) for what, much, remark in _breakdown_rows(self))]
+        return "\n".join(["| what | how much | |", "|---|---:|---|", *(f"| {' | '.join(line)} |" for line in lines)])
+
 
 @once
 def summarize(

@@ -584,7 +584,7 @@ def test_gains_are_never_negative_and_never_beyond_the_limit(seed):
         assert 0 <= gain.ns <= summary.window - (summary.kernels if finding.rule in shorten else summary.limit)
         assert gain.share == (gain.ns / summary.window if gain.ns else 0)
         assert finding.evidence
-    assert str(advice) and advice._repr_html_()
+    assert str(advice) and advice._repr_markdown_() and advice._repr_html_()
 
 
 @settings(max_examples=60, deadline=None)
@@ -901,9 +901,10 @@ def test_it_is_a_sequence_of_findings_that_prints_well():
     advice = lv.advise(run(Settings(kernels=17, workers=0)))
     assert isinstance(advice, Advice) and all(isinstance(finding, Finding) for finding in advice)
     assert list(advice[:1]) == [advice[0]]
-    text, html = str(advice), advice._repr_html_()
+    text, markdown, html = str(advice), advice._repr_markdown_(), advice._repr_html_()
     assert text == repr(advice) and max(map(len, text.splitlines())) <= 115
     assert '\n          batch = batch.to("cuda", non_blocking=True)' in text  # below the first line of the change
+    assert "1. **pageable-copy**: up to" in markdown and "```python" in markdown
     assert html.count("<li>") == len(advice) and "&quot;cuda&quot;" in html
 
 

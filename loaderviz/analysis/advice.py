@@ -582,6 +582,8 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
         advice[0].expected_gain.ns   # ns in the window, at most
     """
     facts = Evidence(check_timeline(timeline, "advise()"), device, window)
+    if window is None and facts.phases:
+        return _apart(facts)
     found = [finding for rule in RULES if (finding := rule(facts))]
     worth = [finding for finding in found if is_worth_it(finding.expected_gain, facts.window)]
     if window is None and device is None:
@@ -599,6 +601,21 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     elif worth and not facts.summary.busy and _missed(facts):
         told.insert(0, nothing(facts, found))  # what a loop on the CPU could gain is not what was asked
     return Advice([*told, *once], _judged(facts), (facts.start, facts.end))
+
+
+def _apart(facts: Evidence) -> Advice:
+    """Judge the parts of a loop of different kinds by themselves; a finding says which part it is about."""
+    found, judged = [], []
+    for number, (start, end, loads) in enumerate(facts.phases, 1):
+        kind = "whose batches are loaded" if loads else "whose data are on the GPU"
+        advice = advise(facts.timeline, (start, end), facts.device)
+        judged.append(f"Part {number}, {kind}: {advice.judged.removesuffix(_no_lines(facts)).removeprefix('Judged: ')}")
+        about = [each for each in advice if each.rule != "start-up"]  # what is before a part is another one
+        found += [replace(each, evidence=f"part {number}, {kind}: {each.evidence}") for each in about]
+    if once := start_up(facts):
+        found.append(once)
+    found.sort(key=lambda finding: -finding.expected_gain.ns)
+    return Advice(found, f"{' '.join(judged)}{_no_lines(facts)}", (facts.start, facts.end))
 
 
 def _checked(facts: Evidence, finding: Finding) -> Finding | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import ceil
 
 import numpy as np
@@ -24,6 +25,7 @@ from loaderviz.vendors import Api, calls_of
 Ints = npt.NDArray[np.int64]
 
 FEW, UNSEEN = 20, 0.25  # launches; share of the window in which the host waits for work that nobody sees
+PHASE, PHASE_SHARE = 5, 0.1  # steps, and share of the window, of a part of the loop that is judged by itself
 LATE_FIRST, OFTEN = 1_000_000, 10  # ns, and times a later call: a first call that takes so long has started something
 SPARE = 1.25  # workers that are busy 80 % of the time keep up although batches differ
 TYPICAL_CORES = 16  # for one GPU, in a server or a cloud machine; only where the timeline does not tell
@@ -311,6 +313,29 @@ class Evidence:
         around &= np.searchsorted(calls, self.last) > np.searchsorted(calls, self.first)  # it holds such a call
         mine = around | self.fetching | self.waiting(Cause.DATA) | (self.loop & self.handing_out)
         return either(self.covered(mine), self.copying(copies))
+
+    @cached_property
+    def phases(self) -> list[tuple[int, int, bool]]:
+        """Parts of the loop of different kinds: (start, end [ns], whether its steps load batches); empty if it has one.
+
+        A part has at least `PHASE` steps and a share of the window; fewer ones between are of the part before them.
+        """
+        timeline, starts = self.timeline, self.timeline.start[self.marks]
+        supplied = timeline.batch[timeline.where(Kind.FETCH, Kind.PIN) | self.batch_copies]
+        loads = np.isin(timeline.batch[self.marks], supplied[supplied >= 0])
+        asks = self.fetching | self.waiting(Cause.DATA) | (self.loop & self.handing_out)
+        place = np.searchsorted(starts, timeline.start[asks], side="right") - 1
+        loads[place[place >= 0]] = True
+        parts: list[tuple[int, int, bool]] = []  # first and last step
+        for first, last in pairwise([0, *(np.flatnonzero(np.diff(loads)) + 1).tolist(), len(starts)]):
+            if parts and (last - first < PHASE or parts[-1][2] == loads[first]):
+                parts[-1] = (parts[-1][0], last, parts[-1][2])
+            else:
+                parts.append((first, last, bool(last > first and loads[first])))
+        edges = [self.start, *(int(starts[first]) for first, _, _ in parts[1:]), self.end]
+        found = [(*edge, part[2]) for edge, part in zip(pairwise(edges), parts, strict=True)]
+        long = [end - start >= PHASE_SHARE * self.window for start, end, _ in found]
+        return found if len(found) > 1 and all(long) and parts[0][1] >= PHASE else []
 
     @cached_property
     def first_calls(self) -> Mask:

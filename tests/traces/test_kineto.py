@@ -272,6 +272,30 @@ def test_ranks_by_file_name_and_without_a_common_clock(tmp_path):
     assert [(row.start, row.lane.name) for row in timeline.rows(Kind.RANGE)] == [(0, "rank 0 main"), (0, "rank 1 main")]
 
 
+@pytest.mark.parametrize(("slices", "parts"), [(20, 2), (4, 1)])
+def test_a_loader_and_then_slices_are_judged_apart(tmp_path, slices, parts):
+    """Eight steps that fetch for 500 µs and copy, then steps that only compute: the second kind costs no fetching."""
+    events, time = [], BASE
+    for number in range(8 + slices):
+        if number < 8:
+            events += [
+                note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", time, 500),
+                call("cudaMemcpyAsync", time + 510, 100, 100 + number),
+                copy(time + 515, 90, 100 + number, nbytes=900_000),
+            ]
+            time += 620
+        events += [call("cudaLaunchKernel", time, 5, 200 + number), work("gemm", time + 10, 300, 200 + number)]
+        events.append(note("Optimizer.step#SGD.step", time + 20, 20))
+        time += 350
+    advice = advise(read_events(tmp_path, *events))
+    fetching = next(finding for finding in advice if finding.rule == "fetch-in-loop")
+    assert advice.judged.count(" steps of ") == parts and advice.judged.count("with_stack") == 1
+    assert fetching.evidence.startswith("part 1, ") == (parts == 2)
+    per_step = 8 * 500_000 / (8 if parts == 2 else 8 + slices)
+    assert fetching.expected_gain.per_step == pytest.approx(per_step, rel=0.15)
+    assert not any("part 2" in finding.evidence and finding.rule == "fetch-in-loop" for finding in advice)
+
+
 def straggling(folder, late, count=12, steps=6):
     """Files of `count` ranks that reduce in each step; the loader of rank `late` takes 300 µs longer than any other."""
     for rank in range(count):
