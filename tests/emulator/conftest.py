@@ -1,7 +1,5 @@
 """Every timeline that any test of the emulator makes must pass `self_check()`."""
 
-from __future__ import annotations
-
 import pytest
 
 from loaderviz.emulator.runtime import Runtime

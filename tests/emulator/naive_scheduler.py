@@ -4,8 +4,6 @@
 short in ns.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from loaderviz.timeline import Cause, Kind
@@ -154,7 +152,7 @@ class Naive:
         me.jobs.append(job)
         return job
 
-    def record(self, lane):
+    def record(self, lane, event=None):
         begin = self.now
         self.now += self.host.event_call
         self.call(begin, "cudaEventRecord")

@@ -4,8 +4,6 @@
 the rules promise, and looks for a path between two accesses by walking. They share nothing but the addresses.
 """
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from loaderviz.emulator import Gpu, Host, Runtime

@@ -1,7 +1,5 @@
 """Presets: every number has a source or says that it is assumed; unknown names tell which exist."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import FrozenInstanceError, fields, replace
 
@@ -29,20 +27,17 @@ each_gpu = pytest.mark.parametrize("gpu", GPUS.values(), ids=list(GPUS))
 
 
 @each_machine
-def test_every_number_has_a_source_or_says_assumed(machine):
+def test_every_number_is_whole_and_has_a_source_or_says_assumed(machine):
     table = numbers(machine)
-    names = {entry.name for entry in fields(machine)} - {"name", "sources"}
-    assert set(table) == names
-    for name, text in table.items():
-        source = machine.source(name)
-        assert text == f"{getattr(machine, name)} ({source})"
-        assert source.startswith(ASSUMED) or len(source) > 15
-
-
-@each_machine
-def test_sources_are_of_numbers_that_exist(machine):
     names = {entry.name for entry in fields(machine)}
+    assert set(table) == names - {"name", "sources"}
     assert set(machine.sources) | set(GPU_SOURCES if isinstance(machine, Gpu) else HOST_SOURCES) <= names
+    for name, text in table.items():
+        value, source = getattr(machine, name), machine.source(name)
+        assert text == f"{value} ({source})"
+        assert source.startswith(ASSUMED) or len(source) > 15
+        for number in value if isinstance(value, tuple) else [value]:
+            assert isinstance(number, str | dict) or (type(number) is int and number >= 0)
 
 
 @pytest.mark.parametrize("name", ["t4", "h100", "laptop-pcie3"])
@@ -50,14 +45,6 @@ def test_links_without_a_primary_source_say_so(name):
     """No published figure was found for these cards' links: they are taken from another machine's."""
     for number in ("h2d", "d2h", "pageable"):
         assert Gpu.preset(name).source(number).startswith(ASSUMED)
-
-
-@each_machine
-def test_numbers_are_positive_and_whole(machine):
-    for entry in fields(machine):
-        value = getattr(machine, entry.name)
-        for number in value if isinstance(value, tuple) else [value]:
-            assert isinstance(number, str | dict) or (type(number) is int and number >= 0)
 
 
 @each_gpu

@@ -1,7 +1,5 @@
 """A hazard is reported if and only if a search of the happens-before graph finds the two accesses unordered."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from hypothesis import example, given, settings

@@ -1,7 +1,5 @@
 """What kernels cost, against closed forms on a GPU of round numbers: bytes, tiles, passes, launches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import prod
 

@@ -1,7 +1,5 @@
 """Random programs: `Runtime` must agree to the ns with the naive scheduler, and its order with reachability."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import example, given, settings
@@ -57,42 +55,39 @@ operations = st.one_of(
 programs = st.lists(operations, max_size=30)
 
 
-class Both:
-    """Runs one program on `Runtime`."""
+class Real:
+    """`Runtime` with the calls of `Naive`."""
 
     def __init__(self, gpu, host, launch_blocking=False):
         self.runtime = Runtime(gpu, host, launch_blocking=launch_blocking)
         self.streams = [self.runtime.default_stream]
-        for priority, blocking in STREAMS:
-            self.streams.append(self.runtime.stream(priority, blocking=blocking))
-        self.events = [Event() for _ in range(EVENTS)]
-        self.answers = []
+        self.query, self.host_work = self.runtime.query, self.runtime.host_work
+        self.synchronize_device = self.synchronize_event = self.runtime.synchronize
 
-    def do(self, operation):
-        runtime, (name, *rest) = self.runtime, operation
-        if name == "launch":
-            runtime.launch(rest[1], self.streams[rest[0]], share=rest[2])
-        elif name == "memcpy":
-            lane, size, direction, pinned, blocking = rest
-            runtime.memcpy(size * KB, direction, self.streams[lane], pinned=pinned, blocking=blocking)
-        elif name == "record":
-            runtime.record_event(self.events[rest[1]], self.streams[rest[0]])
-        elif name == "wait":
-            runtime.wait_event(self.streams[rest[0]], self.events[rest[1]])
-        elif name == "synchronize_stream":
-            runtime.synchronize(self.streams[rest[0]])
-        elif name == "synchronize_event":
-            runtime.synchronize(self.events[rest[0]])
-        elif name == "synchronize_device":
-            runtime.synchronize()
-        elif name == "malloc":
-            runtime.malloc(1)
-        elif name == "free":
-            runtime.free(2**30)
-        elif name == "query":
-            self.answers.append(runtime.query(self.events[rest[0]]))
-        else:
-            runtime.host_work(rest[0])
+    def stream(self, priority, blocking):
+        self.streams.append(self.runtime.stream(priority, blocking=blocking))
+
+    def launch(self, lane, duration, share):
+        self.runtime.launch(duration, self.streams[lane], share=share)
+
+    def memcpy(self, lane, nbytes, direction, pinned, blocking):
+        self.runtime.memcpy(nbytes, direction, self.streams[lane], pinned=pinned, blocking=blocking)
+
+    def record(self, lane, event):
+        self.runtime.record_event(event, self.streams[lane])
+        return event
+
+    def wait(self, lane, event):
+        self.runtime.wait_event(self.streams[lane], event)
+
+    def synchronize_stream(self, lane):
+        self.runtime.synchronize(self.streams[lane])
+
+    def malloc(self):
+        self.runtime.malloc(1)
+
+    def free(self):
+        self.runtime.free(2**30)
 
     def spans(self):
         return spans(self.runtime.timeline())
@@ -102,29 +97,39 @@ def spans(timeline):
     return sorted((r.start, r.end, r.lane.name, r.kind, r.name) for r in timeline.rows())
 
 
-def naive(gpu, host, program, launch_blocking=False):
-    """Run the program on the naive scheduler; return it and the answers of its queries."""
-    device = Naive(gpu, host, launch_blocking)
-    for priority, blocking in STREAMS:
-        device.stream(priority, blocking)
-    recorded = [None] * EVENTS
-    answers = []
-    for name, *rest in program:
-        if name == "launch":
-            device.launch(*rest)
-        elif name == "memcpy":
-            device.memcpy(rest[0], rest[1] * KB, *rest[2:])
+class Driver:
+    """Runs a program of `operations` on either machine, and keeps the answers of its queries."""
+
+    def __init__(self, machine, events):
+        self.machine, self.events, self.answers = machine, events, []
+        for priority, blocking in STREAMS:
+            machine.stream(priority, blocking)
+
+    def do(self, operation):
+        name, *rest = operation
+        call = getattr(self.machine, name)
+        if name == "memcpy":
+            call(rest[0], rest[1] * KB, *rest[2:])
         elif name == "record":
-            recorded[rest[1]] = device.record(rest[0])
+            self.events[rest[1]] = call(rest[0], self.events[rest[1]])
         elif name == "wait":
-            device.wait(rest[0], recorded[rest[1]])
+            call(rest[0], self.events[rest[1]])
         elif name == "synchronize_event":
-            device.synchronize_event(recorded[rest[0]])
+            call(self.events[rest[0]])
         elif name == "query":
-            answers.append(device.query(recorded[rest[0]]))
+            self.answers.append(call(self.events[rest[0]]))
         else:
-            getattr(device, name)(*rest)
-    return device, answers
+            call(*rest)
+        return self
+
+    def run(self, program):
+        for operation in program:
+            self.do(operation)
+        return self
+
+
+def real(machine, launch_blocking=False):
+    return Driver(Real(*machine, launch_blocking), [Event() for _ in range(EVENTS)])
 
 
 @settings(max_examples=200, deadline=None)
@@ -146,56 +151,48 @@ def naive(gpu, host, program, launch_blocking=False):
     False,
 )
 def test_runtime_agrees_with_the_naive_scheduler(machine, program, launch_blocking):
-    both = Both(*machine, launch_blocking)
-    for operation in program:
-        both.do(operation)
-    reference, answers = naive(*machine, program, launch_blocking)
-    assert both.answers == answers
-    assert both.runtime.now == reference.now
-    assert both.spans() == reference.spans()
+    ours = real(machine, launch_blocking).run(program)
+    naive = Driver(Naive(*machine, launch_blocking), [None] * EVENTS).run(program)
+    assert ours.answers == naive.answers
+    assert ours.machine.runtime.now == naive.machine.now
+    assert ours.machine.spans() == naive.machine.spans()
 
 
 @settings(max_examples=100, deadline=None)
 @given(machines, programs, st.data())
 def test_looking_changes_nothing(machine, program, data):
     """Asking whether anything is over, at no cost, at any moment, leaves the timeline as it is."""
-    plain, watched = Both(*machine), Both(*machine)
+    plain, watched = real(machine).run(program), real(machine)
+    runtime = watched.machine.runtime
     for operation in program:
-        plain.do(operation)
-        for target in data.draw(st.lists(st.sampled_from(watched.streams + watched.events), max_size=2)):
-            watched.runtime.is_over(target)
+        for target in data.draw(st.lists(st.sampled_from(watched.machine.streams + watched.events), max_size=2)):
+            runtime.is_over(target)
         if data.draw(st.booleans()):
-            watched.runtime.device.advance(watched.runtime.now)
+            runtime.device.advance(runtime.now)
         watched.do(operation)
     assert watched.answers == plain.answers
-    assert watched.runtime.timeline() == plain.runtime.timeline()
+    assert runtime.timeline() == plain.machine.runtime.timeline()
 
 
 def test_looking_changes_nothing_even_when_nothing_takes_time():
     """On a machine without latency the host can still enqueue something more urgent at the very ns of the look."""
-    plain, watched = Both(*machine(0, 0, 4, 1000, 0)), Both(*machine(0, 0, 4, 1000, 0))
-    for both in (plain, watched):
-        both.do(("launch", 1, 5, 1000))
-        if both is watched:
-            assert not both.runtime.is_over(both.streams[1])
-        both.do(("launch", 2, 5, 1000))
-    assert [r.lane.number for r in watched.runtime.timeline().rows(Kind.COMPUTE)] == [14, 13]
-    assert watched.runtime.timeline() == plain.runtime.timeline()
+    plain, watched = (real(machine(0, 0, 4, 1000, 0)).do(("launch", 1, 5, 1000)) for _ in range(2))
+    assert not watched.machine.runtime.is_over(watched.machine.streams[1])
+    timelines = [driver.do(("launch", 2, 5, 1000)).machine.runtime.timeline() for driver in (plain, watched)]
+    assert [r.lane.number for r in timelines[1].rows(Kind.COMPUTE)] == [14, 13]
+    assert timelines[0] == timelines[1]
 
 
 @settings(max_examples=50, deadline=None)
 @given(machines, programs, programs)
 def test_one_can_go_on_after_a_timeline(machine, program, more):
     """The host's clock is then at the end of the device's work; numbers that join calls and work stay unique."""
-    both = Both(*machine)
-    for operation in program:
-        both.do(operation)
-    before = both.spans()
-    assert both.spans() == before  # asked for twice
-    assert both.runtime.now == max([both.runtime.now, *(row[1] for row in before)])
-    for operation in more:
-        both.do(operation)
-    timeline = both.runtime.timeline()
+    driver = real(machine).run(program)
+    ours = driver.machine
+    before = ours.spans()
+    assert ours.spans() == before  # asked for twice
+    assert ours.runtime.now == max([ours.runtime.now, *(row[1] for row in before)])
+    timeline = driver.run(more).machine.runtime.timeline()
     assert set(before) <= set(spans(timeline))
     of_work = [r.correlation for r in timeline.rows() if r.lane.group == "device"]
     assert len(set(of_work)) == len(of_work)
@@ -204,14 +201,15 @@ def test_one_can_go_on_after_a_timeline(machine, program, more):
 # Happens-before
 
 
-class Graph:
-    """The same order as a plain graph of enqueued commands; who comes after whom is found by walking it."""
+class Ordered:
+    """The order that the rules promise to a program of `operations`, as a graph of its commands that is walked."""
 
     def __init__(self):
         self.before = []  # node -> nodes right before it
         self.last = {}  # stream -> its last node
         self.next = {}  # stream -> nodes that its next command comes after, by waits
         self.host = set()  # nodes that the host has waited for
+        self.recorded = [None] * EVENTS
 
     def enqueue(self, stream):
         self.before.append(self.direct(stream))
@@ -236,38 +234,6 @@ class Graph:
                 seen.add(at)
                 to_see += self.before[at]
         return node in seen
-
-
-@settings(max_examples=100, deadline=None)
-@given(machines, programs)
-def test_what_is_ordered_is_over_in_time(machine, program):
-    """Happens-before is sound: what it promises to be over, is over, on every machine."""
-    both = Both(*machine)
-    runtime = both.runtime
-    places, promises = {}, []  # command -> place; (earlier command, later command or the host's time)
-    for operation in program:
-        made = len(runtime._work)
-        ordered = {
-            stream.id: [command for command, place in places.items() if runtime.is_ordered(stream, place)]
-            for stream in both.streams
-        }
-        both.do(operation)
-        for command in runtime._work[made:]:
-            number = runtime.order.snapshot(command.stream.id)[command.stream.id]
-            places[command] = (command.stream.id, number)
-            promises += [(before, command) for before in ordered[command.stream.id]]
-        promises += [(c, runtime.now) for c, place in places.items() if runtime.is_ordered(None, place)]
-    runtime.timeline()
-    for before, after in promises:
-        assert before.end <= (after if isinstance(after, int) else after.start)
-
-
-class Ordered(Graph):
-    """The order that the rules promise to a program of `operations`, told from the program alone."""
-
-    def __init__(self):
-        super().__init__()
-        self.recorded = [None] * EVENTS
 
     def put(self, lane):
         """The default stream (0) and the blocking stream (3) come after each other; the others do not (R14, R15)."""
@@ -298,14 +264,38 @@ class Ordered(Graph):
 
 @settings(max_examples=100, deadline=None)
 @given(machines, programs)
+def test_what_is_ordered_is_over_in_time(machine, program):
+    """Happens-before is sound: what it promises to be over, is over, on every machine."""
+    driver = real(machine)
+    runtime = driver.machine.runtime
+    places, promises = {}, []  # command -> place; (earlier command, later command or the host's time)
+    for operation in program:
+        made = len(runtime._work)
+        ordered = {
+            stream.id: [command for command, place in places.items() if runtime.is_ordered(stream, place)]
+            for stream in driver.machine.streams
+        }
+        driver.do(operation)
+        for command in runtime._work[made:]:
+            number = runtime.order.snapshot(command.stream.id)[command.stream.id]
+            places[command] = (command.stream.id, number)
+            promises += [(before, command) for before in ordered[command.stream.id]]
+        promises += [(c, runtime.now) for c, place in places.items() if runtime.is_ordered(None, place)]
+    runtime.timeline()
+    for before, after in promises:
+        assert before.end <= (after if isinstance(after, int) else after.start)
+
+
+@settings(max_examples=100, deadline=None)
+@given(machines, programs)
 def test_the_runtime_keeps_the_order_that_the_rules_promise(machine, program):
     """No more and no less: free and the staging of pageable copies happen to wait, but promise nothing (R7, R13)."""
-    both, graph = Both(*machine), Ordered()
-    order = both.runtime.order
+    driver, graph = real(machine), Ordered()
+    order = driver.machine.runtime.order
     places = []
     for operation in program:
-        both.do(operation)
-        graph.do(operation, both.answers[-1] if both.answers else None)
+        driver.do(operation)
+        graph.do(operation, driver.answers[-1] if driver.answers else None)
         if len(graph.before) > len(places):
             lane = operation[1]
             places.append((lane, order.snapshot(lane)[lane]))

@@ -1,7 +1,5 @@
 """Cores, disk and memory are shared: closed forms."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The devices on which the loaders are tested, and ways to make sources."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -21,11 +19,6 @@ def device(request):
     if request.param == "gpu" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU: torch.cuda.is_available() is False")
     yield torch.device("cpu" if request.param == "cpu" else "cuda")
-
-
-@pytest.fixture
-def record():
-    return loaderviz.record
 
 
 class Source:

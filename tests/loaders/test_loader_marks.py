@@ -1,10 +1,5 @@
 """Marks: who listens learns which batch the work is for; a trace shows it by name."""
 
-from __future__ import annotations
-
-from contextlib import contextmanager
-from typing import Any
-
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -14,7 +9,7 @@ from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, Resi
 from .conftest import Source
 
 DATA = torch.arange(10), torch.arange(10)
-LOADERS: dict[str, Any] = {
+LOADERS = {
     "blocking": lambda: BlockingLoader(Source(3), "cpu"),
     "pinned": lambda: PinnedLoader(Source(3), "cpu"),
     "prefetch-0": lambda: PrefetchLoader(Source(3), "cpu", depth=0),
@@ -26,37 +21,6 @@ LOADERS: dict[str, Any] = {
 
 def expected_of(name):
     return [(0, 4), (1, 4), (2, 2)] if name in ("resident", "slices") else [(0, 4), (1, 4), (2, 4)]
-
-
-@pytest.mark.parametrize("name", LOADERS)
-def test_the_hook_hears_each_batch_before_the_user_gets_it(name, monkeypatch):
-    heard: list[tuple[int, int]] = []
-    monkeypatch.setattr(marks, "on_batch", lambda index, samples: heard.append((index, samples)))
-    loader = LOADERS[name]()
-    for _ in range(2):
-        for k, batch in enumerate(loader):
-            assert len(heard) == k + 1
-            assert heard[-1] == (k, len(batch[0]))
-        assert sorted(samples for _, samples in heard) == sorted(samples for _, samples in expected_of(name))
-        heard.clear()
-
-
-def test_the_prefetch_hook_is_around_the_copy_of_the_later_batch(monkeypatch):
-    heard: list[Any] = []
-
-    @contextmanager
-    def around(index):
-        heard.append(("copy", index))
-        yield
-        heard.append(("copied", index))
-
-    monkeypatch.setattr(marks, "on_prefetch", around)
-    monkeypatch.setattr(marks, "on_batch", lambda index, samples: heard.append(("out", index)))
-    for _batch in PrefetchLoader(Source(3), "cpu", depth=1):
-        pass
-    copies = [[("copy", k), ("copied", k)] for k in range(3)]
-    # Batch 1 is copied before batch 0 goes out: the order that makes the overlap possible.
-    assert heard == [*copies[0], *copies[1], ("out", 0), *copies[2], ("out", 1), ("out", 2)]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,10 +1,6 @@
 """Saving and resuming: at whatever batch, the rest is the rest of the uninterrupted run."""
 
-from __future__ import annotations
-
 import io
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -47,7 +43,7 @@ def sampler_generator():
     return DataLoader(TensorDataset(DATA), 4, sampler=sampler)
 
 
-SOURCES: dict[str, Callable[[], Any]] = {
+SOURCES = {
     "list": lambda: [(DATA[i : i + 4],) for i in range(0, 23, 4)],
     "shuffling DataLoader": lambda: DataLoader(TensorDataset(DATA), 4, shuffle=True),
     "shuffling DataLoader with its own generator": own_generator,
@@ -55,7 +51,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
     "source with a state": Counting,
     "resident loader": lambda: ResidentLoader((DATA,), 4, seed=5, device="cpu"),
 }
-LOADERS: dict[str, Callable[[Any], Any]] = {
+LOADERS = {
     "blocking": lambda source: BlockingLoader(source, "cpu"),
     "pinned": lambda source: PinnedLoader(source, "cpu"),
     "prefetch-1": lambda source: PrefetchLoader(source, "cpu", depth=1),
@@ -78,17 +74,22 @@ def train(loader, epochs):
     return seen
 
 
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
+def resumed(make_source, make_loader, state):
+    """A loader of a new process, which has another history of random numbers; the state went through a file."""
+    torch.save(state, file := io.BytesIO())
     file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
+    random = torch.get_rng_state()
+    torch.manual_seed(77)
+    torch.rand(5)
+    loader = make_loader(make_source())
+    loader.load_state_dict(torch.load(file, weights_only=True))
+    torch.set_rng_state(random)  # the training script's own checkpoint of them
+    return loader
 
 
 def train_until(loader, stop, between_epochs):
     """Train for `stop` batches; return them and the state, saved after the last one or before the next epoch."""
-    seen: list[list[int]] = []
+    seen = []
     while True:
         if between_epochs and len(seen) == stop:
             return seen, loader.state_dict()
@@ -111,14 +112,9 @@ def test_resuming_at_any_batch_equals_the_uninterrupted_run(make_source, make_lo
     for stop, between_epochs in STOPS:
         torch.manual_seed(1)
         seen, state = train_until(make_loader(make_source()), stop, between_epochs)
-        random = torch.get_rng_state()
-        torch.manual_seed(77)  # a new process: another history of random numbers ...
-        torch.rand(5)
-        resumed = make_loader(make_source())
-        resumed.load_state_dict(through_a_file(state))
-        torch.set_rng_state(random)  # ... and the training script's own checkpoint of them
-        assert seen + train(resumed, 3 - state["epoch"]) == expected, (stop, between_epochs)
-        assert (resumed.epoch, resumed.batches_handed_out) == (3, 0)
+        loader = resumed(make_source, make_loader, state)
+        assert seen + train(loader, 3 - state["epoch"]) == expected, (stop, between_epochs)
+        assert (loader.epoch, loader.batches_handed_out) == (3, 0)
 
 
 def test_a_resumed_run_can_be_saved_and_resumed_again():
@@ -130,11 +126,7 @@ def test_a_resumed_run_can_be_saved_and_resumed_again():
     for stop, between_epochs in ((BATCHES, True), (2, False), (3, False)):
         got, state = train_until(loader, stop, between_epochs)
         seen += got
-        random = torch.get_rng_state()
-        torch.manual_seed(77)
-        loader = PrefetchLoader(make(), "cpu")
-        loader.load_state_dict(through_a_file(state))
-        torch.set_rng_state(random)
+        loader = resumed(make, lambda source: PrefetchLoader(source, "cpu"), state)
     assert seen + train(loader, 1) == expected
 
 
@@ -143,11 +135,9 @@ def test_replaying_leaves_the_default_generator_alone(make_loader):
     loader = make_loader(SOURCES["shuffling DataLoader"]())
     running = iter(loader)
     next(running), next(running)
-    state = loader.state_dict()
-    resumed = make_loader(SOURCES["shuffling DataLoader"]())
-    resumed.load_state_dict(state)
+    again = resumed(SOURCES["shuffling DataLoader"], make_loader, loader.state_dict())
     before = torch.get_rng_state()
-    next(iter(resumed))
+    next(iter(again))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -167,9 +157,9 @@ def test_the_state_of_a_source_is_the_one_after_the_batch_handed_out():
     next(running)
     assert (source.position, loader.state_dict()["source"]) == (4, {"position": 1})
     again = Counting()
-    resumed = PrefetchLoader(again, "cpu", depth=3)
-    resumed.load_state_dict(loader.state_dict())
-    next(iter(resumed))
+    other = PrefetchLoader(again, "cpu", depth=3)
+    other.load_state_dict(loader.state_dict())
+    next(iter(other))
     assert again.started_at == 1, "continued from its own state, not replayed"
 
 
@@ -207,11 +197,7 @@ def test_loading_cancels_a_running_iteration():
         ({"batches": -1}, ValueError, "'batches' in the state must be at least 0, got -1"),
         ({"batches": "two"}, TypeError, "got 'two'"),
         ({"batches": None}, TypeError, "got None"),
-        (
-            {"source": {"position": 1}},
-            ValueError,
-            "the source, a Source, keeps no state of its own, but the state has one",
-        ),
+        ({"source": {"position": 1}}, ValueError, "a Source, keeps no state of its own, but the state has one"),
     ],
 )
 def test_a_bad_state_is_named(change, error, match):
@@ -223,10 +209,10 @@ def test_a_bad_state_is_named(change, error, match):
 def test_a_state_without_its_keys_and_a_source_without_its_generator_are_named():
     with pytest.raises(ValueError, match="no 'epoch'"):
         BlockingLoader(Source(5), "cpu").load_state_dict({"batch": 3})
-    resumed = BlockingLoader(SOURCES["list"](), "cpu")
-    resumed.load_state_dict(BlockingLoader(own_generator(), "cpu").state_dict())
+    other = BlockingLoader(SOURCES["list"](), "cpu")
+    other.load_state_dict(BlockingLoader(own_generator(), "cpu").state_dict())
     with pytest.raises(ValueError, match=r"1 random generator\(s\).*has 0"):
-        next(iter(resumed))
+        next(iter(other))
 
 
 def test_a_source_shorter_than_the_state_says_is_an_error():

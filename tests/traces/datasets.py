@@ -1,7 +1,5 @@
 """Data sets for recorded DataLoaders, in a module that a spawned worker can import."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

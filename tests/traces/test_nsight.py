@@ -13,37 +13,25 @@ PROCESS = 4_321
 GPID = 1 << 48 | PROCESS << 24  # hardware, virtual machine, process
 GTID = GPID | PROCESS
 
+# The columns of real exports, without their types.
 SCHEMA = """
-CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE ENUM_CUDA_MEMCPY_OPER (id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT);
-CREATE TABLE ENUM_CUDA_MEM_KIND (id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT);
-CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER, utcTime TEXT, localTime TEXT);
-CREATE TABLE TARGET_INFO_GPU (vmId INTEGER NOT NULL, id INTEGER NOT NULL, name TEXT, busLocation TEXT,
-  isDiscrete INTEGER, memoryBandwidth INTEGER, asyncEngines INTEGER, smCount INTEGER, cuDevice INTEGER);
-CREATE TABLE META_DATA_EXPORT (name TEXT NOT NULL, value TEXT);
-CREATE TABLE ThreadNames (nameId INTEGER NOT NULL, priority INTEGER, globalTid INTEGER);
-CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, timestampType INTEGER, source INTEGER, severity INTEGER, text TEXT,
-  globalPid INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER NOT NULL, end INTEGER NOT NULL, eventClass INTEGER NOT NULL,
-  globalTid INTEGER, correlationId INTEGER, nameId INTEGER NOT NULL, returnValue INTEGER NOT NULL,
-  callchainId INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
-  contextId INTEGER NOT NULL, greenContextId INTEGER, streamId INTEGER NOT NULL, correlationId INTEGER,
-  globalPid INTEGER, demangledName INTEGER NOT NULL, shortName INTEGER NOT NULL, mangledName INTEGER,
-  graphNodeId INTEGER, gridX INTEGER NOT NULL);
-CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
-  contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER,
-  bytes INTEGER NOT NULL, copyKind INTEGER NOT NULL, srcKind INTEGER, dstKind INTEGER, migrationCause INTEGER,
-  copyCount INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
-  contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER,
-  value INTEGER NOT NULL, bytes INTEGER NOT NULL, graphNodeId INTEGER, memKind INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION (start INTEGER NOT NULL, end INTEGER NOT NULL,
-  deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, correlationId INTEGER,
-  globalPid INTEGER, syncType INTEGER NOT NULL, eventId INTEGER NOT NULL);
-CREATE TABLE NVTX_EVENTS (start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, rangeId INTEGER,
-  category INTEGER, color INTEGER, text TEXT, globalTid INTEGER, endGlobalTid INTEGER, textId INTEGER,
-  domainId INTEGER);
+StringIds: id value
+ENUM_CUDA_MEMCPY_OPER: id name label
+ENUM_CUDA_MEM_KIND: id name label
+TARGET_INFO_SESSION_START_TIME: utcEpochNs utcTime localTime
+TARGET_INFO_GPU: vmId id name busLocation isDiscrete memoryBandwidth asyncEngines smCount cuDevice
+META_DATA_EXPORT: name value
+ThreadNames: nameId priority globalTid
+DIAGNOSTIC_EVENT: timestamp timestampType source severity text globalPid
+CUPTI_ACTIVITY_KIND_RUNTIME: start end eventClass globalTid correlationId nameId returnValue callchainId
+CUPTI_ACTIVITY_KIND_KERNEL: start end deviceId contextId greenContextId streamId correlationId globalPid demangledName \
+shortName mangledName graphNodeId gridX
+CUPTI_ACTIVITY_KIND_MEMCPY: start end deviceId contextId streamId correlationId globalPid bytes copyKind srcKind \
+dstKind migrationCause copyCount
+CUPTI_ACTIVITY_KIND_MEMSET: start end deviceId contextId streamId correlationId globalPid value bytes \
+graphNodeId memKind
+CUPTI_ACTIVITY_KIND_SYNCHRONIZATION: start end deviceId contextId streamId correlationId globalPid syncType eventId
+NVTX_EVENTS: start end eventType rangeId category color text globalTid endGlobalTid textId domainId
 """
 CALLS = "cudaMemcpyAsync_v3020", "cudaLaunchKernel_v7000", "cudaStreamSynchronize_v3020"
 STRINGS = [*CALLS[:2], "void gemm<float>(int)", "gemm", "batch 3", "python", CALLS[2]]
@@ -86,7 +74,9 @@ def export(path, change=None):
         ("NVTX_EVENTS", {"start": 500, "eventType": 59, "text": "mark", "globalTid": GTID}),
     ]
     connection = sqlite3.connect(path)
-    connection.executescript(SCHEMA)
+    for line in SCHEMA.strip().splitlines():
+        name, columns = line.split(": ")
+        connection.execute(f"CREATE TABLE {name} ({', '.join(columns.split())})")
     for table, row in rows:
         marks = ", ".join("?" * len(row))
         connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))

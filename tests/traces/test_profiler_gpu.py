@@ -1,7 +1,5 @@
 """Workers beside a GPU's work: simulated (a real CPU profile, to whose export rows of CUDA are added), and real."""
 
-from __future__ import annotations
-
 import gzip
 import json
 
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from trace_files import call, copy, shared, work
+from trace_files import call, copy, notes, shared, steps_of, work
 
 import loaderviz as lv
 from loaderviz import experiment, mnist
@@ -29,14 +27,6 @@ def train():
     weight = torch.ones(3, requires_grad=True)
     for batch in DataLoader(datasets.Squares(), batch_size=4, num_workers=1):
         (batch[0] * weight).sum().backward()
-
-
-def steps_of(timeline):
-    return [row.name for row in timeline.rows(Kind.RANGE) if row.name.startswith("batch ")]
-
-
-def notes(timeline):
-    return "; ".join(timeline.context.notes)
 
 
 def add_to_export(monkeypatch, make_rows, device="NVIDIA H100"):

@@ -1,9 +1,8 @@
 """to_chrome_trace and read are inverse: what was exported comes back equal, whatever made it."""
 
 import json
-import sys
-from pathlib import Path
 
+import factory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,9 +11,6 @@ from trace_files import loop, read_events, shared, work, write
 from loaderviz.export import to_chrome_trace
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
 from loaderviz.traces.read import TraceError, read
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import factory
 
 
 def there_and_back(timeline, folder):
@@ -38,15 +34,8 @@ def test_random_timelines(tmp_path_factory, seed):
 
 
 def test_everything_a_timeline_can_hold(tmp_path):
-    context = Context(
-        device="GPU <&> \u00b5",
-        origin="emulated",
-        host="h",
-        clock="virtual ns",
-        samples=7,
-        versions={"torch": "2.13"},
-        notes=("a", "b"),
-    )
+    told = {"host": "h", "clock": "virtual ns", "samples": 7, "versions": {"torch": "2.13"}, "notes": ("a", "b")}
+    context = Context(device="GPU <&> \u00b5", origin="emulated", **told)
     builder = TimelineBuilder(context)
     base = 1_712_195_495_521_308_558
     lanes = [
@@ -58,19 +47,11 @@ def test_everything_a_timeline_can_hold(tmp_path):
     ]
     builder.lane("never used", "device", number=9)
     for number, kind in enumerate(Kind):
-        builder.span(
-            base + 100 * number,
-            base + 100 * number + 99,
-            lanes[number % 5],
-            kind,
-            f"name {number % 4}",
-            batch=number - 1,
-            nbytes=10**12 * (number % 2) - 1,
-            correlation=number << 40,
-            pinned=(None, True, False)[number % 3],
-            cause=list(Cause)[number % len(Cause)],
-            source=f"train.py:{number}" if number % 2 else "",
-        )
+        more = {"correlation": number << 40, "pinned": (None, True, False)[number % 3]}
+        more |= {"cause": list(Cause)[number % len(Cause)], "source": f"train.py:{number}" if number % 2 else ""}
+        start, nbytes = base + 100 * number, 10**12 * (number % 2) - 1
+        lane, name = lanes[number % 5], f"name {number % 4}"
+        builder.span(start, start + 99, lane, kind, name, batch=number - 1, nbytes=nbytes, **more)
     builder.arrow(0, 1, ArrowKind.LAUNCH)
     builder.arrow(0, 1, ArrowKind.LAUNCH)  # twice the same
     builder.arrow(2, 5, ArrowKind.WAIT)

@@ -59,11 +59,6 @@ def test_a_file_that_is_no_trace_is_one_sentence(tmp_path, capsys, content, comp
     assert not (tmp_path / "page.html").exists()
 
 
-def test_the_folder_of_the_page_is_looked_at_before_the_work(tmp_path, capsys):
-    assert view(tmp_path / "nothing.json", "--out", tmp_path / "no" / "page.html") == 1
-    assert "the folder" in capsys.readouterr().err
-
-
 def test_a_closed_pipe_is_no_error_message(tmp_path):
     path, page = write(tmp_path, trace(*loop())), tmp_path / "page.html"
     command = f"{sys.executable} -m loaderviz view {path} --out {page} | true"

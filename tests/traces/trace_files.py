@@ -1,13 +1,12 @@
 """Small traces for the tests, written as the profilers write them; and a way to read them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
 
 import pytest
 
+from loaderviz.timeline import Kind
 from loaderviz.traces.read import read
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
@@ -80,6 +79,10 @@ def read_events(folder, *events, **outer):
 
 def notes(timeline):
     return "; ".join(timeline.context.notes)
+
+
+def steps_of(timeline):
+    return [row.name for row in timeline.rows(Kind.RANGE) if row.name.startswith("batch ")]
 
 
 def rows(timeline, *kinds):

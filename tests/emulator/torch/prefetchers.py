@@ -5,117 +5,96 @@ them all, with and without the protection that keeps a batch's memory from being
 expect: does the copy of the next batch run while this one is computed, and is the program right.
 """
 
-from __future__ import annotations
-
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from itertools import count, islice
 
 import torch
 
-Batch = tuple[torch.Tensor, ...]
 DEVICE = torch.device("cuda")
 
 
-def copied(batch: Any) -> Batch:
+def copied(batch):
     return tuple(entry.to(DEVICE, non_blocking=True) for entry in batch)
 
 
-def recorded(batch: Batch) -> None:
+def recorded(batch):
     for entry in batch:
         entry.record_stream(torch.cuda.current_stream())
 
 
-def plain(loader: Iterable[Any]) -> Iterator[Batch]:
+def ahead(source, start, wait, depth=1, done=lambda begun: None):
+    """Begin the copies of the next batches before this one is handed out; `wait` gives the batch of what was begun."""
+    source, ready = map(start, source), deque()
+    ready.extend(islice(source, depth))
+    while ready:
+        begun = ready.popleft()
+        batch = wait(begun)
+        ready.extend(islice(source, 1))
+        yield batch
+        done(begun)
+
+
+def waiting(stream, record=False):
+    """Let the consumer wait for the copies of a stream, and perhaps record each tensor on its own."""
+
+    def wait(batch):
+        torch.cuda.current_stream().wait_stream(stream)
+        if record:
+            recorded(batch)
+        return batch
+
+    return wait
+
+
+def plain(loader):
     """No prefetching: blocking copies on the consumer's stream."""
     for batch in loader:
         yield tuple(entry.to(DEVICE) for entry in batch)
 
 
-def non_blocking(loader: Iterable[Any]) -> Iterator[Batch]:
+def non_blocking(loader):
     """No prefetching: asynchronous copies on the consumer's stream."""
-    for batch in loader:
-        yield copied(batch)
+    return map(copied, loader)
 
 
-class Preloader:
-    """Holds one batch ahead in attributes; `next()` gives None at the end."""
+def one_ahead(loader, record, side_waits):
+    """A side stream and one batch ahead; the protection is `record_stream`, a side stream that waits, or nothing."""
+    stream = torch.cuda.Stream()
 
-    def __init__(self, loader: Iterable[Any], record: bool) -> None:
-        self.source, self.record = iter(loader), record
-        self.stream = torch.cuda.Stream()
-        self.preload()
-
-    def preload(self) -> None:
-        batch = next(self.source, None)
-        with torch.cuda.stream(self.stream):
-            self.batch = None if batch is None else copied(batch)
-
-    def next(self) -> Batch | None:
-        torch.cuda.current_stream().wait_stream(self.stream)
-        batch = self.batch
-        if batch is None:
-            return None
-        if self.record:
-            recorded(batch)
-        self.preload()
-        return batch
-
-
-def attributes(loader: Iterable[Any], record: bool) -> Iterator[Batch]:
-    """A side stream and one batch ahead, kept in attributes; `record_stream` on each tensor, or nothing."""
-    preloader = Preloader(loader, record)
-    batch = preloader.next()
-    while batch is not None:
-        yield batch
-        batch = preloader.next()
-
-
-def generator(loader: Iterable[Any], side_waits: bool) -> Iterator[Batch]:
-    """A generator: enqueue the next copy, yield this batch, then wait. The side stream may wait for the consumer."""
-    stream, ready = torch.cuda.Stream(), None
-    for batch in loader:
+    def start(batch):
         if side_waits:
             stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            following = copied(batch)
-        if ready is not None:
-            yield ready
-        torch.cuda.current_stream().wait_stream(stream)
-        ready = following
-    if ready is not None:
-        yield ready
+            return copied(batch)
+
+    return ahead(loader, start, waiting(stream, record))
 
 
-def event_per_batch(loader: Iterable[Any], record: bool, depth: int = 2) -> Iterator[Batch]:
-    """Some batches ahead, an event for each of them."""
-    stream, source, ready = torch.cuda.Stream(), iter(loader), deque[tuple[Batch, torch.cuda.Event]]()
+def event_per_batch(loader, record):
+    """Two batches ahead, an event for each of them."""
+    stream = torch.cuda.Stream()
 
-    def enqueue() -> None:
-        batch = next(source, None)
-        if batch is not None:
-            with torch.cuda.stream(stream):
-                moved, event = copied(batch), torch.cuda.Event()
-                event.record()
-            ready.append((moved, event))
+    def start(batch):
+        with torch.cuda.stream(stream):
+            return copied(batch), stream.record_event()
 
-    for _ in range(depth):
-        enqueue()
-    while ready:
-        moved, event = ready.popleft()
+    def wait(begun):
+        moved, event = begun
         event.wait()
         if record:
             recorded(moved)
-        enqueue()
-        yield moved
+        return moved
+
+    return ahead(loader, start, wait, depth=2)
 
 
-def in_place(loader: Iterable[Any], side_waits: bool) -> Iterator[Batch]:
+def in_place(loader, side_waits):
     """Memory of the consumer's stream, filled on a side stream that waits for the consumer first, or does not."""
-    stream, source = torch.cuda.Stream(), iter(loader)
+    stream = torch.cuda.Stream()
 
-    def start(batch: Any) -> Batch:
+    def start(batch):
         moved = tuple(torch.empty_like(entry, device=DEVICE) for entry in batch)
         if side_waits:
             stream.wait_stream(torch.cuda.current_stream())
@@ -124,60 +103,40 @@ def in_place(loader: Iterable[Any], side_waits: bool) -> Iterator[Batch]:
                 target.copy_(entry, non_blocking=True)
         return moved
 
-    batch = next(source, None)
-    ready = None if batch is None else start(batch)
-    while ready is not None:
-        torch.cuda.current_stream().wait_stream(stream)
-        batch = next(source, None)
-        following = None if batch is None else start(batch)
-        yield ready
-        ready = following
+    return ahead(loader, start, waiting(stream))
 
 
-def ring(loader: Iterable[Any], wait_for_reader: bool, slots: int = 3) -> Iterator[Batch]:
+def ring(loader, wait_for_reader, slots=3):
     """Buffers made once and used in turn; a slot is filled again when the batch in it was read, or at once."""
-    streams = [torch.cuda.Stream() for _ in range(slots)]
-    buffers: list[Batch | None] = [None] * slots
-    read: list[torch.cuda.Event | None] = [None] * slots
-    source = iter(loader)
-    filled: deque[int] = deque()
+    streams, buffers, read, number = [torch.cuda.Stream() for _ in range(slots)], {}, {}, count()
 
-    def fill(slot: int) -> None:
-        batch = next(source, None)
-        if batch is None:
-            return
-        target = buffers[slot]
-        if target is None:
-            target = buffers[slot] = tuple(torch.empty_like(entry, device=DEVICE) for entry in batch)
+    def start(batch):
+        slot = next(number) % slots
+        if slot not in buffers:
+            buffers[slot] = tuple(torch.empty_like(entry, device=DEVICE) for entry in batch)
             streams[slot].wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(streams[slot]):
-            event = read[slot]
-            if wait_for_reader and event is not None:
-                event.wait()
-            for entry, place in zip(batch, target, strict=True):
+            if wait_for_reader and slot in read:
+                read[slot].wait()
+            for entry, place in zip(batch, buffers[slot], strict=True):
                 place.copy_(entry, non_blocking=True)
-        filled.append(slot)
+        return slot
 
-    for slot in range(slots - 1):
-        fill(slot)
-    following = slots - 1
-    while filled:
-        slot = filled.popleft()
+    def wait(slot):
         torch.cuda.current_stream().wait_stream(streams[slot])
-        fill(following)
-        target = buffers[slot]
-        assert target is not None
-        yield target
-        event = torch.cuda.Event()
-        event.record()
-        read[slot], following = event, slot
+        return buffers[slot]
+
+    def done(slot):
+        read[slot] = torch.cuda.current_stream().record_event()
+
+    return ahead(loader, start, wait, slots - 1, done)
 
 
-def pinned_slots(loader: Iterable[Any], wait_for_copy: bool, slots: int = 2) -> Iterator[Batch]:
+def pinned_slots(loader, wait_for_copy, slots=2):
     """Pinned buffers made once and refilled in turn by the host, when the copy out of them is over, or at once."""
-    stream, buffers, copies = torch.cuda.Stream(), list[Batch](), [torch.cuda.Event() for _ in range(slots)]
-    for count, batch in enumerate(loader):
-        slot = count % slots
+    stream, buffers, copies = torch.cuda.Stream(), [], [torch.cuda.Event() for _ in range(slots)]
+    for number, batch in enumerate(loader):
+        slot = number % slots
         if len(buffers) < slots:
             buffers.append(tuple(entry.pin_memory() for entry in batch))
         else:
@@ -193,7 +152,7 @@ def pinned_slots(loader: Iterable[Any], wait_for_copy: bool, slots: int = 2) -> 
         yield moved
 
 
-def transformed(loader: Iterable[Any], record_result: bool) -> Iterator[Batch]:
+def transformed(loader, record_result):
     """A transform on the side stream after the copy; what the consumer gets is recorded, or only what was copied."""
     stream, consumer = torch.cuda.Stream(), torch.cuda.current_stream()
     for batch in loader:
@@ -206,51 +165,29 @@ def transformed(loader: Iterable[Any], record_result: bool) -> Iterator[Batch]:
         yield results
 
 
-def loader_under_stream(loader: Iterable[Any], record: bool) -> Iterator[Batch]:
+def loader_under_stream(loader, record):
     """The loader itself is advanced under the side stream, which waits for nothing; the consumer waits for it."""
-    stream, consumer = torch.cuda.Stream(), torch.cuda.current_stream()
+    stream, source = torch.cuda.Stream(), iter(loader)
 
-    def advance(source: Iterator[Any]) -> Batch | None:
+    def advance():
         with torch.cuda.stream(stream):
             batch = next(source, None)
-            if batch is None:
-                return None
-            moved = copied(batch)
-            if record:
-                for entry in moved:
-                    entry.record_stream(consumer)
-            return moved
+            return batch and copied(batch)
 
-    source = iter(loader)
-    ready = advance(source)
-    while ready is not None:
-        consumer.wait_stream(stream)
-        following = advance(source)
-        yield ready
-        ready = following
+    return ahead(iter(advance, None), lambda batch: batch, waiting(stream, record))
 
 
-def last_references(loader: Iterable[Any], kept: int = 4) -> Iterator[Batch]:
-    """The host waits for each copy, one batch ahead; the last batches are kept, so that their memory is not reused."""
-    stream, cache = torch.cuda.Stream(), deque[Batch](maxlen=kept)
-
-    def transfer(batch: Any) -> Batch:
-        with torch.cuda.stream(stream):
-            moved = copied(batch)
-        stream.synchronize()
-        cache.append(moved)
-        return moved
-
-    ready = None
+def last_references(loader, kept=4):
+    """The host waits for each copy; the last batches are kept, so that their memory is not reused."""
+    stream, cache = torch.cuda.Stream(), deque(maxlen=kept)
     for batch in loader:
-        if ready is not None:
-            yield ready
-        ready = transfer(batch)
-    if ready is not None:
-        yield ready
+        with torch.cuda.stream(stream):
+            cache.append(copied(batch))
+        stream.synchronize()
+        yield cache[-1]
 
 
-def waits_wrongly(loader: Iterable[Any], too_early: bool) -> Iterator[Batch]:
+def waits_wrongly(loader, too_early):
     """A mistake: the consumer waits before the copy is enqueued, so that it waits for nothing (R16), or never."""
     stream = torch.cuda.Stream()
     for batch in loader:
@@ -263,9 +200,7 @@ def waits_wrongly(loader: Iterable[Any], too_early: bool) -> Iterator[Batch]:
 
 @dataclass(frozen=True)
 class Prefetcher:
-    """One way: how to make it, and what to expect of it with pinned batches."""
-
-    make: Callable[[Iterable[Any]], Iterator[Batch]]
+    make: Callable
     overlaps: bool  # copies run under compute
     right: bool = True  # every value is as it should be
     races: frozenset[str] = frozenset()  # kinds of hazard that it has on real hardware, whatever the values here
@@ -274,17 +209,16 @@ class Prefetcher:
 REUSE, READ, REFILL = (frozenset([f"early-{what}"]) for what in ("reuse", "read", "refill"))
 
 
-def way(make: Callable[..., Iterator[Batch]], *options: bool, **expected: Any) -> Prefetcher:
+def way(make, *options, **expected):
     return Prefetcher(lambda loader: make(loader, *options), **expected)
 
 
-PREFETCHERS: dict[str, Prefetcher] = {
+PREFETCHERS = {
     "plain": way(plain, overlaps=False),
     "non_blocking": way(non_blocking, overlaps=False),
-    "attributes, record_stream": way(attributes, True, overlaps=True),
-    "attributes, unprotected": way(attributes, False, overlaps=True, races=REUSE),
-    "generator, side waits": way(generator, True, overlaps=True),
-    "generator, unprotected": way(generator, False, overlaps=True, races=REUSE),
+    "one ahead, record_stream": way(one_ahead, True, False, overlaps=True),
+    "one ahead, side waits": way(one_ahead, False, True, overlaps=True),
+    "one ahead, unprotected": way(one_ahead, False, False, overlaps=True, races=REUSE),
     "event per batch, record_stream": way(event_per_batch, True, overlaps=True),
     "event per batch, unprotected": way(event_per_batch, False, overlaps=True, races=REUSE),
     "in place": way(in_place, True, overlaps=True),

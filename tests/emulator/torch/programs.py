@@ -1,7 +1,5 @@
 """Small programs that several tests run, on the CPU and on the emulated device."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -3,8 +3,6 @@
 `OPERATIONS` says what a program may do: name of a method of `Program` -> what each argument may be.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import warnings

@@ -4,109 +4,73 @@ Its `EventHandler` is plain Python and runs without a GPU. It knows tensors by t
 they are freed, and sees no host memory; so everything here is whole tensors on the device.
 """
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from race_programs import BLOCKS, EVENTS, STREAMS, UNIT, UNITS, Machine, index, records
 from torch.cuda._sanitizer import EventHandler
 
-from loaderviz.emulator import Gpu, Host, Runtime
-from loaderviz.emulator.hazards.races import Races
-from loaderviz.emulator.memory import DevicePool
 
-NAMES = "ABCD"
-
-
-class Both:
-    """One program for both. Streams are "A" (the default one) to "D", tensors and events any name."""
+class Both(Machine):
+    """Tells torch's detector of a program, too; `reports` has for each kernel: does ours report it, does torch's?"""
 
     def __init__(self):
-        self.gpu = Runtime(Gpu.preset("a100"), Host.preset("laptop"))
-        self.races = self.gpu.races = Races(self.gpu.order, self.gpu.builder)
-        self.pool, self.theirs = DevicePool(self.gpu), EventHandler()
-        self.streams, self.events, self.tensors = {"A": self.gpu.default_stream}, {}, {}
-        self.reports = []  # for each kernel: (does ours report it?, does torch's?)
+        super().__init__()
+        self.theirs, self.reports = EventHandler(), []
+        for stream in self.streams[1:]:
+            self.theirs._handle_stream_creation(stream.id)
+        for block in self.blocks:
+            self.theirs._handle_memory_allocation(block.address)
+        for event in range(EVENTS):
+            self.theirs._handle_event_creation(event)
 
-    def stream(self, name):
-        if name not in self.streams:
-            self.streams[name] = self.gpu.stream()
-            self.theirs._handle_stream_creation(self.streams[name].id)
-        return self.streams[name]
-
-    def tensor(self, name):
-        if name not in self.tensors:
-            self.tensors[name] = self.pool.allocate(4096, self.stream("A"))
-            self.theirs._handle_memory_allocation(self.tensors[name].address)
-        return self.tensors[name]
-
-    def kernel(self, stream, reads="", writes=""):
-        stream = self.stream(stream)
-        blocks = [(self.tensor(name), name in writes) for name in dict.fromkeys(reads + writes)]
-        work = self.gpu.launch(1_000, stream)
-        for block, written in blocks:
-            self.races.access(work, block.address, block.end, (), "", block, reads=not written, writes=written)
+    def kernel(self, stream, duration, pieces):
+        super().kernel(stream, duration, pieces)
+        written = {self.blocks[block].address + first * UNIT: writes for block, first, _, _, writes in pieces}
+        read_only = {address for address, writes in written.items() if not writes}
         theirs = self.theirs._handle_kernel_launch(
-            stream.id, {block.address for block, written in blocks if not written},
-            {block.address for block, written in blocks if written}, set(), "kernel",
-            {block.address: [] for block, _ in blocks},
-        )  # fmt: skip
-        self.reports.append((bool(work.in_race), bool(theirs)))
-
-    def event(self, name):
-        if name not in self.events:
-            self.events[name] = self.gpu.event()
-            self.theirs._handle_event_creation(id(self.events[name]))
-        return self.events[name]
+            self.streams[stream].id, read_only, written.keys() - read_only, set(), "kernel", {a: [] for a in written}
+        )
+        self.reports.append((bool(self.found[-1]), bool(theirs)))
 
     def record(self, event, stream):
-        self.gpu.record_event(self.event(event), self.stream(stream))
-        self.theirs._handle_event_record(id(self.event(event)), self.stream(stream).id)
+        super().record(event, stream)
+        self.theirs._handle_event_record(event, self.streams[stream].id)
 
-    def wait(self, stream, event):
-        self.gpu.wait_event(self.stream(stream), self.event(event))
-        self.theirs._handle_event_wait(id(self.event(event)), self.stream(stream).id)
+    def wait(self, stream, event, line):
+        super().wait(stream, event, line)
+        self.theirs._handle_event_wait(event, self.streams[stream].id)
 
-    def order(self, stream, other):
-        """`stream` waits for `other`, by an event of its own."""
-        self.record(f"{stream}{other}", other)
-        self.wait(stream, f"{stream}{other}")
+    def synchronize_device(self):
+        super().synchronize_device()
+        self.theirs._handle_device_synchronization()
 
-    def synchronize(self, what=None, name=""):
-        if what is None:
-            self.gpu.synchronize()
-            self.theirs._handle_device_synchronization()
-        elif what == "stream":
-            self.gpu.synchronize(self.stream(name))
-            self.theirs._handle_stream_synchronization(self.stream(name).id)
-        else:
-            self.gpu.synchronize(self.event(name))
-            self.theirs._handle_event_synchronization(id(self.event(name)))
+    def synchronize_stream(self, stream):
+        super().synchronize_stream(stream)
+        self.theirs._handle_stream_synchronization(self.streams[stream].id)
 
-    def free(self, tensor):
-        block = self.tensors.pop(tensor, None)
-        if block:
-            self.pool.free(block)
-            self.theirs._handle_memory_deallocation(block.address)
+    def synchronize_event(self, event):
+        super().synchronize_event(event)
+        self.theirs._handle_event_synchronization(event)
 
-    def run(self, program):
-        for name, *rest in program:
-            getattr(self, name)(*rest)
-        return self
+    def renew(self, block, stream, recorded):
+        self.theirs._handle_memory_deallocation(self.blocks[block].address)
+        super().renew(block, stream, recorded)
+        self.theirs._handle_memory_allocation(self.blocks[block].address)
 
 
-K, RECORD, WAIT, ORDER, SYNC = "kernel", "record", "wait", "order", "synchronize"
+def kernel(stream, *pieces):
+    return "kernel", stream, 1_000, [(block, 0, UNITS, not writes, writes) for block, writes in pieces]
 
-# name: (program, the kernels of it that race, by their number)
-streams, events, tensors = st.sampled_from(NAMES), st.sampled_from("ef"), st.sampled_from(["x", "y", "xy", ""])
+
+touched = st.lists(st.tuples(index(BLOCKS), st.booleans()), max_size=BLOCKS, unique_by=lambda piece: piece[0])
 operations = st.one_of(
-    *3 * [st.tuples(st.just(K), streams, tensors, tensors)],
-    *2 * [st.tuples(st.just(RECORD), events, streams)],
-    *2 * [st.tuples(st.just(WAIT), streams, events)],
-    st.tuples(st.just(ORDER), streams, streams),
-    st.tuples(st.just(SYNC), st.just("stream"), streams),
-    st.tuples(st.just(SYNC), st.just("event"), events),
-    st.tuples(st.just(SYNC)),
-    st.tuples(st.just("free"), st.sampled_from("xy")),
+    *3 * [st.builds(lambda stream, pieces: kernel(stream, *pieces), index(STREAMS), touched)],
+    *2 * [records],
+    *2 * [st.tuples(st.just("wait"), index(STREAMS), index(EVENTS), st.just(0))],
+    st.tuples(st.just("synchronize_stream"), index(STREAMS)),
+    st.tuples(st.just("synchronize_event"), index(EVENTS)),
+    st.tuples(st.just("synchronize_device")),
+    st.tuples(st.just("renew"), index(BLOCKS), index(STREAMS), st.none()),
 )
 
 
@@ -119,15 +83,8 @@ def test_ours_reports_at_least_what_torchs_does(program):
 
 def test_ours_sees_what_torchs_cannot():
     """Memory that is freed and handed out again, and a view that begins elsewhere."""
-    both = Both().run([(K, "B", "x"), ("free", "x"), (K, "A", "", "y")])
-    assert both.reports == [(False, False), (True, False)]
-
-    both = Both()
-    block = both.tensor("x")
-    both.kernel("A", "", "x")
-    work = both.gpu.launch(1_000, both.stream("B"))
-    both.races.access(work, block.address + 784, block.end, (), "", block, reads=True)
-    assert work.in_race
-    assert not both.theirs._handle_kernel_launch(
-        both.stream("B").id, {block.address + 784}, set(), set(), "", {block.address + 784: []}
-    )
+    written = kernel(1, (0, True))
+    assert Both().run([written, kernel(0, (0, True))]).reports == [(False, False), (True, True)]
+    assert Both().run([written, ("renew", 0, 0, None), kernel(0, (0, True))]).reports == [(False, False), (True, False)]
+    view = "kernel", 0, 1_000, [(0, 1, UNITS - 1, True, False)]
+    assert Both().run([written, view]).reports == [(False, False), (True, False)]

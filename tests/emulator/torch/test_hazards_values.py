@@ -1,7 +1,5 @@
 """Random PyTorch programs: without a hazard the values are right, however late the bytes come; and what covers what."""
 
-from __future__ import annotations
-
 import copy
 import io
 from itertools import product

@@ -1,7 +1,5 @@
 """What the host's part of torch costs: closed forms in the fields of a `Host`, each a power of ten of its own."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import fields, replace
 

@@ -1,7 +1,5 @@
 """The rules of PyTorch on CUDA, each a test that names it; the device's own rules are in test_rules.py."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 
@@ -159,32 +157,25 @@ def test_r28_a_copy_uses_the_current_stream():
     assert [span.lane.number for span in spans(recording, Kind.COPY_H2D)] == [13, 7]
 
 
-def test_r31_a_change_of_dtype_is_made_on_the_gpu_if_non_blocking():
+PATHS = {  # what is made of pinned bytes, how it is sent, and what of it goes over the link: bytes, pinned
+    "a change of dtype is made on the GPU": (lambda x: x, (torch.float32, True), (4 * MIB, True)),
+    "if blocking, on the CPU, and loses the pinned path": (lambda x: x, (torch.float32, False), (16 * MIB, False)),
+    "what is not dense goes through a pageable temporary": (lambda x: x[:, ::2], (torch.uint8, True), (2 * MIB, False)),
+    "dense, in another order": (lambda x: x.t(), (torch.uint8, False), (4 * MIB, True)),
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_r31_what_is_sent_and_whether_it_stays_pinned(name):
+    view, (dtype, non_blocking), expected = PATHS[name]
     with lv.record(on="a100") as recording:
-        moved = host_bytes().pin_memory().to("cuda", torch.float32, non_blocking=True)
-        assert moved.dtype == torch.float32
+        source = view(torch.arange(4 * MIB, dtype=torch.uint8).reshape(2048, 2048).pin_memory())
+        moved = source.to("cuda", dtype, non_blocking=non_blocking)
+        assert moved.dtype == dtype and torch.equal(moved.cpu(), source.to(dtype))
     (copy,) = spans(recording, Kind.COPY_H2D)
-    assert (copy.nbytes, copy.pinned) == (MIB, True)
-    assert spans(recording, Kind.COMPUTE, name="copy_")[0].start >= copy.end
-
-
-def test_r31_a_change_of_dtype_is_made_on_the_cpu_if_blocking_and_loses_the_pinned_path():
-    with lv.record(on="a100") as recording:
-        moved = host_bytes().pin_memory().to("cuda", torch.float32)
-        assert moved.sum().item() == MIB
-    (copy,) = spans(recording, Kind.COPY_H2D)
-    assert (copy.nbytes, copy.pinned) == (4 * MIB, False)
-    assert spans(recording, Kind.OPERATOR, name="aten::_to_copy")
-
-
-def test_r31_what_is_not_dense_goes_through_a_pageable_temporary():
-    with lv.record(on="a100") as recording:
-        source = torch.arange(4 * MIB, dtype=torch.uint8).reshape(2048, 2048).pin_memory()
-        assert torch.equal(source[:, ::2].to("cuda", non_blocking=True).cpu(), source[:, ::2])
-        assert torch.equal(source.t().to("cuda").cpu(), source.t())  # dense, in another order
-    columns, transposed = spans(recording, Kind.COPY_H2D)
-    assert not columns.pinned
-    assert transposed.pinned
+    assert (copy.nbytes, copy.pinned) == expected
+    converted = spans(recording, Kind.COMPUTE, name="copy_")
+    assert [kernel.start >= copy.end for kernel in converted] == [True] * (dtype == torch.float32 and non_blocking)
 
 
 @pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant

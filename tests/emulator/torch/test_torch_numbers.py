@@ -1,7 +1,5 @@
 """The emulated device computes the very numbers of the CPU, whatever way the data take."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -11,7 +9,7 @@ from programs import adam, cnn, mlp, same, sgd, to_device, train
 from torch import nn
 
 import loaderviz as lv
-from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader
+from loaderviz.loaders import LIFETIMES, PrefetchLoader
 from loaderviz.timeline import Kind
 
 
@@ -33,22 +31,11 @@ def test_training_is_bitwise_that_of_the_cpu(make, optimizer, copies):
     assert same(pageable, expected)
 
 
-LOADERS = {
-    "blocking": (BlockingLoader, {}),
-    "pinned": (PinnedLoader, {"pin_memory": True}),
-    "workers": (asynchronous, {"pin_memory": True, "num_workers": 2}),
-    **{
-        f"prefetch, {lifetime}": (partial(PrefetchLoader, depth=2, lifetime=lifetime), {"pin_memory": True})
-        for lifetime in ("record_stream", "wait", "consumer", "ring")
-    },
-}
-
-
-@pytest.mark.parametrize("name", LOADERS)
-def test_training_through_a_loader_is_bitwise_that_of_the_cpu(name):
-    batches, options = LOADERS[name]
+@pytest.mark.parametrize("lifetime", LIFETIMES)
+def test_training_through_a_prefetcher_is_bitwise_that_of_the_cpu(lifetime):
+    batches = partial(PrefetchLoader, depth=2, lifetime=lifetime)
     with lv.record(on="a100"):
-        seen = train("cuda", batches=batches, **options)
+        seen = train("cuda", batches=batches, pin_memory=True, num_workers=2)
     assert same(seen, train("cpu"))
 
 
@@ -129,27 +116,6 @@ def test_an_infinite_gradient_makes_the_scaler_skip_its_step():
         scaler.update()
         assert weight.tolist() == [1.0, 1.0]
         assert scaler.get_scale() == 32768.0
-
-
-def test_common_layers_run_forward_and_backward():
-    with lv.record(on="a100"):
-        images = torch.randn(2, 3, 8, 8, device="cuda", requires_grad=True)
-        layers = nn.Sequential(
-            nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.GELU(), nn.AvgPool2d(2), nn.Upsample(scale_factor=2)
-        ).cuda()
-        layers(images.to(memory_format=torch.channels_last)).mean().backward()
-        assert images.grad.is_cuda
-        sequence, _ = nn.LSTM(4, 8, batch_first=True).cuda()(torch.randn(2, 5, 4, device="cuda"))
-        attention = nn.TransformerEncoderLayer(8, 2, batch_first=True).cuda()
-        table = nn.Embedding(10, 8).cuda()
-        out = attention(sequence + table(torch.arange(5, device="cuda")))
-        F.ctc_loss(
-            out.log_softmax(-1).transpose(0, 1),
-            torch.ones(2, 2, dtype=torch.long, device="cuda"),
-            torch.full((2,), 5),
-            torch.full((2,), 2),
-        ).backward()
-        assert table.weight.grad.is_cuda
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

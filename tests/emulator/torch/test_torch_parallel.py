@@ -1,7 +1,5 @@
 """The forms of many GPUs over the one there is: `DataParallel`, and `torch.distributed` with one rank."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,17 +1,12 @@
 """After a recording everything is as it was; between two recordings nothing leaks, and what stays goes on working."""
 
-from __future__ import annotations
-
-import _thread
 import contextlib
-import ctypes
 import gc
 import os
 import pkgutil
 import random
 import signal
 import sys
-import threading
 import time
 import traceback
 import types
@@ -24,12 +19,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
 from loaderviz import recording
-from loaderviz.emulator.torch import EmulatedCuda, NestedRecordingError
+from loaderviz.emulator.torch import EmulatedCuda
 from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.session import NoRecordingError, Session
 from loaderviz.errors import NotModelledError
 from loaderviz.loaders import PrefetchLoader
-from loaderviz.timeline import Kind
+from loaderviz.timeline import Kind, TimelineError
 
 OWNERS = """
     torch torch.cuda torch.cuda.graphs torch.cuda.graph torch.cuda.memory torch.cuda.streams torch.cuda.random
@@ -86,28 +81,21 @@ def test_everything_is_restored():
     assert before["modes"] == after["modes"] == ([], 0)
 
 
-def test_everything_is_restored_after_an_error():
+def test_everything_is_restored_after_an_error_and_when_the_beginning_fails(monkeypatch):
     before = snapshot()
-    with pytest.raises(ZeroDivisionError), lv.record(on="a100"):
-        1 / 0
     with pytest.raises(NotModelledError), lv.record(on="a100"):
         torch.ones(1, device="cuda:3")
     assert differences(before, snapshot()) == []
-    assert Session.active is None
-
-
-def test_everything_is_restored_when_the_beginning_fails(monkeypatch):
-    before = snapshot()
     monkeypatch.setattr(EmulatedCuda, "_install", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         lv.record(on="a100").__enter__()
-    assert differences(before, snapshot()) == []
+    assert (Session.active, differences(before, snapshot())) == (None, [])
     monkeypatch.undo()
     with lv.record(on="a100"):
         assert torch.ones(1, device="cuda").is_cuda
 
 
-INTERRUPTS = 36  # of a recording; a multiple of three, since there are three kinds
+INTERRUPTS = 36  # of a recording
 
 
 def short_recording():
@@ -120,13 +108,13 @@ def short_recording():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each interrupt has a process of its own, by fork")
 def test_an_interrupt_at_any_moment_leaves_nothing_behind():
-    """Ctrl-C and its like, at random moments of entering, the block and leaving, each in a fork of this process."""
+    """At random moments of entering, the block and leaving, each in a fork of this process."""
     short_recording()
     before = snapshot()
     # The moments move to what a fork needs here and now, which no measurement beforehand can tell: it copies memory.
     within, ends = 1.0, []
     while ends.count("interrupted") < INTERRUPTS and len(ends) < 40 * INTERRUPTS:
-        ends.append(_in_fork(_interrupt_here, before, len(ends), random.uniform(0, within)))
+        ends.append(_in_fork(_interrupt_here, before, random.uniform(1e-6, within)))
         within *= 1.1 if ends[-1] == "interrupted" else 0.8
         assert ends[-1] in ("interrupted", "ran to its end"), ends[-1]
     assert ends.count("interrupted") == INTERRUPTS
@@ -150,36 +138,21 @@ def _in_fork(function, *arguments):
     return end
 
 
-def _interrupt_here(before, number, moment):
+def _interrupt_here(before, moment):
     """Interrupt a recording after `moment` s; return how it ended, or raise AssertionError for what is left."""
-    main = threading.get_ident()
-    interrupts = (
-        None,  # by a signal
-        _thread.interrupt_main,
-        lambda: ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(KeyboardInterrupt)),
-    )
-    timer = None
-    sys.setswitchinterval(1e-5)
-    for number in signal.SIGINT, signal.SIGALRM:
-        signal.signal(number, signal.default_int_handler)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
     end = "ran to its end"
     try:
-        if interrupts[number % 3] is None:
-            signal.setitimer(signal.ITIMER_REAL, moment)
-        else:
-            timer = threading.Timer(moment, interrupts[number % 3])
-            timer.start()
+        signal.setitimer(signal.ITIMER_REAL, moment)
         short_recording()
         signal.setitimer(signal.ITIMER_REAL, 0)
-        if timer:
-            timer.cancel()
-            timer.join()
-        time.sleep(0.001)
     except KeyboardInterrupt:
         end = "interrupted"
-    found = differences(before, snapshot())
-    assert not found, found
+    except (TimelineError, AssertionError) as problem:  # only these tests check a timeline that was cut off in a step
+        assert isinstance(problem.__context__, KeyboardInterrupt)
+        end = "interrupted"
     now = snapshot()
+    assert differences(before, now) == []
     assert (now["modes"], now["registry"]) == (before["modes"], before["registry"])
     x = torch.ones(3, 3, requires_grad=True)
     (x @ x).sum().backward()
@@ -254,32 +227,20 @@ def test_looking_at_the_way_out_does_not_take_it():
     assert Session.active is None
 
 
-def test_nesting_is_refused_and_the_outer_recording_goes_on():
-    with lv.record(on="a100") as recording:
-        with pytest.raises(NestedRecordingError, match="running already"):
-            lv.record(on="t4")
-        assert torch.ones(1, device="cuda").item() == 1
-    assert recording.timeline.context.device == "NVIDIA A100-PCIE-40GB"
-
-
-def test_a_recording_can_be_used_once():
-    recording = lv.record(on="a100")
-    with recording:
-        torch.ones(1, device="cuda")
-    with pytest.raises(RuntimeError, match="used already"), recording:
-        pass
-
-
-def test_modules_imported_inside_a_recording_get_the_real_names_afterwards(monkeypatch):
+def test_a_module_imported_inside_a_recording_has_the_real_names_afterwards(monkeypatch):
+    """Of stand-ins that are equal, too."""
     module = types.ModuleType("imported_inside")
+    names = "initial_seed, seed, seed_all, manual_seed, manual_seed_all, device, device_of, stream, Stream, synchronize"
     with lv.record(on="a100"):
-        exec("from time import perf_counter\nfrom torch.cuda import Stream, synchronize", vars(module))
+        exec(f"from torch import initial_seed as host_seed\nfrom torch.cuda import {names}", vars(module))
+        exec("from time import perf_counter", vars(module))
         monkeypatch.setitem(sys.modules, "imported_inside", module)
         held = time.perf_counter
         module.synchronize()
-    assert module.perf_counter is time.perf_counter
-    assert module.Stream is torch.cuda.Stream
-    assert module.synchronize is torch.cuda.synchronize
+    assert (module.perf_counter, module.host_seed) == (time.perf_counter, torch.initial_seed)
+    assert [getattr(module, name) for name in names.split(", ")] == [
+        getattr(torch.cuda, name) for name in names.split(", ")
+    ]
     assert abs(held() - time.perf_counter()) < 60  # a clock that was kept is a real one now
 
 
@@ -318,56 +279,25 @@ def test_every_replacement_does_what_its_name_does_when_the_recording_is_over(mo
         assert getattr(owner, name) is not stand_in
 
 
-def test_a_name_imported_inside_a_block_works_after_it(monkeypatch):
+def test_a_name_imported_inside_a_block_works_after_it_and_in_the_next(monkeypatch):
     """In a module that is older than the recording, too, as a notebook is."""
     notebook = types.ModuleType("notebook")
     monkeypatch.setitem(sys.modules, "notebook", notebook)
     notebook.nothing = ()  # as torch.cuda.default_generators is without a GPU
     with lv.record(on="a100"):
         assert notebook.nothing == ()
-        exec(
-            "from torch import Generator, get_rng_state, initial_seed\nfrom torch.cuda import device_count, "
-            "initial_seed as cuda_seed, is_available, Event, device, device_of\nfrom time import time",
-            vars(notebook),
-        )
-        assert notebook.is_available()
-        assert notebook.device_count() == 1
-        assert isinstance(notebook.Event(), notebook.Event)
-    torch.manual_seed(5)
-    assert notebook.initial_seed() == torch.initial_seed() == 5
-    assert torch.equal(notebook.get_rng_state(), torch.get_rng_state())
+        imports = "from torch import Generator\nfrom torch.cuda import is_available, Event\nfrom time import time"
+        exec(imports, vars(notebook))
+        assert notebook.is_available() and isinstance(notebook.Event(), notebook.Event)
     assert notebook.is_available() == torch.cuda.is_available()
-    assert notebook.device_count() == torch.cuda.device_count()
     assert abs(notebook.time() - time.time()) < 60
-    assert type(notebook.Generator()) is torch.Generator
-    assert isinstance(torch.Generator(), notebook.Generator)
+    assert type(notebook.Generator()) is torch.Generator and isinstance(torch.Generator(), notebook.Generator)
     assert not isinstance(3, notebook.Event)
-    with lv.record(on="a100"):  # in the next recording it is that one's
-        assert notebook.is_available()
-        assert isinstance(notebook.Event(), torch.cuda.Event)
+    with lv.record(on="a100"):
+        assert notebook.is_available() and isinstance(notebook.Event(), torch.cuda.Event)
         before = notebook.time()
         time.sleep(1000)
         assert notebook.time() - before >= 1000
-
-
-def test_a_module_imported_inside_a_block_has_the_right_ones_of_equal_replacements(monkeypatch):
-    module = types.ModuleType("imported_inside")
-    names = "initial_seed", "seed", "seed_all", "manual_seed", "manual_seed_all", "device", "device_of", "stream"
-    with lv.record(on="a100"):
-        exec(f"from torch import initial_seed as host_seed\nfrom torch.cuda import {', '.join(names)}", vars(module))
-        monkeypatch.setitem(sys.modules, "imported_inside", module)
-    assert module.host_seed is torch.initial_seed
-    assert [getattr(module, name) for name in names] == [getattr(torch.cuda, name) for name in names]
-
-
-def test_leaving_when_nothing_was_entered_changes_nothing():
-    before = snapshot()
-    Patches().restore()
-    patches = Patches()
-    patches.function(torch.cuda, "initial_seed", torch.initial_seed)
-    patches.restore()
-    patches.restore()
-    assert differences(before, snapshot()) == []
 
 
 def test_the_emulators_objects_say_so_outside_a_recording():
