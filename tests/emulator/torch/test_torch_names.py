@@ -24,14 +24,11 @@ GIB = 2**30
 
 
 def test_device_queries(recording):
-    cuda, gpu = torch.cuda, Gpu.preset("a100")
-    assert cuda.is_available()
-    assert cuda.is_initialized()
-    assert cuda.device_count() == 1
-    assert cuda.current_device() == 0
-    assert cuda.get_device_name(0) == gpu.name
-    assert cuda.get_device_capability("cuda") == (8, 0)
-    assert cuda.is_bf16_supported()
+    cuda, accelerator, gpu = torch.cuda, torch.accelerator, Gpu.preset("a100")
+    assert cuda.is_available() and cuda.is_initialized() and cuda.is_bf16_supported() and accelerator.is_available()
+    assert (cuda.device_count(), accelerator.device_count()) == (1, 1)
+    assert (cuda.current_device(), accelerator.current_device_index()) == (0, 0)
+    assert (cuda.get_device_name(0), cuda.get_device_capability("cuda")) == (gpu.name, (8, 0))
     properties = cuda.get_device_properties(torch.device("cuda"))
     assert (properties.total_memory, properties.multi_processor_count) == (gpu.memory, gpu.sms)
     cuda.init()
@@ -40,6 +37,11 @@ def test_device_queries(recording):
         assert cuda.current_device() == 0
     with pytest.raises(ValueError, match="Expected a cuda device"):
         cuda.synchronize("cpu")
+    assert accelerator.current_accelerator() == torch.device("cuda")
+    assert accelerator.current_stream() == cuda.current_stream()
+    accelerator.set_stream(side := torch.Stream(device="cuda"))
+    assert cuda.current_stream() == side
+    accelerator.synchronize()
 
 
 def test_small_answers_about_a_card_without_bfloat16():
@@ -93,28 +95,12 @@ def test_torchs_profiler_shows_the_emulated_work(stacks, capfd, tmp_path):
         assert "test_torch_names.py" in (tmp_path / "stacks.txt").read_text()
 
 
-def test_accelerator_answers_as_cuda(recording):
-    accelerator = torch.accelerator
-    assert accelerator.is_available()
-    assert accelerator.current_accelerator() == torch.device("cuda")
-    assert accelerator.device_count() == 1
-    assert accelerator.current_device_index() == 0
-    assert accelerator.current_stream() == torch.cuda.current_stream()
-    side = torch.Stream(device="cuda")
-    accelerator.set_stream(side)
-    assert torch.cuda.current_stream() == side
-    accelerator.synchronize()
-
-
 def test_streams_are_current_inside_their_block(recording):
     default, side = torch.cuda.default_stream(), EarlyStream(priority=-1)  # a name from before the recording
     assert torch.cuda.current_stream() == early_current_stream() == default
-    assert side != default
-    assert hash(side) != hash(default)
-    assert side.priority == -1
-    assert (side.device, side.device_index) == (torch.device("cuda", 0), 0)
-    assert isinstance(side, torch.cuda.Stream)
-    assert isinstance(side, torch.Stream)
+    assert side != default and hash(side) != hash(default)
+    assert (side.priority, side.device, side.device_index) == (-1, torch.device("cuda", 0), 0)
+    assert isinstance(side, torch.cuda.Stream) and isinstance(side, torch.Stream)
     with torch.cuda.stream(side):
         assert torch.cuda.current_stream() == side
         with torch.cuda.stream(None):
@@ -165,21 +151,18 @@ def test_generic_events_and_streams(recording):
 
 
 def test_memory_statistics_follow_the_pool(recording):
-    free, total = torch.cuda.mem_get_info()
-    assert total == 40 * GIB
-    x = torch.empty(GIB // 4, dtype=torch.uint8, device="cuda")
-    assert torch.cuda.memory_allocated() == torch.cuda.max_memory_allocated() == GIB // 4
-    assert torch.cuda.memory_reserved(0) == torch.cuda.max_memory_reserved() == GIB // 4
-    assert torch.cuda.mem_get_info()[0] == free - GIB // 4
+    cuda, size = torch.cuda, GIB // 4
+    free, total = cuda.mem_get_info()
+    x = torch.empty(size, dtype=torch.uint8, device="cuda")
+    assert (total, cuda.mem_get_info()[0]) == (40 * GIB, free - size)
+    assert (cuda.memory_allocated(), cuda.max_memory_allocated()) == (size, size)
+    assert (cuda.memory_reserved(0), cuda.max_memory_reserved()) == (size, size)
     del x
-    assert torch.cuda.memory_allocated() == 0
-    assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == GIB // 4
-    torch.cuda.reset_peak_memory_stats()
-    assert torch.cuda.max_memory_allocated() == 0
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() == 0
-    assert "num_ooms" in torch.cuda.memory_summary()
-    assert torch.accelerator.memory_allocated() == 0
+    assert (cuda.memory_allocated(), cuda.memory_stats()["allocated_bytes.all.peak"]) == (0, size)
+    cuda.reset_peak_memory_stats()
+    cuda.empty_cache()
+    assert (cuda.max_memory_allocated(), cuda.memory_reserved(), torch.accelerator.memory_allocated()) == (0, 0, 0)
+    assert "num_ooms" in cuda.memory_summary()
 
 
 def test_a_snapshot_tells_every_byte_of_the_pool(recording, tmp_path):

@@ -194,12 +194,11 @@ def test_views_share_memory_and_cost_nothing():
 
 def test_memory_follows_the_storages(recording):
     x = torch.empty(1000, device="cuda")
-    view = x[10:]
-    assert torch.cuda.memory_allocated() == 4096
+    view, allocated = x[10:], [torch.cuda.memory_allocated()]
     del x
-    assert torch.cuda.memory_allocated() == 4096
+    allocated.append(torch.cuda.memory_allocated())
     del view
-    assert torch.cuda.memory_allocated() == 0
+    assert [*allocated, torch.cuda.memory_allocated()] == [4096, 4096, 0]
     assert torch.cuda.memory_reserved() == 2 * 2**20
 
 
@@ -296,24 +295,24 @@ def test_deep_copies_and_pickles_stay_on_the_device(recording):
     assert pickle.loads(pickle.dumps(model)).weight.is_cuda
 
 
-def test_saved_tensors_come_back_where_they_are_wanted(recording):
-    file = io.BytesIO()
+@pytest.mark.parametrize(
+    ("wanted", "places"),
+    [
+        (None, "cuda cpu"),
+        ("cpu", "cpu cpu"),
+        ("cuda", "cuda cuda"),
+        (torch.device("cuda", 0), "cuda cuda"),
+        (0, "cuda cuda"),
+        (lambda storage, place: storage, "cpu cpu"),
+    ],
+)
+def test_saved_tensors_come_back_where_they_are_wanted(wanted, places, recording):
     x = torch.arange(3.0, device="cuda")
-    torch.save({"x": x, "view": x[1:], "host": torch.ones(1)}, file)
-
-    def load(**options):
-        file.seek(0)
-        return torch.load(file, **options)
-
-    as_it_was = load()
-    assert as_it_was["x"].is_cuda
-    assert as_it_was["view"].tolist() == [1.0, 2.0]
-    assert not as_it_was["host"].is_cuda
-    assert not load(map_location="cpu")["x"].is_cuda
-    assert load(map_location="cuda")["host"].is_cuda
-    assert load(map_location=torch.device("cuda", 0))["x"].is_cuda
-    assert load(map_location=torch.device(0))["host"].is_cuda
-    assert load(map_location=lambda storage, place: storage)["x"].tolist() == [0.0, 1.0, 2.0]
+    torch.save({"x": x, "host": torch.ones(1), "view": x[1:]}, file := io.BytesIO())
+    file.seek(0)
+    there = torch.load(file, map_location=torch.device(0) if wanted == 0 else wanted)
+    assert [there[name].device.type for name in ("x", "host")] == places.split()
+    assert (there["x"].tolist(), there["view"].tolist()) == ([0.0, 1.0, 2.0], [1.0, 2.0])
 
 
 def test_modules_move_to_and_fro_with_gradients_and_buffers(recording):
