@@ -9,7 +9,6 @@ room.judge()                                      # what it was, and the points
 from __future__ import annotations
 
 import inspect
-import linecache
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from loaderviz import words
-from loaderviz.workshop.exercises import ExerciseError, Note, Prediction
+from loaderviz.workshop.exercises import ExerciseError, Note, Prediction, function_of
 from loaderviz.workshop.lessons import suspects
 from loaderviz.workshop.lessons.lesson05 import Trial, try_out
 
@@ -75,16 +74,7 @@ class Card(Prediction):
 
 @lru_cache(maxsize=len(CHANGES))
 def _tried(name: str, source: str) -> Trial:
-    return try_out(loader_of(source), like=suspects.LOADERS[name])
-
-
-def loader_of(source: str) -> Callable[..., Any]:
-    """Return the function of a piece of source, as if a learner had typed it: reports quote its lines."""
-    file, place = f"<card {abs(hash(source))}>", dict(vars(suspects))
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    exec(compile(source, file, "exec"), place)
-    loader: Callable[..., Any] = place["loader"]
-    return loader
+    return try_out(function_of(source, vars(suspects)), like=suspects.LOADERS[name])
 
 
 def source_of(name: str, piece: str, instead: str) -> str:

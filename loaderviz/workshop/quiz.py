@@ -16,8 +16,6 @@ from loaderviz.workshop.exercises import Exercise, Note, Prediction, Score
 from loaderviz.workshop.harness import Data, FeedConfig, feed
 from loaderviz.workshop.lessons import lesson06, lesson07
 
-NUMBER = 5
-
 
 class Question(Prediction):
     """A question about a timeline; `picture` draws it."""
@@ -35,8 +33,7 @@ class Question(Prediction):
 def questions(seed: int) -> list[Question]:
     """Return the five questions; another seed makes other timelines with other answers."""
     chance = random.Random(seed)
-    made = [_cause, _hidden, _overlap, _workers, _bytes]
-    return [make(chance) for make in made]
+    return [make(chance) for make in (_cause, _hidden, _overlap, _workers, _bytes)]
 
 
 def score(asked: Sequence[Question]) -> Note:

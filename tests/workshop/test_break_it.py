@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loaderviz.workshop import ExerciseError, break_it, suspects
+from loaderviz.workshop import ExerciseError, break_it, exercises, suspects
 from loaderviz.workshop.lessons.lesson05 import try_out
 
 from .answers import forgotten_wait, hands_out_nothing
@@ -14,7 +14,7 @@ from .conftest import cell
 @pytest.mark.parametrize("change", break_it.CHANGES, ids=" ".join)
 def test_a_card_looks_right_and_has_at_most_one_kind_of_race(change):
     source = break_it.source_of(*change)
-    lucky = try_out(break_it.loader_of(source), like=suspects.LOADERS[change[0]], copies="eager")
+    lucky = try_out(exercises.function_of(source, vars(suspects)), like=suspects.LOADERS[change[0]], copies="eager")
     assert all(lucky.right)
     trial = break_it.Card(1, change[0], source).trial
     assert len({hazard.kind for hazard in trial.hazards}) <= 1

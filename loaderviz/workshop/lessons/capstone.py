@@ -334,11 +334,13 @@ class Leaderboard:
         try:
             with closing(sqlite3.connect(self.path, timeout=WAIT_SECONDS)) as file, file:
                 file.text_factory = lambda text: text.decode(errors="replace")
-                if statement.startswith("insert"):
-                    file.execute("begin immediate")  # from here on nobody else writes
+                writes = statement.startswith("insert")
+                file.execute("begin immediate" if writes else "begin")  # from here on nobody else writes, or is seen to
                 if file.execute("pragma application_id").fetchone() != (FORMAT,):
                     if file.execute("select count(*) from sqlite_master").fetchone() != (0,):
                         raise sqlite3.DatabaseError("it is a database, but no leaderboard")
+                    if not writes:
+                        return []
                     file.execute(TABLE)
                     file.execute(f"pragma application_id = {FORMAT}")
                 return file.execute(statement, values).fetchall()
