@@ -29,6 +29,16 @@ def pytest_configure(config):
         config.option.hypothesis_seed = str(SEED)
 
 
+def pytest_collection_modifyitems(items):
+    """Kernels and browsers warn of what no test can change: event loops and pipes that are closed when collected."""
+    apart = ["DeprecationWarning", "PendingDeprecationWarning", "ResourceWarning"]
+    apart += ["pytest.PytestUnraisableExceptionWarning"]
+    for item in items:
+        if item.get_closest_marker("browser") or item.get_closest_marker("notebook"):
+            for warning in apart:
+                item.add_marker(pytest.mark.filterwarnings(f"ignore::{warning}"))
+
+
 def pytest_report_header():
     return AGAIN
 

@@ -6,7 +6,10 @@ the first copy, `resident` has no copies after its first.
 
 from __future__ import annotations
 
+import importlib.util
 import random
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
@@ -17,6 +20,27 @@ FETCH, PIN, COPY, COMPUTE, LAUNCH = 180 * US, 40 * US, 60 * US, 150 * US, 5 * US
 KERNELS = 5  # per batch
 SAMPLES, NBYTES = 256, 802_816
 LOADERS = ("blocking", "pinned", "prefetch", "resident")
+
+
+def script(path: str) -> ModuleType:
+    """Return the module at this path of the project, which is no part of the package."""
+    spec = importlib.util.spec_from_file_location(path[:-3].replace("/", "_"), Path(__file__).parents[1] / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def made(*spans: Any, **context: Any) -> Timeline:
+    """A timeline of spans (lane, start, end, kind, and what else of it is known); a lane is "main", "stream 7" or, of
+    another device, "stream 7@1"."""
+    builder = TimelineBuilder(Context(**context))
+    for lane, start, end, kind, *more in spans:
+        name, _, device = lane.partition("@")
+        role, _, number = name.partition(" ")
+        group = "device" if role == "stream" else "host"
+        where = builder.lane(name, group, role, int(number) if number.isdigit() else 0, int(device or 0))
+        builder.span(start, end, where, kind, **({"name": kind.name.lower()} | dict(*more)))
+    return builder.build()
 
 
 def loader(name: str, batches: int = 6, workers: int = 2) -> Timeline:

@@ -1,36 +1,23 @@
 """The course as a book: its links lead somewhere, it asks no other site, its pictures can be touched."""
 
-from __future__ import annotations
-
 import html.parser
-import importlib.util
 from functools import cache
-from pathlib import Path
 from urllib.parse import unquote
 
+import factory
 import pytest
 
 for module in ("sphinx", "myst_nb", "furo"):
     pytest.importorskip(module, reason=f"{module} is missing: pip install -r requirements-dev.txt")
 
-pytestmark = [
-    pytest.mark.notebook,
-    pytest.mark.browser,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of jupyter_client and sphinx, on some Pythons
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.notebook, pytest.mark.browser]
 LESSON = "04_gpu_resident_slicing"  # it has a view, a plotly figure, predictions and exercises
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     """The folder of a book, in which one lesson has been run."""
-    spec = importlib.util.spec_from_file_location("book", Path(__file__).parents[2] / "docs" / "book.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.book(tmp_path_factory.mktemp("book"), (LESSON,)).parent
+    return factory.script("docs/book.py").book(tmp_path_factory.mktemp("book"), (LESSON,)).parent
 
 
 class Page(html.parser.HTMLParser):

@@ -1,7 +1,5 @@
 """The notebooks in a real JupyterLab and a real browser: cells run, figures are drawn, nothing leaves the machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -18,11 +16,7 @@ VIEWS = """() => Promise.all([...document.querySelectorAll('.lv-view:not([data-l
     return [box.width, box.height, host.lv.head.rows];
 }))"""
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # playwright closes its pipes when its loop is collected
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.browser
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,7 +1,5 @@
 """Explorer, stepper and viewer in a real JupyterLab: they answer to keys, stay on the machine, survive their kernel."""
 
-from __future__ import annotations
-
 import pytest
 
 CELLS = [
@@ -37,11 +35,7 @@ ERRORS = """() => [...document.querySelectorAll('.jupyter-widgets')]
     .filter(each => each.offsetHeight && /^Error|not found/.test(each.textContent.trim())).length"""
 SAVE = "() => window.jupyterapp.commands.execute('docmanager:save')"
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # playwright closes its pipes when its loop is collected
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture

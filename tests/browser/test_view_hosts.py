@@ -12,11 +12,7 @@ import pytest
 
 from loaderviz.timeline import Timeline
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # playwright closes its pipes when its loop is collected
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.browser
 
 DRAWN = "() => [...document.querySelectorAll('.lv-view')].filter(host => host.lv?.frames > 0).length"
 COMMAND = "async ([name, given]) => { await window.jupyterapp.commands.execute(name, given); }"

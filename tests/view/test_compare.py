@@ -1,7 +1,5 @@
 """Several timelines on one time axis, and their table."""
 
-from __future__ import annotations
-
 import re
 
 import factory
@@ -11,14 +9,12 @@ import pytest
 
 from loaderviz import compare
 from loaderviz.metrics import NotATimelineError, summarize
-from loaderviz.timeline import Context, Kind, TimelineBuilder
+from loaderviz.timeline import Kind
 from loaderviz.view import ViewError
 
 
 def later(start):
-    builder = TimelineBuilder(Context(device="T4", origin="recorded"))
-    builder.span(start, start + 5_000, builder.lane("stream 0", "device"), Kind.COMPUTE, "kernel")
-    return builder.build()
+    return factory.made(("stream 0", start, start + 5_000, Kind.COMPUTE), device="T4", origin="recorded")
 
 
 def test_all_start_at_zero_on_one_axis():
@@ -58,40 +54,29 @@ def test_the_table_has_the_numbers_of_the_summaries():
 
 
 def test_without_samples_the_speed_up_is_by_step_then_by_the_window():
-    def run(length, batches):
-        builder = TimelineBuilder(Context())
-        lane = builder.lane("stream 0", "device")
-        for batch in range(max(1, batches)):
-            builder.span(batch * length, (batch + 1) * length, lane, Kind.COMPUTE, "k", batch=batch if batches else -1)
-        return builder.build()
+    def run(length, batches, known=True):
+        kernels = (
+            (at * length, (at + 1) * length, Kind.COMPUTE, {"batch": at if known else -1}) for at in range(batches)
+        )
+        return factory.made(*(("stream 0", *kernel) for kernel in kernels))
 
     table = compare({"slow": run(300, 2), "fast": run(100, 4)}).table()
     assert table["speed-up"].tolist() == [1, 3]
     assert table["samples/s"].isna().all()
-    assert compare({"slow": run(300, 0), "fast": run(100, 0)}).table()["speed-up"].tolist() == [1, 3]
+    assert compare({"slow": run(300, 1, False), "fast": run(100, 1, False)}).table()["speed-up"].tolist() == [1, 3]
 
 
 def test_the_title_names_a_first_that_is_the_fastest():
     slow, fast = factory.loader("blocking"), factory.loader("resident")
-    title = compare({"fast": fast, "slow": slow}).heading
-    assert title == "fast is 1.83x as fast as slow"
+    assert compare({"fast": fast, "slow": slow}).heading == "fast is 1.83x as fast as slow"
     three = compare({"fast": fast, "slow": slow, "pinned": factory.loader("pinned")})
     assert three.heading == "fast is the fastest, 1.40x as fast as pinned"
+    picture = three.svg()
+    assert all(f">{name}" in picture for name in three.timelines)
 
 
-def test_the_printed_table_has_the_words_of_the_picture():
-    printed = compare(factory.loaders()).printed()
-    assert printed.loc["blocking"].to_dict() == {
-        "start-up": "330 µs", "window": "1.51 ms", "step": "275 µs", "samples/s": "930,909", "GPU computes": "58 %",
-        "copy": "600 µs", "copy hidden": "0 %", "copy exposed": "600 µs", "host blocked": "1.373 ms",
-        "limit": "880 µs", "headroom": "1.72x", "speed-up": "1.00x",
-    }  # fmt: skip
-    alone = compare({"kernel": later(0), "nothing": factory.empty()}).printed()
-    assert alone.loc["nothing", "copy hidden"] == "–" and "start-up" not in alone
-
-
-def test_utilization_curves():
-    timelines = factory.loaders()
+def test_utilization_curves(monkeypatch):
+    timelines, shown = factory.loaders(), []
     figure = compare(timelines).utilization(window_ns=50_000)
     assert len(figure.data) == 4
     for trace, timeline in zip(figure.data, timelines.values(), strict=True):
@@ -99,13 +84,9 @@ def test_utilization_curves():
         assert area * 1e3 == pytest.approx(summarize(timeline, (0, timeline.duration)).kernels)
     assert "blocking: 58 % of 1.51 ms" in figure.layout.meta["text"]
     assert compare({"nothing": factory.empty()}).utilization().data
-
-
-def test_a_notebook_has_the_words_of_a_chart_below_it(monkeypatch):
-    shown = []
     monkeypatch.setattr(go.Figure, "_ipython_display_", lambda figure: shown.append(len(figure.data)))
     monkeypatch.setattr("IPython.display.display", lambda html: shown.append(html.data))
-    compare(factory.loaders()).utilization()._ipython_display_()
+    figure._ipython_display_()  # a notebook has the words of a chart below it
     assert shown[0] == 4 and "In words: GPU utilisation" in shown[1] and "pinned: " in shown[1]
 
 
@@ -115,22 +96,25 @@ def test_a_notebook_shows_the_picture_and_below_it_the_table():
     assert bundle["text/plain"] == repr(comparison) == comparison.text()
     assert comparison.text().count("\n") == 3
     short, full = re.findall(r"<table>.*?</table>", bundle["text/html"])
+    blocking = comparison.printed().loc["blocking"]
+    assert (blocking["step"], blocking["copy hidden"], blocking["headroom"]) == ("275 µs", "0 %", "1.72x")
     for name, values in comparison.printed().items():
         assert f"<th>{name}</th>" in full
         assert all(f"<td>{value}</td>" in full for value in values)
     assert short.count("<th>") == 1 + 4 + 4 and "speed-up" in short
+    alone = compare({"kernel": later(0), "nothing": factory.empty()}).printed()
+    assert alone.loc["nothing", "copy hidden"] == "–" and "start-up" not in alone
 
 
-@pytest.mark.parametrize("wrong", [[], factory.empty(), None, "blocking"])
-def test_not_a_dict(wrong):
-    with pytest.raises(NotATimelineError, match="dict of name -> Timeline"):
-        compare(wrong)
-
-
-def test_bad_values():
-    with pytest.raises(ViewError, match="at least one"):
-        compare({})
-    with pytest.raises(NotATimelineError, match="for 'a'"):
-        compare({"a": 3})
-    with pytest.raises(ViewError, match="color is 'lane'"):
-        compare(factory.loaders(2), color="lane")
+@pytest.mark.parametrize(
+    ("wrong", "options", "error", "said"),
+    [
+        *((wrong, {}, NotATimelineError, "dict of name -> Timeline") for wrong in ([], factory.empty(), None, "text")),
+        ({"a": 3}, {}, NotATimelineError, "for 'a'"),
+        ({}, {}, ViewError, "at least one"),
+        (factory.loaders(2), {"color": "lane"}, ViewError, "color is 'lane'"),
+    ],
+)
+def test_what_cannot_be_compared(wrong, options, error, said):
+    with pytest.raises(error, match=said):
+        compare(wrong, **options)

@@ -1,14 +1,12 @@
 """Where spans go: the order of the lanes, and tracks without overlaps."""
 
-from __future__ import annotations
-
 import factory
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderviz.timeline import Context, Kind, TimelineBuilder
+from loaderviz.timeline import Kind
 from loaderviz.view.lanes import arrange, depths
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20)), max_size=20)
@@ -52,33 +50,26 @@ def test_nested_spans_go_down_one_track_a_level():
     end = np.array([100, 50, 30, 90, 110])
     assert depths(start, end).tolist() == [0, 1, 2, 1, 0]
     assert depths(start[::-1], end[::-1]).tolist() == [0, 1, 2, 1, 0][::-1]
-
-
-def test_a_stream_needs_one_track_even_with_spans_of_no_length():
-    assert depths(np.array([0, 10, 10, 20]), np.array([10, 10, 20, 20])).tolist() == [0, 0, 0, 0]
+    points = depths(np.array([0, 10, 10, 20]), np.array([10, 10, 20, 20]))  # a stream needs one track even with them
+    assert points.tolist() == [0, 0, 0, 0]
 
 
 def test_a_long_operator_is_drawn_where_the_host_would_seem_to_do_nothing():
-    builder = TimelineBuilder(Context())
-    main = builder.lane("main", "host", "main")
-    alone = builder.span(0, 500, main, Kind.OPERATOR, "aten::div")
-    builder.span(10, 400, main, Kind.OPERATOR, "inside of it")
-    builder.span(450, 460, main, Kind.API, "cudaLaunchKernel")
-    builder.span(500, 510, main, Kind.OPERATOR, "a short one")
-    builder.span(600, 900, main, Kind.OPERATOR, "around a call")
-    builder.span(610, 890, main, Kind.API, "cudaMemcpyAsync")
-    timeline = builder.build()
+    timeline = factory.made(
+        ("main", 0, 500, Kind.OPERATOR),
+        ("main", 10, 400, Kind.OPERATOR),  # inside of it
+        ("main", 450, 460, Kind.API),
+        ("main", 500, 510, Kind.OPERATOR),  # a short one
+        ("main", 600, 900, Kind.OPERATOR),  # around a call
+        ("main", 610, 890, Kind.API),
+    )
     operators, calls = arrange(timeline)[0]
     assert (operators.name, calls.name) == ("main thread: operators", "main thread: CUDA calls")
-    assert operators.tracks[0].tolist() == [alone]
+    assert operators.tracks[0].tolist() == [0]
 
 
 def test_each_gpu_has_its_own_lanes_and_strip():
-    builder = TimelineBuilder(Context())
-    for device in (1, 0):
-        lane = builder.lane("stream 7", "device", number=7, device=device)
-        builder.span(0, 10, lane, Kind.COPY_D2H, "Memcpy DtoH (Device -> Pinned)")
-    rows, _ = arrange(builder.build())
+    rows, _ = arrange(factory.made(*((f"stream 7@{device}", 0, 10, Kind.COPY_D2H) for device in (1, 0))))
     assert [(row.device, row.name) for row in rows] == [
         (gpu, name) for gpu in (0, 1) for name in ("copy engine from GPU", "default stream", "what the GPU does")
     ]
@@ -86,9 +77,5 @@ def test_each_gpu_has_its_own_lanes_and_strip():
 
 @pytest.mark.parametrize("depth", [4, 6])
 def test_spans_nested_too_deeply_are_counted(depth):
-    builder = TimelineBuilder(Context())
-    lane = builder.lane("a thread", "host", "thread")
-    for level in range(depth):
-        builder.span(level, 100 - level, lane, Kind.RANGE, "nested")
-    rows, left_out = arrange(builder.build())
+    rows, left_out = arrange(factory.made(*(("thread 5", level, 100 - level, Kind.RANGE) for level in range(depth))))
     assert (len(rows[0].tracks), left_out) == (4, depth - 4)

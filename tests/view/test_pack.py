@@ -1,7 +1,5 @@
 """What is packed for the view is the timeline: every span once, every arrow, and exact totals where bars are merged."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 
@@ -16,9 +14,11 @@ from loaderviz import metrics
 from loaderviz.timeline import COPIES, ArrowKind, Cause, Context, Kind, TimelineBuilder
 from loaderviz.view.pack import STATES, Bars, Part, first_view, merge, pack
 
+FIELDS = ("start", "end", "style", "name", "batch", "nbytes", "cause", "pinned", "source", "hidden")
+
 
 def spans_of(timeline):
-    """All that the view knows of each span, with how often it occurs."""
+    """All that the view knows of each span, with how often it occurs: FIELDS."""
     hidden = np.nan_to_num(metrics.hidden_shares(timeline) * 200, nan=255).round().astype(int)
     return Counter(
         (row.start - timeline.begin, row.end - timeline.begin, int(row.kind), row.name, row.batch, row.nbytes,
@@ -29,18 +29,13 @@ def spans_of(timeline):
 
 def bars_of(head, body, part=0):
     """The same of each bar of a part that is neither a state nor a mirror."""
-    columns = unpack(head, body)
-    found = []
-    for of, lane, track, rows in tracks(head):
-        if of is head["parts"][part] and lane["kind"] != "strip" and not track["mirror"]:
-            found += rows.tolist()
-    return Counter(
-        (int(columns["start"][row]), int(columns["end"][row]), int(columns["style"][row]),
-         head["names"][columns["name"][row]], int(columns["batch"][row]), int(columns["nbytes"][row]),
-         head["causes"][columns["cause"][row]], int(columns["pinned"][row]), head["sources"][columns["source"][row]],
-         int(columns["hidden"][row]))
-        for row in found
-    )  # fmt: skip
+    columns, tables = unpack(head, body), {"name": head["names"], "cause": head["causes"], "source": head["sources"]}
+    mine = [rows for of, lane, track, rows in tracks(head) if of is head["parts"][part]
+            and lane["kind"] != "strip" and not track["mirror"]]  # fmt: skip
+    values = (columns[name][np.concatenate(mine or [np.zeros(0, int)])].tolist() for name in FIELDS)
+    named = ([tables[name][each] for each in column] if name in tables else column
+             for name, column in zip(FIELDS, values, strict=True))  # fmt: skip
+    return Counter(zip(*named, strict=True))
 
 
 def awkward():
@@ -176,26 +171,15 @@ def test_merged_bars_keep_the_time_of_each_category_and_overlap_nothing(found, l
 
 
 def test_the_first_view_is_where_the_gpu_works():
-    builder = TimelineBuilder(Context())
-    builder.span(0, 1_000, builder.lane("main", "host", "main"), Kind.OPERATOR, "long before")
-    builder.span(800, 900, builder.lane("stream 7", "device", number=7), Kind.COMPUTE, "kernel")
-    assert first_view(builder.build()) == (795, 905)
-    assert first_view(factory.loader("blocking")) is None
-    assert first_view(factory.empty()) is None
-    assert pack([Part(builder.build())], window=(1, 2))[0]["window"] == [1, 2]
-
-
-def test_the_same_timeline_gives_the_same_bytes():
-    timeline = factory.many_spans(3_000)
-    assert pack([Part(timeline)]) == pack([Part(factory.many_spans(3_000))])
+    timeline = factory.made(("main", 0, 1_000, Kind.OPERATOR), ("stream 7", 800, 900, Kind.COMPUTE))
+    assert first_view(timeline) == (795, 905)
+    assert first_view(factory.loader("blocking")) is first_view(factory.empty()) is None
+    assert pack([Part(timeline)], window=(1, 2))[0]["window"] == [1, 2]
 
 
 def test_each_of_several_devices_is_a_group_folded_to_what_it_does():
-    builder = TimelineBuilder(Context())
-    for device in range(6):
-        lane = builder.lane("stream 7", "device", number=7, device=device)
-        builder.span(0, 10 + device, lane, Kind.COPY_D2H, "Memcpy DtoH (Device -> Pinned)")
-    (part,) = pack([Part(builder.build())])[0]["parts"]
+    timeline = factory.made(*((f"stream 7@{device}", 0, 10 + device, Kind.COPY_D2H) for device in range(6)))
+    (part,) = pack([Part(timeline)])[0]["parts"]
     assert [group["name"] for group in part["groups"]] == [f"GPU {device}" for device in range(6)]
     assert all(group["folded"] and part["lanes"][group["lane"]]["kind"] == "strip" for group in part["groups"])
     assert [lane["group"] for lane in part["lanes"]] == [device for device in range(6) for _ in range(3)]

@@ -1,7 +1,5 @@
 """The picture where no script runs, as a plotly figure and in words; and what a notebook is given."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 from unpack import unpack
 
-from loaderviz import compare, words
+from loaderviz import words
 from loaderviz.metrics import NotATimelineError, states, summarize
 from loaderviz.timeline import Cause, Context, Kind, TimelineBuilder
 from loaderviz.view import View, ViewError, page, still, text, theme
@@ -98,13 +96,9 @@ def test_what_a_notebook_is_given():
     outside = re.sub(r"<script.*?</script>", "", bundle["text/html"], flags=re.DOTALL)
     assert "onerror" not in outside and "<svg" not in outside and " id=" not in outside
     assert "In words: GPU computes" in outside
-
-
-def test_an_output_of_a_notebook_is_stored_with_it_and_small():
-    timeline = factory.many_spans(100_000)
-    bundle = timeline._repr_mimebundle_()
-    assert sum(map(len, bundle.values())) <= 300_000
-    head, _ = data_of(bundle["text/html"])
+    long = factory.many_spans(100_000)._repr_mimebundle_()  # it is stored with the notebook
+    assert sum(map(len, long.values())) <= 300_000
+    head, _ = data_of(long["text/html"])
     assert head["parts"][0]["whole"] == head["window"]
     assert "loaderviz.export.to_html(timeline, 'page.html') all" in head["notes"][0]
 
@@ -126,22 +120,18 @@ def test_a_figure_is_plain_and_has_the_same_lanes_colours_and_title():
     assert sum(kernels.x) * 1e3 == pytest.approx(summarize(timeline, (0, timeline.duration)).compute)
     (kernels,) = [trace for trace in timeline.figure().data if trace.name == "kernel"]
     assert {*kernels.marker.color} == {theme.of_batch(batch).color for batch in range(6)}
-
-
-def test_a_figure_of_a_long_run_has_few_bars_and_exact_totals():
-    timeline = factory.many_spans(30_000)
-    data = timeline.figure().data
+    long = factory.many_spans(30_000)
+    data = long.figure().data
     assert sum(len(trace.x) for trace in data) <= BARS
-    kernels = sum(sum(trace.x) for trace in data if trace.name == "kernel") * 1e6
-    assert kernels == pytest.approx((timeline.end - timeline.start).sum())
-    assert factory.empty().figure().layout.title.text.startswith("an empty timeline")
+    assert sum(sum(trace.x) for trace in data if trace.name == "kernel") * 1e6 == pytest.approx(
+        (long.end - long.start).sum()
+    )
 
 
 def test_words():
     timeline = factory.loader("blocking")
     assert timeline.view().heading.startswith("GPU computes 58 % of the time, 0 % of the copy is hidden")
     assert "5 batches in 1.51 ms, 275 µs a step" in text(timeline)
-    assert "blocked longest by: staging" in text(timeline)
     assert "a hazard: early-read, read before the copy is complete" in text(race())
     quiet = timeline.view(verdict=False)
     assert quiet.heading == "" == quiet.packed()[0]["title"]
@@ -149,7 +139,6 @@ def test_words():
     assert "GPU computes" not in quiet.svg()
     quiz = timeline.view(title="What do you see?", verdict=False).packed()[0]
     assert (quiz["withheld"], quiz["twin"]) == ("", "")
-    assert "A100 PCIe, emulated; host: 8-core host" in timeline.view().subtitle
 
 
 def test_notes_about_the_whole_are_left_out_of_a_part():
@@ -213,8 +202,3 @@ def test_a_colour_means_one_thing():
     assert all(theme.of_batch(one).color != theme.of_batch(one + step).color for one in range(7) for step in (1, 3, 4))
     assert all(np.linalg.norm([int(a[i : i + 2], 16) - int(b[i : i + 2], 16) for i in (1, 3, 5)]) > 50
                for a, b in combinations([*batches, *own], 2))  # fmt: skip
-
-
-def test_a_comparison_has_its_headers_in_the_still_picture():
-    picture = compare({"one": factory.loader("blocking"), "two": factory.loader("prefetch")}).svg()
-    assert [line[:7] for line in texts(picture) if line.startswith(("one GPU", "two GPU"))] == ["one GPU", "two GPU"]

@@ -1,7 +1,5 @@
 """Read head and body back, as docs/contributing.md has it and view.js does; nothing of `pack` is used."""
 
-from __future__ import annotations
-
 import gzip
 
 import numpy as np

@@ -1,13 +1,8 @@
-"""The timelines of tests/factory.py are for these tests too; pictures are closed after each test."""
-
-from __future__ import annotations
+"""Pictures are closed after each test."""
 
 import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderviz import experiment, record, summarize
-from loaderviz.emulator.memory import OutOfMemory
 from loaderviz.emulator.replay import LIFETIMES, PRESETS
 from loaderviz.timeline import COPIES, Kind
 from loaderviz.widgets.settings import Settings, SettingsError, program_of, simulate
@@ -72,25 +71,26 @@ def test_no_setting_has_a_race(chosen):
 def test_the_four_lessons_come_out_in_their_order():
     steps = {name: step(LARGE.change(**preset)) for name, preset in PRESETS.items()}
     assert steps["blocking"] > 1.2 * steps["pinned"] > 1.2 * 1.2 * steps["prefetch"]
-    overlap = summarize(simulate(LARGE.change(**PRESETS["prefetch"]))).overlap
-    assert overlap > 0.95
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 4])
-def test_one_stream_cannot_overlap(depth):
-    chosen = LARGE.change(pin=True, non_blocking=True, depth=depth)
-    assert summarize(simulate(chosen)).overlap == 0
+AHEAD = {"side_stream": True, "depth": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "least", "most"),
+    [
+        (PRESETS["prefetch"], 0.95, 1),
+        *(({"pin": True, "non_blocking": True, "depth": depth}, 0, 0) for depth in (0, 1, 2, 4)),  # one stream
+        ({"pin": True} | AHEAD, 0, 0.05),  # pinning without non_blocking hides nothing
+    ],
+)
+def test_how_much_of_the_copy_is_hidden(change, least, most):
+    assert least <= summarize(simulate(LARGE.change(**change))).overlap <= most
 
 
 def test_non_blocking_without_pinning_gains_nothing():
-    blocking = step(LARGE)
-    for change in ({}, {"side_stream": True}, {"side_stream": True, "depth": 2}):
-        assert step(LARGE.change(non_blocking=True, **change)) > 0.97 * blocking
-
-
-def test_pinning_without_non_blocking_hides_nothing():
-    chosen = LARGE.change(pin=True, side_stream=True, depth=2)
-    assert summarize(simulate(chosen)).overlap < 0.05
+    for change in ({}, {"side_stream": True}, AHEAD):
+        assert step(LARGE.change(non_blocking=True, **change)) > 0.97 * step(LARGE)
 
 
 def test_small_batches_wait_for_the_host_and_not_for_the_copy():
@@ -149,13 +149,17 @@ def calls(timeline, batch):
     return sorted(mine), copies, {row.lane.name for row in timeline.rows(Kind.COMPUTE)}
 
 
+def run_the_code(chosen):
+    with record(on="a100") as recording:
+        exec(compile(program_of(chosen).text, "<the code>", "exec"), {"__name__": "__main__"})
+    return recording.timeline
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("change", CODES, ids=str)
 def test_the_code_does_what_the_picture_shows(change):
     chosen = Settings(batch_size=4096, steps=3).change(**({"workers": 0} | change))
-    with record(on="a100") as recording:
-        exec(compile(program_of(chosen).text, "<the code>", "exec"), {"__name__": "__main__"})
-    real, ours = recording.timeline, simulate(chosen)
+    real, ours = run_the_code(chosen), simulate(chosen)
     assert [mark.kind for mark in real.marks if mark.kind.startswith("early")] == []
     middle = min(row.batch for row in ours.rows(Kind.RANGE) if row.batch >= 0) + 1
     assert calls(ours, middle) == calls(real, 8)
@@ -163,10 +167,7 @@ def test_the_code_does_what_the_picture_shows(change):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_code_of_the_resident_loader_copies_before_the_first_step_only():
-    chosen = Settings(batch_size=4096, resident=True)
-    with record(on="a100") as recording:
-        exec(compile(program_of(chosen).text, "<the code>", "exec"), {"__name__": "__main__"})
-    real = recording.timeline
+    real = run_the_code(Settings(batch_size=4096, resident=True))
     copies = list(real.rows(Kind.COPY_H2D))
     gathers = [row for row in real.rows(Kind.COMPUTE) if "index_select" in row.name]
     assert len(gathers) == -(-60_000 // 4096)
@@ -185,11 +186,6 @@ def test_the_lines_named_do_what_their_names_say():
                 assert re.search(pattern, text[program.lines[does] - 1]), (does, change)
         used = {row.source for row in simulate(Settings(fetch_per_sample=5_000).change(**change)).rows() if row.source}
         assert used <= {program.source(does) for does in program.lines}
-
-
-def test_a_data_set_that_does_not_fit_is_refused():
-    with pytest.raises(OutOfMemory):
-        simulate(Settings(resident=True, sample_bytes=602_112, gpu="t4"))
 
 
 @pytest.mark.parametrize(

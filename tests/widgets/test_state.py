@@ -1,7 +1,5 @@
 """Where everything is at a moment: against brute force over the rows, and in words a reader can check."""
 
-from __future__ import annotations
-
 import factory
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 
 from loaderviz.emulator.replay import PRESETS
 from loaderviz.metrics import NotATimelineError
-from loaderviz.timeline import ArrowKind, Context, Kind, TimelineBuilder
+from loaderviz.timeline import ArrowKind, Kind
 from loaderviz.widgets import Settings, state_at
 from loaderviz.widgets.settings import simulate
 from loaderviz.widgets.stepper import events
@@ -87,16 +85,13 @@ def test_engines_run_what_the_streams_run():
 
 
 def test_the_source_is_that_of_the_innermost_span_else_of_the_last_one():
-    builder = TimelineBuilder(Context())
-    main = builder.lane("main", "host", "main")
-    builder.span(0, 100, main, Kind.RANGE, "batch 0", source="a.py:1")
-    builder.span(10, 40, main, Kind.API, "cudaMemcpyAsync", source="a.py:2")
-    builder.span(20, 30, main, Kind.WAIT, "staging")
-    timeline = builder.build()
-    assert [state_at(timeline, time).source for time in (5, 15, 25, 50, 100, 200)] == [
-        "a.py:1", "a.py:2", "a.py:2", "a.py:1", "a.py:2", "a.py:2",
-    ]  # fmt: skip
-    assert state_at(timeline, -1).source == ""
+    timeline = factory.made(
+        ("main", 0, 100, Kind.RANGE, {"source": "a.py:1"}),
+        ("main", 10, 40, Kind.API, {"source": "a.py:2"}),
+        ("main", 20, 30, Kind.WAIT),
+    )
+    lines = [state_at(timeline, time).source[-1:] for time in (-1, 5, 15, 25, 50, 100, 200)]
+    assert lines == ["", "1", "2", "2", "1", "2", "2"]
 
 
 def test_events_are_all_moments_at_which_something_changes():

@@ -1,7 +1,5 @@
 """The widgets without a kernel and without a browser: setting a value redraws, words and numbers follow."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from html import escape
@@ -12,26 +10,13 @@ import pytest
 from loaderviz import record, summarize, words
 from loaderviz.emulator.replay import PRESETS
 from loaderviz.metrics import MetricsError
-from loaderviz.timeline import Context, Kind, TimelineBuilder
+from loaderviz.timeline import Kind
 from loaderviz.view import ViewError
 from loaderviz.widgets import Settings, SettingsError, cells, explore, step_through, viewer
 from loaderviz.widgets.live import SMALL, LiveView
-from loaderviz.widgets.settings import program_of, simulate
-from loaderviz.widgets.stepper import source_lines
+from loaderviz.widgets.settings import simulate
 
 WIDGET = cells.WIDGET
-
-
-# What all have
-
-
-def test_a_table_keeps_arrows_and_labels_whole():
-    shown = cells.table(["who", "does"], [["launched by", "Memcpy HtoD (Pinned -> Device)"]])
-    assert "white-space:nowrap'>launched by</td>" in shown
-    assert "Pinned -\u2060&gt; Device" in shown
-
-
-# The explorer
 
 
 def test_a_slider_redraws_view_numbers_words_and_code():
@@ -81,8 +66,9 @@ def test_the_former_setting_stays_as_an_outline_on_an_axis_of_one_length():
     explorer.controls.buttons["prefetch"].click()
     assert explorer._live.head["axis"] == axis > explorer.timeline.duration
     assert explorer._live.options["keep"]
-    told = explorer._live.options["difference"]
-    assert told.startswith(f"{words.duration(explorer.summary.step)} a step instead of ") and told.endswith("x as fast")
+    assert explorer._live.options["difference"].startswith(
+        f"{words.duration(explorer.summary.step)} a step instead of "
+    )
 
 
 def test_a_lesson_is_one_click_and_one_redraw():
@@ -99,23 +85,20 @@ def test_a_lesson_is_one_click_and_one_redraw():
         assert explorer.timeline == simulate(explorer.settings)
 
 
-def test_the_gpu_brings_its_link_and_a_larger_batch_its_work():
-    explorer = explore()
-    explorer.controls["gpu"].value = "h200"
+def test_settings_follow_each_other_and_what_has_no_effect_is_greyed_out():
+    controls = (explorer := explore()).controls
+    assert all(widget.description for widget in controls.widgets.values())
+    controls["gpu"].value = "h200"  # brings its link
     assert explorer.settings.pinned_rate == 55_430_000_000
-    assert explorer.controls["pinned_rate"].label == "55.43 GB/s"
-    explorer.controls["batch_size"].value = 4096
+    assert controls["pinned_rate"].label == "55.43 GB/s"
+    controls["batch_size"].value = 4096  # brings its work
     assert explorer.settings.compute == 440_000
-    assert explorer.controls["compute"].label == "440 µs"
-
-
-def test_what_has_no_effect_is_greyed_out():
-    explorer = explore()
-    assert explorer.controls["lifetime"].disabled
-    explorer.controls["side_stream"].value = True
-    assert not explorer.controls["lifetime"].disabled
-    explorer.controls["resident"].value = True
-    assert all(explorer.controls[name].disabled for name in ("workers", "pin", "depth", "lifetime", "side_stream"))
+    assert controls["compute"].label == "440 µs"
+    assert controls["lifetime"].disabled
+    controls["side_stream"].value = True
+    assert not controls["lifetime"].disabled
+    controls["resident"].value = True
+    assert all(controls[name].disabled for name in ("workers", "pin", "depth", "lifetime", "side_stream"))
 
 
 def test_what_does_not_fit_is_said_and_the_picture_stays():
@@ -127,17 +110,6 @@ def test_what_does_not_fit_is_said_and_the_picture_stays():
     assert explorer.timeline is former
     explorer.controls.buttons["blocking"].click()
     assert "does not work" not in explorer._panels["words"].value
-
-
-def test_every_control_has_its_name_as_text():
-    explorer = explore()
-    for widget in explorer.controls.widgets.values():
-        assert widget.description
-        assert widget.description in ("GPU", *_texts(explorer))
-
-
-def _texts(explorer):
-    return [widget.description for widget in explorer.controls.widgets.values()]
 
 
 def test_the_numbers_are_those_of_summarize():
@@ -164,20 +136,21 @@ def test_it_says_what_the_loop_waits_for(settings, words):
 
 
 def test_a_preset_or_setting_that_means_nothing_is_refused():
-    with pytest.raises(SettingsError, match="no preset 'fast'; choose from blocking"):
-        explore("fast")
-    with pytest.raises(SettingsError, match="workers is -1; give"):
-        explore(workers=-1)
-    with pytest.raises(SettingsError, match="no setting worker"):
-        explore().set(worker=3)
+    for make, said in (
+        (lambda: explore("fast"), "no preset 'fast'; choose from blocking"),
+        (lambda: explore(workers=-1), "workers is -1; give"),
+        (lambda: explore().set(worker=3), "no setting worker"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            make()
 
 
-# All three: cells, first frames
+ALL_THREE = pytest.mark.parametrize("make", [explore, lambda **name: step_through(factory.loader("pinned"), **name),
+                                             lambda **name: viewer(factory.loader("pinned"), **name)])  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [explore, lambda: step_through(factory.loader("pinned")),
-                                  lambda: viewer(factory.loader("pinned"))])  # fmt: skip
-def test_a_cell_that_runs_again_closes_its_former_picture(make):
+@ALL_THREE
+def test_a_cell_that_runs_again_closes_its_former_picture_unless_they_have_names(make):
     first = make()
     widgets = list(cells.descendants(first.widget))
     assert sum(isinstance(widget, LiveView) for widget in widgets) == 1
@@ -185,12 +158,12 @@ def test_a_cell_that_runs_again_closes_its_former_picture(make):
     assert first.widget is None
     assert all(widget.comm is None for widget in widgets)
     assert second.widget.comm is not None
-    other = cells._open
-    assert list(other.values()) == [second]
+    assert list(cells._open.values()) == [second]
+    one, two = make(name="one"), make(name="two")
+    assert one.widget is not None and two.widget is not None
 
 
-@pytest.mark.parametrize("make", [explore, lambda: step_through(factory.loader("pinned")),
-                                  lambda: viewer(factory.loader("pinned"))])  # fmt: skip
+@ALL_THREE
 def test_a_first_frame_for_places_without_widgets(make, monkeypatch):
     shown = make()
     outputs = displayed(shown)
@@ -218,16 +191,15 @@ def displayed(picture):
     return found
 
 
-def test_an_explorer_without_widgets_still_changes(monkeypatch):
-    monkeypatch.setattr(cells, "live_here", lambda: False)
+@pytest.mark.parametrize("place", ["google.colab", None])
+def test_an_explorer_without_widgets_still_changes(monkeypatch, place):
+    if place:
+        monkeypatch.setitem(sys.modules, place, object())
+    else:
+        monkeypatch.setattr(cells, "live_here", lambda: False)
     explorer = explore()
     explorer.set(workers=2)
-    assert "2 workers" in explorer.view.heading
-
-
-def test_on_colab_there_are_first_frames(monkeypatch):
-    monkeypatch.setitem(sys.modules, "google.colab", object())
-    assert explore().widget is None
+    assert explorer.widget is None and "2 workers" in explorer.view.heading
 
 
 def test_a_page_that_is_loaded_again_gets_the_present_state():
@@ -250,15 +222,6 @@ def test_a_page_that_is_loaded_again_gets_the_present_state():
     assert any(state["window"] == [1_000, 9_000] for state in shown)
 
 
-def test_two_pictures_with_names_live_side_by_side():
-    one, two = explore(name="one"), explore(name="two")
-    assert one.widget is not None
-    assert two.widget is not None
-
-
-# The stepper
-
-
 def test_the_slider_moves_cursor_words_and_code():
     explorer = explore("prefetch")
     stepper = step_through(explorer.timeline)
@@ -270,16 +233,9 @@ def test_the_slider_moves_cursor_words_and_code():
     line = explorer.program.text.splitlines()[number - 1].strip()
     assert f"▶ {number:>4}" in stepper._panels["code"].value
     assert line.split("(")[0] in stepper._panels["code"].value
-
-
-def test_buttons_step_and_stop_at_the_ends():
-    stepper = step_through(factory.loader("prefetch"))
-    stepper.step(-1)
-    assert stepper.place == 0
-    stepper.step()
-    assert stepper.place == 1
-    stepper.step(10**6)
-    assert stepper.place == len(stepper.events) - 1
+    for by, place in ((-41, 0), (1, 1), (10**6, len(stepper.events) - 1)):  # it stops at the ends
+        stepper.step(by)
+        assert stepper.place == place
     middle = (int(stepper.events[7]) + int(stepper.events[8])) // 2
     stepper.go_to(middle)
     assert (stepper.place, stepper.time) == (7, middle)
@@ -295,20 +251,14 @@ def test_the_views_own_cursor_and_a_click_move_everything():
     assert stepper.time - stepper.timeline.begin == bar.start[5]
 
 
-def test_a_timeline_without_sources_or_batches_says_so():
-    builder = TimelineBuilder(Context())
-    builder.span(0, 10, builder.lane("stream 7", "device"), Kind.COMPUTE, "gemm")
-    stepper = step_through(builder.build())
+def test_a_timeline_without_sources_or_batches_or_spans_says_so():
+    stepper = step_through(factory.made(("stream 7", 0, 10, Kind.COMPUTE)))
     assert "does not say which source line" in stepper._panels["code"].value
     assert "knows no batches" in stepper._panels["batches"].value
     stepper = step_through(factory.loader("pinned"))
     stepper.step(30)
     assert "cannot be read here" in stepper._panels["code"].value
-
-
-def test_an_empty_timeline_has_a_stepper_and_a_viewer():
-    assert "0 ns" in step_through(factory.empty()).text()
-    assert viewer(factory.empty()).text()
+    assert "0 ns" in step_through(factory.empty()).text() and viewer(factory.empty()).text()
 
 
 OWN = """
@@ -340,20 +290,6 @@ def test_it_walks_through_the_learners_own_code(tmp_path):
         seen[lines[number - 1].strip()] = code
     calls = [line.strip() for line in lines if "to(" in line or "@" in line or "item" in line]
     assert [line for line in seen if line in calls] == calls
-
-
-def test_the_lines_around_come_from_the_file():
-    title, lines, number = source_lines(f"{__file__}:3")
-    assert title == "test_widgets.py, line 3"
-    assert number == 3
-    assert [n for n, _ in lines] == list(range(1, 10))
-    assert lines[2][1].startswith("from __future__")
-    program = program_of(Settings())
-    program.remember()
-    assert source_lines(program.source("copy"))[1]
-
-
-# The viewer
 
 
 def test_the_numbers_are_those_of_the_window_that_is_shown():

@@ -1,8 +1,0 @@
-"""The timelines of tests/factory.py are for these tests too."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
