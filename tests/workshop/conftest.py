@@ -1,7 +1,5 @@
 """What the tests of the workshop share: source text as a learner's cell, and a leaderboard of their own."""
 
-from __future__ import annotations
-
 import itertools
 import linecache
 

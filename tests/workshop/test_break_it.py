@@ -1,7 +1,5 @@
 """Break it: every card looks right on a lucky day, the detector says what it is, and points follow the votes."""
 
-from __future__ import annotations
-
 import pytest
 
 from loaderviz.workshop import ExerciseError, break_it, exercises, suspects

@@ -2,15 +2,16 @@
 leaderboard's file: order, names, several writers at once, foreign files, places that cannot be written.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random
 import re
 import sqlite3
 import sys
+import tempfile
 from contextlib import closing
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -67,17 +68,13 @@ def test_the_ladder_of_the_lesson(own_ladder):
     fewer = capstone.climb("bytes", bytes_prefetched)
     assert floats.ns > 3 * fewer.ns
     assert abs(floats.right - fewer.right) < 0.1 and fewer.right > 0.5
+    with pytest.raises(ExerciseError, match=r"zeros: Batch 0 has images or labels that are wrong\. change"):
+        capstone.climb("zeros", constant_digits)
     assert list(capstone.ladder.rungs) == ["floats", "bytes"]
     both = capstone.ladder.compare(batches=range(27, 31))
     assert isinstance(both, Comparison) and list(both.timelines) == ["floats", "bytes"]
     with pytest.raises(TimelineError, match="no kernel works on batch 4711"):
         capstone.ladder.compare("bytes", batches=range(27, 4712))
-
-
-def test_a_loader_that_is_not_honest_is_no_rung(own_ladder):
-    with pytest.raises(ExerciseError, match=r"zeros: Batch 0 has images or labels that are wrong\. change"):
-        capstone.climb("zeros", constant_digits)
-    assert capstone.ladder.rungs == {}
 
 
 def rungs():
@@ -131,9 +128,6 @@ def test_each_run_has_other_digits():
     one, other = (capstone.digits(random) for _ in range(2))
     assert one.images.dtype == torch.uint8 and one.images.shape == (256 * 12, 28, 28)
     assert not torch.equal(one.images, other.images)
-
-
-def test_the_milliseconds_are_those_of_a_step():
     with lv.record(on=GPU):
         assert 0 < capstone.milliseconds(on_gpu_loader) < capstone.milliseconds(blocking_floats)
 
@@ -182,33 +176,21 @@ def alone(monkeypatch):
     monkeypatch.setattr(capstone.getpass, "getuser", lambda: "ada")
 
 
-def test_it_remembers_and_ranks(path):
-    assert Leaderboard(path).entries == []
-    Leaderboard(path).add("Ada", 300)
-    Leaderboard(path).add("Bob", 200)
-    Leaderboard(path).add("Ada", 100)
-    board = Leaderboard(path)
-    assert [(entry.name, entry.ns) for entry in board.ranking()] == [("Ada", 100), ("Bob", 200)]
-    assert [entry.ns for entry in board.entries] == [300, 200, 100]
-    assert board.previous("Ada").ns == 100 and board.previous("Eve") is None
-    assert repr(board).index("Ada") < repr(board).index("Bob")
-    assert "| 1 | Ada | 100 ns |" in board._repr_markdown_()
-    assert re.search(r"\| \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC \|$", board._repr_markdown_(), re.M)
-    assert board.note == ""
-
-
-def test_looking_at_it_makes_no_file(path):
-    board = Leaderboard(path)
-    assert board.ranking() == [] and "nobody yet" in repr(board) and "nobody yet" in board._repr_markdown_()
-    assert os.listdir(path.parent) == []
-
-
-def test_a_run_is_seen_by_a_board_that_was_opened_before(path):
+@pytest.mark.parametrize("empty", [False, True])
+def test_it_remembers_and_ranks(path, empty):
     mine, theirs = Leaderboard(path), Leaderboard(path)
-    mine.add("Ada", 1)
-    theirs.add("Bob", 2)
-    assert mine.entries == theirs.entries
-    assert [entry.name for entry in mine.entries] == ["Ada", "Bob"]
+    assert mine.ranking() == [] and "nobody yet" in repr(mine) and "nobody yet" in mine._repr_markdown_()
+    assert os.listdir(path.parent) == []  # looking at it makes no file
+    if empty:
+        path.touch()
+    for board, name, ns in ((mine, "Ada", 300), (theirs, "Bob", 200), (mine, "Ada", 100)):
+        board.add(name, ns)
+    for board in (mine, theirs):  # which were opened before
+        assert [(entry.name, entry.ns) for entry in board.ranking()] == [("Ada", 100), ("Bob", 200)]
+        assert [entry.ns for entry in board.entries] == [300, 200, 100]
+        assert board.previous("Ada").ns == 100 and board.previous("Eve") is None and board.note == ""
+    assert repr(mine).index("Ada") < repr(mine).index("Bob")
+    assert re.search(r"\| 1 \| Ada \| 100 ns \|.* \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC \|$", mine._repr_markdown_(), re.M)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 5)), max_size=12))
@@ -220,16 +202,9 @@ def test_the_ranking_is_the_best_of_each_and_of_equal_ones_the_earlier(runs):
         def entries(self):
             return entries
 
-    ranking = Given().ranking()
-    best = {
-        name: min(entry.ns for entry in entries if entry.name == name) for name in {entry.name for entry in entries}
-    }
-    firsts = {name: next(e for e in entries if (e.name, e.ns) == (name, ns)) for name, ns in best.items()}
-    assert {entry.name: entry for entry in ranking} == firsts
-    assert [(e.ns, e.when) for e in ranking] == sorted((e.ns, e.when) for e in firsts.values())
-
-
-# Several kernels
+    best = sorted(entries, key=lambda entry: (entry.ns, entry.when))
+    wanted = [entry for place, entry in enumerate(best) if entry.name not in {each.name for each in best[:place]}]
+    assert Given().ranking() == wanted
 
 
 def write_runs(path, writer, barrier):
@@ -272,9 +247,6 @@ def test_one_who_holds_the_file_for_ever_stops_nobody(path, monkeypatch):
     assert [entry.name for entry in Leaderboard(path).entries] == ["Ada"]
 
 
-# Names
-
-
 def test_on_my_own_board_i_am_who_i_am(alone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     board = Leaderboard()
@@ -284,6 +256,13 @@ def test_on_my_own_board_i_am_who_i_am(alone, tmp_path, monkeypatch):
     assert len(board.name_for("x" * 100)) == 40
     board.add("", 7)
     assert [entry.name for entry in Leaderboard().entries] == ["ada"]
+    assert escaped("A|b *c* ![x](http://y) <b>") == r"A\|b \*c\* \!\[x\]\(http\:\/\/y\) \<b\>"  # only a name
+
+
+@pytest.mark.parametrize("problem", [OSError, KeyError, ImportError])
+def test_an_account_without_a_name(alone, path, monkeypatch, problem):
+    monkeypatch.setattr(capstone.getpass, "getuser", Mock(side_effect=problem))
+    assert Leaderboard(path).name_for().startswith("you-")
 
 
 def test_on_a_board_for_many_one_account_has_many_names(alone, path, monkeypatch):
@@ -297,63 +276,40 @@ def test_on_a_board_for_many_one_account_has_many_names(alone, path, monkeypatch
     assert Leaderboard().name_for() == "grace" and Leaderboard().name_for("me") == "me"
 
 
-@pytest.mark.parametrize("problem", [OSError, KeyError, ImportError])
-def test_an_account_without_a_name(alone, path, monkeypatch, problem):
-    def nobody():
-        raise problem
-
-    monkeypatch.setattr(capstone.getpass, "getuser", nobody)
-    assert Leaderboard(path).name_for().startswith("you-")
-
-
-def test_a_name_is_only_a_name():
-    assert escaped("A|b *c* ![x](http://y) <b>") == r"A\|b \*c\* \!\[x\]\(http\:\/\/y\) \<b\>"
+def somebody_elses():
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "other.sqlite")
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute("create table runs (other)")
+        return path.read_bytes()
 
 
-# Files that are none
-
-
-@pytest.mark.parametrize("content", [b"{}", b"\xff\xfe" * 600, b"SQLite format 3\0 and then nothing"])
-def test_a_foreign_file_is_left_as_it_is(path, content):
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{}", "cannot be used"),
+        (b"\xff\xfe" * 600, "cannot be used"),
+        (b"SQLite format 3\0 and then nothing", "cannot be used"),
+        (somebody_elses(), "it is a database, but no leaderboard"),
+    ],
+)
+def test_a_foreign_file_is_left_as_it_is(path, content, said):
     path.write_bytes(content)
     board = Leaderboard(path)
     assert board.entries == []
-    assert "cannot be used" in board.note and "LOADERVIZ_LEADERBOARD can name another file" in repr(board)
+    assert said in board.note and "LOADERVIZ_LEADERBOARD can name another file" in repr(board)
     board.add("Ada", 5)
-    assert path.read_bytes() == content
+    assert board.entries == [] and path.read_bytes() == content
 
 
-def test_a_database_of_somebody_else_is_left_as_it_is(path):
-    with sqlite3.connect(path) as file:
-        file.execute("create table runs (other)")
-    file.close()
-    before = path.read_bytes()
-    board = Leaderboard(path)
-    board.add("Ada", 5)
-    assert board.entries == [] and "it is a database, but no leaderboard" in board.note
-    assert path.read_bytes() == before
-
-
-def test_an_empty_file_becomes_one(path):
-    path.touch()
-    assert Leaderboard(path).entries == []
-    Leaderboard(path).add("Ada", 5)
-    assert [entry.ns for entry in Leaderboard(path).entries] == [5]
-
-
-@pytest.mark.parametrize("place", ["no/such/folder/board.sqlite", ".", "a\0b"])
-def test_a_place_that_cannot_be_written_stops_nobody(tmp_path, place):
+@pytest.mark.parametrize(
+    ("place", "ns"), [("no/such/folder/board.sqlite", 5), (".", 5), ("a\0b", 5), ("board.sqlite", 2**70)]
+)
+def test_what_cannot_be_written_stops_nobody(tmp_path, place, ns):
     board = Leaderboard(tmp_path / place)
-    board.add("Ada", 5)
+    board.add("Ada", ns)
     assert "cannot be used" in board.note
-    assert board.entries == []
-
-
-def test_a_number_that_no_file_can_hold(path):
-    board = Leaderboard(path)
-    board.add("Ada", 2**70)
-    assert "cannot be used" in board.note
-    assert Leaderboard(path).entries == []
+    assert Leaderboard(tmp_path / place).entries == []
 
 
 def test_what_is_no_run_cannot_be_put_in_and_names_do_not_lead(path):

@@ -2,12 +2,11 @@
 predictions, with and without widgets and a kernel.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re
 import signal
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -22,22 +21,20 @@ from loaderviz.workshop import EXERCISES, ExerciseError, Note, Outcome, exercise
 from loaderviz.workshop.exercises import TEXTS
 
 from . import answers, answers_later
-from .answers import Preloader, loader_ring
+from .answers import loader_consumer, loader_ring
 from .conftest import cell
 
 RIGHT = answers.RIGHT | answers_later.RIGHT
 WRONG = answers.WRONG | answers_later.WRONG
 ALL = list(EXERCISES.values())
-LESSONS = [exercise for exercise in ALL if exercise.number != "8.1"]
+EACH = pytest.mark.parametrize("exercise", ALL, ids=lambda exercise: exercise.number)
 
 
 def pairs(answers):
+    every = [(number, entry) for number, entries in answers.items() for entry in entries]
+    names = (getattr(entry[0] if type(entry) is tuple else entry, "__name__", "") for _, entry in every)
     return [
-        pytest.param(
-            number, entry, id=f"{number}-{getattr(entry[0] if type(entry) is tuple else entry, '__name__', '')}"
-        )
-        for number, entries in answers.items()
-        for entry in entries
+        pytest.param(number, entry, id=f"{number}-{name}") for (number, entry), name in zip(every, names, strict=True)
     ]
 
 
@@ -48,11 +45,7 @@ def drawn():
     return seed
 
 
-def named(exercise):
-    return exercise.number
-
-
-@pytest.mark.parametrize("exercise", ALL, ids=named)
+@EACH
 def test_the_solution_that_is_shipped_passes(exercise):
     outcome = exercise.check(cell(exercise.answer), seed=drawn())
     assert outcome.passed, outcome
@@ -60,9 +53,10 @@ def test_the_solution_that_is_shipped_passes(exercise):
     assert outcome.timeline.self_check() is outcome.timeline
 
 
-@pytest.mark.parametrize("exercise", ALL, ids=named)
-def test_the_starter_is_not_attempted(exercise):
-    assert exercise.check(cell(exercise.starter)).status == "not attempted"
+@EACH
+def test_the_starter_is_not_attempted_nor_is_nothing(exercise):
+    for answer in (cell(exercise.starter), None, ...):
+        assert exercise.check(answer).status == "not attempted"
 
 
 @pytest.mark.parametrize(("number", "answer"), pairs(RIGHT))
@@ -140,7 +134,7 @@ def test_an_exercise_is_found_by_its_number():
         workshop.exercise("9.9")
 
 
-@pytest.mark.parametrize("exercise", ALL, ids=named)
+@EACH
 def test_a_failure_names_the_seed_that_makes_it_again(exercise):
     answer, _ = WRONG[exercise.number][0]
     first = exercise.check(answer)
@@ -161,12 +155,9 @@ def test_there_are_enough_answers():
     judged = [(number, expected == "passes") for number, expected, _ in ATTEMPTS]
     assert all(len(RIGHT[number]) + judged.count((number, True)) >= 3 for number in EXERCISES)
     assert all(len(WRONG[number]) + judged.count((number, False)) >= 4 for number in EXERCISES)
-    numbers = [number for number, *_ in ATTEMPTS]
-    attempted = "1.2", "2.1", "3.1", "3.2", "3.3", "4.1", "4.2", "4.3", "5.1", "8.1"
-    assert all(numbers.count(number) >= 10 for number in attempted)
 
 
-@pytest.mark.parametrize("exercise", ALL, ids=named)
+@EACH
 def test_an_error_of_the_learner_is_wrapped_with_its_line(exercise):
     arguments = ", ".join(exercise.arguments)
     answer = cell(f"def load({arguments}):\n    first = 1\n    raise KeyError('no such batch')\n")
@@ -176,18 +167,13 @@ def test_an_error_of_the_learner_is_wrapped_with_its_line(exercise):
     assert outcome.line == "line 3: raise KeyError('no such batch')"
 
 
-@pytest.mark.parametrize("exercise", ALL, ids=named)
+@EACH
 @pytest.mark.parametrize("hole", ["...", "____", "x = ____"])
 def test_a_hole_is_not_attempted_whatever_it_does(exercise, hole):
     arguments = ", ".join(exercise.arguments)
     outcome = exercise.check(cell(f"def load({arguments}):\n    done = True\n    {hole}\n"))
     assert outcome.status == "not attempted"
     assert f"line 3: `{hole}`" in outcome.message
-
-
-@pytest.mark.parametrize("nothing", [None, ...])
-def test_nothing_is_not_attempted(nothing):
-    assert lesson03.overlap.check(nothing).status == "not attempted"
 
 
 def test_an_index_of_dots_is_no_hole():
@@ -272,10 +258,7 @@ def test_after_an_error_everything_is_as_before():
     before = time.perf_counter
     assert lesson03.overlap.check(stops).status == "crashed"
     assert time.perf_counter is before and marks.on_batch is None
-    assert lesson03.overlap.check(Preloader).passed
-
-
-# Cheating
+    assert lesson03.overlap.check(loader_consumer).passed
 
 
 def test_a_former_run_cannot_be_kept():
@@ -304,9 +287,6 @@ def test_work_left_in_the_queue_counts():
     assert outcome.timeline.duration > 600_000_000
 
 
-# What is said
-
-
 def test_hints_come_one_after_the_other():
     exercise = lesson03.overlap
     exercise._next_hint = 0
@@ -323,13 +303,12 @@ def test_what_is_said_has_two_faces_and_one_is_in_a_box():
     exercise, outcome, note = lesson03.refill, lesson03.overlap.check(BlockingLoader), lesson03.refill.solution()
     assert exercise.answer.strip() in repr(note) and f"```python\n{exercise.answer.strip()}" in note._repr_markdown_()
     assert repr(outcome).startswith("△ NOT YET · 3.1") and "R30" in repr(outcome)
-    assert outcome._repr_markdown_().startswith("> **△ Not yet** · 3.1") and "*Rule:* R30" in outcome._repr_markdown_()
     assert "**Exercise 3.3" in exercise._repr_markdown_() and "*Target:*" in exercise._repr_markdown_()
     for said in (exercise, outcome, exercise.check(None), exercise.check(cell(exercise.answer)), exercise.hint(1)):
         lines = said._repr_markdown_().splitlines()
         assert len(lines) > 2 and all(line.startswith(">") for line in lines)
-    markdown = lesson03.uneven.check(RIGHT["3.2"][2])._repr_markdown_()
-    assert "<" not in markdown.replace("&lt;", "")
+    markdown = lesson03.uneven.check(loader_ring)._repr_markdown_()
+    assert "crashed" in markdown.lower() and "<" not in markdown.replace("&lt;", "")
     assert Note("a_b `c_d` *e*")._repr_markdown_() == "> a\\_b `c_d` \\*e\\*"  # no emphasis
 
 
@@ -347,12 +326,9 @@ def test_show_needs_a_check_first_and_then_has_the_picture():
 
 
 def test_starters_are_short():
-    for exercise in LESSONS:
+    for exercise in ALL:
         code = [line for line in exercise.starter.splitlines() if line.strip() and "import" not in line]
-        assert len(code) <= 14, exercise.number
-
-
-# CUDA outside of a recording
+        assert len(code) <= 14 or exercise.number == "8.1", exercise.number
 
 
 def test_a_cell_that_calls_cuda_outside_of_a_recording_is_told_what_to_do(capsys):
@@ -372,20 +348,14 @@ def test_a_cell_that_calls_cuda_outside_of_a_recording_is_told_what_to_do(capsys
 QUESTION, CHOICES = "Which share is hidden?", ["none", "half", "all <of it>"]
 
 
-def test_without_a_kernel_it_is_text():
+def test_without_a_kernel_or_ipywidgets_it_is_text(monkeypatch):
     guess = predict(QUESTION, CHOICES, "none")
     assert guess.widget() is None
     assert repr(guess).splitlines()[:3] == ["Predict: Which share is hidden?", "    1. none", "    2. half"]
-    bundle = guess._repr_mimebundle_()
-    assert set(bundle) == {"text/plain", "text/html"}
-    assert "all &lt;of it&gt;" in bundle["text/html"]
-
-
-def test_without_ipywidgets_it_is_text(monkeypatch):
-    import sys
-
+    assert "all &lt;of it&gt;" in guess._repr_mimebundle_()["text/html"]
+    monkeypatch.setattr(IPython, "get_ipython", object)  # as if there were a kernel
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    assert predict(QUESTION, CHOICES, "none").widget() is None
+    assert guess.widget() is None
 
 
 @pytest.mark.parametrize(
@@ -421,21 +391,12 @@ def test_the_answer_is_asked_for_at_the_end_only():
 
 @pytest.mark.parametrize(
     ("choices", "answer", "expected"),
-    [
-        (["one"], "one", "at least two"),
-        (["a", "a"], "a", "differ"),
-        (CHOICES, "nothing", "none of the choices"),
-        (CHOICES, 0, "none of the choices"),
-        (CHOICES, 4, "none of the choices"),
-        (CHOICES, True, "none of the choices"),
-    ],
+    [(["one"], "one", "at least two"), (["a", "a"], "a", "differ")]
+    + [(CHOICES, answer, "none of the choices") for answer in ("nothing", 0, 4, True)],
 )
 def test_a_bad_prediction_is_refused(choices, answer, expected):
     with pytest.raises(ExerciseError, match=expected):
         predict(QUESTION, choices, answer)
-
-
-def test_a_choice_that_is_none_is_refused():
     with pytest.raises(ExerciseError, match=r"choose\(\): 'perhaps' is none of the choices"):
         predict(QUESTION, CHOICES, 1).choose("perhaps")
 

@@ -1,7 +1,5 @@
 """The limits that exercises are measured against, against brute force and against runs; facts on made timelines."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -51,19 +49,14 @@ def test_copy_and_work_are_comparable():
     assert 0.6 < copy / work < 1.0
 
 
-def test_the_sums_are_exact_in_any_order_and_layout():
-    data = Data.random([64], random)
+def test_the_sums_are_exact_in_any_order_and_layout_of_data_that_differ_each_time():
+    data, other = (Data.random([64], random) for _ in range(2))
     images = data.images
+    assert not torch.equal(images, other.images) and len(data.labels.unique()) == 64  # a label names a sample
     mixed = torch.empty(harness.FEATURES, 64).t().copy_(images)
     assert torch.equal(harness.sums_of(mixed, data.weights), data.sums)
     assert torch.equal(harness.sums_of(images.half(), data.weights), data.sums)
     assert torch.equal((images.double() @ data.weights.flip(0)) == data.sums, torch.zeros(64, dtype=torch.bool))
-
-
-def test_data_differ_each_time_and_labels_name_a_sample():
-    one, other = (Data.random([64], random) for _ in range(2))
-    assert not torch.equal(one.images, other.images)
-    assert len(one.labels.unique()) == 64
 
 
 def test_after_the_warm_up_nobody_waits_for_memory():
@@ -88,10 +81,7 @@ def test_facts_of_a_made_timeline():
     fact, rule = diagnosis.why_not_hidden(timeline)
     assert diagnosis.stretch(timeline, start, end) in fact and rule
     assert diagnosis.at(timeline, timeline.begin + 1_234_567) == "1,235 µs"
-
-
-def test_prefetch_of_the_factory_has_nothing_exposed_after_the_first_kernel():
-    assert diagnosis.exposed(factory.loader("prefetch")) is None
+    assert diagnosis.exposed(factory.loader("prefetch")) is None  # after the first kernel
 
 
 def test_lines_and_holes():

@@ -1,8 +1,7 @@
 """Lesson 6: what it measures of a pipeline agrees with the closed form, and its data sets do what they say."""
 
-from __future__ import annotations
-
 import pickle
+import time
 from dataclasses import replace
 
 import plotly.graph_objects as go
@@ -13,8 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import loaderviz as lv
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.loaders import PrefetchLoader
-from loaderviz.timeline import Context, Kind, TimelineBuilder, TimelineError
+from loaderviz.timeline import Kind, TimelineError
 from loaderviz.workshop import lesson06
+from tests import factory
 
 SIZE, BATCHES = 64, 32
 # Bytes move slowly, so that a batch of 64 small samples has the costs of a large one.
@@ -56,17 +56,10 @@ def test_a_step_takes_as_long_as_the_slowest_stage(runs):
         assert step == pytest.approx(lesson06.limit(costs, workers), rel=0.01), workers
         slowest.add(lesson06.limit(costs, workers) in (costs["compute"], costs["pin"]))
     assert slowest == {False, True}  # some are limited by the workers, some are not
-
-
-def test_without_workers_the_main_thread_fetches():
-    timeline = feed(0, samples=6 * SIZE)
-    assert {span.lane.role for span in timeline.rows(Kind.FETCH)} == {"main"}
-    assert lesson06.stations(timeline)["pin"] == 0
-
-
-def test_the_formula():
-    costs = {"fetch": 1000, "pin": 300, "copy": 100, "compute": 200}
-    assert [lesson06.limit(costs, workers) for workers in (1, 2, 3, 4, 100)] == [1000, 500, 334, 300, 300]
+    round_up = {"fetch": 1000, "pin": 300, "copy": 100, "compute": 200}
+    assert [lesson06.limit(round_up, workers) for workers in (1, 2, 3, 4, 100)] == [1000, 500, 334, 300, 300]
+    alone = feed(0, samples=6 * SIZE)  # the main thread fetches
+    assert {span.lane.role for span in alone.rows(Kind.FETCH)} == {"main"} and lesson06.stations(alone)["pin"] == 0
 
 
 def test_a_run_that_is_too_short_is_said_so():
@@ -75,21 +68,16 @@ def test_a_run_that_is_too_short_is_said_so():
 
 
 def test_batches_in_memory_are_counted():
-    builder = TimelineBuilder(Context())
-    worker, main = builder.lane("worker 0", "host", "worker"), builder.lane("main", "host", "main")
+    spans = []
     for batch, (start, end, taken) in enumerate([(0, 10, 40), (10, 20, 50), (20, 30, 60), (45, 55, 70)]):
-        builder.span(start, end, worker, Kind.FETCH, f"fetch batch {batch}", batch=batch)
-        builder.span(taken, taken + 1, main, Kind.OPERATOR, "DataLoader hand-out", batch=batch)
-    timeline = builder.build()
+        spans += [("worker 0", start, end, Kind.FETCH, {"batch": batch})]
+        spans += [("main", taken, taken + 1, Kind.OPERATOR, {"name": "DataLoader hand-out", "batch": batch})]
+    timeline = factory.made(*spans)
     assert lesson06.in_flight(timeline) == 3
     assert lesson06.in_flight(timeline.between(35, 65)) == 3  # batch 0 to 2 came before the window
-    assert lesson06.in_flight(TimelineBuilder(Context()).build()) == 0
-
-
-@pytest.mark.parametrize("factor", [1, 2, 4])
-def test_no_more_batches_in_memory_than_ordered(factor):
-    most = lesson06.in_flight(feed(2, pin_memory=True, prefetch_factor=factor))
-    assert 1 <= most <= 2 * factor
+    assert lesson06.in_flight(factory.empty()) == 0
+    for factor in (1, 4):  # no more than were ordered
+        assert 1 <= lesson06.in_flight(feed(2, pin_memory=True, prefetch_factor=factor)) <= 2 * factor
 
 
 def test_the_chart_has_the_points_on_the_line(runs):
@@ -123,23 +111,12 @@ def test_a_late_batch_stops_the_pipeline_and_a_larger_buffer_hides_it():
         assert factor == 16 or all(fetches[span.batch + 1].end < span.end for span in blocked)  # ready, and behind it
 
 
-def test_files_are_read_one_by_one_or_in_one_go():
-    images, labels = torch.arange(10 * 784).view(10, 784).to(torch.uint8), torch.arange(10)
-    data = lesson06.Files(images, labels)
-    assert len(data) == 10
-    assert torch.equal(data[3][0], images[3]) and data[3][1] == 3
-    many = data[[7, 1]]
-    assert torch.equal(many[0], images[[7, 1]]) and many[1].tolist() == [7, 1]
-    with lv.record(on=GPU) as recording:
-        data[3], data[range(5)]
-    assert recording.timeline.context.origin == "emulated"
-
-
 @pytest.mark.parametrize(("rows", "took"), [(3, 48_000), ([1, 2, 3], 64_000), (range(10), 120_000)])
 def test_a_read_costs_what_the_task_says(rows, took):
-    import time
-
-    data = lesson06.Files(torch.zeros(10, 784, dtype=torch.uint8), torch.arange(10))
+    images, labels = torch.arange(10 * 784).view(10, 784).to(torch.uint8), torch.arange(10)
+    data, index = lesson06.Files(images, labels), torch.tensor(rows)
+    assert len(data) == 10 and torch.equal(data[rows][0], images[index])
+    assert torch.equal(torch.as_tensor(data[rows][1]), labels[index])
     with lv.record(on=GPU):
         data[rows], time.perf_counter_ns()
         begin = time.perf_counter_ns()
@@ -147,12 +124,7 @@ def test_a_read_costs_what_the_task_says(rows, took):
         assert took <= time.perf_counter_ns() - begin < took + 100_000  # and the operators of the gather
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        lesson06.Files(torch.zeros(2, 784, dtype=torch.uint8), torch.arange(2)),
-        lesson06.SometimesSlow(torch.zeros(2, 4), torch.arange(2), every=2, seconds=0.1),
-    ],
-)
-def test_data_sets_can_go_to_a_spawned_worker(data):
-    assert len(pickle.loads(pickle.dumps(data))) == 2
+def test_data_sets_can_go_to_a_spawned_worker():
+    files = lesson06.Files(torch.zeros(2, 784, dtype=torch.uint8), torch.arange(2))
+    slow = lesson06.SometimesSlow(torch.zeros(2, 4), torch.arange(2), every=2, seconds=0.1)
+    assert [len(pickle.loads(pickle.dumps(data))) for data in (files, slow)] == [2, 2]

@@ -1,7 +1,5 @@
 """The quiz: its answers are computed, differ from seed to seed, and stand in no picture; its two loaders look right."""
 
-from __future__ import annotations
-
 import pytest
 
 from loaderviz.workshop import quiz
