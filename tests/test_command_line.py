@@ -17,11 +17,6 @@ from loaderviz.timeline import Kind
 SMALL = ["compare", "--batch-size", "16", "--steps", "2", "--warmup", "1", "--workers", "1"]
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    monkeypatch.setenv("LOADERVIZ_OFFLINE", "1")
-
-
 def test_compare_prints_a_table_and_writes_one_page(tmp_path, capsys):
     page = tmp_path / "page.html"
     assert cli.main([*SMALL, "--on", "t4", "--out", str(page)]) == 0
@@ -39,9 +34,11 @@ def test_compare_prints_a_table_and_writes_one_page(tmp_path, capsys):
 @pytest.mark.parametrize("given, sizes", [("", ["8192", "64"]), ("8 32 16", ["8", "32", "16"])])
 def test_compare_keeps_the_order_of_batch_sizes_and_begins_with_the_large_one(tmp_path, capsys, given, sizes):
     page, options = tmp_path / "page.html", [f"--batch-size={size}" for size in given.split()]
-    cli.main(["compare", *options, "--steps", "1", "--warmup", "1", "--workers", "1", "--out", str(page)])
-    printed = re.findall(r"^Batch size (\d+) on", capsys.readouterr().out, re.MULTILINE)
+    cli.main(["compare", *options, "--steps", "2", "--warmup", "1", "--workers", "1", "--out", str(page)])
+    out = capsys.readouterr().out
+    printed = re.findall(r"^Batch size (\d+) on", out, re.MULTILINE)
     assert printed == re.findall(r"<h2>Batch size (\d+)</h2>", page.read_text(encoding="utf-8")) == sizes
+    assert "Overlap cannot pay here" in out
 
 
 def test_the_usual_loop_is_two_to_ten_times_as_slow_as_a_resident_data_set():
@@ -53,12 +50,6 @@ def test_the_usual_loop_is_two_to_ten_times_as_slow_as_a_resident_data_set():
     assert 2 < lv.summarize(usual).step / lv.summarize(resident).step < 10
     fetch = usual.where(Kind.FETCH)
     assert 20_000 < (usual.end - usual.start)[fetch].mean() / 64 < 30_000  # ns a sample: benchmarks/epoch.py has 25 us
-
-
-def test_compare_says_so_where_overlap_cannot_pay(tmp_path, capsys):
-    numbers = ["--batch-size", "64", "--steps", "8", "--warmup", "4", "--workers", "1"]
-    cli.main(["compare", *numbers, "--out", str(tmp_path / "page.html")])
-    assert "Overlap cannot pay here" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -84,22 +75,15 @@ def test_a_bad_option_is_one_clear_sentence(tmp_path, capsys, arguments, complai
 def test_view_prints_what_could_be_gained_and_puts_it_on_the_page(tmp_path, capsys):
     saved, page = factory.loader("pinned", 8).save(tmp_path / "run.json"), tmp_path / "page.html"
     assert cli.main(["view", str(saved), "--out", str(page)]) == 0
-    out = capsys.readouterr().out
-    assert "Judged: " in out
-    assert "1. copy-not-hidden: up to" in out
-    text = page.read_text(encoding="utf-8")
-    assert "<h2>What could be gained</h2>" in text
-    assert "<b>copy-not-hidden</b>" in text
+    assert "1. copy-not-hidden: up to" in capsys.readouterr().out
+    assert "<b>copy-not-hidden</b>" in page.read_text(encoding="utf-8")
 
 
-def test_no_command_prints_help(capsys):
-    assert cli.main([]) == 2
-    out = capsys.readouterr().out
-    assert all(command in out for command in ("compare", "view", "run", "lessons", "ready"))
-
-
-def test_each_option_has_at_most_one_default_in_the_help(capsys):
-    for command in ("compare", "view", "run", "lessons"):
+def test_the_help_has_all_commands_and_each_option_at_most_one_default(capsys):
+    done = subprocess.run([sys.executable, "-m", "loaderviz"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    for command in ("compare", "view", "run", "lessons", "ready"):
+        assert command in done.stdout
         with pytest.raises(SystemExit):
             cli.main([command, "--help"])
         out = " ".join(capsys.readouterr().out.split())
@@ -123,9 +107,3 @@ def test_paragraphs_are_as_wide_as_the_terminal_and_whole_in_a_pipe(monkeypatch)
     assert max(map(len, (line for line in str(told).splitlines() if change not in line))) <= 60
     assert not re.search(r"\d\n +(ms|µs|%)", str(advice))
     assert f"change  {change}" in str(told)  # code is not broken, so that it can be copied
-
-
-def test_it_runs_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "loaderviz", "--help"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert "Does my data reach the GPU" in done.stdout

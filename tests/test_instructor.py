@@ -1,12 +1,10 @@
 """The instructor's guide speaks of the course as it is: its minutes, its answers, its files."""
 
-from __future__ import annotations
-
-import importlib.util
 import json
 import re
 from pathlib import Path
 
+import factory
 import pytest
 
 from loaderviz.workshop import EXERCISES
@@ -17,9 +15,7 @@ ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "instructor.md").read_text(encoding="utf-8")
 ANSWERS = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
 SOURCES = sorted((ROOT / "notebooks" / "src").glob("*.py"))
-spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
-build = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(build)
+build = factory.script("docs/build.py")
 
 
 def section(title):
@@ -29,16 +25,12 @@ def section(title):
 
 def test_every_exercise_and_every_prediction_has_its_answer():
     assert re.findall(r"\*\*Exercise (\d\.\d):\*\*", ANSWERS) == list(EXERCISES)
-    for source, part in zip(SOURCES, ANSWERS.split("\n## ")[1:], strict=True):
+    parts = re.split(r"\n### \d+\. ", section("Lesson by lesson"))[1:]
+    for source, said, part in zip(SOURCES, parts, ANSWERS.split("\n## ")[1:], strict=True):
+        assert "**Say:**" in said and "**Stuck:**" in said
         asked = re.findall(r"^(\w+) = predict\(", source.read_text(encoding="utf-8"), re.M)
         told = [name for name, _, _ in build.ANSWER.findall(part)]
         assert told == [name for name in asked if name != "guess_workers"]  # which depends on the machine
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_every_lesson_has_its_part(source):
-    part = section("Lesson by lesson").split(f"### {int(source.stem[:2])}. ")[1].split("\n### ")[0]
-    assert "**Say:**" in part and "**Stuck:**" in part
 
 
 def test_words_and_minutes_are_counted_in_the_lessons_as_they_are():
@@ -85,13 +77,8 @@ def test_the_terms_are_few_and_each_is_one_thing_in_both_languages():
 
 
 def test_its_links_lead_somewhere():
+    headings = re.findall(r"^#+ (.+)$", GUIDE, re.M)
+    anchors = {"#" + re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     for target in re.findall(r"\]\(([^)]+)\)", GUIDE):
-        if target.startswith("#"):
-            anchors = {
-                re.sub(r"[^a-z0-9 -]", "", line.lower()).replace(" ", "-")
-                for line in re.findall(r"^#+ (.+)$", GUIDE, re.M)
-            }
-            assert target[1:] in anchors, target
-        else:
-            assert (ROOT / "docs" / target).exists(), target
+        assert target in anchors or (ROOT / "docs" / target).exists(), target
     assert "docs/instructor.md" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,7 +1,5 @@
 """The interval algebra against brute force: a set of intervals is the set of the nanoseconds in it."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,13 +1,12 @@
 """MNIST: the drawn stand-in, real files where they are, damaged files, the download and its time limit."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import hashlib
 import http.server
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -83,12 +82,15 @@ def test_the_stand_in_has_mnists_shapes_types_and_balanced_classes_everywhere_th
     assert tuple(zlib.crc32(part.numpy().tobytes()) for part in (images, labels)) == DRAWN_SUMS[train]
 
 
-def test_train_and_test_digits_differ_and_each_caller_has_its_own():
+def test_train_and_test_digits_differ_and_each_caller_has_its_own(capsys):
     train, test = (mnist.tensors(split)[0][:10_000] for split in (True, False))
     assert len(torch.unique(torch.cat([train, test]).view(-1, 784), dim=0)) == 20_000
     before = test.clone()
     test.zero_()
     assert torch.equal(mnist.tensors(False)[0], before)
+    output = capsys.readouterr().out  # it is announced once, in one line
+    assert output == f"loaderviz: {mnist.load(train=False).source}\n"
+    assert all(part in output for part in ("drawn stand-in", "LOADERVIZ_OFFLINE", "LOADERVIZ_DATA", "download=True"))
 
 
 def test_a_small_network_learns_it_in_one_epoch():
@@ -104,24 +106,17 @@ def test_a_small_network_learns_it_in_one_epoch():
     assert (network(test_images / 255).argmax(1) == test_labels).double().mean() >= 0.95
 
 
-def test_it_is_torchvisions_data_set_and_a_transform_is_applied():
+def test_it_is_torchvisions_data_set_in_a_spawned_worker_too():
     from torchvision.datasets import MNIST
 
-    dataset = mnist.load(train=False)
-    assert isinstance(dataset, MNIST)
-    assert np.array_equal(np.asarray(dataset[3][0]), mnist.tensors(False)[0][3].numpy())
-    assert dataset[3][1] == int(dataset.targets[3])
-    assert "Source: drawn stand-in" in repr(dataset)
-    assert mnist.load(train=False, transform=lambda image: image.size)[0] == ((28, 28), int(dataset.targets[0]))
-
-
-def test_a_spawned_worker_can_unpickle_it():
-    # It starts from nothing, so it needs the import cure on its own.
-    few = torch.utils.data.Subset(mnist.load(train=False, transform=np.asarray), range(8))
+    images, labels = mnist.tensors(False)
+    dataset = mnist.load(train=False, transform=np.asarray)
+    assert isinstance(dataset, MNIST) and "Source: drawn stand-in" in repr(dataset)
+    assert np.array_equal(dataset[3][0], images[3].numpy()) and dataset[3][1] == int(labels[3])
+    few = torch.utils.data.Subset(dataset, range(8))  # a spawned worker needs the import cure on its own
     loader = torch.utils.data.DataLoader(few, batch_size=8, num_workers=1, multiprocessing_context="spawn")
-    ((images, labels),) = list(loader)
-    assert torch.equal(images, mnist.tensors(False)[0][:8])
-    assert torch.equal(labels, mnist.tensors(False)[1][:8])
+    ((found, targets),) = list(loader)
+    assert torch.equal(found, images[:8]) and torch.equal(targets, labels[:8])
 
 
 def test_the_stand_in_needs_no_torchvision(tmp_path):
@@ -133,14 +128,6 @@ def test_the_stand_in_needs_no_torchvision(tmp_path):
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert "[60000, 28, 28]" in ended.stdout
     assert ended.stderr.splitlines()[-1].startswith("loaderviz.errors.MissingPackageError: MNIST needs torchvision,")
-
-
-def test_it_is_announced_once_in_one_line(capsys):
-    source = mnist.load(train=False).source
-    mnist.tensors(train=True)
-    output = capsys.readouterr().out
-    assert output == f"loaderviz: {source}\n"
-    assert all(part in output for part in ("drawn stand-in", "LOADERVIZ_OFFLINE", "LOADERVIZ_DATA", "download=True"))
 
 
 def test_loaderviz_data_is_used_if_it_has_both_splits(tmp_path, put, monkeypatch, capsys):
@@ -215,7 +202,13 @@ def online(monkeypatch, port):
     monkeypatch.setattr(mnist, "MIRRORS", [f"http://127.0.0.1:{port}/"])
 
 
-def test_a_download_is_used_and_kept(mirror, tmp_path):
+def test_a_download_is_used_and_kept(mirror, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(mnist, "FILES", FILES)  # their sums are others
+        assert "train-images-idx3-ubyte.gz is damaged" in str(mnist.find())
+    assert not list((tmp_path / "cache" / RAW).iterdir())
+    shutil.rmtree(tmp_path / "cache")
+    forget(), mirror.clear()
     assert mnist.load(train=False).source == mnist.Source(tmp_path / "cache")
     assert len(mirror) == 4
     forget()  # a later process
@@ -257,38 +250,25 @@ def test_a_mirror_that_says_nothing_or_nonsense_is_left_in_time(monkeypatch, ans
                 connection.recv(4096)
                 connection.sendall(answer)
 
-        thread = threading.Thread(target=speak, daemon=True)  # without it, the call is taken and nothing said
-        if answer:
-            thread.start()
+        thread = threading.Thread(target=speak if answer else bool)  # else the call is taken, and nothing said
+        thread.start()
         online(monkeypatch, server.getsockname()[1])
         assert re.search(told, str(mnist.find()))
-        if answer:
-            thread.join()
+        thread.join()
 
 
-def test_files_with_a_wrong_sum_are_not_taken(mirror, tmp_path, monkeypatch):
-    monkeypatch.setattr(mnist, "FILES", FILES)
-    assert "train-images-idx3-ubyte.gz is damaged" in str(mnist.find())
-    assert not list((tmp_path / "cache" / RAW).iterdir())
-
-
-def test_a_cache_that_cannot_be_written_to(tmp_path, monkeypatch):
+def test_offline_and_false_never_try_and_a_cache_may_not_be_written_to(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(mnist, "_get", lambda *order: pytest.fail("the network was used"))
+        with pytest.raises(MnistError, match="LOADERVIZ_OFFLINE is set"):
+            mnist.find(download=True)
+        patch.setenv("LOADERVIZ_OFFLINE", "0")
+        assert "download=False" in str(mnist.find(download=False))
+    for download in ("yes", None, "True"):
+        with pytest.raises(ValueError, match="download="):
+            mnist.find(download=download)
     online(monkeypatch, 1)
     (tmp_path / "file").touch()
     monkeypatch.setenv("LOADERVIZ_CACHE", str(tmp_path / "file" / "below"))
     assert "cannot be written to" in str(mnist.find())
     assert mnist.tensors(False)[0].shape == (10_000, 28, 28), "the stand-in needs no folder"
-
-
-def test_offline_and_false_never_try(monkeypatch):
-    monkeypatch.setattr(mnist, "_get", lambda *order: pytest.fail("the network was used"))
-    with pytest.raises(MnistError, match="LOADERVIZ_OFFLINE is set"):
-        mnist.find(download=True)
-    monkeypatch.setenv("LOADERVIZ_OFFLINE", "0")
-    assert "download=False" in str(mnist.find(download=False))
-
-
-@pytest.mark.parametrize("download", ["yes", None, "True"])
-def test_another_value_of_download_is_refused(download):
-    with pytest.raises(ValueError, match="download="):
-        mnist.find(download=download)

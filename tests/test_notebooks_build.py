@@ -1,21 +1,17 @@
 """notebooks/build.py: from one source the learner's notebook and the solved one, stable to the byte."""
 
-from __future__ import annotations
-
 import base64
-import importlib.util
 import json
 import re
 from pathlib import Path
 
+import factory
 import pytest
 
 pytest.importorskip("jupytext", reason="jupytext is missing: pip install -r requirements.txt")
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-spec = importlib.util.spec_from_file_location("notebooks_build", NOTEBOOKS / "build.py")
-build = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(build)
+build = factory.script("notebooks/build.py")
 
 STARTER = "def load(x):\n    return ..."
 ANSWER = "def load(x):\n    return x"
@@ -100,6 +96,9 @@ def test_a_second_build_changes_nothing_and_check_writes_nothing(folder, capsys)
     assert capsys.readouterr().out == ""  # nothing written
     (folder / "01_lesson.ipynb").write_text("{}")
     assert build.main(["--check"], folder) == 1
+    (folder / "solutions" / "99_old.ipynb").write_text("{}")
+    assert build.main([], folder) == build.main(["--check"], folder) == 1
+    assert "solutions/99_old.ipynb has no source in src/: delete it" in capsys.readouterr().err
 
 
 def test_ids_stay_when_another_cell_changes_or_comes(folder):
@@ -144,9 +143,6 @@ CELLS = [
 
 @pytest.mark.notebook
 @pytest.mark.browser
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # jupyter_client and its event loop, on some Pythons
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_what_a_run_stores(tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat", reason="nbformat is missing: pip install -r requirements-dev.txt")
     pytest.importorskip("playwright", reason="playwright is missing: pip install -r requirements-dev.txt")
@@ -157,34 +153,30 @@ def test_what_a_run_stores(tmp_path, monkeypatch):
     path, make = tmp_path / "small.ipynb", nbformat.v4.new_code_cell
     cells = [*map(make, CELLS), make("1 / 4", metadata={"tags": ["measured"]})]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-
-    def outputs():
-        return [cell.outputs for cell in nbformat.read(path, as_version=4).cells]
-
+    stored = []
     try:
         camera = Camera().__enter__()
     except RuntimeError as missing:
         pytest.skip(str(missing))
     try:
-        execute(path, camera)
-        words, bars, line, question, explorer, number, measured = first = outputs()
-        again = Camera({})  # a camera that cannot draw, only know
-        execute(path, again)
-        assert outputs() == first  # known pictures are not drawn again
+        for each in (camera, Camera({})):  # the other one cannot draw, only know
+            execute(path, each)
+            stored.append([cell.outputs for cell in nbformat.read(path, as_version=4).cells])
     finally:
         camera.__exit__()
+    assert stored[0] == stored[1]  # known pictures are not drawn again
+    words, bars, line, question, explorer, number, measured = stored[0]
     warned, printed = sorted(words, key=lambda output: output.name)
     assert warned.text.startswith("cell:3: UserWarning: look")
     assert printed.text == "one\ntwo\n"
     for (picture,) in (bars, line):
         assert picture.output_type == "display_data"
-        assert picture.data["image/png"]
+        assert digest_of(base64.b64decode(picture.data["image/png"]))
     assert [set(output.data) for output in question] == [{"text/html", "text/plain"}]
     assert [set(output.data) for output in explorer] == [{"image/png", "text/plain"}, {"text/html"}]
     assert "<svg" not in explorer[1].data["text/html"]
     assert re.fullmatch(r"\d+ \d+\n", number[0].text)
     assert [output.text for output in measured] == [MEASURED]
-    assert digest_of(base64.b64decode(bars[0].data["image/png"]))
 
 
 def test_the_number_of_a_rule_leads_to_what_it_says(folder):
@@ -222,6 +214,7 @@ def test_a_translation_says_what_of_it_is_out_of_date(folder, capsys):
         ('# %% tags=["starter"]', "# %%", r"exercise is two cells.*exercise 1.2 is not"),
         ('# %% tags=["exercise"]', "# %%", r"exercise is two cells.*exercise 1.2 is not"),
         ("# %% [markdown]\n# The end\n", "", r"the first cell and the last one must be text"),
+        (SOURCE, "", r"the first cell and the last one must be text"),
     ],
 )
 def test_a_source_that_is_wrong_is_named_and_nothing_of_it_is_written(folder, capsys, old, new, expected):
@@ -232,16 +225,3 @@ def test_a_source_that_is_wrong_is_named_and_nothing_of_it_is_written(folder, ca
     assert re.search(expected, line), line
     assert sorted(path.name for path in folder.glob("*.ipynb")) == ["02_other.ipynb"]  # the others are
     assert not (folder.parent / "loaderviz").exists()
-
-
-def test_an_empty_source_is_an_error(folder, capsys):
-    (folder / "src" / "01_lesson.py").write_text("")
-    assert build.main([], folder) == 1
-    assert "must be text" in capsys.readouterr().err
-
-
-def test_a_notebook_without_source_is_named(folder, capsys):
-    build.main([], folder)
-    (folder / "solutions" / "99_old.ipynb").write_text("{}")
-    assert build.main([], folder) == build.main(["--check"], folder) == 1
-    assert "solutions/99_old.ipynb has no source in src/: delete it" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """The published rules: each that the project cites is there, with its source; docs/rules.md is made from them."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

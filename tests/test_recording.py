@@ -1,8 +1,7 @@
 """record(): the front door."""
 
-from __future__ import annotations
-
 import importlib.util
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -37,6 +36,8 @@ def test_a_gpu_and_a_host_of_ones_own():
     (copy,) = recording.timeline.rows(Kind.COPY_H2D)
     assert copy.duration == slow.copy_latency + 4000 * 1000
     assert recording.timeline.context.host.startswith("mine")
+    with pytest.raises(ValueError, match="'on_wait' or 'eager'"):
+        lv.record(on=slow, copies="later")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -58,18 +59,12 @@ def test_the_default_host_measures_the_programs_own_python():
         lv.record(host="measured")
 
 
-def test_an_unknown_way_of_copying_is_refused():
-    with pytest.raises(ValueError, match="'on_wait' or 'eager'"):
-        lv.record(on="a100", copies="later")
-
-
 def test_the_timeline_is_there_after_the_block():
     with lv.record(on="a100") as recording:
         with pytest.raises(NotRecordedError, match="after the block"):
             recording.timeline
         assert "not ended" in repr(recording)
-        program()
-    assert isinstance(recording.timeline, Timeline)
+    assert isinstance(recording.timeline, Timeline) and len(recording.timeline.self_check()) == 0
     assert "spans" in repr(recording)
 
 
@@ -79,12 +74,6 @@ def test_an_error_in_the_block_comes_through_and_leaves_the_timeline_so_far():
         program()
         raise KeyError("mine")
     assert recording.timeline.self_check().where(Kind.COPY_H2D).sum() == 1
-
-
-def test_an_empty_block_is_an_empty_timeline():
-    with lv.record(on="a100") as recording:
-        pass
-    assert len(recording.timeline.self_check()) == 0
 
 
 @pytest.mark.parametrize(
@@ -109,11 +98,8 @@ def emulated_loop(batches=5, mark=True, **options):
     """Copies of 1,000 floats, one a step, each step marked."""
     with lv.record(on="a100", **options) as recording:
         for batch in range(batches):
-            if mark:
-                with torch.profiler.record_function(f"batch {batch}"):
-                    torch.arange(1000.0).to("cuda").sum().item()
-            else:
-                program()
+            with torch.profiler.record_function(f"batch {batch}") if mark else nullcontext():
+                torch.arange(1000.0).to("cuda").sum().item()
     return recording.timeline.self_check()
 
 

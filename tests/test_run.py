@@ -1,7 +1,5 @@
 """`python -m loaderviz run`: a program runs as under Python itself, and is recorded however it ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -14,7 +12,6 @@ import torch
 
 import loaderviz as lv
 from loaderviz import cli
-from loaderviz.cli import Program, ProgramError, record_program
 from loaderviz.timeline import Kind, Timeline
 
 TRAIN = """
@@ -70,21 +67,12 @@ def shell(*arguments, folder):
 GPU = "import sys, torch\ntorch.ones(1000).to('cuda').sum().item()\n"
 
 
-# As Python itself
-
-
-def test_a_script_sees_what_it_sees_under_python(here, capsys):
-    script(here, "WHO = 'its neighbour'", "lib/helper.py")
-    path = script(here, GPU + "import helper\nprint([__name__, __file__, sys.argv, sys.path[0], helper.WHO])",
-                  "lib/program.py")  # fmt: skip
+def test_a_recorded_script_is_told_of_and_leaves_nothing_behind(here, capsys):
+    script(here, GPU, "lib/program.py")
     before = list(sys.path), sys.argv, sys.modules["__main__"]
-    assert run("lib/program.py", "--on", "h200", "-m", "--", "x") == 0
+    assert run("lib/program.py") == 0
     out, err = capsys.readouterr()
-    assert eval(out) == [
-        "__main__", path, ["lib/program.py", "--on", "h200", "-m", "--", "x"],
-        str(Path(path).parent), "its neighbour",
-    ]  # fmt: skip
-    assert (list(sys.path), sys.argv, sys.modules["__main__"]) == before
+    assert out == "" and (list(sys.path), sys.argv, sys.modules["__main__"]) == before
     for told in ("program.py: Tesla T4;", "GPU computes", "The picture is in timeline.html", "Judged: "):
         assert told in err
     page = (here / "timeline.html").read_text(encoding="utf-8")
@@ -92,22 +80,22 @@ def test_a_script_sees_what_it_sees_under_python(here, capsys):
     assert "What could be gained" in page
 
 
-def test_a_module_sees_what_it_sees_under_python(here, capsys):
-    script(here, "", "tools/__init__.py")
-    script(here, GPU + "print([__name__, __package__, sys.argv, sys.path[0]])", "tools/fit.py")
-    assert run("-m", "tools.fit", "--lr", "1") == 0
-    out, err = capsys.readouterr()
-    assert eval(out) == ["__main__", "tools", [str(here / "tools" / "fit.py"), "--lr", "1"], str(here)]
-    assert "tools.fit: Tesla T4" in err
-    sys.modules.pop("tools", None)
-
-
-def test_the_same_as_python_itself_prints(here):
+@pytest.mark.parametrize(
+    ("folder", "name", "command", "also"),
+    [
+        ("lib", "program.py", ["lib/program.py", "--on", "h200", "-m", "--", "x"], "__spec__"),
+        (".", "tools/fit.py", ["-m", "tools.fit", "--lr", "1"], "__package__"),
+    ],
+)
+def test_a_program_sees_what_it_sees_under_python(here, folder, name, command, also):
     """Standard output is the program's alone, byte for byte."""
-    script(here, "import sys\nprint(__name__, sys.argv, sys.path[0], __file__, __spec__)\nsys.exit(3)")
-    plain = subprocess.run([sys.executable, "program.py", "a"], capture_output=True, text=True, check=False, cwd=here)
-    ours = shell("--on", "t4", "program.py", "a", folder=here)
+    script(here / folder, "WHO = 'its neighbour'", "helper.py")
+    text = "import os, sys, helper\nprint(__name__, sys.argv, os.path.abspath(sys.path[0]), __file__, helper.WHO)\n"
+    script(here / folder, f"{text}print({also})\nsys.exit(3)", name)
+    plain = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, cwd=here)
+    ours = shell("--on", "t4", *command, folder=here)
     assert (ours.stdout, ours.returncode) == (plain.stdout, plain.returncode) == (plain.stdout, 3)
+    assert "its neighbour" in plain.stdout
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -124,9 +112,6 @@ def test_workers_do_not_record_again(here, start):
     timeline = Timeline.load(here / "run.json")
     assert {lane.name for lane in timeline.lanes if lane.role == "worker"} == {"worker 0", "worker 1"}
     assert timeline.where(Kind.FETCH).sum() == 4
-
-
-# However it ends
 
 
 @pytest.mark.parametrize(
@@ -160,15 +145,6 @@ def test_an_error_is_printed_as_python_prints_it_and_the_recording_kept(here, ca
     page = (here / "timeline.html").read_text(encoding="utf-8")
     for text in (err, page):
         assert "Judged: " not in text and "What could be gained" not in text
-
-
-def test_a_crash_at_an_import_is_all_that_is_told(here, capsys):
-    script(here, "import surely_not_a_module\n")
-    assert run("program.py") == 1
-    err = capsys.readouterr().err
-    assert "ModuleNotFoundError: No module named 'surely_not_a_module'" in err
-    assert "GPU" not in err
-    assert err.splitlines()[-1] == "loaderviz: nothing was recorded, so there is no picture"
 
 
 IN_A_THREAD = """
@@ -223,13 +199,15 @@ def test_a_torchvision_beside_another_torch_is_cured_in_its_workers_too(here, st
 CAUSE = (
     "try:\n    torch.ones(3).cuda() @ torch.ones(4).cuda()\nexcept RuntimeError as e:\n    raise ValueError() from e\n"
 )
+RECORDS = "import loaderviz\nwith loaderviz.record(on='t4'):\n    pass\n"
 
 
 @pytest.mark.parametrize(
     ("text", "error", "line"),
     [(GPU + CAUSE, "ValueError", 6), (GPU + CAUSE, "direct cause", 4), ("def f(:\n    pass\n", "SyntaxError", 1),
-     ("import torch\ntorch.cuda.MemPool()\n", "NotModelledError", 2)],
-    ids=["error", "cause", "syntax", "not modelled"],
+     ("import torch\ntorch.cuda.MemPool()\n", "NotModelledError", 2),
+     (RECORDS, "NestedRecordingError: a recording is running already", 2)],
+    ids=["error", "cause", "syntax", "not modelled", "it records by itself"],
 )  # fmt: skip
 def test_an_error_shows_the_programs_lines_and_none_of_ours(here, capsys, text, error, line):
     script(here, text)
@@ -308,69 +286,64 @@ def test_a_child_that_asks_for_cuda_is_told_why_not(here, start, told):
     assert done.stderr.count("The picture is in") == 1
 
 
-# What was recorded
-
-
-def test_steps_are_passed_on(here):
+def test_options_are_passed_on_and_the_host_is_this_machine_unless_told_otherwise(here):
     script(here, TRAIN, "train.py")
-    assert run("--wait", "1", "--steps", "2", "--save", "run.json", "train.py", "0", "-") == 0
+    assert (
+        cli.main(["run", "--on", "t4", "--wait", "1", "--steps", "2", "--save", "run.json", "train.py", "0", "-"]) == 0
+    )
     timeline = Timeline.load(here / "run.json")
     assert lv.summarize(timeline).batches == 2
     assert sorted({span.batch for span in timeline.rows(Kind.COPY_H2D)}) == [1, 2]
+    assert "measured on this machine" in timeline.context.host
 
 
-def test_the_host_is_this_machine_unless_told_otherwise(here):
-    script(here, GPU)
-    assert cli.main(["run", "--on", "t4", "--save", "run.json", "program.py"]) == 0
-    assert "measured on this machine" in Timeline.load(here / "run.json").context.host
-
-
-def test_a_program_on_the_cpu_alone_is_recorded_as_it_runs(here, capsys):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU the profiler's own log is left on")
+def test_a_program_on_the_cpu_alone_is_recorded_as_it_runs(here):
     script(here, TRAIN.replace('.to("cuda")', ""), "train.py")
-    assert run("--save", "run.json", "train.py", "0", "-", on="cpu") == 0
-    assert "nothing of a GPU was seen" not in capsys.readouterr().err
+    done = shell("--on", "cpu", "--save", "run.json", "train.py", "0", "-", folder=here)
+    assert (done.returncode, done.stdout) == (0, "imported as __main__\n__main__ 201600\n")
+    assert done.stderr.startswith("loaderviz: the timeline is saved") and "nothing of a GPU" not in done.stderr
     timeline = Timeline.load(here / "run.json")
     assert timeline.context.origin == "recorded"
     assert timeline.where(Kind.OPERATOR).any()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU the profiler's own log is left on")
-def test_a_recording_of_the_cpu_prints_nothing_of_its_own(here):
-    script(here, "import torch\ntorch.ones(3) + 1\nprint('done')")
-    done = shell("--on", "cpu", "program.py", folder=here)
-    assert (done.returncode, done.stdout) == (0, "done\n")
-    assert done.stderr.startswith("program.py: CPU alone")
-
-
-@pytest.mark.parametrize(("text", "picture"), [("print('hello')", False), ("import torch\ntorch.ones(3) + 1", True)])
-def test_a_program_without_a_gpu_is_told_so(here, capsys, text, picture):
+@pytest.mark.parametrize(
+    ("text", "status", "picture"),
+    [
+        ("print('hello')", 0, False),
+        ("import torch\ntorch.ones(3) + 1", 0, True),
+        ("import surely_not_a_module", 1, False),
+    ],
+)
+def test_a_program_without_a_gpu_is_told_so_unless_it_crashed(here, capsys, text, status, picture):
     script(here, text)
-    assert run("program.py") == 0
+    assert run("program.py") == status
     err = capsys.readouterr().err
-    assert "loaderviz: nothing of a GPU was seen: the program put no work on 'cuda'" in err
+    said = "loaderviz: nothing of a GPU was seen: the program put no work on 'cuda'"
+    assert (said in err) is ("ModuleNotFoundError: No module named 'surely_not_a_module'" not in err) is (status == 0)
     assert ("nothing was recorded, so there is no picture" in err) is not picture
     assert (here / "timeline.html").exists() is picture
 
 
+RACE = """
+    import torch
+    x, side = torch.ones(1 << 20).pin_memory(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        y = x.to("cuda", non_blocking=True)
+    y.sum()
+"""
+
+
 def test_races_are_told(here, capsys):
-    script(here, """
-        import torch
-        x, side = torch.ones(1 << 20).pin_memory(), torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            y = x.to("cuda", non_blocking=True)
-        y.sum()
-    """)  # fmt: skip
+    script(here, RACE)
     assert run("program.py") == 0
     err = capsys.readouterr().err
     assert "race: early-read: stream 7" in err
     assert "HazardWarning" not in err
     page = (here / "timeline.html").read_text(encoding="utf-8")
-    assert "Races: wrong on a real GPU" in page
     assert "program.py:6" in page
     assert "ready = side.record_event()" in page  # the line to add
-
-
-# What cannot be run
 
 
 @pytest.mark.parametrize(
@@ -381,8 +354,7 @@ def test_races_are_told(here, capsys):
         (["lesson.ipynb"], "it is a notebook. In it, `%load_ext loaderviz`"),
         (["trace.json.gz"], "it is no Python source; `view` shows a trace file"),
         (["zeros"], "it is no Python source"),
-        (["-m", "no_such_module"], "cannot run -m no_such_module: no module of this name"),
-        (["-m", "no.such.module"], "no module of this name"),
+        (["-m", "no.such.module"], "cannot run -m no.such.module: no module of this name"),
         (["-m", "json"], "it is a package without a __main__ module"),
         (["-m", ".x"], "cannot run -m .x"),
         (["--on", "voodoo2", "fine.py"], "no GPU preset 'voodoo2'"),
@@ -406,31 +378,9 @@ def test_what_cannot_be_run_is_one_sentence(here, capsys, arguments, complaint):
     assert complaint in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [([], "required: program"), (["-m"], "required: program"), (["--steps", "many", "x.py"], "invalid int value"),
-     (["--nonsense", "x.py"], "unrecognized arguments: --nonsense")],
-)  # fmt: skip
-def test_a_bad_command_line_is_a_usage_error(here, capsys, arguments, complaint):
+@pytest.mark.parametrize("arguments", [[], ["-m"], ["--steps", "many", "x.py"], ["--nonsense", "x.py"]])
+def test_a_bad_command_line_is_a_usage_error(here, capsys, arguments):
     with pytest.raises(SystemExit) as caught:
         cli.main(["run", *arguments])
     assert caught.value.code == 2
-    err = capsys.readouterr().err
-    assert err.startswith("usage: loaderviz")
-    assert complaint in err
-
-
-def test_a_program_that_records_by_itself_is_told_why_it_cannot(here, capsys):
-    script(here, "import loaderviz\nwith loaderviz.record(on='t4'):\n    pass\n")
-    assert run("program.py") == 1
-    err = capsys.readouterr().err
-    assert "NestedRecordingError: a recording is running already" in err
-    assert 'program.py", line 2' in err
-
-
-def test_it_can_be_called_from_python(here):
-    script(here, GPU)
-    recording, status = record_program(Program("program.py", ["a"]), on="h200", host="laptop")
-    assert (status, recording.timeline.context.device) == (0, "NVIDIA H200")
-    with pytest.raises(ProgramError, match="there is no such file"):
-        Program("nowhere.py")
+    assert capsys.readouterr().err.startswith("usage: loaderviz")

@@ -56,6 +56,7 @@ def make_torch(tmp_path):
     def run(*variables, gpu=False):
         tools, target = tmp_path / "tools", tmp_path / "installed"
         tools.mkdir(exist_ok=True)
+        shutil.rmtree(target, ignore_errors=True)
         (tools / "nvidia-smi").write_text(f"#!/bin/sh\nexit {0 if gpu else 9}\n")
         (tools / "nvidia-smi").chmod(0o755)
         path = f"{tools}{os.pathsep}{os.environ['PATH']}"
@@ -68,29 +69,19 @@ def make_torch(tmp_path):
 
 
 @needs_make
-def test_an_index_that_is_named_gives_torch_and_torchvision_and_nothing_else(make_torch, index):
-    said, files = make_torch(f"TORCH_INDEX={index}", gpu=True)
-    assert said == f"PyTorch: from {index}, as you asked"
-    assert files == ["torch.py", "torchvision.py"]
-
-
-@needs_make
-@pytest.mark.skipif(not LINUX, reason="elsewhere the default build is the CPU build")
-def test_without_a_gpu_the_cpu_index_is_used(make_torch, index, tmp_path):
+def test_what_is_installed_and_why(make_torch, index, tmp_path):
+    """The default where it fits; else torch and torchvision from an index, and nothing else."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     (tmp_path / "Makefile").write_text(re.sub(r"(?m)^TORCH_INDEX \?= .*", f"TORCH_INDEX ?= {index}", text))
-    here = f"--makefile={tmp_path / 'Makefile'}"
-    said, files = make_torch(here, gpu=True)
-    assert (said, files) == ("PyTorch: the default build, for the NVIDIA GPU that nvidia-smi lists", [])
-    said, files = make_torch(here)
-    assert said == f"PyTorch: from {index}, since nvidia-smi lists no NVIDIA GPU"
-    assert files == ["torch.py", "torchvision.py"]
-
-
-@needs_make
-def test_an_index_that_does_not_answer_leaves_the_default(make_torch):
-    said, files = make_torch("TORCH_INDEX=http://127.0.0.1:9")
-    assert (said, files) == ("PyTorch: the default build, since http://127.0.0.1:9 does not answer", [])
+    here, both = f"--makefile={tmp_path / 'Makefile'}", ["torch.py", "torchvision.py"]
+    nobody = "http://127.0.0.1:9"
+    cases = [([f"TORCH_INDEX={nobody}"], False, f"the default build, since {nobody} does not answer", [])]
+    if LINUX:  # elsewhere the default build is the CPU build
+        cases += [([here], True, "the default build, for the NVIDIA GPU that nvidia-smi lists", [])]
+        cases += [([here], False, f"from {index}, since nvidia-smi lists no NVIDIA GPU", both)]
+    cases += [([f"TORCH_INDEX={index}"], True, f"from {index}, as you asked", both)]
+    for variables, gpu, said, files in cases:
+        assert make_torch(*variables, gpu=gpu) == (f"PyTorch: {said}", files)
 
 
 def test_what_a_learner_installs_has_nothing_for_tests_and_all_of_the_extra():

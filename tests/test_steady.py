@@ -1,7 +1,6 @@
 """The steady state: what is left out as the start, and the step against the marginal cost of a batch."""
 
-from __future__ import annotations
-
+import itertools
 from functools import cache, lru_cache
 
 import pytest
@@ -30,21 +29,12 @@ def feed(name, size, workers, batches):
     """Give so many batches, which are all that there are: a prefetcher has nothing to do in its last steps."""
     images, labels = data(size)
     if name == "resident":
-        loader = ResidentLoader((images, labels), size, seed=0)
-        for batch in range(0, batches, EPOCH):
-            for number, pair in enumerate(loader):
-                if batch + number < batches:
-                    yield pair
+        epochs = itertools.repeat(ResidentLoader((images, labels), size, seed=0))
+        yield from itertools.islice(itertools.chain.from_iterable(epochs), batches)
         return
     order = RandomSampler(range(len(images)), num_samples=batches * size, generator=torch.Generator().manual_seed(0))
-    source = DataLoader(
-        Images(images, labels),
-        size,
-        sampler=order,
-        num_workers=workers,
-        collate_fn=as_it_is,
-        pin_memory=name != "blocking",
-    )
+    options = {"sampler": order, "num_workers": workers, "collate_fn": as_it_is, "pin_memory": name != "blocking"}
+    source = DataLoader(Images(images, labels), size, **options)
     yield from LOADERS[name](source) if name in LOADERS else ((x.to("cuda"), y.to("cuda")) for x, y in source)
 
 
@@ -91,22 +81,18 @@ def test_batches_that_were_ready_when_the_loop_began_do_not_make_it_look_fast(na
 
 
 def test_workers_do_not_look_slow_because_they_must_be_started():
-    made = {f"{workers} workers": run("plain", 64, workers, MANY) for workers in (0, 2)}
-    without, with_two = (summarize(timeline) for timeline in made.values())
-    assert with_two.step < without.step
-    assert with_two.start_up > 2 * 15_000_000 > without.start_up  # two processes are started, 15 ms each
-    assert "start-up" in str(with_two)
-    comparison = lv.compare(made)
-    assert comparison.table()["speed-up"].tolist() == pytest.approx([1, without.step / with_two.step], rel=1e-9)
-    assert comparison.table().loc["2 workers", "start-up [ms]"] == with_two.start_up / 1e6
-    assert comparison.figure().layout.title.text.startswith("2 workers is 1.")
-    assert with_two.breakdown.get("idle: host in operators", 0) < with_two.window / 2
-    assert not any("start" in part for part in with_two.breakdown)
-    advice = lv.advise(made["2 workers"])
-    assert (advice.window[0], advice[-1].rule) == (made["2 workers"].begin + with_two.start_up, "start-up")
-    whole = summarize(
-        made["2 workers"], (made["2 workers"].begin, made["2 workers"].begin + made["2 workers"].duration)
-    )
+    without, with_two = (run("plain", 64, workers, MANY) for workers in (0, 2))
+    one, two = summarize(without), summarize(with_two)
+    assert two.step < one.step
+    assert two.start_up > 2 * 15_000_000 > one.start_up  # two processes are started, 15 ms each
+    table = lv.compare({"without": without, "with two": with_two}).table()
+    assert table["speed-up"].tolist() == pytest.approx([1, one.step / two.step], rel=1e-9)
+    assert table.loc["with two", "start-up [ms]"] == two.start_up / 1e6
+    assert two.breakdown.get("idle: host in operators", 0) < two.window / 2
+    assert not any("start" in part for part in two.breakdown)
+    advice = lv.advise(with_two)
+    assert (advice.window[0], advice[-1].rule) == (with_two.begin + two.start_up, "start-up")
+    whole = summarize(with_two, (with_two.begin, with_two.begin + with_two.duration))
     assert whole.start_up == 0  # a window is taken as it is, and the start is no operator
     assert whole.breakdown["idle: host starts workers"] == 30_000_000
     assert whole.breakdown["idle: host in operators"] < 5_000_000
@@ -163,20 +149,14 @@ def numbers(timeline):
     ],
 )
 def test_what_is_left_out(timeline, expected):
-    start_up, window, batches, step = numbers(timeline)
-    assert (start_up, window, batches) == expected[:3]
-    assert step == expected[3]
-
-
-def test_only_a_start_says_that_workers_were_started():
-    assert summarize(loop(0)).breakdown == {"idle: host starts workers": 500}
-    assert describe(loop(0)) == "500 ns on the host, no work on the GPU"
+    assert numbers(timeline) == expected
 
 
 def test_without_kernels_a_step_is_from_hand_out_to_hand_out():
     timeline = loop(6)
-    host = timeline.only(~timeline.where(Kind.COMPUTE))
-    assert numbers(host) == (600, 500, 5, 100)
+    assert numbers(timeline.only(~timeline.where(Kind.COMPUTE))) == (600, 500, 5, 100)
+    assert summarize(loop(0)).breakdown == {"idle: host starts workers": 500}  # only a start says so
+    assert describe(loop(0)) == "500 ns on the host, no work on the GPU"
 
 
 def test_the_step_of_each_device_is_its_own():

@@ -1,7 +1,5 @@
 """A loop without a loader takes slices of tensors: optimizer.step() counts its steps, emulated and really run."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 
@@ -76,9 +74,7 @@ def test_a_loop_over_slices_has_steps(on):
     assert IN_TURN not in timeline.context.notes
     assert counts(timeline, "aten::addmm") == {0: 1, 1: 1, 2: 1, 3: 1}
     summary = lv.summarize(timeline.from_batch(1), samples=3 * BATCH)
-    kind = (
-        Kind.RANGE if on == "cpu" else Kind.COMPUTE
-    )  # from first kernel to first kernel, else from hand-out to hand-out
+    kind = Kind.RANGE if on == "cpu" else Kind.COMPUTE  # from hand-out to hand-out, from first kernel to first kernel
     begins = [next(row.start for row in timeline.rows(kind) if row.batch == batch) for batch in (1, 3)]
     assert (summary.batches, summary.step) == (3, (begins[1] - begins[0]) / 2)
     assert summary.samples_per_second == pytest.approx(BATCH / summary.step * 1e9)
@@ -152,63 +148,82 @@ def test_too_few_steps_are_nothing_with_a_reason(on):
     assert "(wait=3), and the block had 3" in " ".join(timeline.context.notes)
 
 
-# Loops of other kinds
+def accumulated(program):
+    for number, (x, y) in enumerate(program.slices(6)):
+        program.backward(x, y)
+        if number % 3 == 2:
+            program.optimizer.step()
+            program.optimizer.zero_grad()
 
 
-@ON
-def test_several_backwards_are_one_step(on):
-    def run(program, _):
-        for number, (x, y) in enumerate(program.slices(6)):
-            program.backward(x, y)
-            if number % 3 == 2:
-                program.optimizer.step()
-                program.optimizer.zero_grad()
-
-    timeline = recorded(run, on)
-    assert ranges(timeline) == steps(0, 1)
-    assert counts(timeline, "aten::addmm") == {0: 3, 1: 3}
+def evaluated(program):
+    for _ in range(2):
+        program.train(program.slices(2))
+        with torch.no_grad():
+            program.net(program.x)
 
 
-@ON
-def test_an_evaluation_is_in_the_step_after_it_and_what_follows_the_last_in_none(on):
-    def run(program, _):
-        for _ in range(2):
-            program.train(program.slices(2))
-            with torch.no_grad():
-                program.net(program.x)
-
-    timeline = recorded(run, on)
-    assert ranges(timeline) == steps(0, 1, 2, 3)
-    assert counts(timeline, "aten::addmm") == {0: 1, 1: 1, 2: 2, 3: 1, -1: 1}
+def evaluated_by_a_loader(program):
+    for _ in range(2):
+        program.train(program.slices(3))
+        for x, _ in program.loader(2):
+            program.net(x.to(program.device))
 
 
-@ON
-def test_batches_that_a_loader_evaluates_are_no_steps(on):
-    def run(program, _):
-        for _ in range(2):
-            program.train(program.slices(3))
-            for x, _ in program.loader(2):
-                program.net(x.to(program.device))
-
-    timeline = recorded(run, on)
-    assert ranges(timeline) == steps(0, 1, 2, 3, 4, 5)
-    assert by_optimizer(timeline)
-    assert timeline.context.samples is None
-    assert counts(timeline, "aten::addmm") == {0: 1, 1: 1, 2: 1, 3: 3, 4: 1, 5: 1, -1: 2}
+def moved_by_a_loader(program):
+    parts = [(x.to(program.device), y.to(program.device)) for x, y in program.loader(3)]
+    x, y = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+    for _ in range(3):
+        program.train([(x[:BATCH], y[:BATCH]), (x[BATCH:], y[BATCH:])])
 
 
-@ON
-def test_batches_that_a_loader_moves_to_the_gpu_are_loading(on):
-    def run(program, _):
-        parts = [(x.to(program.device), y.to(program.device)) for x, y in program.loader(3)]
-        x, y = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+def with_a_critic(program):
+    critic = torch.optim.SGD(program.other.parameters(), lr=0.1)
+    for x, y in program.slices(2):
         for _ in range(3):
-            program.train([(x[:BATCH], y[:BATCH]), (x[BATCH:], y[BATCH:])])
+            program.backward(x, y, program.other)
+            critic.step()
+        program.train([(x, y)])
 
-    timeline = recorded(run, on)
-    assert ranges(timeline) == steps(*range(6))
-    assert set(counts(timeline, "aten::cat")) == {-1}
-    assert {row.batch for row in timeline.rows(Kind.COPY_H2D, Kind.FETCH)} == {-1}
+
+def scaled(program):
+    scaler = torch.amp.GradScaler(program.device, init_scale=8.0)
+    for x, y in program.slices(3):
+        scaler.scale(nn.functional.cross_entropy(program.net(x), y)).backward()
+        scaler.step(program.optimizer)
+        scaler.update()
+        program.optimizer.zero_grad()
+
+
+def set_to_zero(program):
+    for x, y in program.slices(4):
+        program.optimizer.zero_grad(set_to_none=False)
+        program.backward(x, y)
+        program.optimizer.step()
+
+
+@ON
+@pytest.mark.parametrize(
+    ("run", "forwards"),  # of each step; those after the last one are of step -1
+    [
+        (accumulated, {0: 3, 1: 3}),
+        (evaluated, {0: 1, 1: 1, 2: 2, 3: 1, -1: 1}),
+        (evaluated_by_a_loader, {0: 1, 1: 1, 2: 1, 3: 3, 4: 1, 5: 1, -1: 2}),
+        (moved_by_a_loader, dict.fromkeys(range(6), 1)),
+        (with_a_critic, {0: 1, 1: 1, 2: 2, 3: 1, 4: 1, 5: 2}),
+        (scaled, {0: 1, 1: 1, 2: 1}),
+        (set_to_zero, {0: 1, 1: 1, 2: 1, 3: 1}),
+    ],
+)
+def test_each_optimizer_step_ends_one(on, run, forwards):
+    timeline = recorded(lambda program, _: run(program), on)
+    assert ranges(timeline) == steps(*(number for number in forwards if number >= 0))
+    assert counts(timeline, "aten::addmm") == forwards
+    if run in (evaluated_by_a_loader, moved_by_a_loader):  # its batches are no steps
+        assert by_optimizer(timeline) and timeline.context.samples is None
+    if run is moved_by_a_loader:
+        assert set(counts(timeline, "aten::cat")) == {-1}
+        assert {row.batch for row in timeline.rows(Kind.COPY_H2D, Kind.FETCH)} == {-1}
 
 
 @ON
@@ -267,21 +282,6 @@ def test_two_optimizers_in_turn_make_one_step(on, wait):
 
 
 @ON
-def test_a_critic_that_steps_more_often_makes_a_step_each_time(on):
-    def run(program, _):
-        critic = torch.optim.SGD(program.other.parameters(), lr=0.1)
-        for x, y in program.slices(2):
-            for _ in range(3):
-                program.backward(x, y, program.other)
-                critic.step()
-            program.train([(x, y)])
-
-    timeline = recorded(run, on)
-    assert ranges(timeline) == steps(*range(6))
-    assert counts(timeline, "aten::addmm") == {0: 1, 1: 1, 2: 2, 3: 1, 4: 1, 5: 2}
-
-
-@ON
 def test_a_closure_is_in_its_step(on):
     def run(program, _):
         for x, y in program.slices(3):
@@ -301,43 +301,12 @@ def test_a_closure_is_in_its_step(on):
     assert min(forwards[number] for number in range(3)) >= 1
 
 
-def test_a_gradient_scaler_steps_through_the_optimizer():
-    def run(program, _):
-        scaler = torch.amp.GradScaler(program.device, init_scale=8.0)
-        for x, y in program.slices(3):
-            loss = nn.functional.cross_entropy(program.net(x), y)
-            scaler.scale(loss).backward()
-            scaler.step(program.optimizer)
-            scaler.update()
-            program.optimizer.zero_grad()
-
-    timeline = recorded(run)
-    assert ranges(timeline) == steps(0, 1, 2)
-    assert counts(timeline, "aten::addmm") == {0: 1, 1: 1, 2: 1}
-
-
-@ON
-def test_gradients_set_to_zero_do_not_move_the_first_step(on):
-    def run(program, _):
-        for x, y in program.slices(4):
-            program.optimizer.zero_grad(set_to_none=False)
-            program.backward(x, y)
-            program.optimizer.step()
-
-    timeline = recorded(run, on)
-    assert ranges(timeline) == steps(0, 1, 2, 3)
-    assert counts(timeline, "aten::addmm") == {0: 1, 1: 1, 2: 1, 3: 1}
-
-
 def test_torch_is_left_as_it_was():
     from torch.optim import optimizer
 
     for on in ("a100", "cpu"):
         recorded(lambda program, _: program.train(program.slices(1)), on)
     assert not optimizer._global_optimizer_post_hooks
-
-
-# What would be
 
 
 def plain(copying, n=6, batch=2048):

@@ -1,7 +1,5 @@
 """Validation and calibration: a trace made of the model's own times is exact; real traces are within the limit."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -9,6 +7,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
 import loaderviz as lv
 from loaderviz.analysis.validate import JUDGED, ValidationError
@@ -61,25 +60,24 @@ def test_a_trace_of_the_models_own_times_is_exact(tmp_path, slower):
     assert found.numbers["launch_latency"] == LATENCY * 1000 and found.numbers["launch"] == LAUNCH * 1000
 
 
-def test_a_calibrated_machine_has_the_traces_own_times(tmp_path):
+def test_a_calibrated_machine_has_the_traces_own_times(tmp_path, capsys):
     path, saved = made(tmp_path / "t.json.gz", 1.7), tmp_path / "mine.json"
-    calibration = lv.calibrate(path)
-    calibration.save(saved)
+    assert main(["calibrate", str(path), "--out", str(saved)]) == 0
+    assert "kept from a100-sxm-80gb and workstation:" in capsys.readouterr().out
     assert lv.validate(path, on=str(saved)).error < 0.001
     gpu, host, card = Gpu.preset(str(saved)), Host.preset(str(saved)), Gpu.named(CARD)
     assert (gpu.launch_latency, host.launch, gpu.name) == (2_500, 6_000, f"{CARD}, calibrated")
     assert gpu.source("launch_latency") == "measured: mine.json"
     assert (gpu.memory, gpu.kernels["attention"]) == (card.memory, card.kernels["attention"])
-    assert {"memory", "dispatch", "kernels of attention"} <= set(calibration.kept)
+    assert {"memory", "dispatch", "kernels of attention"} <= set(lv.calibrate(path).kept)
     with lv.record(on=str(saved), host=str(saved)) as recording:
-        import torch
-
         for batch in range(3):
             with torch.profiler.record_function(f"batch {batch}"):
                 torch.zeros(8).to("cuda").add_(1)
     assert recording.timeline.context.device == gpu.name
     assert lv.what_if(recording.timeline, gpu=str(saved)).context.device.startswith(gpu.name)
     assert lv.explore(gpu=str(saved)).settings.machine().launch_latency == 2_500
+    assert lv.calibrate(made(path, card="Voodoo 2")).gpu["preset"] == "a100"  # an unknown card
 
 
 @pytest.mark.parametrize(("slower", "limit", "status"), [(1.2, "0.25", 0), (2, "0.25", 1), (2, "0.6", 0)])
@@ -89,14 +87,6 @@ def test_the_command_fails_beyond_its_limit(tmp_path, capsys, slower, limit, sta
     *_, last = capsys.readouterr().out.splitlines()
     (totals,) = json.loads(last)
     assert totals["error"] == pytest.approx(1 - 1 / slower, abs=1e-3) and totals["gpu_ms"] * 1e6 > JUDGED
-
-
-def test_the_command_that_calibrates_says_what_it_kept(tmp_path, capsys):
-    saved = tmp_path / "mine.json"
-    assert main(["calibrate", str(made(tmp_path / "t.json.gz", card="Voodoo 2")), "--out", str(saved)]) == 0
-    said = capsys.readouterr().out
-    assert "kept from a100 and workstation:" in said and "Voodoo 2, calibrated" in said
-    assert json.loads(saved.read_text())["gpu"]["preset"] == "a100"
 
 
 @pytest.mark.parametrize(
@@ -118,12 +108,13 @@ def test_what_cannot_be_compared_is_refused(tmp_path, content, options, error, w
         lv.validate(path)
 
 
-def test_a_file_that_is_no_machine_is_refused(tmp_path):
-    for name, content in (("missing.json", None), ("empty.json", "{}"), ("other.json", '{"gpu": {"preset": "x"}}')):
-        if content is not None:
-            (tmp_path / name).write_text(content)
-        with pytest.raises(UnknownHardwareError, match="is not a file that `loaderviz calibrate` wrote"):
-            Gpu.preset(str(tmp_path / name))
+@pytest.mark.parametrize("content", [None, "{}", '{"gpu": {"preset": "x"}}'])
+def test_a_file_that_is_no_machine_is_refused(tmp_path, content):
+    file = tmp_path / "machine.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UnknownHardwareError, match="is not a file that `loaderviz calibrate` wrote"):
+        Gpu.preset(str(file))
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="needs the shared traces")

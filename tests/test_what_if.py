@@ -1,7 +1,5 @@
 """what_if(): the predicted step is within 10 % of the really emulated one, for each change of the loader."""
 
-from __future__ import annotations
-
 import functools
 import json
 from dataclasses import replace
@@ -23,7 +21,7 @@ from loaderviz.emulator.hardware import GPUS, UnknownHardwareError
 from loaderviz.emulator.memory import OutOfMemory
 from loaderviz.emulator.replay import PRESETS, LoaderConfig
 from loaderviz.metrics import NotATimelineError
-from loaderviz.timeline import Kind, TimelineBuilder
+from loaderviz.timeline import Kind
 from loaderviz.widgets.settings import Settings, rates_of, simulate
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -52,14 +50,9 @@ def again(timeline):
     return replayed(loop, loop.config, gpu_of(loop), gpu_of(loop))
 
 
-def table(rows):
-    return "\n".join(
-        f"{name:60} predicted {got / 1e3:9.1f} µs, emulated {real / 1e3:9.1f} µs, {got / real - 1:+.1%}"
-        for name, got, real in rows
-    )
-
-
-# How close it comes
+def wrong(rows, tolerance=TOLERANCE):
+    """Those of (name, predicted, emulated) that are too far apart."""
+    return [f"{name}: {got:.0f} ns, not {real:.0f}" for name, got, real in rows if abs(got / real - 1) >= tolerance]
 
 
 @pytest.mark.parametrize(("gpu", "batch_size"), [("a100", 64), ("a100", 8192), ("t4", 1024), ("h200", 8192)])
@@ -71,35 +64,34 @@ def test_the_ladder_of_the_lessons(gpu, batch_size):
         rungs = {name: base.change(**PRESETS[name]) for name in CHANGES}
         for here in ("blocking", "pinned", "prefetch"):
             for there, change in CHANGES.items():
-                predicted = lv.what_if(run(rungs[here]), **change)
-                rows.append(
-                    (f"{workers} workers, {compute}: {here} -> {there}", step(predicted), step(run(rungs[there])))
+                predicted, real = (
+                    lv.summarize(each) for each in (lv.what_if(run(rungs[here]), **change), run(rungs[there]))
                 )
-            other = 4 - workers
-            predicted = lv.what_if(run(rungs[here]), workers=other)
-            rows.append(
-                (f"{here}, {workers} -> {other} workers", step(predicted), step(run(rungs[here].change(workers=other))))
-            )
-    wrong = [row for row in rows if abs(row[1] / row[2] - 1) > TOLERANCE]
-    assert not wrong, table(wrong)
-    assert np.median([abs(got / real - 1) for _, got, real in rows]) < 0.01, table(rows)
+                rows.append((f"{workers} workers, {compute}: {here} -> {there}", predicted.step, real.step))
+                assert predicted.samples == real.samples
+                if compute == 880_000 and there != "resident":
+                    assert predicted.overlap == pytest.approx(real.overlap, abs=0.05), rows[-1]
+            other = {"workers": 4 - workers}
+            predicted, real = lv.what_if(run(rungs[here]), **other), run(rungs[here].change(**other))
+            rows.append((f"{here}, {workers} -> {other} workers", step(predicted), step(real)))
+    assert not wrong(rows)
+    assert np.median([abs(got / real - 1) for _, got, real in rows]) < 0.01
 
 
 def test_pytorch_code_on_the_emulated_gpu():
     setting = experiment.Setting(batch_size=1024, steps=6, warmup=6, workers=2)
-    real = {name: run.timeline for name, run in experiment.four_loaders(setting, on="t4").items()}
+    real, elsewhere = (
+        {name: run.timeline for name, run in experiment.four_loaders(setting, on=gpu).items()}
+        for gpu in ("t4", "laptop")
+    )
+    begins = ("blocking", "pinned", "prefetch")
     rows = [
         (f"{here} -> {there}", step(lv.what_if(real[here], **change)), step(real[there]))
-        for here in ("blocking", "pinned", "prefetch")
+        for here in begins
         for there, change in CHANGES.items()
     ]
-    assert all(abs(got / true - 1) < 0.03 for _, got, true in rows), table(rows)
-    elsewhere = {name: run.timeline for name, run in experiment.four_loaders(setting, on="laptop").items()}
-    rows = [
-        (f"{name}: t4 -> laptop", step(lv.what_if(real[name], gpu="laptop")), step(elsewhere[name]))
-        for name in ("blocking", "pinned", "prefetch")
-    ]
-    assert all(abs(got / true - 1) < TOLERANCE for _, got, true in rows), table(rows)
+    assert not wrong(rows, 0.03)
+    assert not wrong([(here, step(lv.what_if(real[here], gpu="laptop")), step(elsewhere[here])) for here in begins])
 
 
 def graphed(graph, workers, reads, pins=False):
@@ -151,16 +143,6 @@ def test_what_workers_fetch_and_the_loop_pins_is_still_fetched_by_workers():
     assert len([lane for lane in predicted.lanes if lane.role == "worker"]) == 2
 
 
-def test_how_much_of_the_copy_is_hidden():
-    base = Settings(kernels=17, steps=12)
-    for here in ("blocking", "pinned"):
-        for there in ("blocking", "pinned", "prefetch"):
-            predicted = lv.summarize(lv.what_if(run(base.change(**PRESETS[here])), **CHANGES[there]))
-            real = lv.summarize(run(base.change(**PRESETS[there])))
-            assert predicted.overlap == pytest.approx(real.overlap, abs=0.05)
-            assert predicted.samples == real.samples
-
-
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_the_depth_of_a_prefetch_is_seen(depth):
     chosen = Settings(kernels=17, steps=12, **PRESETS["prefetch"] | {"depth": depth})
@@ -169,17 +151,26 @@ def test_the_depth_of_a_prefetch_is_seen(depth):
     assert step(again(run(chosen))) == pytest.approx(step(run(chosen)), rel=0.01)
 
 
-def with_item(steps, gpu="a100", samples=64):
-    """A loop that reads its loss in each step, as most do."""
+def loop(steps, body, gpu="a100", samples=64):
+    """A loop of `steps` steps on the runtime; `body` is what it does in each."""
     runtime = Runtime(Gpu.preset(gpu), Host.preset("workstation"))
     for batch in range(steps):
         start, runtime.batch = runtime.now, batch
+        body(runtime)
+        runtime.range(start, runtime.now, batch_name(batch, samples), batch)
+    return runtime.timeline()
+
+
+def with_item(steps, samples=64):
+    """A loop that reads its loss in each step, as most do."""
+
+    def body(runtime):
         runtime.memcpy(6_000_000, "h2d", pinned=False, blocking=True)
         for _ in range(5):
             runtime.launch(60_000, name="gemm")
         runtime.memcpy(4, "d2h", pinned=True, blocking=True)
-        runtime.range(start, runtime.now, batch_name(batch, samples), batch)
-    return runtime.timeline()
+
+    return loop(steps, body, samples=samples)
 
 
 def test_what_the_program_waits_for_by_itself_stays():
@@ -206,13 +197,11 @@ def test_a_faster_gpu_is_faster_where_the_gpu_is_the_limit():
 
 def test_a_loop_whose_data_are_on_the_gpu_is_predicted_on_another():
     t4 = Settings(gpu="t4", kernels=17, compute=3_000_000, steps=8, resident=True, **rates_of("t4"))
-    timeline, elsewhere = run(t4), run(t4.change(gpu="h200", **rates_of("h200")))
+    timeline = run(t4)
     assert step(again(timeline)) == pytest.approx(step(timeline), rel=0.01)
     assert lv.what_if(timeline, resident=True) == lv.what_if(timeline)
     assert not again(timeline).where(Kind.COPY_H2D).any()
-    predicted = lv.summarize(lv.what_if(timeline, gpu="h200"))
-    assert predicted.step < 0.6 * step(timeline)
-    assert predicted.samples == lv.summarize(elsewhere).samples
+    assert step(lv.what_if(timeline, gpu="h200")) < 0.6 * step(timeline)
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="needs the shared traces")
@@ -240,9 +229,6 @@ def test_a_real_trace_tells_its_gpu_only_if_it_is_known():
         lv.what_if(timeline, prefetch=2)
     told = replace(Gpu.preset("a100"), name="Voodoo 2", h2d=12_000_000_000)
     assert step(lv.what_if(timeline, prefetch=2, workers=4, gpu=told)) < step(lv.what_if(timeline, workers=4))
-
-
-# Other GPUs, other sizes, several ranks
 
 
 def test_a_gpu_by_the_name_that_people_give_it():
@@ -281,10 +267,9 @@ def test_slices_of_resident_data_cost_no_kernel():
 
 def with_collectives(steps, exposed):
     """A loop whose gradients are reduced on a stream of their own; `exposed`: the optimizer waits for that."""
-    runtime = Runtime(Gpu.preset("a100"), Host.preset("workstation"))
-    side, main = runtime.stream(), runtime.default_stream
-    for batch in range(steps):
-        start, runtime.batch = runtime.now, batch
+
+    def body(runtime):
+        side, main = runtime.streams.get(1) or runtime.stream(), runtime.default_stream
         runtime.memcpy(6_000_000, "h2d", pinned=False, blocking=True)
         for _ in range(4):
             runtime.launch(100_000, name="gemm")
@@ -293,8 +278,8 @@ def with_collectives(steps, exposed):
         if exposed:
             runtime.wait_stream(main, side)
         runtime.launch(50_000, name="sgd")
-        runtime.range(start, runtime.now, f"batch {batch}: 64 samples", batch)
-    made = runtime.timeline()
+
+    made = loop(steps, body)
     collective = np.isin(made.name, [n for n, name in enumerate(made.names) if name.startswith("nccl")])
     device = made.where(Kind.COMPUTE) & collective
     return replace(made, spans=made.spans | {"kind": np.where(device, Kind.COMMUNICATION, made.kind).astype(np.int8)})
@@ -312,36 +297,22 @@ def test_collectives_stay_as_they_were(exposed):
     assert predicted.where(Kind.COMMUNICATION).sum() == 8
 
 
-# What it returns
-
-
 def test_it_is_a_well_made_timeline_that_says_what_it_is():
     timeline = run(Settings(kernels=17, steps=6))
+    before = timeline.to_dict()
     predicted = lv.what_if(timeline, pinned=True, prefetch=2, workers=3).self_check()
     assert predicted == lv.what_if(timeline, pinned=True, prefetch=2, workers=3)
+    assert timeline.to_dict() == before
     assert predicted.context.device == "NVIDIA A100-PCIE-40GB, predicted"
     notes = " ".join(predicted.context.notes)
     assert "predicted from 6 steps of a timeline of NVIDIA A100-PCIE-40GB (emulated)" in notes
     assert "3 workers, pinned, non_blocking, 2 ahead on a side stream" in notes
     assert lv.summarize(predicted).batches == 6
     assert {lane.name for lane in predicted.lanes if lane.role == "worker"} == {"worker 0", "worker 1", "worker 2"}
-    assert {span.source for span in predicted.rows(Kind.COMPUTE)} == {
-        span.source for span in timeline.rows(Kind.COMPUTE)
-    }
-    assert "what if" in lv.compare({"now": timeline, "what if": predicted}).figure().to_json()
+    assert {row.source for row in predicted.rows(Kind.COMPUTE)} == {row.source for row in timeline.rows(Kind.COMPUTE)}
     resident = lv.what_if(timeline, resident=True)
     assert not resident.where(Kind.COPY_H2D).any()
     assert "not known" in resident.context.notes[-1]
-
-
-def test_the_timeline_itself_is_not_changed():
-    timeline = run(Settings(kernels=17, steps=6))
-    before = timeline.to_dict()
-    lv.what_if(timeline, prefetch=2)
-    assert timeline.to_dict() == before
-
-
-# What cannot be predicted
 
 
 LOOP = run(Settings(kernels=17, steps=6))
@@ -359,7 +330,6 @@ NO_ARROWS = replace(LOOP, arrows={name: values[:0] for name, values in LOOP.arro
         ({"prefetch": 1.5}, "prefetch=1.5"),
         ({"workers": True}, "workers=True"),
         ({"batch_size": 0}, "batch_size=0.: give a whole number from 1"),
-        ({"resident": 1}, "resident=1.: give True, False, or None"),
         ({"workers": 65}, "workers=65.: give a whole number from 0 to 64"),
         ({"prefetch": 17}, "prefetch=17.: give a whole number from 0 to 16"),
         ({"resident": True, "prefetch": 2}, "has nothing to load: leave out pinned, prefetch and workers"),
@@ -370,27 +340,19 @@ def test_a_change_that_means_nothing_is_refused(change, complaint):
         lv.what_if(LOOP, **change)
 
 
-def test_an_unknown_gpu_is_refused():
+def test_what_is_no_timeline_or_gpu_or_does_not_fit_is_refused():
     with pytest.raises(UnknownHardwareError, match="choose one of"):
         lv.what_if(LOOP, gpu="voodoo2")
-    for wrong in ("trace.json", None, 3):
+    for no_timeline in ("trace.json", None, 3):
         with pytest.raises(NotATimelineError, match=r"what_if\(\) needs a Timeline"):
-            lv.what_if(wrong)
-
-
-def test_batches_that_do_not_fit_are_refused():
-    large = run(Settings(kernels=17, steps=3, sample_bytes=300_000, workers=1))
+            lv.what_if(no_timeline)
     with pytest.raises(OutOfMemory):
-        lv.what_if(large, prefetch=16, gpu="laptop")
+        lv.what_if(run(Settings(kernels=17, steps=3, sample_bytes=300_000, workers=1)), prefetch=16, gpu="laptop")
 
 
 def without_batches(timeline):
-    keep = [span for span in timeline.rows() if not span.name.startswith("batch")]
-    builder = TimelineBuilder(timeline.context)
-    for span in keep:
-        lane = builder.lane(span.lane.name, span.lane.group, span.lane.role, span.lane.number, span.lane.device)
-        builder.span(span.start, span.end, lane, span.kind, span.name, nbytes=span.nbytes, pinned=span.pinned)
-    return builder.build()
+    unmarked = timeline.only(~timeline.where(Kind.RANGE))
+    return replace(unmarked, spans=unmarked.spans | {"batch": np.full_like(unmarked.batch, -1)})
 
 
 @pytest.mark.parametrize(
@@ -413,26 +375,18 @@ def test_a_timeline_that_shows_no_loop_is_refused(timeline, change, complaint):
 
 
 def test_kernels_in_several_streams_and_graphs_are_refused():
-    runtime = Runtime(Gpu.preset("a100"))
-    side = runtime.stream()
-    for batch in range(4):
-        start, runtime.batch = runtime.now, batch
+    def body(runtime):
         runtime.memcpy(1_000_000, "h2d")
         runtime.launch(50_000)
-        runtime.launch(50_000, side)
-        runtime.range(start, runtime.now, f"batch {batch}", batch)
-    with pytest.raises(
-        WhatIfError, match=r"kernels in one stream, but here they run in several: stream 7 \(default\), s"
-    ):
-        lv.what_if(runtime.timeline())
+        runtime.launch(50_000, runtime.stream())
+
+    with pytest.raises(WhatIfError, match=r"in one stream, but here they run in several: stream 7 \(default\), s"):
+        lv.what_if(loop(4, body))
     graph = LOOP.arrows | {"tail": LOOP.arrows["tail"].copy()}
     kernels = np.flatnonzero(np.isin(LOOP.arrows["head"], np.flatnonzero(LOOP.where(Kind.COMPUTE))))
     graph["tail"][kernels[1]] = graph["tail"][kernels[0]]
     with pytest.raises(WhatIfError, match="launches several kernels at once"):
         lv.what_if(replace(LOOP, arrows=graph), prefetch=2)
-
-
-# The machine behind a timeline
 
 
 @pytest.mark.parametrize("name", sorted(GPUS))
