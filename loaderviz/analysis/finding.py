@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 from loaderviz import words
 
@@ -72,30 +72,15 @@ class Finding:
         return "\n".join(part for part in (self.title, seen, code and f"  change  {code}", gain) if part)
 
 
-class Advice(Sequence[Finding]):
+class Advice(list[Finding]):
     """The findings about one timeline, the largest gain first; prints as text, as HTML in a notebook.
 
     `judged` says in words which part of the timeline was looked at, `window` is that part in ns.
     """
 
-    def __init__(self, findings: Sequence[Finding], judged: str, window: tuple[int, int]) -> None:
-        self._findings, self.judged, self.window = tuple(findings), judged, window
-
-    @overload
-    def __getitem__(self, index: int) -> Finding: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Finding]: ...
-    def __getitem__(self, index: int | slice) -> Finding | Sequence[Finding]:
-        return self._findings[index]
-
-    def __len__(self) -> int:
-        return len(self._findings)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Advice) and (self._findings, self.judged) == (other._findings, other.judged)
-
-    def __hash__(self) -> int:
-        return hash((self._findings, self.judged))
+    def __init__(self, findings: Iterable[Finding], judged: str, window: tuple[int, int]) -> None:
+        super().__init__(findings)
+        self.judged, self.window = judged, window
 
     def __str__(self) -> str:
         return "\n\n".join([words.wrapped(self.judged), *(f"{number}. {each}" for number, each in enumerate(self, 1))])

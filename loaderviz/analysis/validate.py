@@ -39,19 +39,6 @@ LARGE, SMALL, ENOUGH = 2**20, 2**12, 3  # bytes of a copy that shows its rate, i
 QUEUED = 3.0  # us that a kernel must have been waiting before the one ahead of it ended
 JUDGED = 1_000_000  # ns of GPU work: a trace with less is shown, not judged
 RATES = ("h2d", "d2h", "pageable")
-# Operators of which one result has the shape of its arguments, broadcast.
-ELEMENTWISE = frozenset(
-    """
-    add add_ sub sub_ mul mul_ div div_ neg neg_ rsub pow pow_ exp exp_ log log_ sqrt sqrt_ rsqrt sin cos tanh tanh_
-    sigmoid sigmoid_ relu relu_ gelu silu silu_ gelu_backward silu_backward threshold_backward sigmoid_backward
-    tanh_backward clamp clamp_ clamp_min clamp_min_ clamp_max hardtanh hardtanh_ hardtanh_backward hardsigmoid hardswish
-    hardswish_ addcmul addcmul_ addcdiv addcdiv_ lerp lerp_ where eq ne lt gt le ge logical_not logical_and logical_or
-    bitwise_not bitwise_and bitwise_or abs abs_ sign reciprocal floor ceil round maximum minimum masked_fill
-    masked_fill_ native_dropout native_dropout_backward bernoulli_ uniform_ normal_ random_ leaky_relu
-    leaky_relu_backward elu softplus erf isnan isinf isfinite square mse_loss_backward tril triu triu_ fmod remainder
-    floor_divide l1_loss smooth_l1_loss
-    """.split()  # noqa: SIM905
-)
 
 
 class ValidationError(LoadervizError, ValueError):
@@ -182,7 +169,7 @@ def _crowded(work: list[Event]) -> set[int]:
 
 def _is_seen(name: str) -> bool:
     base = name.removeprefix("aten::")
-    return name.startswith("aten::") and (base in CLASS or base in BESIDE or base in ELEMENTWISE)
+    return name.startswith("aten::") and (base in CLASS or base in BESIDE)
 
 
 # Shapes
