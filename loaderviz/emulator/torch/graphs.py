@@ -178,22 +178,21 @@ class CUDAGraph(Disguised):
 
     def capture_end(self) -> None:
         """End the capture; nothing has been done yet."""
-        session, recorder = self._session, self._recorder
-        if recorder is None or session.recorder is not recorder:
+        recorder = self._recorder
+        if recorder is None or self._session.recorder is not recorder:
             raise CudaError("CUDA error: invalid argument: this graph is not being captured")
-        session.enter("CUDAGraph.capture_end")
-        recorder.end()
-        recorder.nodes.end(session.stream)
-        self._is_captured = True
+        with self._session.calling("CUDAGraph.capture_end") as session:
+            recorder.end()
+            recorder.nodes.end(session.stream)
+            self._is_captured = True
+            if recorder.nodes.branches:
+                session.note("CUDA graph: its branches are emulated one after the other, in the order of the capture")
         if not recorder.nodes.nodes:
             warnings.warn(
                 "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong "
                 "device or stream.",
                 stacklevel=2,
             )
-        if recorder.nodes.branches:
-            session.note("CUDA graph: its branches are emulated one after the other, in the order of the capture")
-        session.leave()
 
     def replay(self) -> None:
         """Launch the graph into the current stream."""
@@ -202,18 +201,16 @@ class CUDAGraph(Disguised):
             raise NotModelledError("this CUDA graph was captured in an earlier recording; capture it again in this one")
         if not self._is_captured or self._recorder is None:
             raise CudaError("Called CUDAGraph::replay without a preceding successful capture.")
-        session.enter("CUDAGraph.replay")
-        session.mark_source()
         calls, nodes = self._recorder.calls, self._recorder.nodes.nodes
         inputs = {view.memory.made() for call in calls for view in call.reads}
         batch = max((getattr(storage, ATTRIBUTE).batch for storage in inputs if storage is not None), default=-1)
-        session.runtime.batch = session.batches.of_kernel(batch, session.stream.id)
-        commands = session.runtime.launch_graph(nodes, session.stream)
         inside: dict[Memory, torch.UntypedStorage] = {}  # memory that nobody outside holds
-        with session.bookkeeping(), torch._C.DisableTorchFunction(), torch.no_grad():
-            for call in calls:
-                self._run(call, commands[call.node], inside, batch)
-        session.leave()
+        with session.calling("CUDAGraph.replay"):
+            session.runtime.batch = session.batches.of_kernel(batch, session.stream.id)
+            commands = session.runtime.launch_graph(nodes, session.stream)
+            with session.bookkeeping(), torch._C.DisableTorchFunction(), torch.no_grad():
+                for call in calls:
+                    self._run(call, commands[call.node], inside, batch)
 
     def _run(self, call: Call, command: Command, inside: dict[Memory, torch.UntypedStorage], batch: int) -> None:
         session = self._session
