@@ -213,8 +213,10 @@ class EventTable:
         self._mark = mark = self._mark or next((match.group() for text in texts if (match := _PID.search(text))), b"")
         groups: dict[bytes, tuple[list[bytes], list[bytes]]] = {}  # heads (up to the name), tails (after `"pid": `)
         rest: list[bytes] = []
+        if not mark:
+            return [], texts
         for text in texts:
-            head, found, tail = text.partition(mark) if mark else (text, b"", b"")
+            head, found, tail = text.partition(mark)
             if not found:
                 rest.append(text)
                 continue
@@ -258,8 +260,8 @@ class EventTable:
             for name in ("pid", "tid", "device", "stream")
         )
         place = np.fromiter(map(self.places.__getitem__, zip(*places, strict=True)), np.int64, len(heads))
-        name, role = np.divmod(who, len(Role))
-        times: Rows = {"start": start, "end": start + length, "name": name, "role": np.where(who < 0, -1, role)}
+        role = np.where(who < 0, -1, who % len(Role))
+        times: Rows = {"start": start, "end": start + length, "name": who // len(Role), "role": role}
         return times | {"place": place} | {name: found.get(name, none) for name in ("correlation", "nbytes")}
 
     def _new_head(self, head: bytes) -> int:
