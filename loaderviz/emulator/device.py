@@ -226,7 +226,7 @@ class Device:
         self._push(self.clock + ceil_div(max(0, command.remaining), rate), FINISH, command)
 
     def _finish(self, command: Command) -> None:
-        command.done, command.end = True, self.clock
+        command.end, command.done = self.clock, True
         stream = command.stream
         stream.queue.popleft()
         engine = command.engine

@@ -478,6 +478,8 @@ class Runtime:
         self.now = max(self.now, self.device.drain())
         builder, spans = self.builder, self._spans
         for command in self._work:
+            if not command.done:
+                continue  # an interrupt inside a step of the device lost it, or what it waits for
             spans[command] = _device_span(builder, command)
             if command.api >= 0:
                 builder.arrow(command.api, spans[command], ArrowKind.LAUNCH)
