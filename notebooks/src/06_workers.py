@@ -70,7 +70,7 @@ def say(name, timeline):
 
 # %%
 BATCH, STEPS = 1024, 32
-GPU = replace(Gpu.preset("laptop"), name="a small GPU", fp32=130 * 10**10, malloc=0, malloc_small=0)
+GPU = replace(Gpu.preset("laptop"), name="a small GPU", fp32=95 * 10**10, malloc=0, malloc_small=0)
 HOST = replace(Host.preset("laptop"), name="a host with slow memory", memory_bandwidth=12 * 10**9)
 HOST = replace(HOST, page_lock_base=0, page_lock_per_gib=0, crowding=0)
 images, labels = (part[: BATCH * STEPS] for part in mnist.tensors(train=True))
