@@ -19,7 +19,7 @@ from loaderviz import mnist
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.replay import PRESETS, LoaderConfig
 from loaderviz.errors import LoadervizError
-from loaderviz.imports import import_torchvision
+from loaderviz.imports import fork_workers, import_torchvision
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
@@ -124,6 +124,7 @@ def four_loaders(
     `on` and `host` are those of `loaderviz.record`. `setting.loaders` has the usual loop, too, for batches up to 1024.
     """
     setting = setting or Setting()
+    fork_workers()
     images, labels = mnist.tensors(train=True)
     runs = {}
     for name in only:

@@ -1,4 +1,4 @@
-"""Cures for what a program imports, here and in the processes it spawns: torchvision, and CUDA where there is none.
+"""Cures for what a program imports, here and in the processes it starts: torchvision, and CUDA where there is none.
 
 The package index's torchvision for Linux is built for CUDA. Beside a CPU build of torch its compiled library cannot be
 loaded. torchvision allows for that, but in one place (`torchvision._meta_registrations`) it describes two operators
@@ -158,3 +158,13 @@ def _execute_refusing(execute: Execute, module: ModuleType) -> None:
             )
 
     module._lazy_init = lazy_init  # type: ignore[attr-defined]
+
+
+def fork_workers() -> None:
+    """Let our own loops fork their DataLoader workers on Linux, as before Python 3.14, unless the program has chosen.
+
+    Its default, "forkserver", imports torch in each worker: two seconds each, and a lesson starts some twenty of them.
+    """
+    if sys.platform == "linux" and sys.version_info >= (3, 14):
+        if multiprocessing.get_start_method(allow_none=True) is None:
+            multiprocessing.set_start_method("fork")

@@ -355,7 +355,7 @@ def test_races_are_told(here, capsys):
         (["trace.json.gz"], "it is no Python source; `view` shows a trace file"),
         (["zeros"], "it is no Python source"),
         (["-m", "no.such.module"], "cannot run -m no.such.module: no module of this name"),
-        (["-m", "json"], "it is a package without a __main__ module"),
+        (["-m", "xml"], "it is a package without a __main__ module"),
         (["-m", ".x"], "cannot run -m .x"),
         (["--on", "voodoo2", "fine.py"], "no GPU preset 'voodoo2'"),
         (["--host", "toaster", "fine.py"], "no host preset 'toaster'"),

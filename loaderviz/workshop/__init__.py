@@ -11,6 +11,7 @@ is the last one.
 
 from __future__ import annotations
 
+from loaderviz.imports import fork_workers
 from loaderviz.workshop import articles, break_it
 from loaderviz.workshop.exercises import Exercise, ExerciseError, Note, Outcome, Prediction, predict
 from loaderviz.workshop.lessons import (
@@ -27,6 +28,8 @@ from loaderviz.workshop.lessons import (
     suspects,
 )
 from loaderviz.workshop.lessons.capstone import Leaderboard
+
+fork_workers()
 
 _LESSONS = lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson07, capstone, claims
 EXERCISES = {each.number: each for lesson in _LESSONS for each in vars(lesson).values() if isinstance(each, Exercise)}
