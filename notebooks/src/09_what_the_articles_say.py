@@ -208,7 +208,7 @@ def lowered(machine):
     if machine.device == "cpu":
         return None
     changes = {"checkpoints": {"checkpoints": 3}, "half precision": {"half": True}}
-    plain = {size: claims.peak(machine, size) for size in (16, 4096)}
+    plain = {size: claims.peak(machine, size) for size in (16, 1024)}
     return {f"{name}, {n}": plain[n] / claims.peak(machine, n, **changes[name]) for name in changes for n in plain}
 
 
