@@ -11,7 +11,8 @@ from loaderviz.emulator.hazards.happens_before import HostWork
 from loaderviz.emulator.hazards.races import Races
 from loaderviz.emulator.memory import DevicePool, PinnedPool
 
-STREAMS, EVENTS, BLOCKS, BUFFERS = 3, 2, 2, 1
+STREAMS, EVENTS, BLOCKS, BUFFERS = 4, 2, 2, 1
+DEFAULT, BLOCKING = 0, 3  # the others are of PyTorch's pool
 UNIT = 128  # bytes: the smallest piece that a program touches
 UNITS = 4  # of a block
 
@@ -35,8 +36,13 @@ class Book:
         self.before.append(before)
         return len(self.before) - 1
 
+    def next_in(self, stream, *more):
+        """A node in a stream. The default stream and the blocking one come after each other (R14, R15)."""
+        after = (DEFAULT, BLOCKING) if stream in (DEFAULT, BLOCKING) else (stream,)
+        return self.node(self.host, *(self.last[each] for each in after if each in self.last), *more)
+
     def enqueue(self, stream, *more):
-        node = self.node(self.host, *((self.last[stream],) if stream in self.last else ()), *more)
+        node = self.next_in(stream, *more)
         self.last[stream], self.stream[node] = node, stream
         return node
 
@@ -94,7 +100,8 @@ class Machine:
         self.runtime = Runtime(Gpu.preset("a100"), Host.preset("laptop"))
         self.races = self.runtime.races = Races(self.runtime.order, self.runtime.builder)
         self.pool, self.pinned = DevicePool(self.runtime), PinnedPool(self.runtime)
-        self.streams = [self.runtime.default_stream, *(self.runtime.stream() for _ in range(STREAMS - 1))]
+        self.streams = [self.runtime.default_stream, *(self.runtime.stream() for _ in range(STREAMS - 2))]
+        self.streams.append(self.runtime.stream(blocking=True))
         self.events = [self.runtime.event() for _ in range(EVENTS)]
         self.blocks = [self.pool.allocate(UNIT * UNITS, self.streams[n % STREAMS]) for n in range(BLOCKS)]
         self.buffers = [self.pinned.allocate(UNIT * UNITS) for _ in range(BUFFERS)]
@@ -227,7 +234,7 @@ def mended(program):
             pieces += [(machine.buffers[buffer], first, units, up, not up)] * pinned
         elif name == "host":
             pieces = [(machine.buffers[rest[0]], rest[1], rest[2], not rest[3], rest[3])]
-        node = book.node(book.host, *([book.last[rest[0]]] if name != "host" and rest and rest[0] in book.last else []))
+        node = book.next_in(rest[0]) if name in ("kernel", "copy") else book.node(book.host)
         for stream in sorted({book.stream[other] for other in book.unordered(node, in_units(pieces))}):
             event = place % EVENTS
             wait = ("synchronize_event", event) if name == "host" else ("wait", rest[0], event, place % 3)

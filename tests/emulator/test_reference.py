@@ -1,4 +1,4 @@
-"""Random programs: `Runtime` must agree to the ns with the naive scheduler, and its order with reachability."""
+"""Random programs: `Runtime` must agree to the ns with the naive scheduler."""
 
 from dataclasses import replace
 
@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from naive_scheduler import Naive
 
 from loaderviz.emulator import Gpu, Host, Runtime
-from loaderviz.emulator.hazards.happens_before import HOST
 from loaderviz.emulator.runtime import Event
 from loaderviz.timeline import Kind
 
@@ -196,109 +195,3 @@ def test_one_can_go_on_after_a_timeline(machine, program, more):
     assert set(before) <= set(spans(timeline))
     of_work = [r.correlation for r in timeline.rows() if r.lane.group == "device"]
     assert len(set(of_work)) == len(of_work)
-
-
-# Happens-before
-
-
-class Ordered:
-    """The order that the rules promise to a program of `operations`, as a graph of its commands that is walked."""
-
-    def __init__(self):
-        self.before = []  # node -> nodes right before it
-        self.last = {}  # stream -> its last node
-        self.next = {}  # stream -> nodes that its next command comes after, by waits
-        self.host = set()  # nodes that the host has waited for
-        self.recorded = [None] * EVENTS
-
-    def enqueue(self, stream):
-        self.before.append(self.direct(stream))
-        self.last[stream] = len(self.before) - 1
-        self.next[stream] = set()
-        return self.last[stream]
-
-    def direct(self, stream):
-        """What the next command of a stream, or the host (`HOST`), comes right after."""
-        if stream == HOST:
-            return set(self.host)
-        own = {self.last[stream]} if stream in self.last else set()
-        return own | self.next.get(stream, set()) | self.host
-
-    def __contains__(self, pair):
-        """Is (stream or HOST, node) ordered: does what the stream does next come after the node?"""
-        stream, node = pair
-        seen, to_see = set(), list(self.direct(stream))
-        while to_see:
-            at = to_see.pop()
-            if at not in seen:
-                seen.add(at)
-                to_see += self.before[at]
-        return node in seen
-
-    def put(self, lane):
-        """The default stream (0) and the blocking stream (3) come after each other; the others do not (R14, R15)."""
-        other = {0: 3, 3: 0}.get(lane)
-        if other in self.last:
-            self.next.setdefault(lane, set()).update(self.direct(other))
-        self.enqueue(lane)
-
-    def do(self, operation, answer=None):
-        name, *rest = operation
-        if name in ("launch", "memcpy", "record"):
-            self.put(rest[0])
-        if name == "record":
-            self.recorded[rest[1]] = self.direct(rest[0])
-        elif name == "wait" and self.recorded[rest[1]] is not None:
-            self.put(rest[0])
-            self.next[rest[0]] |= self.recorded[rest[1]]
-        elif name == "synchronize_event" or (name == "query" and answer):
-            self.host |= self.recorded[rest[0]] or set()
-        elif name == "synchronize_stream":
-            self.host |= self.direct(rest[0])
-        elif name == "synchronize_device":
-            for lane in self.last:
-                self.host |= self.direct(lane)
-        elif name == "memcpy" and (rest[4] or (rest[2] == "d2h" and not rest[3])):
-            self.host |= self.direct(rest[0])
-
-
-@settings(max_examples=100, deadline=None)
-@given(machines, programs)
-def test_what_is_ordered_is_over_in_time(machine, program):
-    """Happens-before is sound: what it promises to be over, is over, on every machine."""
-    driver = real(machine)
-    runtime = driver.machine.runtime
-    places, promises = {}, []  # command -> place; (earlier command, later command or the host's time)
-    for operation in program:
-        made = len(runtime._work)
-        ordered = {
-            stream.id: [command for command, place in places.items() if runtime.is_ordered(stream, place)]
-            for stream in driver.machine.streams
-        }
-        driver.do(operation)
-        for command in runtime._work[made:]:
-            number = runtime.order.snapshot(command.stream.id)[command.stream.id]
-            places[command] = (command.stream.id, number)
-            promises += [(before, command) for before in ordered[command.stream.id]]
-        promises += [(c, runtime.now) for c, place in places.items() if runtime.is_ordered(None, place)]
-    runtime.timeline()
-    for before, after in promises:
-        assert before.end <= (after if isinstance(after, int) else after.start)
-
-
-@settings(max_examples=100, deadline=None)
-@given(machines, programs)
-def test_the_runtime_keeps_the_order_that_the_rules_promise(machine, program):
-    """No more and no less: free and the staging of pageable copies happen to wait, but promise nothing (R7, R13)."""
-    driver, graph = real(machine), Ordered()
-    order = driver.machine.runtime.order
-    places = []
-    for operation in program:
-        driver.do(operation)
-        graph.do(operation, driver.answers[-1] if driver.answers else None)
-        if len(graph.before) > len(places):
-            lane = operation[1]
-            places.append((lane, order.snapshot(lane)[lane]))
-        for node, place in enumerate(places):
-            for lane in (HOST, 0, 1, 2, 3):
-                assert order.is_ordered(lane, place) == ((lane, node) in graph)

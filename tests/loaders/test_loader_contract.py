@@ -1,20 +1,15 @@
 """What the three copying loaders promise alike: order, length, errors in their place, nothing left open."""
 
-import ast
 import contextlib
 import gc
-import importlib.util
 import multiprocessing
-import sys
 import threading
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import loaderviz.loaders
 from loaderviz.loaders import LIFETIMES, BlockingLoader, PinnedLoader, PrefetchLoader
 
 from .conftest import Source
@@ -236,31 +231,3 @@ def test_on_the_cpu_nothing_is_counted_as_a_pageable_copy(make):
     loader = make(Source(3), torch.device("cpu"))
     list(loader)
     assert loader.pageable_copies == 0
-
-
-FOLDER = Path(loaderviz.loaders.__file__).parent
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "resident.py"
-
-
-def test_it_imports_only_torch_and_the_standard_library():
-    for path in FOLDER.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module or ""]
-            for name in names:
-                top = name.split(".")[0]
-                assert top == "torch" or top in sys.stdlib_module_names, f"{path.name} imports {name}"
-
-
-def test_the_benchmark_prints_each_way_with_its_ratio(capsys):
-    spec = importlib.util.spec_from_file_location("resident_benchmark", BENCHMARK)
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
-    benchmark.main(["--samples", "64", "--batch-size", "16", "--epochs", "1"])
-    lines = capsys.readouterr().out.splitlines()
-    assert "64 images, batch 16, cpu" in lines[0]
-    assert [line.split()[-1] for line in lines[2:3]] == ["1.0x"]
-    assert len(lines) == 2 + 6 and all(float(line.split()[-2]) > 0 for line in lines[2:])
-    images, labels = benchmark.drawn_mnist(5)
-    assert (images.shape, images.dtype, labels.dtype) == ((5, 28, 28), torch.uint8, torch.int64)

@@ -141,15 +141,6 @@ def test_replaying_leaves_the_default_generator_alone(make_loader):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_prefetched_batches_do_not_count(device):
-    source = Source(10)
-    loader = PrefetchLoader(source, device, depth=4)
-    running = iter(loader)
-    next(running), next(running)
-    assert source.drawn == 6
-    assert (loader.state_dict()["batches"], loader.batches_handed_out) == (2, 2)
-
-
 def test_the_state_of_a_source_is_the_one_after_the_batch_handed_out():
     source = Counting()
     loader = PrefetchLoader(source, "cpu", depth=3)
