@@ -19,6 +19,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -192,8 +193,8 @@ class EventTable:
             trace.lost += lost
         for rows in found:
             self._keep(rows)
-        spans = [row for event in events if (row := self._row(event))]
-        self._keep(dict(zip(DTYPES, np.array(spans, np.int64).reshape(-1, len(DTYPES)).T, strict=True)))
+        spans = np.fromiter(chain.from_iterable(filter(None, map(self._row, events))), np.int64)
+        self._keep(dict(zip(DTYPES, spans.reshape(-1, len(DTYPES)).T, strict=True)))
         for what, count, most in (
             ("events; record fewer steps", self.count, MAX_EVENTS),
             ("characters in the names of its events; this is no trace", self.names.size, MAX_NAMES),
@@ -289,9 +290,10 @@ class EventTable:
         except _DAMAGE:
             self.trace.lost += 1
             return None
-        inner = event.get("args")
-        arguments: dict[str, Any] = inner if isinstance(inner, dict) else {}
-        correlation = _number(arguments.get("correlation", -1))
+        arguments = event.get("args")
+        if not isinstance(arguments, dict):
+            arguments = {}
+        correlation = _number(arguments["correlation"]) if "correlation" in arguments else -1
         if role == Role.NONE:
             self.trace.left_out[event.get("cat", "")] += 1
             if event.get("cat") == "python_function" and (found := _frame(json.dumps(event, default=str).encode())):
@@ -309,7 +311,7 @@ class EventTable:
             place = self.places[where]
         except TypeError:  # a list or an object
             place = self.places[tuple(key if isinstance(key, Hashable) else str(key) for key in where)]
-        nbytes = _number(arguments.get("size", arguments.get("bytes", -1)))
+        nbytes = _number(arguments.get("size", arguments.get("bytes", -1))) if arguments else -1
         return start, start + length, role, name, place, correlation, nbytes
 
     def _keep(self, rows: Rows) -> None:
@@ -339,7 +341,7 @@ class EventTable:
 def _number(value: Any) -> int:
     """Return a whole number; what is none, or too large, becomes -1. Text is read: ROCm writes `"size": "2560"`."""
     try:
-        number = int(value, 0) if isinstance(value, str) else int(value)
+        number = value if type(value) is int else int(value, 0) if isinstance(value, str) else int(value)
     except (TypeError, ValueError, OverflowError):
         return -1
     return number if -(2**62) < number < 2**62 else -1
@@ -347,12 +349,14 @@ def _number(value: Any) -> int:
 
 def _nanoseconds(value: Any) -> int:
     """Return a time given in µs as whole ns, with all its digits; raise an error for what is none."""
-    if type(value) is not int and not isinstance(value, (str, Decimal)):
+    if isinstance(value, str):
+        value = Decimal(value)
+    elif type(value) is not int and type(value) is not Decimal:
         raise TypeError(f"{value!r} is no time")
-    time = Decimal(value) * 1000
-    if abs(time) > _LONGEST_TIME:
+    time: int | Decimal = value * 1000
+    if not -_LONGEST_TIME <= time <= _LONGEST_TIME:
         raise ValueError(f"{value!r} µs is out of range")
-    return int(time.to_integral_value())
+    return round(time)
 
 
 # The prefilter: by how their texts begin. Whatever does not look exactly as expected is kept, and read with all care.
