@@ -14,6 +14,7 @@ import torch
 
 from loaderviz import intervals
 from loaderviz.analysis.evidence import Evidence
+from loaderviz.emulator.hazards.reports import Report
 from loaderviz.metrics import summarize
 from loaderviz.timeline import Cause, Kind, Span, Timeline
 
@@ -173,18 +174,30 @@ def too_strong_wait(timeline: Timeline) -> Fact | None:
     return None
 
 
-def wrong_batch(timeline: Timeline, number: int, seen: Tensors, expected: Sequence[Tensors], scale: int = 1) -> Fact:
-    """Say what is wrong with batch `number`: another one, read too early, other values; `scale` divides images."""
+def read_early(hazards: Sequence[Report]) -> bool:
+    """Tell whether a race report says that something was read before its copy was over."""
+    return any(hazard.kind == "early-read" for hazard in hazards)
+
+
+def wrong_batch(
+    timeline: Timeline,
+    hazards: Sequence[Report],
+    number: int,
+    seen: Tensors,
+    expected: Sequence[Tensors],
+    scale: int = 1,
+) -> Fact:
+    """Say what is wrong with batch `number`: another one, a race, other values; `scale` divides images."""
     sums, labels = seen
-    if scale != 1 and torch.equal(sums, scale * expected[number % len(expected)][0]):
+    wanted = expected[number % len(expected)]
+    if scale != 1 and torch.equal(sums, scale * wanted[0]):
         return f"the images of batch {number} are not divided by {scale}", "the network wants numbers from 0 to 1"
     for other, right in enumerate(expected):
         if all(map(torch.equal, seen, right)):
             order = "hand the batches out in the order of the source, each once"
             return f"as number {number} you handed out batch {other}", order
-    kernels, mine = kernels_of(timeline, number), [span for span in copies(timeline) if span.batch == number]
-    poison = bool(sums.isnan().any() or (labels == torch.iinfo(torch.int64).max).any())
-    if poison or (kernels and mine and kernels[0].start < mine[-1].end):
+    if read_early(hazards):
+        kernels, mine = kernels_of(timeline, number), [span for span in copies(timeline) if span.batch == number]
         when = ""
         if kernels and mine:
             when = (
@@ -193,11 +206,17 @@ def wrong_batch(timeline: Timeline, number: int, seen: Tensors, expected: Sequen
             )
         return f"batch {number} was read before its copy was complete{when}", NO_WAIT
     later = [other for other, (right, _) in enumerate(expected) if other != number and torch.isin(sums, right).any()]
-    if later:
+    if later and any(hazard.kind in ("early-refill", "early-reuse") for hazard in hazards):
         text = f"batch {number} holds values of batch {later[0]}: its memory was written again before the copy was over"
         return text, REFILL
-    wanted = "every value must arrive as it was sent"
-    return f"batch {number} does not hold the values of the source", wanted if scale == 1 else f"each value / {scale}"
+    if later:
+        return f"batch {number} holds values of batch {later[0]}", "each batch holds its own samples, in their order"
+    what = f"{int((labels != wanted[1]).sum())} of its {len(labels)} labels are other ones"
+    if differ := int((sums != wanted[0]).sum()):
+        values = "all zeros" if not sums.any() else "not a number (NaN)" if sums.isnan().all() else "other ones"
+        what = f"{differ} of its {len(sums)} images are {values}"
+    rule = "every value must arrive as it was sent" if scale == 1 else f"each value / {scale}"
+    return f"batch {number} does not hold the values of the source: {what}", rule
 
 
 def waited_for(timeline: Timeline, span: Span) -> Span | None:

@@ -22,6 +22,7 @@ from loaderviz import words
 from loaderviz.batches import HAND_OUT
 from loaderviz.emulator.device import Command
 from loaderviz.emulator.hardware import Gpu, Host
+from loaderviz.emulator.hazards.reports import Hazard
 from loaderviz.emulator.kernels import memory_time
 from loaderviz.emulator.torch.dataloader import mark
 from loaderviz.emulator.torch.session import Session
@@ -263,7 +264,7 @@ class LoaderRun:
     """A finished run: the window of its timeline, the hazards, and what the consumer saw."""
 
     timeline: Timeline
-    hazards: Sequence[Any]
+    hazards: Sequence[Hazard]
     seen: list[Batch]  # sums float64 [B], labels int64 [B], on the CPU
     data: Data
     config: FeedConfig
@@ -285,8 +286,8 @@ class LoaderRun:
         for number, (sums, labels) in enumerate(self.seen):
             wanted = expected[number % len(expected)]
             if not (torch.equal(sums, wanted[0]) and torch.equal(labels, wanted[1])):
-                seen = sums, labels
-                raise self.not_yet(*diagnosis.wrong_batch(self.timeline, number, seen, expected, self.config.scale))
+                found = self.timeline, self.hazards, number, (sums, labels), expected, self.config.scale
+                raise self.not_yet(*diagnosis.wrong_batch(*found))
         self.must_not_be_reused()
         self.must_have_no_hazards()
         self.must_be_sent(self.config.epochs * self.data.images.nbytes if needed is None else needed)

@@ -549,8 +549,10 @@ WRONG = {
         (too_many, r"More than 32 batches"),
         (
             each(lambda *batch: [torch.zeros_like(part, device="cuda") for part in batch]),
-            r"Batch 0 does not hold the values",
+            r"Batch 0 does not hold the values of the source: 64 of its 64 images are all zeros",
         ),
+        (each(lambda x, y: (x.to("cuda"), y.to("cuda") + 1)), r"Batch 0 does not hold .*: 64 of its 64 labels are oth"),
+        (each(lambda x, y: (x.to("cuda") * torch.nan, y.to("cuda"))), r"64 of its 64 images are not a number"),
         (each(lambda x, y: x.to("cuda")), r"Batch 0 is a Tensor: a batch is a pair"),
         (each(lambda x, y: (x.as_subclass(Sneaky), y)), r"a Sneaky: a tensor is wanted"),
         (each(lambda x, y: (torch.tensor(x.tolist()).cuda(), y.cuda())), r"not pinned|exposed|were copied|nothing to"),
