@@ -29,6 +29,10 @@ class MissingPackageError(LoadervizError, ImportError):
     """A package is not installed that comes with an extra of loaderviz."""
 
 
+class NoFileError(LoadervizError, FileNotFoundError):
+    """The file to be read does not exist."""
+
+
 class NoFolderError(LoadervizError, FileNotFoundError):
     """The folder of a file to be written does not exist, or a folder was named as the file."""
 
@@ -101,6 +105,14 @@ def _is_ours(link: TracebackType) -> bool:
 
 
 # Files that people keep
+
+
+def readable(path: str | Path) -> Path:
+    """Return `path` as a Path; raise `NoFileError` if there is nothing."""
+    if not (path := Path(path)).exists():
+        there = "" if path.parent.is_dir() else f", nor a folder {path.parent}"
+        raise NoFileError(f"there is no file {path}{there}; give a path from {Path.cwd()}, or a whole one")
+    return path
 
 
 def writable(path: str | Path) -> Path:

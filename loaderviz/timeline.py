@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE
-from loaderviz.errors import LoadervizError, write
+from loaderviz.errors import LoadervizError, readable, write
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -385,9 +385,9 @@ class Timeline:
 
     @classmethod
     def load(cls, path: str | Path) -> Timeline:
-        """Read what `save` wrote. Raises `TimelineError` for a damaged or foreign file, OSError if there is none."""
+        """Read what `save` wrote. Raises `TimelineError` for a damaged or foreign file, `NoFileError` for none."""
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = json.loads(readable(path).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as problem:  # bad JSON or bad UTF-8, or absurdly nested
             raise TimelineError(f"{path} is not a loaderviz timeline (no valid JSON: {problem})") from problem
         return cls.from_dict(data)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from loaderviz.errors import readable
 from loaderviz.timeline import Timeline, TimelineError
 from loaderviz.traces.assemble import assemble
 from loaderviz.traces.kineto import RawTrace, read_kineto
@@ -36,7 +37,7 @@ def read(path: PathLike | Iterable[PathLike]) -> Timeline:
     that their files tell. What is damaged, missing or left out is told in `timeline.context.notes`.
 
     Raises `TraceError` for a file that is no trace (the message says what it looks like), or that is hostile;
-    FileNotFoundError, or another OSError, when it cannot be opened.
+    `NoFileError`, a FileNotFoundError, when there is none, another OSError when it cannot be opened.
 
         timeline = loaderviz.read("trace.json.gz")
         print(loaderviz.summarize(timeline))
@@ -56,8 +57,7 @@ def read(path: PathLike | Iterable[PathLike]) -> Timeline:
     for file in files:
         if file.is_dir():
             raise TraceError(f"{file} is a folder inside a list; give files, or the folder alone")
-        if not file.exists():
-            raise FileNotFoundError(f"there is no file {file}")
+        readable(file)
     if len(files) > MAX_RANKS:
         raise TraceError(f"read() got {len(files):,} files; it takes {MAX_RANKS:,} ranks at most")
     found = [*(_beside(files) if len(files) > 1 else [_raw(files[0], alone=True)])]

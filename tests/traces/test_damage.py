@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from trace_files import BASE, call, copy, loop, notes, op, read_events, styled, trace, work, write
 
 from loaderviz.errors import LoadervizError
+from loaderviz.timeline import Timeline
 from loaderviz.traces import source
 from loaderviz.traces.read import TraceError, read
 
@@ -209,8 +210,10 @@ def test_events_of_other_tools_are_counted_as_left_out(tmp_path):
 
 
 def test_paths(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no file"):
-        read(tmp_path / "nothing.json")
+    for reader in (read, Timeline.load):
+        with pytest.raises(FileNotFoundError, match=r"there is no file .*give a path from") as caught:
+            reader(tmp_path / "nothing.json")
+        assert isinstance(caught.value, LoadervizError)
     with pytest.raises(TraceError, match="has no trace in it"):
         read(tmp_path)
     with pytest.raises(TraceError, match="an empty list"):

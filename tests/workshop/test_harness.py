@@ -1,7 +1,10 @@
 """The limits that exercises are measured against, against brute force and against runs; facts on made timelines."""
 
+import itertools
 import random
+from contextlib import nullcontext
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 from loaderviz.emulator.hazards.reports import Access, Hazard
 from loaderviz.recording import record
 from loaderviz.timeline import Kind
-from loaderviz.workshop import diagnosis, exercises, harness
+from loaderviz.workshop import diagnosis, exercises, harness, lesson04
 from loaderviz.workshop.exercises import NotYet
 from loaderviz.workshop.harness import BatchSource, Data, FeedConfig, feed
 from tests import factory
@@ -104,3 +107,28 @@ def test_a_hazard_of_the_recording_fails_the_check():
         "One hazard: early-reuse at cell:4: batch 3 is overwritten. To repair it: call record_stream()."
     )
     assert caught.value.rule == "R36"
+
+
+def order_with_steps_of(distance, times, samples=512):
+    """Return a random order in which just so many samples follow the one `distance` before them; no step is commoner.
+
+    Pairs (n, n + distance) stay together, so nothing else is orderly: neither a rank nor blocks nor batches.
+    """
+    while True:
+        free, firsts = set(range(samples)), []
+        for n in random.sample(range(samples - distance), samples - distance):
+            if len(firsts) < times and {n, n + distance} <= free:
+                free -= {n, n + distance}
+                firsts.append(n)
+        parts = [[n, n + distance] for n in firsts] + [[n] for n in free]
+        order = torch.tensor([*itertools.chain.from_iterable(random.sample(parts, len(parts)))])
+        if order.diff().unique(return_counts=True)[1].max() == times:
+            return order
+
+
+@pytest.mark.parametrize(("times", "by_a_rule"), [(32, False), (33, True)])
+def test_a_sixteenth_of_the_steps_may_be_alike(times, by_a_rule):
+    run = Mock(not_yet=NotYet)
+    for order in (order_with_steps_of(170, times) for _ in range(8)):
+        with pytest.raises(NotYet, match="by a rule") if by_a_rule else nullcontext():
+            lesson04.must_be_shuffled(run, [order], 64)
