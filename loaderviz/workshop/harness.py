@@ -315,8 +315,8 @@ class LoaderRun:
     def must_not_be_refilled(self) -> None:
         """Raise `NotYet` if somebody wrote into pinned memory while a copy out of it had not ended."""
         for hazard in self.hazards:
-            if hazard.kind == "early-refill":
-                copy, write = hazard.first, hazard.second
+            if hazard.kind == "early-refill" and (write := hazard.second):
+                copy = hazard.first
                 ran = stretch(self.timeline, copy.start, copy.end) if copy.start >= 0 else "later"
                 fact = f"the memory of batch {copy.batch} was overwritten at {at(self.timeline, write.start)}, but the "
                 raise self.not_yet(f"{fact}copy out of it ran {ran}", diagnosis.REFILL)
