@@ -232,13 +232,15 @@ class Device:
         engine = command.engine
         if engine is COMPUTE:
             self._compute_used -= command.share
-            self._to_choose = True
+            if self._compute_queue:
+                self._to_choose = True
         elif engine is not NONE:
             self._copying[engine] = None
             other = self._copying[OPPOSITE[engine]]
             if other and other.rate != FULL:
                 self._change_rate(other, FULL)
-            self._to_choose = True
+            if self._copy_queue[engine]:
+                self._to_choose = True
         if stream.queue:
             following = stream.queue[0]
             if engine is COMPUTE is following.engine:

@@ -306,7 +306,8 @@ class Operators(TorchDispatchMode):
 
     def _place_outputs(self, operator: Operator, outputs: Tensors, batch: int) -> list[Any]:
         """Give new tensors device memory; return the tags of all."""
-        session, tags = self.session, list[Any]()
+        session = self.session
+        tags: list[Any] = []
         for position, output in enumerate(outputs):
             if output.layout is not torch.strided:
                 raise NotModelledError(
@@ -559,7 +560,9 @@ class KernelCosts:
         if dtype is torch.float64:
             return "fp64"
         if operator.base in MATMUL:
-            tf32 = torch.get_float32_matmul_precision() != "highest"
+            tf32 = (
+                torch._C._get_float32_matmul_precision() != "highest"
+            )  # torch's own wrapper takes longer than the rest
         else:
             tf32 = torch.backends.cudnn.allow_tf32
         return "tf32" if tf32 and self._gpu.capability >= TENSOR_FLOAT else "fp32"

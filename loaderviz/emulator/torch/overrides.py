@@ -12,6 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
@@ -395,6 +396,7 @@ def install_library(session: Session, patches: Patches, operators: Operators, ca
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     _install_host_prices(session, patches)
+    _install_optimizers(patches)
     _install_data_parallel(patches)
     _install_distributed(session, patches)
     _install_saved_tensor_hooks(patches, calls)
@@ -591,6 +593,36 @@ def _install_host_prices(session: Session, patches: Patches) -> None:
         handle = RemovableHandle(hooks)
         patches.at_end(handle.remove)
         hooks[handle.id] = hook
+
+
+def _install_optimizers(patches: Patches) -> None:
+    """What an optimizer asks of each parameter goes past `Functions`: it would see some five questions for each."""
+
+    def asks_only(params: Iterable[torch.Tensor]) -> bool:  # of torch's own tensors, below no mode but ours
+        return torch._C._len_torch_function_stack() == 1 and PLAIN.issuperset(map(type, params))
+
+    def zero_grad(zero: Any, self: Any, set_to_none: bool = True) -> None:
+        groups = getattr(self, "param_groups", None) or [{"params": list(self.parameters())}]
+        asks = set_to_none and all(asks_only(group["params"]) for group in groups)
+        with torch._C.DisableTorchFunction() if asks else nullcontext():
+            zero(self, set_to_none)
+
+    def only_reads(optimizer: Any, group: Any) -> bool:  # its state is made; fused ones ask for the device
+        if group.get("fused") or not asks_only(group["params"]):
+            return False
+        with torch._C.DisableTorchFunction():
+            used = [param for param in group["params"] if param.grad is not None]
+        return isinstance(optimizer, torch.optim.SGD) or all(optimizer.state.get(param) for param in used)
+
+    def init_group(init: Any, self: Any, group: Any, *lists: Any) -> Any:
+        with torch._C.DisableTorchFunction() if only_reads(self, group) else nullcontext():
+            return init(self, group, *lists)
+
+    for owner in (torch.optim.Optimizer, torch.nn.Module):
+        patches.around(owner, "zero_grad")(zero_grad)
+    for kind in vars(torch.optim).values():
+        if isinstance(kind, type) and "_init_group" in vars(kind):
+            patches.around(kind, "_init_group")(init_group)
 
 
 def _install_data_parallel(patches: Patches) -> None:
@@ -813,20 +845,21 @@ def _install_ranges(session: Session, patches: Patches) -> None:
     """`record_function` (and with it the DataLoader's own annotation) becomes a range on the main lane."""
     starts: dict[int, int] = {}
 
+    def entering(enter: Any, self: Any) -> Any:
+        starts[id(self)] = session.enter_range(self.name)
+        return enter(self)
+
+    def leaving(leave: Any, self: Any, *error: Any) -> Any:
+        session.leave_range(self.name, starts.pop(id(self)))
+        return leave(self, *error)
+
     @patches.around(record_function, "__enter__")
     def begin(enter: Any, self: Any) -> Any:
-        if not session.in_recording_thread():
-            return enter(self)
-        with session.own_work():
-            starts[id(self)] = session.enter_range(self.name)
-            return enter(self)
+        return session.own_work(entering, enter, self) if session.in_recording_thread() else enter(self)
 
     @patches.around(record_function, "__exit__")
     def end(leave: Any, self: Any, *error: Any) -> Any:
-        start = starts.pop(id(self), None)
-        if start is None:
-            with session.bookkeeping():
-                return leave(self, *error)
-        with session.own_work():
-            session.leave_range(self.name, start)
+        if id(self) in starts:
+            return session.own_work(leaving, leave, self, *error)
+        with session.bookkeeping():
             return leave(self, *error)

@@ -122,7 +122,14 @@ class Patches:
             return before if current is stand_in else current  # it is just about to be put back
 
         is_class = isinstance(value, type) and hasattr(type(before), "__instancecheck__")
-        stand_in: Any = _class_for(before, value, now) if is_class else _function_for(before, now)
+        stand_in: Any = _class_for(before, value, now) if is_class else self._function_for(before, value, now)
+        return stand_in
+
+    def _function_for(self, before: Any, value: Any, now: Callable[[], Any]) -> Any:
+        @functools.wraps(before)
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            return (value if self.live else now())(*args, **kwargs)
+
         return stand_in
 
 
@@ -131,14 +138,6 @@ def _put_back(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
     elif name in vars(owner):
         delattr(owner, name)
-
-
-def _function_for(before: Any, now: Callable[[], Any]) -> Any:
-    @functools.wraps(before)
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        return now()(*args, **kwargs)
-
-    return stand_in
 
 
 def _class_for(before: Any, value: Any, now: Callable[[], Any]) -> Any:

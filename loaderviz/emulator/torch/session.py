@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -188,8 +188,7 @@ class Session(TensorMemory):
         finally:
             self.leave()
 
-    @contextmanager
-    def own_work(self) -> Iterator[None]:
+    def own_work(self, work: Callable[..., Any], *args: Any) -> Any:
         """Run what is the emulator's and calls nothing of the device: no part of it is the program's, or counted.
 
         Its operators go past our mode, unless the program has a mode of its own, which sees them as on a GPU.
@@ -201,7 +200,7 @@ class Session(TensorMemory):
         ours = _get_current_dispatch_mode() is self.operators and torch._C._len_torch_dispatch_stack() == 1
         try:
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch() if ours else nullcontext():
-                yield
+                return work(*args)
         finally:
             self.quiet -= 1
             self.functions -= 1

@@ -56,6 +56,54 @@ def test_optimizers_take_their_foreach_path_on_the_device():
     assert any(name.startswith("_foreach_") for name in names)
 
 
+OPTIMIZERS = sorted(name for name, kind in vars(torch.optim).items() if "_init_group" in getattr(kind, "__dict__", ()))
+
+
+def steps_with_a_late_gradient(name, device):
+    """Return parameters and state after three steps; one of the parameters has no gradient at first."""
+    torch.manual_seed(0)
+    values = [torch.rand(3, 2), torch.rand(2, 3)]
+    early, late = parameters = [nn.Parameter(value.to(device)) for value in values]
+    optimizer = getattr(torch.optim, name)(parameters, lr=0.1)
+    for number in range(3):
+        optimizer.zero_grad()
+        assert early.grad is late.grad is None
+        (early @ late if number else early).square().sum().backward()
+        optimizer.step()
+    states = [
+        value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+    ]
+    assert all(value.is_cuda == early.is_cuda for value in states if value.dim())
+    return [value.detach().cpu() for value in (*parameters, *states)]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_makes_its_state_where_the_parameters_are_whenever_gradients_come(name):
+    with lv.record(on="a100"):
+        found = steps_with_a_late_gradient(name, "cuda")
+    for value, expected in zip(found, steps_with_a_late_gradient(name, "cpu"), strict=True):
+        torch.testing.assert_close(value, expected)
+
+
+def test_a_mode_of_the_program_sees_what_an_optimizer_asks():
+    asked = []
+
+    class Seen(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            asked.append(torch.overrides.resolve_name(func))
+            return func(*args, **(kwargs or {}))
+
+    with lv.record(on="a100"):
+        parameter = torch.ones(2, device="cuda", requires_grad=True)
+        optimizer = torch.optim.SGD([parameter], 0.1)
+        parameter.sum().backward()
+        with Seen():
+            optimizer.step()
+            optimizer.zero_grad()
+    assert asked.count("torch.Tensor.grad.__get__") >= 3
+    assert "torch.Tensor.grad.__set__" in asked
+
+
 def step_with_autocast(dtype):
     torch.manual_seed(0)
     model = nn.Linear(8, 4).cuda()
