@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,28 +46,6 @@ class Section:
     items: Sequence[Any] = ()
 
 
-# A plotly figure is light in both schemes: on a dark page it lies like a card.
-_STYLE = """
-:root { color-scheme: light dark; --ink: #222; --soft: #444; --page: #fff; --back: #f6f6f6; --line: #ddd; }
-@media screen and (prefers-color-scheme: dark) {
-  :root { --ink: #e6e6e6; --soft: #bbb; --page: #161616; --back: #262626; --line: #444; }
-}
-body { font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: var(--ink); background: var(--page);
-       max-width: 1760px; margin: 0 auto; padding: 16px 24px 48px; }
-h1 { font-size: 26px; margin: 8px 0 16px; } h2 { font-size: 20px; margin: 36px 0 8px; }
-p { max-width: 90ch; margin: 8px 0; } p.twin { font-size: 14px; color: var(--soft); }
-.figure { background: #fff; border-radius: 8px; overflow: hidden; margin: 8px 0; }
-.scroll, .lv-below { overflow-x: auto; } .lv-below td { white-space: nowrap; }
-.side { display: flex; flex-wrap: wrap; column-gap: 48px; align-items: flex-start; }
-table { border-collapse: collapse; font-size: 14px; margin: 12px 0; font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 10px; border: 0; border-bottom: 1px solid var(--line); text-align: right; }
-th { background: var(--back); font-weight: 600; white-space: nowrap; }
-thead th { vertical-align: bottom; white-space: normal; } tbody th, td:first-child { text-align: left; }
-pre { background: var(--back); padding: 8px 12px; max-width: 110ch; overflow-x: auto; font-size: 14px; }
-@media (max-width: 500px) { th, td { padding: 4px 5px; font-size: 13px; } }
-li { margin: 16px 0; } li p { margin: 4px 0; }
-@media print { body { max-width: none; } .figure { break-inside: avoid; } }
-"""
 _UNITS = re.compile(r"(?<=\d) (?=(%|ns|µs|ms|s|[kMG]?B|bytes|GB/s)(\W|$))")  # a line does not end before a unit
 
 
@@ -88,10 +67,11 @@ def to_html(
         from plotly.offline import get_plotlyjs
 
         scripts = f"<script>{get_plotlyjs()}</script>"
+    style = files("loaderviz.view").joinpath("report.css").read_text(encoding="utf-8")
     html = (
         f'<!DOCTYPE html>\n<html lang="en" class="lv-page"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style>\n{scripts}</head>\n<body><h1>{escape(title)}</h1>\n{body}\n"
+        f"<style>{style}</style>\n{scripts}</head>\n<body><h1>{escape(title)}</h1>\n{body}\n"
         f'<script type="module">{page.module()}</script></body></html>\n'
     )
     return write(path, html)

@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import profiler
+from torch._C._profiler import _ExperimentalConfig
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, record_function
 from torch.utils.data import _utils
@@ -238,14 +239,10 @@ def new_profile(cuda: bool) -> profiler.profile:
 
 def _experimental(cuda: bool) -> Any:
     """Return the options that this version has: synchronisation events (for arrows), and no list of Python objects."""
-    config = getattr(profiler, "_ExperimentalConfig", None)
-    wanted = {"trace_only": True} | ({"enable_cuda_sync_events": True} if cuda else {})
-    for options in (wanted, {name: value for name, value in wanted.items() if name != "trace_only"}):
-        try:
-            return config(**options) if config and options else None
-        except TypeError:  # a version without that option
-            continue
-    return None
+    try:
+        return _ExperimentalConfig(enable_cuda_sync_events=cuda, trace_only=True)
+    except TypeError:  # a version without the second
+        return _ExperimentalConfig(enable_cuda_sync_events=cuda)
 
 
 def _nothing(*reasons: str) -> Timeline:

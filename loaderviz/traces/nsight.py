@@ -145,7 +145,7 @@ class _Export:
 
         def rows(table: str, role: Role, name: Callable[..., str], *more: str) -> Columns:
             start, end, device, stream, correlation, owner, *told = self.numbers(_GPU + table, *columns, *more)
-            nbytes = told.pop(0) if more[0] == "bytes" else None
+            nbytes = told.pop(0) if more[0] == "bytes" else _NULL
             at = _numbered(self.places, lambda *at: (None, None, *(max(0, each) for each in at)), device, stream)
             return self._columns(role, start, end, _numbered(self.names, name, *told), at, owner, correlation, nbytes)
 
@@ -204,21 +204,12 @@ class _Export:
         name: Numbers,
         place: Numbers,
         owner: Numbers,
-        correlation: Numbers | None = None,
-        nbytes: Numbers | None = None,
+        correlation: Numbers | int = _NULL,
+        nbytes: Numbers | int = _NULL,
     ) -> Columns:
         """Put the columns of spans together; `owner` is a globalPid or globalTid: hardware, VM, process, thread."""
-        none = np.full(len(start), _NULL)
-        return {
-            "pid": owner >> 24 & 0xFFFFFF,
-            "start": start,
-            "end": end,
-            "role": np.full(len(start), role, np.int64),
-            "name": name,
-            "place": place,
-            "correlation": none if correlation is None else correlation,
-            "nbytes": none if nbytes is None else nbytes,
-        }
+        values = owner >> 24 & 0xFFFFFF, start, end, role, name, place, correlation, nbytes
+        return dict(zip(("pid", *DTYPES), np.broadcast_arrays(*values), strict=True))
 
     # What belongs to all processes
 

@@ -137,13 +137,17 @@ def counted(timeline: Timeline) -> Timeline:
         notes[COUNTED if len(asked) < 2 else BY_LOADER] = None
     if not found:
         return timeline
+    return _numbered(timeline, batch, *np.array(found).T, *notes)
+
+
+def _numbered(timeline: Timeline, batch: Ints, start: Ints, end: Ints, lane: Any, step: Ints, *notes: str) -> Timeline:
+    """Return it with these batches, also of the work that is launched for them, a range for each step, and notes."""
     tails, heads = timeline.launches
     batch[heads] = batch[tails]
     context = replace(timeline.context, notes=(*timeline.context.notes, *notes))
     timeline = replace(timeline, context=context, spans=timeline.spans | {"batch": batch})
-    start, end, lane, number = np.array(found).T
-    names = [batch_name(each, None) for each in number.tolist()]
-    return with_spans(timeline, names, start=start, end=end, lane=lane, kind=Kind.RANGE, batch=number).sorted()
+    names = [batch_name(number, None) for number in step.tolist()]
+    return with_spans(timeline, names, start=start, end=end, lane=lane, kind=Kind.RANGE, batch=step).sorted()
 
 
 def _from(asked: list[int], ends: list[int], last: int) -> list[tuple[int, int]]:
@@ -184,13 +188,9 @@ def by_optimizer(timeline: Timeline, marks: Sequence[tuple[int, int]]) -> Timeli
     batch = np.full(len(timeline), -1, np.int32)
     _inside(batch, timeline.start, begins, last, numbers)
     batch[timeline.in_lanes(lambda lane: lane.role in LOADING or lane.group == "device")] = -1
-    tails, heads = timeline.launches
-    batch[heads] = batch[tails]
     several = [IN_TURN] if len(marks) > len(ends) else []
-    context = replace(timeline.context, samples=None, notes=(*timeline.context.notes, BY_OPTIMIZER, *several))
-    timeline = replace(timeline, context=context, spans=timeline.spans | {"batch": batch})
-    names = [batch_name(number, None) for number in ends]
-    return with_spans(timeline, names, start=begins, end=last, lane=main, kind=Kind.RANGE, batch=numbers).sorted()
+    timeline = replace(timeline, context=replace(timeline.context, samples=None))
+    return _numbered(timeline, batch, begins, last, main, numbers, BY_OPTIMIZER, *several)
 
 
 def _first_step(timeline: Timeline, main: int, ends: Ints) -> int:
