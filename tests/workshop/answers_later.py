@@ -453,7 +453,7 @@ RIGHT = {
     "6.2": [read_by(OneRead), by_batches, by_stream, in_batches(num_workers=4, prefetch_factor=1, pin_memory=False)],
     "7.1": [merge_and_intersect, brute_force, with_numpy],
     "7.2": [by_advice, by_columns, by_largest_loss],
-    "8.1": [on_gpu_loader, float_on_the_gpu, moved_in_pieces],
+    "8.1": [on_gpu_loader, float_on_the_gpu, moved_in_pieces, whole_batches(2), partial(bytes_prefetched, workers=4)],
     "8.2": [whole_batches(2), whole_batches(3), partial(bytes_prefetched, workers=4)],
     "8.3": [from_files(flip_some), from_files(flip_by_mask), files_by_getitems],
 }

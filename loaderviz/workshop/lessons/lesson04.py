@@ -50,17 +50,22 @@ def _slow(timeline: Timeline) -> diagnosis.Fact:
     return diagnosis.why_idle(timeline)
 
 
+def waits_too_often(timeline: Timeline, allowed: float = ALLOWED) -> diagnosis.Fact | None:
+    """Say how often the host waited for the GPU, the end of the window aside, if that is more often than allowed."""
+    end = timeline.begin + timeline.duration
+    waits = [span for span in timeline.rows(Kind.WAIT) if span.cause in diagnosis.WAITS and span.end < end]
+    if len(waits) <= allowed:
+        return None
+    wait = waits[len(waits) // 2]
+    fact = f"The host waits for the GPU {len(waits)} times; once {stretch(timeline, wait.start, wait.end)}"
+    if diagnosis.moves_an_index(timeline, wait):
+        return f"{fact}{diagnosis.line_of(wait)}, where an index in host memory is copied to the GPU.", diagnosis.INDEX
+    return f"{fact}{diagnosis.line_of(wait)}.", SYNC
+
+
 def _must_not_wait(run: LoaderRun, allowed: int = ALLOWED) -> None:
-    """Raise `NotYet` if the host waited for the GPU more often than allowed, the end of the window aside."""
-    end = run.timeline.begin + run.timeline.duration
-    waits = [span for span in run.timeline.rows(Kind.WAIT) if span.cause in diagnosis.WAITS and span.end < end]
-    if len(waits) > allowed:
-        wait = waits[len(waits) // 2]
-        fact = f"the host waits for the GPU {len(waits)} times"
-        fact += f"; once {stretch(run.timeline, wait.start, wait.end)}{diagnosis.line_of(wait)}"
-        if diagnosis.moves_an_index(run.timeline, wait):
-            raise run.not_yet(f"{fact}, where an index in host memory is copied to the GPU", diagnosis.INDEX)
-        raise run.not_yet(fact, SYNC)
+    if found := waits_too_often(run.timeline, allowed):
+        raise run.not_yet(*found)
 
 
 def _order(run: LoaderRun) -> list[torch.Tensor]:
