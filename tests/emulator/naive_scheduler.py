@@ -39,7 +39,13 @@ class Lane:
     jobs: list = field(default_factory=list)
 
 
+class Event:
+    job = None  # that stands for the last record
+
+
 class Naive:
+    default_stream = 0  # a stream is the number of its lane
+
     def __init__(self, gpu, host, launch_blocking=False):
         self.gpu, self.host, self.launch_blocking = gpu, host, launch_blocking
         self.now = 0  # the host's
@@ -136,7 +142,7 @@ class Naive:
 
     # The host's calls
 
-    def stream(self, priority, blocking):
+    def stream(self, priority, *, blocking):
         lane = Lane(len(self.lanes), 12 + len(self.lanes), priority, blocking)
         self.lanes.append(lane)
         return lane.index
@@ -152,20 +158,20 @@ class Naive:
         me.jobs.append(job)
         return job
 
-    def record(self, lane, event=None):
+    def record_event(self, event, lane):
         begin = self.now
         self.now += self.host.event_call
         self.call(begin, "cudaEventRecord")
-        return self.put(lane, None, "record", 0, self.now + self.gpu.launch_latency)
+        event.job = self.put(lane, None, "record", 0, self.now + self.gpu.launch_latency)
 
-    def wait(self, lane, event):
+    def wait_event(self, lane, event):
         begin = self.now
         self.now += self.host.event_call
         self.call(begin, "cudaStreamWaitEvent")
-        if event is not None:
-            self.put(lane, None, "wait", 0, self.now).after.append(event)
+        if event.job:
+            self.put(lane, None, "wait", 0, self.now).after.append(event.job)
 
-    def launch(self, lane, duration, share):
+    def launch(self, duration, lane, *, share):
         begin = self.now
         self.wait_for_place(lane)
         self.now += self.host.launch
@@ -173,7 +179,7 @@ class Naive:
         self.put(lane, Kind.COMPUTE, "kernel", duration, ready, engine="sm", share=share)
         self.call(begin, "cudaLaunchKernel")
         if self.launch_blocking:
-            self.synchronize_stream(lane)
+            self.synchronize(lane)
 
     def wait_for_place(self, lane):
         self.catch_up()
@@ -185,7 +191,7 @@ class Naive:
         self.catch_up()
         return sum(job.end < 0 for job in self.lanes[lane].jobs)
 
-    def memcpy(self, lane, nbytes, direction, pinned, blocking):
+    def memcpy(self, nbytes, direction, lane, *, pinned, blocking):
         gpu, begin = self.gpu, self.now
         rate = (gpu.h2d if direction == "h2d" else gpu.d2h) if pinned else gpu.pageable
         work = (gpu.copy_latency if direction == "h2d" else gpu.d2h_latency) + up(nbytes * 10**9, rate)
@@ -218,35 +224,31 @@ class Naive:
             self.block(lambda: job.end >= 0, Cause.STAGING)
         self.call(begin, "cudaMemcpyAsync")
         if blocking or self.launch_blocking:
-            self.synchronize_stream(lane)
+            self.synchronize(lane)
 
     def host_work(self, duration):
         self.host_spans.append((self.now, self.now + duration, "main", Kind.OPERATOR, "host"))
         self.now += duration
 
-    def synchronize(self, jobs, name):
-        begin, jobs = self.now, list(jobs)
+    def synchronize(self, target=None):
+        jobs, name = list(self.jobs), "cudaDeviceSynchronize"
+        if isinstance(target, Event):
+            jobs, name = [target.job] if target.job else [], "cudaEventSynchronize"
+        elif target is not None:
+            jobs, name = list(self.lanes[target].jobs), "cudaStreamSynchronize"
+        begin = self.now
         self.now += self.host.synchronize
         called = self.now
         self.block(lambda: all(job.end >= 0 for job in jobs), Cause.SYNCHRONIZE)
         self.now += self.host.wake if self.now > called else 0
         self.call(begin, name)
 
-    def synchronize_stream(self, lane):
-        self.synchronize(self.lanes[lane].jobs, "cudaStreamSynchronize")
-
-    def synchronize_event(self, event):
-        self.synchronize([event] if event else [], "cudaEventSynchronize")
-
-    def synchronize_device(self):
-        self.synchronize(self.jobs, "cudaDeviceSynchronize")
-
-    def malloc(self):
+    def malloc(self, nbytes):
         begin = self.now
         self.now += self.gpu.malloc_small
         self.call(begin, "cudaMalloc")
 
-    def free(self):
+    def free(self, nbytes):
         begin, jobs = self.now, list(self.jobs)
         self.block(lambda: all(job.end >= 0 for job in jobs), Cause.ALLOCATION)
         self.now += self.gpu.malloc
@@ -257,7 +259,7 @@ class Naive:
         self.now += self.host.query
         self.call(begin, "cudaEventQuery")
         self.catch_up()
-        return event is None or event.end >= 0
+        return event.job is None or event.job.end >= 0
 
     def spans(self):
         """[(start, end, lane, kind, name)], sorted."""

@@ -343,14 +343,6 @@ def test_the_time_that_a_needless_wait_costs_is_the_time_without_work(program):
     assert program.races.linter.lints(100 * lost + 1, {}) == []  # less than a hundredth of the run
 
 
-def test_a_wait_that_costs_nothing_is_not_told(program):
-    program.line(1).kernel(program.main)
-    program.gpu.host_work(LONG)
-    program.line(2).gpu.wait_stream(program.side, program.main)
-    program.line(3).kernel(program.side)
-    assert program.lints() == {}
-
-
 @pytest.mark.parametrize("lines", [COUNTERFACTUALS, COUNTERFACTUALS + 1])
 def test_so_many_lines_are_judged_at_a_time(program, lines):
     for line in range(lines):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from naive_scheduler import Event as NaiveEvent
 from naive_scheduler import Naive
 
 from loaderviz.emulator import Gpu, Host, Runtime
@@ -48,48 +49,10 @@ operations = st.one_of(
     st.tuples(st.just("host_work"), st.integers(0, 9)),
     st.tuples(st.just("synchronize_stream"), lanes),
     st.tuples(st.just("synchronize_event"), events),
-    st.tuples(st.sampled_from(["synchronize_device", "malloc", "free"])),
+    st.sampled_from([("synchronize",), ("malloc", 1), ("free", 2**30)]),
     st.tuples(st.just("query"), events),
 )  # fmt: skip
 programs = st.lists(operations, max_size=30)
-
-
-class Real:
-    """`Runtime` with the calls of `Naive`."""
-
-    def __init__(self, gpu, host, launch_blocking=False):
-        self.runtime = Runtime(gpu, host, launch_blocking=launch_blocking)
-        self.streams = [self.runtime.default_stream]
-        self.query, self.host_work = self.runtime.query, self.runtime.host_work
-        self.synchronize_device = self.synchronize_event = self.runtime.synchronize
-
-    def stream(self, priority, blocking):
-        self.streams.append(self.runtime.stream(priority, blocking=blocking))
-
-    def launch(self, lane, duration, share):
-        self.runtime.launch(duration, self.streams[lane], share=share)
-
-    def memcpy(self, lane, nbytes, direction, pinned, blocking):
-        self.runtime.memcpy(nbytes, direction, self.streams[lane], pinned=pinned, blocking=blocking)
-
-    def record(self, lane, event):
-        self.runtime.record_event(event, self.streams[lane])
-        return event
-
-    def wait(self, lane, event):
-        self.runtime.wait_event(self.streams[lane], event)
-
-    def synchronize_stream(self, lane):
-        self.runtime.synchronize(self.streams[lane])
-
-    def malloc(self):
-        self.runtime.malloc(1)
-
-    def free(self):
-        self.runtime.free(2**30)
-
-    def spans(self):
-        return spans(self.runtime.timeline())
 
 
 def spans(timeline):
@@ -99,26 +62,31 @@ def spans(timeline):
 class Driver:
     """Runs a program of `operations` on either machine, and keeps the answers of its queries."""
 
-    def __init__(self, machine, events):
-        self.machine, self.events, self.answers = machine, events, []
-        for priority, blocking in STREAMS:
-            machine.stream(priority, blocking)
+    def __init__(self, machine, event):
+        self.machine, self.answers = machine, []
+        self.events = [event() for _ in range(EVENTS)]
+        made = (machine.stream(priority, blocking=blocking) for priority, blocking in STREAMS)
+        self.streams = [machine.default_stream, *made]
 
     def do(self, operation):
-        name, *rest = operation
-        call = getattr(self.machine, name)
-        if name == "memcpy":
-            call(rest[0], rest[1] * KB, *rest[2:])
-        elif name == "record":
-            self.events[rest[1]] = call(rest[0], self.events[rest[1]])
-        elif name == "wait":
-            call(rest[0], self.events[rest[1]])
-        elif name == "synchronize_event":
-            call(self.events[rest[0]])
-        elif name == "query":
-            self.answers.append(call(self.events[rest[0]]))
-        else:
-            call(*rest)
+        machine, streams, events = self.machine, self.streams, self.events
+        match operation:
+            case "launch", lane, duration, share:
+                machine.launch(duration, streams[lane], share=share)
+            case "memcpy", lane, kib, direction, pinned, blocking:
+                machine.memcpy(kib * KB, direction, streams[lane], pinned=pinned, blocking=blocking)
+            case "record", lane, event:
+                machine.record_event(events[event], streams[lane])
+            case "wait", lane, event:
+                machine.wait_event(streams[lane], events[event])
+            case "synchronize_stream", lane:
+                machine.synchronize(streams[lane])
+            case "synchronize_event", event:
+                machine.synchronize(events[event])
+            case "query", event:
+                self.answers.append(machine.query(events[event]))
+            case name, *numbers:
+                getattr(machine, name)(*numbers)
         return self
 
     def run(self, program):
@@ -128,7 +96,7 @@ class Driver:
 
 
 def real(machine, launch_blocking=False):
-    return Driver(Real(*machine, launch_blocking), [Event() for _ in range(EVENTS)])
+    return Driver(Runtime(*machine, launch_blocking=launch_blocking), Event)
 
 
 @settings(max_examples=200, deadline=None)
@@ -151,10 +119,9 @@ def real(machine, launch_blocking=False):
 )
 def test_runtime_agrees_with_the_naive_scheduler(machine, program, launch_blocking):
     ours = real(machine, launch_blocking).run(program)
-    naive = Driver(Naive(*machine, launch_blocking), [None] * EVENTS).run(program)
-    assert ours.answers == naive.answers
-    assert ours.machine.runtime.now == naive.machine.now
-    assert ours.machine.spans() == naive.machine.spans()
+    naive = Driver(Naive(*machine, launch_blocking), NaiveEvent).run(program)
+    assert (ours.answers, ours.machine.now) == (naive.answers, naive.machine.now)
+    assert spans(ours.machine.timeline()) == naive.machine.spans()
 
 
 @settings(max_examples=100, deadline=None)
@@ -162,22 +129,22 @@ def test_runtime_agrees_with_the_naive_scheduler(machine, program, launch_blocki
 def test_looking_changes_nothing(machine, program, data):
     """Asking whether anything is over, at no cost, at any moment, leaves the timeline as it is."""
     plain, watched = real(machine).run(program), real(machine)
-    runtime = watched.machine.runtime
+    runtime = watched.machine
     for operation in program:
-        for target in data.draw(st.lists(st.sampled_from(watched.machine.streams + watched.events), max_size=2)):
+        for target in data.draw(st.lists(st.sampled_from(watched.streams + watched.events), max_size=2)):
             runtime.is_over(target)
         if data.draw(st.booleans()):
             runtime.device.advance(runtime.now)
         watched.do(operation)
     assert watched.answers == plain.answers
-    assert runtime.timeline() == plain.machine.runtime.timeline()
+    assert runtime.timeline() == plain.machine.timeline()
 
 
 def test_looking_changes_nothing_even_when_nothing_takes_time():
     """On a machine without latency the host can still enqueue something more urgent at the very ns of the look."""
     plain, watched = (real(machine(0, 0, 4, 1000, 0)).do(("launch", 1, 5, 1000)) for _ in range(2))
-    assert not watched.machine.runtime.is_over(watched.machine.streams[1])
-    timelines = [driver.do(("launch", 2, 5, 1000)).machine.runtime.timeline() for driver in (plain, watched)]
+    assert not watched.machine.is_over(watched.streams[1])
+    timelines = [driver.do(("launch", 2, 5, 1000)).machine.timeline() for driver in (plain, watched)]
     assert [r.lane.number for r in timelines[1].rows(Kind.COMPUTE)] == [14, 13]
     assert timelines[0] == timelines[1]
 
@@ -187,11 +154,11 @@ def test_looking_changes_nothing_even_when_nothing_takes_time():
 def test_one_can_go_on_after_a_timeline(machine, program, more):
     """The host's clock is then at the end of the device's work; numbers that join calls and work stay unique."""
     driver = real(machine).run(program)
-    ours = driver.machine
-    before = ours.spans()
-    assert ours.spans() == before  # asked for twice
-    assert ours.runtime.now == max([ours.runtime.now, *(row[1] for row in before)])
-    timeline = driver.run(more).machine.runtime.timeline()
+    runtime = driver.machine
+    before = spans(runtime.timeline())
+    assert spans(runtime.timeline()) == before  # asked for twice
+    assert runtime.now == max([runtime.now, *(row[1] for row in before)])
+    timeline = driver.run(more).machine.timeline()
     assert set(before) <= set(spans(timeline))
     of_work = [r.correlation for r in timeline.rows() if r.lane.group == "device"]
     assert len(set(of_work)) == len(of_work)

@@ -152,41 +152,6 @@ def pinned_slots(loader, wait_for_copy, slots=2):
         yield moved
 
 
-def transformed(loader, record_result):
-    """A transform on the side stream after the copy; what the consumer gets is recorded, or only what was copied."""
-    stream, consumer = torch.cuda.Stream(), torch.cuda.current_stream()
-    for batch in loader:
-        with torch.cuda.stream(stream):
-            moved = copied(batch)
-            results = tuple(entry * 1 for entry in moved)
-        recorded(results if record_result else moved)
-        consumer.wait_stream(stream)
-        del moved
-        yield results
-
-
-def loader_under_stream(loader, record):
-    """The loader itself is advanced under the side stream, which waits for nothing; the consumer waits for it."""
-    stream, source = torch.cuda.Stream(), iter(loader)
-
-    def advance():
-        with torch.cuda.stream(stream):
-            batch = next(source, None)
-            return batch and copied(batch)
-
-    return ahead(iter(advance, None), lambda batch: batch, waiting(stream, record))
-
-
-def last_references(loader, kept=4):
-    """The host waits for each copy; the last batches are kept, so that their memory is not reused."""
-    stream, cache = torch.cuda.Stream(), deque(maxlen=kept)
-    for batch in loader:
-        with torch.cuda.stream(stream):
-            cache.append(copied(batch))
-        stream.synchronize()
-        yield cache[-1]
-
-
 def waits_wrongly(loader, too_early):
     """A mistake: the consumer waits before the copy is enqueued, so that it waits for nothing (R16), or never."""
     stream = torch.cuda.Stream()
@@ -227,11 +192,6 @@ PREFETCHERS = {
     "ring, unprotected": way(ring, False, overlaps=True, races=REUSE),
     "pinned slots, waits for copy": way(pinned_slots, True, overlaps=False),
     "pinned slots, unprotected": way(pinned_slots, False, overlaps=False, races=REFILL),
-    "transformed, record_stream": way(transformed, True, overlaps=True),
-    "transformed, recorded too early": way(transformed, False, overlaps=True, races=REUSE),
-    "loader under stream, record_stream": way(loader_under_stream, True, overlaps=True),
-    "loader under stream, unprotected": way(loader_under_stream, False, overlaps=True, races=REUSE),
-    "last references": way(last_references, overlaps=True, races=REUSE),
     "waits too early": way(waits_wrongly, True, overlaps=True, right=False, races=READ | REUSE),
     "never waits": way(waits_wrongly, False, overlaps=True, right=False, races=READ | REUSE),
 }

@@ -192,40 +192,9 @@ def test_a_slice_races_by_its_bytes(part, kinds):
     assert {hazard.kind for hazard in watched(run)[1].hazards} == kinds
 
 
-def train(side_waits=True, caller_waits=True):
-    """Forward and backward on a side stream, the step of the optimizer on the default one."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4)).to("cuda")
-    optimizer, side = torch.optim.Adam(model.parameters(), lr=1e-2), torch.cuda.Stream()
-    losses = []
-    for k in range(4):
-        batch = torch.rand(8, 16, generator=torch.Generator().manual_seed(k)).pin_memory()
-        batch = batch.to("cuda", non_blocking=True)
-        optimizer.zero_grad()
-        if side_waits:
-            side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            loss = model(batch).square().mean()
-            loss.backward()
-        if caller_waits:
-            torch.cuda.current_stream().wait_stream(side)
-        optimizer.step()
-        losses.append(loss.detach().clone())
-        loss.record_stream(torch.cuda.current_stream())
-        batch.record_stream(side)
-    torch.cuda.synchronize()
-    return [float(loss) for loss in losses]
-
-
-@pytest.mark.parametrize("edges", [(True, True), (False, True), (True, False)])
-def test_a_step_on_another_stream_needs_both_edges(edges):
-    _, record = watched(lambda: train(*edges))
-    assert bool(record.hazards) == (edges != (True, True))
-    assert {hazard.kind for hazard in record.hazards} <= {"early-read", "early-reuse"}
-    assert record.lints == []  # torch's own waits in backward among them
-
-
-def test_a_missing_edge_is_one_report_however_many_tensors_race():
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("back", [False, True])
+def test_each_missing_edge_of_a_step_on_another_stream_is_one_report_however_many_tensors_race(waits, back):
     """And the line to add has the program's own name for its stream."""
 
     def run():
@@ -235,14 +204,24 @@ def test_a_missing_edge_is_one_report_however_many_tensors_race():
             loss = model(torch.ones(2, 8, device="cuda")).sum()  # forward
             optimizer.zero_grad()
             loss.backward()
+            if waits:
+                copies.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(copies):
                 optimizer.step()
+            if back:
+                torch.cuda.current_stream().wait_stream(copies)
 
-    before, after = watched(run)[1].hazards
-    assert (before.first.stream, before.second.stream) == (7, 13) and line(before.second.source) == "optimizer.step()"
-    assert "`copies.wait_event(ready)`" in before.fix and "accesses race for want of it, too" in before.missing
-    assert (after.first.stream, after.second.stream) == (13, 7) and line(after.second.source).endswith("# forward")
-    assert "`ready = copies.record_event()`" in after.fix
+    record = watched(run)[1]
+    edges = {(hazard.first.stream, hazard.second.stream): hazard for hazard in record.hazards}
+    assert list(edges) == [(7, 13)] * (not waits) + [(13, 7)] * (not back) and len(record.hazards) == len(edges)
+    assert record.lints == []
+    if not waits:
+        before = edges[7, 13]
+        assert line(before.second.source) == "optimizer.step()" and "`copies.wait_event(ready)`" in before.fix
+        assert "accesses race for want of it, too" in before.missing
+    if not back:
+        after = edges[13, 7]
+        assert line(after.second.source).endswith("# forward") and "`ready = copies.record_event()`" in after.fix
 
 
 def test_torchs_own_waits_in_backward_are_enough():

@@ -1,7 +1,5 @@
 """The emulated device computes the very numbers of the CPU, whatever way the data take."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,6 @@ from programs import adam, cnn, mlp, same, sgd, to_device, train
 from torch import nn
 
 import loaderviz as lv
-from loaderviz.loaders import LIFETIMES, PrefetchLoader
 from loaderviz.timeline import Kind
 
 
@@ -29,14 +26,6 @@ def test_training_is_bitwise_that_of_the_cpu(make, optimizer, copies):
     assert same(blocking, expected)
     assert same(pinned, expected)
     assert same(pageable, expected)
-
-
-@pytest.mark.parametrize("lifetime", LIFETIMES)
-def test_training_through_a_prefetcher_is_bitwise_that_of_the_cpu(lifetime):
-    batches = partial(PrefetchLoader, depth=2, lifetime=lifetime)
-    with lv.record(on="a100"):
-        seen = train("cuda", batches=batches, pin_memory=True, num_workers=2)
-    assert same(seen, train("cpu"))
 
 
 def test_gradients_flow_through_copies_between_host_and_device():

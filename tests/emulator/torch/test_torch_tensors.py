@@ -444,17 +444,6 @@ def test_pageable_memory_may_change_after_a_non_blocking_copy(recording):
     assert moved.sum().item() == 2**18
 
 
-@pytest.mark.parametrize("mode", ["on_wait", "eager"])
-def test_a_result_that_goes_back_and_forth_through_one_pinned_buffer(mode):
-    """Ordered on one stream, without the host: out of the buffer, into it, and out of it again."""
-    with lv.record(on="a100", copies=mode):
-        buffer = torch.full((1000,), 1.0).pin_memory()
-        first = buffer.to("cuda", non_blocking=True)
-        buffer.copy_(torch.full((1000,), 2.0, device="cuda"), non_blocking=True)
-        second = buffer.to("cuda", non_blocking=True)
-        assert (first.mean().item(), second.mean().item(), buffer.mean().item()) == (1.0, 2.0, 2.0)
-
-
 @pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.complex64, torch.int64, torch.uint8, torch.bool])
 def test_poison_is_nan_or_the_largest(dtype):
