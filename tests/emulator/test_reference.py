@@ -112,6 +112,12 @@ def real(machine, launch_blocking=False):
     False,
 )
 @example(machine(0, 0, 4, 1000, 0, gap=2), [("launch", 1, 5, 1000)] * 3, False)  # kernels queued behind each other
+@example(  # a kernel that arrives later than the gap after the one before it
+    machine(3, 0, 4, 1000, 2, gap=1), [("launch", 1, 0, 1000), ("launch", 1, 5, 1000)], False
+)
+@example(  # both directions share the link
+    machine(0, 0, 4, 1000, 0), [("memcpy", 1, 256, "h2d", True, False), ("memcpy", 2, 256, "d2h", True, False)], False
+)
 @example(  # two copies become ready at the same ns
     machine(0, 0, 4, 1000, 0),
     [("memcpy", 1, 64, "h2d", True, False), ("launch", 2, 0, 1), ("memcpy", 2, 64, "h2d", True, False)],
