@@ -130,17 +130,6 @@ def test_a_resumed_run_can_be_saved_and_resumed_again():
     assert seen + train(loader, 1) == expected
 
 
-@pytest.mark.parametrize("make_loader", LOADERS.values(), ids=LOADERS)
-def test_replaying_leaves_the_default_generator_alone(make_loader):
-    loader = make_loader(SOURCES["shuffling DataLoader"]())
-    running = iter(loader)
-    next(running), next(running)
-    again = resumed(SOURCES["shuffling DataLoader"], make_loader, loader.state_dict())
-    before = torch.get_rng_state()
-    next(iter(again))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_the_state_of_a_source_is_the_one_after_the_batch_handed_out():
     source = Counting()
     loader = PrefetchLoader(source, "cpu", depth=3)

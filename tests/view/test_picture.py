@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import re
-import sys
-import types
 import xml.etree.ElementTree as ET
 from base64 import b64decode
 from itertools import combinations
@@ -151,16 +149,6 @@ def test_notes_about_the_whole_are_left_out_of_a_part():
     assert subtitle.count(" shown") == 1
     assert f"{words.duration(timeline.duration // 4)} of {words.duration(timeline.duration)} shown" in subtitle
     assert "under autocast" in subtitle and "quality" not in subtitle and "work from" not in subtitle
-
-
-def test_a_line_of_a_cell_is_told_by_its_number(monkeypatch):
-    class Compiler:
-        def format_code_name(self, name):
-            return ("Cell", "In[6]") if name == "/tmp/ipykernel_1/2.py" else None
-
-    shell = types.SimpleNamespace(compile=Compiler())
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    assert [words.place(source) for source in ("/tmp/ipykernel_1/2.py:3", "train.py:3")] == ["In[6]:3", "train.py:3"]
 
 
 def test_bad_options():

@@ -71,11 +71,6 @@ def test_the_four_loaders(name, time):
     check(factory.loader(name), time)
 
 
-@pytest.mark.parametrize("share", [0, 0.1, 0.35, 0.6, 0.99, 1])
-def test_the_explorers_own_timeline(share):
-    check(PREFETCH, PREFETCH.begin + round(share * PREFETCH.duration))
-
-
 def test_engines_run_what_the_streams_run():
     for time in events(PREFETCH):
         state = state_at(PREFETCH, int(time))

@@ -70,18 +70,22 @@ def epochs(train, *, end=None):
             return
 
 
-@pytest.mark.parametrize("ours", [False, True])
-def test_batches_are_numbered_through_epochs_breaks_and_validation(ours):
-    def batches():
-        return PrefetchLoader(loader(pin_memory=True), "cuda") if ours else to_device(loader(), "cuda")
+EPOCHS = {
+    "to": lambda: to_device(loader(), "cuda"),
+    "prefetch": lambda: PrefetchLoader(loader(pin_memory=True), "cuda"),
+    "resident": lambda: ResidentLoader(tuple(data().tensors), SIZE, shuffle=None, device="cuda"),
+}
 
+
+@pytest.mark.parametrize("way", EPOCHS)
+def test_batches_are_numbered_through_epochs_breaks_and_validation(way):
     with lv.record(on="a100") as recording:
         model = mlp().cuda()
         for end in (None, 2):  # a whole epoch, and one that is left after three batches
-            for images, labels in epochs(batches(), end=end):
+            for images, labels in epochs(EPOCHS[way](), end=end):
                 step(model, images, labels)
             with torch.no_grad():
-                for images, _ in epochs(batches(), end=1):
+                for images, _ in epochs(EPOCHS[way](), end=1):
                     model(images)
     steps = ranges(recording.timeline)
     numbers = [span.batch for span in steps]
@@ -91,19 +95,6 @@ def test_batches_are_numbered_through_epochs_breaks_and_validation(ours):
     assert recording.timeline.context.samples == 13 * SIZE
     kernels = [span.batch for span in recording.timeline.rows(Kind.COMPUTE) if span.name == "addmm"]
     assert kernels == [number for number in numbers for _ in range(2)]
-
-
-def test_a_resident_loader_marks_its_batches():
-    with lv.record(on="a100") as recording:
-        model = mlp().cuda()
-        source = ResidentLoader(tuple(data().tensors), SIZE, shuffle=None, device="cuda")
-        for _ in range(2):
-            for images, labels in source:
-                step(model, images, labels)
-    steps = ranges(recording.timeline)
-    assert [span.batch for span in steps] == list(range(12))
-    kernels = [span.batch for span in recording.timeline.rows(Kind.COMPUTE) if span.name == "addmm"]
-    assert kernels == [number for number in range(12) for _ in range(2)]
 
 
 def test_the_program_may_say_itself_at_which_batch_it_is():

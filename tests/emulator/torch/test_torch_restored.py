@@ -240,23 +240,6 @@ def test_looking_at_the_way_out_does_not_take_it():
     assert Session.active is None
 
 
-def test_a_module_imported_inside_a_recording_has_the_real_names_afterwards(monkeypatch):
-    """Of stand-ins that are equal, too."""
-    module = types.ModuleType("imported_inside")
-    names = "initial_seed, seed, seed_all, manual_seed, manual_seed_all, device, device_of, stream, Stream, synchronize"
-    with lv.record(on="a100"):
-        exec(f"from torch import initial_seed as host_seed\nfrom torch.cuda import {names}", vars(module))
-        exec("from time import perf_counter", vars(module))
-        monkeypatch.setitem(sys.modules, "imported_inside", module)
-        held = time.perf_counter
-        module.synchronize()
-    assert (module.perf_counter, module.host_seed) == (time.perf_counter, torch.initial_seed)
-    assert [getattr(module, name) for name in names.split(", ")] == [
-        getattr(torch.cuda, name) for name in names.split(", ")
-    ]
-    assert abs(held() - time.perf_counter()) < 60  # a clock that was kept is a real one now
-
-
 # What is set and is no stand-in: values, and what is sent to another process or thread by its name.
 NO_FUNCTIONS = """
     _worker_loop _pin_memory_loop _loaderviz_tag _package_registry default_generators default_capture_stream _stance
@@ -292,16 +275,28 @@ def test_every_replacement_does_what_its_name_does_when_the_recording_is_over(mo
         assert getattr(owner, name) is not stand_in
 
 
-def test_a_name_imported_inside_a_block_works_after_it_and_in_the_next(monkeypatch):
-    """In a module that is older than the recording, too, as a notebook is."""
+NAMES = "initial_seed, seed, seed_all, manual_seed, manual_seed_all, device, device_of, stream, Stream, synchronize"
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_name_imported_inside_a_block_works_after_it_and_in_the_next(older, monkeypatch):
+    """In a module that is imported inside, and in one that is older than the recording, as a notebook is."""
     notebook = types.ModuleType("notebook")
-    monkeypatch.setitem(sys.modules, "notebook", notebook)
     notebook.nothing = ()  # as torch.cuda.default_generators is without a GPU
+    if older:
+        monkeypatch.setitem(sys.modules, "notebook", notebook)
     with lv.record(on="a100"):
         assert notebook.nothing == ()
-        imports = "from torch import Generator\nfrom torch.cuda import is_available, Event\nfrom time import time"
-        exec(imports, vars(notebook))
+        imports = f"from torch import Generator, initial_seed as host_seed\nfrom torch.cuda import {NAMES}"
+        exec(f"{imports}, is_available, Event\nfrom time import time", vars(notebook))
+        monkeypatch.setitem(sys.modules, "notebook", notebook)
+        held = time.perf_counter
         assert notebook.is_available() and isinstance(notebook.Event(), notebook.Event)
+    if not older:  # all its names are the real ones again, those of stand-ins that are equal, too
+        assert (notebook.time, notebook.host_seed) == (time.time, torch.initial_seed)
+        names = NAMES.split(", ")
+        assert [getattr(notebook, name) for name in names] == [getattr(torch.cuda, name) for name in names]
+    assert abs(held() - time.perf_counter()) < 60  # a clock that was kept is a real one now
     assert notebook.is_available() == torch.cuda.is_available()
     assert abs(notebook.time() - time.time()) < 60
     assert type(notebook.Generator()) is torch.Generator and isinstance(torch.Generator(), notebook.Generator)
