@@ -63,8 +63,7 @@ class RealRun:
         if not profiler.kineto_available():
             raise LoadervizError("this PyTorch was built without its profiler (Kineto); emulate a GPU: on='a100'")
         self._cuda = cuda
-        calls = {"prepare": self._prepare, "begin": self._begin, "end": self._end, "discard": self._discard}
-        self._window = Window(wait, steps, **calls)
+        self._window = Window(self, wait, steps)
         self.timeline: Timeline | None = None
         self._profile: Any = None
         self._readings: list[tuple[int, int, int]] = []  # of our clock, before, in and after each anchor
@@ -128,9 +127,10 @@ class RealRun:
 
     lints = hazards
 
-    # The profiler: prepared a step before it begins, since its start may take seconds
+    # The profiler, as `Window` asks: prepared a step before it begins, since its start may take seconds
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
+        """Make the profiler ready."""
         if self._state == "prepared":  # for a step that turned out to be none
             return
         self._profile = new_profile(self._cuda)
@@ -139,20 +139,23 @@ class RealRun:
             self._profile.prepare_trace()
         self._state = "prepared"
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Let the profiler run."""
         begin = perf_counter_ns()
-        self._prepare()
+        self.prepare()
         self._state = ""
         self._profile.start_trace()
         self._state, self._loader.live = "running", True
         self._started = perf_counter_ns() - begin
         self._anchor()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Stop it, with all steps recorded."""
         self._anchor()
         self._stop()
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
+        """Stop it, and forget what it recorded."""
         self._stop()
         self._readings.clear()
 

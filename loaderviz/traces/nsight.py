@@ -31,6 +31,7 @@ _VERSION = re.compile(r"(?:_v\d{4,5})?(?:_pt(?:sz|ds))?$")  # cudaMemcpyAsync_v3
 _TELLING = re.compile(r"not all|lost|dropped|missing|incomplete|overflow|could not", re.I)
 _AT_ONCE = 50_000
 _NULL, _BAD = -1, -(2**61)  # stand for NULL, or a column that is not there, and for what is no whole number
+_WHOLE = f"CASE typeof({{0}}) WHEN 'integer' THEN {{0}} WHEN 'null' THEN {_NULL} ELSE {_BAD} END"
 _STREAM_WAITS = 2  # CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_WAIT_EVENT; in all others the host waits
 
 Row = tuple[Any, ...]
@@ -62,32 +63,20 @@ class _Export:
         self.left_out: Counter[str] = Counter()
         self.names, self.places = Ids(), Ids()
 
-    def select(self, table: str, *columns: str) -> Iterator[Row]:
+    def select(self, table: str, *columns: str, as_: str = "{}") -> Iterator[Row]:
         """Give rows of a table, None for columns it does not have; nothing if there is no such table."""
         known = self.columns.get(table)
         if known is None:
             return
-        wanted = ", ".join(f'"{column}"' if column in known else "NULL" for column in columns)
+        wanted = ", ".join(as_.format(f'"{column}"' if column in known else "NULL") for column in columns)
         cursor = self.connection.execute(f'SELECT {wanted} FROM "{table}" LIMIT {MAX_EVENTS}')
         while rows := cursor.fetchmany(_AT_ONCE):
             yield from rows
 
     def numbers(self, table: str, *columns: str) -> list[Numbers]:
         """Return columns of a table of whole numbers."""
-        known = self.columns.get(table)
-        if known is None:
-            return [np.empty(0, np.int64)] * len(columns)
-        wanted = ", ".join(
-            f"CASE typeof(\"{column}\") WHEN 'integer' THEN \"{column}\" WHEN 'null' THEN {_NULL} ELSE {_BAD} END"
-            if column in known
-            else str(_NULL)
-            for column in columns
-        )
-        cursor = self.connection.execute(f'SELECT {wanted} FROM "{table}" LIMIT {MAX_EVENTS}')
-        parts = [np.empty(0, np.int64)]
-        while rows := cursor.fetchmany(_AT_ONCE):
-            parts.append(np.fromiter(chain.from_iterable(rows), np.int64, len(rows) * len(columns)))
-        return list(np.concatenate(parts).reshape(-1, len(columns)).T)
+        rows = self.select(table, *columns, as_=_WHOLE)
+        return list(np.fromiter(chain.from_iterable(rows), np.int64).reshape(-1, len(columns)).T)
 
     def traces(self) -> list[RawTrace]:
         """Return one trace per process; processes that have host ranges only stay in where no process has GPU work."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from loaderviz.batches import (
 )
 from loaderviz.timeline import LOADING, Cause, Kind, Timeline
 from loaderviz.vendors import ON_DEVICE, Role
+
+if TYPE_CHECKING:
+    from loaderviz.traces.live import RealRun
 
 Ints = npt.NDArray[np.integer[Any]]
 Rows = dict[str, npt.NDArray[Any]]
@@ -230,24 +233,14 @@ def _first_step(timeline: Timeline, main: int, ends: Ints) -> int:
 
 
 class Window:
-    """Counts steps, and calls `prepare` one step before `begin`, then `end`; `discard` if it had begun too early.
+    """Counts steps, and lets `run` `prepare` one step before it has to `begin`, then `end`; `discard` if it was early.
 
     Before the first `called()` the hand-outs count. A program that counts its own steps has handed out a batch or more
     by then; what was recorded of those is thrown away and the count begins anew.
     """
 
-    def __init__(
-        self,
-        wait: int,
-        steps: int | None,
-        *,
-        prepare: Callable[[], None],
-        begin: Callable[[], None],
-        end: Callable[[], None],
-        discard: Callable[[], None],
-    ) -> None:
-        self.wait, self.steps = wait, steps
-        self._prepare, self._begin, self._end, self._discard = prepare, begin, end, discard
+    def __init__(self, run: RealRun, wait: int, steps: int | None) -> None:
+        self.run, self.wait, self.steps = run, wait, steps
         self.count = 0  # steps that began
         self.by_call = self.by_optimizer = False
         self.open = self.over = False
@@ -274,7 +267,7 @@ class Window:
         if not self.by_call:
             self.by_call, self.by_optimizer, self.count = True, False, 0
             if self.over or (self.open and self.wait):
-                self._discard()
+                self.run.discard()
                 self.open = self.over = False
         self._step()
 
@@ -283,7 +276,7 @@ class Window:
         if self.by_optimizer and not self.over:
             self.count -= 1  # what came after the last optimizer.step() is no step
             if self.open and self.count == self.wait:
-                self._discard()
+                self.run.discard()
                 self.open = False
         if self.open:
             self._close()
@@ -297,15 +290,15 @@ class Window:
             if index == self.wait:
                 self._open()
             elif index == self.wait - 1:
-                self._prepare()
+                self.run.prepare()
 
     def _open(self) -> None:
-        self._begin()
+        self.run.begin()
         self.open = True
 
     def _close(self) -> None:
         self.open, self.over = False, True
-        self._end()
+        self.run.end()
 
 
 def notes(wait: int, steps: int | None, count: int) -> list[str]:

@@ -3,6 +3,7 @@
 import os
 import threading
 from itertools import pairwise
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -186,7 +187,8 @@ class Watched(Window):
     def __init__(self, wait, steps):
         self.log = []
         names = ("prepare", "begin", "end", "discard")
-        super().__init__(wait, steps, **{name: lambda name=name: self.log.append(name) for name in names})
+        run = SimpleNamespace(**{name: lambda name=name: self.log.append(name) for name in names})
+        super().__init__(run, wait, steps)
 
 
 @given(st.integers(0, 4), st.none() | st.integers(1, 4), st.lists(st.booleans(), max_size=12))
