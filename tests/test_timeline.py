@@ -30,12 +30,6 @@ def test_json_round_trip(seed):
     assert next(dtypes) == next(dtypes)
 
 
-@pytest.mark.parametrize("timeline", [factory.loader("prefetch"), factory.empty()])
-def test_save_and_load(tmp_path, timeline):
-    assert Timeline.load(timeline.save(tmp_path / "t.json")) == timeline.self_check()
-    assert (timeline.duration == 0) is (len(timeline) == 0) is (list(timeline.rows()) == [])
-
-
 @pytest.mark.parametrize("text", ["", "[1, 2]", "{}", '{"loaderviz": 99}', "\x80", '{"loaderviz": 1}'])
 def test_a_foreign_file(tmp_path, text):
     path = tmp_path / "t.json"
