@@ -501,7 +501,7 @@ def test_gains_are_never_negative_and_never_beyond_the_limit(seed):
         assert 0 <= gain.ns <= summary.window - (summary.kernels if finding.rule in shorten else summary.limit)
         assert gain.share == (gain.ns / summary.window if gain.ns else 0)
         assert finding.evidence
-    assert str(advice) and advice._repr_html_()
+    assert str(advice) and advice._repr_markdown_() and advice._repr_html_()
 
 
 @settings(max_examples=60, deadline=None)
@@ -785,7 +785,7 @@ def test_it_is_a_sequence_of_findings_that_prints_well():
     assert list(advice[:1]) == [advice[0]]
     assert max(map(len, str(advice).splitlines())) <= 115
     assert '\n          batch = batch.to("cuda", non_blocking=True)' in str(advice)  # below the change's first line
-    assert advice._repr_html_().count("<li>") == len(advice)
+    assert "```python" in advice._repr_markdown_() and advice._repr_html_().count("<li>") == len(advice)
     timeline = factory.loader("blocking")
     lanes = [replace(lane, name=f"<b>{lane.name}</b>") for lane in timeline.lanes]
     html = lv.advise(replace(timeline, lanes=tuple(lanes)))._repr_html_()

@@ -87,8 +87,24 @@ class Advice(list[Finding]):
 
     __repr__ = __str__
 
+    def _repr_markdown_(self) -> str:
+        return "\n".join(
+            [f"{words.markdown(self.judged)}\n", *(_as_markdown(number, each) for number, each in enumerate(self, 1))]
+        )
+
     def _repr_html_(self) -> str:
         return f"<p>{escape(self.judged)}</p><ol>{''.join(map(_as_html, self))}</ol>"
+
+
+def _as_markdown(number: int, finding: Finding) -> str:
+    title = words.markdown(finding.title).replace(words.markdown(finding.rule), f"**{finding.rule}**", 1)
+    lines = [f"{number}. {title}", "", f"   {words.markdown(finding.evidence)}"]
+    if finding.change:
+        code = finding.change.replace("\n", "\n   ")
+        lines += ["", f"   ```python\n   {code}\n   ```"]
+    if finding.expected_gain.basis:
+        lines += ["", f"   Gain: {words.markdown(finding.expected_gain.basis)}."]
+    return "\n".join([*lines, ""])
 
 
 def _as_html(finding: Finding) -> str:
