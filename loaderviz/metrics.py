@@ -216,28 +216,23 @@ def collectives(timeline: Timeline) -> tuple[Ints, Ints]:
     if len(np.unique(devices)) < 2:
         return number, arrival
     order = np.lexsort((timeline.end[rows], timeline.name[rows]))
-    columns = (rows, devices, timeline.name[rows], timeline.start[rows], timeline.end[rows])
-    group: list[int] = []
-    here, count = (-1, 0, 0, 0), 0  # name of the group, its first end, the longest part, the latest start
+    rows, devices = rows[order], devices[order]
+    columns = (devices, timeline.name[rows], timeline.start[rows], timeline.end[rows])
+    groups, latest = [], [-1]  # of each part its group; of each group, from 1 on, the latest start
+    of, first, longest = -1, 0, 0  # the group's name, its first end, its longest part
     seen: set[int] = set()
-    for row, device, name, start, end in zip(*(column[order].tolist() for column in columns), strict=True):
-        of, first, longest, latest = here
+    for device, name, start, end in zip(*(column.tolist() for column in columns), strict=True):
         apart = max(_AGREE[0], _AGREE[1] * max(longest, end - start))
-        if name != of or end - first > apart or start >= first or latest >= end or device in seen:
-            count = _take(group, number, arrival, here[3], count)
-            group, seen, here = [], set(), (name, end, 0, start)
-        here = (name, here[1], max(here[2], end - start), max(here[3], start))
-        group.append(row)
+        if name != of or end - first > apart or start >= first or latest[-1] >= end or device in seen:
+            of, first, longest, seen = name, end, 0, set()
+            latest.append(start)
+        longest, latest[-1] = max(longest, end - start), max(latest[-1], start)
         seen.add(device)
-    _take(group, number, arrival, here[3], count)
+        groups.append(len(latest) - 1)
+    several = np.bincount(groups)[groups] > 1
+    number[rows[several]] = np.array(groups)[several]
+    arrival[rows[several]] = np.array(latest)[groups][several]
     return number, arrival
-
-
-def _take(group: list[int], number: Ints, arrival: Ints, latest: int, count: int) -> int:
-    """Note a group of several parts; return the number of the next one."""
-    if len(group) > 1:
-        number[group], arrival[group] = count, latest
-    return count + 1
 
 
 def rank_waits(timeline: Timeline, start: int, end: int, device: int) -> tuple[Intervals, Intervals] | None:

@@ -218,15 +218,9 @@ def _sub_lanes(rows: Rows, lanes: list[Lane]) -> tuple[list[Lane], int]:
         mine = np.flatnonzero(rows["lane"] == number)
         mine = mine[np.lexsort((rows["end"][mine], rows["start"][mine]))]
         start, end = rows["start"][mine], rows["end"][mine]
-        open_before = np.r_[False, start[1:] < np.maximum.accumulate(end)[:-1]]
-        if not open_before.any():
-            continue
-        cluster = np.cumsum(~open_before) - 1
+        late = start[1:] < np.maximum.accumulate(end)[:-1]  # one before it is still open
         free: list[float] = []
-        last = -1
-        for index in np.flatnonzero(np.bincount(cluster)[cluster] > 1).tolist():
-            if cluster[index] != last:
-                free, last = [], int(cluster[index])
+        for index in np.flatnonzero(np.r_[False, late] | np.r_[late, False]).tolist():
             if level := take_free(free, int(start[index]), int(end[index])):
                 overlapping += 1
                 if (number, level) not in added:

@@ -100,7 +100,7 @@ def merged(timeline: Timeline, own: Own) -> Timeline:
         return _noted(_completed(_translated(timeline, main), main, own.nbytes), note)
     seen = zip(own.readings, timeline.start[rows].tolist(), timeline.end[rows].tolist(), strict=True)
     anchors = [Anchor(*reading, start, end) for reading, start, end in seen]
-    there = clock(anchors[:ANCHORS], anchors[ANCHORS:])
+    there = Clock(anchors[:ANCHORS], anchors[ANCHORS:])
     begin, end = anchors[ANCHORS - 1].end, anchors[-ANCHORS].start
     # take away what the profiler did at either end, on the host; the GPU's work is all the program's
     host = timeline.in_lanes(lambda lane: lane.group == "host")
@@ -111,7 +111,7 @@ def merged(timeline: Timeline, own: Own) -> Timeline:
     if not added:
         return timeline
     drift = f", which drifted by {words.duration(abs(there.drift))}" if abs(there.drift) > there.error else ""
-    note = f"put onto the profiler's to ± {words.duration(there.error)} (time 0 is {-there.begin[1] / 1e9:.6f} s of it"
+    note = f"put onto the profiler's to ± {words.duration(there.error)} (time 0 is {-there.offset / 1e9:.6f} s of it"
     return _noted(timeline, f"workers and pin thread: times of the monotonic clock, {note}{drift})")
 
 
@@ -248,29 +248,20 @@ class Anchor(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
 class Clock:
-    """Turns our times into the profiler's; `error` is how far it can be off, ns."""
+    """Turns our times into the profiler's, by anchors of the beginning and of the end, one at least of each.
 
-    begin: tuple[int, int]  # our time, the offset then
-    end: tuple[int, int]
-    error: int
+    `offset` is that of the beginning, `drift` by how much it changes until the end, `error` how far it can be off, ns.
+    """
 
-    @property
-    def drift(self) -> int:
-        """How much the offset changed from the beginning to the end, ns."""
-        return self.end[1] - self.begin[1]
+    def __init__(self, begin: Sequence[Anchor], end: Sequence[Anchor]) -> None:
+        (self.offset, error), (last, later) = _offset(begin), _offset(end)
+        self.drift, self.error = last - self.offset, max(error, later)
+        self._begin, self._length = begin[0].before, end[-1].after - begin[0].before
 
     def of(self, time: int) -> int:
         """Return the profiler's time at our `time`, ns."""
-        span = self.end[0] - self.begin[0]
-        return time + self.begin[1] + (self.drift * (time - self.begin[0]) // span if span else 0)
-
-
-def clock(begin: Sequence[Anchor], end: Sequence[Anchor]) -> Clock:
-    """Return the Clock that fits the anchors of the beginning and of the end, one at least of each."""
-    (first, error), (last, later) = _offset(begin), _offset(end)
-    return Clock((begin[0].before, first), (end[-1].after, last), max(error, later))
+        return time + self.offset + (self.drift * (time - self._begin) // self._length if self._length else 0)
 
 
 def _offset(anchors: Sequence[Anchor]) -> tuple[int, int]:

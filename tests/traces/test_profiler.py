@@ -20,7 +20,7 @@ from loaderviz.loaders import BlockingLoader, PrefetchLoader, marks
 from loaderviz.timeline import Cause, Kind, Timeline
 from loaderviz.traces import live
 from loaderviz.traces.live import NotLookedForError
-from loaderviz.traces.merge import Anchor, clock
+from loaderviz.traces.merge import Anchor, Clock
 from loaderviz.traces.steps import Window
 
 NEXT = "enumerate(DataLoader)#_{}DataLoaderIter.__next__"
@@ -235,7 +235,7 @@ def test_a_time_is_put_onto_the_profilers_clock_within_the_error_stated(offset, 
             now = end + fourth + 100
         return found
 
-    ours = clock(anchors(0), anchors(length))
+    ours = Clock(anchors(0), anchors(length))
     slack = abs(drift) * 200_000 // length + 2  # within the group of anchors the clocks drift, too
     for time in (0, length // 3, length):
         assert abs(ours.of(time) - there(time)) <= ours.error + slack
