@@ -1,11 +1,13 @@
-"""Write what is made in docs/: the rules, the minutes of lessons and plans, the answers.
+"""Write what is made in docs/: the rules, and of the guide and the answers what the lessons' sources say.
 
-    python docs/build.py              # from loaderviz.rules, the names of the tests, and the words of the lessons
+    python docs/build.py              # from loaderviz.rules, the names of the tests, and the lessons
     python docs/build.py --run 03     # and run the lessons that begin so (all without a name), for answers and numbers
 
-An answer in answers.md stands below `<!-- NAME HASH -->`: the name of the prediction, and the hash of its question, its
-choices, its answer and the explanation, by which somebody says that they fit. `<!--=EXPRESSION:FORMAT-->…<!---->` is a
-number, computed when the lesson has run.
+In a source, the cell with the tag "guide" has the lesson's heading, three paragraphs (what it asks, for the list in
+lesson 0; its idea; its exercises with their minutes) and its part of instructor.md; the cell "answers" is its part of
+answers.md. There an answer stands below `<!-- NAME HASH -->`: the name of the prediction, and the hash of its question,
+its choices, its answer and the explanation, by which somebody says that they fit. `<!--=EXPRESSION:FORMAT-->…<!---->`
+is a number, computed when the lesson has run.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ import hashlib
 import json
 import re
 import sys
+import textwrap
+from functools import cache
 from pathlib import Path
 
-import jupytext
-
 from loaderviz.rules import RULES
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "notebooks"))
+from build import apart, shown
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "notebooks" / "src").glob("*.py"))
@@ -34,7 +39,20 @@ Made by `python docs/build.py` from `loaderviz/rules.toml`: edit there.
 GUIDE, ANSWERS = ROOT / "docs" / "instructor.md", ROOT / "docs" / "answers.md"
 WORDS_A_MINUTE = 100  # for readers whose language it is not
 STOP = 2  # minutes for a prediction: choose, show hands, run, look
-GLANCE = re.compile(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \| .*$", re.M)
+HEAD_OF_ANSWERS = """# Answers
+
+To the predictions and exercises of all lessons, for those who teach. Made by `python docs/build.py` from the sources of
+the lessons: edit there. A prediction's answer is computed in its lesson; `--run` runs the lessons and writes questions,
+answers and numbers. Where an answer has changed, it asks for its explanation, and for the choices in the lesson, to be
+read again. The exercises' code is in [notebooks/solutions](../notebooks/solutions/00_start_here.ipynb).
+"""
+TOLD = re.compile(
+    r"### (?P<number>\d+)\. (?P<title>.+)\n\nAsks: (?P<asks>.+)\n\nIdea: (?P<idea>.+)\n\n"
+    r"Exercises: (?P<exercises>.+)\n\n"
+)
+GLANCE = re.compile(r"(?<=^\|---\|---\|---\|---\|---:\|---:\|---:\|\n)(?:\|.*\n)+", re.M)
+LESSONS = re.compile(r"(?<=\n)### 0\. .*?(?=\n## )", re.S)
+LIST = re.compile(r"(?<=^# \|---\|---\|---\|---:\|\n)(?:# \|.*\n)+", re.M)
 TABLE = re.compile(r"^(\| min \| what \| cells \|\n.*\n)(?:\|.*\n)+", re.M)
 PLAN = re.compile(r"^\| \d+ \| ([^|]+) \| ([^|]+) \|$", re.M)
 ITEM = re.compile(
@@ -58,7 +76,7 @@ def rules() -> str:
 def sections(source: Path) -> list[tuple[str, int, int]]:
     """Return the heading of each section of a lesson, its words, and its predictions; the first has no heading."""
     found: list[tuple[str, int, int]] = []
-    for cell in jupytext.read(source, fmt="py:percent").cells:
+    for cell in shown(source):
         prose = cell.cell_type == "markdown"
         for piece in re.split(r"^(?=## )", cell.source, flags=re.M) if prose else [cell.source]:
             title = piece[3:].split("\n")[0] if prose and piece.startswith("## ") else None
@@ -75,9 +93,19 @@ def minutes(parts: list[tuple[str, int, int]]) -> float:
     return sum(words / WORDS_A_MINUTE + asks * STOP for _, words, asks in parts)
 
 
-def exercises(text: str) -> dict[str, int]:
-    """Return the minutes of each exercise, which the first table of the guide gives as `3.1 (15)`."""
-    return {number: int(time) for number, time in re.findall(r"(\d+\.\d) \((\d+)\)", text)}
+@cache
+def told(source: Path) -> dict[str, str]:
+    """Return what the guide tells of a lesson: number, title, asks, idea, exercises, and the rest, its text."""
+    cell = apart(source, "guide")
+    found = TOLD.match(cell)
+    assert found, f"{source.name}: the cell with the tag 'guide' begins with heading, Asks:, Idea:, and Exercises:"
+    return found.groupdict() | {"text": cell[found.end() :]}
+
+
+def exercises() -> dict[str, int]:
+    """Return the minutes of each exercise, which a lesson gives as `3.1 (15)`."""
+    every = " ".join(told(source)["exercises"] for source in SOURCES)
+    return {number: int(time) for number, time in re.findall(r"(\d+\.\d) \((\d+)\)", every)}
 
 
 def lasting(lesson: str, given: dict[str, int]) -> int:
@@ -100,13 +128,14 @@ def taken(item: re.Match[str], given: dict[str, int]) -> float:
 
 
 def guide(text: str) -> str:
-    """Return docs/instructor.md with the words and minutes of its tables, which are counted."""
-    given = exercises(text)
+    """Return docs/instructor.md with what the lessons say, and the words and minutes of its tables, counted."""
+    given = exercises()
 
-    def glance(row: re.Match[str]) -> str:
-        parts = sections(SOURCES[int(row[1])])
+    def glance(source: Path) -> str:
+        about, parts = told(source), sections(source)
         words = 50 * round(sum(words for _, words, _ in parts) / 50)
-        return f"| {' | '.join(row.groups())} | {words:,} | {minutes(parts):.0f} | {lasting(row[1], given)} min |"
+        row = " | ".join(about[name] for name in ("number", "title", "idea", "exercises"))
+        return f"| {row} | {words:,} | {minutes(parts):.0f} | {lasting(about['number'], given)} min |\n"
 
     def plan(table: re.Match[str]) -> str:
         clock, rows = 0.0, []
@@ -115,15 +144,21 @@ def guide(text: str) -> str:
             clock += sum(taken(item, given) for item in ITEM.finditer(items))
         return f"{table[1]}{''.join(rows)}| {clock:.0f} | *the end* | |\n"
 
-    return TABLE.sub(plan, GLANCE.sub(glance, text))
+    lessons = "\n\n".join("### {number}. {title}\n\n{text}".format(**told(source)) for source in SOURCES) + "\n"
+    text = LESSONS.sub(lambda _: lessons, GLANCE.sub("".join(map(glance, SOURCES)), text))
+    return TABLE.sub(plan, text)
 
 
-def timed(text: str, lesson: str, given: dict[str, int]) -> str:
-    """Return the source of a lesson with the minutes that it tells, its own and, in lesson 0, those of all."""
+def timed(text: str, lesson: str) -> str:
+    """Return the source of a lesson with the minutes that it tells and, in lesson 0, the list of all."""
+    given = exercises()
+    rows = []
+    for source in SOURCES:
+        about = told(source)
+        title = about["title"] if about["number"] == "0" else f"[{about['title']}]({source.stem}.ipynb)"
+        rows.append(f"# | {about['number']} | {title} | {about['asks']} | {lasting(about['number'], given)} |\n")
     text = re.sub(r"(?<=^# Time: about )\d+", str(lasting(lesson, given)), text, flags=re.M)
-    return re.sub(
-        r"^(# \| (\d+) \| .* \|) \d+ \|$", lambda row: f"{row[1]} {lasting(row[2], given)} |", text, flags=re.M
-    )
+    return LIST.sub("".join(rows), text) if lesson == "0" else text
 
 
 def asking(part: str) -> str:
@@ -137,7 +172,7 @@ def asking(part: str) -> str:
 
 
 def answered(part: str, said: str) -> tuple[str, list[str]]:
-    """Return a lesson's part of answers.md as the lesson says it, and which answers want to be read again."""
+    """Return a lesson's answers as the lesson says them, and which of them want to be read again."""
     predictions, numbers = json.loads(said)
     part = NUMBER.sub(lambda found: f"<!--={found[1]}-->{numbers[found[1]].replace('%', ' %')}<!---->", part)
     again = []
@@ -149,24 +184,36 @@ def answered(part: str, said: str) -> tuple[str, list[str]]:
         digest = hashlib.sha256(json.dumps(fits).encode()).hexdigest()[:8]
         if digest != before:
             again.append(f"{name}: {question} {right}. Do choices and explanation fit? Then write the hash {digest}")
-        return f"<!-- {name} {before} -->\n* *{question}* **{right}**{explained}"
+        return f"<!-- {name} {before} -->\n{filled(f'* *{question}* **{right}**{explained}')}"
 
     return ANSWER.sub(answer, part), again
 
 
+def filled(point: str) -> str:
+    """Return a point of a list in lines that fit into a source; a number and its expression are not cut."""
+    whole = NUMBER.sub(lambda found: found[0].replace(" ", "\0"), " ".join(point.split()))
+    lines = textwrap.fill(whole, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\0", " ")
+
+
+def commented(text: str) -> str:
+    """Return a text as a source has it."""
+    return "\n".join(f"# {line}".rstrip() for line in text.splitlines())
+
+
 def answers(lessons: tuple[str, ...]) -> list[str]:
-    """Run the lessons whose names begin so, and write docs/answers.md; return what wants to be read again."""
-    sys.path.insert(0, str(ROOT / "notebooks"))
+    """Run the lessons whose names begin so, and write their answers; return what wants to be read again."""
     from execute import ran
 
-    head, *parts = re.split(r"(?=^## \d)", ANSWERS.read_text(encoding="utf-8"), flags=re.M)
     again = []
-    for number, source in enumerate(SOURCES):
+    for source in SOURCES:
         if source.stem.startswith(lessons):
-            last = ran(ROOT / "notebooks" / "solutions" / f"{source.stem}.ipynb", asking(parts[number])).cells[-1]
-            parts[number], some = answered(parts[number], last.outputs[-1].text)
+            part = apart(source, "answers")
+            last = ran(ROOT / "notebooks" / "solutions" / f"{source.stem}.ipynb", asking(part)).cells[-1]
+            new, some = answered(part, last.outputs[-1].text)
+            text = source.read_text(encoding="utf-8").replace(commented(part), commented(new))
+            source.write_text(text, encoding="utf-8")
             again += [f"{source.stem}, {each}" for each in some]
-    ANSWERS.write_text(head + "".join(parts), encoding="utf-8")
     return again
 
 
@@ -175,14 +222,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write what is made in docs/.")
     parser.add_argument("--run", nargs="*", metavar="LESSON", help="run the lessons that begin so, for their answers")
     options = parser.parse_args()
-    (ROOT / "docs" / "rules.md").write_text(rules(), encoding="utf-8")
-    text = GUIDE.read_text(encoding="utf-8")
-    for source in SOURCES:
-        timed_text = timed(source.read_text(encoding="utf-8"), str(int(source.stem[:2])), exercises(text))
-        source.write_text(timed_text, encoding="utf-8")
-    GUIDE.write_text(guide(text), encoding="utf-8")
     if options.run is not None:
         print(*answers(tuple(options.run or [""])), sep="\n")
+    (ROOT / "docs" / "rules.md").write_text(rules(), encoding="utf-8")
+    GUIDE.write_text(guide(GUIDE.read_text(encoding="utf-8")), encoding="utf-8")
+    ANSWERS.write_text(all_answers(), encoding="utf-8")
+    for source in SOURCES:
+        source.write_text(timed(source.read_text(encoding="utf-8"), told(source)["number"]), encoding="utf-8")
+
+
+def all_answers() -> str:
+    """Return docs/answers.md."""
+    return "\n".join([HEAD_OF_ANSWERS, *(f"{apart(source, 'answers')}\n" for source in SOURCES)])
 
 
 if __name__ == "__main__":

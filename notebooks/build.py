@@ -9,6 +9,10 @@ The text is in jupytext's percent format. An exercise is two cells that begin wi
 "starter", which only the learner's notebook has, and then one with the tag "exercise", the answer, which only the
 notebook in solutions/ has. The package shows and compares them, too: loaderviz/workshop/exercises.json is made here.
 
+No notebook has the cells with a tag of `APART`. The last line of "picture" shows what stands above the lesson: where
+the one before it ended, so that it answers none of the lesson's questions. "claims" asserts what the text says
+beyond what the cells print, in the kernel when all have run. docs/build.py reads "guide" and "answers".
+
 A rule's number in the text becomes a link to what it says, in a last cell. A translation is a file beside the source,
 such as src/00_start_here.zh.md, which makes zh/00_start_here.ipynb; `translated` says how it is written.
 
@@ -46,8 +50,24 @@ SOLVED = "\n\n*Here the exercises are solved. To try them yourself, open [the le
 SOLUTIONS = "\n\nThe exercises of this lesson, solved: [solutions](solutions/{}.ipynb)"
 
 
+APART = {"picture", "claims", "guide", "answers"}  # tags of cells that no notebook has
+
+
 class SourceError(ValueError):
     """A source is not as it should be; the message says which, where, and what to do."""
+
+
+def shown(source: Path) -> list[Any]:
+    """Return the cells of a source that notebooks have."""
+    return [cell for cell in jupytext.read(source, fmt="py:percent").cells if not APART.intersection(_tags(cell))]
+
+
+def apart(source: Path, tag: str) -> str:
+    """Return the text of the cell that has this tag of `APART`; raise `SourceError` where there is none."""
+    for cell in jupytext.read(source, fmt="py:percent").cells:
+        if _has(cell, tag):
+            return str(cell.source)
+    raise SourceError(f"{source.name}: there is no cell with the tag '{tag}'")
 
 
 def notebooks(source: Path) -> tuple[str, str, Texts]:
@@ -55,7 +75,7 @@ def notebooks(source: Path) -> tuple[str, str, Texts]:
 
     Raises `SourceError` where an exercise is not two cells, or the first or the last cell is no text.
     """
-    cells = jupytext.read(source, fmt="py:percent").cells
+    cells = shown(source)
     if not cells or {cells[0].cell_type, cells[-1].cell_type} != {"markdown"}:
         raise SourceError(f"{source.name}: the first cell and the last one must be text")
     texts = _exercises(cells, source.name)
@@ -118,14 +138,18 @@ def translated(notebook: str, file: Path) -> tuple[str, list[str]]:
     return nbformat.writes(made) + "\n", stale
 
 
+def _tags(cell: Any) -> list[str]:
+    return list(cell.metadata.get("tags", []))
+
+
 def _has(cell: Any, tag: str) -> bool:
-    return tag in cell.metadata.get("tags", [])
+    return tag in _tags(cell)
 
 
 def _cell(cell: Any) -> Any:
     """Return a cell with nothing but its kind, its text and its tags."""
     make = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
-    tags = list(cell.metadata.get("tags", []))
+    tags = _tags(cell)
     metadata: dict[str, Any] = {}
     if cell.cell_type == "code" and ASKS.search(cell.source):  # its source holds the answer
         metadata, tags = {"jupyter": {"source_hidden": True}}, [*tags, "hide-input"]
@@ -238,7 +262,9 @@ def run(folder: Path, lessons: tuple[str, ...]) -> None:
     from stills import Camera, write_pictures
 
     with Camera() as camera:
-        for path in write_pictures(camera, lessons, folder / "pictures"):
+        sources = [source for source in sorted((folder / "src").glob("*.py")) if source.name.startswith(lessons)]
+        pictures = {source.stem: apart(source, "picture") for source in sources}
+        for path in write_pictures(camera, pictures, folder / "pictures"):
             print(f"{path.relative_to(folder)} drawn")
         for path in sorted((folder / "solutions").glob("*.ipynb")):
             if path.name.startswith(lessons):

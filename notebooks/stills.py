@@ -1,15 +1,14 @@
 """Still pictures as PNG: GitHub, nbviewer and e-mails show neither plotly's figures nor widgets, and SVG not always.
 
-    with Camera() as camera:
-        camera.figure(comparison.utilization())    # a plotly figure, as a notebook shows it
-        camera.svg(timeline.view().svg())          # a timeline
-        write_pictures(camera, ("03",), folder)    # folder/NAME.png: the first thing that lesson 3 shows
-
-The picture above a lesson is where the one before it ended, so that it answers none of the lesson's questions.
+with Camera() as camera:
+    camera.figure(comparison.utilization())    # a plotly figure, as a notebook shows it
+    camera.svg(timeline.view().svg())          # a timeline
+    write_pictures(camera, {"03_name": code}, folder)    # folder/03_name.png: what the last line of the code shows
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import io
@@ -25,17 +24,12 @@ import plotly.graph_objects as go
 import torch
 from PIL import Image, PngImagePlugin
 from plotly.offline import get_plotlyjs
-from torch.profiler import record_function
-from torch.utils.data import DataLoader
 
 import loaderviz as lv
-from loaderviz import experiment, mnist
-from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
-from loaderviz.timeline import Kind, Timeline
-from loaderviz.view import View, still
-from loaderviz.workshop import claims
-from loaderviz.workshop.lessons.lesson00 import Machine, machine
-from loaderviz.workshop.loop import GPU, HOST, make_batches, new_model, steps, train_step, watch
+from loaderviz import mnist
+from loaderviz.timeline import Timeline
+from loaderviz.view import still
+from loaderviz.workshop.loop import make_batches, new_model, steps, train_step, watch
 
 FOLDER = Path(__file__).resolve().parent
 SCALE, COLORS = 1.25, 48  # dots a pixel; a picture of few colours is a third of the size
@@ -112,7 +106,7 @@ def digest_of(png: bytes) -> str:
     return str(getattr(Image.open(io.BytesIO(png)), "text", {}).get(OF, ""))
 
 
-# The pictures above the lessons.
+# The pictures above the lessons, and what their cells need.
 
 
 def train(make_loader: Callable[[], Iterable[Any]], warm_up: int = 3) -> Timeline:
@@ -139,117 +133,25 @@ def dataset(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return images.float() / 255, labels
 
 
-def one_copy() -> View:
-    """One call of `x.to("cuda")`, on a GPU that does nothing else."""
-    x = batches(1)[0][0]
-    with lv.record(on=GPU, host=HOST) as recording:
-        for number in range(2):
-            with record_function(f"batch {number}: 2048 samples"):
-                x.to("cuda")
-    return recording.timeline.from_batch(1).view(color="kind", title='One call of x.to("cuda"), and its copy')
+def shown(code: str) -> str:
+    """Run code whose last line is a picture; return that as SVG."""
+    place: dict[str, Any] = {"__name__": "picture"}
+    tree = ast.parse(code)
+    last = tree.body.pop()
+    assert isinstance(last, ast.Expr), f"the last line of a picture's cell shows it; here it is {ast.unparse(last)}"
+    exec(compile(tree, "picture.py", "exec"), place)
+    return str(eval(compile(ast.Expression(last.value), "picture.py", "eval"), place).svg())
 
 
-def blocking() -> View:
-    """The loop of lesson 1."""
-    return train(lambda: BlockingLoader(batches(6))).view(
-        title="The loop of lesson 1: the host is blocked by each copy"
-    )
-
-
-def pinned_blocking() -> View:
-    """The loop of lesson 2 that pins before it begins, and still waits for each copy."""
-    timeline = train(lambda: BlockingLoader(batches(6, pinned=True)))
-    return timeline.view(title="Lesson 2: the batches are pinned, the calls still wait")
-
-
-def prefetched() -> View:
-    """The copy in a stream of its own."""
-    return train(lambda: PrefetchLoader(batches(9, pinned=True))).view(
-        title="Lesson 3: a later batch is copied meanwhile"
-    )
-
-
-def race() -> View:
-    """The forgotten wait of lesson 3."""
-    x = batches(1)[0][0]
-    with lv.record(on=GPU, host=HOST) as recording:
-        torch.ones(4).to("cuda").sum().item()  # the first memory is slow to get: without it the copy is over before
-        side, source = torch.cuda.Stream(), x.pin_memory()
-        with torch.cuda.stream(side):
-            on_gpu = source.to("cuda", non_blocking=True)
-        on_gpu.sum().item()
-    timeline = recording.timeline
-    *_, copy = timeline.rows(Kind.COPY_H2D)
-    return timeline.between(copy.start - 40_000, int(timeline.end.max())).view(
-        color="kind", title="Lesson 3: a wait was forgotten"
-    )
-
-
-def workers() -> View:
-    """Two workers, the thread that pins, and the loop of lesson 2."""
-    data = experiment.Images(*dataset(16))
-    loader = DataLoader(data, 2048, num_workers=2, collate_fn=experiment.as_it_is, pin_memory=True)
-    return train(lambda: PinnedLoader(loader), warm_up=10).view(title="Two workers, a pin thread and a loop")
-
-
-def recorded() -> View:
-    """The end of the recording that the lesson reads: one pass forward."""
-    trace = lv.read(FOLDER / "traces" / "alexnet_pageable_2023.json.gz")
-    *_, last = trace.rows(Kind.RANGE)
-    return trace.between(last.start, last.end).view(color="kind", title="A real recording: its last pass forward")
-
-
-def resident() -> View:
-    """The loop of lesson 4, whose data set is on the GPU."""
-    return train(lambda: ResidentLoader(dataset(7), 2048)).view(title="The loop of lesson 4: the GPU never waits")
-
-
-def printed() -> View:
-    """A program as an article prints it: four workers, `non_blocking`, and nothing pinned."""
-    loader = DataLoader(claims.Samples(64 * 10, (3, 64, 64)), 64, num_workers=4)
-    trained = claims.MACHINES[0].train(loader, non_blocking=True)
-    return trained.timeline.view(title="As an article prints it: copies and kernels take turns")
-
-
-def convolving() -> View:
-    """A network that computes for a long time on each byte."""
-
-    def loop() -> torch.Tensor:
-        torch.manual_seed(0)
-        net = [torch.nn.Conv2d(1, 24, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(24 * 26 * 26, 10)]
-        model = torch.nn.Sequential(*net).to("cuda")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for x, y in steps(make_batches(256, 6)):
-            loss = train_step(model, optimizer, x[:, None].to("cuda"), y.to("cuda"))
-        return loss
-
-    return watch(loop).view(title="A convolutional network: copies between long steps")
-
-
-PICTURES: dict[str, Callable[[], View | Machine]] = {
-    "00_start_here": machine,
-    "01_blocking_copy": one_copy,
-    "02_pin_memory": blocking,
-    "03_non_blocking_prefetch": pinned_blocking,
-    "04_gpu_resident_slicing": prefetched,
-    "05_find_the_bug": race,
-    "06_workers": workers,
-    "07_your_own_trace": recorded,
-    "08_capstone": resident,
-    "09_what_the_articles_say": printed,
-    "10_extras": convolving,
-}
-
-
-def write_pictures(camera: Camera, lessons: tuple[str, ...], folder: Path) -> list[Path]:
-    """Write the pictures above the lessons whose names begin so; return the files that have changed."""
+def write_pictures(camera: Camera, codes: dict[str, str], folder: Path) -> list[Path]:
+    """Write the pictures above lessons, each from its code; return the files that have changed."""
     folder.mkdir(exist_ok=True)
-    files = {folder / f"{name}.png": make for name, make in PICTURES.items() if name.startswith(lessons)}
+    files = {folder / f"{name}.png": code for name, code in codes.items()}
     before = {path: path.read_bytes() for path in files if path.is_file()}
     camera.known |= {digest_of(png): png for png in before.values()}
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():  # the loops say their losses
         warnings.simplefilter("ignore", lv.HazardWarning)  # one of the pictures shows it
-        after = {path: camera.svg(make().svg()) for path, make in files.items()}
+        after = {path: camera.svg(shown(code)) for path, code in files.items()}
     changed = [path for path, png in after.items() if before.get(path) != png]
     for path in changed:
         path.write_bytes(after[path])

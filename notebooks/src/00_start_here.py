@@ -282,3 +282,45 @@ else:
 # * Different colours at the same time in the lanes of the GPU are overlap. It can win the time of *exposed* copies.
 #
 # Next: [1. The blocking copy](01_blocking_copy.ipynb)
+
+# %% tags=["picture"]
+from loaderviz.workshop.lessons.lesson00 import machine
+
+machine()
+
+# %% tags=["claims"]
+assert same
+assert summary.compute_share < 0.2 and summary.overlap == 0
+assert max((time, part) for part, time in summary.breakdown.items())[1] == "idle: host fetches a batch"
+assert sorted(summary.breakdown.items(), key=lambda part: part[1])[-2][0] == "copy exposed"
+assert len({run.loss for run in runs.values()}) == 1
+assert comparison.summaries()["pinned"].overlap == 0 < comparison.summaries()["prefetch"].overlap
+assert not lv.summarize(runs["resident"].timeline).h2d
+
+# %% [markdown] tags=["guide"]
+# ### 0. Start here
+#
+# Asks: how do I read the picture?
+#
+# Idea: The picture: one colour is one batch; look for different colours at the same time.
+#
+# Exercises: 0.1 (5)
+#
+# * **Say:** "A row is a place, time goes to the right, a colour is a batch. In a good picture the rows have different
+#   colours at the same time."
+# * **Stuck:** people divide by the copy, or return `copy_share`, which counts the hidden part too.
+# * **If asked "is this real?":** the values are (the loss is that of the CPU, bit for bit), the order of things is, the
+#   microseconds are a model's. `recorded` against `emulated` comes in lesson 7.
+
+# %% [markdown] tags=["answers"]
+# ## 0. Start here
+#
+# <!-- busy 2d95262b -->
+# * *In which share of the time does the GPU compute?* **less than a fifth**
+#   (<!--=summary.compute_share:.0%-->10 %<!---->): the host makes the batches, sample by sample.
+#
+# <!-- first f9f30b1b -->
+# * *Which is the first of the four that hides most of its copies under the computing?* **prefetch**. Pinned memory
+#   alone hides nothing.
+#
+# * **Exercise 0.1:** `summary.exposed_copy / summary.window`: only the exposed part of the copy can be won.

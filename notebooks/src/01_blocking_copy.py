@@ -310,3 +310,57 @@ else:
 # * Time GPU code with a synchronise before *and* after, or with events. Send what is stored, convert on the GPU.
 #
 # Next: [2. Pinned memory](02_pin_memory.ipynb). What changes if memory need not be staged?
+
+# %% tags=["picture"]
+# one call of `x.to("cuda")`, on a GPU that does nothing else
+from stills import batches
+from torch.profiler import record_function
+
+import loaderviz as lv
+from loaderviz.workshop.loop import GPU, HOST
+
+x = batches(1)[0][0]
+with lv.record(on=GPU, host=HOST) as recording:
+    for number in range(2):
+        with record_function(f"batch {number}: 2048 samples"):
+            x.to("cuda")
+recording.timeline.from_batch(1).view(color="kind", title='One call of x.to("cuda"), and its copy')
+
+# %% tags=["claims"]
+assert summary.overlap == 0 and summary.compute_share < 0.5
+assert sorted(summary.breakdown, key=summary.breakdown.get)[-2:] == ["compute", "copy exposed"]
+assert summary.limit == max(summary.compute, summary.copy)
+# the batches are large because there the copy is
+assert summary.copy_share > tiny.copy_share
+assert max(tiny.idle, tiny.copy, tiny.compute) == tiny.idle
+assert busy_ms > 2 * idle_ms
+assert launch_ms * 10 < whole_ms <= item_ms
+
+# %% [markdown] tags=["guide"]
+# ### 1. The blocking copy
+#
+# Asks: what does `x.to("cuda")` cost?
+#
+# Idea: `.to("cuda")` makes host and GPU wait for each other, and most timings of it are wrong.
+#
+# Exercises: 1.1 (8), 1.2 (5)
+#
+# * **Say:** "Two machines that wait for each other are one slow machine."
+# * **Stuck:** in 1.1 nearly everybody forgets the first synchronise. The check says "the GPU did earlier work, and you
+#   timed that, too". In 1.2: `images.float().to("cuda")` converts on the host.
+# * **Ask:** "`.item()` is slow. What does it do all that time?" It waits for work that was queued before (R25).
+
+# %% [markdown] tags=["answers"]
+# ## 1. The blocking copy
+#
+# <!-- busy 6c0a4fae -->
+# * *In which share of the time does the GPU compute?* **less than half of the time**
+#   (<!--=summary.compute_share:.0%-->45 %<!---->); the copy takes <!--=summary.copy_share:.0%-->48 %<!---->, none of it
+#   hidden.
+#
+# <!-- largest def14041 -->
+# * *Batches of 64: what is the largest part of a step?* **the GPU is idle: it has nothing to do**: launching work takes
+#   longer than doing it.
+#
+# * **Exercise 1.1:** `torch.cuda.synchronize()` before the clock starts *and* before it stops; or two events (R27).
+# * **Exercise 1.2:** copy the `uint8`, convert on the GPU: a quarter of the bytes travel.

@@ -328,3 +328,57 @@ else:
 # * Pinning alone hides nothing. It is one of three conditions. The next lesson has the other two.
 #
 # Next: [3. Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb)
+
+# %% tags=["picture"]
+# the loop of lesson 1
+from stills import batches, train
+
+from loaderviz.loaders import BlockingLoader
+
+train(lambda: BlockingLoader(batches(6))).view(title="The loop of lesson 1: the host is blocked by each copy")
+
+# %% tags=["claims"]
+assert rate["H2D pinned"] > rate["H2D pageable"]
+assert lv.summarize(pinning).step > lv.summarize(plain).step
+assert lv.summarize(runs["the same, non_blocking"]).step < lv.summarize(pinning).step
+assert all(lv.summarize(each).overlap == 0 for each in (plain, pinning, pinned, from_loader))
+assert now.copy < before.copy
+assert "staging" in before.host_blocked and list(now.host_blocked) == ["synchronize"]
+assert {lane.role for lane in from_loader.lanes} == {"main", "worker", "pin", "stream"}
+# drawn, too
+assert {row.lane.role for row in from_loader.rows()} == {"main", "worker", "pin", "stream"}
+
+# %% [markdown] tags=["guide"]
+# ### 2. Pinned memory
+#
+# Asks: what does it change?
+#
+# Idea: It makes copies faster and overlap possible. It makes no overlap.
+#
+# Exercises: 2.1 (6), 2.2 (6)
+#
+# * **Say:** "The GPU's copy engine can only read memory that cannot move away. For other memory somebody must carry
+#   each byte to such a place first, and that somebody is your main thread."
+# * **Stuck:** in 2.1 people keep the batches on the GPU. The check says how many bytes were copied; the task says that
+#   the data do not fit there.
+
+# %% [markdown] tags=["answers"]
+# ## 2. Pinned memory
+#
+# <!-- faster bc11a972 -->
+# * *How fast is the same copy from pinned memory?* **more than twice as fast**
+#   (<!--=rate['H2D pinned'] / rate['H2D pageable']:.1f-->2.5<!---->x; published measurements of real machines go from
+#   1.2x to 5x, so measure).
+#
+# <!-- advice 1ecfd46c -->
+# * *Pinning inside the loop: the loop becomes …* **neither: less than a twentieth of difference** (a step takes
+#   <!--=slower:.2f-->1.04<!---->x): `pin_memory()` is a copy by the host (R43), so the work only moves. In a loop that
+#   never reads the loss it wins, because the host has time.
+#
+# <!-- hidden 5cdeb2da -->
+# * *Pinned before the loop, blocking copies: which share of the copy is hidden?* **nothing**: a blocking call waits for
+#   its copy, so nothing computes meanwhile.
+#
+# * **Exercise 2.1:** pin each batch once, before the first epoch, and keep the list.
+# * **Exercise 2.2:** first `.to("cuda")`, then `.half()`; a blocking `.to("cuda", torch.float16)` converts on the host
+#   into memory that is not pinned (R31).

@@ -434,3 +434,67 @@ else:
 # * When the host or the loader is the slowest part, a prefetcher wins nothing.
 #
 # Next: [4. The data set on the GPU](04_gpu_resident_slicing.ipynb). The best copy is no copy.
+
+# %% tags=["picture"]
+# the loop of lesson 2 that pins before it begins, and still waits for each copy
+from stills import batches, train
+
+from loaderviz.loaders import BlockingLoader
+
+timeline = train(lambda: BlockingLoader(batches(6, pinned=True)))
+timeline.view(title="Lesson 2: the batches are pinned, the calls still wait")
+
+# %% tags=["claims"]
+assert lv.summarize(not_pinned).step > 0.95 * lv.summarize(blocking).step
+assert lv.summarize(not_pinned).overlap == lv.summarize(one_stream).overlap == 0
+assert "staging" in lv.summarize(not_pinned).host_blocked and "staging" not in lv.summarize(one_stream).host_blocked
+assert lv.summarize(overlapped).overlap > 0.9 and lv.summarize(overlapped).headroom < 1.1
+assert lv.summarize(reading).overlap > 0.7 and lv.summarize(reading).step > lv.summarize(overlapped).step
+assert lv.summarize(late).overlap == 0
+assert len(hazards) == len(lucky_hazards) == 1
+assert step[1] < step[0] and step[2] > 0.9 * step[1]
+assert any(row.lane.number != 7 and row.kind.name == "COPY_H2D" for row in overlapped.rows())
+# one batch, one number, in the copy and in the kernels: a copy hides under an earlier batch
+assert {row.batch for row in overlapped.rows() if row.kind.name == "COMPUTE"} == {3, 4, 5, 6}
+assert {row.batch for row in overlapped.rows() if row.kind.name == "COPY_H2D"} == {4, 5, 6, 7}
+
+# %% [markdown] tags=["guide"]
+# ### 3. Non-blocking copies and prefetch
+#
+# Asks: what hides a copy?
+#
+# Idea: Pinned, `non_blocking`, a stream of its own, and one wait in the right place.
+#
+# Exercises: 3.0 (4), 3.1 (15), 3.2 (10), 3.3 (8)
+#
+# * **Say:** "Three conditions: pinned, `non_blocking`, another stream. And one duty: who reads must wait for the copy."
+# * **Stuck:** 3.1 has four classic first tries, and the check names each: the wait for the next copy before this step
+#   is queued (nothing overlaps); the copy queued after the step (too late); no `record_stream` (`early-reuse`); the
+#   last batch forgotten. The first two look right as long as nobody reads the loss: then the host runs ahead of the GPU
+#   by itself. So 3.1 and 3.2 are judged a second time, in a loop with `.item()` in each step. Draw two lines for two
+#   streams on the board and let them put arrows.
+# * **Ask:** "`wait_event` returns at once. Who waits?" The stream, not the host.
+
+# %% [markdown] tags=["answers"]
+# ## 3. Non-blocking copies and prefetch
+#
+# <!-- guess_hidden e93468a5 -->
+# * *Three loops: blocking, non_blocking from ordinary memory, non_blocking from pinned memory. Which of them hides a
+#   part of the copy under computing?* **none of the three**: what is not pinned is staged by the host (R7), and one
+#   stream is one queue (R16).
+#
+# <!-- guess_sum eee7d354 -->
+# * *x.sum() of the copy, without any wait between the two streams: what does it show?* **nan: not a number**, on every
+#   run; on a real GPU mostly the right number, which is worse.
+#
+# <!-- guess_small acd57f6a -->
+# * *Batches of 64: how much faster than PinnedLoader (one stream) is PrefetchLoader (a side stream)?* **not at all:
+#   less than a twentieth** (<!--=step[1] / step[2]:.2f-->0.97<!---->x): the copy is not what the GPU waits for.
+#
+# * **Exercise 3.0:** `with torch.cuda.stream(side)` around the copies and the event; then `main.wait_event`, and
+#   `record_stream(main)` for each part.
+# * **Exercise 3.1:** keep one batch back: queue the copy of the next one, hand out the former one, then `wait_event`
+#   and `record_stream`.
+# * **Exercise 3.2:** `depth` copies ahead, each with an event of its own; `wait_stream` would wait for all of them.
+# * **Exercise 3.3:** before asking the source for more, let the host wait for the event of the copy out of the buffer
+#   that is overwritten next (R42).

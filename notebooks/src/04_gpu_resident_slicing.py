@@ -374,3 +374,53 @@ else:
 # * A low utilisation curve means that the GPU waits. It does not say for what.
 #
 # Next: [5. Find the bug](05_find_the_bug.ipynb). Some loops look right, pass their tests, and are wrong.
+
+# %% tags=["picture"]
+# the copy in a stream of its own
+from stills import batches, train
+
+from loaderviz.loaders import PrefetchLoader
+
+train(lambda: PrefetchLoader(batches(9, pinned=True))).view(title="Lesson 3: a later batch is copied meanwhile")
+
+# %% tags=["claims"]
+assert summary.compute_share < 0.2 and summary.breakdown["idle: host fetches a batch"] > summary.window / 2
+assert lv.summarize(sliced).copy == 0 and lv.summarize(sliced).headroom < 1.05
+assert mates["batches"] == 255 and mates["samples"] > 2000
+assert lv.summarize(orders["cpu"]).step > 1.02 * lv.summarize(orders["cuda"]).step
+assert lv.advise(orders["cpu"])[0].rule == "index-on-host" and not lv.summarize(orders["cuda"]).copy
+assert sum(count == 1 for count in classes) > len(classes) / 2
+assert accuracy["batches"] < accuracy["samples"] - 0.1
+# a gather has its price
+assert runs["batches"].step < runs["samples"].step < 1.1 * runs["batches"].step
+
+# %% [markdown] tags=["guide"]
+# ### 4. The data set on the GPU
+#
+# Asks: why carry it in every epoch?
+#
+# Idea: The fastest copy is none; but shuffle samples, not slices.
+#
+# Exercises: 4.1 (8), 4.2 (8), 4.3 (6)
+#
+# * **Say:** "We spent three lessons hiding a copy. Now we stop copying."
+# * **Stuck:** in 4.1 `images[rows]` with `rows` on the host: the lesson shows what it costs (a copy and a wait for each
+#   use, R46), and the check names it. In 4.2 people seed the global generator.
+# * **Ask:** "The utilisation is at 100 %. Are we done?" No: it says that some kernel runs, not that it runs well.
+
+# %% [markdown] tags=["answers"]
+# ## 4. The data set on the GPU
+#
+# <!-- guess_usual 57ca3c32 -->
+# * *What takes the largest part of a step?* **the host makes the next batch**: the GPU is idle for
+#   <!--=summary.idle / summary.window:.0%-->84 %<!----> of the time.
+#
+# <!-- guess_mates dc7b7d7b -->
+# * *Batches of 256, ten epochs, the order of the slices is shuffled: how many other samples does sample 0 meet?*
+#   **255**, in ten epochs; with shuffled samples <!--=mates['samples']:,-->2,498<!---->.
+#
+# * **Exercise 4.1:** one `randperm` an epoch, moved once, and `index_select` a batch.
+# * **Exercise 4.2:** the order must be a function of the epoch: `torch.Generator().manual_seed(epoch)`, then leave out
+#   the first `first` batches.
+# * **Exercise 4.3:** keep `uint8` on the GPU; `.float()` of a slice makes a new tensor, so nobody can spoil the data
+#   set.

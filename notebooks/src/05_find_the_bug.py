@@ -340,3 +340,64 @@ else:
 # * A wait too many costs the overlap.
 #
 # Next: [6. Workers](06_workers.ipynb). Where is the bottleneck before the copy?
+
+# %% tags=["picture"]
+# the forgotten wait of lesson 3
+import torch
+from stills import batches
+
+import loaderviz as lv
+from loaderviz.timeline import Kind
+from loaderviz.workshop.loop import GPU, HOST
+
+x = batches(1)[0][0]
+with lv.record(on=GPU, host=HOST) as recording:
+    torch.ones(4).to("cuda").sum().item()  # the first memory is slow to get: without it the copy is over before
+    side, source = torch.cuda.Stream(), x.pin_memory()
+    with torch.cuda.stream(side):
+        on_gpu = source.to("cuda", non_blocking=True)
+    on_gpu.sum().item()
+timeline = recording.timeline
+*_, copy = timeline.rows(Kind.COPY_H2D)
+part = timeline.between(copy.start - 40_000, int(timeline.end.max()))
+part.view(color="kind", title="Lesson 3: a wait was forgotten")
+
+# %% tags=["claims"]
+assert trials["A"].run.seen[5][0].isnan().all() and trials["F"].run.seen[5][0].isnan().all()
+# of the next; the others in tests/workshop/test_lesson05.py
+assert trials["D"].run.seen[5][1].tolist() == trials["D"].run.data.batches[6][1].tolist()
+assert trials["C"].overwritten and trials["C"].hazards[0].overlap > 0
+assert all(trials[name].hidden > 0.9 for name in "ABCDF")
+assert printing.hazards == []
+assert set(room.judge()["the detector"]) == {"early-reuse"} and room.judge()["points of the pair"].tolist() == [11]
+assert len({break_it.found(card.trial) for card in cards}) > 2
+
+# %% [markdown] tags=["guide"]
+# ### 5. Find the bug
+#
+# Asks: which loader is wrong?
+#
+# Idea: Right numbers are no proof; an order between two accesses is.
+#
+# Exercises: 5.1 (6), 5.2 (6), 5.3 (5)
+#
+# * **Say:** "Read like a reviewer. For each pair of accesses: what makes sure that one is over before the other
+#   begins?" Ten minutes in pairs, then vote, then run.
+# * **Stuck:** `torch.cuda.synchronize()` everywhere removes the hazards and the overlap; the target refuses that.
+
+# %% [markdown] tags=["answers"]
+# ## 5. Find the bug
+#
+# <!-- guess_right 0454d3cc -->
+# * *Which two are right?* **B and E**. E is right and as slow as no prefetcher. A: `arrived.wait()` lets the wrong
+#   stream wait (`early-read`). C: keeping four references is luck (`early-reuse`). D: the buffer is refilled by the
+#   host (`early-refill`). F: the host reads a result that is still on its way (`early-host-read`).
+#
+# <!-- guess_lucky f138c938 -->
+# * *The wrong loaders on a lucky day: what will the table show?* **right numbers, and the hazards**: the detector looks
+#   at orders, not at numbers.
+#
+# * **Exercise 5.1:** `main.wait_event(arrived)`, after the former batch was handed out.
+# * **Exercise 5.2:** let the next copy wait for the work that still reads (an event recorded in `main`), or use
+#   `record_stream`.
+# * **Exercise 5.3:** leave the number on the GPU: `images / images.amax()`.

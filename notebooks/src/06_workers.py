@@ -329,3 +329,69 @@ else:
 # * One pin thread moves every byte: send fewer bytes. `persistent_workers=True` starts the workers once.
 #
 # Next: [7. Your own trace](07_your_own_trace.ipynb)
+
+# %% tags=["picture"]
+# two workers, the thread that pins, and the loop of lesson 2
+from stills import dataset, train
+from torch.utils.data import DataLoader
+
+from loaderviz import experiment
+from loaderviz.loaders import PinnedLoader
+
+data = experiment.Images(*dataset(16))
+loader = DataLoader(data, 2048, num_workers=2, collate_fn=experiment.as_it_is, pin_memory=True)
+train(lambda: PinnedLoader(loader), warm_up=10).view(title="Two workers, a pin thread and a loop")
+
+# %% tags=["claims"]
+assert lv.summarize(alone).compute_share < 0.3 and {lane.role for lane in alone.lanes} == {"main", "stream"}
+assert all(0.99 < step / lesson06.limit(costs, workers) < 1.03 for workers, step in steps.items())
+assert lesson06.limit(costs, 8) == lesson06.limit(costs, 4) == costs["compute"] > costs["fetch"] / 4
+assert batched[1].duration < 1.03 * runs[8].duration and batched[0].duration > 1.3 * batched[1].duration
+assert factors[1] > 1.05 * factors[2] and 0.98 < factors[8] / factors[2] < 1.02
+assert stalls[2] > 1.2 * stalls[8]
+# batch 18 comes late, and the GPU begins 16 after that, although 16 and 17 were copied long before
+late = next(span.end for span in irregular[2].rows() if span.name == "fetch batch 18")
+assert late < min(span.start for span in irregular[2].rows() if span.kind.name == "COMPUTE" and span.batch == 16)
+assert late - 10**6 > max(span.end for span in irregular[2].rows() if span.kind.name == "COPY_H2D" and span.batch == 17)
+assert max((time, station) for station, time in lesson06.stations(quick).items() if station != "fetch")[1] == "pin"
+assert lesson06.stations(quick)["fetch"] / 3 < lesson06.stations(quick)["pin"]
+assert 1.5 * quick.duration < batched[1].duration and as_bytes.duration < 0.9 * quick.duration
+costs = lesson06.stations(as_bytes)
+assert costs["compute"] > max(costs["fetch"] / 3, costs["pin"], costs["copy"])
+assert 1 < most < 2 * 8
+
+# %% [markdown] tags=["guide"]
+# ### 6. Workers
+#
+# Asks: which station is too slow?
+#
+# Idea: A pipeline is as fast as its slowest station.
+#
+# Exercises: 6.1 (6), 6.2 (10)
+#
+# * **Say:** "Read, pin, copy, compute: a factory line. Find the slowest station. Everything else is decoration."
+# * **Stuck:** in 6.1 people forget the pin thread, or round down. In 6.2 they add workers first; eight are refused,
+#   since the machine of the task has four cores. A class written in the notebook cannot go to a worker on macOS and
+#   Windows (see [below](#when-something-goes-wrong)); the solution needs none.
+# * **The picture to dwell on:** the irregular run. One worker late, the other one ready, the main thread waits:
+#   head-of-line blocking. And the GPU is idle with two batches in its memory, because this prefetcher asks for the next
+#   batch before it hands one out.
+# * **Be honest:** the emulated host has eight cores. The cell with the wall clock shows what this room's
+#   machines do; on small machines workers often lose on data in memory.
+
+# %% [markdown] tags=["answers"]
+# ## 6. Workers
+#
+# <!-- guess 74a885e4 -->
+# * *From 1 worker to 8 workers: a step becomes …* **faster, but less than 8 times**: at four workers the GPU is the
+#   slowest station.
+#
+# <!-- guess_factor c3083593 -->
+# * *With prefetch_factor=8 instead of 2, a step becomes …* **the same**: a buffer makes nothing faster.
+#
+# * *(In the text)* A GPU three times as fast: less than twice as fast, then the pin thread sets the pace. *(In the
+#   text)* Two workers, `prefetch_factor=8`: 12 batches at once, not 16. One worker was late, and the data end before
+#   the buffer is full again.
+# * **Exercise 6.1:** `ceil(fetch / max(pin, copy, compute))`, at least 1.
+# * **Exercise 6.2:** one read for each batch (`batch_size=None` with a `BatchSampler`, or `__getitems__`), and two
+#   workers.

@@ -333,3 +333,60 @@ else:
 # * A wait of the host costs nothing while the GPU still has work.
 #
 # Next: [8. The capstone](08_capstone.ipynb)
+
+# %% tags=["picture"]
+# the end of the recording that the lesson reads: one pass forward
+from stills import FOLDER
+
+import loaderviz as lv
+from loaderviz.timeline import Kind
+
+trace = lv.read(FOLDER / "traces" / "alexnet_pageable_2023.json.gz")
+*_, last = trace.rows(Kind.RANGE)
+trace.between(last.start, last.end).view(color="kind", title="A real recording: its last pass forward")
+
+# %% tags=["claims"]
+assert summary.compute_share < 0.01 and summary.overlap == 0
+assert [each.rule for each in lv.advise(trace)][-1] == "start-up"
+assert len(sizes) == 16 and len({size for size in sizes if size < 10**5}) < 8 and not lv.summarize(moving).compute
+assert real.copy > 1.5 * emulated
+assert lv.advise(measured)[0].rule == "warm-up" and "cudaMalloc" in lv.advise(measured)[0].evidence
+assert "clear_cache" in [span.name for span in trace.rows(Kind.RANGE)][-2]
+assert "rank 1 is late" in str(rank_table(ranks)) and lv.summarize(ranks).batches == 2
+assert 100 < len(half) < len(trace)
+assert sum("ProfilerStep" in span.name for span in own.rows(Kind.RANGE)) == 5
+assert {lane.role for lane in own.lanes} == {"main"}
+assert {lane.role for lane in recorded.lanes} == {"main", "worker"}
+assert sorted(lane.name for lane in recorded.lanes) == sorted(
+    lane.name for lane in recording.timeline.lanes if lane.group == "host"
+)
+assert lesson06.stations(recorded)["fetch"] >= 256 * 48_000
+
+# %% [markdown] tags=["guide"]
+# ### 7. Your own trace
+#
+# Asks: what does my training do?
+#
+# Idea: First ask which part of the program a trace shows, and how good it is.
+#
+# Exercises: 7.1 (8), 7.2 (8)
+#
+# * **Say:** "A trace without its notes is a rumour. What is missing, how fine is the clock, which part is it?"
+# * **Stuck:** in 7.1 overlapping kernels are taken away twice. In 7.2 `host_blocked["waiting for data"]` is large in
+#   the healthy training, too: the loop runs ahead and waits, and it costs nothing.
+# * **Bring** a trace of your own group. It makes the best twenty minutes of the day.
+
+# %% [markdown] tags=["answers"]
+# ## 7. Your own trace
+#
+# <!-- guess 7c076751 -->
+# * *In which share of this recording does the A100 compute?* **less than a hundredth**: it is nearly all start.
+#
+# <!-- guess_copies 258b8e02 -->
+# * *What do these copies carry?* **the weights of the network**: the sizes of the 16 copies say so.
+#
+# * *While the main thread waits, what do the two workers do?* It is a real run, so it depends on the machine; most
+#   often both fetch all the time.
+# * **Exercise 7.1:** cut the time at every start and end; add the pieces in which a copy runs and no kernel.
+# * **Exercise 7.2:** look at `compute_share`, then at what of the *idle* time is waiting for data, then at the memory
+#   the copies come from.

@@ -353,3 +353,59 @@ else:
 # * Know the limit. When you are near it, stop: from then on only a faster model or a faster GPU helps.
 #
 # This was the last lesson. [0. Start here](00_start_here.ipynb) has the list of all of them.
+
+# %% tags=["picture"]
+# the loop of lesson 4, whose data set is on the GPU
+from stills import dataset, train
+
+from loaderviz.loaders import ResidentLoader
+
+train(lambda: ResidentLoader(dataset(7), 2048)).view(title="The loop of lesson 4: the GPU never waits")
+
+# %% tags=["claims"]
+assert lv.summarize(first.timeline).compute_share < 0.2 and largest == "fetch"
+assert first.ns > 1.5 * second.ns
+# a prefetcher wins nothing here
+assert 0.95 < speed < 1.05
+assert lv.summarize(second.timeline).overlap == 0 and lv.summarize(third.timeline).overlap > 0.7
+# the workers and the pin thread are what holds it
+each = stations(third.timeline)
+assert min(each["fetch"] / 2, each["pin"]) > 2 * each["compute"]
+assert capstone.ladder.rungs["yours"].ns < capstone.FITS.target * capstone.limit() < third.ns / 2
+assert max(rung.right for rung in capstone.ladder.rungs.values()) < 0.1 + min(
+    rung.right for rung in capstone.ladder.rungs.values()
+)
+
+# %% [markdown] tags=["guide"]
+# ### 8. Capstone
+#
+# Asks: how close to the limit?
+#
+# Idea: Find what holds the loop, change that, measure, repeat.
+#
+# Exercises: 8.1 (25)
+#
+# * **Say:** "Change one thing. Predict what it will win. Check. Look at the ladder."
+# * **Two other worlds, for home:** in 8.2 the data set does not fit on the GPU, in 8.3 files are slow and pictures are
+#   flipped. The line that wins 8.1 is refused in both. Four points each: time, memory, honesty, and the reason
+#   (`check(load, reason="compute")`); each world has its leaderboard.
+# * **Stuck:** "each epoch in the same order" and "labels shifted" are refused; the ladder shows the accuracy beside it.
+#   A check that says "not yet" names the largest part of the idle time first, and then the longest gap, which is often
+#   the start. The shares of right digits differ by a few hundredths from run to run: each run has other digits.
+
+# %% [markdown] tags=["answers"]
+# ## 8. Capstone
+#
+# <!-- guess_first 7904b398 -->
+# * *With this loader, what takes the largest part of the time?* **the host fetches batches: sample by sample, on the
+#   main thread** (<!--=max(breakdown.values()) / first.ns:.0%-->55 %<!---->).
+#
+# <!-- guess_prefetch 8ba76328 -->
+# * *How much faster than the rung before is the one with PrefetchLoader?* **not faster**
+#   (<!--=speed:.2f-->0.99<!---->x): what the hidden copies save, the GPU waits for the workers and the pin thread.
+#
+# * **Exercise 8.1:** move the data set once as `uint8`, one random order an epoch, `index_select` a batch; within 1.35x
+#   of the limit. Two workers with `uint8` and `PrefetchLoader` come near, 1.5x; four of them reach it.
+# * **Exercise 8.2:** whole batches of `uint8` (`experiment.Images`) from two workers, pinned, with `PrefetchLoader`.
+# * **Exercise 8.3:** one read a batch (`BatchSampler`, `batch_size=None`) by four workers; the flip on the GPU, in
+#   `PrefetchLoader(transform=...)`.

@@ -355,3 +355,52 @@ else:
 # * The formula that decides is short. Measure its terms before you take a tip.
 #
 # Next: [8. Capstone](08_capstone.ipynb), or your own [trace](07_your_own_trace.ipynb).
+
+# %% tags=["picture"]
+# a program as an article prints it: four workers, `non_blocking`, and nothing pinned
+from torch.utils.data import DataLoader
+
+from loaderviz.workshop import claims
+
+loader = DataLoader(claims.Samples(64 * 10, (3, 64, 64)), 64, num_workers=4)
+trained = claims.MACHINES[0].train(loader, non_blocking=True)
+trained.timeline.view(title="As an article prints it: copies and kernels take turns")
+
+# %% tags=["claims"]
+assert printed.hidden == 0 < repaired.hidden and repaired.step < printed.step
+assert {claims.CLAIMS[key].key for key in claims.CLAIMS} == {
+    each.claim.key for each in list(globals().values()) if isinstance(each, claims.Card)
+}
+assert all(each._verdict.word == "false" for each in (prefetch, slow_loading, threads, factor, gpu_memory, order))
+assert all(each._verdict.word == "it depends" for each in (cache, rate, saving, forty, slices, memory))
+assert of_copies == 0 and set(causes) == set("12345")
+
+# %% [markdown] tags=["guide"]
+# ### 9. What the articles say
+#
+# Asks: is it true?
+#
+# Idea: A claim about speed has a range; an experiment finds it.
+#
+# Exercises: 9.1 (10)
+#
+# * **Say:** "Somebody saw this, once, on one machine. Where is it true?"
+# * **Stuck:** people forget to pass `workers` on, and are right until a case has none.
+# * **The programs:** all five articles write about copies. Let the room vote what costs most before the table is there.
+# * **In a short session** take four: *prefetch*, *threads*, *rate*, *forty*. Ask for a sentence that somebody has read
+#   himself, and write its experiment together.
+
+# %% [markdown] tags=["answers"]
+# ## 9. What the articles say
+#
+# * Each of the twelve cards is a prediction: true, false, or it depends. The verdicts are computed in the notebook: six
+#   are false everywhere, six depend (the cache, the rate, the saving, the memory, 40 %, two to three times), and none
+#   is true everywhere.
+#
+# <!-- guess_copies 033d8174 -->
+# * *In how many of the five programs is a copy what costs most, as `lv.advise` sees it?* **in none**:
+#   <!--=causes['1']:-->host-bound<!----> in program 1, <!--=causes['2']:-->waiting-for-data<!----> in 2,
+#   <!--=causes['3']:-->fetch-in-loop<!----> in 3, <!--=causes['4']:-->waiting-for-data<!----> in 4,
+#   <!--=causes['5']:-->waiting-for-data<!----> in 5.
+#
+# * **Exercise 9.1:** two trainings that differ in `pin_memory` only; `1 - pinned / step >= 0.1`.

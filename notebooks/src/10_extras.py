@@ -313,3 +313,59 @@ else:
 # * A detector without a report is no proof; know what it does not look at.
 #
 # [0. Start here](00_start_here.ipynb) has the list of all lessons.
+
+# %% tags=["picture"]
+# a network that computes for a long time on each byte
+import torch
+
+from loaderviz.workshop.loop import make_batches, steps, train_step, watch
+
+
+def loop():
+    """Train a convolutional network."""
+    torch.manual_seed(0)
+    net = [torch.nn.Conv2d(1, 24, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(24 * 26 * 26, 10)]
+    model = torch.nn.Sequential(*net).to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in steps(make_batches(256, 6)):
+        loss = train_step(model, optimizer, x[:, None].to("cuda"), y.to("cuda"))
+    return loss
+
+
+watch(loop).view(title="A convolutional network: copies between long steps")
+
+# %% tags=["claims"]
+assert 0.01 < now.copy_share < 0.03 and now.overlap == 0 and saved < 0.1
+assert lv.advise(launched)[0].rule == "host-bound" and took[1] < 0.6 * took[0]
+# a prefetcher does not help there
+assert 0.9 * took[0] < prefetched
+assert lv.summarize(chunked).compute_share > 0.5
+assert flips["host"].step > flips["GPU"].step
+assert lv.summarize(nsight).copy == lv.summarize(convolving).copy > 0
+assert {lane.group for lane in nsight.lanes} == {"device"}
+assert [sanitizer_reports(freed) for freed in (False, True)] == [1, 0]
+assert unseen.hazards == [] and len(alarm.hazards) == 1
+
+# %% [markdown] tags=["guide"]
+# ### 10. Extras
+#
+# Asks: what else is there?
+#
+# Idea: Graphs, chunks, augmentation, Nsight, what a detector misses; in no plan.
+#
+# Exercises: –
+#
+# * **Say:** "Before you hide a copy, say how long it is."
+# * **Stuck:** a graph replays addresses, not Python. Whoever makes a new tensor for each batch computes on the first
+#   one.
+
+# %% [markdown] tags=["answers"]
+# ## 10. Extras
+#
+# <!-- guess_gain 59bc77f6 -->
+# * *How many per cent of a step could the best prefetcher save here?* **fewer than ten**
+#   (<!--=saved:.1%-->5.5 %<!---->): the copy is a small part of it.
+#
+# <!-- guess_place 21c87fdf -->
+# * *How much faster is the loop if the GPU flips, and not the loop's own thread?* **less than twice**
+#   (<!--=gain:.2f-->1.73<!---->x): on the host the flip is work of the loop, but a copy is left in both.
