@@ -796,3 +796,16 @@ def test_an_order_that_is_drawn_once_an_epoch_is_no_fetch_in_the_loop():
     timeline = experiment.four_loaders(only=["resident"])["resident"].timeline  # an epoch begins in it
     assert timeline.where(Kind.PIN).any()
     assert all(finding.rule != "fetch-in-loop" for finding in lv.advise(timeline))
+
+
+@pytest.mark.parametrize(("window", "told"), [(1030, False), (1031, True)])
+def test_a_window_that_is_not_its_steps_is_told(window, told):
+    spans = []
+    for n in range(12):
+        spans.append(
+            ("main", 100 * n * US, 100 * (n + 1) * US, Kind.RANGE, {"name": f"batch {n}: 1 samples", "batch": n})
+        )
+        spans.append(("stream 7", 100 * n * US, (100 * n + 50) * US, Kind.COMPUTE, {"batch": n}))
+    advice = lv.advise(factory.made(*spans), window=(1100 * US - window * US, 1100 * US))
+    assert "10 steps of 100 µs" in advice.judged
+    assert ("a time “a step” below" in advice.judged) is told

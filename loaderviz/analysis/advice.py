@@ -36,6 +36,7 @@ from loaderviz.timeline import KERNELS, Cause, Kind, Timeline
 from loaderviz.vendors import Api
 
 REPLAYED = 2_000  # steps; and ten times as many kernels: more are not replayed only to check an advice
+APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told
 NO_USE = 0.005  # of a step: what_if() predicts no gain
 WORTH_HIDING = 0.1  # with less of the copy hidden, a gain comes from something else
 CANNOT_PAY = "Overlap cannot pay here: the GPU waits for the host, not for the copy."
@@ -657,6 +658,8 @@ def _judged(facts: Evidence) -> str:
     parts.append(part if part == all_of_it else f"{part} of {all_of_it}")
     if summary.batches:
         steps = "1 step" if summary.batches == 1 else f"{summary.batches:,} steps of {words.duration(summary.step)}"
+        if summary.step and abs(summary.batches * summary.step - facts.window) > APART * facts.window:
+            steps += f" from one to the next (a time “a step” below is its part of the {part} / {summary.batches:,})"
         parts.append(steps)
     limit = f"; the limit is {words.duration(summary.limit)}, {summary.longest} alone" if summary.limit else ""
     if summary.limit_most > summary.limit:
