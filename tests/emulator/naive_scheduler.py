@@ -116,6 +116,13 @@ class Naive:
         self.t += 1
         self.settle()
 
+    def step(self):
+        """Begin what there is place for at this ns, else go to the next."""
+        if self.choose():
+            self.settle()
+        else:
+            self.tick()
+
     def catch_up(self):
         while self.t < self.now:
             self.tick()
@@ -126,10 +133,7 @@ class Naive:
         self.catch_up()
         begin = self.now
         while not condition():
-            if self.choose():
-                self.settle()
-            else:
-                self.tick()
+            self.step()
         self.now = max(self.now, self.t)
         self.wait_span(begin, cause)
 
@@ -214,10 +218,7 @@ class Naive:
             last = gpu.copy_latency + up(min(nbytes, gpu.staging_chunk) * 10**9, gpu.h2d)
             self.catch_up()
             while job.start < 0:
-                if self.choose():
-                    self.settle()
-                else:
-                    self.tick()
+                self.step()
             self.now = max(self.now, job.start + max(0, work - last))
             self.wait_span(waited_from, Cause.STAGING)
         elif direction == "d2h" and not pinned and not blocking:
@@ -264,10 +265,7 @@ class Naive:
     def spans(self):
         """[(start, end, lane, kind, name)], sorted."""
         while self.live():
-            if self.choose():
-                self.settle()
-            else:
-                self.tick()
+            self.step()
         lanes = {lane.index: f"stream {lane.number}" + " (default)" * (lane.index == 0) for lane in self.lanes}
         work = [(job.start, job.end, lanes[job.lane], job.kind, job.name) for job in self.jobs if job.kind is not None]
         return sorted(work + self.host_spans)

@@ -1,7 +1,8 @@
 """Memory pools: against a naive allocator that keeps plain lists, and rule by rule."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given, settings
@@ -40,21 +41,8 @@ class NoRoom(Exception):
     pass
 
 
-@dataclass(eq=False)
-class Piece:
-    address: int
-    size: int
-    free: bool = True
-    requested: int = 0
-    recorded: dict = field(default_factory=dict)
-    waits_for: list = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class Segment:
-    stream: int
-    large: bool
-    pieces: list
+def piece_of(address, size):
+    return SimpleNamespace(address=address, size=size, free=True, recorded={}, waits_for=[])
 
 
 class NaivePool:
@@ -85,9 +73,9 @@ class NaivePool:
             piece = segment.pieces[0]
         rest = piece.size - size
         if rest > MIB or (not large and rest):
-            segment.pieces.insert(segment.pieces.index(piece) + 1, Piece(piece.address + size, rest))
+            segment.pieces.insert(segment.pieces.index(piece) + 1, piece_of(piece.address + size, rest))
             piece.size = size
-        piece.free, piece.requested = False, nbytes
+        piece.free = False
         return piece
 
     def grow(self, size, stream, large):
@@ -99,7 +87,7 @@ class NaivePool:
             if self.reserved() + want > self.capacity:
                 raise NoRoom
         self.mallocs += 1
-        segment = Segment(stream, large, [Piece(self.next, want)])
+        segment = SimpleNamespace(stream=stream, large=large, pieces=[piece_of(self.next, want)])
         self.next += want
         self.segments.append(segment)
         return segment

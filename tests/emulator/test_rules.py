@@ -191,18 +191,6 @@ def test_r13_page_locking_and_free_wait_for_every_stream(gpu, call):
     assert {r.cause for r in gpu.timeline().rows(Kind.WAIT)} == {cause}
 
 
-def test_r13_nothing_else_is_a_barrier_between_pool_streams_and_the_default_stream(gpu):
-    side = gpu.stream()
-    gpu.memcpy(MB25, "h2d", side)
-    gpu.memset(512)
-    gpu.memcpy(512, "d2d")
-    gpu.launch(1000)
-    rows = device(gpu)
-    copy = next(row for row in rows if "HtoD" in row[0])
-    assert copy[2:] == (CALL + LATENCY, CALL + LATENCY + PINNED)
-    assert all(row[3] < copy[3] for row in rows if row is not copy)
-
-
 # 2 Streams
 
 

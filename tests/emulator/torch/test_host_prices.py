@@ -96,23 +96,16 @@ ONE = torch.zeros(1)
 
 
 class Data(Dataset):
-    """Four samples; `work(sample)` is done for each."""
+    """`work(sample)` is done for each of four samples."""
 
-    def __init__(self, work, sample):
-        self.work, self.sample = work, sample
+    def __init__(self, work, samples):
+        self.work, self.samples = work, samples
 
     def __len__(self):
         return 4
 
     def __getitem__(self, index):
-        return self.work(self.sample)
-
-
-class Numbered(Data):
-    """Four samples; `work(index)` is done for each."""
-
-    def __getitem__(self, index):
-        return self.work(index)
+        return self.work(self.samples[index])
 
 
 def burnt(seconds):
@@ -133,7 +126,7 @@ def fetches(work, sample, workers=0, **fields):
     """Return what the fetches of two batches of two samples cost, beyond what they cost without the work."""
     host = replace(FREE, fetch_base=7, **fields)
     with lv.record(on="a100", host=host) as recording:
-        list(DataLoader(Data(work, sample), 2, num_workers=workers))
+        list(DataLoader(Data(work, [sample] * 4), 2, num_workers=workers))
     return [span.duration - 7 for span in recording.timeline.rows(Kind.FETCH)], recording
 
 
@@ -181,7 +174,7 @@ def test_a_file_costs_the_disk_in_the_first_epoch_and_the_page_cache_in_the_seco
 
     host = replace(FREE, disk=10**6, disk_latency=10, memory_bandwidth=10**9)
     with lv.record(on="a100", host=host) as recording:
-        loader = DataLoader(Numbered(read, None), 2, num_workers=workers, persistent_workers=bool(workers))
+        loader = DataLoader(Data(read, range(4)), 2, num_workers=workers, persistent_workers=bool(workers))
         for _ in range(2):
             list(loader)
     took = [span.duration for span in recording.timeline.rows(Kind.FETCH)]
