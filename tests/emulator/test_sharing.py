@@ -12,17 +12,15 @@ from loaderviz.emulator.sharing import Shared
 HOST = Host.preset("laptop")
 
 
-@pytest.mark.parametrize("cores", [1, 2, 3, 5])
+@pytest.mark.parametrize("cores", [0, 1, 2, 3, 5])
 def test_more_busy_than_cores_take_turns(cores):
-    """Each of eight workers does 1,000 ns, while the main thread rests: as many at a time as there are cores."""
+    """Each of eight workers does 1,000 ns, while the main thread rests: as many at a time as there are cores.
+
+    Without a number of cores there are enough.
+    """
     shared = Shared(replace(HOST, cores=cores))
-    spans = [shared.compute(0, 1_000, now=0) for _ in range(8)]
-    assert spans == [(1_000 * (worker // cores), 1_000 * (1 + worker // cores)) for worker in range(8)]
-
-
-def test_without_a_number_of_cores_there_are_enough():
-    shared = Shared(replace(HOST, cores=0))
-    assert [shared.compute(5, 10, now=9) for _ in range(100)] == [(5, 15)] * 100
+    turns = [worker // (cores or 8) for worker in range(8)]
+    assert [shared.compute(0, 1_000, now=0) for _ in turns] == [(1_000 * turn, 1_000 * (1 + turn)) for turn in turns]
 
 
 def test_the_main_thread_has_a_core_but_where_it_rests():

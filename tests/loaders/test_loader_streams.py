@@ -113,16 +113,11 @@ def kept(loader, steps):
 
 
 @with_streams
-@pytest.mark.parametrize("lifetime", [name for name in LIFETIMES if name != "ring"])
+@pytest.mark.parametrize("lifetime", LIFETIMES)
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_a_batch_kept_longer_than_the_depth_stays_unchanged(device, depth, lifetime):
-    kept(PrefetchLoader(Matrices(14, pinned=True), device, depth=depth, lifetime=lifetime), steps=depth + 3)
-
-
-@with_streams
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_a_ring_keeps_a_batch_for_depth_further_steps(device, depth):
-    kept(PrefetchLoader(Matrices(14, pinned=True), device, depth=depth, lifetime="ring"), steps=depth)
+def test_a_batch_that_is_kept_stays_unchanged_in_a_ring_for_depth_further_steps(device, depth, lifetime):
+    steps = depth if lifetime == "ring" else depth + 3
+    kept(PrefetchLoader(Matrices(14, pinned=True), device, depth=depth, lifetime=lifetime), steps)
 
 
 @pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")  # the race is meant
