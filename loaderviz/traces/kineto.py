@@ -211,7 +211,7 @@ class EventTable:
 
     def _by_template(self, texts: list[bytes]) -> tuple[list[Rows], list[bytes]]:
         """Return the rows that numpy reads, those of a template at once, and the texts that it cannot read."""
-        self._mark = mark = self._mark or next((match.group() for text in texts if (match := _PID.search(text))), b"")
+        self._mark = mark = self._mark or next((match[1] for text in texts if (match := _PID.match(text))), b"")
         groups: dict[bytes, tuple[list[bytes], list[bytes]]] = {}  # heads (up to the name), tails (after `"pid": `)
         rest: list[bytes] = []
         if not mark:
@@ -353,10 +353,11 @@ def _nanoseconds(value: Any) -> int:
         value = Decimal(value)
     elif type(value) is not int and type(value) is not Decimal:
         raise TypeError(f"{value!r} is no time")
-    time: int | Decimal = value * 1000
-    if not -_LONGEST_TIME <= time <= _LONGEST_TIME:
+    time = value * 1000
+    if abs(time) > _LONGEST_TIME:
         raise ValueError(f"{value!r} µs is out of range")
-    return round(time)
+    whole: int = round(time)
+    return whole
 
 
 # The prefilter: by how their texts begin. Whatever does not look exactly as expected is kept, and read with all care.
@@ -449,7 +450,8 @@ _MAX_HEADS = 50_000  # different names kept
 _DIGITS = b"0123456789"
 _NOT_DIGITS = bytes(code if code in _DIGITS else 32 for code in range(256))  # a table that makes blanks of all others
 _NUMBER = re.compile(rb"(\d+)\.\d+|\d+|\.\d*")
-_PID = re.compile(rb'",\s*"pid":\s?')
+# What stands before the pid where an event begins with phase, category and name alone; others are not grouped.
+_PID = re.compile(rb':\s?"(?:[^"\\]|\\.)*(?:",\s*"(?:ph|cat|name)":\s?"(?:[^"\\]|\\.)*){2}(",\s*"pid":\s?)')
 _BORDER = 7_777_777  # stands between two events: each must have all of its numbers
 _LARGEST = np.iinfo(np.int64).max  # what numpy makes of larger numbers
 _LONGEST = 1 << 51  # µs; as ns it fits into int64 with room to spare
