@@ -1,10 +1,7 @@
-"""The rules R1 to R45 of CUDA and PyTorch that concern time and order: one named test each, in exact ns.
+"""The rules of CUDA and PyTorch that concern time and order: one named test each, in exact ns.
 
-Every expected time is a closed form of the presets' fields: nothing here is a snapshot.
-
-Tested elsewhere, since they need torch: R17 (streams of the backward pass), R25 and R26 (`.item()`, reported syncs),
-R28, R31 to R34 (PyTorch's copy path), R37 and R38 (prefetchers), R43 and R45 (`pin_memory`, DataLoader).
-Not about time: R5 and R9 (host-to-host copies and internal resources are not modelled), R9's blocking included.
+Every expected time is a closed form of the presets' fields: nothing here is a snapshot. docs/rules.md has the test of
+each rule; those that need torch are in torch/test_rules_torch.py.
 """
 
 from dataclasses import replace
