@@ -36,6 +36,12 @@ x = 1
 
 # %% [markdown]
 # The end
+
+# %% tags=["claims"]
+assert x == 1
+
+# %% [markdown] tags=["guide"]
+# Say it.
 """
 
 
@@ -81,6 +87,13 @@ def test_two_notebooks_come_from_one_source(folder):
     assert [cell["metadata"] for cell in stored["cells"]] == [{}, {}, {"tags": ["exercise"]}, {}, {}]
     texts = json.loads((folder.parent / "loaderviz" / "workshop" / "exercises.json").read_text())
     assert texts == {"1.2": {"starter": STARTER.splitlines(), "answer": ANSWER.splitlines()}}
+
+
+def test_what_no_notebook_has_is_found_by_its_tag(folder):
+    source = folder / "src" / "01_lesson.py"
+    assert [build.apart(source, tag) for tag in ("claims", "guide")] == ["assert x == 1", "Say it."]
+    with pytest.raises(build.SourceError, match=r"01_lesson.py: there is no cell with the tag 'picture'"):
+        build.apart(source, "picture")
 
 
 def test_a_second_build_changes_nothing_and_check_writes_nothing(folder, capsys):
