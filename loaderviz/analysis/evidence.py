@@ -62,7 +62,7 @@ class Evidence:
         self.first: Ints = np.clip(timeline.start, start, end)  # of each span, what lies in the window
         self.last: Ints = np.clip(timeline.end, start, end)
         inside = (timeline.end > start) & (timeline.start < end)
-        self.here = inside & on_device(timeline, device)
+        self.here = inside & on_device(timeline, device) & timeline.where(*DEVICE_KINDS)  # its work: a range is none
         self.loop = inside & np.isin(timeline.lane, loop_lanes(timeline, device))
 
     # Who does what
@@ -175,7 +175,7 @@ class Evidence:
         for direction, what in ((Kind.COPY_H2D, "H2D copies"), (Kind.COPY_D2H, "D2H copies")):
             mine = self.here & (kind == direction)  # two rows of one direction may overlap in a recorded trace
             floors.append(Floor(round(min(time[mine].sum(), self.length(mine))), what))
-        queued = self.here & self.timeline.where(*DEVICE_KINDS)
+        queued = self.here.copy()
         if apart and copies is not None:
             queued &= ~copies
         busy = np.bincount(self.timeline.lane[queued], time[queued], len(self.timeline.lanes))
@@ -494,8 +494,6 @@ def longest_gap(facts: Evidence) -> str:
     """Say where the device's longest gap is in which the host neither loads nor waits, and what it does there."""
     loading = facts.loop & facts.timeline.where(Kind.FETCH, Kind.PIN, Kind.WAIT)
     gaps = intervals.subtract(facts.idle, facts.covered(loading))
-    if not len(gaps):
-        return ""
     first, last = gaps[np.argmax(gaps[:, 1] - gaps[:, 0])].tolist()
     part = np.minimum(facts.last, last) - np.maximum(facts.first, first)  # of each span that lies in the gap
     part[~(facts.loop & facts.timeline.where(Kind.API, Kind.OPERATOR))] = 0

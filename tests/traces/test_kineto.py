@@ -7,7 +7,8 @@ import pytest
 import trace_files
 from trace_files import BASE, PID, call, copy, event, loop, note, notes, op, read_events, rows, trace, work, write
 
-from loaderviz import advise, summarize
+from loaderviz import advise, intervals, summarize
+from loaderviz.analysis.evidence import Evidence
 from loaderviz.analysis.ranks import drawn, rank_table
 from loaderviz.analysis.what_if import Observed
 from loaderviz.timeline import Kind
@@ -168,6 +169,7 @@ def test_annotations_of_the_gpu_are_not_work(tmp_path):
     ranged = event("gpu_user_annotation", "ProfilerStep#1", 0, 7, BASE - 5, 50, {"External id": 3})
     timeline = read_events(tmp_path, ranged, work("gemm", BASE, 5, 1))
     assert summarize(timeline).busy == pytest.approx(5 / 50)
+    assert intervals.length(Evidence(timeline, window=(0, 50_000)).idle) == 45_000  # nor for advice
     assert [(row.lane.name, row.kind.name, row.batch) for row in timeline.rows()] == [
         ("stream 7 ranges", "RANGE", 1),
         ("stream 7", "COMPUTE", -1),
