@@ -73,7 +73,7 @@ class World:
 
 
 FITS, LARGER = World("fits", "8.1", 1.35, STEPS // 2), World("larger", "8.2", 1.4, held=10)
-FILES = World("files", "8.3", 1.4, held=10, flips=True)
+FILES = World("files", "8.3", 1.5, held=10, flips=True)
 CORES = 4  # more workers are refused
 
 
