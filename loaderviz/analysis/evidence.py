@@ -175,9 +175,7 @@ class Evidence:
         for direction, what in ((Kind.COPY_H2D, "H2D copies"), (Kind.COPY_D2H, "D2H copies")):
             mine = self.here & (kind == direction)  # two rows of one direction may overlap in a recorded trace
             floors.append(Floor(round(min(time[mine].sum(), self.length(mine))), what))
-        queued = self.here.copy()
-        if apart and copies is not None:
-            queued &= ~copies
+        queued = self.here & ~copies if apart and copies is not None else self.here
         busy = np.bincount(self.timeline.lane[queued], time[queued], len(self.timeline.lanes))
         if len(busy) and busy.max() > max(floor.ns for floor in floors):
             lane = int(busy.argmax())

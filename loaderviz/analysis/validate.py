@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -294,7 +295,8 @@ def _moves(op: str, arrays: list[Array]) -> tuple[list[Array], list[Array]]:
     elif op.startswith("_foreach_"):
         writes = arrays[: max(1, len(arrays) // 2)]
     elif kind == "elementwise":
-        shape = _broadcast([array.shape for array in arrays])
+        sizes = zip_longest(*(array.shape[::-1] for array in arrays), fillvalue=0)  # broadcast, from the last one on
+        shape = tuple(map(max, sizes))[::-1]
         writes = [Array(shape, first.dtype, next((a.stride for a in arrays if a.shape == shape), ()))]
     return reads, writes
 
@@ -307,13 +309,6 @@ def _convolution(op: str, arrays: list[Array]) -> tuple[list[Array], list[Array]
         return shaped, shaped[1:3]
     source, weight = shaped[:2]
     return arrays, [Array((source.shape[0], weight.shape[0], *source.shape[2:]), source.dtype)]
-
-
-def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    sizes: list[int] = []
-    for place in range(1, max(map(len, shapes)) + 1):
-        sizes.append(max(shape[-place] for shape in shapes if len(shape) >= place))
-    return tuple(reversed(sizes))
 
 
 # Judging

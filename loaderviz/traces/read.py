@@ -20,7 +20,6 @@ from loaderviz.traces.steps import counted
 
 __all__ = ["TraceError", "read"]
 
-MAX_RANKS = 1_024
 LARGE = 50_000_000  # bytes in all; several files of less are read before a further process has begun
 _SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db", ".json.tmp")
 
@@ -58,8 +57,6 @@ def read(path: PathLike | Iterable[PathLike]) -> Timeline:
         if file.is_dir():
             raise TraceError(f"{file} is a folder inside a list; give files, or the folder alone")
         readable(file)
-    if len(files) > MAX_RANKS:
-        raise TraceError(f"read() got {len(files):,} files; it takes {MAX_RANKS:,} ranks at most")
     found = [*(_beside(files) if len(files) > 1 else [_raw(files[0], alone=True)])]
     if isinstance(found[0], Timeline):
         return found[0]
