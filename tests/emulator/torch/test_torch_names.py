@@ -157,7 +157,10 @@ def test_memory_statistics_follow_the_pool(recording):
     assert (total, cuda.mem_get_info()[0]) == (40 * GIB, free - size)
     assert (cuda.memory_allocated(), cuda.max_memory_allocated()) == (size, size)
     assert (cuda.memory_reserved(0), cuda.max_memory_reserved()) == (size, size)
+    view = x[10:]
     del x
+    assert cuda.memory_allocated() == size
+    del view
     assert (cuda.memory_allocated(), cuda.memory_stats()["allocated_bytes.all.peak"]) == (0, size)
     cuda.reset_peak_memory_stats()
     cuda.empty_cache()
