@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import threading
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -19,9 +20,7 @@ MAKERS = {
     "blocking": BlockingLoader,
     "pinned": PinnedLoader,
     **{
-        f"prefetch-{depth}-{lifetime}": lambda source, device, depth=depth, lifetime=lifetime: PrefetchLoader(
-            source, device, depth=depth, lifetime=lifetime
-        )
+        f"prefetch-{depth}-{lifetime}": partial(PrefetchLoader, depth=depth, lifetime=lifetime)
         for depth in DEPTHS
         for lifetime in LIFETIMES
     },
@@ -208,16 +207,12 @@ def test_a_transform_sees_each_batch_on_the_device_and_its_error_has_its_place(d
         ({"lifetime": "forever"}, ValueError, "'record_stream', 'wait', 'consumer', 'ring', got 'forever'"),
         ({"transform": 3}, TypeError, "transform must be callable, got int"),
         ({"device": "toaster"}, RuntimeError, "toaster"),
+        ({"loader": 3}, TypeError, "must be iterable, got int"),
     ],
 )
 def test_bad_arguments_are_named(arguments, error, match):
     with pytest.raises(error, match=match):
-        PrefetchLoader([], **{"device": "cpu", **arguments})
-
-
-def test_a_source_that_cannot_be_iterated_is_named():
-    with pytest.raises(TypeError, match="must be iterable, got int"):
-        BlockingLoader(3, "cpu")
+        PrefetchLoader(**{"loader": [], "device": "cpu", **arguments})
 
 
 def test_without_cuda_the_error_says_what_to_do(monkeypatch):

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -69,9 +70,7 @@ MAKERS = {
     "blocking": BlockingLoader,
     "pinned": PinnedLoader,
     **{
-        f"{name}, {how}": lambda source, device, name=name, transform=transform: PrefetchLoader(
-            source, device, lifetime=name, transform=transform
-        )
+        f"{name}, {how}": partial(PrefetchLoader, lifetime=name, transform=transform)
         for name in LIFETIMES
         for how, transform in (("plain", None), ("transform", lambda batch: [part * 2 for part in batch]))
     },
