@@ -58,7 +58,7 @@ PLAN = re.compile(r"^\| \d+ \| ([^|]+) \| ([^|]+) \|$", re.M)
 ITEM = re.compile(
     r'(?P<fixed>\d+) min|(?P<exercise>\d+\.\d)|(?P<lesson>\d+)(?: "(?P<from>[^"]+)")?(?: to "(?P<to>[^"]+)")?'
 )
-ANSWER = re.compile(r"<!-- (\w+) (\w+) -->\n\* \*.*?\* \*\*.*?\*\*(.*?)(?=\n\n|\Z)", re.S)
+ANSWER = re.compile(r"<!-- (\w+) (\w+) -->\n\* \*.*?\*\s+\*\*.*?\*\*(.*?)(?=\n\n|\Z)", re.S)
 NUMBER = re.compile(r"<!--=(.+?)-->.*?<!---->")
 
 

@@ -67,6 +67,16 @@ def test_an_answer_that_has_changed_is_named_until_somebody_says_that_the_rest_f
     assert build.answered(good.replace("why", "so"), json.dumps(said))[1] != []
 
 
+@pytest.mark.parametrize("length", range(96, 120))
+def test_an_answer_is_the_same_wherever_its_lines_end(length):
+    part = "<!-- busy 1234 -->\n* *?* **?** in <!--=x:.0%-->?<!----> of it: why.\n\n* **Exercise 1.1:** more\n"
+    said = json.dumps([{"busy": ["How " * (length // 4) + "?" * (length % 4), ["a", "b"], "a"]}, {"x:.0%": "8%"}])
+    once, (again,) = build.answered(part, said)
+    good = once.replace("1234", again.split()[-1])
+    assert build.answered(good, said) == (good, []) and "**Exercise 1.1:** more" in good.splitlines()[-1]
+    assert max(map(len, good.splitlines())) <= 118
+
+
 def test_the_terms_are_few_and_each_is_one_thing_in_both_languages():
     text = (ROOT / "notebooks" / "terms.md").read_text(encoding="utf-8")
     rows = [row.strip("| ").split(" | ") for row in text.splitlines() if row.startswith("| ")][1:]
