@@ -67,6 +67,7 @@ def to_html(
         from plotly.offline import get_plotlyjs
 
         scripts = f"<script>{get_plotlyjs()}</script>"
+    # a plotly figure is light in both schemes: on a dark page it lies like a card
     style = files("loaderviz.view").joinpath("report.css").read_text(encoding="utf-8")
     html = (
         f'<!DOCTYPE html>\n<html lang="en" class="lv-page"><head><meta charset="utf-8"><title>{escape(title)}</title>'
