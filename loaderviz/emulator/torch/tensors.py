@@ -160,6 +160,8 @@ class TensorMemory:
 
     def pin(self, tensor: torch.Tensor, batch: int = -1) -> torch.Tensor:
         """Give a tensor's storage a pinned block; new ones are page-locked first (R44)."""
+        if self._released:
+            self.give_back()
         tag = HostTag(self, batch, pinned=True)
         tag.block = self.pinned.allocate(storage_of(tensor).nbytes())
         set_tag(tensor, tag)

@@ -33,6 +33,18 @@ def host_bytes(mib=1):
     return torch.ones(mib * MIB, dtype=torch.uint8)
 
 
+@pytest.mark.parametrize(("waits", "page_locked"), [(False, 2), (True, 1)])
+def test_r40_pinned_memory_freed_during_its_copy_is_given_out_again_after_it(waits, page_locked):
+    with lv.record(on="a100", copies="eager") as recording:
+        target, pinned = torch.empty(8 * MIB, dtype=torch.uint8, device="cuda"), host_bytes(8).pin_memory()
+        target.copy_(pinned, non_blocking=True)
+        del pinned
+        if waits:
+            torch.cuda.synchronize()
+        torch.empty(8 * MIB, dtype=torch.uint8, pin_memory=True)
+    assert names(recording, Kind.API).count("cudaHostAlloc") == page_locked
+
+
 def test_r17_backward_runs_on_the_stream_of_the_forward_and_the_callers_stream_comes_after_it():
     with lv.record(on="a100") as recording:
         weight = torch.rand(64, 64, device="cuda", requires_grad=True)
