@@ -181,17 +181,13 @@ def many_small_copies(facts: Evidence) -> Finding | None:
     )
 
 
-def resident(facts: Evidence, *, workers_help: bool = True) -> Finding | None:
-    """What is left of loading when it is done as well as can be; with the data set on the GPU nothing is.
-
-    `workers_help`: what the main thread fetches and pins could be done by workers and their pin thread.
-    """
+def resident(facts: Evidence) -> Finding | None:
+    """What is left of loading when it is done as well as can be; with the data set on the GPU nothing is."""
     copies = facts.batch_copies
     if not copies.any():
         return None
     pageable = copies & (facts.timeline.pinned == 0)
-    ahead = facts.copying(pageable)
-    ahead = either(facts.covered(facts.fetching), ahead) if workers_help else ahead
+    ahead = either(facts.covered(facts.fetching), facts.copying(pageable))
     hidden = facts.device_floor(copies, _if_pinned(facts, pageable)[0] if pageable.any() else 1.0, apart=True)
     best = max(hidden.ns, facts.host_floor(ahead).ns)
     loading = facts.loading(copies)
@@ -592,12 +588,7 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     found = [finding for rule in RULES if (finding := rule(facts))]
     worth = [finding for finding in found if is_worth_it(finding.expected_gain, facts.window)]
     if window is None and device is None:
-        checked = [each for finding in worth if (each := _checked(facts, finding))]
-        useless = {finding.rule for finding in worth} - {finding.rule for finding in checked}
-        more = resident(facts, workers_help=False) if "fetch-in-loop" in useless else None
-        if more and "resident" not in {finding.rule for finding in worth}:
-            checked += [each for each in [_checked(facts, more)] if each]
-        worth = checked
+        worth = [checked for finding in worth if (checked := _checked(facts, finding))]
     worth.sort(key=lambda finding: -finding.expected_gain.ns)
     loads = [finding for finding in worth if finding.rule in ("fetch-in-loop", "waiting-for-data")]
     if loads and 2 * loads[0].expected_gain.ns > worth[0].expected_gain.ns and worth[0].rule == "resident":

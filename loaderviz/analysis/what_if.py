@@ -22,7 +22,7 @@ from loaderviz import intervals, words
 from loaderviz.analysis.evidence import Evidence, either
 from loaderviz.batches import BATCH_RANGE, HAND_OUT
 from loaderviz.emulator.device import Stream
-from loaderviz.emulator.hardware import GPUS, HOSTS, PAGE, Gpu, Host, UnknownHardwareError
+from loaderviz.emulator.hardware import GPUS, HOSTS, Gpu, Host, UnknownHardwareError
 from loaderviz.emulator.replay import Batch, LoaderConfig, Replay
 from loaderviz.emulator.runtime import GraphNode, Runtime
 from loaderviz.errors import LoadervizError
@@ -381,8 +381,6 @@ def _rate(loop: Observed, gpu: Gpu, copies: Mask) -> int:
     """Return the best rate [bytes/s] of copies that last longer than their latency; 0 without any such."""
     timeline = loop.timeline
     time = timeline.end - timeline.start - gpu.copy_latency
-    if loop.config.workers:
-        time = np.where(loop.copies & (timeline.pinned == 0), _read_again(loop, time), time)
     mine = copies & (time > gpu.copy_latency) & (timeline.nbytes > 0)
     if not mine.any():
         return 0
@@ -392,42 +390,24 @@ def _rate(loop: Observed, gpu: Gpu, copies: Mask) -> int:
 def host_of(loop: Observed) -> Host:
     """Return the host of a timeline: a preset by its name, with the costs of calls as measured."""
     timeline, facts = loop.timeline, loop.facts
-    base = replace(_preset_host(loop), cores=facts.cores or _preset_host(loop).cores)
+    name = timeline.context.host.split(" (")[0]
+    base = Host.preset(name if name in HOSTS else "workstation")
+    base = replace(base, cores=facts.cores or base.cores)
     launches = facts.calls(facts.mask(Kind.COMPUTE))
     pinned = facts.calls(loop.copies & (timeline.pinned == 1))
     handed = facts.loop & timeline.named(lambda name: "hand-out" in name)
     pins = loop.whole(timeline.where(Kind.PIN) & (timeline.nbytes > 0) & (timeline.end > timeline.start))
-    on_pin_thread = timeline.in_lanes(lambda lane: lane.role == "pin")
     seen = {
         "launch": _median(loop, launches),
         "memcpy_call": _median(loop, pinned),
         "hand_out": _median(loop, handed),
         "synchronize": _median(loop, facts.synchronizes(loop.copies)),
     }
-    time = timeline.end - timeline.start
-    for where, took in (("memory_bandwidth", _read_again(loop, time)), ("parallel_bandwidth", time)):
-        mine = pins & (on_pin_thread == (where == "memory_bandwidth"))
-        if mine.any():  # the quickest: others may have page-locked new memory
-            seen[where] = round(float((2 * timeline.nbytes[mine] / took[mine]).max()) * 1e9)
-    if "parallel_bandwidth" in seen:  # torch's threads together: one alone is not faster
-        seen.setdefault("memory_bandwidth", min(base.memory_bandwidth, seen["parallel_bandwidth"]))
+    if pins.any():  # the quickest: others may have page-locked new memory
+        rate = 2 * timeline.nbytes[pins] / (timeline.end - timeline.start)[pins]
+        seen["memory_bandwidth"] = round(float(rate.max()) * 1e9)
     known: dict[str, Any] = {key: value for key, value in seen.items() if value}
     return replace(base, **known)
-
-
-def _preset_host(loop: Observed) -> Host:
-    name = loop.timeline.context.host.split(" (")[0]
-    return Host.preset(name if name in HOSTS else "workstation")
-
-
-def _read_again(loop: Observed, time: Ints) -> Ints:
-    """Return how long spans of these times would last had their bytes, which a worker sent, been read before [ns].
-
-    The replay adds it again. At least half is left: of the machine that was seen it is not known.
-    """
-    faults = loop.timeline.nbytes * _preset_host(loop).page_fault // PAGE
-    again: Ints = np.maximum(time - np.maximum(faults, 0), time // 2)
-    return again
 
 
 def _median(loop: Observed, calls: Mask) -> int:
@@ -459,6 +439,9 @@ LIMITS = {"prefetch": (0, 16), "workers": (0, 64), "batch_size": (1, 1 << 20)}  
 # known: the middle of their range.
 SLOWEST, FASTEST = 3.8 / 2.9, 4.0 / 3.6
 WITH_WORKERS = (SLOWEST + FASTEST) / 2
+# A worker's batch is in shared memory: each page (4 KiB) of it is a minor fault when the main process first reads it.
+# The time of a fault is assumed.
+PAGE, PAGE_FAULT = 4_096, 500  # bytes, ns
 BAND = {"emulated": 0.1, "": 0.1, "workers": 0.15}  # to each side; with other workers on a real host it is widest
 _UNSCALED = re.compile(r"multi_tensor_apply|adam|sgd|foreach|optim|nccl|rccl", re.IGNORECASE)  # cost of the parameters
 
@@ -494,9 +477,9 @@ def what_if(
     `UnknownHardwareError` for an unknown GPU; `OutOfMemory` if the batches do not fit.
 
     >>> loaderviz.summarize(timeline).step  # ns; a blocking loader
-    1897616.0
+    1642615.0
     >>> loaderviz.summarize(loaderviz.what_if(timeline, prefetch=2)).step
-    980941.0
+    887700.0
     """
     loop = Observed(check_timeline(timeline, "what_if()"))
     _check_options(
@@ -526,7 +509,10 @@ def replayed(
     """Return the loop replayed with this config on `target`, its batches `scale` times as large."""
     target = checked(target, config.pin or (config.resident and bool(target.h2d)), not config.resident)
     work = _ObservedWork(loop, config, source, target, scale, slices, graphs)
-    replay = Replay(config, work, Runtime(target, host_of(loop)), from_hand_out=loop.from_hand_out)
+    host = host_of(loop)
+    if config.pin == loop.config.pin:
+        host = replace(host, crowding=0)  # it is in the rates that were seen
+    replay = Replay(config, work, Runtime(target, host), from_hand_out=loop.from_hand_out)
     predicted = replay.run(config.warmup, len(loop.steps))
     names = {loop.timeline.names[n] for n in loop.timeline.name[loop.facts.mask(Kind.COMMUNICATION)].tolist()}
     reduces = predicted.named(names.__contains__)
@@ -613,6 +599,7 @@ class _ObservedWork:
         self.slower = 1.0 if not self.crosses else WITH_WORKERS if then else 1 / WITH_WORKERS
         # A worker's time on a real clock has its waits for a core in it, which the replay adds itself.
         self.share = min(1.0, (loop.facts.cores or now) / now) if real and now else 1.0
+        self.faults = self.crosses and bool(then) and not config.pin  # else the pin thread has them
 
     def _step(self, number: int) -> Step:
         return self.steps[(number - self.warmup) % len(self.steps)]
@@ -630,6 +617,8 @@ class _ObservedWork:
         """Make the calls of a step, each after the host's own work before it."""
         step = self._step(number)
         self._work(runtime, step.pins)
+        if self.faults:
+            self._work(runtime, PAGE_FAULT * (sum(self.batch(number).tensors) // PAGE))
         for captured, calls in groupby(step.calls, self._is_captured):
             if captured:
                 self._launch_graph(runtime, number, list(calls))

@@ -21,7 +21,6 @@ UNITS = {"GB": GB, "GiB": 2**30}
 TERA = 10**12
 FULL = 1000  # shares and factors are in thousandths
 SECOND = 10**9
-PAGE = 4096  # bytes of host memory, and how far pinned blocks lie apart at least
 SMALL_MALLOC = 2 * 2**20  # bytes: the segments of PyTorch's small blocks
 BRANDS = re.compile(r"^(nvidia |geforce |tesla )*")
 
@@ -179,20 +178,12 @@ class Host(Machine):
     crowding: int = 0  # thousandths by which each busy worker slows copies within the host's memory (pinning, staging)
     disk: int = 0  # bytes/s of files that are read the first time; 0: files are in memory
     disk_latency: int = 0  # of each such file
-    page_fault: int = 0  # a page (`PAGE`) of what a worker sent, for the first thread of the main process to read it
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def work_time(self, nbytes: int, flops: int = 0) -> int:
         """Return the time in ns in which one thread touches `nbytes` (reads and writes counted), or computes."""
         math = ceil_div(flops * SECOND, self.flops) if self.flops else 0
         return max(ceil_div(nbytes * SECOND, self.memory_bandwidth), math)
-
-    def first_read_time(self, nbytes: int) -> int:
-        """Return the time in ns by which the first reader of `nbytes` from a worker is later than any other.
-
-        Each batch of a worker is new shared memory. What is smaller than a page costs its share of one.
-        """
-        return ceil_div(nbytes * self.page_fault, PAGE)
 
     def pin_time(self, nbytes: int) -> int:
         """Return the time in ns in which the main thread copies `nbytes` into pinned memory, with torch's threads."""

@@ -1,8 +1,7 @@
 """LoaderSchedule: when torch's DataLoader fetches, pins and hands out each batch, in virtual time.
 
 torch orders `prefetch_factor` batches from each worker when an epoch begins, and one more at each hand-out. A worker
-takes its orders one after the other, and batches go through the pin thread in order (R45). The workers' end takes no
-time.
+takes its orders one after the other, and batches go through the pin thread in order (R45).
 
     schedule = LoaderSchedule(runtime, workers=2)
     ready = schedule.fetch(0, worker=0, took=1_000_000, nbytes=4096)
@@ -134,13 +133,12 @@ class LoaderSchedule:
         return min(busy, self.runtime.host.cores or busy)
 
     def pin(self, batch: int, ready: int, nbytes: int, locks: Callable[[int], int]) -> int:
-        """The pin thread, which is the first to read the batch, copies it into pinned memory; return when it is there.
+        """The pin thread copies the batch into pinned memory; return when it is there.
 
         `locks(start)` takes that memory, and says how long page-locking takes, if there is any.
         """
         start, shared = max(ready, self._pin_free), self.runtime.shared
-        host = self.runtime.host
-        copying = shared.crowded(host.work_time(2 * nbytes), start) + host.first_read_time(nbytes)
+        copying = shared.crowded(self.runtime.host.work_time(2 * nbytes), start)
         start, end = shared.compute(start, locks(start) + copying, self.runtime.now)
         self._pin_free = end
         lane = self.runtime.builder.lane("pin thread", "host", "pin")

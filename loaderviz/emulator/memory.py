@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from loaderviz.emulator.device import Stream
-from loaderviz.emulator.hardware import PAGE
 from loaderviz.emulator.runtime import Event, Runtime
 from loaderviz.errors import LoadervizError
 
@@ -27,6 +26,7 @@ SMALL_SEGMENT = 2 * 2**20
 LARGE_SEGMENT = 20 * 2**20  # for blocks below OWN_SEGMENT; larger ones get a segment of their own, rounded up
 OWN_SEGMENT = 10 * 2**20
 ROUND_SEGMENT = 2 * 2**20
+PAGE = 4096  # pinned blocks lie this far apart at least
 FREE, LIVE, DEFERRED, FREED = range(4)  # in the cache; in use; waiting for streams that used it; given back
 
 

@@ -281,8 +281,7 @@ class Replay:
             runtime.now += runtime.host.dispatch
             if batch.pinned and not waits:
                 self.loader.pool.use(batch.pinned[index], self.side)  # R29
-            unread = nbytes if self.config.workers and not batch.pinned else 0
-            runtime.memcpy(nbytes, "h2d", self.side, pinned=bool(batch.pinned), blocking=waits, unread=unread)
+            runtime.memcpy(nbytes, "h2d", self.side, pinned=bool(batch.pinned), blocking=waits)
             runtime.note(start, "aten::copy_")
         return blocks
 

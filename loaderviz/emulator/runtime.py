@@ -328,13 +328,12 @@ class Runtime:
         *,
         pinned: bool = True,
         blocking: bool = False,
-        unread: int = 0,
     ) -> Command:
         """`cudaMemcpyAsync`; with `blocking=True` followed by `cudaStreamSynchronize`, as PyTorch copies (R30).
 
         `pinned` tells about the host side. Pinned copies are truly asynchronous (R8). A pageable H2D copy of more than
         64 KB waits for the stream, then keeps the host busy with staging (R1, R7, R12); a pageable D2H copy blocks
-        until it is done (R11). Of a pageable source `unread` bytes are what a worker sent and nobody has read yet.
+        until it is done (R11).
         """
         if nbytes < 0:
             raise ValueError(f"memcpy of {nbytes} bytes: a size cannot be negative")
@@ -354,11 +353,7 @@ class Runtime:
             self._block([stream.last], Cause.STAGING)
         self.now += self.host.memcpy_call
         alone = self.gpu.copy_time(nbytes, self.gpu.pageable)
-        beside, faults = 0, self.host.first_read_time(unread)
-        if staged or (not pinned and nbytes > PAGEABLE_ASYNC):
-            beside = self.shared.crowded(alone, self.now) - alone + faults
-        else:
-            self.now += faults
+        beside = 0 if pinned or nbytes <= PAGEABLE_ASYNC else self.shared.crowded(alone, self.now) - alone
         command = self._copy(nbytes, direction, stream, pinned, beside)
         if staged:
             tail = self.gpu.copy_time(min(nbytes, self.gpu.staging_chunk), self.gpu.h2d)

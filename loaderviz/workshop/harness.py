@@ -67,8 +67,8 @@ GPU = variant(
     malloc_small=2_000,
 )
 # What the checks ask about are copies and waits: their work stands for a step, whose Python costs nothing here, and
-# nobody takes turns at cores, or reads what workers sent at a price of its own.
-_FREE = dict.fromkeys(("python", "module", "composite", "node", "optimizer", "parameter", "cores", "page_fault"), 0)
+# nobody takes turns at cores or memory.
+_FREE = dict.fromkeys(("python", "module", "composite", "node", "optimizer", "parameter", "cores", "crowding"), 0)
 FAST_HOST = variant(Host.preset("laptop"), "workshop host, fast memory", **_FREE)
 _SLOW = FAST_HOST.memory_bandwidth // SLOWER  # in parallel, too: OMP_NUM_THREADS=1, as the guide has it for a room
 HOST = variant(FAST_HOST, "workshop host", memory_bandwidth=_SLOW, parallel_bandwidth=_SLOW)

@@ -46,8 +46,8 @@ from loaderviz.workshop.loop import gpu_milliseconds, new_model, show_code, trai
 # ## The data, the machine and the loop
 #
 # MNIST in host memory, as float32. A `DataLoader` takes one sample after the other and puts them together. Our network
-# is tiny, so the GPU that we emulate is slow. The zeros stand for a training that has run for a while: its memory is
-# allocated and page-locked already (R44).
+# is tiny, so the GPU that we emulate is slow; the memory of its host is slow, too, so that you can see what pinning
+# costs. The zeros stand for a training that has run for a while: its memory is allocated and page-locked already (R44).
 
 
 # %%
@@ -71,7 +71,8 @@ def say(name, timeline):
 # %%
 BATCH, STEPS = 1024, 32
 GPU = replace(Gpu.preset("laptop"), name="a small GPU", fp32=95 * 10**10, malloc=0, malloc_small=0)
-HOST = replace(Host.preset("laptop"), name="a laptop that is warm", page_lock_base=0, page_lock_per_gib=0)
+HOST = replace(Host.preset("laptop"), name="a host with slow memory", memory_bandwidth=12 * 10**9)
+HOST = replace(HOST, page_lock_base=0, page_lock_per_gib=0, crowding=0)
 images, labels = (part[: BATCH * STEPS] for part in mnist.tensors(train=True))
 one_by_one = TensorDataset(images.float().div_(255), labels)
 
@@ -205,9 +206,8 @@ for name, each in {"faster GPU": quick, "faster GPU, uint8": as_bytes}.items():
 
 # %% [markdown]
 # Divide the `fetch` of the faster GPU by its three workers: now `pin` is the slowest station. There is one pin thread
-# per `DataLoader`, and it copies every byte once (R43, R45). It is the first to read what a worker sent, and each page
-# of that costs time, too. More workers do not help it. Fewer bytes do: the last run sends `uint8`, the GPU converts,
-# and is the slowest station again.
+# per `DataLoader`, and it copies every byte once (R43, R45). More workers do not help it. Fewer bytes do: the last
+# run sends `uint8`, the GPU converts, and is the slowest station again.
 #
 # ## What workers cost: time to start, memory, cores
 #

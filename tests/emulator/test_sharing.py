@@ -64,5 +64,4 @@ def test_busy_workers_slow_pageable_copies_and_pinning(workers):
     runtime.synchronize()
     took, before = (each.end - each.start for each in (beside, alone))
     assert took == pytest.approx(before * (1 + 0.1 * workers), rel=1e-3)
-    pinned = 2 * 10**6 * (10 + workers) // 10 + host.first_read_time(10**6)
-    assert schedule.pin(0, runtime.now, 10**6, lambda start: 0) == runtime.now + pinned
+    assert schedule.pin(0, runtime.now, 10**6, lambda start: 0) == runtime.now + 2 * 10**6 * (10 + workers) // 10

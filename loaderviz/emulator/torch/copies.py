@@ -14,17 +14,7 @@ import torch
 
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.kernels import memory_time, sm_share
-from loaderviz.emulator.torch.tensors import (
-    ATTRIBUTE,
-    Arrival,
-    HostTag,
-    Tag,
-    is_on_device,
-    read_first,
-    set_tag,
-    storage_of,
-    tag_of,
-)
+from loaderviz.emulator.torch.tensors import ATTRIBUTE, Arrival, HostTag, Tag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
 
@@ -74,7 +64,6 @@ def memcpy(session: Session, target: torch.Tensor, source: torch.Tensor, *, non_
     tag, device_tag = session.host_tag(source if upload else target), session.device_tag(target if upload else source)
     assert device_tag is not None
     pinned = bool(tag and tag.pinned)
-    unread = read_first(source) if upload and not pinned else 0
     batch = (tag.batch if tag else -1) if upload else device_tag.batch
     prepare(session, target, source)
     session.mark_source(batch)
@@ -88,9 +77,7 @@ def memcpy(session: Session, target: torch.Tensor, source: torch.Tensor, *, non_
     if tracking and not upload:
         tracking.before_change([tag])
     direction: Any = "h2d" if upload else "d2h"
-    command = runtime.memcpy(
-        source.nbytes, direction, session.stream, pinned=pinned, blocking=not non_blocking, unread=unread
-    )
+    command = runtime.memcpy(source.nbytes, direction, session.stream, pinned=pinned, blocking=not non_blocking)
     runtime.note(start, "aten::copy_")
     if command.number < 0:  # captured
         assert session.recorder
@@ -145,7 +132,6 @@ def pin_memory(session: Session, source: torch.Tensor, tag: HostTag | None) -> t
         start = runtime.now
         result = session.pin(source.clone(memory_format=torch.contiguous_format), batch)
         runtime.now += runtime.host.dispatch + runtime.host.pin_time(source.nbytes)
-        runtime.now += runtime.host.first_read_time(read_first(source))
         runtime.note(start, "aten::pin_memory", Kind.PIN, nbytes=source.nbytes, pinned=True)
     return result
 
@@ -174,9 +160,7 @@ def _for_copy(session: Session, source: torch.Tensor, dtype: torch.dtype) -> tor
         session.tracking.host_access(source, "aten::_to_copy")
     tag = session.host_tag(source)
     result = source.to(dtype).contiguous()
-    session.host_operator(
-        "aten::_to_copy", source.nbytes + result.nbytes, batch=tag.batch if tag else -1, read=[source]
-    )
+    session.host_operator("aten::_to_copy", source.nbytes + result.nbytes, batch=tag.batch if tag else -1)
     if tag and tag.batch >= 0:
         set_tag(result, HostTag(session, tag.batch))
     return result

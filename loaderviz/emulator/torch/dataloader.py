@@ -8,11 +8,7 @@ Of a data set's own work, operators of torch cost their bytes, FLOPs and dispatc
 in `Host.fetch_per_byte`; all else (PIL, numpy, Python) costs what `loaderviz.costs` declares for it, or what a table of
 hardware.toml says. Where it is `measured` (host="auto"), the whole fetch costs the processor time that it takes, and
 what is declared in it. A file that `open` opens in a fetch costs the disk once, by its size, however much of it is
-read; then it is in the page cache.
-
-Each batch of a worker is new shared memory. To write new pages is in what a fetch costs, as it is where batches lie in
-ordinary memory; to read them first costs the main process `Host.page_fault` each: the pin thread, else a pageable copy,
-or an operator on the main thread. Not modelled: files that C libraries open (declare what they take), locks such as
+read; then it is in the page cache. Not modelled: files that C libraries open (declare what they take), locks such as
 HDF5's, and the longer start of spawned workers.
 """
 
@@ -169,7 +165,7 @@ class Schedule(LoaderSchedule):
         if session.measured:
             took += runtime.host.fetch_base  # the queue
         ready = self.fetch(batch, worker, took, size, slept=fetched.slept, files=fetched.files)
-        mark(session, fetched.data, batch, sent=not self.pins)
+        mark(session, fetched.data, batch)
         if self.pins:
             ready = self.pin(batch, ready, size, lambda start: self._locking(fetched.data, start))
         runtime.batch, runtime.source = batch, session.source()
@@ -302,18 +298,17 @@ def _recorded(kind: Any) -> Any:
     return type(kind.__name__, (kind,), {"_process_data": process, "__module__": kind.__module__})
 
 
-def mark(session: Session, data: Any, batch: int, *, sent: bool = False) -> None:
-    """Let the tensors of a batch carry its number; those that a worker `sent` in shared memory are yet to be read."""
+def mark(session: Session, data: Any, batch: int) -> None:
+    """Let the tensors of a batch carry its number."""
     with session.bookkeeping(), torch._C.DisableTorchFunction():
         for tensor in tensors(data):
             if tensor.layout is not torch.strided or is_on_device(tensor):
                 continue
             tag = session.host_tag(tensor)
             if tag is None:
-                set_tag(tensor, tag := HostTag(session, batch))
-            tag.batch = batch
-            if sent and storage_of(tensor).is_shared():
-                tag.unread = storage_of(tensor).nbytes()
+                set_tag(tensor, HostTag(session, batch))
+            else:
+                tag.batch = batch
 
 
 # What a data set's own work costs

@@ -154,8 +154,7 @@ class Operators(TorchDispatchMode):
                 elif operator.copies and tags[-1] is not None and tags[-1].batch >= 0:
                     tag.batch = tags[-1].batch  # a buffer: this is in it from now on
         if not operator.no_kernel:
-            read = tensors if batch >= 0 else ()
-            session.host_operator(operator.name, *host_work(operator, args, kwargs, result), batch=batch, read=read)
+            session.host_operator(operator.name, *host_work(operator, args, kwargs, result), batch=batch)
         session.leave()
         if tracking:
             tracking.host_operator(operator, args, kwargs, tensors, tags)

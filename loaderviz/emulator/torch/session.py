@@ -27,7 +27,7 @@ from loaderviz.emulator.host import OwnTime
 from loaderviz.emulator.runtime import Event, Runtime
 from loaderviz.emulator.torch.copies import DeferredCopies
 from loaderviz.emulator.torch.patches import stop_waiting
-from loaderviz.emulator.torch.tensors import TensorMemory, read_first
+from loaderviz.emulator.torch.tensors import TensorMemory
 from loaderviz.emulator.torch.tracking import AccessTracking
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Context, Timeline
@@ -250,20 +250,13 @@ class Session(TensorMemory):
         if not self.fetching and (self.priced or not self.measured):
             self.runtime.now += self.runtime.host.python
 
-    def host_operator(
-        self, name: str, nbytes: int, flops: int = 0, batch: int = -1, read: Iterable[torch.Tensor] = ()
-    ) -> None:
-        """Count a CPU operator on the main thread: dispatch, and bytes or FLOPs, whichever takes longer.
-
-        Of the tensors that it `read`s a worker may have sent some: whoever reads these first pays for it.
-        """
+    def host_operator(self, name: str, nbytes: int, flops: int = 0, batch: int = -1) -> None:
+        """Count a CPU operator on the main thread: dispatch, and bytes or FLOPs, whichever takes longer."""
         if self.fetching:
             return
         self.mark_source(batch)
         host, start = self.runtime.host, self.runtime.now
-        work = host.work_time(nbytes, flops // max(1, host.cores))
-        work += host.first_read_time(sum(read_first(tensor) for tensor in read))
-        self.runtime.host_work(host.dispatch + work, name)
+        self.runtime.host_work(host.dispatch + host.work_time(nbytes, flops // max(1, host.cores)), name)
         if flops:
             self.runtime.shared.take(start, self.runtime.now, host.cores - 1)  # torch's threads
 

@@ -55,15 +55,13 @@ class DeviceTag:
 class HostTag:
     """The storage is host memory that is pinned (`block`), or holds data of a batch, or both.
 
-    Of what a worker sent `unread` bytes are still to be read first (`Host.page_fault`).
-
     `block` may be None while `pinned` is True: pinned by the loader's thread, its block is given at hand-out.
     """
 
-    __slots__ = ("__weakref__", "arrivals", "batch", "block", "memory", "pinned", "unread")
+    __slots__ = ("__weakref__", "arrivals", "batch", "block", "memory", "pinned")
 
     def __init__(self, memory: TensorMemory, batch: int = -1, *, pinned: bool = False) -> None:
-        self.memory, self.batch, self.pinned, self.unread = memory, batch, pinned, 0
+        self.memory, self.batch, self.pinned = memory, batch, pinned
         self.block: PinnedBlock | None = None
         self.arrivals: list[Arrival] = []
 
@@ -97,16 +95,6 @@ def tag_of(tensor: torch.Tensor) -> Any:
 def set_tag(tensor: torch.Tensor, tag: Tag) -> None:
     """Attach a tag to the tensor's storage."""
     setattr(storage_of(tensor), ATTRIBUTE, tag)
-
-
-def read_first(tensor: torch.Tensor) -> int:
-    """The host reads a tensor: return how many bytes of it a worker sent and nobody has read; from now on it has."""
-    tag = tag_of(tensor)
-    if type(tag) is not HostTag or not tag.unread:
-        return 0
-    fresh = min(tag.unread, tensor.nbytes)
-    tag.unread -= fresh
-    return fresh
 
 
 def is_on_device(tensor: Any) -> bool:

@@ -137,8 +137,8 @@ class SometimesSlow(Images):
 MOST = 64
 WITHIN = 1.02  # of the step that any number of workers gives
 SAMPLES, STEPS, LAST, AHEAD = 1000, 100, 20, 2  # measured are the last steps: by then full buffers are used up
-# The explorer's host, but that each worker has a core, and the pin thread only its bytes to move
-HOST = replace(Host.preset("workstation"), cores=0, page_fault=0)
+# The explorer's host, but that stations take the same time beside any number of workers, each of which has a core
+HOST = replace(Host.preset("workstation"), cores=0, crowding=0)
 AMONG = {"pin": (3, 7), "copy": (2, 7), "compute": (2, 7)}  # workers needed, by the slowest station: a range
 
 

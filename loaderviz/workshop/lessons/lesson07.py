@@ -148,7 +148,7 @@ def _settings(cause: str, chance: random.Random) -> Settings:
     compute = chance.randrange(900_000, 1_500_000)
     # A pageable copy takes most of the time of the kernels, a pinned one a quarter, and the pin thread keeps up: with
     # more bytes it would still be page-locking when the steps begin that are judged.
-    nbytes = int(compute * chance.uniform(5.0, 5.6)) // 1000 * 1000
+    nbytes = int(compute * chance.uniform(5.5, 6.5)) // 1000 * 1000
     slow = cause == "data"
     workers = chance.randrange(2, 4) if slow else 8
     fetch = compute * workers * chance.uniform(1.6, 2.5) - nbytes * 0.15 if slow else 0  # the rest is for the bytes

@@ -308,41 +308,6 @@ def test_a_measured_fetch_counts_once_with_what_it_burnt_and_slept(monkeypatch, 
     assert [end - start for start, end in gaps.tolist()] == [50_000] * 2  # the last one comes after all that is seen
 
 
-FIRST_READERS = {  # of batches of 400,000 bytes or few, and the spans that are longer for it
-    "the pin thread": (True, 25_000, lambda batch: batch.to("cuda"), "pin batch"),
-    "a pageable copy": (False, 25_000, lambda batch: batch.to("cuda", non_blocking=True), "Memcpy HtoD"),
-    "a small copy, on the host": (False, 50, lambda batch: batch.to("cuda"), "cudaMemcpyAsync"),
-    "an operator": (False, 25_000, lambda batch: batch.add(1), "aten::add"),
-    "a change of dtype": (False, 25_000, lambda batch: batch.to("cuda", torch.half), "aten::_to_copy"),
-    "the main thread, to pin": (False, 25_000, lambda batch: batch.pin_memory(), "aten::pin_memory"),
-}
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("reader", FIRST_READERS)
-def test_who_reads_first_what_a_worker_sent_pays_for_its_pages_once(reader, workers):
-    pins, size, read, name = FIRST_READERS[reader]
-    data = TensorDataset(torch.zeros(12, size))
-
-    def times(page_fault):
-        with lv.record(on="a100", host=replace(HOST, page_fault=page_fault), hazards="off") as recording:
-            for (batch,) in DataLoader(data, 4, num_workers=workers, pin_memory=pins):
-                read(batch)
-                batch.flatten().sum()  # views and later readers pay nothing
-                batch.to("cuda")
-        spans = [span for span in recording.timeline.rows() if span.lane.group != "device" or "Memcpy" in span.name]
-        return sorted(
-            (span.batch, span.name, span.duration) for span in spans if span.kind not in (Kind.RANGE, Kind.WAIT)
-        )
-
-    free, priced = times(0), times(1000)
-    longer = [(one, other[2] - one[2]) for one, other in zip(free, priced, strict=True) if one[2] != other[2]]
-    faults = -(-4 * 4 * size * 1000 // 4096)
-    mine = [(span, more) for span, more in longer if span[1].startswith(name)]
-    assert [more for _, more in mine] == [faults] * (3 * workers)
-    assert {span[1] for span, _ in longer} <= {span[1] for span, _ in mine} | {"cudaMemcpyAsync", "aten::copy_"}
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_measured_fetch_leaves_out_what_the_emulator_asks_at_each_call(monkeypatch, workers):
     """Whether a call touches the device: for a batch it looks at each tensor; 1 ms by the clock of the test."""
