@@ -560,9 +560,8 @@ class KernelCosts:
         if dtype is torch.float64:
             return "fp64"
         if operator.base in MATMUL:
-            tf32 = (
-                torch._C._get_float32_matmul_precision() != "highest"
-            )  # torch's own wrapper takes longer than the rest
+            # torch's own wrapper takes longer than the rest
+            tf32 = torch._C._get_float32_matmul_precision() != "highest"
         else:
             tf32 = torch.backends.cudnn.allow_tf32
         return "tf32" if tf32 and self._gpu.capability >= TENSOR_FLOAT else "fp32"

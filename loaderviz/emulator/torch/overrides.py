@@ -602,9 +602,11 @@ def _install_optimizers(patches: Patches) -> None:
         return torch._C._len_torch_function_stack() == 1 and PLAIN.issuperset(map(type, params))
 
     def zero_grad(zero: Any, self: Any, set_to_none: bool = True) -> None:
-        groups = getattr(self, "param_groups", None) or [{"params": list(self.parameters())}]
-        asks = set_to_none and all(asks_only(group["params"]) for group in groups)
-        with torch._C.DisableTorchFunction() if asks else nullcontext():
+        if isinstance(self, torch.nn.Module):
+            params = list(self.parameters())
+        else:
+            params = [param for group in self.param_groups for param in group["params"]]
+        with torch._C.DisableTorchFunction() if set_to_none and asks_only(params) else nullcontext():
             zero(self, set_to_none)
 
     def only_reads(optimizer: Any, group: Any) -> bool:  # its state is made; fused ones ask for the device

@@ -74,6 +74,20 @@ def test_an_optimizer_makes_its_state_where_the_parameters_are_whenever_gradient
         torch.testing.assert_close(value, expected)
 
 
+def test_a_module_may_have_param_groups_of_its_own():
+    class Grouped(nn.Linear):
+        def param_groups(self):
+            return [{"params": [self.weight]}, {"params": [self.bias]}]
+
+    with lv.record(on="a100"):
+        model = Grouped(2, 1).cuda()
+        optimizer = torch.optim.SGD(model.param_groups(), 0.1)
+        for clear in (model.zero_grad, optimizer.zero_grad):
+            model(torch.ones(1, 2, device="cuda")).sum().backward()
+            clear()
+            assert model.weight.grad is model.bias.grad is None
+
+
 def test_a_mode_of_the_program_sees_what_an_optimizer_asks():
     asked = []
 
