@@ -30,6 +30,19 @@ def test_json_round_trip(seed):
     assert next(dtypes) == next(dtypes)
 
 
+def test_large_numbers_and_many_names_stay_what_they_are():
+    builder, columns = TimelineBuilder(Context()), ("start", "batch", "nbytes", "correlation", "name", "source")
+    lane, many = builder.lane("main", "host", "main"), range(70_000)
+    for number in many:
+        time, more = 10**18 + number, {"nbytes": number << 30, "correlation": number << 40, "source": f"a.py:{number}"}
+        builder.span(time, time, lane, Kind.API, f"call {number}", batch=number, **more)
+    timeline = builder.build()
+    given = [10**18 + number for number in many], many, [n << 30 for n in many], [n << 40 for n in many], many, many
+    for found in (timeline, Timeline.from_dict(timeline.to_dict())):
+        for column, values in zip(columns, given, strict=True):
+            assert found.spans[column].tolist() == list(values), column
+
+
 @pytest.mark.parametrize("text", ["", "[1, 2]", "{}", '{"loaderviz": 99}', "\x80", '{"loaderviz": 1}'])
 def test_a_foreign_file(tmp_path, text):
     path = tmp_path / "t.json"

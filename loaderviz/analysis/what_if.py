@@ -27,7 +27,7 @@ from loaderviz.emulator.replay import Batch, LoaderConfig, Replay
 from loaderviz.emulator.runtime import GraphNode, Runtime
 from loaderviz.errors import LoadervizError
 from loaderviz.metrics import Mask, check_timeline, summarize
-from loaderviz.timeline import COPIES, DEVICE_KINDS, LOADING, Cause, Context, Kind, Timeline
+from loaderviz.timeline import COPIES, LOADING, Cause, Context, Kind, Timeline
 from loaderviz.vendors import Api
 
 
@@ -241,7 +241,7 @@ class Observed:
     @cached_property
     def _work_of(self) -> dict[int, int]:
         """The span that each call launches. Raises `WhatIfError` for a call that launches several (a CUDA graph)."""
-        here = np.flatnonzero(self.facts.here & self.timeline.where(*DEVICE_KINDS) & (self.facts.launched_by >= 0))
+        here = np.flatnonzero(self.facts.here & (self.facts.launched_by >= 0))
         calls = self.facts.launched_by[here].tolist()
         twice = [call for call, count in Counter(calls).items() if count > 1]
         if twice:
@@ -312,9 +312,8 @@ def _check(facts: Evidence) -> None:
             "what_if() needs steps: mark them with torch.profiler.record_function('batch 3'), use a DataLoader or a "
             "loader of loaderviz, or record with torch.profiler's schedule; record() counts optimizer.step(), too"
         )
-    work = facts.here & facts.timeline.where(*DEVICE_KINDS)
+    work, launched = facts.here, facts.launched_by >= 0
     time = (facts.last - facts.first).astype(np.float64)
-    launched = facts.launched_by >= 0
     if not (launched & facts.mask(Kind.COMPUTE)).any():
         raise WhatIfError("what_if() needs the host's calls: the timeline does not say which call launched a kernel")
     queued = facts.first < facts.first[work & launched].min()  # launched before the window begins
