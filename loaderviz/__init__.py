@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from loaderviz.analysis.advice import advise
     from loaderviz.analysis.what_if import what_if
-    from loaderviz.emulator.hazards.reports import HazardWarning, RaceError
+    from loaderviz.emulator.hazards import HazardWarning, RaceError
     from loaderviz.emulator.host import costs
     from loaderviz.errors import LoadervizError
     from loaderviz.metrics import summarize
     from loaderviz.recording import record
     from loaderviz.rules import rule
     from loaderviz.timeline import Timeline
-    from loaderviz.traces.read import read
+    from loaderviz.traces import read
     from loaderviz.view import compare
     from loaderviz.widgets import explore, step_through
 
@@ -31,16 +31,16 @@ __all__ = [
 ]  # fmt: skip
 
 _HOME = {
-    "HazardWarning": "loaderviz.emulator.hazards.reports",
+    "HazardWarning": "loaderviz.emulator.hazards",
     "LoadervizError": "loaderviz.errors",
-    "RaceError": "loaderviz.emulator.hazards.reports",
+    "RaceError": "loaderviz.emulator.hazards",
     "Timeline": "loaderviz.timeline",
     "advise": "loaderviz.analysis.advice",
     "calibrate": "loaderviz.analysis.validate",
     "compare": "loaderviz.view",
     "costs": "loaderviz.emulator.host",
     "explore": "loaderviz.widgets",
-    "read": "loaderviz.traces.read",
+    "read": "loaderviz.traces",
     "record": "loaderviz.recording",
     "rule": "loaderviz.rules",
     "step_through": "loaderviz.widgets",

@@ -21,7 +21,7 @@ from loaderviz.errors import LoadervizError, NotModelledError, clean, require, w
 from loaderviz.imports import REFUSING, cured_imports, running_first
 
 if TYPE_CHECKING:
-    from loaderviz.emulator.hazards.reports import Hazard
+    from loaderviz.emulator.hazards import Hazard
     from loaderviz.experiment import Run, Setting
     from loaderviz.export import Section
     from loaderviz.recording import Recording
@@ -221,7 +221,7 @@ def ready(options: argparse.Namespace) -> int:
 
 def view(options: argparse.Namespace) -> int:
     """Read the trace files (several: the ranks of one run), print numbers and findings, write the page."""
-    from loaderviz.traces.read import read
+    from loaderviz.traces import read
 
     out = writable(options.out)
     files: list[Path] = options.file

@@ -25,7 +25,7 @@ from loaderviz.timeline import SPAN_COLUMNS, ArrowKind, Cause, Kind, Lane, Timel
 if TYPE_CHECKING:
     import pandas as pd
 
-    from loaderviz.analysis.finding import Advice
+    from loaderviz.analysis import Advice
     from loaderviz.view import View
 
 
@@ -58,7 +58,7 @@ def to_html(
     Sections. Each picture has its text twin. Raises `ExportError` for anything else, `NotATimelineError` for a dict of
     other things, `NoFolderError` when the folder does not exist.
     """
-    from loaderviz.view import page
+    from loaderviz.view.picture import module
 
     writable(path)  # before the work
     body = "\n".join(_section(section) for section in _sections(content))
@@ -73,7 +73,7 @@ def to_html(
         f'<!DOCTYPE html>\n<html lang="en" class="lv-page"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{style}</style>\n{scripts}</head>\n<body><h1>{escape(title)}</h1>\n{body}\n"
-        f'<script type="module">{page.module()}</script></body></html>\n'
+        f'<script type="module">{module()}</script></body></html>\n'
     )
     return write(path, html)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from loaderviz import words
 from loaderviz.emulator.hardware import Gpu, Host
-from loaderviz.emulator.hazards.reports import Hazards, HazardWarning, Lints
+from loaderviz.emulator.hazards import Hazards, HazardWarning, Lints
 from loaderviz.errors import LoadervizError, NestedRecordingError
 from loaderviz.timeline import Timeline
 from loaderviz.traces import steps as loop_steps

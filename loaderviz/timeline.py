@@ -29,7 +29,7 @@ from loaderviz.errors import LoadervizError, readable, write
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from loaderviz.analysis.finding import Advice
+    from loaderviz.analysis import Advice
     from loaderviz.view import View
 
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
-from loaderviz.widgets.settings import Settings, rates_of
+from loaderviz.widgets.explorer import Settings, rates_of
 
 US = 1_000
 FETCH, PIN, COPY, COMPUTE, LAUNCH = 180 * US, 40 * US, 60 * US, 150 * US, 5 * US

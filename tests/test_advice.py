@@ -25,7 +25,7 @@ from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.replay import PRESETS
 from loaderviz.metrics import MetricsError, NotATimelineError, collectives, describe
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
-from loaderviz.widgets.settings import Settings, simulate
+from loaderviz.widgets.explorer import Settings, simulate
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 ENDINGS = ("nothing-to-gain", "no-gpu-work", "cause-not-seen")

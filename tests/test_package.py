@@ -14,7 +14,7 @@ import torch
 import loaderviz
 from loaderviz import mnist
 from loaderviz.widgets import Settings
-from loaderviz.widgets.settings import simulate
+from loaderviz.widgets.explorer import simulate
 
 ROOT = Path(loaderviz.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))

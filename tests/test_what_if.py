@@ -22,7 +22,7 @@ from loaderviz.emulator.memory import OutOfMemory
 from loaderviz.emulator.replay import PRESETS, LoaderConfig
 from loaderviz.metrics import NotATimelineError
 from loaderviz.timeline import Kind
-from loaderviz.widgets.settings import Settings, rates_of, simulate
+from loaderviz.widgets.explorer import Settings, rates_of, simulate
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 TOLERANCE = 0.1

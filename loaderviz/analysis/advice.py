@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from loaderviz import intervals, words
+from loaderviz.analysis import NO_GAIN, WORTH_IT, Advice, Finding, Gain, is_worth_it
 from loaderviz.analysis.evidence import (
     Evidence,
     Floor,
@@ -26,7 +27,6 @@ from loaderviz.analysis.evidence import (
     names_of,
     where,
 )
-from loaderviz.analysis.finding import NO_GAIN, WORTH_IT, Advice, Finding, Gain, is_worth_it
 from loaderviz.analysis.ranks import rank_table
 from loaderviz.analysis.what_if import what_if
 from loaderviz.errors import LoadervizError

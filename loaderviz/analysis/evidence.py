@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderviz import intervals, words
-from loaderviz.analysis.finding import Gain
+from loaderviz.analysis import Gain
 from loaderviz.batches import HAND_OUT, LOADER_NEXT
 from loaderviz.intervals import Intervals
 from loaderviz.metrics import Loop, Mask, Summary, choose_device, loop_lanes, on_device, summarize, window_of

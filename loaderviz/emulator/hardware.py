@@ -171,7 +171,7 @@ class Host(Machine):
     optimizer: int = 0  # `Optimizer.step()`, beyond its operators
     parameter: int = 0  # of it, for each parameter
     flops: int = 0  # of one thread, in float32; 0: arithmetic is free
-    cores: int = 0  # shared by all (emulator/sharing.py), arithmetic on the main thread takes them all; 0: no limit
+    cores: int = 0  # shared by all (emulator/host.py), arithmetic on the main thread takes them all; 0: no limit
     parallel_bandwidth: int = 0  # what torch's threads read and write together; 0: as one thread
     transforms: int = 0  # thousandths of the times in the table of transforms (torch/dataloader.py)
     wake: int = 0  # a blocked host goes on so long after what it waited for

@@ -18,11 +18,11 @@ from typing import Literal, NamedTuple
 
 from loaderviz.emulator.device import COMPUTE, D2H, H2D, NONE, Command, Device, Engine, Stream
 from loaderviz.emulator.hardware import FULL, Gpu, Host
+from loaderviz.emulator.hazards import stream_words
 from loaderviz.emulator.hazards.happens_before import HOST, Clock, HappensBefore, Place
 from loaderviz.emulator.hazards.races import Races
-from loaderviz.emulator.hazards.reports import stream_words
+from loaderviz.emulator.host import Shared
 from loaderviz.emulator.kernels import memory_time
-from loaderviz.emulator.sharing import Shared
 from loaderviz.errors import LoadervizError
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
 

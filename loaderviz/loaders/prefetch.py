@@ -38,8 +38,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from . import marks
-from .base import Batch, CopyingLoader, Drawn, checked_count
+from .base import Batch, CopyingLoader, Drawn, checked_count, handing_out, listening, prefetching
 from .nested import leaves, map_nested, move, samples_in, to_device
 
 LIFETIMES = ("record_stream", "wait", "consumer", "ring")
@@ -123,8 +122,8 @@ class PrefetchLoader(CopyingLoader[Batch]):
                 if isinstance(due.batch, Flight) and self._copies is not None:
                     due.batch = self._copies.hand_out(due.batch)
                 self._issue(draws, in_flight, 1)  # before the batch goes out, and with it the next step
-                if marks.listening():
-                    with marks.handing_out(due.index, samples_in(due.batch)):
+                if listening():
+                    with handing_out(due.index, samples_in(due.batch)):
                         pass  # nothing is left to prepare
                 yield due
         finally:
@@ -140,7 +139,7 @@ class PrefetchLoader(CopyingLoader[Batch]):
                 drawn = next(draws, None)
                 if drawn is None:
                     return
-                with marks.prefetching(drawn.index):
+                with prefetching(drawn.index):
                     drawn.batch = self._copy_ahead(drawn.batch)
                 in_flight.append(drawn)
             except Exception as error:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import marks
-from .base import DeviceLoader, checked_count, place_in, require_device
+from .base import DeviceLoader, checked_count, handing_out, listening, place_in, require_device
 from .nested import leaves, map_nested
 
 SHUFFLES = ("samples", "blocks", "batches", None)
@@ -169,7 +168,7 @@ class ResidentLoader(DeviceLoader[Any]):
         for index, key in enumerate(plan[first:], first):
             self._follow(key)
             samples = len(key) if isinstance(key, Tensor) else len(self._slices[0][key])
-            with marks.handing_out(index, samples if marks.listening() else 0):
+            with handing_out(index, samples if listening() else 0):
                 ready = [self._pack(make(key))]
                 if self.transform is not None:
                     ready[0] = self.transform(ready[0])

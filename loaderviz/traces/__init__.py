@@ -1,6 +1,5 @@
-"""Trace files and real runs -> Timeline. Only live and workers import torch.
+"""Trace files and real runs -> Timeline; here `read`, which takes a file, a folder of ranks, or a list of files.
 
-read.py      `loaderviz.read`: one file, a folder of ranks, or a list of files
 source.py    the bytes of a file, gzip or not, damaged or not, as a stream of event texts in bounded memory
 kineto.py    torch.profiler's file -> RawTrace: event texts -> numpy columns
 nsight.py    an Nsight Systems export -> RawTraces
@@ -9,4 +8,88 @@ steps.py     which batch each span is for, and which steps are kept
 live.py      a real run: torch.profiler, and what the main thread's DataLoaders do (`loaderviz.record`)
 workers.py   what their workers and pin thread do, noted there
 merge.py     the trace of a real run + these notes -> Timeline
+
+Only live and workers import torch.
 """
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from loaderviz.errors import readable
+from loaderviz.timeline import Timeline, TimelineError
+from loaderviz.traces.assemble import assemble
+from loaderviz.traces.kineto import RawTrace, read_kineto
+from loaderviz.traces.source import SQLITE, Document, Source, TraceError
+from loaderviz.traces.steps import counted
+
+__all__ = ["TraceError", "read"]
+
+_SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db", ".json.tmp")
+
+PathLike = str | os.PathLike[str]
+
+
+def read(path: PathLike | Iterable[PathLike]) -> Timeline:
+    """Return the Timeline of a trace file, of a folder with one file per rank, or of a list of such files.
+
+    Read are torch.profiler (Kineto) JSON of 2021 to today, plain or gzip, of CUDA, ROCm, XPU, MTIA or the CPU alone;
+    Nsight Systems SQLite exports; and what `export.to_chrome_trace` and `Timeline.save` wrote, which comes back equal.
+    Times are integer ns, time 0 is the first event. Steps that nothing marks (`ProfilerStep#3`, "batch 3") are counted
+    by `DataLoader.__next__`, else by `optimizer.step()`, and a note says so. Several ranks are aligned by the clock
+    that their files tell. What is damaged, missing or left out is told in `timeline.context.notes`.
+
+    Raises `TraceError` for a file that is no trace (the message says what it looks like), or that is hostile;
+    `NoFileError`, a FileNotFoundError, when there is none, another OSError when it cannot be opened.
+
+        timeline = loaderviz.read("trace.json.gz")
+        print(loaderviz.summarize(timeline))
+    """
+    if isinstance(path, (str, os.PathLike)):
+        files = [Path(path)]
+        if files[0].is_dir():
+            files = sorted(f for f in files[0].iterdir() if f.name.lower().endswith(_SUFFIXES) and f.is_file())
+            if not files:
+                raise TraceError(f"the folder {path} has no trace in it: no file ends in {', '.join(_SUFFIXES[:4])}")
+    elif isinstance(path, Iterable):
+        files = [Path(each) for each in path]
+        if not files:
+            raise TraceError("read() got an empty list; give at least one trace file")
+    else:
+        raise TypeError(f"read() needs a path or a list of paths, got {type(path).__name__}")
+    for file in files:
+        if file.is_dir():
+            raise TraceError(f"{file} is a folder inside a list; give files, or the folder alone")
+        readable(file)
+    found = [_raw(file, alone=len(files) == 1) for file in files]
+    if isinstance(found[0], Timeline):
+        return found[0]
+    raws = [raw for each in found if isinstance(each, list) for raw in each]
+    return counted(assemble(sorted(raws, key=lambda raw: (raw.rank is None, raw.rank or 0))))
+
+
+def _raw(path: Path, alone: bool) -> list[RawTrace] | Timeline:
+    """Read a file: a rank's trace, an Nsight Systems export of some processes, or, alone, what loaderviz wrote."""
+    source = Source(path)
+    head = source.first()
+    if head.startswith(SQLITE):
+        if source.compressed:
+            raise TraceError(f"{path} is a gzip-ed SQLite database; unpack it with `gunzip` first")
+        from loaderviz.traces.nsight import read_nsight
+
+        return read_nsight(path)
+    if alone and re.match(rb'\s*\{\s*"loaderviz"\s*:\s*\d+\s*,', head):  # what `Timeline.save` writes
+        return Timeline.load(path)
+    document = Document(path)
+    own = document.head.get("loaderviz")  # what `export.to_chrome_trace` writes; the events are for other tools
+    if not isinstance(own, str):
+        return [read_kineto(document)]
+    if not alone:
+        raise TraceError(f"{path} is an export of loaderviz, which is no rank of a run; read it alone")
+    try:
+        return Timeline.unpacked(own)
+    except TimelineError as problem:
+        raise TraceError(f"{path}: its 'loaderviz' entry is damaged ({problem})") from problem

@@ -35,7 +35,7 @@ from torch.utils.data import dataloader as torch_dataloader
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, HAND_OUT, Numbering, prefetch_name, sample_count
 from loaderviz.errors import LoadervizError, NestedRecordingError
-from loaderviz.loaders import marks
+from loaderviz.loaders import base as loaders
 from loaderviz.timeline import DEVICE_KINDS, Context, Timeline, TimelineBuilder
 from loaderviz.traces import merge, steps, workers
 from loaderviz.traces.assemble import assemble
@@ -337,8 +337,8 @@ class LoaderRanges:
         else:
             for owner, name, function in parts:
                 _replace(stack, owner, name, _around(getattr(owner, name), function))
-        _replace(stack, marks, "on_batch", self._marked)
-        _replace(stack, marks, "on_prefetch", self._prefetching)
+        _replace(stack, loaders, "on_batch", self._marked)
+        _replace(stack, loaders, "on_prefetch", self._prefetching)
         stack.enter_context(register_optimizer_step_post_hook(self._stepped))
 
     def by_optimizer(self, names: Iterable[str]) -> bool:

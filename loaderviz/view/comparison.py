@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from loaderviz.analysis.finding import Advice
+    from loaderviz.analysis import Advice
 
 _STORY = ("step", "GPU computes", "copy hidden", "speed-up")  # the rest of the table is folded
 

@@ -15,9 +15,9 @@ from plotly.subplots import make_subplots
 
 from loaderviz import metrics, words
 from loaderviz.timeline import Kind, Timeline
-from loaderviz.view import page, theme
+from loaderviz.view import theme
 from loaderviz.view.pack import Json, Part
-from loaderviz.view.picture import View
+from loaderviz.view.picture import View, twin
 
 BARS = 2_000
 _TRACK, _HEADER = 26, 1.2  # px of a track, and tracks above each of several timelines
@@ -113,7 +113,7 @@ class Chart(go.Figure):  # type: ignore[misc]
         from IPython.display import HTML, display
 
         super()._ipython_display_()
-        display(HTML(page.twin(self.layout.meta["text"])))
+        display(HTML(twin(self.layout.meta["text"])))
 
 
 def utilization(timelines: Mapping[str, Timeline], window: int) -> go.Figure:

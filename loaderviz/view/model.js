@@ -1,6 +1,6 @@
 // What the view knows: columns from bytes, who waits for whom, the words for it. Nothing of pixels, nothing of the page.
 //
-// model.js, draw.js, chrome.js and view.js are one module: page.py joins them in this order, and each uses the names of
+// model.js, draw.js, chrome.js and view.js are one module: picture.py joins them in this order, and each uses the names of
 // those before it. Words used throughout: a *bar* is a row of the body (a span, or several merged ones), a *track* a row
 // of bars that do not overlap, a *lane* one or more tracks with a name, a *part* one timeline. Times are ns from the
 // part's origin.

@@ -650,7 +650,7 @@ class View {
 
 // ----------------------------------------------------------------------------------------------------------- hosts
 
-const CSS = "__LV_CSS__"; // view.css; put in by view/page.py
+const CSS = "__LV_CSS__"; // view.css; put in by view/picture.py
 const views = new Set(); // those in the page
 
 function styleNode() {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from loaderviz.widgets.cells import Viewer, viewer
-from loaderviz.widgets.explorer import Explorer, explore
-from loaderviz.widgets.settings import Settings, SettingsError
+from loaderviz.widgets.explorer import Explorer, Settings, SettingsError, explore
 from loaderviz.widgets.stepper import State, Stepper, state_at, step_through
 
 __all__ = [

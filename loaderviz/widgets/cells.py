@@ -18,7 +18,7 @@ from typing import Any
 from loaderviz import words
 from loaderviz.metrics import Summary, check_timeline, describe, summarize, window_of
 from loaderviz.timeline import Timeline
-from loaderviz.view import View, page
+from loaderviz.view.picture import View, element, loader
 
 _open: dict[str, Interactive] = {}
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -87,7 +87,7 @@ class Interactive:
         """Return what stands in for the widget, without a kernel too."""
         view, below = self.view, paragraph(RUN) + self.static_html()
         picture = view.svg()
-        html = page.host(*view.packed(BARS), picture, below, stands=self.widget is not None) + page.loader()
+        html = element(*view.packed(BARS), picture, below, stands=self.widget is not None) + loader()
         return {"text/html": html, "image/svg+xml": picture, "text/plain": self.text()}
 
     def _ipython_display_(self) -> None:

@@ -16,9 +16,9 @@ import traitlets
 from loaderviz import words
 from loaderviz.emulator.hardware import GB, GPUS
 from loaderviz.emulator.replay import LIFETIMES, PRESETS
-from loaderviz.view import View, page
+from loaderviz.view.picture import View, module
 from loaderviz.widgets.cells import problem
-from loaderviz.widgets.settings import Settings, rates_of
+from loaderviz.widgets.explorer import Settings, rates_of
 
 MOST = 300_000  # bars that are sent at once; further ones when the window has come near them
 SMALL = 64_000  # bytes that are sent as they are: the browser unpacks with several turns of its event loop
@@ -30,7 +30,7 @@ class LiveView(anywidget.AnyWidget):
     Times are from the begin of the timeline on. `playing` runs the time cursor.
     """
 
-    _esm = page.module()
+    _esm = module()
     head = traitlets.Dict().tag(sync=True)
     body = traitlets.Bytes().tag(sync=True)
     options = traitlets.Dict().tag(sync=True)

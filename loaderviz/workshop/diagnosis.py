@@ -14,7 +14,7 @@ import torch
 
 from loaderviz import intervals
 from loaderviz.analysis.evidence import Evidence
-from loaderviz.emulator.hazards.reports import Report
+from loaderviz.emulator.hazards import Report
 from loaderviz.metrics import summarize
 from loaderviz.timeline import Cause, Kind, Span, Timeline
 

@@ -22,12 +22,12 @@ from loaderviz import words
 from loaderviz.batches import HAND_OUT
 from loaderviz.emulator.device import Command
 from loaderviz.emulator.hardware import Gpu, Host
-from loaderviz.emulator.hazards.reports import Hazard
+from loaderviz.emulator.hazards import Hazard
 from loaderviz.emulator.kernels import memory_time
 from loaderviz.emulator.torch.dataloader import mark
 from loaderviz.emulator.torch.session import Session
 from loaderviz.emulator.torch.tensors import tag_of
-from loaderviz.loaders import marks
+from loaderviz.loaders import base as loaders
 from loaderviz.metrics import summarize
 from loaderviz.recording import record
 from loaderviz.timeline import Cause, Kind, Span, Timeline
@@ -564,13 +564,13 @@ def measured_part(timeline: Timeline) -> Timeline:
 @contextmanager
 def _own_marks() -> Iterator[Callable[[int, int], None]]:
     """Let the check, and not a loader inside the learner's code, say which batch the loop is at."""
-    hooks = marks.on_batch, marks.on_prefetch
+    hooks = loaders.on_batch, loaders.on_prefetch
     assert hooks[0] is not None, "only inside a recording"
-    marks.on_batch = marks.on_prefetch = None
+    loaders.on_batch = loaders.on_prefetch = None
     try:
         yield hooks[0]
     finally:
-        marks.on_batch, marks.on_prefetch = hooks
+        loaders.on_batch, loaders.on_prefetch = hooks
 
 
 def _iterator(batches: Any) -> Iterator[Any]:

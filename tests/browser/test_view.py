@@ -11,7 +11,7 @@ from loaderviz.analysis.advice import advise
 from loaderviz.intervals import covered_within, union
 from loaderviz.metrics import summarize
 from loaderviz.timeline import Context, Kind, TimelineBuilder
-from loaderviz.view import compare, page, theme
+from loaderviz.view import compare, picture, theme
 from loaderviz.view.pack import Part, pack
 
 pytestmark = pytest.mark.browser
@@ -95,7 +95,7 @@ def show(chromium, tmp_path):
     def shown(*timelines, packed=None, width=1000, height=800, **context):
         parts = [each if isinstance(each, Part) else Part(each) for each in timelines]
         head, body = packed or pack(parts, title="a finding", twin="in words")
-        text = f"{page.host(head, body, '<svg/>')}<script type='module'>{page.module()}</script>"
+        text = f"{picture.element(head, body, '<svg/>')}<script type='module'>{picture.module()}</script>"
         path = tmp_path / f"view{len(opened)}.html"
         path.write_text(f"<!doctype html><html lang='en' class='lv-page'><meta charset='utf-8'>{text}", "utf-8")
         inside = chromium.browser.new_context(viewport={"width": width, "height": height}, offline=True, **context)

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from loaderviz.emulator import Gpu, Host, Runtime
+from loaderviz.emulator.hazards import Hazards, Lints, short
 from loaderviz.emulator.hazards.happens_before import COUNTERFACTUALS, HostWork
 from loaderviz.emulator.hazards.races import Races
-from loaderviz.emulator.hazards.reports import Hazards, Lints, short
 from loaderviz.emulator.memory import DevicePool, PinnedPool
 from loaderviz.words import duration
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from loaderviz.emulator import Gpu, Host, Runtime
-from loaderviz.emulator.host import LoaderSchedule
-from loaderviz.emulator.sharing import Shared
+from loaderviz.emulator.host import LoaderSchedule, Shared
 
 HOST = Host.preset("laptop")
 

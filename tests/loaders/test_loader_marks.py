@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader, marks
+from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
+from loaderviz.loaders import base as marks
 
 from .conftest import Source
 

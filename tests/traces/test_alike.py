@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from trace_files import BASE, PID, call, copy, op, shared, trace, work, write
 
 from loaderviz.traces import kineto as reader
+from loaderviz.traces import read
 from loaderviz.traces.kineto import template_of
-from loaderviz.traces.read import read
 
 NEVER = 10**9
 STYLES = ("compact", "one line", "torch 2.13", "kineto", "sorted keys")

@@ -14,8 +14,7 @@ from trace_files import BASE, call, copy, loop, notes, op, read_events, styled, 
 
 from loaderviz.errors import LoadervizError
 from loaderviz.timeline import Timeline
-from loaderviz.traces import source
-from loaderviz.traces.read import TraceError, read
+from loaderviz.traces import TraceError, read, source
 
 
 def many(count=400):
@@ -255,7 +254,7 @@ def test_hostile_files_stay_small(tmp_path):
         (tmp_path / name).write_bytes(data)
     code = (
         "import resource, sys\n"
-        "from loaderviz.traces.read import read, TraceError\n"
+        "from loaderviz.traces import read, TraceError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
         "for path in sys.argv[1:]:\n"
         "    try:\n"

@@ -12,8 +12,7 @@ from loaderviz.analysis.evidence import Evidence
 from loaderviz.analysis.ranks import drawn, rank_table
 from loaderviz.analysis.what_if import Observed
 from loaderviz.timeline import Kind
-from loaderviz.traces import source
-from loaderviz.traces.read import TraceError, read
+from loaderviz.traces import TraceError, read, source
 
 
 def test_a_step_becomes_lanes_kinds_arrows_and_batches(tmp_path):
@@ -302,12 +301,9 @@ def straggling(folder, late, count=12, steps=6):
 
 
 @pytest.mark.parametrize("late", [0, 7])
-def test_ranks_read_in_several_processes_name_the_straggler(tmp_path, monkeypatch, late):
+def test_ranks_name_the_straggler(tmp_path, late):
     straggling(tmp_path, late)
-    monkeypatch.setattr("loaderviz.traces.read.LARGE", 0)
     timeline = read(tmp_path).self_check()
-    monkeypatch.setattr("loaderviz.traces.read.LARGE", 1 << 40)
-    assert timeline == read(tmp_path)
     table = rank_table(timeline)
     assert (table.last.rank, table.last.came_last, table.shared) == (str(late), 6, 6)
     assert table.why.startswith("its own loader takes")
@@ -320,8 +316,7 @@ def test_ranks_read_in_several_processes_name_the_straggler(tmp_path, monkeypatc
     assert len(notes(timeline)) < 600  # what is noted of twelve ranks is told once
 
 
-def test_a_rank_that_cannot_be_read_is_named_wherever_it_was_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("loaderviz.traces.read.LARGE", 0)
+def test_a_rank_that_cannot_be_read_is_named(tmp_path):
     straggling(tmp_path, 0, count=3)
     write(tmp_path, "PK\x03\x04", "1.json")
     with pytest.raises(TraceError, match=r"1\.json is no trace.*zip"):

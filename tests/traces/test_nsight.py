@@ -7,7 +7,7 @@ from trace_files import notes, rows, write
 
 from loaderviz import summarize
 from loaderviz.timeline import Kind
-from loaderviz.traces.read import TraceError, read
+from loaderviz.traces import TraceError, read
 
 PROCESS = 4_321
 GPID = 1 << 48 | PROCESS << 24  # hardware, virtual machine, process

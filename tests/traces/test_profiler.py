@@ -16,7 +16,8 @@ from trace_files import notes, steps_of
 
 import loaderviz as lv
 from loaderviz.errors import LoadervizError, NestedRecordingError
-from loaderviz.loaders import BlockingLoader, PrefetchLoader, marks
+from loaderviz.loaders import BlockingLoader, PrefetchLoader
+from loaderviz.loaders import base as marks
 from loaderviz.timeline import Cause, Kind, Timeline
 from loaderviz.traces import live
 from loaderviz.traces.live import NotLookedForError

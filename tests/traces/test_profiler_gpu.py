@@ -15,10 +15,9 @@ from loaderviz import experiment, mnist
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader
 from loaderviz.recording import Recording
 from loaderviz.timeline import Cause, Kind
-from loaderviz.traces import live, merge
+from loaderviz.traces import live, merge, read
 from loaderviz.traces.live import NotLookedForError, RealRun
 from loaderviz.traces.merge import ANCHORS
-from loaderviz.traces.read import read
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a real CUDA GPU")
 

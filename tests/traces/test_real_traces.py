@@ -8,7 +8,7 @@ from trace_files import notes, shared
 
 from loaderviz import summarize
 from loaderviz.timeline import DEVICE_KINDS, KERNELS, Cause, Kind
-from loaderviz.traces.read import read
+from loaderviz.traces import read
 
 US = 1_000
 

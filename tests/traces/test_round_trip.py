@@ -8,7 +8,7 @@ from trace_files import read_events, work, write
 
 from loaderviz.export import to_chrome_trace
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
-from loaderviz.traces.read import TraceError, read
+from loaderviz.traces import TraceError, read
 
 
 def everything():

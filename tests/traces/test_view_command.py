@@ -70,7 +70,7 @@ def test_a_closed_pipe_is_no_error_message(tmp_path):
 def test_read_is_a_public_function_whatever_was_imported_before(tmp_path):
     path = write(tmp_path, trace(*loop()))
     assert len(loaderviz.read(str(path))) == len(loaderviz.read(path)) == 9
-    code = "import loaderviz.traces.read, loaderviz.traces.kineto, loaderviz; print(callable(loaderviz.read))"
+    code = "import loaderviz.traces, loaderviz.traces.kineto, loaderviz; print(callable(loaderviz.read))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
 

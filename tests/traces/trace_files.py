@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loaderviz.timeline import Kind
-from loaderviz.traces.read import read
+from loaderviz.traces import read
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 PID = 4_000

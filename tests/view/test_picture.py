@@ -15,7 +15,7 @@ from unpack import unpack
 from loaderviz import words
 from loaderviz.metrics import NotATimelineError, states, summarize
 from loaderviz.timeline import Cause, Context, Kind, TimelineBuilder
-from loaderviz.view import View, ViewError, page, still, text, theme
+from loaderviz.view import View, ViewError, picture, still, text, theme
 from loaderviz.view.figure import BARS
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -102,9 +102,9 @@ def test_what_a_notebook_is_given():
 
 
 def test_the_module_brings_its_style_sheet_and_ends_no_script():
-    module = page.module()
+    module = picture.module()
     assert "__LV_CSS__" not in module and "</script" not in module.lower()
-    assert len(page.loader()) < 60_000
+    assert len(picture.loader()) < 60_000
 
 
 def test_a_figure_is_plain_and_has_the_same_lanes_colours_and_title():

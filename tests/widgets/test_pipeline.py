@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from loaderviz import experiment, record, summarize
 from loaderviz.emulator.replay import LIFETIMES, PRESETS
 from loaderviz.timeline import COPIES, Kind
-from loaderviz.widgets.settings import Settings, SettingsError, program_of, simulate
+from loaderviz.widgets.explorer import Settings, SettingsError, program_of, simulate
 
 LARGE = Settings(kernels=17)
 SMALL = LARGE.change(batch_size=64, compute=34_000)

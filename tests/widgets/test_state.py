@@ -10,7 +10,7 @@ from loaderviz.emulator.replay import PRESETS
 from loaderviz.metrics import NotATimelineError
 from loaderviz.timeline import ArrowKind, Kind
 from loaderviz.widgets import Settings, state_at
-from loaderviz.widgets.settings import simulate
+from loaderviz.widgets.explorer import simulate
 from loaderviz.widgets.stepper import events
 
 PREFETCH = simulate(Settings(steps=3).change(**PRESETS["prefetch"]))

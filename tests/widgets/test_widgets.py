@@ -13,8 +13,8 @@ from loaderviz.metrics import MetricsError
 from loaderviz.timeline import Kind
 from loaderviz.view import ViewError
 from loaderviz.widgets import Settings, SettingsError, cells, explore, step_through, viewer
+from loaderviz.widgets.explorer import program_of, simulate
 from loaderviz.widgets.live import SMALL, LiveView
-from loaderviz.widgets.settings import program_of, simulate
 
 WIDGET = cells.WIDGET
 

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from loaderviz import workshop
-from loaderviz.loaders import BlockingLoader, marks
+from loaderviz.loaders import BlockingLoader
+from loaderviz.loaders import base as marks
 from loaderviz.workshop import EXERCISES, ExerciseError, Note, Outcome, exercises, harness, lesson03, messages, predict
 from loaderviz.workshop.exercises import TEXTS
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderviz.emulator.hazards.reports import Access, Hazard
+from loaderviz.emulator.hazards import Access, Hazard
 from loaderviz.recording import record
 from loaderviz.timeline import Kind
 from loaderviz.workshop import diagnosis, exercises, harness, lesson04

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import loaderviz as lv
-from loaderviz.emulator.hazards.reports import HazardWarning
+from loaderviz.emulator.hazards import HazardWarning
 from loaderviz.timeline import Kind
 from loaderviz.workshop import harness, suspects
 from loaderviz.workshop.exercises import NotYet, Theirs

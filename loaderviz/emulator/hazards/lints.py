@@ -15,8 +15,8 @@ from types import FrameType
 
 from loaderviz import words
 from loaderviz.emulator.device import Command, Stream
+from loaderviz.emulator.hazards import Access, Lint, Lints, code, lint_of, stream_words
 from loaderviz.emulator.hazards.happens_before import HappensBefore
-from loaderviz.emulator.hazards.reports import Access, Lint, Lints, code, lint_of, stream_words
 
 WORTH = 100  # a needless wait is told if it costs at least this part of the run
 STREAMS = 3  # streams made at one line, all but the last left behind with memory, from which on it is told

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from loaderviz import words
 from loaderviz.emulator.device import Command, Stream
+from loaderviz.emulator.hazards import UNSEEN, Access, Hazard, Hazards, Lints, RaceError, short, texts
 from loaderviz.emulator.hazards.happens_before import HOST, AddressMap, Cell, Clock, HappensBefore, HostWork, LastAccess
 from loaderviz.emulator.hazards.lints import Linter, tensors_used
-from loaderviz.emulator.hazards.reports import UNSEEN, Access, Hazard, Hazards, Lints, RaceError, short, texts
 from loaderviz.timeline import TimelineBuilder
 
 KEPT = 8  # conflicts of one kind that are kept, to show the one that overlaps most

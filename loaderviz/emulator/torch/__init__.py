@@ -16,7 +16,7 @@ import torch._dynamo  # optimizers import it at their first step; it must not me
 from torch.utils import _python_dispatch
 
 from loaderviz.emulator.hardware import Gpu, Host
-from loaderviz.emulator.hazards.reports import Hazards, Lints
+from loaderviz.emulator.hazards import Hazards, Lints
 from loaderviz.emulator.host import costs
 from loaderviz.emulator.torch import dataloader
 from loaderviz.emulator.torch.cuda_api import install_cuda_names
@@ -41,7 +41,7 @@ from loaderviz.emulator.torch.patches import (
 from loaderviz.emulator.torch.session import Copies, OnHazard, Session
 from loaderviz.emulator.torch.tensors import ATTRIBUTE
 from loaderviz.errors import NestedRecordingError
-from loaderviz.loaders import marks
+from loaderviz.loaders import base as loaders
 from loaderviz.timeline import Timeline
 
 OURS = ("loaderviz.emulator", "loaderviz.timeline")
@@ -145,8 +145,8 @@ class EmulatedCuda:
         install_graphs(session, patches)
         install_library(session, patches, self._operators, self._calls)
         dataloader.install(session, patches)
-        patches.set(marks, "on_batch", session.batches.marked)
-        patches.set(marks, "on_prefetch", session.batches.prefetching)
+        patches.set(loaders, "on_batch", session.batches.marked)
+        patches.set(loaders, "on_prefetch", session.batches.prefetching)
         install_clock(session, patches)
         watch_threads(session, patches)
         stop_by_signal(session, patches)

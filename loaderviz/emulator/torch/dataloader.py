@@ -39,8 +39,7 @@ from torch.utils.data import dataloader as torch_dataloader
 from loaderviz.batches import nbytes, sample_count, tensors
 from loaderviz.emulator import host as declarations
 from loaderviz.emulator.hardware import DATA, FULL, Host
-from loaderviz.emulator.host import LoaderSchedule
-from loaderviz.emulator.sharing import Reads
+from loaderviz.emulator.host import LoaderSchedule, Reads
 from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import Guard, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from loaderviz.emulator.hazards import UNSEEN
 from loaderviz.emulator.hazards.happens_before import HOST, HostWork, LastAccess
-from loaderviz.emulator.hazards.reports import UNSEEN
 from loaderviz.emulator.torch.tensors import DeviceTag, HostTag, tag_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from loaderviz.loaders import marks
+from loaderviz.loaders.base import prefetching
 from loaderviz.timeline import Kind
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.exercises import NotYet, Score, check_of
@@ -31,7 +31,7 @@ def copy_ahead(batch: Any, side: torch.cuda.Stream, number: int | None = None) -
 
     `number` tells a recording which batch this is.
     """
-    with torch.cuda.stream(side), nullcontext() if number is None else marks.prefetching(number):
+    with torch.cuda.stream(side), nullcontext() if number is None else prefetching(number):
         copies = [part.to("cuda", non_blocking=True) for part in batch]
         return copies, side.record_event()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from loaderviz import metrics, words
-from loaderviz.emulator.hazards.reports import Access, Hazards, Lints
+from loaderviz.emulator.hazards import Access, Hazards, Lints
 from loaderviz.timeline import Timeline
 from loaderviz.workshop import harness
 from loaderviz.workshop.exercises import Score, check_of

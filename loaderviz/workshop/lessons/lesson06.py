@@ -31,7 +31,7 @@ from loaderviz.workshop.harness import Batch, Data, FeedConfig, feed
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from loaderviz.widgets.settings import Settings
+    from loaderviz.widgets.explorer import Settings
 
 STEADY = range(12, 28)  # batches by which the start is over: of 32, the first 12 fill queues and take memory
 STAGES = {"fetch": Kind.FETCH, "pin": Kind.PIN, "copy": Kind.COPY_H2D, "compute": Kind.COMPUTE}
@@ -151,7 +151,7 @@ class Case:
 
     def run(self, workers: int) -> tuple[int, Timeline]:
         """Return the step [ns] with so many workers, and the timeline."""
-        from loaderviz.widgets.settings import simulate
+        from loaderviz.widgets.explorer import simulate
 
         timeline = simulate(replace(self.settings, workers=workers), host=HOST)
         end = int(timeline.batch[timeline.where(Kind.COMPUTE)].max()) + 1
@@ -168,7 +168,7 @@ def case(slowest: str, enough: int, chance: random.Random) -> Case:
     One worker fewer makes a step a sixth longer, or more. For 3 workers the ratio of fetch to that is about 2.4,
     so it has to be rounded up.
     """
-    from loaderviz.widgets.settings import Settings  # brings the widgets, which no other lesson needs
+    from loaderviz.widgets.explorer import Settings  # brings the widgets, which no other lesson needs
 
     unit = chance.randrange(800_000, 1_600_000)  # ns of the slowest station
     nbytes = unit * {"compute": 2, "pin": 10, "copy": 5}[slowest]  # in 1 ns the host reads and writes 10 bytes each

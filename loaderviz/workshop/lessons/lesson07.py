@@ -18,7 +18,7 @@ from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code
 from loaderviz.workshop.lessons.lesson06 import SLOWEST
 
 if TYPE_CHECKING:
-    from loaderviz.widgets.settings import Settings
+    from loaderviz.widgets.explorer import Settings
 
 Interval = tuple[int, int]  # start, end [ns]
 SEED_BITS = 32  # of what is drawn anew for each check; a seed this short can be typed
@@ -137,13 +137,13 @@ def training(cause: str, seed: int) -> Timeline:
 
     The ranges of the costs leave a margin: whatever the seed, `advise` finds this cause and no other.
     """
-    from loaderviz.widgets.settings import simulate  # brings the widgets, which few lessons need
+    from loaderviz.widgets.explorer import simulate  # brings the widgets, which few lessons need
 
     return simulate(_settings(cause, random.Random(seed)))
 
 
 def _settings(cause: str, chance: random.Random) -> Settings:
-    from loaderviz.widgets.settings import Settings
+    from loaderviz.widgets.explorer import Settings
 
     compute = chance.randrange(900_000, 1_500_000)
     # A pageable copy takes most of the time of the kernels, a pinned one a quarter, and the pin thread keeps up: with

@@ -10,7 +10,7 @@ import warnings
 import torch
 
 import loaderviz as lv
-from loaderviz.emulator.hazards.reports import HazardWarning
+from loaderviz.emulator.hazards import HazardWarning
 from loaderviz.emulator.torch.session import Session
 
 SIZE = 8

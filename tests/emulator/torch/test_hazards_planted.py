@@ -10,7 +10,7 @@ from prefetchers import PREFETCHERS
 from torch import nn
 
 import loaderviz as lv
-from loaderviz.emulator.hazards.reports import RACES, UNSEEN, HazardWarning, RaceError
+from loaderviz.emulator.hazards import RACES, UNSEEN, HazardWarning, RaceError
 from loaderviz.recording import NotRecordedError
 from loaderviz.timeline import COPIES, Kind
 

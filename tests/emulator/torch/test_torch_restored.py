@@ -37,7 +37,7 @@ OWNERS = """
     torch.autograd.graph.saved_tensors_hooks torch.compiler torch._dynamo.eval_frame torch.utils.data.dataloader
     torch.utils.data.DataLoader torch.utils.data.dataloader._SingleProcessDataLoaderIter
     torch.utils.data.dataloader._MultiProcessingDataLoaderIter torch.utils.data._utils.worker
-    torch.utils.data._utils.pin_memory time timeit threading.Thread loaderviz.loaders.marks
+    torch.utils.data._utils.pin_memory time timeit threading.Thread loaderviz.loaders.base
 """
 OWNERS = (*map(pkgutil.resolve_name, OWNERS.split()), sys.modules[__name__])
 
