@@ -65,7 +65,7 @@ class Command:
     __slots__ = (
         "api", "awaits", "batch", "correlation", "deps", "done", "end", "engine", "in_race", "kind", "name", "nbytes",
         "number", "operator", "pinned", "rate", "ready", "remaining", "sequence", "share", "since", "source", "start",
-        "stream", "unmet", "version", "waiters",
+        "stream", "traffic", "unmet", "version", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +73,7 @@ class Command:
     ) -> None:
         self.stream, self.name, self.kind, self.engine = stream, name, kind, engine
         self.ready, self.share = ready, share  # not before `ready`; thousandths of the compute engine
+        self.traffic = 0  # thousandths of the GPU's memory bandwidth that it takes at full speed
         self.remaining = work * FULL  # in thousandths of a ns at full speed, so that it stays whole when slowed
         self.rate, self.since, self.version = FULL, 0, 0
         self.start = self.end = -1
@@ -108,8 +109,10 @@ class Device:
         self._count = 0
         self._to_choose = False  # an engine may have a place and somebody who wants it, at `clock`
         self._compute_used = 0
+        self._computing: list[Command] = []
         self._compute_queue: list[tuple[int, int, Command]] = []
         self._copying: dict[Engine, Command | None] = {H2D: None, D2H: None}
+        self._copied = 0  # their traffic, in thousandths of the memory bandwidth
         self._copy_queue: dict[Engine, deque[Command]] = {H2D: deque(), D2H: deque()}
 
     def submit(self, command: Command) -> None:
@@ -160,7 +163,7 @@ class Device:
             return
         time, phase, _, version, command = heappop(heap)
         if version != command.version:
-            return  # the copy was slowed down or sped up since; a newer entry stands for it
+            return  # it was slowed down or sped up since; a newer entry stands for it
         self.clock = time
         if phase == FINISH:
             self._finish(command)
@@ -198,6 +201,8 @@ class Device:
             while self._compute_queue and self._compute_used + self._compute_queue[0][2].share <= FULL:
                 command = self._compute_queue.pop(0)[2]
                 self._compute_used += command.share
+                self._computing.append(command)
+                command.rate = self._beside_copies(command)
                 self._begin(command)
         for engine, queue in self._copy_queue.items():
             if queue:
@@ -217,9 +222,20 @@ class Device:
             command.rate = self.gpu.bidirectional
             self._change_rate(other, self.gpu.bidirectional)
         self._begin(command)
+        self._share_memory()
+
+    def _share_memory(self) -> None:
+        """A copy has begun, ended or changed its speed: its traffic slows the kernels beside it (R49)."""
+        self._copied = sum(copy.traffic * copy.rate for copy in self._copying.values() if copy) // FULL
+        for command in self._computing:
+            if (rate := self._beside_copies(command)) != command.rate:
+                self._change_rate(command, rate)
+
+    def _beside_copies(self, command: Command) -> int:
+        return max(FULL // 2, FULL - command.traffic * self._copied // FULL)  # at the worst they take equal parts
 
     def _change_rate(self, command: Command, rate: int) -> None:
-        """Go on with a running copy at another speed: both directions share the link (R21)."""
+        """Go on at another speed: both directions share the link (R21), copies and kernels the memory (R49)."""
         command.remaining -= (self.clock - command.since) * command.rate
         command.rate, command.since = rate, self.clock
         command.version += 1
@@ -232,6 +248,7 @@ class Device:
         engine = command.engine
         if engine is COMPUTE:
             self._compute_used -= command.share
+            self._computing.remove(command)
             if self._compute_queue:
                 self._to_choose = True
         elif engine is not NONE:
@@ -239,6 +256,7 @@ class Device:
             other = self._copying[OPPOSITE[engine]]
             if other and other.rate != FULL:
                 self._change_rate(other, FULL)
+            self._share_memory()
             if self._copy_queue[engine]:
                 self._to_choose = True
         if stream.queue:

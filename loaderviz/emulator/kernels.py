@@ -115,6 +115,11 @@ def sm_share(gpu: Gpu, elements: int) -> int:
     return min(FULL, max(1, ceil_div(elements * FULL, gpu.sms * gpu.threads_per_sm)))
 
 
+def traffic(gpu: Gpu, call: Call, time: int) -> int:
+    """Return what part of the memory bandwidth [thousandths] an operator takes that is over in `time` ns (R49)."""
+    return min(FULL, moved(_class_of(call.op), call) * SECOND * FULL // (max(1, time) * gpu.memory_bandwidth))
+
+
 def moved(kind: str, call: Call) -> int:
     """Return the bytes that an operator reads and writes; a gather reads as much of its source as it hands out."""
     written = sum(array.nbytes for array in call.writes)

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from loaderviz.emulator.device import COMPUTE, D2H, H2D, NONE, Command, Device, Engine, Stream
-from loaderviz.emulator.hardware import FULL, Gpu, Host
+from loaderviz.emulator.hardware import FULL, SECOND, Gpu, Host
 from loaderviz.emulator.hazards import stream_words
 from loaderviz.emulator.hazards.happens_before import HOST, Clock, HappensBefore, Place
 from loaderviz.emulator.hazards.races import Races
@@ -51,11 +51,12 @@ class Event:
 
 
 class GraphNode(NamedTuple):
-    """One kernel (of `duration` [ns] and `share`) or, with a `direction`, one copy of `nbytes` in a CUDA graph."""
+    """One kernel, as `Runtime.launch` takes it, or, with a `direction`, one copy of `nbytes` in a CUDA graph."""
 
     name: str
     duration: int = 0
     share: int = FULL
+    traffic: int = 0
     nbytes: int = 0
     direction: Direction | None = None
 
@@ -278,12 +279,15 @@ class Runtime:
 
     # Work
 
-    def launch(self, duration: int, stream: Stream | None = None, name: str = "kernel", share: int = FULL) -> Command:
+    def launch(
+        self, duration: int, stream: Stream | None = None, name: str = "kernel", share: int = FULL, traffic: int = 0
+    ) -> Command:
         """`cudaLaunchKernel`: a kernel of `duration` ns that fills `share` thousandths of the GPU (R19, R23).
 
-        Blocks only when the stream's launch queue is full (R24).
+        It takes `traffic` thousandths of the memory bandwidth, so copies beside it slow it down (R49). Blocks only when
+        the stream's launch queue is full (R24).
         """
-        return self._launch("cudaLaunchKernel", name, KERNEL, COMPUTE, duration, stream, -1, share)
+        return self._launch("cudaLaunchKernel", name, KERNEL, COMPUTE, duration, stream, -1, share, traffic)
 
     def memset(self, nbytes: int, *, pinned_host: bool = False) -> Command:
         """`cudaMemsetAsync`: asynchronous, except when the target is pinned host memory (R10)."""
@@ -304,6 +308,7 @@ class Runtime:
         stream: Stream | None = None,
         nbytes: int = -1,
         share: int = FULL,
+        traffic: int = 0,
     ) -> Command:
         if duration < 0:
             raise ValueError(f"{name} of {duration} ns: a duration cannot be negative")
@@ -313,8 +318,8 @@ class Runtime:
         self.now += self.host.launch
         if self.capture and self.capture.takes(stream):
             self._api(api, start)
-            return self.capture.add(stream, GraphNode(name, duration, share))
-        command = self._put(stream, name, kind, engine, duration, nbytes, share)
+            return self.capture.add(stream, GraphNode(name, duration, share, traffic))
+        command = self._put(stream, name, kind, engine, duration, nbytes, share, traffic)
         command.api = self._api(api, start, nbytes, command.correlation)
         if self.launch_blocking:  # CUDA_LAUNCH_BLOCKING=1 (R27)
             self.synchronize(stream)
@@ -387,7 +392,8 @@ class Runtime:
             kind, rate = Kind.COPY_D2H, gpu.d2h if pinned else gpu.pageable
             name = f"Memcpy DtoH (Device -> {memory})"
         work = gpu.copy_time(nbytes, rate, down=direction == "d2h") + beside
-        return self._put(stream, name, kind, engine, work, nbytes, pinned=pinned)
+        traffic = nbytes * SECOND * FULL // (max(1, work) * gpu.memory_bandwidth)
+        return self._put(stream, name, kind, engine, work, nbytes, traffic=traffic, pinned=pinned)
 
     def launch_graph(self, nodes: Iterable[GraphNode], stream: Stream | None = None) -> list[Command]:
         """`cudaGraphLaunch`: one call for all nodes, which then run in this order.
@@ -400,11 +406,11 @@ class Runtime:
             raise self.capture.refuse()  # a graph in a graph
         self._wait_for_place(stream)
         self.now += self.host.launch
-        for name, duration, share, nbytes, direction in nodes:
+        for name, duration, share, traffic, nbytes, direction in nodes:
             if direction:
                 commands.append(self._copy(nbytes, direction, stream, pinned=True))
             else:
-                commands.append(self._put(stream, name, KERNEL, COMPUTE, duration, -1, share))
+                commands.append(self._put(stream, name, KERNEL, COMPUTE, duration, -1, share, traffic))
         correlation = commands[0].correlation if commands else -1
         api = self._api("cudaGraphLaunch", start, commands[0].nbytes if len(commands) == 1 else -1, correlation)
         for command in commands:
@@ -521,6 +527,7 @@ class Runtime:
         work: int,
         nbytes: int,
         share: int = FULL,
+        traffic: int = 0,
         pinned: bool | None = None,
     ) -> Command:
         """Make a command of the present batch and source, and put it into its stream."""
@@ -528,6 +535,7 @@ class Runtime:
             raise ValueError(f"{name}: share {share} must lie in 1..{FULL} thousandths of the GPU")
         command = Command(stream, name, kind, engine, work, self.now + self.gpu.launch_latency, share)
         command.nbytes, command.pinned, command.batch, command.source = nbytes, pinned, self.batch, self.source
+        command.traffic = traffic
         self._correlation = command.correlation = self._correlation + 1
         if stream.awaited:
             command.awaits, stream.awaited = tuple(stream.awaited.values()), {}

@@ -21,6 +21,7 @@ class Job:
     work: int  # thousandths of ns
     engine: str = ""  # "", "sm", "up" or "down"
     share: int = 1000
+    traffic: int = 0
     pinned: bool | None = None
     after: list = field(default_factory=list)
     kind: Kind | None = None
@@ -110,9 +111,13 @@ class Naive:
             self.settle()
         running = [job for job in self.live() if job.start >= 0]
         both_ways = {"up", "down"} <= {job.engine for job in running if job.pinned}
+        link = self.gpu.bidirectional if both_ways else 1000
+        copied = sum(job.traffic * link for job in running if job.engine in ("up", "down")) // 1000
         for job in running:
-            shared = both_ways and job.engine in ("up", "down")
-            job.work -= self.gpu.bidirectional if shared else 1000
+            if job.engine in ("up", "down"):
+                job.work -= link
+            else:
+                job.work -= max(500, 1000 - job.traffic * copied // 1000)
         self.t += 1
         self.settle()
 
@@ -175,12 +180,12 @@ class Naive:
         if event.job:
             self.put(lane, None, "wait", 0, self.now).after.append(event.job)
 
-    def launch(self, duration, lane, *, share):
+    def launch(self, duration, lane, *, share, traffic):
         begin = self.now
         self.wait_for_place(lane)
         self.now += self.host.launch
         ready = self.now + self.gpu.launch_latency
-        self.put(lane, Kind.COMPUTE, "kernel", duration, ready, engine="sm", share=share)
+        self.put(lane, Kind.COMPUTE, "kernel", duration, ready, engine="sm", share=share, traffic=traffic)
         self.call(begin, "cudaLaunchKernel")
         if self.launch_blocking:
             self.synchronize(lane)
@@ -212,7 +217,10 @@ class Naive:
         kind, engine = (Kind.COPY_H2D, "up") if direction == "h2d" else (Kind.COPY_D2H, "down")
         if gpu.async_engines == 1:
             engine = "up"
-        job = self.put(lane, kind, name, work, self.now + gpu.launch_latency, engine=engine, pinned=pinned)
+        traffic = nbytes * 10**12 // (max(1, work) * gpu.memory_bandwidth)
+        job = self.put(
+            lane, kind, name, work, self.now + gpu.launch_latency, engine=engine, pinned=pinned, traffic=traffic
+        )
         if staged:
             waited_from = self.now
             last = gpu.copy_latency + up(min(nbytes, gpu.staging_chunk) * 10**9, gpu.h2d)

@@ -16,14 +16,14 @@ STREAMS = [(0, False), (-3, False), (0, True)]  # (priority, blocking) of stream
 EVENTS = 3
 
 
-def machine(latency, copy_latency, chunk, depth, costs, pageable=12, engines=3, gap=0):
+def machine(latency, copy_latency, chunk, depth, costs, pageable=12, engines=3, gap=0, memory=1000):
     """A GPU and a host that do everything within a few ns."""
     per_ns = 10**9
     gpu = replace(
         Gpu.preset("t4"), h2d=16 * KB * per_ns, d2h=20 * KB * per_ns, pageable=pageable * KB * per_ns,
         launch_latency=latency, copy_latency=copy_latency, d2h_latency=copy_latency + 1,
         queue_gap=gap, staging_chunk=chunk * KB, queue_depth=depth, malloc=costs,
-        malloc_small=costs // 2, async_engines=engines,
+        malloc_small=costs // 2, async_engines=engines, memory_bandwidth=memory * KB * per_ns,
     )  # fmt: skip
     host = replace(
         Host.preset("laptop"), launch=costs, memcpy_call=costs, synchronize=costs, wake=costs, event_call=costs,
@@ -35,11 +35,15 @@ def machine(latency, copy_latency, chunk, depth, costs, pageable=12, engines=3, 
 machines = st.builds(
     machine, st.integers(0, 3), st.integers(0, 3), st.sampled_from([4, 32, 200]), st.sampled_from([2, 3, 1000]),
     st.integers(0, 2), st.sampled_from([12, 40]), st.sampled_from([1, 2, 3]), st.integers(0, 2),
+    st.sampled_from([20, 80, 1000]),
 )  # fmt: skip
 lanes = st.integers(0, len(STREAMS))
 events = st.integers(0, EVENTS - 1)
 operations = st.one_of(
-    st.tuples(st.just("launch"), lanes, st.integers(0, 12), st.sampled_from([1, 300, 500, 501, 1000])),
+    st.tuples(
+        st.just("launch"), lanes, st.integers(0, 12), st.sampled_from([1, 300, 500, 501, 1000]),
+        st.sampled_from([0, 1000, 350]),
+    ),
     st.tuples(
         st.just("memcpy"), lanes, st.sampled_from([0, 8, 64, 65, 100, 256]), st.sampled_from(["h2d", "d2h"]),
         st.booleans(), st.sampled_from([False, False, True]),
@@ -71,8 +75,8 @@ class Driver:
     def do(self, operation):
         machine, streams, events = self.machine, self.streams, self.events
         match operation:
-            case "launch", lane, duration, share:
-                machine.launch(duration, streams[lane], share=share)
+            case "launch", lane, duration, share, traffic:
+                machine.launch(duration, streams[lane], share=share, traffic=traffic)
             case "memcpy", lane, kib, direction, pinned, blocking:
                 machine.memcpy(kib * KB, direction, streams[lane], pinned=pinned, blocking=blocking)
             case "record", lane, event:
@@ -103,7 +107,7 @@ def real(machine, launch_blocking=False):
 @given(machines, programs, st.booleans())
 @example(  # a higher priority becomes ready at the ns when the engine becomes free
     machine(0, 0, 4, 1000, 1),
-    [("launch", 2, 5, 1000), ("launch", 1, 5, 1000), ("launch", 2, 5, 1000)],
+    [("launch", 2, 5, 1000, 0), ("launch", 1, 5, 1000, 0), ("launch", 2, 5, 1000, 0)],
     False,
 )
 @example(  # staging is faster than the link: the host returns no earlier than the copy begins
@@ -111,16 +115,21 @@ def real(machine, launch_blocking=False):
     [("memcpy", 1, 65, "h2d", False, False), ("host_work", 1)],
     False,
 )
-@example(machine(0, 0, 4, 1000, 0, gap=2), [("launch", 1, 5, 1000)] * 3, False)  # kernels queued behind each other
+@example(machine(0, 0, 4, 1000, 0, gap=2), [("launch", 1, 5, 1000, 0)] * 3, False)  # kernels queued behind each other
 @example(  # a kernel that arrives later than the gap after the one before it
-    machine(3, 0, 4, 1000, 2, gap=1), [("launch", 1, 0, 1000), ("launch", 1, 5, 1000)], False
+    machine(3, 0, 4, 1000, 2, gap=1), [("launch", 1, 0, 1000, 0), ("launch", 1, 5, 1000, 0)], False
 )
 @example(  # both directions share the link
     machine(0, 0, 4, 1000, 0), [("memcpy", 1, 256, "h2d", True, False), ("memcpy", 2, 256, "d2h", True, False)], False
 )
+@example(  # a copy takes its part of the memory from the kernel that runs, and gives it back
+    machine(0, 0, 4, 1000, 0, memory=20),
+    [("launch", 1, 12, 1000, 1000), ("host_work", 2), ("memcpy", 2, 100, "h2d", True, False)],
+    False,
+)
 @example(  # two copies become ready at the same ns
     machine(0, 0, 4, 1000, 0),
-    [("memcpy", 1, 64, "h2d", True, False), ("launch", 2, 0, 1), ("memcpy", 2, 64, "h2d", True, False)],
+    [("memcpy", 1, 64, "h2d", True, False), ("launch", 2, 0, 1, 0), ("memcpy", 2, 64, "h2d", True, False)],
     False,
 )
 def test_runtime_agrees_with_the_naive_scheduler(machine, program, launch_blocking):
@@ -148,9 +157,9 @@ def test_looking_changes_nothing(machine, program, data):
 
 def test_looking_changes_nothing_even_when_nothing_takes_time():
     """On a machine without latency the host can still enqueue something more urgent at the very ns of the look."""
-    plain, watched = (real(machine(0, 0, 4, 1000, 0)).do(("launch", 1, 5, 1000)) for _ in range(2))
+    plain, watched = (real(machine(0, 0, 4, 1000, 0)).do(("launch", 1, 5, 1000, 0)) for _ in range(2))
     assert not watched.machine.is_over(watched.streams[1])
-    timelines = [driver.do(("launch", 2, 5, 1000)).machine.timeline() for driver in (plain, watched)]
+    timelines = [driver.do(("launch", 2, 5, 1000, 0)).machine.timeline() for driver in (plain, watched)]
     assert [r.lane.number for r in timelines[1].rows(Kind.COMPUTE)] == [14, 13]
     assert timelines[0] == timelines[1]
 

@@ -292,6 +292,24 @@ def test_r21_both_directions_at_once_slow_each_other(gpu):
     assert times(gpu) == [(a, b + slow), (b, b + slow + rest)]
 
 
+@pytest.mark.parametrize("traffic", [0, 400, 1000])
+def test_r49_a_copy_takes_its_part_of_the_memory_from_the_kernel_beside_it(gpu, traffic):
+    gpu.launch(KERNEL, traffic=traffic)
+    gpu.memcpy(MB25, "h2d", gpu.stream())
+    begin, copy = LAUNCH + LATENCY, LAUNCH + CALL + LATENCY
+    part = MB25 * 10**12 // (PINNED * GPU.memory_bandwidth)
+    lost = PINNED * (traffic * part // 1000)  # thousandths of ns
+    assert times(gpu) == [(begin, begin + KERNEL + -(-lost // 1000)), (copy, copy + PINNED)]
+
+
+def test_r49_at_the_worst_they_take_equal_parts():
+    gpu = Runtime(replace(GPU, memory_bandwidth=GPU.h2d // 2), HOST)
+    gpu.launch(KERNEL, traffic=1000)
+    gpu.memcpy(MB25, "h2d", gpu.stream())
+    (begin, end), _ = times(gpu)
+    assert end - begin == KERNEL + PINNED // 2
+
+
 @pytest.mark.parametrize("nbytes", [0, 1, 4096, 65_537, 10**9])
 def test_r22_copy_time_is_latency_plus_bytes_over_bandwidth(gpu, nbytes):
     gpu.memcpy(nbytes, "h2d")

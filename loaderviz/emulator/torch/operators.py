@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import Gpu
-from loaderviz.emulator.kernels import CLASS, PRODUCTS, Array, Call, Precision, Times, kernel_times, sm_share
+from loaderviz.emulator.kernels import CLASS, PRODUCTS, Array, Call, Precision, Times, kernel_times, sm_share, traffic
 from loaderviz.emulator.torch import copies
 from loaderviz.emulator.torch.session import Session
 from loaderviz.emulator.torch.tensors import (
@@ -346,10 +346,10 @@ class Operators(TorchDispatchMode):
         session, runtime, tracking = self.session, self.session.runtime, self.session.tracking
         if operator.base != "_local_scalar_dense":
             changed = operator.written(args, kwargs)
-            durations, share = self._costs.of(operator, args, tensors, outputs, changed)
-            command = runtime.launch(durations[0], session.stream, operator.base, share)
+            durations, share, traffic = self._costs.of(operator, args, tensors, outputs, changed)
+            command = runtime.launch(durations[0], session.stream, operator.base, share, traffic)
             for beside in durations[1:]:
-                runtime.launch(beside, session.stream, name=operator.base, share=share)
+                runtime.launch(beside, session.stream, operator.base, share, traffic)
             if command.number < 0:  # captured, not launched
                 written = [tensor for tensor in tensors if id(tensor) in changed]
                 session.recorder.note(operator.name, operator.run, args, kwargs, outputs, written)
@@ -511,18 +511,19 @@ class Operator:
 
 
 class KernelCosts:
-    """Times and share of the GPU of each operator's kernels, worked out once for each set of shapes."""
+    """What each operator's kernels cost, worked out once for each set of shapes."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._known: dict[tuple[Any, ...], tuple[Times, int]] = {}
+        self._known: dict[tuple[Any, ...], tuple[Times, int, int]] = {}
 
     def of(
         self, operator: Operator, args: Any, tensors: Tensors, outputs: Tensors, changed: Collection[int] = NOTHING
-    ) -> tuple[Times, int]:
-        """Return (times [ns], share of the GPU [thousandths]) of the kernels of an operator, the main one first.
+    ) -> tuple[Times, int, int]:
+        """Return (times [ns], share of the GPU, part of its memory bandwidth [thousandths]) of an operator's kernels.
 
-        `changed` are the ids of the arguments that it writes to. What is only written counts once (R48).
+        The main kernel is the first. `changed` are the ids of the arguments that it writes to. What is only written
+        counts once (R48).
         """
         every = (*tensors, *outputs) if operator.makes else tensors
         key: tuple[Any, ...] = operator, len(tensors), *map(SHAPE, every)
@@ -541,12 +542,13 @@ class KernelCosts:
     def _priced(
         self, operator: Operator, tensors: Tensors, outputs: Tensors, changed: Collection[int], precision: Precision,
         transposed: bool,
-    ) -> tuple[Times, int]:  # fmt: skip
+    ) -> tuple[Times, int, int]:  # fmt: skip
         reads = [it for it in tensors if not (operator.fills and id(it) in changed)] if operator.reads else []
         writes = [it for it in outputs if id(it) not in changed] + [it for it in tensors if id(it) in changed]
         call = Call(operator.base, list(map(_array, reads)), list(map(_array, writes)), precision, transposed)
         elements = max((it.numel() for it in outputs or writes or tensors), default=1) or 1
-        return kernel_times(self._gpu, call), sm_share(self._gpu, elements)
+        times = kernel_times(self._gpu, call)
+        return times, sm_share(self._gpu, elements), traffic(self._gpu, call, sum(times))
 
     def _precision(self, operator: Operator, tensors: Tensors) -> Precision:
         """Return in what precision the GPU would compute a product of these tensors."""
