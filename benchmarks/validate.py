@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from loaderviz import read, record, summarize, validate
 from loaderviz.analysis.validate import Trace
 from loaderviz.emulator import Gpu, Host, Runtime
-from loaderviz.emulator.hardware import GPUS, HOSTS, Kernel
+from loaderviz.emulator.hardware import FULL, GPUS, HOSTS, Kernel
 from loaderviz.emulator.kernels import Call, kernel_times, row_of
 from loaderviz.emulator.torch.operators import KernelCosts, Operator, _outputs, _tensors
 from loaderviz.imports import cured_imports
@@ -118,8 +118,12 @@ OLD_HOST, OLD_CARDS = "server 2016", ("v100", "t4")  # DeepLearningExamples' ser
 REASONS: dict[str, str] = {}  # of a large miss, by model
 MEDIAN, LARGE_MISS = 0.12, 0.4
 FITTED_ON = ("train-amp", "infer-amp")  # their convolutions
-# SPDL's benchmark of a copy under a computation: ns of each alone, and of both at once, by the part of an A100.
-SPDL = {"a whole A100": (7_611_000, 5_700_000, 7_754_000), "a slice of it (MIG 1g)": (9_800_000, 7_262_000, 11_852_000)}
+# SPDL's benchmark of a copy under a computation: ns of each alone, and of both at once, by the part of an A100, and how
+# many eighths of its memory bandwidth that part has (NVIDIA's guide to MIG).
+SPDL = {
+    "a whole A100": (7_611_000, 5_700_000, 7_754_000, 8),
+    "a slice of it (MIG 1g)": (9_800_000, 7_262_000, 11_852_000, 1),
+}
 SPDL_BYTES = 64 * 2**20
 # ml-engineering, pin-memory-non-block-bench.py on an A100 80 GB PCIe: seconds an epoch beyond its sleeps.
 FOUR_WAYS = {(True, True): 0.459, (True, False): 0.522, (False, True): 0.658, (False, False): 0.646}
@@ -158,7 +162,7 @@ class Priced(TorchDispatchMode):
             if operator.base == "native_batch_norm" and not args[5]:  # on the meta device eval mode hides itself
                 outputs = [outputs[0], torch.empty(0, device="meta")]
             tensors, _ = _tensors(args, kwargs)
-            times, _ = self.costs.of(operator, args, tensors, outputs, operator.written(args, kwargs or {}))
+            times, *_ = self.costs.of(operator, args, tensors, outputs, operator.written(args, kwargs or {}))
             self.total += sum(times) + len(times) * self.gpu.queue_gap
             self.kernels += len(times)
         return result
@@ -514,12 +518,14 @@ def gpt() -> Iterator[str]:
 def overlap() -> Iterator[str]:
     """Give SPDL's measurements of a copy under a computation."""
     yield "| | | measured ms | predicted |\n|---|---|---|---|"
-    for where, (compute, copy, both) in SPDL.items():
-        gpu = replace(Gpu.preset("a100"), h2d=round(SPDL_BYTES / copy * 1e9))
+    for where, (compute, copy, both, eighths) in SPDL.items():
+        whole = Gpu.preset("a100")
+        bandwidth = whole.memory_bandwidth * eighths // 8
+        gpu = replace(whole, h2d=round(SPDL_BYTES / copy * 1e9), memory_bandwidth=bandwidth)
         times = []
         for beside in (False, True):
             runtime = Runtime(gpu, Host.preset(HOST))
-            runtime.launch(compute)
+            runtime.launch(compute, traffic=FULL)  # what it computes is not told: the most that it can lose
             runtime.memcpy(SPDL_BYTES, "h2d", runtime.stream() if beside else None)
             runtime.synchronize()
             times.append(runtime.now / 1e6)
@@ -695,9 +701,9 @@ No trace at hand has one: it is priced at the bandwidth of a foreach one, for ea
 
 ## Not modelled
 
-Copies and kernels take no memory bandwidth from each other: a copy would take at most {bandwidth} from a kernel that
-only moves bytes; of the computation above {spdl}, less than what was measured on a whole A100 and far less than on a
-slice of one, so another cause is at work, too. No GPU is slowed down by heat or power; what
+A copy takes its part of the memory's bandwidth from the kernels beside it (R49), at most {bandwidth}: that is {spdl} of
+the {lost} that the computation above lost on a whole A100, and less of what it lost on a slice of one. Another cause
+is at work, too, which has no model. No GPU is slowed down by heat or power; what
 torch.compile, fbgemm or NCCL launch has no price of its own; fp8 products count as elementwise kernels. Vendors other
 than NVIDIA have no presets: the one trace of an MI300X at hand, ResNet-18 at batch 10, shows how long its smallest
 kernels take and no bandwidth. Workers start as forks, and their end takes no time: a spawned one imports torch first,
@@ -716,11 +722,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     share = {name: (gpu.h2d + gpu.d2h) / gpu.memory_bandwidth for name, gpu in GPUS.items()}
     most = max(share, key=lambda name: share[name])
+    spdl = SPDL["a whole A100"]
     parts: dict[str, str] = {
         "host": HOST,
         "old": OLD_HOST,
         "bandwidth": f"{share[most]:.0%} ({most}, both ways at once)",
         "spdl": f"{SPDL_BYTES / Gpu.preset('a100').memory_bandwidth * 1000:.3f} ms",
+        "lost": f"{(spdl[2] - spdl[0]) / 1e6:.3f} ms",
     }
     for part in (traces, steps, overlap, four_ways, fused, tutorial, mended, gpt, published):
         lines = []

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from loaderviz.emulator import Gpu
 from loaderviz.emulator.hardware import GPUS, KERNELS, Kernel
-from loaderviz.emulator.kernels import Array, Call, access, dense_stride, kernel_times, memory_time, row_of, sm_share
+from loaderviz.emulator.kernels import (
+    Array,
+    Call,
+    access,
+    dense_stride,
+    kernel_times,
+    memory_time,
+    row_of,
+    sm_share,
+    traffic,
+)
 
 FLOOR = 100
 ROUND = replace(
@@ -47,6 +57,16 @@ def test_the_share_of_the_gpu_grows_with_the_elements(gpu):
     assert sm_share(gpu, 0) == sm_share(gpu, 1) == 1
     assert sm_share(gpu, full // 2) in (500, 501)
     assert sm_share(gpu, full) == sm_share(gpu, 100 * full) == 1000
+
+
+@each_gpu
+@pytest.mark.parametrize("op", ["add", "mm", "_foreach_add_"])
+def test_what_part_of_the_memory_bandwidth_an_operator_takes(gpu, op):
+    large, small = (call(op, *[array(n, n)] * 2, writes=[array(n, n)]) for n in (4096, 1))
+    bytes_a_second = 3 * 4 * 4096**2 / sum(kernel_times(gpu, large)) * 1e9
+    assert traffic(gpu, large, sum(kernel_times(gpu, large))) == int(bytes_a_second / gpu.memory_bandwidth * 1000)
+    assert traffic(gpu, small, sum(kernel_times(gpu, small))) == 0 == traffic(gpu, call(op), 0)
+    assert traffic(gpu, large, 1) == 1000  # never more than there is
 
 
 BATCH, ROW, PLANES = array(64, 100), array(100), array(8, 3, 9, 9)

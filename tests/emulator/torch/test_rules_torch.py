@@ -1,6 +1,7 @@
 """The rules of PyTorch on CUDA, each a test that names it; the device's own rules are in test_rules.py."""
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy
@@ -452,3 +453,25 @@ def test_r48_the_gradients_of_a_grouped_convolution_have_twice_the_flops_of_the_
     )
     multiply_adds = 2 * 32 * 7 * 7 * 16 // groups * 9
     assert (forward, backward) == (2 * multiply_adds * 1000, 2 * forward)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_r49_a_copy_slows_what_moves_bytes_and_hardly_what_computes(graph):
+    def durations(mib):
+        with lv.record(on="a100", host="laptop") as recording:
+            moves, computes = torch.ones(64 * MIB, device="cuda"), torch.ones(2048, 2048, device="cuda")
+            pinned, target = host_bytes(mib).pin_memory(), torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+            torch.cuda.synchronize()
+            with torch.cuda.stream(torch.cuda.Stream()):
+                target.copy_(pinned, non_blocking=True)
+            with torch.cuda.graph(captured := torch.cuda.CUDAGraph()) if graph else nullcontext():
+                made = [moves.add(1), computes @ computes]
+            if graph:
+                captured.replay()
+            torch.cuda.synchronize()
+        assert len(made) == 2
+        return [spans(recording, Kind.COMPUTE, name=name)[-1].duration for name in ("add", "mm")]
+
+    (add, mm), (add_beside, mm_beside) = durations(mib=0), durations(mib=256)
+    assert 1.01 < add_beside / add < 1.016
+    assert mm <= mm_beside < 1.004 * mm
