@@ -1,7 +1,6 @@
 """The rules of PyTorch on CUDA, each a test that names it; the device's own rules are in test_rules.py."""
 
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy
@@ -461,13 +460,16 @@ def test_r49_a_copy_slows_what_moves_bytes_and_hardly_what_computes(graph):
         with lv.record(on="a100", host="laptop") as recording:
             moves, computes = torch.ones(64 * MIB, device="cuda"), torch.ones(2048, 2048, device="cuda")
             pinned, target = host_bytes(mib).pin_memory(), torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+            if graph:
+                with torch.cuda.graph(captured := torch.cuda.CUDAGraph()):
+                    made = [moves.add(1), computes @ computes]
             torch.cuda.synchronize()
             with torch.cuda.stream(torch.cuda.Stream()):
                 target.copy_(pinned, non_blocking=True)
-            with torch.cuda.graph(captured := torch.cuda.CUDAGraph()) if graph else nullcontext():
-                made = [moves.add(1), computes @ computes]
             if graph:
                 captured.replay()
+            else:
+                made = [moves.add(1), computes @ computes]
             torch.cuda.synchronize()
         assert len(made) == 2
         return [spans(recording, Kind.COMPUTE, name=name)[-1].duration for name in ("add", "mm")]
