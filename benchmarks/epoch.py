@@ -18,9 +18,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from loaderviz import mnist, record
+from loaderviz.workshop.articles import digits
 
 TARGET = 3.0  # times the plain epoch, at most
 
@@ -56,13 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", default=3, type=int, help="the best of so many is reported")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    from torchvision import transforms  # after mnist, which makes torchvision fit the build of torch
-
     images, labels = mnist.tensors()
     chosen = range(options.samples)
     sets: dict[str, Dataset[Any]] = {
         "in memory": TensorDataset(images[chosen].float() / 255, labels[chosen]),
-        "torchvision": Subset(mnist.load(transform=transforms.ToTensor()), chosen),
+        "torchvision": digits(options.samples, 1),
     }
     print(f"{options.samples} images, batch 256, torch {torch.__version__}, 1 thread; s of processor time")
     for name, data in sets.items():

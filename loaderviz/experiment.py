@@ -7,6 +7,7 @@ losses are equal; so is the resident loader's in its first epoch, after which it
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -57,10 +58,8 @@ class Digits(Dataset[tuple[torch.Tensor, int]]):
     """MNIST as torchvision has it with `transform=ToTensor()`: an image is float32 `[1, 28, 28]`, a label an int."""
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        import_torchvision()
-        from torchvision.transforms import ToTensor
-
-        self.images, self.labels, self.transform = images, labels, ToTensor()
+        self.images, self.labels = images, labels
+        _to_tensor()  # raises without torchvision, here and not in a worker
 
     def __len__(self) -> int:
         return len(self.images)
@@ -68,7 +67,14 @@ class Digits(Dataset[tuple[torch.Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         from PIL import Image
 
-        return self.transform(Image.fromarray(self.images[index].numpy())), int(self.labels[index])
+        return _to_tensor()(Image.fromarray(self.images[index].numpy())), int(self.labels[index])
+
+
+@functools.cache
+def _to_tensor() -> Callable[[Any], torch.Tensor]:
+    """Torchvision's transform; each process makes its own, since in a spawned one the import needs its cure, too."""
+    transform: Callable[[Any], torch.Tensor] = import_torchvision().transforms.ToTensor()
+    return transform
 
 
 def as_it_is(batch: Any) -> Any:

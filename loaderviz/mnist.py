@@ -1,16 +1,16 @@
 """MNIST for the lessons: the real digits where they can be had, else a drawn stand-in of the same shapes and sizes.
 
     images, labels = mnist.tensors(train=True)      # uint8 [60000, 28, 28], int64 [60000]
-    dataset = mnist.load(transform=ToTensor())      # torchvision's MNIST; dataset.source says which digits it has
 
-Real digits are looked for in `root`, in the folder that ``LOADERVIZ_DATA`` names, and in our cache, each with
-torchvision's layout (``MNIST/raw/train-images-idx3-ubyte``, plain or ``.gz``); then a download into the cache is tried
-for `AUTO_SECONDS`, at most once a day (``LOADERVIZ_OFFLINE=1``: never). Else the stand-in is drawn, in a second. Train
-and test digits come from one place; a `root` is taken at its word. Which digits they are is said in one line.
+Real digits are looked for in the folder that ``LOADERVIZ_DATA`` names and in our cache, each with torchvision's layout
+(``MNIST/raw/train-images-idx3-ubyte``, plain or ``.gz``); then a download into the cache is tried for `AUTO_SECONDS`,
+at most once a day (``LOADERVIZ_OFFLINE=1``: never). Else the stand-in is drawn, in a second. Train and test digits come
+from one place. Which digits they are is said in one line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -22,32 +22,23 @@ import time
 import tomllib
 import urllib.request
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loaderviz.errors import LoadervizError, MissingPackageError
-from loaderviz.imports import import_torchvision
-
-try:
-    import_torchvision()
-    from torchvision.datasets import MNIST as _TorchvisionMNIST  # type: ignore[import-untyped, unused-ignore]
-except MissingPackageError:  # only `load` and the download need it
-    _TorchvisionMNIST = object
+from loaderviz.errors import LoadervizError
 
 Array = NDArray[np.uint8]
 Ints = NDArray[np.int64]
-Root = str | os.PathLike[str] | None
 Download = bool | Literal["auto"]
 
 AUTO_SECONDS = 12.0  # the four files are 11 MB
 ASKED_SECONDS = 300.0  # with download=True
 REMEMBER_SECONDS = 24 * 3600  # a user without a network waits once a day
-MIRRORS = "https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"  # as torchvision has
+MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"  # as torchvision has
 RAW = Path("MNIST", "raw")  # as torchvision names it
 SIZES = {True: 60_000, False: 10_000}  # train, test
 _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -69,65 +60,37 @@ class Source(NamedTuple):
             return f"real MNIST in {self.folder}"
         return (
             f"drawn stand-in for MNIST (computer-drawn digits, no handwriting), because {self.why}. For the real one: "
-            "set LOADERVIZ_DATA to a folder with MNIST/raw/*-ubyte(.gz), or call loaderviz.mnist.load(download=True)."
+            "set LOADERVIZ_DATA to a folder with MNIST/raw/*-ubyte(.gz), "
+            "or call loaderviz.mnist.tensors(download=True)."
         )
 
 
-class MNIST(_TorchvisionMNIST):  # type: ignore[misc, unused-ignore]
-    """torchvision's `MNIST` with a `source`: `data` uint8 [N, 28, 28], `targets` int64 [N]; an item is (image, int).
-
-    A class of this module: a spawned worker that unpickles it gets the cure of torchvision's import along.
-    """
-
-    def __init__(self, source: Source, train: bool, transform: Callable[..., Any] | None) -> None:
-        super(_TorchvisionMNIST, self).__init__(
-            str(source.folder or ""), transform=transform
-        )  # it would look for files
-        self.source, self.train = source, train
-        self.data, self.targets = _digits(train, source)
-
-    def extra_repr(self) -> str:
-        """Torchvision's line about the split, and where the digits come from."""
-        return f"{super().extra_repr()}\nSource: {self.source}"
-
-
-def load(
-    train: bool = True, root: Root = None, transform: Callable[..., Any] | None = None, download: Download = "auto"
-) -> MNIST:
-    """MNIST as torchvision's data set: 60,000 train or 10,000 test digits; its `source` says which.
+def tensors(train: bool = True, download: Download = "auto") -> tuple[torch.Tensor, torch.Tensor]:
+    """60,000 train or 10,000 test digits: images uint8 [N, 28, 28], labels int64 [N]; `find` says which.
 
     `download`: "auto" tries for `AUTO_SECONDS` and falls back on the stand-in; False never uses the network; True tries
     for `ASKED_SECONDS`, and no stand-in will do.
 
-    Raises `MnistError` for damaged files, a `root` without the split, or a ``download=True`` that did not succeed;
-    `ValueError` for another `download`; `MissingPackageError` without torchvision.
+    Raises `MnistError` for damaged files, or a ``download=True`` that did not succeed; `ValueError` for another
+    `download`.
 
-    len(load(train=False))  # 10000
+    >>> [part.shape for part in tensors(train=False)]
+    [torch.Size([10000, 28, 28]), torch.Size([10000])]
     """
-    import_torchvision()
-    return MNIST(find(train, root, download), train, transform)
-
-
-def tensors(train: bool = True, root: Root = None, download: Download = "auto") -> tuple[torch.Tensor, torch.Tensor]:
-    """The split of `load`: images uint8 [N, 28, 28], labels int64 [N]. Needs no torchvision; raises as `load`."""
-    return _digits(train, find(train, root, download))
+    folder = find(download).folder
+    images, labels = _read(folder, train) if folder else draw(train)
+    return torch.from_numpy(images.copy()), torch.from_numpy(labels.astype(np.int64))  # the next caller gets them anew
 
 
 # Where the digits are
 
 
-def find(train: bool = True, root: Root = None, download: Download = "auto") -> Source:
-    """Choose where the digits come from, and download them if need be. Raises as `load`."""
+def find(download: Download = "auto") -> Source:
+    """Choose where the digits come from, and download them if need be. Raises as `tensors`."""
     if download not in (True, False, "auto"):
         raise ValueError(f'download={download!r}: give "auto", True or False')
-    data, given = os.environ.get("LOADERVIZ_DATA", ""), os.environ.get("LOADERVIZ_CACHE")
-    cache = Path(given).expanduser() if given else Path(torch.hub.get_dir()).parent / "loaderviz"  # beside torch's own
-    if root is not None:
-        folder = Path(root).expanduser()
-        if lacking := _lacking(folder, train):
-            raise MnistError(f"{folder / RAW} lacks {lacking} (or .gz): put the files there, or leave root out")
-        return Source(folder)
-    source = _stored(data, cache)
+    cache = Path(torch.hub.get_dir()).parent / "loaderviz"  # beside torch's own
+    source = _stored(os.environ.get("LOADERVIZ_DATA", ""), cache)
     if source.folder:
         return source
     failed = cache / "download-failed"
@@ -138,7 +101,7 @@ def find(train: bool = True, root: Root = None, download: Download = "auto") -> 
     elif download == "auto" and failed.exists() and 0 <= time.time() - failed.stat().st_mtime < REMEMBER_SECONDS:
         why = f"the download failed within the last day ({failed.read_text(errors='replace')})"
     elif problem := _fetch(cache, ASKED_SECONDS if download is True else AUTO_SECONDS):
-        why = f"the download failed ({problem})"
+        why = f"the download from {MIRROR} failed ({problem})"
     else:
         _stored.cache_clear()
         return _stored("", cache)
@@ -151,12 +114,12 @@ def find(train: bool = True, root: Root = None, download: Download = "auto") -> 
 
 @functools.cache  # once per process, so that train and test digits belong together
 def _stored(data: str, cache: Path) -> Source:
-    lacking = _lacking(Path(data).expanduser(), True, False) if data else "all"
-    if not lacking:
-        return Source(Path(data).expanduser())
-    if not _lacking(cache, True, False):
+    given = Path(data).expanduser()
+    if data and not _lacking(given):
+        return Source(given)
+    if not _lacking(cache):
         return Source(cache)
-    return Source(None, data and f"LOADERVIZ_DATA={data} lacks {lacking}")
+    return Source(None, data and f"LOADERVIZ_DATA={data} lacks {_lacking(given)}")
 
 
 @functools.cache
@@ -174,48 +137,33 @@ def _fetch(cache: Path, seconds: float) -> str:
             with tempfile.TemporaryDirectory(dir=cache) as folder:
                 for name, md5 in {**FILES[True], **FILES[False]}.items():
                     path = Path(folder, f"{name}.gz")
-                    path.write_bytes(_get(path.name, seconds))
+                    with urllib.request.urlopen(MIRROR + path.name, timeout=min(seconds, 5)) as reply:
+                        path.write_bytes(reply.read())
                     _content(path, md5)
                     os.replace(path, cache / RAW / path.name)
             outcome[0] = ""
-        except (OSError, ValueError, MnistError) as error:
+        except (OSError, ValueError, MnistError, http.client.HTTPException) as error:  # the last: it is no web server
             outcome[0] = str(error)
 
     thread = threading.Thread(target=work, daemon=True)  # a name look-up knows no time limit
     thread.start()
     thread.join(seconds)
-    if problem := outcome[0]:
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-            (cache / "download-failed").write_text(problem)
-        except OSError as error:
-            return f"the cache folder {cache} cannot be written to ({error}); LOADERVIZ_CACHE names another"
-    return problem
-
-
-def _get(name: str, seconds: float) -> bytes:
-    problems = []
-    for mirror in MIRRORS:
-        try:
-            with urllib.request.urlopen(mirror + name, timeout=min(seconds, 5)) as reply:
-                content: bytes = reply.read()
-                return content
-        except (OSError, http.client.HTTPException) as error:  # the latter from what is no web server
-            problems.append(f"{mirror}: {error}")
-    raise OSError("; ".join(problems))
+    if outcome[0]:
+        with contextlib.suppress(OSError):
+            (cache / "download-failed").write_text(outcome[0])
+    return outcome[0]
 
 
 # Files
 
 
-def _lacking(root: Path, *splits: bool) -> str:
-    """Name the files of these splits that `root` has not; if it has them all, read and check them."""
-    names = [name for train in splits for name in FILES[train]]
-    if lacking := " and ".join(name for name in names if not _file(root, name)):
-        return lacking
-    for train in splits:
-        _read(root, train)
-    return ""
+def _lacking(root: Path) -> str:
+    """Name the files that `root` has not; if it has them all, read and check them."""
+    names = [name for split in FILES.values() for name in split]
+    if not (lacking := " and ".join(name for name in names if not _file(root, name))):
+        for train in FILES:
+            _read(root, train)
+    return lacking
 
 
 def _file(root: Path, name: str) -> Path | None:
@@ -223,12 +171,7 @@ def _file(root: Path, name: str) -> Path | None:
     return next((path for path in files if path.is_file()), None)
 
 
-def _digits(train: bool, source: Source) -> tuple[torch.Tensor, torch.Tensor]:
-    images, labels = _read(source.folder, train) if source.folder else draw(train)
-    return torch.from_numpy(images.copy()), torch.from_numpy(labels.astype(np.int64))  # the next caller gets them anew
-
-
-@functools.lru_cache(maxsize=2)  # `find` checks what `load` then reads
+@functools.lru_cache(maxsize=2)  # `find` checks what `tensors` then reads
 def _read(root: Path, train: bool) -> tuple[Array, Array]:
     """Read a split: images [N, 28, 28], labels [N]. The header before the bytes is known, since all are."""
     images, labels = (_content(_file(root, name), md5) for name, md5 in FILES[train].items())

@@ -161,7 +161,7 @@ def _digits() -> str:
     from loaderviz import mnist
 
     with redirect_stdout(StringIO()):  # it says where they come from, as we do
-        source = mnist.find(train=False, download=False)
+        source = mnist.find(download=False)
     drawn, _ = mnist.draw(train=False)
     return (
         f"{source}" if source.folder else f"{len(drawn):,} drawn ones; a lesson tries to download the real ones first"

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from loaderviz import mnist
-from loaderviz.errors import LoadervizError
+from loaderviz.experiment import Digits
 from loaderviz.mnist import FILES, RAW, SIZES, MnistError
 
 # The same on every machine and with every numpy; a change of the drawing is meant, or it is a fault.
@@ -30,7 +30,7 @@ IMAGES, LABELS = FILES[False]
 @pytest.fixture(autouse=True)
 def _surroundings(tmp_path, monkeypatch):
     """No test touches the user's cache or the network, or inherits another test's choice."""
-    monkeypatch.setenv("LOADERVIZ_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("LOADERVIZ_OFFLINE", "1")
     monkeypatch.delenv("LOADERVIZ_DATA", raising=False)
     forget()
@@ -89,7 +89,7 @@ def test_train_and_test_digits_differ_and_each_caller_has_its_own(capsys):
     test.zero_()
     assert torch.equal(mnist.tensors(False)[0], before)
     output = capsys.readouterr().out  # it is announced once, in one line
-    assert output == f"loaderviz: {mnist.load(train=False).source}\n"
+    assert output == f"loaderviz: {mnist.find()}\n"
     assert all(part in output for part in ("drawn stand-in", "LOADERVIZ_OFFLINE", "LOADERVIZ_DATA", "download=True"))
 
 
@@ -106,23 +106,18 @@ def test_a_small_network_learns_it_in_one_epoch():
     assert (network(test_images / 255).argmax(1) == test_labels).double().mean() >= 0.95
 
 
-def test_it_is_torchvisions_data_set_in_a_spawned_worker_too():
-    from torchvision.datasets import MNIST
-
-    images, labels = mnist.tensors(False)
-    dataset = mnist.load(train=False, transform=np.asarray)
-    assert isinstance(dataset, MNIST) and "Source: drawn stand-in" in repr(dataset)
-    assert np.array_equal(dataset[3][0], images[3].numpy()) and dataset[3][1] == int(labels[3])
-    few = torch.utils.data.Subset(dataset, range(8))  # a spawned worker needs the import cure on its own
-    loader = torch.utils.data.DataLoader(few, batch_size=8, num_workers=1, multiprocessing_context="spawn")
+def test_its_items_are_torchvisions_in_a_spawned_worker_too():
+    images, labels = (part[:8] for part in mnist.tensors(False))
+    dataset = Digits(images, labels)  # a spawned worker needs the import cure on its own
+    loader = torch.utils.data.DataLoader(dataset, batch_size=8, num_workers=1, multiprocessing_context="spawn")
     ((found, targets),) = list(loader)
-    assert torch.equal(found, images[:8]) and torch.equal(targets, labels[:8])
+    assert torch.equal(found, images[:, None] / 255) and torch.equal(targets, labels)
 
 
 def test_the_stand_in_needs_no_torchvision(tmp_path):
     code = (
-        "import sys; sys.modules['torchvision'] = None; from loaderviz import mnist; print(mnist.tensors()[0].shape);"
-        "mnist.load()"
+        "import sys; sys.modules['torchvision'] = None; from loaderviz import experiment, mnist;"
+        "digits = mnist.tensors(); print(digits[0].shape); experiment.Digits(*digits)"
     )
     environment = {**os.environ, "LOADERVIZ_OFFLINE": "", "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
@@ -133,25 +128,16 @@ def test_the_stand_in_needs_no_torchvision(tmp_path):
 def test_loaderviz_data_is_used_if_it_has_both_splits(tmp_path, put, monkeypatch, capsys):
     put(tmp_path, False, zipped=True)
     monkeypatch.setenv("LOADERVIZ_DATA", str(tmp_path))
-    for train in (True, False):  # the test digits are there, and are not mixed with drawn ones
-        assert f"LOADERVIZ_DATA={tmp_path} lacks train-images-idx3-ubyte" in str(mnist.find(train))
+    lacking = f"LOADERVIZ_DATA={tmp_path} lacks train-images-idx3-ubyte and train-labels-idx1-ubyte and"
+    assert lacking in str(mnist.find())  # the test digits are there, and are not mixed with drawn ones
     forget()
     capsys.readouterr()
     put(tmp_path, True)
     for train in (True, False):
-        assert mnist.load(train).source == mnist.Source(tmp_path)
         images, labels = mnist.tensors(train)
         assert torch.equal(images[:, 14, 14], (labels + 1).to(torch.uint8))
+    assert mnist.find() == mnist.Source(tmp_path)
     assert capsys.readouterr().out == "", "the real MNIST needs no announcement"
-
-
-def test_a_root_is_taken_at_its_word(tmp_path, put):
-    put(tmp_path, False, zipped=True)
-    assert mnist.find(False, tmp_path) == mnist.Source(tmp_path)
-    with pytest.raises(MnistError, match=r"lacks train-images-idx3-ubyte and train-labels"):
-        mnist.load(train=True, root=tmp_path)
-    with pytest.raises(LoadervizError, match="lacks t10k-images"):
-        mnist.tensors(train=False, root=tmp_path / "absent")
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -166,12 +152,16 @@ def test_a_root_is_taken_at_its_word(tmp_path, put):
     ],
     ids=["half", "a byte", "a byte near the end", "nothing"],
 )
-def test_damage_in_a_file_is_an_error_that_names_it_and_the_file_stays(name, damage, zipped, tmp_path, put):
+def test_damage_in_a_file_is_an_error_that_names_it_and_the_file_stays(
+    name, damage, zipped, tmp_path, put, monkeypatch
+):
+    put(tmp_path, True)
+    monkeypatch.setenv("LOADERVIZ_DATA", str(tmp_path))
     path = put(tmp_path, False, zipped=zipped) / (name + ".gz" * zipped)
     damaged = damage(path.read_bytes())
     path.write_bytes(damaged)
     with pytest.raises(MnistError, match=f"{path} (is damaged|cannot be read).*fresh copy"):
-        mnist.load(train=False, root=tmp_path)
+        mnist.tensors()
     assert path.read_bytes() == damaged
 
 
@@ -199,45 +189,47 @@ def mirror(tmp_path, put, monkeypatch):
 def online(monkeypatch, port):
     monkeypatch.delenv("LOADERVIZ_OFFLINE")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(mnist, "MIRRORS", [f"http://127.0.0.1:{port}/"])
+    monkeypatch.setattr(mnist, "MIRROR", f"http://127.0.0.1:{port}/")
 
 
 def test_a_download_is_used_and_kept(mirror, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(mnist, "FILES", FILES)  # their sums are others
         assert "train-images-idx3-ubyte.gz is damaged" in str(mnist.find())
-    assert not list((tmp_path / "cache" / RAW).iterdir())
-    shutil.rmtree(tmp_path / "cache")
+    cache = tmp_path / "loaderviz"
+    assert not list((cache / RAW).iterdir())
+    shutil.rmtree(cache)
     forget(), mirror.clear()
-    assert mnist.load(train=False).source == mnist.Source(tmp_path / "cache")
+    assert mnist.find() == mnist.Source(cache)
     assert len(mirror) == 4
     forget()  # a later process
-    assert mnist.find(download=False).folder == tmp_path / "cache"
+    assert mnist.find(download=False).folder == cache
     assert len(mirror) == 4, "nothing is downloaded twice"
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["MNIST"], "no half-written file is left"
+    assert [path.name for path in cache.iterdir()] == ["MNIST"], "no half-written file is left"
 
 
 def test_a_failed_download_is_remembered_for_a_day(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]  # closed again at once: nobody listens there
     online(monkeypatch, port)
-    assert "the download failed (http://127.0.0.1" in str(mnist.find())
-    monkeypatch.setattr(mnist, "_get", lambda *order: pytest.fail("the network was used"))
-    assert "failed within the last day (http://127.0.0.1" in str(mnist.find())
-    monkeypatch.undo()
-    online(monkeypatch, port)
-    monkeypatch.setenv("LOADERVIZ_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(MnistError, match="the download failed"):  # asking for it tries again
+    assert f"the download from {mnist.MIRROR} failed (<urlopen error" in str(mnist.find())
+    with monkeypatch.context() as patch:
+        patch.setattr(mnist, "_fetch", lambda *order: pytest.fail("the network was used"))
+        assert "failed within the last day (<urlopen error" in str(mnist.find())
+    with pytest.raises(MnistError, match="the download from"):  # asking for it tries again
         mnist.find(download=True)
     for age in (mnist.REMEMBER_SECONDS + 60, -3600):  # a clock may have been wrong: a note from the future
         then = time.time() - age
-        os.utime(tmp_path / "cache" / "download-failed", (then, then))
-        assert "the download failed (" in str(mnist.find())
+        os.utime(tmp_path / "loaderviz" / "download-failed", (then, then))
+        assert "the download from" in str(mnist.find())
 
 
 @pytest.mark.parametrize(
     ("answer", "seconds", "told"),
-    [(b"", 0.3, "it took longer than 0.3 s|timed out"), (b"nonsense\r\n", 60.0, r"the download failed \(http://127.0")],
+    [
+        (b"", 0.3, "it took longer than 0.3 s|timed out"),
+        (b"nonsense\r\n", 60.0, r"the download from .* failed \(nonsense"),
+    ],
     ids=["none", "no http"],
 )
 def test_a_mirror_that_says_nothing_or_nonsense_is_left_in_time(monkeypatch, answer, seconds, told):
@@ -259,7 +251,7 @@ def test_a_mirror_that_says_nothing_or_nonsense_is_left_in_time(monkeypatch, ans
 
 def test_offline_and_false_never_try_and_a_cache_may_not_be_written_to(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(mnist, "_get", lambda *order: pytest.fail("the network was used"))
+        patch.setattr(mnist, "_fetch", lambda *order: pytest.fail("the network was used"))
         with pytest.raises(MnistError, match="LOADERVIZ_OFFLINE is set"):
             mnist.find(download=True)
         patch.setenv("LOADERVIZ_OFFLINE", "0")
@@ -269,6 +261,6 @@ def test_offline_and_false_never_try_and_a_cache_may_not_be_written_to(tmp_path,
             mnist.find(download=download)
     online(monkeypatch, 1)
     (tmp_path / "file").touch()
-    monkeypatch.setenv("LOADERVIZ_CACHE", str(tmp_path / "file" / "below"))
-    assert "cannot be written to" in str(mnist.find())
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "file" / "below"))
+    assert "Not a directory" in str(mnist.find())
     assert mnist.tensors(False)[0].shape == (10_000, 28, 28), "the stand-in needs no folder"

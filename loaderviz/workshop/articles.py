@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from loaderviz import mnist
 from loaderviz.emulator.hardware import Gpu
+from loaderviz.imports import import_torchvision
 from loaderviz.loaders import PrefetchLoader, ResidentLoader
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
@@ -40,9 +41,12 @@ class FromList(Dataset[torch.Tensor]):
 
 def digits(batches: int, size: int) -> Dataset[Any]:
     """Return MNIST as torchvision has it, through ToTensor, as many digits as these batches need."""
-    from torchvision import transforms  # after mnist, which makes torchvision fit the build of torch
-
-    return Subset(mnist.load(transform=transforms.ToTensor()), range(batches * size))
+    torchvision = import_torchvision()
+    kind = torchvision.datasets.MNIST
+    digits = kind.__new__(kind)  # its __init__ would look for files, and the digits may be drawn
+    torchvision.datasets.VisionDataset.__init__(digits, "", transform=torchvision.transforms.ToTensor())
+    digits.data, digits.targets = mnist.tensors()
+    return Subset(digits, range(batches * size))
 
 
 def network(inputs: int = 784, hidden: int = 128) -> torch.nn.Module:

@@ -28,6 +28,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
+from loaderviz import mnist
 from loaderviz.emulator.hardware import Gpu
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
@@ -52,8 +53,6 @@ def make_batches(size: int = 2048, count: int = WARM_UP + STEPS) -> list[Batch]:
     >>> [x.shape for x, y in make_batches(64, 2)]
     [torch.Size([64, 28, 28]), torch.Size([64, 28, 28])]
     """
-    from loaderviz import mnist  # brings torchvision, which not every lesson needs
-
     images, labels = mnist.tensors(train=True)
     if size < 1 or count < 1 or size * count > len(images):
         raise ExerciseError(

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn.functional import cross_entropy
 
-from loaderviz import words
+from loaderviz import mnist, words
 from loaderviz.metrics import summarize, window_of
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
@@ -79,8 +79,6 @@ CORES = 4  # more workers are refused
 
 def digits(chance: random.Random) -> Data:
     """Return a fresh random choice of MNIST digits: images uint8 `[N, 28, 28]`, labels int64 `[N]`."""
-    from loaderviz import mnist  # brings torchvision, which the lessons before need not have
-
     images, labels = mnist.tensors(train=True)
     rows = torch.randperm(len(images), generator=generator_of(chance))[: SIZE * PER_EPOCH]
     return Data(images[rows], labels[rows], (SIZE,) * PER_EPOCH, chance)
@@ -121,8 +119,6 @@ class Training(CheckLoop):
 
     def right(self) -> float:
         """Return the share (0..1) of the first test digits that the network knows. Call it after the recording."""
-        from loaderviz import mnist
-
         images, labels = (part[:TESTED] for part in mnist.tensors(train=False))
         with torch.no_grad():
             return float((self.model(images.float() / 255).argmax(1) == labels).float().mean())
