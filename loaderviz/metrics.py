@@ -20,10 +20,9 @@ from loaderviz import intervals, words
 from loaderviz.batches import BATCH_RANGE, STEP_RANGE, WORKER_START
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import Intervals
-from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Kind, Timeline
+from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Ints, Kind, Timeline
 from loaderviz.vendors import Api, calls_of
 
-Ints = npt.NDArray[np.integer[Any]]
 Mask = npt.NDArray[np.bool_]
 Function = TypeVar("Function", bound=Callable[..., Any])
 

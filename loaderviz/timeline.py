@@ -502,11 +502,11 @@ def _check_columns(timeline: Timeline) -> None:
 # How a producer makes one
 
 
-class Numbers(dict[str, int]):
-    """Numbers texts in the order in which they are asked for."""
+class Ids(dict[Any, int]):
+    """Numbers its keys in the order in which they are asked for."""
 
-    def __missing__(self, text: str) -> int:
-        number = self[text] = len(self)
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = len(self)
         return number
 
 
@@ -572,7 +572,7 @@ class TimelineBuilder:
 
     def build(self) -> Timeline:
         """Return the Timeline, its spans in order of start."""
-        names, sources = Numbers(), Numbers()
+        names, sources = Ids(), Ids()
         columns = dict(zip(SPAN_COLUMNS, zip(*self._rows, strict=True), strict=False))
         columns["name"] = tuple(names[name] for name in columns.get("name", ()))
         columns["source"] = tuple(sources[source] if source else -1 for source in columns.get("source", ()))

@@ -14,8 +14,8 @@ from statistics import median
 import numpy as np
 
 from loaderviz import intervals, words
-from loaderviz.metrics import Ints, check_timeline, collectives, devices_of, loop_lanes, once, window_of
-from loaderviz.timeline import COPIES, Cause, Kind, Timeline
+from loaderviz.metrics import check_timeline, collectives, devices_of, loop_lanes, once, window_of
+from loaderviz.timeline import COPIES, Cause, Ints, Kind, Timeline
 
 MOST = 0.5  # of the collectives: who comes last to more of them is the late rank
 CAUSE = 0.2  # of what a rank is late: what explains less of it is not told as the reason

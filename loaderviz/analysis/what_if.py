@@ -16,7 +16,6 @@ from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderviz import intervals, words
 from loaderviz.analysis.evidence import Evidence, either
@@ -27,7 +26,7 @@ from loaderviz.emulator.replay import Batch, LoaderConfig, Replay
 from loaderviz.emulator.runtime import GraphNode, Runtime
 from loaderviz.errors import LoadervizError
 from loaderviz.metrics import Mask, check_timeline, summarize
-from loaderviz.timeline import COPIES, LOADING, Cause, Context, Kind, Timeline
+from loaderviz.timeline import COPIES, LOADING, Cause, Context, Ints, Kind, Timeline
 from loaderviz.vendors import Api
 
 
@@ -39,8 +38,6 @@ class WhatIfError(LoadervizError, ValueError):
 # Everything that belongs to loading is taken out of the steps: fetching, pinning, hand-outs, the copies to the GPU with
 # their calls and waits, events, and cold allocations. What is left stays as it was measured.
 
-
-Ints = npt.NDArray[np.integer[Any]]
 
 LOST = 0.05  # of the GPU's time; what no call launched is not replayed
 MAIN_STREAM = 0.95  # of the kernels' time; with less in one stream the order between streams would matter

@@ -25,12 +25,22 @@ import numpy.typing as npt
 from loaderviz import words
 from loaderviz.batches import STEP_RANGE, numbers_of
 from loaderviz.intervals import take_free
-from loaderviz.timeline import ARROW_COLUMNS, COPIES, SPAN_COLUMNS, ArrowKind, Cause, Context, Kind, Lane, Timeline
+from loaderviz.timeline import (
+    ARROW_COLUMNS,
+    COPIES,
+    SPAN_COLUMNS,
+    ArrowKind,
+    Cause,
+    Context,
+    Ints,
+    Kind,
+    Lane,
+    Timeline,
+)
 from loaderviz.traces import steps
 from loaderviz.traces.kineto import RawTrace
 from loaderviz.vendors import BLIT_DIRECTIONS, ON_DEVICE, Api, Role, calls_of, is_blit, kind_of
 
-Ints = npt.NDArray[np.integer[Any]]
 Rows = dict[str, npt.NDArray[Any]]
 
 MANY = 4  # ranks; what is noted of more is told once

@@ -1,8 +1,7 @@
 """A torch.profiler (Kineto) trace file -> RawTrace: its event texts -> numpy columns, which costs the time of reading.
 
 A prefilter drops events that are never needed before they are parsed, and cuts the arguments of operators out, most of
-a file. Events of one template, which differ in their numbers only, are read by numpy. What is left is parsed many
-events at once, with the garbage collector off, and taken one by one.
+a file. What is left is parsed many events at once, with the garbage collector off, and taken one by one.
 
 Times: with `baseTimeNanoseconds` (torch 2.4 and later) `ts` counts µs from it; before, `ts` is µs of Unix time. Both
 become ns of Unix time here, so that several ranks can be aligned.
@@ -21,15 +20,15 @@ from decimal import Decimal
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from loaderviz.timeline import Ids, Ints
 from loaderviz.traces.source import Document, Event, TraceError, salvaged
 from loaderviz.vendors import ROLES, Role
 
-Ints = npt.NDArray[np.integer[Any]]
 Numbers = npt.NDArray[np.int64]
 Rows = dict[str, Ints]
 Place = tuple[Any, Any, Any, Any]  # pid, tid, device, stream
@@ -53,14 +52,6 @@ _PHASES = {"i": "instant", "I": "instant", "C": "counter", "s": "flow", "t": "fl
 _PHASES |= dict.fromkeys("BE", "events by begin and end") | dict.fromkeys("bne", "asynchronous events")
 _DAMAGE = (ValueError, TypeError, KeyError, ArithmeticError, RecursionError, AttributeError)
 _LONGEST_TIME = 1 << 61  # ns; int64 has room for a start and a length of it
-
-
-class Ids(dict[Any, int]):
-    """Numbers its keys in the order of their first use."""
-
-    def __missing__(self, key: Any) -> int:
-        number = self[key] = len(self)
-        return number
 
 
 class _Names(Ids):
@@ -172,27 +163,21 @@ class EventTable:
     def __init__(self, trace: RawTrace) -> None:
         self.trace, self.names, self.places, self.count = trace, _Names(), Ids(), 0
         self._columns: Rows = {name: np.empty(0, dtype) for name, dtype in DTYPES.items()}
-        self._opening = self._mark = b""  # what an event begins with, and what stands between its name and its pid
-        self._templates: dict[bytes, Template | None] = {}
-        self._head = lru_cache(_MAX_HEADS)(self._new_head)
 
     def add(self, bodies: Sequence[bytes], key: bytes) -> None:
         """Take the events of a chunk, as `Document.chunks` gives them; if one is damaged, all of them one by one."""
-        trace, counted, self._opening = self.trace, Counter(self.trace.left_out), b'{"' + key + b'"'
-        texts, rest = _prefiltered(bodies, trace) if key == b"ph" else (list(bodies), [])
-        found, odd = self._by_template(texts)
+        trace, counted, opening = self.trace, Counter(self.trace.left_out), b'{"' + key + b'"'
+        texts = _prefiltered(bodies, trace) if key == b"ph" else bodies
         try:
-            text = b"[" + b",".join(self._opening + body + b"}" for body in rest + odd) + b"]"
-            events = json.loads(text.decode("utf-8", "replace"), strict=False, parse_float=Decimal)
+            text = b"[" + b",".join(opening + body + b"}" for body in texts) + b"]"
+            events = json.loads(text.decode("utf-8", "replace"), strict=False, parse_float=str)
             if not all(isinstance(event, dict) for event in events):
                 raise TypeError("an event is no object")
         except _DAMAGE:
-            trace.left_out, found = counted, []
-            whole = [(self._opening + body + b"}").decode("utf-8", "replace") for body in bodies]
-            events, lost = salvaged(whole, Decimal)
+            trace.left_out = counted
+            whole = [(opening + body + b"}").decode("utf-8", "replace") for body in bodies]
+            events, lost = salvaged(whole, str)
             trace.lost += lost
-        for rows in found:
-            self._keep(rows)
         spans = np.fromiter(chain.from_iterable(filter(None, map(self._row, events))), np.int64)
         self._keep(dict(zip(DTYPES, spans.reshape(-1, len(DTYPES)).T, strict=True)))
         for what, count, most in (
@@ -208,73 +193,6 @@ class EventTable:
         for column in self._columns.values():
             column.resize(self.count, refcheck=False)
         self.trace.columns, self.trace.names, self.trace.places = self._columns, list(self.names), list(self.places)
-
-    def _by_template(self, texts: list[bytes]) -> tuple[list[Rows], list[bytes]]:
-        """Return the rows that numpy reads, those of a template at once, and the texts that it cannot read."""
-        self._mark = mark = self._mark or next((match[1] for text in texts if (match := _PID.match(text))), b"")
-        groups: dict[bytes, tuple[list[bytes], list[bytes]]] = {}  # heads (up to the name), tails (after `"pid": `)
-        rest: list[bytes] = []
-        if not mark:
-            return [], texts
-        for text in texts:
-            head, found, tail = text.partition(mark)
-            if not found:
-                rest.append(text)
-                continue
-            digits_out = tail.translate(None, _DIGITS)
-            group = groups.get(digits_out)
-            if group is None:
-                group = groups[digits_out] = ([], [])
-            group[0].append(head)
-            group[1].append(tail)
-        taken = []
-        for digits_out, (heads, tails) in groups.items():
-            rows = self._of_template(digits_out, heads, tails)
-            keep = rows["role"] >= 0 if rows else np.zeros(len(heads), bool)
-            if not keep.all():
-                rest += [heads[place] + mark + tails[place] for place in np.flatnonzero(~keep).tolist()]
-                rows = {name: values[keep] for name, values in rows.items()}
-            if rows:
-                taken.append(rows)
-        return taken, rest
-
-    def _of_template(self, digits_out: bytes, heads: list[bytes], tails: list[bytes]) -> Rows:
-        """Return columns of the events of one template, the role -1 for those that are no spans; {} if it cannot."""
-        if len(heads) < FEW:
-            return {}
-        if digits_out not in self._templates and len(self._templates) < MAX_TEMPLATES:
-            self._templates[digits_out] = template_of(tails[0])
-        if (template := self._templates.get(digits_out)) is None:
-            return {}
-        try:
-            numbers = _numbers(tails, template.width)
-            start, length = (_times(numbers, template, name) for name in ("ts", "dur"))
-            who = np.fromiter(map(self._head, heads), np.int64, len(heads))
-        except _DAMAGE:
-            return {}
-        if (numbers[:, list(template.places.values())] == _LARGEST).any():
-            return {}
-        found = {name: numbers[:, place] for name, place in template.places.items()}
-        none = np.full(len(heads), -1)
-        places = (
-            found[name].tolist() if name in found else [None] * len(heads)
-            for name in ("pid", "tid", "device", "stream")
-        )
-        place = np.fromiter(map(self.places.__getitem__, zip(*places, strict=True)), np.int64, len(heads))
-        role = np.where(who < 0, -1, who % len(Role))
-        times: Rows = {"start": start, "end": start + length, "name": who // len(Role), "role": role}
-        return times | {"place": place} | {name: found.get(name, none) for name in ("correlation", "nbytes")}
-
-    def _new_head(self, head: bytes) -> int:
-        """Return a number that stands for name and role of a head, -1 if such events are no spans.
-
-        Raises ValueError if it is not just phase, category and name.
-        """
-        event = json.loads((self._opening + head + b'"}').decode("utf-8", "replace"), strict=False)
-        if event.keys() != {"ph", "cat", "name"} or event["ph"] != "X":
-            raise ValueError("it has other keys before its pid")
-        role = _role(event["cat"])
-        return -1 if role in (Role.NONE, Role.SYNC) else self.names[event["name"]] * len(Role) + role
 
     def _row(self, event: Event) -> tuple[int, ...] | None:
         """Return a parsed event as a row of the columns; None if it is no span, or has values of wrong types (lost).
@@ -341,23 +259,25 @@ class EventTable:
 def _number(value: Any) -> int:
     """Return a whole number; what is none, or too large, becomes -1. Text is read: ROCm writes `"size": "2560"`."""
     try:
-        number = value if type(value) is int else int(value, 0) if isinstance(value, str) else int(value)
-    except (TypeError, ValueError, OverflowError):
+        number = value if type(value) is int else int(value, 0) if "x" in value else int(Decimal(value))
+    except (TypeError, ValueError, ArithmeticError):
         return -1
     return number if -(2**62) < number < 2**62 else -1
 
 
 def _nanoseconds(value: Any) -> int:
     """Return a time given in µs as whole ns, with all its digits; raise an error for what is none."""
-    if isinstance(value, str):
-        value = Decimal(value)
-    elif type(value) is not int and type(value) is not Decimal:
+    if type(value) is int:
+        time = value * 1000
+    elif type(value) is str:
+        whole, _, rest = value.partition(".")
+        quick = len(rest) <= 3 and whole and (whole + rest).isdecimal()
+        time = int(f"{whole}{rest:0<3}") if quick else round(Decimal(value) * 1000)
+    else:
         raise TypeError(f"{value!r} is no time")
-    time = value * 1000
     if abs(time) > _LONGEST_TIME:
         raise ValueError(f"{value!r} µs is out of range")
-    whole: int = round(time)
-    return whole
+    return time
 
 
 # The prefilter: by how their texts begin. Whatever does not look exactly as expected is kept, and read with all care.
@@ -377,7 +297,7 @@ def _begin(phase: bytes, *categories: bytes) -> tuple[bytes, ...]:
 
 
 _OPERATORS, _FRAMES = _begin(b"X", b"cpu_op", b"Operator"), _begin(b"X", b"python_function")
-_SYNCS, _FLOWS, _INSTANTS = _begin(b"X", b"cuda_sync", b"xpu_sync"), _begin(b"s") + _begin(b"f"), _begin(b"i")
+_FLOWS, _INSTANTS = _begin(b"s") + _begin(b"f"), _begin(b"i")
 
 
 # A frame of Python, "train.py(82): train_step"; of torch and the standard library there are far too many.
@@ -408,21 +328,20 @@ def _frame(body: bytes) -> Frame | None:
     return source, match[3].decode(), match[4].decode(), float(match[5]), float(match[6])
 
 
-def _prefiltered(bodies: Sequence[bytes], trace: RawTrace) -> tuple[list[bytes], list[bytes]]:
-    """Return what is needed (operators without their arguments) and the synchronisation rows.
+def _prefiltered(bodies: Sequence[bytes], trace: RawTrace) -> list[bytes]:
+    """Return what is needed, operators without their arguments.
 
     The trace gets the frames of Python outside torch, and counts all other events.
     """
     texts: list[bytes] = []
-    syncs: list[bytes] = []
     flows = instants = python = 0
     for body in bodies:
-        if body.startswith(_FLOWS) and b"{" not in body:
-            flows += 1
-        elif body.startswith(_OPERATORS):
+        if body.startswith(_OPERATORS):
             place = body.find(b"{")
             plain = place > 0 and body.find(b"{", place + 1) < 0 and body.endswith(_ARGUMENTS, 0, place)
             texts.append(body[:place] + b"{}" if plain else body)
+        elif body.startswith(_FLOWS) and b"{" not in body:
+            flows += 1
         elif body.startswith(_FRAMES) and body.count(b"{") == 1:
             python += 1
             if len(trace.frames) < MOST_FRAMES and (found := _frame(body)):
@@ -430,113 +349,6 @@ def _prefiltered(bodies: Sequence[bytes], trace: RawTrace) -> tuple[list[bytes],
         elif body.startswith(_INSTANTS) and body.count(b"{") == 1:
             instants += 1
         else:
-            (syncs if body.startswith(_SYNCS) else texts).append(body)
+            texts.append(body)
     trace.left_out += Counter(flow=flows, instant=instants, python_function=python)
-    return texts, syncs
-
-
-# Templates. A profiler writes millions of events in a few shapes: take the digits out of their texts, and the texts are
-# equal. So each shape is understood once, by the JSON parser, on a sample in which every number is replaced by its
-# place; then
-#
-#     b'9, "tid": 7, "ts": 12.5, "dur": 3, "args": {"device": 0, "stream": 7, "correlation": 42}'
-#
-# gives the row 9, 7, 12, 15, 3, 0, 7, 42 (".5" is read as 15: the 1 keeps leading zeros). What has another shape, a
-# number that does not fit, or a digit where no number is goes to the JSON parser.
-
-FEW = 16  # events of one template; fewer are not worth numpy's start
-MAX_TEMPLATES = 1_000  # profilers write some ten
-_MAX_HEADS = 50_000  # different names kept
-_DIGITS = b"0123456789"
-_NOT_DIGITS = bytes(code if code in _DIGITS else 32 for code in range(256))  # a table that makes blanks of all others
-_NUMBER = re.compile(rb"(\d+)\.\d+|\d+|\.\d*")
-# What stands before the pid where an event begins with phase, category and name alone; others are not grouped.
-_PID = re.compile(rb':\s?"(?:[^"\\]|\\.)*(?:",\s*"(?:ph|cat|name)":\s?"(?:[^"\\]|\\.)*){2}(",\s*"pid":\s?)')
-_BORDER = 7_777_777  # stands between two events: each must have all of its numbers
-_LARGEST = np.iinfo(np.int64).max  # what numpy makes of larger numbers
-_LONGEST = 1 << 51  # µs; as ns it fits into int64 with room to spare
-
-
-class Template(NamedTuple):
-    """Where the numbers of an event are: the place of each that counts, which have decimals, how many there are."""
-
-    places: dict[str, int]
-    decimals: frozenset[int]
-    width: int
-
-
-def template_of(tail: bytes) -> Template | None:
-    """Return the template of an event by a sample; None unless all that counts in it is a plain number.
-
-    >>> template_of(b'1, "tid": 7, "ts": 12.5, "dur": 3, "args": {"correlation": 42}').places
-    {'pid': 0, 'tid': 1, 'ts': 2, 'dur': 4, 'correlation': 5}
-    """
-    width = numbers = 0
-    decimals = set()
-
-    def place(match: re.Match[bytes]) -> bytes:
-        nonlocal width, numbers
-        here = width
-        width += 2 if match.group(1) else 1
-        if match.group().startswith(b"."):
-            return b"."
-        numbers += 1
-        if match.group(1):
-            decimals.add(here)
-        return b"%d" % (here + 1)  # from 1: "-0" would be 0
-
-    filled = _NUMBER.sub(place, tail)
-    try:
-        event = json.loads((b'{"pid": ' + filled + b"}").decode())
-    except (ValueError, RecursionError):
-        return None
-    arguments = event.get("args") if isinstance(event.get("args"), dict) else {}
-    wanted = {name: event.get(name) for name in ("pid", "tid", "ts", "dur")}
-    wanted |= {name: arguments[name] for name in ("device", "stream", "correlation") if name in arguments}
-    if size := [arguments[name] for name in ("size", "bytes") if name in arguments]:
-        wanted["nbytes"] = size[0]
-    found = {name: _slot(value, name) for name, value in wanted.items()}
-    texts = sum(isinstance(value, str) and _slot(value, "tid") > 0 for value in (event.get("pid"), event.get("tid")))
-    whole = {slot - 1 for name, slot in found.items() if name not in ("ts", "dur")}  # these must have no decimals
-    if min(found.values()) <= 0 or _plain(event) + texts != numbers or decimals & whole:
-        return None
-    if event.keys() & {"ph", "cat", "name"} or "kind" in arguments:  # the JSON parser knows what to do with them
-        return None
-    return Template({name: slot - 1 for name, slot in found.items()}, frozenset(decimals), width)
-
-
-def _slot(value: Any, name: str) -> int:
-    """Return the place, from 1, that stands for a number; 0 if there is none. Ids may be text: "25738", "stream 7"."""
-    if name in ("pid", "tid") and isinstance(value, str) and (match := re.fullmatch(r"(?:stream )?(\d+)", value)):
-        return int(match.group(1))
-    return value if type(value) is int else 0
-
-
-def _plain(value: Any) -> int:
-    if isinstance(value, (dict, list)):
-        return sum(_plain(each) for each in (value.values() if isinstance(value, dict) else value))
-    return type(value) is int and value >= 0
-
-
-def _numbers(tails: Sequence[bytes], width: int) -> Numbers:
-    """Return the numbers of events of a template, shape (events, width); raise ValueError if one has more or fewer."""
-    border = b" %d " % _BORDER
-    text = (border.join(tails) + border).replace(b".", b" 1").translate(_NOT_DIGITS)
-    found: Numbers = np.fromstring(text, np.int64, sep=" ")  # of text this is not deprecated
-    if len(found) != len(tails) * (width + 1) or (found[width :: width + 1] != _BORDER).any():
-        raise ValueError("the events do not have the same numbers")
-    return found.reshape(len(tails), width + 1)
-
-
-def _times(numbers: Numbers, template: Template, name: str) -> Numbers:
-    """Return times given in µs as whole ns; raise ValueError if they have more than three decimals or are too large."""
-    place = template.places[name]
-    whole = numbers[:, place]
-    if (whole > _LONGEST).any():
-        raise ValueError("a time is out of range")
-    if place not in template.decimals:
-        return whole * 1_000
-    rest = numbers[:, place + 1]  # 1, and then the decimals
-    if (rest >= 2_000).any():
-        raise ValueError("a time is finer than a nanosecond")
-    return whole * 1_000 + np.where(rest < 20, rest * 100, np.where(rest < 200, rest * 10, rest)) - 1_000
+    return texts

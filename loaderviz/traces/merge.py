@@ -10,10 +10,9 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, HAND_OUT, LOADER_NEXT, PREFETCH_RANGE, WORKER_START, numbers_of
@@ -37,8 +36,6 @@ _MEANINGS = (
 _ROLES = ("main", "worker", "pin", "thread")
 _DEFAULT_STREAM = 7  # CUPTI's number of the legacy default stream, which is PyTorch's
 _APART = 1_000  # lane numbers of one loader and the next
-
-Ints = npt.NDArray[np.integer[Any]]
 
 
 def own_name(name: str, batch: int = -1) -> str:

@@ -18,8 +18,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from loaderviz.timeline import Cause
-from loaderviz.traces.kineto import DTYPES, MAX_EVENTS, Ids, Numbers, RawTrace
+from loaderviz.timeline import Cause, Ids
+from loaderviz.traces.kineto import DTYPES, MAX_EVENTS, Numbers, RawTrace
 from loaderviz.traces.source import TraceError
 from loaderviz.vendors import ON_DEVICE, Role
 

@@ -22,13 +22,12 @@ from loaderviz.batches import (
     batch_name,
     numbers_of,
 )
-from loaderviz.timeline import LOADING, Cause, Kind, Timeline
+from loaderviz.timeline import LOADING, Cause, Ints, Kind, Timeline
 from loaderviz.vendors import ON_DEVICE, Role
 
 if TYPE_CHECKING:
     from loaderviz.traces.live import RealRun
 
-Ints = npt.NDArray[np.integer[Any]]
 Rows = dict[str, npt.NDArray[Any]]
 
 BY_OPTIMIZER = "steps are counted by optimizer.step(): no loader marks the batches"
