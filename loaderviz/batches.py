@@ -45,8 +45,11 @@ def numbers_of(names: Sequence[str], pattern: re.Pattern[str], told: bool | None
     {0: 7, 2: 8}
     """
     found = {place: match.groupdict() for place, name in enumerate(names) if (match := pattern.match(name))}
-    numbers = {place: int(groups["number"][:18]) for place, groups in found.items()
-               if told is None or told == (groups.get("samples") is not None)}  # fmt: skip
+    numbers = {
+        place: int(groups["number"][:18])
+        for place, groups in found.items()
+        if told is None or told == (groups.get("samples") is not None)
+    }
     return {place: number for place, number in numbers.items() if number < 2**31}
 
 

@@ -122,9 +122,12 @@ class Run:
 
 
 def four_loaders(
-    setting: Setting | None = None, on: str | Gpu = "a100", host: str | Host = "workstation",
-    progress: Callable[[str], None] | None = None, only: Iterable[str] = LOADERS,
-) -> dict[str, Run]:  # fmt: skip
+    setting: Setting | None = None,
+    on: str | Gpu = "a100",
+    host: str | Host = "workstation",
+    progress: Callable[[str], None] | None = None,
+    only: Iterable[str] = LOADERS,
+) -> dict[str, Run]:
     """Run the experiment once for each loader in `only`; `progress` is called with the name of each when it is done.
 
     `on` and `host` are those of `loaderviz.record`. `setting.loaders` has the usual loop, too, for batches up to 1024.
@@ -154,9 +157,14 @@ def make_loader(name: str, setting: Setting, images: torch.Tensor, labels: torch
         digits = DataLoader(Digits(images, labels), setting.batch_size, sampler=order, num_workers=2)
         return ((x.cuda(), y.cuda()) for x, y in digits)
     source = DataLoader(
-        Images(images, labels), setting.batch_size, sampler=order, num_workers=config.workers, collate_fn=as_it_is,
-        pin_memory=config.pin, generator=torch.Generator().manual_seed(0),
-    )  # fmt: skip
+        Images(images, labels),
+        setting.batch_size,
+        sampler=order,
+        num_workers=config.workers,
+        collate_fn=as_it_is,
+        pin_memory=config.pin,
+        generator=torch.Generator().manual_seed(0),
+    )
     if config.side_stream:
         return PrefetchLoader(source, depth=setting.depth, lifetime=config.lifetime)
     return PinnedLoader(source) if config.non_blocking else BlockingLoader(source)

@@ -100,16 +100,23 @@ def to_table(timeline: Timeline) -> pd.DataFrame:
     rate = np.where((column["nbytes"] >= 0) & (duration > 0), column["nbytes"] / np.maximum(duration, 1), np.nan)
     return pd.DataFrame(
         {
-            "start_ns": timeline.start, "end_ns": timeline.end, "duration_ns": duration,
-            "lane": told([lane.name for lane in lanes], "lane"), "group": told([lane.group for lane in lanes], "lane"),
+            "start_ns": timeline.start,
+            "end_ns": timeline.end,
+            "duration_ns": duration,
+            "lane": told([lane.name for lane in lanes], "lane"),
+            "group": told([lane.group for lane in lanes], "lane"),
             "device": told([lane.device if lane.group == "device" else None for lane in lanes], "lane", "Int64"),
-            "kind": told([kind.name.lower() for kind in Kind], "kind"), "name": told(timeline.names, "name"),
-            "batch": known("batch"), "nbytes": known("nbytes"), "gb_per_s": rate, "correlation": known("correlation"),
+            "kind": told([kind.name.lower() for kind in Kind], "kind"),
+            "name": told(timeline.names, "name"),
+            "batch": known("batch"),
+            "nbytes": known("nbytes"),
+            "gb_per_s": rate,
+            "correlation": known("correlation"),
             "pinned": told((False, True, None), "pinned", "boolean"),  # -1 finds the last one, here and below
             "cause": told(["", *(cause.words for cause in list(Cause)[1:])], "cause"),
             "source": told([*timeline.sources, ""], "source"),
         }
-    )  # fmt: skip
+    )
 
 
 def _sections(content: Any) -> list[Section]:
@@ -209,9 +216,15 @@ AT_ONCE = 1 << 16  # spans whose columns are lists at a time
 HOST_PID = 10_000  # devices have their ordinal as pid; a host process must not look like one of them
 _SUB_LANE = 100_000  # thread ids of further rows for spans that overlap without nesting; Perfetto drops such spans
 _CATEGORIES = {
-    Kind.COMPUTE: "kernel", Kind.COMMUNICATION: "kernel", Kind.COPY_H2D: "gpu_memcpy", Kind.COPY_D2H: "gpu_memcpy",
-    Kind.COPY_D2D: "gpu_memcpy", Kind.MEMSET: "gpu_memset", Kind.API: "cuda_runtime", Kind.OPERATOR: "cpu_op",
-}  # fmt: skip
+    Kind.COMPUTE: "kernel",
+    Kind.COMMUNICATION: "kernel",
+    Kind.COPY_H2D: "gpu_memcpy",
+    Kind.COPY_D2H: "gpu_memcpy",
+    Kind.COPY_D2D: "gpu_memcpy",
+    Kind.MEMSET: "gpu_memset",
+    Kind.API: "cuda_runtime",
+    Kind.OPERATOR: "cpu_op",
+}
 
 
 def to_chrome_trace(timeline: Timeline, path: str | Path) -> Path:
@@ -363,6 +376,12 @@ def _flows(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> It
 
 def _marks(timeline: Timeline, places: Places) -> Iterator[Event]:
     for mark in timeline.marks:
-        yield {"ph": "i", "s": "t", "cat": "hazard", "name": mark.kind, **places[mark.lane, 0],
-               "ts": (mark.time - timeline.begin) / 1_000,
-               "args": {"text": mark.text, "report": mark.report}}  # fmt: skip
+        yield {
+            "ph": "i",
+            "s": "t",
+            "cat": "hazard",
+            "name": mark.kind,
+            **places[mark.lane, 0],
+            "ts": (mark.time - timeline.begin) / 1_000,
+            "args": {"text": mark.text, "report": mark.report},
+        }

@@ -107,8 +107,9 @@ class Recording:
             warnings.warn(
                 f"{words.count(count, 'hazard')} found: on a real GPU this program gives wrong numbers now "
                 f"and then. The first: {self.hazards[0].line}. Print recording.hazards to see what is missing where",
-                HazardWarning, stacklevel=3,
-            )  # fmt: skip
+                HazardWarning,
+                stacklevel=3,
+            )
 
     def step(self) -> None:
         """Say that a step of the loop begins: call it first in the loop's body.

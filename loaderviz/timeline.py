@@ -406,9 +406,14 @@ class Timeline:
         return cls.from_dict(data)
 
     def view(
-        self, color: str = "batch", operators: bool = False, title: str | None = None,
-        window: tuple[int, int] | None = None, verdict: bool = True, advice: Advice | None = None,
-    ) -> View:  # fmt: skip
+        self,
+        color: str = "batch",
+        operators: bool = False,
+        title: str | None = None,
+        window: tuple[int, int] | None = None,
+        verdict: bool = True,
+        advice: Advice | None = None,
+    ) -> View:
         """Return the picture, which a notebook displays: zoom, select, play; see `loaderviz.view.View`.
 
         timeline.view(color="kind", window=(0, 5_000_000))
@@ -419,9 +424,12 @@ class Timeline:
         return View({"": self}, color, operators, title, window, verdict, advice={} if advice is None else {"": advice})
 
     def figure(
-        self, color: str = "batch", operators: bool = False, title: str | None = None,
+        self,
+        color: str = "batch",
+        operators: bool = False,
+        title: str | None = None,
         window: tuple[int, int] | None = None,
-    ) -> go.Figure:  # fmt: skip
+    ) -> go.Figure:
         """Return the picture as a plain plotly figure of at most some 2,000 bars, to change by hand and to export."""
         return self.view(color, operators, title, window).figure()
 

@@ -88,9 +88,13 @@ def wrapped(text: str, label: str = "", indent: int = 0, most: int = _WIDTH) -> 
     """
     columns = max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else most
     lines = textwrap.wrap(
-        _BEFORE_UNIT.sub(_GLUE, text), min(columns, most), initial_indent=label, subsequent_indent=" " * indent,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+        _BEFORE_UNIT.sub(_GLUE, text),
+        min(columns, most),
+        initial_indent=label,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     return "\n".join(lines).replace(_GLUE, " ")
 
 

@@ -244,8 +244,10 @@ def _resized(result: Array, reads: list[Array], operator: Event) -> Array:
     if len(lists) < 3:
         return result
     stride, padding = (lists[0], lists[1]) if operator["name"] == "aten::_convolution" else (lists[1], lists[0])
-    sizes = [(size + 2 * pad - window) // step + 1 for size, pad, window, step in
-             zip(reads[0].shape[2:], padding, reads[1].shape[2:], stride, strict=True)]  # fmt: skip
+    sizes = [
+        (size + 2 * pad - window) // step + 1
+        for size, pad, window, step in zip(reads[0].shape[2:], padding, reads[1].shape[2:], stride, strict=True)
+    ]
     return result._replace(shape=(*result.shape[:2], *sizes))
 
 
@@ -362,8 +364,10 @@ class Validation:
         total = Row("all", sum(row.operators for row in self.rows), self.measured, predicted, difference)
         for row in (*sorted(self.rows, key=lambda row: -row.measured), total):
             ratio = row.predicted / max(1, row.measured)
-            share, error = (words.share(each / max(1, whole)) for each, whole in (
-                (row.measured, self.measured), (row.difference, row.measured)))  # fmt: skip
+            share, error = (
+                words.share(each / max(1, whole))
+                for each, whole in ((row.measured, self.measured), (row.difference, row.measured))
+            )
             lines.append(f"{row.kind:<18}{row.operators:>10}{share:>8}{words.times(ratio):>22}{error:>8}")
         lines.append("")
         host = Host.preset("workstation")

@@ -499,9 +499,15 @@ def what_if(
 
 
 def replayed(
-    loop: Observed, config: LoaderConfig, source: Gpu, target: Gpu, scale: float = 1.0, *, slices: bool = False,
+    loop: Observed,
+    config: LoaderConfig,
+    source: Gpu,
+    target: Gpu,
+    scale: float = 1.0,
+    *,
+    slices: bool = False,
     graphs: bool = False,
-) -> Timeline:  # fmt: skip
+) -> Timeline:
     """Return the loop replayed with this config on `target`, its batches `scale` times as large."""
     target = checked(target, config.pin or (config.resident and bool(target.h2d)), not config.resident)
     work = _ObservedWork(loop, config, source, target, scale, slices, graphs)

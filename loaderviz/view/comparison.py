@@ -116,9 +116,14 @@ class Comparison(View):
 
 
 def compare(
-    timelines: Mapping[str, Timeline], color: str = "batch", operators: bool = False, title: str | None = None,
-    verdict: bool = True, folded: bool = False, advice: Mapping[str, Advice] | None = None,
-) -> Comparison:  # fmt: skip
+    timelines: Mapping[str, Timeline],
+    color: str = "batch",
+    operators: bool = False,
+    title: str | None = None,
+    verdict: bool = True,
+    folded: bool = False,
+    advice: Mapping[str, Advice] | None = None,
+) -> Comparison:
     """Return several timelines side by side; the options are those of `View`, such as `color="kind"`.
 
         both = compare({"blocking": t1, "pinned": t2})
@@ -141,10 +146,13 @@ def _hero(summary: Summary, speedup: float | None) -> Json:
     """Return the numbers beside a timeline's row; times are of a step, or of the window where no step is known [ns]."""
     steps = summary.window / summary.step if summary.step else 1
     return {
-        "step": None if summary.step is None else round(summary.step), "speedup": speedup,
-        "exposed": round(summary.exposed_copy / steps), "hidden": round(summary.hidden_copy / steps),
-        "idle": round(summary.idle / steps), "busy": summary.compute_share,
-    }  # fmt: skip
+        "step": None if summary.step is None else round(summary.step),
+        "speedup": speedup,
+        "exposed": round(summary.exposed_copy / steps),
+        "hidden": round(summary.hidden_copy / steps),
+        "idle": round(summary.idle / steps),
+        "busy": summary.compute_share,
+    }
 
 
 def _html(columns: Mapping[str, list[str]], names: Mapping[str, Any]) -> str:
@@ -177,12 +185,19 @@ def _said(summary: Summary, speedup: float | None) -> dict[str, str]:
     """Return the row in words."""
     time, share = words.duration, words.share
     return {
-        "start-up": time(summary.start_up), "window": time(summary.window), "step": time(summary.step),
-        "samples/s": words.rate(summary.samples_per_second), "GPU computes": share(summary.compute_share),
-        "copy": time(summary.copy), "copy hidden": share(summary.overlap), "copy exposed": time(summary.exposed_copy),
-        "host blocked": time(sum(summary.host_blocked.values())), "limit": time(summary.limit),
-        "headroom": words.times(summary.headroom), "speed-up": words.times(speedup),
-    }  # fmt: skip
+        "start-up": time(summary.start_up),
+        "window": time(summary.window),
+        "step": time(summary.step),
+        "samples/s": words.rate(summary.samples_per_second),
+        "GPU computes": share(summary.compute_share),
+        "copy": time(summary.copy),
+        "copy hidden": share(summary.overlap),
+        "copy exposed": time(summary.exposed_copy),
+        "host blocked": time(sum(summary.host_blocked.values())),
+        "limit": time(summary.limit),
+        "headroom": words.times(summary.headroom),
+        "speed-up": words.times(speedup),
+    }
 
 
 def _speedup(first: Summary, other: Summary) -> float | None:

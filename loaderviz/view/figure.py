@@ -26,13 +26,14 @@ TEMPLATE = go.layout.Template(
     layout={
         "font": {"family": "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 13, "color": theme.TEXT},
         "title": {"x": 0.01, "xref": "container", "font": {"size": 16}, "subtitle": {"font": {"color": theme.SOFT}}},
-        "paper_bgcolor": "white", "plot_bgcolor": "white",
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
         "colorway": [theme.BLUE, theme.EXPOSED, theme.GREEN, theme.WAITING, theme.AMBER, theme.SKY],
         "xaxis": {"gridcolor": theme.GRID, "zeroline": False, "ticks": "outside"},
         "yaxis": {"gridcolor": theme.GRID, "zeroline": False},
         "hoverlabel": {"bgcolor": "white", "align": "left", "namelength": -1},
     }
-)  # fmt: skip
+)
 
 
 def figure(view: View) -> go.Figure:
@@ -60,13 +61,17 @@ def figure(view: View) -> go.Figure:
         trace["showlegend"] = trace["name"] not in seen
         seen.add(trace["name"])
     layout = {
-        "template": TEMPLATE, "meta": {"text": view.text()}, "barmode": "overlay", "height": round(_TRACK * top + 190),
+        "template": TEMPLATE,
+        "meta": {"text": view.text()},
+        "barmode": "overlay",
+        "height": round(_TRACK * top + 190),
         "title": {"text": _wrapped(view.heading, 110), "subtitle": {"text": _wrapped(view.subtitle, 140)}},
-        "margin": {"l": 190, "r": 24, "t": 100, "b": 80}, "hovermode": "closest",
+        "margin": {"l": 190, "r": 24, "t": 100, "b": 80},
+        "hovermode": "closest",
         "legend": {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "itemclick": "toggle"},
         "xaxis": {"title": {"text": f"time [{unit_name}]"}, "range": [first / unit, last / unit]},
         "yaxis": {"range": [top, 0], "tickvals": places, "ticktext": names, "showgrid": False, "fixedrange": True},
-    }  # fmt: skip
+    }
     return go.Figure(data, layout)
 
 
@@ -87,19 +92,31 @@ def _traces(part: Part, limit: int, by_batch: bool, unit: int, top: float) -> It
         if style.pattern:
             marker["pattern"] = {"shape": style.pattern, "size": 6, "fgcolor": marker["color"], "bgcolor": style.back}
         start, length = bars.start[mine], bars.end[mine] - bars.start[mine]
-        told = [style.name] * len(mine) if state else [
-            f"<b>{escape(row.name[:90], quote=False)}</b>" + (f", batch {row.batch}" if row.batch >= 0 else "")
-            if count == 1 else f"<b>{count} spans</b>, such as {escape(row.name[:90], quote=False)}"
-            for row, count in zip(rows, bars.count[mine].tolist(), strict=True)
-        ]  # fmt: skip
+        told = (
+            [style.name] * len(mine)
+            if state
+            else [
+                f"<b>{escape(row.name[:90], quote=False)}</b>" + (f", batch {row.batch}" if row.batch >= 0 else "")
+                if count == 1
+                else f"<b>{count} spans</b>, such as {escape(row.name[:90], quote=False)}"
+                for row, count in zip(rows, bars.count[mine].tolist(), strict=True)
+            ]
+        )
         yield {
-            "type": "bar", "orientation": "h", "name": f"GPU: {style.name}" if state else style.name, "marker": marker,
-            "base": (start / unit).tolist(), "x": (length / unit).tolist(), "width": 0.8,
+            "type": "bar",
+            "orientation": "h",
+            "name": f"GPU: {style.name}" if state else style.name,
+            "marker": marker,
+            "base": (start / unit).tolist(),
+            "x": (length / unit).tolist(),
+            "width": 0.8,
             "y": (bars.track[mine] + top + 0.5).tolist(),
-            "hovertext": [f"{name}<br>{words.duration(time)}, from {words.duration(begin)}"
-                          for name, time, begin in zip(told, length.tolist(), start.tolist(), strict=True)],
+            "hovertext": [
+                f"{name}<br>{words.duration(time)}, from {words.duration(begin)}"
+                for name, time, begin in zip(told, length.tolist(), start.tolist(), strict=True)
+            ],
             "hovertemplate": "%{hovertext}<extra></extra>",
-        }  # fmt: skip
+        }
 
 
 def _wrapped(text: str, letters: int) -> str:
@@ -128,15 +145,25 @@ def utilization(timelines: Mapping[str, Timeline], window: int) -> go.Figure:
     for number, timeline in enumerate(timelines.values()):
         edges, share = metrics.utilization(timeline, window)
         shown.add_scatter(
-            x=(edges - timeline.begin) / unit, y=100 * np.r_[share, share[-1:]], row=number + 1, col=1,
-            mode="lines", line={"color": theme.BLUE, "shape": "hv", "width": 1.5}, fill="tozeroy",
-            fillcolor=theme.SKY, hovertemplate=f"%{{y:.0f}} % from %{{x:.4g}} {unit_name}<extra></extra>",
-        )  # fmt: skip
+            x=(edges - timeline.begin) / unit,
+            y=100 * np.r_[share, share[-1:]],
+            row=number + 1,
+            col=1,
+            mode="lines",
+            line={"color": theme.BLUE, "shape": "hv", "width": 1.5},
+            fill="tozeroy",
+            fillcolor=theme.SKY,
+            hovertemplate=f"%{{y:.0f}} % from %{{x:.4g}} {unit_name}<extra></extra>",
+        )
     title = f"GPU utilisation: share of each {words.duration(window)} in which a kernel runs"
     shown.update_layout(
-        template=TEMPLATE, meta={"text": title + ". " + "; ".join(headings)}, title={"text": title},
-        height=110 * count + 130, margin={"l": 70, "r": 24, "t": 84, "b": 56}, showlegend=False,
-    )  # fmt: skip
+        template=TEMPLATE,
+        meta={"text": title + ". " + "; ".join(headings)},
+        title={"text": title},
+        height=110 * count + 130,
+        margin={"l": 70, "r": 24, "t": 84, "b": 56},
+        showlegend=False,
+    )
     shown.update_annotations(x=0, xanchor="left", font_size=13)
     shown.update_xaxes(range=[0, 1.005 * longest / unit], exponentformat="none", separatethousands=True)
     shown.update_xaxes(title_text=f"time [{unit_name}]", row=count, col=1)

@@ -168,8 +168,12 @@ def _device_rows(timeline: Timeline, device: int, numbers: list[int]) -> list[Ro
         if len(copies):
             rows.append(Row(name, short, title, "engine", device, _tracks(timeline, copies), mirror=True))
     # the default stream (7 on CUDA, 0 on HIP), of two the one with more kernels
-    found = [number for number in numbers if timeline.lanes[number].number in (0, 7)
-             and re.fullmatch(r"(?:rank \d+ )?stream [07](?: \(default\))?", timeline.lanes[number].name)]  # fmt: skip
+    found = [
+        number
+        for number in numbers
+        if timeline.lanes[number].number in (0, 7)
+        and re.fullmatch(r"(?:rank \d+ )?stream [07](?: \(default\))?", timeline.lanes[number].name)
+    ]
     kernels = timeline.lane[timeline.where(*KERNELS)]
     default = max(found, key=lambda number: int((kernels == number).sum()), default=-1)
     for number in numbers:

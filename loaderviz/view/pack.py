@@ -114,9 +114,17 @@ class Bars:
 
 
 def pack(
-    parts: Sequence[Part], *, title: str = "", subtitle: str = "", twin: str = "", color: str = "batch",
-    window: Window | None = None, limit: int = MOST, small: int = _SMALL, **more: Any,
-) -> tuple[Json, bytes]:  # fmt: skip
+    parts: Sequence[Part],
+    *,
+    title: str = "",
+    subtitle: str = "",
+    twin: str = "",
+    color: str = "batch",
+    window: Window | None = None,
+    limit: int = MOST,
+    small: int = _SMALL,
+    **more: Any,
+) -> tuple[Json, bytes]:
     """Return head and body of a view of these timelines, in at most about `limit` bars.
 
     `window` is the part to show first [ns from the begin of each; None: what has every span on its own]. A body below
@@ -239,12 +247,18 @@ def _columns(timeline: Timeline, bars: Bars, names: dict[str, int], sources: dic
     hidden, single = np.full(len(span), 255), known & (bars.count == 1)
     hidden[single] = np.nan_to_num(metrics.hidden_shares(timeline)[span[single]] * 200, nan=255).round()
     return {
-        "start": bars.start, "duration": bars.end - bars.start, "style": bars.style,
-        "name": _numbered(timeline.names, of["name"], names), "batch": of["batch"], "nbytes": of["nbytes"] + 1,
-        "cause": np.maximum(of["cause"], 0), "pinned": of["pinned"] + 1,
+        "start": bars.start,
+        "duration": bars.end - bars.start,
+        "style": bars.style,
+        "name": _numbered(timeline.names, of["name"], names),
+        "batch": of["batch"],
+        "nbytes": of["nbytes"] + 1,
+        "cause": np.maximum(of["cause"], 0),
+        "pinned": of["pinned"] + 1,
         "source": _numbered([words.place(source) for source in timeline.sources], of["source"], sources),
-        "hidden": hidden, "count": bars.count,
-    }  # fmt: skip
+        "hidden": hidden,
+        "count": bars.count,
+    }
 
 
 def _numbered(texts: Sequence[str], used: Ints, numbers: dict[str, int]) -> Ints:
@@ -289,10 +303,15 @@ def _body(tables: Mapping[str, Mapping[str, Ints]]) -> tuple[list[Json], bytes]:
 def _looks() -> Json:
     """Return all styles: those of the kinds by number, then those of the states."""
     kinds = [
-        {"key": kind.name.lower(), **asdict(theme.KINDS[kind]), "by_batch": kind not in _PLAIN,
-         "label": _LABELS.get(kind, "name"), "state": False}
+        {
+            "key": kind.name.lower(),
+            **asdict(theme.KINDS[kind]),
+            "by_batch": kind not in _PLAIN,
+            "label": _LABELS.get(kind, "name"),
+            "state": False,
+        }
         for kind in Kind
-    ]  # fmt: skip
+    ]
     states = [
         {"key": f"state:{name}", **asdict(style), "by_batch": False, "label": "none", "state": True}
         for name, style in theme.STATES.items()
@@ -325,11 +344,18 @@ def _part(part: Part, bars: Bars, kept: Window | None, place: Ints) -> Json:
     counts = iter(np.bincount(bars.track, minlength=len(part.tracks)).tolist())
     groups, numbers = _groups(rows)
     lanes = [
-        {"name": row.name, "short": row.short, "title": row.title, "kind": row.kind, "of": row.of, "role": row.role,
-         "group": numbers.get(row.device, -1),
-         "tracks": [{"count": next(counts), "mirror": row.mirror} for _ in row.tracks]}
+        {
+            "name": row.name,
+            "short": row.short,
+            "title": row.title,
+            "kind": row.kind,
+            "of": row.of,
+            "role": row.role,
+            "group": numbers.get(row.device, -1),
+            "tracks": [{"count": next(counts), "mirror": row.mirror} for _ in row.tracks],
+        }
         for row in rows
-    ]  # fmt: skip
+    ]
     return {
         "name": part.name, "finding": part.finding, "duration": timeline.duration, "folded": part.folded,
         "hero": _hero(part, rows),
@@ -376,13 +402,20 @@ def _hero(part: Part, rows: Sequence[Row]) -> Json | None:
 def _where(summary: metrics.Summary) -> list[Json]:
     """Return where a step goes: the window's breakdown, divided by its steps."""
     steps = summary.window / summary.step if summary.step else 1
-    keys = {"compute": "state:compute", "communication exposed": "communication", "copy exposed": "state:copy exposed",
-            "other device work": "state:other device work"}  # fmt: skip
+    keys = {
+        "compute": "state:compute",
+        "communication exposed": "communication",
+        "copy exposed": "state:copy exposed",
+        "other device work": "state:other device work",
+    }
     return [
-        {"name": "GPU computes" if name == "compute" else name, "ns": round(time / steps),
-         "key": keys.get(name) or ("wait" if name.startswith("idle: host blocked") else "state:idle")}
+        {
+            "name": "GPU computes" if name == "compute" else name,
+            "ns": round(time / steps),
+            "key": keys.get(name) or ("wait" if name.startswith("idle: host blocked") else "state:idle"),
+        }
         for name, time in summary.breakdown.items()
-    ]  # fmt: skip
+    ]
 
 
 def _where_title(summary: metrics.Summary) -> str:
@@ -396,5 +429,9 @@ def _strip(timeline: Timeline) -> Json:
     cell = max(1, timeline.duration // _CELLS)
     _, shares = metrics.utilization(timeline, cell)
     mean = metrics.summarize(timeline).compute_share
-    return {"name": "GPU utilisation", "cell": cell, "values": [round(float(each), 3) for each in shares],
-            "text": f"mean {words.share(mean)}"}  # fmt: skip
+    return {
+        "name": "GPU utilisation",
+        "cell": cell,
+        "values": [round(float(each), 3) for each in shares],
+        "text": f"mean {words.share(mean)}",
+    }

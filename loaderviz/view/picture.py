@@ -246,8 +246,10 @@ def _bare(code: str) -> str:
 def loader() -> str:
     """Return the script that a notebook's output ends with: it imports the module once for a page."""
     text = module().encode()
-    return _LOADER % {"code": b64encode(gzip.compress(text, 9, mtime=0)).decode(),
-                      "name": hashlib.sha256(text).hexdigest()[:16]}  # fmt: skip
+    return _LOADER % {
+        "code": b64encode(gzip.compress(text, 9, mtime=0)).decode(),
+        "name": hashlib.sha256(text).hexdigest()[:16],
+    }
 
 
 def element(head: dict[str, Any], body: bytes, still: str, below: str = "", stands: bool = False) -> str:
@@ -284,13 +286,20 @@ def twin(text: str, folded: bool = False) -> str:
 _MOST = 50  # spans that are marked for a finding
 _COPIES = (Kind.COPY_H2D,)
 _SEEN: dict[str, tuple[tuple[Kind, ...], tuple[Cause, ...]]] = {  # rule -> kinds of its spans, and causes of waits
-    "pageable-copy": (_COPIES, ()), "hidden-sync": (_COPIES, ()), "copy-not-hidden": (_COPIES, ()),
-    "many-small-copies": (_COPIES, ()), "resident": (_COPIES, ()), "index-on-host": (_COPIES, ()),
-    "fetch-in-loop": ((Kind.FETCH, Kind.PIN), ()), "waiting-for-data": ((Kind.WAIT,), (Cause.DATA,)),
-    "restarts-workers": ((Kind.WAIT,), (Cause.DATA,)), "synchronizes-each-step": ((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
+    "pageable-copy": (_COPIES, ()),
+    "hidden-sync": (_COPIES, ()),
+    "copy-not-hidden": (_COPIES, ()),
+    "many-small-copies": (_COPIES, ()),
+    "resident": (_COPIES, ()),
+    "index-on-host": (_COPIES, ()),
+    "fetch-in-loop": ((Kind.FETCH, Kind.PIN), ()),
+    "waiting-for-data": ((Kind.WAIT,), (Cause.DATA,)),
+    "restarts-workers": ((Kind.WAIT,), (Cause.DATA,)),
+    "synchronizes-each-step": ((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
     "allocates-in-loop": ((Kind.WAIT,), (Cause.ALLOCATION, Cause.PAGE_LOCKING)),
-    "communication-exposed": ((Kind.COMMUNICATION,), ()), "late-rank": ((Kind.COMMUNICATION,), ()),
-}  # fmt: skip
+    "communication-exposed": ((Kind.COMMUNICATION,), ()),
+    "late-rank": ((Kind.COMMUNICATION,), ()),
+}
 
 
 def _advised(parts: Sequence[Part], advice: Mapping[str, Advice]) -> list[Part]:
@@ -318,9 +327,13 @@ def _line(timeline: Timeline, finding: Finding, judged: Window) -> Json:
     spans = _spans(timeline, finding.rule, judged)
     window = _window(timeline, finding.rule, judged, spans)
     return {
-        "rule": finding.rule, "title": finding.title, "text": finding.evidence, "change": finding.change,
-        "window": window and [edge - timeline.begin for edge in window], "bars": np.sort(spans).tolist(),
-    }  # fmt: skip
+        "rule": finding.rule,
+        "title": finding.title,
+        "text": finding.evidence,
+        "change": finding.change,
+        "window": window and [edge - timeline.begin for edge in window],
+        "bars": np.sort(spans).tolist(),
+    }
 
 
 def _spans(timeline: Timeline, rule: str, judged: Window) -> np.ndarray:
@@ -359,6 +372,11 @@ def _ghost(part: Part, finding: Finding, of: int, judged: Window, hidden: bool) 
     assert finding.predicted is not None
     begin, end = (edge - part.timeline.begin for edge in judged)
     step, now = (words.duration(metrics.summarize(each).step) for each in (finding.predicted, part.timeline))
-    ghost = {"of": of, "label": f"{finding.asked} predicts {step} a step instead of {now}", "until": end,
-             "gain": end - begin - finding.predicted.duration, "hidden": hidden}  # fmt: skip
+    ghost = {
+        "of": of,
+        "label": f"{finding.asked} predicts {step} a step instead of {now}",
+        "until": end,
+        "gain": end - begin - finding.predicted.duration,
+        "hidden": hidden,
+    }
     return Part(finding.predicted, "predicted", folded=True, shift=begin, ghost=ghost, hero={})

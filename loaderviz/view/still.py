@@ -52,8 +52,9 @@ class _Place:
     bottom: float
 
 
-def svg(title: str, subtitle: str, twin: str, parts: Sequence[Part], by_batch: bool,
-        window: tuple[int, int] | None) -> str:  # fmt: skip
+def svg(
+    title: str, subtitle: str, twin: str, parts: Sequence[Part], by_batch: bool, window: tuple[int, int] | None
+) -> str:
     """Return the picture of the window [ns from each part's begin; None: all], its words above; `twin` describes it."""
     lines = wrap(title, 105) + [f"·{line}" for line in wrap(subtitle, 140)]
     first, last = window or (0, max((part.timeline.duration for part in parts), default=0))
@@ -66,8 +67,12 @@ def svg(title: str, subtitle: str, twin: str, parts: Sequence[Part], by_batch: b
     styles: dict[Style, str] = {}
     drawn = "".join(part for place in places for part in _bars(place, first, scale, by_batch, styles))
     marks = "".join(part for place in places for part in _marks(place, first, last, scale))
-    told = [line for part in parts for mark in part.timeline.marks[:_MARKS]
-            for line in wrap(f"{mark.kind}: {mark.text}", 140)]  # fmt: skip
+    told = [
+        line
+        for part in parts
+        for mark in part.timeline.marks[:_MARKS]
+        for line in wrap(f"{mark.kind}: {mark.text}", 140)
+    ]
     below = [
         f'<text x="12" y="{top + 48 + _LINE * place:.0f}">{escape(line)}</text>' for place, line in enumerate(told)
     ]
@@ -168,8 +173,10 @@ def _text(place: _Place, bar: int, by_batch: bool) -> str:
 
 def _frame(x: float, y: float, wide: float, high: float) -> str:
     """Draw a line just inside of what holds states: their idle parts are as pale as the ground."""
-    return (f'<rect x="{x + 0.5:.1f}" y="{y + 0.5:.1f}" width="{max(0, wide - 1):.1f}" height="{high - 1:.0f}" '
-            f'fill="none" stroke="{theme.FRAME}"/>')  # fmt: skip
+    return (
+        f'<rect x="{x + 0.5:.1f}" y="{y + 0.5:.1f}" width="{max(0, wide - 1):.1f}" height="{high - 1:.0f}" '
+        f'fill="none" stroke="{theme.FRAME}"/>'
+    )
 
 
 def _fill(style: Style, styles: dict[Style, str]) -> str:
@@ -197,8 +204,11 @@ def _axis(first: int, last: int, scale: float, places: Sequence[_Place]) -> Iter
     if last <= first or not places:
         return
     top, bottom = places[0].top + 4, places[-1].bottom
-    unit, name = next(pair for pair in ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
-                      if last - first >= 2 * pair[0] or pair[0] == 1)  # fmt: skip
+    unit, name = next(
+        pair
+        for pair in ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
+        if last - first >= 2 * pair[0] or pair[0] == 1
+    )
     for tick in ticks(first / unit, last / unit):
         x = _LANES + (tick * unit - first) * scale
         yield f'<path d="M{x:.1f} {top}V{bottom:.0f}" stroke="{theme.GRID}"/>'
@@ -259,8 +269,10 @@ def _marks(place: _Place, first: int, last: int, scale: float) -> Iterator[str]:
         for found in ends:
             if found:
                 left, right, y, high = found
-                yield (f'<rect x="{left:.1f}" y="{y:.0f}" width="{max(2, right - left):.1f}" height="{high:.0f}" '
-                       'fill="none" stroke="#000000" stroke-width="2.5"/>')  # fmt: skip
+                yield (
+                    f'<rect x="{left:.1f}" y="{y:.0f}" width="{max(2, right - left):.1f}" height="{high:.0f}" '
+                    'fill="none" stroke="#000000" stroke-width="2.5"/>'
+                )
 
 
 def _line(ends: Sequence[tuple[float, float, float, float] | None], looks: str) -> str:
@@ -275,8 +287,11 @@ def _legend(places: Sequence[_Place], by_batch: bool, top: float, styles: dict[S
     """Name the colours and patterns that are drawn."""
     entries: list[tuple[str, list[Style]]] = []
     used = {number for place in places for number in np.unique(place.bars.style).tolist()}
-    batches = {int(place.part.timeline.batch[span]) for place in places
-               for span in place.bars.span[place.bars.span >= 0].tolist()} - {-1}  # fmt: skip
+    batches = {
+        int(place.part.timeline.batch[span])
+        for place in places
+        for span in place.bars.span[place.bars.span >= 0].tolist()
+    } - {-1}
     if by_batch and batches:
         entries.append(("a colour for each batch", [theme.of_batch(batch) for batch in sorted(batches)[:7]]))
     for number in sorted(used):

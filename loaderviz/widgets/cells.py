@@ -200,9 +200,11 @@ class Viewer(Interactive):
 
 
 INK, SOFT, LINE, BACK = (
-    "var(--jp-ui-font-color1,#222)", "var(--jp-ui-font-color2,#555)", "var(--jp-border-color1,#bbb)",
+    "var(--jp-ui-font-color1,#222)",
+    "var(--jp-ui-font-color2,#555)",
+    "var(--jp-border-color1,#bbb)",
     "var(--jp-layout-color2,#f3f3f3)",
-)  # fmt: skip
+)
 _MONO = "font-family:var(--jp-code-font-family,monospace);font-size:13px;line-height:1.45"
 _WRAPPED = "white-space:pre-wrap;overflow-wrap:anywhere;padding-left:10ch;text-indent:-10ch"  # long lines go on below
 # The page may be served over plain http, where browsers have no clipboard API: then the text is selected and copied.

@@ -34,10 +34,17 @@ from loaderviz.widgets.cells import Interactive
 HOST = "workstation"
 SAMPLES = 60_000  # of the data set, as many as MNIST has
 _LIMITS = {  # smallest and largest value that makes sense
-    "batch_size": (1, SAMPLES), "sample_bytes": (1, 100_000_000), "pinned_rate": (1_000_000, 10**13),
-    "pageable_rate": (1_000_000, 10**13), "compute": (0, 10**10), "kernels": (1, 200), "fetch_per_sample": (0, 10**9),
-    "workers": (0, 64), "depth": (0, 16), "steps": (1, 100),
-}  # fmt: skip
+    "batch_size": (1, SAMPLES),
+    "sample_bytes": (1, 100_000_000),
+    "pinned_rate": (1_000_000, 10**13),
+    "pageable_rate": (1_000_000, 10**13),
+    "compute": (0, 10**10),
+    "kernels": (1, 200),
+    "fetch_per_sample": (0, 10**9),
+    "workers": (0, 64),
+    "depth": (0, 16),
+    "steps": (1, 100),
+}
 
 
 class SettingsError(LoadervizError, ValueError):
@@ -96,9 +103,11 @@ class Settings(LoaderConfig):
     def machine(self) -> Gpu:
         """Return the emulated GPU: the preset, with the link's rates of these settings."""
         return replace(
-            Gpu.preset(self.gpu), h2d=self.pinned_rate, pageable=self.pageable_rate,
+            Gpu.preset(self.gpu),
+            h2d=self.pinned_rate,
+            pageable=self.pageable_rate,
             sources={"h2d": "set by hand", "pageable": "set by hand"},
-        )  # fmt: skip
+        )
 
     def words(self) -> str:
         """Return the state in one line, as the figure's title has it."""
@@ -232,17 +241,29 @@ def program_of(settings: Settings) -> Program:
     side, ahead, slow = loads and settings.side_stream, loads and depth > 0, loads and settings.fetch_per_sample > 0
     ring = side and policy.ring
     true = {
-        "loads": loads, "side": side, "ahead": ahead, "slow": slow, "ring": ring, "again": ahead or ring,
-        "library": ahead or ring or slow, "own": side and policy.of_consumer, "waits": side and policy.waits,
+        "loads": loads,
+        "side": side,
+        "ahead": ahead,
+        "slow": slow,
+        "ring": ring,
+        "again": ahead or ring,
+        "library": ahead or ring or slow,
+        "own": side and policy.of_consumer,
+        "waits": side and policy.waits,
         "records": side and policy.records,
-    }  # fmt: skip
+    }
     code = _PROGRAM.format(
-        **vars(settings), samples=SAMPLES, took=words.duration(settings.compute), inner="    " if ahead else "",
-        seconds=settings.fetch_per_sample / 1e9, pinned=", pin_memory=True" if settings.pin else "",
-        shape=f'{settings.batch_size}, {settings.sample_bytes}, dtype=torch.uint8, device="cuda"', buffers=depth + 1,
+        **vars(settings),
+        samples=SAMPLES,
+        took=words.duration(settings.compute),
+        inner="    " if ahead else "",
+        seconds=settings.fetch_per_sample / 1e9,
+        pinned=", pin_memory=True" if settings.pin else "",
+        shape=f'{settings.batch_size}, {settings.sample_bytes}, dtype=torch.uint8, device="cuda"',
+        buffers=depth + 1,
         how=", non_blocking=True" if settings.non_blocking else "",
         batches="batch" if depth == 1 else f"{depth} batches",
-    )  # fmt: skip
+    )
     guarded = (line.split("|", 1) for line in code.splitlines())
     kept = [
         line for guard, line in guarded if all(true[word.lstrip("-")] != (word[0] == "-") for word in guard.split())
@@ -394,9 +415,9 @@ def difference(former: Summary, summary: Summary) -> str:
     if not former.step or not summary.step:
         return ""
     faster = former.step / summary.step
-    change = "as fast as before" if 0.995 < faster < 1.005 else (
-        f"{words.times(faster)} as fast" if faster > 1 else f"{words.times(1 / faster)} slower"
-    )  # fmt: skip
+    change = f"{words.times(faster)} as fast" if faster > 1 else f"{words.times(1 / faster)} slower"
+    if 0.995 < faster < 1.005:
+        change = "as fast as before"
     return f"{words.duration(summary.step)} a step instead of {words.duration(former.step)}: {change}"
 
 
@@ -429,11 +450,15 @@ def _remedy(cause: str, settings: Settings, summary: Summary) -> str:
         if (summary.copy_share or 0) < WORTH_HIDING:
             return "The copy is too small a part for overlap to pay."
         missing = [
-            what for has, what in (
-                (settings.pin, "pinned memory"), (settings.non_blocking, "non_blocking"),
-                (settings.side_stream, "a side stream"), (settings.depth > 0, "a batch copied ahead"),
-            ) if not has
-        ]  # fmt: skip
+            what
+            for has, what in (
+                (settings.pin, "pinned memory"),
+                (settings.non_blocking, "non_blocking"),
+                (settings.side_stream, "a side stream"),
+                (settings.depth > 0, "a batch copied ahead"),
+            )
+            if not has
+        ]
         return f"To hide it: {', '.join(missing)}." if missing else "The copy takes longer than the computation."
     if cause.startswith("idle: host in"):
         return "Larger batches or fewer kernels would help; a faster copy would not."

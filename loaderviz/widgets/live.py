@@ -138,9 +138,13 @@ class Controls:
         self.buttons = {name: self._button(name) for name in PRESETS}
         hint = "workers=3, batch_size=1000"
         self.typed = widgets.Text(
-            placeholder=hint, description="or type values", style=_TEXT, layout=_ROW, continuous_update=False,
+            placeholder=hint,
+            description="or type values",
+            style=_TEXT,
+            layout=_ROW,
+            continuous_update=False,
             tooltip="any values, with the names and units of lv.explore(): bytes, ns, bytes/s",
-        )  # fmt: skip
+        )
         self.refused = widgets.HTML()
         self.typed.observe(lambda change: self._read(change["new"]), names="value")
         self._show_what_counts()
@@ -225,9 +229,14 @@ class Controls:
 def _slider(name: str, value: int) -> Any:
     label = _SLIDERS[name][0]
     return widgets.SelectionSlider(
-        options=offered(name, value), value=value, description=label, tooltip=_HELP.get(name, label), style=_TEXT,
-        layout=_ROW, continuous_update=True,
-    )  # fmt: skip
+        options=offered(name, value),
+        value=value,
+        description=label,
+        tooltip=_HELP.get(name, label),
+        style=_TEXT,
+        layout=_ROW,
+        continuous_update=True,
+    )
 
 
 def _check(label: str, value: bool) -> Any:

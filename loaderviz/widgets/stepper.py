@@ -120,9 +120,13 @@ class Stepper(Interactive):
         self._live = LiveView(self.view)
         self._live.time = float(self.time - self.timeline.begin)
         self._slider = widgets.IntSlider(
-            0, 0, len(self.events) - 1, description="event", layout={"width": "min(60%, 700px)"},
+            0,
+            0,
+            len(self.events) - 1,
+            description="event",
+            layout={"width": "min(60%, 700px)"},
             style={"description_width": "50px"},
-        )  # fmt: skip
+        )
         back, forward = (
             widgets.Button(description=text, tooltip=tip, layout={"width": "auto"})
             for text, tip in (("◀ event before", "one event back"), ("next event ▶", "one event on"))
@@ -244,11 +248,14 @@ def state_at(timeline: Timeline, time: int) -> State:
         threads={lane: _inside(timeline, running, lane) for lane in lanes["host"]},
         streams=now,
         queues=_queues(timeline, time, now),
-        engines={name: np.flatnonzero(running & timeline.where(*kinds)).tolist() for name, kinds in _ENGINES.items()
-                 if name == "compute" or timeline.where(*kinds).any()},
+        engines={
+            name: np.flatnonzero(running & timeline.where(*kinds)).tolist()
+            for name, kinds in _ENGINES.items()
+            if name == "compute" or timeline.where(*kinds).any()
+        },
         batches=_batches(timeline, time),
         marks=[number for number, mark in enumerate(timeline.marks) if mark.time <= time],
-    )  # fmt: skip
+    )
 
 
 def events(timeline: Timeline) -> Ints:
@@ -290,10 +297,12 @@ def _queues(timeline: Timeline, time: int, now: dict[int, int]) -> dict[int, lis
     queued = work[(timeline.end[call] <= time) & (timeline.start[work] > time)]
     queued = queued[np.argsort(timeline.start[queued], kind="stable")]
     return {
-        lane: [(span, _why(timeline, time, span, running >= 0, place))
-               for place, span in enumerate(queued[timeline.lane[queued] == lane].tolist())]
+        lane: [
+            (span, _why(timeline, time, span, running >= 0, place))
+            for place, span in enumerate(queued[timeline.lane[queued] == lane].tolist())
+        ]
         for lane, running in now.items()
-    }  # fmt: skip
+    }
 
 
 def _why(timeline: Timeline, time: int, span: int, busy: bool, place: int) -> str:

@@ -540,9 +540,14 @@ class KernelCosts:
         return cost
 
     def _priced(
-        self, operator: Operator, tensors: Tensors, outputs: Tensors, changed: Collection[int], precision: Precision,
+        self,
+        operator: Operator,
+        tensors: Tensors,
+        outputs: Tensors,
+        changed: Collection[int],
+        precision: Precision,
         transposed: bool,
-    ) -> tuple[Times, int, int]:  # fmt: skip
+    ) -> tuple[Times, int, int]:
         reads = [it for it in tensors if not (operator.fills and id(it) in changed)] if operator.reads else []
         writes = [it for it in outputs if id(it) not in changed] + [it for it in tensors if id(it) in changed]
         call = Call(operator.base, list(map(_array, reads)), list(map(_array, writes)), precision, transposed)

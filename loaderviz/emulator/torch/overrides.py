@@ -529,10 +529,18 @@ def _profiled(timeline: Timeline, device: str | None) -> list[FunctionEvent]:
         if on_device and device is None:
             continue
         event = FunctionEvent(
-            number, re.sub(r"(?<=^ProfilerStep)#\d+", "*", span.name), span.lane.number, span.start / 1000,
-            span.end / 1000, input_shapes=[], stack=[span.source], use_device=device, trace_name=span.name,
-            device_type=DeviceType.CUDA if on_device else DeviceType.CPU, flops=0,
-        )  # fmt: skip
+            number,
+            re.sub(r"(?<=^ProfilerStep)#\d+", "*", span.name),
+            span.lane.number,
+            span.start / 1000,
+            span.end / 1000,
+            input_shapes=[],
+            stack=[span.source],
+            use_device=device,
+            trace_name=span.name,
+            device_type=DeviceType.CUDA if on_device else DeviceType.CPU,
+            flops=0,
+        )
         event.is_user_annotation = span.kind == Kind.RANGE
         events.append(event)
         if on_device:
