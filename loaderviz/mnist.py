@@ -49,7 +49,7 @@ class MnistError(LoadervizError, RuntimeError):
     """The files of MNIST are missing, damaged or not MNIST; the message names the file and what to do next."""
 
 
-class Source(NamedTuple):
+class DigitSource(NamedTuple):
     """Where digits come from: a folder, or None and why it is the stand-in; `str(source)` is the line that says it."""
 
     folder: Path | None
@@ -85,7 +85,7 @@ def tensors(train: bool = True, download: Download = "auto") -> tuple[torch.Tens
 # Where the digits are
 
 
-def find(download: Download = "auto") -> Source:
+def find(download: Download = "auto") -> DigitSource:
     """Choose where the digits come from, and download them if need be. Raises as `tensors`."""
     if download not in (True, False, "auto"):
         raise ValueError(f'download={download!r}: give "auto", True or False')
@@ -107,23 +107,23 @@ def find(download: Download = "auto") -> Source:
         return _stored("", cache)
     if download is True:
         raise MnistError(f"{why}. Try again with a network, or name a folder with the files in LOADERVIZ_DATA")
-    source = Source(None, f"{source.why} and {why}" if source.why else why)
+    source = DigitSource(None, f"{source.why} and {why}" if source.why else why)
     _announce(source)
     return source
 
 
 @functools.cache  # once per process, so that train and test digits belong together
-def _stored(data: str, cache: Path) -> Source:
+def _stored(data: str, cache: Path) -> DigitSource:
     given = Path(data).expanduser()
     if data and not _lacking(given):
-        return Source(given)
+        return DigitSource(given)
     if not _lacking(cache):
-        return Source(cache)
-    return Source(None, data and f"LOADERVIZ_DATA={data} lacks {_lacking(given)}")
+        return DigitSource(cache)
+    return DigitSource(None, data and f"LOADERVIZ_DATA={data} lacks {_lacking(given)}")
 
 
 @functools.cache
-def _announce(source: Source) -> None:
+def _announce(source: DigitSource) -> None:
     print(f"loaderviz: {source}")  # once per process
 
 

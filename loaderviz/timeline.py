@@ -210,7 +210,7 @@ class Timeline:
 
     @cached_property
     def results(self) -> dict[str, Any]:
-        """What has been worked out of it, see `activity.once`. No part of its value: not compared, saved or copied."""
+        """What has been worked out of it, see `metrics.once`. No part of its value: not compared, saved or copied."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:

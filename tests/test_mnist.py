@@ -136,7 +136,7 @@ def test_loaderviz_data_is_used_if_it_has_both_splits(tmp_path, put, monkeypatch
     for train in (True, False):
         images, labels = mnist.tensors(train)
         assert torch.equal(images[:, 14, 14], (labels + 1).to(torch.uint8))
-    assert mnist.find() == mnist.Source(tmp_path)
+    assert mnist.find() == mnist.DigitSource(tmp_path)
     assert capsys.readouterr().out == "", "the real MNIST needs no announcement"
 
 
@@ -200,7 +200,7 @@ def test_a_download_is_used_and_kept(mirror, tmp_path, monkeypatch):
     assert not list((cache / RAW).iterdir())
     shutil.rmtree(cache)
     forget(), mirror.clear()
-    assert mnist.find() == mnist.Source(cache)
+    assert mnist.find() == mnist.DigitSource(cache)
     assert len(mirror) == 4
     forget()  # a later process
     assert mnist.find(download=False).folder == cache

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
 from loaderviz import experiment
-from loaderviz.analysis.what_if import Observed, WhatIfError, gpu_of, host_of, known_gpu, replayed
+from loaderviz.analysis.what_if import LoopModel, WhatIfError, gpu_of, host_of, known_gpu, replayed
 from loaderviz.batches import batch_name
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.hardware import GPUS, UnknownHardwareError
@@ -45,7 +45,7 @@ def step(timeline):
 
 def again(timeline):
     """The loop replayed as it is: what_if() itself gives the timeline back where nothing is changed."""
-    loop = Observed(timeline)
+    loop = LoopModel(timeline)
     assert lv.what_if(timeline).spans is timeline.spans
     return replayed(loop, loop.config, gpu_of(loop), gpu_of(loop))
 
@@ -147,7 +147,7 @@ def test_what_workers_fetch_and_the_loop_pins_is_still_fetched_by_workers():
 def test_the_depth_of_a_prefetch_is_seen(depth):
     chosen = Settings(kernels=17, steps=12, **PRESETS["prefetch"] | {"depth": depth})
     expected = LoaderConfig(workers=4, pin=True, non_blocking=True, side_stream=True, depth=depth)
-    assert Observed(run(chosen)).config == expected
+    assert LoopModel(run(chosen)).config == expected
     assert step(again(run(chosen))) == pytest.approx(step(run(chosen)), rel=0.01)
 
 
@@ -392,7 +392,7 @@ def test_kernels_in_several_streams_and_graphs_are_refused():
 @pytest.mark.parametrize("name", sorted(GPUS))
 def test_the_machine_is_known_again(name):
     chosen = Settings(gpu=name, kernels=17, steps=6, **PRESETS["pinned"], **rates_of(name))
-    loop = Observed(run(chosen))
+    loop = LoopModel(run(chosen))
     gpu, host = gpu_of(loop), host_of(loop)
     assert (gpu.name, gpu.fp32) == (GPUS[name].name, GPUS[name].fp32)
     assert gpu.h2d == pytest.approx(GPUS[name].h2d, rel=1e-3)

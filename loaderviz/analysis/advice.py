@@ -501,7 +501,6 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
 
 
 def _missed(facts: Evidence) -> str:
-    """Return which line of a program for a GPU left everything on the CPU, "" if none did."""
     return "".join(note for note in facts.timeline.context.notes if note.startswith("nothing ran on the"))
 
 

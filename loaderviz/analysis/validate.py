@@ -316,7 +316,7 @@ def _convolution(op: str, arrays: list[Array]) -> tuple[list[Array], list[Array]
 # Judging
 
 
-class Row(NamedTuple):
+class OperatorClass(NamedTuple):
     """One class of operators: how many, ns measured and predicted, and the sum of the absolute differences."""
 
     kind: str
@@ -332,7 +332,7 @@ class Validation:
 
     trace: str
     gpu: Gpu
-    rows: list[Row]
+    rows: list[OperatorClass]
     numbers: dict[str, int]  # of Gpu and Host, as the trace shows them
 
     @property
@@ -361,7 +361,7 @@ class Validation:
         lines = [f"{self.trace}: {words.duration(self.measured)} of GPU work with shapes, as {self.gpu.name}", ""]
         lines.append(f"{'class':<18}{'operators':>10}{'share':>8}{'predicted / measured':>22}{'error':>8}")
         predicted, difference = sum(row.predicted for row in self.rows), sum(row.difference for row in self.rows)
-        total = Row("all", sum(row.operators for row in self.rows), self.measured, predicted, difference)
+        total = OperatorClass("all", sum(row.operators for row in self.rows), self.measured, predicted, difference)
         for row in (*sorted(self.rows, key=lambda row: -row.measured), total):
             ratio = row.predicted / max(1, row.measured)
             share, error = (
@@ -393,14 +393,14 @@ def validate(trace: str | Path, on: str | Gpu | None = None) -> Validation:
     return Validation(found.name, gpu, _rows(found, gpu), found.numbers())
 
 
-def _rows(trace: Trace, gpu: Gpu) -> list[Row]:
+def _rows(trace: Trace, gpu: Gpu) -> list[OperatorClass]:
     sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for call, kernels in trace.operators:
         measured, predicted = sum(kernels), sum(kernel_times(gpu, call))
         row = sums[row_of(call)]
         for place, value in enumerate((1, measured, predicted, abs(measured - predicted))):
             row[place] += value
-    return [Row(kind, *values) for kind, values in sums.items()]
+    return [OperatorClass(kind, *values) for kind, values in sums.items()]
 
 
 # Calibrating

@@ -44,7 +44,7 @@ MAIN_STREAM = 0.95  # of the kernels' time; with less in one stream the order be
 
 
 @dataclass(frozen=True)
-class Call:
+class HostCall:
     """A call of the host: `before` ns of its own work, then the call, which takes it `cost` ns without waiting.
 
     `work` is the span that it launches, -1 for a synchronisation; `joins`: the computing stream waits for the
@@ -66,12 +66,12 @@ class Step:
     samples: int
     tensors: tuple[int, ...]
     fetch: int
-    calls: tuple[Call, ...]
+    calls: tuple[HostCall, ...]
     after: int  # ns of the host's work after the last call
     pins: int = 0  # ns in which the loop's thread pins what workers fetched, which no graph launches
 
 
-class Observed:
+class LoopModel:
     """The loop of a timeline, in its steady state. Raises `WhatIfError` where the timeline does not show one."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -246,7 +246,7 @@ class Observed:
             raise WhatIfError(f"what_if() cannot replay {name}, which launches several kernels at once (a CUDA graph)")
         return dict(zip(calls, here.tolist(), strict=True))
 
-    def _calls(self, start: int, end: int) -> tuple[tuple[Call, ...], int]:
+    def _calls(self, start: int, end: int) -> tuple[tuple[HostCall, ...], int]:
         """Return the calls of a step between these times, and the host's work after the last of them."""
         timeline, rows = self.timeline, self._kept
         rows = rows[(timeline.start[rows] >= start) & (timeline.start[rows] < end)]
@@ -258,7 +258,7 @@ class Observed:
         for row, gap, own in zip(rows.tolist(), before.tolist(), cost.tolist(), strict=True):
             source = timeline.sources[timeline.source[row]] if timeline.source[row] >= 0 else ""
             work = self._work_of.get(row, -1)
-            calls.append(Call(gap, own, self._operator(row), source, work, work in self._joining))
+            calls.append(HostCall(gap, own, self._operator(row), source, work, work in self._joining))
         rest = int(self._working(edges[-1:], np.array([max(end, int(edges[-1]))]))[0])
         return tuple(calls), rest
 
@@ -358,7 +358,7 @@ def slower(name: str, source: Gpu, target: Gpu) -> float:
     return source.memory_bandwidth / target.memory_bandwidth
 
 
-def gpu_of(loop: Observed) -> Gpu:
+def gpu_of(loop: LoopModel) -> Gpu:
     """Return the GPU of a timeline; a rate of the link that is not known is 0."""
     name = loop.timeline.context.device
     preset = known_gpu(name)
@@ -373,7 +373,7 @@ def gpu_of(loop: Observed) -> Gpu:
     return replace(base, **seen, sources=base.sources | dict.fromkeys(seen, "measured in the timeline"))
 
 
-def _rate(loop: Observed, gpu: Gpu, copies: Mask) -> int:
+def _rate(loop: LoopModel, gpu: Gpu, copies: Mask) -> int:
     """Return the best rate [bytes/s] of copies that last longer than their latency; 0 without any such."""
     timeline = loop.timeline
     time = timeline.end - timeline.start - gpu.copy_latency
@@ -383,7 +383,7 @@ def _rate(loop: Observed, gpu: Gpu, copies: Mask) -> int:
     return round(float((timeline.nbytes[mine] / time[mine]).max()) * 1e9)
 
 
-def host_of(loop: Observed) -> Host:
+def host_of(loop: LoopModel) -> Host:
     """Return the host of a timeline: a preset by its name, with the costs of calls as measured."""
     timeline, facts = loop.timeline, loop.facts
     name = timeline.context.host.split(" (")[0]
@@ -406,7 +406,7 @@ def host_of(loop: Observed) -> Host:
     return replace(base, **known)
 
 
-def _median(loop: Observed, calls: Mask) -> int:
+def _median(loop: LoopModel, calls: Mask) -> int:
     return round(float(np.median(loop.own_time(calls)))) if calls.any() else 0
 
 
@@ -477,7 +477,7 @@ def what_if(
     >>> loaderviz.summarize(loaderviz.what_if(timeline, prefetch=2)).step
     887700.0
     """
-    loop = Observed(check_timeline(timeline, "what_if()"))
+    loop = LoopModel(check_timeline(timeline, "what_if()"))
     _check_options(
         pinned=pinned, prefetch=prefetch, resident=resident, workers=workers, batch_size=batch_size, graphs=graphs
     )
@@ -499,7 +499,7 @@ def what_if(
 
 
 def replayed(
-    loop: Observed,
+    loop: LoopModel,
     config: LoaderConfig,
     source: Gpu,
     target: Gpu,
@@ -510,7 +510,7 @@ def replayed(
 ) -> Timeline:
     """Return the loop replayed with this config on `target`, its batches `scale` times as large."""
     target = checked(target, config.pin or (config.resident and bool(target.h2d)), not config.resident)
-    work = _ObservedWork(loop, config, source, target, scale, slices, graphs)
+    work = _LoopWork(loop, config, source, target, scale, slices, graphs)
     host = host_of(loop)
     if config.pin == loop.config.pin:
         host = replace(host, crowding=0)  # it is in the rates that were seen
@@ -524,7 +524,7 @@ def replayed(
     return replace(predicted, context=_context(loop, predicted, config, target, work))
 
 
-def _scale(loop: Observed, batch_size: int | None) -> float:
+def _scale(loop: LoopModel, batch_size: int | None) -> float:
     """Return how many times as large the batches become."""
     if batch_size is None:
         return 1.0
@@ -552,7 +552,7 @@ def _check_options(**options: Any) -> None:
 
 
 def _changed(
-    loop: Observed, pinned: bool | None, prefetch: int | None, resident: bool, workers: int | None
+    loop: LoopModel, pinned: bool | None, prefetch: int | None, resident: bool, workers: int | None
 ) -> LoaderConfig:
     options = {"pinned": pinned, "prefetch": prefetch, "workers": workers}
     asked = [f"{name}={value}" for name, value in options.items() if value is not None]
@@ -583,13 +583,13 @@ def _changed(
     return replace(config, workers=config.workers if workers is None else workers, resident=resident)
 
 
-class _ObservedWork:
+class _LoopWork:
     """The work of a replay: the steps of a timeline, over and over; the warm-up ends where they begin anew."""
 
     resident_bytes: Sequence[int] = ()
 
     def __init__(
-        self, loop: Observed, config: LoaderConfig, source: Gpu, target: Gpu, scale: float, slices: bool, graphs: bool
+        self, loop: LoopModel, config: LoaderConfig, source: Gpu, target: Gpu, scale: float, slices: bool, graphs: bool
     ) -> None:
         self.loop, self.steps, self.warmup = loop, loop.steps, config.warmup
         self.origin, self.target, self.scale, self.slices = source, target, scale, slices
@@ -635,13 +635,13 @@ class _ObservedWork:
         runtime.source = ""
         self._work(runtime, round(step.after * self.slower))
 
-    def _is_captured(self, call: Call) -> bool:
+    def _is_captured(self, call: HostCall) -> bool:
         """Tell whether a CUDA graph would launch what this call does; a wait, and a result for the host, end one."""
         if not self.graphs or call.work < 0 or call.joins or self.loop.timeline.lane[call.work] != self.loop.lane:
             return False
         return self.loop.timeline.kind[call.work] in (Kind.COMPUTE, Kind.MEMSET, Kind.COPY_D2D)
 
-    def _launch_graph(self, runtime: Runtime, number: int, calls: Sequence[Call]) -> None:
+    def _launch_graph(self, runtime: Runtime, number: int, calls: Sequence[HostCall]) -> None:
         """Launch it, once the batch is where the graph reads it; the Python around its calls ran in the capture."""
         runtime.source, spans = calls[0].source, [self.loop.timeline.row(call.work) for call in calls]
         for nbytes in self.batch(number).tensors if self.copied_ahead else ():
@@ -653,7 +653,7 @@ class _ObservedWork:
         time, self.owed = max(0, time - self.owed), max(0, self.owed - time)
         runtime.now += time
 
-    def _call(self, runtime: Runtime, call: Call) -> None:
+    def _call(self, runtime: Runtime, call: HostCall) -> None:
         if call.work < 0:
             runtime.synchronize(runtime.default_stream)
             return
@@ -692,7 +692,7 @@ class _ObservedWork:
         return round(floors[1] + max(0, observed - floors[0]) * scale)
 
 
-def _context(loop: Observed, made: Timeline, config: LoaderConfig, gpu: Gpu, work: _ObservedWork) -> Context:
+def _context(loop: LoopModel, made: Timeline, config: LoaderConfig, gpu: Gpu, work: _LoopWork) -> Context:
     before = loop.timeline.context
     parts = [
         words.count(config.workers, "worker") if config.workers else "no workers",

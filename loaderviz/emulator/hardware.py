@@ -34,7 +34,7 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-class Machine:
+class Hardware:
     """What `Gpu` and `Host` have in common: a source for each number, and presets."""
 
     sources: dict[str, str]
@@ -85,7 +85,7 @@ Kernels = Mapping[str, Kernel]
 
 
 @dataclass(frozen=True)
-class Gpu(Machine):
+class Gpu(Hardware):
     """What the device can do. Rates in bytes/s or FLOP/s, times in ns, memory in bytes, factors in thousandths."""
 
     name: str
@@ -143,7 +143,7 @@ class Gpu(Machine):
 
 
 @dataclass(frozen=True)
-class Host(Machine):
+class Host(Hardware):
     """What the computer around the GPU costs. Times in ns, rates in bytes/s or FLOP/s.
 
     What has a default costs nothing where it is not given, so that a `Host` of one's own has simple sums.
@@ -229,8 +229,7 @@ def _kernels() -> dict[str, Kernels]:
 
 
 def _sources(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the source of each number; a text may stand for several."""
-    return {name: text for names, text in texts.items() for name in names.split()}
+    return {name: text for names, text in texts.items() for name in names.split()}  # a text may stand for several
 
 
 def _card(architecture: str, link: str, bandwidth: int, memory: str, *numbers: Any) -> Gpu:

@@ -273,7 +273,7 @@ _OLD = "a DataLoader was being iterated when the recording began: the work of it
 _OTHER_THREAD = "a DataLoader was iterated in a second thread: its batches do not count as steps"
 
 
-class Feed:
+class IteratorState:
     """What is known of one iterator of a DataLoader. `number` is None if its workers are older than the recording."""
 
     def __init__(self, number: int | None = None) -> None:
@@ -309,14 +309,14 @@ class LoaderRanges:
         self.notes: dict[str, None] = {}
         self._folder, self._window = folder, window
         self._numbering = Numbering()
-        self._feeds: WeakKeyDictionary[Any, Feed] = WeakKeyDictionary()
+        self._feeds: WeakKeyDictionary[Any, IteratorState] = WeakKeyDictionary()
         self._iterators = 0
         self._step = -1  # an optimizer's last one
         self._step_told = False
         self._marks: set[str] = set()  # names of the ranges by which our loaders mark their batches
         self._building = threading.RLock()
         self._thread, self._process = threading.get_ident(), os.getpid()
-        self._fetching: Feed | None = None  # whose batch the main thread prepares itself
+        self._fetching: IteratorState | None = None  # whose batch the main thread prepares itself
 
     def install(self, stack: ExitStack) -> None:
         """Wrap the parts of torch that are there; `stack` puts them back."""
@@ -396,7 +396,7 @@ class LoaderRanges:
         """Start workers and pin thread with our stand-ins in the place of torch's loops."""
         with self._building, ExitStack() as stack:
             number, self._iterators = self._iterators, self._iterators + 1
-            self._feeds[iterator] = Feed(number)
+            self._feeds[iterator] = IteratorState(number)
             work = workers.RecordedLoop(self._folder, number, _utils.worker._worker_loop)
             loop = _utils.pin_memory._pin_memory_loop
             pin = workers.RecordedLoop(self._folder, number, loop, loader.num_workers)
@@ -423,16 +423,16 @@ class LoaderRanges:
 
     # Counting
 
-    def _feed(self, iterator: Any) -> Feed:
+    def _feed(self, iterator: Any) -> IteratorState:
         feed = self._feeds.get(iterator)
         if feed is None:  # without workers, or older than the recording
-            feed = self._feeds[iterator] = Feed()
+            feed = self._feeds[iterator] = IteratorState()
             feed.begin_epoch(self._numbering.new_iterator())
             if hasattr(iterator, "_workers"):
                 self.note(_OLD)
         return feed
 
-    def _handed_out(self, feed: Feed, iterator: Any, data: Any) -> None:
+    def _handed_out(self, feed: IteratorState, iterator: Any, data: Any) -> None:
         batch, index = feed.batch, feed.count  # the order that it was for
         if hasattr(iterator, "_workers"):
             index = int(iterator._rcvd_idx) - 1 if getattr(iterator, "_in_order", True) else feed.received

@@ -20,6 +20,7 @@ from loaderviz import words
 from loaderviz.errors import LoadervizError
 
 BLOCK = 1 << 20  # bytes read, and at most inflated, at once
+HEAD = 1 << 16  # bytes by which a file is told from another kind
 PACKED = 1 << 15  # compressed bytes given to zlib at once
 BOMB_SIZE, BOMB_RATIO = 1 << 28, 200  # traces shrink by 10 to 50; what inflates 200-fold to over 256 MB is no trace
 SQLITE = b"SQLite format 3\x00"
@@ -79,14 +80,14 @@ class Source:
                 self.read += len(block)
                 yield block
 
-    def first(self, size: int = 1 << 16) -> bytes:
+    def first(self) -> bytes:
         """Return the first bytes of the content."""
         found = b""
         for block in Source(self.path).blocks():
             found += block
-            if len(found) >= size:
+            if len(found) >= HEAD:
                 break
-        return found[:size]
+        return found[:HEAD]
 
     def _inflated(self, file: BinaryIO) -> Iterator[bytes]:
         taken = given = 0

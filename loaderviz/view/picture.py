@@ -233,13 +233,10 @@ _SKIPPED = re.compile(r'("(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`)|/\*.*?\*/|//[^\n]*
 def module() -> str:
     """Return the view's ES module without its comments, its style sheet in it."""
     here = files("loaderviz.view")
-    *code, looks = (_bare(here.joinpath(name).read_text(encoding="utf-8")) for name in (*_PARTS, "view.css"))
+    parts = (here.joinpath(name).read_text(encoding="utf-8") for name in (*_PARTS, "view.css"))
+    *code, looks = (_SKIPPED.sub(lambda found: found[1] or "", part) for part in parts)
     style = json.dumps(looks.replace("\n", "")).replace("</", "<\\/")
     return "".join(code).replace('"__LV_CSS__"', style, 1)
-
-
-def _bare(code: str) -> str:
-    return _SKIPPED.sub(lambda found: found[1] or "", code)
 
 
 @cache

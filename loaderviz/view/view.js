@@ -746,7 +746,7 @@ export function upgradeAll(root = document) {
   }
 }
 
-/** The widget: traits head, body, options, window, selection, time, playing, speed; see widgets/live.py. */
+/** The widget: traits head, body, options, window, selection, time, playing, speed; see widgets/controls.py. */
 function render({ model, el: place }) {
   const host = el("div", "lv-view", undefined, { "data-lv-live": "", "data-lm-suppress-shortcuts": "true" });
   place.append(host);

@@ -183,7 +183,7 @@ class Viewer(Interactive):
     def _assembled(self) -> Any:
         import ipywidgets as widgets
 
-        from loaderviz.widgets.live import LiveView
+        from loaderviz.widgets.controls import LiveView
 
         self._live = LiveView(self.view)
         self._live.observe(lambda change: self._zoomed(change["new"]), "window")

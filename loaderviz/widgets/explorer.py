@@ -146,7 +146,7 @@ def rates_of(gpu: str) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Program:
+class Listing:
     """Source text, and the numbers of the lines that do something on the timeline (from 1)."""
 
     text: str
@@ -235,7 +235,7 @@ loads      |    train_step(x)  #: step
 """
 
 
-def program_of(settings: Settings) -> Program:
+def program_of(settings: Settings) -> Listing:
     """Return the code for these settings."""
     loads, depth, policy = not settings.resident, settings.depth, LIFETIMES[settings.lifetime]
     side, ahead, slow = loads and settings.side_stream, loads and depth > 0, loads and settings.fetch_per_sample > 0
@@ -270,13 +270,13 @@ def program_of(settings: Settings) -> Program:
     ]
     parts = [line.partition("  #: ") for line in kept]
     numbers = {does: number for number, (_, _, does) in enumerate(parts, 1) if does}
-    return Program("".join(f"{text}\n" for text, _, _ in parts), numbers)
+    return Listing("".join(f"{text}\n" for text, _, _ in parts), numbers)
 
 
 # The timeline
 
 
-def simulate(settings: Settings, program: Program | None = None, host: Host | None = None) -> Timeline:
+def simulate(settings: Settings, program: Listing | None = None, host: Host | None = None) -> Timeline:
     """Return `settings.steps` steps of the loop, after a warm-up in which memory is allocated and queues fill.
 
     `program` is `program_of(settings)`, if it was made before; its lines are the sources of the spans. `host` is the
@@ -289,9 +289,9 @@ def simulate(settings: Settings, program: Program | None = None, host: Host | No
 
 
 class _Work:
-    """What the settings say about a batch and a step, statement by statement of a `Program`."""
+    """What the settings say about a batch and a step, statement by statement of a `Listing`."""
 
-    def __init__(self, settings: Settings, program: Program, runtime: Runtime) -> None:
+    def __init__(self, settings: Settings, program: Listing, runtime: Runtime) -> None:
         self.settings, self.source = settings, program.source
         self._batch = Batch([settings.nbytes], settings.batch_size, settings.fetch_time)
         self.resident_bytes: Sequence[int] = (SAMPLES * settings.sample_bytes, 8 * SAMPLES)
@@ -370,7 +370,7 @@ class Explorer(Interactive):
         program = program_of(settings)
         timeline = simulate(settings, program)
         self.settings: Settings = settings
-        self.program: Program = program
+        self.program: Listing = program
         self.timeline: Timeline = timeline
         self.summary: Summary = summarize(timeline)
         self.view = timeline.view(title=f"{settings.words()}: {finding(self.summary)}")
@@ -386,7 +386,7 @@ class Explorer(Interactive):
     def _assembled(self) -> Any:
         import ipywidgets as widgets
 
-        from loaderviz.widgets.live import Controls, LiveView
+        from loaderviz.widgets.controls import Controls, LiveView
 
         self._axis = self.timeline.duration
         self._live = LiveView(self.view, axis=self._axis, **LOOKS)

@@ -24,6 +24,7 @@ from loaderviz.timeline import COPIES, KERNELS, ArrowKind, Ints, Kind, Timeline
 from loaderviz.widgets import cells
 from loaderviz.widgets.cells import Interactive
 
+LONGEST = 60  # characters of what a lane does
 AROUND = 6  # source lines shown before and after the current one
 _ENGINES = {"compute": KERNELS, "H2D engine": (Kind.COPY_H2D,), "D2H engine": (Kind.COPY_D2H,)}
 _DONE = "done"
@@ -115,7 +116,7 @@ class Stepper(Interactive):
         """Return the box: buttons and slider, the view, and below it three columns."""
         import ipywidgets as widgets
 
-        from loaderviz.widgets.live import LiveView
+        from loaderviz.widgets.controls import LiveView
 
         self._live = LiveView(self.view)
         self._live.time = float(self.time - self.timeline.begin)
@@ -205,8 +206,8 @@ def _host_words(timeline: Timeline, spans: Ints) -> str:
     return f"blocked: {last.cause.words if last.cause else last.name}{''.join(calls[-1:])}"
 
 
-def _short(text: str, length: int = 60) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 # What is going on at a moment

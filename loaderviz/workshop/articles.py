@@ -49,10 +49,10 @@ def digits(batches: int, size: int) -> Dataset[Any]:
     return Subset(digits, range(batches * size))
 
 
-def network(inputs: int = 784, hidden: int = 128) -> torch.nn.Module:
+def network(inputs: int = 784) -> torch.nn.Module:
     """Return the kind of network that the articles have."""
     return torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(inputs, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 10)
+        torch.nn.Flatten(), torch.nn.Linear(inputs, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)
     )
 
 

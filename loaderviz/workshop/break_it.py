@@ -59,7 +59,7 @@ def found(trial: Trial) -> str:
 # Alone
 
 
-class Card(Prediction):
+class SuspectCard(Prediction):
     """A loader; say which race is in it. `code` shows it."""
 
     def __init__(self, number: int, name: str, source: str) -> None:
@@ -88,13 +88,13 @@ def source_of(name: str, piece: str, instead: str) -> str:
     return "\n".join(lines)
 
 
-def deal(seed: int, count: int = 5) -> list[Card]:
-    """Return `count` cards, not two of the same code; another seed deals others."""
-    chosen = random.Random(seed).sample(CHANGES, count)
-    return [Card(number, name, source_of(name, *change)) for number, (name, *change) in enumerate(chosen, 1)]
+def deal(seed: int) -> list[SuspectCard]:
+    """Return five cards, not two of the same code; another seed deals others."""
+    chosen = random.Random(seed).sample(CHANGES, 5)
+    return [SuspectCard(number, name, source_of(name, *change)) for number, (name, *change) in enumerate(chosen, 1)]
 
 
-def points(cards: Sequence[Card]) -> Note:
+def points(cards: Sequence[SuspectCard]) -> Note:
     """Return how many of the cards were named rightly, and what was in each that got an answer."""
     said = [card for card in cards if card.choice is not None]
     lines = [f"{sum(card.right for card in said)} of {words.count(len(said), 'answer')} right; {len(cards)} cards."]

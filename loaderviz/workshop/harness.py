@@ -544,7 +544,7 @@ class CheckLoop:
         """Raise `NotYet` if the last to write images, in the block at this address, was no copy from the host."""
         races, start = Session.running("a loop").runtime.races, block + int(images.storage_offset()) * images.itemsize
         assert races is not None
-        writes = [list(cell.writes.values()) for cell in races.memory.touched(start, start + images.nbytes)]
+        writes = [list(cell.writes.values()) for cell in races.memory.cells_in(start, start + images.nbytes)]
         for work in (write.work for write in itertools.chain.from_iterable(writes)):
             if isinstance(work, Command) and work.kind != Kind.COPY_H2D:
                 fact = f"The images of batch {number} were written by {work.name} on the GPU, not by a copy."

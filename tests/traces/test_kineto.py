@@ -10,7 +10,7 @@ from trace_files import BASE, PID, call, copy, event, loop, note, notes, op, rea
 from loaderviz import advise, intervals, summarize
 from loaderviz.analysis.evidence import Evidence
 from loaderviz.analysis.ranks import drawn, rank_table
-from loaderviz.analysis.what_if import Observed
+from loaderviz.analysis.what_if import LoopModel
 from loaderviz.timeline import Kind
 from loaderviz.traces import TraceError, read, source
 
@@ -465,7 +465,7 @@ def test_the_pools_first_blocks_are_warm_up(tmp_path):
     timeline = read_events(tmp_path, *unmarked(30, 0, first=2))
     assert summarize(timeline).batches == 28
     assert "allocates-in-loop" not in {finding.rule for finding in advise(timeline)}
-    assert len(Observed(timeline).steps) == 28
+    assert len(LoopModel(timeline).steps) == 28
 
 
 def frame(name, ts, dur, tid=PID):

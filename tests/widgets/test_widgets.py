@@ -13,8 +13,8 @@ from loaderviz.metrics import MetricsError
 from loaderviz.timeline import Kind
 from loaderviz.view import ViewError
 from loaderviz.widgets import Settings, SettingsError, cells, explore, step_through, viewer
+from loaderviz.widgets.controls import SMALL, LiveView
 from loaderviz.widgets.explorer import program_of, simulate
-from loaderviz.widgets.live import SMALL, LiveView
 
 WIDGET = cells.WIDGET
 
@@ -290,7 +290,7 @@ def test_the_numbers_are_those_of_the_window_that_is_shown():
 
 
 def test_a_timeline_that_is_too_long_comes_in_parts(monkeypatch):
-    monkeypatch.setattr(sys.modules["loaderviz.widgets.live"], "MOST", 2_000)
+    monkeypatch.setattr(sys.modules["loaderviz.widgets.controls"], "MOST", 2_000)
     timeline = factory.many_spans(20_000)
     live = viewer(timeline)._live
     assert live.head["rows"] <= 2_000

@@ -14,12 +14,12 @@ def test_a_card_looks_right_and_has_at_most_one_kind_of_race(change):
     source = break_it.source_of(*change)
     lucky = try_out(exercises.function_of(source, vars(suspects)), like=suspects.LOADERS[change[0]], copies="eager")
     assert all(lucky.right)
-    trial = break_it.Card(1, change[0], source).trial
+    trial = break_it.SuspectCard(1, change[0], source).trial
     assert len({hazard.kind for hazard in trial.hazards}) <= 1
 
 
 def test_the_cards_have_every_kind_and_tell_nothing_before_an_answer():
-    cards = [break_it.Card(1, name, break_it.source_of(name, *change)) for name, *change in break_it.CHANGES]
+    cards = [break_it.SuspectCard(1, name, break_it.source_of(name, *change)) for name, *change in break_it.CHANGES]
     assert {break_it.found(card.trial) for card in cards} == set(break_it.KINDS)
     dealt = break_it.deal(seed=3)
     assert [card.code.code for card in break_it.deal(seed=3)] == [card.code.code for card in dealt]

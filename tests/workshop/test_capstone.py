@@ -22,7 +22,7 @@ import loaderviz as lv
 from loaderviz.timeline import Kind, TimelineError
 from loaderviz.view import Comparison
 from loaderviz.workshop import EXERCISES, ExerciseError, Leaderboard, capstone, diagnosis
-from loaderviz.workshop.lessons.capstone import Entry, Ladder, Rung, escaped
+from loaderviz.workshop.lessons.capstone import Ladder, LeaderboardEntry, Rung, escaped
 from loaderviz.workshop.lessons.lesson04 import waits_too_often
 from loaderviz.workshop.loop import GPU
 from tests import factory
@@ -220,7 +220,7 @@ def test_it_remembers_and_ranks(path, empty):
 
 @given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 5)), max_size=12))
 def test_the_ranking_is_the_best_of_each_and_of_equal_ones_the_earlier(runs):
-    entries = [Entry(name, ns, f"2026-01-01T00:00:{place:02}") for place, (name, ns) in enumerate(runs)]
+    entries = [LeaderboardEntry(name, ns, f"2026-01-01T00:00:{place:02}") for place, (name, ns) in enumerate(runs)]
 
     class Given(Leaderboard):
         @property

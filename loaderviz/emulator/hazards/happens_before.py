@@ -111,11 +111,11 @@ class HappensBefore:
             other._clocks = {stream: dict(clock) for stream, clock in self._clocks.items()}
             other._seen, other._host_version = dict(self._seen), self._host_version
 
-    def rely(self, stream: int, place: Place) -> None:
-        """`stream` (or the `HOST`) does something that must come after `place`: the lines that see to it are needed."""
+    def need(self, stream: int, place: Place) -> None:
+        """What `stream` (or the `HOST`) does must come after `place`: the lines that see to it are needed."""
         self._need(line for line, other in self.counterfactuals.items() if not other.is_ordered(stream, place))
 
-    def rely_on(self, clock: Clock, place: Place) -> None:
+    def need_before(self, clock: Clock, place: Place) -> None:
         """The same for something that comes after `clock` was reached, such as the reuse of recorded memory."""
         owner, number = place
         self._need(line for line in self.counterfactuals if _without(clock, line).get(owner, 0) < number)
@@ -193,7 +193,7 @@ class AddressMap:
         if cell is not None and cell.end == end:
             return (cell,)
         found, position = [], start
-        for cell in self.touched(start, end):
+        for cell in self.cells_in(start, end):
             if position < cell.start:
                 found.append(self._add(position, cell.start))
             found.append(cell)
@@ -249,7 +249,7 @@ class AddressMap:
         starts[first:last] = edges
         return True
 
-    def touched(self, start: int, end: int) -> list[Cell]:
+    def cells_in(self, start: int, end: int) -> list[Cell]:
         """Return the cells that there are from `start` to `end`, split at these two."""
         for address in (start, end):
             index = bisect_right(self._starts, address) - 1
@@ -278,7 +278,7 @@ class AddressMap:
         """Drop what is over once `clock` is reached (None: all that there is); return what was dropped."""
         dropped: list[Place] = []
         kept = []
-        for cell in self.touched(start, end):
+        for cell in self.cells_in(start, end):
             for uses in (cell.writes, cell.reads):
                 for stream in [s for s, access in uses.items() if clock is None or clock.get(s, 0) >= access.sequence]:
                     dropped.append((stream, uses.pop(stream).sequence))

@@ -165,18 +165,18 @@ class Races:
                 reused = before.block is not access.block
                 self._report("early-read" if reads and before.writes and not reused else "early-reuse", before, access)
             elif self.order.counterfactuals:
-                self.order.rely(stream, (other, before.sequence))
+                self.order.need(stream, (other, before.sequence))
 
     def _host_access(self, access: LastAccess, start: int, end: int) -> None:
         """The host reads or writes pinned memory: what it enqueues later comes after, so it need not be remembered."""
         clock = self.order.clock(HOST)
-        for cell in self.memory.touched(start, end):
+        for cell in self.memory.cells_in(start, end):
             for earlier in (cell.writes, cell.reads) if access.writes else (cell.writes,):
                 for stream, before in earlier.items():
                     if clock.get(stream, 0) < before.sequence:
                         self._report("early-refill" if access.writes else "early-host-read", before, access)
                     elif self.order.counterfactuals:
-                        self.order.rely(HOST, (stream, before.sequence))
+                        self.order.need(HOST, (stream, before.sequence))
         self.memory.join(start, end)
 
     def changed_unseen(self, copy: LastAccess, found_by: HostWork) -> None:
@@ -187,7 +187,7 @@ class Races:
         """Freed memory will not be handed out again before an event that stands for `clock` is over (R36, R40)."""
         for place in self.memory.forget(start, end, clock):
             if self.order.counterfactuals:
-                self.order.rely_on(clock, place)
+                self.order.need_before(clock, place)
 
     # What was found
 

@@ -138,12 +138,12 @@ def _refusal(call: str, what: str) -> Callable[..., Any]:
 def _legacy_type(kind: Any) -> type:
     """Return what stands in for `torch.cuda.FloatTensor` or its like: it can be asked for, not made."""
 
-    class Meta(type):
+    class LegacyTensorType(type):
         def __instancecheck__(cls, instance: Any) -> bool:
             return is_on_device(instance) and instance.dtype is kind.dtype
 
     @stands_for(kind)
-    class Legacy(metaclass=Meta):
+    class Legacy(metaclass=LegacyTensorType):
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             raise NotModelledError(f"torch.cuda.{kind.__name__}(…) is not modelled; use torch.tensor(…, device='cuda')")
 

@@ -43,7 +43,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class View:
+class TensorView:
     """A tensor of a captured call: where it lies."""
 
     memory: Memory
@@ -53,7 +53,7 @@ class View:
     stride: tuple[int, ...]
 
 
-class Call(NamedTuple):
+class CapturedCall(NamedTuple):
     """One captured operator or copy; `node` is its number among the nodes of the graph."""
 
     node: int
@@ -61,16 +61,16 @@ class Call(NamedTuple):
     function: Callable[..., Any]
     args: Any  # with views in place of device tensors, as are keywords
     keywords: Any
-    reads: list[View]
-    writes: list[View]
-    made: list[View]  # its results, where they are new memory
+    reads: list[TensorView]
+    writes: list[TensorView]
+    made: list[TensorView]  # its results, where they are new memory
 
 
 class Recorder:
     """What torch does while a stream captures: the calls, and what they change, so that it can be put back."""
 
     def __init__(self, session: Session) -> None:
-        self.session, self.calls = session, list[Call]()
+        self.session, self.calls = session, list[CapturedCall]()
         self.nodes = session.runtime.capture = Capture(session.stream)
         self._memory: weakref.WeakKeyDictionary[DeviceTag, Memory] = weakref.WeakKeyDictionary()
         self._before: dict[Memory | torch.UntypedStorage, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -94,7 +94,7 @@ class Recorder:
         self, name: str, function: Any, args: Any, keywords: Any = None, made: Any = (), written: Any = ()
     ) -> None:
         """A call put the last node into the capture. `made` are its results, `written` those arguments it changes."""
-        views: dict[int, View] = {}
+        views: dict[int, TensorView] = {}
 
         def view(tensor: torch.Tensor) -> Any:
             if type(tag_of(tensor)) is not DeviceTag:  # a number, which is part of the launch; or a copy's pinned side
@@ -110,7 +110,7 @@ class Recorder:
         for tensor in made:
             if id(tensor) not in views and type(tag_of(tensor)) is DeviceTag:
                 new.append(self._view(tensor))
-        self.calls.append(Call(len(self.nodes.nodes) - 1, name, function, args, keywords, reads, writes, new))
+        self.calls.append(CapturedCall(len(self.nodes.nodes) - 1, name, function, args, keywords, reads, writes, new))
 
     def note_copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """A copy between pinned memory and the device was captured."""
@@ -132,10 +132,10 @@ class Recorder:
                 if memory.kept is None and memory.dtype and storage is not None:
                     torch.empty(0, dtype=memory.dtype).set_(storage).fill_(copies.poison(memory.dtype))
 
-    def _view(self, tensor: torch.Tensor) -> View:
+    def _view(self, tensor: torch.Tensor) -> TensorView:
         memory, offset = self._memory_of(tensor), int(tensor.storage_offset())
         memory.dtype = memory.dtype or tensor.dtype
-        return View(memory, tensor.dtype, offset, tuple(tensor.shape), tensor.stride())
+        return TensorView(memory, tensor.dtype, offset, tuple(tensor.shape), tensor.stride())
 
     def _memory_of(self, tensor: torch.Tensor) -> Memory:
         tag = self.session.device_tag(tensor)
@@ -146,7 +146,7 @@ class Recorder:
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Stands for a captured copy between host and device in `Call.function`; `copies.arrive` does it."""
+    """Stands for a captured copy between host and device in `CapturedCall.function`; `copies.arrive` does it."""
 
 
 @stands_for(torch.cuda.CUDAGraph)
@@ -212,17 +212,19 @@ class CUDAGraph(Disguised):
                 for call in calls:
                     self._run(call, commands[call.node], inside, batch)
 
-    def _run(self, call: Call, command: Command, inside: dict[Memory, torch.UntypedStorage], batch: int) -> None:
+    def _run(
+        self, call: CapturedCall, command: Command, inside: dict[Memory, torch.UntypedStorage], batch: int
+    ) -> None:
         session = self._session
 
-        def tensor(view: View) -> torch.Tensor:
+        def tensor(view: TensorView) -> torch.Tensor:
             storage = view.memory.made() or inside.get(view.memory)
             if storage is None:
                 storage = inside[view.memory] = torch.UntypedStorage(view.memory.nbytes)
             return torch.empty(0, dtype=view.dtype).set_(storage, view.offset, view.shape, view.stride)
 
         if call.function is _copy:
-            target, source = (tensor(each) if isinstance(each, View) else each for each in call.args)
+            target, source = (tensor(each) if isinstance(each, TensorView) else each for each in call.args)
             if tag_of(target) is None:
                 target.copy_(source)
                 return
@@ -232,7 +234,7 @@ class CUDAGraph(Disguised):
         for view in (*call.reads, *call.writes):
             if tag := tag_of(tensor(view)):
                 session.deferred.deliver(tag, session.stream)
-        args, keywords = tree_map_only(View, tensor, (call.args, call.keywords))
+        args, keywords = tree_map_only(TensorView, tensor, (call.args, call.keywords))
         results = [each for each in tree_leaves(call.function(*args, **keywords)) if isinstance(each, torch.Tensor)]
         written = [tensor(view) for view in call.writes]
         for view, result in zip(call.made, results if call.made else (), strict=True):

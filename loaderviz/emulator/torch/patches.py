@@ -141,7 +141,7 @@ def _put_back(owner: Any, name: str, value: Any) -> None:
 
 
 def _class_for(before: Any, value: Any, now: Callable[[], Any]) -> Any:
-    class Meta(type(value)):  # type: ignore[misc]
+    class StandInType(type(value)):  # type: ignore[misc]
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             return now()(*args, **kwargs) if cls is stand_in else super().__call__(*args, **kwargs)
 
@@ -155,7 +155,7 @@ def _class_for(before: Any, value: Any, now: Callable[[], Any]) -> Any:
         def __signature__(cls) -> inspect.Signature:
             return inspect.signature(value)
 
-    stand_in = stands_for(before)(Meta(before.__name__, (value,), {}))
+    stand_in = stands_for(before)(StandInType(before.__name__, (value,), {}))
     return stand_in
 
 

@@ -255,7 +255,7 @@ LONGEST_NAME = 40
 SUFFIX = secrets.token_hex(2)  # of a name on a board for many: another one in each kernel
 
 
-class Entry(NamedTuple):
+class LeaderboardEntry(NamedTuple):
     """One run: who, how long [ns, virtual], when ("2026-01-31 09:30:00 UTC")."""
 
     name: str
@@ -281,21 +281,21 @@ class Leaderboard:
         self._use("insert into runs (world, name, ns) values (?, ?, ?)", self.world, self.name_for(name), ns)
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LeaderboardEntry]:
         """All runs, in the order in which they were added."""
         if not os.path.exists(self.path):
             return []
         rows = self._use("select name, ns, at from runs where world = ? order by rowid", self.world)
-        entries = (Entry(words.one_line(name, LONGEST_NAME), ns, f"{when} UTC") for name, ns, when in rows)
+        entries = (LeaderboardEntry(words.one_line(name, LONGEST_NAME), ns, f"{when} UTC") for name, ns, when in rows)
         return [entry for entry in entries if entry.name]
 
-    def previous(self, name: str) -> Entry | None:
+    def previous(self, name: str) -> LeaderboardEntry | None:
         """Return the last run of `name`; None if there is none."""
         return next((entry for entry in reversed(self.entries) if entry.name == name), None)
 
-    def ranking(self) -> list[Entry]:
+    def ranking(self) -> list[LeaderboardEntry]:
         """Return the best run of each name, fastest first; of equal ones the earlier."""
-        best: dict[str, Entry] = {}
+        best: dict[str, LeaderboardEntry] = {}
         for entry in sorted(self.entries, key=lambda entry: entry.ns):  # a stable sort
             best.setdefault(entry.name, entry)
         return list(best.values())

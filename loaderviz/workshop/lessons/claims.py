@@ -338,7 +338,7 @@ def pays(answer: Callable[..., Any], chance: random.Random) -> Score:
 
 
 @dataclass(frozen=True)
-class Case:
+class PinningCase:
     """A machine and data, and the time of a step [ns] there, without pinning and with it."""
 
     machine: Machine
@@ -367,7 +367,7 @@ class Case:
         )
 
 
-def _drawn(truth: bool, count: int, chance: random.Random) -> Iterator[Case]:
+def _drawn(truth: bool, count: int, chance: random.Random) -> Iterator[PinningCase]:
     """Draw cases until `count` have this truth, for other reasons: a link, small pictures, no workers."""
     ways = ("link", "size", "workers") if not truth else ("",) * count
     for way in ways[:count]:
@@ -383,7 +383,7 @@ def _drawn(truth: bool, count: int, chance: random.Random) -> Iterator[Case]:
             loaders = (DataLoader(data, size, num_workers=workers, pin_memory=pin) for pin in (False, True))
             plain, pinned = (machine.train(loader) for loader in loaders)
             link = f"{secret.pageable / 1e9:.1f} GB/s from ordinary memory and {rate / 1e9:.1f} from pinned"
-            case = Case(machine, data, link, size, workers, (plain.step, pinned.step), pinned.timeline)
+            case = PinningCase(machine, data, link, size, workers, (plain.step, pinned.step), pinned.timeline)
             if case.holds == truth and abs(case.saved - LEAST) > MARGIN:
                 yield case
                 break

@@ -35,7 +35,7 @@ Stop = tuple[float, float, float, float]  # share of the round, x, y, opacity
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineDrawing:
     """Host and GPU, drawn, in which the batches of a timeline travel: each is staged, copied, and computed with.
 
     A notebook shows it moving (not where the reader has asked for less motion). The times are those of the timeline.
@@ -100,7 +100,7 @@ def _moving(batch: int, stops: list[Stop], still: float | None) -> str:
     )
 
 
-def machine() -> Machine:
+def machine() -> MachineDrawing:
     """Return the machine with three batches of numbers, copied and multiplied."""
     with record(on="t4", host=HOST) as recording:
         weight = torch.ones(4096, 4096).to("cuda")
@@ -109,7 +109,7 @@ def machine() -> Machine:
                 x = torch.ones(1024, 4096).to("cuda")
             x @ weight
         torch.cuda.synchronize()
-    return Machine(recording.timeline.from_batch(2))
+    return MachineDrawing(recording.timeline.from_batch(2))
 
 
 # 0.1

@@ -68,6 +68,7 @@ class LiveView(anywidget.AnyWidget):
 
 
 _TEXT = {"description_width": "132px"}
+_TITLE = "<b style='color:var(--jp-ui-font-color1,#222)'>{}</b>"
 _ROW = {"width": "auto", "height": "26px", "margin": "0 2px"}
 _RATES = [rate * GB for rate in (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 32, 40, 55, 80, 97, 150, 300)]
 _HELP = {
@@ -218,11 +219,13 @@ class Controls:
         """Put the groups into columns side by side, so that picture and code are in sight with them."""
         buttons = widgets.HBox(list(self.buttons.values()), layout={"flex_flow": "wrap", "margin": "0 0 8px"})
         parts = {**self.widgets, "buttons": buttons, "typed": self.typed, "refused": self.refused}
-        columns = [
-            [each for title, names in groups.items() for each in (_heading(title), *map(parts.get, names))]
-            for groups in _COLUMNS
-        ]
-        boxes = [widgets.VBox(column, layout={"flex": "1 1 260px", "min_width": "0"}) for column in columns]
+        boxes = []
+        for groups in _COLUMNS:
+            column = []
+            for title, names in groups.items():
+                heading = widgets.HTML(_TITLE.format(title), layout={"height": "22px", "margin": "0"})
+                column += [heading, *map(parts.get, names)]
+            boxes.append(widgets.VBox(column, layout={"flex": "1 1 260px", "min_width": "0"}))
         return widgets.HBox(boxes, layout={"flex_flow": "row wrap", "grid_gap": "0 16px"})
 
 
@@ -245,9 +248,3 @@ def _check(label: str, value: bool) -> Any:
 
 def _dropdown(label: str, options: Any, value: Any) -> Any:
     return widgets.Dropdown(options=options, value=value, description=label, style=_TEXT, layout=_ROW)
-
-
-def _heading(text: str) -> Any:
-    return widgets.HTML(
-        f"<b style='color:var(--jp-ui-font-color1,#222)'>{text}</b>", layout={"height": "22px", "margin": "0"}
-    )
