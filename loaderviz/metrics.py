@@ -489,8 +489,10 @@ def summarize(
     number of samples in the window, if the timeline cannot know it. Raises `NotATimelineError` for anything but a
     Timeline, `MetricsError` for a window or device that makes no sense.
 
-        summarize(timeline).headroom                      # 2.43: the loop takes 2.43x the time of its longest engine
-        summarize(timeline, window=(0, 5_000_000)).busy   # of the first 5 ms
+    >>> round(loaderviz.summarize(timeline).headroom, 2)  # the loop takes 1.87x the time of its longest engine
+    1.87
+    >>> loaderviz.summarize(timeline, window=(timeline.begin, timeline.begin + 5_000_000)).window
+    5000000
     """
     device, devices = choose_device(check_timeline(timeline, "summarize()"), device)
     loop = Loop.of(timeline, device)
@@ -575,8 +577,8 @@ def hidden_shares(timeline: Timeline) -> npt.NDArray[np.float64]:
 def describe(timeline: Timeline, label: str = "", window: tuple[int, int] | None = None) -> str:
     """Return the finding in one line of words, for the steady state or a window [ns]; titles and text twins use it.
 
-    describe(timeline, "blocking")
-    # "blocking: GPU computes 41 % of the time, 0 % of the copy is hidden, 2.43x the limit"
+    >>> describe(timeline, "blocking")
+    'blocking: GPU computes 53 % of the time, 0 % of the copy is hidden, 1.87x the limit'
     """
     summary = summarize(timeline, window)
     before = f"{label}: " if label else ""

@@ -416,8 +416,9 @@ class Timeline:
     ) -> View:
         """Return the picture, which a notebook displays: zoom, select, play; see `loaderviz.view.View`.
 
-        timeline.view(color="kind", window=(0, 5_000_000))
-        timeline.view(advice=loaderviz.advise(timeline))    # the findings below it, and what they would make of it
+        >>> shown = timeline.view(color="kind", advice=loaderviz.advise(timeline))  # the findings below it
+        >>> shown.finding()
+        'GPU computes 53 % of the time, 0 % of the copy is hidden, 1.87x the limit'
         """
         from loaderviz.view import View  # the one door to drawing: imported when it is used
 

@@ -577,9 +577,12 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     less than 3 % are left out. Raises `NotATimelineError` for anything but a Timeline, `MetricsError` for a window or
     device that makes no sense.
 
-        advice = loaderviz.advise(timeline)
-        advice[0].change             # 'loader = PrefetchLoader(loader, "cuda", depth=2)'
-        advice[0].expected_gain.ns   # ns in the window, at most
+    >>> advice = loaderviz.advise(timeline)
+    >>> print(advice[0].change)
+    loader = DataLoader(..., pin_memory=True)
+    batch = batch.to("cuda", non_blocking=True)
+    >>> advice[0].expected_gain.ns  # in the window, at most
+    4598690
     """
     facts = Evidence(check_timeline(timeline, "advise()"), device, window)
     if window is None and facts.phases:

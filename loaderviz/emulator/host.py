@@ -36,12 +36,14 @@ class CostsError(LoadervizError, ValueError):
 class costs:
     """Say what the Python in a `with` block costs: `seconds` of a processor, whatever it takes on this machine.
 
-        def __getitem__(self, index):
-            with loaderviz.costs(2e-3):                 # 2 ms a sample, measured once on the machine that counts
-                return augment(self.images[index])
-
     So a recording with a named host is the same everywhere. Operators of torch in the block cost what they always do.
     Outside a recording, and on a real GPU, it does nothing. Raises `CostsError` for a time that is negative or none.
+
+    >>> with loaderviz.record(on="t4", host="laptop") as recording:
+    ...     with loaderviz.costs(2e-3):  # a sample's, measured once on the machine that counts
+    ...         pass
+    >>> recording.timeline.duration  # ns
+    2000000
     """
 
     declare: ClassVar[Callable[[int], AbstractContextManager[None]] | None] = None  # whoever counts now

@@ -381,7 +381,7 @@ class BlockingLoader(CopyingLoader[Batch]):
         loader: any iterable of batches; a batch is a tensor or any nesting of tensors.
         device: where the batches go.
 
-    >>> for images, labels in BlockingLoader(loader, "cuda"):  # doctest: +SKIP
+    >>> for images, labels in BlockingLoader(loader, "cuda"):
     ...     train_step(images, labels)
     """
 
@@ -400,8 +400,8 @@ class PinnedLoader(CopyingLoader[Batch]):
         loader: any iterable of batches, best pinned already.
         device: where the batches go. On a device that is not CUDA this is a plain copy.
 
-    >>> source = DataLoader(dataset, 256, num_workers=4, pin_memory=True)  # doctest: +SKIP
-    >>> for images, labels in PinnedLoader(source, "cuda"):  # doctest: +SKIP
+    >>> source = DataLoader(dataset, 256, num_workers=4, pin_memory=True)
+    >>> for images, labels in PinnedLoader(source, "cuda"):
     ...     train_step(images, labels)
     """
 

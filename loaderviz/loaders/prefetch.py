@@ -76,8 +76,8 @@ class PrefetchLoader(CopyingLoader[Batch]):
         ValueError: `depth` is negative or `lifetime` is not one of the four.
         TypeError: `loader` cannot be iterated, `depth` is no whole number or `transform` cannot be called.
 
-    >>> source = DataLoader(dataset, 256, num_workers=4, pin_memory=True)  # doctest: +SKIP
-    >>> for images, labels in PrefetchLoader(source, "cuda", depth=2):  # doctest: +SKIP
+    >>> source = DataLoader(dataset, 256, num_workers=4, pin_memory=True)
+    >>> for images, labels in PrefetchLoader(source, "cuda", depth=2):
     ...     train_step(images, labels)
     """
 

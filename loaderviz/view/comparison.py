@@ -126,8 +126,9 @@ def compare(
 ) -> Comparison:
     """Return several timelines side by side; the options are those of `View`, such as `color="kind"`.
 
-        both = compare({"blocking": t1, "pinned": t2})
-        both.table()["speed-up"]
+    >>> both = loaderviz.compare({"blocking": timeline, "prefetch": loaderviz.what_if(timeline, prefetch=2)})
+    >>> both.table()["speed-up"].round(2).tolist()
+    [1.0, 1.85]
 
     Raises `ViewError` for an empty mapping or a wrong option, `NotATimelineError` for a value that is no Timeline.
     """
