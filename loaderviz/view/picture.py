@@ -209,20 +209,6 @@ def _notes(notes: Sequence[str]) -> list[str]:
 
 
 _SOFT = "font-size:14px;color:var(--jp-ui-font-color2,inherit);max-width:90ch;margin:6px 0"
-# No class or const at the top: an output's script can run twice. A page without `blob:` in its policy keeps the still.
-_LOADER = """<script>(() => {
-  const registry = globalThis[Symbol.for("loaderviz.view.1")] ??= {};
-  const load = async () => {
-    const bytes = Uint8Array.from(atob("%(code)s"), letter => letter.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const address = URL.createObjectURL(new Blob([await new Response(stream).text()], {type: "text/javascript"}));
-    try { return await import(address); } finally { URL.revokeObjectURL(address); }
-  };
-  (registry["%(name)s"] ??= load()).then(module => module.upgradeAll(),
-    () => { delete registry["%(name)s"]; });
-})();</script>"""
-
-
 _PARTS = ("model.js", "draw.js", "chrome.js", "view.js")  # of the module, each of which uses those before it
 # A string or a template, which stays; or a comment or an indent, which goes. No regular expression in the parts has a
 # quotation mark, "//" or "/*" in it: what is left of them runs in every test of the browser.
@@ -241,12 +227,14 @@ def module() -> str:
 
 @cache
 def loader() -> str:
-    """Return the script that a notebook's output ends with: it imports the module once for a page."""
+    """Return the script that a notebook's output ends with: it imports the module once for a page.
+
+    It can run twice, so it has no class or const at the top. A page without `blob:` in its policy keeps the still.
+    """
     text = module().encode()
-    return _LOADER % {
-        "code": b64encode(gzip.compress(text, 9, mtime=0)).decode(),
-        "name": hashlib.sha256(text).hexdigest()[:16],
-    }
+    code, name = b64encode(gzip.compress(text, 9, mtime=0)).decode(), hashlib.sha256(text).hexdigest()[:16]
+    script = files("loaderviz.view").joinpath("load.js").read_text(encoding="utf-8").strip()
+    return f"<script>{script % {'code': code, 'name': name}}</script>"
 
 
 def element(head: dict[str, Any], body: bytes, still: str, below: str = "", stands: bool = False) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from html import escape
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from loaderviz import words
@@ -167,72 +167,7 @@ class Listing:
 
 
 # A line is in the program if all words before its bar are true (with "-": false); behind "#:" is what it does.
-_PROGRAM = """\
-again      |import itertools
-slow       |import time
-ahead      |from collections import deque
-library    |
-           |import torch
-loads      |from torch.utils.data import DataLoader, Dataset, default_convert
-           |
-           |model = torch.nn.Linear({sample_bytes}, 10, device="cuda")  # stands for your model
-           |optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-           |
-           |
-           |def train_step(x):  # in the picture: {kernels} kernels, {took}
-           |    loss = model(x.float() / 255).square().mean()  #: forward
-           |    loss.backward()  #: backward
-           |    optimizer.step()  #: optimizer
-           |    optimizer.zero_grad()
-           |
-           |
--loads     |data = torch.zeros({samples}, {sample_bytes}, dtype=torch.uint8)  # stands for your data set
--loads     |data = data.to("cuda")  # once  #: move
--loads     |order = torch.randperm(len(data)).to("cuda")  # once per epoch  #: order
--loads     |for indices in order.split({batch_size}):  #: loop
--loads     |    train_step(data.index_select(0, indices))  #: gather
-loads      |class Samples(Dataset):  # stands for your data set
-loads      |    def __len__(self):
-loads      |        return {samples}
-loads      |
-loads      |    def __getitems__(self, indices):  # a whole batch at once
-slow       |        time.sleep(len(indices) * {seconds:g})  # what your transforms cost
-loads      |        return torch.zeros(len(indices), {sample_bytes}, dtype=torch.uint8)  #: fetch
-loads      |
-loads      |
-loads      |loader = DataLoader(
-loads      |    Samples(), {batch_size}, shuffle=True, drop_last=True, num_workers={workers}{pinned},
-loads      |    collate_fn=default_convert,  # a batch is whole already
-loads      |)  #: loader
-side       |main, side = torch.cuda.current_stream(), torch.cuda.Stream()  #: streams
-ring       |ring = itertools.cycle([torch.empty({shape}) for _ in range({buffers})])  #: ring
-ahead      |
-ahead      |
-ahead      |def copies():
-loads      |{inner}for batch in loader:  #: loop
-loads -side|{inner}    x = batch.to("cuda"{how})  #: copy
-ring       |{inner}    x = next(ring)  #: allocate
-own -ring  |{inner}    x = torch.empty_like(batch, device="cuda")  #: allocate
-waits      |{inner}    side.wait_stream(main)  # the memory may still be in use  #: protect
-side       |{inner}    with torch.cuda.stream(side):
-own        |{inner}        x.copy_(batch{how})  #: copy
-side -own  |{inner}        x = batch.to("cuda"{how})  #: copy
-ahead side |        yield x, side.record_event()  #: event
-ahead -side|        yield x  #: event
-ahead      |
-ahead      |
-ahead      |ahead = copies()
-ahead      |queue = deque(itertools.islice(ahead, {depth}))  # the first {batches}
-ahead      |while queue:
-ahead side |    x, copied = queue.popleft()  #: drop
-ahead -side|    x = queue.popleft()  #: drop
-ahead side |    main.wait_event(copied)  #: hand over
-side -ahead|    main.wait_stream(side)  #: hand over
-records    |    x.record_stream(main)  #: record_stream
-ahead      |    queue.extend(itertools.islice(ahead, 1))  # the next copy, before this step
-loads      |    train_step(x)  #: step
-           |torch.cuda.synchronize()  #: synchronize
-"""
+_PROGRAM = Path(__file__).with_name("program.txt").read_text(encoding="utf-8")
 
 
 def program_of(settings: Settings) -> Listing:
