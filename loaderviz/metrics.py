@@ -474,10 +474,6 @@ class Summary:
         parts = _breakdown_rows(self)
         return _html("Summary", _rows(self)) + (_html("Where the window goes (sums to it)", parts) if parts else "")
 
-    def _repr_markdown_(self) -> str:
-        lines = [*_rows(self), *((f"in it: {what}", much, remark) for what, much, remark in _breakdown_rows(self))]
-        return "\n".join(["| what | how much | |", "|---|---:|---|", *(f"| {' | '.join(line)} |" for line in lines)])
-
 
 @once
 def summarize(
@@ -643,7 +639,7 @@ def _ratio(part: float, whole: Any) -> float | None:
     return part / whole if whole else None
 
 
-# A Summary as a table: plain text, HTML and Markdown, all from the same rows
+# A Summary as a table: plain text and HTML, both from the same rows
 
 
 Row = tuple[str, str, str]  # what, how much, remark

@@ -308,8 +308,6 @@ def _real(on: str | Gpu) -> str:
 
 
 def _emulated(on: str | Gpu, host: str | Host, copies: Any, hazards: Any, wait: int, steps: int | None) -> EmulatedRun:
-    if host == "measured":
-        raise RecordOptionError('record(host="measured") is called record(host="auto") now, and is the default')
     measured = host == "auto"
     machine = host if isinstance(host, Host) else Host.preset("laptop" if measured else host)
     gpu = on if isinstance(on, Gpu) else Gpu.preset(DEFAULT_GPU if on == "auto" else on)

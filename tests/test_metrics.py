@@ -226,13 +226,11 @@ def test_describe(timeline, said):
 
 def test_the_table_says_every_number_with_its_unit():
     summary = summarize(factory.loader("prefetch"))
-    text, html, markdown = str(summary), summary._repr_html_(), summary._repr_markdown_()
+    text, html = str(summary), summary._repr_html_()
     for word in ("405 µs", "785 µs", "150 µs", "1.707 M samples/s", "100 % of the copy", "13.38 GB/s", "waiting for"):
         assert word in text
         assert word in html
-        assert word in markdown
     assert len({line.index("780 µs") for line in text.splitlines() if "780 µs" in line}) == 1  # columns aligned
-    assert markdown.splitlines()[1] == "|---|---:|---|"
 
 
 def test_the_rate_of_a_copy_that_is_all_latency_is_not_in_the_table():

@@ -502,11 +502,9 @@ def longest_gap(facts: Evidence) -> str:
         most = int(np.flatnonzero(part == best)[-1])  # the innermost of those that fill it
         return f"{text}, in {facts.timeline.names[facts.timeline.name[most]]}{_line(facts, most)}"
     then = np.flatnonzero(facts.loop & facts.timeline.where(Kind.API) & (facts.timeline.end >= last))
-    return (
-        f"{text}, before {facts.timeline.names[facts.timeline.name[then[0]]]}{_line(facts, then[0])}"
-        if len(then)
-        else text
-    )
+    if not len(then):
+        return text
+    return f"{text}, before {facts.timeline.names[facts.timeline.name[then[0]]]}{_line(facts, then[0])}"
 
 
 def _line(facts: Evidence, span: int) -> str:

@@ -177,19 +177,15 @@ def assigned(source: str, function: str) -> str:
     return made[0] if len(made) == 1 and re.fullmatch(r"[\w.]+", made[0]) else ""
 
 
-FRAME_AND_HERE = (
-    3  # references to the locals of a frame: its own, ours and getrefcount's; the program may hold one more
-)
+# References to the locals of a frame: its own, ours and getrefcount's; the program may hold one more.
+FRAME_AND_HERE = 3
 
 
 def tensors_used(source: str) -> list[str]:
     """Return the variables of a program line that hold tensors now; none if its function is over or it is not known."""
     file, statement = source.rpartition(":")[0], _statement(source)
-    names = (
-        [node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-        if statement
-        else []
-    )
+    parts = ast.walk(statement) if statement else ()
+    names = [node.id for node in parts if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     frame: FrameType | None = _getframe()
     while names and frame is not None:
         held = frame.f_locals if frame.f_code.co_filename == file else {}

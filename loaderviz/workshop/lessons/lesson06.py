@@ -105,12 +105,9 @@ def chart(steps: Mapping[int, float], costs: Mapping[str, int]) -> go.Figure:
     figure.add_scatter(x=some, y=slowest, name="the slowest station", mode="lines", line=wide)
     for (name, values), (color, dash) in zip(lines.items(), looks, strict=True):
         figure.add_scatter(x=some, y=values, name=name, mode="lines", line={"color": color, "dash": dash})
-    workers = [count for count in steps if count]
-    measured, marker = (
-        [steps[count] / 1000 for count in workers],
-        {"color": theme.TEXT, "size": 10, "symbol": "diamond"},
-    )
-    figure.add_scatter(x=workers, y=measured, name="measured step", mode="markers", marker=marker)
+    workers, diamonds = [count for count in steps if count], {"color": theme.TEXT, "size": 10, "symbol": "diamond"}
+    measured = [steps[count] / 1000 for count in workers]
+    figure.add_scatter(x=workers, y=measured, name="measured step", mode="markers", marker=diamonds)
     figure.update_layout(title="A step takes as long as the slowest station")
     figure.update_xaxes(title="workers", dtick=1)
     unit = {"text": "µs a batch", "standoff": 12}  # beside the numbers
