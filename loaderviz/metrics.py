@@ -27,7 +27,7 @@ Mask = npt.NDArray[np.bool_]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-AT_THE_LIMIT = 1.005  # window / limit; less is so near that it reads as 1.00x
+AT_THE_LIMIT = 1.005  # window / limit; up to it, the number would read as 1.00x
 
 # What the host does while the device is idle, from the most to the least telling; a wait is seen before its call.
 _HOST_WORK = (
@@ -445,7 +445,7 @@ class Summary:
     def away(self) -> str:
         """How far the window is from the limit: "2.43x the limit", "at the limit", "1.21x to 3.42x the limit"."""
         least = _ratio(self.window, self.limit_most) or self.headroom
-        if self.headroom is None or least is None or self.headroom < AT_THE_LIMIT:
+        if self.headroom is None or least is None or self.headroom <= AT_THE_LIMIT:
             return "at the limit"
         far = words.times(self.headroom)
         return f"{far} the limit" if words.times(least) == far else f"{words.times(least)} to {far} the limit"

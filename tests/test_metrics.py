@@ -211,7 +211,7 @@ LOADING = ("main", 0, 300, Kind.FETCH), ("main", 300, 800, Kind.WAIT, {"cause": 
         (factory.many_spans(50), "no copies"),
         (factory.made(OPERATOR), "1 µs on the host, no work on the GPU"),
         (factory.made(OPERATOR, COMPUTE), ", at the limit"),
-        (factory.made(("main", 0, 1_004, Kind.OPERATOR), COMPUTE), ", at the limit"),  # half a per cent above it
+        (factory.made(("main", 0, 1_005, Kind.OPERATOR), COMPUTE), ", at the limit"),  # half a per cent above it
         (factory.made(("main", 0, 1_006, Kind.OPERATOR), COMPUTE), ", 1.01x the limit"),
         (
             factory.made(*LOADING, ("main", 800, 1_000, Kind.OPERATOR)),

@@ -391,6 +391,40 @@ def test_double_click_fits_drag_pans_and_two_fingers_pinch(show):
     assert (after[1] - after[0]) == pytest.approx((before[1] - before[0]) / 3, rel=0.15)
 
 
+CURVES = """() => { const curves = window.curves = [], { moveTo, bezierCurveTo } = Path2D.prototype;
+    Path2D.prototype.moveTo = function (...from) { this.from = from; moveTo.apply(this, from); };
+    Path2D.prototype.bezierCurveTo = function (...way) {
+        curves.push([...this.from, ...way.slice(4)]); bezierCurveTo.apply(this, way); }; }"""
+
+
+def test_an_arrow_goes_from_the_end_of_one_bar_to_the_start_of_the_other_a_launchs_from_the_start(show):
+    shown = show(factory.loader("prefetch", 3))
+    shown.page.evaluate(CURVES)
+    shown.ask("lv.select(lv.columns.head[lv.columns.arrow.indexOf(0)])")  # the arrow of its launch
+    shown.ask("lv.zoom(1.01)")
+    shown.settle()
+    drawn = {tuple(curve) for curve in shown.page.evaluate("window.curves.map(each => each.map(Math.round))")}
+    wanted = {0: set(), 1: set()}
+    for kind, *ends in shown.ask("""[...lv.columns.arrow].map((kind, at) =>
+            [kind, lv.rect(lv.columns.tail[at]), lv.rect(lv.columns.head[at])])"""):
+        tail, head = ends
+        if tail["y"] == head["y"]:
+            continue
+        x, to_x = tail["x"] + (tail["width"] if kind else 0), head["x"]
+        wanted[kind].add((x, tail["y"], tail["height"], to_x, head["y"], head["height"]))
+
+    def fits(curve, want):
+        x, y, to_x, to_y = curve
+        from_x, top, high, at_x, to_top, to_high = want
+        ends = abs(x - from_x) <= 1.5 and abs(to_x - at_x) <= 1.5
+        return ends and top - 1 <= y <= top + high + 1 and to_top - 6 <= to_y <= to_top + to_high + 6
+
+    every = wanted[0] | wanted[1]
+    assert all(any(fits(curve, want) for want in every) for curve in drawn)
+    assert all(any(fits(curve, want) for curve in drawn) for want in wanted[1])
+    assert any(fits(curve, want) for curve in drawn for want in wanted[0])
+
+
 def test_a_span_says_what_it_waited_for_and_its_batch_is_lit(show):
     timeline = factory.loader("prefetch", 6)
     shown = show(timeline)

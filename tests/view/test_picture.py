@@ -14,7 +14,7 @@ from unpack import unpack
 
 from loaderviz import words
 from loaderviz.metrics import NotATimelineError, states, summarize
-from loaderviz.timeline import Cause, Context, Kind, TimelineBuilder
+from loaderviz.timeline import ArrowKind, Cause, Context, Kind, TimelineBuilder
 from loaderviz.view import View, ViewError, picture, still, text, theme
 from loaderviz.view.figure import BARS
 
@@ -55,6 +55,24 @@ def test_the_still_picture_has_the_lanes_and_a_bar_for_each_span():
     assert drawn == len(view.parts[0].bars.span)
     (description,) = ET.fromstring(picture).iter(SVG + "desc")
     assert description.text == view.text()
+
+
+def test_an_arrow_goes_from_the_end_of_one_bar_to_the_start_of_the_other():
+    copy, kernel = ("stream 9", 2_000, 5_000, Kind.COPY_H2D), ("stream 7", 6_000, 9_000, Kind.COMPUTE)
+    timeline = factory.made(("main", 0, 12_000, Kind.OPERATOR), copy, kernel, ("stream 7", 9_000, 10_000, Kind.COMPUTE))
+    edges = {"tail": [1, 2, 0], "head": [2, 3, 1], "kind": [ArrowKind.WAIT, ArrowKind.WAIT, ArrowKind.LAUNCH]}
+    arrows = {name: np.array(values) for name, values in edges.items()}  # the second is in one stream, not drawn
+    drawn = list(ET.fromstring(dataclasses.replace(timeline, arrows=arrows).view().svg()).iter(SVG + "path"))
+    (line,) = [each.get("d") for each in drawn if each.get("marker-end")]
+    paths = "".join(each.get("d") for each in drawn if each.get("fill") and not each.get("marker-end"))
+    bars = [tuple(map(float, each)) for each in re.findall(r"M([\d.]+) (\d+)h([\d.]+)v(\d+)", paths)]
+    x, y, to_x, to_y = map(float, re.findall(r"[\d.]+", line))
+    assert [x, to_x] == [176 + 768 * time / 12_000 for time in (5_000, 6_000)]
+    rows = [
+        [(left, top) for left, top, wide, high in bars if at == pytest.approx(top + high / 2, abs=1)]
+        for at in (y, to_y)
+    ]
+    assert [min(left for left, _ in row) for row in rows] == [176 + 768 * time / 12_000 for time in (2_000, 6_000)]
 
 
 @pytest.mark.parametrize("timeline", [factory.many_spans(20_000, 40), factory.empty(), race()])
