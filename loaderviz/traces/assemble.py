@@ -150,8 +150,8 @@ def _sources(trace: RawTrace, rows: Rows, threads: dict[Key, int]) -> tuple[npt.
     apart: dict[int, list[tuple[int, int, int]]] = {}
     for source, pid, tid, start, length in trace.frames:
         if (lane := threads.get(_key((pid, tid, None, None), 0))) is not None:
-            begin = trace.zero + round(start * 1000)
-            found = begin, -(begin + round(length * 1000)), table.setdefault(source, len(table))
+            begin = trace.zero + start
+            found = begin, -(begin + length), table.setdefault(source, len(table))
             apart.setdefault(lane, []).append(found)
     for lane, found_here in apart.items():
         edges: list[tuple[int, int]] = []  # from when on which frame is the innermost one

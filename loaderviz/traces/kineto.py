@@ -32,7 +32,7 @@ from loaderviz.vendors import ROLES, Role
 Numbers = npt.NDArray[np.int64]
 Rows = dict[str, Ints]
 Place = tuple[Any, Any, Any, Any]  # pid, tid, device, stream
-Frame = tuple[str, str, str, float, float]  # of Python, "train.py:82", pid, tid, start and length [µs]
+Frame = tuple[str, Any, Any, int, int]  # of Python, "train.py:82", pid, tid, start and length [ns]
 
 MAX_EVENTS = 50_000_000  # 2.5 GB of columns
 MAX_NAMES = 1 << 28  # characters of all different names
@@ -91,7 +91,7 @@ class RawTrace:
     event_waits: list[tuple[Any, ...]] = field(default_factory=list)  # their correlation and `_WAIT_KEYS`
     sync_rows: int = 0
     blits: dict[int, int] = field(default_factory=dict)  # correlation of a hip call -> its direction
-    frames: list[Frame] = field(default_factory=list)  # outside torch and the standard library; µs from `zero` ns
+    frames: list[Frame] = field(default_factory=list)  # outside torch and the standard library; from `zero` ns on
     zero: int = 0
     left_out: Counter[str] = field(default_factory=Counter)  # what was not taken, by category or phase
     lost: int = 0
@@ -203,8 +203,8 @@ class EventTable:
             self._other(event)
             return None
         try:
-            start, length = _nanoseconds(event["ts"]), _nanoseconds(event["dur"])
-            name, role = self.names[event["name"]], _role(event.get("cat", ""))
+            start, length, role = _nanoseconds(event["ts"]), _nanoseconds(event["dur"]), _role(event.get("cat", ""))
+            name = self.names[event["name"]] if role else -1
         except _DAMAGE:
             self.trace.lost += 1
             return None
@@ -214,7 +214,9 @@ class EventTable:
         correlation = _number(arguments["correlation"]) if "correlation" in arguments else -1
         if role == Role.NONE:
             self.trace.left_out[event.get("cat", "")] += 1
-            if event.get("cat") == "python_function" and (found := _frame(json.dumps(event, default=str).encode())):
+            match = _FRAME.match(str(event.get("name"))) if event.get("cat") == "python_function" else None
+            if match and _is_users(match[1]) and len(self.trace.frames) < MOST_FRAMES:
+                found = f"{match[1]}:{match[2]}", event.get("pid"), event.get("tid"), start, length
                 self.trace.frames.append(found)
             return None
         if role == Role.SYNC:
@@ -301,10 +303,7 @@ _FLOWS, _INSTANTS = _begin(b"s") + _begin(b"f"), _begin(b"i")
 
 
 # A frame of Python, "train.py(82): train_step"; of torch and the standard library there are far too many.
-_FRAME = re.compile(
-    rb'"name":\s*"([^"]+)\((\d+)\): [^"]*",\s*"pid":\s*"?(\d+)"?,\s*"tid":\s*"?(\d+)"?,\s*'
-    rb'"ts":\s*([\d.]+),\s*"dur":\s*([\d.]+)'
-)
+_FRAME, _FRAMES_NAME = re.compile(r"([^\"]+)\((\d+)\): "), re.compile(rb'"name":\s*"([^"]+)\(\d+\): ')
 _INSIDE = re.compile(
     r"(?:.*[/\\](?:site|dist)-packages[/\\])?torch[/\\]|<(?!ipython|stdin)|.*[/\\]lib[/\\]python3[^/\\]*[/\\][^/\\]*$"
 )
@@ -312,27 +311,19 @@ MOST_FRAMES = 1_000_000
 
 
 @lru_cache(10_000)
-def _is_users(file: bytes) -> bool:
+def _is_users(file: str) -> bool:
     """Tell whether a file is neither of torch nor of the standard library."""
-    name = file.decode("utf-8", "replace")
-    first = re.split(r"[/\\.]", name, maxsplit=1)[0]
-    return not (_INSIDE.match(name) or first in sys.stdlib_module_names)
+    first = re.split(r"[/\\.]", file, maxsplit=1)[0]
+    return not (_INSIDE.match(file) or first in sys.stdlib_module_names)
 
 
-def _frame(body: bytes) -> Frame | None:
-    """Return the frame that an event tells, None if it is of a library or reads otherwise."""
-    match = _FRAME.search(body)
-    if match is None or not _is_users(match[1]):
-        return None
-    source = f"{match[1].decode('utf-8', 'replace')}:{match[2].decode()}"
-    return source, match[3].decode(), match[4].decode(), float(match[5]), float(match[6])
+def _has_users_frame(body: bytes) -> bool:
+    match = _FRAMES_NAME.search(body)
+    return bool(match and _is_users(match[1].decode("utf-8", "replace")))
 
 
 def _prefiltered(bodies: Sequence[bytes], trace: RawTrace) -> list[bytes]:
-    """Return what is needed, operators without their arguments.
-
-    The trace gets the frames of Python outside torch, and counts all other events.
-    """
+    """Return what is needed, operators without their arguments; the trace counts all other events."""
     texts: list[bytes] = []
     flows = instants = python = 0
     for body in bodies:
@@ -342,10 +333,8 @@ def _prefiltered(bodies: Sequence[bytes], trace: RawTrace) -> list[bytes]:
             texts.append(body[:place] + b"{}" if plain else body)
         elif body.startswith(_FLOWS) and b"{" not in body:
             flows += 1
-        elif body.startswith(_FRAMES) and body.count(b"{") == 1:
+        elif body.startswith(_FRAMES) and body.count(b"{") == 1 and not _has_users_frame(body):
             python += 1
-            if len(trace.frames) < MOST_FRAMES and (found := _frame(body)):
-                trace.frames.append(found)
         elif body.startswith(_INSTANTS) and body.count(b"{") == 1:
             instants += 1
         else:
