@@ -47,7 +47,7 @@ _COPY = re.compile(
 )
 _MEMORY = re.compile(r"\(\s*(.+?)\s*->\s*(.+?)\s*\)")
 _HOST_SIDE = {"H", "M"}  # Level Zero calls the host's memory M
-_COLLECTIVE = re.compile(r"^(?:void )?(?:nccl|rccl|oneccl|hccl|xccl|mscclpp?_)|ncclDevKernel|ncclKernel", re.I)
+_COLLECTIVE = re.compile(rf"^(?:void )?(?:{_TABLE['collectives']})|ncclDevKernel|ncclKernel", re.I)
 _BLIT_COPY, _BLIT_FILL = "__amd_rocclr_copyBuffer", "__amd_rocclr_fillBuffer"  # ROCm copies may be kernels
 
 
@@ -65,7 +65,7 @@ class Api(IntFlag):
 
 
 _PATTERNS = [
-    (reduce(or_, (Api[each] for each in does.split("|"))), re.compile(f"(?:cuda|cu|hip|musa|mu)(?:{rest})|{intel}"))
+    (reduce(or_, (Api[each] for each in does.split("|"))), re.compile(f"(?:{_TABLE['prefixes']})(?:{rest})|{intel}"))
     for does, (rest, intel) in _TABLE["calls"].items()
 ]
 

@@ -21,7 +21,6 @@ from loaderviz import words
 from loaderviz.errors import LoadervizError
 from loaderviz.rules import RULES
 
-RACES = ("early-read", "early-reuse", "early-refill", "early-host-read")
 UNSEEN = "a write that torch does not see (by numpy, or in a data set)"  # known only by the bytes that changed
 PLAIN = {"aten::_local_scalar_dense": ".item()"}  # operators that nobody knows by their own name
 LABEL = 12  # columns of a printed report
@@ -166,7 +165,7 @@ class Report:
 
 
 class Hazard(Report):
-    """A race: two accesses of the same bytes that nothing orders. `kind` is one of `RACES`."""
+    """A race: two accesses of the same bytes that nothing orders. `kind` is its heading in texts.toml."""
 
 
 class Lint(Report):

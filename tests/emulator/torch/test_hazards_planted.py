@@ -10,7 +10,7 @@ from prefetchers import PREFETCHERS
 from torch import nn
 
 import loaderviz as lv
-from loaderviz.emulator.hazards import RACES, UNSEEN, HazardWarning, RaceError
+from loaderviz.emulator.hazards import UNSEEN, HazardWarning, RaceError
 from loaderviz.recording import NotRecordedError
 from loaderviz.timeline import COPIES, Kind
 
@@ -250,7 +250,7 @@ def test_a_race_can_raise_at_the_racing_call():
     with pytest.raises(RaceError, match="early-read") as error, lv.record(on="a100", hazards="raise"):
         racy()
         pytest.fail("the racing call comes before")
-    assert error.value.hazard.kind in RACES
+    assert error.value.hazard.kind.startswith("early-")
     assert torch.ones(1).sum() == 1  # everything is as before
 
 
