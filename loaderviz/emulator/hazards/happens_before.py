@@ -184,9 +184,6 @@ class AddressMap:
         self._starts: list[int] = []
         self._cells: dict[int, Cell] = {}
 
-    def __len__(self) -> int:
-        return len(self._cells)
-
     def cells(self, start: int, end: int) -> Sequence[Cell]:
         """Return the cells that make up `start` to `end` exactly; they are split or made where needed."""
         cell = self._cells.get(start)
