@@ -1,12 +1,13 @@
 """Beside torch's own race detector for CUDA: what it reports of the same happenings, ours reports at least.
 
 Its `EventHandler` is plain Python and runs without a GPU. It knows tensors by their first address, forgets them when
-they are freed, and sees no host memory; so everything here is whole tensors on the device.
+they are freed, and sees no host memory; nor does it know streams that the default one waits for, which PyTorch never
+makes. So everything here is whole tensors on the device, and PyTorch's streams.
 """
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from race_programs import BLOCKS, EVENTS, STREAMS, UNIT, UNITS, Machine, index, records
+from race_programs import BLOCKING, BLOCKS, EVENTS, UNIT, UNITS, Machine, index
 from torch.cuda._sanitizer import EventHandler
 
 
@@ -64,13 +65,13 @@ def kernel(stream, *pieces):
 
 touched = st.lists(st.tuples(index(BLOCKS), st.booleans()), max_size=BLOCKS, unique_by=lambda piece: piece[0])
 operations = st.one_of(
-    *3 * [st.builds(lambda stream, pieces: kernel(stream, *pieces), index(STREAMS), touched)],
-    *2 * [records],
-    *2 * [st.tuples(st.just("wait"), index(STREAMS), index(EVENTS), st.just(0))],
-    st.tuples(st.just("synchronize_stream"), index(STREAMS)),
+    *3 * [st.builds(lambda stream, pieces: kernel(stream, *pieces), index(BLOCKING), touched)],
+    *2 * [st.tuples(st.just("record"), index(EVENTS), index(BLOCKING))],
+    *2 * [st.tuples(st.just("wait"), index(BLOCKING), index(EVENTS), st.just(0))],
+    st.tuples(st.just("synchronize_stream"), index(BLOCKING)),
     st.tuples(st.just("synchronize_event"), index(EVENTS)),
     st.tuples(st.just("synchronize_device")),
-    st.tuples(st.just("renew"), index(BLOCKS), index(STREAMS), st.none()),
+    st.tuples(st.just("renew"), index(BLOCKS), index(BLOCKING), st.none()),
 )
 
 
