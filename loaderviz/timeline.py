@@ -540,16 +540,16 @@ class TimelineBuilder:
         start: int,
         end: int,
         lane: int,
-        kind: Kind,
+        kind: int,
         name: str,
         batch: int = -1,
         nbytes: int = -1,
         correlation: int = -1,
         pinned: bool | None = None,
-        cause: Cause = Cause.NONE,
+        cause: int = int(Cause.NONE),
         source: str = "",
     ) -> int:
-        """Add a span; times in ns. Return its number, to be used in `arrow`."""
+        """Add a span of a `Kind`, and a `Cause`; times in ns. Return its number, to be used in `arrow`."""
         rows = self._rows
         rows.append((start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source))
         return len(rows) - 1

@@ -30,7 +30,9 @@ POOL_STREAMS = 32  # per priority (R15)
 PRIORITIES = (0, -3)  # lowest and highest; others are clamped (R18)
 PAGEABLE_ASYNC = 64 * 1024  # bytes: up to here a pageable H2D copy does not block the host (R12)
 WORDS = {cause: cause.words for cause in Cause}
-KERNEL, API, NO_CAUSE = Kind.COMPUTE, Kind.API, Cause.NONE  # looking one up in the enum costs as much as ten such names
+KERNEL = Kind.COMPUTE  # looking one up in the enum costs as much as ten such names
+# Of most rows: plain numbers, since a tuple of numbers and texts is none of the garbage collector's business.
+API, OPERATOR, NO_CAUSE = int(Kind.API), int(Kind.OPERATOR), int(Cause.NONE)
 DEFAULT_NUMBER, FIRST_POOL_NUMBER = 7, 13  # of the default stream and the next ones, as profilers show them
 
 Direction = Literal["h2d", "d2h", "d2d"]
@@ -448,7 +450,7 @@ class Runtime:
         self.now += self.gpu.malloc_time(nbytes)
         self._api("cudaFree", start, nbytes)
 
-    def host_work(self, duration: int, name: str = "host", kind: Kind = Kind.OPERATOR) -> None:
+    def host_work(self, duration: int, name: str = "host", kind: int = OPERATOR) -> None:
         """Keep the host busy for `duration` ns."""
         if duration < 0:
             raise ValueError(f"host_work of {duration} ns: time cannot go back")
@@ -469,7 +471,7 @@ class Runtime:
     # The record
 
     def note(
-        self, start: int, name: str, kind: Kind = Kind.OPERATOR, *, nbytes: int = -1, pinned: bool | None = None
+        self, start: int, name: str, kind: int = OPERATOR, *, nbytes: int = -1, pinned: bool | None = None
     ) -> None:
         """Note what the host did from `start` [ns] until now, in the present batch and at the present line."""
         end, main, batch, source = self.now, self.main, self.batch, self.source
