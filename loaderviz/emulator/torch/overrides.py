@@ -396,7 +396,6 @@ def install_library(session: Session, patches: Patches, operators: Operators, ca
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     _install_host_prices(session, patches)
-    _install_autograd(session, patches)
     _install_optimizers(patches)
     _install_data_parallel(patches)
     _install_distributed(session, patches)
@@ -604,41 +603,22 @@ def _install_host_prices(session: Session, patches: Patches) -> None:
         hooks[handle.id] = hook
 
 
-def _asks_only(tensors: Iterable[Any] = ()) -> bool:
-    """Tell whether questions may go past `Functions`: they are of torch's own tensors, below no mode but ours."""
-    return torch._C._len_torch_function_stack() == 1 and PLAIN.issuperset(map(type, tensors))
-
-
-def _install_autograd(session: Session, patches: Patches) -> None:
-    """Switching gradients off and on goes past `Functions`, and so does what `backward` asks of a loss."""
-
-    @patches.around(torch._C, "_set_grad_enabled")
-    def switch(set_enabled: Any, enabled: bool) -> None:
-        with torch._C.DisableTorchFunction() if _asks_only() else nullcontext():
-            set_enabled(enabled)
-
-    @patches.around(torch.autograd, "_make_grads")
-    def first_gradients(make: Any, outputs: Any, gradients: Any, **kwargs: Any) -> Any:
-        if len(outputs) != 1 or not _asks_only((*outputs, *gradients)) or not session.in_recording_thread():
-            return make(outputs, gradients, **kwargs)
-        session.calls += 1  # `ones_like`, unless there is a gradient
-        with torch._C.DisableTorchFunction():
-            return make(outputs, gradients, **kwargs)
-
-
 def _install_optimizers(patches: Patches) -> None:
     """What an optimizer asks of each parameter goes past `Functions`: it would see some five questions for each."""
+
+    def asks_only(params: Iterable[torch.Tensor]) -> bool:  # of torch's own tensors, below no mode but ours
+        return torch._C._len_torch_function_stack() == 1 and PLAIN.issuperset(map(type, params))
 
     def zero_grad(zero: Any, self: Any, set_to_none: bool = True) -> None:
         if isinstance(self, torch.nn.Module):
             params = list(self.parameters())
         else:
             params = [param for group in self.param_groups for param in group["params"]]
-        with torch._C.DisableTorchFunction() if set_to_none and _asks_only(params) else nullcontext():
+        with torch._C.DisableTorchFunction() if set_to_none and asks_only(params) else nullcontext():
             zero(self, set_to_none)
 
     def only_reads(optimizer: Any, group: Any) -> bool:  # its state is made; fused ones ask for the device
-        if group.get("fused") or not _asks_only(group["params"]):
+        if group.get("fused") or not asks_only(group["params"]):
             return False
         with torch._C.DisableTorchFunction():
             used = [param for param in group["params"] if param.grad is not None]

@@ -1,7 +1,5 @@
 """The emulated device computes the very numbers of the CPU, whatever way the data take."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,6 @@ from programs import adam, cnn, mlp, same, sgd, to_device, train
 from torch import nn
 
 import loaderviz as lv
-from loaderviz.emulator.hardware import Host
 from loaderviz.timeline import Kind
 
 
@@ -91,46 +88,23 @@ def test_a_module_may_have_param_groups_of_its_own():
             assert model.weight.grad is model.bias.grad is None
 
 
-class Seen(torch.overrides.TorchFunctionMode):
-    def __init__(self):
-        super().__init__()
-        self.asked = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.asked.append(torch.overrides.resolve_name(func) or func.__name__)
-        return func(*args, **(kwargs or {}))
-
-
 def test_a_mode_of_the_program_sees_what_an_optimizer_asks():
+    asked = []
+
+    class Seen(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            asked.append(torch.overrides.resolve_name(func))
+            return func(*args, **(kwargs or {}))
+
     with lv.record(on="a100"):
         parameter = torch.ones(2, device="cuda", requires_grad=True)
         optimizer = torch.optim.SGD([parameter], 0.1)
         parameter.sum().backward()
-        with Seen() as seen:
+        with Seen():
             optimizer.step()
             optimizer.zero_grad()
-    assert seen.asked.count("torch.Tensor.grad.__get__") >= 3
-    assert "torch.Tensor.grad.__set__" in seen.asked
-
-
-def test_a_mode_of_the_program_sees_what_backward_asks():
-    with lv.record(on="a100"):
-        loss = torch.ones(2, device="cuda", requires_grad=True).sum()
-        with Seen() as seen, torch.enable_grad():
-            loss.backward()
-    assert seen.asked.count("_set_grad_enabled") == 2
-    assert {"torch.Tensor.requires_grad.__get__", "torch.Tensor.numel", "torch.ones_like"} < set(seen.asked)
-
-
-@pytest.mark.parametrize("losses", [1, 3])
-def test_each_gradient_of_one_that_backward_makes_is_a_call(losses):
-    host = Host.preset("laptop")
-    with lv.record(on="a100", host=host) as recording:
-        torch.autograd.backward([torch.ones((), device="cuda", requires_grad=True).clone() for _ in range(losses)])
-    spans = list(recording.timeline.rows(Kind.OPERATOR))
-    ends = [before.end for before, span in pairwise(spans) if span.name == "aten::ones_like"]
-    starts = [span.start for span in spans if span.name == "aten::ones_like"]
-    assert [start - end for start, end in zip(starts, ends, strict=True)] == [host.python] * losses
+    assert asked.count("torch.Tensor.grad.__get__") >= 3
+    assert "torch.Tensor.grad.__set__" in asked
 
 
 def step_with_autocast(dtype):
