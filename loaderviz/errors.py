@@ -107,8 +107,10 @@ def _is_ours(link: TracebackType) -> bool:
 # Files that people keep
 
 
-def readable(path: str | Path) -> Path:
+def readable(path: str | os.PathLike[str]) -> Path:
     """Return `path` as a Path; raise `NoFileError` if there is nothing."""
+    if not str(path):
+        raise NoFileError(f"the path is empty; give one from {Path.cwd()}, or a whole one")
     if not (path := Path(path)).exists():
         there = "" if path.parent.is_dir() else f", nor a folder {path.parent}"
         raise NoFileError(f"there is no file {path}{there}; give a path from {Path.cwd()}, or a whole one")

@@ -49,13 +49,13 @@ def read(path: PathLike | Iterable[PathLike]) -> Timeline:
     1642615.0
     """
     if isinstance(path, (str, os.PathLike)):
-        files = [Path(path)]
+        files = [readable(path)]
         if files[0].is_dir():
             files = sorted(f for f in files[0].iterdir() if f.name.lower().endswith(_SUFFIXES) and f.is_file())
             if not files:
                 raise TraceError(f"the folder {path} has no trace in it: no file ends in {', '.join(_SUFFIXES[:4])}")
     elif isinstance(path, Iterable):
-        files = [Path(each) for each in path]
+        files = [readable(each) for each in path]
         if not files:
             raise TraceError("read() got an empty list; give at least one trace file")
     else:
@@ -63,7 +63,6 @@ def read(path: PathLike | Iterable[PathLike]) -> Timeline:
     for file in files:
         if file.is_dir():
             raise TraceError(f"{file} is a folder inside a list; give files, or the folder alone")
-        readable(file)
     found = [_raw(file, alone=len(files) == 1) for file in files]
     if isinstance(found[0], Timeline):
         return found[0]

@@ -478,8 +478,9 @@ def _quality(trace: RawTrace, rows: Rows, launch: Ints, calls: Ints, tick: int) 
     out += [("synchronisation rows (they give arrows)", trace.sync_rows)] if trace.sync_rows else []
     out.sort(key=lambda item: -item[1])
     not_drawn = ["not drawn: " + ", ".join(f"{count:,} {name}" for name, count in out[:6])] if out else []
+    lost = f"{words.count(trace.lost, 'event')} lost" if trace.lost else "no event lost"
     if not len(rows["start"]):
-        return [*found, "the file has no events that can be drawn", *not_drawn]
+        return [*found, f"the file has no events that can be drawn, {lost}", *not_drawn]
     work = np.flatnonzero(np.isin(rows["role"], ON_DEVICE))
     parts, window = [], []
     if len(work):
@@ -500,5 +501,4 @@ def _quality(trace: RawTrace, rows: Rows, launch: Ints, calls: Ints, tick: int) 
                 f"that time ask for window=({first}, {last})"
             ]
     parts += [f"clock steps of {words.duration(tick)}"] if tick else []
-    parts.append(f"{trace.lost:,} events lost" if trace.lost else "no event lost")
-    return [*found, "recording quality: " + ", ".join(parts), *window, *not_drawn]
+    return [*found, "recording quality: " + ", ".join([*parts, lost]), *window, *not_drawn]

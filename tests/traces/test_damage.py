@@ -104,7 +104,7 @@ def test_a_broken_event_costs_at_most_itself(tmp_path, monkeypatch, what):
     if name:
         assert names[7] == name
     elif left < 400 and what != "nothing":
-        assert "1 events lost" in notes(timeline)
+        assert "1 event lost" in notes(timeline)
 
 
 def test_broken_gpu_events(tmp_path):
@@ -203,9 +203,17 @@ def test_events_of_other_tools_are_counted_as_left_out(tmp_path):
         *({"ph": phase, "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": 3} for phase in "BEbe"),
     )
     said = notes(timeline)
-    assert "the file has no events that can be drawn" in said
+    assert "the file has no events that can be drawn, no event lost" in said
     for words in ("1 events without a category (as JAX", "2 events by begin and end", "2 asynchronous events"):
         assert words in said
+
+
+@pytest.mark.parametrize("when", [True, None, "soon", [1], {}])
+def test_a_file_whose_only_event_is_broken_says_so(tmp_path, when):
+    said = notes(
+        read_events(tmp_path, {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": when, "dur": 1})
+    )
+    assert "no events that can be drawn, 1 event lost" in said
 
 
 def test_paths(tmp_path):
@@ -213,6 +221,8 @@ def test_paths(tmp_path):
         with pytest.raises(FileNotFoundError, match=r"there is no file .*give a path from") as caught:
             reader(tmp_path / "nothing.json")
         assert isinstance(caught.value, LoadervizError)
+        with pytest.raises(FileNotFoundError, match="the path is empty"):
+            reader("")
     with pytest.raises(TraceError, match="has no trace in it"):
         read(tmp_path)
     with pytest.raises(TraceError, match="an empty list"):
