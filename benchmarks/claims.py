@@ -676,7 +676,7 @@ def programs() -> Iterator[str]:
             now, then = lv.summarize(before), lv.summarize(after)
             yield (
                 f"| {name} | {host} | {words.duration(sum(fetches) / len(fetches))} | {words.duration(now.step)} | "
-                f"{words.share(now.compute_share)} | {lv.advise(before)[0].rule} | {words.duration(then.step)} | "
+                f"{words.share(now.compute_share)} | {lv.advise(before)[0].kind} | {words.duration(then.step)} | "
                 f"{now.step / then.step:.1f} |"
             )
         yield f"| {name} | measured, no emulator | {words.duration(fetch_here(name))} | | | | | |"

@@ -91,7 +91,7 @@ def test_workers_do_not_look_slow_because_they_must_be_started():
     assert two.breakdown.get("idle: host in operators", 0) < two.window / 2
     assert not any("start" in part for part in two.breakdown)
     advice = lv.advise(with_two)
-    assert (advice.window[0], advice[-1].rule) == (with_two.begin + two.start_up, "start-up")
+    assert (advice.window[0], advice[-1].kind) == (with_two.begin + two.start_up, "start-up")
     whole = summarize(with_two, (with_two.begin, with_two.begin + with_two.duration))
     assert whole.start_up == 0  # a window is taken as it is, and the start is no operator
     assert whole.breakdown["idle: host starts workers"] == 30_000_000

@@ -133,7 +133,7 @@ def test_a_step_that_is_launched_as_a_graph(workers, reads):
     assert step(lv.what_if(launched, graphs=True)) == pytest.approx(step(real), rel=0.04)
     assert step(real) < 0.8 * step(launched)
     advice = lv.advise(launched)[0]
-    assert (advice.rule, advice.asked) == ("host-bound", "what_if(graphs=True)")
+    assert (advice.kind, advice.asked) == ("host-bound", "what_if(graphs=True)")
     assert "graph.replay()" in advice.change
 
 
@@ -217,7 +217,7 @@ def test_a_real_trace_against_what_was_measured(name):
         assert step(predicted) / 1e6 == pytest.approx(measured, rel=0.1)
         assert least < measured < most
     assert most / (step(predicted) / 1e6) <= 1.151
-    promised = next(each.expected_gain for each in lv.advise(timeline) if each.rule == "fetch-in-loop")
+    promised = next(each.expected_gain for each in lv.advise(timeline) if each.kind == "fetch-in-loop")
     assert step(timeline) - step(predicted) <= promised.per_step
 
 

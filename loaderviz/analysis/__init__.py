@@ -1,21 +1,22 @@
 """Advice, Finding and Gain: what `advise` returns, and how it reads in a terminal, a notebook and a page.
 
-advice.py    the rules, and `loaderviz.advise`        evidence.py  what a rule may ask a timeline
+advice.py    the findings, and `loaderviz.advise`     evidence.py  what a finding may ask a timeline
 what_if.py   the loop with another loader, predicted  ranks.py     several ranks beside each other
 validate.py  the emulator's prices beside a trace, and a machine made of one
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from loaderviz import words
 
 if TYPE_CHECKING:
-    from loaderviz.timeline import Timeline
+    from loaderviz.timeline import Cause, Kind, Timeline
 
 WORTH_IT = 1.03  # a gain of less than 3 % is not worth a change of the program
 
@@ -49,24 +50,45 @@ def is_worth_it(gain: Gain, window: int) -> bool:
 
 
 @dataclass(frozen=True)
+class Subject:
+    """What in a timeline a finding is about, so that a picture can point to it: spans, or a time.
+
+    Spans are those of `kinds`, of waits only those with one of `causes`, of copies only `pageable` ones if that is set.
+    A `time` is what passes while the GPU is "idle", or the "start-up" before the judged window.
+    """
+
+    kinds: tuple[Kind, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    pageable: bool = False
+    time: Literal["", "idle", "start-up"] = ""
+
+
+@dataclass(frozen=True)
 class Finding:
-    """One thing that costs time: the rule's name, the evidence in numbers, the line of code to change, the gain.
+    """One thing that costs time: what kind of thing, the evidence in numbers, the line of code to change, the gain.
 
     `expected_gain` is an upper bound; it is 0 for what is paid once and for a finding that nothing can be gained.
     `predicted` is the timeline that `asked`, a call of what_if(), gives for the change; None where it cannot tell.
     """
 
-    rule: str
+    kind: str
     evidence: str
     change: str
     expected_gain: Gain
     asked: str = ""
     predicted: Timeline | None = field(default=None, compare=False, repr=False)
+    subject: Subject = field(default=Subject(), repr=False)
 
     @property
     def title(self) -> str:
-        """The rule and the gain, in one line."""
-        return f"{self.rule}: {self.expected_gain}" if self.expected_gain.ns or self.expected_gain.once else self.rule
+        """The kind and the gain, in one line."""
+        return f"{self.kind}: {self.expected_gain}" if self.expected_gain.ns or self.expected_gain.once else self.kind
+
+    @property
+    def rule(self) -> str:
+        """The former name of `kind`; a rule is one of CUDA or PyTorch (`loaderviz.rule`)."""
+        warnings.warn("finding.rule is called finding.kind now", DeprecationWarning, stacklevel=2)
+        return self.kind
 
     def __str__(self) -> str:
         code = self.change.replace("\n", f"\n{'':10}")  # as it is, to be copied
@@ -102,7 +124,7 @@ class Advice(list[Finding]):
 
 
 def _as_markdown(number: int, finding: Finding) -> str:
-    title = words.markdown(finding.title).replace(words.markdown(finding.rule), f"**{finding.rule}**", 1)
+    title = words.markdown(finding.title).replace(words.markdown(finding.kind), f"**{finding.kind}**", 1)
     lines = [f"{number}. {title}", "", f"   {words.markdown(finding.evidence)}"]
     if finding.change:
         code = finding.change.replace("\n", "\n   ")
@@ -113,7 +135,7 @@ def _as_markdown(number: int, finding: Finding) -> str:
 
 
 def _as_html(finding: Finding) -> str:
-    title = escape(finding.title).replace(finding.rule, f"<b>{finding.rule}</b>", 1)
+    title = escape(finding.title).replace(finding.kind, f"<b>{finding.kind}</b>", 1)
     text = f"<p>{title}</p><p>{escape(finding.evidence)}</p>"
     if finding.change:
         text += f"<pre>{escape(finding.change)}</pre>"

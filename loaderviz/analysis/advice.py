@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from loaderviz import intervals, words
-from loaderviz.analysis import NO_GAIN, WORTH_IT, Advice, Finding, Gain, is_worth_it
+from loaderviz.analysis import NO_GAIN, WORTH_IT, Advice, Finding, Gain, Subject, is_worth_it
 from loaderviz.analysis.evidence import (
     Evidence,
     Floor,
@@ -63,13 +63,18 @@ def verdict(pinned: Summary, prefetch: Summary) -> str:
     return facts + (CANNOT_PAY if waits_for_the_host(pinned) else "Overlap does not pay here.")
 
 
-# Rules about copies to the GPU: pageable, not hidden, too many, or there at all. A rule looks at the `Evidence` and
-# returns one Finding, or None if it does not apply: what it saw in numbers, the line of code that changes it, and the
-# bound of the gain. Whether that is worth the work is decided by `advise`.
+# Findings about copies to the GPU: pageable, not hidden, too many, or there at all. A function looks at the `Evidence`
+# and returns one Finding, or None if it does not apply: what it saw in numbers, the line of code that changes it, the
+# bound of the gain, and the spans that a picture points to. Whether it is worth the work is decided by `advise`.
 
 
 MANY = 4  # copies a step; a batch of images and labels has two
 SMALL = 64 * 1024  # bytes: at 12 GB/s they take 5 µs, as long as the latency of any copy (R22)
+
+_COPIES = Subject((Kind.COPY_H2D,))  # what a picture points to
+_PAGEABLE = Subject((Kind.COPY_H2D,), pageable=True)
+_DATA = Subject((Kind.WAIT,), (Cause.DATA,))
+_COLLECTIVES = Subject((Kind.COMMUNICATION,))
 
 
 def pageable_copy(facts: Evidence) -> Finding | None:
@@ -96,6 +101,7 @@ def pageable_copy(facts: Evidence) -> Finding | None:
         f"{'; without workers the main thread would also have to pin, so use workers' if alone else ''}",
         f'{pin}\nbatch = batch.to("cuda", non_blocking=True)',
         gain,
+        subject=_PAGEABLE,
     )
 
 
@@ -114,6 +120,7 @@ def index_on_host(facts: Evidence) -> Finding | None:
         f"`rows` in host memory, and the host waits for each, {blocked}",
         'order = torch.randperm(len(x)).to("cuda")  # once an epoch; then x[rows] for rows in order.split(size)',
         gain,
+        subject=_COPIES,
     )
 
 
@@ -134,9 +141,8 @@ def copy_not_hidden(facts: Evidence) -> Finding | None:
         why = f"{'it has' if one else 'they have'} another stream than the kernels, and yet nothing computes meanwhile"
         change = "# issue the copy of the next batch before the step of this one, not after it; depth=2"
     kind = "pinned " if (facts.timeline.pinned[copies] == 1).all() else ""
-    return Finding(
-        "copy-not-hidden", f"{describe_copies(facts, copies, kind)}, {where(facts, copies)}: {why}", change, gain
-    )
+    seen = f"{describe_copies(facts, copies, kind)}, {where(facts, copies)}: {why}"
+    return Finding("copy-not-hidden", seen, change, gain, subject=_COPIES)
 
 
 def restarts_workers(facts: Evidence) -> Finding | None:
@@ -155,6 +161,7 @@ def restarts_workers(facts: Evidence) -> Finding | None:
         f"their first batches take {words.duration(intervals.length(cost))} ({where(facts, starts)})",
         "loader = DataLoader(..., persistent_workers=True)  # and the same loader in each epoch",
         gain,
+        subject=_DATA,
     )
 
 
@@ -178,6 +185,7 @@ def many_small_copies(facts: Evidence) -> Finding | None:
         f"{words.duration(float(time.mean()))} for {words.size(float(nbytes.mean()))} on average, mostly latency",
         'flat = torch.cat([part.flatten() for part in parts]).to("cuda", non_blocking=True)  # split it there',
         gain,
+        subject=_COPIES,
     )
 
 
@@ -210,7 +218,7 @@ def resident(facts: Evidence) -> Finding | None:
         if facts.has_loader
         else 'data = data.to("cuda")  # once, before the loop, if the data set fits; the loop takes its batches there'
     )
-    return Finding("resident", f"{describe_copies(facts, copies, '')}; {why}", change, gain)
+    return Finding("resident", f"{describe_copies(facts, copies, '')}; {why}", change, gain, subject=_COPIES)
 
 
 def _if_pinned(facts: Evidence, copies: Mask) -> tuple[float, str]:
@@ -225,7 +233,7 @@ def _if_pinned(facts: Evidence, copies: Mask) -> tuple[float, str]:
     return left, f"; pinned copies reach {words.size(best * 1e9)}/s here"
 
 
-# Rules about several GPUs: collectives that nothing hides, and a rank that lets the others wait
+# Findings about several GPUs: collectives that nothing hides, and a rank that lets the others wait
 
 _OVERLAP = {  # what helps, by the operation that is exposed longest
     "all_reduce": (
@@ -267,6 +275,7 @@ def communication_exposed(facts: Evidence) -> Finding | None:
         f"({where(facts, mine)}); {known}",
         next((_OVERLAP[name] for name in operations if name in _OVERLAP), "# start it earlier, and wait for it later"),
         gain,
+        subject=_COLLECTIVES,
     )
 
 
@@ -285,10 +294,11 @@ def late_rank(facts: Evidence) -> Finding | None:
         f"{duration(facts, others)}",
         f"# look at rank {row.rank} alone: loaderviz.advise(timeline, device={row.device})",
         gain,
+        subject=_COLLECTIVES,
     )
 
 
-# Rules about the host: it fetches, waits, synchronises, allocates, or launches too slowly
+# Findings about the host: it fetches, waits, synchronises, allocates, or launches too slowly
 
 
 LAUNCH = 100_000  # ns of the host for a kernel; with more it is not the launching that takes so long
@@ -317,6 +327,7 @@ def fetch_in_loop(facts: Evidence) -> Finding | None:
         f"{too_slow(facts, *floors)}",
         f"loader = DataLoader(..., num_workers={facts.workers_for(gain)}{_pin(facts)})",
         gain,
+        subject=Subject((Kind.FETCH, Kind.PIN)),
     )
 
 
@@ -338,6 +349,7 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
         f"({where(facts, waits)}); {seen}{too_slow(facts, *floors) if 'num_workers' in change else ''}",
         change,
         gain,
+        subject=_DATA,
     )
 
 
@@ -364,6 +376,7 @@ def synchronizes_each_step(facts: Evidence) -> Finding | None:
         f" ({where(facts, waits)}); {what}",
         change,
         gain,
+        subject=Subject((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
     )
 
 
@@ -380,7 +393,13 @@ def allocates_in_loop(facts: Evidence) -> Finding | None:
     change = leave_out or "# no torch.cuda.empty_cache() in the loop; keep the shapes of the batches equal"
     called, count = ", ".join(names_of(facts, shown)), int(shown.sum())
     take = f"{'takes' if count == 1 else 'take'} {words.duration(intervals.length(work))}"
-    return Finding("allocates-in-loop", f"{count:,} x {called}{few} {take} ({where(facts, shown)})", change, gain)
+    return Finding(
+        "allocates-in-loop",
+        f"{count:,} x {called}{few} {take} ({where(facts, shown)})",
+        change,
+        gain,
+        subject=Subject((Kind.WAIT,), (Cause.ALLOCATION, Cause.PAGE_LOCKING)),
+    )
 
 
 REPLAY = (
@@ -420,7 +439,7 @@ def host_bound(facts: Evidence) -> Finding | None:
         longest_gap(facts),
         pays,
     )
-    return Finding("host-bound", ". ".join(filter(None, sentences)), change, gain)
+    return Finding("host-bound", ". ".join(filter(None, sentences)), change, gain, subject=Subject(time="idle"))
 
 
 def start_up(facts: Evidence) -> Finding | None:
@@ -443,6 +462,7 @@ def start_up(facts: Evidence) -> Finding | None:
         "is not judged",
         change if facts.lanes_of("worker") else "",
         Gain(0, 0.0, None, once=True),
+        subject=Subject(time="start-up"),
     )
 
 
@@ -496,7 +516,7 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
         return Finding("cause-not-seen", f"{text}. The timeline has no host lane that would tell why", "", NO_GAIN)
     small = max(found, key=lambda finding: finding.expected_gain.ns, default=None)
     if small is not None and small.expected_gain.ns:
-        text += f". The largest gain that is left is {small.rule}, {small.expected_gain}: not worth a change"
+        text += f". The largest gain that is left is {small.kind}, {small.expected_gain}: not worth a change"
     return Finding("nothing-to-gain", text, "", NO_GAIN)
 
 
@@ -552,7 +572,7 @@ def _cores(facts: Evidence) -> str:
 
 # The door
 
-RULES = (
+FINDINGS = (
     pageable_copy,
     index_on_host,
     copy_not_hidden,
@@ -587,13 +607,13 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     facts = Evidence(check_timeline(timeline, "advise()"), device, window)
     if window is None and facts.phases:
         return _apart(facts)
-    found = [finding for rule in RULES if (finding := rule(facts))]
+    found = [finding for find in FINDINGS if (finding := find(facts))]
     worth = [finding for finding in found if is_worth_it(finding.expected_gain, facts.window)]
     if window is None and device is None:
         worth = [checked for finding in worth if (checked := _checked(facts, finding))]
     worth.sort(key=lambda finding: -finding.expected_gain.ns)
-    loads = [finding for finding in worth if finding.rule in ("fetch-in-loop", "waiting-for-data")]
-    if loads and 2 * loads[0].expected_gain.ns > worth[0].expected_gain.ns and worth[0].rule == "resident":
+    loads = [finding for finding in worth if finding.kind in ("fetch-in-loop", "waiting-for-data")]
+    if loads and 2 * loads[0].expected_gain.ns > worth[0].expected_gain.ns and worth[0].kind == "resident":
         worth.remove(loads[0])  # workers first: they are one argument, and the data need not fit
         worth.insert(0, loads[0])
     warm = warm_up(facts)
@@ -613,7 +633,7 @@ def _apart(facts: Evidence) -> Advice:
         kind = "whose batches are loaded" if loads else "whose data are on the GPU"
         advice = advise(facts.timeline, (start, end), facts.device)
         judged.append(f"Part {number}, {kind}: {advice.judged.removesuffix(_no_lines(facts)).removeprefix('Judged: ')}")
-        about = [each for each in advice if each.rule != "start-up"]  # what is before a part is another one
+        about = [each for each in advice if each.kind != "start-up"]  # what is before a part is another one
         found += [replace(each, evidence=f"part {number}, {kind}: {each.evidence}") for each in about]
     if once := start_up(facts):
         found.append(once)
@@ -633,10 +653,10 @@ def _checked(facts: Evidence, finding: Finding) -> Finding | None:
         "waiting-for-data": {},
         "host-bound": {"graphs": True} if finding.change == REPLAY else {},
     }
-    change = changes.get(finding.rule)
+    change = changes.get(finding.kind)
     if change is None or not facts.summary.step or len(facts.marks) > REPLAYED:
         return finding
-    change |= {"workers": int(workers[1])} if workers and finding.rule != "resident" else {}
+    change |= {"workers": int(workers[1])} if workers and finding.kind != "resident" else {}
     kernels = int(facts.mask(*KERNELS).sum())
     if not change or kernels > REPLAYED * 10:
         return finding
@@ -646,7 +666,7 @@ def _checked(facts: Evidence, finding: Finding) -> Finding | None:
         return finding
     saved = facts.summary.step - (summarize(predicted).step or facts.summary.step)
     if saved < NO_USE * facts.summary.step:
-        return finding if finding.rule == "host-bound" else None
+        return finding if finding.kind == "host-bound" else None
     basis = f"{finding.expected_gain.basis}; what_if() predicts {words.duration(saved)} a step less"
     asked = f"what_if({', '.join(f'{name}={value}' for name, value in change.items())})"
     return replace(finding, expected_gain=replace(finding.expected_gain, basis=basis), asked=asked, predicted=predicted)

@@ -1,4 +1,4 @@
-"""What a rule of `advice` may ask a timeline: its steady state, who does what in it, and what would remain of it.
+"""What a function of `advice` may ask a timeline: its steady state, who does what in it, and what would remain of it.
 
 Everything is clipped to the window that is judged. A timeline may lack batches, host lanes, launches or copies.
 """

@@ -25,14 +25,14 @@ import numpy as np
 from loaderviz import metrics, words
 from loaderviz.errors import LoadervizError, require
 from loaderviz.metrics import Loop, Mask, window_of
-from loaderviz.timeline import Cause, Kind, Timeline
+from loaderviz.timeline import Timeline
 from loaderviz.view import still
 from loaderviz.view.pack import MOST, Json, Part, Window, first_view, pack
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from loaderviz.analysis import Advice, Finding
+    from loaderviz.analysis import Advice, Finding, Subject
 
 NOTEBOOK = 300_000  # bytes of an output in a notebook, which is stored with it
 _BARS = 25_000  # about as many fit into that
@@ -123,8 +123,17 @@ class View:
         """Return head and body for view.js, in at most about `limit` bars; see `pack`."""
         withheld: Json = {} if self.verdict else {"withheld": self.finding() if self.told else ""}
         parts = _advised(self.parts, self.advice)
-        return pack(parts, title=self.heading, subtitle=self.subtitle, twin=self.text() if self.told else "",
-                    color=self.color, window=self.first, limit=limit, **withheld, **more)  # fmt: skip
+        return pack(
+            parts,
+            title=self.heading,
+            subtitle=self.subtitle,
+            twin=self.text() if self.told else "",
+            color=self.color,
+            window=self.first,
+            limit=limit,
+            **withheld,
+            **more,
+        )
 
     def around(self, start: int, end: int, limit: int) -> tuple[Json, bytes]:
         """Return the same with all that there is in another window [ns from the begin of each timeline on]."""
@@ -269,22 +278,6 @@ def twin(text: str, folded: bool = False) -> str:
 
 
 _MOST = 50  # spans that are marked for a finding
-_COPIES = (Kind.COPY_H2D,)
-_SEEN: dict[str, tuple[tuple[Kind, ...], tuple[Cause, ...]]] = {  # rule -> kinds of its spans, and causes of waits
-    "pageable-copy": (_COPIES, ()),
-    "hidden-sync": (_COPIES, ()),
-    "copy-not-hidden": (_COPIES, ()),
-    "many-small-copies": (_COPIES, ()),
-    "resident": (_COPIES, ()),
-    "index-on-host": (_COPIES, ()),
-    "fetch-in-loop": ((Kind.FETCH, Kind.PIN), ()),
-    "waiting-for-data": ((Kind.WAIT,), (Cause.DATA,)),
-    "restarts-workers": ((Kind.WAIT,), (Cause.DATA,)),
-    "synchronizes-each-step": ((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
-    "allocates-in-loop": ((Kind.WAIT,), (Cause.ALLOCATION, Cause.PAGE_LOCKING)),
-    "communication-exposed": ((Kind.COMMUNICATION,), ()),
-    "late-rank": ((Kind.COMMUNICATION,), ()),
-}
 
 
 def _advised(parts: Sequence[Part], advice: Mapping[str, Advice]) -> list[Part]:
@@ -309,10 +302,9 @@ def _advised(parts: Sequence[Part], advice: Mapping[str, Advice]) -> list[Part]:
 
 def _line(timeline: Timeline, finding: Finding, judged: Window) -> Json:
     """Return a finding as the view has it: its words, its spans, and the window that shows the costliest."""
-    spans = _spans(timeline, finding.rule, judged)
-    window = _window(timeline, finding.rule, judged, spans)
+    spans = _spans(timeline, finding.subject, judged)
+    window = _window(timeline, finding.subject, judged, spans)
     return {
-        "rule": finding.rule,
         "title": finding.title,
         "text": finding.evidence,
         "change": finding.change,
@@ -321,26 +313,25 @@ def _line(timeline: Timeline, finding: Finding, judged: Window) -> Json:
     }
 
 
-def _spans(timeline: Timeline, rule: str, judged: Window) -> np.ndarray:
+def _spans(timeline: Timeline, subject: Subject, judged: Window) -> np.ndarray:
     """Return the spans that a finding is about, those that cost most first."""
-    kinds, causes = _SEEN.get(rule, ((), ()))
-    mine: Mask = timeline.where(*kinds) & (timeline.start >= judged[0]) & (timeline.end <= judged[1])
-    if causes:
-        mine &= np.isin(timeline.cause, causes)
-    if rule in ("pageable-copy", "hidden-sync"):
+    mine: Mask = timeline.where(*subject.kinds) & (timeline.start >= judged[0]) & (timeline.end <= judged[1])
+    if subject.causes:
+        mine &= np.isin(timeline.cause, subject.causes)
+    if subject.pageable:
         mine &= timeline.pinned == 0
     cost = (timeline.end - timeline.start) * (1 - np.nan_to_num(metrics.hidden_shares(timeline)))
     spans = np.flatnonzero(mine)
     return spans[np.argsort(-cost[spans], kind="stable")][:_MOST]
 
 
-def _window(timeline: Timeline, rule: str, judged: Window, spans: np.ndarray) -> Window | None:
+def _window(timeline: Timeline, subject: Subject, judged: Window, spans: np.ndarray) -> Window | None:
     """Return the time to look at, if there is one: the longest wait or span, with the step around it."""
-    if rule == "start-up":
+    if subject.time == "start-up":
         return timeline.begin, judged[0]
     device = metrics.choose_device(timeline, None)[0]
     times = np.stack([timeline.start[spans], timeline.end[spans]], axis=1)
-    if rule == "host-bound":
+    if subject.time == "idle":
         idle = metrics.states(timeline, device)["idle"]
         idle = idle[(idle[:, 0] >= judged[0]) & (idle[:, 1] <= judged[1])]
         times = idle[np.argsort(idle[:, 0] - idle[:, 1], kind="stable")]

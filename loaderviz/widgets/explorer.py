@@ -253,13 +253,26 @@ WORTH_HIDING = 0.05  # with a copy below this share of the step, overlap cannot 
 
 
 def explore(
-    preset: str = "blocking", *, gpu: str | None = None, batch_size: int | None = None, sample_bytes: int | None = None,
-    workers: int | None = None, pin: bool | None = None, non_blocking: bool | None = None,
-    side_stream: bool | None = None, depth: int | None = None, lifetime: Lifetime | None = None,
-    resident: bool | None = None, compute: int | None = None, kernels: int | None = None,
-    fetch_per_sample: int | None = None, pinned_rate: int | None = None, pageable_rate: int | None = None,
-    steps: int | None = None, name: str | None = None,
-) -> Explorer:  # fmt: skip
+    preset: str = "blocking",
+    *,
+    gpu: str | None = None,
+    batch_size: int | None = None,
+    sample_bytes: int | None = None,
+    workers: int | None = None,
+    pin: bool | None = None,
+    non_blocking: bool | None = None,
+    side_stream: bool | None = None,
+    depth: int | None = None,
+    lifetime: Lifetime | None = None,
+    resident: bool | None = None,
+    compute: int | None = None,
+    kernels: int | None = None,
+    fetch_per_sample: int | None = None,
+    pinned_rate: int | None = None,
+    pageable_rate: int | None = None,
+    steps: int | None = None,
+    name: str | None = None,
+) -> Explorer:
     """Return the explorer; displaying it in a notebook shows it.
 
     `preset` is the lesson to begin with: "blocking", "pinned", "prefetch" or "resident"; all else but `name` is a

@@ -388,7 +388,7 @@ assert summary.compute_share < 0.2 and summary.breakdown["idle: host fetches a b
 assert lv.summarize(sliced).copy == 0 and lv.summarize(sliced).headroom < 1.05
 assert mates["batches"] == 255 and mates["samples"] > 2000
 assert lv.summarize(orders["cpu"]).step > 1.02 * lv.summarize(orders["cuda"]).step
-assert lv.advise(orders["cpu"])[0].rule == "index-on-host" and not lv.summarize(orders["cuda"]).copy
+assert lv.advise(orders["cpu"])[0].kind == "index-on-host" and not lv.summarize(orders["cuda"]).copy
 assert sum(count == 1 for count in classes) > len(classes) / 2
 assert accuracy["batches"] < accuracy["samples"] - 0.1
 # a gather has its price

@@ -347,10 +347,10 @@ trace.between(last.start, last.end).view(color="kind", title="A real recording: 
 
 # %% tags=["claims"]
 assert summary.compute_share < 0.01 and summary.overlap == 0
-assert [each.rule for each in lv.advise(trace)][-1] == "start-up"
+assert [each.kind for each in lv.advise(trace)][-1] == "start-up"
 assert len(sizes) == 16 and len({size for size in sizes if size < 10**5}) < 8 and not lv.summarize(moving).compute
 assert real.copy > 1.5 * emulated
-assert lv.advise(measured)[0].rule == "warm-up" and "cudaMalloc" in lv.advise(measured)[0].evidence
+assert lv.advise(measured)[0].kind == "warm-up" and "cudaMalloc" in lv.advise(measured)[0].evidence
 assert "clear_cache" in [span.name for span in trace.rows(Kind.RANGE)][-2]
 assert "rank 1 is late" in str(rank_table(ranks)) and lv.summarize(ranks).batches == 2
 assert 100 < len(half) < len(trace)

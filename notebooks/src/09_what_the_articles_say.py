@@ -285,7 +285,7 @@ guess_copies
 causes = {}
 for name, (printed_one, repaired_one) in articles.PROGRAMS.items():
     before, after = articles.run(printed_one), articles.run(repaired_one)
-    causes[name], step = lv.advise(before)[0].rule, [lv.summarize(each).step for each in (before, after)]
+    causes[name], step = lv.advise(before)[0].kind, [lv.summarize(each).step for each in (before, after)]
     print(f"{name}: {words.duration(step[0])} a step ({causes[name]}), ", end="")
     print(f"repaired {words.duration(step[1])}: {step[0] / step[1]:.1f}x as fast")
 of_copies = sum("copy" in cause for cause in causes.values())

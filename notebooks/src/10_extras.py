@@ -336,7 +336,7 @@ watch(loop).view(title="A convolutional network: copies between long steps")
 
 # %% tags=["claims"]
 assert 0.01 < now.copy_share < 0.03 and now.overlap == 0 and saved < 0.1
-assert lv.advise(launched)[0].rule == "host-bound" and took[1] < 0.6 * took[0]
+assert lv.advise(launched)[0].kind == "host-bound" and took[1] < 0.6 * took[0]
 # a prefetcher does not help there
 assert 0.9 * took[0] < prefetched
 assert lv.summarize(chunked).compute_share > 0.5

@@ -274,12 +274,12 @@ def test_a_loader_and_then_slices_are_judged_apart(tmp_path, slices, parts):
         events.append(note("Optimizer.step#SGD.step", time + 20, 20))
         time += 350
     advice = advise(read_events(tmp_path, *events))
-    fetching = next(finding for finding in advice if finding.rule == "fetch-in-loop")
+    fetching = next(finding for finding in advice if finding.kind == "fetch-in-loop")
     assert advice.judged.count(" steps of ") == parts and advice.judged.count("with_stack") == 1
     assert fetching.evidence.startswith("part 1, ") == (parts == 2)
     per_step = 8 * 500_000 / (8 if parts == 2 else 8 + slices)
     assert fetching.expected_gain.per_step == pytest.approx(per_step, rel=0.15)
-    assert not any("part 2" in finding.evidence and finding.rule == "fetch-in-loop" for finding in advice)
+    assert not any("part 2" in finding.evidence and finding.kind == "fetch-in-loop" for finding in advice)
 
 
 def straggling(folder, late, count=12, steps=6):
@@ -464,7 +464,7 @@ def test_the_pools_first_blocks_are_warm_up(tmp_path):
     """Thirty `__next__` ranges, cudaMalloc in the first two steps: they are no finding about the loop."""
     timeline = read_events(tmp_path, *unmarked(30, 0, first=2))
     assert summarize(timeline).batches == 28
-    assert "allocates-in-loop" not in {finding.rule for finding in advise(timeline)}
+    assert "allocates-in-loop" not in {finding.kind for finding in advise(timeline)}
     assert len(LoopModel(timeline).steps) == 28
 
 

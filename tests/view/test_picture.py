@@ -13,6 +13,7 @@ import pytest
 from unpack import unpack
 
 from loaderviz import words
+from loaderviz.analysis import NO_GAIN, Advice, Finding, Subject
 from loaderviz.metrics import NotATimelineError, states, summarize
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind, TimelineBuilder
 from loaderviz.view import View, ViewError, picture, still, text, theme
@@ -208,3 +209,36 @@ def test_a_colour_means_one_thing():
     assert all(theme.of_batch(one).color != theme.of_batch(one + step).color for one in range(7) for step in (1, 3, 4))
     assert all(np.linalg.norm([int(a[i : i + 2], 16) - int(b[i : i + 2], 16) for i in (1, 3, 5)]) > 50
                for a, b in combinations([*batches, *own], 2))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("subject", "names", "window"),
+    [
+        (Subject((Kind.COPY_H2D,)), {"pageable", "pinned"}, (1_000, 5_000)),
+        (Subject((Kind.COPY_H2D,), pageable=True), {"pageable"}, (1_000, 5_000)),
+        (Subject((Kind.WAIT,), (Cause.DATA,)), {"data"}, (5_000, 9_000)),
+        (Subject((Kind.WAIT,), (Cause.SYNCHRONIZE, Cause.ALLOCATION)), {"synchronize"}, (1_000, 5_000)),
+        (Subject(time="idle"), set(), (5_000, 9_000)),
+        (Subject(time="start-up"), set(), (0, 1_000)),
+        (Subject(), set(), None),
+    ],
+)
+def test_a_finding_points_to_its_spans_and_to_the_step_around_the_costliest(subject, names, window):
+    builder = TimelineBuilder(Context())
+    main, stream = builder.lane("main", "host", "main"), builder.lane("stream 7", "device", number=7)
+    side = builder.lane("stream 9", "device", number=9)
+    builder.span(0, 900, side, Kind.COPY_H2D, "too early", nbytes=8, pinned=False)
+    builder.span(2_000, 4_000, side, Kind.COPY_H2D, "pageable", batch=0, nbytes=8, pinned=False)
+    builder.span(4_500, 5_000, side, Kind.COPY_H2D, "pinned", batch=1, nbytes=8, pinned=True)
+    builder.span(4_000, 4_500, stream, Kind.COMPUTE, "first", batch=0)
+    builder.span(5_000, 5_500, stream, Kind.COMPUTE, "second", batch=1)
+    builder.span(4_000, 4_500, main, Kind.WAIT, "synchronize", cause=Cause.SYNCHRONIZE)
+    builder.span(5_500, 8_500, main, Kind.WAIT, "data", cause=Cause.DATA)
+    for number, start in enumerate((1_000, 5_000)):
+        builder.span(start, start + 4_000, main, Kind.RANGE, f"batch {number}: 8 samples", batch=number)
+    timeline = builder.build().self_check()
+    finding = Finding("a-kind", "", "", NO_GAIN, subject=subject)
+    head, body = timeline.view(advice=Advice([finding], "", (1_000, 9_000))).packed()
+    (told,), columns = head["parts"][0]["findings"], unpack(head, body)
+    assert {head["names"][columns["name"][bar]] for bar in told["bars"]} == names
+    assert told["window"] == (window and list(window))

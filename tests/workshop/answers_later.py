@@ -259,7 +259,7 @@ def by_advice(timeline):
         "hidden-sync": "pageable copy",
         "copy-not-hidden": "one stream",
     }
-    return names.get(lv.advise(timeline)[0].rule, "nothing")
+    return names.get(lv.advise(timeline)[0].kind, "nothing")
 
 
 def by_columns(timeline):

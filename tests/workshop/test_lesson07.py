@@ -12,7 +12,7 @@ from loaderviz.workshop import lesson07
 from .answers_later import MISTAKES, brute_force, merge_and_intersect
 
 MAKERS = [lesson07.one_after_the_other, lesson07.beside_kernels, lesson07.two_at_once]
-RULES = {
+KINDS = {
     "data": {"waiting-for-data"},
     "pageable copy": {"pageable-copy", "hidden-sync"},
     "one stream": {"copy-not-hidden"},
@@ -66,7 +66,7 @@ def test_each_training_has_its_cause_with_a_margin_and_the_advice_sees_no_other(
         share = lv.summarize(timeline).compute_share
         assert share > 0.98 if cause == "nothing" else share < 0.83, seed  # queued kernels have gaps
         (finding,) = lv.advise(timeline)
-        assert finding.rule in RULES[cause], (seed, finding)
+        assert finding.kind in KINDS[cause], (seed, finding)
         assert cause == "nothing" or finding.expected_gain.share > 0.15, (seed, finding)
 
 
@@ -86,13 +86,13 @@ def test_each_cause_comes_as_often_in_another_order():
 
     def spy(timeline):
         orders[-1].append(timeline)
-        rule = lv.advise(timeline)[0].rule
-        return next(cause for cause, rules in RULES.items() if rule in rules)
+        kind = lv.advise(timeline)[0].kind
+        return next(cause for cause, kinds in KINDS.items() if kind in kinds)
 
     for _ in range(5):
         orders.append([])
         outcome = lesson07.find_cause.check(spy)
         assert outcome.passed, outcome
-    causes = [[lv.advise(timeline)[0].rule for timeline in order] for order in orders]
+    causes = [[lv.advise(timeline)[0].kind for timeline in order] for order in orders]
     assert all(len(order) == 8 for order in orders)
     assert len({tuple(order) for order in causes}) > 1
