@@ -114,7 +114,7 @@ def find(download: Download = "auto") -> DigitSource:
 
 @functools.cache  # once per process, so that train and test digits belong together
 def _stored(data: str, cache: Path) -> DigitSource:
-    given = Path(data).expanduser()
+    given = Path(os.path.expanduser(data))  # Path's own refuses an unknown "~user"
     if data and not _lacking(given):
         return DigitSource(given)
     if not _lacking(cache):

@@ -140,6 +140,11 @@ def test_loaderviz_data_is_used_if_it_has_both_splits(tmp_path, put, monkeypatch
     assert capsys.readouterr().out == "", "the real MNIST needs no announcement"
 
 
+def test_a_home_that_nobody_has_is_a_folder_without_mnist(monkeypatch):
+    monkeypatch.setenv("LOADERVIZ_DATA", "~nobody-of-this-name/data")
+    assert "~nobody-of-this-name/data lacks" in str(mnist.find(download=False))
+
+
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("name", [IMAGES, LABELS])
 @pytest.mark.parametrize(

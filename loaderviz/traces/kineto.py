@@ -261,25 +261,27 @@ class EventTable:
 def _number(value: Any) -> int:
     """Return a whole number; what is none, or too large, becomes -1. Text is read: ROCm writes `"size": "2560"`."""
     try:
-        number = value if type(value) is int else int(value, 0) if "x" in value else int(Decimal(value))
+        if type(value) is not int:
+            value = int(value, 0) if "x" in value else Decimal(value)
+        return int(value) if -(2**62) < value < 2**62 else -1  # to make "1e999999" an int takes minutes
     except (TypeError, ValueError, ArithmeticError):
         return -1
-    return number if -(2**62) < number < 2**62 else -1
 
 
 def _nanoseconds(value: Any) -> int:
     """Return a time given in µs as whole ns, with all its digits; raise an error for what is none."""
+    time: int | Decimal
     if type(value) is int:
         time = value * 1000
     elif type(value) is str:
         whole, _, rest = value.partition(".")
         quick = len(rest) <= 3 and whole and (whole + rest).isdecimal()
-        time = int(f"{whole}{rest:0<3}") if quick else round(Decimal(value) * 1000)
+        time = int(f"{whole}{rest:0<3}") if quick else Decimal(value) * 1000
     else:
         raise TypeError(f"{value!r} is no time")
-    if abs(time) > _LONGEST_TIME:
+    if not -_LONGEST_TIME <= time <= _LONGEST_TIME:
         raise ValueError(f"{value!r} µs is out of range")
-    return time
+    return round(time)  # not before: to make "1e999999" an int takes minutes
 
 
 # The prefilter: by how their texts begin. Whatever does not look exactly as expected is kept, and read with all care.

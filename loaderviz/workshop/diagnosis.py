@@ -1,6 +1,6 @@
 """Why a learner's run is slow or wrong, as a fact of its own timeline and the rule behind it: (fact, rule).
 
-Which copy is exposed, in which stretch the GPU is idle, what the host waits for: `loaderviz.advice.evidence` has the
+Which copy is exposed, in which stretch the GPU is idle, what the host waits for: `loaderviz.analysis.evidence` has the
 masks, here one span is chosen and told. Times are µs from the start of the measured window, as in the picture.
 """
 

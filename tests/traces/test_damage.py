@@ -123,6 +123,14 @@ def test_broken_gpu_events(tmp_path):
     assert sorted(row.name[:6] for row in timeline.rows()) == ["Memcpy", "a", "b", "c", "d", "e", "f", "g", "h"]
 
 
+@pytest.mark.timeout(20)  # as an int such a number has a million digits: minutes for each
+def test_numbers_that_nobody_can_write_out_cost_no_time(tmp_path):
+    text = styled(trace(*loop(), op("far", 1234.5, 5), work("near", BASE + 90, 5, 6789.5)), "kineto")
+    timeline = read(write(tmp_path, text.replace("1234.5", "1e999990").replace("6789.5", "1e999999999")))
+    assert [row.correlation for row in timeline.rows() if row.name in ("far", "near")] == [-1]
+    assert "1 event lost" in notes(timeline)
+
+
 def test_events_out_of_range(tmp_path):
     """An event at 0, as broken clocks give, must not make a timeline of fifty years."""
     timeline = read_events(tmp_path, *loop(), op("zero", 0, 5), op("late", BASE + 10**12, 5), op("long", BASE, 10**14))
