@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 from loaderviz.errors import LoadervizError
 
@@ -29,6 +29,10 @@ class UnknownHardwareError(LoadervizError, ValueError):
     """No such preset."""
 
 
+class HardwareError(LoadervizError, ValueError):
+    """A machine with a number that none can have."""
+
+
 def ceil_div(a: int, b: int) -> int:
     """Divide whole numbers and round up, so that no work takes less time than it needs."""
     return -(-a // b)
@@ -38,6 +42,15 @@ class Hardware:
     """What `Gpu` and `Host` have in common: a source for each number, and presets."""
 
     sources: dict[str, str]
+    divisors: ClassVar[tuple[str, ...]]  # what something is divided by
+
+    def __post_init__(self) -> None:
+        """Raise `HardwareError` for a number that no machine has."""
+        for entry in fields(cast(Any, self)):
+            value = getattr(self, entry.name)
+            if isinstance(value, int) and (value < 0 or (value == 0 and entry.name in self.divisors)):
+                least = "above 0" if entry.name in self.divisors else "0 or more"
+                raise HardwareError(f"{type(self).__name__}({entry.name}={value}): give a number {least}")
 
     def source(self, name: str) -> str:
         """Return where the number `name` comes from, or "assumed"."""
@@ -87,6 +100,8 @@ Kernels = Mapping[str, Kernel]
 @dataclass(frozen=True)
 class Gpu(Hardware):
     """What the device can do. Rates in bytes/s or FLOP/s, times in ns, memory in bytes, factors in thousandths."""
+
+    divisors = ("h2d", "d2h", "pageable", "memory_bandwidth", "sms", "bidirectional", "threads_per_sm")
 
     name: str
     h2d: int  # pinned host -> device
@@ -148,6 +163,8 @@ class Host(Hardware):
 
     What has a default costs nothing where it is not given, so that a `Host` of one's own has simple sums.
     """
+
+    divisors = ("memory_bandwidth",)
 
     name: str
     dispatch: int  # one operator through PyTorch, without its CUDA calls

@@ -80,9 +80,7 @@ def kernel_times(gpu: Gpu, call: Call) -> Times:
         return _gemm(gpu, call)
     if kind == "convolution":
         return _convolution(gpu, call)
-    main: int = (
-        _attention(gpu, call) if kind == "attention" else memory_time(gpu, access(kind, call), moved(kind, call))
-    )
+    main: int = _attention(gpu, call) if kind == "attention" else memory_time(gpu, access(kind, call), moved(call))
     return (main, *(gpu.kernels["elementwise"].floor,) * BESIDE.get(call.op, 0))
 
 
@@ -115,15 +113,15 @@ def sm_share(gpu: Gpu, elements: int) -> int:
     return min(FULL, max(1, ceil_div(elements * FULL, gpu.sms * gpu.threads_per_sm)))
 
 
-def traffic(gpu: Gpu, call: Call, time: int) -> int:
-    """Return what part of the memory bandwidth [thousandths] an operator takes that is over in `time` ns (R49)."""
-    return min(FULL, moved(_class_of(call.op), call) * SECOND * FULL // (max(1, time) * gpu.memory_bandwidth))
+def memory_share(gpu: Gpu, nbytes: int, time: int) -> int:
+    """Return what part of the memory bandwidth [thousandths] is taken by who moves so many bytes in `time` ns (R49)."""
+    return min(FULL, nbytes * SECOND * FULL // (max(1, time) * gpu.memory_bandwidth))
 
 
-def moved(kind: str, call: Call) -> int:
+def moved(call: Call) -> int:
     """Return the bytes that an operator reads and writes; a gather reads as much of its source as it hands out."""
     written = sum(array.nbytes for array in call.writes)
-    if kind == "gather" and call.reads:
+    if _class_of(call.op) == "gather" and call.reads:
         return 2 * written + sum(array.nbytes for array in call.reads[1:])
     return written + sum(array.nbytes for array in call.reads)
 
@@ -182,12 +180,12 @@ def _gemm(gpu: Gpu, call: Call) -> Times:
     """A product in waves of tiles, split along k where that is faster; vectors and odd rows by what they read."""
     kind, (batch, m, n, k) = _gemm_class(call), _sides(call)
     if kind == "gemv":
-        return (memory_time(gpu, kind, moved("gemm", call)),)
+        return (memory_time(gpu, kind, moved(call)),)
     kernel = gpu.kernels[kind]
     rate = gpu.memory_bandwidth * kernel.bandwidth // FULL
     if kind.endswith("_align1"):  # word by word
         rate = min(rate, gpu.word_rate * gpu.sms)
-    memory = ceil_div(moved("gemm", call) * SECOND, rate)
+    memory = ceil_div(moved(call) * SECOND, rate)
     peak, result = getattr(gpu, call.precision) * kernel.peak // FULL, m * n * itemsize(call.reads[-1].dtype)
     best: Times = ()
     for math, parts in tiled((batch, m, n, k), gpu.sms, gpu.tiles, peak, call.precision in ALIGNED):
@@ -243,7 +241,7 @@ def _attention(gpu: Gpu, call: Call) -> int:
     work = waves * 4 * QUERIES * ceil_div(keys, QUERIES) * QUERIES * depth * gpu.sms
     kernel = gpu.kernels["attention"]
     math = ceil_div(work * (5 if backward else 2) * SECOND * FULL, 2 * getattr(gpu, call.precision) * kernel.peak)
-    return kernel.floor + max(math, memory_time(gpu, "attention", moved("attention", call)) - kernel.floor)
+    return kernel.floor + max(math, memory_time(gpu, "attention", moved(call)) - kernel.floor)
 
 
 # Convolutions

@@ -17,12 +17,12 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from loaderviz.emulator.device import COMPUTE, D2H, H2D, NONE, Command, Device, Engine, Stream
-from loaderviz.emulator.hardware import FULL, SECOND, Gpu, Host
+from loaderviz.emulator.hardware import FULL, Gpu, Host
 from loaderviz.emulator.hazards import stream_words
 from loaderviz.emulator.hazards.happens_before import HOST, Clock, HappensBefore, Place
 from loaderviz.emulator.hazards.races import Races
 from loaderviz.emulator.host import Shared
-from loaderviz.emulator.kernels import memory_time
+from loaderviz.emulator.kernels import memory_share, memory_time
 from loaderviz.errors import LoadervizError
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
 
@@ -394,8 +394,8 @@ class Runtime:
             kind, rate = Kind.COPY_D2H, gpu.d2h if pinned else gpu.pageable
             name = f"Memcpy DtoH (Device -> {memory})"
         work = gpu.copy_time(nbytes, rate, down=direction == "d2h") + beside
-        traffic = nbytes * SECOND * FULL // (max(1, work) * gpu.memory_bandwidth)
-        return self._put(stream, name, kind, engine, work, nbytes, traffic=traffic, pinned=pinned)
+        part = memory_share(gpu, nbytes, work)
+        return self._put(stream, name, kind, engine, work, nbytes, traffic=part, pinned=pinned)
 
     def launch_graph(self, nodes: Iterable[GraphNode], stream: Stream | None = None) -> list[Command]:
         """`cudaGraphLaunch`: one call for all nodes, which then run in this order.

@@ -217,7 +217,7 @@ class Naive:
         kind, engine = (Kind.COPY_H2D, "up") if direction == "h2d" else (Kind.COPY_D2H, "down")
         if gpu.async_engines == 1:
             engine = "up"
-        traffic = nbytes * 10**12 // (max(1, work) * gpu.memory_bandwidth)
+        traffic = min(1000, nbytes * 10**12 // (max(1, work) * gpu.memory_bandwidth))
         job = self.put(
             lane, kind, name, work, self.now + gpu.launch_latency, engine=engine, pinned=pinned, traffic=traffic
         )

@@ -15,6 +15,7 @@ from loaderviz.emulator.hardware import (
     HOST_SOURCES,
     HOSTS,
     KERNELS,
+    HardwareError,
     UnknownHardwareError,
     ceil_div,
     numbers,
@@ -144,3 +145,17 @@ def test_host_costs():
 @given(st.integers(0, 10**18), st.integers(1, 10**12))
 def test_times_are_rounded_up(a, b):
     assert (ceil_div(a, b) - 1) * b < a <= ceil_div(a, b) * b
+
+
+@pytest.mark.parametrize("name", ["h2d", "pageable", "memory_bandwidth", "sms", "bidirectional"])
+@pytest.mark.parametrize("value", [0, -5])
+def test_a_gpu_that_cannot_be(name, value):
+    with pytest.raises(HardwareError, match=rf"Gpu\({name}={value}\): give a number above 0"):
+        replace(Gpu.preset("t4"), **{name: value})
+
+
+def test_a_host_that_cannot_be():
+    with pytest.raises(HardwareError, match=r"Host\(launch=-1\): give a number 0 or more"):
+        replace(Host.preset("laptop"), launch=-1)
+    with pytest.raises(HardwareError, match=r"Host\(memory_bandwidth=0\): give a number above 0"):
+        replace(Host.preset("laptop"), memory_bandwidth=0)

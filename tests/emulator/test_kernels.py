@@ -15,10 +15,11 @@ from loaderviz.emulator.kernels import (
     access,
     dense_stride,
     kernel_times,
+    memory_share,
     memory_time,
+    moved,
     row_of,
     sm_share,
-    traffic,
 )
 
 FLOOR = 100
@@ -63,10 +64,11 @@ def test_the_share_of_the_gpu_grows_with_the_elements(gpu):
 @pytest.mark.parametrize("op", ["add", "mm", "_foreach_add_"])
 def test_what_part_of_the_memory_bandwidth_an_operator_takes(gpu, op):
     large, small = (call(op, *[array(n, n)] * 2, writes=[array(n, n)]) for n in (4096, 1))
-    bytes_a_second = 3 * 4 * 4096**2 / sum(kernel_times(gpu, large)) * 1e9
-    assert traffic(gpu, large, sum(kernel_times(gpu, large))) == int(bytes_a_second / gpu.memory_bandwidth * 1000)
-    assert traffic(gpu, small, sum(kernel_times(gpu, small))) == 0 == traffic(gpu, call(op), 0)
-    assert traffic(gpu, large, 1) == 1000  # never more than there is
+    took = sum(kernel_times(gpu, large))
+    exact = 3 * 4 * 4096**2 / took * 1e9 / gpu.memory_bandwidth * 1000
+    assert memory_share(gpu, moved(large), took) == int(exact)
+    assert memory_share(gpu, moved(small), sum(kernel_times(gpu, small))) == 0 == memory_share(gpu, 0, 0)
+    assert memory_share(gpu, moved(large), 1) == 1000  # never more than there is
 
 
 BATCH, ROW, PLANES = array(64, 100), array(100), array(8, 3, 9, 9)
@@ -131,13 +133,13 @@ def test_a_small_product_is_split_along_k():
 def test_rows_that_are_not_16_byte_aligned_are_read_word_by_word():
     gpu, m, n, k = replace(ROUND, word_rate=10**8, tf32=10**15), 2048, 4096, 20  # 100 multiprocessors: 10 GB/s
     wide, odd = array(m, k), Array((m, k), "float32", (k + 1, 1))
-    moved = 4 * (m * k + k * n + m * n)
+    nbytes = 4 * (m * k + k * n + m * n)
 
     def time(first):
         operation = call("mm", first, array(k, n), writes=[array(m, n)], precision="tf32")
         return kernel_times(gpu, operation)[0]
 
-    assert FLOOR + moved // 10 <= time(odd) < 1.01 * (FLOOR + moved // 10)
+    assert FLOOR + nbytes // 10 <= time(odd) < 1.01 * (FLOOR + nbytes // 10)
     assert time(wide) < time(odd) / 100
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaderviz.emulator.device import Stream
-from loaderviz.emulator.kernels import memory_time, sm_share
+from loaderviz.emulator.kernels import memory_share, memory_time, sm_share
 from loaderviz.emulator.torch.tensors import ATTRIBUTE, Arrival, HostTag, Tag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
@@ -191,8 +191,10 @@ def _by_kernel(
         session.deferred.deliver(each, session.stream)
     start = runtime.now
     runtime.now += runtime.host.dispatch
-    duration = memory_time(runtime.gpu, "elementwise", source.nbytes + target.nbytes)
-    command = runtime.launch(duration, session.stream, name="copy_", share=sm_share(runtime.gpu, target.numel()))
+    nbytes = source.nbytes + target.nbytes
+    duration = memory_time(runtime.gpu, "elementwise", nbytes)
+    share, part = sm_share(runtime.gpu, target.numel()), memory_share(runtime.gpu, nbytes, duration)
+    command = runtime.launch(duration, session.stream, "copy_", share, part)
     runtime.note(start, "aten::copy_")
     if session.recorder and command.number < 0:  # captured
         session.recorder.keep([target])

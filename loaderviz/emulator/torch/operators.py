@@ -19,7 +19,18 @@ from torch.utils.flop_counter import flop_registry
 
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import Gpu
-from loaderviz.emulator.kernels import CLASS, PRODUCTS, Array, Call, Precision, Times, kernel_times, sm_share, traffic
+from loaderviz.emulator.kernels import (
+    CLASS,
+    PRODUCTS,
+    Array,
+    Call,
+    Precision,
+    Times,
+    kernel_times,
+    memory_share,
+    moved,
+    sm_share,
+)
 from loaderviz.emulator.torch import copies
 from loaderviz.emulator.torch.session import Session
 from loaderviz.emulator.torch.tensors import (
@@ -553,7 +564,7 @@ class KernelCosts:
         call = Call(operator.base, list(map(_array, reads)), list(map(_array, writes)), precision, transposed)
         elements = max((it.numel() for it in outputs or writes or tensors), default=1) or 1
         times = kernel_times(self._gpu, call)
-        return times, sm_share(self._gpu, elements), traffic(self._gpu, call, sum(times))
+        return times, sm_share(self._gpu, elements), memory_share(self._gpu, moved(call), sum(times))
 
     def _precision(self, operator: Operator, tensors: Tensors) -> Precision:
         """Return in what precision the GPU would compute a product of these tensors."""

@@ -15,8 +15,10 @@ from loaderviz.imports import import_torchvision
 from loaderviz.timeline import Kind
 from loaderviz.workshop import articles
 
-FREE = Host("free", **{entry.name: 0 for entry in fields(Host) if entry.name not in ("name", "sources")})
-FREE = replace(FREE, memory_bandwidth=10**15)
+FREE = Host(
+    "free",
+    **dict.fromkeys({entry.name for entry in fields(Host)} - {"name", "sources"}, 0) | {"memory_bandwidth": 10**15},
+)
 PRICES = {"dispatch": 10**3, "python": 10**5, "module": 10**7, "composite": 10**9, "node": 10**11}
 PRICED = replace(FREE, **PRICES)
 
