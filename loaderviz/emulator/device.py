@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from heapq import heappop, heappush
 
-from loaderviz.emulator.hardware import FULL, Gpu, ceil_div
+from loaderviz.emulator.hardware import FULL, Gpu, HardwareError, ceil_div
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
 
@@ -102,6 +102,10 @@ class Device:
             raise NotModelledError(
                 f"{gpu.name} with async_engines={gpu.async_engines}: a GPU that cannot copy while it computes is not "
                 "modelled; give it at least one copy engine"
+            )
+        if not all((gpu.h2d, gpu.d2h, gpu.pageable)):
+            raise HardwareError(
+                f"{gpu.name} with h2d={gpu.h2d}, d2h={gpu.d2h}, pageable={gpu.pageable}: give bytes a second"
             )
         self.gpu = gpu
         self.clock = 0  # everything up to here has been worked out

@@ -101,10 +101,10 @@ Kernels = Mapping[str, Kernel]
 class Gpu(Hardware):
     """What the device can do. Rates in bytes/s or FLOP/s, times in ns, memory in bytes, factors in thousandths."""
 
-    divisors = ("h2d", "d2h", "pageable", "memory_bandwidth", "sms", "bidirectional", "threads_per_sm")
+    divisors = ("memory_bandwidth", "sms", "bidirectional", "threads_per_sm")
 
     name: str
-    h2d: int  # pinned host -> device
+    h2d: int  # pinned host -> device; a rate of the link is 0 where a timeline does not tell it
     d2h: int  # device -> pinned host
     pageable: int  # either way through the staging buffer
     memory_bandwidth: int

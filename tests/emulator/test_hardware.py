@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderviz.emulator import Gpu, Host
+from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.hardware import (
     ASSUMED,
     GPU_SOURCES,
@@ -147,11 +147,20 @@ def test_times_are_rounded_up(a, b):
     assert (ceil_div(a, b) - 1) * b < a <= ceil_div(a, b) * b
 
 
-@pytest.mark.parametrize("name", ["h2d", "pageable", "memory_bandwidth", "sms", "bidirectional"])
+@pytest.mark.parametrize("name", ["memory_bandwidth", "sms", "bidirectional"])
 @pytest.mark.parametrize("value", [0, -5])
 def test_a_gpu_that_cannot_be(name, value):
     with pytest.raises(HardwareError, match=rf"Gpu\({name}={value}\): give a number above 0"):
         replace(Gpu.preset("t4"), **{name: value})
+
+
+@pytest.mark.parametrize("name", ["h2d", "d2h", "pageable"])
+def test_a_link_without_a_rate_copies_nothing(name):
+    with pytest.raises(HardwareError, match=rf"Gpu\({name}=-1\): give a number 0 or more"):
+        replace(Gpu.preset("t4"), **{name: -1})
+    unknown = replace(Gpu.preset("t4"), **{name: 0})  # as what_if has it of a timeline that does not tell
+    with pytest.raises(HardwareError, match=f"{name}=0.*give bytes a second"):
+        Runtime(unknown)
 
 
 def test_a_host_that_cannot_be():
