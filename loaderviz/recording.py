@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from loaderviz.emulator.torch import EmulatedCuda
+    from loaderviz.emulator.torch.check import Check
     from loaderviz.traces.live import RealRun
 
 DEFAULT_GPU = "a100"
@@ -30,6 +31,10 @@ DEFAULT_GPU = "a100"
 
 class NotRecordedError(LoadervizError, RuntimeError):
     """The timeline was asked for before the recording was over."""
+
+
+class CheckWarning(UserWarning):
+    """The emulated run differs from the CPU's, or from what PyTorch says of a real GPU."""
 
 
 class RecordOptionError(LoadervizError, ValueError):
@@ -102,6 +107,9 @@ class Recording:
         finally:
             self._run.leave()
             Recording._running, self._over = None, True
+        check = getattr(self._run, "check", None)
+        if check is not None and check.differences:
+            warnings.warn(f"record(check=True): {check}", CheckWarning, stacklevel=3)
         if self.warn and self.hazards and kind is None:
             count = len(self.hazards)
             warnings.warn(
@@ -167,6 +175,15 @@ class Recording:
         return self._ended().lints
 
     @property
+    def check(self) -> Check | None:
+        """Where the emulated run differs from the CPU and from PyTorch; None without `record(check=True)`.
+
+        Raises `NotRecordedError` inside the block.
+        """
+        run = self._ended()
+        return run.check if isinstance(run, EmulatedRun) else None
+
+    @property
     def unpriced(self) -> dict[str, float]:
         """Seconds of this machine's processor that the program took and that a named host does not price, by place.
 
@@ -197,6 +214,7 @@ class EmulatedRun:
         self.timeline: Timeline | None = None
         self.hazards, self.lints = Hazards(), Lints()
         self.unpriced: dict[str, float] = {}
+        self.check: Check | None = None
 
     def __enter__(self) -> None:
         self._emulated.__enter__()
@@ -207,6 +225,7 @@ class EmulatedRun:
         finally:
             emulated, session = self._emulated, self._emulated.session
             self.hazards, self.lints = emulated.hazards, emulated.lints
+            self.check = emulated.checker.report if emulated.checker else None
             self.unpriced = {place: took / 10**9 for place, took in session.unpriced.items()}
             whole, batches = emulated.timeline, session.batches
             if whole and batches.by_optimizer and not self._by_call:
@@ -230,6 +249,7 @@ def record(
     hazards: Literal["warn", "raise", "off"] = "warn",
     wait: int = 0,
     steps: int | None = None,
+    check: bool = False,
 ) -> Recording:
     """Record the PyTorch code in the `with` block; `recording.timeline` is what happened.
 
@@ -263,6 +283,11 @@ def record(
     (`HazardWarning`), "raise" stops at the racing call (`RaceError`), "off" does not look for them. A real run cannot
     show races: there `recording.hazards` raises an error that says so.
 
+    `check=True` is for who doubts the emulator: the first calls of torch from each line are made again on the CPU, each
+    outermost module is run again from a copy, and PyTorch is asked of what kind and on which device each result would
+    be on a real GPU. `recording.check` has the differences; the first is warned of at the end (`CheckWarning`). It costs
+    memory for a copy of the model, and the first step takes several times as long.
+
     Raises `UnknownHardwareError` for a name that is no preset, `RecordOptionError` for another option that means
     nothing, LoadervizError for "cuda" without a GPU, `NestedRecordingError` inside another recording, and
     `NotModelledError` inside the block for a call that the emulated GPU does not model; one that was raised in another
@@ -283,10 +308,16 @@ def record(
                 f"record(on={on!r}, hazards='raise') cannot be done: a real run does not show its races. Emulate a "
                 "GPU, such as on='a100', or leave hazards out"
             )
+        if check:
+            raise RecordOptionError(
+                f"record(on={on!r}, check=True) cannot be done: a real run is not emulated, so there is nothing to be "
+                "compared. Emulate a GPU, such as on='a100', or leave check out"
+            )
         from loaderviz.traces.live import RealRun  # torch is imported when it is needed
 
         return Recording(RealRun(cuda=place == "cuda", wait=wait, steps=steps))
-    return Recording(_emulated(on, host, copies, hazards, wait, steps), warn=hazards == "warn")
+    emulated = _emulated(on, host, copies=copies, hazards=hazards, check=check)
+    return Recording(EmulatedRun(emulated, wait, steps), warn=hazards == "warn")
 
 
 def _real(on: str | Gpu) -> str:
@@ -307,15 +338,14 @@ def _real(on: str | Gpu) -> str:
     return ""
 
 
-def _emulated(on: str | Gpu, host: str | Host, copies: Any, hazards: Any, wait: int, steps: int | None) -> EmulatedRun:
+def _emulated(on: str | Gpu, host: str | Host, **options: Any) -> EmulatedCuda:
     measured = host == "auto"
     machine = host if isinstance(host, Host) else Host.preset("laptop" if measured else host)
     gpu = on if isinstance(on, Gpu) else Gpu.preset(DEFAULT_GPU if on == "auto" else on)
     from loaderviz.emulator.torch import EmulatedCuda  # torch is imported when it is needed
 
     EmulatedCuda.refuse_nesting()
-    emulated = EmulatedCuda(gpu, machine, measured=measured, copies=copies, hazards=hazards)
-    return EmulatedRun(emulated, wait, steps)
+    return EmulatedCuda(gpu, machine, measured=measured, **options)
 
 
 def _count(name: str, value: Any, least: int) -> int:

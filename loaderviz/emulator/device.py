@@ -119,6 +119,11 @@ class Device:
         self._copied = 0  # their traffic, in thousandths of the memory bandwidth
         self._copy_queue: dict[Engine, deque[Command]] = {H2D: deque(), D2H: deque()}
 
+    @property
+    def submitted(self) -> int:
+        """How many commands there were."""
+        return self._count
+
     def submit(self, command: Command) -> None:
         """Put a command at the end of its stream; it starts when its turn, its deps and its engine allow."""
         stream = command.stream

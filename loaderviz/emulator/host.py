@@ -183,15 +183,28 @@ class LoaderSchedule:
         self._fetched, self._took = 0, 0  # how many, and how long the last one took
         runtime.shared.busy_workers = self.busy_workers
 
+    def free_at(self, worker: int) -> int:
+        """Return when a worker has done what it was last asked for."""
+        return self._free[worker]
+
     def fetch(
-        self, batch: int, worker: int, took: int, nbytes: int, source: str = "", slept: int = 0, files: Reads = ()
+        self,
+        batch: int,
+        worker: int,
+        took: int,
+        nbytes: int,
+        source: str = "",
+        slept: int = 0,
+        files: Reads = (),
+        order: int | None = None,
     ) -> int:
         """A worker fetches a batch of `nbytes` bytes; return when it is there.
 
         It takes a core for `took` ns, and none for `slept` ns and while it reads `files`. The span begins with that,
-        not with the wait for a core.
+        not with the wait for a core. `order` is the number of the order for it, if they come back in another one.
         """
-        start, shared = max(self.ordered[batch - self.first], self._free[worker]), self.runtime.shared
+        ordered = self.ordered[batch - self.first if order is None else order]
+        start, shared = max(ordered, self._free[worker]), self.runtime.shared
         begun = shared.read(start, files) + slept
         first, ready = shared.compute(begun, took, self.runtime.now)
         self._free[worker], self._fetched, self._took = ready, self._fetched + 1, ready - start

@@ -129,7 +129,7 @@ def moved(call: Call) -> int:
 def access(kind: str, call: Call) -> str:
     """Return the class by the way in which the arrays are read: in order, broadcast or strided, transposed."""
     if kind == "copy":
-        source, target = call.reads[-1], call.writes[0]
+        source, target = (*call.writes, *call.reads)[-1], call.writes[0]  # a copy onto itself reads what it writes
         if source.order is None or source.order != target.order:
             return "strided"
         return "memcpy" if source.dtype == target.dtype else "elementwise"

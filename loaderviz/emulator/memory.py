@@ -12,8 +12,9 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.runtime import Event, Runtime
@@ -53,26 +54,78 @@ class OutOfMemory(LoadervizError, MemoryError):
         )
 
 
-@dataclass
-class Statistics:
-    """Bytes and counts of a pool, as `torch.cuda.memory_stats` has them. A `PinnedPool` gives nothing back.
+TAKEN, LET_GO, RELEASED, GROWN, GIVEN_BACK, SPLIT = range(6)  # what happens to memory
+ONE, SIZE, REQUESTED = range(3)  # what of it is counted
+EFFECTS: dict[str, dict[int, tuple[int, int]]] = {  # figure of torch.cuda.memory_stats -> event: sign, what is counted
+    "allocation": {TAKEN: (1, ONE), LET_GO: (-1, ONE)},
+    "allocated_bytes": {TAKEN: (1, SIZE), LET_GO: (-1, SIZE)},
+    "active": {TAKEN: (1, ONE), RELEASED: (-1, ONE)},
+    "active_bytes": {TAKEN: (1, SIZE), RELEASED: (-1, SIZE)},
+    "requested_bytes": {TAKEN: (1, REQUESTED), RELEASED: (-1, REQUESTED)},
+    "segment": {GROWN: (1, ONE), GIVEN_BACK: (-1, ONE)},
+    "reserved_bytes": {GROWN: (1, SIZE), GIVEN_BACK: (-1, SIZE)},
+    "inactive_split": {SPLIT: (1, REQUESTED)},  # an event has the change of their number there
+    "inactive_split_bytes": {SPLIT: (1, SIZE)},
+}
+POOLS = ("all", "small_pool", "large_pool")
+MOST_EVENTS = 2**18  # numbers that wait to be added up
 
-    `allocated` is in use by the program, `active` also waits for recorded streams, `reserved` was taken from CUDA.
+
+class Figure(NamedTuple):
+    """A figure of a pool: what it is now, its peak, and all that was ever added and taken away."""
+
+    current: int = 0
+    peak: int = 0
+    allocated: int = 0
+    freed: int = 0
+
+
+class Ledger:
+    """What happened to a pool's memory: noted as it happens, added up when somebody asks.
+
+    `events` has four numbers for each: the event, whether it is of the large pool, its size and what was requested
+    [bytes].
     """
 
-    allocated: int = 0
-    allocated_peak: int = 0
-    active: int = 0
-    active_peak: int = 0
-    reserved: int = 0
-    reserved_peak: int = 0
-    allocations: int = 0
-    frees: int = 0
-    segments: int = 0  # held now
-    mallocs: int = 0  # cudaMalloc calls that gave a segment; cudaHostAlloc calls
-    releases: int = 0  # cudaFree calls
-    retries: int = 0  # cudaMalloc calls that failed, so that the cache was given back
-    ooms: int = 0
+    def __init__(self) -> None:
+        self.events: list[int] = []
+        self._figures = {name: dict.fromkeys(POOLS, Figure()) for name in EFFECTS}
+
+    def figures(self) -> dict[str, dict[str, Figure]]:
+        """Return each figure of each pool, as `torch.cuda.memory_stats` names them."""
+        if self.events:
+            self.add_up()
+        return self._figures
+
+    def add_up(self) -> None:
+        """Add up the events since the last time."""
+        events = np.array(self.events, np.int64).reshape(-1, 4)
+        self.events.clear()
+        for figure, effects in EFFECTS.items():
+            rows = events[np.isin(events[:, 0], list(effects))]
+            if not len(rows):
+                continue
+            signs, counted = np.zeros((2, SPLIT + 1), np.int64)
+            for event, (sign, what) in effects.items():
+                signs[event], counted[event] = sign, what
+            amounts = np.column_stack([np.ones(len(rows), np.int64), rows[:, 2:]])
+            changes = signs[rows[:, 0]] * amounts[np.arange(len(rows)), counted[rows[:, 0]]]
+            for pool, of_pool in zip(POOLS, (slice(None), rows[:, 1] == 0, rows[:, 1] == 1), strict=True):
+                self._figures[figure][pool] = _added(self._figures[figure][pool], changes[of_pool])
+
+    def reset(self, *, peaks: bool) -> None:
+        """Let the peaks start anew from what is held now, or else all that was added up."""
+        for pools in self.figures().values():
+            for pool, now in pools.items():
+                pools[pool] = now._replace(peak=now.current) if peaks else now._replace(allocated=0, freed=0)
+
+
+def _added(before: Figure, changes: Any) -> Figure:
+    if not len(changes):
+        return before
+    course = before.current + np.cumsum(changes)
+    added, taken = int(changes[changes > 0].sum()), -int(changes[changes < 0].sum())
+    return Figure(int(course[-1]), max(before.peak, int(course.max())), before.allocated + added, before.freed + taken)
 
 
 class _Block:
@@ -129,7 +182,12 @@ class _Pool(ABC):
 
     def __init__(self, runtime: Runtime, first_address: int, *, waits_by_stream: bool) -> None:
         self.runtime = runtime
-        self.stats = Statistics()
+        self.ledger = Ledger()
+        self.reserved = 0  # bytes that were taken from CUDA
+        self.mallocs = 0  # cudaMalloc calls that gave a segment; cudaHostAlloc calls
+        self.releases = 0  # cudaFree calls
+        self.retries = 0  # cudaMalloc calls that failed, so that the cache was given back
+        self.ooms = 0
         self._next_address = first_address
         self._deferred: dict[int, deque[tuple[Event, Any]]] = {}  # freed too early, oldest first; by stream, or all
         self._by_stream = waits_by_stream
@@ -151,10 +209,11 @@ class _Pool(ABC):
         if not block.size:
             block.state = FREED
             return
-        runtime, stats = self.runtime, self.stats
+        runtime, events = self.runtime, self.ledger.events
         block.freed = runtime.now
-        stats.frees += 1
-        stats.allocated -= block.size
+        events += (LET_GO, block.size > SMALL, block.size, 0)
+        if len(events) > MOST_EVENTS:
+            self.ledger.add_up()
         if not block.streams:
             self._release(block)
             return
@@ -226,14 +285,7 @@ class DevicePool(_Pool):
         index = bisect_left(cache, (size,))
         region = cache.pop(index)[2] if index < len(cache) else self._grow(size, nbytes, stream, cache, adopts)
         block = self._cut(region, size, nbytes, SMALL + 1 if large else ROUND)
-        stats, size = self.stats, block.size
-        stats.allocations += 1
-        active = stats.active = stats.active + size
-        if active > stats.active_peak:
-            stats.active_peak = active
-        allocated = stats.allocated = stats.allocated + size
-        if allocated > stats.allocated_peak:
-            stats.allocated_peak = allocated
+        self.ledger.events += (TAKEN, large, block.size, nbytes)
         return block
 
     def record_stream(self, block: Block, stream: Stream) -> None:
@@ -248,7 +300,7 @@ class DevicePool(_Pool):
             for event, _ in queue:
                 self.runtime.synchronize(event, learn=False)  # whether it does is luck
         self._collect(asks=False)
-        before = self.stats.reserved
+        before = self.reserved
         for cache in self._free.values():
             for entry in [entry for entry in cache if not (entry[2]._before or entry[2]._after)]:
                 cache.remove(entry)
@@ -256,14 +308,14 @@ class DevicePool(_Pool):
                 self.runtime.free(entry[0])
                 if self.runtime.races:
                     self.runtime.races.memory.forget(entry[1], entry[1] + entry[0])
-                self.stats.reserved -= entry[0]
-                self.stats.segments -= 1
-                self.stats.releases += 1
-        return before - self.stats.reserved
+                self.ledger.events += (GIVEN_BACK, entry[0] > SMALL_SEGMENT, entry[0], 0)
+                self.reserved -= entry[0]
+                self.releases += 1
+        return before - self.reserved
 
     def mem_get_info(self) -> tuple[int, int]:
         """Return (free, total) bytes of the GPU, as `cudaMemGetInfo`: the cache and the context are not free."""
-        return self.capacity - self.stats.reserved, self.runtime.gpu.memory
+        return self.capacity - self.reserved, self.runtime.gpu.memory
 
     def cached(self) -> dict[int, int]:
         """Return the bytes that lie free in the pool of each stream, by its id; only that stream can have them."""
@@ -281,16 +333,12 @@ class DevicePool(_Pool):
                 following = following._after
             yield blocks
 
-    def reset_peak(self) -> None:
-        """Let the peaks start anew from what is held now."""
-        stats = self.stats
-        stats.allocated_peak, stats.active_peak, stats.reserved_peak = stats.allocated, stats.active, stats.reserved
-
     def _cut(self, region: Block, size: int, nbytes: int, least: int) -> Block:
         """Take a block from the front of a free region; the rest stays free if it has at least `least` bytes."""
         cache = region._cache
         block = Block(self, region.address, size, nbytes, region.stream, cache)
         rest, before = region.size - size, region._before
+        was_split, large = before is not None or region._after is not None, size > SMALL
         block._before = before
         if before:
             before._after = block
@@ -301,7 +349,10 @@ class DevicePool(_Pool):
             region.size = rest
             region._before, block._after = block, region
             insort(cache, (rest, region.address, region))
+            self.ledger.events += (SPLIT, large, -size, 0) if was_split else (SPLIT, large, rest, 1)
         else:
+            if was_split:
+                self.ledger.events += (SPLIT, large, -region.size, -1)
             block.size = region.size
             block._after = region._after
             if region._after:
@@ -310,21 +361,28 @@ class DevicePool(_Pool):
 
     def _release(self, block: Block) -> None:
         """Put a block back into its stream's cache, merged with free neighbours. The block itself stays as it was."""
-        self.stats.active -= block.size
+        large, merged, size = block.size > SMALL, 0, 0
+        self.ledger.events += (RELEASED, large, block.size, block.requested)
         block.state = FREED
         cache, before, after = block._cache, block._before, block._after
         region, start, end = None, block.address, block.address + block.size
         if before and before.state == FREE:
             region, start = before, before.address
+            merged, size = 1, before.size
             del cache[bisect_left(cache, (before.size, start))]
             before = before._before
         if after and after.state == FREE:
             region, end = region or after, after.end
+            merged, size = merged + 1, size + after.size
             del cache[bisect_left(cache, (after.size, after.address))]
             after = after._after
         region = region or Block(self, start, 0, 0, block.stream, cache, FREE)
         region.address, region.size = start, end - start
         region._before, region._after = before, after
+        if before or after:
+            self.ledger.events += (SPLIT, large, region.size - size, 1 - merged)
+        elif merged:
+            self.ledger.events += (SPLIT, large, -size, -merged)
         if before:
             before._after = region
         else:
@@ -336,23 +394,21 @@ class DevicePool(_Pool):
     def _grow(self, size: int, nbytes: int, stream: Stream, cache: Cache, adopts: bool) -> Block:
         """Ask CUDA for a segment that holds `size` bytes; if it has none, give the cache back and ask once more."""
         segment = segment_size(size)
-        stats = self.stats
-        if stats.reserved + segment > self.capacity:
+        if self.reserved + segment > self.capacity:
             self.runtime.malloc(segment)  # the call that fails (that it costs as much as one that does not: assumed)
-            stats.retries += 1
+            self.retries += 1
             self.empty_cache()
         if not adopts:
             self.runtime.malloc(segment)
-        if stats.reserved + segment > self.capacity:
-            stats.ooms += 1
+        if self.reserved + segment > self.capacity:
+            self.ooms += 1
             free, total = self.mem_get_info()
-            raise OutOfMemory(
-                self.runtime.gpu.name, nbytes, segment, total, free, stats.allocated, stats.reserved - stats.allocated
-            )
-        stats.mallocs += not adopts
-        stats.segments += 1
-        stats.reserved += segment
-        stats.reserved_peak = max(stats.reserved_peak, stats.reserved)
+            allocated = self.ledger.figures()["allocated_bytes"]["all"].current
+            name = self.runtime.gpu.name
+            raise OutOfMemory(name, nbytes, segment, total, free, allocated, self.reserved - allocated)
+        self.mallocs += not adopts
+        self.reserved += segment
+        self.ledger.events += (GROWN, size > SMALL, segment, 0)
         region = Block(self, self._next_address, segment, 0, stream, cache, FREE)
         self._next_address += segment
         return region
@@ -368,6 +424,7 @@ class PinnedPool(_Pool):
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime, FIRST_PINNED_ADDRESS, waits_by_stream=False)
         self._free: dict[int, list[tuple[int, int]]] = {}  # size -> (free since [ns], address)
+        self.locks: list[int] = []  # how long each page-locking took [ns]
 
     def allocate(self, nbytes: int) -> PinnedBlock:
         """Return a block of at least `nbytes` bytes. Cold it is page-locked first: slow, and it synchronises (R44).
@@ -378,7 +435,9 @@ class PinnedPool(_Pool):
             self._collect()
         block, is_new = self._take(nbytes)
         if is_new:
+            before = self.runtime.now
             self.runtime.page_lock(block.size)
+            self.locks.append(self.runtime.now - before)
         return block
 
     def allocate_at(self, nbytes: int, time: int) -> tuple[PinnedBlock, int]:
@@ -389,7 +448,9 @@ class PinnedPool(_Pool):
         if self._deferred and nbytes > 0:
             self._collect(asks=False)
         block, is_new = self._take(nbytes, time)
-        return block, self.runtime.host.page_lock_time(block.size) if is_new else 0
+        took = self.runtime.host.page_lock_time(block.size) if is_new else 0
+        self.locks += [took] * is_new
+        return block, took
 
     def _take(self, nbytes: int, time: int | None = None) -> tuple[PinnedBlock, bool]:
         """Return the block that was freed last (or first, but not after `time`), and whether it is a new one."""
@@ -405,10 +466,10 @@ class PinnedPool(_Pool):
         else:
             address = self._next_address
             self._next_address += max(size, PAGE)
-            self.stats.mallocs += 1
-            self.stats.reserved += size
-        self.stats.allocations += 1
-        self.stats.allocated += size
+            self.mallocs += 1
+            self.reserved += size
+            self.ledger.events += (GROWN, 0, size, 0)
+        self.ledger.events += (TAKEN, 0, size, nbytes)
         return PinnedBlock(self, address, size, nbytes), index < 0
 
     def use(self, block: PinnedBlock, stream: Stream) -> None:
@@ -419,6 +480,7 @@ class PinnedPool(_Pool):
 
     def _release(self, block: PinnedBlock) -> None:
         block.state = FREED
+        self.ledger.events += (RELEASED, 0, block.size, block.requested)
         self._free[block.size].append((block.freed, block.address))
 
 

@@ -23,6 +23,18 @@ def small_gpu(capacity):
     return replace(gpu, memory=gpu.context_memory + capacity)
 
 
+def stats_of(pool):
+    """What a pool holds and held."""
+    figures = {name: pools["all"] for name, pools in pool.ledger.figures().items()}
+    held, active, reserved = (figures[f"{name}_bytes"] for name in ("allocated", "active", "reserved"))
+    return SimpleNamespace(
+        allocated=held.current, allocated_peak=held.peak, active=active.current, active_peak=active.peak,
+        reserved=reserved.current, reserved_peak=reserved.peak, segments=figures["segment"].current,
+        allocations=figures["allocation"].allocated, frees=figures["allocation"].freed, mallocs=pool.mallocs,
+        releases=pool.releases, retries=pool.retries, ooms=pool.ooms,
+    )  # fmt: skip
+
+
 def names(runtime):
     """How often each CUDA call was made."""
     calls = [row.name for row in runtime.timeline().rows(Kind.API)]
@@ -192,7 +204,7 @@ def test_the_pool_agrees_with_a_naive_one(program, capacity):
         elif name == "empty_cache":
             pool.empty_cache()
             model.empty_cache()
-        stats = pool.stats
+        stats = stats_of(pool)
         assert stats.reserved == model.reserved() <= capacity
         assert (stats.mallocs, stats.releases) == (model.mallocs, model.frees)
         assert stats.active == model.active()
@@ -207,7 +219,7 @@ def test_the_pool_agrees_with_a_naive_one(program, capacity):
     for block, _ in live:
         pool.free(block)
     assert pool.empty_cache() == model.reserved()  # every segment is whole again, and CUDA has it back
-    stats = pool.stats
+    stats = stats_of(pool)
     assert (stats.allocated, stats.active, stats.reserved, stats.segments) == (0, 0, 0, 0)
     assert stats.allocations == stats.frees
     assert stats.mallocs == stats.releases
@@ -222,7 +234,11 @@ def test_what_was_there_before_costs_nothing_now(runtime):
     pool = DevicePool(runtime)
     block = pool.adopt(3 * 2**20, runtime.stream())
     assert runtime.now == 0 and names(runtime) == {}
-    assert (pool.stats.allocated, pool.stats.reserved, pool.stats.mallocs) == (block.size, segment_size(block.size), 0)
+    assert (stats_of(pool).allocated, stats_of(pool).reserved, stats_of(pool).mallocs) == (
+        block.size,
+        segment_size(block.size),
+        0,
+    )
     pool.free(block)
     assert pool.allocate(3 * 2**20, block.stream).address == block.address and runtime.now == 0
     with pytest.raises(ValueError, match=r"allocate\(-1\)"):
@@ -243,10 +259,10 @@ def test_one_allocation_brings_back_all_that_is_over(runtime):
     for block in blocks[2:]:
         pool.record_stream(block, runtime.default_stream)
         pool.free(block)
-    assert pool.stats.active == 4 * MIB
+    assert stats_of(pool).active == 4 * MIB
     start = runtime.now
     pool.allocate(512, side)
-    assert pool.stats.active == 2 * MIB + 512
+    assert stats_of(pool).active == 2 * MIB + 512
     assert runtime.now == start + 3 * runtime.host.query  # two that are over, one that is not
 
 
@@ -256,7 +272,7 @@ def test_a_zero_byte_block_costs_nothing(runtime, kind):
     block = pool.allocate(0)
     if kind is DevicePool:
         pool.record_stream(block, runtime.stream())
-    assert (block.size, block.requested, pool.stats.reserved, pool.stats.allocations) == (0, 0, 0, 0)
+    assert (block.size, block.requested, stats_of(pool).reserved, stats_of(pool).allocations) == (0, 0, 0, 0)
     pool.free(block)
     with pytest.raises(BlockError, match="freed already"):
         pool.free(block)
@@ -303,9 +319,9 @@ def test_out_of_memory_tells_all_numbers():
     for number in (error.total, 14 * MIB, 35 * MIB, 15 * MIB):
         assert binary(number) in text
     assert [binary(size) for size in (0, 1023, 1536)] == ["0 bytes", "1023 bytes", "1.50 KiB"]
-    assert (pool.stats.ooms, pool.stats.retries) == (1, 1)
+    assert (stats_of(pool).ooms, stats_of(pool).retries) == (1, 1)
     assert pool.allocate(15 * MIB).size == 15 * MIB  # what fits still fits: the rest of the 20 MiB segment
-    assert (pool.stats.reserved, pool.stats.allocated) == (50 * MIB, 50 * MIB)
+    assert (stats_of(pool).reserved, stats_of(pool).allocated) == (50 * MIB, 50 * MIB)
 
 
 def test_cached_blocks_are_given_back_before_memory_runs_out():
@@ -318,7 +334,7 @@ def test_cached_blocks_are_given_back_before_memory_runs_out():
     assert block.size == 50 * MIB
     assert kernel.end < runtime.now == kernel.end + 2 * runtime.gpu.malloc  # the failed one runs beside the kernel
     assert names(runtime) == {"cudaFree": 1, "cudaLaunchKernel": 1, "cudaMalloc": 3}
-    assert (pool.stats.retries, pool.stats.ooms, pool.stats.segments) == (1, 0, 1)
+    assert (stats_of(pool).retries, stats_of(pool).ooms, stats_of(pool).segments) == (1, 0, 1)
 
 
 def test_out_of_memory_waits_for_recorded_streams_first():
@@ -340,12 +356,16 @@ def test_peaks_start_anew():
     pool = DevicePool(runtime)
     pool.free(pool.allocate(40 * MIB))
     keep = pool.allocate(512)
-    assert (pool.stats.allocated_peak, pool.stats.reserved_peak) == (40 * MIB, 42 * MIB)
+    assert (stats_of(pool).allocated_peak, stats_of(pool).reserved_peak) == (40 * MIB, 42 * MIB)
     pool.empty_cache()
     pool.reset_peak()
-    assert (pool.stats.allocated_peak, pool.stats.active_peak, pool.stats.reserved_peak) == (512, 512, 2 * MIB)
+    assert (stats_of(pool).allocated_peak, stats_of(pool).active_peak, stats_of(pool).reserved_peak) == (
+        512,
+        512,
+        2 * MIB,
+    )
     pool.free(keep)
-    assert pool.stats.allocated_peak == 512
+    assert stats_of(pool).allocated_peak == 512
 
 
 # Pinned pool
@@ -370,13 +390,13 @@ def test_pinned_blocks_are_reused_only_when_their_copies_are_over(program):
     live, copies, owned = [], {}, {}
     for name, *rest in program:
         if name == "allocate":
-            locks = pool.stats.mallocs
+            locks = stats_of(pool).mallocs
             block = pool.allocate(rest[0])
             assert rest[0] <= block.size < 2 * rest[0]
             assert block.size & (block.size - 1) == 0
             assert all(runtime.is_over(copy) for copy in copies.get(block.address, []))
             assert all(block.address != other.address for other in live)
-            assert (block.address in owned) == (pool.stats.mallocs == locks)
+            assert (block.address in owned) == (stats_of(pool).mallocs == locks)
             assert owned.setdefault(block.address, block.size) == block.size  # no splitting
             copies[block.address] = []
             live.append(block)
@@ -388,17 +408,17 @@ def test_pinned_blocks_are_reused_only_when_their_copies_are_over(program):
             pool.use(block, streams[rest[1]])
         elif name == "host_work":
             runtime.host_work(rest[0])
-        assert pool.stats.allocated == sum(block.size for block in live)
-        assert pool.stats.reserved == sum(owned.values())
+        assert stats_of(pool).allocated == sum(block.size for block in live)
+        assert stats_of(pool).reserved == sum(owned.values())
     ranges = sorted(owned.items())
     assert all(start + size <= following for (start, size), (following, _) in pairwise(ranges))
     for block in live:
         pool.free(block)
     runtime.synchronize()
-    before = pool.stats.mallocs
+    before = stats_of(pool).mallocs
     again = [pool.allocate(size) for size in owned.values()]  # all of it is back
     assert {block.address for block in again} == set(owned)
-    assert pool.stats.mallocs == before
+    assert stats_of(pool).mallocs == before
 
 
 @pytest.mark.parametrize("long_one_first", [True, False])

@@ -64,6 +64,7 @@ class Linter:
         self._waits: dict[str, Line] = {}
         self._copies: dict[str, Line] = {}
         self._streams: dict[str, StreamLine] = {}
+        self._blank: dict[tuple[str, str], Line] = {}  # by the lines that read and made it
         self._made: dict[int, str] = {}  # stream -> line
         self._last: dict[tuple[int, int], str] = {}  # (waiter, other) -> line of the last wait
         self._known: dict[int, dict[int, int]] = {}  # waiter -> other -> number of the last work waited for
@@ -116,6 +117,11 @@ class Linter:
             line.count += 1
             line.time += duration
 
+    def blank(self, at: Access, made: str) -> None:
+        """Memory is read that was made at a line, and never written."""
+        line = self._blank.setdefault((at.source, made), Line(at))
+        line.count += 1
+
     def name_of(self, stream: Stream | None) -> str:
         """Return what the program calls a stream, from the line that made it: "side", "self.copies"; or ""."""
         return assigned(self._made.get(stream.id, ""), "Stream") if stream else ""
@@ -142,6 +148,8 @@ class Linter:
                 case = ", for itself" if itself else "" if line.recorded else ", not recorded"
                 found.append(line.lint(f"wait-on-nothing{case}"))
         found += [line.lint() for line in self._copies.values()]
+        for (_, made), line in self._blank.items():
+            found.append(lint_of("blank-read", line.at, line.count, made=code(made)))
         for source, made in self._streams.items():
             made.leave()
             held = [cached.get(stream, 0) for stream in made.left]

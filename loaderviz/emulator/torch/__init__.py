@@ -18,17 +18,10 @@ from torch.utils import _python_dispatch
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.hazards import Hazards, Lints
 from loaderviz.emulator.host import costs
-from loaderviz.emulator.torch import dataloader
-from loaderviz.emulator.torch.cuda_api import install_cuda_names
-from loaderviz.emulator.torch.graphs import install_graphs
+from loaderviz.emulator.torch import dataloader, library
+from loaderviz.emulator.torch.check import Checker
+from loaderviz.emulator.torch.functions import Functions, MeasuringFunctions, overriding
 from loaderviz.emulator.torch.operators import Operators
-from loaderviz.emulator.torch.overrides import (
-    Functions,
-    MeasuringFunctions,
-    install_library,
-    install_methods,
-    overriding,
-)
 from loaderviz.emulator.torch.patches import (
     REAL_TIME,
     Guard,
@@ -61,12 +54,20 @@ class EmulatedCuda:
     _running: EmulatedCuda | None = None
 
     def __init__(
-        self, gpu: Gpu, host: Host, *, measured: bool = False, copies: Copies = "on_wait", hazards: OnHazard = "warn"
+        self,
+        gpu: Gpu,
+        host: Host,
+        *,
+        measured: bool = False,
+        copies: Copies = "on_wait",
+        hazards: OnHazard = "warn",
+        check: bool = False,
     ) -> None:
         if copies not in ("on_wait", "eager"):
             raise ValueError(f"copies={copies!r}: choose 'on_wait' or 'eager'")
         if hazards not in ("warn", "raise", "off"):
             raise ValueError(f"hazards={hazards!r}: choose 'warn', 'raise' or 'off'")
+        self._check = check
         self._settings: dict[str, Any] = {"measured": measured, "copies": copies, "hazards": hazards}
         self._machines = gpu, host
         self._patches = Patches()
@@ -74,6 +75,7 @@ class EmulatedCuda:
         self._operators: Any = None  # the one that sees every operator
         self.timeline: Timeline | None = None
         self.hazards, self.lints = Hazards(), Lints()
+        self.checker: Checker | None = None
 
     def __enter__(self) -> EmulatedCuda:
         self.refuse_nesting()
@@ -85,7 +87,7 @@ class EmulatedCuda:
             self.session = Session.active = Session(*self._machines, launch_blocking=blocking, **self._settings)
             mode = MeasuringFunctions if self.session.measured else Functions
             self._calls, self._operators = mode(self.session), Operators(self.session)
-            self.session.operators = self._operators
+            self.session.operators, self.session.functions_mode = self._operators, self._calls
             self.session.meter = dataloader.Meter(self._machines[1], self.session.measured)
             self._install()
             self._operators.__enter__()
@@ -93,6 +95,8 @@ class EmulatedCuda:
             self.session.leave()
             if self.session.measured:
                 self.session.calibrate()
+            if self._check:
+                self.session.check = self.checker = Checker(self.session)
         except BaseException:
             self.leave()
             raise
@@ -140,10 +144,7 @@ class EmulatedCuda:
         for name in [name for name in list(vars(_python_dispatch)) if name.startswith("_is_in_")]:
             patches.set(_python_dispatch, name, vars(_python_dispatch)[name])  # the modes' own marks, to be put back
         patches.set(torch.UntypedStorage, ATTRIBUTE, None)
-        install_methods(session, patches)
-        install_cuda_names(session, patches)
-        install_graphs(session, patches)
-        install_library(session, patches, self._operators, self._calls)
+        library.install(session, patches, self._operators, self._calls)
         dataloader.install(session, patches)
         patches.set(loaders, "on_batch", session.batches.marked)
         patches.set(loaders, "on_prefetch", session.batches.prefetching)

@@ -14,13 +14,29 @@ import torch
 
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.kernels import memory_share, memory_time, sm_share
-from loaderviz.emulator.torch.tensors import ATTRIBUTE, Arrival, HostTag, Tag, is_on_device, set_tag, storage_of, tag_of
+from loaderviz.emulator.torch.tensors import (
+    ATTRIBUTE,
+    SET,
+    SPARSE,
+    Arrival,
+    HostTag,
+    Tag,
+    is_on_device,
+    parts_of,
+    set_tag,
+    storage_of,
+    tag_of,
+)
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
 
 if TYPE_CHECKING:
     from loaderviz.emulator.device import Command
     from loaderviz.emulator.torch.session import Session
+
+
+aten = torch.ops.aten
+NESTED = aten._nested_tensor_size, aten._nested_tensor_strides, aten._nested_tensor_storage_offsets
 
 
 def transfer(
@@ -32,6 +48,8 @@ def transfer(
     layout does so on the GPU where the copy is non_blocking, else on the CPU, by way of a pageable temporary, which
     loses the pinned path (R31); gaps are closed where they are.
     """
+    if source.layout in SPARSE or source.is_nested:
+        return _transfer_parts(session, source, dtype, non_blocking, target)
     check_layout(source)
     with session.bookkeeping():
         source = source if target is None else source.expand_as(target)
@@ -52,6 +70,36 @@ def transfer(
         if target is None and raw.dtype == dtype:
             return raw
         return (_by_kernel if upload else _by_host)(session, raw, dtype, target)
+
+
+def converted(session: Session, source: torch.Tensor, place: torch.device, options: dict[str, Any]) -> torch.Tensor:
+    """`aten::_to_copy` by who calls operators by their names, for `place`."""
+    dtype = options.get("dtype") or source.dtype
+    if is_on_device(source) != (place.type == "cuda"):
+        return transfer(session, source, dtype, bool(options.get("non_blocking")))
+    if is_on_device(source):
+        return _by_kernel(session, source, dtype)
+    with session.placing(None):
+        return source.to(dtype, copy=True)
+
+
+def _transfer_parts(
+    session: Session, source: torch.Tensor, dtype: torch.dtype, non_blocking: bool, target: torch.Tensor | None
+) -> torch.Tensor:
+    """Copy a sparse or nested tensor: each of the dense ones that it consists of, its values in the new dtype."""
+    *indices, values = parts_of(source)
+    moved = [transfer(session, part, part.dtype, non_blocking) for part in indices]
+    moved.append(transfer(session, values, dtype, non_blocking))
+    session.irregular = True
+    with session.bookkeeping(), torch.no_grad():
+        if source.is_nested:
+            sizes, strides, offsets = (ask(source) for ask in NESTED)
+            result = torch._nested_view_from_buffer(moved[0], sizes, strides, offsets)
+        elif source.layout is torch.sparse_coo:
+            result = torch.sparse_coo_tensor(*moved, source.shape, is_coalesced=source.is_coalesced())
+        else:
+            result = torch.sparse_compressed_tensor(*moved, source.shape, layout=source.layout)
+        return result if target is None else target.copy_(result)
 
 
 def memcpy(session: Session, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
@@ -90,6 +138,8 @@ def memcpy(session: Session, target: torch.Tensor, source: torch.Tensor, *, non_
 def prepare(session: Session, target: torch.Tensor, source: torch.Tensor) -> None:
     """Before a copy is queued: its target takes over the batch of its source; what was on its way comes before."""
     tag, source_tag = tag_of(target), tag_of(source)
+    if tag:
+        tag.blank = source_tag.blank if source_tag else ""
     if is_on_device(target):
         tag.batch = session.batches.of_data(source_tag.batch if source_tag else -1)
         return
@@ -107,11 +157,7 @@ def arrive(
     tracking, deferred, upload = session.tracking, session.deferred, is_on_device(target)
     given, source_tag, target_tag = source, tag_of(source), tag_of(target)
     if upload and source_tag and source_tag.arrivals:  # results are on their way there: read it with those before it
-        whole = source.untyped_storage().clone()
-        source = torch.empty(0, dtype=source.dtype).set_(whole, source.storage_offset(), source.shape, source.stride())
-        for arrival in source_tag.arrivals:
-            if session.runtime.is_ordered(session.stream, arrival.place):
-                arrival._replace(storage=weakref.ref(whole)).deliver()
+        source = as_seen(session, source, source_tag)
     if waits or session.copies == "eager" or not source.numel():
         if target_tag:
             deferred.deliver(target_tag, session.stream)  # what was under way to the target comes before
@@ -124,13 +170,23 @@ def arrive(
         deferred.host_knows()
 
 
+def as_seen(session: Session, tensor: torch.Tensor, tag: Any) -> torch.Tensor:
+    """Return a copy of a tensor as the current stream sees it: with what is on its way, and comes before."""
+    whole = tensor.untyped_storage().clone()
+    for arrival in tag.arrivals:
+        if session.runtime.is_ordered(session.stream, arrival.place):
+            arrival._replace(storage=weakref.ref(whole)).deliver()
+    seen = torch.empty(0, dtype=tensor.dtype)
+    return SET(seen, whole, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[no-any-return]
+
+
 def pin_memory(session: Session, source: torch.Tensor, tag: HostTag | None) -> torch.Tensor:
     """`Tensor.pin_memory()`: a copy into pinned memory on the calling thread, never in place (R43)."""
     with session.bookkeeping():
         runtime, batch = session.runtime, tag.batch if tag else -1
         session.mark_source(batch)
         start = runtime.now
-        result = session.pin(source.clone(memory_format=torch.contiguous_format), batch)
+        result = session.pin(source.clone(memory_format=torch.contiguous_format), batch, blank=tag.blank if tag else "")
         runtime.now += runtime.host.dispatch + runtime.host.pin_time(source.nbytes)
         runtime.note(start, "aten::pin_memory", Kind.PIN, nbytes=source.nbytes, pinned=True)
     return result
@@ -139,7 +195,7 @@ def pin_memory(session: Session, source: torch.Tensor, tag: HostTag | None) -> t
 def bytes_of(storage: Any) -> torch.Tensor:
     """Return a tensor that is a view of all of a storage."""
     with torch._C.DisableTorchFunction():
-        return torch.empty(0, dtype=torch.uint8).set_(storage)
+        return SET(torch.empty(0, dtype=torch.uint8), storage)  # type: ignore[no-any-return]
 
 
 def check_layout(tensor: torch.Tensor) -> None:

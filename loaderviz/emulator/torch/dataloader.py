@@ -44,7 +44,6 @@ from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import Guard, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import HostTag, is_on_device, set_tag, storage_of, tag_of
-from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
 
 if TYPE_CHECKING:
@@ -152,10 +151,11 @@ class Schedule(LoaderSchedule):
         self.session: Session = session
         self.pins = iterator._pin_memory
         self.batch = session.batches.new_iterator()  # the next one
+        self.order: int | None = None  # of the batch that is about to be handed out, if not the oldest
         super().__init__(session.runtime, iterator._num_workers, iterator._prefetch_factor, self.batch, same)
 
-    def arrive(self, fetched: Fetched, worker: int) -> None:
-        """The main thread takes a batch: draw what led to it, and wait until it is there."""
+    def arrive(self, fetched: Fetched, worker: int, order: int) -> None:
+        """The main thread takes the batch of an order: draw what led to it, and wait until it is there."""
         session, runtime, batch = self.session, self.runtime, self.batch
         session.deferred.let_go()
         session.give_back()
@@ -163,7 +163,7 @@ class Schedule(LoaderSchedule):
         took = session.fetched(fetched, size)
         if session.measured:
             took += runtime.host.fetch_base  # the queue
-        ready = self.fetch(batch, worker, took, size, slept=fetched.slept, files=fetched.files)
+        ready = self.fetch(batch, worker, took, size, slept=fetched.slept, files=fetched.files, order=order)
         mark(session, fetched.data, batch)
         if self.pins:
             ready = self.pin(batch, ready, size, lambda start: self._locking(fetched.data, start))
@@ -171,6 +171,11 @@ class Schedule(LoaderSchedule):
         self.hand_out(ready)
         self.batch += 1
         session.batches.handed_out(batch, fetched.samples)
+
+    def ready_at(self, fetched: Any, worker: int, order: int) -> int:
+        """Return when the batch of an order is there, if its worker finds a core at once."""
+        took = fetched.slept + fetched.work if isinstance(fetched, Fetched) else 0
+        return max(self.ordered[order], self.free_at(worker)) + took
 
     def _locking(self, data: Any, start: int) -> int:
         """The pin thread takes memory at `start` [ns]; return how long page-locking it takes."""
@@ -202,6 +207,7 @@ class Iterators:
         patches.around(several, "__next__")(self.run)
         patches.around(several, "_reset")(self.begin_epoch)
         patches.around(several, "_process_data")(self.hand_out)
+        patches.around(several, "_next_data")(self.next_of_all)
 
     def fetch(self, original: Callable[..., Any], iterator: Any) -> Any:
         """Fetch a batch on the main thread (and pin it there, R45)."""
@@ -237,12 +243,6 @@ class Iterators:
     def start_workers(self, kind: Any, original: Any, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         """Start the workers: each costs the main thread the start of a process."""
         session = self.session
-        if not loader.in_order:
-            iterator._shutdown = True  # nothing to shut down when it is thrown away
-            raise NotModelledError(
-                "DataLoader(in_order=False) is not modelled: which batch comes first would depend on this machine; "
-                "use in_order=True"
-            )
         iterator.__class__ = _recorded(kind)
         if session.in_recording_thread():
             session.enter("DataLoader")
@@ -269,6 +269,37 @@ class Iterators:
             iterator._schedule = Schedule(self.session, iterator, getattr(iterator, "_schedule", None))
         original(iterator, *args, **kwargs)
 
+    def next_of_all(self, original: Callable[..., Any], iterator: Any) -> Any:
+        """With `in_order=False` the batch comes first that is there first, in virtual time.
+
+        So the oldest order of each worker is really waited for; which of them this machine had first does not matter.
+        """
+        schedule = getattr(iterator, "_schedule", None)
+        if iterator._in_order or schedule is None or not self.session.in_recording_thread():
+            return original(iterator)
+        orders = iterator._task_info
+        while orders:
+            oldest = {orders[order][0]: order for order in sorted(orders, reverse=True)}  # by worker
+            while any(len(orders[order]) < 2 for order in oldest.values()):
+                order, data = iterator._get_data()
+                iterator._tasks_outstanding -= 1
+                orders[order] += (data,)
+            order = min(oldest.values(), key=lambda order: (schedule.ready_at(*orders[order][::-1], order), order))
+            worker, data = orders.pop(order)
+            if not isinstance(data, _utils.worker._IterableDatasetStopIteration):
+                schedule.order = order
+                return iterator._process_data(data, worker)
+            for unanswered in [order for order, (of, *_) in orders.items() if of == worker]:
+                del orders[unanswered]
+            if iterator._persistent_workers:
+                iterator._workers_status[worker] = False
+            else:
+                iterator._mark_worker_as_unavailable(worker)
+            iterator._try_put_index()
+        if not iterator._persistent_workers:
+            iterator._shutdown_workers()
+        raise StopIteration
+
     def hand_out(self, original: Callable[..., Any], iterator: Any, data: Any, worker: int, *args: Any) -> Any:
         """Hand a batch out: its costs first, then the next order goes to a worker."""
         session = self.session
@@ -280,7 +311,8 @@ class Iterators:
         schedule = getattr(iterator, "_schedule", None)
         if schedule is None or schedule.session is not session:
             schedule = iterator._schedule = Schedule(session, iterator, None)
-        schedule.arrive(data, worker)
+        order, schedule.order = schedule.order, None
+        schedule.arrive(data, worker, schedule.batch - schedule.first if order is None else order)
         session.leave()
         return original(iterator, data.data, worker, *args)
 

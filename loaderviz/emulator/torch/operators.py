@@ -14,7 +14,10 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from loaderviz.emulator.device import Stream
@@ -32,12 +35,21 @@ from loaderviz.emulator.kernels import (
     sm_share,
 )
 from loaderviz.emulator.torch import copies
-from loaderviz.emulator.torch.session import Session
+from loaderviz.emulator.torch.functions import is_faked, modes, names
+from loaderviz.emulator.torch.placement import NO_FUNCTIONS
+from loaderviz.emulator.torch.session import CPU, Session
 from loaderviz.emulator.torch.tensors import (
     ATTRIBUTE,
+    NO_DISPATCH,
+    NO_STORAGE,
+    PLAIN,
+    SPARSE,
+    STORAGE,
     DeviceTag,
     HostTag,
     any_on_device,
+    is_on_device,
+    parts_of,
     set_tag,
     storage_of,
     tag_of,
@@ -47,58 +59,68 @@ from loaderviz.errors import NotModelledError
 Tensors = list[torch.Tensor]
 MASKS = (torch.bool, torch.uint8)
 LAST_NUMBER = 2**63  # AccumulateGrad nodes have the largest number there is: they follow the node before them
-PLAIN = {torch.Tensor, torch.nn.Parameter}
-NO_DISPATCH = torch.Tensor.__torch_dispatch__  # what a class says that does not run operators itself
-SPLIT = torch._C.DispatchKey.CompositeImplicitAutograd
+KEYS: Any = torch._C.DispatchKey
+SPLIT, EXPLICIT = KEYS.CompositeImplicitAutograd, KEYS.CompositeExplicitAutograd
 aten = torch.ops.aten
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 # No kernel: they only make or describe memory.
-NO_KERNEL = _words("""
+NO_KERNEL = names("""
     empty empty_like empty_strided empty_permuted new_empty new_empty_strided set_ resize_ _unsafe_view lift detach_
     squeeze_ unsqueeze_ transpose_ t_ as_strided_ swapaxes_ swapdims_ record_stream
 """)
+# What they make holds nothing yet
+BLANK = names("empty empty_like empty_strided empty_permuted new_empty new_empty_strided")
+# They hand on what they read, whatever it is; they write to parts of an argument without reading it
+HANDING_ON = names("copy_ clone _to_copy contiguous _pin_memory")
+TO_PARTS = names("index_put_ _index_put_impl_ index_copy_ index_fill_ scatter_ masked_fill_ masked_scatter_ put_ set_")
 QUESTIONS = frozenset(("is_same_size", "is_pinned", "_has_compatible_shallow_copy_type"))
 # They read something back, so the host waits for the current stream (R25).
-SYNCHRONIZING = _words("""
+SYNCHRONIZING = names("""
     _local_scalar_dense nonzero masked_select _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive
     equal is_nonzero bincount _linalg_check_errors _nested_tensor_from_mask_left_aligned
 """)
 INDEXING = frozenset(("index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put"))
 # CPU tensors may stand beside device tensors here.
-MIXED = INDEXING | _words(
+MIXED = INDEXING | names(
     "copy_ _to_copy _pack_padded_sequence _pack_padded_sequence_backward _ctc_loss _ctc_loss_backward tensor_split set_"
 )
+NO_NUMBERS = names("cat stack clamp clamp_min clamp_max")  # none of the operands may be one on the host
+HOST_ARGUMENTS = {"_pack_padded_sequence": 1}  # which argument has to be on the host
 HOST_OUTPUTS = {"_pack_padded_sequence": 1}  # which result belongs on the host
 # They write without reading what they write to, though it is their first argument.
-FILLING = _words("""
+FILLING = names("""
     copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ log_normal_ geometric_ cauchy_ set_
     _foreach_copy_ _foreach_zero_ arange randperm
 """)
+NO_HALF_KERNEL = re.compile(r"not implemented for '(Half|BFloat16)'")
+NUMBERS = frozenset((int, float, bool, complex))
 NOTHING: frozenset[int] = frozenset()
 UNMARKED = {"native_batch_norm": (3, 4)}  # running statistics, which its schema does not name as written
-HALF_PRODUCTS = _words("mm addmm bmm baddbmm convolution convolution_backward")
+HALF_PRODUCTS = names(
+    "mm addmm bmm baddbmm convolution convolution_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward"
+)
 MATMUL = frozenset(("mm", "addmm", "bmm", "baddbmm"))
 # Each a composite call: nested operators, and a library that chooses its algorithm
-COMPOSITE = MATMUL | _words("""
+COMPOSITE = MATMUL | names("""
     convolution native_batch_norm native_layer_norm native_group_norm _native_batch_norm_legit
     _native_batch_norm_legit_no_training _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math
     _thnn_fused_lstm_cell _thnn_fused_gru_cell mkldnn_rnn_layer
 """)
-SHAPE, STRIDE, STORAGE = attrgetter("shape", "dtype"), torch.Tensor.stride, torch.Tensor.untyped_storage
-NO_FUNCTIONS = torch._C.DisableTorchFunction  # a block in which no call is the program's
+SHAPE, STRIDE = attrgetter("shape", "dtype"), torch.Tensor.stride
 FP32: Precision = "fp32"
 HALF = (torch.float16, torch.bfloat16)
+SCALARS = {"int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool"}
+FLOAT8 = (8, 9)  # the first capability with products of float8: Ada
 TENSOR_FLOAT = (8, 0)  # the first capability with TF32: Ampere
+IRREGULAR = "_irregular"  # an operator on sparse or nested tensors, in kernels.toml
 TRANSPOSED = {"convolution": 6, "convolution_backward": 7}  # the argument that says so
 
 
 class Operators(TorchDispatchMode):
     """The mode that sees every operator while a recording runs."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, session: Session) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -114,54 +136,123 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one operator; a tensor of several tensors (`torch.jagged`) does so itself, and its parts come to us."""
-        if not PLAIN.issuperset(types) and any(kind.__torch_dispatch__ is not NO_DISPATCH for kind in types):
-            return NotImplemented
-        kwargs = kwargs or {}
-        session, operator = self.session, self._known.get(id(func)) or self._operator(func)
-        if operator.splits and not session.quiet:
-            with NO_FUNCTIONS(), self:
-                return func._op_dk(SPLIT, *args, **kwargs)
-        if operator.is_free or session.quiet:
-            if operator.is_view and session.counted != session.calls and not session.quiet:
-                session.count_call()
-            with NO_FUNCTIONS():
-                return operator.run(*args, **kwargs)
+        """Run one operator: it describes memory only, consists of others, or does work on the device or the host."""
+        session, operator, kwargs = self.session, self._known.get(id(func)), kwargs or {}
+        if operator is None or modes() or not PLAIN.issuperset(types):
+            if other := self._other_way(func, types):
+                return other(func, types, args, kwargs)
+            operator = self._operator(func)
+        if args and type(args[0]) in NUMBERS:
+            args = operator.with_tensors(args)
         with NO_FUNCTIONS():
-            tensors, tags = _tensors(args, kwargs)
-            on_device = DeviceTag in list(map(type, tags))
-            target = session.target
-            if target is not None and operator.base != "_local_scalar_dense":  # a size given as a tensor is read first
-                session.target = None  # it is meant for this operator, not for what it calls
-                wanted = target.type == "cuda"
-            else:  # a composite function may make memory without naming a tensor: it belongs where its arguments are
-                wanted = on_device or (not tensors and any_on_device((*session.call[0], *session.call[1].values())))
-            if not (on_device or wanted):
-                return self._on_host(operator, func, args, kwargs, tensors, tags)
-            session.enter(operator.name)
-            try:
-                return self._on_device(operator, func, args, kwargs, tensors, tags, wanted)
-            finally:
-                session.leave()
+            if session.quiet:
+                return operator.run(*args, **kwargs)
+            if operator.splits and not (session.irregular and _any_nested(args)):
+                with self:
+                    return func._op_dk(SPLIT, *args, **kwargs)
+            if operator.is_free:
+                return self._described(operator, args, kwargs)
+            tensors, tags = _tensors(session, args, kwargs)
+            if kwargs or session.target is not None or operator.draws or DeviceTag not in map(type, tags):
+                return self._where_asked(operator, func, args, kwargs, tensors, tags)
+            return self._on_device(operator, func, args, kwargs, tensors, tags, True)
+
+    def _other_way(self, func: Any, types: Any) -> Callable[..., Any] | None:
+        """Return what runs an operator that torch traces, a tensor's own class runs, or that calls functions."""
+        if modes() and is_faked():
+            return lambda func, types, args, kwargs: func(*args, **kwargs)
+        if any(kind.__torch_dispatch__ is not NO_DISPATCH for kind in types):
+            return self._by_subclass
+        return self._higher_order if isinstance(func, HigherOrderOperator) else None
+
+    def _described(self, operator: Operator, args: Any, kwargs: Any) -> Any:
+        session = self.session
+        if operator.is_view:
+            session.count_call()
+        result = operator.run(*args, **kwargs)
+        return self._viewed(args, result) if session.irregular else result
+
+    def _where_asked(
+        self, operator: Operator, func: Any, args: Any, kwargs: Any, tensors: Tensors, tags: list[Any]
+    ) -> Any:
+        """Run an operator where its call (`Session.target`) or itself says, or else where its arguments are."""
+        session, named, on_device = self.session, kwargs.get("device"), DeviceTag in map(type, tags)
+        target = None if operator.base == "_local_scalar_dense" else session.target  # a size, which is read first
+        if named is not None and named.type != "cpu":
+            if named.type != "cuda":
+                return func(*args, **kwargs)  # "meta" and others are none of our business
+            target, kwargs = named, {**kwargs, "device": CPU}  # by compiled code
+        if target is None:
+            wanted = on_device or (not tensors and self._is_part(kwargs))
+        elif operator.base == "_to_copy":
+            return copies.converted(session, args[0], target, kwargs)
+        else:
+            session.target = None  # it is meant for this operator, not for what it calls
+            wanted = target.type == "cuda"
+        if operator.draws and (generator := session.call[1].get("generator")) is not None:
+            _check_generator(generator, on_device or wanted)
+        run = self._on_device if on_device or wanted else self._on_host
+        return run(operator, func, args, kwargs, tensors, tags, wanted)
+
+    def _by_subclass(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Let the tensors' own classes run the operator; what they call in turn comes to us, functions and operators.
+
+        Those that torch runs in C++ (`DTensor`) are left to it.
+        """
+        kinds = [kind for kind in types if kind.__torch_dispatch__ is not NO_DISPATCH]
+        if any(hasattr(kind, "_op_dispatcher") for kind in kinds):
+            return NotImplemented
+        with self.session.seen(), self:
+            for kind in kinds:
+                result = kind.__torch_dispatch__(func, types, args, kwargs)
+                if result is not NotImplemented:
+                    return result
+        return NotImplemented
+
+    def _higher_order(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run the eager form of `flex_attention`, `cond` or their like, whose operators come to us."""
+        kernel = func.py_kernels[EXPLICIT]
+        named = getattr(kernel, "__globals__", {})  # it asserts that no mode is there, as none was to be
+        ask = named.get("_get_current_dispatch_mode")
+        try:
+            if ask:
+                named["_get_current_dispatch_mode"] = lambda: None
+            with self.session.seen(), self:
+                return kernel(*args, **kwargs)
+        finally:
+            if ask:
+                named["_get_current_dispatch_mode"] = ask
+
+    def _is_part(self, kwargs: dict[str, Any]) -> bool:
+        """Tell whether memory that is made of no tensor belongs to a call that has some of the device.
+
+        A composite function may make such; it names the device of its argument, or none, which is the CPU.
+        """
+        call = self.session.call
+        return "device" in kwargs and any_on_device((*call[0], *call[1].values()))
 
     # On the host
 
-    def _on_host(self, operator: Operator, func: Any, args: Any, kwargs: Any, tensors: Tensors, tags: list[Any]) -> Any:
+    def _on_host(
+        self, operator: Operator, func: Any, args: Any, kwargs: Any, tensors: Tensors, tags: list[Any], wanted: bool
+    ) -> Any:
         session = self.session
         if session.fetching:
             return func(*args, **kwargs)
         batch = max((tag.batch for tag in tags if tag is not None), default=-1)
         session.enter(operator.name)
+        blank = self._blank(operator, args, kwargs, tensors, tags)
         tracking = None if operator.no_kernel else session.tracking
         if tracking:
             tracking.before_change(tags)
         result = func(*args, **kwargs)
-        outputs = _outputs(result)
-        if batch >= 0:
-            for output in outputs:
-                tag = tag_of(output)
+        blank = blank or (session.source() if operator.blank and session.tracking else "")
+        if batch >= 0 or blank:
+            for part in (part for output in _outputs(result) for part in parts_of(output)):
+                tag = tag_of(part)
                 if tag is None:
-                    set_tag(output, HostTag(session, batch))
+                    set_tag(part, tag := HostTag(session, batch))
+                    tag.blank = blank
                 elif operator.copies and tags[-1] is not None and tags[-1].batch >= 0:
                     tag.batch = tags[-1].batch  # a buffer: this is in it from now on
         if not operator.no_kernel:
@@ -176,46 +267,79 @@ class Operators(TorchDispatchMode):
     def _on_device(
         self, operator: Operator, func: Any, args: Any, kwargs: Any, tensors: Tensors, tags: list[Any], wanted: bool
     ) -> Any:
-        session, runtime = self.session, self.session.runtime
-        session.count_call()
-        start = runtime.now
-        if operator.indexes:
-            if type(tag_of(args[0])) is not DeviceTag:
-                return self._index_on_host(operator, func, args)
-            operator, func, args = self._as_cuda_indexes(operator, func, args)
-            tensors, tags = _tensors(args)
-        if not operator.mixed and list(map(type, tags)).count(DeviceTag) < len(tags):
-            _check_places(operator, tensors, tags)
-        if operator.copies and (type(tags[0]) is DeviceTag) != (type(tags[1]) is DeviceTag):
-            non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking")
-            return copies.transfer(session, args[1], args[0].dtype, bool(non_blocking), args[0])
+        session = self.session
+        session.enter(operator.name)
+        try:
+            session.count_call()
+            start = session.runtime.now
+            if operator.indexes:
+                if type(tag_of(args[0])) is not DeviceTag:
+                    return self._index_on_host(operator, func, args)
+                operator, func, args = self._as_cuda_indexes(operator, func, args)
+                tensors, tags = _tensors(session, args)
+            if operator.host_argument is not None or list(map(type, tags)).count(DeviceTag) < len(tags):
+                if operator.copies and is_on_device(args[0]) != is_on_device(args[1]):
+                    non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking")
+                    return copies.transfer(session, args[1], args[0].dtype, bool(non_blocking), args[0])
+                if operator.base == "fill_" and type(tags[0]) is not DeviceTag:  # it asks for the number
+                    args = args[0], copies.transfer(session, args[1], args[1].dtype, False)
+                    return self._on_host(operator, func, args, {}, *_tensors(session, args), False)
+                _check_places(operator, args, operator.written(args, kwargs), tensors, tags)
+            return self._kernel(operator, args, kwargs, tensors, tags, wanted, start)
+        finally:
+            session.leave()
+
+    def _kernel(
+        self, operator: Operator, args: Any, kwargs: Any, tensors: Tensors, tags: list[Any], wanted: bool, start: int
+    ) -> Any:
+        """Compute the values, put them on the device, and launch what computes them there."""
+        session, runtime, is_kernel = self.session, self.session.runtime, not operator.no_kernel
         batch = self._prepare_inputs(operator, tensors, tags)
         session.mark_call(batch)
-        if not operator.no_kernel:
+        blank = self._blank(operator, args, kwargs, tensors, tags)
+        if is_kernel:
             runtime.batch = session.batches.of_kernel(batch, session.stream.id)
-        recorder = session.recorder
-        if recorder and operator.writes:
+        if session.recorder and operator.writes:
             changed = operator.written(args, kwargs)
-            recorder.keep(tensor for tensor in tensors if id(tensor) in changed)
-        try:
-            result = operator.run(*args, **kwargs)
-        except RuntimeError as problem:
-            self._memory_error(problem)
-            raise
+            session.recorder.keep(tensor for tensor in tensors if id(tensor) in changed)
+        launched = runtime.device.submitted
+        result = self._computed(operator, args, kwargs)
+        if runtime.device.submitted > launched:
+            return result  # a custom operator of others, which came to us
         outputs = _outputs(result)
-        if operator.half_product and outputs[0].dtype is torch.float16:
-            session.note(
-                "float16: products are computed in float32 and rounded once, as a GPU does but for their order"
-            )
-        if not operator.no_kernel:
+        if session.irregular or not all(map(_is_regular, outputs)):
+            outputs = self._irregular(outputs)
+        if is_kernel:
             runtime.now += runtime.host.dispatch + self._beyond(operator)
         elif operator.base == "resize_":
             self._resized(args[0])
         places = self._place_outputs(operator, outputs, session.batches.of_data(batch)) if wanted else []
-        if not operator.no_kernel:
+        if blank or operator.blank:
+            for tag in places:
+                tag.blank = blank or runtime.source
+        if is_kernel:
             self._launch(operator, args, kwargs, tensors, tags, outputs, places)
             runtime.note(start, operator.name)
         return result
+
+    def _computed(self, operator: Operator, args: Any, kwargs: Any) -> Any:
+        if operator.half_product and any(getattr(arg, "dtype", None) is torch.float16 for arg in args):
+            self.session.note(
+                "float16: products are computed in float32 and rounded once, as a GPU does but for their order"
+            )
+            return _in_single(operator.run, *args, **kwargs)
+        try:
+            return self._custom(operator, args, kwargs) if operator.custom else operator.run(*args, **kwargs)
+        except RuntimeError as problem:
+            self._memory_error(problem)
+            if not NO_HALF_KERNEL.search(str(problem)):
+                raise
+        return _in_single(operator.run, *args, **kwargs)  # CUDA has one
+
+    def _custom(self, operator: Operator, args: Any, kwargs: Any) -> Any:
+        """Run an operator of the program's own: what it is made of, if it is made of others, comes to us."""
+        with self.session.seen(), self:
+            return operator.run(*args, **kwargs)
 
     def _beyond(self, operator: Operator) -> int:
         """Return the host time [ns] of an operator beyond `dispatch`: that of its autograd node, or its own."""
@@ -280,7 +404,7 @@ class Operators(TorchDispatchMode):
         if rest[0].dim():
             raise _apart(operator, tensor)
         args = (tensor, indices, copies.transfer(self.session, rest[0], rest[0].dtype, False), *rest[1:])
-        return self._on_host(operator, func, args, {}, *_tensors(args))
+        return self._on_host(operator, func, args, {}, *_tensors(self.session, args), False)
 
     def _operator(self, func: Any) -> Operator:
         if (operator := self._known.get(id(func))) is None:
@@ -315,16 +439,32 @@ class Operators(TorchDispatchMode):
                 batch = tag.batch
         return batch
 
+    def _blank(self, operator: Operator, args: Any, kwargs: Any, tensors: Tensors, tags: list[Any]) -> str:
+        """Report what reads memory that nothing has written; return where it was made, if that is handed on."""
+        for tag in tags:
+            if tag is not None and tag.blank:
+                break
+        else:
+            return ""
+        handed_on, changed = "", operator.written(args, kwargs)
+        everything = operator.name.partition("::")[0] != "aten"  # whose schema may not say what it writes
+        for tensor, tag in zip(tensors, tags, strict=True):
+            if tag is None or not tag.blank or operator.no_kernel:
+                continue
+            writes, made = everything or id(tensor) in changed, tag.blank
+            if operator.base in HANDING_ON and not writes:
+                handed_on = made
+                continue
+            if operator.reads and not (writes and (operator.fills or everything or operator.base in TO_PARTS)):
+                self.session.read_blank(operator.name, type(tag) is DeviceTag, made)
+            tag.blank = "" if writes or operator.reads else made
+        return handed_on
+
     def _place_outputs(self, operator: Operator, outputs: Tensors, batch: int) -> list[Any]:
         """Give new tensors device memory; return the tags of all."""
         session = self.session
         tags: list[Any] = []
         for position, output in enumerate(outputs):
-            if output.layout is not torch.strided:
-                raise NotModelledError(
-                    f"{operator.name} makes a tensor of layout {output.layout}, which the emulated GPU does not "
-                    "model; do this step on the CPU"
-                )
             storage = output.untyped_storage()
             tag = getattr(storage, ATTRIBUTE, None)
             if position != operator.host_output:
@@ -334,6 +474,23 @@ class Operators(TorchDispatchMode):
                     tag.batch = batch
             tags.append(tag)
         return tags
+
+    def _irregular(self, outputs: Tensors) -> Tensors:
+        """Return the dense tensors that the results consist of, from now on also those of each operator's arguments."""
+        self.session.irregular = True
+        if not all(map(_is_regular, outputs)):
+            self.session.note("sparse and nested tensors: the time of their kernels is by bytes, which is assumed")
+        return [part for output in outputs for part in parts_of(output)]
+
+    def _viewed(self, args: Any, result: Any) -> Any:
+        """A view of a sparse tensor may have indices of its own: let them be where it is."""
+        with NO_FUNCTIONS():
+            for output in _outputs(result):
+                if output.layout in SPARSE and is_on_device(args[0]):
+                    for part in parts_of(output):
+                        if not is_on_device(part):
+                            self.session.place(part)
+        return result
 
     def _resized(self, tensor: torch.Tensor) -> None:
         """`resize_` may need more memory than the block has."""
@@ -357,7 +514,10 @@ class Operators(TorchDispatchMode):
         session, runtime, tracking = self.session, self.session.runtime, self.session.tracking
         if operator.base != "_local_scalar_dense":
             changed = operator.written(args, kwargs)
-            durations, share, traffic = self._costs.of(operator, args, tensors, outputs, changed)
+            base = operator.base
+            if session.irregular and not all(map(_is_regular, (*_collected(args, kwargs), *outputs))):
+                base = IRREGULAR
+            durations, share, traffic = self._costs.of(operator, args, tensors, outputs, changed, base)
             command = runtime.launch(durations[0], session.stream, operator.base, share, traffic)
             for beside in durations[1:]:
                 runtime.launch(beside, session.stream, operator.base, share, traffic)
@@ -386,20 +546,38 @@ def _collect(values: Iterable[Any], tensors: Tensors) -> None:
                 _collect(value, tensors)
 
 
-def _tensors(args: Any, kwargs: Any = None) -> tuple[Tensors, list[Any]]:
+def _collected(args: Any, kwargs: Any) -> Tensors:
+    tensors: Tensors = []
+    _collect((*args, *kwargs.values()), tensors)
+    return tensors
+
+
+def _any_nested(args: Any) -> bool:
+    return any(tensor.is_nested for tensor in _collected(args, {}))
+
+
+def _is_regular(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _tensors(session: Session, args: Any, kwargs: Any = None) -> tuple[Tensors, list[Any]]:
+    """Return the dense tensors among the arguments of an operator, and the tag of each."""
     tensors: Tensors = []
     _collect(args, tensors)
     if kwargs:
         _collect(kwargs.values(), tensors)
+    if session.irregular:
+        tensors = [part for tensor in tensors for part in parts_of(tensor)]
     try:
         return tensors, [getattr(storage, ATTRIBUTE, None) for storage in map(STORAGE, tensors)]
-    except (NotImplementedError, RuntimeError):  # one of them has no storage
+    except NO_STORAGE:  # one of them has no storage
+        tensors = [part for tensor in tensors for part in parts_of(tensor)]
         return tensors, list(map(tag_of, tensors))
 
 
 def host_work(operator: Operator, args: Any, kwargs: Any, result: Any) -> tuple[int, int]:
     """Return the bytes that an operator on the host reads and writes, and its FLOPs as torch counts them."""
-    tensors = _tensors(args, kwargs)[0]
+    tensors = _collected(args, kwargs)
     made = [output for output in _outputs(result) if all(output is not tensor for tensor in tensors)]
     if CLASS.get(operator.base) == "gather":  # it reads as much of its source as it hands out
         tensors = [*tensors[1:], *made]
@@ -416,10 +594,25 @@ def _outputs(result: Any) -> Tensors:
     return tensors
 
 
-def _check_places(operator: Operator, tensors: Tensors, tags: list[Any]) -> None:
-    strays = [t for t, tag in zip(tensors, tags, strict=True) if type(tag) is not DeviceTag and t.dim()]
-    if strays and len(strays) < len(tensors):
+def _check_places(
+    operator: Operator, args: Any, changed: Collection[int], tensors: Tensors, tags: list[Any]
+) -> None:
+    """Raise what torch does of operands on two devices: one on the host may be a number beside the others, as a rule.
+
+    Of TensorIteratorConfig::allow_cpu_scalars; what is written to is no such number.
+    """
+    if operator.host_argument is not None and is_on_device(args[operator.host_argument]):
+        raise RuntimeError(f"'lengths' argument of {operator.name} should be a 1D CPU int64 tensor, not on cuda:0")
+    strays = [t for t, tag in zip(tensors, tags, strict=True) if type(tag) is not DeviceTag]
+    strays = [t for t in strays if t.dim() or id(t) in changed or operator.base in NO_NUMBERS]
+    if strays and len(strays) < len(tensors) and not operator.mixed:
         raise _apart(operator, strays[0])
+
+
+def _check_generator(generator: Any, on_device: bool) -> None:
+    found, expected = generator.device.type, "cuda" if on_device else "cpu"
+    if found != expected and {found, expected} == {"cuda", "cpu"}:
+        raise RuntimeError(f"Expected a '{expected}' device type for generator but found '{found}'")
 
 
 def _apart(operator: Operator, stray: torch.Tensor) -> RuntimeError:
@@ -455,20 +648,34 @@ def _fills(operator: Operator, tensor: torch.Tensor, indices: Any, value: Any = 
 
 
 def _in_single(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Compute a product of float16 in float32, as a GPU accumulates, and round once: the CPU's float16 is slow."""
-    for value in args:
-        if isinstance(value, torch.Tensor) and value.dtype is torch.float16:
-            break
-    else:
+    """Compute in float32 what is in half precision, and round once.
+
+    A GPU accumulates products so, and the CPU's float16 is slow; some operators have no kernel for it on the CPU.
+    """
+    halves = [tensor for tensor in _collected(args, kwargs) if tensor.dtype in HALF]
+    if not halves:
         return func(*args, **kwargs)
-    single = [value.float() if isinstance(value, torch.Tensor) else value for value in args]
-    result = func(*single, **kwargs)
-    if isinstance(result, tuple):
-        return tuple(value if value is None else value.half() for value in result)
-    return result.half()
+    dtype, single = halves[0].dtype, {id(tensor): tensor.float() for tensor in halves}
+    args, kwargs = tree_map_only(torch.Tensor, lambda tensor: single.get(id(tensor), tensor), (args, kwargs))
+    result = func(*args, **kwargs)
+    written = {id(single[id(tensor)]): tensor for tensor in halves}
+
+    def rounded(value: torch.Tensor) -> torch.Tensor:
+        if id(value) in written:  # an argument that it writes to, and returns
+            return written[id(value)].copy_(value)
+        return value.to(dtype) if value.dtype is torch.float32 else value
+
+    return tree_map_only(torch.Tensor, rounded, result)
 
 
 GRADIENTS = 1  # the place of the gradients among the arguments of a fused optimizer
+
+
+OF_TORCH = names("aten prim prims quantized c10d _c10d_functional profiler torchvision")
+
+
+def _has_kernel(overload: Any, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key))
 
 
 class Operator:
@@ -477,6 +684,8 @@ class Operator:
     def __init__(self, overload: Any) -> None:
         schema = overload._schema
         self.packet = overload.overloadpacket
+        self.arguments = schema.arguments
+        self.draws = any(argument.name == "generator" for argument in schema.arguments)
         self.name: str = schema.name
         self.base = base = self.name.split("::")[-1]
         # Autograd splits these into others; under torch.inference_mode, without it, they come whole.
@@ -486,10 +695,10 @@ class Operator:
         # Views share their storage, and with it all that is known of it.
         self.is_view = any(alias is not None and not alias.is_write for alias in aliases)
         self.is_free = self.is_view or base in QUESTIONS or self.name.startswith("profiler::")
-        self.no_kernel = base in NO_KERNEL
+        self.no_kernel, self.blank = base in NO_KERNEL, base in BLANK
         self.synchronizes = base in SYNCHRONIZING or overload is aten.repeat_interleave.Tensor
         self.indexes, self.mixed, self.copies = base in INDEXING, base in MIXED, base == "copy_"
-        self.host_output = HOST_OUTPUTS.get(base, -1)
+        self.host_output, self.host_argument = HOST_OUTPUTS.get(base, -1), HOST_ARGUMENTS.get(base)
         self.multiplies = CLASS.get(base) in PRODUCTS
         self.composite, self.fused = base in COMPOSITE, base.startswith("_fused_") and base.endswith("_")
         # What is read and written: arguments by position or keyword, and results
@@ -499,13 +708,24 @@ class Operator:
         self.fills = base in FILLING or any(it.kwarg_only for _, it in marked)  # out=...
         self.writes = bool(self.positions or self.keywords)
         self.run: Callable[..., Any] = overload  # its frame is torch's: what an operator refuses is no error of ours
-        self.half_product, self.over_lists = base in HALF_PRODUCTS, base.startswith(("_foreach_", "_fused_"))
-        if self.half_product and not self.writes:
-            self.run = partial(_in_single, overload)
+        self.custom = overload.namespace not in OF_TORCH and not self.splits
+        if self.custom:  # what the program registered for the GPU, if anything, or else for all or the CPU
+            keys = (key for key in (KEYS.CUDA, EXPLICIT, KEYS.CPU) if _has_kernel(overload, key.name))
+            self.run = partial(overload._op_dk, next(keys, KEYS.CPU))
+        self.half_product = base in HALF_PRODUCTS and not self.writes
+        self.over_lists = base.startswith(("_foreach_", "_fused_"))
         # These ask their argument for its shape and dtype only.
         self.reads = self.writes or not (base.endswith("_like") or base.startswith("new_"))
         # Results that are arguments, as those of x.add_(y), are written already.
         self.makes = None in aliases
+
+    def with_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments with a tensor for each number that stands for one, as TorchScript's constants come."""
+        needs = [str(argument.type) == "Tensor" for argument in self.arguments]
+        return tuple(
+            torch.scalar_tensor(arg) if need and type(arg) in NUMBERS else arg
+            for need, arg in zip(needs, args, strict=False)
+        )
 
     def written(self, args: Any, kwargs: Any) -> Collection[int]:
         """Return the ids of tensors that it writes to; a fused optimizer writes gradients only to unscale them."""
@@ -529,7 +749,13 @@ class KernelCosts:
         self._known: dict[tuple[Any, ...], tuple[Times, int, int]] = {}
 
     def of(
-        self, operator: Operator, args: Any, tensors: Tensors, outputs: Tensors, changed: Collection[int] = NOTHING
+        self,
+        operator: Operator,
+        args: Any,
+        tensors: Tensors,
+        outputs: Tensors,
+        changed: Collection[int] = NOTHING,
+        base: str = "",
     ) -> tuple[Times, int, int]:
         """Return (times [ns], share of the GPU, part of its memory bandwidth [thousandths]) of an operator's kernels.
 
@@ -537,7 +763,7 @@ class KernelCosts:
         counts once (R48).
         """
         every = (*tensors, *outputs) if operator.makes else tensors
-        key: tuple[Any, ...] = operator, len(tensors), *map(SHAPE, every)
+        key: tuple[Any, ...] = base, operator, len(tensors), *map(SHAPE, every)
         if not operator.over_lists:  # those see each tensor as so many elements
             key += tuple(map(STRIDE, every))
         precision, transposed = FP32, False
@@ -547,11 +773,12 @@ class KernelCosts:
             key += (precision, transposed)
         cost = self._known.get(key)
         if cost is None:
-            cost = self._known[key] = self._priced(operator, tensors, outputs, changed, precision, transposed)
+            cost = self._known[key] = self._priced(base, operator, tensors, outputs, changed, precision, transposed)
         return cost
 
     def _priced(
         self,
+        base: str,
         operator: Operator,
         tensors: Tensors,
         outputs: Tensors,
@@ -559,12 +786,25 @@ class KernelCosts:
         precision: Precision,
         transposed: bool,
     ) -> tuple[Times, int, int]:
+        self._refuse_kernel(operator, outputs)
         reads = [it for it in tensors if not (operator.fills and id(it) in changed)] if operator.reads else []
         writes = [it for it in outputs if id(it) not in changed] + [it for it in tensors if id(it) in changed]
-        call = Call(operator.base, list(map(_array, reads)), list(map(_array, writes)), precision, transposed)
+        call = Call(base or operator.base, list(map(_array, reads)), list(map(_array, writes)), precision, transposed)
         elements = max((it.numel() for it in outputs or writes or tensors), default=1) or 1
         times = kernel_times(self._gpu, call)
         return times, sm_share(self._gpu, elements), memory_share(self._gpu, moved(call), sum(times))
+
+    def _refuse_kernel(self, operator: Operator, outputs: Tensors) -> None:
+        """Raise what CUDA says where it has no kernel, and the CPU has one."""
+        kinds = {output.dtype for output in outputs} - {torch.bool}
+        if operator.multiplies and kinds and not any(kind.is_floating_point or kind.is_complex for kind in kinds):
+            kind = str(min(kinds, key=str)).removeprefix("torch.")
+            raise RuntimeError(f"\"{operator.base}_cuda\" not implemented for '{SCALARS.get(kind, kind)}'")
+        if operator.base == "_scaled_mm" and self._gpu.capability < FLOAT8:
+            major, minor = self._gpu.capability
+            raise RuntimeError(
+                f"torch._scaled_mm needs compute capability 8.9 or higher; {self._gpu.name}: {major}.{minor}"
+            )
 
     def _precision(self, operator: Operator, tensors: Tensors) -> Precision:
         """Return in what precision the GPU would compute a product of these tensors."""
@@ -632,6 +872,11 @@ class BackwardStreams:
         session, caller = self.session, self.session.stream
         outer, self.used = self.used, []
         call, session.call = session.call, (args, {})
+        if any(isinstance(root, FakeTensor) and root.device.type == "cuda" for root in args[0]):
+            raise NotModelledError(
+                "backward through FakeTensors on the emulated GPU (AOTAutograd does so): torch has no engine for it in "
+                "this build; trace the forward alone, or make the fake tensors on the CPU"
+            )
         session.begin_priced(0)
         session.calls += 1  # one, whatever Python torch has run on the way to here
         self.runs += 1

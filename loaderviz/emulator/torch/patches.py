@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.overrides import TorchFunctionMode
 
-from loaderviz.emulator.torch.tensors import is_on_device
+from loaderviz.emulator.torch.tensors import is_on_device, seen_outside
 from loaderviz.errors import NotModelledError
 
 if TYPE_CHECKING:
@@ -40,10 +40,11 @@ READ = 50  # ns of host time that a look at the clock costs, so that a loop that
 PATIENCE = 1.0  # s of real time without any call of the emulated GPU
 INSTALLED = str(Path(torch.__file__).parents[1])
 WITHOUT: dict[str, int] = {}  # installed modules that held none of the names replaced, and how many they held then
+ASKS: Any = vars(torch._C.TensorBase)
 QUESTIONS: dict[Any, Any] = {
-    torch.Tensor.device.__get__: torch.device("cuda", 0),
-    torch.Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
-    torch.Tensor.is_cpu.__get__: False,  # type: ignore[attr-defined]
+    ASKS["device"].__get__: torch.device("cuda", 0),
+    ASKS["is_cuda"].__get__: True,
+    ASKS["is_cpu"].__get__: False,
     torch.Tensor.get_device: 0,
 }
 
@@ -66,7 +67,7 @@ class Patches:
         before = getattr(owner, name, MISSING)
         if isinstance(value, staticmethod):
             value = staticmethod(self._stand_in(owner, name, before, value.__func__))
-        elif isinstance(value, (FunctionType, MethodType, type)) and before is not MISSING:
+        elif isinstance(value, (FunctionType, MethodType, type)) and before is not MISSING and not _is_whole(value):
             value = self._stand_in(owner, name, before, value)
         self.at_end(functools.partial(_put_back, owner, name, vars(owner).get(name, MISSING)))
         setattr(owner, name, value)
@@ -131,6 +132,10 @@ class Patches:
             return (value if self.live else now())(*args, **kwargs)
 
         return stand_in
+
+
+def _is_whole(value: Any) -> bool:
+    return bool(getattr(value, "stands_alone", False))  # what it stands in for would answer as if it were not there
 
 
 def _put_back(owner: Any, name: str, value: Any) -> None:
@@ -271,6 +276,8 @@ class Guard(TorchFunctionMode):
         """Run one function, or refuse it. Questions about a device tensor are answered, its values are out of reach."""
         if func is torch.device:
             return device_named(*args, **(kwargs or {}))
+        for tensor in (arg for arg in args if isinstance(arg, torch.Tensor)):
+            seen_outside(tensor)
         if self.touches(func, args, kwargs):
             if func in QUESTIONS:
                 return QUESTIONS[func]

@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, PREFETCH_RANGE, Numbering, batch_name
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import Gpu, Host
+from loaderviz.emulator.hazards import Access
 from loaderviz.emulator.hazards.races import Races
 from loaderviz.emulator.host import OwnTime
-from loaderviz.emulator.runtime import Event, Runtime
+from loaderviz.emulator.runtime import CudaError, Event, Runtime
 from loaderviz.emulator.torch.copies import DeferredCopies
 from loaderviz.emulator.torch.patches import stop_waiting
 from loaderviz.emulator.torch.tensors import TensorMemory
@@ -39,6 +41,8 @@ Copies = Literal["on_wait", "eager"]
 OnHazard = Literal["warn", "raise", "off"]
 DEVICE = torch.device("cuda", 0)
 CPU = torch.device("cpu")
+STANDS_FOR_CUDA = torch.device("cpu", 0)  # while nothing is emulated; nobody else gives the CPU an index
+ON_HOST = object()
 PIN_THREAD = "loaderviz pin thread"
 NOTED, NOTED_TIMES = 2_000_000, 4  # a batch's unpriced ns, and how many times what is charged, from which it is noted
 UNPRICED = (
@@ -58,15 +62,15 @@ class NoRecordingError(LoadervizError, RuntimeError):
 
 
 def wanted_device(device: Any) -> torch.device:
-    """Return the device that a call names. An int is a GPU's index. Raises `NotModelledError` for a second GPU."""
+    """Return the device that a call names. An int is a GPU's index. Raises `CudaError` for a second GPU."""
     if isinstance(device, int) and not isinstance(device, bool):
         device = torch.device("cuda", device)
     place: torch.device = torch.device(device)
     if place.type == "cuda":
         if place.index not in (None, 0):
-            raise NotModelledError(
-                f"{place} was asked for, but the emulated machine has one GPU, cuda:0; several devices and peer "
-                "copies are not modelled"
+            raise CudaError(
+                f"CUDA error: invalid device ordinal: {place} was asked for, but the emulated machine has one GPU, "
+                "cuda:0; several devices and peer copies are not modelled"
             )
         return DEVICE
     return place
@@ -97,12 +101,16 @@ class Session(TensorMemory):
         self.quiet = 0  # above 0: operators are seen and not counted (our own bookkeeping)
         self.fetching = 0  # above 0: inside dataset and collate, whose host costs come from `Host`
         self.operators: Any = None  # the mode that sees every operator
-        self.resting: Any = None  # the same, while it is put aside
+        self.functions_mode: Any = None  # the one that sees every function
+        self.aside: Any = None  # the same, while data are fetched; ON_HOST while nothing is emulated
         self.call: tuple[Any, Any] = ((), {})  # the arguments of the torch function that runs
         self.calls = self.counted = 0  # how many there were, and at which of them `Host.python` was charged
         self._line, self._line_of = "", -1  # the program's line of a call of torch, and which call's it is
         self.priced = 0  # above 0: inside a module, backward or an optimizer's step, where `Host` alone counts
         self.target: torch.device | None = None  # where a factory call wants its result
+        self.default_type = CPU  # the device of the default tensor type
+        self.check: Any = None  # the `check.Checker`, if calls are to be made again on the CPU
+        self.only_nccl = False  # collectives take tensors of the device alone
         self.sync_debug = 0  # 0 off, 1 warn, 2 error
         self.batches = BatchNumbers(self.runtime)
         self.notes: dict[str, None] = {}  # in order, each once
@@ -135,6 +143,31 @@ class Session(TensorMemory):
             self.quiet -= 1
 
     @contextmanager
+    def placing(self, device: torch.device | None) -> Iterator[None]:
+        """A call of torch makes a tensor, which belongs on `device` (None: where its arguments are)."""
+        before, self.target = self.target, device
+        try:
+            yield
+        finally:
+            self.target = before
+
+    @contextmanager
+    def seen(self) -> Iterator[None]:
+        """Let the functions of a block be seen, too, though it runs inside one: torch takes a mode away meanwhile."""
+        with nullcontext() if self.functions_mode in _get_current_function_mode_stack() else self.functions_mode:
+            yield
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Run a block on the CPU that is really there, also what asks for the GPU; nothing of it is counted."""
+        before, self.aside = self.aside, ON_HOST
+        try:
+            with torch._C._DisableTorchDispatch():
+                yield
+        finally:
+            self.aside = before
+
+    @contextmanager
     def fetching_data(self) -> Iterator[Any]:
         """Inside data set and collate a meter counts; the operators' mode rests until the device is touched."""
         self.fetching += 1
@@ -142,13 +175,13 @@ class Session(TensorMemory):
         on_top = _get_current_dispatch_mode() is self.operators
         if on_top:
             self.operators.__exit__(None, None, None)
-            self.resting = self.operators
+            self.aside = self.operators
         try:
             with self.meter:
                 yield self.meter
         finally:
             if on_top:
-                self.resting = None
+                self.aside = None
                 self.operators.__enter__()
             self.fetching -= 1
             self.end_priced()
@@ -295,10 +328,21 @@ class Session(TensorMemory):
         runtime = self.runtime
         runtime.source, runtime.batch = self._line, batch if batch >= 0 else self.batches.current
 
+    def warn(self, text: str) -> None:
+        """Warn as torch does, at the program's own line."""
+        file, _, line = self.source().rpartition(":")
+        warnings.warn_explicit(text, UserWarning, file or "torch", int(line or 0))
+
+    def read_blank(self, operator: str, on_device: bool, made: str) -> None:
+        """An operator reads memory that was made at a line, and that nothing has written since."""
+        if self.runtime.races:
+            at = Access(operator, False, self.stream.number if on_device else None, source=self.source())
+            self.runtime.races.linter.blank(at, made)
+
     def synchronizing(self, call: str) -> None:
         """A call that makes the host wait, for `torch.cuda.set_sync_debug_mode` (R26)."""
         if self.sync_debug == 1:
-            warnings.warn(f"called a synchronizing CUDA operation ({call})", stacklevel=4)
+            self.warn(f"called a synchronizing CUDA operation ({call})")
         elif self.sync_debug == 2:
             raise RuntimeError(f"called a synchronizing CUDA operation ({call})")
 

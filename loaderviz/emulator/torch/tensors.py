@@ -19,6 +19,16 @@ from loaderviz.emulator.runtime import Runtime
 from loaderviz.errors import NotModelledError
 
 ATTRIBUTE = "_loaderviz_tag"
+DECLARED = "_loaderviz_on_device"  # of a subclass without memory of its own that says it is on the device
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+NO_DISPATCH = torch.Tensor.__torch_dispatch__  # what a class says that does not run operators itself
+STORAGE, SET = torch.Tensor.untyped_storage, torch.Tensor.set_  # torch's own, whatever stands in for it
+NO_STORAGE = NotImplementedError, RuntimeError, ValueError  # the last: a lazy module shows its parameter's to nobody
+BY_ROWS, BY_COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+SPARSE = {  # layouts, and what a tensor of each consists of
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: BY_ROWS, torch.sparse_bsr: BY_ROWS, torch.sparse_csc: BY_COLUMNS, torch.sparse_bsc: BY_COLUMNS,
+}  # fmt: skip
 
 
 class Arrival(NamedTuple):
@@ -35,17 +45,20 @@ class Arrival(NamedTuple):
         storage = self.storage()
         if storage is not None:
             target = torch.empty(0, dtype=self.source.dtype)
-            target.set_(storage, self.offset, self.source.shape, self.stride)
+            SET(target, storage, self.offset, self.source.shape, self.stride)
             target.copy_(self.source)
 
 
 class DeviceTag:
-    """The storage is on the emulated device, in `block`; its content belongs to `batch` (-1: to none)."""
+    """The storage is on the emulated device, in `block`; its content belongs to `batch` (-1: to none).
 
-    __slots__ = ("__weakref__", "arrivals", "batch", "block", "memory")
+    `blank` is the line that made it without content, until something writes there.
+    """
+
+    __slots__ = ("__weakref__", "arrivals", "batch", "blank", "block", "memory")
 
     def __init__(self, memory: TensorMemory, block: Block, batch: int = -1) -> None:
-        self.memory, self.block, self.batch = memory, block, batch
+        self.memory, self.block, self.batch, self.blank = memory, block, batch, ""
         self.arrivals: list[Arrival] = []
 
     def __del__(self) -> None:
@@ -53,15 +66,15 @@ class DeviceTag:
 
 
 class HostTag:
-    """The storage is host memory that is pinned (`block`), or holds data of a batch, or both.
+    """The storage is host memory that is pinned (`block`), or holds data of a batch, or nothing yet (`blank`).
 
     `block` may be None while `pinned` is True: pinned by the loader's thread, its block is given at hand-out.
     """
 
-    __slots__ = ("__weakref__", "arrivals", "batch", "block", "memory", "pinned")
+    __slots__ = ("__weakref__", "arrivals", "batch", "blank", "block", "memory", "pinned")
 
     def __init__(self, memory: TensorMemory, batch: int = -1, *, pinned: bool = False) -> None:
-        self.memory, self.batch, self.pinned = memory, batch, pinned
+        self.memory, self.batch, self.pinned, self.blank = memory, batch, pinned, ""
         self.block: PinnedBlock | None = None
         self.arrivals: list[Arrival] = []
 
@@ -84,12 +97,36 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
         ) from problem
 
 
+def seen_outside(tensor: torch.Tensor) -> None:
+    """Somebody else may write to a host tensor past torch, or past our modes: from now on it counts as written."""
+    if type(tag := tag_of(tensor)) is HostTag:
+        tag.blank = ""
+
+
+def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the dense tensors that hold a tensor's memory: indices and values, what it wraps, or itself.
+
+    A tensor of `torch.func` wraps one more; a subclass with memory in others names them by `__tensor_flatten__`.
+    """
+    names = ("values",) if tensor.layout is torch.strided and tensor.is_nested else SPARSE.get(tensor.layout)
+    if names:
+        with torch._C._DisableTorchDispatch(), torch.no_grad():  # our own question
+            return tuple(getattr(tensor, name)() for name in names)
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return parts_of(torch._C._functorch.get_unwrapped(tensor))
+    flatten: Any = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return (tensor,)
+    inner = [getattr(tensor, name) for name in flatten()[0]]
+    return tuple(part for each in inner if isinstance(each, torch.Tensor) for part in parts_of(each))
+
+
 def tag_of(tensor: torch.Tensor) -> Any:
-    """Return the tensor's `DeviceTag` or `HostTag`, or None; sparse and others without a storage have none."""
+    """Return the tensor's `DeviceTag` or `HostTag`, or None; of several parts that of the last, its values."""
     try:
         return getattr(tensor.untyped_storage(), ATTRIBUTE, None)
-    except (NotImplementedError, RuntimeError):
-        return None
+    except NO_STORAGE:
+        return next((tag_of(part) for part in reversed(parts_of(tensor)) if part is not tensor), None)
 
 
 def set_tag(tensor: torch.Tensor, tag: Tag) -> None:
@@ -98,14 +135,24 @@ def set_tag(tensor: torch.Tensor, tag: Tag) -> None:
 
 
 def is_on_device(tensor: Any) -> bool:
-    """Tell whether this is a tensor of the emulated device; sparse and other storage-less tensors are not."""
-    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
-        return getattr(tensor, "layout", None) is torch.jagged and is_on_device(tensor._values)
-    try:
-        return type(tag_of(tensor)) is DeviceTag
-    except ValueError:  # the parameter of a lazy module shows its storage to nobody but torch
-        with torch._C.DisableTorchFunctionSubclass():
-            return type(tag_of(tensor)) is DeviceTag
+    """Tell whether this is a tensor of the emulated device; one that wraps others is where they are."""
+    if type(tensor) in PLAIN:
+        try:
+            return type(getattr(STORAGE(tensor), ATTRIBUTE, None)) is DeviceTag
+        except NO_STORAGE:
+            return any(is_on_device(part) for part in parts_of(tensor) if part is not tensor)
+    if not isinstance(tensor, torch.Tensor):
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        if DECLARED in vars(tensor):
+            return True
+        parts = parts_of(tensor) if hasattr(tensor, "__tensor_flatten__") else ()
+        return any(map(is_on_device, parts)) or type(tag_of(tensor)) is DeviceTag
+
+
+def runs_itself(tensor: torch.Tensor) -> bool:
+    """Tell whether operators on this tensor are run by its own class."""
+    return type(tensor) not in PLAIN and type(tensor).__torch_dispatch__ is not NO_DISPATCH
 
 
 def any_on_device(values: Iterable[Any]) -> bool:
@@ -122,6 +169,7 @@ class TensorMemory:
         self.stream = runtime.default_stream  # the current one
         self.alive = True
         self.recorder: Any = None  # notes what is put into a CUDA graph, while one is captured
+        self.irregular = False  # some tensor of the device consists of several, or is nested
         self._released: deque[Any] = deque()  # blocks
 
     def place(self, tensor: torch.Tensor, batch: int = -1) -> torch.Tensor:
@@ -146,11 +194,12 @@ class TensorMemory:
         except OutOfMemory as problem:
             raise torch.OutOfMemoryError(str(problem)) from None
 
-    def pin(self, tensor: torch.Tensor, batch: int = -1) -> torch.Tensor:
+    def pin(self, tensor: torch.Tensor, batch: int = -1, blank: str = "") -> torch.Tensor:
         """Give a tensor's storage a pinned block; new ones are page-locked first (R44)."""
         if self._released:
             self.give_back()
         tag = HostTag(self, batch, pinned=True)
+        tag.blank = blank or getattr(tag_of(tensor), "blank", "")
         tag.block = self.pinned.allocate(storage_of(tensor).nbytes())
         set_tag(tensor, tag)
         return tensor

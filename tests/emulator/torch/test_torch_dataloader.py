@@ -26,7 +26,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import loaderviz as lv
 from loaderviz import intervals
 from loaderviz.emulator import Host, host
-from loaderviz.emulator.torch import dataloader, overrides, patches
+from loaderviz.emulator.torch import dataloader, functions, patches
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
 
@@ -320,7 +320,7 @@ def test_a_measured_fetch_leaves_out_what_the_emulator_asks_at_each_call(monkeyp
 
     for module in (host, dataloader):
         monkeypatch.setattr(module, "thread_time_ns", lambda: Burns.clock[0])
-    for module in (patches, overrides, dataloader):
+    for module in (patches, functions, dataloader):
         monkeypatch.setattr(module, "touches_device", asked)
     with lv.record(on="a100", host="auto") as recording:
         list(DataLoader(Burns(6), 2, num_workers=workers, multiprocessing_context="fork" if workers else None))

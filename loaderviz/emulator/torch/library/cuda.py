@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
@@ -14,50 +13,36 @@ import torch
 
 from loaderviz.emulator.device import Stream as EmulatedStream
 from loaderviz.emulator.hardware import DATA, GPUS
-from loaderviz.emulator.memory import DEFERRED, FREE, LIVE, SMALL_SEGMENT
 from loaderviz.emulator.runtime import PRIORITIES
 from loaderviz.emulator.runtime import Event as EmulatedEvent
+from loaderviz.emulator.torch.functions import DefaultGenerator
 from loaderviz.emulator.torch.patches import Disguised, stands_for
 from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
-from loaderviz.emulator.torch.tensors import is_on_device
 from loaderviz.errors import NotModelledError
 
 if TYPE_CHECKING:
     from loaderviz.emulator.hardware import Gpu
-    from loaderviz.emulator.memory import Block
     from loaderviz.emulator.torch.patches import Patches
 
 
 REAL_STREAM, REAL_EVENT = torch.cuda.Stream, torch.cuda.Event  # so that isinstance() holds for early imports, too
 NOT_MODELLED = {
-    "streams made outside PyTorch": "ExternalStream get_stream_from_external",
     "memory pools of one's own": "MemPool use_mem_pool",
     "allocators of one's own": "CUDAPluggableAllocator change_current_allocator",
     "raw device memory": "caching_allocator_alloc caching_allocator_delete",
-    "the raw CUDA runtime": "cudart",
-    "NVML readings; see loaderviz.metrics.utilization": "utilization",
-    "NVML readings": "temperature power_draw clock_rate list_gpu_processes device_memory_used memory_usage",
     "green contexts": "GreenContext",
-    "the history of the allocator": "_record_memory_history",
-    "statistics of pinned memory": "host_memory_stats reset_peak_host_memory_stats reset_accumulated_host_memory_stats",
-    "nested statistics; see torch.cuda.memory_stats": "memory_stats_as_nested_dict host_memory_stats_as_nested_dict",
 }
 ANSWERS: tuple[tuple[Any, str], ...] = (  # of torch.cuda and torch.accelerator, whatever they are asked
     (True, "is_initialized"),
     (False, "_is_in_bad_fork can_device_access_peer"),
     (0, "current_device current_device_index current_device_idx"),
-    (None, "init ipc_collect reset_accumulated_memory_stats"),
+    (None, "init ipc_collect"),
+    (0, "current_blas_handle"),
     ("native", "get_allocator_backend"),
 )
-FIGURES = """
-    active_bytes.all.current=active active_bytes.all.peak=active_peak allocated_bytes.all.current=allocated
-    allocated_bytes.all.peak=allocated_peak allocation.all.allocated=allocations allocation.all.freed=frees
-    num_alloc_retries=retries num_device_alloc=mallocs num_device_free=releases num_ooms=ooms
-    reserved_bytes.all.current=reserved reserved_bytes.all.peak=reserved_peak segment.all.current=segments
-"""
 
 
-def install_cuda_names(session: Session, patches: Patches) -> None:
+def install(session: Session, patches: Patches) -> None:
     """Replace the names of `torch.cuda`, `torch.accelerator` and the generic `torch.Stream` and `torch.Event`."""
     for owner in (torch.cuda, torch.cuda.streams):
         patches.function(owner, "Stream", CudaStream)
@@ -77,32 +62,23 @@ def install_cuda_names(session: Session, patches: Patches) -> None:
             else:
                 refusals[name] = refuse
 
-    def snapshot(pool: tuple[Any, ...] | None = None) -> dict[str, Any]:
-        if pool and tuple(pool[:2]) != (0, 0):
-            raise NotModelledError("memory_snapshot: the emulated GPU has no memory pools of one's own; leave them out")
-        session.enter("a snapshot of memory")
-        session.leave()
-        segments = [_segment(blocks) for blocks in session.pool.segments()]
-        return {"segments": segments, "device_traces": [[]], "external_annotations": []}
-
-    patches.set(torch._C, "_cuda_memorySnapshot", snapshot)  # torch's own functions make the rest of it
+    patches.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     # For torch's own functions: random numbers are those of a run on the CPU
-    patches.set(torch.cuda, "default_generators", (torch.default_generator,))
+    patches.set(torch.cuda, "default_generators", (DefaultGenerator(),))
     makers = ("_create_jit_fn", "_create_multi_output_jit_fn")
-    memory = memory_functions(session)
+    answers: dict[str, Any] = {}
     for answer, names in ANSWERS:
-        memory |= dict.fromkeys(names.split(), _always(answer))
-    for name, there in (("is_available", True), ("device_count", 1)):
-        memory[name] = _seen(session, there, getattr(torch.cuda, name))
+        answers |= dict.fromkeys(names.split(), _always(answer))
+    for name, there in (("is_available", True), ("device_count", 1), ("_is_compiled", True)):
+        answers[name] = _seen(session, there, getattr(torch.cuda, name))
     cuda = _cuda(session)
     shared = {name: cuda[name] for name in ("current_stream", "set_stream", "synchronize")}
-    types = {name: _legacy_type(kind) for name, kind in vars(torch.cuda).items() if name.endswith("Tensor")}
     replacements: dict[Any, dict[str, Any]] = {
-        torch.cuda: cuda | memory | types | refusals,
+        torch.cuda: cuda | answers | refusals,
         torch.cuda.jiterator: {
             name: _refusal(f"torch.cuda.jiterator.{name}", "kernels compiled at run time") for name in makers
         },
-        torch.accelerator: ACCELERATOR | shared | memory,
+        torch.accelerator: ACCELERATOR | shared | answers,
         torch.cuda.memory: refusals,
         torch.cuda.nvtx: _nvtx(session),
         torch.cuda.profiler: dict.fromkeys(("start", "stop"), _always(None)),
@@ -135,21 +111,6 @@ def _refusal(call: str, what: str) -> Callable[..., Any]:
     return refuse
 
 
-def _legacy_type(kind: Any) -> type:
-    """Return what stands in for `torch.cuda.FloatTensor` or its like: it can be asked for, not made."""
-
-    class LegacyTensorType(type):
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return is_on_device(instance) and instance.dtype is kind.dtype
-
-    @stands_for(kind)
-    class Legacy(metaclass=LegacyTensorType):
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            raise NotModelledError(f"torch.cuda.{kind.__name__}(…) is not modelled; use torch.tensor(…, device='cuda')")
-
-    return Legacy
-
-
 def check_device(device: Any) -> None:
     """Accept only the one GPU there is."""
     if device is None or (isinstance(device, int) and device < 0):
@@ -167,11 +128,9 @@ def _cuda(session: Session) -> dict[str, Any]:
     """Return the functions of torch.cuda that are about devices, streams and random numbers."""
     gpu = session.runtime.gpu
 
-    def lazy_init() -> None:  # reached only by a call that went past the emulator
+    def lazy_init() -> None:  # of a call that no function mode saw; the operators will
         session.enter("a CUDA call")
-        raise NotModelledError(
-            "this call reached CUDA itself, past the emulated GPU, which does not model it; the traceback names it"
-        )
+        session.leave()
 
     def set_stream(stream: Any) -> None:
         if stream is not None:
@@ -197,7 +156,10 @@ def _cuda(session: Session) -> dict[str, Any]:
         return ask
 
     new, state = gpu.capability >= (8, 0), torch.get_rng_state
+
     return {
+        "ExternalStream": ExternalStream,
+        "get_stream_from_external": lambda pointer, device=None: ExternalStream(pointer, device),
         "_lazy_init": lazy_init,
         "_sleep": sleep_kernel,
         "current_stream": for_device(lambda: Stream.of(session, session.stream)),
@@ -229,8 +191,13 @@ ACCELERATOR = {
 class DeviceProperties(SimpleNamespace):
     """What `torch.cuda.get_device_properties` returns, with torch's names."""
 
+    __qualname__ = "_CudaDeviceProperties"
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{name} of {self.name} is not known to the emulated GPU: no published figure was found")
+
+
+DeviceProperties.__name__ = "_CudaDeviceProperties"
 
 
 def properties(gpu: Gpu) -> DeviceProperties:
@@ -276,85 +243,17 @@ def _nvtx(session: Session) -> dict[str, Any]:
         now = session.runtime.now
         session.runtime.range(now, now, str(message), session.batches.current)
 
-    return {"range_push": push, "range_pop": pop, "mark": mark}
+    open_ranges: dict[int, tuple[str, int]] = {}
 
+    def start(message: str) -> int:
+        open_ranges[number := len(open_ranges) + 1] = str(message), session.enter_range(str(message))
+        return number
 
-def memory_functions(session: Session) -> dict[str, Any]:
-    """Return the memory functions on which the others of torch.cuda and torch.accelerator rest, by the pool."""
-    pool = session.pool
+    def end(number: int) -> None:
+        if number in open_ranges:
+            session.leave_range(*open_ranges.pop(number))
 
-    def reading(get: Callable[[Any], Any]) -> Callable[..., Any]:
-        def read(device: Any = None) -> Any:
-            check_device(device)
-            session.enter("a question about memory")  # gives back what was freed since the last call
-            session.leave()
-            return get(pool.stats)
-
-        return read
-
-    def memory_stats(stats: Any) -> OrderedDict[str, int]:
-        pairs = (entry.split("=") for entry in FIGURES.split())
-        return OrderedDict((name, getattr(stats, figure)) for name, figure in pairs)
-
-    def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-        return "\n".join(f"{name:32} {value:>16,}" for name, value in all_figures(device).items())
-
-    def empty_cache() -> None:
-        with session.calling("torch.cuda.empty_cache"):
-            pool.empty_cache()
-
-    def reset_peak(device: Any = None) -> None:
-        pool.reset_peak()
-
-    limit = 1.0
-
-    def set_fraction(fraction: float, device: Any = None) -> None:
-        check_device(device)
-        if not isinstance(fraction, float):
-            raise TypeError("Invalid type for fraction argument, must be `float`")
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
-        nonlocal limit
-        limit = fraction
-        pool.capacity = min(whole, int(fraction * session.runtime.gpu.memory))
-
-    whole, all_figures = pool.capacity, reading(memory_stats)
-    return {
-        **dict.fromkeys(("mem_get_info", "get_memory_info"), reading(lambda stats: pool.mem_get_info())),
-        "reset_peak_memory_stats": reset_peak,
-        "memory_stats": all_figures,
-        "memory_summary": memory_summary,
-        "empty_cache": empty_cache,
-        "set_per_process_memory_fraction": set_fraction,
-        "get_per_process_memory_fraction": reading(lambda stats: limit),
-    }
-
-
-BLOCK_STATES = {LIVE: "active_allocated", DEFERRED: "active_pending_free", FREE: "inactive"}
-
-
-def _segment(blocks: list[Block]) -> dict[str, Any]:
-    """Return a segment in torch's words; sizes in bytes. Nothing has frames: the allocator's history is not kept."""
-    total = sum(block.size for block in blocks)
-    active = [block for block in blocks if block.state != FREE]
-    return {
-        "device": 0,
-        "address": blocks[0].address,
-        "stream": blocks[0].stream.id,
-        "segment_type": "small" if total == SMALL_SEGMENT else "large",
-        "segment_pool_id": (0, 0),
-        "is_expandable": False,
-        "total_size": total,
-        "active_size": sum(block.size for block in active),
-        "allocated_size": sum(block.size for block in active if block.state == LIVE),
-        "requested_size": sum(block.requested for block in active),
-        "blocks": [
-            {"address": block.address, "size": block.size, "requested_size": block.requested, "frames": []}
-            | {"state": BLOCK_STATES[block.state]}
-            for block in blocks
-        ],
-        "frames": [],
-    }
+    return {"range_push": push, "range_pop": pop, "range_start": start, "range_end": end, "mark": mark}
 
 
 # Streams and events. The objects may outlive a recording: in the next one a stream stands for a stream of that one, and
@@ -488,6 +387,23 @@ class Stream(OnDevice):
 @stands_for(REAL_STREAM)
 class CudaStream(Stream):
     """`torch.cuda.Stream`: there is no other kind, so `torch.Stream` makes these, too."""
+
+
+@stands_for(torch.cuda.ExternalStream)
+class ExternalStream(CudaStream):
+    """`torch.cuda.ExternalStream(…)`: one of the emulated streams, by its number."""
+
+    def __new__(cls, stream_ptr: int, device: Any = None, **kwargs: Any) -> Any:
+        """Return the stream of that number. Raises `NotModelledError` if it was made outside PyTorch."""
+        check_device(device)
+        with calling("torch.cuda.ExternalStream") as session:
+            for stream in session.runtime.streams.values():
+                if stream.id == stream_ptr:
+                    return cls.of(session, stream)
+        raise NotModelledError(
+            f"torch.cuda.ExternalStream: the emulated GPU does not model streams made outside PyTorch, as {stream_ptr} "
+            "is. Leave this call out, or run on a GPU."
+        )
 
 
 @stands_for(torch.Event)

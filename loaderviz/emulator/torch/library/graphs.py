@@ -22,7 +22,7 @@ from loaderviz.emulator.runtime import Capture, CudaError
 from loaderviz.emulator.torch import copies
 from loaderviz.emulator.torch.patches import Disguised, stands_for
 from loaderviz.emulator.torch.session import Session
-from loaderviz.emulator.torch.tensors import ATTRIBUTE, DeviceTag, storage_of, tag_of
+from loaderviz.emulator.torch.tensors import ATTRIBUTE, SET, DeviceTag, storage_of, tag_of
 from loaderviz.errors import NotModelledError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Recorder:
             for memory in self._memory.values():
                 storage = memory.made()
                 if memory.kept is None and memory.dtype and storage is not None:
-                    torch.empty(0, dtype=memory.dtype).set_(storage).fill_(copies.poison(memory.dtype))
+                    SET(torch.empty(0, dtype=memory.dtype), storage).fill_(copies.poison(memory.dtype))
 
     def _view(self, tensor: torch.Tensor) -> TensorView:
         memory, offset = self._memory_of(tensor), int(tensor.storage_offset())
@@ -221,7 +221,7 @@ class CUDAGraph(Disguised):
             storage = view.memory.made() or inside.get(view.memory)
             if storage is None:
                 storage = inside[view.memory] = torch.UntypedStorage(view.memory.nbytes)
-            return torch.empty(0, dtype=view.dtype).set_(storage, view.offset, view.shape, view.stride)
+            return SET(torch.empty(0, dtype=view.dtype), storage, view.offset, view.shape, view.stride)  # type: ignore[no-any-return]
 
         if call.function is _copy:
             target, source = (tensor(each) if isinstance(each, TensorView) else each for each in call.args)
@@ -268,7 +268,7 @@ class CUDAGraph(Disguised):
     raw_cuda_graph_exec = debug_dump = raw_cuda_graph
 
 
-def install_graphs(session: Session, patches: Patches) -> None:
+def install(session: Session, patches: Patches) -> None:
     """Let `torch.cuda.CUDAGraph` and its like be ours; `torch.cuda.graph` and the rest go by torch's own code."""
 
     def is_current_stream_capturing() -> bool:
@@ -281,4 +281,3 @@ def install_graphs(session: Session, patches: Patches) -> None:
     for replacement in (is_current_stream_capturing, graph_pool_handle):
         patches.function(torch.cuda, replacement.__name__, replacement)
     patches.set(torch.cuda.graph, "default_capture_stream", None)  # one that is kept would be of an earlier recording
-    patches.set(torch._C, "_host_emptyCache", lambda: None)

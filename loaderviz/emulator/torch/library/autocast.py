@@ -1,0 +1,202 @@
+"""Autocast with CUDA's lists: which operators of the device take half precision, which float32, which the widest.
+
+PyTorch casts at a dispatch key of each backend; an emulated tensor has the CPU's, so the CPU's lists would serve. Here
+the operators that have a cast for CUDA (PyTorch is asked which) get one at a key that nobody uses, while autocast is
+on: it casts tensors of the device, as aten/src/ATen/autocast_mode.h says, and leaves those of the CPU to the CPU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.library import Library, fallthrough_kernel
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from loaderviz.emulator.torch.functions import names
+from loaderviz.emulator.torch.session import Session
+from loaderviz.emulator.torch.tensors import is_on_device
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.torch.patches import Patches
+
+KEY = "AutocastPrivateUse1"
+OURS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+CPUS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+Kernel = Callable[..., Any]
+# By name, without overload. An operator with a cast for CUDA that stands in none of these is computed in float32.
+LOWER = names("""
+    _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu
+    cudnn_convolution cudnn_convolution_transpose addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm
+    baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell
+    rnn_tanh_cell rnn_relu_cell scaled_dot_product_attention _scaled_dot_product_flash_attention
+""")
+WIDEST = names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
+# float32 is asked of the result, if the call asks for no dtype; a norm has another overload for that
+RESULT = names("prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum")
+NORM = {"aten::norm.Scalar": "ScalarOpt_dtype", "aten::norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
+UNSAFE = "binary_cross_entropy"
+# What cuDNN does for a whole RNN (aten/src/ATen/cudnn/AutocastRNN.cpp), and the CPU cell by cell
+RNN = tuple(f"aten::{kind}.{form}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in ("input", "data"))
+
+
+def install(session: Session, patches: Patches) -> None:
+    """Let the state of autocast be CUDA's own, and the casts be made while it is on."""
+    casts = Casts(session)
+    patches.at_end(casts.end)
+    for name in ("set_autocast_enabled", "set_autocast_cpu_enabled"):
+
+        @patches.around(torch, name)
+        def set_enabled(original: Any, *args: Any) -> None:
+            original(*args)
+            casts.follow()
+
+    @patches.around(torch, "clear_autocast_cache")
+    def clear_cache(original: Any) -> None:
+        original()
+        casts.cache.clear()
+
+
+class Casts:
+    """The casts of one recording, and the weights cast since autocast was entered."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by the id of a leaf: that, and its cast
+        self._libraries: list[Library] = []
+
+    def follow(self) -> None:
+        """Autocast was switched: let the operators come here if it is on for a device that concerns us."""
+        on = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+        if on and not self._libraries:
+            self._begin()
+        torch._C._dispatch_tls_set_dispatch_key_included(KEY, on)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, not on)
+        if torch.is_autocast_enabled("cuda"):
+            self.session.note("autocast: dtypes by CUDA's lists, the values computed by the CPU's kernels")
+
+    def end(self) -> None:
+        """The recording is over."""
+        if self._libraries:
+            torch._C._dispatch_tls_set_dispatch_key_included(KEY, False)
+            torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, True)
+        while self._libraries:
+            self._libraries.pop()._destroy()
+        self.cache.clear()
+
+    def _begin(self) -> None:
+        others, aten = Library("_", "IMPL", KEY), Library("aten", "IMPL", KEY)
+        self._libraries = [others, aten]
+        others.fallback(fallthrough_kernel, KEY)
+        for name in operators_with("AutocastCUDA"):
+            aten.impl(name, self._kernel(name))
+        for name in RNN:
+            aten.impl(name, self._cast(_overload(name), self._lower))
+        for name in operators_with("AutocastCPU") - operators_with("AutocastCUDA"):
+            aten.impl(name, _past_the_cpus(_overload(name)), with_keyset=True)
+
+    def _kernel(self, name: str) -> Kernel:
+        base, overload = name.removeprefix("aten::").partition(".")[0], _overload(name)
+        if base in LOWER:
+            return self._cast(overload, self._lower)
+        if base in WIDEST:
+            return self._cast(overload, self._widest)
+        if base in RESULT:
+            return self._with_result(overload)
+        if name in NORM:
+            return self._with_result(getattr(torch.ops.aten.norm, NORM[name]), appends=True)
+        if base == UNSAFE:
+            return self._refusal(overload)
+        return self._cast(overload, lambda values: torch.float32)
+
+    def _lower(self, values: Iterable[torch.Tensor]) -> torch.dtype:
+        return torch.get_autocast_dtype("cuda")
+
+    def _widest(self, values: Iterable[torch.Tensor]) -> torch.dtype:
+        wide = any(value.dtype is torch.float32 for value in values)
+        return torch.float32 if wide else torch.get_autocast_dtype("cuda")
+
+    def _cast(self, overload: Any, choose: Callable[[Iterable[torch.Tensor]], torch.dtype]) -> Kernel:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(OURS):
+                leaves = tree_leaves((args, kwargs))
+                if not any(map(is_on_device, leaves)):
+                    return overload(*args, **kwargs)
+                if torch.is_autocast_enabled("cuda"):
+                    dtype = choose(filter(_is_eligible, leaves))
+                    args, kwargs = tree_map_only(torch.Tensor, lambda value: self.to(value, dtype), (args, kwargs))
+                with torch._C._ExcludeDispatchKeyGuard(CPUS):
+                    return overload(*args, **kwargs)
+
+        return kernel
+
+    def _with_result(self, overload: Any, appends: bool = False) -> Kernel:
+        arguments = overload._schema.arguments
+        place = next(place for place, argument in enumerate(arguments) if argument.name == "dtype")
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(OURS):
+                if not is_on_device(args[0]):
+                    return overload(*args, **kwargs)
+                asked = args[place] if place < len(args) else kwargs.get("dtype")
+                if asked is None and torch.is_autocast_enabled("cuda"):
+                    single = _is_eligible(args[0])
+                    kwargs = {**kwargs, "dtype": torch.float32 if single else args[0].dtype if appends else None}
+                    args = args[:place]
+                with torch._C._ExcludeDispatchKeyGuard(CPUS):
+                    return overload(*args, **kwargs)
+
+        return kernel
+
+    def _refusal(self, overload: Any) -> Kernel:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_autocast_enabled("cuda") and any(map(is_on_device, args)):
+                raise RuntimeError(
+                    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast. Use "
+                    "binary_cross_entropy_with_logits or BCEWithLogitsLoss, which join the sigmoid before it to it."
+                )
+            with torch._C._ExcludeDispatchKeyGuard(OURS):
+                return overload(*args, **kwargs)
+
+        return kernel
+
+    def to(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Cast a tensor if it is one that autocast casts; a weight only once."""
+        if value.dtype is dtype or not _is_eligible(value):
+            return value
+        once = value.dtype is torch.float32 and value.requires_grad and value.is_leaf and value._base is None
+        if not (once and dtype is not torch.float32 and torch.is_autocast_cache_enabled()):
+            return value.to(dtype)
+        if id(value) not in self.cache:
+            self.cache[id(value)] = value, value.to(dtype)
+        return self.cache[id(value)][1]
+
+
+def _past_the_cpus(overload: Any) -> Kernel:
+    """Return what calls an operator that the CPU's autocast casts, but CUDA's does not: its parts may be cast."""
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        skipped = OURS | CPUS if any(map(is_on_device, tree_leaves((args, kwargs)))) else OURS
+        return overload.redispatch(keys - skipped, *args, **kwargs)
+
+    return kernel
+
+
+def _is_eligible(value: Any) -> bool:
+    return is_on_device(value) and value.is_floating_point() and value.dtype is not torch.float64
+
+
+def operators_with(key: str) -> set[str]:
+    """Return the names of the aten operators, with their overloads, that have a kernel of their own at a dispatch key.
+
+    >>> "aten::pow.Tensor_Scalar" in operators_with("AutocastCUDA")
+    True
+    """
+    has, known = torch._C._dispatch_has_kernel_for_dispatch_key, torch._C._dispatch_get_all_op_names()
+    return {name for name in known if name.startswith("aten::") and has(name, key)}
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")

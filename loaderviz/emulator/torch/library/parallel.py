@@ -1,0 +1,151 @@
+"""Data parallel training where there is one GPU: `DataParallel`, and process groups of one rank.
+
+NCCL is in no CPU build of torch, and wants a real GPU; for one rank gloo stands in, and says that it is "nccl"."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parallel import _functions
+from torch.utils._pytree import tree_leaves
+
+from loaderviz.emulator.torch.functions import names
+from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
+from loaderviz.emulator.torch.tensors import is_on_device
+from loaderviz.errors import NotModelledError
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.torch.patches import Patches
+
+
+def install(session: Session, patches: Patches) -> None:
+    """Let each be what it is for one GPU."""
+    _install_data_parallel(patches)
+    if torch.distributed.is_available():
+        _install_distributed(session, patches)
+
+
+def _install_data_parallel(patches: Patches) -> None:
+    """`DataParallel` over the one GPU there is: its inputs are copied there, and the module is called."""
+
+    def scatter(tensor: torch.Tensor, devices: Any, sizes: Any, dim: int, streams: Any) -> tuple[torch.Tensor, ...]:
+        with torch.cuda.stream(streams[0] if streams else None):
+            return (tensor.to(DEVICE, non_blocking=True),)
+
+    def gather(tensors: Any, dim: int, index: int | None) -> torch.Tensor:
+        return tensors[0].to("cpu" if index == -1 else DEVICE)  # type: ignore[no-any-return]
+
+    def gather_out(tensors: Any, out: torch.Tensor, dim: int) -> torch.Tensor:
+        return out.copy_(tensors[0])
+
+    def broadcast(tensor: torch.Tensor, devices: Any) -> tuple[torch.Tensor, ...]:
+        return (tensor.to(DEVICE),)
+
+    def broadcast_out(tensor: torch.Tensor, out: Any) -> Any:
+        return [each.copy_(tensor) for each in out]
+
+    def broadcast_coalesced(tensors: Any, devices: Any, buffer_size: int) -> list[list[torch.Tensor]]:
+        return [[tensor.to(DEVICE) for tensor in tensors]]
+
+    for name, answer in {
+        "_scatter": scatter,
+        "_scatter_out": lambda tensor, out, dim, streams: broadcast_out(tensor, out),
+        "_gather": gather,
+        "_gather_out": gather_out,
+        "_broadcast": broadcast,
+        "_broadcast_out": broadcast_out,
+        "_broadcast_coalesced": broadcast_coalesced,
+    }.items():
+        patches.set(torch._C, name, answer)
+    patches.set(_functions, "_streams", None)  # the copy stream that it keeps for each GPU
+
+
+COLLECTIVES = names("""
+    all_reduce all_gather all_gather_into_tensor all_to_all all_to_all_single broadcast gather reduce reduce_scatter
+    reduce_scatter_tensor scatter send recv
+""")
+
+
+class Done:
+    """The work of collectives over one rank, which is over when it begins."""
+
+    def wait(self, *_: Any) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+    is_completed = is_success = wait
+
+
+def _install_distributed(session: Session, patches: Patches) -> None:
+    """One rank on one GPU: torch's own code reduces, over that one. More ranks are refused."""
+    distributed, parallel = torch.distributed, torch.nn.parallel.DistributedDataParallel
+    inner, asked = distributed.distributed_c10d, ""
+
+    def one_rank(ranks: int) -> None:
+        if ranks > 1:
+            raise NotModelledError(
+                f"torch.distributed with {ranks} ranks: the emulated machine has one GPU, so one rank; start it with "
+                "torchrun --nproc-per-node 1, or record on real GPUs"
+            )
+
+    @patches.around(distributed, "init_process_group")
+    def init_process_group(begin: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal asked
+        options = inspect.signature(begin).bind(*args, **kwargs).arguments
+        ranks = options.get("world_size", -1)
+        one_rank(ranks if ranks > 0 else int(os.environ.get("WORLD_SIZE", 1)))
+        wanted, bound = options.get("backend"), options.get("device_id")
+        asked = "nccl" if "nccl" in (wanted or "nccl") else ""
+        if asked:
+            options |= {"backend": "gloo", "device_id": None}
+        begin(**options)
+        session.only_nccl = wanted == "nccl"
+        if asked and bound is not None:
+            inner._get_default_group().bound_device_id = wanted_device(bound)
+
+    @patches.around(distributed, "get_backend")
+    def get_backend(backend_of: Any, group: Any = None) -> str:
+        return asked or backend_of(group)
+
+    @patches.around(distributed, "get_backend_config")
+    def get_backend_config(config_of: Any, group: Any = None) -> str:
+        config: str = config_of(group)
+        return config.replace("cuda:gloo", f"cuda:{asked}") if asked else config
+
+    def only_of_device(collective: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if session.only_nccl and not all(map(is_on_device, tensors)):
+            raise RuntimeError(f"{collective.__name__}: No backend type associated with device type cpu")
+        return collective(*args, **kwargs)
+
+    for name in COLLECTIVES:
+        patches.around(distributed, name)(only_of_device)
+
+    @patches.around(inner, "_get_object_coll_device")
+    def device_of_objects(device_of: Any, group: Any = None) -> str:
+        return "cuda" if session.only_nccl else device_of(group)
+
+    for name, answer in {"_start_coalescing": lambda *_: None, "_end_coalescing": lambda *_: Done()}.items():
+        patches.set(distributed.ProcessGroup, name, answer)
+
+    @patches.around(parallel, "__init__")
+    def init(make: Any, self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        if any(map(is_on_device, module.parameters())):
+            one_rank(distributed.get_world_size(kwargs.get("process_group")))
+            session.note("DistributedDataParallel over one rank: what reduces the gradients costs as any kernel does")
+        make(self, module, *args, **kwargs)
+
+    def with_parameters(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Its buckets are made in C++, of no tensor: they belong where the parameters are."""
+        before, session.call = session.call, (tuple(self.module.parameters()), {})
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            session.call = before
+
+    for name in ("_ddp_init_helper", "_pre_forward"):
+        patches.around(parallel, name)(with_parameters)
+    patches.function(distributed, "is_nccl_available", lambda: True)

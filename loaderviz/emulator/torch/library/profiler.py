@@ -1,0 +1,131 @@
+"""Annotations and torch's profiler: ranges on the main lane, and the emulated work in virtual time."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.autograd.profiler import record_function
+from torch.autograd.profiler_util import FunctionEvent
+
+from loaderviz.emulator.torch.session import Session
+from loaderviz.timeline import Kind, Timeline
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.torch.patches import Patches
+
+
+def install(session: Session, patches: Patches) -> None:
+    """Put both in place."""
+    _install_ranges(session, patches)
+    _install_profiler(session, patches)
+
+
+def _install_profiler(session: Session, patches: Patches) -> None:
+    """`torch.profiler` shows the emulated work in virtual time; what it really recorded, the CPU's, is left aside."""
+    profile, emit_nvtx = torch.autograd.profiler.profile, torch.autograd.profiler.emit_nvtx
+    since, stacks = "_loaderviz_since", "_loaderviz_stacks"
+
+    @patches.around(profile, "__init__")
+    def init(
+        make: Any, self: Any, *args: Any, use_device: str | None = None, use_cuda: bool = False, **kwargs: Any
+    ) -> None:
+        make(self, *args, **kwargs | {"use_cpu": True, "with_stack": False})  # it looks into nn.Module's own call
+        self.use_device = "cuda" if use_cuda else use_device
+        vars(self)[stacks] = kwargs.get("with_stack", False)
+
+    @patches.around(profile, "_start_trace")
+    def start(begin: Any, self: Any) -> None:
+        begin(self)
+        vars(self)[since] = len(session.runtime.builder)
+
+    @patches.around(profile, "__exit__")
+    def leave(end: Any, self: Any, *error: Any) -> Any:
+        if not self.enabled or not session.in_recording_thread() or not hasattr(self, since):
+            return end(self, *error)
+        emulated: list[Timeline] = []
+
+        def events(*_: Any, **__: Any) -> list[FunctionEvent]:
+            emulated[:] = emulated or [session.runtime.recorded(getattr(self, since))]
+            return _profiled(emulated[0], self.use_device)
+
+        def export_chrome_trace(path: str, *_: Any, **__: Any) -> None:
+            from loaderviz.export import to_chrome_trace
+
+            to_chrome_trace(emulated[0], path)
+
+        self._parse_kineto_results, self.export_chrome_trace = events, export_chrome_trace
+        with session.bookkeeping():
+            result = end(self, *error)
+            events()
+        self.with_stack = getattr(self, stacks)
+        session.note("torch.profiler shows the emulated work in virtual time, without shapes and memory")
+        return result
+
+    activities = torch.profiler.ProfilerActivity
+    patches.function(torch.autograd, "_supported_activities", lambda: {activities.CPU, activities.CUDA})
+    patches.set(emit_nvtx, "__enter__", lambda self: self)
+    patches.set(emit_nvtx, "__exit__", lambda self, *error: None)
+
+
+def _profiled(timeline: Timeline, device: str | None) -> list[FunctionEvent]:
+    """Return the spans of a timeline as the profiler's events: each device span counts for the operator that put it."""
+    events: list[FunctionEvent] = []
+    inside: list[tuple[int, FunctionEvent]] = []  # end, event: what the main thread is in
+    launched_by: dict[int, FunctionEvent] = {}  # correlation -> operator
+    for number, span in enumerate(timeline.rows()):
+        on_device = span.lane.group == "device"
+        if on_device and device is None:
+            continue
+        event = FunctionEvent(
+            number,
+            re.sub(r"(?<=^ProfilerStep)#\d+", "*", span.name),
+            span.lane.number,
+            span.start / 1000,
+            span.end / 1000,
+            input_shapes=[],
+            stack=[span.source],
+            use_device=device,
+            trace_name=span.name,
+            device_type=DeviceType.CUDA if on_device else DeviceType.CPU,
+            flops=0,
+        )
+        event.is_user_annotation = span.kind == Kind.RANGE
+        events.append(event)
+        if on_device:
+            if operator := launched_by.get(span.correlation):
+                operator.append_kernel(span.name, 0, span.duration / 1000)
+        elif span.lane.role == "main":
+            while inside and inside[-1][0] <= span.start:
+                inside.pop()
+            if span.kind == Kind.API and span.correlation >= 0:
+                launched_by[span.correlation] = inside[-1][1] if inside else event
+            elif span.kind == Kind.OPERATOR:
+                inside.append((span.end, event))
+    return events
+
+
+def _install_ranges(session: Session, patches: Patches) -> None:
+    """`record_function` (and with it the DataLoader's own annotation) becomes a range on the main lane."""
+    starts: dict[int, int] = {}
+
+    def entering(enter: Any, self: Any) -> Any:
+        starts[id(self)] = session.enter_range(self.name)
+        return enter(self)
+
+    def leaving(leave: Any, self: Any, *error: Any) -> Any:
+        session.leave_range(self.name, starts.pop(id(self)))
+        return leave(self, *error)
+
+    @patches.around(record_function, "__enter__")
+    def begin(enter: Any, self: Any) -> Any:
+        return session.own_work(entering, enter, self) if session.in_recording_thread() else enter(self)
+
+    @patches.around(record_function, "__exit__")
+    def end(leave: Any, self: Any, *error: Any) -> Any:
+        if id(self) in starts:
+            return session.own_work(leaving, leave, self, *error)
+        with session.bookkeeping():
+            return leave(self, *error)
