@@ -285,8 +285,8 @@ def record(
 
     `check=True` is for who doubts the emulator: the first calls of torch from each line are made again on the CPU, each
     outermost module is run again from a copy, and PyTorch is asked of what kind and on which device each result would
-    be on a real GPU. `recording.check` has the differences; the first is warned of at the end (`CheckWarning`). It costs
-    memory for a copy of the model, and the first step takes several times as long.
+    be on a real GPU. `recording.check` has the differences; the first is warned of at the end (`CheckWarning`). The
+    check needs memory for a copy of the model, and the first step takes several times as long.
 
     Raises `UnknownHardwareError` for a name that is no preset, `RecordOptionError` for another option that means
     nothing, LoadervizError for "cuda" without a GPU, `NestedRecordingError` inside another recording, and

@@ -150,12 +150,14 @@ class Linter:
         found += [line.lint() for line in self._copies.values()]
         for (_, made), line in self._blank.items():
             found.append(lint_of("blank-read", line.at, line.count, made=code(made)))
-        for source, made in self._streams.items():
-            made.leave()
-            held = [cached.get(stream, 0) for stream in made.left]
+        for source, streams in self._streams.items():
+            streams.leave()
+            held = [cached.get(stream, 0) for stream in streams.left]
             if sum(size > 0 for size in held) >= STREAMS - 1:
                 at = Access("torch.cuda.Stream", False, None, source=source)
-                found.append(lint_of("stream-per-epoch", at, made.made, made=made.made, held=words.size(sum(held))))
+                found.append(
+                    lint_of("stream-per-epoch", at, streams.made, made=streams.made, held=words.size(sum(held)))
+                )
         found += [
             line.lint("needless-wait")
             for source, line in self._waits.items()

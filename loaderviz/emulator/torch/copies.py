@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 
 aten = torch.ops.aten
+SPARSE_COO: Any = torch.sparse_coo_tensor  # the stubs have other arguments
+SPARSE_COMPRESSED: Any = torch.sparse_compressed_tensor
 NESTED = aten._nested_tensor_size, aten._nested_tensor_strides, aten._nested_tensor_storage_offsets
 
 
@@ -96,9 +98,9 @@ def _transfer_parts(
             sizes, strides, offsets = (ask(source) for ask in NESTED)
             result = torch._nested_view_from_buffer(moved[0], sizes, strides, offsets)
         elif source.layout is torch.sparse_coo:
-            result = torch.sparse_coo_tensor(*moved, source.shape, is_coalesced=source.is_coalesced())
+            result = SPARSE_COO(*moved, source.shape, is_coalesced=source.is_coalesced())
         else:
-            result = torch.sparse_compressed_tensor(*moved, source.shape, layout=source.layout)
+            result = SPARSE_COMPRESSED(*moved, source.shape, layout=source.layout)
         return result if target is None else target.copy_(result)
 
 
@@ -177,7 +179,7 @@ def as_seen(session: Session, tensor: torch.Tensor, tag: Any) -> torch.Tensor:
         if session.runtime.is_ordered(session.stream, arrival.place):
             arrival._replace(storage=weakref.ref(whole)).deliver()
     seen = torch.empty(0, dtype=tensor.dtype)
-    return SET(seen, whole, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[no-any-return]
+    return SET(seen, whole, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def pin_memory(session: Session, source: torch.Tensor, tag: HostTag | None) -> torch.Tensor:
@@ -195,7 +197,7 @@ def pin_memory(session: Session, source: torch.Tensor, tag: HostTag | None) -> t
 def bytes_of(storage: Any) -> torch.Tensor:
     """Return a tensor that is a view of all of a storage."""
     with torch._C.DisableTorchFunction():
-        return SET(torch.empty(0, dtype=torch.uint8), storage)  # type: ignore[no-any-return]
+        return SET(torch.empty(0, dtype=torch.uint8), storage)
 
 
 def check_layout(tensor: torch.Tensor) -> None:

@@ -594,9 +594,7 @@ def _outputs(result: Any) -> Tensors:
     return tensors
 
 
-def _check_places(
-    operator: Operator, args: Any, changed: Collection[int], tensors: Tensors, tags: list[Any]
-) -> None:
+def _check_places(operator: Operator, args: Any, changed: Collection[int], tensors: Tensors, tags: list[Any]) -> None:
     """Raise what torch does of operands on two devices: one on the host may be a number beside the others, as a rule.
 
     Of TensorIteratorConfig::allow_cpu_scalars; what is written to is no such number.

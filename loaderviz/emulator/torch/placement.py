@@ -90,8 +90,8 @@ def _install_questions(session: Session, patches: Patches) -> None:
         with NO_FUNCTIONS():
             if type(tensor) not in PLAIN or not is_on_device(tensor):
                 return ask(tensor)  # type: ignore[no-any-return]
-            tag = session.device_tag(tensor) if session.in_recording_thread() else tag_of(tensor)
-            return tag.block.address + tensor.storage_offset() * tensor.itemsize if tensor.numel() else 0
+            tag: Any = session.device_tag(tensor) if session.in_recording_thread() else tag_of(tensor)
+            return tag.block.address + int(tensor.storage_offset()) * tensor.itemsize if tensor.numel() else 0
 
 
 # Factories
@@ -144,7 +144,7 @@ def _parse_to(session: Session, func: Any, *args: Any, **kwargs: Any) -> Any:
         args = wanted_device(args[0]), *args[1:]
     if type(kwargs.get("device")) is int:
         kwargs["device"] = wanted_device(kwargs["device"])
-    like = args[0] if args else kwargs.get("tensor")
+    like: Any = args[0] if args else kwargs.get("tensor")
     if is_on_device(like):
         args, kwargs = (DEVICE, like.dtype, *args[1:]), {name: it for name, it in kwargs.items() if name != "tensor"}
     return func(*args, **kwargs)
@@ -191,7 +191,7 @@ def move(
         return tensor.to(CPU if device.type == "cuda" else device, **options)
     if runs_itself(tensor):  # it asks for its parts to be moved
         with session.placing(device):
-            return aten._to_copy.default(
+            return aten._to_copy.default(  # type: ignore[no-any-return]
                 tensor, dtype=dtype, device=device, non_blocking=non_blocking, memory_format=memory_format
             )
     session.enter("Tensor.to")
@@ -368,7 +368,7 @@ def _made_here(
             raise RuntimeError(f"{name}(tensor, device=device) is not supported. Use torch.as_tensor(...) instead.")
         if is_on_device(given) != (place is DEVICE) or given.dtype is not dtype:
             raise TypeError(f"expected a {name} (got {given.dtype} on {_device_of(given)})")
-        return aten.alias.default(given)
+        return aten.alias.default(given)  # type: ignore[no-any-return]
     if device is not None and wanted_device(device).type != place.type:
         raise RuntimeError(f"legacy constructor expects device type: {place.type} but device type: {device} was passed")
     if isinstance(given, STORAGES):
@@ -387,7 +387,7 @@ def _storage(given: Any) -> torch.UntypedStorage:
 def _of_storage(place: torch.device, dtype: torch.dtype, storage: Any) -> torch.Tensor:
     _check_storage(place, _storage(storage).device)
     with torch._C._DisableTorchDispatch():
-        return SET(torch.empty(0, dtype=dtype), _storage(storage))  # type: ignore[no-any-return]
+        return SET(torch.empty(0, dtype=dtype), _storage(storage))
 
 
 def _check_storage(place: torch.device, source: torch.device) -> None:
@@ -399,7 +399,7 @@ def _check_storage(place: torch.device, source: torch.device) -> None:
         )
 
 
-@answers(torch.Tensor.grad.__set__)  # type: ignore[attr-defined]
+@answers(vars(torch._C.TensorBase)["grad"].__set__)
 def _set_grad(session: Session, func: Any, tensor: Any, grad: Any) -> None:
     if isinstance(grad, torch.Tensor) and _device_of(grad) != _device_of(tensor):
         raise RuntimeError("assigned grad has data located on a different device")
@@ -427,7 +427,8 @@ def install_types(session: Session, patches: Patches) -> None:
     @patches.around(torch, "range")  # it has no way to a mode
     def range_(make: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         device = session.default_type if kwargs.get("device") is None else kwargs["device"]
-        return call_with_device(session, make, args, {**kwargs, "device": device})
+        result: torch.Tensor = call_with_device(session, make, args, {**kwargs, "device": device})
+        return result
 
     @patches.around(torch.Tensor, "_make_wrapper_subclass")
     def make_wrapper_subclass(make: Any, *args: Any, **kwargs: Any) -> Any:
@@ -439,7 +440,7 @@ def install_types(session: Session, patches: Patches) -> None:
         setattr(result, DECLARED, True)
         return result
 
-    @patches.around(torch._C._nested, "nested_tensor")
+    @patches.around(vars(torch._C)["_nested"], "nested_tensor")
     def nested_tensor(make: Any, data: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
         result = make(data, *args, device=None if device is None else CPU, **kwargs)
         return result if device is None else move(session, result, wanted_device(device), None, False)
@@ -486,7 +487,7 @@ def _legacy_type(session: Session, kind: Any) -> type:
                 return _made(session, name, place, kind.dtype, args, kwargs)
             if args and isinstance(args[0], torch.Tensor):
                 return torch.sparse_coo_tensor(*args, dtype=kind.dtype, device=place)
-            return torch.sparse_coo_tensor(args or (0,), dtype=kind.dtype, device=place)
+            return copies.SPARSE_COO(args or (0,), dtype=kind.dtype, device=place)
 
     return Legacy
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from loaderviz.emulator.torch.patches import Patches
 
 KEY = "AutocastPrivateUse1"
-OURS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
-CPUS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+KEYS: Any = torch._C.DispatchKey
+OURS, CPUS = (torch._C.DispatchKeySet(key) for key in (KEYS.AutocastPrivateUse1, KEYS.AutocastCPU))
 Kernel = Callable[..., Any]
 # By name, without overload. An operator with a cast for CUDA that stands in none of these is computed in float32.
 LOWER = names("""

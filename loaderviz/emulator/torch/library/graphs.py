@@ -221,7 +221,7 @@ class CUDAGraph(Disguised):
             storage = view.memory.made() or inside.get(view.memory)
             if storage is None:
                 storage = inside[view.memory] = torch.UntypedStorage(view.memory.nbytes)
-            return SET(torch.empty(0, dtype=view.dtype), storage, view.offset, view.shape, view.stride)  # type: ignore[no-any-return]
+            return SET(torch.empty(0, dtype=view.dtype), storage, view.offset, view.shape, view.stride)
 
         if call.function is _copy:
             target, source = (tensor(each) if isinstance(each, TensorView) else each for each in call.args)

@@ -13,7 +13,7 @@ from loaderviz.emulator.torch.session import Session
 from loaderviz.errors import NotModelledError
 
 if TYPE_CHECKING:
-    from loaderviz.emulator.memory import Block, Figure
+    from loaderviz.emulator.memory import Block, Figure, Ledger
     from loaderviz.emulator.torch.patches import Patches
 
 NONE = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
@@ -25,15 +25,30 @@ NO_HISTORY = "torch.cuda.memory: the emulated allocator keeps no history; its sn
 
 def install(session: Session, patches: Patches) -> None:
     """Put in place what torch's C++ would answer, and what Python itself decides."""
-    pool, pinned = session.pool, session.pinned
+    functions = _fraction(session) | _whole(session)
+    own = _statistics(session) | _pinned_statistics(session) | _history(session)
+    for name, answer in (own | {"_accelerator_getMemoryInfo": functions["mem_get_info"]}).items():
+        patches.set(torch._C, name, answer)
+    for owner in (torch.cuda, torch.cuda.memory, torch.accelerator):
+        for name, answer in functions.items():
+            patches.function(owner, name, answer)
 
-    def now() -> None:
-        session.enter("a question about memory")  # gives back what was freed since the last call
-        session.leave()
+
+def _now(session: Session) -> None:
+    session.enter("a question about memory")  # gives back what was freed since the last call
+    session.leave()
+
+
+def _resets(ledger: Ledger, *, peaks: bool) -> Callable[..., None]:
+    return lambda *_: ledger.reset(peaks=peaks)
+
+
+def _statistics(session: Session) -> dict[str, Any]:
+    pool = session.pool
 
     def statistics(device: Any = None) -> dict[str, Any]:
         check_device(device)
-        now()
+        _now(session)
         nested: dict[str, Any] = {name: _as_dicts(pools) for name, pools in pool.ledger.figures().items()}
         nested |= {"oversize_allocations": NONE, "oversize_segments": NONE, "max_split_size": -1}
         nested |= dict.fromkeys(("num_sync_all_streams", "num_oom_rejections"), 0)
@@ -44,8 +59,22 @@ def install(session: Session, patches: Patches) -> None:
             "num_device_free": pool.releases,
         }
 
-    def host_statistics() -> dict[str, Any]:
-        now()
+    peaks, totals = (_resets(pool.ledger, peaks=peaks) for peaks in (True, False))
+    return {
+        "_cuda_memoryStats": statistics,
+        "_cuda_resetPeakMemoryStats": peaks,
+        "_cuda_resetAccumulatedMemoryStats": totals,
+        "_accelerator_getDeviceStats": statistics,
+        "_accelerator_resetPeakStats": peaks,
+        "_accelerator_resetAccumulatedStats": totals,
+    }
+
+
+def _pinned_statistics(session: Session) -> dict[str, Any]:
+    pinned = session.pinned
+
+    def statistics() -> dict[str, Any]:
+        _now(session)
         figures = {name: pools["all"] for name, pools in pinned.ledger.figures().items()}
         named = {name: figures[figure]._asdict() for name, figure in PINNED.items()}
         return named | {
@@ -56,52 +85,45 @@ def install(session: Session, patches: Patches) -> None:
             "host_free_time": _times([]),
         }
 
+    return {
+        "_cuda_hostMemoryStats": statistics,
+        "_cuda_resetPeakHostMemoryStats": _resets(pinned.ledger, peaks=True),
+        "_cuda_resetAccumulatedHostMemoryStats": _resets(pinned.ledger, peaks=False),
+        "_host_emptyCache": lambda: None,
+    }
+
+
+def _history(session: Session) -> dict[str, Any]:
     def snapshot(pool_id: tuple[Any, ...] | None = None, *_: Any) -> dict[str, Any]:
         if pool_id and tuple(pool_id[:2]) != (0, 0):
             raise NotModelledError("memory_snapshot: the emulated GPU has no memory pools of one's own; leave them out")
-        now()
-        segments = [_segment(blocks) for blocks in pool.segments()]
+        _now(session)
+        segments = [_segment(blocks) for blocks in session.pool.segments()]
         return {"segments": segments, "device_traces": [[]], "external_annotations": []}
 
     def record_history(enabled: Any = "all", *_: Any, **__: Any) -> None:
         if enabled is not None:
             session.note(NO_HISTORY)
 
-    def empty_cache() -> None:
-        with session.calling("torch.cuda.empty_cache"):
-            pool.empty_cache()
-
-    def free_and_total(device: Any = None) -> tuple[int, int]:
-        check_device(device)
-        now()
-        return pool.mem_get_info()
-
-    def resets(ledger: Any, *, peaks: bool) -> Callable[..., None]:
-        return lambda *_: ledger.reset(peaks=peaks)
-
-    own: dict[str, Any] = {
-        "_cuda_memoryStats": statistics,
-        "_cuda_resetPeakMemoryStats": resets(pool.ledger, peaks=True),
-        "_cuda_resetAccumulatedMemoryStats": resets(pool.ledger, peaks=False),
-        "_cuda_hostMemoryStats": host_statistics,
-        "_cuda_resetPeakHostMemoryStats": resets(pinned.ledger, peaks=True),
-        "_cuda_resetAccumulatedHostMemoryStats": resets(pinned.ledger, peaks=False),
+    return {
         "_cuda_memorySnapshot": snapshot,
         "_cuda_record_memory_history": record_history,
         "_cuda_record_memory_history_legacy": record_history,
-        "_host_emptyCache": lambda: None,
         "_accelerator_isAllocatorInitialized": lambda: True,
-        "_accelerator_getDeviceStats": statistics,
-        "_accelerator_resetPeakStats": resets(pool.ledger, peaks=True),
-        "_accelerator_resetAccumulatedStats": resets(pool.ledger, peaks=False),
-        "_accelerator_getMemoryInfo": free_and_total,
     }
-    for name, answer in own.items():
-        patches.set(torch._C, name, answer)
-    functions = _fraction(session) | {"empty_cache": empty_cache, "mem_get_info": free_and_total}
-    for owner in (torch.cuda, torch.cuda.memory, torch.accelerator):
-        for name, answer in functions.items():
-            patches.function(owner, name, answer)
+
+
+def _whole(session: Session) -> dict[str, Any]:
+    def empty_cache() -> None:
+        with session.calling("torch.cuda.empty_cache"):
+            session.pool.empty_cache()
+
+    def mem_get_info(device: Any = None) -> tuple[int, int]:
+        check_device(device)
+        _now(session)
+        return session.pool.mem_get_info()
+
+    return {"empty_cache": empty_cache, "mem_get_info": mem_get_info}
 
 
 def _fraction(session: Session) -> dict[str, Any]:

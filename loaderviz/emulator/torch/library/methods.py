@@ -35,7 +35,7 @@ def _dropout(session: Session, func: Any, tensor: Any, p: float, train: bool) ->
     return torch.native_dropout(tensor, p, train)[0] if fused else func(tensor, p, train)
 
 
-@answers(torch._VF._pad_packed_sequence)  # type: ignore[attr-defined]
+@answers(torch._VF._pad_packed_sequence)
 def _pad_packed(session: Session, func: Any, *args: Any, **kwargs: Any) -> Any:
     """The lengths are made on the host, in C++, which nothing tells from what it makes on the device."""
     padded, lengths = func(*args, **kwargs)
@@ -146,4 +146,4 @@ def _install_dlpack(session: Session, patches: Patches) -> None:
         with session.bookkeeping():
             result = original(capsule)  # which marks it as used
         made, tensor = given.pop(id(capsule), (None, None))
-        return tensor.detach() if made is capsule and tensor is not None else result  # type: ignore[no-any-return]
+        return tensor.detach() if made is capsule and tensor is not None else result

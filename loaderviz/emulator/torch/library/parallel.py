@@ -25,7 +25,9 @@ def install(session: Session, patches: Patches) -> None:
     """Let each be what it is for one GPU."""
     _install_data_parallel(patches)
     if torch.distributed.is_available():
-        _install_distributed(session, patches)
+        _install_groups(session, patches)
+        _install_collectives(session, patches)
+        _install_reducer(session, patches)
 
 
 def _install_data_parallel(patches: Patches) -> None:
@@ -79,24 +81,25 @@ class Done:
     is_completed = is_success = wait
 
 
-def _install_distributed(session: Session, patches: Patches) -> None:
-    """One rank on one GPU: torch's own code reduces, over that one. More ranks are refused."""
-    distributed, parallel = torch.distributed, torch.nn.parallel.DistributedDataParallel
-    inner, asked = distributed.distributed_c10d, ""
+def _one_rank(ranks: int) -> None:
+    if ranks > 1:
+        raise NotModelledError(
+            f"torch.distributed with {ranks} ranks: the emulated machine has one GPU, so one rank; start it with "
+            "torchrun --nproc-per-node 1, or record on real GPUs"
+        )
 
-    def one_rank(ranks: int) -> None:
-        if ranks > 1:
-            raise NotModelledError(
-                f"torch.distributed with {ranks} ranks: the emulated machine has one GPU, so one rank; start it with "
-                "torchrun --nproc-per-node 1, or record on real GPUs"
-            )
+
+def _install_groups(session: Session, patches: Patches) -> None:
+    """Process groups of one rank, by gloo, also for who asks for NCCL. More ranks are refused."""
+    distributed, asked = torch.distributed, ""
+    inner = distributed.distributed_c10d
 
     @patches.around(distributed, "init_process_group")
     def init_process_group(begin: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal asked
         options = inspect.signature(begin).bind(*args, **kwargs).arguments
         ranks = options.get("world_size", -1)
-        one_rank(ranks if ranks > 0 else int(os.environ.get("WORLD_SIZE", 1)))
+        _one_rank(ranks if ranks > 0 else int(os.environ.get("WORLD_SIZE", 1)))
         wanted, bound = options.get("backend"), options.get("device_id")
         asked = "nccl" if "nccl" in (wanted or "nccl") else ""
         if asked:
@@ -115,6 +118,13 @@ def _install_distributed(session: Session, patches: Patches) -> None:
         config: str = config_of(group)
         return config.replace("cuda:gloo", f"cuda:{asked}") if asked else config
 
+    patches.function(distributed, "is_nccl_available", lambda: True)
+
+
+def _install_collectives(session: Session, patches: Patches) -> None:
+    """What moves data between ranks; a group for NCCL alone has none for tensors of the CPU."""
+    distributed = torch.distributed
+
     def only_of_device(collective: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if session.only_nccl and not all(map(is_on_device, tensors)):
@@ -124,17 +134,22 @@ def _install_distributed(session: Session, patches: Patches) -> None:
     for name in COLLECTIVES:
         patches.around(distributed, name)(only_of_device)
 
-    @patches.around(inner, "_get_object_coll_device")
+    @patches.around(distributed.distributed_c10d, "_get_object_coll_device")
     def device_of_objects(device_of: Any, group: Any = None) -> str:
         return "cuda" if session.only_nccl else device_of(group)
 
     for name, answer in {"_start_coalescing": lambda *_: None, "_end_coalescing": lambda *_: Done()}.items():
         patches.set(distributed.ProcessGroup, name, answer)
 
+
+def _install_reducer(session: Session, patches: Patches) -> None:
+    """`DistributedDataParallel` over one rank: torch's own code reduces, over that one."""
+    parallel = torch.nn.parallel.DistributedDataParallel
+
     @patches.around(parallel, "__init__")
     def init(make: Any, self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         if any(map(is_on_device, module.parameters())):
-            one_rank(distributed.get_world_size(kwargs.get("process_group")))
+            _one_rank(torch.distributed.get_world_size(kwargs.get("process_group")))
             session.note("DistributedDataParallel over one rank: what reduces the gradients costs as any kernel does")
         make(self, module, *args, **kwargs)
 
@@ -148,4 +163,3 @@ def _install_distributed(session: Session, patches: Patches) -> None:
 
     for name in ("_ddp_init_helper", "_pre_forward"):
         patches.around(parallel, name)(with_parameters)
-    patches.function(distributed, "is_nccl_available", lambda: True)
