@@ -358,7 +358,7 @@ def test_peaks_start_anew():
     keep = pool.allocate(512)
     assert (stats_of(pool).allocated_peak, stats_of(pool).reserved_peak) == (40 * MIB, 42 * MIB)
     pool.empty_cache()
-    pool.reset_peak()
+    pool.ledger.reset(peaks=True)
     assert (stats_of(pool).allocated_peak, stats_of(pool).active_peak, stats_of(pool).reserved_peak) == (
         512,
         512,

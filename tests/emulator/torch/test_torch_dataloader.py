@@ -266,9 +266,31 @@ def test_cuda_in_a_forked_worker_is_cudas_own_error(dataset):
         list(DataLoader(dataset(), 2, num_workers=1, multiprocessing_context="fork"))
 
 
-def test_the_order_of_batches_must_not_depend_on_this_machine():
-    with lv.record(on="a100"), pytest.raises(NotModelledError, match="in_order"):
-        iter(DataLoader(Squares(), 2, num_workers=2, in_order=False))
+class SlowBeginning(Squares):
+    """The first sample takes 20 ms, each other 1 ms."""
+
+    def __getitem__(self, index):
+        time.sleep(0.001 if index else 0.02)
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_out_of_order_batches_come_as_they_are_ready_in_virtual_time(persistent_workers):
+    def run(in_order):
+        with lv.record(on="a100") as recording:
+            loader = DataLoader(
+                SlowBeginning(), 2, num_workers=2, in_order=in_order, persistent_workers=persistent_workers
+            )
+            epochs = [[batch.tolist() for batch in loader] for _ in range(2)]
+        return epochs, recording.timeline
+
+    in_order, _ = run(True)
+    epochs, timeline = run(False)
+    assert in_order == [[[first, first + 1] for first in range(0, 12, 2)]] * 2
+    # Worker 0 has batches 0 (21 ms) and 2, worker 1 gets the others, one by one, each of which takes 2 ms
+    assert epochs == [[[2, 3], [6, 7], [8, 9], [10, 11], [0, 1], [4, 5]]] * 2
+    again, other = run(False)
+    assert (again, list(other.rows())) == (epochs, list(timeline.rows()))
 
 
 class Burns(Squares):

@@ -165,7 +165,7 @@ def test_memory_statistics_follow_the_pool(recording):
     cuda.reset_peak_memory_stats()
     cuda.empty_cache()
     assert (cuda.max_memory_allocated(), cuda.memory_reserved(), torch.accelerator.memory_allocated()) == (0, 0, 0)
-    assert "num_ooms" in cuda.memory_summary()
+    assert "CUDA OOMs: 0" in cuda.memory_summary()
 
 
 def test_a_snapshot_tells_every_byte_of_the_pool(recording, tmp_path):
@@ -252,7 +252,7 @@ def test_what_takes_the_place_of_a_name_of_torch_looks_like_it():
     assert len(changed) > 100
     for name, (outside, stand_in) in changed.items():
         if not callable(outside):
-            assert type(stand_in) is type(outside), name
+            assert outside is None or type(stand_in) is type(outside), name
             continue
         assert {look: getattr(stand_in, look) for look in LOOKS if hasattr(outside, look)} == {
             look: getattr(outside, look) for look in LOOKS if hasattr(outside, look)
@@ -335,7 +335,6 @@ def test_subclasses_of_streams_events_and_generators_are_of_their_class(recordin
 
 REFUSED = {
     "MemPool": lambda kind: kind(),
-    "ExternalStream": lambda kind: kind(0),
     "CUDAPluggableAllocator": lambda kind: kind("a.so", "allocate", "free"),
     "GreenContext": lambda kind: kind.create(8, 0),
 }
@@ -352,9 +351,14 @@ def test_a_class_that_is_not_modelled_cannot_be_made(name, recording):
 
 def test_functions_that_are_not_modelled_name_themselves(recording):
     cuda = torch.cuda
-    for call in (cuda.memory._record_memory_history, cuda.jiterator._create_jit_fn, cuda.host_memory_stats):
+    for call in (cuda.jiterator._create_jit_fn, cuda.memory.caching_allocator_alloc):
         with pytest.raises(NotModelledError, match=rf"{call.__name__}: the emulated GPU does not model"):
             call()
+    with pytest.raises(NotModelledError, match="ExternalStream: the emulated GPU does not model"):
+        cuda.ExternalStream(2**40)
+    assert cuda.ExternalStream(cuda.current_stream().cuda_stream) == cuda.current_stream()
+    with pytest.raises(NotModelledError, match="cudaHostRegister: the emulated GPU does not model"):
+        cuda.cudart().cudaHostRegister(0, 8, 0)
 
 
 THREAD_CALLS = {
