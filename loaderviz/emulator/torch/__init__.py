@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import traceback
 from typing import Any
 
 import torch
@@ -33,13 +34,15 @@ from loaderviz.emulator.torch.patches import (
 )
 from loaderviz.emulator.torch.session import Copies, OnHazard, Session
 from loaderviz.emulator.torch.tensors import ATTRIBUTE
-from loaderviz.errors import NestedRecordingError
+from loaderviz.errors import LoadervizError, NestedRecordingError
 from loaderviz.loaders import base as loaders
 from loaderviz.timeline import Timeline
 
 OURS = ("loaderviz.emulator", "loaderviz.timeline")
 ASKS = {name: check for name, check in vars(torch.overrides).items() if name.startswith("has_torch_function")}
 LOOKED_AT: set[str] = set()  # modules; to look through all takes a while
+TORCH = os.path.dirname(torch.__file__)
+SEES = Functions.__torch_function__.__code__, Operators.__torch_dispatch__.__code__
 HOLD: list[tuple[str, str]] = []  # which of them hold which of these
 
 
@@ -115,6 +118,8 @@ class EmulatedCuda:
         if races:
             self.hazards, self.lints = races.hazards, races.lints
         self._end_with_refusal(kind, error)
+        if isinstance(error, Exception) and not isinstance(error, (LoadervizError, torch.OutOfMemoryError)):
+            _say_what_was_emulated(error, self.session.runtime.gpu.name)
 
     def _end_with_refusal(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         """Raise what was refused to another thread, if anything was; where the block ends by an error, it led to it."""
@@ -176,6 +181,18 @@ class EmulatedCuda:
         if tell := getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None):  # torch 2.13
             tell(_python_dispatch._is_in_any_mode_without_ignore_compile_internals)
         Session.active = EmulatedCuda._running = None
+
+
+def _say_what_was_emulated(error: Exception, gpu: str) -> None:
+    """Add a line to an error out of torch, or out of the emulator: whoever reads it may not think of the recording."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    seen = [frame.f_locals["func"] for frame in frames if frame.f_code in SEES]
+    if seen or (frames and frames[-1].f_code.co_filename.startswith(TORCH)):
+        call = f"{torch.overrides.resolve_name(seen[-1]) or seen[-1]} on " if seen else ""
+        error.add_note(
+            f"This was inside a loaderviz recording, which was emulating {call}an {gpu}. Try the program without "
+            "loaderviz: if it runs then, loaderviz is at fault."
+        )
 
 
 def _let_functions_through(patches: Patches) -> None:

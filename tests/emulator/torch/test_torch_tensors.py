@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import re
 from typing import ClassVar
 
 import numpy as np
@@ -444,3 +445,25 @@ def test_poison_is_nan_or_the_largest(dtype):
             assert (seen == (True if dtype == torch.bool else torch.iinfo(dtype).max)).all()
         torch.cuda.current_stream().wait_stream(side)
         assert not late.cpu().any()
+
+
+ERRORS = {
+    "operator": (
+        lambda: torch.ones(2, device="cuda") @ torch.ones(3, device="cuda"),
+        r"emulating aten\.dot\.default on an",
+    ),
+    "function": (lambda: torch.ones(2, device="cuda").numpy(), r"emulating torch\.Tensor\.numpy on an"),
+    "torch's Python": (lambda: torch.optim.SGD([], lr=1), "emulating an NVIDIA"),
+    "the program's own": (lambda: [][0], ""),
+    "CUDA's": (lambda: torch.ones(2, device="cuda:1"), ""),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_out_of_torch_ends_with_what_was_emulated(name):
+    call, said = ERRORS[name]
+    with pytest.raises((RuntimeError, TypeError, ValueError, IndexError)) as raised, lv.record(on="a100"):
+        call()
+    notes = getattr(raised.value, "__notes__", [])
+    assert len(notes) == bool(said)
+    assert re.search(said, "".join(notes)) and ("without loaderviz" in "".join(notes)) == bool(said)
