@@ -31,7 +31,7 @@ from loaderviz.analysis.validate import Trace
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.hardware import FULL, GPUS, HOSTS, Kernel
 from loaderviz.emulator.kernels import Call, kernel_times, row_of
-from loaderviz.emulator.torch.operators import KernelCosts, Operator, _outputs, _tensors
+from loaderviz.emulator.torch.operators import KernelCosts, Operator, _collected, _outputs
 from loaderviz.imports import cured_imports
 
 with cured_imports():
@@ -161,7 +161,7 @@ class Priced(TorchDispatchMode):
             outputs = _outputs(result)
             if operator.base == "native_batch_norm" and not args[5]:  # on the meta device eval mode hides itself
                 outputs = [outputs[0], torch.empty(0, device="meta")]
-            tensors, _ = _tensors(args, kwargs)
+            tensors = _collected(args, kwargs or {})
             times, *_ = self.costs.of(operator, args, tensors, outputs, operator.written(args, kwargs or {}))
             self.total += sum(times) + len(times) * self.gpu.queue_gap
             self.kernels += len(times)

@@ -69,11 +69,26 @@ class Command:
     )  # fmt: skip
 
     def __init__(
-        self, stream: Stream, name: str, kind: Kind | None, engine: Engine, work: int, ready: int, share: int = FULL
+        self,
+        stream: Stream,
+        name: str,
+        kind: Kind | None,
+        engine: Engine,
+        work: int,
+        ready: int,
+        share: int = FULL,
+        traffic: int = 0,
+        nbytes: int = -1,
+        pinned: bool | None = None,
+        correlation: int = -1,
+        batch: int = -1,
+        source: str = "",
     ) -> None:
         self.stream, self.name, self.kind, self.engine = stream, name, kind, engine
         self.ready, self.share = ready, share  # not before `ready`; thousandths of the compute engine
-        self.traffic = 0  # thousandths of the GPU's memory bandwidth that it takes at full speed
+        self.traffic = traffic  # thousandths of the GPU's memory bandwidth that it takes at full speed
+        self.nbytes, self.pinned = nbytes, pinned
+        self.correlation, self.batch, self.source, self.api = correlation, batch, source, -1
         self.remaining = work * FULL  # in thousandths of a ns at full speed, so that it stays whole when slowed
         self.rate, self.since, self.version = FULL, 0, 0
         self.start = self.end = -1
@@ -82,9 +97,6 @@ class Command:
         self.deps: tuple[Command, ...] = ()  # tuples, since most are empty
         self.waiters: tuple[Command, ...] = ()
         self.unmet = 0
-        self.nbytes = self.correlation = self.batch = self.api = -1
-        self.pinned: bool | None = None
-        self.source = ""
         self.awaits: tuple[Command, ...] = ()
         # For the search for hazards: its number in its stream, who asked for it, whether it was found in one.
         self.sequence, self.operator = 0, name
@@ -110,7 +122,7 @@ class Device:
         self.gpu = gpu
         self.clock = 0  # everything up to here has been worked out
         self._heap: list[tuple[int, int, int, int, Command]] = []
-        self._count = 0
+        self.submitted = 0  # how many commands there were
         self._to_choose = False  # an engine may have a place and somebody who wants it, at `clock`
         self._compute_used = 0
         self._computing: list[Command] = []
@@ -119,15 +131,10 @@ class Device:
         self._copied = 0  # their traffic, in thousandths of the memory bandwidth
         self._copy_queue: dict[Engine, deque[Command]] = {H2D: deque(), D2H: deque()}
 
-    @property
-    def submitted(self) -> int:
-        """How many commands there were."""
-        return self._count
-
     def submit(self, command: Command) -> None:
         """Put a command at the end of its stream; it starts when its turn, its deps and its engine allow."""
         stream = command.stream
-        command.number, self._count = self._count, self._count + 1
+        command.number, self.submitted = self.submitted, self.submitted + 1
         stream.last = command
         stream.queue.append(command)
         if len(stream.queue) == 1:

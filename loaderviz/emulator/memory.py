@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,6 +128,9 @@ def _added(before: Figure, changes: Any) -> Figure:
     return Figure(int(course[-1]), max(before.peak, int(course.max())), before.allocated + added, before.freed + taken)
 
 
+NO_STREAMS: Mapping[int, Stream] = {}  # of most blocks: one for all
+
+
 class _Block:
     """A piece of memory; compared by identity, and each handout is a new one."""
 
@@ -136,7 +139,7 @@ class _Block:
 
     def __init__(self, pool: object, address: int, size: int, requested: int, state: int = LIVE) -> None:
         self.pool, self.address, self.size, self.requested, self.state = pool, address, size, requested, state
-        self.streams: dict[int, Stream] = {}
+        self.streams = NO_STREAMS
         self.pending = 0  # events that must be over before it can be reused
 
     @property
@@ -162,7 +165,7 @@ class Block(_Block):
         self, pool: object, address: int, size: int, requested: int, stream: Stream, cache: Cache, state: int = LIVE
     ) -> None:
         self.pool, self.address, self.size, self.requested, self.stream = pool, address, size, requested, stream
-        self.state, self.pending, self.streams = state, 0, {}
+        self.state, self.pending, self.streams = state, 0, NO_STREAMS
         self._cache = cache  # where it goes when it is free
         self._before: Block | None = None  # the neighbours in the segment
         self._after: Block | None = None
@@ -292,7 +295,7 @@ class DevicePool(_Pool):
         """Note that `stream` uses the block, so that `free` waits for it (R36). The owning stream needs no note."""
         self._check(block, "record_stream")
         if stream is not block.stream and block.size:
-            block.streams[stream.id] = stream
+            block.streams = {**block.streams, stream.id: stream}
 
     def empty_cache(self) -> int:
         """Wait for recorded streams, `cudaFree` each free segment (waits, R13); return the bytes given back."""
@@ -476,7 +479,7 @@ class PinnedPool(_Pool):
         """Note that an asynchronous copy in `stream` reads or writes the block (R29, R41). Costs no time."""
         self._check(block, "use")
         if block.size:
-            block.streams[stream.id] = stream
+            block.streams = {**block.streams, stream.id: stream}
 
     def _release(self, block: PinnedBlock) -> None:
         block.state = FREED

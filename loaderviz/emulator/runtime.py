@@ -535,10 +535,11 @@ class Runtime:
         """Make a command of the present batch and source, and put it into its stream."""
         if not 0 < share <= FULL:
             raise ValueError(f"{name}: share {share} must lie in 1..{FULL} thousandths of the GPU")
-        command = Command(stream, name, kind, engine, work, self.now + self.gpu.launch_latency, share)
-        command.nbytes, command.pinned, command.batch, command.source = nbytes, pinned, self.batch, self.source
-        command.traffic = traffic
-        self._correlation = command.correlation = self._correlation + 1
+        ready = self.now + self.gpu.launch_latency
+        self._correlation = number = self._correlation + 1
+        command = Command(
+            stream, name, kind, engine, work, ready, share, traffic, nbytes, pinned, number, self.batch, self.source
+        )
         if stream.awaited:
             command.awaits, stream.awaited = tuple(stream.awaited.values()), {}
             if self.races:

@@ -288,14 +288,14 @@ class DeferredCopies:
         place = (stream, self._session.runtime.order.snapshot(stream)[stream])
         target.detach().fill_(poison(target.dtype))
         offset, stride = int(target.storage_offset()), target.stride()
-        tag.arrivals.append(Arrival(place, source, weakref.ref(storage), offset, stride))
+        tag.arrivals += (Arrival(place, source, weakref.ref(storage), offset, stride),)
         self._tags.add(tag)
 
     def deliver(self, tag: Tag, stream: Stream | None) -> None:
         """Let those bytes arrive that `stream` (None: the host) is ordered after; the others stay poison for it."""
         if not tag.arrivals:
             return
-        waiting, tag.arrivals = tag.arrivals, []
+        waiting, tag.arrivals = tag.arrivals, ()
         tracking = self._session.tracking
         block = tag.block if tracking and type(tag) is HostTag else None
         if tracking and block:
@@ -305,7 +305,7 @@ class DeferredCopies:
                 with self._session.bookkeeping(), torch.no_grad():
                     arrival.deliver()
             else:
-                tag.arrivals.append(arrival)
+                tag.arrivals += (arrival,)
         if tracking and block:
             tracking.checksums.changed(block)
         if not tag.arrivals:
@@ -334,9 +334,12 @@ class DeferredCopies:
         """The stream is about to overwrite pinned memory: copies out of it, made before, keep their bytes."""
         storage, stream, is_ordered = storage_of(target), self._session.stream, self._session.runtime.is_ordered
         for tag in list(self._tags):
-            for position, arrival in enumerate(tag.arrivals):
-                if storage_of(arrival.source) is storage and is_ordered(stream, arrival.place):
-                    tag.arrivals[position] = arrival._replace(source=arrival.source.clone())
+            tag.arrivals = tuple(
+                arrival._replace(source=arrival.source.clone())
+                if storage_of(arrival.source) is storage and is_ordered(stream, arrival.place)
+                else arrival
+                for arrival in tag.arrivals
+            )
 
 
 def _is_last_holder(tensor: torch.Tensor) -> bool:

@@ -307,8 +307,10 @@ class Operators(TorchDispatchMode):
         if runtime.device.submitted > launched:
             return result  # a custom operator of others, which came to us
         outputs = _outputs(result)
-        if session.irregular or not all(map(_is_regular, outputs)):
-            outputs = self._irregular(outputs)
+        for output in outputs:
+            if session.irregular or output.layout is not torch.strided or output.is_nested:
+                outputs = self._irregular(outputs)
+                break
         if is_kernel:
             runtime.now += runtime.host.dispatch + self._beyond(operator)
         elif operator.base == "resize_":

@@ -59,7 +59,7 @@ class DeviceTag:
 
     def __init__(self, memory: TensorMemory, block: Block, batch: int = -1) -> None:
         self.memory, self.block, self.batch, self.blank = memory, block, batch, ""
-        self.arrivals: list[Arrival] = []
+        self.arrivals: tuple[Arrival, ...] = ()
 
     def __del__(self) -> None:
         self.memory.release(self.block)
@@ -76,7 +76,7 @@ class HostTag:
     def __init__(self, memory: TensorMemory, batch: int = -1, *, pinned: bool = False) -> None:
         self.memory, self.batch, self.pinned, self.blank = memory, batch, pinned, ""
         self.block: PinnedBlock | None = None
-        self.arrivals: list[Arrival] = []
+        self.arrivals: tuple[Arrival, ...] = ()
 
     def __del__(self) -> None:
         if self.block is not None:  # it comes back when the copies that used it are over (R40)

@@ -266,7 +266,7 @@ def _guard_without_gpu() -> int | None:
         return None
     with suppress(RuntimeError):  # of autograd in a fork
         # Autograd's engine now counts the devices: with the guard it would find one, start a thread, and rule out forks
-        torch.ones((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]
+        torch.ones((), device="cpu", requires_grad=True).backward()
     no_devices = ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(lambda _: 0)
     functions = (ctypes.c_void_p * 64)(*[ctypes.cast(no_devices, ctypes.c_void_p).value] * 64)
     asked = ctypes.c_void_p(ctypes.addressof(functions))
