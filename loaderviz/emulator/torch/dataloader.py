@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +38,7 @@ from torch.utils.data import dataloader as torch_dataloader
 from loaderviz.batches import nbytes, sample_count, tensors
 from loaderviz.emulator import host as declarations
 from loaderviz.emulator.hardware import DATA, FULL, Host
-from loaderviz.emulator.host import LoaderSchedule, Reads
+from loaderviz.emulator.host import LoaderSchedule, Reads, processor_time
 from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import Guard, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
@@ -92,6 +91,8 @@ class Fetched:
 def install(session: Session, patches: Patches) -> None:
     """Replace the parts that fetch, pin and hand out of torch's DataLoader and, once it is imported, of torchdata's."""
     iterators, waiting = Iterators(session), [STATEFUL]
+    patches.at_end(functools.partial(processor_time.watch, False))
+    processor_time.watch()
 
     def look(loader: Any = None) -> None:  # each DataLoader calls it when it is made
         if waiting and STATEFUL in sys.modules:
@@ -110,6 +111,7 @@ def install(session: Session, patches: Patches) -> None:
 
 def work(module: str, host: Host, measured: bool, *args: Any) -> None:
     """Run a module's worker loop in the worker, which has torch's own, with sleeps counted instead of slept."""
+    processor_time.watch()
     meter = Meter(host, measured)
     for guard in _get_current_function_mode_stack():
         if measured and isinstance(guard, Guard):
@@ -377,11 +379,11 @@ class Meter(TorchDispatchMode):
             self._replace(owner, "open", self._noting(vars(owner)["open"]))
         self.files = list[tuple[tuple[int, int], int]]()
         self.work = self.slept = self.calls = self._left_out = 0  # _left_out: of real time that is priced, or ours
-        self._start = thread_time_ns()
+        self._start = processor_time()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        rest = max(0, thread_time_ns() - self._start - self._left_out - self.calls * self.overhead)
+        rest = max(0, processor_time() - self._start - self._left_out - self.calls * self.overhead)
         try:
             if not self.measured:
                 super().__exit__(*error)  # type: ignore[no-untyped-call]
@@ -415,33 +417,33 @@ class Meter(TorchDispatchMode):
 
     def touches(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
         """`touches_device`: it looks at each tensor of a batch, and that is the emulator's own work."""
-        start = thread_time_ns()
+        start = processor_time()
         self.calls += 1
         try:
             return touches_device(func, args, kwargs)
         finally:
-            self._left_out += thread_time_ns() - start
+            self._left_out += processor_time() - start
 
     @contextmanager
     def not_counted(self) -> Iterator[None]:
         """Leave out the real time of a block, and what is called in it: it is priced as a whole, or elsewhere."""
-        start, before = thread_time_ns(), self._left_out
+        start, before = processor_time(), self._left_out
         self._inside += 1
         try:
             yield
         finally:
             self._inside -= 1
-            self._left_out = before + thread_time_ns() - start
+            self._left_out = before + processor_time() - start
 
     @contextmanager
     def declared(self, duration: int) -> Iterator[None]:
         """`loaderviz.costs`: the block's own Python costs `duration` ns, and not what it takes here."""
-        start, before = thread_time_ns(), self._left_out
+        start, before = processor_time(), self._left_out
         try:
             yield
         finally:
             self.work += duration
-            self._left_out = before + thread_time_ns() - start
+            self._left_out = before + processor_time() - start
 
     def count_sleep(self, seconds: float, /) -> None:
         """`time.sleep`, in a worker."""

@@ -723,7 +723,7 @@ class Operator:
         """Return the arguments with a tensor for each number that stands for one, as TorchScript's constants come."""
         needs = [str(argument.type) == "Tensor" for argument in self.arguments]
         return tuple(
-            torch.scalar_tensor(arg) if need and type(arg) in NUMBERS else arg
+            torch.tensor(arg, device=CPU) if need and type(arg) in NUMBERS else arg
             for need, arg in zip(needs, args, strict=False)
         )
 

@@ -104,8 +104,8 @@ def construct(session: Session, func: Any, *args: Any, **kwargs: Any) -> Any:
     device = _device.CURRENT_DEVICE if asked is None else asked
     if func in SPARSE_FACTORIES:
         place, args = _with_parts(session, device, args)
-    elif device is None and (out := kwargs.get("out")) is not None:
-        place = _device_of(out)
+    elif device is None and (like := args[1] if func is torch.empty_quantized else kwargs.get("out")) is not None:
+        place = _device_of(like)
     else:
         place = session.default_type if device is None else device
     return call_with_device(session, func, args, {**kwargs, "device": place})
