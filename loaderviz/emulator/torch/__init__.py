@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch._dynamo  # optimizers import it at their first step; it must not meet our names when it does
 from torch.utils import _python_dispatch
+from torch.utils._device import DeviceContext
 
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.hazards import Hazards, Lints
@@ -174,7 +175,9 @@ class EmulatedCuda:
             return
         # Not by the modes' own exit: it takes whatever is on top, and an interrupt may have come in the middle of it.
         while self._calls in torch.overrides._get_current_function_mode_stack():
-            torch._C._pop_torch_function_stack()
+            mode = torch._C._pop_torch_function_stack()
+            if isinstance(mode, DeviceContext):
+                self._patches.at_end(functools.partial(torch.overrides._push_mode, mode))  # the default, which stays
         while self._operators in _python_dispatch._get_current_dispatch_mode_stack():
             _python_dispatch._pop_mode()
         self._patches.restore()

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from loaderviz.emulator.hazards import code
 from loaderviz.emulator.torch import copies
 from loaderviz.emulator.torch.functions import STAND_IN, call_on_host, names
+from loaderviz.emulator.torch.placement import TYPES
 from loaderviz.emulator.torch.session import CPU
 from loaderviz.emulator.torch.tensors import PLAIN, is_on_device, tag_of
 from loaderviz.errors import LoadervizError
@@ -164,6 +165,7 @@ class Checker:
         """Return what PyTorch answers for fake tensors on CUDA; None if it cannot say."""
         if self._session.default_type is not CPU or not torch._C._is_torch_function_enabled():
             return None
+        func, args = _known_to_fakes(func, args)
         try:
             given = tree_map_only(torch.Tensor, self._fake.from_tensor, (args, kwargs))
             given = tree_map(lambda it: torch.device("cuda", it) if type(it) is int and func in MOVES else it, given)
@@ -174,7 +176,7 @@ class Checker:
 
     def _kinds(self, name: str, source: str, result: Any, fakes: Any) -> None:
         for here, fake in zip(tree_leaves(result), tree_leaves(fakes), strict=False):
-            if not isinstance(fake, FakeTensor) or type(here) not in PLAIN:
+            if not isinstance(fake, torch.Tensor) or type(here) not in PLAIN:
                 continue
             found = {"device": here.device, "dtype": here.dtype, "shape": tuple(here.shape)}
             expected = {"device": fake.device, "dtype": fake.dtype, "shape": tuple(fake.shape)}
@@ -256,6 +258,15 @@ class Again:
     def _restore(self, states: list[Any]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
+
+
+def _known_to_fakes(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Return the same call by today's name, where fake tensors do not know the old one."""
+    if func is torch.Tensor.type and len(args) == 2 and str(args[1]) in TYPES:
+        return torch.Tensor.to, (args[0], *TYPES[str(args[1])])
+    if func is torch.Tensor.new and len(args) == 2 and isinstance(args[1], list):
+        return torch.Tensor.new_tensor, args
+    return func, args
 
 
 def _is_comparable(args: Any, kwargs: Any) -> bool:

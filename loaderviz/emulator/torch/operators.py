@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
@@ -326,6 +326,9 @@ class Operators(TorchDispatchMode):
 
     def _computed(self, operator: Operator, args: Any, kwargs: Any) -> Any:
         if operator.half_product and any(getattr(arg, "dtype", None) is torch.float16 for arg in args):
+            kinds = {it.dtype for it in _collected(args, kwargs) if it.is_floating_point()}
+            if len(kinds) > 1:
+                return operator.run(*args, **kwargs)  # which refuses them, as CUDA does
             self.session.note(
                 "float16: products are computed in float32 and rounded once, as a GPU does but for their order"
             )
@@ -872,7 +875,7 @@ class BackwardStreams:
         session, caller = self.session, self.session.stream
         outer, self.used = self.used, []
         call, session.call = session.call, (args, {})
-        if any(isinstance(root, FakeTensor) and root.device.type == "cuda" for root in args[0]):
+        if any(is_fake(root) and root.device.type == "cuda" for root in args[0]):
             raise NotModelledError(
                 "backward through FakeTensors on the emulated GPU (AOTAutograd does so): torch has no engine for it in "
                 "this build; trace the forward alone, or make the fake tensors on the CPU"

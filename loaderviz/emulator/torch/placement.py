@@ -103,12 +103,18 @@ def construct(session: Session, func: Any, *args: Any, **kwargs: Any) -> Any:
     asked = kwargs.get("device")
     device = _device.CURRENT_DEVICE if asked is None else asked
     if func in SPARSE_FACTORIES:
+        parts = 2 if func is torch.sparse_coo_tensor else 3  # indices and values, also given as lists
+        args = tuple(map(_as_part, args[:parts])) + args[parts:]
         place, args = _with_parts(session, device, args)
     elif device is None and (like := args[1] if func is torch.empty_quantized else kwargs.get("out")) is not None:
         place = _device_of(like)
     else:
         place = session.default_type if device is None else device
     return call_with_device(session, func, args, {**kwargs, "device": place})
+
+
+def _as_part(data: Any) -> Any:
+    return torch.as_tensor(data, device=CPU) if isinstance(data, list) else data
 
 
 def _with_parts(session: Session, device: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
@@ -366,7 +372,7 @@ def _made_here(
     if isinstance(given, torch.Tensor):
         if device is not None:
             raise RuntimeError(f"{name}(tensor, device=device) is not supported. Use torch.as_tensor(...) instead.")
-        if is_on_device(given) != (place is DEVICE) or given.dtype is not dtype:
+        if _device_of(given) != place or given.dtype is not dtype:
             raise TypeError(f"expected a {name} (got {given.dtype} on {_device_of(given)})")
         return aten.alias.default(given)  # type: ignore[no-any-return]
     if device is not None and wanted_device(device).type != place.type:
@@ -377,6 +383,8 @@ def _made_here(
     if isinstance(given, torch.Size) or all(isinstance(size, int) for size in sizes):
         sizes = given if isinstance(given, torch.Size) else sizes or (0,)
         return construct(session, torch.empty, sizes, dtype=dtype, device=place)  # type: ignore[no-any-return]
+    if isinstance(given, (float, complex)):
+        raise TypeError(f"new(): data must be a sequence (got {type(given).__name__})")
     return _from_data(session, torch.as_tensor, given, dtype=dtype, device=place)  # type: ignore[no-any-return]
 
 

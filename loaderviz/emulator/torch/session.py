@@ -73,7 +73,7 @@ def wanted_device(device: Any) -> torch.device:
                 "cuda:0; several devices and peer copies are not modelled"
             )
         return DEVICE
-    return place
+    return CPU if place.type == "cpu" else place  # "cpu:0" is the same
 
 
 class Session(TensorMemory):

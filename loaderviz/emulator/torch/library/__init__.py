@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import graph
 from torch.optim import optimizer
-from torch.utils import _foreach_utils
+from torch.utils import _device, _foreach_utils
 from torch.utils.hooks import RemovableHandle
 
 from loaderviz.emulator.torch.functions import Functions, answers
@@ -38,6 +38,7 @@ def install(session: Session, patches: Patches, operators: Operators, calls: Fun
     patches.function(torch, "Generator", _generator(torch.Generator))
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     install_types(session, patches)
+    _install_default_device(patches, calls)
     _install_saved_tensor_hooks(patches, calls)
     _install_attention(patches)
     for owner in (_foreach_utils, torch._C):
@@ -62,6 +63,29 @@ def _generator(original: Any) -> Any:
             return self._place  # type: ignore[no-any-return]
 
     return Generator
+
+
+def _install_default_device(patches: Patches, calls: Functions) -> None:
+    """A default device is a mode that torch puts below all others. Let ours be below that, so that nobody else ends it.
+
+    `with torch.device(...)` ends by taking away the mode on top, which after `set_default_device` in it would be ours.
+    """
+
+    def above(original: Any, self: Any, *args: Any) -> Any:
+        others = [torch.overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+        ours = [mode for mode in others if mode is calls]
+        for mode in reversed(others):
+            if mode is not calls:
+                torch.overrides._push_mode(mode)
+        try:
+            return original(self, *args)
+        finally:
+            others = [torch.overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+            for mode in (*ours, *reversed(others)):
+                torch.overrides._push_mode(mode)
+
+    for name in ("__enter__", "__exit__"):
+        patches.around(_device.DeviceContext, name)(above)
 
 
 def _install_saved_tensor_hooks(patches: Patches, calls: Functions) -> None:

@@ -152,7 +152,8 @@ def _install_scripts(session: Session, patches: Patches) -> None:
         return original(self, *args, _extra_files=files, **kwargs)
 
     for name in ("save", "save_to_buffer"):
-        patches.around(vars(torch.jit)["RecursiveScriptModule"], name)(save)
+        for module in (vars(torch.jit)["RecursiveScriptModule"], torch.jit.ScriptModule):
+            patches.around(module, name)(save)
 
     @patches.around(torch.jit, "load")
     def load(original: Any, f: Any, map_location: Any = None, _extra_files: Any = None, **kwargs: Any) -> Any:

@@ -63,6 +63,7 @@ def install(session: Session, patches: Patches) -> None:
                 refusals[name] = refuse
 
     patches.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
+    patches.set(torch._C, "_cuda_tunableop_is_enabled", lambda: False)
     # For torch's own functions: random numbers are those of a run on the CPU
     patches.set(torch.cuda, "default_generators", (DefaultGenerator(),))
     makers = ("_create_jit_fn", "_create_multi_output_jit_fn")
@@ -462,3 +463,8 @@ class CudaEvent(Event):
     ) -> Any:
         """Make an event, not yet recorded."""
         return super().__new__(cls, enable_timing=enable_timing, interprocess=interprocess or external)
+
+    @property
+    def cuda_event(self) -> int:
+        """What would be the cudaEvent_t; 0 before the first record."""
+        return id(self._recorded) if self._recorded.record else 0
