@@ -6,14 +6,20 @@ Run it from the repository's root:
 
 It prints microseconds of processor time per dispatched operator: plain, under a pair of torch modes that do nothing
 (one for functions, one for operators: the least that any emulator of this kind costs), and emulated, with hazards off
-and on. All are measured in turn, in one run, and told as multiples of the empty pair.
+and on. All are measured in turn, in one run, and told as multiples of the empty pair. Then it prints the processor time
+from the start of a script to the end of its first training step, alone and by `loaderviz run`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +31,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from loaderviz import record
 from loaderviz.emulator.torch.session import OnHazard
 
+STARTS_LATER = 1.0  # s of processor time that a script's first step may end later, at most
+SCRIPT = """
+import os, torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = torch.nn.Linear(784, 10).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.rand(64, 784).to(device)).sum().backward()
+optimizer.step()
+os._exit(0)  # the end of its first step, before any page is written
+"""
 TARGET: dict[OnHazard, float] = {"off": 1.5, "warn": 1.8}  # times the empty pair's, at most, by `hazards`
 
 
@@ -93,6 +109,22 @@ def measure(rounds: int, steps: int = 20) -> dict[str, float]:
     return times
 
 
+def start_up(rounds: int) -> dict[str, float]:
+    """Return the processor time [s] of `SCRIPT` by way, each the least of `rounds`."""
+    times: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "train.py")
+        script.write_text(SCRIPT, encoding="utf-8")
+        for _ in range(rounds):
+            for way, words in {"alone": [], "by loaderviz run": ["-m", "loaderviz", "run", "--on", "a100"]}.items():
+                before = os.times()
+                subprocess.run([sys.executable, *words, str(script)], check=True, stdout=subprocess.DEVNULL)
+                after = os.times()
+                took = after.children_user + after.children_system - before.children_user - before.children_system
+                times[way] = min(times.get(way, took), took)
+    return times
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -108,6 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for hazards, most in TARGET.items():
         share = times[f"hazards {hazards}"] / times["empty pair"]
         print(f"hazards {hazards}: {share:.2f} times the empty pair (at most {most} wanted)")
+    alone, emulated = start_up(min(5, options.rounds)).values()
+    print(f"a script to the end of its first step: {alone:.2f} s alone, {emulated:.2f} s by loaderviz run:")
+    print(f"{emulated - alone:.2f} s later (at most {STARTS_LATER} wanted)")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Timeline -> Summary: how much of the copy is hidden, what the loop waits for, how far it is from the limit.
 
 All times are exact integer nanoseconds (interval algebra, no sampling), of the steady state (see `Loop`): the start of
-the workers, page-locking and the first batch are left out, and told as `start_up`.
+the workers, page-locking and the first batch are left out, and told as `start_up`; so is what belongs to no step, such
+as validation between two epochs, and told as `outside`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderviz import intervals, words
-from loaderviz.batches import BATCH_RANGE, STEP_RANGE, WORKER_START
+from loaderviz.batches import BATCH_RANGE, OPTIMIZER_STEP, STEP_RANGE, WORKER_START
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import Intervals
 from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Ints, Kind, Timeline
@@ -27,6 +28,7 @@ Mask = npt.NDArray[np.bool_]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+NONE: Intervals = np.empty((0, 2), np.int64)
 AT_THE_LIMIT = 1.005  # window / limit; up to it, the number would read as 1.00x
 
 # What the host does while the device is idle, from the most to the least telling; a wait is seen before its call.
@@ -171,9 +173,10 @@ def _waits(timeline: Timeline, start: int, end: int, loop: Mask) -> dict[str, In
 
 
 def _breakdown(
-    timeline: Timeline, start: int, end: int, sets: dict[str, Intervals], waits: dict[str, Intervals], loop: Mask
+    timeline: Timeline, judged: Intervals, sets: dict[str, Intervals], waits: dict[str, Intervals], loop: Mask
 ) -> dict[str, int]:
-    """Give every ns of the window to one entry: device work first, then what the host does while the device is idle."""
+    """Give every ns of what is judged to one entry: device work, then what the host does while the device is idle."""
+    start, end = window_of(timeline, None)
     layers = [
         ("compute", sets["compute"]),
         ("communication exposed, waiting for other ranks", sets["waiting for ranks"]),
@@ -184,7 +187,7 @@ def _breakdown(
         ("idle: host starts workers", _covered(timeline, loop & starts_workers(timeline), start, end)),
         *((name, _covered(timeline, loop & timeline.where(*kinds), start, end)) for name, kinds in _HOST_WORK),
     ]
-    breakdown, rest, left = {}, np.array([[start, end]]), end - start
+    breakdown, rest, left = {}, judged, intervals.length(judged)
     for name, part in layers:
         if len(part):
             rest = intervals.subtract(rest, part)
@@ -251,7 +254,12 @@ def rank_waits(timeline: Timeline, start: int, end: int, device: int) -> tuple[I
 # The steps of a loop: which of them are the start, and how long one takes once the loop is running. The GPU has work
 # left from earlier batches when a batch is handed out, and the host has handed out all of them when the GPU works on
 # the last; so the time between two hand-outs, or to the end, says little. The time between the GPU's first kernels of
-# two batches is that of whole steps.
+# two batches is that of whole steps. A loop does more than steps, once an epoch: that is no part of any of them.
+
+FEW = 3  # steps; with fewer nothing tells which is a usual one
+BREAK = 3  # times a usual step: what takes longer, and is not told as loading or allocating, holds other work
+OUTLIER, RARE = 10, 100  # times the median fetch; and one in so many fetches, or one alone, is an outlier
+_TOLD = (Cause.DATA, Cause.ALLOCATION, Cause.PAGE_LOCKING)  # waits that are findings of their own
 
 
 @dataclass(frozen=True)
@@ -260,7 +268,8 @@ class Loop:
 
     `cut`: the timeline begins in a later step, so the start is not in it. `first` is the place of the first step of
     the steady state in `spans`: the first after step 0 in which nothing is allocated, page-locked or started. If that
-    goes on for half of the steps it is no start, and only step 0 is left out.
+    goes on for half of the steps it is no start, and only step 0 is left out. `evaluated` are the marks of batches that
+    are no steps, since no optimizer steps for them.
     """
 
     timeline: Timeline
@@ -269,6 +278,7 @@ class Loop:
     samples: tuple[int | None, ...]
     cut: bool
     first: int
+    evaluated: Ints
 
     @classmethod
     def of(cls, timeline: Timeline, device: int) -> Loop:
@@ -278,12 +288,15 @@ class Loop:
             mask = timeline.where(Kind.RANGE) & np.isin(timeline.name, list(found))
             mask &= np.isin(timeline.lane, loop_lanes(timeline, device))
             if mask.any():
-                spans = np.flatnonzero(mask)
+                marks = np.flatnonzero(mask)
+                spans = _training(timeline, device, marks)
                 told = [found[name].groupdict() for name in timeline.name[spans].tolist()]
                 samples = tuple(int(each["samples"]) if each.get("samples") else None for each in told)
                 cut = int(told[0]["number"]) > 0
-                return cls(timeline, device, spans, samples, cut, 0 if cut else _first_steady(timeline, device, spans))
-        return cls(timeline, device, np.empty(0, np.int64), (), False, 0)
+                first = 0 if cut else _first_steady(timeline, device, spans)
+                return cls(timeline, device, spans, samples, cut, first, np.setdiff1d(marks, spans))
+        none = np.empty(0, np.int64)
+        return cls(timeline, device, none, (), False, 0, none)
 
     @property
     def window(self) -> tuple[int, int] | None:
@@ -291,8 +304,9 @@ class Loop:
         if not len(self.spans):
             return None
         work = on_device(self.timeline, self.device) & self.timeline.where(*DEVICE_KINDS)
-        ends = self.timeline.end[self.spans].max(), self.timeline.end[work].max(initial=self.timeline.begin)
-        start, end = int(self.timeline.start[self.spans[self.first]]), int(max(ends))
+        start = int(self.timeline.start[self.spans[self.first]])
+        marked = self.timeline.end[np.r_[self.spans, self.evaluated]].max()
+        end = int(self.timeline.end[work].max(initial=marked))
         start = self.timeline.begin if self.cut else start
         return (start, end) if start < end else None
 
@@ -301,8 +315,66 @@ class Loop:
         starts = self.timeline.start[self.spans]
         return np.flatnonzero((starts >= start) & (starts < end))
 
-    def pace(self, steps: Ints) -> float | None:
-        """Return the time of one of these steps [ns], neighbours in `spans`; None if they hold no whole step.
+    def breaks(self, start: int, end: int) -> Intervals:
+        """Return when the loop does other work than steps in the window [ns]: validation, a checkpoint, a report.
+
+        That is what a step has beyond a usual one if it takes several times as long, first kernel to first kernel. Its
+        place is after the step's own work, or before it where the optimizer's step comes late (steps counted by it).
+        What is told as loading or allocating is none; nor is a step of as many kernels as usual, which take longer.
+        """
+        spans, timeline = self.spans[self.between(start, end)], self.timeline
+        begins = begin_of(timeline, self.device, spans)
+        if len(begins) < FEW:
+            return NONE
+        loop = np.isin(timeline.lane, loop_lanes(timeline, self.device))
+        told = timeline.where(Kind.FETCH, Kind.PIN) | np.isin(timeline.cause, _TOLD) | starts_workers(timeline)
+        told &= ~np.isin(timeline.batch, timeline.batch[self.evaluated])  # a validation's loading is a part of it
+        optimizing = loop & timeline.named(OPTIMIZER_STEP.match)
+        work = _covered(timeline, on_device(timeline, self.device) & timeline.where(*DEVICE_KINDS), start, end)
+        known = intervals.subtract(_covered(timeline, (loop & told) | optimizing, start, end), work)
+        kernels = on_device(timeline, self.device) & timeline.where(*KERNELS)
+        edges = np.r_[begins, max(end, int(begins[-1]))]
+        own = np.diff(edges) - intervals.covered_within(known, edges[:-1], edges[1:])
+        usual, counts = int(np.sort(own)[(len(own) - 1) // 2]), np.diff(np.searchsorted(timeline.start[kernels], edges))
+        computing = intervals.covered_within(_covered(timeline, kernels, start, end), edges[:-1], edges[1:])
+        alike = counts == np.sort(counts)[(len(counts) - 1) // 2]
+        longer = alike * np.maximum(0, computing - np.median(computing))
+        far = np.flatnonzero(own - longer > BREAK * usual)
+        stepped = np.r_[timeline.start[0], np.sort(timeline.end[optimizing])]
+        last = stepped[np.searchsorted(stepped, edges[1:], side="right") - 1]
+        late = usual * (2 * last > edges[:-1] + edges[1:])
+        pieces = intervals.union((edges[:-1] + usual - late)[far], (edges[1:] - late)[far])
+        return intervals.subtract(pieces, _covered(timeline, loop & told, start, end))
+
+    def outliers(self, start: int, end: int) -> Mask:
+        """Return a mask over the spans: the fetches in the window [ns] that take far longer than the others, if rare.
+
+        A garbage collection, a file that was not in the page cache: they say nothing about the next step.
+        """
+        timeline = self.timeline
+        fetches = timeline.where(Kind.FETCH) & (timeline.start >= start) & (timeline.start < end)
+        time = timeline.end - timeline.start
+        count = int(fetches.sum())
+        far = fetches & (time > OUTLIER * np.median(time[fetches])) if count else fetches
+        rare: Mask = far & (int(far.sum()) <= max(1, count // RARE))
+        return rare
+
+    def outside(self, start: int, end: int) -> Intervals:
+        """Return what of the window [ns] belongs to no step: the breaks, and what the loop loses by outliers."""
+        if len(self.between(start, end)) < FEW:
+            return NONE
+        timeline = self.timeline
+        loading = timeline.where(Kind.FETCH, Kind.PIN) | (timeline.cause == Cause.DATA)
+        loading &= np.isin(timeline.lane, loop_lanes(timeline, self.device))
+        lost = _covered(timeline, self.outliers(start, end), start, end)
+        lost = intervals.intersect(lost, _covered(timeline, loading, start, end))
+        both = np.concatenate([self.breaks(start, end), lost])
+        return intervals.union(both[:, 0], both[:, 1])
+
+    def pace(self, steps: Ints, outside: Intervals) -> float | None:
+        """Return the time of one of these steps [ns], neighbours in `spans`, without what is `outside` of them.
+
+        None if they hold no whole step.
 
         From the first kernel of a batch to that of a later one, or from hand-out to hand-out where kernels are not
         known to be of a batch. Steps after the last copy for a batch are not whole: a prefetcher only hands out what
@@ -330,7 +402,8 @@ class Loop:
             if stock + workers < len(begins):
                 begins = begins[stock:]
             begins = begins[(len(begins) - 1) % workers :]
-        return float(begins[-1] - begins[0]) / (len(begins) - 1)
+        inside = begins[-1:] - begins[:1] - intervals.covered_within(outside, begins[:1], begins[-1:])
+        return float(inside[0]) / (len(begins) - 1)
 
     def _last_whole(self, spans: Ints) -> int:
         """Return the place in `spans` of the last step by whose hand-out a batch was still loaded."""
@@ -344,6 +417,22 @@ class Loop:
         called = timeline.start[np.r_[tails[np.isin(heads, copies)], copies]].min()
         after = np.flatnonzero(timeline.start[spans] >= called)
         return int(after[0]) if len(after) else last
+
+
+def _training(timeline: Timeline, device: int, spans: Ints) -> Ints:
+    """Return the marks without those of batches that are only evaluated: before which no optimizer's step comes soon.
+
+    All of them where that would be most, or where no optimizer is seen: a CUDA graph may hold it.
+    """
+    stepping = np.isin(timeline.lane, loop_lanes(timeline, device)) & timeline.named(OPTIMIZER_STEP.match)
+    stepping &= timeline.start >= timeline.start[spans[0]]
+    place = np.unique(np.searchsorted(timeline.start[spans], timeline.start[stepping], side="right") - 1)
+    if len(place) < 2:
+        return spans
+    following = np.r_[place, 2 * len(spans) + place[-1]]
+    distance = following[np.searchsorted(place, np.arange(len(spans)))] - np.arange(len(spans))
+    kept = spans[distance < max(1, np.median(np.diff(place)))]
+    return kept if 2 * len(kept) >= len(spans) else spans
 
 
 def begin_of(timeline: Timeline, device: int, spans: Ints) -> Ints:
@@ -392,9 +481,10 @@ class Summary:
     """The numbers of one timeline, for one device. Times in ns, shares 0..1; None where there is nothing to measure.
 
     `window` is the length of the steady state, or of the window asked for; `start_up` is what passes before the steady
-    state, and 0 with a window asked for. `compute` and `communication` are the time in which such a kernel runs,
-    `kernels` that of either; `hidden_communication` is the part of it under compute kernels, `rank_wait` the part in
-    which a collective is known to wait for other ranks (None: there is one rank). `copy` is host-device copies (`h2d`,
+    state, `outside` what belongs to no step of it and is left out; both are 0 with a window asked for. `compute` and
+    `communication` are the time in which such a kernel runs, `kernels` that of either; `hidden_communication` is the
+    part of it under compute kernels, `rank_wait` the part in which a collective is known to wait for other ranks (None:
+    there is one rank). `copy` is host-device copies (`h2d`,
     `d2h`; D2D counts as work on the device), `hidden_copy` its part under any kernel, `overlap` that part as a share.
     `busy` is the share of the window with any work on the device, `idle` the rest in ns. `host_blocked` gives the ns in
     which the training loop's thread waits, by cause. `limit` is the longest of compute, H2D, D2H and what collectives
@@ -435,6 +525,7 @@ class Summary:
     rank_wait: int | None = None
     moved: int = 0  # by collectives seen of several ranks
     limit_most: int = 0
+    outside: int = 0
 
     @property
     def exposed_communication(self) -> int:
@@ -490,21 +581,33 @@ def summarize(
     >>> loaderviz.summarize(timeline, window=(timeline.begin, timeline.begin + 5_000_000)).window
     5000000
     """
-    device, devices = choose_device(check_timeline(timeline, "summarize()"), device)
+    device, _ = choose_device(check_timeline(timeline, "summarize()"), device)
     loop = Loop.of(timeline, device)
     start, end = window_of(timeline, loop.window if window is None else window)
-    sets = device_sets(timeline, start, end, device)
-    lengths = {name: intervals.length(part) for name, part in sets.items()}
-    span, copy, busy = end - start, lengths["copies"], lengths["work"]
-    hidden = intervals.length(intervals.intersect(sets["copies"], sets["kernels"]))
+    outside = NONE if window is not None else loop.outside(start, end)
+    return summary_of(loop, start, end, outside, samples, asked=window is not None)
+
+
+def summary_of(
+    loop: Loop, start: int, end: int, outside: Intervals, samples: int | None = None, *, asked: bool = True
+) -> Summary:
+    """Return the Summary of the part between `start` and `end` [ns] of what a loop feeds, without what is `outside`."""
+    timeline, device = loop.timeline, loop.device
+    judged = intervals.subtract(np.array([[start, end]]), outside)
     parted = rank_waits(timeline, start, end, device)
-    sets["waiting for ranks"], moving = parted or (np.empty((0, 2), np.int64),) * 2
-    rank_wait, moved = map(intervals.length, (sets["waiting for ranks"], moving))
-    limit = max(lengths["compute"], lengths["h2d"], lengths["d2h"], moved)
+    sets = device_sets(timeline, start, end, device)
+    sets["waiting for ranks"], sets["moving"] = parted or (NONE, NONE)
     in_loop = np.isin(timeline.lane, loop_lanes(timeline, device))
-    waits, (batches, counted, step) = _waits(timeline, start, end, in_loop), _steps(loop, start, end)
+    waits = _waits(timeline, start, end, in_loop)
+    sets, waits = ({name: intervals.intersect(part, judged) for name, part in parts.items()} for parts in (sets, waits))
+    lengths = {name: intervals.length(part) for name, part in sets.items()}
+    span, copy, busy = intervals.length(judged), lengths["copies"], lengths["work"]
+    hidden = intervals.length(intervals.intersect(sets["copies"], sets["kernels"]))
+    rank_wait, moved = lengths["waiting for ranks"], lengths["moving"]
+    limit = max(lengths["compute"], lengths["h2d"], lengths["d2h"], moved)
+    batches, counted, step = _steps(loop, start, end, outside)
     if samples is None:
-        samples = counted if counted is not None or window is not None or loop.first else timeline.context.samples
+        samples = counted if counted is not None or asked or loop.first else timeline.context.samples
     return Summary(
         window=span,
         compute=lengths["compute"],
@@ -518,7 +621,7 @@ def summarize(
         overlap=_ratio(hidden, copy),
         busy=_ratio(busy, span),
         idle=span - busy,
-        host_blocked={cause: intervals.length(part) for cause, part in waits.items()},
+        host_blocked={cause: intervals.length(part) for cause, part in waits.items() if len(part)},
         limit=limit,
         headroom=_ratio(span, limit),
         batches=batches,
@@ -526,15 +629,16 @@ def summarize(
         step=step,
         samples_per_second=_ratio((samples or 0) * 1e9, batches * (step or 0) if batches else span) or None,
         copy_share=_ratio(copy, span),
-        breakdown=_breakdown(timeline, start, end, sets, waits, in_loop),
+        breakdown=_breakdown(timeline, judged, sets, waits, in_loop),
         bandwidth=_bandwidth(timeline, start, end, device),
-        start_up=start - timeline.begin if window is None else 0,
+        start_up=0 if asked else start - timeline.begin,
         device=device,
-        devices=devices,
+        devices=devices_of(timeline),
         hidden_communication=intervals.length(intervals.intersect(sets["communication"], sets["compute"])),
         rank_wait=rank_wait if parted else None,
         moved=moved,
         limit_most=max(limit, lengths["communication"] - rank_wait),
+        outside=intervals.length(outside),
     )
 
 
@@ -602,15 +706,16 @@ def _loading(summary: Summary) -> str:
     return "".join(f", {words.share(_ratio(time, summary.window))} {text}" for text, time in times.items() if time)
 
 
-def _steps(loop: Loop, start: int, end: int) -> tuple[int | None, int | None, float | None]:
+def _steps(loop: Loop, start: int, end: int, outside: Intervals) -> tuple[int | None, int | None, float | None]:
     """Count the batches handed out in [start, end), and their samples where every range says so; with their step [ns].
 
     Where no step is marked, the kernels' batches are counted.
     """
+    time = end - start - intervals.length(outside)
     if len(loop.spans):
         steps = loop.between(start, end)
         told = [samples for step in steps if (samples := loop.samples[step]) is not None]
-        batches, samples, step = len(steps), sum(told) if len(told) == len(steps) else None, loop.pace(steps)
+        batches, samples, step = len(steps), sum(told) if len(told) == len(steps) else None, loop.pace(steps, outside)
         if len(steps) > 1:  # else the window is the step; a loader that copied all of them before holds no whole step
             return batches, samples, step
     else:
@@ -618,7 +723,7 @@ def _steps(loop: Loop, start: int, end: int) -> tuple[int | None, int | None, fl
         kernels = on_device(timeline, loop.device) & timeline.where(*KERNELS)
         numbers = timeline.batch[kernels & (timeline.start >= start) & (timeline.start < end)]
         batches, samples, step = len(np.unique(numbers[numbers >= 0])), None, None
-    return batches or None, samples if batches else None, step or _ratio(end - start, batches)
+    return batches or None, samples if batches else None, step or _ratio(time, batches)
 
 
 def _bandwidth(timeline: Timeline, start: int, end: int, device: int) -> dict[str, float]:
@@ -650,6 +755,8 @@ def _rows(summary: Summary) -> list[Row]:
     """Return the lines of the table: what, how much with its unit, and a remark such as the share of the window."""
     window = summary.window
     lines = [("start-up", words.duration(summary.start_up), "before the window")] if summary.start_up else []
+    if summary.outside:
+        lines.append(("between the steps", words.duration(summary.outside), "left out of the window"))
     devices = len(summary.devices)
     lines.append(("window", words.duration(window), f"device {summary.device} of {devices}" if devices > 1 else ""))
     if summary.batches:

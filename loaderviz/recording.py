@@ -275,8 +275,8 @@ def record(
     For an emulated run only, and without a meaning in a real one: `host` is "auto", a preset ("laptop", "workstation",
     "server 2023") or a `Host`. "auto" is the preset "laptop" for what torch does (calls, operators, modules, autograd,
     optimizers), and for the program's own Python and data set the processor time that they take on this machine, never
-    the time on the wall, without what the emulator takes. With a preset they cost what it says, and what
-    `loaderviz.costs` declares: the same timeline on every machine, to the nanosecond.
+    the time on the wall, without what the emulator and Python's garbage collections take. With a preset they cost what
+    it says, and what `loaderviz.costs` declares: the same timeline on every machine, to the nanosecond.
 
     With `copies="on_wait"` a copy's bytes arrive when something ordered after it needs them, until then the destination
     is poison (NaN); "eager" copies at once. Races are in `recording.hazards`; `hazards="warn"` also warns at the end

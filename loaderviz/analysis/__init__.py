@@ -54,13 +54,14 @@ class Subject:
     """What in a timeline a finding is about, so that a picture can point to it: spans, or a time.
 
     Spans are those of `kinds`, of waits only those with one of `causes`, of copies only `pageable` ones if that is set.
-    A `time` is what passes while the GPU is "idle", or the "start-up" before the judged window.
+    A `time` is what passes while the GPU is "idle", the "start-up" before the judged window, or what is "outside" of
+    its steps.
     """
 
     kinds: tuple[Kind, ...] = ()
     causes: tuple[Cause, ...] = ()
     pageable: bool = False
-    time: Literal["", "idle", "start-up"] = ""
+    time: Literal["", "idle", "outside", "start-up"] = ""
 
 
 @dataclass(frozen=True)

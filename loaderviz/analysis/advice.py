@@ -23,6 +23,8 @@ from loaderviz.analysis.evidence import (
     duration,
     either,
     in_few_steps,
+    line_of,
+    lines_of,
     longest_gap,
     names_of,
     where,
@@ -31,7 +33,7 @@ from loaderviz.analysis.ranks import rank_table
 from loaderviz.analysis.what_if import what_if
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import Intervals
-from loaderviz.metrics import Mask, Summary, check_timeline, starts_workers, summarize
+from loaderviz.metrics import Mask, Summary, check_timeline, device_sets, starts_workers, summarize
 from loaderviz.timeline import KERNELS, Cause, Kind, Timeline
 from loaderviz.vendors import Api
 
@@ -304,6 +306,7 @@ def late_rank(facts: Evidence) -> Finding | None:
 LAUNCH = 100_000  # ns of the host for a kernel; with more it is not the launching that takes so long
 SATURATED = 0.9  # busy so much of the time, it is the bottleneck
 CHEAPER = "prepare the samples once and store them, or keep the data set on the GPU"
+IN_LINE = 0.1  # of the time between the steps; a line that takes less of it is not named
 START_UP = 0.1  # of the recording; less than that before the steady state is not worth a word
 _WHERE = {"host in CUDA calls": "in CUDA calls", "host in operators": "in operators", "other": "outside torch"}
 
@@ -402,6 +405,60 @@ def allocates_in_loop(facts: Evidence) -> Finding | None:
     )
 
 
+def between_epochs(facts: Evidence) -> Finding | None:
+    """What the loop does besides its steps, such as validation or a checkpoint: no step is charged for it."""
+    breaks = facts.marked.breaks(facts.start, facts.end) if len(facts.outside) else facts.outside
+    time = intervals.length(breaks)
+    if not time or facts.unseen:
+        return None
+    working = device_sets(facts.timeline, facts.start, facts.end, facts.device)["work"]
+    work = intervals.length(intervals.intersect(breaks, working))
+    count = len(np.unique(np.searchsorted(facts.timeline.start[facts.marks], breaks[:, 0])))
+    longest = breaks[np.argmax(breaks[:, 1] - breaks[:, 0])].tolist()
+    lines = [(line, ns) for line, ns in lines_of(facts, breaks) if ns >= IN_LINE * time][:3]
+    told = ", ".join(f"at {line} for {words.duration(ns)}" for line, ns in lines)
+    return Finding(
+        "between-epochs",
+        f"{count:,} {'time' if count == 1 else 'times'} in {words.count(len(facts.marks), 'step')} the loop does other "
+        f"work than steps, such as validation, a checkpoint or a report: {words.duration(time)} in all, in which the "
+        f"GPU is idle for {words.duration(time - work)}; the longest part takes "
+        f"{words.duration(longest[1] - longest[0])}, at {words.duration(longest[0] - facts.timeline.begin)}"
+        f"{f'. The loop is {told}' if told else ''}. No other finding counts this time",
+        "# do it less often, or let the next steps run meanwhile: save a copy in a thread, read losses once at the end",
+        Gain(
+            time - work,
+            (time - work) / (facts.end - facts.start),
+            None,
+            f"at most {words.duration(time)} between the steps, less {words.duration(work)} in which the GPU works",
+        ),
+        subject=Subject(time="outside"),
+    )
+
+
+def outlier_fetch(facts: Evidence) -> Finding | None:
+    """A fetch that takes far longer than all others: it says nothing about a step, and none is charged for it."""
+    timeline, far = facts.timeline, facts.marked.outliers(facts.start, facts.end)
+    lost = intervals.length(intervals.intersect(facts.outside, intervals.union(timeline.start[far], timeline.end[far])))
+    if not is_worth_it(Gain(lost, 0.0, None), facts.end - facts.start):
+        return None
+    others = timeline.where(Kind.FETCH) & ~far & (timeline.start >= facts.start) & (timeline.start < facts.end)
+    usual = float(np.median((timeline.end - timeline.start)[others]))
+    fetches = "1 fetch takes" if far.sum() == 1 else f"{int(far.sum()):,} fetches take"
+    return Finding(
+        "outlier-fetch",
+        f"{fetches} far longer than the others ({where(facts, far)}), of which the median is {words.duration(usual)}: "
+        f"the loop loses {words.duration(lost)}. That is no cost of a step, but a garbage collection, say, or a first "
+        "read from the disk. The steps are judged without it",
+        "",
+        Gain(0, 0.0, None, once=True),
+        subject=Subject((Kind.FETCH,)),
+    )
+
+
+WAITS_INSIDE = (
+    "# leave it to the GPU what the host waits for inside the step{}: torch.where() in place of an if, a value read\n"
+    "# once the step is launched; then the step can be a CUDA graph, which cannot hold a wait"
+)
 REPLAY = (
     "with torch.cuda.graph(graph): loss = step(x, y)  # once; then x.copy_(batch) and graph.replay() in each step\n"
     'model = torch.compile(model, mode="reduce-overhead")  # or let torch make the graph; or take a larger batch'
@@ -425,11 +482,10 @@ def host_bound(facts: Evidence) -> Finding | None:
     overlap = copy_not_hidden(facts) or pageable_copy(facts)
     hides = overlap is not None and is_worth_it(overlap.expected_gain, facts.window)
     pays = CANNOT_PAY if facts.batch_copies.any() and waits_for_the_host(facts.summary) and not hides else ""
-    change = (
-        REPLAY
-        if mean < launching < LAUNCH and idle > 2 * parts["outside torch"]
-        else "# see what the host does in the longest gap; the GPU has no work then"
-    )
+    change = "# see what the host does in the longest gap; the GPU has no work then"
+    if mean < launching < LAUNCH and idle > 2 * parts["outside torch"]:
+        waits = facts.waits_inside
+        change = WAITS_INSIDE.format(line_of(facts, int(np.argmax(waits)))) if waits.any() else REPLAY
     takes = f"it takes {words.duration(mean)}" if count == 1 else f"one takes {words.duration(mean)} on average"
     sentences = (
         f"the GPU is idle for {words.duration(idle)} ({words.share(idle / facts.window)}) while the host works "
@@ -585,6 +641,7 @@ FINDINGS = (
     restarts_workers,
     communication_exposed,
     late_rank,
+    between_epochs,
     host_bound,
 )
 
@@ -617,7 +674,9 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
         worth.remove(loads[0])  # workers first: they are one argument, and the data need not fit
         worth.insert(0, loads[0])
     warm = warm_up(facts)
-    once = [each for each in (warm, start_up(facts)) if each]  # told, although nothing is gained a step
+    once = [
+        each for each in (warm, outlier_fetch(facts), start_up(facts)) if each
+    ]  # told, although nothing is gained a step
     told = worth or ([] if warm else [nothing(facts, found)])
     if worth and facts.unseen:
         told.append(nothing(facts, found))
@@ -683,6 +742,8 @@ def _judged(facts: Evidence) -> str:
         if summary.step and abs(summary.batches * summary.step - facts.window) > APART * facts.window:
             steps += f" from one to the next (a time “a step” below is its part of the {part} / {summary.batches:,})"
         parts.append(steps)
+    if len(facts.outside):
+        parts.append(f"without {words.duration(intervals.length(facts.outside))} that belong to no step")
     limit = f"; the limit is {words.duration(summary.limit)}, {summary.longest} alone" if summary.limit else ""
     if summary.limit_most > summary.limit:
         limit += f", or up to {words.duration(summary.limit_most)} if collectives do not wait for other ranks"

@@ -18,7 +18,7 @@ from loaderviz import intervals, words
 from loaderviz.analysis import Gain
 from loaderviz.batches import HAND_OUT, LOADER_NEXT
 from loaderviz.intervals import Intervals
-from loaderviz.metrics import Loop, Mask, Summary, choose_device, loop_lanes, on_device, summarize, window_of
+from loaderviz.metrics import NONE, Loop, Mask, Summary, choose_device, loop_lanes, on_device, summary_of, window_of
 from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Kind, Timeline
 from loaderviz.vendors import Api, calls_of
 
@@ -46,22 +46,34 @@ class Evidence:
     """One device of a timeline (None: the busiest), in a `window` [ns], or for None in the steady state.
 
     Masks are over the timeline's spans. `marks` are the spans that mark the steps, those that begin in the window.
+    What is `outside` of all steps (None: as `Loop` says) is no part of anything but of the findings about it.
     """
 
-    def __init__(self, timeline: Timeline, device: int | None = None, window: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        device: int | None = None,
+        window: tuple[int, int] | None = None,
+        outside: Intervals | None = None,
+    ) -> None:
         device, _ = choose_device(timeline, device)
         loop = Loop.of(timeline, device)
         if window is None:
             window = loop.window or _working(timeline, device)
         start, end = window_of(timeline, window)
         self.timeline, self.device, self.start, self.end = timeline, device, start, end
-        self.window = end - start
+        self.marked, self.outside = loop, loop.outside(start, end) if outside is None else outside
+        self.judged = intervals.subtract(np.array([[start, end]]), self.outside)
+        self.window = intervals.length(self.judged)
         self.marks: list[int] = loop.spans[loop.between(start, end)].tolist()
-        self.summary: Summary = summarize(timeline, (start, end), device=device)
+        self.summary: Summary = summary_of(loop, start, end, self.outside)
         self.steps = self.summary.batches
         self.first: Ints = np.clip(timeline.start, start, end)  # of each span, what lies in the window
         self.last: Ints = np.clip(timeline.end, start, end)
         inside = (timeline.end > start) & (timeline.start < end)
+        apart = (timeline.end > timeline.start) & (intervals.covered_within(self.judged, self.first, self.last) == 0)
+        inside &= ~apart
+        self.last = np.where(apart, self.first, self.last)
         self.here = inside & on_device(timeline, device) & timeline.where(*DEVICE_KINDS)  # its work: a range is none
         self.loop = inside & np.isin(timeline.lane, loop_lanes(timeline, device))
 
@@ -73,7 +85,8 @@ class Evidence:
 
     def covered(self, mask: Mask) -> Intervals:
         """When any of these spans runs."""
-        return intervals.union(self.first[mask], self.last[mask])
+        found = intervals.union(self.first[mask], self.last[mask])
+        return intervals.intersect(found, self.judged) if len(self.outside) else found
 
     @cached_property
     def kernels(self) -> Intervals:
@@ -83,7 +96,7 @@ class Evidence:
     @cached_property
     def idle(self) -> Intervals:
         """When the device has nothing to do."""
-        return intervals.subtract(np.array([[self.start, self.end]]), self.covered(self.here))
+        return intervals.subtract(self.judged, self.covered(self.here))
 
     def length(self, mask: Mask) -> int:
         """How many ns any of these spans runs."""
@@ -147,6 +160,21 @@ class Evidence:
             mine = (copy >= 0) & after[copy]
         result[calls[mine]] = True
         return result
+
+    @cached_property
+    def waits_inside(self) -> Mask:
+        """Where the host waits for the GPU between two launches of one step; none if that is in less than half of them.
+
+        A wait before a step's first kernel or after its last one is none: a CUDA graph of the step need not hold it.
+        """
+        waits = self.loop & self.does(Api.SYNCHRONIZE) | self.waiting(Cause.SYNCHRONIZE, Cause.STAGING)
+        rows, starts = np.flatnonzero(waits), self.timeline.start[self.marks]
+        launches = np.sort(self.timeline.start[self.calls(self.mask(*KERNELS))])
+        steps = np.r_[-1, np.searchsorted(starts, launches, side="right"), -1]
+        place = np.searchsorted(launches, self.timeline.start[rows])
+        inside = rows[(steps[place] == steps[place + 1]) & (steps[place] > 0)]
+        often = 2 * len(np.unique(np.searchsorted(starts, self.timeline.start[inside]))) >= max(1, len(starts))
+        return waits & np.isin(np.arange(len(waits)), inside if often else [])
 
     def calls(self, work: Mask) -> Mask:
         """The host's calls that launched these spans of the device."""
@@ -216,7 +244,12 @@ class Evidence:
         else:
             basis = f"at most the window, {words.duration(self.window)}, less {words.duration(rest.ns)} of {rest.what}"
         ns = max(0, min(direct, bound))
-        return Gain(ns, ns / self.window if self.window else 0.0, ns / self.steps if self.steps else None, basis)
+        return Gain(ns, ns / self.window if self.window else 0.0, self.per_step(ns), basis)
+
+    def per_step(self, ns: float) -> float | None:
+        """Return a step's part of `ns` in the window; None where steps are not known, or are shorter than that."""
+        each = ns / self.steps if self.steps else None
+        return each if each is None or each <= (self.summary.step or each) else None
 
     def bound(
         self,
@@ -356,6 +389,8 @@ class Evidence:
     @cached_property
     def unseen(self) -> str:
         """Why the GPU's work is not in the timeline although the host launches it, or waits for it; "" if it is."""
+        if len(self.outside):
+            return Evidence(self.timeline, self.device, (self.start, self.end), NONE).unseen
         launches = self.loop & self.does(Api.LAUNCH)
         made = np.zeros(len(self.timeline), bool)
         made[self.launched_by[self.launched_by >= 0]] = True
@@ -440,7 +475,8 @@ def either(one: Intervals, other: Intervals) -> Intervals:
 
 def duration(facts: Evidence, ns: float) -> str:
     """A time in the window, as a reader compares it: a step's share of it where steps are known."""
-    return f"{words.duration(ns / facts.steps)} a step" if facts.steps else words.duration(ns)
+    each = facts.per_step(ns)
+    return words.duration(ns) if each is None else f"{words.duration(each)} a step"
 
 
 def describe_copies(facts: Evidence, mask: Mask, kind: str) -> str:
@@ -500,14 +536,27 @@ def longest_gap(facts: Evidence) -> str:
     best = int(part.max(initial=0))
     if 2 * best >= last - first:
         most = int(np.flatnonzero(part == best)[-1])  # the innermost of those that fill it
-        return f"{text}, in {facts.timeline.names[facts.timeline.name[most]]}{_line(facts, most)}"
+        return f"{text}, in {facts.timeline.names[facts.timeline.name[most]]}{line_of(facts, most)}"
     then = np.flatnonzero(facts.loop & facts.timeline.where(Kind.API) & (facts.timeline.end >= last))
     if not len(then):
         return text
-    return f"{text}, before {facts.timeline.names[facts.timeline.name[then[0]]]}{_line(facts, then[0])}"
+    return f"{text}, before {facts.timeline.names[facts.timeline.name[then[0]]]}{line_of(facts, then[0])}"
 
 
-def _line(facts: Evidence, span: int) -> str:
+def lines_of(facts: Evidence, when: Intervals) -> list[tuple[str, int]]:
+    """The program's lines in these times, as "file:line", and for how many ns each: until the next one calls torch."""
+    timeline = facts.timeline
+    here = timeline.in_lanes(lambda lane: lane.role == "main") & (timeline.source >= 0) & ~timeline.where(Kind.RANGE)
+    rows = np.flatnonzero(here)
+    until = np.r_[timeline.start[rows][1:], facts.end][: len(rows)]
+    within = intervals.covered_within(when, timeline.start[rows], np.maximum(until, timeline.start[rows]))
+    times = np.bincount(timeline.source[rows], within, len(timeline.sources))
+    order = np.argsort(-times, kind="stable").tolist()
+    return [(words.place(timeline.sources[line]), int(times[line])) for line in order if times[line]]
+
+
+def line_of(facts: Evidence, span: int) -> str:
+    """Say where this span is called: ", called in train.py:12"; "" where no line is known."""
     line = int(facts.timeline.source[span])
     return f", called in {words.place(facts.timeline.sources[line])}" if line >= 0 else ""
 
@@ -516,9 +565,9 @@ def where(facts: Evidence, mask: Mask) -> str:
     """Where these spans are, and the longest: "in stream 7, the longest takes 262 µs, at 1.2 ms (batch 3)"."""
     indices = np.flatnonzero(mask)
     lanes = dict.fromkeys(facts.timeline.lanes[lane].name for lane in facts.timeline.lane[indices].tolist())
-    longest = int(indices[np.argmax((facts.last - facts.first)[indices])])
+    longest = int(indices[np.argmax((facts.timeline.end - facts.timeline.start)[indices])])
     at = words.duration(int(facts.timeline.start[longest]) - facts.timeline.begin)
     lasts = words.duration(int(facts.timeline.end[longest] - facts.timeline.start[longest]))
     batch = int(facts.timeline.batch[longest])
     whose = f" (batch {batch})" if batch >= 0 else ""
-    return f"in {', '.join(lanes)}, the longest takes {lasts}, at {at}{whose}{_line(facts, longest)}"
+    return f"in {', '.join(lanes)}, the longest takes {lasts}, at {at}{whose}{line_of(facts, longest)}"

@@ -331,10 +331,11 @@ def _window(timeline: Timeline, subject: Subject, judged: Window, spans: np.ndar
         return timeline.begin, judged[0]
     device = metrics.choose_device(timeline, None)[0]
     times = np.stack([timeline.start[spans], timeline.end[spans]], axis=1)
-    if subject.time == "idle":
-        idle = metrics.states(timeline, device)["idle"]
-        idle = idle[(idle[:, 0] >= judged[0]) & (idle[:, 1] <= judged[1])]
-        times = idle[np.argsort(idle[:, 0] - idle[:, 1], kind="stable")]
+    if subject.time:
+        apart = subject.time == "outside"
+        found = Loop.of(timeline, device).breaks(*judged) if apart else metrics.states(timeline, device)["idle"]
+        found = found[(found[:, 0] >= judged[0]) & (found[:, 1] <= judged[1])]
+        times = found[np.argsort(found[:, 0] - found[:, 1], kind="stable")]
     if not len(times):
         return None
     start, end = times[0].tolist()

@@ -245,7 +245,7 @@ class Operators(TorchDispatchMode):
         tracking = None if operator.no_kernel else session.tracking
         if tracking:
             tracking.before_change(tags)
-        result = func(*args, **kwargs)
+        result = func(*args, **kwargs) if operator.custom else operator.run(*args, **kwargs)
         blank = blank or (session.source() if operator.blank and session.tracking else "")
         if batch >= 0 or blank:
             for part in (part for output in _outputs(result) for part in parts_of(output)):
@@ -681,6 +681,18 @@ def _has_kernel(overload: Any, key: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key))
 
 
+def _conjugating(overload: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator that may take the conjugate of a matrix inside.
+
+    While a mode runs an operator, torch has the keys switched off that make a conjugate (or negative) view into memory.
+    """
+    if not any(tensor.is_complex() for tensor in _collected(args, kwargs)):
+        return overload(*args, **kwargs)
+    off = torch._C._dispatch_tls_local_exclude_set().remove(KEYS.Conjugate).remove(KEYS.Negative)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), off):
+        return overload(*args, **kwargs)
+
+
 class Operator:
     """What is known of one aten overload, worked out once."""
 
@@ -715,6 +727,8 @@ class Operator:
         if self.custom:  # what the program registered for the GPU, if anything, or else for all or the CPU
             keys = (key for key in (KEYS.CUDA, EXPLICIT, KEYS.CPU) if _has_kernel(overload, key.name))
             self.run = partial(overload._op_dk, next(keys, KEYS.CPU))
+        elif base.startswith("linalg_") or (_has_kernel(overload, EXPLICIT.name) and not _has_kernel(overload, "CPU")):
+            self.run = partial(_conjugating, overload)
         self.half_product = base in HALF_PRODUCTS and not self.writes
         self.over_lists = base.startswith(("_foreach_", "_fused_"))
         # These ask their argument for its shape and dtype only.

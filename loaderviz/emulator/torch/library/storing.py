@@ -50,6 +50,13 @@ def _numpy(session: Session, func: Any, tensor: Any, *, force: bool = False) -> 
     return func(tensor)
 
 
+@answers(torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_)
+def _by_python(session: Session, func: Any, tensor: Any, *args: Any) -> Any:
+    if is_on_device(tensor):
+        raise TypeError(f"{func.__name__} is only implemented on CPU tensors")
+    return func(tensor, *args)
+
+
 @answers(torch.Tensor.share_memory_)
 def _shared(session: Session, func: Any, tensor: Any) -> Any:
     seen_outside(tensor)
