@@ -1,6 +1,7 @@
 # make timeline   run the four loaders on MNIST, print the tables, write timelines.html
 # make lab        open the notebooks
 # make test       pass the tests          make check   style, types, import rules
+# make test-all   the same, and the fuzz of every public callable of torch
 # make bench      timings                 make notebooks   write and run notebooks/*.ipynb, from notebooks/src/*.py
 # make book       lessons, rules and guide as pages in build/book, to read on any device, without a server or a network
 # Each sets up .venv by itself, on first use. Python 3.11 or later is all they need.
@@ -18,7 +19,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 GIVEN := $(filter-out file default undefined,$(origin TORCH_INDEX))
 ANSWER := import urllib.request; urllib.request.urlopen("$(TORCH_INDEX)/torch/", timeout=4).read(1)
 
-.PHONY: setup setup-dev torch timeline test check lab bench notebooks book clean
+.PHONY: setup setup-dev torch timeline test test-all check lab bench notebooks book clean
 
 setup: $(READY)
 
@@ -58,8 +59,13 @@ lab: setup
 	@echo "JupyterLab prints the address to open; Ctrl-C ends it."
 	$(RUN) -m jupyterlab $(ROOT_FLAGS) --no-browser --notebook-dir=notebooks
 
+PYTEST := $(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
 test: setup-dev
-	$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	$(PYTEST) -m "not fuzz"
+
+test-all: setup-dev
+	$(PYTEST)
 
 check: setup-dev
 	$(VENV)/bin/ruff check .

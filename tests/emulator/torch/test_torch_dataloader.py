@@ -27,7 +27,6 @@ import loaderviz as lv
 from loaderviz import intervals
 from loaderviz.emulator import Host, host
 from loaderviz.emulator.torch import dataloader, functions, patches
-from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
 
 HOST = Host.preset("laptop")
@@ -308,8 +307,7 @@ class Burns(Squares):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_measured_fetch_counts_once_with_what_it_burnt_and_slept(monkeypatch, workers, pin_memory):
     """Burnt and slept time is in the fetches and nowhere else; what the loop burns between them is between them."""
-    for module in (host, dataloader):
-        monkeypatch.setattr(module, "thread_time_ns", lambda: Burns.clock[0])
+    monkeypatch.setattr(host, "thread_time_ns", lambda: Burns.clock[0])
 
     def run(data, burns):
         with lv.record(on="a100", host="auto") as recording:
@@ -340,8 +338,7 @@ def test_a_measured_fetch_leaves_out_what_the_emulator_asks_at_each_call(monkeyp
         Burns.clock[0] += 10**6
         return touches(*call)
 
-    for module in (host, dataloader):
-        monkeypatch.setattr(module, "thread_time_ns", lambda: Burns.clock[0])
+    monkeypatch.setattr(host, "thread_time_ns", lambda: Burns.clock[0])
     for module in (patches, functions, dataloader):
         monkeypatch.setattr(module, "touches_device", asked)
     with lv.record(on="a100", host="auto") as recording:
