@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
+import io
 import itertools
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -816,3 +819,136 @@ def test_a_window_that_is_not_its_steps_is_told(window, told):
     advice = lv.advise(factory.made(*spans), window=(1100 * US - window * US, 1100 * US))
     assert "10 steps of 100 µs" in advice.judged
     assert ("a time “a step” below" in advice.judged) is told
+
+
+# What is no part of a step: work between epochs, and a fetch that takes far longer than all others
+
+
+def marked(extra=0, kernels=(100,), steps=12):
+    """Steps of 100 µs on the GPU, the sixth of these `kernels`; after each fourth one `extra` µs of the host."""
+    loop = Loop(copy=0, steps=0)
+    for batch in loop.steps(steps):
+        for kernel in kernels if batch == 5 else (100,):
+            loop.put(loop.stream, Kind.COMPUTE, kernel, batch)
+        if extra and batch % 4 == 3:
+            loop.put(loop.main, Kind.OPERATOR, extra, batch, "aten::to", source="train.py:40")
+    return loop.timeline()
+
+
+@pytest.mark.parametrize(("extra", "kinds"), [(200, ["host-bound"]), (201, ["between-epochs"])])
+def test_other_work_than_steps_takes_three_times_a_step(extra, kinds):
+    timeline = marked(extra)
+    summary, advice = lv.summarize(timeline), lv.advise(timeline)
+    assert [finding.kind for finding in advice] == kinds
+    assert sum(summary.breakdown.values()) == summary.window == timeline.duration - summary.outside
+    if summary.outside:
+        assert (summary.outside, summary.step) == (603 * US, 100 * US)
+        gain, evidence = advice[0].expected_gain, advice[0].evidence
+        assert (gain.ns, gain.per_step, gain.share) == (603 * US, None, pytest.approx(603 / 1803))
+        assert "3 times in 12 steps" in evidence and "The loop is at train.py:40 for 603 µs" in evidence
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"kernels": (900,)}, False),  # as many as in other steps: a long one
+        ({"kernels": (200, 100)}, False),
+        ({"kernels": (200, 101)}, True),
+        ({"extra": 1_000, "steps": 4}, True),
+    ],
+)
+def test_what_a_usual_step_is(options, told):
+    assert (lv.summarize(marked(**options)).outside > 0) is told
+
+
+def fetched(*slow, count=99):
+    """The kinds of findings about a loop whose fetches take 100 µs, but these (µs), in the middle."""
+    loop = Loop(copy=0, steps=0)
+    for batch in loop.steps(count):
+        place = batch - count // 2
+        loop.put(loop.main, Kind.FETCH, slow[place] if 0 <= place < len(slow) else 100, batch)
+        loop.put(loop.stream, Kind.COMPUTE, 20, batch)
+    return {finding.kind: finding for finding in lv.advise(loop.timeline())}
+
+
+@pytest.mark.parametrize(
+    ("slow", "count", "told"),
+    [((1_000,), 99, 0), ((1_001,), 99, 1), ((1_001,) * 2, 199, 0), ((9_999,) * 2, 199, 0), ((9_999,) * 2, 200, 2)],
+)
+def test_a_fetch_ten_times_as_long_as_the_others_is_an_outlier_if_it_is_one_in_a_hundred(slow, count, told):
+    found = fetched(*slow, count=count)
+    assert ("outlier-fetch" in found) is (told > 0)
+    assert (found["fetch-in-loop"].expected_gain.per_step == 100 * US * (count - told) / count) is (told > 0)
+    if told == 1:
+        evidence = found["outlier-fetch"].evidence
+        assert "takes 1.001 ms" in evidence and "(batch 49)" in evidence and "the median is 100 µs" in evidence
+
+
+def training(kind):
+    """Three steps, then validation on a tensor ("slices", "optimizer") or by a loader, twice; then a checkpoint."""
+    data = torch.utils.data.TensorDataset(torch.zeros(96, 64), torch.zeros(96, dtype=torch.long))
+    with lv.record(on="a100", host="laptop") as recording:
+        net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)).cuda()
+        optimizer, loader = torch.optim.SGD(net.parameters(), 0.1), DataLoader(data, 32)
+        sliced = list(zip(*(column.cuda().split(32) for column in data.tensors), strict=True))
+        for _ in range(2):
+            for x, y in sliced if kind == "optimizer" else loader:
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(net(x.cuda()), y.cuda()).backward()
+                optimizer.step()
+            with torch.no_grad(), lv.costs(8e-3):
+                for x, _ in itertools.islice(loader, 2) if kind == "loader" else [sliced[0]] * 20:
+                    net(x.cuda()).sum().item()
+        torch.save(net.state_dict(), io.BytesIO())
+    return recording.timeline
+
+
+@pytest.mark.parametrize("kind", ["slices", "loader", "optimizer"])
+def test_work_between_epochs_is_a_finding_of_its_own_and_no_step_is_charged_for_it(kind):
+    timeline = training(kind)
+    advice, summary = lv.advise(timeline), lv.summarize(timeline)
+    assert advice[0].kind == "between-epochs" and summary.batches == 5  # the first is the start-up
+    assert "2 times in 5 steps" in advice[0].evidence and "test_advice.py" in advice[0].evidence
+    assert summary.step < 500 * US and summary.outside > 8_000 * US
+    assert all(0 <= (finding.expected_gain.per_step or 0) <= summary.step for finding in advice)
+    must_read_well(timeline)
+
+
+@pytest.mark.parametrize(("reads", "told"), [(3, False), (4, True)])
+@pytest.mark.parametrize("inside", [False, True])
+def test_no_cuda_graph_is_proposed_where_the_host_waits_inside_half_of_the_steps(reads, told, inside):
+    with lv.record(on="a100", host="laptop") as recording:
+        net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8))).cuda()
+        optimizer, x = torch.optim.SGD(net.parameters(), 0.1), torch.zeros(64, 64, device="cuda")
+        for step in range(9):
+            loss = net(x).sum()
+            if inside and step > 8 - reads:
+                loss.item()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if not inside:
+                loss.item()
+    finding = finding_of(recording.timeline, "host-bound")
+    assert ("graph.replay()" in finding.change) is not (told and inside)
+    assert ("inside the step, called in" in finding.change) is (told and inside)
+
+
+class Heap(Costly):
+    """Collects garbage, with many objects alive, at one sample; each sample is how long it took [s]."""
+
+    def __getitem__(self, index):
+        start = time.thread_time()
+        if index == 20:
+            gc.collect()
+        return torch.full((4,), time.thread_time() - start)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_garbage_collection_is_charged_to_nobody(workers):
+    """Its length is that of the heap of the recording, and of whatever else is alive."""
+    heap, before = [[number] for number in range(300_000)], list(gc.callbacks)
+    with lv.record(on="a100", host="auto") as recording:
+        took = max(batch.max().item() for batch in DataLoader(Heap(), 4, num_workers=workers))
+    assert max(row.duration for row in recording.timeline.rows(Kind.FETCH)) < took * 10**9 / 2
+    assert heap and gc.callbacks == before

@@ -200,7 +200,8 @@ def test_real_cuda_rows_keep_their_figures(monkeypatch):
 
     add_to_export(monkeypatch, rows)
     timeline = recorded(train)
-    before, after = lv.summarize(alone), lv.summarize(timeline)
+    every = (timeline.begin, timeline.begin + timeline.duration)  # for the loop's steps it is no work
+    before, after = lv.summarize(alone), lv.summarize(timeline, every)
     assert (after.copy, after.hidden_copy) == (before.copy, before.hidden_copy) == (893_000, 871_000)
     assert (after.kernels, after.compute) == (before.kernels, before.compute)
     assert len([row for row in timeline.rows(Kind.FETCH) if row.lane.name == "worker 0"]) == 6

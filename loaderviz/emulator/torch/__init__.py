@@ -190,7 +190,8 @@ def _say_what_was_emulated(error: Exception, gpu: str) -> None:
     """Add a line to an error out of torch, or out of the emulator: whoever reads it may not think of the recording."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     seen = [frame.f_locals["func"] for frame in frames if frame.f_code in SEES]
-    if seen or (frames and frames[-1].f_code.co_filename.startswith(TORCH)):
+    of_torch = bool(frames) and frames[-1].f_code.co_filename.startswith(TORCH)
+    if seen or of_torch or "cuda" in str(error).lower():
         call = f"{torch.overrides.resolve_name(seen[-1]) or seen[-1]} on " if seen else ""
         error.add_note(
             f"This was inside a loaderviz recording, which was emulating {call}an {gpu}. Try the program without "

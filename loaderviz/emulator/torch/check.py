@@ -9,6 +9,7 @@ outputs of all modules inside it are compared. `Difference` names the first thin
 from __future__ import annotations
 
 import copy
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,10 +20,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils.checkpoint import _StopRecomputationError
 
 from loaderviz.emulator.hazards import code
 from loaderviz.emulator.torch import copies
-from loaderviz.emulator.torch.functions import STAND_IN, call_on_host, names
+from loaderviz.emulator.torch.functions import STAND_IN, call_on_host, modes, names
 from loaderviz.emulator.torch.placement import TYPES
 from loaderviz.emulator.torch.session import CPU
 from loaderviz.emulator.torch.tensors import PLAIN, is_on_device, tag_of
@@ -39,6 +41,7 @@ SAMPLE = 2**20  # elements of a module's output that are kept
 ROUNDING, HALF_ROUNDING, DEEP_ROUNDING = 1e-5, 2e-2, 1e-1
 HALF = (torch.float16, torch.bfloat16)
 MOVES = (torch.Tensor.to, torch.Tensor.cuda)  # a number among their arguments is the index of a GPU
+LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 BLANK = names("""
     empty empty_like empty_strided empty_permuted empty_quantized new_empty new_empty_strided resize_ resize_as_ new
 """)
@@ -103,6 +106,8 @@ class Checker:
     def call(self, run: Callable[..., Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call of torch, and see whether it is as it should be."""
         name, session = getattr(func, "__name__", str(func)), self._session
+        if modes() == 0:  # torch looks at a tensor for itself, to print it
+            return run(func, args, kwargs)
         if name in ASIDE or session.quiet or session.fetching or session.recorder or isinstance(func, type):
             return run(func, args, kwargs)
         source = session.source()
@@ -114,7 +119,7 @@ class Checker:
             fakes = self._fakes(func, args, kwargs)
         try:
             result = run(func, args, kwargs)
-        except (LoadervizError, KeyboardInterrupt):
+        except (LoadervizError, _StopRecomputationError):
             raise
         except Exception as error:
             with self._aside():
@@ -166,13 +171,16 @@ class Checker:
         if self._session.default_type is not CPU or not torch._C._is_torch_function_enabled():
             return None
         func, args = _known_to_fakes(func, args)
+        LOGGER.disabled = True  # it logs each call that it has no answer to
         try:
             given = tree_map_only(torch.Tensor, self._fake.from_tensor, (args, kwargs))
             given = tree_map(lambda it: torch.device("cuda", it) if type(it) is int and func in MOVES else it, given)
-            with self._fake:
+            with torch.no_grad(), self._fake:  # nothing is saved for a backward, and so no hook of the program called
                 return func(*given[0], **given[1])
         except Exception:
             return None
+        finally:
+            LOGGER.disabled = False
 
     def _kinds(self, name: str, source: str, result: Any, fakes: Any) -> None:
         for here, fake in zip(tree_leaves(result), tree_leaves(fakes), strict=False):
@@ -196,7 +204,8 @@ class Checker:
         random = torch.default_generator.get_state()
         try:
             with self._session.on_host(), self._aside():
-                twin, given, named = _on_cpu(self._session, (module, args, kwargs))
+                memo = {id(it): _on_cpu(self._session, it) for it in tree_leaves((args, kwargs)) if _is_tensor(it)}
+                twin, given, named = copy.deepcopy((module, args, kwargs), memo)  # also what holds tensors, as a cache
         except Exception:  # what holds a lock, a file, or a tensor of a graph cannot be copied
             self.report.left_out["modules that cannot be copied"] += 1
             return self._deeper(run, module, args, kwargs)
@@ -250,7 +259,7 @@ class Again:
         after = [generator.get_state() for generator in self._generators]
         self._restore(self._states)
         try:
-            with self._session.on_host():
+            with self._session.on_host(), torch.no_grad():
                 return call_on_host(self._func, *self.args)
         finally:
             self._restore(after)
@@ -277,12 +286,14 @@ def _is_comparable(args: Any, kwargs: Any) -> bool:
     )
 
 
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
 def _on_cpu(session: Session, values: Any) -> Any:
     """Return copies on the CPU; those of the device are marked, since they stand for such."""
 
     def moved(value: Any) -> Any:
-        if isinstance(value, torch.nn.Module):
-            return copy.deepcopy(value)
         if not isinstance(value, torch.Tensor):
             return value
         result = _seen(session, value.detach()).clone()

@@ -333,6 +333,8 @@ class Operators(TorchDispatchMode):
                 "float16: products are computed in float32 and rounded once, as a GPU does but for their order"
             )
             return _in_single(operator.run, *args, **kwargs)
+        if operator.base == "histc" and not args[0].is_floating_point():  # CUDA has a kernel for integers
+            return operator.run(args[0].double(), *args[1:], **kwargs).to(args[0].dtype)
         try:
             return self._custom(operator, args, kwargs) if operator.custom else operator.run(*args, **kwargs)
         except RuntimeError as problem:
@@ -693,6 +695,15 @@ def _conjugating(overload: Any, *args: Any, **kwargs: Any) -> Any:
         return overload(*args, **kwargs)
 
 
+def _widened(overload: Any, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+    """A product of half precision with a result of float32, for which CUDA alone has a kernel."""
+    place = next(place for place, it in enumerate(overload._schema.arguments) if it.name == "out_dtype")
+    dtype: torch.dtype = args[place]
+    wide = [value.to(dtype) if isinstance(value, torch.Tensor) else value for value in args[:place] + args[place + 1 :]]
+    result: torch.Tensor = overload.overloadpacket.default(*wide, **kwargs)
+    return result if out is None else out.copy_(result)
+
+
 class Operator:
     """What is known of one aten overload, worked out once."""
 
@@ -727,6 +738,8 @@ class Operator:
         if self.custom:  # what the program registered for the GPU, if anything, or else for all or the CPU
             keys = (key for key in (KEYS.CUDA, EXPLICIT, KEYS.CPU) if _has_kernel(overload, key.name))
             self.run = partial(overload._op_dk, next(keys, KEYS.CPU))
+        elif base in MATMUL and overload._overloadname.startswith("dtype"):
+            self.run = partial(_widened, overload)
         elif base.startswith("linalg_") or (_has_kernel(overload, EXPLICIT.name) and not _has_kernel(overload, "CPU")):
             self.run = partial(_conjugating, overload)
         self.half_product = base in HALF_PRODUCTS and not self.writes

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import loaderviz as lv
 from loaderviz.emulator.torch.functions import HANDLERS
@@ -121,7 +122,10 @@ FAULTS = {
         "tensor: the device",
     ),
     "new data go to the host (A2)": fault_of(
-        torch.Tensor.new, lambda session, func, tensor, data: torch.ones(2), lambda: x().new([1, 1]), "new: the device"
+        torch.Tensor.new,
+        lambda session, func, tensor, data: to_host(session, torch.ones(2)),
+        lambda: x().new([1, 1]),
+        "new: the device",
     ),
     "device=None is not the default (A6)": fault_of(torch.empty, on_host, with_default_device, "empty: the device"),
     "softmax in half precision (A7)": of_lists(
@@ -172,3 +176,41 @@ def test_a_fault_that_is_put_back_is_named(fault, monkeypatch):
     )
     assert re.search(HERE, str(recording.check.differences[0]))
     assert any(each.category.__name__ == "CheckWarning" for each in caught)
+
+
+class Cache:
+    """What a program's module may keep from call to call; no tree of tensors."""
+
+
+class Keeping(nn.Module):
+    def forward(self, x, cache):
+        cache.x = torch.cat([cache.x, x]) if hasattr(cache, "x") else x
+        return cache.x
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def test_a_check_changes_nothing_of_what_is_checked():
+    def program():
+        torch.manual_seed(0)
+        cache, module = Cache(), Keeping()
+        seen = [module(x(), cache).tolist() for _ in range(2)]
+        y = torch.rand(2, 4, device="cuda", requires_grad=True)
+        Checkpointed().cuda()(y).sum().backward()
+        return seen, y.grad.tolist(), repr(y), torch.rand(1).item()
+
+    results = []
+    for check in (False, True):
+        with lv.record(on="a100", host="laptop", check=check) as recording:
+            results.append(program())
+    assert results[0] == results[1]
+    assert recording.check.differences == []
+    assert "agrees with the CPU and with PyTorch" in str(recording.check)
+    assert recording.check.calls > 10 and recording.check.modules > 2
