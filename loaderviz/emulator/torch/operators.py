@@ -100,6 +100,9 @@ UNMARKED = {"native_batch_norm": (3, 4)}  # running statistics, which its schema
 HALF_PRODUCTS = names(
     "mm addmm bmm baddbmm convolution convolution_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward"
 )
+NORMS = names("native_layer_norm native_batch_norm")
+# Which arguments of their backward are the statistics
+STATISTICS = {"native_layer_norm_backward": (3, 4), "native_batch_norm_backward": (5, 6)}
 MATMUL = frozenset(("mm", "addmm", "bmm", "baddbmm"))
 # Each a composite call: nested operators, and a library that chooses its algorithm
 COMPOSITE = MATMUL | names("""
@@ -245,7 +248,7 @@ class Operators(TorchDispatchMode):
         tracking = None if operator.no_kernel else session.tracking
         if tracking:
             tracking.before_change(tags)
-        result = func(*args, **kwargs) if operator.custom else operator.run(*args, **kwargs)
+        result = operator.on_host(*args, **kwargs)
         blank = blank or (session.source() if operator.blank and session.tracking else "")
         if batch >= 0 or blank:
             for part in (part for output in _outputs(result) for part in parts_of(output)):
@@ -695,6 +698,20 @@ def _conjugating(overload: Any, *args: Any, **kwargs: Any) -> Any:
         return overload(*args, **kwargs)
 
 
+def _normed(overload: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """A norm: its statistics are float32 on CUDA, also where the CPU's are of half precision."""
+    result, *statistics = overload(*args, **kwargs)
+    return result, *(value.float() if value.dtype in HALF else value for value in statistics)
+
+
+def _from_statistics(overload: Any, places: Collection[int], *args: Any, **kwargs: Any) -> Any:
+    """Its backward: the CPU's kernels want them as they gave them, which is as the weight, or else the input, is."""
+    weight = args[5 if places == STATISTICS["native_layer_norm_backward"] else 2]
+    dtype = (args[1] if weight is None else weight).dtype
+    halved = dtype in HALF
+    return overload(*(it.to(dtype) if halved and place in places else it for place, it in enumerate(args)), **kwargs)
+
+
 def _widened(overload: Any, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
     """A product of half precision with a result of float32, for which CUDA alone has a kernel."""
     place = next(place for place, it in enumerate(overload._schema.arguments) if it.name == "out_dtype")
@@ -733,6 +750,7 @@ class Operator:
         self.keywords = tuple(it.name for _, it in marked)
         self.fills = base in FILLING or any(it.kwarg_only for _, it in marked)  # out=...
         self.writes = bool(self.positions or self.keywords)
+        self.on_host: Callable[..., Any] = overload
         self.run: Callable[..., Any] = overload  # its frame is torch's: what an operator refuses is no error of ours
         self.custom = overload.namespace not in OF_TORCH and not self.splits
         if self.custom:  # what the program registered for the GPU, if anything, or else for all or the CPU
@@ -741,7 +759,11 @@ class Operator:
         elif base in MATMUL and overload._overloadname.startswith("dtype"):
             self.run = partial(_widened, overload)
         elif base.startswith("linalg_") or (_has_kernel(overload, EXPLICIT.name) and not _has_kernel(overload, "CPU")):
-            self.run = partial(_conjugating, overload)
+            self.run = self.on_host = partial(_conjugating, overload)
+        elif base in NORMS:
+            self.run = partial(_normed, overload)
+        elif base in STATISTICS:
+            self.run = partial(_from_statistics, overload, STATISTICS[base])
         self.half_product = base in HALF_PRODUCTS and not self.writes
         self.over_lists = base.startswith(("_foreach_", "_fused_"))
         # These ask their argument for its shape and dtype only.
