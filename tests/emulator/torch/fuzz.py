@@ -82,8 +82,8 @@ EXCLUDED = {
     "is an address": "Tensor.data_ptr Tensor.const_data_ptr",
 }
 
-# Whose values are no matter: random, what the memory held before, or of a matrix so near to a singular one that LAPACK's
-# rounding, which hangs on where the memory begins, decides
+# Whose values are no matter: random, what the memory held before, or of matrices so near to singular ones that LAPACK's
+# rounding decides, which hangs on where the memory begins
 NO_VALUES = """
     alpha_dropout* bernoulli* binomial *dropout* cauchy_ empty* exponential_ fractional_max_pool* geometric_
     gumbel_softmax log_normal_ multinomial new new_empty* normal* poisson rand* random_ resize* rrelu* uniform_
