@@ -459,7 +459,7 @@ class Operators(TorchDispatchMode):
         handed_on, changed = "", operator.written(args, kwargs)
         everything = operator.name.partition("::")[0] != "aten"  # whose schema may not say what it writes
         for tensor, tag in zip(tensors, tags, strict=True):
-            if tag is None or not tag.blank or operator.no_kernel:
+            if tag is None or not tag.blank or operator.no_kernel or not tensor.numel():
                 continue
             writes, made = everything or id(tensor) in changed, tag.blank
             if operator.base in HANDING_ON and not writes:
