@@ -1,10 +1,11 @@
-"""Programs in the style of public ones, each unaware of the emulator: what benchmarks/compatibility.py runs.
+"""Programs, each unaware of the emulator: what benchmarks/compatibility.py runs.
 
     echo mnist cpu | python -m benchmarks.programs       # prints the numbers of the program, as JSON
-    echo mnist a100 | python -m benchmarks.programs      # the same program in an emulated recording, with what it found
+    echo mnist a100 | python -m benchmarks.programs      # the same one in an emulated recording, with what it found
 
-Written anew for this: small models, few steps. Each function is one program; its argument is the device that it asks
-for, its result the numbers (losses, mostly) that must not depend on it.
+Those here are in the style of public ones, written anew: small models, few steps. packages.py adds other people's.
+Each function is one program; its argument is the device that it asks for, its result the numbers (losses, mostly) that
+must not depend on it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import random
 import re
 import signal
 import sys
@@ -21,12 +23,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import loaderviz
+from benchmarks.packages import Package, packages, transformer
 from loaderviz.imports import import_torchvision
 
 PATIENCE = 200  # s for one run
@@ -39,9 +43,11 @@ class Program(NamedTuple):
     run: Callable[[str], Numbers]
     style: str
     needs: tuple[str, ...]
+    whose: str = "our own"
+    make: Callable[[], None] = lambda: None
 
 
-PROGRAMS: dict[str, Program] = {}
+PROGRAMS: dict[str, Program | Package] = {**packages()}  # first, with the newest packages: some of ours need older
 
 
 def program(style: str, *needs: str) -> Callable[[Callable[[str], Numbers]], Callable[[str], Numbers]]:
@@ -677,6 +683,76 @@ def transformers_trainer(device: str) -> Numbers:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
+@program("transformers from_pretrained, five architectures", "transformers")
+def from_pretrained(device: str) -> Numbers:
+    import transformers
+
+    losses = []
+    ids = torch.randint(3, 60, (4, 8), generator=torch.Generator().manual_seed(5))
+    words, pictures = {"input_ids": ids, "labels": ids}, torch.rand(4, 3, 32, 32)
+    kinds = dict.fromkeys(
+        ("GPT2LMHeadModel", "BertForMaskedLM", "LlamaForCausalLM", "T5ForConditionalGeneration"), words
+    )
+    kinds["ViTForImageClassification"] = {"pixel_values": pictures, "labels": torch.tensor([0, 1, 1, 0])}
+    for kind, batch in kinds.items():
+        with tempfile.TemporaryDirectory() as folder:
+            transformer(folder, kind, num_labels=2)
+            model = getattr(transformers, kind).from_pretrained(folder).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for _ in range(4):
+            loss = model(**{name: tensor.to(device) for name, tensor in batch.items()}).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+@program('transformers from_pretrained, device_map="auto"', "transformers", "accelerate")
+def device_map(device: str) -> Numbers:
+    from transformers import AutoModelForCausalLM
+
+    os.environ.pop("HF_DEACTIVATE_ASYNC_LOAD", None)
+    with tempfile.TemporaryDirectory() as folder:
+        transformer(folder, "LlamaForCausalLM")
+        model = AutoModelForCausalLM.from_pretrained(folder, device_map="auto")
+    return [model(torch.arange(8, device=device)[None]).logits.sum().item()]
+
+
+@program("diffusers: training to predict the noise", "diffusers")
+def diffusion(device: str) -> Numbers:
+    from diffusers import DDPMScheduler, UNet2DModel
+
+    blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",), "block_out_channels": (8,)}
+    model = UNet2DModel(8, 1, 1, norm_num_groups=4, layers_per_block=1, **blocks).to(device)
+    schedule, optimizer, losses = DDPMScheduler(), torch.optim.SGD(model.parameters(), 0.05), []
+    for x, _ in DataLoader(images(size=8), 16):
+        noise, steps = torch.randn(x.shape), torch.randint(1000, (len(x),))
+        noisy, steps, noise = (it.to(device) for it in (schedule.add_noise(x, noise, steps), steps, noise))
+        loss = F.mse_loss(model(noisy, steps).sample, noise)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@program("torchao: weights of 8 bits, and training for them", "torchao")
+def torchao_weights(device: str) -> Numbers:
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
+    from torchao.quantization.qat import IntxFakeQuantizeConfig, QATConfig
+
+    trained = nn.Sequential(nn.Flatten(), nn.Linear(144, 32), nn.ReLU(), nn.Linear(32, 10)).to(device)
+    quantize_(trained, QATConfig(weight_config=IntxFakeQuantizeConfig(torch.int8, "per_channel"), step="prepare"))
+    losses = fit(trained, DataLoader(images(), 16), device)
+    for config in (Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(144, 32), nn.ReLU(), nn.Linear(32, 10)).to(device)
+        quantize_(model, config)
+        with torch.no_grad():
+            losses += [model(x.to(device)).square().sum().item() for x, _ in DataLoader(images(), 32)]
+    return losses
+
+
 @program("ignite Engine", "pytorch-ignite")
 def ignite_engine(device: str) -> Numbers:
     from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
@@ -845,16 +921,22 @@ def run(name: str, place: str) -> dict[str, Any]:
     asked = PROGRAMS[name]
     subject = re.split("[<=>]", asked.needs[0])[0] if asked.needs else "torch"
     result: dict[str, Any] = {}
-    torch.manual_seed(0)
     try:
         result["version"] = f"{subject} {importlib.metadata.version(subject)}"
+        asked.make()
+        for seed in (torch.manual_seed, random.seed, np.random.seed):
+            seed(0)
         if place == "cpu":
             return result | {"numbers": asked.run("cpu")}
-        with loaderviz.record(on=place) as recording:
+        with loaderviz.record(on=place, check=True) as recording:
             result["numbers"] = asked.run("cuda")
     except BaseException as problem:
         return result | {"error": f"{type(problem).__name__}: {problem}"}
-    return result | {"hazards": sorted({hazard.kind for hazard in recording.hazards})}
+    found = {"hazards": sorted({hazard.kind for hazard in recording.hazards})}
+    if check := recording.check:
+        compared = f"{check.calls} calls, {check.modules} modules"
+        found["check"] = f"{compared}: {check.differences[0]}" if check.differences else f"{compared}: agree"
+    return result | found
 
 
 def run_apart(name: str, place: str) -> str:
@@ -863,9 +945,14 @@ def run_apart(name: str, place: str) -> str:
     child = os.fork()
     if not child:
         signal.alarm(PATIENCE)
-        with open(os.devnull, "w") as nowhere:
+        with open(os.devnull, "w") as nowhere, tempfile.TemporaryDirectory() as folder:
             os.dup2(nowhere.fileno(), 1)
-        os.write(writer, json.dumps(run(name, place)).encode())
+            os.dup2(nowhere.fileno(), 2)
+            os.mkdir(os.path.join(folder, "here"))
+            os.chdir(os.path.join(folder, "here"))
+            found = json.dumps(run(name, place)).encode()
+        with open(writer, "wb") as pipe:
+            pipe.write(found)
         os._exit(0)
     os.close(writer)
     with open(reader, "rb") as pipe:
@@ -880,4 +967,4 @@ if __name__ == "__main__":
     with loaderviz.record(on="a100"):  # imports what a recording needs
         torch.ones(1, device="cuda")
     for line in sys.stdin:
-        print(run_apart(*line.split()), flush=True)
+        print(run_apart(*line.rsplit(maxsplit=1)), flush=True)
