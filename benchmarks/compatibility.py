@@ -100,7 +100,7 @@ def row(program: Any, here: dict[str, Any], there: dict[str, Any]) -> tuple[str,
 
 
 def _line(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+    return f"| {' | '.join(cells)} |".replace("  ", " ")
 
 
 def _cell(error: str) -> str:

@@ -597,14 +597,12 @@ def summary_of(
     parted = rank_waits(timeline, start, end, device)
     sets = device_sets(timeline, start, end, device)
     sets["waiting for ranks"], sets["moving"] = parted or (NONE, NONE)
-    in_loop = np.isin(timeline.lane, loop_lanes(timeline, device))
-    waits = _waits(timeline, start, end, in_loop)
+    waits = _waits(timeline, start, end, in_loop := np.isin(timeline.lane, loop_lanes(timeline, device)))
     sets, waits = ({name: intervals.intersect(part, judged) for name, part in parts.items()} for parts in (sets, waits))
     lengths = {name: intervals.length(part) for name, part in sets.items()}
     span, copy, busy = intervals.length(judged), lengths["copies"], lengths["work"]
     hidden = intervals.length(intervals.intersect(sets["copies"], sets["kernels"]))
-    rank_wait, moved = lengths["waiting for ranks"], lengths["moving"]
-    limit = max(lengths["compute"], lengths["h2d"], lengths["d2h"], moved)
+    limit = max(lengths[name] for name in ("compute", "h2d", "d2h", "moving"))
     batches, counted, step = _steps(loop, start, end, outside)
     if samples is None:
         samples = counted if counted is not None or asked or loop.first else timeline.context.samples
@@ -635,9 +633,9 @@ def summary_of(
         device=device,
         devices=devices_of(timeline),
         hidden_communication=intervals.length(intervals.intersect(sets["communication"], sets["compute"])),
-        rank_wait=rank_wait if parted else None,
-        moved=moved,
-        limit_most=max(limit, lengths["communication"] - rank_wait),
+        rank_wait=lengths["waiting for ranks"] if parted else None,
+        moved=lengths["moving"],
+        limit_most=max(limit, lengths["communication"] - lengths["waiting for ranks"]),
         outside=intervals.length(outside),
     )
 

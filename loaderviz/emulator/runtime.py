@@ -282,49 +282,47 @@ class Runtime:
     # Work
 
     def launch(
-        self, duration: int, stream: Stream | None = None, name: str = "kernel", share: int = FULL, traffic: int = 0
+        self,
+        duration: int,
+        stream: Stream | None = None,
+        name: str = "kernel",
+        share: int = FULL,
+        traffic: int = 0,
+        *,
+        api: str = "cudaLaunchKernel",
+        kind: Kind = KERNEL,
+        engine: Engine = COMPUTE,
+        nbytes: int = -1,
     ) -> Command:
         """`cudaLaunchKernel`: a kernel of `duration` ns that fills `share` thousandths of the GPU (R19, R23).
 
         It takes `traffic` thousandths of the memory bandwidth, so copies beside it slow it down (R49). Blocks only when
-        the stream's launch queue is full (R24).
+        the stream's launch queue is full (R24). The rest is for other calls that go the same way.
         """
-        return self._launch("cudaLaunchKernel", name, KERNEL, COMPUTE, duration, stream, -1, share, traffic)
-
-    def memset(self, nbytes: int, *, pinned_host: bool = False) -> Command:
-        """`cudaMemsetAsync`: asynchronous, except when the target is pinned host memory (R10)."""
-        name = f"Memset ({'Pinned' if pinned_host else 'Device'})"
-        duration = memory_time(self.gpu, "fill", nbytes)
-        command = self._launch("cudaMemsetAsync", name, Kind.MEMSET, NONE, duration, nbytes=nbytes)
-        if pinned_host:
-            self.synchronize(command.stream)
-        return command
-
-    def _launch(
-        self,
-        api: str,
-        name: str,
-        kind: Kind,
-        engine: Engine,
-        duration: int,
-        stream: Stream | None = None,
-        nbytes: int = -1,
-        share: int = FULL,
-        traffic: int = 0,
-    ) -> Command:
         if duration < 0:
             raise ValueError(f"{name} of {duration} ns: a duration cannot be negative")
         start, stream = self.now, stream or self.default_stream
         if len(stream.queue) >= self.gpu.queue_depth:
             self._wait_for_place(stream)
-        self.now += self.host.launch
+        self.now = now = self.now + self.host.launch
         if self.capture and self.capture.takes(stream):
             self._api(api, start)
             return self.capture.add(stream, GraphNode(name, duration, share, traffic))
         command = self._put(stream, name, kind, engine, duration, nbytes, share, traffic)
-        command.api = self._api(api, start, nbytes, command.correlation)
+        batch, number, source = self.batch, command.correlation, self.source
+        command.api = self.builder.span(start, now, self.main, API, api, batch, nbytes, number, None, NO_CAUSE, source)
         if self.launch_blocking:  # CUDA_LAUNCH_BLOCKING=1 (R27)
             self.synchronize(stream)
+        return command
+
+    def memset(self, nbytes: int, *, pinned_host: bool = False) -> Command:
+        """`cudaMemsetAsync`: asynchronous, except when the target is pinned host memory (R10)."""
+        name = f"Memset ({'Pinned' if pinned_host else 'Device'})"
+        duration = memory_time(self.gpu, "fill", nbytes)
+        api, kind = "cudaMemsetAsync", Kind.MEMSET
+        command = self.launch(duration, name=name, api=api, kind=kind, engine=NONE, nbytes=nbytes)
+        if pinned_host:
+            self.synchronize(command.stream)
         return command
 
     def memcpy(
@@ -544,24 +542,31 @@ class Runtime:
             command.awaits, stream.awaited = tuple(stream.awaited.values()), {}
             if self.races:
                 self.races.linter.followed(command)
-        self._submit(command)
+        if self._blocking:
+            self._order_blocking(command)
+        self.device.submit(command)
+        command.sequence = self.order.enqueue(stream.id)[1]
         stream.last_work = command
         self._work.append(command)
         return command
 
-    def _submit(self, command: Command) -> None:
-        if self._blocking:  # they and the default stream wait for each other, PyTorch's pool does not (R14, R15)
-            stream = command.stream
-            if stream is self.default_stream:
-                others = self._blocking
-            else:
-                others = [self.default_stream] if stream.blocking else []
-            for other in others:
-                if other.last:
-                    command.deps += (other.last,)
-                    self.order.wait(stream.id, self.order.snapshot(other.id))
-        self.device.submit(command)
-        command.sequence = self.order.enqueue(command.stream.id)[1]
+    def _submit(self, marker: Command) -> None:
+        if self._blocking:
+            self._order_blocking(marker)
+        self.device.submit(marker)
+        marker.sequence = self.order.enqueue(marker.stream.id)[1]
+
+    def _order_blocking(self, command: Command) -> None:
+        """Blocking streams and the default stream wait for each other, PyTorch's pool does not (R14, R15)."""
+        stream = command.stream
+        if stream is self.default_stream:
+            others = self._blocking
+        else:
+            others = [self.default_stream] if stream.blocking else []
+        for other in others:
+            if other.last:
+                command.deps += (other.last,)
+                self.order.wait(stream.id, self.order.snapshot(other.id))
 
     def _block(self, ends: Iterable[Command | None], cause: Cause) -> bool:
         """Block the host until all of `ends` are over; tell whether it had to wait."""

@@ -50,7 +50,7 @@ class HappensBefore:
 
     def enqueue(self, stream: int) -> Place:
         """Note that the host puts work into `stream`; return its place."""
-        clock = self.clock(stream)
+        clock = self._clocks[stream] if self._seen.get(stream) == self._host_version else self.clock(stream)
         number = clock[stream] = clock.get(stream, 0) + 1
         if self.counterfactuals:
             for other in self.counterfactuals.values():

@@ -46,10 +46,10 @@ BLANK = names("""
     empty empty_like empty_strided empty_permuted empty_quantized new_empty new_empty_strided resize_ resize_as_ new
 """)
 ASIDE = names("""
-    __get__ __set__ __delete__ device get_device manual_seed seed set_rng_state record_stream register_hook
-    requires_grad_ backward retain_grad data_ptr untyped_storage storage share_memory_ set_ pin_memory is_pinned
-    __deepcopy__ __reduce_ex__ __setstate__ __repr__ __format__ __dlpack__ to_dlpack numpy __array__ __len__
-    __iter__ __hash__ _parse_to
+    stride storage_offset is_contiguous __get__ __set__ __delete__ device get_device manual_seed seed set_rng_state
+    record_stream register_hook requires_grad_ backward retain_grad data_ptr untyped_storage storage share_memory_
+    set_ pin_memory is_pinned __deepcopy__ __reduce_ex__ __setstate__ __repr__ __format__ __dlpack__ to_dlpack numpy
+    __array__ __len__ __iter__ __hash__ _parse_to
 """)
 
 
@@ -124,7 +124,7 @@ class Checker:
             raise
         except Exception as error:
             with self._aside():
-                self._failed(name, source, error, again)
+                self._failed(name, source, error, again, fakes)
             raise
         with self._aside():
             self.report.calls += 1
@@ -148,7 +148,9 @@ class Checker:
         if difference not in self.report.differences:
             self.report.differences.append(difference)
 
-    def _failed(self, name: str, source: str, error: Exception, again: Again) -> None:
+    def _failed(self, name: str, source: str, error: Exception, again: Again, fakes: Any) -> None:
+        if isinstance(fakes, type(error)) or "grad" in str(error):
+            return  # PyTorch refuses it on a GPU, or autograd does, which is not asked here
         with suppress(Exception):  # then it fails without us, too
             self._differ(name, source, "error", f"{type(error).__name__}: {error}", f"{_shown(again.result())}")
 
@@ -168,7 +170,7 @@ class Checker:
     # Kinds
 
     def _fakes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what PyTorch answers for fake tensors on CUDA; None if it cannot say."""
+        """Return what PyTorch answers for fake tensors on CUDA, or its error; None if nothing is asked."""
         if self._session.default_type is not CPU or not torch._C._is_torch_function_enabled():
             return None
         func, args = _known_to_fakes(func, args)
@@ -178,8 +180,8 @@ class Checker:
             given = tree_map(lambda it: torch.device("cuda", it) if type(it) is int and func in MOVES else it, given)
             with torch.no_grad(), self._fake:  # nothing is saved for a backward, and so no hook of the program called
                 return func(*given[0], **given[1])
-        except Exception:
-            return None
+        except Exception as error:
+            return error
         finally:
             LOGGER.disabled = False
 
@@ -236,9 +238,10 @@ class Checker:
             self._depth -= 1
 
     def _compare_modules(self, source: str, found: list[Any], expected: list[Any]) -> None:
-        for (name, here), (_, there) in zip(found, expected, strict=False):
+        for (name, here, half), (_, there, _) in zip(found, expected, strict=False):
             self.report.modules += 1
-            if difference := _unlike(self._session, here, there, 10 * ROUNDING, DEEP_ROUNDING):
+            rounding = DEEP_ROUNDING if half else 10 * ROUNDING
+            if difference := _unlike(self._session, here, there, rounding, DEEP_ROUNDING):
                 self._differ(f"the output of module {name}", source, "value", *difference)
                 return  # what comes after it is made from it
 
@@ -313,16 +316,17 @@ def _seen(session: Session, tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _outputs_of(module: torch.nn.Module, session: Session) -> Iterator[list[tuple[str, Any]]]:
-    """Collect the outputs of the modules inside a module, in the order in which they come."""
+def _outputs_of(module: torch.nn.Module, session: Session) -> Iterator[list[tuple[str, Any, bool]]]:
+    """Collect the outputs of the modules inside a module, as they come, and whether autocast was on."""
     called = {id(each): name or type(each).__name__ for name, each in module.named_modules()}
-    found: list[tuple[str, Any]] = []
+    found: list[tuple[str, Any, bool]] = []
 
     def note(each: Any, _: Any, output: Any) -> None:
         if id(each) in called:
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-                kept = [leaf.detach() for leaf in tree_leaves(output) if type(leaf) in PLAIN]
-                found.extend((called[id(each)], it.clone()) for it in kept if it.numel() <= SAMPLE)
+                kept = [_seen(session, leaf.detach()) for leaf in tree_leaves(output) if type(leaf) in PLAIN]
+                half = torch.is_autocast_enabled("cuda")
+                found.extend((called[id(each)], it.clone(), half) for it in kept if it.numel() <= SAMPLE)
 
     handle = register_module_forward_hook(note)
     try:

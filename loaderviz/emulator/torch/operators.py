@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
+from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
@@ -57,6 +58,7 @@ from loaderviz.emulator.torch.tensors import (
 from loaderviz.errors import NotModelledError
 
 Tensors = list[torch.Tensor]
+ATTRIBUTES, NONES = repeat(ATTRIBUTE), repeat(None)  # for `map`, which needs no frame of Python's
 MASKS = (torch.bool, torch.uint8)
 LAST_NUMBER = 2**63  # AccumulateGrad nodes have the largest number there is: they follow the node before them
 KEYS: Any = torch._C.DispatchKey
@@ -244,7 +246,9 @@ class Operators(TorchDispatchMode):
             return func(*args, **kwargs)
         batch = max((tag.batch for tag in tags if tag is not None), default=-1)
         session.enter(operator.name)
-        blank = self._blank(operator, args, kwargs, tensors, tags)
+        blank = ""
+        if any(tag is not None and tag.blank for tag in tags):
+            blank = self._blank(operator, args, kwargs, tensors, tags)
         tracking = None if operator.no_kernel else session.tracking
         if tracking:
             tracking.before_change(tags)
@@ -297,9 +301,9 @@ class Operators(TorchDispatchMode):
     ) -> Any:
         """Compute the values, put them on the device, and launch what computes them there."""
         session, runtime, is_kernel = self.session, self.session.runtime, not operator.no_kernel
-        batch = self._prepare_inputs(operator, tensors, tags)
+        batch, any_blank = self._prepare_inputs(operator, tensors, tags)
         session.mark_call(batch)
-        blank = self._blank(operator, args, kwargs, tensors, tags)
+        blank = self._blank(operator, args, kwargs, tensors, tags) if any_blank else ""
         if is_kernel:
             runtime.batch = session.batches.of_kernel(batch, session.stream.id)
         if session.recorder and operator.writes:
@@ -309,16 +313,19 @@ class Operators(TorchDispatchMode):
         result = self._computed(operator, args, kwargs)
         if runtime.device.submitted > launched:
             return result  # a custom operator of others, which came to us
-        outputs = _outputs(result)
+        outputs = [result] if type(result) is torch.Tensor else _outputs(result)
         for output in outputs:
             if session.irregular or output.layout is not torch.strided or output.is_nested:
                 outputs = self._irregular(outputs)
                 break
         if is_kernel:
-            runtime.now += runtime.host.dispatch + self._beyond(operator)
+            runtime.now += runtime.host.dispatch
+            if operator.composite or self.backward.runs:
+                runtime.now += self._beyond(operator)
         elif operator.base == "resize_":
             self._resized(args[0])
-        places = self._place_outputs(operator, outputs, session.batches.of_data(batch)) if wanted else []
+        carried = batch if batch >= 0 else session.batches.ahead
+        places = self._place_outputs(operator, outputs, carried) if wanted else []
         if blank or operator.blank:
             for tag in places:
                 tag.blank = blank or runtime.source
@@ -367,6 +374,7 @@ class Operators(TorchDispatchMode):
         ATen/native/IndexingUtils.h).
         """
         tensor, indices, *rest = args
+        _check_masks(tensor, indices)
         mask = _fills(operator, tensor, *args[1:4])
         if mask is not None:
             func = aten.masked_fill_.Scalar if func._schema.is_mutable else aten.masked_fill.Scalar
@@ -432,9 +440,12 @@ class Operators(TorchDispatchMode):
                 "has not; use smaller tensors"
             ) from problem
 
-    def _prepare_inputs(self, operator: Operator, tensors: Tensors, tags: list[Any]) -> int:
-        """Let arrive what is ordered before us; take over tensors of earlier recordings; return the newest batch."""
-        session, batch = self.session, -1
+    def _prepare_inputs(self, operator: Operator, tensors: Tensors, tags: list[Any]) -> tuple[int, bool]:
+        """Let arrive what is ordered before us, take over tensors of earlier recordings.
+
+        Return the newest batch, and whether something is blank.
+        """
+        session, batch, blank = self.session, -1, False
         if len(session.stream_history) > 1:
             self.backward.follow()
         for tag in tags:
@@ -447,15 +458,12 @@ class Operators(TorchDispatchMode):
                 session.deferred.deliver(tag, session.stream)
             if tag.batch > batch:
                 batch = tag.batch
-        return batch
+            if tag.blank:
+                blank = True
+        return batch, blank
 
     def _blank(self, operator: Operator, args: Any, kwargs: Any, tensors: Tensors, tags: list[Any]) -> str:
         """Report what reads memory that nothing has written; return where it was made, if that is handed on."""
-        for tag in tags:
-            if tag is not None and tag.blank:
-                break
-        else:
-            return ""
         handed_on, changed = "", operator.written(args, kwargs)
         everything = operator.name.partition("::")[0] != "aten"  # whose schema may not say what it writes
         for tensor, tag in zip(tensors, tags, strict=True):
@@ -523,7 +531,7 @@ class Operators(TorchDispatchMode):
     ) -> None:
         session, runtime, tracking = self.session, self.session.runtime, self.session.tracking
         if operator.base != "_local_scalar_dense":
-            changed = operator.written(args, kwargs)
+            changed = operator.written(args, kwargs) if operator.writes else NOTHING
             base = operator.base
             if session.irregular and not all(map(_is_regular, (*_collected(args, kwargs), *outputs))):
                 base = IRREGULAR
@@ -579,7 +587,7 @@ def _tensors(session: Session, args: Any, kwargs: Any = None) -> tuple[Tensors, 
     if session.irregular:
         tensors = [part for tensor in tensors for part in parts_of(tensor)]
     try:
-        return tensors, [getattr(storage, ATTRIBUTE, None) for storage in map(STORAGE, tensors)]
+        return tensors, list(map(getattr, map(STORAGE, tensors), ATTRIBUTES, NONES))
     except NO_STORAGE:  # one of them has no storage
         tensors = [part for tensor in tensors for part in parts_of(tensor)]
         return tensors, list(map(tag_of, tensors))
@@ -636,6 +644,20 @@ def _is_host(value: Any) -> bool:
 
 def _lists(key: Any = None) -> list[Any]:
     return [entry for entry in (key if isinstance(key, tuple) else (key,)) if isinstance(entry, list)]
+
+
+def _check_masks(tensor: torch.Tensor, indices: Any) -> None:
+    """Raise IndexError for a mask of another size than what it masks (expandTensors in ATen/native/IndexingUtils.h)."""
+    place = 0
+    for index in indices:
+        masks = index is not None and index.dtype in MASKS
+        for dim in range(index.dim() if masks else 0):
+            if place + dim >= tensor.dim() or index.shape[dim] != tensor.shape[place + dim]:
+                raise IndexError(
+                    f"The shape of the mask {list(index.shape)} at index {dim} does not match the shape of the indexed "
+                    f"tensor {list(tensor.shape)} at index {place + dim}"
+                )
+        place += index.dim() if masks else 1
 
 
 def _fills(operator: Operator, tensor: torch.Tensor, indices: Any, value: Any = None, accumulate: bool = False) -> Any:

@@ -214,3 +214,26 @@ def test_a_check_changes_nothing_of_what_is_checked():
     assert recording.check.differences == []
     assert "agrees with the CPU and with PyTorch" in str(recording.check)
     assert recording.check.calls > 10 and recording.check.modules > 2
+
+
+def test_what_a_gpu_refuses_too_is_no_difference():
+    with lv.record(on="a100", check=True) as recording:
+        for refused in (lambda: x() + torch.ones(4), lambda: x().requires_grad_().add_(1), lambda: x().view(3)):
+            with pytest.raises(RuntimeError):
+                refused()
+    assert recording.check.differences == []
+
+
+def test_outputs_of_modules_are_compared_as_the_gpu_sees_them():
+    """A view of a copy that is under way, and autocast inside a module."""
+
+    class Cast(nn.Linear):
+        def forward(self, x):
+            with torch.autocast("cuda", torch.bfloat16):
+                return super().forward(x)
+
+    with lv.record(on="a100", check=True) as recording:
+        images = torch.rand(2, 3, 4).pin_memory().to("cuda", non_blocking=True)
+        nn.Sequential(nn.Flatten(), Cast(12, 4)).cuda()(images)
+    assert recording.check.differences == []
+    assert recording.check.modules == 3

@@ -467,3 +467,31 @@ def test_an_error_out_of_torch_ends_with_what_was_emulated(name):
     notes = getattr(raised.value, "__notes__", [])
     assert len(notes) == bool(said)
     assert re.search(said, "".join(notes)) and ("without loaderviz" in "".join(notes)) == bool(said)
+
+
+MASKS = [
+    (slice(None), [True, False, True]),
+    [True, False],
+    [[False] * 4] * 2,
+    [True] * 5,
+    (..., None, [True] * 4),
+    [True, False, True],
+]
+
+
+@pytest.mark.parametrize("index", MASKS)
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_mask_is_as_large_as_what_it_masks(index, place, writes, recording):
+    def found(device, place):
+        entries = index if isinstance(index, tuple) else (index,)
+        key = tuple(torch.tensor(entry, device=place) if isinstance(entry, list) else entry for entry in entries)
+        x = torch.arange(12.0).view(3, 4).to(device)
+        try:
+            if writes:
+                x[key] = 1.0
+            return (x if writes else x[key]).tolist()
+        except IndexError as error:
+            return str(error)
+
+    assert found("cuda", place) == found("cpu", "cpu")
