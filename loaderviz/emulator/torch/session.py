@@ -111,6 +111,7 @@ class Session(TensorMemory):
         self.default_type = CPU  # the device of the default tensor type
         self.check: Any = None  # the `check.Checker`, if calls are to be made again on the CPU
         self.only_nccl = False  # collectives take tensors of the device alone
+        self.warming_up = False  # inside make_graphed_callables, which runs backward of gradients that it leaves blank
         self.sync_debug = 0  # 0 off, 1 warn, 2 error
         self.batches = BatchNumbers(self.runtime)
         self.notes: dict[str, None] = {}  # in order, each once
@@ -335,7 +336,7 @@ class Session(TensorMemory):
 
     def read_blank(self, operator: str, on_device: bool, made: str) -> None:
         """An operator reads memory that was made at a line, and that nothing has written since."""
-        if self.runtime.races:
+        if self.runtime.races and not self.warming_up:
             at = Access(operator, False, self.stream.number if on_device else None, source=self.source())
             self.runtime.races.linter.blank(at, made)
 

@@ -74,6 +74,7 @@ WRITTEN = {
     "by from_numpy": lambda: torch.from_numpy(np.empty(4)).cuda() + 1,
     "its shape": lambda: torch.ones_like(torch.empty(BUFFER, device="cuda")) + 1,
     "no element": lambda: torch.empty(0, device="cuda") + 1,
+    "graphed callables": lambda: torch.cuda.make_graphed_callables(nn.Linear(4, 4).cuda(), (filled(torch.zero_),)),
     "weights from a file": saved,
     "layers": lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).cuda()(torch.ones(BUFFER, device="cuda")),
 }  # fmt: skip

@@ -280,4 +280,13 @@ def install(session: Session, patches: Patches) -> None:
     patches.function(torch.cuda, "CUDAGraph", CUDAGraph)
     for replacement in (is_current_stream_capturing, graph_pool_handle):
         patches.function(torch.cuda, replacement.__name__, replacement)
+
+    @patches.around(torch.cuda, "make_graphed_callables")
+    def make_graphed_callables(make: Any, *args: Any, **kwargs: Any) -> Any:
+        session.warming_up = True
+        try:
+            return make(*args, **kwargs)
+        finally:
+            session.warming_up = False
+
     patches.set(torch.cuda.graph, "default_capture_stream", None)  # one that is kept would be of an earlier recording
