@@ -375,7 +375,7 @@ class DevicePool(_Pool):
             del cache[bisect_left(cache, (before.size, start))]
             before = before._before
         if after and after.state == FREE:
-            region, end = region or after, after.end
+            region, end = region or after, after.address + after.size
             merged, size = merged + 1, size + after.size
             del cache[bisect_left(cache, (after.size, after.address))]
             after = after._after

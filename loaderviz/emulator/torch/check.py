@@ -46,10 +46,10 @@ BLANK = names("""
     empty empty_like empty_strided empty_permuted empty_quantized new_empty new_empty_strided resize_ resize_as_ new
 """)
 ASIDE = names("""
-    stride storage_offset is_contiguous __get__ __set__ __delete__ device get_device manual_seed seed set_rng_state
-    record_stream register_hook requires_grad_ backward retain_grad data_ptr untyped_storage storage share_memory_
-    set_ pin_memory is_pinned __deepcopy__ __reduce_ex__ __setstate__ __repr__ __format__ __dlpack__ to_dlpack numpy
-    __array__ __len__ __iter__ __hash__ _parse_to
+    embedding_bag stride storage_offset is_contiguous __get__ __set__ __delete__ device get_device manual_seed seed
+    set_rng_state record_stream register_hook requires_grad_ backward retain_grad data_ptr untyped_storage storage
+    share_memory_ set_ pin_memory is_pinned __deepcopy__ __reduce_ex__ __setstate__ __repr__ __format__ __dlpack__
+    to_dlpack numpy __array__ __len__ __iter__ __hash__ _parse_to
 """)
 
 

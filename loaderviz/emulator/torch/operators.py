@@ -112,7 +112,7 @@ COMPOSITE = MATMUL | names("""
     _native_batch_norm_legit_no_training _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math
     _thnn_fused_lstm_cell _thnn_fused_gru_cell mkldnn_rnn_layer
 """)
-SHAPE, STRIDE = attrgetter("shape", "dtype"), torch.Tensor.stride
+SHAPE, DTYPE, STRIDE = attrgetter("shape", "dtype"), attrgetter("dtype"), torch.Tensor.stride
 FP32: Precision = "fp32"
 HALF = (torch.float16, torch.bfloat16)
 SCALARS = {"int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool"}
@@ -310,7 +310,7 @@ class Operators(TorchDispatchMode):
             changed = operator.written(args, kwargs)
             session.recorder.keep(tensor for tensor in tensors if id(tensor) in changed)
         launched = runtime.device.submitted
-        result = self._computed(operator, args, kwargs)
+        result = self._computed(operator, args, kwargs, tensors)
         if runtime.device.submitted > launched:
             return result  # a custom operator of others, which came to us
         outputs = [result] if type(result) is torch.Tensor else _outputs(result)
@@ -334,10 +334,9 @@ class Operators(TorchDispatchMode):
             runtime.note(start, operator.name)
         return result
 
-    def _computed(self, operator: Operator, args: Any, kwargs: Any) -> Any:
-        if operator.half_product and any(getattr(arg, "dtype", None) is torch.float16 for arg in args):
-            kinds = {it.dtype for it in _collected(args, kwargs) if it.is_floating_point()}
-            if len(kinds) > 1:
+    def _computed(self, operator: Operator, args: Any, kwargs: Any, tensors: Tensors) -> Any:
+        if operator.half_product and torch.float16 in map(DTYPE, tensors):
+            if len({it.dtype for it in tensors if it.is_floating_point()}) > 1:
                 return operator.run(*args, **kwargs)  # which refuses them, as CUDA does
             self.session.note(
                 "float16: products are computed in float32 and rounded once, as a GPU does but for their order"
@@ -780,7 +779,7 @@ class Operator:
             self.run = partial(overload._op_dk, next(keys, KEYS.CPU))
         elif base in MATMUL and overload._overloadname.startswith("dtype"):
             self.run = partial(_widened, overload)
-        elif base.startswith("linalg_") or (_has_kernel(overload, EXPLICIT.name) and not _has_kernel(overload, "CPU")):
+        elif "linalg_" in base or base == "pinverse":
             self.run = self.on_host = partial(_conjugating, overload)
         elif base in NORMS:
             self.run = partial(_normed, overload)

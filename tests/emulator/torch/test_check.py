@@ -29,8 +29,8 @@ def computed(base, change):
     """Return a fault: the values of one operator are changed."""
     real = Operators._computed
 
-    def wrong(self, operator, args, kwargs):
-        result = real(self, operator, args, kwargs)
+    def wrong(self, operator, *given):
+        result = real(self, operator, *given)
         return change(result) if operator.base == base and not self.session.quiet else result
 
     return Operators, "_computed", wrong
