@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.checkpoint import _StopRecomputationError
 
@@ -109,7 +110,14 @@ class Checker:
         name, session = getattr(func, "__name__", str(func)), self._session
         if modes() == 0:  # torch looks at a tensor for itself, to print it
             return run(func, args, kwargs)
-        if name in ASIDE or session.quiet or session.fetching or session.recorder or isinstance(func, type):
+        if (
+            name in ASIDE
+            or "quantize" in name
+            or session.quiet
+            or session.fetching
+            or session.recorder
+            or isinstance(func, type)
+        ):
             return run(func, args, kwargs)
         source = session.source()
         self._seen[func, source] += 1
@@ -178,7 +186,8 @@ class Checker:
         try:
             given = tree_map_only(torch.Tensor, self._fake.from_tensor, (args, kwargs))
             given = tree_map(lambda it: torch.device("cuda", it) if type(it) is int and func in MOVES else it, given)
-            with torch.no_grad(), self._fake:  # nothing is saved for a backward, and so no hook of the program called
+            # The program's modes see nothing of it. Nothing is saved for a backward, so that none of its hooks is called
+            with _disable_current_modes(), torch.no_grad(), self._fake:
                 return func(*given[0], **given[1])
         except Exception as error:
             return error

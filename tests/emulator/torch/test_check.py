@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import loaderviz as lv
 from loaderviz.emulator.torch.functions import HANDLERS
@@ -237,3 +238,12 @@ def test_outputs_of_modules_are_compared_as_the_gpu_sees_them():
         nn.Sequential(nn.Flatten(), Cast(12, 4)).cuda()(images)
     assert recording.check.differences == []
     assert recording.check.modules == 3
+
+
+def test_modes_of_the_program_see_nothing_of_a_check():
+    found = []
+    for check in (False, True):
+        with lv.record(on="a100", check=check), FlopCounterMode(display=False) as counter:
+            nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).cuda()(torch.ones(3, 8, device="cuda"))
+        found.append(counter.get_total_flops())
+    assert found == [2 * 3 * (8 * 16 + 16 * 4)] * 2
