@@ -186,7 +186,7 @@ class Checker:
         try:
             given = tree_map_only(torch.Tensor, self._fake.from_tensor, (args, kwargs))
             given = tree_map(lambda it: torch.device("cuda", it) if type(it) is int and func in MOVES else it, given)
-            # The program's modes see nothing of it. Nothing is saved for a backward, so that none of its hooks is called
+            # The program's modes see nothing of it. Nothing is saved for a backward, so none of its hooks is called
             with _disable_current_modes(), torch.no_grad(), self._fake:
                 return func(*given[0], **given[1])
         except Exception as error:
