@@ -7,6 +7,7 @@ as validation between two epochs, and told as `outside`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -256,6 +257,7 @@ def rank_waits(timeline: Timeline, start: int, end: int, device: int) -> tuple[I
 # the last; so the time between two hand-outs, or to the end, says little. The time between the GPU's first kernels of
 # two batches is that of whole steps. A loop does more than steps, once an epoch: that is no part of any of them.
 
+GRAPH_LAUNCH = re.compile("GraphLaunch")  # of CUDA, its driver, and HIP
 FEW = 3  # steps; with fewer nothing tells which is a usual one
 BREAK = 3  # times a usual step: what takes longer, and is not told as loading or allocating, holds other work
 OUTLIER, RARE = 10, 100  # times the median fetch; and one in so many fetches, or one alone, is an outlier
@@ -422,17 +424,18 @@ class Loop:
 def _training(timeline: Timeline, device: int, spans: Ints) -> Ints:
     """Return the marks without those of batches that are only evaluated: before which no optimizer's step comes soon.
 
-    All of them where that would be most, or where no optimizer is seen: a CUDA graph may hold it.
+    All of them where no optimizer is seen, or CUDA graphs are launched after its last step: they may hold it.
     """
     stepping = np.isin(timeline.lane, loop_lanes(timeline, device)) & timeline.named(OPTIMIZER_STEP.match)
     stepping &= timeline.start >= timeline.start[spans[0]]
     place = np.unique(np.searchsorted(timeline.start[spans], timeline.start[stepping], side="right") - 1)
-    if len(place) < 2:
+    graphs = timeline.start[timeline.named(GRAPH_LAUNCH.search)]
+    if len(place) < 2 or graphs.max(initial=0) > timeline.start[stepping].max():
         return spans
     following = np.r_[place, 2 * len(spans) + place[-1]]
     distance = following[np.searchsorted(place, np.arange(len(spans)))] - np.arange(len(spans))
-    kept = spans[distance < max(1, np.median(np.diff(place)))]
-    return kept if 2 * len(kept) >= len(spans) else spans
+    kept: Ints = spans[distance < max(1, np.median(np.diff(place)))]
+    return kept
 
 
 def begin_of(timeline: Timeline, device: int, spans: Ints) -> Ints:

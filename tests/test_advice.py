@@ -931,7 +931,7 @@ def test_no_cuda_graph_is_proposed_where_the_host_waits_inside_half_of_the_steps
                 loss.item()
     finding = finding_of(recording.timeline, "host-bound")
     assert ("graph.replay()" in finding.change) is not (told and inside)
-    assert ("inside the step, called in" in finding.change) is (told and inside)
+    assert ("out of the step, called in" in finding.change) is (told and inside)
 
 
 class Heap(Costly):

@@ -456,8 +456,9 @@ def outlier_fetch(facts: Evidence) -> Finding | None:
 
 
 WAITS_INSIDE = (
-    "# leave it to the GPU what the host waits for inside the step{}: torch.where() in place of an if, a value read\n"
-    "# once the step is launched; then the step can be a CUDA graph, which cannot hold a wait"
+    "# take the host's waits out of the step{}:\n"
+    "# copy a batch before it, with non_blocking=True; write torch.where() in place of an if;\n"
+    "# read a value once the step is launched. Then the step can be a CUDA graph, which cannot hold a wait"
 )
 REPLAY = (
     "with torch.cuda.graph(graph): loss = step(x, y)  # once; then x.copy_(batch) and graph.replay() in each step\n"
@@ -674,9 +675,8 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
         worth.remove(loads[0])  # workers first: they are one argument, and the data need not fit
         worth.insert(0, loads[0])
     warm = warm_up(facts)
-    once = [
-        each for each in (warm, outlier_fetch(facts), start_up(facts)) if each
-    ]  # told, although nothing is gained a step
+    # Told, although nothing is gained a step
+    once = [each for each in (warm, outlier_fetch(facts), start_up(facts)) if each]
     told = worth or ([] if warm else [nothing(facts, found)])
     if worth and facts.unseen:
         told.append(nothing(facts, found))

@@ -108,11 +108,11 @@ class Linter:
         """Return the line of the last wait of one stream for another, "" if there was none."""
         return "" if stream is None or other is None else self._last.get((stream.id, other.id), "")
 
-    def blocked(self, command: Command, duration: int, *, index: bool = False) -> None:
-        """A copy that was asked to be asynchronous, or that of an `index`, blocked the host for `duration` ns."""
+    def blocked(self, command: Command, duration: int, case: str = "") -> None:
+        """A copy that was asked to be asynchronous, or is asked by indexing (`case`), blocked the host for these ns."""
         if duration > 0:
             at = Access(command.name, False, command.stream.number, batch=command.batch, source=command.source)
-            case = ", of an index" if index else ", to the host" if "DtoH" in command.name else ""
+            case = case or (", to the host" if "DtoH" in command.name else "")
             line = self._copies.setdefault(command.source, Line(at, f"hidden-sync{case}"))
             line.count += 1
             line.time += duration

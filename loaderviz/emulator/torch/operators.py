@@ -95,6 +95,8 @@ FILLING = names("""
     copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ log_normal_ geometric_ cauchy_ set_
     _foreach_copy_ _foreach_zero_ arange randperm
 """)
+# CUDA has no kernel for half precision either
+NOR_IN_CUDA = names("geqrf orgqr ormqr triangular_solve cholesky cholesky_solve cholesky_inverse _cdist_forward histc")
 NO_HALF_KERNEL = re.compile(r"not implemented for '(Half|BFloat16)'")
 NUMBERS = frozenset((int, float, bool, complex))
 NOTHING: frozenset[int] = frozenset()
@@ -348,7 +350,7 @@ class Operators(TorchDispatchMode):
             return self._custom(operator, args, kwargs) if operator.custom else operator.run(*args, **kwargs)
         except RuntimeError as problem:
             self._memory_error(problem)
-            if not NO_HALF_KERNEL.search(str(problem)):
+            if not NO_HALF_KERNEL.search(str(problem)) or "linalg_" in operator.base or operator.base in NOR_IN_CUDA:
                 raise
         return _in_single(operator.run, *args, **kwargs)  # CUDA has one
 
@@ -388,7 +390,7 @@ class Operators(TorchDispatchMode):
         if rest and _is_host(rest[0]):
             if rest[0].dim():
                 raise _apart(operator, rest[0])
-            rest[0] = self._index_moved(rest[0])  # up to torch 2.13
+            rest[0] = self._index_moved(rest[0], ", of a number")  # up to torch 2.13
         return operator, func, (tensor, moved, *rest)
 
     def _searched(self, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -405,12 +407,12 @@ class Operators(TorchDispatchMode):
             rows = copies.transfer(session, rows, rows.dtype, True)
         return tuple(rows.unbind(1))
 
-    def _index_moved(self, index: torch.Tensor) -> torch.Tensor:
+    def _index_moved(self, index: torch.Tensor, case: str = ", of an index") -> torch.Tensor:
         """Copy an index, or a number to be written, to the device, and wait for it."""
         session, before = self.session, self.session.runtime.now
         moved = copies.transfer(session, index, index.dtype, False)
         if session.runtime.races and session.stream.last_work:
-            session.runtime.races.linter.blocked(session.stream.last_work, session.runtime.now - before, index=True)
+            session.runtime.races.linter.blocked(session.stream.last_work, session.runtime.now - before, case)
         return moved
 
     def _index_on_host(self, operator: Operator, func: Any, args: Any) -> Any:
