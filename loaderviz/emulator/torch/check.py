@@ -247,9 +247,10 @@ class Checker:
             self._depth -= 1
 
     def _compare_modules(self, source: str, found: list[Any], expected: list[Any]) -> None:
+        rounding = 10 * ROUNDING
         for (name, here, half), (_, there, _) in zip(found, expected, strict=False):
             self.report.modules += 1
-            rounding = DEEP_ROUNDING if half else 10 * ROUNDING
+            rounding = DEEP_ROUNDING if half else rounding  # for all that comes after it, too
             if difference := _unlike(self._session, here, there, rounding, DEEP_ROUNDING):
                 self._differ(f"the output of module {name}", source, "value", *difference)
                 return  # what comes after it is made from it
