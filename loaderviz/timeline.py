@@ -169,6 +169,7 @@ SPAN_COLUMNS: dict[str, type[np.integer[Any]]] = {
     "cause": np.int8,
     "source": np.int32,
 }
+WIDTH = len(SPAN_COLUMNS)
 ARROW_COLUMNS: dict[str, type[np.integer[Any]]] = {"tail": np.int64, "head": np.int64, "kind": np.int8}
 _KINDS, _CAUSES = tuple(Kind), tuple(Cause)  # by number: quicker than to call the enum
 
@@ -525,7 +526,7 @@ class TimelineBuilder:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._lanes: dict[tuple[Any, ...], int] = {}  # by what makes a `Lane`
-        self._rows: list[tuple[Any, ...]] = []
+        self._values: list[Any] = []  # of one span after the other: as tuples they would be garbage to be looked at
         self._arrows: list[tuple[int, int, int]] = []
         self._marks: list[Mark] = []
 
@@ -550,20 +551,20 @@ class TimelineBuilder:
         source: str = "",
     ) -> int:
         """Add a span of a `Kind`, and a `Cause`; times in ns. Return its number, to be used in `arrow`."""
-        rows = self._rows
-        rows.append((start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source))
-        return len(rows) - 1
+        values = self._values
+        values += (start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source)
+        return len(values) // WIDTH - 1
 
     def arrow(self, tail: int, head: int, kind: ArrowKind) -> None:
         """Join two spans by their numbers."""
         self._arrows.append((tail, head, kind))
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._values) // WIDTH
 
     def place(self, span: int) -> tuple[int, int, int]:
         """Return start [ns], end [ns] and lane of a span by its number."""
-        start, end, lane, *_ = self._rows[span]
+        start, end, lane = self._values[span * WIDTH : span * WIDTH + 3]
         return start, end, lane
 
     def mark(
@@ -575,24 +576,24 @@ class TimelineBuilder:
     def rest(self, since: int) -> TimelineBuilder:
         """Return a builder that has the spans from number `since` on, without arrows and marks."""
         other = copy(self)
-        other._rows, other._arrows, other._marks = self._rows[since:], [], []
+        other._values, other._arrows, other._marks = self._values[since * WIDTH :], [], []
         other._lanes = copy(self._lanes)
         return other
 
     def build(self) -> Timeline:
         """Return the Timeline, its spans in order of start."""
         names, sources = Ids(), Ids()
-        columns = dict(zip(SPAN_COLUMNS, zip(*self._rows, strict=True), strict=False))
-        columns["name"] = tuple(names[name] for name in columns.get("name", ()))
-        columns["source"] = tuple(sources[source] if source else -1 for source in columns.get("source", ()))
-        columns["pinned"] = tuple(-1 if pinned is None else pinned for pinned in columns.get("pinned", ()))
+        columns = {name: self._values[place::WIDTH] for place, name in enumerate(SPAN_COLUMNS)}
+        columns["name"] = [names[name] for name in columns["name"]]
+        columns["source"] = [sources[source] if source else -1 for source in columns["source"]]
+        columns["pinned"] = [-1 if pinned is None else pinned for pinned in columns["pinned"]]
         joins = np.array(self._arrows, np.int64).reshape(-1, len(ARROW_COLUMNS))
         return Timeline(
             self.context,
             tuple(Lane(*lane) for lane in self._lanes),
             tuple(names),
             tuple(sources),
-            {name: np.fromiter(columns.get(name, ()), dtype) for name, dtype in SPAN_COLUMNS.items()},
+            {name: np.fromiter(columns[name], dtype) for name, dtype in SPAN_COLUMNS.items()},
             {name: joins[:, i].astype(dtype) for i, (name, dtype) in enumerate(ARROW_COLUMNS.items())},
             tuple(self._marks),
         ).sorted()

@@ -379,8 +379,10 @@ class DevicePool(_Pool):
             merged, size = merged + 1, size + after.size
             del cache[bisect_left(cache, (after.size, after.address))]
             after = after._after
-        region = region or Block(self, start, 0, 0, block.stream, cache, FREE)
-        region.address, region.size = start, end - start
+        if region is None:
+            region = Block(self, start, end - start, 0, block.stream, cache, FREE)
+        else:
+            region.address, region.size = start, end - start
         region._before, region._after = before, after
         if before or after:
             self.ledger.events += (SPLIT, large, region.size - size, 1 - merged)

@@ -114,7 +114,8 @@ COMPOSITE = MATMUL | names("""
     _native_batch_norm_legit_no_training _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math
     _thnn_fused_lstm_cell _thnn_fused_gru_cell mkldnn_rnn_layer
 """)
-SHAPE, DTYPE, STRIDE = attrgetter("shape", "dtype"), attrgetter("dtype"), torch.Tensor.stride
+SHAPE, DTYPE = attrgetter("shape", "dtype"), attrgetter("dtype")
+STRIDE, CONTIGUOUS = torch.Tensor.stride, torch.Tensor.is_contiguous
 FP32: Precision = "fp32"
 HALF = (torch.float16, torch.bfloat16)
 SCALARS = {"int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool"}
@@ -839,7 +840,7 @@ class KernelCosts:
         """
         every = (*tensors, *outputs) if operator.makes else tensors
         key: tuple[Any, ...] = base, operator, len(tensors), *map(SHAPE, every)
-        if not operator.over_lists:  # those see each tensor as so many elements
+        if not operator.over_lists and False in map(CONTIGUOUS, every):  # lists: each tensor is so many elements
             key += tuple(map(STRIDE, every))
         precision, transposed = FP32, False
         if operator.multiplies:
