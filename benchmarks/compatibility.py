@@ -55,9 +55,8 @@ Each raises `NotModelledError`, which names the call.
   would give another timeline in each run. It is raised there and again when the block ends. Prefetch with a side stream
   instead, or with DataLoader workers. transformers loads weights onto a GPU with threads, unless it is told not to by
   `HF_DEACTIVATE_ASYNC_LOAD=1` in the environment, a switch of its own: all of its programs above but one ran with it.
-* **CUDA in a forked process** is an error on a real GPU as well. **A spawned one** would be another process on the
-  same GPU; nothing is recorded there, and torch says that it was not compiled with CUDA. Use one process for the GPU;
-  workers of a DataLoader need none.
+* **CUDA in a forked process** is an error on a real GPU as well; **in a spawned one**, it would be another process on
+  the same GPU. Use one process for the GPU; workers of a DataLoader need none.
 * **A tensor of the GPU in another process**, by `multiprocessing` (hogwild): its handles are not emulated. Nor are
   interprocess events.
 * **More than one GPU or rank**: the emulated machine has one. (A second GPU is, as on such a machine, a CUDA error.)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from loaderviz import words
 from loaderviz.errors import LoadervizError, NotModelledError, clean, require, writable
-from loaderviz.imports import REFUSING, cured_imports, running_first
+from loaderviz.imports import cured_imports
 
 if TYPE_CHECKING:
     from loaderviz.emulator.hazards import Hazard
@@ -389,7 +389,7 @@ def record_program(
     recording = record(on, host=host, wait=wait, steps=steps)
     recording.warn = False  # the races are printed
     try:
-        with recording, cured_imports(), running_first(REFUSING):
+        with recording, cured_imports():
             status = program.run()
             if os.getpid() != process:  # a child of the program's own os.fork() has come here; the parent shows it all
                 os._exit(status)

@@ -45,15 +45,16 @@ class Finder(importlib.abc.MetaPathFinder):
 def running_first(line: str) -> Iterator[None]:
     """Let each process that is spawned inside the block run a line of Python first; it may import loaderviz."""
     prepared = multiprocessing.spawn.get_preparation_data
-
-    def prepare(name: str) -> dict[str, Any]:
-        return {f"loaderviz: {line}": _First(line), **prepared(name)}  # a key that multiprocessing passes over
-
-    multiprocessing.spawn.get_preparation_data = prepare
+    multiprocessing.spawn.get_preparation_data = preparing(line, prepared)
     try:
         yield
     finally:
         multiprocessing.spawn.get_preparation_data = prepared
+
+
+def preparing(line: str, prepared: Callable[[str], dict[str, Any]]) -> Any:
+    """Return the same `get_preparation_data`, but that each process that is spawned runs a line of Python first."""
+    return lambda name: {f"loaderviz: {line}": _First(line), **prepared(name)}  # a key that multiprocessing passes over
 
 
 class _First:

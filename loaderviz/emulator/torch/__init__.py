@@ -7,6 +7,7 @@ machine; after it everything is as it was, also after an exception. Here modes a
 from __future__ import annotations
 
 import functools
+import multiprocessing.spawn
 import os
 import sys
 import traceback
@@ -36,6 +37,7 @@ from loaderviz.emulator.torch.patches import (
 from loaderviz.emulator.torch.session import Copies, OnHazard, Session
 from loaderviz.emulator.torch.tensors import ATTRIBUTE
 from loaderviz.errors import LoadervizError, NestedRecordingError
+from loaderviz.imports import REFUSING, preparing
 from loaderviz.loaders import base as loaders
 from loaderviz.timeline import Timeline
 
@@ -156,6 +158,8 @@ class EmulatedCuda:
         patches.set(loaders, "on_prefetch", session.batches.prefetching)
         install_clock(session, patches)
         watch_threads(session, patches)
+        prepared = multiprocessing.spawn.get_preparation_data
+        patches.set(multiprocessing.spawn, "get_preparation_data", preparing(REFUSING, prepared))
         stop_by_signal(session, patches)
         patches.at_end(functools.partial(setattr, costs, "declare", None))
         costs.declare = session.declared

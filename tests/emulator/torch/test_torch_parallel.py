@@ -1,5 +1,6 @@
 """The forms of many GPUs over the one there is: `DataParallel`, and `torch.distributed` with one rank."""
 
+import subprocess
 import sys
 
 import pytest
@@ -96,3 +97,25 @@ def test_more_ranks_are_refused(one_rank, monkeypatch):
         monkeypatch.setattr(distributed, "get_world_size", lambda group=None: 3)
         with pytest.raises(NotModelledError, match="with 3 ranks"):
             DistributedDataParallel(torch.nn.Linear(2, 2).cuda())
+
+
+SPAWNS = """
+import torch, torch.multiprocessing, loaderviz as lv
+
+def work(rank):
+    try:
+        torch.ones(2, device="cuda")
+    except NotImplementedError as error:
+        print(error)
+
+if __name__ == "__main__":
+    with lv.record(on="a100"):
+        torch.multiprocessing.spawn(work, nprocs=1)
+"""
+
+
+def test_cuda_in_a_spawned_process_is_refused_by_name(tmp_path):
+    script = tmp_path / "spawns.py"
+    script.write_text(SPAWNS)
+    said = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True).stdout
+    assert said.startswith("CUDA in a spawned process: the emulated GPU is in the process that is recorded")
