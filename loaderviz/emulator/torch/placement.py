@@ -103,9 +103,7 @@ def construct(session: Session, func: Any, *args: Any, **kwargs: Any) -> Any:
     asked = kwargs.get("device")
     device = _device.CURRENT_DEVICE if asked is None else asked
     if func in SPARSE_FACTORIES:
-        parts = 2 if func is torch.sparse_coo_tensor else 3  # indices and values, also given as lists
-        args = tuple(map(_as_part, args[:parts])) + args[parts:]
-        place, args = _with_parts(session, device, args)
+        place, args = _with_parts(session, device, args, 2 if func is torch.sparse_coo_tensor else 3)
     elif device is None and (like := args[1] if func is torch.empty_quantized else kwargs.get("out")) is not None:
         place = _device_of(like)
     else:
@@ -117,7 +115,7 @@ def _as_part(data: Any) -> Any:
     return torch.as_tensor(data, device=CPU) if isinstance(data, list) else data
 
 
-def _with_parts(session: Session, device: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+def _with_parts(session: Session, device: Any, args: tuple[Any, ...], parts: int) -> tuple[Any, tuple[Any, ...]]:
     """Return where a sparse tensor is made, with its parts there: where the call says it, or else its values are."""
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     if device is None:
@@ -126,6 +124,7 @@ def _with_parts(session: Session, device: Any, args: tuple[Any, ...]) -> tuple[A
             raise RuntimeError(f"backend of indices must match that of values, which are on {device}")
     if (place := wanted_device(device)).type not in ("cpu", "cuda"):
         return place, args
+    args = (*map(_as_part, args[:parts]), *args[parts:])  # indices and values may be lists
     return place, tuple(move(session, it, place, None, False) if isinstance(it, torch.Tensor) else it for it in args)
 
 
