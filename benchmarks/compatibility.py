@@ -130,6 +130,8 @@ def main() -> None:
     os.environ |= {"HF_DEACTIVATE_ASYNC_LOAD": "1", "YOLO_OFFLINE": "true", "PYTHONPATH": str(ROOT)}
     from benchmarks.programs import PROGRAMS  # which need to know where the checkouts are
 
+    if unknown := ", ".join(set(options.names) - PROGRAMS.keys()):
+        parser.error(f"no program is called {unknown}; there are {', '.join(PROGRAMS)}")
     rows: list[tuple[str, str]] = []
     with tempfile.TemporaryDirectory() as folder:
         python = options.python or environment(os.path.join(folder, "environment"))

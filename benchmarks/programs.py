@@ -83,16 +83,21 @@ def fit(
     lr: float = 0.05,
 ) -> Numbers:
     """Train; return the losses."""
-    model, losses = model.to(device), []
+    model = model.to(device)
+    moved = ((x.to(device, non_blocking=True), y.to(device, non_blocking=True)) for x, y in batches)
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-    for x, y in batches:
-        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+    return descend(optimizer, (loss_of(model(x), y) for x, y in moved))
+
+
+def descend(optimizer: torch.optim.Optimizer, losses: Iterable[torch.Tensor]) -> Numbers:
+    """Take a step for each loss, before the next one is computed; return them."""
+    values = []
+    for loss in losses:
         optimizer.zero_grad()
-        loss = loss_of(model(x), y)
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
-    return losses
+        values.append(loss.item())
+    return values
 
 
 # In the style of pytorch/examples
@@ -699,12 +704,8 @@ def from_pretrained(device: str) -> Numbers:
             transformer(folder, kind, num_labels=2)
             model = getattr(transformers, kind).from_pretrained(folder).to(device)
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        for _ in range(4):
-            loss = model(**{name: tensor.to(device) for name, tensor in batch.items()}).loss
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
+        moved = {name: tensor.to(device) for name, tensor in batch.items()}
+        losses += descend(optimizer, (model(**moved).loss for _ in range(4)))
     return losses
 
 
@@ -725,16 +726,15 @@ def diffusion(device: str) -> Numbers:
 
     blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",), "block_out_channels": (8,)}
     model = UNet2DModel(8, 1, 1, norm_num_groups=4, layers_per_block=1, **blocks).to(device)
-    schedule, optimizer, losses = DDPMScheduler(), torch.optim.SGD(model.parameters(), 0.05), []
-    for x, _ in DataLoader(images(size=8), 16):
+    schedule = DDPMScheduler()
+
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
         noise, steps = torch.randn(x.shape), torch.randint(1000, (len(x),))
         noisy, steps, noise = (it.to(device) for it in (schedule.add_noise(x, noise, steps), steps, noise))
-        loss = F.mse_loss(model(noisy, steps).sample, noise)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+        return F.mse_loss(model(noisy, steps).sample, noise)
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    return descend(optimizer, (loss_of(x) for x, _ in DataLoader(images(size=8), 16)))
 
 
 @program("torchao: weights of 8 bits, and training for them", "torchao")
@@ -797,7 +797,7 @@ def geometric(device: str) -> Numbers:
             x = self.two(F.relu(self.one(data.x, data.edge_index)), data.edge_index)
             return global_mean_pool(x, data.batch)
 
-    generator, model, losses = torch.Generator().manual_seed(6), Net().to(device), []
+    generator, model = torch.Generator().manual_seed(6), Net().to(device)
     graphs = [
         Data(
             torch.rand(6, 4, generator=generator),
@@ -806,15 +806,11 @@ def geometric(device: str) -> Numbers:
         )
         for i in range(12)
     ]
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    for batch in GraphLoader(graphs, 4):
-        batch = batch.to(device)
-        loss = F.cross_entropy(model(batch), batch.y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    optimizer, batches = (
+        torch.optim.SGD(model.parameters(), 0.05),
+        (batch.to(device) for batch in GraphLoader(graphs, 4)),
+    )
+    return descend(optimizer, (F.cross_entropy(model(batch), batch.y) for batch in batches))
 
 
 @program("kornia augmentation on the GPU", "kornia")

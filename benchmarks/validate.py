@@ -16,14 +16,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial, update_wrapper
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
+from torch._prims_common import suggest_memory_format
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from loaderviz import read, record, summarize, validate
@@ -72,6 +74,8 @@ INSTRUMENTED = """\
 So the V100's is bound by its GPU, as predicted. The A100's is bound by its host in that trace, not as predicted: a
 profiler that slows every call several times made it so (from launch to launch it takes the longest of all traces at
 hand); published steps of this model on A100s, below, are bound by the GPU."""
+# Functions that CUDA's autocast computes in half and in single precision, of those that the models below call.
+LOWER, SINGLE = ("conv2d", "linear", "scaled_dot_product_attention"), ("layer_norm",)
 DLE, TIMM = "DeepLearningExamples", "timm, channels_last"
 # Model, preset, mode, source: batch = images a second.
 PUBLISHED = """
@@ -115,9 +119,24 @@ resnext101_64x4d 3090  train-amp timm 128=363.8
 HOSTED = "resnet50"  # the others have large batches, and hosts much faster than their GPU
 FLAT, CLEAR = 1.2, 1.1  # a step that a larger batch lengthens by less is the host's; one longer by more is longer
 OLD_HOST, OLD_CARDS = "server 2016", ("v100", "t4")  # DeepLearningExamples' servers of these cards
+OLD_HOST_FITTED = (("t4", 1), ("t4", 2), ("t4", 4), ("v100", 1), ("v100", 8))  # its host sets these
 REASONS: dict[str, str] = {}  # of a large miss, by model
 MEDIAN, LARGE_MISS = 0.12, 0.4
 FITTED_ON = ("train-amp", "infer-amp")  # their convolutions
+# pytorch-gpu-benchmark: ms of forward and backward of 12 images, or of inference, with torch 1.7, in NCHW; no optimizer
+# steps. What the host's numbers were fitted on.
+HOST_BOUND = """
+mnasnet0_5      a100-sxm train=25.25 infer=7.24 train-half=26.07 infer-half=5.88
+resnet152       a100-sxm train=92.24 infer=26.61 train-half=80.79 infer-half=21.68
+wide_resnet50_2 a100-sxm train-half=32.55 infer-half=8.59
+densenet121     a100-sxm train=74.42 infer=22.07 train-half=73.28 infer-half=20.18
+squeezenet1_1   a100-sxm train=12.34 infer=5.31 train-half=12.05 infer-half=3.40
+mnasnet0_5      2080ti   train=30.50 infer=6.89 train-half=25.08 infer-half=5.99
+resnet152       2080ti   train-half=91.04 infer-half=21.90
+densenet121     2080ti   train=90.04 infer=18.84 train-half=74.92 infer-half=16.51
+squeezenet1_1   2080ti   train=17.48 infer=4.57 train-half=14.16 infer-half=3.30
+"""
+IMAGES = 12
 # SPDL's benchmark of a copy under a computation: ns of each alone, and of both at once, by the part of an A100, and how
 # many eighths of its memory bandwidth that part has (NVIDIA's guide to MIG).
 SPDL = {
@@ -155,6 +174,8 @@ class Priced(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator and price it."""
         result = func(*args, **(kwargs or {}))
+        if "convolution" in func.__name__ and any(map(is_channels_last, args[:3])):
+            result = tree_map_only(torch.Tensor, as_channels_last, result)
         if (operator := self.known.get(func)) is None:
             operator = self.known[func] = Operator(func)
         if not (operator.is_free or operator.no_kernel):
@@ -166,6 +187,55 @@ class Priced(TorchDispatchMode):
             self.total += sum(times) + len(times) * self.gpu.queue_gap
             self.kernels += len(times)
         return result
+
+
+def is_channels_last(value: object) -> bool:
+    """Tell whether torch takes a tensor for images, or for a weight, whose channels lie side by side."""
+    return isinstance(value, torch.Tensor) and suggest_memory_format(value) is torch.channels_last
+
+
+def as_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what a convolution made with its channels side by side, as on CUDA: the meta device does not ask how."""
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
+def fused_attention(query: Any, key: Any, value: Any, mask: Any = None, *args: Any, **more: Any) -> torch.Tensor:
+    """Be the one operator that attention is in a recording; the meta device would make it of products."""
+    if mask is not None:
+        raise NotImplementedError("a mask: another operator")
+    result = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, *args, **more)
+    return cast(torch.Tensor, result[0])
+
+
+@contextmanager
+def as_on_cuda(amp: bool) -> Iterator[None]:
+    """Run what is on the meta device with attention fused, and with `amp` in the precisions of CUDA's autocast."""
+    functional: Any = nn.functional
+    before = {name: getattr(functional, name) for name in (*LOWER, *SINGLE)}
+    halves = dict[int, tuple[torch.Tensor, torch.Tensor]]()  # of the weights, each cast once, as autocast does
+
+    def to(dtype: torch.dtype, value: Any) -> Any:
+        if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+            return value
+        if value.requires_grad and value.is_leaf and dtype is torch.half:
+            return halves.setdefault(id(value), (value, value.to(dtype)))[1]
+        return value.to(dtype)
+
+    def casting(function: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+        def run(*args: Any, **more: Any) -> Any:
+            halved = {name: to(dtype, value) for name, value in more.items()}
+            return function(*(to(dtype, value) for value in args), **halved)
+
+        return run
+
+    functions = before | {"scaled_dot_product_attention": fused_attention}
+    for name, function in functions.items():
+        setattr(functional, name, casting(function, torch.float if name in SINGLE else torch.half) if amp else function)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(functional, name, function)
 
 
 class Case(NamedTuple):
@@ -186,22 +256,17 @@ class Case(NamedTuple):
     @property
     def fitted(self) -> bool:
         """Whether a number was fitted on it: half-precision convolutions, GeForce cards, a server of 2016."""
-        return self.mode in FITTED_ON or (self.gpu, self.batch) == ("v100", 1)
+        return self.mode in FITTED_ON or (self.gpu, self.batch) in OLD_HOST_FITTED
 
 
 def build(name: str, device: str, mode: str) -> nn.Module:
-    """Return a torchvision model on a device; with AMP in channels_last, its weights in half precision on meta."""
+    """Return a torchvision model on a device; with AMP in channels_last."""
     plain = {"init_weights": False} if name.startswith(("vgg", "inception")) else {}
     with torch.device("cpu" if name.startswith("regnet") else device):  # its start values need real memory
         model = getattr(torchvision.models, name)(**plain)
     model = model.to(device)
     if "amp" in mode:
         model = model.to(memory_format=torch.channels_last)
-        if device == "meta":
-            for module in model.modules():
-                for parameter in module.parameters(recurse=False):
-                    if not isinstance(module, nn.modules.batchnorm._BatchNorm):
-                        parameter.data = parameter.data.half()
     return model.train("train" in mode)
 
 
@@ -248,13 +313,14 @@ def size_of(name: str) -> int:
 def gpu_time(name: str, gpu: str, batch: int, mode: str = "train") -> tuple[int, int]:
     """Return ns of kernels, gaps included, and the number of kernels of one step."""
     model, size = build(name, "meta", mode), size_of(name)
-    images = torch.empty(batch, 3, size, size, device="meta", dtype=torch.half if "amp" in mode else torch.float)
+    images = torch.empty(batch, 3, size, size, device="meta")
     if "amp" in mode:
         images = images.to(memory_format=torch.channels_last)
     step = stepper(model, images, torch.empty(batch, dtype=torch.long, device="meta"), mode)
     if "train" in mode:
-        step()  # the optimizer makes its buffers
-    with Priced(Gpu.preset(gpu)) as priced:
+        with as_on_cuda("amp" in mode):
+            step()  # the optimizer makes its buffers
+    with Priced(Gpu.preset(gpu)) as priced, as_on_cuda("amp" in mode):
         step()
     return priced.total, priced.kernels
 
@@ -264,7 +330,9 @@ def free_gpu(gpu: str, host: str) -> Iterator[None]:
     """Record on this GPU with kernels of no time, so that only the host counts."""
     card = Gpu.preset(gpu)
     none = dict.fromkeys(card.kernels, Kernel(0, 10**6, 10**6))
-    with record(on=replace(card, kernels=none, queue_gap=0, memory=10**12), host=host, hazards="off"):
+    with record(
+        on=replace(card, kernels=none, queue_gap=0, memory=10**12, malloc=0, malloc_small=0), host=host, hazards="off"
+    ):
         yield
 
 
@@ -277,6 +345,62 @@ def host_time(name: str, mode: str, host: str) -> int:
         step = stepper(build(name, "cuda", mode), images, torch.zeros(batch, dtype=torch.long).to("cuda"), mode)
         step()
         start = time.perf_counter_ns()  # a recording's own clock
+        step()
+        return time.perf_counter_ns() - start
+
+
+def plain_step(name: str, mode: str, images: torch.Tensor, *, to_none: bool) -> Callable[[], None]:
+    """Return a function that makes a step of pytorch-gpu-benchmark: forward and backward, or inference.
+
+    `to_none`: `zero_grad` forgets the gradients, as torch 2 does; torch 1.7 set each to zero, by a kernel of its own.
+    """
+    device, dtype = images.device, torch.half if "half" in mode else torch.float
+    model = build(name, device.type, mode.removesuffix("-half")).to(dtype)
+    labels = torch.zeros(len(images), dtype=torch.long, device="cuda" if device.type == "cpu" else device)
+
+    def step() -> None:
+        with torch.set_grad_enabled("train" in mode):
+            for parameter in model.parameters() if "train" in mode else ():
+                if to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    parameter.grad.zero_()
+            logits = model(images.to(labels.device, dtype))
+            if "train" in mode:
+                nn.functional.cross_entropy(logits, labels).backward()
+
+    return step
+
+
+def host_bound(*, to_none: bool = False) -> Iterator[str]:
+    """Give steps that the host sets, on the preset that was fitted on them: its time with the batch's pageable copy."""
+    yield "| model | GPU | mode | measured ms | GPU ms | host ms | error |\n|---|---|---|---|---|---|---|"
+    errors, hosts = [], dict[tuple[str, str], float]()
+    for line in HOST_BOUND.strip().splitlines():
+        model, gpu, *modes = line.split()
+        for mode, measured in (each.split("=") for each in modes):
+            dtype = torch.half if "half" in mode else torch.float
+            images = torch.empty(IMAGES, 3, 224, 224, device="meta", dtype=dtype)
+            step = plain_step(model, mode, images, to_none=to_none)
+            with Priced(Gpu.preset(gpu)) as priced:
+                step()
+            key = model, mode.removesuffix("-half")
+            if key not in hosts:
+                hosts[key] = _plain_host_time(*key, to_none=to_none) / 1e6
+            link = Gpu.preset(gpu)
+            host = hosts[key] + link.copy_time(images.nbytes, link.pageable) / 1e6
+            errors.append(max(priced.total / 1e6, host) / float(measured) - 1)
+            shown = f"{float(measured):.1f} | {priced.total / 1e6:.1f} | {host:.1f} | {errors[-1]:+.0%}"
+            yield f"| {model} | {gpu} | {mode} | {shown} |"
+    middle, signed = statistics.median(map(abs, errors)), statistics.median(errors)
+    yield f"\nMedian of absolute errors {middle:.0%}, of signed ones {signed:+.0%}; worst {max(map(abs, errors)):.0%}."
+
+
+def _plain_host_time(name: str, mode: str, *, to_none: bool) -> int:
+    with free_gpu("a100", HOST):
+        step = plain_step(name, mode, torch.zeros(2, 3, 32, 32).to("cuda"), to_none=to_none)
+        step()
+        start = time.perf_counter_ns()
         step()
         return time.perf_counter_ns() - start
 
@@ -670,10 +794,16 @@ shows it by class. Operators that ran beside another stream's, and those that ar
 
 A step takes the longer of its kernels' time and of the host's (preset "{host}"; "{old}" for the V100 and T4 servers of
 DeepLearningExamples); data are synthetic. Shares of half-precision convolutions and of GeForce cards, and one factor of
-"{old}" (batch 1 on the V100), were fitted on this table, all others on traces. Of convolutions in groups, whose number
-is no multiple of 32, the one share was fitted on RegNet X, and not on RegNet Y.
+"{old}" (its steps that the host sets), were fitted on this table, the rest on traces and on the next table. Of
+convolutions in groups, whose number is no multiple of 32, the one share was fitted on RegNet X, and not on RegNet Y.
 
 {published}
+
+## Steps that the host sets (pytorch-gpu-benchmark), fitted on
+
+Preset "{host}" for both: the server of the A100 and the workstation of the RTX 2080 Ti, of 2020. {zeroed}
+
+{host_bound}
 
 ## nanoGPT, judged apart: its README tells little of the set-up
 
@@ -719,18 +849,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="docs/validation.md")
+    words = "forget gradients, as torch 2 does, in the steps that the host sets; else set them to zero, as torch 1.7"
+    parser.add_argument("--to-none", action="store_true", help=words)
     options = parser.parse_args(arguments)
     share = {name: (gpu.h2d + gpu.d2h) / gpu.memory_bandwidth for name, gpu in GPUS.items()}
     most = max(share, key=lambda name: share[name])
     spdl = SPDL["a whole A100"]
     parts: dict[str, str] = {
         "host": HOST,
+        "zeroed": f"Gradients are {'forgotten' if options.to_none else 'set to zero'} before each.",
         "old": OLD_HOST,
         "bandwidth": f"{share[most]:.0%} ({most}, both ways at once)",
         "spdl": f"{SPDL_BYTES / Gpu.preset('a100').memory_bandwidth * 1000:.3f} ms",
         "lost": f"{(spdl[2] - spdl[0]) / 1e6:.3f} ms",
     }
-    for part in (traces, steps, overlap, four_ways, fused, tutorial, mended, gpt, published):
+    bound = update_wrapper(partial(host_bound, to_none=options.to_none), host_bound)
+    for part in (traces, steps, overlap, four_ways, fused, tutorial, mended, gpt, published, bound):
         lines = []
         for line in part():
             print(line, flush=True)

@@ -36,7 +36,7 @@ _HOME = {
     "RaceError": "loaderviz.emulator.hazards",
     "Timeline": "loaderviz.timeline",
     "advise": "loaderviz.analysis.advice",
-    "calibrate": "loaderviz.analysis.validate",
+    "calibrate": "loaderviz.analysis.calibration",
     "compare": "loaderviz.view",
     "costs": "loaderviz.emulator.host",
     "explore": "loaderviz.widgets",

@@ -152,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--on", default="a100", metavar="GPU", help="the GPU to emulate: a100, t4, h200, laptop, …")
     add("--host", default="workstation", help="the computer around it: laptop, workstation, server 2023 or server 2016")
-    sizes = "samples in a batch; may be given more than once, in the order wanted (default: 8192, then 64)"
+    sizes = "samples in a batch; may be given more than once, in the order wanted (default: 4096, then 64)"
     add("--batch-size", type=int, action="append", metavar="N", help=sizes)
     add("--workers", type=int, default=4, metavar="N", help="DataLoader worker processes")
     add("--depth", type=int, default=2, metavar="N", help="batches that the prefetcher is ahead")
@@ -192,11 +192,11 @@ def _add_judging(command: Callable[..., Add]) -> None:
     add("--on", metavar="GPU", help="the preset to compare with (default: the card that the trace names)")
     add("--limit", type=float, default=0.25, metavar="SHARE", help="largest sum of errors over the sum measured")
 
-    add = command("calibrate", calibrate, (), "make a GPU and a host to emulate from a trace of your own machine")
-    add("file", type=Path, metavar="TRACE", help="a trace of torch.profiler with record_shapes=True")
+    add = command("calibrate", calibrate, (), "make a host to emulate of this machine; or, from a trace, its GPU, too")
+    add("file", type=Path, metavar="TRACE", nargs="?", help="a trace of torch.profiler with record_shapes=True")
     add("--on", metavar="GPU", help="the preset of what the trace does not show (default: the card that it names)")
     add("--host", default="workstation", metavar="HOST", help="the same for the computer around it")
-    add("--out", type=Path, default=Path("my_gpu.json"), metavar="FILE", help="for --on, --host and record(on=...)")
+    add("--save", "--out", type=Path, metavar="FILE", help="for --host and record(host=...): my-host.toml, my_gpu.json")
 
 
 def lessons(options: argparse.Namespace) -> int:
@@ -243,12 +243,18 @@ def validate(options: argparse.Namespace) -> int:
 
 
 def calibrate(options: argparse.Namespace) -> int:
-    """Make a machine of a trace, save it, and say what was measured and what was kept."""
-    from loaderviz.analysis.validate import calibrate
+    """Make a machine of a trace, or measure this one; save it, and say what was measured and what was kept."""
+    from loaderviz.analysis.calibration import calibrate, told
 
-    made = calibrate(options.file, options.on, options.host)
-    made.save(writable(options.out))
-    print(f"{made}\nSaved as {options.out}: loaderviz run --on {options.out} --host {options.out} script.py")
+    file = writable(options.save or Path("my_gpu.json" if options.file else "my-host.toml"))
+    if options.file is None:
+        made = calibrate(host=options.host)
+        made.save(file)
+        print(f"{told(made)}\nSaved as {file}: loaderviz run --host {file} script.py")
+        return 0
+    found = calibrate(options.file, options.on, options.host)
+    found.save(file)
+    print(f"{found}\nSaved as {file}: loaderviz run --on {file} --host {file} script.py")
     return 0
 
 

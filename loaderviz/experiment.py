@@ -27,8 +27,8 @@ from loaderviz.timeline import Timeline
 
 LOADERS, USUAL = tuple(PRESETS), "usual"
 LARGEST_USUAL = 1024  # samples in a batch: beyond it the usual step is so long that nothing else could be seen
-SMALL_BATCH, LARGE_BATCH = 64, 8192  # overlap cannot pay in the first, copy and compute are comparable in the second
-HIDDEN = 384  # with it a batch of 8192 computes longer than it is pinned and copied, on an A100 behind PCIe 4
+SMALL_BATCH, LARGE_BATCH = 64, 4096  # overlap cannot pay in the first, copy and compute are comparable in the second
+HIDDEN = 896  # with it a batch of 4096 computes longer than the pin thread, or the copy, takes for it, on an A100
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 

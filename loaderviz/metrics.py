@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from html import escape
 from typing import Any, TypeVar, cast
@@ -529,6 +529,7 @@ class Summary:
     moved: int = 0  # by collectives seen of several ranks
     limit_most: int = 0
     outside: int = 0
+    unpriced: tuple[str, ...] = ()  # what the timeline leaves out, as in `Context`
 
     @property
     def exposed_communication(self) -> int:
@@ -579,8 +580,8 @@ def summarize(
     number of samples in the window, if the timeline cannot know it. Raises `NotATimelineError` for anything but a
     Timeline, `MetricsError` for a window or device that makes no sense.
 
-    >>> round(loaderviz.summarize(timeline).headroom, 2)  # the loop takes 1.87x the time of its longest engine
-    1.87
+    >>> round(loaderviz.summarize(timeline).headroom, 2)  # the loop takes 2.05x the time of its longest engine
+    2.05
     >>> loaderviz.summarize(timeline, window=(timeline.begin, timeline.begin + 5_000_000)).window
     5000000
     """
@@ -588,7 +589,8 @@ def summarize(
     loop = Loop.of(timeline, device)
     start, end = window_of(timeline, loop.window if window is None else window)
     outside = NONE if window is not None else loop.outside(start, end)
-    return summary_of(loop, start, end, outside, samples, asked=window is not None)
+    found = summary_of(loop, start, end, outside, samples, asked=window is not None)
+    return replace(found, unpriced=timeline.context.unpriced)
 
 
 def summary_of(
@@ -679,7 +681,7 @@ def describe(timeline: Timeline, label: str = "", window: tuple[int, int] | None
     """Return the finding in one line of words, for the steady state or a window [ns]; titles and text twins use it.
 
     >>> describe(timeline, "blocking")
-    'blocking: GPU computes 53 % of the time, 0 % of the copy is hidden, 1.87x the limit'
+    'blocking: GPU computes 47 % of the time, 0 % of the copy is hidden, 2.05x the limit'
     """
     summary = summarize(timeline, window)
     before = f"{label}: " if label else ""
@@ -756,6 +758,7 @@ def _rows(summary: Summary) -> list[Row]:
     """Return the lines of the table: what, how much with its unit, and a remark such as the share of the window."""
     window = summary.window
     lines = [("start-up", words.duration(summary.start_up), "before the window")] if summary.start_up else []
+    lines += [(f"unpriced: {kind}", "not in it", "see recording.unpriced") for kind in summary.unpriced]
     if summary.outside:
         lines.append(("between the steps", words.duration(summary.outside), "left out of the window"))
     devices = len(summary.devices)

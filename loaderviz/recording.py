@@ -10,12 +10,14 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from loaderviz import words
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.hazards import Hazards, HazardWarning, Lints
 from loaderviz.errors import LoadervizError, NestedRecordingError
+from loaderviz.machine import cores, new_pages
 from loaderviz.timeline import Timeline
 from loaderviz.traces import steps as loop_steps
 
@@ -185,10 +187,11 @@ class Recording:
 
     @property
     def unpriced(self) -> dict[str, float]:
-        """Seconds of this machine's processor that the program took and that a named host does not price, by place.
+        """Seconds that the program took on this machine and that a named host does not price, by kind.
 
-        "data set" is the Python of data sets and collate beyond torch's operators, the table of transforms and what
-        `loaderviz.costs` declares. Empty with `host="auto"`, where they count, and for a real run.
+        "data set" is the processor's time in data sets and collate beyond torch's operators, the table of transforms
+        and what `loaderviz.costs` declares; "waiting" is the time in which they waited for a socket, a process, a lock
+        or a file system. Empty with `host="auto"`, where they count, and for a real run.
 
         Raises `NotRecordedError` inside the block.
         """
@@ -226,7 +229,7 @@ class EmulatedRun:
             emulated, session = self._emulated, self._emulated.session
             self.hazards, self.lints = emulated.hazards, emulated.lints
             self.check = emulated.checker.report if emulated.checker else None
-            self.unpriced = {place: took / 10**9 for place, took in session.unpriced.items()}
+            self.unpriced = {place: sum(took) / 10**9 for place, took in session.unpriced.items()}
             whole, batches = emulated.timeline, session.batches
             if whole and batches.by_optimizer and not self._by_call:
                 whole = loop_steps.by_optimizer(whole, batches.steps)
@@ -274,9 +277,11 @@ def record(
 
     For an emulated run only, and without a meaning in a real one: `host` is "auto", a preset ("laptop", "workstation",
     "server 2023") or a `Host`. "auto" is the preset "laptop" for what torch does (calls, operators, modules, autograd,
-    optimizers), and for the program's own Python and data set the processor time that they take on this machine, never
-    the time on the wall, without what the emulator and Python's garbage collections take. With a preset they cost what
-    it says, and what `loaderviz.costs` declares: the same timeline on every machine, to the nanosecond.
+    optimizers), this machine's cores, and for the program's own Python, the data set and the way of its batches to the
+    main process the processor time that they take here, without what the emulator and Python's garbage collections
+    take. Time on the wall counts in one case: what the data set waits for (a socket, a process, a lock, a file system)
+    without having lacked a core, which `timeline.context.measured` tells. With a preset they cost what it says, and
+    what `loaderviz.costs` declares: the same timeline on every machine, to the nanosecond.
 
     With `copies="on_wait"` a copy's bytes arrive when something ordered after it needs them, until then the destination
     is poison (NaN); "eager" copies at once. Races are in `recording.hazards`; `hazards="warn"` also warns at the end
@@ -297,7 +302,7 @@ def record(
     ...     torch.ones(1000).pin_memory().to("cuda", non_blocking=True).sum().item()
     1000.0
     >>> recording.timeline.duration  # virtual ns
-    172675
+    156175
     """
     wait = _count("wait", wait, 0)
     steps = None if steps is None else _count("steps", steps, 1)
@@ -340,12 +345,28 @@ def _real(on: str | Gpu) -> str:
 
 def _emulated(on: str | Gpu, host: str | Host, **options: Any) -> EmulatedCuda:
     measured = host == "auto"
-    machine = host if isinstance(host, Host) else Host.preset("laptop" if measured else host)
+    machine = this_machine() if measured else host if isinstance(host, Host) else Host.preset(host)
     gpu = on if isinstance(on, Gpu) else Gpu.preset(DEFAULT_GPU if on == "auto" else on)
     from loaderviz.emulator.torch import EmulatedCuda  # torch is imported when it is needed
 
     EmulatedCuda.refuse_nesting()
     return EmulatedCuda(gpu, machine, measured=measured, **options)
+
+
+def this_machine() -> Host:
+    """Return the host of "auto": a laptop's, with this machine's cores. What they take is measured side by side."""
+    found, laptop, page = cores(), Host.preset("laptop"), new_pages()
+    told: dict[str, Any] = {
+        "cores": found.physical,
+        "siblings": found.siblings,
+        "contention": 0,  # it is in what is measured
+        "new_page": round(page.written),
+        "first_read": round(page.read),
+        "staged_page": round(page.read),
+        "unmap": round(page.unmapped),
+    }
+    sources = laptop.sources | dict.fromkeys(told, "this machine, measured when the process began to record")
+    return replace(laptop, sources=sources, **told)
 
 
 def _count(name: str, value: Any, least: int) -> int:

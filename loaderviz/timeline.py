@@ -100,7 +100,9 @@ class Context:
     """Where a timeline comes from; all of it is shown to the reader.
 
     `origin` is "emulated", "recorded" or "file"; `samples` counts the samples of all batches handed out (None: not
-    known); `host` says whose host costs are in it; `notes` lists what was thinned, dropped or assumed.
+    known); `host` says whose host costs are in it; `notes` lists what was thinned, dropped or assumed. `unpriced` names
+    what the data set did here and costs nothing in it ("data set": its own Python; "waiting"), `measured` what was
+    measured with this machine's clock on the wall ("waiting").
     """
 
     device: str = "unknown device"
@@ -110,6 +112,8 @@ class Context:
     samples: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unpriced: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -342,9 +346,10 @@ class Timeline:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists and dicts, ready for JSON; `from_dict` gives an equal Timeline back."""
+        context = asdict(self.context)
         return {
             "loaderviz": FORMAT,
-            "context": asdict(self.context) | {"notes": list(self.context.notes)},
+            "context": {name: list(each) if isinstance(each, tuple) else each for name, each in context.items()},
             "lanes": [asdict(lane) for lane in self.lanes],
             "names": list(self.names),
             "sources": list(self.sources),
@@ -363,7 +368,8 @@ class Timeline:
                 "Traces of other tools are read by loaderviz.read()."
             )
         try:
-            context = data["context"] | {"notes": tuple(data["context"]["notes"])}
+            given = data["context"]
+            context = given | {name: tuple(given.get(name, ())) for name in ("notes", "unpriced", "measured")}
             timeline = cls(
                 _record(Context, context),
                 tuple(_record(Lane, lane) for lane in data["lanes"]),
@@ -419,7 +425,7 @@ class Timeline:
 
         >>> shown = timeline.view(color="kind", advice=loaderviz.advise(timeline))  # the findings below it
         >>> shown.finding()
-        'GPU computes 53 % of the time, 0 % of the copy is hidden, 1.87x the limit'
+        'GPU computes 47 % of the time, 0 % of the copy is hidden, 2.05x the limit'
         """
         from loaderviz.view import View  # the one door to drawing: imported when it is used
 

@@ -131,7 +131,8 @@ def test_the_exit_status_is_the_programs_own(here, capsys, ending, status, print
     assert (here / "timeline.html").exists()
 
 
-def test_an_error_is_printed_as_python_prints_it_and_the_recording_kept(here, capsys):
+def test_an_error_is_printed_as_python_prints_it_and_the_recording_kept(here, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # init_process_group in another test leaves its own
     script(here, GPU + "def inner(x):\n    return x @ torch.ones(5, device='cuda')\n\ninner(torch.ones(3, 3).cuda())\n")
     assert run("program.py") == 1
     err = capsys.readouterr().err

@@ -83,7 +83,7 @@ def test_batches_that_were_ready_when_the_loop_began_do_not_make_it_look_fast(na
 def test_workers_do_not_look_slow_because_they_must_be_started():
     without, with_two = (run("plain", 64, workers, MANY) for workers in (0, 2))
     one, two = summarize(without), summarize(with_two)
-    assert two.step < one.step
+    assert two.step == pytest.approx(one.step, rel=0.1)  # what they fetch is as little as what taking it costs
     assert two.start_up > 2 * 15_000_000 > one.start_up  # two processes are started, 15 ms each
     table = lv.compare({"without": without, "with two": with_two}).table()
     assert table["speed-up"].tolist() == pytest.approx([1, one.step / two.step], rel=1e-9)

@@ -31,6 +31,7 @@ from loaderviz.analysis.evidence import (
 )
 from loaderviz.analysis.ranks import rank_table
 from loaderviz.analysis.what_if import what_if
+from loaderviz.batches import HAND_OUT
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import Intervals
 from loaderviz.metrics import Mask, Summary, check_timeline, device_sets, starts_workers, summarize
@@ -40,6 +41,7 @@ from loaderviz.vendors import Api
 REPLAYED = 2_000  # steps; and ten times as many kernels: more are not replayed only to check an advice
 APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told
 NO_USE = 0.005  # of a step: what_if() predicts no gain
+LOADS = "fetch-in-loop", "waiting-for-data"  # findings that ask for workers
 WORTH_HIDING = 0.1  # with less of the copy hidden, a gain comes from something else
 CANNOT_PAY = "Overlap cannot pay here: the GPU waits for the host, not for the copy."
 
@@ -85,9 +87,15 @@ def pageable_copy(facts: Evidence) -> Finding | None:
     if not copies.any():
         return None
     left, known = _if_pinned(facts, copies)
-    inside, on_device = facts.copying(copies), facts.covered(copies)
+    taking = (
+        facts.loop & facts.timeline.named(HAND_OUT.__eq__) & bool(facts.lanes_of("worker"))
+    )  # the pin thread's then
+    inside, on_device = either(facts.copying(copies), facts.covered(taking)), facts.covered(copies)
     direct = intervals.length(either(on_device, inside)) - round(left * intervals.length(on_device))
-    gain = facts.bound(direct, "the copies and the calls that block for them", copies, left, host=inside)
+    what = "the copies and the calls that block for them" + (
+        ", and taking batches from workers" if taking.any() else ""
+    )
+    gain = facts.bound(direct, what, copies, left, host=inside)
     blocked = facts.waiting(Cause.STAGING) & intervals.covers(inside, facts.first)
     alone = facts.fetching.any()
     unasked = bool(blocked.any()) and not facts.synchronizes(copies).any()
@@ -191,22 +199,25 @@ def many_small_copies(facts: Evidence) -> Finding | None:
     )
 
 
-def resident(facts: Evidence) -> Finding | None:
-    """What is left of loading when it is done as well as can be; with the data set on the GPU nothing is."""
+def resident(facts: Evidence, workers_help: bool = True) -> Finding | None:
+    """What is left of loading when it is done as well as can be; with the data set on the GPU nothing is.
+
+    Where workers do not help, what comes from another process costing more than it saves, that is all of loading.
+    """
     copies = facts.batch_copies
     if not copies.any():
         return None
     pageable = copies & (facts.timeline.pinned == 0)
-    ahead = either(facts.covered(facts.fetching), facts.copying(pageable))
+    ahead = either(facts.fetched, facts.copying(pageable))
     hidden = facts.device_floor(copies, _if_pinned(facts, pageable)[0] if pageable.any() else 1.0, apart=True)
     best = max(hidden.ns, facts.host_floor(ahead).ns)
     loading = facts.loading(copies)
     direct = intervals.length(loading) + facts.exposed(copies)
     gain = facts.bound(direct, "all that loading costs", copies, 0, host=loading, supply=False)
     left = best - (facts.window - gain.ns)  # what even a perfect loader that copies cannot gain
-    if not is_worth_it(Gain(max(0, left), 0.0, None), best):
+    if workers_help and not is_worth_it(Gain(max(0, left), 0.0, None), best):
         return None
-    batches = facts.covered(facts.fetching | facts.waiting(Cause.DATA))
+    batches = facts.getting
     others = intervals.length(intervals.subtract(loading, batches))
     why = (
         f"that is longer than the kernels, {duration(facts, facts.summary.kernels)}, so not all of it can be hidden"
@@ -317,7 +328,7 @@ def fetch_in_loop(facts: Evidence) -> Finding | None:
     steps = np.searchsorted(facts.timeline.start[facts.marks], facts.first[fetching], side="right")
     if not fetching.any() or 2 * len(np.unique(steps)) < (facts.steps or 0):  # an order once an epoch is no batch
         return None
-    work = facts.covered(fetching)
+    work = facts.fetched
     length = intervals.length(work)
     floors = facts.device_floor(), facts.host_floor(work)
     gain = facts.gain(length, "what the main thread fetches and pins", *floors, facts.workers_floor())
@@ -542,6 +553,23 @@ def warm_up(facts: Evidence) -> Finding | None:
     )
 
 
+def unpriced(facts: Evidence) -> Finding | None:
+    """What the data set does here and costs nothing on the emulated host: the loader is slower than shown."""
+    kinds = facts.timeline.context.unpriced
+    if not kinds:
+        return None
+    what = {"data set": "the Python of the data set", "waiting": "the waiting in the data set"}
+    given = {"data set": "seconds", "waiting": "waits=seconds"}
+    return Finding(
+        "unpriced",
+        f"this host has no price for {' and for '.join(what[kind] for kind in kinds)}. On this machine they take long, "
+        "so the loader is slower than this timeline shows it, and the other findings may be wrong",
+        f"with loaderviz.costs({', '.join(given[kind] for kind in kinds)}):  # around it, in the data set\n"
+        '# or record(host="auto"), which measures it',
+        Gain(0, 0.0, None),
+    )
+
+
 def _first_calls(facts: Evidence, waiting: bool = True) -> Intervals:
     """When the loop's thread is in first calls or, where fewer than two steps are known, allocates."""
     waits = facts.covered(facts.loop & facts.timeline.where(Kind.WAIT))
@@ -555,7 +583,7 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
     """The honest finding where no change is worth its work, or where the timeline does not show which would be."""
     summary = facts.summary
     if not summary.busy:
-        data = facts.length(facts.waiting(Cause.DATA) | facts.fetching)
+        data = intervals.length(facts.getting)
         text = "the timeline has no work of a GPU in it, so nothing can overlap"
         if data:
             text += f"; the loop waits for data or fetches it {words.share(data / facts.window)} of the time"
@@ -581,6 +609,15 @@ def _missed(facts: Evidence) -> str:
     return "".join(note for note in facts.timeline.context.notes if note.startswith("nothing ran on the"))
 
 
+def _pin_thread_is_full(facts: Evidence) -> bool:
+    """Tell whether the pin thread, and not the workers before it, keeps the loop waiting."""
+    workers, pin = facts.lanes_of("worker"), facts.lanes_of("pin")
+    if not (workers and pin):
+        return False
+    busy, places = facts.busy(workers), min(len(workers), facts.cores or len(workers))
+    return facts.busy(pin) > max(busy * len(workers) / places, SATURATED)
+
+
 def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str]:
     """Say who keeps the loop waiting, and what to change: more workers, or less for the pin thread to do."""
     workers, pin = facts.lanes_of("worker"), facts.lanes_of("pin")
@@ -590,7 +627,7 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str]:
     seen = f"{len(workers)} worker{'s fetch' if len(workers) > 1 else ' fetches'} {words.share(busy)} of the time"
     waiting = busy * len(workers) <= places < len(workers)  # one that waits for an emulated core does not look busy
     busy = busy * len(workers) / places if waiting else busy
-    if pin and facts.busy(pin) > max(busy, SATURATED):
+    if _pin_thread_is_full(facts):
         seen += f", the pin thread pins {words.share(facts.busy(pin))} of it, and there is only one (R45)"
         return seen, "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU"
     few, leave_out = in_few_steps(facts, waits)
@@ -660,7 +697,7 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     loader = DataLoader(..., pin_memory=True)
     batch = batch.to("cuda", non_blocking=True)
     >>> advice[0].expected_gain.ns  # in the window, at most
-    4598690
+    5955908
     """
     facts = Evidence(check_timeline(timeline, "advise()"), device, window)
     if window is None and facts.phases:
@@ -668,9 +705,16 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     found = [finding for find in FINDINGS if (finding := find(facts))]
     worth = [finding for finding in found if is_worth_it(finding.expected_gain, facts.window)]
     if window is None and device is None:
-        worth = [checked for finding in worth if (checked := _checked(facts, finding))]
+        tried = [checked for finding in worth if (checked := _checked(facts, finding))]
+        dropped = {finding.kind for finding in worth} - {finding.kind for finding in tried}
+        useless = dropped & set(LOADS) or (
+            _pin_thread_is_full(facts) and "resident" not in {each.kind for each in found}
+        )
+        if useless and (instead := resident(facts, workers_help=False)):
+            tried += [checked for each in (instead,) if (checked := _checked(facts, each))]
+        worth = tried
     worth.sort(key=lambda finding: -finding.expected_gain.ns)
-    loads = [finding for finding in worth if finding.kind in ("fetch-in-loop", "waiting-for-data")]
+    loads = [finding for finding in worth if finding.kind in LOADS]
     if loads and 2 * loads[0].expected_gain.ns > worth[0].expected_gain.ns and worth[0].kind == "resident":
         worth.remove(loads[0])  # workers first: they are one argument, and the data need not fit
         worth.insert(0, loads[0])
@@ -682,7 +726,8 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
         told.append(nothing(facts, found))
     elif worth and not facts.summary.busy and _missed(facts):
         told.insert(0, nothing(facts, found))  # what a loop on the CPU could gain is not what was asked
-    return Advice([*told, *once], _judged(facts), (facts.start, facts.end))
+    first = [each for each in (unpriced(facts),) if each]
+    return Advice([*first, *told, *once], _judged(facts), (facts.start, facts.end))
 
 
 def _apart(facts: Evidence) -> Advice:

@@ -336,6 +336,19 @@ class Evidence:
         """What the loop's thread fetches and pins by itself, which workers and pin thread could do."""
         return self.loop & self.timeline.where(Kind.FETCH, Kind.PIN)
 
+    @cached_property
+    def fetched(self) -> Intervals:
+        """When it does so; page-locking and its wait for the device, which is assumed (R13), are no part of it."""
+        return self._but_locking(self.fetching)
+
+    @cached_property
+    def getting(self) -> Intervals:
+        """When the loop's thread fetches and pins batches, or waits for them."""
+        return either(self.fetched, self.covered(self.waiting(Cause.DATA)))
+
+    def _but_locking(self, mask: Mask) -> Intervals:
+        return intervals.subtract(self.covered(mask), self.covered(self.waiting(Cause.PAGE_LOCKING)))
+
     def loading(self, copies: Mask) -> Intervals:
         """When the loop's thread does or waits for anything that loading these copies needs, hand-outs included."""
         timeline = self.timeline
@@ -343,7 +356,7 @@ class Evidence:
         around = self.loop & timeline.where(Kind.OPERATOR) & timeline.named(COPY_OPERATORS.__contains__)
         around &= np.searchsorted(calls, self.last) > np.searchsorted(calls, self.first)  # it holds such a call
         mine = around | self.fetching | self.waiting(Cause.DATA) | (self.loop & self.handing_out)
-        return either(self.covered(mine), self.copying(copies))
+        return either(self._but_locking(mine), self.copying(copies))
 
     @cached_property
     def phases(self) -> list[tuple[int, int, bool]]:

@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from loaderviz import intervals, words
-from loaderviz.metrics import check_timeline, collectives, devices_of, loop_lanes, once, window_of
+from loaderviz.metrics import Mask, check_timeline, collectives, devices_of, loop_lanes, once, window_of
 from loaderviz.timeline import COPIES, Cause, Ints, Kind, Timeline
 
 MOST = 0.5  # of the collectives: who comes last to more of them is the late rank
@@ -128,6 +128,20 @@ class RankTable:
 _HEAD = ("rank", "kernels", "copies", "loading", "other host work", "comes last", "waits for others")
 
 
+def _loads(timeline: Timeline, lanes: list[int], start: int, end: int) -> int:
+    """Return how long these threads fetch, pin and wait for batches [ns]; page-locking is no part of it (R13)."""
+    mine = np.isin(timeline.lane, lanes)
+
+    def when(mask: Mask) -> intervals.Intervals:
+        return intervals.union(
+            np.maximum(timeline.start[mine & mask], start), np.minimum(timeline.end[mine & mask], end)
+        )
+
+    locking = when(timeline.cause == Cause.PAGE_LOCKING)
+    fetched = intervals.subtract(when(timeline.where(Kind.FETCH, Kind.PIN)), locking)
+    return intervals.length(fetched) + intervals.length(when(timeline.cause == Cause.DATA))
+
+
 @once
 def rank_table(timeline: Timeline, window: tuple[int, int] | None = None) -> RankTable | None:
     """Return the ranks beside each other in a `window` [ns], or in all of the timeline; None if there is one device.
@@ -150,10 +164,9 @@ def rank_table(timeline: Timeline, window: tuple[int, int] | None = None) -> Ran
     rows = []
     for device in devices:
 
-        def taken(lanes: list[int], *kinds: Kind, cause: Cause | None = None) -> int:
+        def taken(lanes: list[int], *kinds: Kind) -> int:
             here = np.sort(np.concatenate([by_lane[edges[lane] : edges[lane + 1]] for lane in lanes]))
             here = here[np.isin(timeline.kind[here], kinds)]
-            here = here if cause is None else here[timeline.cause[here] == cause]
             first, until = np.maximum(timeline.start[here], start), np.minimum(timeline.end[here], end)
             return intervals.length(intervals.union(first, until))
 
@@ -165,7 +178,7 @@ def rank_table(timeline: Timeline, window: tuple[int, int] | None = None) -> Ran
             device,
             computes=taken(streams, Kind.COMPUTE),
             copies=taken(streams, *COPIES),
-            loads=taken(loop, Kind.FETCH, Kind.PIN) + taken(loop, Kind.WAIT, cause=Cause.DATA) if loop else 0,
+            loads=_loads(timeline, loop, start, end),
             works=max(0, taken(loop, Kind.API, Kind.OPERATOR) - taken(loop, Kind.WAIT)) if loop else 0,
             waits=int(waits[mine].sum()),
             came_last=int((mine & last).sum()),

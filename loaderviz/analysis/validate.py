@@ -39,7 +39,7 @@ IN_ORDER = re.compile(r"vectorized_elementwise|Memcpy DtoD")
 LARGE, SMALL, ENOUGH = 2**20, 2**12, 3  # bytes of a copy that shows its rate, its latency; samples that a median needs
 QUEUED = 3.0  # us that a kernel must have been waiting before the one ahead of it ended
 JUDGED = 1_000_000  # ns of GPU work: a trace with less is shown, not judged
-RATES = ("h2d", "d2h", "pageable")
+RATES = ("h2d", "d2h", "pageable", "pageable_d2h")
 
 
 class ValidationError(LoadervizError, ValueError):
@@ -102,7 +102,8 @@ class Trace:
                 nbytes, pinned = event["args"].get("bytes", 0), "Pinned" in event["name"]
                 way = "h2d" if "HtoD" in event["name"] else "d2h" if "DtoH" in event["name"] else ""
                 if way and nbytes >= LARGE and event["dur"]:
-                    samples[way if pinned else "pageable"].append(nbytes / event["dur"] / 1000)
+                    staged = "pageable" if way == "h2d" else "pageable_d2h"
+                    samples[way if pinned else staged].append(nbytes / event["dur"] / 1000)
                 elif way and nbytes <= SMALL:
                     samples["copy_latency" if way == "h2d" else "d2h_latency"].append(event["dur"])
                 if call is not None and "Pageable" not in event["name"]:  # that one may block

@@ -21,12 +21,12 @@ from loaderviz import intervals, words
 from loaderviz.analysis.evidence import Evidence, either
 from loaderviz.batches import BATCH_RANGE, HAND_OUT
 from loaderviz.emulator.device import Stream
-from loaderviz.emulator.hardware import GPUS, HOSTS, Gpu, Host, UnknownHardwareError
+from loaderviz.emulator.hardware import GPUS, HOSTS, PAGE, RECEIVING, SENDING, Gpu, Host, Parcel, UnknownHardwareError
 from loaderviz.emulator.replay import Batch, LoaderConfig, Replay
 from loaderviz.emulator.runtime import GraphNode, Runtime
 from loaderviz.errors import LoadervizError
 from loaderviz.metrics import Mask, check_timeline, summarize
-from loaderviz.timeline import COPIES, LOADING, Cause, Context, Ints, Kind, Timeline
+from loaderviz.timeline import LOADING, Cause, Context, Ints, Kind, Timeline
 from loaderviz.vendors import Api
 
 
@@ -86,6 +86,12 @@ class LoopModel:
         self._not_the_steps = either(facts.covered(self._host & self.timeline.where(Kind.WAIT)), removed)
 
     # How the batches came
+
+    @property
+    def preset(self) -> Host | None:
+        """The preset of the host that was emulated; None for a real one, or one of one's own."""
+        context = self.timeline.context
+        return HOSTS.get(context.host.split(" (")[0]) if context.origin == "emulated" else None
 
     @property
     def resident(self) -> bool:
@@ -352,10 +358,12 @@ def _parts(name: str) -> set[str]:
 
 
 def slower(name: str, source: Gpu, target: Gpu) -> float:
-    """Return by what factor a kernel lasts longer on `target` than on `source`: by peak FLOP/s or by bandwidth."""
+    """Return by what factor a kernel lasts longer on `target` than on `source`: by FLOP/s or bandwidth within reach."""
     if ARITHMETIC.search(name):
-        return source.fp32 / target.fp32
-    return source.memory_bandwidth / target.memory_bandwidth
+        rates = [gpu.fp32 * gpu.kernels["gemm_fp32"].peak for gpu in (source, target)]
+    else:
+        rates = [gpu.memory_bandwidth * gpu.kernels["elementwise"].bandwidth for gpu in (source, target)]
+    return rates[0] / max(1, rates[1])
 
 
 def gpu_of(loop: LoopModel) -> Gpu:
@@ -367,9 +375,14 @@ def gpu_of(loop: LoopModel) -> Gpu:
     rates = {
         "h2d": _rate(loop, base, loop.timeline.where(Kind.COPY_H2D) & (loop.timeline.pinned == 1)),
         "d2h": _rate(loop, base, loop.timeline.where(Kind.COPY_D2H) & (loop.timeline.pinned != 0)),
-        "pageable": _rate(loop, base, loop.timeline.where(*COPIES) & (loop.timeline.pinned == 0)),
+        "pageable": _rate(loop, base, loop.timeline.where(Kind.COPY_H2D) & (loop.timeline.pinned == 0)),
+        "pageable_d2h": _rate(loop, base, loop.timeline.where(Kind.COPY_D2H) & (loop.timeline.pinned == 0)),
     }
+    if not base.pageable:  # one way says something of the other
+        rates["pageable"] = rates["pageable"] or rates["pageable_d2h"]
     seen: dict[str, Any] = {key: rate for key, rate in rates.items() if rate}
+    if rates["pageable"]:
+        base = replace(base, pageable_cached=0)  # the best rate is that of the smallest, too
     return replace(base, **seen, sources=base.sources | dict.fromkeys(seen, "measured in the timeline"))
 
 
@@ -377,29 +390,37 @@ def _rate(loop: LoopModel, gpu: Gpu, copies: Mask) -> int:
     """Return the best rate [bytes/s] of copies that last longer than their latency; 0 without any such."""
     timeline = loop.timeline
     time = timeline.end - timeline.start - gpu.copy_latency
+    if loop.preset and loop.config.workers:  # staging read what workers wrote for the first time
+        time -= np.where(timeline.pinned == 0, -(-timeline.nbytes // PAGE) * loop.preset.staged_page, 0)
     mine = copies & (time > gpu.copy_latency) & (timeline.nbytes > 0)
     if not mine.any():
         return 0
     return round(float((timeline.nbytes[mine] / time[mine]).max()) * 1e9)
 
 
-def host_of(loop: LoopModel) -> Host:
-    """Return the host of a timeline: a preset by its name, with the costs of calls as measured."""
-    timeline, facts = loop.timeline, loop.facts
-    name = timeline.context.host.split(" (")[0]
-    base = Host.preset(name if name in HOSTS else "workstation")
-    base = replace(base, cores=facts.cores or base.cores)
+def host_of(loop: LoopModel, config: LoaderConfig) -> Host:
+    """Return the host of a timeline for a replay: a preset by its name, with the costs of calls as measured.
+
+    Of an emulated one all is known. Of a real one with workers, what sending and taking a batch costs is in the
+    measured times already, and not counted once more.
+    """
+    timeline, facts, now = loop.timeline, loop.facts, loop.config
+    base = loop.preset or Host.preset("workstation")
+    base = replace(base, cores=facts.cores or base.cores, siblings=base.siblings if loop.preset else 1)
+    same = config.pin == now.pin and not loop.preset
+    if now.workers and not loop.preset:
+        base = replace(base, **KNOWN)
     launches = facts.calls(facts.mask(Kind.COMPUTE))
     pinned = facts.calls(loop.copies & (timeline.pinned == 1))
-    handed = facts.loop & timeline.named(lambda name: "hand-out" in name)
+    handed = facts.loop & timeline.named(lambda name: name.startswith(HAND_OUT))
     pins = loop.whole(timeline.where(Kind.PIN) & (timeline.nbytes > 0) & (timeline.end > timeline.start))
     seen = {
         "launch": _median(loop, launches),
         "memcpy_call": _median(loop, pinned),
-        "hand_out": _median(loop, handed),
+        "hand_out": _median(loop, handed) if same else 0,
         "synchronize": _median(loop, facts.synchronizes(loop.copies)),
     }
-    if pins.any():  # the quickest: others may have page-locked new memory
+    if pins.any() and same:  # the quickest: others may have page-locked new memory
         rate = 2 * timeline.nbytes[pins] / (timeline.end - timeline.start)[pins]
         seen["memory_bandwidth"] = round(float(rate.max()) * 1e9)
     known: dict[str, Any] = {key: value for key, value in seen.items() if value}
@@ -428,16 +449,15 @@ def checked(gpu: Gpu, pinned: bool, loads: bool = True) -> Gpu:
 # The prediction
 
 
-LIMITS = {"prefetch": (0, 16), "workers": (0, 64), "batch_size": (1, 1 << 20)}  # what may be asked
+# Of a real loop with workers this is in its measured times
+KNOWN: dict[str, Any] = dict.fromkeys((*SENDING, *RECEIVING, "contention", "crowding"), 0)
+LIMITS = {"prefetch": (0, 16), "workers": (0, 64), "batch_size": (1, 1 << 20), "ranks_on_host": (1, 64)}  # as asked
 # A core that works alone has a higher clock than all together, so a real host is slower while workers are busy.
 # Published clocks of one core and of all: 3.8 and 2.9 GHz (Xeon 8480C; NVIDIA's guide of the DGX H100), 3.5 and 3.1
 # (Cascade Lake; AWS, EC2 M5n), 4.0 and 3.6 (Xeon E5-2667 v2; Intel's support article 000056901). Which one ran is not
 # known: the middle of their range.
 SLOWEST, FASTEST = 3.8 / 2.9, 4.0 / 3.6
 WITH_WORKERS = (SLOWEST + FASTEST) / 2
-# A worker's batch is in shared memory: each page (4 KiB) of it is a minor fault when the main process first reads it.
-# The time of a fault is assumed.
-PAGE, PAGE_FAULT = 4_096, 500  # bytes, ns
 BAND = {"emulated": 0.1, "": 0.1, "workers": 0.15}  # to each side; with other workers on a real host it is widest
 _UNSCALED = re.compile(r"multi_tensor_apply|adam|sgd|foreach|optim|nccl|rccl", re.IGNORECASE)  # cost of the parameters
 
@@ -451,6 +471,7 @@ def what_if(
     gpu: str | Gpu | None = None,
     batch_size: int | None = None,
     graphs: bool | None = None,
+    ranks_on_host: int | None = None,
 ) -> Timeline:
     """Return the timeline that the loop would have had with a changed loader; None leaves a thing as it is.
 
@@ -462,6 +483,7 @@ def what_if(
     by memory bandwidth. A `Gpu` (or a file of `calibrate`) of the timeline's own device only says more about it, as the
     rate of its pinned copies. `batch_size` scales fetching, copies and kernels, but the optimizer's.
     `graphs=True`: what a step computes between two waits of the host is launched at once, as a CUDA graph.
+    `ranks_on_host`: so many equal processes share the cores, the disk and the memory's bandwidth of the host.
 
     A change that changes nothing gives the timeline as it is. Collectives last as long as they did. The context says
     what was assumed, and how far the step may be off: with other workers a real host is slower while they work
@@ -473,14 +495,15 @@ def what_if(
     `UnknownHardwareError` for an unknown GPU; `OutOfMemory` if the batches do not fit.
 
     >>> loaderviz.summarize(timeline).step  # ns; a blocking loader
-    1642615.0
+    1831043.0
     >>> loaderviz.summarize(loaderviz.what_if(timeline, prefetch=2)).step
     887700.0
     """
     loop = LoopModel(check_timeline(timeline, "what_if()"))
     _check_options(
-        pinned=pinned, prefetch=prefetch, resident=resident, workers=workers, batch_size=batch_size, graphs=graphs
-    )
+        pinned=pinned, prefetch=prefetch, resident=resident, workers=workers, batch_size=batch_size, graphs=graphs,
+        ranks_on_host=ranks_on_host,
+    )  # fmt: skip
     config = _changed(loop, pinned, prefetch, bool(resident), workers)
     source, here = gpu_of(loop), timeline.context.device
     target = source if gpu is None else gpu if isinstance(gpu, Gpu) else Gpu.preset(known_gpu(gpu) or gpu)
@@ -492,10 +515,11 @@ def what_if(
             f"what_if(gpu=...) scales the kernels, but {here!r}, where they ran, is none of {', '.join(sorted(GPUS))}"
         )
     scale = _scale(loop, batch_size)
-    if config == loop.config and target == source and scale == 1 and not graphs:
+    ranks = ranks_on_host or 1
+    if config == loop.config and target == source and scale == 1 and not graphs and ranks == 1:
         notes = (*timeline.context.notes, "what_if() was asked for what it is already: nothing is changed")
         return replace(timeline, context=replace(timeline.context, notes=notes))
-    return replayed(loop, config, source, target, scale, slices=resident == "slices", graphs=bool(graphs))
+    return replayed(loop, config, source, target, scale, slices=resident == "slices", graphs=bool(graphs), ranks=ranks)
 
 
 def replayed(
@@ -507,13 +531,12 @@ def replayed(
     *,
     slices: bool = False,
     graphs: bool = False,
+    ranks: int = 1,
 ) -> Timeline:
-    """Return the loop replayed with this config on `target`, its batches `scale` times as large."""
+    """Return the loop replayed with this config on `target`, its batches `scale` times as large, on a shared host."""
     target = checked(target, config.pin or (config.resident and bool(target.h2d)), not config.resident)
     work = _LoopWork(loop, config, source, target, scale, slices, graphs)
-    host = host_of(loop)
-    if config.pin == loop.config.pin:
-        host = replace(host, crowding=0)  # it is in the rates that were seen
+    host = replace(host_of(loop, config), ranks_on_host=ranks)
     replay = Replay(config, work, Runtime(target, host), from_hand_out=loop.from_hand_out)
     predicted = replay.run(config.warmup, len(loop.steps))
     names = {loop.timeline.names[n] for n in loop.timeline.name[loop.facts.mask(Kind.COMMUNICATION)].tolist()}
@@ -594,6 +617,9 @@ class _LoopWork:
         self.loop, self.steps, self.warmup = loop, loop.steps, config.warmup
         self.origin, self.target, self.scale, self.slices = source, target, scale, slices
         self.graphs, self.copied_ahead = graphs, config.side_stream and config.depth > 0
+        # Where the loop's thread pins, it also takes the batches from the workers, which no pin thread does
+        self.takes = loop.preset if loop.config.workers and not loop.facts.lanes_of("pin") and config.pin else None
+        self.sender = loop.preset if loop.config.workers else None  # whose sending is in the times of fetches
         self.owed = 0  # ns that calls of the replay took more than those observed
         self.collectives: Stream | None = None
         real, now, then = loop.timeline.context.origin != "emulated", loop.config.workers, config.workers
@@ -601,7 +627,6 @@ class _LoopWork:
         self.slower = 1.0 if not self.crosses else WITH_WORKERS if then else 1 / WITH_WORKERS
         # A worker's time on a real clock has its waits for a core in it, which the replay adds itself.
         self.share = min(1.0, (loop.facts.cores or now) / now) if real and now else 1.0
-        self.faults = self.crosses and bool(then) and not config.pin  # else the pin thread has them
 
     def _step(self, number: int) -> Step:
         return self.steps[(number - self.warmup) % len(self.steps)]
@@ -609,7 +634,8 @@ class _LoopWork:
     def batch(self, number: int) -> Batch:
         step = self._step(number)
         tensors = [] if self.slices else [round(nbytes * self.scale) for nbytes in step.tensors]
-        fetch = round(step.fetch * self.scale * self.slower * self.share)
+        sent = self.sender.sending(Parcel(len(step.tensors), sum(step.tensors))) if self.sender else 0
+        fetch = round(max(0, step.fetch - sent) * self.scale * self.slower * self.share)
         return Batch(tensors, round(step.samples * self.scale), fetch, self.loop.draw_time)
 
     def source(self, does: str) -> str:
@@ -619,8 +645,8 @@ class _LoopWork:
         """Make the calls of a step, each after the host's own work before it."""
         step = self._step(number)
         self._work(runtime, step.pins)
-        if self.faults:
-            self._work(runtime, PAGE_FAULT * (sum(self.batch(number).tensors) // PAGE))
+        if self.takes and step.pins:
+            self._work(runtime, self.takes.receiving(self.batch(number).parcel))
         for captured, calls in groupby(step.calls, self._is_captured):
             if captured:
                 self._launch_graph(runtime, number, list(calls))

@@ -128,6 +128,7 @@ class Device:
         self._computing: list[Command] = []
         self._compute_queue: list[tuple[int, int, Command]] = []
         self._copying: dict[Engine, Command | None] = {H2D: None, D2H: None}
+        self._both_ways = {H2D: gpu.bidirectional, D2H: gpu.bidirectional_d2h or gpu.bidirectional}  # speeds (R21)
         self._copied = 0  # their traffic, in thousandths of the memory bandwidth
         self._copy_queue: dict[Engine, deque[Command]] = {H2D: deque(), D2H: deque()}
 
@@ -235,8 +236,8 @@ class Device:
         command = self._copying[engine] = self._copy_queue[engine].popleft()
         other = self._copying[OPPOSITE[engine]]
         if other and other.pinned and command.pinned:  # a pageable copy is held up by its staging, not by the link
-            command.rate = self.gpu.bidirectional
-            self._change_rate(other, self.gpu.bidirectional)
+            command.rate = self._both_ways[engine]
+            self._change_rate(other, self._both_ways[OPPOSITE[engine]])
         self._begin(command)
         self._share_memory()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
-from loaderviz.errors import LoadervizError
+from loaderviz.errors import LoadervizError, write
 
 ASSUMED = "assumed"
 GB = 10**9  # bandwidths are given in decimal GB/s
@@ -21,7 +21,9 @@ UNITS = {"GB": GB, "GiB": 2**30}
 TERA = 10**12
 FULL = 1000  # shares and factors are in thousandths
 SECOND = 10**9
+PAGE = 4096  # bytes
 SMALL_MALLOC = 2 * 2**20  # bytes: the segments of PyTorch's small blocks
+CACHED = 2 * 2**20  # bytes of pageable memory that the processor has at hand: its second cache, assumed
 BRANDS = re.compile(r"^(nvidia |geforce |tesla )*")
 
 
@@ -59,12 +61,12 @@ class Hardware:
 
     @classmethod
     def preset(cls, name: str) -> Self:
-        """Return a preset by name, or the machine of a file that `loaderviz calibrate` wrote ("my_gpu.json").
+        """Return a preset by name, or the machine of a file of `loaderviz calibrate` ("my_gpu.json", "my-host.toml").
 
         Raises `UnknownHardwareError`, with the names that exist.
         """
         presets: dict[str, Any] = GPUS if cls is Gpu else HOSTS
-        if str(name).endswith(".json"):
+        if str(name).endswith((".json", ".toml")):
             return cls._saved(Path(name))
         if not isinstance(name, str) or name.lower() not in presets:
             what, known = "GPU" if cls is Gpu else "host", ", ".join(sorted(presets))
@@ -75,10 +77,15 @@ class Hardware:
     @classmethod
     def _saved(cls, path: Path) -> Self:
         try:
-            numbers = dict(json.loads(path.read_text(encoding="utf-8"))["gpu" if cls is Gpu else "host"])
+            parse: Any = tomllib.loads if path.suffix == ".toml" else json.loads
+            numbers = dict(parse(path.read_text(encoding="utf-8"))["gpu" if cls is Gpu else "host"])
             base: Any = cls.preset(numbers.pop("preset"))
             if rows := numbers.pop("kernels", None):
                 numbers["kernels"] = {**base.kernels, **{kind: Kernel(*row) for kind, row in rows.items()}}
+            if wrong := [
+                name for name, value in numbers.items() if name not in ("name", "kernels") and type(value) is not int
+            ]:
+                raise ValueError(f"{', '.join(wrong)}: give a whole number")
             measured = dict.fromkeys(numbers, f"measured: {path.name}")
             saved: Self = replace(base, **numbers, sources=base.sources | measured)
             return saved
@@ -97,6 +104,24 @@ class Kernel(NamedTuple):
 Kernels = Mapping[str, Kernel]
 
 
+# What it costs that a batch comes from another process
+SENDING = "tensor_sent", "pickle_per_byte", "new_page"
+RECEIVING = "tensor_received", "unpickle_per_byte", "unmap", "first_read", "staged_page"
+
+
+class Parcel(NamedTuple):
+    """What crosses from a worker to another process: tensors, their bytes in shared memory, bytes that are pickled."""
+
+    tensors: int = 0
+    shared: int = 0
+    pickled: int = 0
+
+
+def pages(nbytes: int) -> int:
+    """Return how many pages of memory these bytes take."""
+    return ceil_div(nbytes, PAGE)
+
+
 @dataclass(frozen=True)
 class Gpu(Hardware):
     """What the device can do. Rates in bytes/s or FLOP/s, times in ns, memory in bytes, factors in thousandths."""
@@ -106,7 +131,7 @@ class Gpu(Hardware):
     name: str
     h2d: int  # pinned host -> device; a rate of the link is 0 where a timeline does not tell it
     d2h: int  # device -> pinned host
-    pageable: int  # either way through the staging buffer
+    pageable: int  # through the staging buffer, either way unless `pageable_d2h` is given
     memory_bandwidth: int
     memory: int
     fp32: int
@@ -118,13 +143,18 @@ class Gpu(Hardware):
     architecture: str = "ampere"
     copy_latency: int = 1_500
     d2h_latency: int = 2_500
-    bidirectional: int = 720
+    bidirectional: int = 720  # of its speed for a copy to the device beside one to the host
+    bidirectional_d2h: int = 0  # for the one to the host; 0: as `bidirectional`
+    pageable_d2h: int = 0  # 0: as `pageable`
+    pageable_cached: int = 0  # the first `CACHED` bytes of a pageable copy to the device; 0: as the rest
     staging_chunk: int = 512 * 1024
     launch_latency: int = 1_600  # from the end of the launch call to the start, in an idle stream
     queue_gap: int = 1_100  # between two kernels of a stream that were both queued
     word_rate: int = 9_900_000_000  # bytes/s that a multiprocessor reads of matrices whose rows are not 16-byte aligned
     tiles: int = 2  # of a product that a multiprocessor works on at once, each with an equal part of its rate
     threads_per_sm: int = 2048
+    l2: int = 0  # bytes of the cache, where it is known how fast it is; 0: no faster than memory
+    l2_bandwidth: int = 0
     queue_depth: int = 1024
     async_engines: int = 3  # copy engines: with one, H2D and D2H take turns; more than two add nothing
     context_memory: int = 512 * 2**20
@@ -148,9 +178,21 @@ class Gpu(Hardware):
             "with its numbers"
         )
 
+    def behind(self, h2d: int, pageable: int) -> Self:
+        """Return this GPU behind another link [bytes/s]: pageable copies have one rate, whatever their size and way."""
+        return replace(self, h2d=h2d, pageable=pageable, pageable_d2h=0, pageable_cached=0)
+
     def copy_time(self, nbytes: int, rate: int, *, down: bool = False) -> int:
         """Return the time of a copy over the link in ns: latency + bytes / rate (R22); `down`: to the host."""
         return (self.d2h_latency if down else self.copy_latency) + ceil_div(nbytes * SECOND, rate)
+
+    def pageable_time(self, nbytes: int, *, down: bool = False) -> int:
+        """Return the time of a copy from pageable memory in ns, or `down` to it, where only the staging holds it up."""
+        if down:
+            return self.copy_time(nbytes, self.pageable_d2h or self.pageable, down=True)
+        cached = min(nbytes, CACHED) if self.pageable_cached else 0
+        first = ceil_div(cached * SECOND, self.pageable_cached) if cached else 0
+        return self.copy_time(nbytes - cached, self.pageable) + first
 
     def malloc_time(self, nbytes: int) -> int:
         """Return the host's time in ns for `cudaMalloc` or `cudaFree` of `nbytes` bytes (R13)."""
@@ -164,7 +206,7 @@ class Host(Hardware):
     What has a default costs nothing where it is not given, so that a `Host` of one's own has simple sums.
     """
 
-    divisors = ("memory_bandwidth",)
+    divisors = ("memory_bandwidth", "siblings", "ranks_on_host")
 
     name: str
     dispatch: int  # one operator through PyTorch, without its CUDA calls
@@ -177,25 +219,52 @@ class Host(Hardware):
     page_lock_base: int  # cudaHostAlloc, however small
     page_lock_per_gib: int
     fetch_per_sample: int  # dataset[i] and its share of collate
-    fetch_per_byte: int  # picoseconds a byte: read, gather or collate, and the way through shared memory
+    fetch_per_byte: int  # picoseconds a byte: read, gather or collate
     fetch_base: int  # a batch, however small: queue, index list
-    hand_out: int  # the main thread takes a batch from the loader
-    worker_start: int  # one DataLoader worker process
+    hand_out: int  # the main thread takes a batch from the loader, whatever is in it
+    worker_start: int  # one DataLoader worker process: its start, and its end at the end of the epoch
     python: int = 0  # from one call of torch to the next
     module: int = 0  # `nn.Module.__call__`
-    composite: int = 0  # a product, convolution or norm beyond `dispatch`: nested calls, cuBLAS, cuDNN
-    node: int = 0  # a node of autograd, beyond its kernels' `dispatch`
+    composite: int = 0  # a product, convolution or norm, or its backward, beyond `dispatch`: nested calls, cuBLAS
+    convolution: int = 0  # a call of cuDNN for one, beyond `composite`: one forward, one for each gradient
+    node: int = 0  # a node of autograd, beyond its operators
     optimizer: int = 0  # `Optimizer.step()`, beyond its operators
     parameter: int = 0  # of it, for each parameter
     flops: int = 0  # of one thread, in float32; 0: arithmetic is free
     cores: int = 0  # shared by all (emulator/host.py), arithmetic on the main thread takes them all; 0: no limit
+    siblings: int = 1  # threads that a core can run at once (SMT): a virtual CPU is one of them
+    sibling: int = 0  # thousandths of a core's work that each further one of them adds
+    contention: int = 0  # thousandths by which each busy core slows the next: clocks, caches and memory are shared
+    ranks_on_host: int = 1  # equal training processes that share cores, disk, memory's bandwidth and /dev/shm
     parallel_bandwidth: int = 0  # what torch's threads read and write together; 0: as one thread
     transforms: int = 0  # thousandths of the times in the table of transforms (torch/dataloader.py)
     wake: int = 0  # a blocked host goes on so long after what it waited for
     crowding: int = 0  # thousandths by which each busy worker slows copies within the host's memory (pinning, staging)
     disk: int = 0  # bytes/s of files that are read the first time; 0: files are in memory
     disk_latency: int = 0  # of each such file
+    shm: int = 0  # bytes of /dev/shm, where workers put tensors; 0: no limit
+    tensor_sent: int = 0  # a worker hands a tensor in shared memory over: its file descriptor goes through a socket
+    tensor_received: int = 0  # the process that takes it
+    pickle_per_byte: int = 0  # picoseconds a byte of what is no tensor: pickled and written into a pipe of 64 KiB
+    unpickle_per_byte: int = 0  # read from there and unpickled
+    new_page: int = 0  # a page (4 KiB) of shared memory, written for the first time
+    first_read: int = 0  # such a page, when another process touches it first
+    staged_page: int = 0  # when that is the driver, which stages a pageable copy
+    unmap: int = 0  # and when that one gives it back
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def save(self, path: str | Path) -> Path:
+        """Write what differs from the preset that it was made of as TOML, for `record(host=path)`; return the path.
+
+        Raises `NoFolderError` for a missing folder.
+        """
+        preset = self.name.split(", ")[0]
+        preset = preset if preset in HOSTS else "workstation"
+        names = [entry.name for entry in fields(self) if isinstance(getattr(self, entry.name), int)]
+        changed = [name for name in names if getattr(self, name) != getattr(HOSTS[preset], name)]
+        lines = [f"{name} = {getattr(self, name)}  # {self.source(name)}" for name in changed]
+        head = ["[host]", f"name = {json.dumps(self.name)}", f"preset = {json.dumps(preset)}  # of all else"]
+        return write(path, "\n".join([*head, *lines, ""]))
 
     def work_time(self, nbytes: int, flops: int = 0) -> int:
         """Return the time in ns in which one thread touches `nbytes` (reads and writes counted), or computes."""
@@ -219,13 +288,50 @@ class Host(Hardware):
         per_sample = 0 if batched else samples * self.fetch_per_sample
         return self.fetch_base + per_sample + ceil_div(nbytes * self.fetch_per_byte, 1000)
 
+    def sending(self, parcel: Parcel) -> int:
+        """Return the time in ns in which a worker sends a batch to another process, its pages in shared memory new."""
+        pickled = ceil_div(parcel.pickled * self.pickle_per_byte, 1000)
+        return parcel.tensors * self.tensor_sent + pickled + pages(parcel.shared) * self.new_page
+
+    def receiving(self, parcel: Parcel) -> int:
+        """Return the time in ns in which a process takes a batch from a worker, and gives its pages back later."""
+        pickled = ceil_div(parcel.pickled * self.unpickle_per_byte, 1000)
+        return parcel.tensors * self.tensor_received + pickled + pages(parcel.shared) * self.unmap
+
+    def pinning(self, nbytes: int) -> int:
+        """Return the time in ns in which the pin thread copies what a worker wrote, whose pages it is first to read."""
+        return self.work_time(2 * nbytes) + pages(nbytes) * self.first_read
+
+    def speed(self, busy: int) -> int:
+        """Return the speed of one more thread beside `busy` cores, in thousandths of a core alone; 0: none is left."""
+        if not self.cores:
+            return FULL
+        free = FULL if busy < self.cores else self.sibling if busy < self.cores * self.siblings else 0
+        return free * FULL // (FULL + self.contention * busy)
+
+    def for_rank(self) -> Host:
+        """Return what one of `ranks_on_host` equal processes has: the parts that all share, divided among them."""
+        ranks = self.ranks_on_host
+        if ranks == 1:
+            return self
+        together = ceil_div(self.parallel_bandwidth, ranks)
+        return replace(
+            self,
+            cores=max(1, self.cores // ranks) if self.cores else 0,
+            memory_bandwidth=min(self.memory_bandwidth, together or self.memory_bandwidth),
+            parallel_bandwidth=together,
+            disk=ceil_div(self.disk, ranks),
+            shm=ceil_div(self.shm, ranks),
+            ranks_on_host=1,
+        )
+
     def step_operator(self) -> int:
         """Return the time in ns for an operator of a training step, without its launch, where no one knows which.
 
-        Half of them are taken to be backward, each a node; half forward, each in a module, every second one composite.
+        Half of them are taken to be backward, each a node; half forward, each in a module. Every second one is
+        composite, none a convolution.
         """
-        forward = self.python + self.module + self.composite // 2
-        return self.dispatch + (forward + self.node) // 2
+        return self.dispatch + (self.python + self.module + self.node + self.composite) // 2
 
 
 def table(name: str) -> dict[str, Any]:
@@ -249,17 +355,25 @@ def _sources(texts: Mapping[str, str]) -> dict[str, str]:
     return {name: text for names, text in texts.items() for name in names.split()}  # a text may stand for several
 
 
-def _card(architecture: str, link: str, bandwidth: int, memory: str, *numbers: Any) -> Gpu:
+def _card(key: str, architecture: str, link: str, bandwidth: int, memory: str, *numbers: Any) -> Gpu:
     *rates, sms, capability, name = numbers
     up, down, pageable, source = DATA["gpu"]["links"][link.rstrip("*")]
     sources = dict.fromkeys(("h2d", "d2h", "pageable"), ("assumed from: " if "*" in link else "") + source)
+    copies: dict[str, Any] = {}
+    for numbers_of, whose in (("staged", link.rstrip("*")), ("both_ways", architecture)):
+        own = dict(DATA["gpu"][numbers_of].get(whose, {}))
+        sources |= dict.fromkeys(own, own.pop("source", ""))
+        copies |= own
     size, unit = memory.split()
     fp32, tf32, fp16, fp64 = (round(rate * TERA) for rate in rates)
+    cached = DATA["gpu"]["l2_bandwidth"].get(key, 0) * GB
     return Gpu(
         name, round(up * GB), round(down * GB), round(pageable * GB), bandwidth * GB, int(size) * UNITS[unit],
         fp32, tf32, fp16, fp64, sms, tuple(capability), architecture, kernels=KERNELS[architecture], sources=sources,
         tiles=DATA["gpu"]["tiles"].get(architecture, 2),
         threads_per_sm=DATA["gpu"]["resident_threads"].get("{}.{}".format(*capability), 2048),
+        l2=DATA["gpu"]["chips"][key][0] * 2**20 if cached else 0, l2_bandwidth=cached,
+        **{name: round(rate * GB) if name.startswith("pageable") else rate for name, rate in copies.items()},
     )  # fmt: skip
 
 
@@ -271,7 +385,7 @@ def _host(name: str, numbers: Sequence[int]) -> Host:
 DATA = table("hardware")
 GPU_SOURCES, HOST_SOURCES = (_sources(DATA[kind]["sources"]) for kind in ("gpu", "host"))
 KERNELS: dict[str, Kernels] = _kernels()
-GPUS: dict[str, Gpu] = {key: _card(*row) for key, row in DATA["gpu"]["cards"].items()}
+GPUS: dict[str, Gpu] = {key: _card(key, *row) for key, row in DATA["gpu"]["cards"].items()}
 HOSTS: dict[str, Host] = {
     name: _host(name, column)
     for name, column in zip(DATA["host"]["names"], zip(*DATA["host"]["numbers"].values(), strict=True), strict=True)

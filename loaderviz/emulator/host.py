@@ -13,15 +13,16 @@ other, and batches go through the pin thread in order (R45).
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import AbstractContextManager
-from time import thread_time_ns
+from contextlib import AbstractContextManager, suppress
+from time import perf_counter_ns, process_time_ns, thread_time_ns
 from typing import TYPE_CHECKING, ClassVar
 
 from loaderviz.batches import HAND_OUT
-from loaderviz.emulator.hardware import SECOND, Host, ceil_div
+from loaderviz.emulator.hardware import FULL, SECOND, Host, ceil_div
 from loaderviz.errors import LoadervizError
 from loaderviz.timeline import Kind
 
@@ -36,28 +37,30 @@ class CostsError(LoadervizError, ValueError):
 
 
 class costs:
-    """Say what the Python in a `with` block costs: `seconds` of a processor, whatever it takes on this machine.
+    """Say what the Python in a `with` block costs, whatever it takes on this machine.
 
-    So a recording with a named host is the same everywhere. Operators of torch in the block cost what they always do.
+    It takes a processor for `seconds`, and waits for `waits` seconds, as for a disk or a network, without one. So a
+    recording with a named host is the same everywhere. Operators of torch in the block cost what they always do.
     Outside a recording, and on a real GPU, it does nothing. Raises `CostsError` for a time that is negative or none.
 
     >>> with loaderviz.record(on="t4", host="laptop") as recording:
-    ...     with loaderviz.costs(2e-3):  # a sample's, measured once on the machine that counts
+    ...     with loaderviz.costs(2e-3, waits=1e-3):  # a sample's, measured once on the machine that counts
     ...         pass
     >>> recording.timeline.duration  # ns
-    2000000
+    3000000
     """
 
-    declare: ClassVar[Callable[[int], AbstractContextManager[None]] | None] = None  # whoever counts now
+    declare: ClassVar[Callable[[int, int], AbstractContextManager[None]] | None] = None  # whoever counts now
 
-    def __init__(self, seconds: float) -> None:
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 10**6:
-            raise CostsError(f"costs({seconds!r}): give the seconds that the block takes, such as 2e-3")
-        self._duration = round(seconds * 10**9)
+    def __init__(self, seconds: float = 0, *, waits: float = 0) -> None:
+        for name, value in (("", seconds), ("waits=", waits)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 10**6:
+                raise CostsError(f"costs({name}{value!r}): give the seconds that the block takes, such as 2e-3")
+        self._work, self._waits = round(seconds * SECOND), round(waits * SECOND)
 
     def __enter__(self) -> None:
         declare = costs.declare
-        self._block = declare(self._duration) if declare else None
+        self._block = declare(self._work, self._waits) if declare else None
         if self._block:
             self._block.__enter__()
 
@@ -92,6 +95,35 @@ class ProcessorTime(threading.local):
 
 
 processor_time = ProcessorTime()
+
+
+class WaitingTime(threading.local):
+    """How long the calling thread has waited [ns]: for a socket, a pipe, a process, a lock, a mounted file system.
+
+    The only use of time on the wall: less the process's processor time (who waits for the interpreter's lock waits for
+    another thread's work), and less the time in which the thread could have run and had no core, which Linux tells in
+    schedstat. Where no one tells it, that is in there, too, and `is_exact` is False.
+    """
+
+    wall, _own = staticmethod(perf_counter_ns), staticmethod(process_time_ns)  # the real ones: a recording has others
+    _file, _process = -1, 0
+
+    def __call__(self) -> int:
+        """Return the time, from an arbitrary begin."""
+        if self._process != os.getpid():  # a thread's file, and a forked worker is another thread
+            self._process, self._file = os.getpid(), -1
+            with suppress(OSError):
+                self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        runnable = int(os.pread(self._file, 64, 0).split()[1]) if self.is_exact else 0
+        return self.wall() - self._own() - runnable
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether this system says how long a thread waited for a core."""
+        return self._file >= 0
+
+
+waiting_time = WaitingTime()
 
 
 class OwnTime:
@@ -161,18 +193,20 @@ class Shared:
     def compute(self, start: int, work: int, now: int) -> tuple[int, int]:
         """Return when `work` of another thread or process, ready at `start`, has a core first, and when it is done.
 
-        The main thread is at `now`.
+        The main thread is at `now`. Who comes later is slower for those before him, and they not for him: the sum is
+        what the cores can do.
         """
         if not self._host.cores or not work:
             return start, start + work
         self.main_rests(now, now)
-        pieces, place = list[tuple[int, int]](), bisect_right(self._times, start) - 1
-        while work:
-            following = self._times[place + 1] if place + 1 < len(self._times) else start + work
-            if self._used[place] < self._host.cores:
-                end = min(start + work, following)
+        pieces, place, left = list[tuple[int, int]](), bisect_right(self._times, start) - 1, work * FULL
+        while left > 0:
+            speed = self._host.speed(self._used[place])
+            following = self._times[place + 1] if place + 1 < len(self._times) else start + ceil_div(left, speed)
+            if speed:
+                end = min(start + ceil_div(left, speed), following)
                 pieces.append((start, end))
-                work -= end - start
+                left -= (end - start) * speed
                 start = end
             else:
                 start = following
@@ -225,17 +259,19 @@ class LoaderSchedule:
         nbytes: int,
         source: str = "",
         slept: int = 0,
+        waited: int = 0,
         files: Reads = (),
         order: int | None = None,
     ) -> int:
-        """A worker fetches a batch of `nbytes` bytes; return when it is there.
+        """A worker fetches a batch of `nbytes` bytes and sends it; return when it is there.
 
-        It takes a core for `took` ns, and none for `slept` ns and while it reads `files`. The span begins with that,
-        not with the wait for a core. `order` is the number of the order for it, if they come back in another one.
+        It takes a core for `took` ns, and none for `slept` ns and while it reads `files` or `waited`, as was measured:
+        for the disk, too, so the longer of both counts. The span begins with that, not with the wait for a core.
+        `order` is the number of the order for it, if they come back in another one.
         """
         ordered = self.ordered[batch - self.first if order is None else order]
         start, shared = max(ordered, self._free[worker]), self.runtime.shared
-        begun = shared.read(start, files) + slept
+        begun = max(shared.read(start, files), start + waited) + slept
         first, ready = shared.compute(begun, took, self.runtime.now)
         self._free[worker], self._fetched, self._took = ready, self._fetched + 1, ready - start
         start = start if begun > start else first
@@ -254,14 +290,15 @@ class LoaderSchedule:
             busy += start <= at < free[worker]
         return min(busy, self.runtime.host.cores or busy)
 
-    def pin(self, batch: int, ready: int, nbytes: int, locks: Callable[[int], int]) -> int:
-        """The pin thread copies the batch into pinned memory; return when it is there.
+    def pin(self, batch: int, ready: int, nbytes: int, locks: Callable[[int], int], receiving: int = 0) -> int:
+        """The pin thread takes a batch in `receiving` ns and copies it into pinned memory; return when it is there.
 
-        `locks(start)` takes that memory, and says how long page-locking takes, if there is any.
+        It is the first in this process to read it. `locks(start)` takes the pinned memory, and says how long
+        page-locking takes, if there is any.
         """
-        start, shared = max(ready, self._pin_free), self.runtime.shared
-        copying = shared.crowded(self.runtime.host.work_time(2 * nbytes), start)
-        start, end = shared.compute(start, locks(start) + copying, self.runtime.now)
+        start, shared, host = max(ready, self._pin_free), self.runtime.shared, self.runtime.host
+        copying = shared.crowded(host.pinning(nbytes), start)
+        start, end = shared.compute(start, receiving + locks(start) + copying, self.runtime.now)
         self._pin_free = end
         lane = self.runtime.builder.lane("pin thread", "host", "pin")
         self.runtime.builder.span(
@@ -269,8 +306,8 @@ class LoaderSchedule:
         )
         return end
 
-    def hand_out(self, ready: int) -> None:
-        """The main thread waits for a batch and takes it; the next order goes to a worker."""
+    def hand_out(self, ready: int, receiving: int = 0) -> None:
+        """The main thread waits for a batch and takes it, in `receiving` ns more; the next order goes to a worker."""
         self.runtime.wait_for_data(ready)
-        self.runtime.host_work(self.runtime.host.hand_out, HAND_OUT)
+        self.runtime.host_work(self.runtime.host.hand_out + receiving, HAND_OUT)
         self.ordered.append(self.runtime.now)

@@ -22,6 +22,7 @@ from loaderviz.emulator.hardware import FULL, SECOND, Gpu, ceil_div, table
 
 Precision = Literal["fp32", "tf32", "fp16", "fp64"]
 Times = tuple[int, ...]
+Sides = tuple[int, int, int, int]  # batch, m, n and k of a product
 
 
 class Array(NamedTuple):
@@ -90,7 +91,7 @@ def row_of(call: Call) -> str:
     if kind == "gemm":
         return _gemm_class(call)
     if kind == "convolution":
-        return _convolution_class(shape_of(call), call.precision)
+        return _convolution_class(shape_of(call), call.precision, call.op.endswith("_backward"))
     return access(kind, call)  # which leaves "foreach" and "attention" as they are
 
 
@@ -101,7 +102,18 @@ def _class_of(op: str) -> str:
 def memory_time(gpu: Gpu, kind: str, nbytes: int) -> int:
     """Return the time [ns] of a kernel of this class that moves `nbytes` (each read and each write counted once)."""
     kernel = gpu.kernels[kind]
-    return kernel.floor + ceil_div(nbytes * SECOND * FULL, gpu.memory_bandwidth * kernel.bandwidth)
+    return kernel.floor + traffic(gpu, nbytes, kernel.bandwidth)
+
+
+def traffic(gpu: Gpu, nbytes: int, share: int) -> int:
+    """Return the ns in which `nbytes` are moved at this share [thousandths] of the memory bandwidth, or of that of L2.
+
+    What fits into an L2 cache of known speed stays there for the next kernel: all of an operator's bytes up to its
+    size, then less and less of them, none from twice its size on.
+    """
+    near = min(nbytes, max(0, 2 * gpu.l2 - nbytes))
+    cached = ceil_div(near * SECOND, gpu.l2_bandwidth) if near else 0
+    return cached + ceil_div((nbytes - near) * SECOND * FULL, gpu.memory_bandwidth * share)
 
 
 def sm_share(gpu: Gpu, elements: int) -> int:
@@ -152,7 +164,7 @@ def access(kind: str, call: Call) -> str:
 # Products
 
 
-def _sides(call: Call) -> tuple[int, int, int, int]:
+def _sides(call: Call) -> Sides:
     """Return batch, m, n and k of a product; a vector has m or n of 1."""
     first, second = [array for array in call.reads if len(array.shape) in (1, 2, 3)][-2:]
     batch = first.shape[0] if len(first.shape) == 3 else 1
@@ -181,15 +193,24 @@ def _gemm(gpu: Gpu, call: Call) -> Times:
     kind, (batch, m, n, k) = _gemm_class(call), _sides(call)
     if kind == "gemv":
         return (memory_time(gpu, kind, moved(call)),)
-    kernel = gpu.kernels[kind]
-    rate = gpu.memory_bandwidth * kernel.bandwidth // FULL
+    result, exposed = m * n * itemsize(call.reads[-1].dtype), _PRODUCTS["exposed"]
+    return _product(gpu, kind, (batch, m, n, k), call.precision, moved(call), result, exposed)
+
+
+def _product(
+    gpu: Gpu, kind: str, sides: Sides, precision: Precision, nbytes: int, result: int, exposed: int = 0
+) -> Times:
+    """Return the times [ns] of a product that moves `nbytes`, `result` of them its own: in one part or in several.
+
+    `exposed`: which thousandths of the shorter of arithmetic and memory traffic are not hidden under the longer.
+    """
+    kernel, best = gpu.kernels[kind], Times()
+    memory = traffic(gpu, nbytes, kernel.bandwidth)
     if kind.endswith("_align1"):  # word by word
-        rate = min(rate, gpu.word_rate * gpu.sms)
-    memory = ceil_div(moved(call) * SECOND, rate)
-    peak, result = getattr(gpu, call.precision) * kernel.peak // FULL, m * n * itemsize(call.reads[-1].dtype)
-    best: Times = ()
-    for math, parts in tiled((batch, m, n, k), gpu.sms, gpu.tiles, peak, call.precision in ALIGNED):
-        times: Times = (kernel.floor + max(math, memory) + min(math, memory) * _PRODUCTS["exposed"] // FULL,)
+        memory = max(memory, ceil_div(nbytes * SECOND, gpu.word_rate * gpu.sms))
+    peak = getattr(gpu, precision) * kernel.peak // FULL
+    for math, parts in tiled(sides, gpu.sms, gpu.tiles, peak, precision in ALIGNED):
+        times: Times = (kernel.floor + max(math, memory) + min(math, memory) * exposed // FULL,)
         if parts > 1:  # another kernel adds them
             times += (memory_time(gpu, "elementwise", (2 * parts + 1) * result),)
         if not best or sum(times) < sum(best):
@@ -206,9 +227,7 @@ def _alignment(precision: Precision, *rows: int) -> str:
 
 
 @lru_cache(4096)
-def tiled(
-    sides: tuple[int, int, int, int], sms: int, at_once: int, peak: int, tensor_cores: bool
-) -> tuple[tuple[int, int], ...]:
+def tiled(sides: Sides, sms: int, at_once: int, peak: int, tensor_cores: bool) -> tuple[tuple[int, int], ...]:
     """Return ns and parts along k of the fastest ways to cut a product into tiles: in one part, and in several.
 
     A multiprocessor works on so many tiles `at_once`, each with an equal part of its rate, even where it is alone.
@@ -284,34 +303,65 @@ def shape_of(call: Call) -> Convolution:
 def _convolution(gpu: Gpu, call: Call) -> Times:
     """Each pass by FLOPs or bytes; layouts and transforms of Winograd are kernels of their own within that time."""
     shape, backward = shape_of(call), call.op.endswith("_backward")
-    kind = _convolution_class(shape, call.precision)
+    kind = _convolution_class(shape, call.precision, backward)
+    if kind in ("conv_fp16", "conv_tf32"):
+        return _implicit_product(gpu, call, kind, shape)
     kernel = gpu.kernels[kind]
-    few = kind == "conv_few_channels"  # no tensor cores: in traces about a third of fp32's rate, whatever the precision
-    peak = getattr(gpu, "fp32" if few else call.precision) * kernel.peak
+    # Few channels have no tensor cores: in traces about a third of fp32's rate, whatever the precision.
+    peak = getattr(gpu, "fp32" if kind.startswith(("conv_few", "conv_depthwise")) else call.precision) * kernel.peak
     if kind == "conv_groups":
         peak = peak * isqrt(100 * shape.width) // 10
-    passes = max(1, sum(len(array.shape) >= 3 for array in call.writes)) if backward else 1
+    written = [array.shape for array in call.writes if len(array.shape) >= 3]
+    passes = max(1, len(written)) if backward else 1
     math = ceil_div(shape.flops * SECOND * FULL, peak) if peak else 0
     big = sum(array.nbytes for array in (call.reads if backward else (*call.reads, *call.writes)))
-    memory = ceil_div(big * SECOND * FULL, gpu.memory_bandwidth * kernel.bandwidth)
+    memory = traffic(gpu, big, kernel.bandwidth)
     each = kernel.floor + max(math, memory)
     small = gpu.kernels["elementwise"].floor
     beside = BESIDE_CONVOLUTION.get(kind, 0) * passes
     hidden = min(beside * small, each * passes // 2)  # they are part of the measured time of the whole operator
     mains = [each - ceil_div(hidden, passes)] * passes
+    if kind == "conv_groups" and backward and call.reads[2].shape in written:
+        mains[-1] += math  # the gradient of the weight takes twice as long as the convolution
     return (*mains, *(small,) * beside)
+
+
+def _implicit_product(gpu: Gpu, call: Call, kind: str, shape: Convolution) -> Times:
+    """A convolution on tensor cores: each pass is a product in tiles, between changes of layout unless channels last.
+
+    The rows of the product are the places of what it writes (images) or its first dimension (a weight), the columns the
+    channels or the rest, and its length follows from the FLOPs.
+    """
+    backward = call.op.endswith("_backward")
+    arrays = [array for array in (*call.reads, *call.writes) if len(array.shape) >= 3]
+    images, weight = ((arrays[1], arrays[0]), arrays[2]) if backward else ((arrays[0], call.writes[0]), arrays[1])
+    times, changes = Times(), call.precision == "fp16" or shape.window * shape.stride > 1  # TF32 takes 1 x 1 as it is
+    for written in [array for array in call.writes if len(array.shape) >= 3] if backward else call.writes[:1]:
+        rows = written.shape[0] if written.shape == weight.shape else prod(written.shape) // max(1, written.shape[1])
+        columns = prod(written.shape) // max(1, rows)
+        length = ceil_div(shape.flops, 2 * max(1, rows * columns))
+        nbytes = weight.nbytes + sum(array.nbytes for array in images)
+        times += _product(gpu, kind, (1, rows, columns, length), call.precision, nbytes, written.nbytes)
+        if changes and not (channels_last(images[0]) or channels_last(weight)):
+            times += tuple(memory_time(gpu, "layout", 2 * array.nbytes) for array in images)
+    return times
+
+
+def channels_last(array: Array) -> bool:
+    """Tell whether the channels of images, or of a weight, lie side by side, as torch tells it from the strides."""
+    return len(array.stride) > 2 and array.stride[1] < array.stride[-1]
 
 
 # Multiples of so many groups are as fast as none: cuDNN has kernels for them (ResNeXt has 32 and 64). For other numbers
 # the rate grows with the root of a group's channels.
 GROUPS = 32
 # Layouts and transforms for each pass: real-costs 3.7.
-BESIDE_CONVOLUTION = {"conv_1x1_fp32": 1, "conv_3x3_fp32": 2, "conv_fp32": 1, "conv_tf32": 1, "conv_fp16": 1}
+BESIDE_CONVOLUTION = {"conv_1x1_fp32": 1, "conv_3x3_fp32": 2, "conv_fp32": 1}
 
 
-def _convolution_class(shape: Convolution, precision: Precision) -> str:
+def _convolution_class(shape: Convolution, precision: Precision, backward: bool) -> str:
     if shape.depthwise:
-        return "conv_depthwise"
+        return "conv_depthwise_grad" if backward else "conv_depthwise"
     if precision == "fp16" and shape.channels < ALIGNED["fp16"]:
         return "conv_few_channels"
     if precision == "fp16" and shape.groups % GROUPS and shape.groups > 1:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from loaderviz.batches import batch_name
+from loaderviz.emulator.hardware import Parcel
 from loaderviz.emulator.host import PREFETCH_FACTOR, LoaderSchedule
 from loaderviz.emulator.kernels import memory_time
 from loaderviz.emulator.memory import Block, DevicePool, PinnedBlock, PinnedPool
@@ -84,6 +85,11 @@ class Batch(NamedTuple):
     fetch_time: int
     draw_time: int = 0
 
+    @property
+    def parcel(self) -> Parcel:
+        """What a worker sends."""
+        return Parcel(len(self.tensors), sum(self.tensors))
+
 
 class Work(Protocol):
     """What is loaded and computed. Batches are counted from 0, warm-up included.
@@ -145,7 +151,7 @@ class DataLoader:
                 runtime.note(start, f"pin batch {number}", Kind.PIN, nbytes=nbytes, pinned=True)
             return HostBatch(batch.tensors, tuple(blocks))
         ready, prepared = self._prepare(number)
-        self.schedule.hand_out(ready)
+        self.schedule.hand_out(ready, 0 if self.config.pin else runtime.host.receiving(batch.parcel))
         return prepared
 
     def _prepare(self, number: int) -> tuple[int, HostBatch]:
@@ -157,10 +163,11 @@ class DataLoader:
             blocks.extend(block for block, _ in found)
             return sum(locked for _, locked in found)
 
-        worker, size = number % self.config.workers, sum(batch.tensors)
-        ready = self.schedule.fetch(number, worker, batch.fetch_time, size, self.work.source("fetch"))
+        worker, parcel, host = number % self.config.workers, batch.parcel, self.runtime.host
+        took = batch.fetch_time + host.sending(parcel)
+        ready = self.schedule.fetch(number, worker, took, parcel.shared, self.work.source("fetch"))
         if self.config.pin:
-            ready = self.schedule.pin(number, ready, size, locking)
+            ready = self.schedule.pin(number, ready, parcel.shared, locking, host.receiving(parcel))
         return ready, HostBatch(batch.tensors, tuple(blocks))
 
     def finish(self) -> None:
@@ -281,7 +288,8 @@ class Replay:
             runtime.now += runtime.host.dispatch
             if batch.pinned and not waits:
                 self.loader.pool.use(batch.pinned[index], self.side)  # R29
-            runtime.memcpy(nbytes, "h2d", self.side, pinned=bool(batch.pinned), blocking=waits)
+            pinned, new = bool(batch.pinned), self.config.workers > 0
+            runtime.memcpy(nbytes, "h2d", self.side, pinned=pinned, blocking=waits, new=new)
             runtime.note(start, "aten::copy_")
         return blocks
 

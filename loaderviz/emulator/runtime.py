@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from loaderviz.emulator.device import COMPUTE, D2H, H2D, NONE, Command, Device, Engine, Stream
-from loaderviz.emulator.hardware import FULL, Gpu, Host
+from loaderviz.emulator.hardware import FULL, Gpu, Host, pages
 from loaderviz.emulator.hazards import stream_words
 from loaderviz.emulator.hazards.happens_before import HOST, Clock, HappensBefore, Place
 from loaderviz.emulator.hazards.races import Races
@@ -126,7 +126,7 @@ class Runtime:
 
     def __init__(self, gpu: Gpu, host: Host | None = None, *, launch_blocking: bool = False) -> None:
         self.gpu = gpu
-        self.host = host or Host.preset("laptop")
+        self.host = (host or Host.preset("laptop")).for_rank()
         self.shared = Shared(self.host)
         self.launch_blocking = launch_blocking
         self.device = Device(gpu)
@@ -333,12 +333,14 @@ class Runtime:
         *,
         pinned: bool = True,
         blocking: bool = False,
+        new: bool = False,
     ) -> Command:
         """`cudaMemcpyAsync`; with `blocking=True` followed by `cudaStreamSynchronize`, as PyTorch copies (R30).
 
-        `pinned` tells about the host side. Pinned copies are truly asynchronous (R8). A pageable H2D copy of more than
-        64 KB waits for the stream, then keeps the host busy with staging (R1, R7, R12); a pageable D2H copy blocks
-        until it is done (R11).
+        `pinned` tells about the host side, `new` that it is a worker's shared memory that nobody has read here yet, of
+        which staging touches each page for the first time. Pinned copies are truly asynchronous (R8). A pageable H2D
+        copy of more than 64 KB waits for the stream, then keeps the host busy with staging (R1, R7, R12); a pageable
+        D2H copy blocks until it is done (R11).
         """
         if nbytes < 0:
             raise ValueError(f"memcpy of {nbytes} bytes: a size cannot be negative")
@@ -357,8 +359,9 @@ class Runtime:
         if staged:
             self._block([stream.last], Cause.STAGING)
         self.now += self.host.memcpy_call
-        alone = self.gpu.copy_time(nbytes, self.gpu.pageable)
+        alone = self.gpu.pageable_time(nbytes, down=direction == "d2h")
         beside = 0 if pinned or nbytes <= PAGEABLE_ASYNC else self.shared.crowded(alone, self.now) - alone
+        beside += self._touch(nbytes, staged) if new and not pinned else 0
         command = self._copy(nbytes, direction, stream, pinned, beside)
         if staged:
             tail = self.gpu.copy_time(min(nbytes, self.gpu.staging_chunk), self.gpu.h2d)
@@ -376,6 +379,13 @@ class Runtime:
             self.order.host_wait(self.order.snapshot(stream.id))
         return command
 
+    def _touch(self, nbytes: int, staged: bool) -> int:
+        """Each page is touched for the first time: return the ns by which staging lasts longer, if that does it."""
+        if staged:
+            return pages(nbytes) * self.host.staged_page
+        self.now += pages(nbytes) * self.host.first_read
+        return 0
+
     def _copy(self, nbytes: int, direction: Direction, stream: Stream, pinned: bool, beside: int = 0) -> Command:
         """Put a copy into its stream, which takes `beside` ns longer because workers use the host's memory."""
         gpu, memory = self.gpu, "Pinned" if pinned else "Pageable"
@@ -383,15 +393,16 @@ class Runtime:
             name, work = "Memcpy DtoD (Device -> Device)", memory_time(gpu, "memcpy", 2 * nbytes)
             return self._put(stream, name, Kind.COPY_D2D, NONE, work, nbytes)
         if direction == "h2d":
-            kind, engine, rate = Kind.COPY_H2D, H2D, gpu.h2d if pinned else gpu.pageable
+            kind, engine, rate = Kind.COPY_H2D, H2D, gpu.h2d
             name = f"Memcpy HtoD ({memory} -> Device)"
             if not pinned and nbytes <= PAGEABLE_ASYNC:
                 self.now += self.host.work_time(nbytes)  # into the command buffer, before it can be sent (R12)
         else:
             engine = D2H if gpu.async_engines > 1 else H2D  # one for both ways (R20)
-            kind, rate = Kind.COPY_D2H, gpu.d2h if pinned else gpu.pageable
+            kind, rate = Kind.COPY_D2H, gpu.d2h
             name = f"Memcpy DtoH (Device -> {memory})"
-        work = gpu.copy_time(nbytes, rate, down=direction == "d2h") + beside
+        down = direction == "d2h"
+        work = (gpu.copy_time(nbytes, rate, down=down) if pinned else gpu.pageable_time(nbytes, down=down)) + beside
         part = memory_share(gpu, nbytes, work)
         return self._put(stream, name, kind, engine, work, nbytes, traffic=part, pinned=pinned)
 

@@ -46,7 +46,7 @@ def read(path: PathLike | Iterable[PathLike]) -> Timeline:
     `NoFileError`, a FileNotFoundError, when there is none, another OSError when it cannot be opened.
 
     >>> loaderviz.summarize(loaderviz.read("trace.json")).step  # ns
-    1642615.0
+    1831043.0
     """
     if isinstance(path, (str, os.PathLike)):
         files = [readable(path)]

@@ -36,6 +36,7 @@ from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, HAND_OUT, Numbering, prefetch_name, sample_count
 from loaderviz.errors import LoadervizError, NestedRecordingError
 from loaderviz.loaders import base as loaders
+from loaderviz.machine import cores
 from loaderviz.timeline import DEVICE_KINDS, Context, Timeline, TimelineBuilder
 from loaderviz.traces import merge, steps, workers
 from loaderviz.traces.assemble import assemble
@@ -203,7 +204,7 @@ class RealRun:
         if self._window.wait and self._started > _NOTICEABLE:
             notes.append(f"the profiler took {words.duration(self._started)} to begin; any workers went on meanwhile")
         versions = {"torch": torch.__version__} | found.versions
-        host = f"this machine, {os.cpu_count()} CPU cores"
+        host = f"this machine, {words.count(cores().threads, 'CPU core')}"
         device = found.device if self._cuda else _cpu_name()
         if self._cuda and torch.cuda.is_available() and ("unknown" in device or "no GPU" in device):
             device = torch.cuda.get_device_name()

@@ -128,7 +128,7 @@ def compare(
 
     >>> both = loaderviz.compare({"blocking": timeline, "prefetch": loaderviz.what_if(timeline, prefetch=2)})
     >>> both.table()["speed-up"].round(2).tolist()
-    [1.0, 1.85]
+    [1.0, 2.06]
 
     Raises `ViewError` for an empty mapping or a wrong option, `NotATimelineError` for a value that is no Timeline.
     """

@@ -99,6 +99,7 @@ _SLIDERS: dict[str, tuple[str, Sequence[int], Callable[[int], str]]] = {  # labe
                                       for base in (1, 1.5, 2, 3, 4.4, 6, 8.8)], _time),
     "kernels": ("kernels per batch", (1, 2, 4, 8, 12, 17, 24, 32, 48, 64), _number),
     "workers": ("workers", range(13), _number),
+    "ranks_on_host": ("ranks on the host", (1, 2, 4, 8, 16), _number),
     "fetch_per_sample": ("CPU work a sample", [1_000 * time for time in (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)],
                          _time),
     "depth": ("batches ahead", range(9), _number),
@@ -114,7 +115,7 @@ def offered(name: str, value: int) -> list[tuple[str, int]]:
 
 
 _CHECKS = {"pin": "pin_memory=True", "non_blocking": "non_blocking=True", "side_stream": "copy on a side stream"}
-_LOADING = ("workers", "fetch_per_sample", "pin", "non_blocking", "side_stream", "depth", "lifetime")
+_LOADING = ("workers", "ranks_on_host", "fetch_per_sample", "pin", "non_blocking", "side_stream", "depth", "lifetime")
 _COLUMNS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"The four loaders": ("buttons",), "The machine": ("gpu", "pinned_rate", "pageable_rate")},
     {"The work": ("resident", "batch_size", "sample_bytes", "compute", "kernels", "typed", "refused")},

@@ -21,7 +21,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from loaderviz import words
-from loaderviz.emulator.hardware import GB, GPUS, Gpu, Host, ceil_div
+from loaderviz.emulator.hardware import GB, GPUS, Gpu, Host, Parcel, ceil_div
 from loaderviz.emulator.memory import OutOfMemory
 from loaderviz.emulator.replay import LIFETIMES, PRESETS, Batch, Lifetime, LoaderConfig, Replay, launch
 from loaderviz.emulator.runtime import Runtime
@@ -42,6 +42,7 @@ _LIMITS = {  # smallest and largest value that makes sense
     "kernels": (1, 200),
     "fetch_per_sample": (0, 10**9),
     "workers": (0, 64),
+    "ranks_on_host": (1, 64),
     "depth": (0, 16),
     "steps": (1, 100),
 }
@@ -56,14 +57,15 @@ class Settings(LoaderConfig):
     """What the explorer shows. The defaults are the blocking loader of the first lesson.
 
     `compute` is the time of a batch's kernels [ns], spread over `kernels` launches; `fetch_per_sample` is what the data
-    set's own work costs a worker [ns a sample]; `pinned_rate` and `pageable_rate` are the link's [bytes/s]. `depth`
-    batches are copied ahead. `lifetime` says what protects a batch's memory when a side stream copies. With `resident`
-    the data set lives on the GPU, and all that concerns loading and copying has no effect. `steps` are drawn.
+    set's own work costs a worker [ns a sample]; `ranks_on_host` equal processes share the host; `pinned_rate` and
+    `pageable_rate` are the link's [bytes/s]. `depth` batches are copied ahead. `lifetime` says what protects a batch's
+    memory when a side stream copies. With `resident` the data set lives on the GPU, and all that concerns loading and
+    copying has no effect. `steps` are drawn.
 
     Raises `SettingsError` for a number out of range or an unknown choice.
     """
 
-    batch_size: int = 8192
+    batch_size: int = 4096
     sample_bytes: int = 784
     pinned_rate: int = 25 * GB
     pageable_rate: int = 10 * GB
@@ -71,6 +73,7 @@ class Settings(LoaderConfig):
     kernels: int = 8
     fetch_per_sample: int = 0
     workers: int = 4
+    ranks_on_host: int = 1
     gpu: str = "a100"
     steps: int = 6
 
@@ -102,12 +105,8 @@ class Settings(LoaderConfig):
 
     def machine(self) -> Gpu:
         """Return the emulated GPU: the preset, with the link's rates of these settings."""
-        return replace(
-            Gpu.preset(self.gpu),
-            h2d=self.pinned_rate,
-            pageable=self.pageable_rate,
-            sources={"h2d": "set by hand", "pageable": "set by hand"},
-        )
+        linked = Gpu.preset(self.gpu).behind(self.pinned_rate, self.pageable_rate)
+        return replace(linked, sources={"h2d": "set by hand", "pageable": "set by hand"})
 
     def words(self) -> str:
         """Return the state in one line, as the figure's title has it."""
@@ -121,6 +120,7 @@ class Settings(LoaderConfig):
         policy = "" if self.lifetime == "consumer" else f" ({self.lifetime})"
         parts.append(f"side stream{policy}" if self.side_stream else "one stream")
         parts += [f"{self.depth} ahead"] if self.depth else []
+        parts += [f"1 of {self.ranks_on_host} ranks on the host"] if self.ranks_on_host > 1 else []
         return ", ".join(parts)
 
     def change(self, **values: Any) -> Settings:
@@ -218,7 +218,7 @@ def simulate(settings: Settings, program: Listing | None = None, host: Host | No
     computer around the GPU, "workstation" if none is given. Raises `OutOfMemory` if the batches (or the resident data
     set) do not fit into the GPU's memory.
     """
-    runtime = Runtime(settings.machine(), host or Host.preset(HOST))
+    runtime = Runtime(settings.machine(), replace(host or Host.preset(HOST), ranks_on_host=settings.ranks_on_host))
     work = _Work(settings, program or program_of(settings), runtime)
     return Replay(settings, work, runtime).run(settings.warmup, settings.steps)
 
@@ -259,6 +259,7 @@ def explore(
     batch_size: int | None = None,
     sample_bytes: int | None = None,
     workers: int | None = None,
+    ranks_on_host: int | None = None,
     pin: bool | None = None,
     non_blocking: bool | None = None,
     side_stream: bool | None = None,
@@ -414,9 +415,11 @@ def _remedy(cause: str, settings: Settings, summary: Summary) -> str:
     if cause.startswith("idle: host in"):
         return "Larger batches or fewer kernels would help; a faster copy would not."
     if cause.endswith("waiting for data"):
-        pinning = Host.preset(HOST).work_time(2 * settings.nbytes) if settings.pin else 0
-        if settings.fetch_time / max(1, settings.workers) >= pinning:
-            return f"More workers would help: a batch takes one of them {words.duration(settings.fetch_time)}."
+        host, parcel = Host.preset(HOST), Parcel(1, settings.nbytes)
+        pinning = host.receiving(parcel) + (host.pinning(settings.nbytes) if settings.pin else 0)
+        fetching = settings.fetch_time + host.sending(parcel)
+        if fetching / max(1, settings.workers) >= pinning:
+            return f"More workers would help: a batch takes one of them {words.duration(fetching)}."
         return (
             f"The one pin thread is the limit: {words.duration(pinning)} a batch. Smaller samples would help (uint8)."
         )

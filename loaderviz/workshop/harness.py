@@ -68,7 +68,8 @@ GPU = variant(
 )
 # What the checks ask about are copies and waits: their work stands for a step, whose Python costs nothing here, and
 # nobody takes turns at cores or memory.
-_FREE = dict.fromkeys(("python", "module", "composite", "node", "optimizer", "parameter", "cores", "crowding"), 0)
+_PYTHON = ("python", "module", "composite", "convolution", "node", "optimizer", "parameter")
+_FREE = dict.fromkeys((*_PYTHON, "cores", "crowding"), 0)
 FAST_HOST = variant(Host.preset("laptop"), "workshop host, fast memory", **_FREE)
 _SLOW = FAST_HOST.memory_bandwidth // SLOWER  # in parallel, too: OMP_NUM_THREADS=1, as the guide has it for a room
 HOST = variant(FAST_HOST, "workshop host", memory_bandwidth=_SLOW, parallel_bandwidth=_SLOW)

@@ -489,7 +489,7 @@ assert {row.batch for row in overlapped.rows() if row.kind.name == "COPY_H2D"} =
 #
 # <!-- guess_small acd57f6a -->
 # * *Batches of 64: how much faster than PinnedLoader (one stream) is PrefetchLoader (a side stream)?* **not at all:
-#   less than a twentieth** (<!--=step[1] / step[2]:.2f-->0.97<!---->x): the copy is not what the GPU waits for.
+#   less than a twentieth** (<!--=step[1] / step[2]:.2f-->0.98<!---->x): the copy is not what the GPU waits for.
 #
 # * **Exercise 3.0:** `with torch.cuda.stream(side)` around the copies and the event; then `main.wait_event`, and
 #   `record_stream(main)` for each part.

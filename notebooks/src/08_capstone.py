@@ -398,7 +398,7 @@ assert max(rung.right for rung in capstone.ladder.rungs.values()) < 0.1 + min(
 #
 # <!-- guess_first 7904b398 -->
 # * *With this loader, what takes the largest part of the time?* **the host fetches batches: sample by sample, on the
-#   main thread** (<!--=max(breakdown.values()) / first.ns:.0%-->55 %<!---->).
+#   main thread** (<!--=max(breakdown.values()) / first.ns:.0%-->53 %<!---->).
 #
 # <!-- guess_prefetch 8ba76328 -->
 # * *How much faster than the rung before is the one with PrefetchLoader?* **not faster**

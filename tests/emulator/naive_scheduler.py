@@ -111,11 +111,13 @@ class Naive:
             self.settle()
         running = [job for job in self.live() if job.start >= 0]
         both_ways = {"up", "down"} <= {job.engine for job in running if job.pinned}
-        link = self.gpu.bidirectional if both_ways else 1000
-        copied = sum(job.traffic * link for job in running if job.engine in ("up", "down")) // 1000
+        link = {"up": self.gpu.bidirectional, "down": self.gpu.bidirectional_d2h or self.gpu.bidirectional}
+        if not both_ways:
+            link = {"up": 1000, "down": 1000}
+        copied = sum(job.traffic * link[job.engine] for job in running if job.engine in link) // 1000
         for job in running:
-            if job.engine in ("up", "down"):
-                job.work -= link
+            if job.engine in link:
+                job.work -= link[job.engine]
             else:
                 job.work -= max(500, 1000 - job.traffic * copied // 1000)
         self.t += 1
@@ -202,8 +204,11 @@ class Naive:
 
     def memcpy(self, nbytes, direction, lane, *, pinned, blocking):
         gpu, begin = self.gpu, self.now
-        rate = (gpu.h2d if direction == "h2d" else gpu.d2h) if pinned else gpu.pageable
-        work = (gpu.copy_latency if direction == "h2d" else gpu.d2h_latency) + up(nbytes * 10**9, rate)
+        cached = min(nbytes, 2 * 2**20) if gpu.pageable_cached and direction == "h2d" and not pinned else 0
+        staged_rate = gpu.pageable_d2h if direction == "d2h" and gpu.pageable_d2h else gpu.pageable
+        rate = (gpu.h2d if direction == "h2d" else gpu.d2h) if pinned else staged_rate
+        work = (gpu.copy_latency if direction == "h2d" else gpu.d2h_latency) + up((nbytes - cached) * 10**9, rate)
+        work += up(cached * 10**9, gpu.pageable_cached) if cached else 0
         before = list(self.lanes[lane].jobs)
         staged = direction == "h2d" and not pinned and nbytes > 2**16
         self.wait_for_place(lane)

@@ -41,7 +41,7 @@ def test_every_number_is_whole_and_has_a_source_or_says_assumed(machine):
             assert isinstance(number, str | dict) or (type(number) is int and number >= 0)
 
 
-@pytest.mark.parametrize("name", ["t4", "h100", "laptop-pcie3"])
+@pytest.mark.parametrize("name", ["t4", "b200", "laptop-pcie3"])
 def test_links_without_a_primary_source_say_so(name):
     """No published figure was found for these cards' links: they are taken from another machine's."""
     for number in ("h2d", "d2h", "pageable"):
@@ -121,7 +121,10 @@ def test_each_architecture_has_a_row_for_every_class_of_kernels(gpu):
     for kind, kernel in gpu.kernels.items():
         assert 1_000 <= kernel.floor <= 20_000, kind
         assert 100 <= kernel.bandwidth <= 1000, kind
-        assert 0 <= kernel.peak <= (1500 if kind == "conv_3x3_fp32" else 1000), kind  # Winograd multiplies less
+        above = 1100 if gpu.architecture in ("ga10x", "ada") else 1000  # GeForce cards exceed the clock of their sheet
+        assert 0 <= kernel.peak <= (1500 if kind == "conv_3x3_fp32" else above), kind  # Winograd multiplies less
+    assert bool(gpu.l2) == bool(gpu.l2_bandwidth) == (gpu.architecture == "ada")
+    assert not gpu.l2 or gpu.l2_bandwidth > 2 * gpu.memory_bandwidth
 
 
 # Costs
@@ -133,7 +136,8 @@ def test_host_costs():
     assert host.pin_time(15 * 10**9) == 10**9  # read and written at 30 GB/s
     published = 112_000  # ns for 4 MB: PyTorch tutorial pinmem_nonblock
     assert Host.preset("workstation").pin_time(4 * 2**20) == pytest.approx(published, rel=0.01)
-    for each, gpu in itertools.product(HOSTS.values(), GPUS.values()):  # the pin thread keeps up with staging
+    # The pin thread keeps up with staging. An H100's copies were measured in a server of its own, with faster memory.
+    for each, gpu in itertools.product(HOSTS.values(), (gpu for gpu in GPUS.values() if not gpu.pageable_d2h)):
         assert each.work_time(2 * 10**9) <= 10**18 // gpu.pageable
     assert host.page_lock_time(0) == host.page_lock_base
     assert host.page_lock_time(2**30) == host.page_lock_base + host.page_lock_per_gib

@@ -13,6 +13,7 @@ from loaderviz.emulator.kernels import (
     Array,
     Call,
     access,
+    channels_last,
     dense_stride,
     kernel_times,
     memory_share,
@@ -48,8 +49,16 @@ def call(op, *reads, writes=(), **more):
 def test_a_kernel_takes_its_floor_and_its_bytes(gpu, nbytes, data):
     kind = data.draw(st.sampled_from(sorted(gpu.kernels)))
     floor, share, _ = gpu.kernels[kind]
-    exact = nbytes * 10**12 / (gpu.memory_bandwidth * share)
-    assert exact * (1 - 1e-9) <= memory_time(gpu, kind, nbytes) - floor <= exact * (1 + 1e-9) + 1
+    near = min(nbytes, max(0, 2 * gpu.l2 - nbytes))
+    exact = (nbytes - near) * 10**12 / (gpu.memory_bandwidth * share) + (near and near * 10**9 / gpu.l2_bandwidth)
+    assert exact * (1 - 1e-9) <= memory_time(gpu, kind, nbytes) - floor <= exact * (1 + 1e-9) + 2
+
+
+@pytest.mark.parametrize(("nbytes", "near"), [(0, 0), (10, 10), (100, 100), (150, 50), (199, 1), (200, 0), (1000, 0)])
+def test_what_fits_into_the_cache_is_read_at_its_speed(nbytes, near):
+    gpu = replace(ROUND, memory_bandwidth=10**9, l2=100, l2_bandwidth=10**10)  # 1 and 10 bytes a ns
+    assert memory_time(gpu, "elementwise", nbytes) == FLOOR + nbytes - near - (-near // 10)
+    assert memory_time(replace(gpu, l2=0, l2_bandwidth=0), "elementwise", nbytes) == FLOOR + nbytes
 
 
 @each_gpu
@@ -198,18 +207,86 @@ def test_a_convolution_costs_its_multiply_adds_once_for_each_pass(groups, backwa
     assert len(times) == (4 if backward else 2)  # each pass and its change of layout
 
 
-@pytest.mark.parametrize(("groups", "width", "rate"), [(32, 16, 1), (64, 8, 1), (10, 16, 4), (31, 9, 3), (1, 512, 1)])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_a_convolution_in_half_precision_is_as_fast_in_groups_as_without_if_there_are_32(
-    groups, width, rate, transposed
-):
-    images = array(2, groups * width, 9, 9, dtype="float16")
-    weight = array(groups * width, width, 3, 3, dtype="float16")
-    times = kernel_times(
-        ROUND, call("convolution", images, weight, writes=[images], precision="fp16", transposed=transposed)
+def images(*shape, dtype="float16", last=True):
+    return array(*shape, dtype=dtype, order=(0, 2, 3, 1) if last else None)
+
+
+def convolved(backward=False, last=True, size=9, groups=1, window=3, precision="fp16"):
+    """A convolution of 64 channels into 128, with as many places after it as before."""
+    dtype = "float16" if precision == "fp16" else "float32"
+    source, result = (images(50, channels, size, size, dtype=dtype, last=last) for channels in (64, 128))
+    weight = images(128, 64 // groups, window, window, dtype=dtype, last=last)
+    if backward:
+        return call(
+            "convolution_backward", result, source, weight, writes=[source, weight, array(128)], precision=precision
+        )
+    return call("convolution", source, weight, writes=[result], precision=precision)
+
+
+@pytest.mark.parametrize("groups", [1, 32])
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+def test_a_convolution_on_tensor_cores_is_a_product_for_each_pass(groups, precision):
+    def product(rows, columns, length):
+        sides = array(rows, length, dtype="float16"), array(length, columns, dtype="float16")
+        return sum(kernel_times(ROUND, call("mm", *sides, writes=[array(rows, columns)], precision=precision)))
+
+    places, window = 50 * 9 * 9, 9 // groups if groups == 1 else 9
+    forward, backward = (
+        sum(kernel_times(ROUND, convolved(way, groups=groups, precision=precision))) for way in (False, True)
     )
-    work = 2 * prod(images.shape) * width * 9 // 1000  # ns at 1 TFLOP/s
+    length = 64 // groups * window
+    assert forward == pytest.approx(product(places, 128, length), rel=0.01)
+    of_images, of_weight = product(places, 64, 128 // groups * window), product(128, length, places)
+    assert backward == pytest.approx(of_images + of_weight, rel=0.01)
+
+
+@pytest.mark.parametrize("size", [1, 9])
+@pytest.mark.parametrize(("precision", "window", "changes"), [("fp16", 1, 1), ("fp16", 3, 1), ("tf32", 3, 1),
+                                                              ("tf32", 1, 0), ("fp32", 3, 0)])  # fmt: skip
+def test_tensor_cores_take_images_in_another_order_only_after_a_change_of_layout(precision, window, changes, size):
+    gpu = replace(ROUND, memory_bandwidth=10**12)
+    for backward, passes in ((False, 1), (True, 2)):
+        apart, side = (convolved(backward, last, size, window=window, precision=precision) for last in (False, True))
+        source, result = (apart.reads[1], apart.reads[0]) if backward else (apart.reads[0], apart.writes[0])
+        expected = passes * changes * sum(memory_time(gpu, "layout", 2 * each.nbytes) for each in (source, result))
+        assert sum(kernel_times(gpu, apart)) - sum(kernel_times(gpu, side)) == expected
+
+
+def test_a_weight_alone_tells_the_layout_as_in_torch():
+    side = convolved()
+    loose = side._replace(reads=[images(50, 64, 9, 9, last=False), side.reads[1]])
+    assert kernel_times(ROUND, loose) == kernel_times(ROUND, side)
+    single = array(128, 64, 1, 1, order=(0, 2, 3, 1)), array(128, 64, 1, 1)
+    assert [channels_last(weight) for weight in single] == [True, False]
+
+
+@pytest.mark.parametrize(("groups", "width", "rate"), [(10, 16, 4), (31, 9, 3)])
+def test_other_groups_of_channels_reach_a_rate_of_their_own(groups, width, rate):
+    source, weight = images(2, groups * width, 9, 9), images(groups * width, width, 3, 3)
+    times = kernel_times(ROUND, call("convolution", source, weight, writes=[source], precision="fp16"))
+    work = 2 * prod(source.shape) * width * 9 // 1000  # ns at 1 TFLOP/s
     assert sum(times) == pytest.approx(FLOOR + work / rate, abs=2)  # the rate of the table, times the root of the width
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+def test_of_channels_in_such_groups_the_gradient_of_the_weight_takes_twice_as_long(asked):
+    source, weight = images(2, 160, 9, 9), images(160, 16, 3, 3)
+    (forward,) = kernel_times(ROUND, call("convolution", source, weight, writes=[source], precision="fp16"))
+    writes = [source, weight][-asked:]
+    times = kernel_times(ROUND, call("convolution_backward", source, source, weight, writes=writes, precision="fp16"))
+    assert times == (*[forward] * (asked - 1), pytest.approx(2 * forward - FLOOR, abs=1))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_depthwise_convolution_has_no_tensor_cores(backward):
+    gpu, source, weight = replace(ROUND, fp16=10**15), images(50, 64, 9, 9), images(64, 1, 3, 3)
+    op, reads, writes = (
+        ("convolution_backward", [source] * 2, [source, weight]) if backward else ("convolution", [source], [source])
+    )
+    asked = call(op, *reads, weight, writes=writes, precision="fp16")
+    assert row_of(asked) == ("conv_depthwise_grad" if backward else "conv_depthwise")
+    work = 2 * prod(source.shape) * 9 // 1000  # ns at the 1 TFLOP/s of fp32
+    assert kernel_times(gpu, asked) == (pytest.approx(FLOOR + work, abs=2),) * (2 if backward else 1)
 
 
 def test_a_transposed_convolution_meets_the_kernel_at_each_element_of_its_input():
@@ -243,7 +320,13 @@ def test_blocks_bound_a_launch_too():
 
 @pytest.mark.parametrize(
     ("op", "kernels"),
-    [("native_layer_norm_backward", 2), ("max_pool2d_with_indices_backward", 2), ("index_put_", 6), ("relu", 1)],
+    [
+        ("native_layer_norm", 1),
+        ("native_layer_norm_backward", 2),
+        ("max_pool2d_with_indices_backward", 2),
+        ("index_put_", 6),
+        ("relu", 1),
+    ],
 )
 def test_operators_of_several_kernels(op, kernels):
     assert len(kernel_times(ROUND, call(op, BATCH, BATCH, writes=[BATCH]))) == kernels

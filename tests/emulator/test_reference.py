@@ -16,7 +16,9 @@ STREAMS = [(0, False), (-3, False), (0, True)]  # (priority, blocking) of stream
 EVENTS = 3
 
 
-def machine(latency, copy_latency, chunk, depth, costs, pageable=12, engines=3, gap=0, memory=1000):
+def machine(
+    latency, copy_latency, chunk, depth, costs, pageable=12, engines=3, gap=0, memory=1000, staged=(0, 0), both=(720, 0)
+):
     """A GPU and a host that do everything within a few ns."""
     per_ns = 10**9
     gpu = replace(
@@ -24,6 +26,8 @@ def machine(latency, copy_latency, chunk, depth, costs, pageable=12, engines=3, 
         launch_latency=latency, copy_latency=copy_latency, d2h_latency=copy_latency + 1,
         queue_gap=gap, staging_chunk=chunk * KB, queue_depth=depth, malloc=costs,
         malloc_small=costs // 2, async_engines=engines, memory_bandwidth=memory * KB * per_ns,
+        pageable_d2h=staged[0] * KB * per_ns, pageable_cached=staged[1] * KB * per_ns,
+        bidirectional=both[0], bidirectional_d2h=both[1],
     )  # fmt: skip
     host = replace(
         Host.preset("laptop"), launch=costs, memcpy_call=costs, synchronize=costs, wake=costs, event_call=costs,
@@ -35,7 +39,8 @@ def machine(latency, copy_latency, chunk, depth, costs, pageable=12, engines=3, 
 machines = st.builds(
     machine, st.integers(0, 3), st.integers(0, 3), st.sampled_from([4, 32, 200]), st.sampled_from([2, 3, 1000]),
     st.integers(0, 2), st.sampled_from([12, 40]), st.sampled_from([1, 2, 3]), st.integers(0, 2),
-    st.sampled_from([20, 80, 1000]),
+    st.sampled_from([20, 80, 1000]), st.sampled_from([(0, 0), (15, 0), (15, 30)]),
+    st.sampled_from([(720, 0), (500, 960), (960, 500)]),
 )  # fmt: skip
 lanes = st.integers(0, len(STREAMS))
 events = st.integers(0, EVENTS - 1)

@@ -280,16 +280,32 @@ def test_a_gpu_without_a_copy_engine_is_not_modelled():
         Runtime(replace(GPU, async_engines=0), HOST)
 
 
-def test_r21_both_directions_at_once_slow_each_other(gpu):
-    up, down = gpu.stream(), gpu.stream()
-    gpu.memcpy(MB25, "h2d", up)
-    gpu.memcpy(MB25, "d2h", down)
+@pytest.mark.parametrize("first", ["h2d", "d2h"])
+@pytest.mark.parametrize(("to_device", "to_host"), [(500, 960), (720, 0), (720, 720), (960, 500), (1000, 1)])
+def test_r21_both_directions_at_once_slow_each_other_each_by_its_own_factor(first, to_device, to_host):
+    gpu = Runtime(replace(GPU, bidirectional=to_device, bidirectional_d2h=to_host), HOST)
+    second = {"h2d": "d2h", "d2h": "h2d"}[first]
+    for way in (first, second):
+        gpu.memcpy(MB25, way, gpu.stream())
+    factors = {"h2d": to_device, "d2h": to_host or to_device}  # 0: as the other way
     a, b = CALL + LATENCY, 2 * CALL + LATENCY
-    alone = b - a  # the first one runs alone as long as the second call takes
-    slow = -(-(PINNED - alone) * 1000 // GPU.bidirectional)
-    done_meanwhile = slow * GPU.bidirectional  # thousandths of ns
-    rest = -(-(PINNED * 1000 - done_meanwhile) // 1000)
-    assert times(gpu) == [(a, b + slow), (b, b + slow + rest)]
+    left = {first: (PINNED - (b - a)) * 1000, second: PINNED * 1000}  # the first runs alone during the second call
+    both = {way: -(-left[way] // factors[way]) for way in left}
+    over = min(both, key=lambda way: (both[way], way == second))
+    until = b + both[over]
+    other = {first: second, second: first}[over]
+    rest = -(-max(0, left[other] - both[over] * factors[other]) // 1000)
+    ends = {over: until, other: until + rest}
+    assert times(gpu) == [(a, ends[first]), (b, ends[second])]
+
+
+def test_r21_an_a100_slows_the_copy_to_the_device_alone(gpu):
+    """Published: 12.5 GB/s of 25 to the device, and 24 to the host."""
+    gpu.memcpy(10 * MB25, "d2h")
+    gpu.memcpy(MB25, "h2d", gpu.stream())
+    a, b = CALL + LATENCY, 2 * CALL + LATENCY
+    to_host = PINNED + 9_000_000
+    assert times(gpu) == [(a, a + to_host + 2 * PINNED * 40 // 1000), (b, b + 2 * PINNED)]
 
 
 @pytest.mark.parametrize("traffic", [0, 400, 1000])
@@ -319,6 +335,22 @@ def test_r22_copy_time_is_latency_plus_bytes_over_bandwidth(gpu, nbytes):
     gpu.memcpy(nbytes, "d2h")
     want = [GPU.copy_latency + -(-nbytes * 10**9 // rate) for rate in (GPU.h2d, GPU.pageable, GPU.d2h)]
     assert [end - start for start, end in times(gpu)] == want
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, MIB, 2 * MIB, 2 * MIB + 1, 500 * 10**6])
+@pytest.mark.parametrize(("to_host", "cached"), [(0, 0), (15 * 10**9, 0), (0, 32 * 10**9), (15 * 10**9, 32 * 10**9)])
+def test_r22_staging_has_a_speed_for_each_way_and_for_what_a_cache_holds(nbytes, to_host, cached):
+    gpu = Runtime(replace(GPU, pageable_d2h=to_host, pageable_cached=cached), HOST)
+    for way in ("h2d", "d2h"):
+        gpu.memcpy(nbytes, way, pinned=False)
+        gpu.synchronize()
+    first = min(nbytes, 2 * MIB) if cached else 0
+    up = -(-(nbytes - first) * 10**9 // GPU.pageable) + (-(-first * 10**9 // cached) if cached else 0)
+    down = -(-nbytes * 10**9 // (to_host or GPU.pageable))
+    assert [end - start for start, end in times(gpu)] == [GPU.copy_latency + up, GPU.d2h_latency + down]
 
 
 # 4 Host side

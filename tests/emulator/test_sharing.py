@@ -4,11 +4,15 @@ import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loaderviz.emulator import Gpu, Host, Runtime
+from loaderviz.emulator.hardware import HardwareError, Parcel
 from loaderviz.emulator.host import LoaderSchedule, Shared
 
-HOST = Host.preset("laptop")
+# Without what later tests are about: cores that slow each other, and pages that are new
+HOST = replace(Host.preset("laptop"), siblings=1, contention=0, first_read=0)
 
 
 @pytest.mark.parametrize("cores", [0, 1, 2, 3, 5])
@@ -64,3 +68,107 @@ def test_busy_workers_slow_pageable_copies_and_pinning(workers):
     took, before = (each.end - each.start for each in (beside, alone))
     assert took == pytest.approx(before * (1 + 0.1 * workers), rel=1e-3)
     assert schedule.pin(0, runtime.now, 10**6, lambda start: 0) == runtime.now + 2 * 10**6 * (10 + workers) // 10
+
+
+# Cores with siblings, and cores that slow each other
+
+
+@pytest.mark.parametrize(
+    ("siblings", "sibling", "together"), [(1, 250, 2_000), (2, 250, 2_500), (2, 0, 2_000), (3, 100, 2_400)]
+)
+def test_siblings_add_their_share(siblings, sibling, together):
+    """Two cores do in 1 ms what `together` thousandths of one would: many small pieces of work fill them all."""
+    shared = Shared(replace(HOST, cores=2, siblings=siblings, sibling=sibling))
+    end = max(shared.compute(0, 1_000, now=0)[1] for _ in range(1_000))
+    assert end == pytest.approx(1_000 * 1_000 * 1_000 / together, rel=0.01)
+
+
+def test_a_second_thread_of_a_core_is_as_fast_as_its_share():
+    """The first has the core; the second, at a quarter of its speed, takes the rest of it when the first is done."""
+    shared = Shared(replace(HOST, cores=1, siblings=2, sibling=250))
+    assert shared.compute(0, 1_000, now=0) == (0, 1_000)
+    assert shared.compute(0, 1_000, now=0) == (0, 1_000 + 750)
+
+
+def test_busy_cores_slow_who_comes_later():
+    """By a tenth each: 1,000 ns of work beside none, one and two others, and alone once they are done."""
+    shared = Shared(replace(HOST, cores=8, contention=100))
+    assert [shared.compute(0, 1_000, now=0)[1] for _ in range(3)] == [1_000, 1_000 + 91, 1_000 + 176]
+
+
+@given(
+    cores=st.integers(1, 4),
+    siblings=st.integers(1, 3),
+    sibling=st.integers(0, 500),
+    works=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 120)), min_size=1, max_size=12),
+)
+def test_work_is_done_as_fast_as_a_slow_simulation_says(cores, siblings, sibling, works):
+    """Nanosecond by nanosecond: who came first has a core, further ones their shares of it."""
+    host = replace(HOST, cores=cores, siblings=siblings, sibling=sibling, contention=70)
+    shared, used = Shared(host), [0] * 400_000
+    for start, work in works:
+        left, time = work * 1000, start
+        while left > 0:
+            speed = host.speed(used[time])
+            used[time] += speed > 0
+            left -= speed
+            time += 1
+        assert shared.compute(start, work, now=0)[1] == time
+
+
+def test_ranks_divide_what_they_share():
+    host = replace(
+        HOST, cores=8, disk=4 * 10**9, memory_bandwidth=10**10, parallel_bandwidth=6 * 10**10, shm=64 * 10**9
+    )
+    assert replace(host, ranks_on_host=1).for_rank() == host
+    part = replace(host, ranks_on_host=8).for_rank()
+    assert (part.cores, part.disk, part.shm, part.ranks_on_host) == (1, 5 * 10**8, 8 * 10**9, 1)
+    assert part.parallel_bandwidth == part.memory_bandwidth == 75 * 10**8
+    assert replace(host, ranks_on_host=100).for_rank().cores == 1, "each has one"
+    assert Runtime(Gpu.preset("t4"), replace(host, ranks_on_host=2)).host.cores == 4
+    with pytest.raises(HardwareError, match="ranks_on_host=0"):
+        replace(host, ranks_on_host=0)
+
+
+# The way from a worker to the main process
+
+
+def test_a_batch_crosses_by_tensors_pages_and_pickled_bytes():
+    """Two tensors of 3 pages in all, and 1,000 pickled bytes."""
+    host = replace(
+        HOST,
+        tensor_sent=10_000,
+        tensor_received=7_000,
+        pickle_per_byte=2_000,
+        unpickle_per_byte=3_000,
+        new_page=100,
+        unmap=10,
+    )
+    parcel = Parcel(2, 2 * 4096 + 1, 1_000)
+    assert host.sending(parcel) == 2 * 10_000 + 3 * 100 + 2_000
+    assert host.receiving(parcel) == 2 * 7_000 + 3 * 10 + 3_000
+    assert host.sending(Parcel()) == host.receiving(Parcel()) == 0
+
+
+def test_who_reads_a_new_page_first_pays_for_it():
+    """The pin thread; or staging, which is as much slower, and only for what is new."""
+    host = replace(HOST, cores=0, crowding=0, first_read=1_000, staged_page=3_000, memory_bandwidth=10**10)
+    runtime = Runtime(Gpu.preset("t4"), host)
+    schedule = LoaderSchedule(runtime, 1)
+    assert schedule.pin(0, 0, 8 * 4096, lambda start: 0, receiving=500) == 500 + 2 * 8 * 4096 // 10 + 1 + 8 * 1_000
+    size, took = 100 * 4096, []
+    for new in (False, True):
+        command = runtime.memcpy(size, "h2d", pinned=False, new=new)
+        runtime.synchronize()
+        took.append(command.end - command.start)
+    assert took[1] - took[0] == 100 * 3_000
+    pinned = runtime.memcpy(size, "h2d", pinned=True, new=True)
+    runtime.synchronize()
+    assert pinned.end - pinned.start == runtime.gpu.copy_time(size, runtime.gpu.h2d)
+    before = runtime.now
+    runtime.memcpy(4096, "h2d", pinned=False)
+    small = runtime.now - before
+    runtime.synchronize()
+    before = runtime.now
+    runtime.memcpy(4096, "h2d", pinned=False, new=True)
+    assert runtime.now - before == small + 1_000, "a small one is read at once"

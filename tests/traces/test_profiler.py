@@ -18,6 +18,7 @@ import loaderviz as lv
 from loaderviz.errors import LoadervizError, NestedRecordingError
 from loaderviz.loaders import BlockingLoader, PrefetchLoader
 from loaderviz.loaders import base as marks
+from loaderviz.machine import cores
 from loaderviz.timeline import Cause, Kind, Timeline
 from loaderviz.traces import live
 from loaderviz.traces.live import NotLookedForError
@@ -89,7 +90,7 @@ def test_the_context_says_what_was_recorded_where():
     context = timeline.context
     assert context.origin == "recorded"
     assert context.device.startswith("CPU alone (")
-    assert context.host == f"this machine, {os.cpu_count()} CPU cores"
+    assert context.host == f"this machine, {cores().threads} CPU cores"
     assert context.versions["torch"] == torch.__version__
     assert context.samples == datasets.SIZE
     assert "times of the monotonic clock, put onto the profiler's to ± " in notes(timeline)

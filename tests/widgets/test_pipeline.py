@@ -76,7 +76,7 @@ def test_no_setting_has_a_race(chosen):
 
 def test_the_four_lessons_come_out_in_their_order():
     steps = {name: step(LARGE.change(**preset)) for name, preset in PRESETS.items()}
-    assert steps["blocking"] > 1.2 * steps["pinned"] > 1.2 * 1.2 * steps["prefetch"]
+    assert steps["blocking"] > 1.5 * steps["pinned"] > 1.5 * 1.1 * steps["prefetch"]
 
 
 AHEAD = {"side_stream": True, "depth": 2}
@@ -121,7 +121,7 @@ def pace(timeline):
     return float(np.median(np.diff(sorted(starts))))
 
 
-@pytest.mark.parametrize("batch_size", [8192, 64])
+@pytest.mark.parametrize("batch_size", [4096, 64])
 def test_explorer_and_experiment_agree(batch_size):
     runs = experiment.four_loaders(experiment.Setting(batch_size))
     real = {name: run.timeline for name, run in runs.items()}
@@ -130,7 +130,8 @@ def test_explorer_and_experiment_agree(batch_size):
     alike = Settings(batch_size=batch_size, sample_bytes=792, compute=per_batch, kernels=17, steps=12)
     ours = {name: simulate(alike.change(**preset)) for name, preset in PRESETS.items()}
     for name, timeline in ours.items():
-        assert pace(timeline) == pytest.approx(pace(real[name]), rel=0.15), name
+        # the experiment's labels are a tensor of their own, which costs as much as the images to take from a worker
+        assert pace(timeline) == pytest.approx(pace(real[name]), rel=0.15 if batch_size > 64 else 0.3), name
         if name != "resident":
             assert summarize(timeline).overlap == pytest.approx(summarize(real[name]).overlap, abs=0.05)
     order = sorted(ours, key=lambda name: pace(ours[name]))

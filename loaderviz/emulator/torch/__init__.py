@@ -23,7 +23,7 @@ from loaderviz.emulator.hazards import Hazards, Lints
 from loaderviz.emulator.host import costs
 from loaderviz.emulator.torch import dataloader, library
 from loaderviz.emulator.torch.check import Checker
-from loaderviz.emulator.torch.functions import PLAIN, Functions, MeasuringFunctions, overriding
+from loaderviz.emulator.torch.functions import NOT_ASKED, Functions, MeasuringFunctions, overriding
 from loaderviz.emulator.torch.operators import Operators
 from loaderviz.emulator.torch.patches import (
     REAL_TIME,
@@ -209,7 +209,7 @@ def _let_functions_through(patches: Patches) -> None:
     def has_override(*values: Any) -> bool:
         if len(values) == 1 and isinstance(values[0], (tuple, list)):
             values = tuple(values[0])
-        return not PLAIN.issuperset(map(type, values)) and bool(overriding(map(type, values)))
+        return not NOT_ASKED.issuperset(map(type, values)) and bool(overriding(map(type, values)))
 
     for module in sys.modules.keys() - LOOKED_AT:
         names = getattr(sys.modules[module], "__dict__", {}) if module.startswith("torch.") else {}

@@ -127,7 +127,10 @@ def memcpy(session: Session, target: torch.Tensor, source: torch.Tensor, *, non_
     if tracking and not upload:
         tracking.before_change([tag])
     direction: Any = "h2d" if upload else "d2h"
-    command = runtime.memcpy(source.nbytes, direction, session.stream, pinned=pinned, blocking=not non_blocking)
+    new, waits = bool(tag and tag.new), not non_blocking
+    if tag:
+        tag.new = False
+    command = runtime.memcpy(source.nbytes, direction, session.stream, pinned=pinned, blocking=waits, new=new)
     runtime.note(start, "aten::copy_")
     if command.number < 0:  # captured
         assert session.recorder
@@ -187,8 +190,8 @@ def pin_memory(session: Session, source: torch.Tensor, tag: HostTag | None) -> t
     with session.bookkeeping():
         runtime, batch = session.runtime, tag.batch if tag else -1
         session.mark_source(batch)
-        start = runtime.now
         result = session.pin(source.clone(memory_format=torch.contiguous_format), batch, blank=tag.blank if tag else "")
+        start = runtime.now  # what page-locking took is told apart
         runtime.now += runtime.host.dispatch + runtime.host.pin_time(source.nbytes)
         runtime.note(start, "aten::pin_memory", Kind.PIN, nbytes=source.nbytes, pinned=True)
     return result

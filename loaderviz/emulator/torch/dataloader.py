@@ -15,18 +15,20 @@ HDF5's, and the longer start of spawned workers.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import importlib
 import io
+import multiprocessing.queues
 import os
 import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from time import process_time_ns, thread_time_ns
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -35,12 +37,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Subset, TensorDataset, _utils
 from torch.utils.data import dataloader as torch_dataloader
 
+from loaderviz import words
 from loaderviz.batches import nbytes, sample_count, tensors
 from loaderviz.emulator import host as declarations
-from loaderviz.emulator.hardware import DATA, FULL, Host
-from loaderviz.emulator.host import LoaderSchedule, Reads, processor_time
+from loaderviz.emulator.hardware import DATA, FULL, Host, Parcel
+from loaderviz.emulator.host import LoaderSchedule, Reads, processor_time, waiting_time
 from loaderviz.emulator.torch.operators import Operator, host_work
-from loaderviz.emulator.torch.patches import Guard, touches_device
+from loaderviz.emulator.torch.patches import REAL_TIME, Guard, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import HostTag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.timeline import Kind
@@ -60,6 +63,8 @@ class Fetched:
     """What a worker sends in place of a bare batch: the batch, how many samples, and what its `Meter` counted [ns].
 
     `batched` tells that the data set gave the whole batch at once; `files` are those it opened, with their sizes.
+    Where it is measured, `sent` is what the worker's other threads took since the batch before, which is to send
+    batches, and `received` what taking it took.
     """
 
     data: Any
@@ -67,8 +72,11 @@ class Fetched:
     slept: int = 0
     work: int = 0
     unpriced: int = 0
+    waited: int = 0
     batched: bool = False
     files: Reads = ()
+    sent: int = 0
+    received: int = 0
 
     @classmethod
     def by(cls, fetcher: Any, indices: Any, data: Any, meter: Meter) -> Fetched:
@@ -79,7 +87,8 @@ class Fetched:
         while isinstance(dataset, Subset):  # it has `__getitems__`, and passes the question on
             dataset = dataset.dataset
         batched = not fetcher.auto_collation or bool(getattr(dataset, "__getitems__", None))
-        return cls(data, sample_count(indices, data), meter.slept, meter.work, unpriced, batched, meter.files)
+        samples = sample_count(indices, data)
+        return cls(data, samples, meter.slept, meter.work, unpriced, meter.waited, batched, meter.files)
 
     def pin_memory(self) -> Fetched:
         """Called by the pin thread."""
@@ -117,23 +126,32 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
         if measured and isinstance(guard, Guard):
             guard.touches = meter.touches
             meter.calibrate()
-    time.sleep = meter.count_sleep  # type: ignore[assignment]
+    time.sleep = functools.partial(meter.count_sleep, time.sleep)
     create: Any = torch_dataloader._DatasetKind.create_fetcher
+    before = others_time()
 
     def create_counting(*arguments: Any) -> Any:
         fetcher = create(*arguments)
         fetch = fetcher.fetch
 
         def counting(indices: Any) -> Fetched:
+            nonlocal before
             with meter:
                 data = fetch(indices)
-            return Fetched.by(fetcher, indices, data, meter)
+            fetched = Fetched.by(fetcher, indices, data, meter)
+            fetched.sent, before = others_time() - before, others_time()
+            return fetched
 
         fetcher.fetch = counting
         return fetcher
 
     torch_dataloader._DatasetKind.create_fetcher = staticmethod(create_counting)  # type: ignore[method-assign]
     importlib.import_module(module)._worker_loop(*args)
+
+
+def others_time() -> int:
+    """Return the processor time [ns] of this process's other threads: in a worker those that send batches."""
+    return process_time_ns() - thread_time_ns()
 
 
 def pin_loop(loop: Callable[..., None], *args: Any) -> None:
@@ -161,22 +179,37 @@ class Schedule(LoaderSchedule):
         session, runtime, batch = self.session, self.runtime, self.batch
         session.deferred.let_go()
         session.give_back()
-        size = nbytes(fetched.data)
-        took = session.fetched(fetched, size)
+        size, host = nbytes(fetched.data), runtime.host
+        took, receiving = session.fetched(fetched, size), fetched.received
         if session.measured:
-            took += runtime.host.fetch_base  # the queue
-        ready = self.fetch(batch, worker, took, size, slept=fetched.slept, files=fetched.files, order=order)
-        mark(session, fetched.data, batch)
+            took += host.fetch_base + fetched.sent  # the queue
+        else:
+            parcel = parcel_of(fetched.data)
+            took, receiving = took + host.sending(parcel), host.receiving(parcel)
+            self._in_shared_memory(parcel.shared)
+        waited = fetched.waited if session.measured else 0
+        ready = self.fetch(batch, worker, took, size, "", fetched.slept, waited, fetched.files, order)
+        mark(session, fetched.data, batch, new=not self.pins)
         if self.pins:
-            ready = self.pin(batch, ready, size, lambda start: self._locking(fetched.data, start))
+            ready = self.pin(batch, ready, size, lambda start: self._locking(fetched.data, start), receiving)
+            receiving = 0
         runtime.batch, runtime.source = batch, session.source()
-        self.hand_out(ready)
+        self.hand_out(ready, receiving)
         self.batch += 1
         session.batches.handed_out(batch, fetched.samples)
 
+    def _in_shared_memory(self, nbytes: int) -> None:
+        """Note it where the batches that workers have ready, and the one in use, do not fit into shared memory."""
+        limit, most = self.runtime.host.shm, (len(self.ordered) - self.batch + self.first + 1) * nbytes
+        if limit and most > limit:
+            self.session.note(
+                f"the workers' batches take up to {words.size(most)} of shared memory (/dev/shm), and this host has "
+                f"{words.size(limit)} of it for a process: a worker would die of a bus error there"
+            )
+
     def ready_at(self, fetched: Any, worker: int, order: int) -> int:
         """Return when the batch of an order is there, if its worker finds a core at once."""
-        took = fetched.slept + fetched.work if isinstance(fetched, Fetched) else 0
+        took = fetched.slept + fetched.waited + fetched.work if isinstance(fetched, Fetched) else 0
         return max(self.ordered[order], self.free_at(worker)) + took
 
     def _locking(self, data: Any, start: int) -> int:
@@ -194,7 +227,7 @@ class Iterators:
     """What is done around the parts of a DataLoader's iterators, of which `original` is one, in a recording."""
 
     def __init__(self, session: Session) -> None:
-        self.session = session
+        self.session, self.listening = session, False
 
     def install(self, patches: Patches, module: Any, prefix: str) -> None:
         """Take the place of the parts of a module's iterators."""
@@ -210,6 +243,9 @@ class Iterators:
         patches.around(several, "_reset")(self.begin_epoch)
         patches.around(several, "_process_data")(self.hand_out)
         patches.around(several, "_next_data")(self.next_of_all)
+        if session.measured and not self.listening:
+            self.listening = True
+            patches.around(multiprocessing.queues.Queue, "get")(self.receive)
 
     def fetch(self, original: Callable[..., Any], iterator: Any) -> Any:
         """Fetch a batch on the main thread (and pin it there, R45)."""
@@ -229,7 +265,8 @@ class Iterators:
         session.enter("DataLoader")
         iterator._next_batch += 1
         fetched, size = Fetched.by(fetcher, index, data, meter), nbytes(data)
-        read = runtime.shared.read(runtime.now, fetched.files)
+        waited = fetched.waited if session.measured else 0
+        read = max(runtime.shared.read(runtime.now, fetched.files), runtime.now + waited) + fetched.slept
         runtime.shared.main_rests(runtime.now, read)
         runtime.now = read + session.fetched(fetched, size)
         runtime.builder.span(
@@ -264,6 +301,15 @@ class Iterators:
             return original(*args, **kwargs)
         finally:
             self.session.end_priced()
+
+    def receive(self, original: Callable[..., Any], queue: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take a message from a queue, on the main thread or the pin thread: what that takes of it is measured."""
+        before, mine = thread_time_ns(), self.session.in_recording_thread() and self.session.alive
+        take = functools.partial(original, queue, *args, **kwargs)
+        message = self.session.own_work(take) if mine else take()
+        if isinstance(message, tuple) and isinstance(message[-1], Fetched):
+            message[-1].received = thread_time_ns() - before
+        return message
 
     def begin_epoch(self, original: Callable[..., None], iterator: Any, *args: Any, **kwargs: Any) -> None:
         """Orders for the first batches go out."""
@@ -331,22 +377,42 @@ def _recorded(kind: Any) -> Any:
     return type(kind.__name__, (kind,), {"_process_data": process, "__module__": kind.__module__})
 
 
-def mark(session: Session, data: Any, batch: int) -> None:
-    """Let the tensors of a batch carry its number."""
+def parcel_of(data: Any) -> Parcel:
+    """Return what a worker sends for a batch: whole storages through shared memory, all else pickled through a pipe."""
+    dense = [each for each in tensors(data) if each.layout is torch.strided]
+    storages = {each.data_ptr(): each.nbytes() for each in map(storage_of, dense)}
+    return Parcel(len(storages), sum(storages.values()), _pickled(data, set()))
+
+
+def _pickled(data: Any, seen: set[int]) -> int:
+    if isinstance(data, (torch.Tensor, int, float, type(None))) or id(data) in seen:
+        return 0
+    seen.add(id(data))  # pickle writes an object once
+    if isinstance(data, (str, bytes, bytearray)):
+        return len(data)
+    if size := _size(data):
+        return size
+    if hasattr(data, "__dict__") and not isinstance(data, type):
+        data = vars(data)
+    parts = data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else ()
+    return sum(_pickled(part, seen) for part in parts)
+
+
+def mark(session: Session, data: Any, batch: int, *, new: bool = False) -> None:
+    """Let the tensors of a batch carry its number, and whether no one here has read their memory."""
     with session.bookkeeping(), torch._C.DisableTorchFunction():
         for tensor in tensors(data):
             if tensor.layout is not torch.strided or is_on_device(tensor):
                 continue
             tag = session.host_tag(tensor)
             if tag is None:
-                set_tag(tensor, HostTag(session, batch))
-            else:
-                tag.batch = batch
+                set_tag(tensor, tag := HostTag(session, batch))
+            tag.batch, tag.new = batch, new
 
 
 # What a data set's own work costs
 
-PNG = 7  # times as long as a JPEG does its picture take to decode
+JITTER = 500_000  # ns: a shorter wait is one for the interpreter's lock, or the system's own
 
 
 # In `Host.fetch_per_byte`: to take samples and to stack them
@@ -359,9 +425,11 @@ class Meter(TorchDispatchMode):
     def __init__(self, host: Host, measured: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.host, self.measured = host, measured
-        self.work = self.slept = self.unpriced = self._left_out = 0  # ns
+        self.work = self.slept = self.waited = self.unpriced = self._left_out = 0  # ns
         self.calls = self.overhead = 0  # calls of torch that the emulator saw, and what it took at each [ns]
         self._inside = 0  # above 0: what is called is priced as a whole, or elsewhere
+        self._declared = 0  # above 0: so is all Python, but torch's operators
+        self._decodes = False  # what is called is a part of a decoder
         self._known: dict[Any, Operator] = {}
         self._undo: list[tuple[Any, str, Any]] = []
 
@@ -379,11 +447,14 @@ class Meter(TorchDispatchMode):
             self._replace(owner, "open", self._noting(vars(owner)["open"]))
         self.files = list[tuple[tuple[int, int], int]]()
         self.work = self.slept = self.calls = self._left_out = 0  # _left_out: of real time that is priced, or ours
-        self._start = processor_time()
+        self._thread, self._began = threading.get_ident(), waiting_time.wall()
+        self._start, self._waits_from = processor_time(), waiting_time()
         return self
 
     def __exit__(self, *error: Any) -> None:
         rest = max(0, processor_time() - self._start - self._left_out - self.calls * self.overhead)
+        waited = waiting_time() - self._waits_from
+        self.waited = waited if waited > JITTER else 0
         try:
             if not self.measured:
                 super().__exit__(*error)  # type: ignore[no-untyped-call]
@@ -402,7 +473,9 @@ class Meter(TorchDispatchMode):
         with self.not_counted(), torch._C.DisableTorchFunction():
             result = func(*args, **kwargs)
             if operator.base not in TAKING:
-                self.work += self.host.dispatch + self.host.work_time(*host_work(operator, args, kwargs, result))
+                took = self.host.work_time(*host_work(operator, args, kwargs, result))
+                filtering = sampled(operator.base, args, result) * SAMPLING["per_byte"] // 1000
+                self.work += self.host.dispatch + max(took, filtering * self.host.transforms // FULL)
         return result
 
     def calibrate(self) -> None:
@@ -424,7 +497,7 @@ class Meter(TorchDispatchMode):
         finally:
             self._left_out += processor_time() - start
 
-    @contextmanager
+    @contextlib.contextmanager
     def not_counted(self) -> Iterator[None]:
         """Leave out the real time of a block, and what is called in it: it is priced as a whole, or elsewhere."""
         start, before = processor_time(), self._left_out
@@ -435,19 +508,31 @@ class Meter(TorchDispatchMode):
             self._inside -= 1
             self._left_out = before + processor_time() - start
 
-    @contextmanager
-    def declared(self, duration: int) -> Iterator[None]:
-        """`loaderviz.costs`: the block's own Python costs `duration` ns, and not what it takes here."""
-        start, before = processor_time(), self._left_out
+    @contextlib.contextmanager
+    def declared(self, work: int, waits: int) -> Iterator[None]:
+        """`loaderviz.costs`: the block's own Python takes `work` ns and waits for `waits` ns, whatever it does here."""
+        start, before, waiting = processor_time(), self._left_out, waiting_time()
+        self._declared += 1
         try:
             yield
         finally:
-            self.work += duration
+            self._declared -= 1
+            self.work += work
+            self.slept += waits
             self._left_out = before + processor_time() - start
+            self._waits_from += waiting_time() - waiting
 
-    def count_sleep(self, seconds: float, /) -> None:
-        """`time.sleep`, in a worker."""
-        self.slept += round(seconds * SECOND)
+    def count_sleep(self, real: Callable[[float], None], seconds: float, /) -> None:
+        """`time.sleep`, in a worker; other threads, and those who wait for something real, really sleep."""
+        caller = str(sys._getframe(1).f_globals.get("__name__") or "")
+        if threading.get_ident() != self._thread or caller.startswith(REAL_TIME):
+            real(seconds)
+        else:
+            self.slept += round(seconds * SECOND)
+
+    def wall(self) -> int:
+        """Return how long the fetch has lasted on the wall [ns], for clocks that are looked at in it."""
+        return waiting_time.wall() - self._began
 
     def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `open`, noting what this thread opens to read; the bytes come from the page cache at least."""
@@ -470,25 +555,198 @@ class Meter(TorchDispatchMode):
         setattr(owner, name, value)
 
     def _price_transforms(self) -> None:
-        for module, prices in DATA["transforms"].items():
-            for path, price in prices.items() if module in sys.modules else ():
-                *classes, name = path.split(".")
-                owner: Any = functools.reduce(getattr, classes, sys.modules[module])
-                self._replace(owner, name, self._priced(vars(owner)[name], *price))
+        for table, price in ((DATA["transforms"], self._priced), (DATA["decoders"], self._decoding)):
+            for module, prices in table.items():
+                for path, numbers in prices.items() if module in sys.modules else ():
+                    *classes, name = path.split(".")
+                    owner: Any = sys.modules[module]
+                    for each in classes:
+                        owner = getattr(owner, each, None)
+                    if function := vars(owner).get(name) if owner else None:  # else of another version
+                        self._replace(owner, name, price(function, numbers, TOUCHED.get(f"{module}.{path}", largest)))
 
-    def _priced(self, function: Callable[..., Any], base: int, per_byte: int) -> Callable[..., Any]:
+    def _priced(self, function: Callable[..., Any], price: Sequence[int], touched: Touched) -> Callable[..., Any]:
+        """Return a function that costs its own part: decoding that it asks for is charged by itself."""
+        base, per_byte = price
+
+        @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            first = args[0] if args else None
-            if self._inside or getattr(first, "tile", None) == []:  # a picture that is decoded already
+            if self._inside or self._declared:
                 return function(*args, **kwargs)
-            times = PNG if function.__name__ == "load" and getattr(first, "format", "") == "PNG" else 1
             with self.not_counted():
                 result = function(*args, **kwargs)
-                nbytes = max(_size(first), _size(result))
-                self.work += (base + per_byte * times * nbytes // 1000) * self.host.transforms // FULL
+                self._charge(base + per_byte * touched(args, kwargs, result) // 1000)
             return result
 
         return call
+
+    def _decoding(self, function: Callable[..., Any], factor: int, _: Touched) -> Callable[..., Any]:
+        """Return a decoder that costs its file's bytes and its picture's; a format of no price stays unpriced."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = (*args[:2], *kwargs.values())  # of a method the second
+            source = next(
+                (each for each in given if isinstance(each, FILES) or hasattr(each, "fp") or _size(each)), None
+            )
+            decoded = getattr(source, "tile", None) == [] and getattr(source, "_im", 0) is not None
+            if self._declared or self._decodes or decoded:
+                return function(*args, **kwargs)
+            with self.not_counted():
+                price, size = decoding(source)
+            if price is None:
+                return function(*args, **kwargs)
+            with self.not_counted():
+                self._decodes = True
+                try:
+                    result = function(*args, **kwargs)
+                finally:
+                    self._decodes = False
+                self._charge(price.time(size, _size(result) or _size(source)) * factor // FULL)
+            return result
+
+        return call
+
+    def _charge(self, time: int) -> None:
+        self.work += time * self.host.transforms // FULL
+
+
+Touched = Callable[[tuple[Any, ...], dict[str, Any], Any], int]  # what a call costs by: of its arguments and result
+SAMPLING = DATA["sampling"]
+FILTERS = SAMPLING["taps"]
+
+
+def largest(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Return the bytes of the largest of what a function gets first, or second as a method, and of what it gives."""
+    return max(map(_size, (*args[:2], *kwargs.values(), result)))
+
+
+def converted(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Return the bytes that `Image.convert` reads or writes; to the same mode it copies them."""
+    return largest(args, kwargs, result) // (5 if args[0].mode == result.mode else 1)
+
+
+def resized(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Return the bytes that `Image.resize` touches: one filter for rows, one for columns, wider where they shrink."""
+    given = dict(zip(("size", "resample", "box", "reducing_gap"), args[1:], strict=False)) | kwargs
+    image, gap = args[0], given.get("reducing_gap")
+    left, top, right, bottom = given.get("box") or (0, 0, *image.size)
+    width, height, reduced = right - left, bottom - top, 0
+    if gap and (factors := [int(width / result.width / gap) or 1, int(height / result.height / gap) or 1]) != [1, 1]:
+        width, height, reduced = width / factors[0], height / factors[1], _size(image)
+    taps = FILTERS[_filter(given, "BICUBIC", image)]
+    if not taps:
+        return _size(result) // 2
+    return reduced + _passes((height, width), (result.height, result.width), taps, True) * len(image.getbands())
+
+
+def turned(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Return the bytes that `Image.transform` touches: each pixel is made of those around it, in both directions."""
+    given = dict(zip(("size", "method", "data", "resample"), args[1:], strict=False)) | kwargs
+    return _size(result) * int(SAMPLING["turned"][_filter(given, "NEAREST", args[0])])
+
+
+def _filter(given: dict[str, Any], usual: str, image: Any) -> str:
+    """Return the name of the filter that Pillow takes: it interpolates no palette."""
+    resample = given.get("resample")
+    names: Any = sys.modules["PIL.Image"].Resampling
+    return "NEAREST" if image.mode in ("1", "P") else usual if resample is None else str(names(resample).name)
+
+
+def _passes(old: Sequence[float], new: Sequence[int], taps: int, widens: bool) -> int:
+    """Return how many pixels two passes of a filter touch; one that would change no size is left out."""
+    (height, width), (new_height, new_width) = old, new
+    passes = (height * new_width, width / new_width), (new_height * new_width, height / new_height)
+    return sum(int(size * (2 + taps * max(1, scale if widens else 1))) for size, scale in passes if scale != 1)
+
+
+def recolored(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Return the bytes of `cv2.cvtColor`, as often as its kind of conversion counts."""
+    code, often = kwargs.get("code", args[-1]), SAMPLING["colors"]
+    return largest(args, kwargs, result) * int(often.get(str(code), often["other"]))
+
+
+def shrunk(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Return how many numbers `cv2.resize` makes, as often as its filter counts."""
+    way = kwargs.get("interpolation", args[5] if len(args) > 5 else 1)
+    return int((max(args[0].size, result.size) if way == 3 else result.size) * SAMPLING["shrinks"][way])
+
+
+def sampled(base: str, args: Any, result: Any) -> int:
+    """Return the bytes that an operator of torch touches as it interpolates, or as it makes a grid for that; else 0."""
+    if base == "bmm" and args[1][0].numel() <= 16:  # points times a matrix of a rotation
+        return int(result.numel() // result.shape[-1] * SAMPLING["point"])
+    if base == "grid_sampler_2d":
+        return int(result.nbytes * SAMPLING["grid"][args[2]])
+    if (taps := SAMPLING["operators"].get(base)) is None:
+        return 0
+    if not taps:
+        return int(result.numel() * SAMPLING["nearest"])
+    planes = result.shape[0] * result.shape[1] * result.element_size()
+    return int(planes * _passes(args[0].shape[2:], result.shape[2:], taps, base.endswith("_aa")))
+
+
+TOUCHED: dict[str, Touched] = {
+    "PIL.Image.Image.convert": converted,
+    "PIL.Image.Image.resize": resized,
+    "PIL.Image.Image.transform": turned,
+    "cv2.cvtColor": recolored,
+    "cv2.resize": shrunk,
+}
+FILES = (str, os.PathLike, bytes, bytearray, memoryview)  # of which a decoder reads
+
+
+class Decoding(NamedTuple):
+    """What a format costs: ns a picture, ps a byte of its file and of the picture.
+
+    What a file's bytes cost is at most `most` ps a byte of the picture: then they are literals. A file that is no
+    smaller than its picture is stored as it is, and copied. With `most` 0 neither is so (a draft of a JPEG).
+    """
+
+    base: int
+    per_file_byte: int
+    per_byte: int
+    most: int
+
+    def time(self, file: int, picture: int) -> int:
+        """Return the ns of decoding so many bytes."""
+        packed = file * self.per_file_byte
+        if self.most:
+            packed = file * self.per_byte if file >= picture else min(packed, picture * self.most)
+        return self.base + (packed + picture * self.per_byte) // 1000
+
+
+FORMATS = {name: Decoding(*numbers) for name, numbers in DATA["formats"].items()}
+STARTS = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"RIFF": "WEBP", b"GIF8": "GIF", b"BM": "BMP"}  # of files
+
+
+def decoding(source: Any) -> tuple[Decoding | None, int]:
+    """Return what decoding an opened picture, a path or a file's bytes in any array costs, and how many bytes."""
+    if hasattr(source, "fp"):  # of Pillow
+        return FORMATS.get(source.format), _file_size(source.fp)
+    start = b""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        if isinstance(source, (str, os.PathLike)):
+            with open(source, "rb") as file:  # which notes that it is read
+                return _format(file.read(4)), _file_size(file)
+        flat = source if isinstance(source, (bytes, bytearray, memoryview)) else source[:4].tolist()
+        start = bytes(flat[:4])
+    return _format(start), _size(source) or len(start and source)
+
+
+def _format(start: bytes) -> Decoding | None:
+    return next((FORMATS[name] for first, name in STARTS.items() if start.startswith(first)), None)
+
+
+def _file_size(file: Any) -> int:
+    """Return the bytes of an opened file, or of one in memory."""
+    try:
+        return os.fstat(file.fileno()).st_size
+    except (OSError, AttributeError, ValueError):  # io.UnsupportedOperation is both of the outer ones
+        here = file.tell()
+        size: int = file.seek(0, os.SEEK_END)
+        file.seek(here)
+        return size
 
 
 def _size(value: Any) -> int:

@@ -16,14 +16,14 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from loaderviz.emulator.torch.patches import QUESTIONS, Disguised, device_named, touches_device
 from loaderviz.emulator.torch.session import CPU, DEVICE, ON_HOST, STANDS_FOR_CUDA, Session, wanted_device
-from loaderviz.emulator.torch.tensors import is_on_device
+from loaderviz.emulator.torch.tensors import MEMBERS, is_on_device
 
 Handler = Callable[..., Any]  # of the session, the torch function, and what that was called with
 HANDLERS: dict[Any, Handler] = {}  # by the torch function that they answer in place of torch
 # What an optimizer asks of each parameter: no operator comes of it
-ASKED: Any = [vars(torch._C.TensorBase)[name] for name in ("grad", "is_sparse", "requires_grad", "is_leaf", "dtype")]
+ASKED: Any = [MEMBERS[name] for name in ("grad", "is_sparse", "requires_grad", "is_leaf", "dtype")]
 GETTERS = {attribute.__get__ for attribute in ASKED}
-PLAIN = {torch.Tensor, torch.nn.Parameter, type(None), list, tuple, int, float, bool, str}
+NOT_ASKED = {torch.Tensor, torch.nn.Parameter, type(None), list, tuple, int, float, bool, str}  # types without override
 NO_OVERRIDE = torch._C._disabled_torch_function_impl  # what a class says that wants none, as `Parameter` does
 STAND_IN = "_loaderviz_stand_in"  # of a tensor that is on the CPU where nothing is emulated, for one of the GPU
 FAKE = torch._C._TorchDispatchModeKey.FAKE
@@ -59,7 +59,7 @@ class Functions(TorchFunctionMode):
         session, kwargs = self.session, kwargs or {}
         if session.aside is not None:
             return self._aside(func, types, args, kwargs)
-        if types and not PLAIN.issuperset(types) and (kinds := overriding(types)):
+        if types and not NOT_ASKED.issuperset(types) and (kinds := overriding(types)):
             return self._by_subclass(func, kinds, args, kwargs)
         if modes() != 1 and is_faked():
             return QUESTIONS[func] if func in QUESTIONS and is_on_device(args[0]) else func(*args, **kwargs)
@@ -129,7 +129,7 @@ class MeasuringFunctions(Functions):
 
 def overriding(kinds: Iterable[type]) -> list[Any]:
     """Return those of the types that see torch functions before torch does; none while torch has them switched off."""
-    found = [kind for kind in kinds if kind not in PLAIN]
+    found = [kind for kind in kinds if kind not in NOT_ASKED]
     if not found or not torch._C._is_torch_function_enabled():
         return []
     return [kind for kind in found if getattr(kind, "__torch_function__", NO_OVERRIDE) is not NO_OVERRIDE]

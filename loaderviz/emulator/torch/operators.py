@@ -105,14 +105,17 @@ HALF_PRODUCTS = names(
     "mm addmm bmm baddbmm convolution convolution_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward"
 )
 NORMS = names("native_layer_norm native_batch_norm")
-# Which arguments of their backward are the statistics
-STATISTICS = {"native_layer_norm_backward": (3, 4), "native_batch_norm_backward": (5, 6)}
+# Which arguments of their backward are the weight and the statistics
+STATISTICS = {"native_layer_norm_backward": (5, (3, 4)), "native_batch_norm_backward": (2, (5, 6))}
 MATMUL = frozenset(("mm", "addmm", "bmm", "baddbmm"))
 # Each a composite call: nested operators, and a library that chooses its algorithm
 COMPOSITE = MATMUL | names("""
     convolution native_batch_norm native_layer_norm native_group_norm _native_batch_norm_legit
     _native_batch_norm_legit_no_training _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math
     _thnn_fused_lstm_cell _thnn_fused_gru_cell mkldnn_rnn_layer
+    convolution_backward native_batch_norm_backward native_layer_norm_backward native_group_norm_backward
+    _scaled_dot_product_flash_attention_for_cpu_backward _thnn_fused_lstm_cell_backward_impl
+    _thnn_fused_gru_cell_backward mkldnn_rnn_layer_backward
 """)
 SHAPE, DTYPE = attrgetter("shape", "dtype"), attrgetter("dtype")
 STRIDE, CONTIGUOUS = torch.Tensor.stride, torch.Tensor.is_contiguous
@@ -266,6 +269,7 @@ class Operators(TorchDispatchMode):
                 elif operator.copies and tags[-1] is not None and tags[-1].batch >= 0:
                     tag.batch = tags[-1].batch  # a buffer: this is in it from now on
         if not operator.no_kernel:
+            session.first_read(tensors, tags)
             session.host_operator(operator.name, *host_work(operator, args, kwargs, result), batch=batch)
         session.leave()
         if tracking:
@@ -324,7 +328,7 @@ class Operators(TorchDispatchMode):
         if is_kernel:
             runtime.now += runtime.host.dispatch
             if operator.composite or self.backward.runs:
-                runtime.now += self._beyond(operator)
+                runtime.now += self._beyond(operator, args)
         elif operator.base == "resize_":
             self._resized(args[0])
         carried = batch if batch >= 0 else session.batches.ahead
@@ -360,11 +364,13 @@ class Operators(TorchDispatchMode):
         with self.session.seen(), self:
             return operator.run(*args, **kwargs)
 
-    def _beyond(self, operator: Operator) -> int:
-        """Return the host time [ns] of an operator beyond `dispatch`: that of its autograd node, or its own."""
-        if self.backward.runs:
-            return self.session.runtime.host.node if self.backward.is_new_node() else 0
-        return self.session.runtime.host.composite if operator.composite else 0
+    def _beyond(self, operator: Operator, args: Any) -> int:
+        """Return the host time [ns] of an operator beyond `dispatch`: of its autograd node, if new, and its calls."""
+        host = self.session.runtime.host
+        cost = host.node if self.backward.runs and self.backward.is_new_node() else 0
+        if operator.composite:
+            cost += host.composite + host.convolution * _cudnn_calls(operator, args)
+        return cost
 
     # Indexing
 
@@ -555,6 +561,17 @@ class Operators(TorchDispatchMode):
             session.deferred.host_knows()
 
 
+def _cudnn_calls(operator: Operator, args: Any) -> int:
+    """Return how many calls of cuDNN a convolution takes: one for each result; torch does depthwise ones by itself."""
+    if operator.base not in ("convolution", "convolution_backward"):
+        return 0
+    backward = operator.base == "convolution_backward"
+    weight, groups = (args[2], args[9]) if backward else (args[1], args[8])
+    if groups > 1 and weight.shape[1] == 1:
+        return 0
+    return sum(args[10][:2]) if backward else 1  # the gradient of the bias is a sum
+
+
 def _collect(values: Iterable[Any], tensors: Tensors) -> None:
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -728,12 +745,11 @@ def _normed(overload: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...
     return result, *(value.float() if value.dtype in HALF else value for value in statistics)
 
 
-def _from_statistics(overload: Any, places: Collection[int], *args: Any, **kwargs: Any) -> Any:
+def _from_statistics(overload: Any, weight: int, statistics: tuple[int, ...], *args: Any, **kwargs: Any) -> Any:
     """Its backward: the CPU's kernels want them as they gave them, which is as the weight, or else the input, is."""
-    weight = args[5 if places == STATISTICS["native_layer_norm_backward"] else 2]
-    dtype = (args[1] if weight is None else weight).dtype
-    halved = dtype in HALF
-    return overload(*(it.to(dtype) if halved and place in places else it for place, it in enumerate(args)), **kwargs)
+    dtype = (args[1] if args[weight] is None else args[weight]).dtype
+    halved = statistics if dtype in HALF else ()
+    return overload(*(it.to(dtype) if place in halved else it for place, it in enumerate(args)), **kwargs)
 
 
 def _widened(overload: Any, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
@@ -787,7 +803,7 @@ class Operator:
         elif base in NORMS:
             self.run = partial(_normed, overload)
         elif base in STATISTICS:
-            self.run = partial(_from_statistics, overload, STATISTICS[base])
+            self.run = partial(_from_statistics, overload, *STATISTICS[base])
         self.half_product = base in HALF_PRODUCTS and not self.writes
         self.over_lists = base.startswith(("_foreach_", "_fused_"))
         # These ask their argument for its shape and dtype only.
@@ -840,7 +856,8 @@ class KernelCosts:
         """
         every = (*tensors, *outputs) if operator.makes else tensors
         key: tuple[Any, ...] = base, operator, len(tensors), *map(SHAPE, every)
-        if not operator.over_lists and False in map(CONTIGUOUS, every):  # lists: each tensor is so many elements
+        # Lists: each tensor is so many elements. A weight of 1 x 1 is contiguous, and may be channels last, too.
+        if not operator.over_lists and (operator.multiplies or False in map(CONTIGUOUS, every)):
             key += tuple(map(STRIDE, every))
         precision, transposed = FP32, False
         if operator.multiplies:

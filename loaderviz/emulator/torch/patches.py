@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.overrides import TorchFunctionMode
 
-from loaderviz.emulator.torch.tensors import is_on_device, seen_outside
+from loaderviz.emulator.torch.tensors import MEMBERS, is_on_device, seen_outside
 from loaderviz.errors import NotModelledError
 
 if TYPE_CHECKING:
@@ -40,11 +40,10 @@ READ = 50  # ns of host time that a look at the clock costs, so that a loop that
 PATIENCE = 1.0  # s of real time without any call of the emulated GPU
 INSTALLED = str(Path(torch.__file__).parents[1])
 WITHOUT: dict[str, int] = {}  # installed modules that held none of the names replaced, and how many they held then
-ASKS: Any = vars(torch._C.TensorBase)
 QUESTIONS: dict[Any, Any] = {
-    ASKS["device"].__get__: torch.device("cuda", 0),
-    ASKS["is_cuda"].__get__: True,
-    ASKS["is_cpu"].__get__: False,
+    MEMBERS["device"].__get__: torch.device("cuda", 0),
+    MEMBERS["is_cuda"].__get__: True,
+    MEMBERS["is_cpu"].__get__: False,
     torch.Tensor.get_device: 0,
 }
 
@@ -216,7 +215,7 @@ def install_clock(session: Session, patches: Patches) -> None:
             session.enter("time")
             session.runtime.now += READ
             session.leave()
-            now = base + session.runtime.now
+            now = base + session.runtime.now + (session.meter.wall() if session.fetching else 0)  # a fetch is real
             return now if unit == 1 else now / unit
 
     for name in CLOCKS:

@@ -21,6 +21,7 @@ from loaderviz.emulator.torch.session import CPU, DEVICE, ON_HOST, STANDS_FOR_CU
 from loaderviz.emulator.torch.tensors import (
     ATTRIBUTE,
     DECLARED,
+    MEMBERS,
     PLAIN,
     SET,
     DeviceTag,
@@ -81,7 +82,7 @@ def _install_questions(session: Session, patches: Patches) -> None:
         return property(answer)
 
     for name in ("device", "is_cuda", "is_cpu"):
-        getter = vars(torch._C.TensorBase)[name]
+        getter = MEMBERS[name]
         there = QUESTIONS[getter.__get__]
         patches.set(torch.Tensor, name, asked(getter, DEVICE if name == "device" else there))
 
@@ -406,7 +407,7 @@ def _check_storage(place: torch.device, source: torch.device) -> None:
         )
 
 
-@answers(vars(torch._C.TensorBase)["grad"].__set__)
+@answers(MEMBERS["grad"].__set__)
 def _set_grad(session: Session, func: Any, tensor: Any, grad: Any) -> None:
     if isinstance(grad, torch.Tensor) and _device_of(grad) != _device_of(tensor):
         raise RuntimeError("assigned grad has data located on a different device")

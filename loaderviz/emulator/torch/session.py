@@ -22,14 +22,14 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, PREFETCH_RANGE, Numbering, batch_name
 from loaderviz.emulator.device import Stream
-from loaderviz.emulator.hardware import Gpu, Host
+from loaderviz.emulator.hardware import Gpu, Host, pages
 from loaderviz.emulator.hazards import Access
 from loaderviz.emulator.hazards.races import Races
-from loaderviz.emulator.host import OwnTime
+from loaderviz.emulator.host import OwnTime, waiting_time
 from loaderviz.emulator.runtime import CudaError, Event, Runtime
 from loaderviz.emulator.torch.copies import DeferredCopies
 from loaderviz.emulator.torch.patches import stop_waiting
-from loaderviz.emulator.torch.tensors import TensorMemory
+from loaderviz.emulator.torch.tensors import HostTag, TensorMemory
 from loaderviz.emulator.torch.tracking import AccessTracking
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Context, Timeline
@@ -44,11 +44,18 @@ CPU = torch.device("cpu")
 STANDS_FOR_CUDA = torch.device("cpu", 0)  # while nothing is emulated; nobody else gives the CPU an index
 ON_HOST = object()
 PIN_THREAD = "loaderviz pin thread"
-NOTED, NOTED_TIMES = 2_000_000, 4  # a batch's unpriced ns, and how many times what is charged, from which it is noted
-UNPRICED = (
-    "the data set's own Python takes time on this machine that a named host does not know: declare it with "
-    "loaderviz.costs(seconds), or record with host='auto'; recording.unpriced has the figures"
-)
+NOTED = 2_000_000  # ns of a batch that are unpriced, or measured on the wall, from which this is noted
+# And how many times what is charged. This machine's processor may be slower than the named one; its waits add up.
+NOTED_TIMES = {"data set": 4, "waiting": 0.25}
+WAITED = 20_000_000  # ns of waiting in all batches but the longest, from which it is noted: it may come in some only
+UNPRICED = {
+    "data set": "the data set's own Python takes time on this machine that a named host does not know: declare it with "
+    "loaderviz.costs(seconds), or record with host='auto'; recording.unpriced has the figures",
+    "waiting": "the data set waits on this machine for a socket, a process, a lock or a file system, which costs "
+    "nothing on a named host: declare it with loaderviz.costs(waits=seconds), or record with host='auto'",
+}
+MEASURED = "what the data set waited for was measured with this machine's clock, {0} a batch: {1}"
+EXACT = "without the time in which it had no core", "with the time in which other programs had its core"
 TORCH = Path(torch.__file__).parent
 PACKAGES = (TORCH, TORCH.parent / "torchvision", TORCH.parent / "torchdata", Path(__file__).parents[2])
 NOT_USER_CODE = (*(f"{package}{os.sep}" for package in PACKAGES), "<frozen", contextlib.__file__)
@@ -116,8 +123,9 @@ class Session(TensorMemory):
         self.batches = BatchNumbers(self.runtime)
         self.notes: dict[str, None] = {}  # in order, each once
         self.meter: Any = None  # the `dataloader.Meter` of data sets on the main thread
-        self.unpriced: dict[str, int] = {}  # where the program took how many ns of real time that nothing prices
-        self._far_from_priced: list[bool] = []  # of each batch: does it take much longer than it costs?
+        self.unpriced: dict[str, list[int]] = {}  # where a batch took how many ns of real time that nothing prices
+        self._charged: list[int] = []  # what each batch costs instead [ns]
+        self._waited: list[int] = []  # how long this machine waited for each [ns]
         self.deferred = DeferredCopies(self)
         self._prefetching: list[AbstractContextManager[None]] = []
         self._internal: set[str] = set()  # files of torch and ours
@@ -266,14 +274,16 @@ class Session(TensorMemory):
         self.leave()
 
     @contextmanager
-    def declared(self, duration: int) -> Iterator[None]:
-        """`loaderviz.costs`: the Python of a block costs `duration` ns; torch in it costs what it always does."""
+    def declared(self, work: int, waits: int) -> Iterator[None]:
+        """`loaderviz.costs`: the Python of a block takes `work` ns, then waits; torch in it costs as it always does."""
         self.begin_priced(0)
         try:
             yield
         finally:
             self.mark_source()
-            self.runtime.host_work(duration, "declared")
+            self.runtime.host_work(work, "declared")
+            if waits:
+                self.runtime.sleep(waits)
             self.end_priced()
 
     def count_call(self) -> None:
@@ -295,13 +305,37 @@ class Session(TensorMemory):
             self.runtime.shared.take(start, self.runtime.now, host.cores - 1)  # torch's threads
 
     def fetched(self, batch: Fetched, nbytes: int) -> int:
-        """Return what a fetch costs [ns]; note what nothing prices."""
+        """Return what a fetch costs a processor [ns]; note what nothing prices, and what is measured on the wall."""
+        self._waited.append(batch.waited)
         if self.measured:
             return batch.work
         took = batch.work + self.runtime.host.fetch_time(batch.samples, nbytes, batched=batch.batched)
-        self.unpriced["data set"] = self.unpriced.get("data set", 0) + batch.unpriced
-        self._far_from_priced.append(batch.unpriced > max(NOTED, NOTED_TIMES * took))
+        for what, time in (("data set", batch.unpriced), ("waiting", batch.waited)):
+            self.unpriced.setdefault(what, []).append(time)
+        self._charged.append(took + batch.slept)
         return took
+
+    def _not_priced(self) -> tuple[str, ...]:
+        """Return the kinds of time that batches take on this machine, and that are far from what they cost."""
+        if self.measured:
+            return ()
+        times, far = self.unpriced.get("data set", []), NOTED_TIMES["data set"]
+        costs = zip(times, self._charged, strict=True)
+        python = _most([time if time > far * cost else 0 for time, cost in costs], NOTED)
+        waiting = self._waits() > NOTED_TIMES["waiting"] * sum(self._charged)
+        return tuple(kind for kind, noted in (("data set", python), ("waiting", waiting)) if noted)
+
+    def _waits(self) -> int:
+        """Return how long the data set waited [ns], if that is worth a word; what is paid once is left out."""
+        waits = sum(self._waited) - max(self._waited, default=0)
+        return waits if waits >= WAITED else 0
+
+    def first_read(self, tensors: Iterable[torch.Tensor], tags: Iterable[Any]) -> None:
+        """The main thread reads tensors: of what a worker wrote, each page costs it once."""
+        for tensor, tag in zip(tensors, tags, strict=False):
+            if type(tag) is HostTag and tag.new:
+                tag.new = False
+                self.runtime.now += pages(tensor.nbytes) * self.runtime.host.first_read
 
     def source(self, depth: int = 1) -> str:
         """Return "file:line" of the nearest frame neither torch's nor ours (unless its module is an example).
@@ -417,11 +451,21 @@ class Session(TensorMemory):
         runtime = self.runtime
         host = f"{runtime.host.name} (other Python: {'as measured on this machine' if self.measured else 'free'})"
         host += f", {words.count(runtime.host.cores, 'CPU core')}" if runtime.host.cores else ""
-        if len(self._far_from_priced) > 1 and all(self._far_from_priced):  # the first ones may load and warm up
-            self.note(UNPRICED)
-        versions, notes = {"torch": str(torch.__version__)}, tuple(self.notes)
+        unpriced, measured = self._not_priced(), ("waiting",) if self.measured and self._waits() else ()
+        for kind in unpriced:
+            self.note(UNPRICED[kind])
+        if measured:
+            waited = words.duration(sum(self._waited) / len(self._waited))
+            self.note(MEASURED.format(waited, EXACT[not waiting_time.is_exact]))
         context = Context(
-            runtime.gpu.name, "emulated", host, samples=self.batches.samples, versions=versions, notes=notes
+            runtime.gpu.name,
+            "emulated",
+            host,
+            samples=self.batches.samples,
+            versions={"torch": str(torch.__version__)},
+            notes=(notes := tuple(self.notes)),
+            unpriced=unpriced,
+            measured=measured,
         )
         timeline = runtime.timeline(context)
         if all(lane.group == "host" for lane in timeline.lanes) and (line := _asks_for_gpu(timeline.sources)):
@@ -433,6 +477,11 @@ class Session(TensorMemory):
         if runtime.races:
             runtime.races.lints = runtime.races.linter.lints(timeline.duration, self.pool.cached())
         return timeline
+
+
+def _most(times: list[int], least: int) -> bool:
+    """Tell whether most of these times are at least so long; of one batch nothing is known: it may load and warm up."""
+    return len(times) > 1 and 2 * sum(time >= least for time in times) > len(times)
 
 
 def _asks_for_gpu(sources: Iterable[str]) -> str:

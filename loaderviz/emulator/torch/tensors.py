@@ -22,6 +22,7 @@ ATTRIBUTE = "_loaderviz_tag"
 DECLARED = "_loaderviz_on_device"  # of a subclass without memory of its own that says it is on the device
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 NO_DISPATCH = torch.Tensor.__torch_dispatch__  # what a class says that does not run operators itself
+MEMBERS: Any = vars(torch._C.TensorBase)  # what a tensor has in C++, whatever stands in for it
 STORAGE, SET = torch.Tensor.untyped_storage, torch.Tensor.set_  # torch's own, whatever stands in for it
 NO_STORAGE = NotImplementedError, RuntimeError, ValueError  # the last: a lazy module shows its parameter's to nobody
 BY_ROWS, BY_COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
@@ -68,13 +69,15 @@ class DeviceTag:
 class HostTag:
     """The storage is host memory that is pinned (`block`), or holds data of a batch, or nothing yet (`blank`).
 
+    It is `new` where a worker wrote it, and nobody in this process has touched its pages.
     `block` may be None while `pinned` is True: pinned by the loader's thread, its block is given at hand-out.
     """
 
-    __slots__ = ("__weakref__", "arrivals", "batch", "blank", "block", "memory", "pinned")
+    __slots__ = ("__weakref__", "arrivals", "batch", "blank", "block", "memory", "new", "pinned")
 
     def __init__(self, memory: TensorMemory, batch: int = -1, *, pinned: bool = False) -> None:
         self.memory, self.batch, self.pinned, self.blank = memory, batch, pinned, ""
+        self.new = False
         self.block: PinnedBlock | None = None
         self.arrivals: tuple[Arrival, ...] = ()
 

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from loaderviz import words
 from loaderviz.batches import HAND_OUT
-from loaderviz.emulator.hardware import GB, Host
+from loaderviz.emulator.hardware import GB, RECEIVING, SENDING, Host
 from loaderviz.experiment import Images
 from loaderviz.loaders import PrefetchLoader
 from loaderviz.timeline import Cause, Kind, Timeline, TimelineError
@@ -135,7 +135,8 @@ MOST = 64
 WITHIN = 1.02  # of the step that any number of workers gives
 SAMPLES, STEPS, LAST, AHEAD = 1000, 100, 20, 2  # measured are the last steps: by then full buffers are used up
 # The explorer's host, but that stations take the same time beside any number of workers, each of which has a core
-HOST = replace(Host.preset("workstation"), cores=0, crowding=0)
+FREE: dict[str, Any] = dict.fromkeys(("cores", "crowding", *SENDING, *RECEIVING), 0)
+HOST = replace(Host.preset("workstation"), **FREE)
 AMONG = {"pin": (3, 7), "copy": (2, 7), "compute": (2, 7)}  # workers needed, by the slowest station: a range
 
 
@@ -242,7 +243,9 @@ def _waits(timeline: Timeline) -> str:
 BATCHES, AT_MOST = 32, 4  # batches; workers, since the machine of the task has so many cores
 ONE_READ, ONE_PICTURE = 40_000, 8_000  # ns: of a read, however many pictures; of each picture in it
 # Quick: in a long training the start is little.
-FILES_HOST = harness.variant(harness.HOST, "workshop host, quick start", worker_start=50_000, page_lock_base=2_000)
+FILES_HOST = harness.variant(
+    harness.HOST, "workshop host, quick start", **FREE | {"worker_start": 50_000, "page_lock_base": 2_000}
+)
 
 
 class Files(Dataset[Batch]):

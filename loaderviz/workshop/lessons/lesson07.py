@@ -5,11 +5,13 @@ from __future__ import annotations
 import numbers
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loaderviz import intervals, words
+from loaderviz.emulator.hardware import RECEIVING, SENDING, Host
 from loaderviz.metrics import summarize
 from loaderviz.timeline import COPIES, Context, Kind, Timeline, TimelineBuilder
 from loaderviz.workshop import diagnosis
@@ -139,7 +141,9 @@ def training(cause: str, seed: int) -> Timeline:
     """
     from loaderviz.widgets.explorer import simulate  # brings the widgets, which few lessons need
 
-    return simulate(_settings(cause, random.Random(seed)))
+    free: dict[str, Any] = dict.fromkeys((*SENDING, *RECEIVING), 0)  # so that the pin thread keeps up
+    host = replace(Host.preset("workstation"), **free)
+    return simulate(_settings(cause, random.Random(seed)), host=host)
 
 
 def _settings(cause: str, chance: random.Random) -> Settings:

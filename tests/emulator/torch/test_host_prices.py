@@ -17,9 +17,12 @@ from loaderviz.workshop import articles
 
 FREE = Host(
     "free",
-    **dict.fromkeys({entry.name for entry in fields(Host)} - {"name", "sources"}, 0) | {"memory_bandwidth": 10**15},
+    **dict.fromkeys({entry.name for entry in fields(Host)} - {"name", "sources"}, 0)
+    | {"memory_bandwidth": 10**15, "siblings": 1, "ranks_on_host": 1},
 )
-PRICES = {"dispatch": 10**3, "python": 10**5, "module": 10**7, "composite": 10**9, "node": 10**11}
+PRICES = {
+    "dispatch": 10**3, "python": 10**5, "module": 10**7, "composite": 10**9, "node": 10**11, "convolution": 10**13,
+}  # fmt: skip
 PRICED = replace(FREE, **PRICES)
 
 
@@ -49,6 +52,14 @@ PROGRAMS = {
         lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
         cost(dispatch=1, python=1, composite=1),
     ),
+    "a convolution": (
+        lambda x: torch.conv2d(x.view(1, 1, 4, 4), x.view(4, 1, 2, 2)),
+        cost(dispatch=1, python=3, composite=1, convolution=1),  # views are calls of torch, too
+    ),
+    "a depthwise one, which cuDNN does not see": (
+        lambda x: torch.conv2d(x.view(1, 4, 2, 2), x.view(4, 1, 2, 2), groups=4),
+        cost(dispatch=1, python=3, composite=1),
+    ),
     "a module": (torch.nn.ReLU(), cost(dispatch=1, python=1, module=1)),
     "modules in a module": (
         torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU()), cost(dispatch=2, python=2, module=3),
@@ -71,8 +82,27 @@ def test_the_backward_pass_costs_its_nodes_and_their_kernels():
         (x @ x).relu().backward(torch.ones_like(x))
 
     forward = cost(python=3, dispatch=3, composite=1)  # ones_like is an operator, too
-    backward = cost(python=1, node=2, dispatch=4)
+    backward = cost(python=1, node=2, dispatch=4, composite=2)
     assert host_time(program) == forward + backward
+
+
+@pytest.mark.parametrize(
+    ("groups", "of_images", "convolution", "calls"),
+    [(1, True, torch.conv2d, 2), (1, False, torch.conv2d, 1), (2, True, torch.conv2d, 2), (4, True, torch.conv2d, 0),
+     (1, True, torch.conv_transpose2d, 2)],
+)  # fmt: skip
+def test_the_backward_of_a_convolution_calls_cudnn_once_for_each_gradient(groups, of_images, convolution, calls):
+    """That of the bias is none of them; depthwise, torch computes both by itself."""
+    with lv.record(on="a100", host=PRICED):
+        images = torch.ones(1, 4, 3, 3, device="cuda", requires_grad=of_images)
+        weight = torch.ones(4, 4 // groups, 3, 3, device="cuda", requires_grad=True)
+        bias = torch.ones(4, device="cuda", requires_grad=True)
+        result = convolution(images, weight, bias, padding=1, groups=groups)
+        start, ones = Session.active.runtime.now, torch.ones_like(result)
+        torch.autograd.backward(result, ones)
+        took = Session.active.runtime.now - start
+    # ones_like is an operator; leaves take their gradients as they are, and cost nothing
+    assert took == cost(python=2, dispatch=2, node=1, composite=1, convolution=calls)
 
 
 @pytest.mark.parametrize(("foreach", "operators"), [(True, 1), (False, 3)])
@@ -203,7 +233,7 @@ def test_a_named_host_prices_pictures_by_the_table():
         return functional.to_tensor(Image.fromarray(picture))
 
     took, _ = fetches(fetch, np.zeros((10, 10), np.uint8), dispatch=10**6, transforms=2000)
-    assert took == [2 * 2 * (4_000 + 2_600 + 2 * (150 * 100 // 1000) + 14_000 + 670 * 400 // 1000)] * 2
+    assert took == [2 * 2 * (4_000 + 2_600 + 2 * (150 * 100 // 1000) + 14_000 + 200 * 400 // 1000)] * 2
 
 
 def test_a_named_host_prices_torchvisions_own_mnist():
@@ -211,7 +241,7 @@ def test_a_named_host_prices_torchvisions_own_mnist():
     digits = articles.digits(1, 4)
     took, _ = fetches(lambda number: digits[number], 3, transforms=1000)
     label = 1  # reading its 8 bytes
-    assert took == [2 * (2_600 + 150 * 784 // 1000 + 14_000 + 670 * 4 * 784 // 1000 + label)] * 2
+    assert took == [2 * (2_600 + 150 * 784 // 1000 + 14_000 + 200 * 4 * 784 // 1000 + label)] * 2
 
 
 def test_arithmetic_of_the_processor_takes_time():

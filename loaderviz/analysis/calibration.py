@@ -1,0 +1,219 @@
+"""Machines to emulate, of measurements: `calibrate()` measures this one, `calibrate(trace)` reads a profiler's trace.
+
+    host = loaderviz.calibrate()     # a Host, in about 5 s
+    host.save("my-host.toml")        # python -m loaderviz calibrate --save my-host.toml
+    loaderviz.record(on="a100", host="my-host.toml")
+
+What is measured is processor time, the least of several times: what preparing a sample costs beside the table that
+hardware.toml has, how fast memory and products are, and what it costs that a worker's batch comes from another process.
+Page-locking is measured only where there is a GPU. Everything else is that of a preset, as `Host.source` says.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import process_time_ns, thread_time_ns
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from loaderviz.analysis import validate
+from loaderviz.analysis.validate import Calibration
+from loaderviz.emulator.hardware import DATA, FULL, SECOND, Host
+from loaderviz.emulator.torch.dataloader import FORMATS
+from loaderviz.machine import cores, new_pages
+
+LARGE, PICKLED, ROUNDS = 2**24, 2**19, 7  # bytes that are copied, and sent; times that something is measured
+MEASURED = "measured by loaderviz.calibrate()"
+BATCHES, FIRST = 24, 4  # that a worker sends of each kind; those in which it warms up
+
+
+@overload
+def calibrate(trace: None = None, on: str | None = None, host: str = "workstation") -> Host: ...
+@overload
+def calibrate(trace: str | Path, on: str | None = None, host: str = "workstation") -> Calibration: ...
+def calibrate(trace: str | Path | None = None, on: str | None = None, host: str = "workstation") -> Host | Calibration:
+    """Return this machine as a `Host`, measured; or, of a trace, the GPU and the host that it shows.
+
+    `host` is the preset of what is not measured. A trace is one of torch.profiler with record_shapes=True; then `on` is
+    the GPU preset of what it does not show (default: the card that it names, else "a100").
+
+    Raises `UnknownHardwareError` for a name that is no preset, `ValidationError` for a trace without kernels.
+    """
+    if trace is not None:
+        return validate.calibrate(trace, on, host)
+    base = Host.preset(host)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = _memory() | _decoding() | _boundary() | _sharing() | (_locking() if torch.cuda.is_available() else {})
+    finally:
+        torch.set_num_threads(threads)
+    sources = base.sources | dict.fromkeys(found, MEASURED)
+    return replace(base, name=f"{host}, calibrated", sources=sources, **found)
+
+
+def told(host: Host) -> str:
+    """Return what was measured of a host, line by line, and how much of it is a preset's."""
+    measured = [name for name, source in host.sources.items() if source == MEASURED]
+    width = max(map(len, measured))
+    lines = [f"{name:<{width}}  {getattr(host, name):>15,}" for name in measured]
+    rest = sum(isinstance(value, int) for value in vars(host).values()) - len(measured)
+    units = "times in ns, rates in bytes or FLOP a second, a byte's in ps, shares in thousandths"
+    return "\n".join([f"{host.name}: {units}", *lines, f"{rest} others are of the preset {host.name.split(', ')[0]!r}"])
+
+
+def _least(action: Callable[[], object], rounds: int = ROUNDS) -> int:
+    """Return the least processor time of an action [ns]."""
+    taken = []
+    for _ in range(rounds):
+        start = thread_time_ns()
+        action()
+        taken.append(thread_time_ns() - start)
+    return max(1, min(taken))
+
+
+def _memory() -> dict[str, Any]:
+    source, target, matrix, page = torch.ones(LARGE // 4), torch.ones(LARGE // 4), torch.ones(512, 512), new_pages()
+    return {
+        "memory_bandwidth": 2 * source.nbytes * SECOND // _least(lambda: target.copy_(source)),
+        "flops": 2 * 512**3 * SECOND // _least(lambda: matrix @ matrix),
+        "new_page": round(page.written),
+        "first_read": round(page.read),
+        "staged_page": round(page.read),
+        "unmap": round(page.unmapped),
+    }
+
+
+def _decoding() -> dict[str, Any]:
+    """Return how many thousandths of the table's time pictures take, the middle one of four functions."""
+    try:
+        from PIL import Image
+    except ImportError:
+        return {}
+    pixels = np.random.default_rng(0).integers(0, 256, (375, 500, 3), dtype=np.uint8)
+    picture, file, prices = Image.fromarray(pixels), io.BytesIO(), DATA["transforms"]["PIL.Image"]
+    picture.save(file, "JPEG", quality=75)
+    calls: dict[str, Callable[[], object]] = {
+        "Image.convert": lambda: picture.convert("L"),
+        "Image.rotate": lambda: picture.rotate(10),
+        "Image.transpose": lambda: picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+    }
+    decoding = _least(lambda: Image.open(io.BytesIO(file.getvalue())).load())
+    times = [decoding / FORMATS["JPEG"].time(len(file.getvalue()), pixels.nbytes)]
+    for name, call in calls.items():
+        base, per_byte = prices[name]
+        times.append(_least(call) / (base + per_byte * pixels.nbytes // 1000))
+    return {"transforms": round(FULL * statistics.median(times))}
+
+
+# The process boundary
+
+
+class Stamped(Dataset[Any]):
+    """A batch of one kind, with the processor time of making it, and its worker's until then [ns]."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return BATCHES
+
+    def __getitem__(self, index: int) -> Any:
+        start = thread_time_ns()
+        batch = self.make()
+        return batch, thread_time_ns() - start, process_time_ns()
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _crossing(make: Callable[[], Any]) -> tuple[float, float]:
+    """Return the ns of processor time that a worker takes to send a batch, and that this thread takes to receive it."""
+    loader = iter(DataLoader(Stamped(make), None, num_workers=1, collate_fn=_as_it_is))
+    sent, received, before = [], [], 0
+    for _ in range(BATCHES):
+        start = thread_time_ns()
+        _, making, stamp = next(loader)
+        received.append(thread_time_ns() - start)
+        sent.append(stamp - before - making)
+        before = stamp
+    return statistics.median(sent[FIRST:]), statistics.median(received[FIRST:])
+
+
+def _nothing() -> int:
+    return 0
+
+
+def _bytes() -> bytes:
+    return b"x" * PICKLED
+
+
+def _tensor() -> torch.Tensor:
+    return torch.zeros(1)
+
+
+def _boundary() -> dict[str, Any]:
+    nothing, pickled, tensor = (_crossing(make) for make in (_nothing, _bytes, _tensor))
+    found: dict[str, float] = {"fetch_base": nothing[0], "hand_out": nothing[1]}
+    found |= {"tensor_sent": tensor[0] - nothing[0], "tensor_received": tensor[1] - nothing[1]}
+    per_byte = [(there - least) * 1000 / PICKLED for there, least in zip(pickled, nothing, strict=True)]
+    found |= dict(zip(("pickle_per_byte", "unpickle_per_byte"), per_byte, strict=True))
+    return {name: max(0, round(value)) for name, value in found.items()}
+
+
+# Cores that work at once
+
+
+def _busy(start: Any, done: Any, seconds: float) -> None:
+    start.wait()
+    count, pixels, end, before = 0, np.ones(2**16, np.float32), time.perf_counter() + seconds, thread_time_ns()
+    while time.perf_counter() < end:
+        pixels *= 1.0
+        count += 1
+    done.put((thread_time_ns() - before) / count)
+
+
+def _together(processes: int, seconds: float = 0.25) -> float:
+    """Return the processor time of a piece of work [ns] in each of so many processes at once, the mean."""
+    context = multiprocessing.get_context()
+    start, done = context.Barrier(processes), context.Queue()
+    started = [context.Process(target=_busy, args=(start, done, seconds), daemon=True) for _ in range(processes)]
+    for process in started:
+        process.start()
+    times = [float(done.get()) for _ in started]
+    for process in started:
+        process.join()
+    return statistics.mean(times)
+
+
+def _sharing() -> dict[str, Any]:
+    """Return the cores, and how much they slow each other: beside a thread half of the others are busy on average."""
+    physical, threads = cores()
+    found: dict[str, Any] = {"cores": physical, "siblings": cores().siblings}
+    alone, every = _together(1), _together(physical)
+    found["contention"] = max(0, round(2 * FULL * (every / alone - 1) / max(1, physical - 1)))
+    if threads > physical:
+        found["sibling"] = max(0, round(FULL * (threads / physical * every / _together(threads) - 1)))
+    return found
+
+
+def _locking() -> dict[str, Any]:
+    """Return what page-locking takes, in this thread's processor time: a page of it, and a GiB."""
+    driver, times = torch.cuda.cudart(), []
+    for size in (4096, 2**28):
+        memory = torch.zeros(size, dtype=torch.uint8)
+        start = thread_time_ns()
+        driver.cudaHostRegister(memory.data_ptr(), size, 0)
+        times.append(thread_time_ns() - start)
+        driver.cudaHostUnregister(memory.data_ptr())
+    return {"page_lock_base": times[0], "page_lock_per_gib": 4 * max(0, times[1] - times[0])}
