@@ -168,7 +168,12 @@ def predicted(data: Set, workers: int) -> float:
     with lv.record(on="a100", host="auto", hazards="off") as recording:
         for _ in data.loader(workers):
             pass
-    starts = sorted(span.start for span in recording.timeline.rows(Kind.RANGE) if BATCH_RANGE.match(span.name))
+    return steady(recording.timeline)
+
+
+def steady(timeline: lv.Timeline) -> float:
+    """Return the seconds of a step: the mean over the batches after a third of them."""
+    starts = sorted(span.start for span in timeline.rows(Kind.RANGE) if BATCH_RANGE.match(span.name))
     begin = len(starts) // 3
     return (starts[-1] - starts[begin]) / (len(starts) - 1 - begin) / 1e9
 

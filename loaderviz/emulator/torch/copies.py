@@ -192,6 +192,7 @@ def pin_memory(session: Session, source: torch.Tensor, tag: HostTag | None) -> t
         session.mark_source(batch)
         result = session.pin(source.clone(memory_format=torch.contiguous_format), batch, blank=tag.blank if tag else "")
         start = runtime.now  # what page-locking took is told apart
+        session.first_read([source], [tag])
         runtime.now += runtime.host.dispatch + runtime.host.pin_time(source.nbytes)
         runtime.note(start, "aten::pin_memory", Kind.PIN, nbytes=source.nbytes, pinned=True)
     return result
