@@ -707,10 +707,8 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     if window is None and device is None:
         tried = [checked for finding in worth if (checked := _checked(facts, finding))]
         dropped = {finding.kind for finding in worth} - {finding.kind for finding in tried}
-        useless = dropped & set(LOADS) or (
-            _pin_thread_is_full(facts) and "resident" not in {each.kind for each in found}
-        )
-        if useless and (instead := resident(facts, workers_help=False)):
+        useless = dropped & set(LOADS) or (not tried and _pin_thread_is_full(facts))
+        if useless and "resident" not in {each.kind for each in worth} and (instead := resident(facts, workers_help=False)):
             tried += [checked for each in (instead,) if (checked := _checked(facts, each))]
         worth = tried
     worth.sort(key=lambda finding: -finding.expected_gain.ns)

@@ -146,7 +146,8 @@ def why_idle(timeline: Timeline) -> Fact:
         return f"{fact} The host waits for the GPU and has queued nothing more.", HOST_SYNC
     staged = cause.kind == Kind.WAIT and cause.cause == Cause.STAGING
     batch = f", for batch {cause.batch}" if cause.batch >= 0 else ""
-    rule = PAGEABLE if staged else PINNING if cause.kind == Kind.PIN else HOST_WORK
+    pins = cause.kind == Kind.PIN or cause.cause == Cause.PAGE_LOCKING
+    rule = PAGEABLE if staged else PINNING if pins else HOST_WORK
     return f"{fact} Meanwhile the host is in {cause.name}{batch}.", rule
 
 

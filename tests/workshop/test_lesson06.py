@@ -25,10 +25,7 @@ HOST = replace(
     Host.preset("laptop"),
     memory_bandwidth=10**8,
     fetch_per_sample=40_000,
-    page_lock_base=0,
-    page_lock_per_gib=0,
-    worker_start=0,
-    crowding=0,
+    **lesson06.FREE | dict.fromkeys(("page_lock_base", "page_lock_per_gib", "worker_start"), 0),
 )
 
 

@@ -136,7 +136,7 @@ WITHIN = 1.02  # of the step that any number of workers gives
 SAMPLES, STEPS, LAST, AHEAD = 1000, 100, 20, 2  # measured are the last steps: by then full buffers are used up
 # The explorer's host, but that stations take the same time beside any number of workers, each of which has a core
 FREE: dict[str, Any] = dict.fromkeys(("cores", "crowding", *SENDING, *RECEIVING), 0)
-HOST = replace(Host.preset("workstation"), **FREE)
+HOST = replace(Host.preset("workstation"), name="a near host", **FREE)
 AMONG = {"pin": (3, 7), "copy": (2, 7), "compute": (2, 7)}  # workers needed, by the slowest station: a range
 
 

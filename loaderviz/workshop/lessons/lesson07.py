@@ -142,7 +142,7 @@ def training(cause: str, seed: int) -> Timeline:
     from loaderviz.widgets.explorer import simulate  # brings the widgets, which few lessons need
 
     free: dict[str, Any] = dict.fromkeys((*SENDING, *RECEIVING), 0)  # so that the pin thread keeps up
-    host = replace(Host.preset("workstation"), **free)
+    host = replace(Host.preset("workstation"), name="a near host", **free)
     return simulate(_settings(cause, random.Random(seed)), host=host)
 
 
