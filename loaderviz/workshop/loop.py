@@ -62,7 +62,7 @@ def make_batches(size: int = 2048, count: int = WARM_UP + STEPS) -> list[Batch]:
     return [(x.float() / 255, y) for (x, y), _ in zip(pairs, range(count), strict=False)]
 
 
-def new_model(hidden: int = 384) -> tuple[Module, Optimizer]:
+def new_model(hidden: int = 256) -> tuple[Module, Optimizer]:
     """Return a small network on the GPU and its optimizer, always with the same first weights."""
     torch.manual_seed(0)
     layers = torch.nn.Linear(784, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 10)

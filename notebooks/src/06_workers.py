@@ -70,7 +70,7 @@ def say(name, timeline):
 
 # %%
 BATCH, STEPS = 1024, 32
-GPU = replace(Gpu.preset("laptop"), name="a small GPU", fp32=95 * 10**10, malloc=0, malloc_small=0)
+GPU = replace(Gpu.preset("laptop"), name="a small GPU", fp32=62 * 10**10, malloc=0, malloc_small=0)
 HOST = replace(Host.preset("laptop"), name="a host with slow memory", memory_bandwidth=12 * 10**9)
 HOST = replace(HOST, page_lock_base=0, page_lock_per_gib=0, crowding=0)
 images, labels = (part[: BATCH * STEPS] for part in mnist.tensors(train=True))
@@ -117,7 +117,8 @@ runs[2].view()
 guess.reveal()
 
 # %% [markdown]
-# Two workers: each one makes every second batch. Then the batch goes to the *pin thread* (R45), to the main thread, and
+# One worker is slower than none: it fetches and sends one batch after the other, and to send a batch takes longer than
+# the loop gains. Two workers: each one makes every second batch. Then the batch goes to the *pin thread* (R45), to the main thread, and
 # over the link. Look at one moment, from top to bottom: all have different batches. That is a *pipeline*.
 #
 # ## The slowest station sets the pace
@@ -145,13 +146,15 @@ lesson06.chart(steps, costs)
 
 # %%
 whole_batches = Images(*one_by_one.tensors)
-batched = {workers: feed(whole_batches, workers, collate_fn=as_it_is) for workers in (0, 1)}
+batched = {workers: feed(whole_batches, workers, collate_fn=as_it_is) for workers in (0, 1, 2)}
 for workers, each in batched.items():
     say(f"whole batches, workers: {workers}", each)
 show_code(Images, as_it_is)
 
 # %% [markdown]
-# One worker is enough now, on one core. Make the work smaller before you add workers.
+# The loop needs no worker now: the GPU is the slowest station. With one worker the loop is even slower, since a batch of
+# a worker has a price of its own. The worker writes it into new shared memory, page by page, and the main process takes
+# it from there. Make the work smaller before you add workers.
 #
 # ## `prefetch_factor`
 #
@@ -179,7 +182,7 @@ guess_factor.reveal()
 # busy disk. The loop reads the loss in each step, so the host cannot run ahead (R25).
 
 # %%
-late = lesson06.SometimesSlow(*one_by_one.tensors, every=9 * BATCH, seconds=0.007)
+late = lesson06.SometimesSlow(*one_by_one.tensors, every=9 * BATCH, seconds=0.012)
 irregular = {n: feed(late, 2, read_loss=True, collate_fn=as_it_is, prefetch_factor=n) for n in (2, 8)}
 stalls = {n: say(f"irregular, prefetch_factor={n}", timeline) for n, timeline in irregular.items()}
 irregular[2].view()
@@ -199,7 +202,7 @@ irregular[2].view()
 faster = replace(GPU, name="a faster GPU", fp32=3 * GPU.fp32)
 quick = feed(whole_batches, 3, on=faster, collate_fn=as_it_is)
 as_bytes = feed(Images(images, labels), 3, on=faster, collate_fn=as_it_is)
-say("small GPU", batched[1])
+say("small GPU", batched[2])
 for name, each in {"faster GPU": quick, "faster GPU, uint8": as_bytes}.items():
     say(name, each)
     print("    " + ", ".join(f"{station} {words.duration(ns)}" for station, ns in lesson06.stations(each).items()))
@@ -233,13 +236,14 @@ for persistent in (False, True):
 print(f"start of one worker: {words.duration(HOST.worker_start)} ({HOST.source('worker_start')})")
 
 # %% tags=["measured"]
-import os
 import time
+
+from loaderviz.machine import cores
 
 most = lesson06.in_flight(irregular[8])
 print(f"at most {most} batches at once: {words.size(most * BATCH * 28 * 28 * 4)}")
-print(f"your computer has {os.cpu_count()} cores; in real time:")
-for workers in range(min(2, os.cpu_count()) + 1):
+print(f"this process may use {cores().threads} CPUs of your computer; in real time:")
+for workers in range(min(2, cores().threads) + 1):
     times = [time.perf_counter()]
     for _ in DataLoader(one_by_one, BATCH, num_workers=workers):
         times.append(time.perf_counter())
@@ -343,10 +347,11 @@ loader = DataLoader(data, 2048, num_workers=2, collate_fn=experiment.as_it_is, p
 train(lambda: PinnedLoader(loader), warm_up=10).view(title="Two workers, a pin thread and a loop")
 
 # %% tags=["claims"]
-assert lv.summarize(alone).compute_share < 0.3 and {lane.role for lane in alone.lanes} == {"main", "stream"}
+assert lv.summarize(alone).compute_share < 0.5 and {lane.role for lane in alone.lanes} == {"main", "stream"}
 assert all(0.99 < step / lesson06.limit(costs, workers) < 1.03 for workers, step in steps.items())
 assert lesson06.limit(costs, 8) == lesson06.limit(costs, 4) == costs["compute"] > costs["fetch"] / 4
-assert batched[1].duration < 1.03 * runs[8].duration and batched[0].duration > 1.3 * batched[1].duration
+assert alone.duration < steps[1] * len(lesson06.STEADY)
+assert max(batched[0].duration, batched[2].duration) < 1.03 * runs[8].duration < batched[1].duration / 1.1
 assert factors[1] > 1.05 * factors[2] and 0.98 < factors[8] / factors[2] < 1.02
 assert stalls[2] > 1.2 * stalls[8]
 # batch 18 comes late, and the GPU begins 16 after that, although 16 and 17 were copied long before
@@ -355,7 +360,7 @@ assert late < min(span.start for span in irregular[2].rows() if span.kind.name =
 assert late - 10**6 > max(span.end for span in irregular[2].rows() if span.kind.name == "COPY_H2D" and span.batch == 17)
 assert max((time, station) for station, time in lesson06.stations(quick).items() if station != "fetch")[1] == "pin"
 assert lesson06.stations(quick)["fetch"] / 3 < lesson06.stations(quick)["pin"]
-assert 1.5 * quick.duration < batched[1].duration and as_bytes.duration < 0.9 * quick.duration
+assert 1.2 * quick.duration < batched[2].duration and as_bytes.duration < 0.9 * quick.duration
 costs = lesson06.stations(as_bytes)
 assert costs["compute"] > max(costs["fetch"] / 3, costs["pin"], costs["copy"])
 assert 1 < most < 2 * 8

@@ -125,7 +125,7 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
     for guard in _get_current_function_mode_stack():
         if measured and isinstance(guard, Guard):
             guard.touches = meter.touches
-            meter.calibrate()
+    meter.calibrate()
     time.sleep = functools.partial(meter.count_sleep, time.sleep)
     create: Any = torch_dataloader._DatasetKind.create_fetcher
     before = others_time()
@@ -466,6 +466,7 @@ class Meter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator, and price it."""
         kwargs = kwargs or {}
+        self.calls += 1
         if (operator := self._known.get(func)) is None:
             operator = self._known[func] = Operator(func)
         if self._inside or operator.is_free or operator.no_kernel:
@@ -479,13 +480,15 @@ class Meter(TorchDispatchMode):
         return result
 
     def calibrate(self) -> None:
-        """Find what a worker's guard takes at each call of torch besides its question, which `touches` leaves out."""
-        tensor, taken = torch.empty(0), []
+        """Find what the emulator takes at each call of torch that it sees, besides what it leaves out by itself."""
+        tensor, taken = torch.empty(1), []
+        call: Callable[[], object] = tensor.is_floating_point if self.measured else tensor.neg
+        self.overhead = 0
         for _ in range(5):
             with self:
                 for _ in range(40):
-                    tensor.is_floating_point()
-            taken.append(self.work // 40)
+                    call()
+            taken.append((self.work if self.measured else self.unpriced) // 40)
         self.overhead = min(taken)
 
     def touches(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:

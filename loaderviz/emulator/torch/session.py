@@ -186,6 +186,8 @@ class Session(TensorMemory):
             self.operators.__exit__(None, None, None)
             self.aside = self.operators
         try:
+            if not (self.measured or self.meter.overhead):
+                self.meter.calibrate()
             with self.meter:
                 yield self.meter
         finally:
