@@ -3,10 +3,9 @@
     for row in rows():                  # of both files
         print(row.item, row.measured, predict(row), row.used)
 
-A row's `setup` says what has to be known to predict it, as "key=value" pairs; `predict` gives the row's own unit. `used`
-is "fitted" (a number of a preset was fitted on it), "same" (another size of a model that was), "unseen" (nothing was
-fitted on it, but it was seen) or "held out": the file was frozen before its measurements were read, and `HELD_OUT` is
-its hash.
+A row's `setup` says what has to be known to predict it, as "key=value" pairs; `predict` gives the row's own unit. A row
+is "fitted" (a number of a preset was fitted on it), "same" (another size of what was), "unseen" (nothing was fitted on
+it, but it was seen) or "held out": that file was frozen before its measurements were read, and `HELD_OUT` is its hash.
 """
 
 from __future__ import annotations
@@ -43,7 +42,11 @@ from PIL import Image
 
 FILES = {name: Path(__file__).with_name(f"{name}.csv") for name in ("published", "held_out")}
 HELD_OUT = "19f9e73bceef90a5eb598e5fe36af377aac68438cc5a52b1e002ecc0fd96d402"  # SHA-256 of held_out.csv
-SERVER, OLD_HOST, OLD_CARDS = "server 2023", "server 2016", ("v100", "t4")  # DeepLearningExamples' servers of these cards
+SERVER, OLD_HOST, OLD_CARDS = (
+    "server 2023",
+    "server 2016",
+    ("v100", "t4"),
+)  # DeepLearningExamples' servers of these cards
 HOSTED = "resnet50"  # the other steps have large batches, and hosts much faster than their GPU
 PRODUCT_SIZES = (4096, 8192, 16384)  # of which the best counts
 BATCHES, ADDITIONS = 24, 100  # of a loader's run; of a run of additions
@@ -142,7 +145,9 @@ def host(row: Row, given: dict[str, str]) -> float:
         return max(gpu_time(setup, gpu)[0], host_time(alone, SERVER) + gpu.pageable_time(images)) / 1e6
     if "call" in given:
         call = given["call"]
-        return (Host.preset(SERVER).pin_time(4_000_000) if call == "pin" else getattr(Host.preset("laptop"), call)) / 1e6
+        return (
+            Host.preset(SERVER).pin_time(4_000_000) if call == "pin" else getattr(Host.preset("laptop"), call)
+        ) / 1e6
     with record(on=row.machine, host=SERVER, hazards="off"):
         x = torch.zeros(int(given["add"]), int(given["add"]), device="cuda")
         x + x
@@ -214,7 +219,7 @@ class Made(Dataset[Any]):
 
 @lru_cache(None)
 def file(kind: str, width: int, height: int, nbytes: int, grey: bool = False) -> bytes:
-    """Return the file of a picture with a photograph's spectrum, of so many bytes; or of noise, as Pillow saves it (0)."""
+    """Return the file of a picture with a photograph's spectrum, of so many bytes; 0: of noise, as Pillow saves it."""
     chance = np.random.default_rng(0)
     pixels = rough(height, width, chance) if nbytes else chance.integers(0, 256, (height, width, 3), dtype=np.uint8)
     image = Image.fromarray(pixels[:, :, 0] if grey else pixels)
@@ -229,9 +234,8 @@ def file(kind: str, width: int, height: int, nbytes: int, grey: bool = False) ->
     return min(map(saved, range(2, 100)), key=lambda data: abs(len(data) - nbytes))
 
 
-def loaded(given: dict[str, str], data: bytes) -> Any:
-    """Decode as the row's library does, and make of it what the row says."""
-    library, to = given.get("by", "Pillow"), given.get("to", "rgb")
+def decoded(library: str, data: bytes) -> Any:
+    """Decode a picture as a library does."""
     if library == "torchvision":
         return pictures.decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     if library == "OpenCV":
@@ -242,20 +246,22 @@ def loaded(given: dict[str, str], data: bytes) -> Any:
         import simplejpeg
 
         return simplejpeg.decode_jpeg(data)
-    image = Image.open(io.BytesIO(data)).convert("RGB")
-    if to == "array":
-        return np.array(image)
-    if to == "tensor":
-        return functional.pil_to_tensor(image)
-    if to == "224":
-        return functional.pil_to_tensor(functional.resize(image, [224, 224]))
-    if to == "augmented":
-        chain = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(), NORMALIZE]
-        return transforms.Compose(chain)(image), 0
-    return image
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def augmented(image: Any) -> Any:
+    """Return a training sample of ImageNet."""
+    chain = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(), NORMALIZE]
+    return transforms.Compose(chain)(image), 0
 
 
 NORMALIZE = transforms.Normalize((0.5,) * 3, (0.2,) * 3)
+MADE: dict[str, Callable[[Any], Any]] = {  # what a row makes of Pillow's picture
+    "array": np.array,
+    "tensor": functional.pil_to_tensor,
+    "224": lambda image: functional.pil_to_tensor(functional.resize(image, [224, 224])),
+    "augmented": augmented,
+}
 TRANSFORMS: dict[str, Callable[[torch.Tensor, Any], object]] = {
     "PILToTensor": lambda tensor, image: functional.pil_to_tensor(image),
     "Resize(tensor)": lambda tensor, image: functional.resize(tensor, [224, 224], antialias=True),
@@ -300,13 +306,17 @@ def sample_time(given: dict[str, str], of: Host) -> float:
             with costs(seconds):
                 return array.copy()
     else:
-        data = file(given["decode"], width, height, int(given.get("file", 0)), "grey" in given)
+        library, data = (
+            given.get("by", "Pillow"),
+            file(given["decode"], width, height, int(given.get("file", 0)), "grey" in given),
+        )
 
         def make(_: int) -> Any:
-            return loaded(given, data)
+            picture = decoded(library, data)
+            return MADE[given["to"]](picture) if library == "Pillow" and given.get("to") in MADE else picture
 
     collate = None if given.get("to") in ("224", "augmented") else list
-    count = max(BATCHES, 6 * workers)
+    count = max(BATCHES, 3 * workers)
     source = DataLoader(Made(make, max(1, batch) * count), batch or None, num_workers=workers, collate_fn=collate)
     with record(on="a100", host=of, hazards="off") as recording:
         for _ in source:
@@ -319,13 +329,14 @@ def transform(given: dict[str, str], of: Host) -> float:
     """Return ms of one of torchvision's transforms of a picture of 375 x 500."""
     image = Image.fromarray(np.zeros((375, 500, 3), np.uint8))
     tensor, call = functional.pil_to_tensor(image), TRANSFORMS[given["transform"]]
-    times = []
-    for repeats in (1, 2):
+
+    def took(repeats: int) -> int:
         with record(on="a100", host=of, hazards="off") as recording:
             for _ in DataLoader(Made(lambda _: [call(tensor, image) for _ in range(repeats)] and 0, 1), None):
                 pass
-        times.append(recording.timeline.duration)
-    return (times[1] - times[0]) / 1e6
+        return recording.timeline.duration
+
+    return (took(2) - took(1)) / 1e6
 
 
 def whole(given: dict[str, str], of: Host) -> float:

@@ -1,8 +1,8 @@
 """Steps of models, priced without a GPU: their kernels from a run on the meta device, their host time from a recording.
 
-    work = step_calls(Setup("resnet50", 256, "train", "amp", "nhwc"))   # a Counter of kernels.Call
-    kernel_time(work, Gpu.preset("a100"))                               # ns, gaps between kernels included
-    host_time(Setup("resnet50", 256, "train", "amp", "nhwc"), "server 2023")   # ns, whatever the batch
+work = step_calls(Setup("resnet50", 256, "train", "amp", "nhwc"))   # a Counter of kernels.Call
+kernel_time(work, Gpu.preset("a100"))                               # ns, gaps between kernels included
+host_time(Setup("resnet50", 256, "train", "amp", "nhwc"), "server 2023")   # ns, whatever the batch
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ with cured_imports():
 # Functions that CUDA's autocast computes in half and in single precision, of those that the models below call.
 LOWER, SINGLE = ("conv2d", "linear", "scaled_dot_product_attention"), ("layer_norm",)
 VIT_SMALL = {"image_size": 224, "patch_size": 16, "num_layers": 12, "num_heads": 6, "hidden_dim": 384, "mlp_dim": 1536}
-BERT_LENGTH = 384  # words: SQuAD
+LENGTHS = {"bert-large": 384, "gpt2": 1024}  # words: SQuAD, and nanoGPT's context
 
 
 class Setup(NamedTuple):
@@ -176,12 +176,45 @@ class Answers(nn.Module):
         return cast(torch.Tensor, self.answer(x).flatten(1))
 
 
+class Words(nn.Module):
+    """GPT-2 of 124M parameters in bfloat16, as nanoGPT trained it in 2022: attention made of products."""
+
+    def __init__(self, layers: int = 12, width: int = 768, heads: int = 12, words: int = 50304) -> None:
+        super().__init__()
+        self.heads, self.embed, self.head = heads, nn.Embedding(words, width), linear(width, words)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2 * layers + 1))
+        parts = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)] * layers
+        self.layers = nn.ModuleList(linear(*sizes) for sizes in parts)
+        self.mask = torch.ones(LENGTHS["gpt2"], LENGTHS["gpt2"], dtype=torch.bool)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return scores of the next words, float32."""
+        x = self.embed(tokens)
+        for layer in range(len(self.layers) // 4):
+            into, out, wide, back = self.layers[4 * layer : 4 * layer + 4]
+            parts = into(self.norms[2 * layer](x).bfloat16()).chunk(3, 2)
+            q, k, v = (each.unflatten(2, (self.heads, -1)).transpose(1, 2) for each in parts)
+            scores = (q @ k.transpose(-2, -1) / 8).masked_fill(self.mask, float("-inf"))
+            mixed = nn.functional.dropout(scores.float().softmax(-1), 0.1).bfloat16() @ v
+            x = x + out(mixed.transpose(1, 2).flatten(2))
+            x = x + back(nn.functional.gelu(wide(self.norms[2 * layer + 1](x).bfloat16())))
+        return cast(torch.Tensor, self.head(self.norms[-1](x).bfloat16())).float().flatten(0, 1)
+
+
+def linear(width: int, to: int) -> nn.Module:
+    """Return a layer in bfloat16."""
+    return nn.Linear(width, to, bias=to != 50304).bfloat16()
+
+
+LANGUAGE: dict[str, type[nn.Module]] = {"bert-large": Answers, "gpt2": Words}
+
+
 def build(name: str, device: str, setup: Setup) -> nn.Module:
     """Return a model on a device."""
     plain = {"init_weights": False} if name.startswith(("vgg", "inception")) else {}
     with torch.device("cpu" if name.startswith("regnet") else device):  # its start values need real memory
-        if name == "bert-large":
-            model: nn.Module = Answers()
+        if name in LANGUAGE:
+            model: nn.Module = LANGUAGE[name]()
         elif name.startswith("vit_small"):
             model = torchvision.models.VisionTransformer(**VIT_SMALL)
         else:
@@ -194,8 +227,8 @@ def build(name: str, device: str, setup: Setup) -> nn.Module:
 
 def inputs(setup: Setup, device: str, batch: int, size: int) -> torch.Tensor:
     """Return a batch: pictures of this size, or words."""
-    if setup.model == "bert-large":
-        return torch.zeros(batch, BERT_LENGTH, dtype=torch.long, device=device)
+    if setup.model in LENGTHS:
+        return torch.zeros(batch, LENGTHS[setup.model], dtype=torch.long, device=device)
     images = torch.zeros(batch, 3, size, size, device=device)
     return images.to(memory_format=torch.channels_last) if setup.layout == "nhwc" else images
 
@@ -219,8 +252,11 @@ def inference(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, amp:
 
 
 def training(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, amp: bool) -> Callable[[], None]:
-    """Return a function that makes a step with SGD and momentum."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=True)
+    """Return a function that makes a step with SGD and momentum, or with AdamW for a language model."""
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=True)
+    if isinstance(model, Words):
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        labels = labels.new_zeros(images.numel())
 
     def step() -> None:
         with torch.autocast("cuda", torch.float16, enabled=amp and images.device.type == "cuda"):

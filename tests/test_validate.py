@@ -2,14 +2,14 @@
 
 import gzip
 import json
-import re
-import runpy
 from pathlib import Path
 
 import pytest
 import torch
 
 import loaderviz as lv
+from benchmarks.steps import Setup, gpu_time
+from benchmarks.validate import STEPS
 from loaderviz.analysis.validate import JUDGED, ValidationError
 from loaderviz.cli import main
 from loaderviz.emulator import Gpu, Host
@@ -137,17 +137,6 @@ def test_real_traces_are_within_the_limit(name, operators):
 @pytest.mark.parametrize("place", range(3), ids=["2080 Ti", "V100", "A100"])
 def test_whole_steps_have_the_kernel_time_that_was_measured(place):
     """None of the three was fitted on as a whole; measured in traces of param and HolisticTraceAnalysis."""
-    bench = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "validate.py"))
-    model, gpu, batch, measured = bench["STEPS"][place]
-    total, kernels = bench["gpu_time"](model, gpu, batch)
+    model, gpu, batch, measured = STEPS[place]
+    total, kernels = gpu_time(Setup(model, batch, "train"), Gpu.preset(gpu))
     assert (total - kernels * Gpu.preset(gpu).queue_gap) / 1e6 == pytest.approx(measured, rel=0.15)
-
-
-def test_the_readme_shortens_the_page_of_predictions():
-    root = Path(__file__).resolve().parents[1]
-    texts = ((root / name).read_text(encoding="utf-8") for name in ("docs/validation.md", "README.md"))
-    page, readme = (" ".join(text.split()) for text in texts)
-    median, worst, cases = re.search(r"errors, all: (\d+%).*?worst (\d+%), (\d+) cases", page).groups()
-    assert f"{cases} published step times have a median error of {median}, the worst {worst}" in readme
-    unseen = [int(error) for error in re.findall(r"(\d+)% \| never fitted on", page)]
-    assert f"kernels of traces never fitted on at most {max(unseen)}%" in readme

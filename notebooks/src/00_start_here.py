@@ -317,7 +317,7 @@ assert not lv.summarize(runs["resident"].timeline).h2d
 #
 # <!-- busy 2d95262b -->
 # * *In which share of the time does the GPU compute?* **less than a fifth**
-#   (<!--=summary.compute_share:.0%-->12 %<!---->): the host makes the batches, sample by sample.
+#   (<!--=summary.compute_share:.0%-->9 %<!---->): the host makes the batches, sample by sample.
 #
 # <!-- first f9f30b1b -->
 # * *Which is the first of the four that hides most of its copies under the computing?* **prefetch**. Pinned memory

@@ -355,7 +355,7 @@ assert launch_ms * 10 < whole_ms <= item_ms
 #
 # <!-- busy 6c0a4fae -->
 # * *In which share of the time does the GPU compute?* **less than half of the time**
-#   (<!--=summary.compute_share:.0%-->50 %<!---->); the copy takes <!--=summary.copy_share:.0%-->45 %<!---->, none of it
+#   (<!--=summary.compute_share:.0%-->43 %<!---->); the copy takes <!--=summary.copy_share:.0%-->51 %<!---->, none of it
 #   hidden.
 #
 # <!-- largest def14041 -->

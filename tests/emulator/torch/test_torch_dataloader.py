@@ -356,3 +356,44 @@ def test_a_measured_fetch_leaves_out_what_the_emulator_asks_at_each_call(monkeyp
     took = [span.duration for span in recording.timeline.rows(Kind.FETCH)]
     assert took == [HOST.fetch_base * workers + 2 * 400_000] * 3
     assert workers or Burns.clock[0] > 10**7, "nothing was asked"
+
+
+def test_the_main_thread_pays_for_new_pages_once_when_it_pins_a_workers_batch():
+    host = replace(Host.preset("laptop"), page_lock_base=0, page_lock_per_gib=0)
+    data = TensorDataset(torch.zeros(4, 2**18))
+    with lv.record(on="a100", host=host) as recording:
+        for (batch,) in DataLoader(data, 4, num_workers=1):
+            batch.pin_memory()
+            batch.pin_memory()  # by now its pages are mapped
+    first, second = (span.duration for span in recording.timeline.rows(Kind.PIN))
+    assert first - second == 2**22 // 4096 * host.first_read
+    assert second == host.dispatch + host.pin_time(2**22)
+
+
+class Additions(Dataset):
+    """A sample is many small calls of torch."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return many_additions()
+
+
+def many_additions():
+    x = torch.zeros(1)
+    for _ in range(2_000):
+        x = x + 1
+    return x
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_the_emulator_does_in_a_fetch_is_not_called_unpriced(workers):
+    start = time.thread_time()
+    for _ in range(4):
+        many_additions()
+    alone = time.thread_time() - start
+    with lv.record(on="a100", host="laptop") as recording:
+        for _ in DataLoader(Additions(), 1, num_workers=workers):
+            pass
+    assert recording.unpriced["data set"] < 3 * alone
