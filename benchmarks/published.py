@@ -28,13 +28,13 @@ from benchmarks.pipeline import rough, steady
 from benchmarks.steps import Setup, gpu_time, host_time
 from loaderviz import costs, record
 from loaderviz.emulator import Gpu, Host, Runtime
-from loaderviz.emulator.hardware import FULL, GB, PAGE
+from loaderviz.emulator.hardware import DATA, FULL, GB, PAGE
 from loaderviz.emulator.kernels import Array, Call, kernel_times
+from loaderviz.emulator.torch.dataloader import FORMATS
 from loaderviz.imports import cured_imports
 from loaderviz.timeline import Kind
 
 with cured_imports():
-    from torchvision import io as pictures
     from torchvision import transforms
     from torchvision.transforms import functional
 
@@ -218,11 +218,11 @@ class Made(Dataset[Any]):
 
 
 @lru_cache(None)
-def file(kind: str, width: int, height: int, nbytes: int, grey: bool = False) -> bytes:
+def file(kind: str, width: int, height: int, nbytes: int) -> bytes:
     """Return the file of a picture with a photograph's spectrum, of so many bytes; 0: of noise, as Pillow saves it."""
     chance = np.random.default_rng(0)
     pixels = rough(height, width, chance) if nbytes else chance.integers(0, 256, (height, width, 3), dtype=np.uint8)
-    image = Image.fromarray(pixels[:, :, 0] if grey else pixels)
+    image = Image.fromarray(pixels)
 
     def saved(quality: int) -> bytes:
         with io.BytesIO() as into:
@@ -234,19 +234,19 @@ def file(kind: str, width: int, height: int, nbytes: int, grey: bool = False) ->
     return min(map(saved, range(2, 100)), key=lambda data: abs(len(data) - nbytes))
 
 
-def decoded(library: str, data: bytes) -> Any:
-    """Decode a picture as a library does."""
-    if library == "torchvision":
-        return pictures.decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    if library == "OpenCV":
-        import cv2
+# Who decodes: not every machine has the library, and what it costs is in one number of hardware.toml.
+DECODERS = {
+    "torchvision": DATA["decoders"]["torchvision.io.image"]["decode_jpeg"],
+    "OpenCV": DATA["decoders"]["cv2"]["imdecode"],
+    "turbojpeg": DATA["decoders"]["turbojpeg"]["TurboJPEG.decode"],
+}
 
-        return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-    if library == "turbojpeg":
-        import simplejpeg
 
-        return simplejpeg.decode_jpeg(data)
-    return Image.open(io.BytesIO(data)).convert("RGB")
+def decoding_time(given: dict[str, str], of: Host) -> float:
+    """Return ms in which one of `DECODERS` decodes a picture on this host."""
+    pixels = int(given["width"]) * int(given["height"])
+    took = FORMATS[given["decode"]].time(int(given["file"]), pixels if "grey" in given else 3 * pixels)
+    return took * DECODERS[given["by"]] * of.transforms / FULL**2 / 1e6
 
 
 def augmented(image: Any) -> Any:
@@ -291,6 +291,7 @@ def host_of(given: dict[str, str]) -> Host:
 def loader(row: Row, given: dict[str, str]) -> float:
     """Return ms of a sample, or of what else the row measures."""
     make = partial(whole, given) if "epoch" in given else partial(transform, given) if "transform" in given else None
+    make = make or (partial(decoding_time, given) if given.get("by") in DECODERS else None)
     make = make or partial(crossing if "crosses" in given else sample_time, given)
     return make(host_of(given))
 
@@ -306,14 +307,11 @@ def sample_time(given: dict[str, str], of: Host) -> float:
             with costs(seconds):
                 return array.copy()
     else:
-        library, data = (
-            given.get("by", "Pillow"),
-            file(given["decode"], width, height, int(given.get("file", 0)), "grey" in given),
-        )
+        data = file(given["decode"], width, height, int(given.get("file", 0)))
 
         def make(_: int) -> Any:
-            picture = decoded(library, data)
-            return MADE[given["to"]](picture) if library == "Pillow" and given.get("to") in MADE else picture
+            picture = Image.open(io.BytesIO(data)).convert("RGB")
+            return MADE[given["to"]](picture) if given.get("to") in MADE else picture
 
     collate = None if given.get("to") in ("224", "augmented") else list
     count = max(BATCHES, 3 * workers)

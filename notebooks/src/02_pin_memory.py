@@ -372,7 +372,7 @@ assert {row.lane.role for row in from_loader.rows()} == {"main", "worker", "pin"
 #
 # <!-- advice 1ecfd46c -->
 # * *Pinning inside the loop: the loop becomes …* **neither: less than a twentieth of difference** (a step takes
-#   <!--=slower:.2f-->1.03<!---->x): `pin_memory()` is a copy by the host (R43), so the work only moves. In a loop that
+#   <!--=slower:.2f-->1.04<!---->x): `pin_memory()` is a copy by the host (R43), so the work only moves. In a loop that
 #   never reads the loss it wins, because the host has time.
 #
 # <!-- hidden 5cdeb2da -->

@@ -413,7 +413,7 @@ assert runs["batches"].step < runs["samples"].step < 1.1 * runs["batches"].step
 #
 # <!-- guess_usual 57ca3c32 -->
 # * *What takes the largest part of a step?* **the host makes the next batch**: the GPU is idle for
-#   <!--=summary.idle / summary.window:.0%-->82 %<!----> of the time.
+#   <!--=summary.idle / summary.window:.0%-->85 %<!----> of the time.
 #
 # <!-- guess_mates dc7b7d7b -->
 # * *Batches of 256, ten epochs, the order of the slices is shuffled: how many other samples does sample 0 meet?*

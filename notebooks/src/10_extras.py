@@ -364,8 +364,8 @@ assert unseen.hazards == [] and len(alarm.hazards) == 1
 #
 # <!-- guess_gain 59bc77f6 -->
 # * *How many per cent of a step could the best prefetcher save here?* **fewer than ten**
-#   (<!--=saved:.1%-->5.5 %<!---->): the copy is a small part of it.
+#   (<!--=saved:.1%-->4.7 %<!---->): the copy is a small part of it.
 #
 # <!-- guess_place 21c87fdf -->
 # * *How much faster is the loop if the GPU flips, and not the loop's own thread?* **less than twice**
-#   (<!--=gain:.2f-->1.73<!---->x): on the host the flip is work of the loop, but a copy is left in both.
+#   (<!--=gain:.2f-->1.89<!---->x): on the host the flip is work of the loop, but a copy is left in both.
