@@ -117,9 +117,9 @@ runs[2].view()
 guess.reveal()
 
 # %% [markdown]
-# One worker is slower than none: it fetches and sends one batch after the other, and to send a batch takes longer than
-# the loop gains. Two workers: each one makes every second batch. Then the batch goes to the *pin thread* (R45), to the main thread, and
-# over the link. Look at one moment, from top to bottom: all have different batches. That is a *pipeline*.
+# One worker is slower than none: to send a batch takes longer than the loop gains. Two workers: each one makes every
+# second batch. Then the batch goes to the *pin thread* (R45), to the main thread, and over the link. Look at one moment,
+# from top to bottom: all have different batches. That is a *pipeline*.
 #
 # ## The slowest station sets the pace
 #
@@ -152,9 +152,8 @@ for workers, each in batched.items():
 show_code(Images, as_it_is)
 
 # %% [markdown]
-# The loop needs no worker now: the GPU is the slowest station. With one worker the loop is even slower, since a batch of
-# a worker has a price of its own. The worker writes it into new shared memory, page by page, and the main process takes
-# it from there. Make the work smaller before you add workers.
+# The loop needs no worker now: the GPU is the slowest station. One worker makes it slower, since it writes each batch
+# into new shared memory, page by page. Make the work smaller before you add workers.
 #
 # ## `prefetch_factor`
 #
