@@ -706,10 +706,11 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     worth = [finding for finding in found if is_worth_it(finding.expected_gain, facts.window)]
     if window is None and device is None:
         tried = [checked for finding in worth if (checked := _checked(facts, finding))]
-        dropped = {finding.kind for finding in worth} - {finding.kind for finding in tried}
-        useless = dropped & set(LOADS) or (not tried and _pin_thread_is_full(facts))
-        if useless and "resident" not in {each.kind for each in worth} and (instead := resident(facts, workers_help=False)):
-            tried += [checked for each in (instead,) if (checked := _checked(facts, each))]
+        named = {finding.kind for finding in worth}
+        useless = (named - {each.kind for each in tried}) & set(LOADS) or (not tried and _pin_thread_is_full(facts))
+        instead = resident(facts, workers_help=False) if useless and "resident" not in named else None
+        if instead and (checked := _checked(facts, instead)):
+            tried.append(checked)
         worth = tried
     worth.sort(key=lambda finding: -finding.expected_gain.ns)
     loads = [finding for finding in worth if finding.kind in LOADS]

@@ -118,8 +118,8 @@ guess.reveal()
 
 # %% [markdown]
 # One worker is slower than none: to send a batch takes longer than the loop gains. Two workers: each one makes every
-# second batch. Then the batch goes to the *pin thread* (R45), to the main thread, and over the link. Look at one moment,
-# from top to bottom: all have different batches. That is a *pipeline*.
+# second batch. Then the batch goes to the *pin thread* (R45), to the main thread, and over the link. Look at one
+# moment, from top to bottom: all have different batches. That is a *pipeline*.
 #
 # ## The slowest station sets the pace
 #
