@@ -49,7 +49,7 @@ SERVER, OLD_HOST, OLD_CARDS = (
 )  # DeepLearningExamples' servers of these cards
 HOSTED = "resnet50"  # the other steps have large batches, and hosts much faster than their GPU
 PRODUCT_SIZES = (4096, 8192, 16384)  # of which the best counts
-BATCHES, ADDITIONS = 24, 100  # of a loader's run; of a run of additions
+BATCHES, ADDITIONS, CALLS = 24, 100, 16  # of a loader's run; of a run of additions; of a part of a data set
 # Cards without a preset, by NVIDIA's data sheets: what they have in place of another card's.
 CARDS = {
     "titan rtx": ("2080ti", {"memory_bandwidth": 672 * GB, "sms": 72, "fp32": 163 * 10**11, "fp16": 1305 * 10**11}),
@@ -270,7 +270,7 @@ TRANSFORMS: dict[str, Callable[[torch.Tensor, Any], object]] = {
 }
 
 
-def small(kind: str) -> Dataset[Any]:
+def small(kind: str, of: Host) -> Dataset[Any]:
     """Return a data set in memory: rows of numbers, pairs of numpy numbers, or CIFAR-10's pictures."""
     if kind == "rows":
         return TensorDataset(torch.zeros(20_000, 20), torch.zeros(20_000, 5))
@@ -279,7 +279,7 @@ def small(kind: str) -> Dataset[Any]:
     crop = transforms.RandomCrop(32, padding=4)
     chain = transforms.Compose([crop, transforms.RandomHorizontalFlip(), transforms.ToTensor(), NORMALIZE])
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-    return Made(lambda index: (chain(Image.fromarray(pixels)), 0), 50_000)
+    return Made(priced(lambda: (chain(Image.fromarray(pixels)), 0), of), 50_000)
 
 
 def host_of(given: dict[str, str]) -> Host:
@@ -296,23 +296,45 @@ def loader(row: Row, given: dict[str, str]) -> float:
     return make(host_of(given))
 
 
+def alone(call: Callable[[], object], of: Host) -> int:
+    """Return ns of a call in a data set on this host: of the mean of `CALLS`, since some draw what they do."""
+
+    def took(calls: int) -> int:
+        torch.manual_seed(0)
+        with record(on="a100", host=of, hazards="off") as recording:
+            for _ in DataLoader(Made(lambda _: [call() for _ in range(calls)] and 0, 1), None):
+                pass
+        return recording.timeline.duration
+
+    return (took(CALLS + 1) - took(1)) // CALLS
+
+
+def priced(call: Callable[[], Any], of: Host, seconds: float | None = None) -> Callable[[int], Any]:
+    """Return the samples of a data set, each of which costs what a call does, or so long; it is made only once."""
+    sample = call()
+    seconds = alone(call, of) / 1e9 if seconds is None else seconds
+
+    def make(_: int) -> Any:
+        with costs(seconds):  # an object that is in a list twice would be pickled once
+            return sample.copy() if isinstance(sample, (np.ndarray, Image.Image)) else sample
+
+    return make
+
+
 def sample_time(given: dict[str, str], of: Host) -> float:
     """Return ms a sample of a loader that decodes, or whose sample costs a given time."""
     workers, batch, sleeps = (int(given.get(name, 0)) for name in ("workers", "batch", "loop"))
     width, height = (int(given[name]) for name in ("width", "height"))
     if "sample" in given:
-        array, seconds = np.zeros((height, width, 3), np.uint8), int(given["sample"]) / 1e9
-
-        def make(_: int) -> Any:
-            with costs(seconds):
-                return array.copy()
+        make = priced(lambda: np.zeros((height, width, 3), np.uint8), of, int(given["sample"]) / 1e9)
     else:
         data = file(given["decode"], width, height, int(given.get("file", 0)))
 
-        def make(_: int) -> Any:
+        def decoded() -> Any:
             picture = Image.open(io.BytesIO(data)).convert("RGB")
             return MADE[given["to"]](picture) if given.get("to") in MADE else picture
 
+        make = priced(decoded, of)
     collate = None if given.get("to") in ("224", "augmented") else list
     count = max(BATCHES, 3 * workers)
     source = DataLoader(Made(make, max(1, batch) * count), batch or None, num_workers=workers, collate_fn=collate)
@@ -327,22 +349,16 @@ def transform(given: dict[str, str], of: Host) -> float:
     """Return ms of one of torchvision's transforms of a picture of 375 x 500."""
     image = Image.fromarray(np.zeros((375, 500, 3), np.uint8))
     tensor, call = functional.pil_to_tensor(image), TRANSFORMS[given["transform"]]
-
-    def took(repeats: int) -> int:
-        with record(on="a100", host=of, hazards="off") as recording:
-            for _ in DataLoader(Made(lambda _: [call(tensor, image) for _ in range(repeats)] and 0, 1), None):
-                pass
-        return recording.timeline.duration
-
-    return (took(2) - took(1)) / 1e6
+    return alone(lambda: call(tensor, image), of) / 1e6
 
 
 def whole(given: dict[str, str], of: Host) -> float:
     """Return ms of an epoch: of the four ways to the GPU, beyond their sleeps, or of a small data set in memory."""
     workers, card_ = int(given["workers"]), "a100-80gb"
     if given["epoch"] != "10":
+        data = small(given["epoch"], of)
         with record(on=card_, host=of, hazards="off") as recording:
-            for _ in DataLoader(small(given["epoch"]), int(given["batch"]), num_workers=workers):
+            for _ in DataLoader(data, int(given["batch"]), num_workers=workers):
                 pass
         return recording.timeline.duration / 1e6
     pin, non_blocking = (given[name] == "1" for name in ("pin", "non_blocking"))

@@ -377,23 +377,22 @@ class Additions(Dataset):
         return 4
 
     def __getitem__(self, index):
-        return many_additions()
-
-
-def many_additions():
-    x = torch.zeros(1)
-    for _ in range(2_000):
-        x = x + 1
-    return x
+        x = torch.zeros(1)
+        for _ in range(2_000):
+            x = x + 1
+        return x
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_the_emulator_does_in_a_fetch_is_not_called_unpriced(workers):
-    start = time.thread_time()
-    for _ in range(4):
-        many_additions()
-    alone = time.thread_time() - start
-    with lv.record(on="a100", host="laptop") as recording:
-        for _ in DataLoader(Additions(), 1, num_workers=workers):
-            pass
-    assert recording.unpriced["data set"] < 3 * alone
+def test_what_the_emulator_does_in_a_fetch_is_not_called_unpriced(monkeypatch, workers):
+    """Its own part is most of what such calls take in a recording; this machine is busier at some times than others."""
+
+    def unpriced():
+        with lv.record(on="a100", host="laptop") as recording:
+            for _ in DataLoader(Additions(), 1, num_workers=workers):
+                pass
+        return recording.unpriced["data set"]
+
+    counted = min(unpriced() for _ in range(3))
+    monkeypatch.setattr(dataloader.Meter, "calibrate", lambda self: None)
+    assert counted < 0.7 * min(unpriced() for _ in range(3))
