@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ from benchmarks.steps import Setup, gpu_time, host_time
 from loaderviz import read, record, summarize, validate
 from loaderviz.analysis.validate import Trace
 from loaderviz.emulator import Gpu
-from loaderviz.emulator.hardware import GPUS
+from loaderviz.emulator.hardware import GPUS, Kernel
 from loaderviz.emulator.kernels import Call, kernel_times, row_of
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -79,12 +80,13 @@ MEANS = {
     "fitted": "a number of a preset was fitted on it",
     "same": "another size of what was fitted",
     "unseen": "nothing was fitted on it, but it was seen",
-    "held out": "nothing is fitted on it, and it was frozen before it was read",
+    "held out": "nothing is fitted on it; the file is frozen, its loaders were before anybody read them",
 }
 PANELS = {"loader": "Loaders", "host": "Steps and calls that the host sets", "copy": "Copies", "kernel": "Kernels"}
 MISSED, WORST = 1.5, 15  # from this factor on a row is told apart, at most so many
 SHARES = [round(0.5 * 1.05**step, 4) for step in range(31)]  # of what kernels.toml has, tried when one is fitted anew
 PART, MODELS = 0.15, 3  # of a step's kernels that a class has at least, and of models, where its share is fitted anew
+LARGE = 8  # images from which a step is the GPU's
 CLASSES = ("conv_fp16", "conv_tf32", "conv_groups", "conv_depthwise", "conv_3x3_fp32", "gemm_fp16", "elementwise")
 
 
@@ -235,7 +237,8 @@ def draw(every: Sequence[Found]) -> go.Figure:
             some = [each for each in mine if each.row.used == used]
             figure.add_scatter(
                 x=[each.row.measured for each in some], y=[each.predicted for each in some], mode="markers", name=used,
-                marker={"color": color, "size": 6, "opacity": 0.8}, legendgroup=used, showlegend=not place, **where,
+                marker={"color": color, "size": 6, "opacity": 0.8}, legendgroup=used,
+                showlegend=part == "kernel", **where,
             )  # fmt: skip
         span = [math.log10(end) for end in ends]
         figure.update_xaxes(type="log", dtick=1, range=span, title="measured, ms", **where)
@@ -288,6 +291,15 @@ def trust(every: Sequence[Found]) -> Iterator[str]:
 # Shares fitted anew
 
 
+@lru_cache(None)
+def scaled(kind: str, share: float, setup: Setup, machine: str) -> float:
+    """Return ms of the kernels of a step where one class has so many times its share of the peak and the bandwidth."""
+    gpu = card(machine)
+    floor, bandwidth, peak = gpu.kernels[kind]
+    kernel = Kernel(floor, max(1, round(bandwidth * share)), round(peak * share))
+    return gpu_time(setup, replace(gpu, kernels={**gpu.kernels, kind: kernel}))[0] / 1e6
+
+
 class Refit(NamedTuple):
     """The rows of one architecture whose steps a class of kernels has a good part of."""
 
@@ -295,13 +307,9 @@ class Refit(NamedTuple):
     architecture: str
     mine: list[Row]
 
-    def took(self, row: Row, share: float, gpu: Gpu | None = None) -> float:
+    def took(self, row: Row, share: float) -> float:
         """Return ms of a row's kernels with this times the class's share of the peak and of the bandwidth."""
-        gpu = gpu or card(row.machine)
-        floor, bandwidth, peak = gpu.kernels[self.kind]
-        kernel = gpu.kernels[self.kind]._replace(bandwidth=max(1, round(bandwidth * share)), peak=round(peak * share))
-        gpu = replace(gpu, kernels={**gpu.kernels, self.kind: kernel._replace(floor=floor)})
-        return gpu_time(setup_of(row.setup), gpu)[0] / 1e6
+        return scaled(self.kind, share, setup_of(row.setup), row.machine)
 
     def best(self, some: Sequence[Row]) -> float:
         """Return the share at which the median error of these rows is least; of equal ones the nearest to 1."""
@@ -316,7 +324,11 @@ class Refit(NamedTuple):
 
 def refits() -> Iterator[Refit]:
     """Give classes and architectures of which there are several models."""
-    kernels = [row for row in rows("published") if row.part == "kernel" and "layout" in row.setup]
+    kernels = [
+        row
+        for row in rows("published")
+        if row.part == "kernel" and "layout" in row.setup and int(row.setup["batch"]) >= LARGE
+    ]
     known = {row.machine: card(row.machine) for row in kernels}
     for kind in CLASSES:
         for architecture in dict.fromkeys(gpu.architecture for gpu in known.values()):
@@ -487,8 +499,8 @@ differ by less than twice. The colours say how the measurement was used:
 {headline}
 
 Made by `python -m benchmarks.validate`; no number here is typed. [validation.csv](validation.csv) has every row, with
-its source, version, machine and set-up. The held-out rows are `benchmarks/held_out.csv`; its SHA-256 is `{hash}`, and a
-test holds it. Where a source names no processor, the set-up says which preset stands for it. What five articles'
+its source, version, machine and set-up. The held-out rows are `benchmarks/held_out.csv`; a test holds its SHA-256,
+`{hash}`. Where a source names no processor, the set-up says which preset stands for it. What five articles'
 programs cost, by default and measured, is in [claims](claims.md).
 
 ## What it gets most wrong
