@@ -328,18 +328,18 @@ def sample_time(given: dict[str, str], of: Host) -> float:
     if "sample" in given:
         make = priced(lambda: np.zeros((height, width, 3), np.uint8), of, int(given["sample"]) / 1e9)
     else:
-        data = file(given["decode"], width, height, int(given.get("file", 0)))
+        packed = file(given["decode"], width, height, int(given.get("file", 0)))
 
         def decoded() -> Any:
-            picture = Image.open(io.BytesIO(data)).convert("RGB")
+            picture = Image.open(io.BytesIO(packed)).convert("RGB")
             return MADE[given["to"]](picture) if given.get("to") in MADE else picture
 
         make = priced(decoded, of)
     collate = None if given.get("to") in ("224", "augmented") else list
     count = max(BATCHES, 3 * workers)
-    source = DataLoader(Made(make, max(1, batch) * count), batch or None, num_workers=workers, collate_fn=collate)
+    data = Made(make, max(1, batch) * count)
     with record(on="a100", host=of, hazards="off") as recording:
-        for _ in source:
+        for _ in DataLoader(data, batch or None, num_workers=workers, collate_fn=collate):
             if sleeps:
                 time.sleep(sleeps / 1e9)
     return steady(recording.timeline) * 1e3 / max(1, batch)
