@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from benchmarks.pipeline import rough, steady
+from benchmarks.pipeline import Items, rough, steady
 from benchmarks.steps import Setup, gpu_time, host_time
 from loaderviz import costs, record
 from loaderviz.emulator import Gpu, Host, Runtime
@@ -193,7 +193,7 @@ def copy(row: Row, given: dict[str, str]) -> float:
 
 def pinning(nbytes: int, of_thread: bool, gpu: str) -> float:
     """Return ms in which the pin thread, or the main one, pins a batch of a worker, beyond the first of all."""
-    source = DataLoader(Made(lambda _: torch.empty(nbytes // 4), 4), None, num_workers=1, pin_memory=of_thread)
+    source = DataLoader(Items(lambda _: torch.empty(nbytes // 4), 4), None, num_workers=1, pin_memory=of_thread)
     with record(on=gpu, host=SERVER, hazards="off") as recording:
         for batch in source:
             pinned = batch if of_thread else batch.pin_memory()
@@ -202,19 +202,6 @@ def pinning(nbytes: int, of_thread: bool, gpu: str) -> float:
 
 
 # Loaders
-
-
-class Made(Dataset[Any]):
-    """A data set whose samples a function of the index makes."""
-
-    def __init__(self, make: Callable[[int], Any], length: int) -> None:
-        self.make, self.length = make, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(index)
 
 
 @lru_cache(None)
@@ -275,11 +262,11 @@ def small(kind: str, of: Host) -> Dataset[Any]:
     if kind == "rows":
         return TensorDataset(torch.zeros(20_000, 20), torch.zeros(20_000, 5))
     if kind == "numbers":
-        return Made(lambda index: {"x": np.float32(index), "y": np.float32(index)}, 102_400)
+        return Items(lambda index: {"x": np.float32(index), "y": np.float32(index)}, 102_400)
     crop = transforms.RandomCrop(32, padding=4)
     chain = transforms.Compose([crop, transforms.RandomHorizontalFlip(), transforms.ToTensor(), NORMALIZE])
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-    return Made(priced(lambda: (chain(Image.fromarray(pixels)), 0), of), 50_000)
+    return Items(priced(lambda: (chain(Image.fromarray(pixels)), 0), of), 50_000)
 
 
 def host_of(given: dict[str, str]) -> Host:
@@ -302,7 +289,7 @@ def alone(call: Callable[[], object], of: Host) -> int:
     def took(calls: int) -> int:
         torch.manual_seed(0)
         with record(on="a100", host=of, hazards="off") as recording:
-            for _ in DataLoader(Made(lambda _: [call() for _ in range(calls)] and 0, 1), None):
+            for _ in DataLoader(Items(lambda _: [call() for _ in range(calls)] and 0, 1), None):
                 pass
         return recording.timeline.duration
 
@@ -337,7 +324,7 @@ def sample_time(given: dict[str, str], of: Host) -> float:
         make = priced(decoded, of)
     collate = None if given.get("to") in ("224", "augmented") else list
     count = max(BATCHES, 3 * workers)
-    data = Made(make, max(1, batch) * count)
+    data = Items(make, max(1, batch) * count)
     with record(on="a100", host=of, hazards="off") as recording:
         for _ in DataLoader(data, batch or None, num_workers=workers, collate_fn=collate):
             if sleeps:
@@ -364,7 +351,7 @@ def whole(given: dict[str, str], of: Host) -> float:
     pin, non_blocking = (given[name] == "1" for name in ("pin", "non_blocking"))
     ones = torch.ones(2**18)
     with record(on=card_, host=of, hazards="off"):
-        source = DataLoader(Made(lambda _: ones, 1000), 100, pin_memory=pin, num_workers=workers)
+        source = DataLoader(Items(lambda _: ones, 1000), 100, pin_memory=pin, num_workers=workers)
         for _ in range(2):  # in the first the pinned memory is taken
             start = time.perf_counter()
             for batch in source:
@@ -382,7 +369,7 @@ def crossing(given: dict[str, str], of: Host) -> float:
         "array": lambda: np.zeros(2**23, np.float32),
         "tensor": lambda: torch.zeros(2**23),
     }[given["crosses"]]
-    source = DataLoader(Made(lambda _: make(), BATCHES), None, num_workers=1, collate_fn=lambda batch: batch)
+    source = DataLoader(Items(lambda _: make(), BATCHES), None, num_workers=1, collate_fn=lambda batch: batch)
     with record(on="a100", host=of, hazards="off") as recording:
         for batch in source:
             if isinstance(batch, torch.Tensor):

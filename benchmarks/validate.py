@@ -1,7 +1,6 @@
 """Make docs/validation.md, its picture and its table: what the emulator predicts, beside what was measured.
 
-Run it from the repository's root, with the shared traces beside it (`--out -` prints only, `--quick` leaves the traces
-out):
+Run it from the repository's root, with the shared traces beside it (`--out -` prints only):
 
     python -m benchmarks.validate [--out docs/validation.md]
 
@@ -181,10 +180,8 @@ def steps() -> Iterator[str]:
     seen = []
     for model, gpu, batch, measured in STEPS:
         total, kernels = gpu_time(Setup(model, batch, "train"), Gpu.preset(gpu))
-        took, host = (
-            (total - kernels * Gpu.preset(gpu).queue_gap) / 1e6,
-            host_time(Setup(model, 0, "train"), HOST) / 1e6,
-        )
+        took = (total - kernels * Gpu.preset(gpu).queue_gap) / 1e6
+        host = host_time(Setup(model, 0, "train"), HOST) / 1e6
         bound = "GPU" if took > host else "host"
         ratio = f"{took:.1f} | {took / measured:.2f} | {kernels} | {host:.1f} | {bound}"
         yield f"| {model}, {batch} | {gpu} | {measured:.1f} | {ratio} |"
@@ -351,8 +348,7 @@ def left_out() -> Iterator[str]:
     """Give what a share of kernels.toml is worth for a model, and for a card, that it was not fitted on."""
     yield "| class | architecture | rows, models | as it is | without the model | of the other cards |"
     yield "|---|---|--:|--:|--:|--:|"
-    every = list(refits())
-    for refit in every:
+    for refit in refits():
         models = sorted({row.setup["model"] for row in refit.mine})
         others = {model: [row for row in refit.mine if row.setup["model"] != model] for model in models}
         shares = {model: refit.best(rest) for model, rest in others.items()}
