@@ -254,15 +254,13 @@ class Session(TensorMemory):
         """Find what the emulator takes around each call of torch that the clocks of the program would count."""
         runtime, tensor, taken = self.runtime, torch.empty(0), []
         for _ in range(5):
-            with self.fetching_data() as meter:
-                for _ in range(40):
-                    tensor.is_floating_point()
             before = runtime.now
             for _ in range(40):
                 tensor.is_floating_point()
-            taken.append(((runtime.now - before) // 40, meter.work // 40))
+            taken.append((runtime.now - before) // 40)
             runtime.now = before
-        self._own.overhead, self.meter.overhead = map(min, zip(*taken, strict=True))
+        self._own.overhead = min(taken)
+        self.meter.calibrate(self.fetching_data)
 
     def begin_priced(self, cost: int) -> None:
         """A module's call, backward or an optimizer's step begins: from here `Host` says what Python costs."""
