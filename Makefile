@@ -1,7 +1,7 @@
 # make timeline   run the four loaders on MNIST, print the tables, write timelines.html
 # make lab        open the notebooks
-# make test       pass the tests          make check   style, types, import rules
-# make test-all   the same, and the fuzz of every public callable of torch
+# make test       pass the tests that need no browser, kernel or second Python, in five minutes on two cores
+# make test-all   pass all of them        make check   style, types, import rules
 # make bench      timings                 make notebooks   write and run notebooks/*.ipynb, from notebooks/src/*.py
 # make book       lessons, rules and guide as pages in build/book, to read on any device, without a server or a network
 # Each sets up .venv by itself, on first use. Python 3.11 or later is all they need.
@@ -62,7 +62,7 @@ lab: setup
 PYTEST := $(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 test: setup-dev
-	$(PYTEST) -m "not fuzz"
+	$(PYTEST) -m "not slow and not fuzz"
 
 test-all: setup-dev
 	$(PYTEST)

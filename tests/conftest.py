@@ -2,11 +2,13 @@
 one seed, LOADERVIZ_SEED, from which every random draw comes: programs of hypothesis and the global generators.
 """
 
+import itertools
 import multiprocessing
 import os
 import random
 import sys
 import zlib
+from collections import defaultdict
 
 import pytest
 from hypothesis import settings
@@ -30,13 +32,38 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Kernels and browsers warn of what no test can change: event loops and pipes that are closed when collected."""
+    """Kernels and browsers are slow, and warn of what no test can change: loops and pipes closed when collected."""
     apart = ["DeprecationWarning", "PendingDeprecationWarning", "ResourceWarning"]
     apart += ["pytest.PytestUnraisableExceptionWarning"]
+    cases = defaultdict(list)
     for item in items:
         if item.get_closest_marker("browser") or item.get_closest_marker("notebook"):
+            item.add_marker("slow")
             for warning in apart:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore::{warning}"))
+        if hasattr(item, "callspec") and not item.get_closest_marker("gpu"):
+            cases[item.parent.nodeid, item.originalname].append(item)
+    for same in cases.values():
+        for item in set(same) - pairwise(same):
+            item.add_marker("slow")
+
+
+def pairwise(items):
+    """Return cases of one test in which all values of each two of its parameters meet, or those that its mark names."""
+    once = items[0].get_closest_marker("once_for")
+    values = {item: [(name, item.callspec.indices[name]) for name in item.callspec.params] for item in items}
+    if once:
+        meetings = {item: {item.callspec.params[once.args[0]]} for item in items}
+    elif len(items[0].callspec.params) < 3:
+        return set(items)
+    else:
+        meetings = {item: set(itertools.combinations(values[item], 2)) for item in items}
+    chosen, missing = set(), set().union(*meetings.values())
+    while missing:
+        best = max(items, key=lambda item: len(meetings[item] & missing))
+        chosen.add(best)
+        missing -= meetings[best]
+    return chosen
 
 
 def pytest_report_header():

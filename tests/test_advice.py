@@ -154,6 +154,7 @@ def edge(before):
     return 2 * (max(loads, default=0) + max(pins, default=0)) / before.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpu", "batch_size"), [("a100", 64), ("a100", 8192), ("t4", 1024), ("h200", 8192), ("laptop", 8192)]
 )

@@ -114,6 +114,7 @@ def test_its_items_are_torchvisions_in_a_spawned_worker_too():
     assert torch.equal(found, images[:, None] / 255) and torch.equal(targets, labels)
 
 
+@pytest.mark.slow
 def test_the_stand_in_needs_no_torchvision(tmp_path):
     code = (
         "import sys; sys.modules['torchvision'] = None; from loaderviz import experiment, mnist;"

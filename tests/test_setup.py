@@ -104,6 +104,7 @@ def setuptools():
         return 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(setuptools() < 77, reason="setuptools 77 or later is missing")
 def test_the_wheel_has_the_license_the_types_and_the_lessons_which_are_copied_out_of_it(tmp_path):
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -142,6 +143,7 @@ EXTRA = r", .*the extra 'notebook' .* '\.\[notebook\]'"
 MAIN, ERROR = "loaderviz.cli.main", "MissingPackageError:"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "expected"),
     [

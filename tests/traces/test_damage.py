@@ -259,6 +259,7 @@ def test_an_event_without_an_end_is_refused(tmp_path, monkeypatch):
         read(write(tmp_path, '{"a": "' + "x" * (1 << 22)))
 
 
+@pytest.mark.slow
 def test_hostile_files_stay_small(tmp_path):
     """In a process with little memory: deep nesting, a bomb of one string, very many names."""
     bombs = {

@@ -59,6 +59,7 @@ def test_a_file_that_is_no_trace_is_one_sentence(tmp_path, capsys, content, comp
     assert not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error_message(tmp_path):
     path, page = write(tmp_path, trace(*loop())), tmp_path / "page.html"
     command = f"{sys.executable} -m loaderviz view {path} --out {page} | true"
@@ -67,6 +68,7 @@ def test_a_closed_pipe_is_no_error_message(tmp_path):
     assert page.exists()
 
 
+@pytest.mark.slow
 def test_read_is_a_public_function_whatever_was_imported_before(tmp_path):
     path = write(tmp_path, trace(*loop()))
     assert len(loaderviz.read(str(path))) == len(loaderviz.read(path)) == 9

@@ -121,6 +121,7 @@ def pace(timeline):
     return float(np.median(np.diff(sorted(starts))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [4096, 64])
 def test_explorer_and_experiment_agree(batch_size):
     runs = experiment.four_loaders(experiment.Setting(batch_size))
@@ -162,6 +163,7 @@ def run_the_code(chosen):
     return recording.timeline
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("change", CODES, ids=str)
 def test_the_code_does_what_the_picture_shows(change):

@@ -60,12 +60,14 @@ def test_the_starter_is_not_attempted_nor_is_nothing(exercise):
         assert exercise.check(answer).status == "not attempted"
 
 
+@pytest.mark.once_for("number")
 @pytest.mark.parametrize(("number", "answer"), pairs(RIGHT))
 def test_any_design_that_meets_the_target_passes(number, answer):
     outcome = EXERCISES[number].check(answer, seed=drawn())
     assert outcome.status == "passed", outcome
 
 
+@pytest.mark.once_for("number")
 @pytest.mark.parametrize(("number", "entry"), pairs(WRONG))
 def test_a_wrong_answer_gets_its_fact(number, entry):
     answer, expected = entry
@@ -120,6 +122,7 @@ ATTEMPTS = [
 ]
 
 
+@pytest.mark.once_for("number")
 @pytest.mark.parametrize(("number", "expected", "body"), ATTEMPTS)
 def test_an_attempt_is_judged_rightly(number, expected, body):
     head = HEAD.format(", ".join(EXERCISES[number].arguments))

@@ -29,6 +29,7 @@ def test_every_callable_answers_as_on_the_cpu():
     check(fuzz.cases(), COVERED)
 
 
+@pytest.mark.slow
 def test_some_callables_answer_as_on_the_cpu():
     check(random.Random(0).sample(fuzz.cases(), 100), COVERED)
 

@@ -28,6 +28,7 @@ def both(programs):
     return run(programs), run(programs, copies="eager", hazards="off")
 
 
+@pytest.mark.slow
 @settings(max_examples=8, **QUICK)
 @given(st.lists(programs, min_size=15, max_size=15))
 def test_without_a_hazard_late_bytes_make_no_difference(programs):
@@ -89,6 +90,7 @@ RIGHT = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocking", ["0", "1"])
 @pytest.mark.parametrize("name", [*RACES, *RIGHT])
 def test_programs_that_once_were_judged_wrongly(name, blocking, monkeypatch):

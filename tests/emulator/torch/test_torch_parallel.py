@@ -114,6 +114,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_cuda_in_a_spawned_process_is_refused_by_name(tmp_path):
     script = tmp_path / "spawns.py"
     script.write_text(SPAWNS)

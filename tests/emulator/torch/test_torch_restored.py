@@ -397,6 +397,7 @@ def _in_child(results):
     results.put((torch.cuda.is_available(), torch.ones(3).sum().item(), type(time.perf_counter).__name__))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="what a fork may do")
 def test_a_fork_after_a_recording_may_run_backward():
     """Torch forbids it once its engine has started a thread for a device; our guard for fake tensors is none."""
