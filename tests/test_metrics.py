@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderviz import words
-from loaderviz.metrics import MetricsError, NotATimelineError, describe, hidden_shares, states, summarize, utilization
+from loaderviz.metrics import (
+    MetricsError,
+    NotATimelineError,
+    collectives,
+    describe,
+    hidden_shares,
+    states,
+    summarize,
+    utilization,
+)
 from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, Cause, Kind
 
 SEEDS = st.integers(0, 10_000)
@@ -114,6 +123,59 @@ def test_hidden_share_of_each_copy(seed):
             assert value == pytest.approx(hidden)
         else:
             assert math.isnan(value)
+
+
+@given(SEEDS)
+def test_a_copy_hides_under_the_kernels_of_its_own_device(seed):
+    """Two GPUs that do the same at other times: what each hides is what it would hide alone."""
+    first, second = factory.random_timeline(seed), factory.random_timeline(seed + 1)
+
+    def spans(timeline, device):
+        return [
+            (f"{row.lane.name}@{device}", row.start, row.end, row.kind)
+            for row in timeline.rows()
+            if row.lane.group == "device"
+        ]
+
+    both = factory.made(*spans(first, 0), *spans(second, 1))
+    alone = [factory.made(*spans(first, 0)), factory.made(*spans(second, 0))]
+    for device, timeline in enumerate(alone):
+        mine = [row.lane.device == device for row in both.rows()]
+        found, wanted = (np.sort(shares) for shares in (hidden_shares(both)[mine], hidden_shares(timeline)))
+        assert np.array_equal(found, wanted, equal_nan=True)
+
+
+def collective(device, start, end, name="all_reduce"):
+    return f"stream 9@{device}", start, end, Kind.COMMUNICATION, {"name": name}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),  # parts of two devices, in µs
+    [
+        ((0, 500), (400, 600), True),  # they end 100 µs apart
+        ((0, 500), (400, 600.001), False),
+        ((0, 10_000), (9_500, 11_000), True),  # a tenth of the longer one, which ends first
+        ((0, 10_000), (9_500, 11_000.001), False),
+        ((9_000, 10_000), (1_112, 11_111), False),
+        ((5_000, 10_000), (0, 11_111), True),  # or last
+        ((0, 500), (500, 590), False),  # one begins when the other ends
+        ((0, 500), (499.999, 590), True),
+    ],
+)
+def test_parts_of_one_collective_end_within_a_tenth_of_the_longest_and_100_us(first, second, same):
+    parts = [collective(device, *(round(1000 * time) for time in part)) for device, part in enumerate((first, second))]
+    number, arrival = collectives(factory.made(*parts))
+    assert sorted(number.tolist()) == ([1, 1] if same else [-1, -1])
+    assert set(arrival.tolist()) == ({round(1000 * max(first[0], second[0]))} if same else {-1})
+
+
+def test_the_limit_at_most_leaves_out_what_is_known_to_be_waiting():
+    """One collective is seen of both ranks, and rank 0 waits 600 ns in it; the other of rank 0 alone."""
+    seen = collective(0, 0, 1_000), collective(1, 600, 1_000), collective(0, 2_000, 2_500, "broadcast")
+    summary = summarize(factory.made(*seen, ("stream 7@0", 3_000, 3_010, Kind.COMPUTE)), device=0)
+    assert (summary.communication, summary.rank_wait, summary.moved) == (1_500, 600, 400)
+    assert (summary.limit, summary.limit_most) == (400, 900)
+    assert "at most 900 ns, if no collective waits" in str(summary)
 
 
 STEPS = {

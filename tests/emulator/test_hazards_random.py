@@ -19,6 +19,8 @@ from race_programs import (
     waits,
 )
 
+from loaderviz.emulator.hazards.happens_before import HOST, HappensBefore
+
 
 def kernel(stream, first, units, *, writes):
     return "kernel", stream, 1_000, [(0, first, units, not writes, writes)]
@@ -88,6 +90,47 @@ def test_a_line_of_waits_is_needed_if_and_only_if_something_is_unordered_without
     assert not any(book.races)
     needed = {f"wait.py:{twin.without}" for twin in twins if any(twin.races) or twin.over != book.over}
     assert machine.runtime.order.needed == needed
+
+
+def ordered(program, without=None):
+    """The order that a program of the host makes, with counterfactuals of its lines or without the waits of one."""
+    order, events = HappensBefore(), {}
+    for operation, stream, event, line in program:
+        if operation == "work":
+            order.enqueue(stream)
+        elif operation == "record":
+            events[event] = order.snapshot(stream)
+        elif operation == "host waits":
+            order.host_wait(events.get(event, {}))
+        elif operation == "device":
+            order.host_wait_all()
+        elif line != without:
+            if without is None:
+                order.add_counterfactual(line)
+            order.wait(stream, events.get(event, {}), line)
+    return order
+
+
+@settings(max_examples=200, deadline=None)
+@example(  # what stream 2 knows of stream 0, it knows through stream 1, which without line a knew nothing
+    [("work", 0, 0, "a"), ("record", 0, 0, "a"), ("wait", 1, 0, "a"), ("work", 1, 0, "a"), ("record", 1, 1, "a"),
+     ("wait", 2, 1, "b")]
+)  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["work", "work", "record", "record", "wait", "wait", "host waits", "device"]),
+            st.integers(0, 2), st.integers(0, 2), st.sampled_from(["a", "b"]),
+        ),
+        max_size=30,
+    )
+)  # fmt: skip
+def test_the_order_without_a_line_is_that_of_the_program_without_its_waits(program):
+    order = ordered(program)
+    for line, other in order.counterfactuals.items():
+        plain = ordered(program, without=line)
+        for stream in (HOST, 0, 1, 2):
+            assert other.clock(stream) == plain.clock(stream)
 
 
 @settings(max_examples=100, deadline=None)

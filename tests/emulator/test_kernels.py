@@ -189,8 +189,20 @@ def test_attention_computes_whole_tiles_of_queries_and_keys(length):
     (time,) = kernel_times(
         ROUND, call("_scaled_dot_product_flash_attention", query, query, query, writes=[query], precision="fp16")
     )
-    tiles = -(-length // 128)
-    assert time == FLOOR - (-tiles * 4 * 128 * tiles * 128 * 64 * 100 // 1000)
+    work = 4 * 128 * 128 * 64 * (-(-length // 128)) ** 2 * 100  # FLOPs: two products of each tile with each
+    assert time == FLOOR - (-work // 1000)
+    reads = [query] * 6
+    for op in ("_scaled_dot_product_flash_attention_backward", "_flash_attention_backward"):
+        asked = call(op, *reads, writes=[query] * 3, precision="fp16")
+        if op.startswith("_flash"):  # batch, sequence, heads, depth
+            asked = asked._replace(reads=[array(5, length, 20, 64, dtype="float16")] * 6)
+        assert kernel_times(ROUND, asked)[0] == FLOOR - (-work * 5 // 2 // 1000)  # five products for two
+
+
+def test_small_attention_takes_the_time_of_its_bytes():
+    gpu, query = replace(ROUND, memory_bandwidth=10**9, l2=0, fp16=10**15), array(1, 1, 128, 64, dtype="float16")
+    asked = call("_scaled_dot_product_flash_attention", query, query, query, writes=[query], precision="fp16")
+    assert kernel_times(gpu, asked) == (FLOOR + 4 * query.nbytes,)  # a byte a ns
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
@@ -205,6 +217,19 @@ def test_a_convolution_costs_its_multiply_adds_once_for_each_pass(groups, backwa
     times = kernel_times(ROUND, asked)
     assert sum(times) == pytest.approx((FLOOR + work) * (2 if backward else 1), abs=2)
     assert len(times) == (4 if backward else 2)  # each pass and its change of layout
+
+
+@pytest.mark.parametrize(("window", "beside"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize("channels", [1, 500, 15_000, 45_000, 60_000, 500_000])
+def test_transforms_take_at_most_half_of_the_time_of_a_convolution(window, beside, channels):
+    """The operator was measured as a whole: its kernels sum to its time, as far as it is long enough for them."""
+    asked = call(
+        "convolution", array(1, 1, 1, 1), array(channels, 1, window, window), writes=[array(1, channels, 1, 1)]
+    )
+    whole = FLOOR - (-2 * channels * window**2 // 1000)
+    main, *transforms = kernel_times(replace(ROUND, l2=0, memory_bandwidth=10**18), asked)
+    assert transforms == [FLOOR] * beside
+    assert main == whole - min(beside * FLOOR, whole // 2)
 
 
 def images(*shape, dtype="float16", last=True):

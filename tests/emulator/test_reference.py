@@ -121,6 +121,11 @@ def real(machine, launch_blocking=False):
     False,
 )
 @example(machine(0, 0, 4, 1000, 0, gap=2), [("launch", 1, 5, 1000, 0)] * 3, False)  # kernels queued behind each other
+@example(  # a copy behind a kernel does not wait for the gap, nor a kernel behind a copy
+    machine(0, 0, 4, 1000, 0, gap=2),
+    [("launch", 1, 5, 1000, 0), ("memcpy", 1, 64, "h2d", True, False), ("launch", 1, 5, 1000, 0)],
+    False,
+)
 @example(  # a kernel that arrives later than the gap after the one before it
     machine(3, 0, 4, 1000, 2, gap=1), [("launch", 1, 0, 1000, 0), ("launch", 1, 5, 1000, 0)], False
 )

@@ -102,6 +102,13 @@ def test_ns_times_relative_to_the_base(tmp_path):
     assert "2024-04-01 0" in timeline.context.clock
 
 
+def test_the_base_is_added_only_to_times_that_count_from_it(tmp_path):
+    """Some versions write it beside times of the Unix clock, which stay as they are."""
+    for base in (BASE, 7):
+        timeline = read_events(tmp_path, op("aten::mm", base, 5), baseTimeNanoseconds=1_711_929_600_000_000_000)
+        assert ("2024-04-01 00:00:00.000007" if base == 7 else "2023-11-14 22:13:20") in timeline.context.clock
+
+
 def test_absolute_times_with_ns_digits(tmp_path):
     """torch 2.3: the digits of 1712195495521308.558 do not fit into a float64."""
     ns = [1_712_195_495_521_308_558 + step for step in (0, 1, 250, 1_001, 77_777)]
