@@ -607,6 +607,26 @@ def test_one_of_several_ranks_is_judged_with_its_own_host():
     assert advice.judged.startswith("Judged: device 1 of 2, 800 ns, 4 steps of 200 ns")
 
 
+@pytest.mark.parametrize(("wait", "first"), [(300, "resident"), (301, "waiting-for-data")])
+def test_workers_are_advised_first_where_they_gain_more_than_half_of_what_resident_data_gain(wait, first):
+    """A copy of 300 µs, longer than the kernels: data on the GPU save it and the wait, workers the wait alone."""
+    loop = Loop(steps=0)
+    loop.builder.lane("worker 0", "host", "worker", 0)
+    for batch in loop.steps(10):
+        begin = loop.clock // US
+        loop.wait(begin, begin + wait, Cause.DATA).wait(begin + wait, begin + wait + 400, Cause.SYNCHRONIZE)
+        loop.clock += wait * US
+        loop.put(loop.stream, Kind.COPY_H2D, 300, batch, nbytes=1_000_000, pinned=True)
+        loop.put(loop.stream, Kind.COMPUTE, 100, batch)
+    found = gains(timeline := loop.timeline(), window=(0, loop.clock))
+    assert found == {
+        "resident": (wait + 300) * 10 * US,
+        "waiting-for-data": wait * 10 * US,
+        "copy-not-hidden": 3_000 * US,
+    }
+    assert next(iter(found)) == first == lv.advise(timeline)[0].kind
+
+
 def test_a_window_of_ones_own_and_no_timeline():
     advice = lv.advise(waiting(Loop(copy=100, kernel=200, steps=10)), window=(0, 600 * US))
     assert advice.window == (0, 600 * US)

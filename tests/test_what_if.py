@@ -155,9 +155,9 @@ def test_the_depth_of_a_prefetch_is_seen(depth):
     assert step(again(run(chosen))) == pytest.approx(step(run(chosen)), rel=0.01)
 
 
-def loop(steps, body, gpu="a100", samples=64):
-    """A loop of `steps` steps on the runtime; `body` is what it does in each."""
-    runtime = Runtime(Gpu.preset(gpu), Host.preset("workstation"))
+def loop(steps, body, gpu="a100", samples=64, **costs):
+    """A loop of `steps` steps on the runtime; `body` is what it does in each; `costs` are other ones of the host."""
+    runtime = Runtime(Gpu.preset(gpu), replace(Host.preset("workstation"), **costs))
     for batch in range(steps):
         start, runtime.batch = runtime.now, batch
         body(runtime)
@@ -267,6 +267,43 @@ def test_slices_of_resident_data_cost_no_kernel():
     assert gathered == lv.what_if(timeline, resident=True)
     assert gathered.where(Kind.COMPUTE).sum() - sliced.where(Kind.COMPUTE).sum() == 6
     assert step(sliced) < step(gathered)
+
+
+CALLS = {
+    "launch": lambda runtime: runtime.launch(100, name="relu"),
+    "copy on the GPU": lambda runtime: runtime.memcpy(400, "d2d"),
+    "memset": lambda runtime: runtime.memset(400),
+    "result": lambda runtime: runtime.memcpy(4, "d2h", pinned=True),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("cost", [1_000, 40_000])  # less and more than the replay's host takes
+def test_a_call_takes_as_long_as_it_was_seen_to(call, cost):
+    """A loop that the host limits: the replay settles what its own calls cost with the host's work after them."""
+
+    def body(runtime, calls=20):
+        runtime.memcpy(4_000, "h2d", pinned=True)
+        for _ in range(calls):
+            CALLS[call](runtime)
+            runtime.host_work(10_000)
+        runtime.launch(100, name="relu")
+
+    costs = {"launch": cost, "memcpy_call": cost}
+    few, many = (loop(8, functools.partial(body, calls=calls), **costs) for calls in (1, 21))
+    assert step(many) - step(few) == 20 * (10_000 + cost)
+    assert step(again(many)) - step(again(few)) == pytest.approx(20 * (10_000 + cost), rel=0.001)
+
+
+@pytest.mark.parametrize("cores", [2, 4, 8, 16])
+def test_what_workers_took_on_too_few_cores_had_their_turns_in_it(monkeypatch, cores):
+    """Seen by a real clock, eight workers take 3.2 ms a batch: a batch each 400 µs, on however many cores."""
+    monkeypatch.setattr(factory, "FETCH", 3_200_000)
+    timeline = factory.loader("pinned", 64, 8)
+    context = replace(timeline.context, origin="recorded", host=f"this machine, {cores} CPU cores")
+    timeline = replace(timeline, context=context)
+    assert step(timeline) == 400_000
+    assert step(again(timeline)) == pytest.approx(400_000, rel=0.12)
 
 
 def with_collectives(steps, exposed):

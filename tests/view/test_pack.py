@@ -116,6 +116,17 @@ def test_arrows_and_marks_point_at_the_bars_of_their_spans():
     assert other["bars"] == [-1, -1]
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_the_bar_of_a_span_is_never_the_one_in_the_engine_nor_a_merged_one(backwards):
+    part = Part(factory.loader("prefetch"))
+    bars = part.bars.at(np.arange(len(part.bars.span))[:: -1 if backwards else 1])
+    place, mirrors = part.bar_of(bars), np.array([row.mirror for row in part.tracks])[bars.track]
+    assert (bars.span[place[place >= 0]] == np.flatnonzero(place >= 0)).all() and place[-1] == -1
+    assert mirrors.sum() == 6 and not mirrors[place].any()
+    merged = part.thinned(bars, np.zeros(len(bars.span), bool), 20)
+    assert (merged.count[(found := part.bar_of(merged))[found >= 0]] == 1).all() and (merged.count > 1).any()
+
+
 @pytest.mark.parametrize("limit", [200, 2_000, 10_000])
 def test_a_long_run_is_thinned_and_its_totals_stay_exact(limit):
     timeline = factory.many_spans(20_000)
