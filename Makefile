@@ -2,6 +2,7 @@
 # make lab        open the notebooks
 # make test       pass the tests that need no browser, kernel or second Python, in five minutes on two cores
 # make test-all   pass all of them        make check   style, types, import rules
+# make mutants    the share of small changes of the program that the tests see: make mutants SEED=7 COUNT=100
 # make bench      timings                 make notebooks   write and run notebooks/*.ipynb, from notebooks/src/*.py
 # make book       lessons, rules and guide as pages in build/book, to read on any device, without a server or a network
 # Each sets up .venv by itself, on first use. Python 3.11 or later is all they need.
@@ -19,7 +20,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 GIVEN := $(filter-out file default undefined,$(origin TORCH_INDEX))
 ANSWER := import urllib.request; urllib.request.urlopen("$(TORCH_INDEX)/torch/", timeout=4).read(1)
 
-.PHONY: setup setup-dev torch timeline test test-all check lab bench notebooks book clean
+.PHONY: setup setup-dev torch timeline test test-all mutants check lab bench notebooks book clean
 
 setup: $(READY)
 
@@ -61,11 +62,31 @@ lab: setup
 
 PYTEST := $(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
+FAST := not fuzz and not slow
+
 test: setup-dev
-	$(PYTEST) -m "not slow and not fuzz"
+	$(PYTEST) -m "$(FAST)"
 
 test-all: setup-dev
 	$(PYTEST)
+
+SEED ?= 1
+COUNT ?= 100
+JOBS ?= 2
+MUTATED ?= $(addprefix loaderviz/,$(addprefix emulator/,device.py runtime.py memory.py kernels.py replay.py hardware.py \
+  host.py hazards/happens_before.py hazards/races.py) metrics.py $(addprefix analysis/,advice.py evidence.py what_if.py) \
+  traces/kineto.py view/pack.py)
+# Names of cosmic-ray's operators, as a pattern, and of two of benchmarks/mutants.py. What is left out gives mostly
+# equal programs, or ones that any test sees.
+COMPARISONS := Eq_NotEq|NotEq_Eq|Lt_(LtE|GtE)|LtE_(Lt|Gt)|Gt_(GtE|LtE)|GtE_(Gt|Lt)|Is_IsNot|IsNot_Is
+ARITHMETIC := Add_Sub|Sub_Add|Mul_Div|Div_Mul|FloorDiv_Mul|Mod_Mul|BitOr_BitAnd|BitAnd_BitOr|LShift_RShift|RShift_LShift
+MUTATIONS ?= NumberReplacer|AddNot|Replace(True|False|And|Or|Break|Continue)With\w+|ZeroIterationForLoop|DropOperand|$\
+  DropStatement|ReplaceComparisonOperator_($(COMPARISONS))|ReplaceBinaryOperator_($(ARITHMETIC))|$\
+  ReplaceUnaryOperator_Delete_(Not|USub|Invert)
+
+mutants: setup-dev
+	$(RUN) -m benchmarks.mutants --seed $(SEED) --count $(COUNT) --jobs $(JOBS) --fast "$(FAST)" \
+	  --operators '$(MUTATIONS)' $(MUTATED)
 
 check: setup-dev
 	$(VENV)/bin/ruff check .
@@ -74,7 +95,7 @@ check: setup-dev
 	$(VENV)/bin/lint-imports
 
 bench: setup-dev
-	@for file in benchmarks/*.py; do name=$$(basename $$file .py); echo "== $$name"; $(RUN) -m benchmarks.$$name || exit 1; done
+	@for file in $(filter-out benchmarks/mutants.py,$(wildcard benchmarks/*.py)); do name=$$(basename $$file .py); echo "== $$name"; $(RUN) -m benchmarks.$$name || exit 1; done
 
 notebooks: setup-dev
 	$(RUN) notebooks/build.py --execute

@@ -31,6 +31,7 @@ def pytest_configure(config):
         config.option.hypothesis_seed = str(SEED)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
     """Kernels and browsers are slow, and warn of what no test can change: loops and pipes closed when collected."""
     apart = ["DeprecationWarning", "PendingDeprecationWarning", "ResourceWarning"]
