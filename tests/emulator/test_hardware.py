@@ -10,15 +10,18 @@ from hypothesis import strategies as st
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.hardware import (
     ASSUMED,
+    CACHED,
     GPU_SOURCES,
     GPUS,
     HOST_SOURCES,
     HOSTS,
     KERNELS,
     HardwareError,
+    Parcel,
     UnknownHardwareError,
     ceil_div,
     numbers,
+    pages,
 )
 from loaderviz.errors import LoadervizError
 
@@ -128,6 +131,63 @@ def test_each_architecture_has_a_row_for_every_class_of_kernels(gpu):
 
 
 # Costs
+
+
+def defaults(kind):
+    return {entry.name: entry.default for entry in fields(kind) if isinstance(entry.default, int | str)}
+
+
+def test_what_a_preset_does_not_say():
+    """A host's number that is not given costs nothing. What all GPUs have alike is here once more: it changes every
+    timeline, so that no one should change it by mistake."""
+    assert defaults(Host) == dict.fromkeys(defaults(Host), 0) | {"siblings": 1, "ranks_on_host": 1}
+    unknown = dict.fromkeys(("bidirectional_d2h", "pageable_d2h", "pageable_cached", "l2", "l2_bandwidth"), 0)
+    assert defaults(Gpu) == unknown | {
+        "architecture": "ampere", "copy_latency": 1_500, "d2h_latency": 2_500, "bidirectional": 720,
+        "staging_chunk": 2**19, "launch_latency": 1_600, "queue_gap": 1_100, "word_rate": 9_900_000_000, "tiles": 2,
+        "threads_per_sm": 2048, "queue_depth": 1024, "async_engines": 3, "context_memory": 2**29, "malloc": 341_000,
+        "malloc_small": 20_000,
+    }  # fmt: skip
+    assert Parcel() == (0, 0, 0)
+
+
+SLOW = replace(
+    Gpu.preset("a100"), h2d=4 * 10**9, d2h=2 * 10**9, pageable=10**9, copy_latency=100, d2h_latency=200,
+    malloc=7_000, malloc_small=70,
+)  # fmt: skip
+
+
+def test_a_copy_takes_its_latency_and_its_bytes():
+    assert (SLOW.copy_time(4_000, SLOW.h2d), SLOW.copy_time(4_000, SLOW.d2h, down=True)) == (1_100, 2_200)
+    assert (SLOW.pageable_time(4_000), SLOW.pageable_time(4_000, down=True)) == (4_100, 4_200)
+    staged = replace(SLOW, pageable_d2h=4 * 10**9, pageable_cached=2 * 10**9)
+    assert staged.pageable_time(4_000, down=True) == 1_200
+    assert [staged.pageable_time(nbytes) for nbytes in (4_000, CACHED, CACHED + 500)] == [
+        2_100, 100 + CACHED // 2, 100 + CACHED // 2 + 500]  # fmt: skip
+    assert replace(SLOW.behind(10**9, 10**9), copy_latency=0).pageable_time(CACHED + 500) == CACHED + 500
+    assert [SLOW.malloc_time(nbytes) for nbytes in (1, 2**21, 2**21 + 1)] == [70, 70, 7_000]
+
+
+def test_a_thread_touches_bytes_or_computes_whichever_takes_longer():
+    host = replace(Host.preset("laptop"), memory_bandwidth=10**9, flops=2 * 10**9, parallel_bandwidth=0)
+    assert [host.work_time(1_000, flops) for flops in (0, 1_999, 2_000, 2_001)] == [1_000, 1_000, 1_000, 1_001]
+    assert replace(host, flops=0).work_time(1_000, 10**12) == 1_000
+    assert [replace(host, parallel_bandwidth=rate * 10**9).pin_time(1_000) for rate in (0, 1, 4)] == [2_000, 2_000, 500]
+    assert [pages(nbytes) for nbytes in (0, 1, 4096, 4097)] == [0, 1, 1, 2]
+    own = replace(host, dispatch=1_000, python=100, module=20, node=8, composite=2)
+    assert own.step_operator() == 1_000 + 65  # half of what only every second one has
+    whole, batched = (own.fetch_time(10, 4_000, batched=batched) for batched in (False, True))
+    assert whole - batched == 10 * own.fetch_per_sample
+    assert batched == own.fetch_base + 4 * own.fetch_per_byte
+
+
+@pytest.mark.parametrize(
+    ("busy", "speed"), [(0, 1000), (1, 1000 * 1000 // 1100), (2, 250 * 1000 // 1200), (3, 250 * 1000 // 1300), (4, 0)]
+)
+def test_one_more_thread_beside_busy_cores(busy, speed):
+    host = replace(Host.preset("laptop"), cores=2, siblings=2, sibling=250, contention=100)
+    assert host.speed(busy) == speed
+    assert replace(host, cores=0).speed(busy) == 1000
 
 
 def test_host_costs():

@@ -302,6 +302,73 @@ def test_of_channels_in_such_groups_the_gradient_of_the_weight_takes_twice_as_lo
     assert times == (*[forward] * (asked - 1), pytest.approx(2 * forward - FLOOR, abs=1))
 
 
+@pytest.mark.parametrize(
+    ("precision", "channels", "groups", "window", "stride", "row"),
+    [
+        ("fp32", 64, 1, 1, 1, "conv_1x1_fp32"),
+        ("fp32", 64, 1, 1, 2, "conv_1x1_fp32"),
+        ("fp32", 64, 1, 3, 1, "conv_3x3_fp32"),
+        ("fp32", 64, 1, 3, 2, "conv_fp32"),  # Winograd takes steps of one
+        ("fp32", 64, 1, 5, 1, "conv_fp32"),
+        ("fp32", 64, 2, 3, 1, "conv_3x3_fp32"),
+        ("fp16", 7, 1, 3, 1, "conv_few_channels"),
+        ("fp16", 8, 1, 3, 1, "conv_fp16"),
+        ("tf32", 3, 1, 3, 1, "conv_tf32"),
+        ("fp16", 64, 2, 3, 1, "conv_groups"),
+        ("fp16", 62, 31, 3, 1, "conv_groups"),
+        ("fp16", 64, 32, 3, 1, "conv_fp16"),
+        ("fp16", 66, 33, 3, 1, "conv_groups"),
+        ("fp16", 128, 64, 3, 1, "conv_fp16"),
+        ("tf32", 66, 33, 3, 1, "conv_tf32"),
+        ("fp64", 64, 1, 3, 1, "conv_fp64"),
+        ("fp16", 64, 64, 3, 1, "conv_depthwise"),
+        ("fp32", 64, 64, 3, 1, "conv_depthwise"),
+    ],
+)
+def test_the_row_of_a_convolution(precision, channels, groups, window, stride, row):
+    source, weight = array(2, channels, 12, 12), array(2 * channels, channels // groups, window, window)
+    result = array(2, 2 * channels, 12 // stride, 12 // stride)
+    assert row_of(call("convolution", source, weight, writes=[result], precision=precision)) == row
+    gradient = call("convolution_backward", result, source, weight, writes=[source, weight], precision=precision)
+    assert row_of(gradient) == (row + "_grad" if groups == channels else row)
+    single = call("convolution", array(2, 1, 12, 12), array(8, 1, 3, 3), writes=[array(2, 8, 12, 12)])
+    assert row_of(single) == "conv_3x3_fp32"  # one channel is no group of its own
+
+
+@pytest.mark.parametrize(
+    ("rows", "row"),  # elements from one row to the next, of the first and of the second operand
+    [
+        ((64, 64), ""), ((8, 8), ""), ((66, 64), "_align2"), ((64, 66), "_align2"), ((66, 65), "_align1"),
+        ((65, 64), "_align1"), ((4, 64), "_align2"),
+    ],
+)  # fmt: skip
+def test_tensor_cores_are_fed_with_whole_rows_of_16_bytes(rows, row):
+    first, second = Array((16, 4), "float16", (rows[0], 1)), Array((4, 64), "float16", (rows[1], 1))
+    half = call("mm", first, second, writes=[array(16, 64)], precision="fp16")
+    assert row_of(half) == f"gemm_fp16{row}"
+    whole = "_align1" if any(each % 4 for each in rows) else ""
+    assert row_of(half._replace(precision="tf32")) == f"gemm_tf32{whole}"
+    assert row_of(half._replace(precision="fp32")) == "gemm_fp32"
+
+
+def test_a_bias_comes_first_and_products_side_by_side_are_rows_of_one():
+    gpu, k = replace(ROUND, memory_bandwidth=10**18), 200  # too short to be split
+    left, right, result = array(2048, k), array(k, 512), array(2048, 512)
+    alone = kernel_times(gpu, call("mm", left, right, writes=[result]))
+    assert kernel_times(gpu, call("addmm", array(512), left, right, writes=[result])) == alone
+    batches = array(4, 512, k), array(4, k, 512)
+    assert kernel_times(gpu, call("bmm", *batches, writes=[array(4, 512, 512)])) == alone
+
+
+@pytest.mark.parametrize(
+    "reads", [[array(300, 200), array(200)], [array(200), array(200, 100)], [array(1, 200), array(200, 100)]]
+)
+def test_a_product_with_a_vector_takes_the_time_of_its_bytes(reads):
+    asked = call("mm", *reads, writes=[array(300)])
+    assert row_of(asked) == "gemv"
+    assert kernel_times(ROUND, asked) == (memory_time(ROUND, "gemv", moved(asked)),)
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_depthwise_convolution_has_no_tensor_cores(backward):
     gpu, source, weight = replace(ROUND, fp16=10**15), images(50, 64, 9, 9), images(64, 1, 3, 3)
