@@ -10,7 +10,7 @@ import pytest
 
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.memory import DevicePool, PinnedPool
-from loaderviz.emulator.runtime import PAGEABLE_ASYNC, POOL_STREAMS
+from loaderviz.emulator.runtime import PAGEABLE_ASYNC, POOL_STREAMS, Capture, CudaError, GraphNode
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import DEVICE_KINDS, ArrowKind, Cause, Kind
 
@@ -527,3 +527,176 @@ def test_streams_that_wait_for_each_other_again_and_again_remember_the_last_work
     gpu.launch(1000, side, name="next", share=1)
     waits = sorted((tail.name, head.name) for tail, head in joined(gpu.timeline(), ArrowKind.WAIT))
     assert waits == [("last of 13", "next"), ("last of 7", "next")]
+
+
+# What is noted of a call, and what the host knows
+
+
+def everything(gpu):
+    """Make each call once, in batch 3 at a line; return the work that they make."""
+    gpu.batch, gpu.source, side = 3, "train.py:7", gpu.stream()
+    work = [gpu.launch(500, name="mm"), gpu.memset(400), gpu.memset(300, pinned_host=True)]
+    work += [gpu.memcpy(nbytes, "d2d") for nbytes in (0, 900)]
+    for direction in ("h2d", "d2h"):
+        for pinned in (False, True):
+            work += [gpu.memcpy(nbytes, direction, side, pinned=pinned) for nbytes in (700, PAGEABLE_ASYNC + 1)]
+    work += gpu.launch_graph([GraphNode("relu", 100)])
+    work += gpu.launch_graph([GraphNode("add", 100), GraphNode("copy", nbytes=600, direction="h2d")])
+    assert gpu.launch_graph([]) == []
+    gpu.wait_stream(side, gpu.default_stream)
+    gpu.query(gpu.default_stream)
+    gpu.malloc(2**20)
+    gpu.page_lock(2**21)
+    gpu.free(2**22)
+    for target in (side, gpu.event(), None):
+        gpu.synchronize(target)
+    return work
+
+
+def test_a_call_and_its_work_say_the_same(gpu):
+    work = everything(gpu)
+    timeline = gpu.timeline()
+    spans = [row for row in timeline.rows() if row.lane.group == "device"]
+    calls = list(timeline.rows(Kind.API))
+    assert {(row.batch, row.source) for row in timeline.rows()} == {(3, "train.py:7")}
+    assert sorted(row.start for row in spans) == sorted(command.start for command in work)
+    assert all(call.pinned is None for call in calls)
+    pairs = joined(timeline, ArrowKind.LAUNCH)
+    assert sorted(head.start for _, head in pairs) == sorted(row.start for row in spans)
+    assert all(tail.correlation == head.correlation > 0 for tail, head in pairs)
+    whole = [(tail.name, tail.nbytes, head.nbytes) for tail, head in pairs]
+    assert [each for each in whole if each[1] != each[2]] == [("cudaGraphLaunch", -1, 600)]  # one of two nodes
+    assert len({tail.correlation for tail, _ in pairs}) == len(pairs) - 1  # a graph's nodes have one
+    alone = {call.name: call.nbytes for call in calls if call.correlation == -1}
+    assert alone == dict.fromkeys(
+        ("cudaGraphLaunch", "cudaEventRecord", "cudaStreamWaitEvent", "cudaStreamQuery", "cudaStreamSynchronize",
+         "cudaEventSynchronize", "cudaDeviceSynchronize"), -1,
+    ) | {"cudaMalloc": 2**20, "cudaHostAlloc": 2**21, "cudaFree": 2**22}  # fmt: skip
+    for row in spans:
+        assert row.pinned == (None if "Memcpy" not in row.name or "DtoD" in row.name else "Pinned" in row.name)
+
+
+def test_what_a_graph_copies_was_pinned_when_it_was_captured(gpu):
+    (copy,) = gpu.launch_graph([GraphNode("copy", nbytes=MB25, direction="d2h")])
+    gpu.synchronize()
+    assert (copy.name, copy.pinned, copy.end - copy.start) == ("Memcpy DtoH (Device -> Pinned)", True, PINNED)
+
+
+def test_a_capture_notes_calls_and_runs_nothing(gpu):
+    side, other = gpu.stream(), gpu.stream()
+    gpu.capture = capture = Capture(side)
+    gpu.launch(KERNEL, side, name="mm", share=300, traffic=20)
+    gpu.memcpy(MB25, "h2d", side)
+    event = gpu.event()
+    gpu.record_event(event, side)
+    gpu.wait_event(other, event)
+    gpu.launch(7, other, name="relu")
+    gpu.launch(9, name="outside")
+    assert capture.branches and capture.takes(other) and not capture.takes(gpu.default_stream)
+    assert capture.nodes == [
+        GraphNode("mm", KERNEL, 300, 20), GraphNode("memcpy", nbytes=MB25, direction="h2d"), GraphNode("relu", 7)
+    ]  # fmt: skip
+    with pytest.raises(CudaError, match="unjoined work"):
+        capture.end(side)
+    assert [(name, end - start) for name, start, end in host(gpu)] == [
+        ("cudaLaunchKernel", LAUNCH), ("cudaMemcpyAsync", CALL), ("cudaEventRecord", EVENT),
+        ("cudaStreamWaitEvent", EVENT), ("cudaLaunchKernel", LAUNCH), ("cudaLaunchKernel", LAUNCH),
+    ]  # fmt: skip
+    assert [name for name, *_ in device(gpu)] == ["outside"]
+
+
+def test_a_capture_ends_where_it_began_with_all_streams_joined(gpu):
+    side, other = gpu.stream(), gpu.stream()
+    for late, origin, refused in ((0, side, None), (1, side, "unjoined work"), (0, other, "not ended in the same")):
+        gpu.capture = capture = Capture(side)
+        gpu.wait_stream(other, side)
+        gpu.launch(7, other)
+        gpu.wait_stream(side, other)
+        for _ in range(late):
+            gpu.launch(7, other)
+        if refused is None:
+            capture.end(origin)
+            continue
+        for words in (refused, "due to a previous error"):  # it has failed for good
+            with pytest.raises(CudaError, match=words):
+                capture.end(origin)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda gpu, side: gpu.query(side),
+        lambda gpu, side: gpu.synchronize(),
+        lambda gpu, side: gpu.memcpy(9, "h2d", side, blocking=True),
+        lambda gpu, side: gpu.memcpy(9, "h2d", side, pinned=False),
+        lambda gpu, side: gpu.launch_graph([], side),
+        lambda gpu, side: gpu.wait_event(side, gpu.recorded_before),
+    ],
+)
+def test_a_capture_refuses_to_wait_for_what_is_outside_of_it(gpu, call):
+    side, gpu.recorded_before = gpu.stream(), gpu.event()
+    gpu.record_event(gpu.recorded_before)
+    gpu.capture = Capture(side)
+    with pytest.raises(CudaError, match="CUDA error"):
+        call(gpu, side)
+    assert gpu.capture.failed
+    gpu.query(side, learn=False)  # an allocator's own
+    gpu.synchronize(side, learn=False)
+    gpu.wait_event(gpu.default_stream, gpu.recorded_before)
+
+
+@pytest.mark.parametrize(
+    ("call", "knows"),
+    [
+        (lambda gpu, side, event: gpu.query(side), True),
+        (lambda gpu, side, event: gpu.query(event), True),
+        (lambda gpu, side, event: gpu.query(side, learn=False), False),  # it was over, but nobody was told
+        (lambda gpu, side, event: gpu.is_over(side), False),
+        (lambda gpu, side, event: gpu.synchronize(side), True),
+        (lambda gpu, side, event: gpu.synchronize(event), True),
+        (lambda gpu, side, event: gpu.synchronize(), True),
+        (lambda gpu, side, event: gpu.synchronize(side, learn=False), False),
+        (lambda gpu, side, event: gpu.synchronize(gpu.default_stream), False),
+        (lambda gpu, side, event: gpu.memcpy(9, "d2h", side, pinned=False), True),  # which waits for its stream
+        (lambda gpu, side, event: gpu.memcpy(9, "d2h", side, pinned=True), False),
+        (lambda gpu, side, event: gpu.wait_event(gpu.default_stream, event), False),
+    ],
+)
+def test_the_host_knows_what_it_was_told(gpu, call, knows):
+    side, event = gpu.stream(), gpu.event()
+    work = gpu.launch(KERNEL, side)
+    gpu.record_event(event, side)
+    assert not gpu.query(side) and not gpu.query(event)
+    place = side.id, work.sequence
+    assert not gpu.is_ordered(None, place)
+    gpu.now += 2 * KERNEL
+    call(gpu, side, event)
+    assert gpu.is_ordered(None, place) == knows
+
+
+def test_the_time_between_events_needs_both_over_and_timed(gpu):
+    first, last, untimed = gpu.event(), gpu.event(), gpu.event(timing=False)
+    with pytest.raises(CudaError, match="recorded before"):
+        gpu.elapsed_time(first, last)
+    gpu.record_event(first)
+    gpu.launch(KERNEL)
+    gpu.record_event(last)
+    gpu.record_event(untimed)
+    with pytest.raises(CudaError, match="not complete yet"):
+        gpu.elapsed_time(first, last)
+    gpu.synchronize()
+    assert gpu.elapsed_time(first, last) == last.record.end - first.record.end >= KERNEL
+    assert gpu.elapsed_time(last, first) == -gpu.elapsed_time(first, last)
+    with pytest.raises(CudaError, match="enable_timing=True"):
+        gpu.elapsed_time(first, untimed)
+
+
+def test_who_sleeps_or_waits_for_data_takes_no_core(gpu):
+    """A worker on the one core of this machine goes on while the main thread rests."""
+    for rest in (lambda runtime: runtime.sleep(5_000), lambda runtime: runtime.wait_for_data(5_000)):
+        runtime = Runtime(GPU, replace(HOST, cores=1, siblings=1, contention=0))
+        rest(runtime)
+        runtime.host_work(1_000)
+        assert runtime.shared.compute(0, 6_000, now=runtime.now) == (0, 7_000)
+        (row,) = [row for row in runtime.timeline().rows() if row.duration == 5_000]
+        assert row.name == ("time.sleep" if row.kind is Kind.OPERATOR else Cause.DATA.words)

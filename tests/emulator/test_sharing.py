@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.hardware import HardwareError, Parcel
 from loaderviz.emulator.host import LoaderSchedule, Shared
+from loaderviz.timeline import Kind
 
 # Without what later tests are about: cores that slow each other, and pages that are new
 HOST = replace(Host.preset("laptop"), siblings=1, contention=0, first_read=0)
@@ -172,3 +173,76 @@ def test_who_reads_a_new_page_first_pays_for_it():
     before = runtime.now
     runtime.memcpy(4096, "h2d", pinned=False, new=True)
     assert runtime.now - before == small + 1_000, "a small one is read at once"
+
+
+# The spans of workers and the pin thread
+
+
+def scheduled(**more):
+    """A loader with two workers on one core, which the main thread leaves after 1,000 ns."""
+    host = replace(HOST, cores=1, disk=10**9, disk_latency=0, hand_out=10, **more)
+    runtime = Runtime(Gpu.preset("t4"), host)
+    schedule = LoaderSchedule(runtime, 2)
+    runtime.host_work(1_000)
+    runtime.shared.main_rests(1_000, 10**6)
+    return runtime, schedule
+
+
+@pytest.mark.parametrize(
+    ("what", "begin", "end"),
+    [
+        ({}, 1_000, 3_000),  # the wait for the core is no part of it
+        ({"slept": 500}, 0, 3_000),
+        ({"slept": 1_500}, 0, 3_500),
+        ({"waited": 1_200}, 0, 3_200),
+        ({"files": [("a", 2_000)]}, 0, 4_000),
+        ({"files": [("a", 2_000)], "waited": 1_900}, 0, 4_000),  # the wait was for the disk: the longer of both
+        ({"files": [("a", 2_000)], "waited": 2_100, "slept": 50}, 0, 4_150),
+    ],
+)
+def test_a_fetch_begins_with_what_it_does_first(what, begin, end):
+    runtime, schedule = scheduled()
+    assert schedule.fetch(0, 1, 2_000, 77, "data.py:3", **what) == schedule.free_at(1) == end
+    assert schedule.free_at(0) == 0
+    (row,) = runtime.timeline().rows(Kind.FETCH)
+    assert (row.start, row.end, row.name, row.batch, row.nbytes) == (begin, end, "fetch batch 0", 0, 77)
+    assert (row.lane.name, row.lane.role, row.lane.number, row.source) == ("worker 1", "worker", 1, "data.py:3")
+
+
+def test_a_batch_is_fetched_after_its_order_by_a_worker_that_is_free():
+    runtime, schedule = scheduled()
+    ready = [schedule.fetch(batch, batch % 2, 100, 0) for batch in range(4)]  # two orders for each worker
+    assert ready == [1_100, 1_200, 1_300, 1_400]
+    schedule.hand_out(ready[0], receiving=5)  # a fifth order, at 1,100 + 15
+    assert schedule.ordered == [0] * 4 + [1_115]
+    assert schedule.fetch(4, 0, 100, 0) == 1_500
+    later = LoaderSchedule(runtime, 2, first=5, former=schedule)  # another epoch, from batch 5 on
+    assert later.fetch(5, 0, 100, 0) == 1_600
+    assert later.fetch(6, 1, 50, 0, order=3) == 1_650
+    assert LoaderSchedule(runtime, 3, prefetch_factor=4).ordered == [1_115] * 12
+
+
+def test_the_pin_thread_takes_one_batch_after_the_other():
+    runtime, schedule = scheduled(memory_bandwidth=10**9, crowding=0)
+    locked = []
+    ends = [schedule.pin(batch, ready, 50, lambda at: locked.append(at) or 7, receiving=3) for batch, ready in
+            ((0, 2_000), (1, 2_010), (2, 9_000))]  # fmt: skip
+    assert ends == [2_110, 2_220, 9_110]  # 50 bytes read and written at a byte a ns
+    assert locked == [2_000, 2_110, 9_000]
+    spans = [
+        (row.start, row.end, row.name, row.batch, row.nbytes, row.pinned) for row in runtime.timeline().rows(Kind.PIN)
+    ]
+    starts = zip(locked, ends, strict=True)
+    assert spans == [(*times, f"pin batch {batch}", batch, 50, True) for batch, times in enumerate(starts)]
+
+
+@pytest.mark.parametrize("cores", [0, 1, 2])
+@pytest.mark.parametrize(("at", "busy"), [(-1, 0), (0, 2), (99, 2), (100, 1), (199, 1), (200, 0)])
+def test_how_many_fetch_if_each_takes_as_long_as_for_the_last_batch(cores, at, busy):
+    """Of four orders one is done: worker 1 has two left, worker 0 one. At most as many fetch as there are cores."""
+    runtime = Runtime(Gpu.preset("t4"), replace(HOST, cores=cores))
+    schedule = LoaderSchedule(runtime, 2)
+    begun = schedule.fetch(0, 0, 100, 0)
+    schedule.ordered[:] = [begun] * 4
+    schedule._free[1] = begun
+    assert schedule.busy_workers(begun + at) == min(busy, cores or 2)
