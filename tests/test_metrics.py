@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import re
 from itertools import pairwise
 
 import factory
@@ -293,6 +294,43 @@ def test_the_table_says_every_number_with_its_unit():
         assert word in text
         assert word in html
     assert len({line.index("780 µs") for line in text.splitlines() if "780 µs" in line}) == 1  # columns aligned
+
+
+def table_of(summary):
+    """The rows of a summary as it prints: what -> (how much, remark)."""
+    lines = [re.split(r"\s{2,}", line) for line in str(summary).splitlines() if line]
+    return {what: tuple(rest) for what, *rest in lines}
+
+
+def test_the_table_of_a_run_on_several_ranks():
+    spans = ("stream 7@0", 400, 1_000, Kind.COMPUTE), collective(0, 0, 600), collective(1, 200, 600)
+    summary = summarize(timeline := factory.made(*spans), device=0)
+    table = table_of(summary)
+    expected = {
+        "window": ("1 µs", "device 0 of 2"),
+        "GPU computes": ("600 ns", "60 % of the window"),
+        "GPU communicates": ("600 ns", "60 % of the window"),
+        "communication hidden": ("200 ns", "33 % of communication"),
+        "waiting for other ranks": ("200 ns", "33 % of communication"),
+        "GPU idle": ("0 ns", "0 % of the window"),
+        "limit": ("600 ns", "kernels alone"),
+        "headroom": ("1.67x", "window / limit"),
+        "communication exposed": ("200 ns", "20 % of the window"),  # of the breakdown, which comes last
+        "communication exposed, waiting for other ranks": ("200 ns", "20 % of the window"),
+    }
+    assert {name: table.get(name) for name in expected} == expected
+    assert (summary.hidden_communication, summary.exposed_communication) == (200, 400)
+    said = "GPU 0 (of 2) computes 60 % of the time, 33 % of communication is hidden, no copies, 1.67x the limit"
+    assert describe(timeline) == said
+
+
+def test_the_table_of_a_run_without_a_gpu_is_about_waiting():
+    waits = ("main", 0, 300, Kind.WAIT, {"cause": Cause.DATA}), ("main", 300, 1_000, Kind.OPERATOR)
+    rows = {"window": ("1 µs",), "host blocked: waiting for data": ("300 ns", "30 % of the window")}
+    table = table_of(summarize(factory.made(*waits)))
+    assert {name: table[name] for name in rows} == rows
+    assert not any("GPU" in name or "copy" in name or "limit" in name for name in table)
+    assert table["host blocked, waiting for data"] == ("300 ns", "30 % of the window")  # no "idle" of a GPU
 
 
 def test_the_rate_of_a_copy_that_is_all_latency_is_not_in_the_table():

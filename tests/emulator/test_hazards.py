@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from loaderviz.emulator import Gpu, Host, Runtime
+from loaderviz.emulator.device import Command, Engine, Stream
 from loaderviz.emulator.hazards import Hazards, Lints, short
-from loaderviz.emulator.hazards.happens_before import COUNTERFACTUALS, HostWork
-from loaderviz.emulator.hazards.races import Races
+from loaderviz.emulator.hazards.happens_before import COUNTERFACTUALS, HostWork, LastAccess
+from loaderviz.emulator.hazards.races import BATCHES, KEPT, Conflict, Conflicts, Races
 from loaderviz.emulator.memory import DevicePool, PinnedPool
+from loaderviz.timeline import Kind
 from loaderviz.words import duration
 
 KB = 1024
@@ -405,3 +407,48 @@ def test_several_streams_in_use_together_are_no_finding(program):
         program.kernel(stream, writes=[block])
         program.pool.free(block)
     assert program.lints() == {}
+
+
+# What is kept of conflicts
+
+
+def accessed(start, end, batch=-1, sequence=1):
+    """A write on a stream that took place then; with a start of None, by the host."""
+    if start is None:
+        return LastAccess(0, HostWork("fill", batch, "train.py:2"), True, (), "", None)
+    work = Command(Stream(1, 13), "mm", Kind.COMPUTE, Engine.COMPUTE, 1, 0, batch=batch)
+    work.start, work.end = start, end
+    return LastAccess(sequence, work, True, (), "", None)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shows"),
+    [
+        ((0, 10), (5, 20), (2, 5)),
+        ((0, 10), (9, 20), (2, 1)),
+        ((5, 20), (0, 10), (2, 5)),
+        ((0, 10), (10, 20), (0, 0)),  # one after the other, as they should be
+        ((0, 10), (13, 20), (0, -3)),
+        ((13, 20), (0, 10), (1, -3)),  # the wrong way round
+        ((0, 10), (0, 0), (0, 0)),
+        ((-1, -1), (0, 10), (0, 0)),  # one has not run
+        ((0, 10), (-1, -1), (0, 0)),
+        ((None, None), (0, 10), (0, 0)),  # the host has no times
+        ((0, 10), (None, None), (0, 0)),
+    ],
+)
+def test_a_conflict_shows_best_where_both_ran_at_once_for_longest(first, second, shows):
+    assert Conflict(accessed(*first), accessed(*second), "").shows == shows
+
+
+def test_of_many_conflicts_of_a_kind_a_few_are_kept_and_all_works_counted():
+    found, count = Conflicts("early-read"), max(BATCHES, KEPT) + 5
+    for number in range(count):
+        conflict = Conflict(accessed(0, 100), accessed(100 - number, 200, batch=number - 1), "")
+        for again in (conflict, conflict._replace(first=accessed(0, 50))):  # with two works before it
+            found.add(again)
+    assert (found.count, len(found.kept)) == (count, KEPT)
+    assert found.batches == list(range(BATCHES))  # -1 is none
+    assert found.best.shows == (2, KEPT - 1)
+    found.add(Conflict(accessed(0, 1), accessed(0, 1, batch=2), ""))
+    assert (found.count, found.batches) == (count + 1, list(range(BATCHES)))

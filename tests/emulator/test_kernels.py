@@ -408,6 +408,17 @@ def test_blocks_bound_a_launch_too():
     """320 blocks of 65536 elements are one launch."""
     one, two = (kernel_times(ROUND, call("_foreach_zero_", writes=[array(blocks * 65536)])) for blocks in (320, 321))
     assert (len(one), len(two)) == (1, 2)
+    norms = [call("_foreach_norm", array(size), writes=[array(1)]) for size in (320 * 65536, 320 * 65536 + 1)]
+    assert [len(kernel_times(ROUND, norm)) for norm in norms] == [1, 2]  # what they read counts
+    for blocks, launches in ((160, 1), (161, 2)):  # of one list of two tensors, not of both
+        rows = [array(blocks * 65536)] * 2
+        assert len(kernel_times(ROUND, call("_foreach_add_", *rows, *rows, writes=rows))) == launches
+
+
+def test_a_foreach_operator_moves_all_its_bytes_in_equal_launches():
+    gpu, rows = replace(ROUND, memory_bandwidth=10**9, l2=0), [array(1000)] * 130
+    times = kernel_times(gpu, call("_foreach_add_", *rows, *rows, writes=rows))  # 64 of two lists a launch
+    assert times == (FLOOR + 4 * 1000 * 130 * 3 // 3,) * 3
 
 
 @pytest.mark.parametrize(
