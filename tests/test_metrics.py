@@ -199,6 +199,9 @@ def test_closed_form_of_the_loaders():
         starts = [row.start for row in timeline.rows(Kind.RANGE)]
         part = summarize(timeline, window=(starts[1], starts[3]))
         assert (part.batches, part.samples, part.window) == (2, 2 * factory.SAMPLES, starts[3] - starts[1])
+        steady = summarize(timeline)
+        assert (part.start_up, steady.start_up) == (0, timeline.duration - steady.window)
+    assert summarize(factory.loader("pinned")).start_up == factory.FETCH + 2 * factory.PIN  # up to step 1
     assert made["blocking"].copy == batches * 2 * factory.COPY
     assert made["blocking"].overlap == made["pinned"].overlap == made["resident"].overlap == 0
     assert made["prefetch"].copy == batches * factory.COPY

@@ -235,9 +235,8 @@ class EventTable:
         return start, start + length, role, name, place, correlation, nbytes
 
     def _keep(self, rows: Rows) -> None:
-        """Keep these spans; one that ends before it starts, or is absurdly long, is lost."""
-        start, length = rows["start"], rows["end"] - rows["start"]
-        keep = (length >= 0) & (np.abs(start) <= _LONGEST_TIME) & (length <= _LONGEST_TIME)
+        """Keep these spans; one that ends before it starts is lost."""
+        keep = rows["end"] >= rows["start"]
         self.trace.lost += int((~keep).sum())
         count = self.count + int(keep.sum())
         if count > len(self._columns["start"]):  # they grow in place: to join arrays at the end takes twice the room

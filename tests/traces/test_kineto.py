@@ -109,6 +109,36 @@ def test_the_base_is_added_only_to_times_that_count_from_it(tmp_path):
         assert ("2024-04-01 00:00:00.000007" if base == 7 else "2023-11-14 22:13:20") in timeline.context.clock
 
 
+@pytest.mark.parametrize(
+    ("text", "ns"),  # µs as they stand in the file; None: no time
+    [
+        ("7", 7_000), ("-7", -7_000), ("0.001", 1), ("1.5", 1_500), ("1.25", 1_250), ("1.2345", 1_234),
+        ("1.2346", 1_235), ("1.2355", 1_236), ("1e3", 1_000_000), ("-1.5", -1_500), ('"12.5"', 12_500), ("1.", None),
+        ('"x"', None), ("true", None), ("null", None), ("[1]", None), ("1e999999", None),
+        (str(2**62), None), (f"-{2**62}", None), ('"inf"', None),
+    ],
+)  # fmt: skip
+def test_a_time_in_us_is_read_with_all_its_digits(tmp_path, text, ns):
+    """That of a length, beside an event that is whole. What is no time, or less than none, is lost and told."""
+    events = json.dumps(trace(op("whole", BASE, 1), op("odd", BASE, "@"))).replace('"@"', text)
+    timeline, lost = read(write(tmp_path, events)), ns is None or ns < 0
+    assert [row.duration for row in timeline.rows() if row.name == "odd"] == ([] if lost else [ns])
+    assert ("1 event" in notes(timeline)) == lost
+
+
+@pytest.mark.parametrize(
+    ("size", "nbytes"),
+    [
+        (2560, 2560), ("2560", 2560), ("0x10", 16), ("2.5e3", 2500), (2560.0, 2560), (0, 0), ("x", -1), ("0xg", -1),
+        (None, -1), ([1], -1), (2**62 - 1, 2**62 - 1), (2**62, -1), (-(2**62), -1), ("1e999999", -1), ("inf", -1),
+    ],
+)  # fmt: skip
+def test_a_number_may_be_text(tmp_path, size, nbytes):
+    for key in ("bytes", "size"):
+        timeline = read_events(tmp_path, work("Memset (Device)", BASE, 5, 1, cat="gpu_memset", **{key: size}))
+        assert timeline.nbytes.tolist() == [nbytes]
+
+
 def test_absolute_times_with_ns_digits(tmp_path):
     """torch 2.3: the digits of 1712195495521308.558 do not fit into a float64."""
     ns = [1_712_195_495_521_308_558 + step for step in (0, 1, 250, 1_001, 77_777)]
