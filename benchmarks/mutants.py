@@ -220,7 +220,9 @@ class Suite:
         run_pytest(self.root, ["-m", marks, f"-n{jobs}", "--dist", "worksteal", *files], env, 3 * 3600)
         before = {test: time for test, time in self._stored("seconds.json").items() if test.split("::")[0] not in files}
         (self.data / "seconds.json").write_text(json.dumps(before | self._stored("new.json")))
-        Coverage(data_file=str(self.data / "lines")).combine([str(path) for path in self.data.glob("coverage.*")])
+        lines = Coverage(data_file=str(self.data / "lines"))
+        lines.load()  # what is not loaded would be lost
+        lines.combine([str(path) for path in self.data.glob("coverage.*")])
         times.unlink(missing_ok=True)
 
     def running(self, mutant: Mutant) -> list[str]:

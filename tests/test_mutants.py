@@ -26,6 +26,8 @@ TEST = """from loaderviz.toy import clamp
 
 def test_small():
     assert clamp(3) == 3
+"""
+MORE = """from loaderviz.toy import clamp
 
 def test_large():
     assert clamp(20) == 10
@@ -34,7 +36,7 @@ def test_large():
 
 @pytest.fixture
 def toy(tmp_path):
-    files = {FILE: TOY, "loaderviz/__init__.py": "", "tests/test_toy.py": TEST, "pyproject.toml": ""}
+    files = {FILE: TOY, "loaderviz/__init__.py": "", "tests/test_toy.py": TEST, "tests/more/test_more.py": MORE}
     for name, text in files.items():
         (tmp_path / "toy" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "toy" / name).write_text(text)
@@ -50,12 +52,12 @@ def drawn(root, pattern, seed=1, excused=""):
 def test_dead_and_surviving_mutants_are_told_apart_and_the_tree_stays(toy, tmp_path):
     tests = Suite(toy, tmp_path / "data")
     tests.measure("not slow", 1)
-    assert set(tests.seconds) == {"tests/test_toy.py::test_small", "tests/test_toy.py::test_large"}
+    small, large = "tests/test_toy.py::test_small", "tests/more/test_more.py::test_large"
+    assert set(tests.seconds) == {small, large}
     tree, ends = copy_of(toy, tmp_path / "tree"), {}
     for mutant in drawn(toy, "ReplaceComparisonOperator_Gt_(GtE|LtE)|NumberReplacer|DropOperand"):
         ends.setdefault(mutant.after, killed_by(tree, mutant, batches_of(tests, mutant, set(), 60), 60))
         assert (tree / FILE).read_text() == (toy / FILE).read_text() == TOY
-    small, large = (f"tests/test_toy.py::test_{name}" for name in ("small", "large"))
     known = {
         "if value and value >= MOST:": "",  # the same for every number
         "if value and value <= MOST:": {small, large},
