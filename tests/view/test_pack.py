@@ -194,3 +194,75 @@ def test_each_of_several_devices_is_a_group_folded_to_what_it_does():
     assert [group["name"] for group in part["groups"]] == [f"GPU {device}" for device in range(6)]
     assert all(group["folded"] and part["lanes"][group["lane"]]["kind"] == "strip" for group in part["groups"])
     assert [lane["group"] for lane in part["lanes"]] == [device for device in range(6) for _ in range(3)]
+
+
+@pytest.mark.parametrize(("end", "view"), [(899, (376, 923)), (900, None), (1_000, None)])
+def test_the_gpu_is_looked_at_where_it_works_for_less_than_half_of_the_time(end, view):
+    assert first_view(factory.made(("main", 0, 1_000, Kind.OPERATOR), ("stream 7", 400, end, Kind.COMPUTE))) == view
+
+
+@pytest.mark.parametrize(("devices", "folded"), [(1, None), (2, False), (4, False), (5, True)])
+def test_of_more_than_four_devices_each_is_folded(devices, folded):
+    timeline = factory.made(*((f"stream 7@{device}", 0, 10, Kind.COPY_D2H) for device in range(devices)))
+    (part,) = pack([Part(timeline)])[0]["parts"]
+    assert [group["folded"] for group in part["groups"]] == ([] if folded is None else [folded] * devices)
+    assert {lane["group"] for lane in part["lanes"]} == ({-1} if folded is None else set(range(devices)))
+
+
+def test_a_short_body_is_not_compressed():
+    parts = [Part(factory.loader("pinned"))]
+    raw = pack(parts, small=10**9)[1]
+    assert [pack(parts, small=len(raw) + more)[0]["codec"] for more in (0, 1)] == ["gzip", "raw"]
+
+
+def test_a_part_may_begin_later():
+    timeline = factory.loader("pinned")
+    bars, later = Part(timeline).bars, Part(timeline, shift=70).bars
+    assert bars.start.min() == 0 and bars.end.max() == timeline.duration
+    assert (later.start - bars.start == 70).all() and (later.end - bars.end == 70).all()
+
+
+def test_the_strip_of_utilisation_has_200_cells_and_says_the_mean():
+    spans = ("main", 0, 2_000, Kind.OPERATOR), ("stream 7", 95, 100, Kind.COMPUTE), ("stream 7", 500, 995, Kind.COMPUTE)
+    (strip,) = pack([Part(factory.made(*spans), utilization=True)])[0]["parts"][0]["strips"]
+    assert (strip["cell"], strip["text"]) == (10, "mean 25 %")
+    assert strip["values"] == [0.5 if cell in (9, 99) else float(50 <= cell < 99) for cell in range(200)]
+    assert pack([Part(factory.made(*spans))])[0]["parts"][0]["strips"] == []
+    assert pack([Part(factory.empty(), utilization=True)])[0]["parts"][0]["strips"] == []
+    short = factory.made(("stream 7", 0, 3, Kind.COMPUTE))
+    assert pack([Part(short, utilization=True)])[0]["parts"][0]["strips"][0]["cell"] == 1
+
+
+def test_the_numbers_beside_a_part_stand_at_the_strip_of_its_busiest_device():
+    spans = [(f"stream 7@{device}", 0, 10 * (device == 1) + 5, Kind.COMPUTE) for device in range(3)]
+    (part,) = pack([Part(factory.made(*spans), hero={"text": "x"})])[0]["parts"]
+    lane = part["lanes"][part["hero"]["lane"]]
+    assert (lane["kind"], lane["group"], part["hero"]["text"]) == ("strip", 1, "x")
+    assert pack([Part(factory.made(*spans))])[0]["parts"][0]["hero"] is None
+    host = factory.made(("main", 0, 10, Kind.OPERATOR))
+    assert pack([Part(host, hero={"text": "x"})])[0]["parts"][0]["hero"] is None  # without a device there is none
+
+
+def test_where_a_step_goes_sums_to_the_step():
+    summary = metrics.summarize(timeline := factory.loader("blocking", 12))
+    (part,) = pack([Part(timeline)])[0]["parts"]
+    assert sum(row["ns"] for row in part["where"]) == pytest.approx(summary.step, abs=len(part["where"]))
+    keys = {row["name"]: row["key"] for row in part["where"]}
+    assert keys["GPU computes"] == "state:compute" and keys["copy exposed"] == "state:copy exposed"
+    assert {key for name, key in keys.items() if name.startswith("idle: host blocked")} <= {"wait"}
+    assert {key for name, key in keys.items() if name.startswith("idle: host in")} == {"state:idle"}
+    assert part["where_title"].startswith("a step, 275 µs")
+    (whole,) = pack([Part(factory.made(("main", 0, 1_000, Kind.OPERATOR)))])[0]["parts"]
+    assert (whole["where_title"], [row["ns"] for row in whole["where"]]) == ("all of it, 1 µs", [1_000])
+    assert pack([Part(factory.empty())])[0]["parts"][0]["where_title"] == ""
+
+
+def test_a_merged_bar_hides_nothing_and_belongs_to_its_batch():
+    timeline = factory.loader("prefetch", 300)
+    head, body = pack([Part(timeline)], limit=120)
+    columns = unpack(head, body)
+    merged = columns["count"] > 1
+    assert merged.any() and (columns["hidden"][merged] == 255).all()
+    alone = factory.made(("stream 7", 0, 100, Kind.COPY_H2D), ("stream 8", 25, 100, Kind.COMPUTE))
+    hidden = unpack(*pack([Part(alone)]))["hidden"]
+    assert sorted(set(hidden.tolist())) == [150, 255]  # in half per cent
