@@ -233,10 +233,12 @@ class Suite:
         for file, runs in self.runs.items() if names else ():
             text = enumerate((self.root / file).read_text(encoding="utf-8").splitlines(), 1)
             near |= {test for line, said in text if word.search(said) for test in runs.get(line, ())}
+        module = {test for tests in self.runs.get(mutant.file, {}).values() for test in tests} if names else set()
+        files = {test.split("::")[0] for test in near | module}
         cost: dict[str, float] = defaultdict(float)
         for test in near & self.seconds.keys():
             cost[test.split("::")[0]] += self.seconds[test]
-        mates = {test for test in self.seconds if test.split("::")[0] in cost}
+        mates = {test for test in self.seconds if test.split("::")[0] in files}
         return sorted(mates, key=lambda t: (t not in near, cost[t.split("::")[0]], t.split("::")[0], self.seconds[t]))
 
 

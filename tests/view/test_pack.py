@@ -223,10 +223,10 @@ def test_a_part_may_begin_later():
 
 
 def test_the_strip_of_utilisation_has_200_cells_and_says_the_mean():
-    spans = ("main", 0, 2_000, Kind.OPERATOR), ("stream 7", 95, 100, Kind.COMPUTE), ("stream 7", 500, 995, Kind.COMPUTE)
+    spans = ("main", 0, 1_400, Kind.OPERATOR), ("stream 7", 66, 70, Kind.COMPUTE), ("stream 7", 350, 696, Kind.COMPUTE)
     (strip,) = pack([Part(factory.made(*spans), utilization=True)])[0]["parts"][0]["strips"]
-    assert (strip["cell"], strip["text"]) == (10, "mean 25 %")
-    assert strip["values"] == [0.5 if cell in (9, 99) else float(50 <= cell < 99) for cell in range(200)]
+    assert (strip["cell"], strip["text"]) == (7, "mean 25 %")
+    assert strip["values"] == [{9: 0.571, 99: 0.429}.get(cell, float(50 <= cell < 99)) for cell in range(200)]
     assert pack([Part(factory.made(*spans))])[0]["parts"][0]["strips"] == []
     assert pack([Part(factory.empty(), utilization=True)])[0]["parts"][0]["strips"] == []
     short = factory.made(("stream 7", 0, 3, Kind.COMPUTE))
