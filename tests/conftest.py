@@ -31,7 +31,6 @@ def pytest_configure(config):
         config.option.hypothesis_seed = str(SEED)
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
     """Kernels and browsers are slow, and warn of what no test can change: loops and pipes closed when collected."""
     apart = ["DeprecationWarning", "PendingDeprecationWarning", "ResourceWarning"]
@@ -52,7 +51,7 @@ def pytest_collection_modifyitems(items):
 def pairwise(items):
     """Return cases of one test in which all values of each two of its parameters meet, or those that its mark names."""
     once = items[0].get_closest_marker("once_for")
-    values = {item: [(name, item.callspec.indices[name]) for name in item.callspec.params] for item in items}
+    values = {item: [(name, repr(value)) for name, value in item.callspec.params.items()] for item in items}
     if once:
         meetings = {item: {item.callspec.params[once.args[0]]} for item in items}
     elif len(items[0].callspec.params) < 3:
