@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
+from loaderviz.timeline import DEVICE_KINDS, ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
+from loaderviz.timeline import KERNELS as KERNELS_OF_ALL
 from loaderviz.widgets.explorer import Settings, rates_of
 
 US = 1_000
@@ -41,6 +42,17 @@ def made(*spans: Any, **context: Any) -> Timeline:
         where = builder.lane(name, group, role, int(number) if number.isdigit() else 0, int(device or 0))
         builder.span(start, end, where, kind, **({"name": kind.name.lower()} | dict(*more)))
     return builder.build()
+
+
+def device_kinds() -> tuple[Timeline, dict[str, float]]:
+    """A stream with each kind of device work, and a second copy to the GPU, of no batch, in another stream; and how
+    high each is drawn, by name: 1 for kernels."""
+    heights = {kind.name.lower(): 1.0 if kind in KERNELS_OF_ALL else 0.55 for kind in DEVICE_KINDS}
+    spans = [("stream 7", 100 * at * US, (100 * at + 90) * US, kind, {"batch": at, "nbytes": 1_000_000})
+             for at, kind in enumerate(DEVICE_KINDS)]  # fmt: skip
+    other = ("stream 9", 650 * US, 700 * US, Kind.COPY_H2D, {"name": "alone"})
+    host = ("main", 0, 700 * US, Kind.API, {"name": "host"})
+    return made(host, *spans, other), heights | {"alone": 0.55, "host": 1.0}
 
 
 def loader(name: str, batches: int = 6, workers: int = 2) -> Timeline:

@@ -130,6 +130,7 @@ function swatchNode(view, which) {
   const at = typeof which === "number" ? which : view.head.styles.findIndex(style => style.key === which),
     look = view.theme.swatches[at], node = el("i", "swatch");
   if (!look) return node;
+  if (look.height < 1) node.classList.add("thin");
   const stripes = angle => `repeating-linear-gradient(${angle}, ${look.color} 0 1.5px, transparent 1.5px 5px)`;
   const patterns = { "/": stripes("135deg"), x: `${stripes("135deg")}, ${stripes("45deg")}`,
     ".": `0 0 / 6px 6px radial-gradient(${look.color} 1.5px, transparent 2px)` };
@@ -143,11 +144,15 @@ function fillLegend(view) {
   for (const track of model.tracks) {
     for (let bar = track.first; bar < track.stop; bar++) (shown(bar) ? byBatch : kinds).add(style[bar]);
   }
-  const entries = [];
+  const entries = [], keys = new Set([...kinds, ...byBatch].map(at => view.head.styles[at].key));
   const entry = (name, ...swatches) => { const node = el("li"); node.append(...swatches, name); entries.push(node); };
   const first = view.head.styles.length;
   if (byBatch.size) entry("a batch: one colour along its way",
     ...view.head.batches.map((_, at) => swatchNode(view, first + at)));
+  const thick = KERNELS.some(key => keys.has(key)), thin = [keys.has("memset") && "memset",
+    [...keys].some(key => key.startsWith("copy_")) && "copy"].filter(Boolean).reverse();
+  if (thick) entry("thick: kernel", el("i", "swatch shape"));
+  if (thin.length) entry(`thin: ${thin.join(", ")}`, el("i", "swatch shape thin"));
   const noBatch = at => view.byBatch && view.head.styles[at].by_batch;
   const known = [...kinds].sort((one, other) => one - other);
   if (known.some(noBatch)) entry("no batch", swatchNode(view, first + view.head.batches.length));
@@ -257,8 +262,12 @@ function verdict(view, row, text) {
 
 function drawAxis(view) {
   const [from, to] = view.window, k = view.surface.width / (to - from);
-  view.ticks = ticks(from, to, view.surface.width / 92);
-  const { ruler } = view.ui;
+  view.ticks = ticks(from, to, view.surface.width / 64);
+  const wide = 24 + view.textWidth(view.ticks.write(to));
+  if (wide > 64) view.ticks = ticks(from, to, view.surface.width / wide);
+  const { ruler } = view.ui, { fine } = view.ticks;
+  ruler.style.backgroundPosition = `${(Math.ceil(from / fine) * fine - from) * k - 0.5}px 100%`;
+  ruler.style.backgroundSize = `${fine * k}px 3px`;
   ruler.replaceChildren(...view.ticks.times.map(time => {
     const node = el("span", "tick", view.ticks.write(time)), x = (time - from) * k;
     node.style.left = `${x}px`;
@@ -312,7 +321,7 @@ function miniImage(view, width, height) {
   for (const [bar, y, tall] of wides) {
     const [x0, x1] = ends(frame, bar), swatch = view.theme.swatches[view.swatches[bar]];
     context.fillStyle = swatch.pattern ? `rgb(${swatch.flat})` : swatch.color;
-    context.fillRect(x0, y, x1 - x0, tall);
+    context.fillRect(x0, y, x1 - x0, Math.ceil(tall * swatch.height));
   }
   return canvas;
 }

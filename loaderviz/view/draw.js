@@ -49,19 +49,20 @@ function readTheme(host, head) {
     const flat = between(chosen.color, ground, 0.5).map(Math.round); // where a bar is too narrow for a pattern
     return { ...chosen, ground, flat };
   };
+  const looks = [...head.styles, ...head.batches, head.no_batch].map(swatch);
   return {
     dark, forced, ...Object.fromEntries(TOKENS.map(name => [name, token(name)])), font: css.fontFamily || "sans-serif",
-    swatches: [...head.styles, ...head.batches, head.no_batch].map(swatch), patterns: new Map(),
+    swatches: [...looks, ...looks.map(look => ({ ...look, height: head.thin }))], patterns: new Map(),
   };
 }
 
-/** The swatch of each bar: of its batch where the picture is coloured by batch, else of its kind. */
+/** The swatch of each bar: of its batch where the picture is coloured by batch, else of its kind; of its height. */
 function swatchesOf(head, columns, byBatch) {
   const found = new Uint8Array(head.rows), styles = head.styles.length, batches = head.batches.length;
   for (let bar = 0; bar < head.rows; bar++) {
-    const style = columns.style[bar], batch = columns.batch[bar];
-    found[bar] = !byBatch || !head.styles[style].by_batch ? style : batch >= 0 ? styles + (batch % batches)
-      : styles + batches;
+    const style = columns.style[bar], batch = columns.batch[bar], { by_batch: ofBatch, height } = head.styles[style];
+    found[bar] = (height < 1 ? styles + batches + 1 : 0)
+      + (!byBatch || !ofBatch ? style : batch >= 0 ? styles + (batch % batches) : styles + batches);
   }
   return found;
 }
@@ -92,8 +93,8 @@ function patternOf(theme, swatch, context, dpr) {
 
 // ---------------------------------------------------------------------------------------------------------- layout
 
-const TRACK = 24, LOW = 18, FOLDED = 12, HEADER = 24, HERO_BAR = 30, HERO = 54, CURVE = 44, LANE_GAP = 3, GROUP_GAP = 8,
-  MANY_GROUPS = 20;
+const TRACK = { host: 22, engine: 17, stream: 28, strip: 28 }, LOW = { host: 17, engine: 15, stream: 24, strip: 22 },
+  FOLDED = 12, HEADER = 24, HERO_BAR = 30, HERO = 54, CURVE = 44, LANE_GAP = 3, GROUP_GAP = 8, MANY_GROUPS = 20;
 // further lines of words under its bar
 const heroExtra = width => (!width ? 0 : width < NARROW ? 40 : width < 900 ? 17 : 0);
 const NARROW = 560; // px; below it lanes have their short names
@@ -135,8 +136,8 @@ function layout(view) {
       const folded = folds.has(`l${index}.${number}`),
         tracks = model.tracks.filter(track => track.part === index && track.lane === number);
       tracks.forEach((track, level) => add("track", folded ? Math.max(3, FOLDED / tracks.length)
-        : view.head.compact && innerHeight < 960 ? LOW : TRACK,
-        { part: index, lane: number, track, level, folded, ghost: part.ghost }));
+        : (view.head.compact && innerHeight < 960 ? LOW : TRACK)[lane.kind],
+        { part: index, lane: number, track, level, folded, ghost: part.ghost, slim: lane.kind === "engine" && !folded }));
       y += view.head.compact ? 1 : LANE_GAP;
     });
     (part.strips ?? []).forEach((_, strip) => {
@@ -148,13 +149,19 @@ function layout(view) {
   return { rows, height: Math.max(y + 2, 40) };
 }
 
-/** Where the bars of a row are drawn, inside of the row: [y, height] in CSS px. */
-function barBox(row) {
+/** Where the thick bars of a row are drawn, inside of the row: [y, height] in CSS px. */
+function rowBox(row) {
   if (row.type === "part" || row.type === "ghost") return [row.y + 3, HERO_BAR - 6];
   if (row.type === "group") return row.height > FOLDED ? [row.y + 6, row.height - 12] : [row.y, row.height - 1];
   return row.folded ? [row.y, row.height - 1] : [row.y + 2, row.height - 4];
 }
 const trackIn = row => row.track ?? row.hero ?? row.stand ?? null;
+
+/** The same of a bar, thick or thin: a copy hangs from the top. The lane of a copy engine is as slim as they are. */
+function barBox(view, bar, row) {
+  const [y, height] = rowBox(row);
+  return [y, row.slim ? height : height * view.model.style(bar).height];
+}
 
 // ------------------------------------------------------------------------------------------------------------ draw
 
@@ -215,13 +222,21 @@ function bucket(frame, track, wide) {
   return { shares, used };
 }
 
-/** Write the shares of a track into the image: columns filled from below, area = time. Clears the shares. */
-function paintBuckets(frame, { shares, used }, y, height, alpha) {
+/** Write the shares of a track into the image, area = time: thick ones from the bottom, thin ones from the top. */
+function paintBuckets(frame, found, y, height, alpha, slim = false) {
+  const kinds = [...found.used.keys()].filter(swatch => found.used[swatch]),
+    isThin = swatch => frame.theme.swatches[swatch].height < 1;
+  paintStack(frame, found.shares, kinds.filter(swatch => !isThin(swatch)), y + height - 1, -1, height, alpha);
+  const thin = slim ? height : height * frame.view.head.thin;
+  paintStack(frame, found.shares, kinds.filter(isThin), y, 1, thin, alpha);
+  found.used.fill(0);
+}
+
+/** Stack the shares of some swatches, at most `height` high, from the row `first` of the image on. Clears the shares. */
+function paintStack(frame, shares, kinds, first, step, height, alpha) {
   const { width, theme, image, height: rows } = frame;
-  const kinds = [...used.keys()].filter(swatch => used[swatch]);
   if (!kinds.length) return;
-  const colors = kinds.map(swatch => pixel(theme.swatches[swatch].flat));
-  const solid = opacity(alpha), bottom = y + height;
+  const colors = kinds.map(swatch => pixel(theme.swatches[swatch].flat)), solid = opacity(alpha);
   for (let column = 0; column < width; column++) {
     let filled = 0, drawn = 0;
     for (let at = 0; at < kinds.length; at++) {
@@ -230,26 +245,26 @@ function paintBuckets(frame, { shares, used }, y, height, alpha) {
       shares[kinds[at] * width + column] = 0;
       filled = Math.min(height, filled + value * height);
       const full = Math.floor(filled);
-      for (; drawn < full; drawn++) put(bottom - 1 - drawn, column, colors[at] | solid);
+      for (; drawn < full; drawn++) put(first + step * drawn, column, colors[at] | solid);
       if (filled > full && full < height) {
-        put(bottom - 1 - full, column, colors[at] | opacity(alpha * Math.max(FAINTEST, filled - full)));
+        put(first + step * full, column, colors[at] | opacity(alpha * Math.max(FAINTEST, filled - full)));
       }
       frame.buckets++;
     }
   }
-  used.fill(0);
   frame.imageUsed = true;
   function put(row, column, value) { if (row >= 0 && row < rows) image[row * width + column] = value; }
 }
 
 function drawTrack(frame, row, alpha = 1) {
-  const [top, high] = barBox(row), { dpr } = frame, { start, end } = frame.model.columns, wide = [];
-  const y = Math.round((top - frame.top) * dpr), height = Math.max(1, Math.round(high * dpr));
-  paintBuckets(frame, bucket(frame, trackIn(row), wide), y, height, alpha);
+  const [top, high] = rowBox(row), { dpr } = frame, { start, end } = frame.model.columns, wide = [];
+  const y = Math.round((top - frame.top) * dpr), most = Math.max(1, Math.round(high * dpr));
+  paintBuckets(frame, bucket(frame, trackIn(row), wide), y, most, alpha, row.slim);
   for (const bar of wide) {
     const swatch = frame.swatches[bar], key = alpha < 1 ? swatch + 1000 : swatch;
     if (!frame.colors.has(key)) frame.colors.set(key, []);
-    const tall = start[bar] < end[bar] ? height : Math.ceil(0.3 * height); // a hair is no share: it stays low
+    const height = Math.max(1, Math.round(barBox(frame.view, bar, row)[1] * dpr)),
+      tall = start[bar] < end[bar] ? height : Math.ceil(0.3 * height); // a hair is no share: it stays low
     frame.colors.get(key).push(bar, y + height - tall, tall, row);
   }
 }
@@ -287,12 +302,12 @@ function paintRects(context, frame) {
   view.drawn.labels = frame.labels;
 }
 
-/** A line around a strip of states, so that its idle parts, as pale as the ground, are seen to be a part of it. */
-function frameStates(context, { model, dpr, theme, top, from, k, width }, row) {
-  const { first, stop } = trackIn(row), { start, end } = model.columns, [y, height] = barBox(row);
-  if (first === stop || !model.style(first).state) return;
-  const x = time => Math.min(width + dpr, Math.max(-dpr, Math.round((time - from) * k))), left = x(start[first]);
-  outline(context, left, Math.round((y - top) * dpr), x(end[stop - 1]) - left, Math.round(height * dpr), theme.frame, dpr);
+/** Where the strip of states in a row is: [x, y, width, height] in device px; null for a row of other bars. */
+function stripBox({ model, dpr, top, from, k, width }, row) {
+  const track = trackIn(row), { start, end } = model.columns, [y, height] = rowBox(row);
+  if (!track?.count || !model.style(track.first).state) return null;
+  const x = time => Math.min(width + dpr, Math.max(-dpr, Math.round((time - from) * k))), left = x(start[track.first]);
+  return [left, Math.round((y - top) * dpr), x(end[track.stop - 1]) - left, Math.round(height * dpr)];
 }
 
 function outline(context, x, y, width, height, color, line) {
@@ -312,11 +327,13 @@ function labelsOf(view, bar) {
   switch (style.label) {
     case "none": return [];
     case "cause": return causeWords(model.head.causes[cause[bar]] || name || "blocked");
-    case "bytes": return [...(view.byBatch && of ? [`${of}: ${nbytes[bar] > 0 ? size(nbytes[bar]) : short}`, of]
-      : nbytes[bar] > 0 ? [size(nbytes[bar])] : [name, short])];
+    case "bytes": return withBatch(nbytes[bar] > 0 ? [size(nbytes[bar])] : [name, short]);
     case "batch": return of ? [name, `batch ${of}`, of] : [name, short];
-    default: return view.byBatch && style.by_batch && of ? [`${of}: ${name}`, `${of}: ${short}`, `${of}: ${bare}`, of]
-      : [name, short, bare];
+    default: return withBatch([name, short, bare]);
+  }
+  function withBatch(texts) {
+    if (!view.byBatch || !style.by_batch || !of) return texts;
+    return [...["batch ", ""].flatMap(word => texts.map(text => `${word}${of}: ${text}`)), `batch ${of}`, of];
   }
 }
 
@@ -327,17 +344,19 @@ const causeWords = words => [words, { "waiting for data": "data", synchronize: "
 function label(context, frame, bar, y, height, swatch, ghost) {
   const { dpr, view, theme } = frame, [x0, x1] = ends(frame, bar);
   const low = Math.max(0, x0), high = Math.min(frame.width, x1), room = (high - low) / dpr - 6;
-  if (room < 7 || height < 14 * dpr) return;
+  if (room < 7 || height < 11 * dpr) return;
   const texts = labelsOf(view, bar), measure = text => view.textWidth(text);
   let text = texts.find(each => each.length * 3 < room && measure(each) <= room);
   if (text === undefined && texts.length && room > 48 && !/^\d+$/.test(texts.at(-1))
     && !frame.model.style(bar).state) text = cropped(texts.at(-1), room, measure);
   if (!text) return;
-  context.font = `${12 * dpr}px ${theme.font}`;
-  const x = (low + high) / 2 - (measure(text) * dpr) / 2, base = Math.round(y + height / 2 + 4.2 * dpr);
+  const letters = (height < 14 * dpr ? 11 : 12) * dpr;
+  context.font = `${letters}px ${theme.font}`;
+  const x = (low + high) / 2 - (measure(text) * dpr) / 2, base = Math.round(y + height / 2 + 0.34 * letters);
   if (swatch.pattern || theme.forced) {
+    const behind = Math.min(height, 14 * dpr);
     context.fillStyle = swatch.back && !theme.forced ? swatch.back : theme.ground;
-    context.fillRect(x - 2 * dpr, y + height / 2 - 7 * dpr, measure(text) * dpr + 4 * dpr, 14 * dpr);
+    context.fillRect(x - 2 * dpr, y + (height - behind) / 2, measure(text) * dpr + 4 * dpr, behind);
   }
   context.globalAlpha = ghost ? 0.7 : 1;
   context.fillStyle = theme.forced ? theme.ink : ghost ? theme.ink : swatch.ink;
@@ -395,7 +414,10 @@ function drawData(view) {
   }
   if (frame.imageUsed) view.blitImage(context);
   paintRects(context, frame);
-  for (const row of rows) if (trackIn(row)) frameStates(context, frame, row);
+  for (const row of rows) { // its idle parts, as pale as the ground, are seen to be a part of a strip
+    const box = stripBox(frame, row);
+    if (box) outline(context, ...box, theme.frame, dpr);
+  }
   if (view.former) drawFormer(context, frame);
   view.drawn = { rects: frame.rects, buckets: frame.buckets, labels: frame.labels,
     arrows: drawEvents(context, frame, rows) };
@@ -414,6 +436,14 @@ function drawGround(context, frame, rows) {
   context.fillStyle = theme.line;
   for (const time of frame.view.ticks.times) {
     context.fillRect(Math.round((time - frame.from) * frame.k), 0, Math.max(1, Math.round(dpr / 2)), frame.height);
+  }
+  const idle = theme.swatches[frame.view.head.styles.findIndex(style => style.key === "state:idle")];
+  for (const row of rows) { // below a thin bar of its strip the GPU computes nothing
+    const box = stripBox(frame, row);
+    context.globalAlpha = row.ghost ? 0.45 : 1;
+    context.fillStyle = theme.forced ? theme.ground : idle.color;
+    if (box) context.fillRect(...box);
+    context.globalAlpha = 1;
   }
   for (const row of rows) { // after its end a part has no time
     const end = model.ends[row.part];
@@ -437,16 +467,15 @@ function drawFormer(context, frame) {
     const track = model.tracks.find(each => each.index === row.level && each.part === row.part
       && model.lane(each).name === name);
     if (!track) continue;
-    const y = Math.round((row.y - frame.top + 1) * dpr), { start, end, style } = model.columns, runs = [];
+    const y = Math.round((row.y - frame.top + 1) * dpr), { start, end } = model.columns, runs = [];
     for (const bar of model.within(track, from, from + frame.width / k)) {
       const [x0, x1] = [start[bar], end[bar]].map(time => Math.round((time - from) * k)), run = runs.at(-1);
-      if (model.head.styles[style[bar]].key === "state:idle") continue;
-      if (run && x0 - run[1] < 4 * dpr && x1 - x0 < 12 * dpr && run[2] < 12 * dpr) run[1] = x1;
-      else runs.push([x0, x1, x1 - x0]);
+      if (model.style(bar).key === "state:idle") continue;
+      const high = Math.round((barBox({ model }, bar, row)[1] + 2) * dpr);
+      if (run && x0 - run[1] < 4 * dpr && x1 - x0 < 12 * dpr && run[2] < 12 * dpr && run[3] === high) run[1] = x1;
+      else runs.push([x0, x1, x1 - x0, high]);
     }
-    for (const [x0, x1] of runs) {
-      if (x1 - x0 > 2 * dpr) outline(context, x0, y, x1 - x0, Math.round((row.height - 2) * dpr), theme.ink, dpr);
-    }
+    for (const [x0, x1, , high] of runs) if (x1 - x0 > 2 * dpr) outline(context, x0, y, x1 - x0, high, theme.ink, dpr);
   }
   context.globalAlpha = 1;
 }
@@ -456,11 +485,11 @@ function drawFormer(context, frame) {
 const BOLD = 1.17; // bold letters are as much wider
 const MOST_ARROWS = 240; // of those that show by themselves; more hide the picture
 
-/** The middle of a bar's row in device px, also where its lane is folded; null where its part is. */
+/** The middle of a bar and half its height in device px, also where its lane is folded; null where its part is. */
 function middle(frame, bar) {
   const row = frame.view.rowOf(bar);
   if (!row) return null;
-  const [y, height] = barBox(row);
+  const [y, height] = barBox(frame.view, bar, row);
   return [(y + height / 2 - frame.top) * frame.dpr, (height / 2) * frame.dpr];
 }
 
@@ -538,7 +567,7 @@ function drawOverlay(view) {
 function frameBar(context, frame, bar, color, line) {
   const row = frame.view.rowOf(bar), [x0, x1] = ends(frame, bar);
   if (!row || x1 < 0 || x0 > frame.width) return;
-  const [y, height] = barBox(row), { dpr } = frame;
+  const [y, height] = barBox(frame.view, bar, row), { dpr } = frame;
   outline(context, x0 - line * dpr / 2, (y - frame.top) * dpr - line * dpr / 2, x1 - x0 + line * dpr,
     (height + line) * dpr, color, line * dpr);
 }
@@ -555,7 +584,7 @@ function drawJourney(context, frame, bar, dim) {
   for (const each of lit) {
     const row = view.rowOf(each);
     if (!row || row.y + row.height < frame.top || row.y > frame.top + frame.height / frame.dpr) continue;
-    const [y, height] = barBox(row), key = view.swatches[each];
+    const [y, height] = barBox(view, each, row), key = view.swatches[each];
     if (!again.colors.has(key)) again.colors.set(key, []);
     again.colors.get(key).push(each, Math.round((y - frame.top) * frame.dpr), Math.round(height * frame.dpr), row);
   }
@@ -649,7 +678,7 @@ function drawGhostGain(context, frame) {
   for (const row of frame.view.rows) {
     if (row.type !== "ghost" || !(row.ghost.gain > 0)) continue;
     const { gain, until } = row.ghost, [from, to] = [until - gain, until].map(time => (time - frame.from) * frame.k);
-    const [top, height] = barBox(row), y = (top + height / 2 - frame.top) * dpr, text = `${duration(gain)} gained`;
+    const [top, height] = rowBox(row), y = (top + height / 2 - frame.top) * dpr, text = `${duration(gain)} gained`;
     context.strokeStyle = context.fillStyle = theme.ink;
     context.lineWidth = 1.5 * dpr;
     context.beginPath();
@@ -702,7 +731,7 @@ function drawPlayhead(context, frame) {
 /** On the row of a loader: its clock, which stops where the loader is done. */
 function drawRunner(context, frame, row, x) {
   const { model, view, theme, dpr } = frame, end = model.ends[row.part], done = view.time >= end,
-    [y, height] = barBox(row);
+    [y, height] = rowBox(row);
   const text = done ? `done: ${duration(end)}` : duration(view.time), width = view.textWidth(text) * BOLD * dpr,
     at = done ? (end - frame.from) * frame.k : x;
   const left = Math.max(2 * dpr, Math.min(frame.width - width - 10 * dpr, at - width - 10 * dpr)),

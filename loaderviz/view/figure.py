@@ -109,8 +109,8 @@ def _traces(part: Part, limit: int, by_batch: bool, unit: int, top: float) -> It
             "marker": marker,
             "base": (start / unit).tolist(),
             "x": (length / unit).tolist(),
-            "width": 0.8,
-            "y": (bars.track[mine] + top + 0.5).tolist(),
+            "width": (high := 0.8 * style.height),
+            "y": (bars.track[mine] + top + 0.1 + high / 2).tolist(),  # a copy hangs from the top of its lane
             "hovertext": [
                 f"{name}<br>{words.duration(time)}, from {words.duration(begin)}"
                 for name, time, begin in zip(told, length.tolist(), start.tolist(), strict=True)

@@ -233,20 +233,21 @@ function shortName(name) {
   return bare.slice(bare.lastIndexOf("::") + 1).replace(/^:/, "") || name;
 }
 
-/** Ticks of an axis at 1, 2 or 5 times a power of ten: their times, and how to write them. */
+/** Ticks of an axis at 1, 2 or 5 times a power of ten: their times, how to write them, and a finer step. */
 function ticks(from, to, most) {
   const rough = (to - from) / Math.max(1, most), power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find(each => each * power >= rough);
+  const times = [1, 2, 5, 10].find(each => each * power >= rough), step = power * times;
   const [unit, name] = UNITS.find(([unit]) => Math.max(Math.abs(from), Math.abs(to)) >= 2 * unit) ?? [1, "ns"];
   const places = Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9));
   const found = [];
   for (let at = Math.ceil(from / step - 1e-9); at * step <= to + step * 1e-9; at++) found.push(at * step);
-  return { times: found, step, write: time => `${(time / unit).toFixed(places)} ${name}` };
+  return { times: found, step, fine: step / (times === 2 ? 4 : 5), write: time => (time ? `${(time / unit).toFixed(places)} ${name}` : "0") };
 }
 
 // ----------------------------------------------------------------------------------------------------------- story
 
 const DEVICE = new Set(["compute", "communication", "copy_h2d", "copy_d2h", "copy_d2d", "memset"]);
+const KERNELS = ["compute", "communication"];
 const LOADING = new Set(["fetch", "pin"]);
 const NOUNS = { compute: "kernel", communication: "collective", copy_h2d: "copy", copy_d2h: "copy back",
   copy_d2d: "copy on the GPU", memset: "memset",

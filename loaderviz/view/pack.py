@@ -317,7 +317,7 @@ def _looks() -> Json:
         for name, style in theme.STATES.items()
     ]
     batches = [asdict(style) for style in theme.BATCHES]
-    return {"styles": kinds + states, "batches": batches, "no_batch": asdict(theme.NO_BATCH)}
+    return {"styles": kinds + states, "batches": batches, "no_batch": asdict(theme.NO_BATCH), "thin": theme.THIN}
 
 
 def _notes(parts: Sequence[Part], tables: Sequence[tuple[Bars, Window | None]]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from textwrap import wrap
 import numpy as np
 
 from loaderviz import words
-from loaderviz.timeline import ArrowKind, Kind
+from loaderviz.timeline import COPIES, KERNELS, ArrowKind, Kind
 from loaderviz.view import theme
 from loaderviz.view.lanes import Row
 from loaderviz.view.pack import Bars, Part, merge
@@ -24,11 +24,12 @@ from loaderviz.view.theme import Style
 WIDTH = 960  # px
 BARS = 1_300  # of all parts together; more would be a picture of more than 60 kB
 _LANES, _RIGHT = 176, 16  # px: room for the names of lanes, and to the right of the bars
-_TRACK, _GAP, _STATE = 20, 4, 16  # px: a bar's track, the room between two lanes, the track of a strip
+_TRACKS = {"host": 20, "engine": 14, "stream": 24, "strip": 24}  # px; of an engine as slim as its copies
+_GAP = 4  # px between two lanes
 _LETTER, _LINE = 6.6, 17  # px of a letter of 12 px text, and of a line
 _TEXTS = 250  # bars with text on them, the longest
 _MARKS = 3  # hazards drawn in full
-_TICKS = 8
+_TICKS = 12
 _SHAPES = {  # of patterns, in squares of 6 px, drawn in the colour `{0}`
     "/": '<path d="M-1 1L1 -1M0 6L6 0M5 7L7 5" stroke="{0}" stroke-width="1.5"/>',
     "x": '<path d="M0 0L6 6M6 0L0 6" stroke="{0}"/>',
@@ -50,6 +51,12 @@ class _Place:
     heights: list[float]
     top: float
     bottom: float
+
+    def box(self, bar: int) -> tuple[float, float]:
+        """Return top and height of a bar [px]: a copy hangs from the top of its lane."""
+        track, style = int(self.bars.track[bar]), theme.STYLES[int(self.bars.style[bar])]
+        high = self.heights[track] - 2
+        return self.tops[track] + 1, high if self.part.tracks[track].kind == "engine" else round(high * style.height)
 
 
 def svg(
@@ -115,7 +122,7 @@ def _place(part: Part, bars: Bars, top: float, headed: bool) -> _Place:
         shown = _shown(part, row)
         for _ in row.tracks:
             tops.append(y)
-            heights.append((_STATE if row.kind == "strip" else _TRACK) * shown)
+            heights.append(_TRACKS[row.kind] * shown)
             y += heights[-1]
         y += _GAP * shown
     return _Place(part, bars, tops, heights, top, y + 2)
@@ -137,45 +144,52 @@ def _bars(place: _Place, first: int, scale: float, by_batch: bool, styles: dict[
     texts: list[tuple[float, str]] = []
     batch = place.part.batches(bars) if by_batch else bars.span * 0 - 2
     columns = (column.tolist() for column in (*vars(bars).values(), batch))
-    for bar, (track, start, end, number, span, count, of) in enumerate(zip(*columns, strict=True)):
-        high = place.heights[track]
+    for bar, (_, start, end, number, span, count, of) in enumerate(zip(*columns, strict=True)):
+        y, high = place.box(bar)
         style = _style(number, of)
         x, wide = _LANES + (start - first) * scale, (end - start) * scale
         gap = 1 if wide > 4 and span >= 0 else 0  # between neighbours; states fill their strip
-        y = place.tops[track] + 1
         width = f"{max(0.05, wide - gap):.2f}"
-        paths.setdefault(style, []).append(f"M{x:.2f} {y:.0f}h{width}v{high - 2:.0f}h-{width}z")
-        text = _text(place, bar, by_batch) if count == 1 and wide > 9 else ""
-        if text and len(text) * _LETTER + 4 <= wide:
-            middle = f'<text x="{x + wide / 2:.1f}" y="{y + high / 2 + 3:.0f}" fill="{style.ink}">{escape(text)}</text>'
-            texts.append((wide, middle))
-    for style, shapes in paths.items():
-        yield f'<path d="{"".join(shapes)}" fill="{_fill(style, styles)}"/>'
+        paths.setdefault(style, []).append(f"M{x:.2f} {y:.0f}h{width}v{high:.0f}h-{width}z")
+        told = _texts(place, bar, by_batch) if count == 1 and wide > 9 else ()
+        if text := next((each for each in told if len(each) * _LETTER + 4 <= wide), ""):
+            rim = f' paint-order="stroke" stroke="{style.back}" stroke-width="4"' if style.pattern else ""
+            where = f'x="{x + wide / 2:.1f}" y="{y + high / 2 + 4:.0f}"'
+            texts.append((wide, f'<text {where} fill="{style.ink}"{rim}>{escape(text)}</text>'))
+    frames = []
     for track in np.unique(bars.track[bars.style >= len(Kind)]).tolist():
         left, right = int(bars.start[bars.track == track].min()), int(bars.end[bars.track == track].max())
-        yield _frame(_LANES + (left - first) * scale, place.tops[track] + 1, (right - left) * scale, _STATE - 2)
+        box = _LANES + (left - first) * scale, place.tops[track] + 1, (right - left) * scale, _TRACKS["strip"] - 2
+        yield _frame(*box, theme.STATES["idle"].color)  # below a thin bar the GPU computes nothing
+        frames.append(_frame(*box))
+    for style, shapes in paths.items():
+        yield f'<path d="{"".join(shapes)}" fill="{_fill(style, styles)}"/>'
+    yield from frames
     longest = sorted(texts, key=lambda each: -each[0])[:_TEXTS]
     yield f'<g text-anchor="middle" font-size="11">{"".join(text for _, text in longest)}</g>'
 
 
-def _text(place: _Place, bar: int, by_batch: bool) -> str:
-    """Return what stands on a bar that has room."""
+def _texts(place: _Place, bar: int, by_batch: bool) -> Sequence[str]:
+    """Return what stands on a bar that has room, the longest first."""
     span = int(place.bars.span[bar])
     if span < 0:
-        return ""
+        name = theme.STYLES[int(place.bars.style[bar])].name
+        return name, name.removeprefix("copy ")
     row = place.part.timeline.row(span)
     if row.kind is Kind.WAIT:
-        return row.cause.words if row.cause else "blocked"
+        return (row.cause.words if row.cause else "blocked",)
+    size = words.size(row.nbytes) if row.nbytes > 0 else ""
     if row.batch >= 0 and (by_batch or row.kind in (Kind.FETCH, Kind.PIN)):
-        return str(row.batch)
-    return words.size(row.nbytes) if row.nbytes > 0 else row.name[:40]
+        batch = f"batch {row.batch}"
+        return (f"{batch}: {size}" if size else batch), batch, str(row.batch)
+    return (size or row.name[:40],)
 
 
-def _frame(x: float, y: float, wide: float, high: float) -> str:
+def _frame(x: float, y: float, wide: float, high: float, fill: str = "none") -> str:
     """Draw a line just inside of what holds states: their idle parts are as pale as the ground."""
     return (
         f'<rect x="{x + 0.5:.1f}" y="{y + 0.5:.1f}" width="{max(0, wide - 1):.1f}" height="{high - 1:.0f}" '
-        f'fill="none" stroke="{theme.FRAME}"/>'
+        f'fill="{fill}" stroke="{theme.FRAME}"/>'
     )
 
 
@@ -209,7 +223,10 @@ def _axis(first: int, last: int, scale: float, places: Sequence[_Place]) -> Iter
         for pair in ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
         if last - first >= 2 * pair[0] or pair[0] == 1
     )
-    for tick in ticks(first / unit, last / unit):
+    edges = first / unit, last / unit
+    small = (f"M{_LANES + (tick * unit - first) * scale:.1f} {bottom:.0f}v3" for tick in ticks(*edges, 5 * _TICKS))
+    yield f'<path d="{"".join(small)}" stroke="{theme.SOFT}"/>'
+    for tick in ticks(*edges):
         x = _LANES + (tick * unit - first) * scale
         yield f'<path d="M{x:.1f} {top}V{bottom:.0f}" stroke="{theme.GRID}"/>'
         yield f'<text x="{x:.1f}" y="{bottom + 14:.0f}" text-anchor="middle">{tick:,.10g}</text>'
@@ -217,16 +234,16 @@ def _axis(first: int, last: int, scale: float, places: Sequence[_Place]) -> Iter
     yield f'<text x="{middle:.0f}" y="{bottom + 30:.0f}" text-anchor="middle">time [{name}]</text>'
 
 
-def ticks(first: float, last: float) -> list[float]:
-    """Return round numbers from `first` to `last`, eight at most: steps of 1, 2 or 5 times a power of ten.
+def ticks(first: float, last: float, most: int = _TICKS) -> list[float]:
+    """Return round numbers from `first` to `last`, at most `most`: steps of 1, 2 or 5 times a power of ten.
 
-    >>> ticks(-0.02, 5.2)
-    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    >>> ticks(-0.02, 9.2)
+    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
     """
     if not last > first:
         return []
-    power = 10.0 ** int(f"{(last - first) / _TICKS:e}".partition("e")[2])
-    step = next(power * times for times in (1, 2, 5, 10, 20) if (last - first) / (power * times) < _TICKS)
+    power = 10.0 ** int(f"{(last - first) / most:e}".partition("e")[2])
+    step = next(power * times for times in (1, 2, 5, 10, 20) if (last - first) / (power * times) < most)
     return [number * step for number in range(int(-(-first // step)), int(last // step) + 1)]
 
 
@@ -256,7 +273,7 @@ def _marks(place: _Place, first: int, last: int, scale: float) -> Iterator[str]:
         if bar < 0:
             return None
         left, right = (_LANES + (int(edge[bar]) - first) * scale for edge in (bars.start, bars.end))
-        return left, right, place.tops[int(bars.track[bar])], place.heights[int(bars.track[bar])]
+        return left, right, *place.box(bar)
 
     waits = np.flatnonzero(timeline.arrows["kind"] == ArrowKind.WAIT)
     for arrow in waits[:100].tolist():
@@ -294,6 +311,10 @@ def _legend(places: Sequence[_Place], by_batch: bool, top: float, styles: dict[S
     } - {-1}
     if by_batch and batches:
         entries.append(("a colour for each batch", [theme.of_batch(batch) for batch in sorted(batches)[:7]]))
+    if used & {*KERNELS}:
+        entries.append(("thick: kernel", [Style("", theme.SOFT)]))
+    if thin := [name for kinds, name in ((COPIES, "copy"), ((Kind.MEMSET,), "memset")) if used & {*kinds}]:
+        entries.append((f"thin: {', '.join(thin)}", [Style("", theme.SOFT, height=theme.THIN)]))
     for number in sorted(used):
         style, state = theme.STYLES[number], number >= len(Kind)
         if state or not by_batch or number == Kind.WAIT or style.pattern:
@@ -302,9 +323,9 @@ def _legend(places: Sequence[_Place], by_batch: bool, top: float, styles: dict[S
         x, y = 12 + number % 4 * 236, top + 20 * (number // 4)
         step = 14 if len(looks) == 1 else 8
         samples = "".join(
-            f'<rect x="{x + step * place}" y="{y:.0f}" width="{min(12, step)}" height="12" '
+            f'<rect x="{x + step * place}" y="{y:.0f}" width="{min(12, step)}" height="{round(12 * style.height)}" '
             f'fill="{_fill(replace(style, name=""), styles)}"/>'
             for place, style in enumerate(looks)
         )
-        samples += _frame(x, y, 12, 12) if name.startswith("GPU: ") else ""
+        samples += _frame(x, y, 12, round(12 * looks[0].height)) if name.startswith("GPU: ") else ""
         yield f'{samples}<text x="{x + step * len(looks) + 6}" y="{y + 10:.0f}">{escape(name)}</text>'

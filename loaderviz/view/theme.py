@@ -4,6 +4,10 @@ A colour means one thing. Seven batches have one each before the first comes aga
 and k + 4 differ in hue and in lightness; the number is on the bar, too. What the GPU does (`STATES`) and a blocked host
 have colours that no batch and no kind has, and patterns where two of them must be told apart without colour. Bars, or
 the frame around a strip of states, have at least 3:1 against white and a dark page (#161616), text on a bar 4.5:1.
+
+Thick is a kernel, thin a copy or a memset: in each lane, and in the strip of states, where thick says that the GPU
+computes. Thin bars hang from the top of their lane. Where bars are narrower than a pixel, their height is a share of
+its time: kernels then grow from the bottom and copies from the top, so that they are told apart there, too.
 """
 
 from __future__ import annotations
@@ -17,13 +21,14 @@ BLUE, AMBER, SKY, BROWN, GREEN, VIOLET, OLIVE = (
 )  # fmt: skip
 EXPOSED, WAITING, COMPUTING, HIDDEN = "#D9480F", "#C4619B", "#5F6F86", "#8FE3C8"
 TEXT, SOFT, GRID, BAND, FRAME = "#222222", "#555555", "#E3E3E3", "#F6F6F6", "#808080"
+THIN = 0.55  # height of a copy, of that of a kernel
 
 
 @dataclass(frozen=True)
 class Style:
     """How a sort of bar looks: its name in the legend, its colour, that of text on it, its pattern ("" for none).
 
-    A pattern ("/", "x" or ".") is drawn in `color` on `back`.
+    A pattern ("/", "x" or ".") is drawn in `color` on `back`. `height` is a share of that of a kernel in the same lane.
     """
 
     name: str
@@ -31,6 +36,7 @@ class Style:
     ink: str = "#FFFFFF"
     pattern: str = ""
     back: str = ""
+    height: float = 1
 
 
 BATCHES = tuple(
@@ -43,10 +49,10 @@ _BLACK = "#000000"
 KINDS: dict[Kind, Style] = {
     Kind.COMPUTE: Style("kernel", BLUE),
     Kind.COMMUNICATION: Style("communication kernel", SKY, _BLACK),
-    Kind.COPY_H2D: Style("copy to the GPU", AMBER, _BLACK),
-    Kind.COPY_D2H: Style("copy from the GPU", BROWN),
-    Kind.COPY_D2D: Style("copy on the GPU", AMBER, _BLACK, "x", "#FFFFFF"),
-    Kind.MEMSET: Style("memset", "#6E6E6E", _BLACK, ".", "#FFFFFF"),
+    Kind.COPY_H2D: Style("copy to the GPU", AMBER, _BLACK, height=THIN),
+    Kind.COPY_D2H: Style("copy from the GPU", BROWN, height=THIN),
+    Kind.COPY_D2D: Style("copy on the GPU", AMBER, _BLACK, "x", "#FFFFFF", THIN),
+    Kind.MEMSET: Style("memset", "#6E6E6E", _BLACK, ".", "#FFFFFF", THIN),
     Kind.API: Style("CUDA call", "#737373"),
     Kind.OPERATOR: Style("operator", "#949494", _BLACK),
     Kind.FETCH: Style("fetch a batch", GREEN, _BLACK),
@@ -58,8 +64,8 @@ KINDS: dict[Kind, Style] = {
 STATES: dict[str, Style] = {  # what the GPU is doing; the keys are those of `metrics.states`
     "compute": Style("compute", COMPUTING),
     "copy hidden": Style("copy hidden", HIDDEN, "#FFFFFF", "/", COMPUTING),
-    "copy exposed": Style("copy exposed", EXPOSED, _BLACK),
-    "other device work": Style("memset or copy on the GPU", "#6E6E6E", _BLACK, ".", "#FFFFFF"),
+    "copy exposed": Style("copy exposed", EXPOSED, _BLACK, height=THIN),
+    "other device work": Style("memset or copy on the GPU", "#6E6E6E", _BLACK, ".", "#FFFFFF", THIN),
     "idle": Style("idle", "#E9E9E9", _BLACK),
 }
 

@@ -379,7 +379,7 @@ class View {
     const row = this.rowOf(bar), { start, end } = this.model.columns,
       k = this.surface.width / (this.window[1] - this.window[0]);
     if (!row) return null;
-    const [y, height] = barBox(row);
+    const [y, height] = barBox(this, bar, row);
     return { x: (start[bar] - this.window[0]) * k, y: y - this.scrollTop, width: (end[bar] - start[bar]) * k, height };
   }
 

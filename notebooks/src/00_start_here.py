@@ -131,7 +131,7 @@ steady.view(verdict=False)
 # * `main thread`: what the Python program is at. The long bars are the `DataLoader`, making the next batch; hatched,
 #   the host is blocked.
 # * `copy engine`: copies to the GPU, and back.
-# * `default stream`: the queue in which the GPU works. Thick bars compute, thin bars are copies.
+# * `default stream`: the queue in which the GPU works. A thick bar is a kernel: the GPU computes. A thin bar is a copy.
 # * `what the GPU does`: computing, a copy that keeps it from computing (*exposed*), a copy during the computing
 #   (*hidden*), idle.
 #

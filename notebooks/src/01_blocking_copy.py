@@ -92,7 +92,8 @@ blocking.view(verdict=False)
 #
 # 1. `main thread: CUDA calls`: the long call is the copy; where `main thread waits` is hatched, the host is blocked.
 # 2. `copy engine to GPU`: the batch travels.
-# 3. `default stream`: the GPU computes on the batch. (The thin bars are the copies again: they are in this queue.)
+# 3. `default stream`: the thick bars are kernels: the GPU computes on the batch. (The thin bars are the copies again:
+#    they are in this queue.)
 #
 # Only then does the next colour begin in the lanes of the GPU. The host is there earlier, and waits twice: until the
 # GPU has computed the batch before, then for the copy itself.

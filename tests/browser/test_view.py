@@ -150,6 +150,76 @@ INK_SHARE = """(() => {
 })()"""
 
 
+# Of the row of a bar, at its left end: the device px that are drawn in each of four columns, as true and false from top
+# to bottom, without the line of a tick of the time axis.
+COLUMN = """(bar => {
+    const { view } = lv, { dpr } = view.surface, row = view.rowOf(bar), top = row.y - view.scrollTop;
+    const columns = [2, 3, 4, 5].map(at => [...view.context.getImageData(Math.round((lv.rect(bar).x + at) * dpr),
+        Math.round(top * dpr), 1, Math.round(row.height * dpr)).data].filter((_, at) => at % 4 === 3));
+    const ink = column => column.filter(alpha => alpha > 0).length;
+    return columns.sort((one, other) => ink(one) - ink(other))[0].map(alpha => alpha > 0);
+})(given)"""
+# Where the outline of the selection crosses the middle of a bar, CSS px from its top.
+OUTLINE = """(bar => {
+    const { view } = lv, { dpr } = view.surface, { x, y, width } = lv.rect(bar);
+    const { data } = view.overContext.getImageData(Math.round((x + width / 2) * dpr), 0, 1, view.ui.over.height);
+    const hit = at => Math.max(...rgb(view.theme.ink).map((value, place) => Math.abs(value - data[4 * at + place]))) < 3
+        && data[4 * at + 3] === 255;
+    return Array.from({ length: data.length / 4 }, (_, at) => at).filter(hit).map(at => at / dpr - y);
+})(given)""".replace("rgb(", "(text => [1, 3, 5].map(at => parseInt(text.slice(at, at + 2), 16)))(")
+
+
+@pytest.mark.parametrize(("scheme", "dpr"), [("light", 1), ("dark", 2)])
+def test_a_kernel_is_thick_and_a_copy_thin_in_each_lane(scheme, dpr, show):
+    timeline, heights = factory.device_kinds()
+    part = Part(timeline)
+    shown = show(part, color_scheme=scheme, device_scale_factor=dpr)
+    thick = {"stream": 24, "host": 18}
+    for number, row in enumerate(row for row in part.arranged[0] if row.kind != "strip"):
+        for bar in np.flatnonzero(part.bars.track == number).tolist():
+            name = timeline.row(int(part.bars.span[bar])).name
+            high = 13 if row.kind == "engine" else thick[row.kind] * heights[name]
+            assert shown.ask(f"lv.rect({bar}).height") == pytest.approx(high, abs=0.3)
+            if row.kind != "host":  # whose lanes have a ground
+                column = shown.ask(COLUMN, bar)
+                assert sum(column) == pytest.approx(high * dpr, abs=1)
+                assert column.index(True) == 2 * dpr  # thick or thin, they hang from one line
+            shown.ask(f"lv.select({bar})")
+            shown.settle()
+            edges = shown.ask(OUTLINE, bar)
+            assert -2.6 < min(edges) < 0 and high - 0.6 < max(edges) < high + 2.6
+            shown.ask("lv.select(-1)")
+            shown.settle()
+    exposed, strip = shown.ask("""[lv.view.theme.swatches, [...lv.columns.style].findIndex(style =>
+        lv.head.styles[style].key === 'state:copy exposed')].map((what, at) => at ? lv.rect(what).height
+        : what[lv.head.styles.findIndex(style => style.key === 'state:copy exposed')].height)""")
+    assert (exposed, strip) == (0.55, pytest.approx(24 * 0.55))
+    legend = shown.page.locator(".lv-view .legend")
+    samples = {"thick: kernel": 12, "thin: copy, memset": 7, "GPU: compute": 12, "GPU: copy exposed": 7}
+    for name, high in samples.items():
+        sample = legend.locator("li").filter(has_text=name).locator(".swatch")
+        assert sample.bounding_box()["height"] == high, name
+
+
+@pytest.mark.parametrize("dpr", [1, 2])
+def test_bars_narrower_than_a_pixel_grow_from_the_bottom_if_they_are_kernels_and_from_the_top_if_copies(dpr, show):
+    builder = TimelineBuilder(Context())
+    lanes = {kind: builder.lane(f"stream {number}", "device", number=number)
+             for number, kind in enumerate((Kind.COMPUTE, Kind.MEMSET, Kind.COPY_D2D))}  # fmt: skip
+    for kind, lane in lanes.items():
+        for start in range(0, 1_000_000, 400):
+            builder.span(start, start + 240, lane, kind, "short", batch=0)
+    builder.span(2_000_000, 2_000_400, lanes[Kind.COMPUTE], Kind.COMPUTE, "last")
+    shown = show(builder.build(), device_scale_factor=dpr)
+    for number, (kind, _) in enumerate(lanes.items()):
+        first = shown.ask(f"lv.model.track(0, {number}, 0).first")
+        drawn = [at for at, ink in enumerate(shown.ask(COLUMN, first)) if ink]
+        most = 24 * dpr * (1 if kind == Kind.COMPUTE else 0.55)
+        assert len(drawn) == pytest.approx(0.6 * most, abs=2)
+        assert drawn == list(range(drawn[0], drawn[-1] + 1))
+        assert (drawn[-1] == 26 * dpr - 1) if kind == Kind.COMPUTE else (drawn[0] == 2 * dpr), kind
+
+
 def test_what_the_page_decodes_is_what_was_packed(show):
     shown = show(factory.empty())
     rough = (factory.random_timeline(seed, 60, 500, 2) for seed in range(4))

@@ -101,6 +101,31 @@ def test_the_area_of_a_state_in_the_still_picture_is_its_time():
         assert wide == pytest.approx((part[:, 1] - part[:, 0]).sum() * scale, rel=0.1)
 
 
+def test_a_kernel_is_thick_and_a_copy_thin_in_the_still_picture_and_in_the_figure():
+    timeline, heights = factory.device_kinds()
+    lane = {"host": 20, "engine": 14, "stream": 24, "strip": 24}
+    for color in ("kind", "batch"):
+        view = timeline.view(color=color)
+        bars, (rows, _) = view.parts[0].bars, view.parts[0].arranged
+        names = {each.text: float(each.get("y")) for each in ET.fromstring(view.svg()).iter(SVG + "text")}
+        drawn = {(x, int(top)): int(high) for x, top, high in re.findall(r"M([\d.]+) (\d+)h[\d.]+v(\d+)", view.svg())}
+        for number, row in enumerate(rows):  # each is one track here
+            top = names[row.name] - 4 - lane[row.kind] / 2 + 1
+            for bar in np.flatnonzero(bars.track == number).tolist():
+                span = int(bars.span[bar])
+                share = heights[timeline.row(span).name] if span >= 0 else theme.STYLES[int(bars.style[bar])].height
+                high = 12 if row.kind == "engine" else round(share * (lane[row.kind] - 2))
+                assert drawn[f"{176 + 768 * int(bars.start[bar]) / timeline.duration:.2f}", top] == high, row.name
+        assert {"thick: kernel", "thin: copy, memset"} <= {*texts(view.svg())}
+    traces = timeline.figure(color="kind").data
+    widths = {trace.name: (trace.width, {round(y % 1 - trace.width / 2, 3) for y in trace.y}) for trace in traces}
+    for kind, style in theme.KINDS.items():
+        if kind.name.lower() in heights:
+            width, tops = widths[style.name]
+            assert width == pytest.approx(0.8 * heights[kind.name.lower()])
+            assert len(tops) == 1  # they hang from one line
+
+
 def test_what_a_notebook_is_given():
     timeline = race()
     bundle = timeline._repr_mimebundle_()
