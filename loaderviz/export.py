@@ -153,14 +153,14 @@ def _section(section: Section) -> str:
 
 def _item(item: Any) -> str:
     """Return one item as HTML."""
-    from loaderviz.view import Comparison, View
+    from loaderviz.view import View
 
     if isinstance(item, str):
         return f"<p>{_together(escape(item))}</p>"
     if isinstance(item, Timeline):
         item = item.view()
     if isinstance(item, View):
-        return replace(item, curve=True, folded=isinstance(item, Comparison)).fragment()
+        return replace(item, curve=True).fragment()
     package = type(item).__module__.partition(".")[0]
     if package == "plotly" and hasattr(item, "to_html"):
         twin = (item.layout.meta or {}).get("text", "") if isinstance(item.layout.meta, (dict, type(None))) else ""

@@ -60,6 +60,7 @@ function buildTools(view) {
     { type: "search", placeholder: "search  /", "aria-label": "search names or a batch" });
   ui.count = el("span", "count");
   ui.byBatch = button("", "", () => view.setColor(!view.byBatch));
+  ui.foldAll = button("", "", () => view.toggleAll());
   ui.search.addEventListener("input", () => view.search(ui.search.value));
   ui.search.addEventListener("keydown", event => {
     event.stopPropagation();
@@ -71,7 +72,7 @@ function buildTools(view) {
     group(button("show all", "show all (0)", () => view.goAll()),
       button("+", "zoom in (W)", () => view.zoom(0.5), "icon"),
       button("−", "zoom out (S)", () => view.zoom(2), "icon")),
-    ui.play, group(ui.search, ui.count), ui.byBatch,
+    ui.play, group(ui.search, ui.count), ui.byBatch, ui.foldAll,
       button("?", "keys", () => { ui.help.hidden = !ui.help.hidden; }, "icon"), ui.clock);
 }
 
@@ -176,7 +177,7 @@ function fillFindings(view) {
 
 function findingNode(view, part, finding) {
   const node = el("li", finding.race ? "race" : ""), open = el("details"), summary = el("summary");
-  const many = view.head.parts.filter(each => !each.ghost).length > 1 ? `${view.head.parts[part].name}: ` : "";
+  const many = view.compared.length > 1 ? `${view.head.parts[part].name}: ` : "";
   summary.append(el("b", "", many + together(finding.title)), el("span", "", finding.race ? ` ${finding.text}` : ""));
   const show = button("show", `show the evidence: ${finding.title}`, () => view.showEvidence(part, finding), "show");
   show.style.visibility = (finding.window || finding.bars.some(bar => bar >= 0)) ? "" : "hidden";
@@ -220,6 +221,10 @@ function fillHeads(view) {
     }
   }
   ui.heads.replaceChildren(...nodes);
+  const folded = view.compared.some(index => view.folds.has(`p${index}`));
+  ui.foldAll.textContent = folded ? "unfold all" : "fold all";
+  ui.foldAll.title = folded ? "show the lanes of each" : "show one row for each";
+  ui.foldAll.hidden = view.compared.length < 2;
   placeHeroes(view);
 }
 

@@ -121,10 +121,13 @@ def compare(
     operators: bool = False,
     title: str | None = None,
     verdict: bool = True,
-    folded: bool = False,
+    folded: bool = True,
     advice: Mapping[str, Advice] | None = None,
 ) -> Comparison:
     """Return several timelines side by side; the options are those of `View`, such as `color="kind"`.
+
+    Each has one row, what its GPU does, so that they are seen at once; a click on its name shows its lanes, and
+    `folded=False` those of all.
 
     >>> both = loaderviz.compare({"blocking": timeline, "prefetch": loaderviz.what_if(timeline, prefetch=2)})
     >>> both.table()["speed-up"].round(2).tolist()
@@ -140,6 +143,7 @@ def compare(
     for name, timeline in timelines.items():
         metrics.check_timeline(timeline, f"compare(), for {name!r},")
     named = {str(name): timeline for name, timeline in timelines.items()}
+    folded = folded and len(named) > 1
     return Comparison(named, color, operators, title, verdict=verdict, folded=folded, advice=advice or {})
 
 

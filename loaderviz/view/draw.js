@@ -104,7 +104,7 @@ function layout(view) {
   const rows = [], { model, folds } = view;
   let y = 2;
   const add = (type, height, more) => { rows.push({ type, y, height, ...more }); y += height; };
-  const several = model.parts.filter(part => !part.ghost).length > 1;
+  const several = view.compared.length > 1;
   const place = (part, index) => {
     if (part.ghost || several || part.hero) {
       const hero = part.hero && model.tracks.find(track => track.part === index && track.lane === part.hero.lane);
@@ -296,8 +296,10 @@ function paintRects(context, frame) {
   }
   context.globalAlpha = 1;
   for (const [key, list] of frame.colors) {
-    for (let at = 0; at < list.length; at += 4) if (!list[at + 3].folded) label(context, frame, list[at], list[at + 1],
-      list[at + 2], theme.swatches[key % 1000], key >= 1000);
+    for (let at = 0; at < list.length; at += 4) {
+      const [bar, y, tall, { type, folded }] = list.slice(at, at + 4);
+      if (!folded || type === "part") label(context, frame, bar, y, tall, theme.swatches[key % 1000], key >= 1000);
+    }
   }
   view.drawn.labels = frame.labels;
 }

@@ -182,12 +182,22 @@ class View {
     return to - from < (this.model.end - this.model.begin) / 3 ? [from - room, to + room] : null;
   }
 
-  toggle(key) {
-    const folded = !this.folds.delete(key);
-    if (folded) this.folds.add(key);
+  toggle(...keys) {
+    const folds = !this.folds.has(keys[0]);
+    keys.forEach(key => (folds ? this.folds.add(key) : this.folds.delete(key)));
+    this.grown = true; // in a notebook, the output grows: no scrolling inside of what scrolls
     this.relayout();
-    this.say(folded ? "collapsed" : "expanded");
+    this.say(folds ? "collapsed" : "expanded");
   }
+
+  /** Fold all parts that are compared, or unfold them. */
+  toggleAll() {
+    const keys = this.compared.map(index => `p${index}`), folded = keys.filter(key => this.folds.has(key));
+    this.toggle(...(folded.length ? folded : keys));
+  }
+
+  /** The parts that stand side by side. */
+  get compared() { return [...this.model.parts.keys()].filter(index => !this.model.parts[index].ghost); }
 
   // sizes
 
@@ -201,8 +211,8 @@ class View {
     for (const row of rows) if (row.track) this.rowOfTrack.set(row.track, row);
     this.ui.inner.style.height = `${height}px`;
     if (this.head.height) this.tall ??= Math.max(this.head.height, Math.min(420, innerHeight - this.head.beside));
-    const most = this.head.height ? this.tall
-      : (this.isPage ? Math.max(260, innerHeight - 250) : 480);
+    const most = this.head.height ? this.tall : this.isPage ? Math.max(260, innerHeight - 250)
+      : this.grown || this.compared.length > 1 ? 2_000 : 480;
     this.ui.scroll.style.height = `${this.head.height ? most : Math.min(height, most)}px`;
     this.resize();
   }
@@ -235,10 +245,10 @@ class View {
   headRoom(narrow) {
     const names = this.rows.map(({ type, part, lane, group }) => {
       const of = this.model.parts[part];
-      return type === "track" ? (narrow && of.lanes[lane].short) || of.lanes[lane].name : type === "group"
-        ? of.groups[group].name : of.name ?? "";
+      return type === "track" ? [(narrow && of.lanes[lane].short) || of.lanes[lane].name, 1.04] : [type === "group"
+        ? of.groups[group].name : of.name ?? "", 1.3]; // bold and larger
     });
-    return Math.max(narrow ? 60 : 90, ...names.map(name => this.textWidth(name) * 1.04 + 30));
+    return Math.max(narrow ? 60 : 90, ...names.map(([name, wider]) => this.textWidth(name) * wider + 30));
   }
 
   textWidth(text) {
@@ -357,8 +367,7 @@ class View {
 
   rowOf(bar) { return this.rowOfTrack.get(this.model.trackOf(bar)) ?? null; }
   partShown(index) { return !this.folds.has(`p${index}`) && !this.folds.has(`h${index}`); }
-  shownParts() { return [...this.model.parts.keys()].filter(index => !this.model.parts[index].ghost
-    && this.partShown(index)); }
+  shownParts() { return this.compared.filter(index => this.partShown(index)); }
 
   at(clientX, clientY) {
     const room = this.ui.over.getBoundingClientRect(), y = clientY - room.top + this.scrollTop, x = clientX - room.left;

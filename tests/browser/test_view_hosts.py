@@ -84,6 +84,42 @@ def test_in_jupyterlab_fresh_dark_with_keys_reopened_and_not_trusted(lab, open_a
     assert notebook.outside == []
 
 
+@pytest.mark.parametrize("verdict", [True, False])
+def test_four_loaders_are_in_sight_at_once_in_a_notebook_and_each_unfolds(verdict, lab, open_and_run, tmp_path):
+    """In a JupyterLab of 1280 x 800, whose notebook has 679 px; with a kernel, and from the saved notebook."""
+    for name, each in factory.loaders(4).items():
+        each.save(tmp_path / name)
+    code = f"""import pathlib, loaderviz as lv
+lv.compare({{each: lv.Timeline.load(pathlib.Path({str(tmp_path)!r}) / each) for each in {factory.LOADERS}}},
+           verdict={verdict})"""
+    lab.write("four", [code])
+    page = open_and_run("four").page
+    page.set_viewport_size({"width": 1280, "height": 800})
+    for round in range(2):
+        wait_drawn(page, 1)
+        page.wait_for_function("document.querySelector('.lv-view').lv.view.width < 1200")
+        view = "document.querySelector('.lv-view').lv"
+        told = f"(({{scroll}}) => scroll.scrollHeight <= scroll.clientHeight)({view}.view.ui)"
+        rows = f"{view}.lanes().map(row => [row.type, row.name])"
+        assert page.evaluate(rows) == [["part", name] for name in factory.LOADERS]
+        assert page.evaluate(told)
+        high = page.evaluate("document.querySelector('.lv-view').closest('.jp-OutputArea').offsetHeight")
+        assert 400 < high <= 679, high
+        page.locator(".lv-view").get_by_role("button", name="unfold prefetch").click()
+        page.wait_for_function(f"{rows}.some(([, name]) => name === 'copy engine to GPU')")
+        assert page.evaluate(told)  # the output has grown
+        page.locator(".lv-view").get_by_role("button", name="unfold all").click()
+        assert page.evaluate(f"{rows}.filter(([, name]) => name === 'what the GPU does').length") == 0
+        assert page.evaluate(f"{rows}.filter(([, name]) => name === 'default stream').length") == 4
+        assert page.evaluate(told)
+        page.locator(".lv-view").get_by_role("button", name="fold all", exact=True).click()
+        assert len(page.evaluate(rows)) == 4
+        if not round:
+            page.evaluate(COMMAND, ["docmanager:save", {}])
+            lab.end_kernels()
+            page.goto(f"{lab.url}/doc/tree/four.ipynb?token={lab.token}&reset")
+
+
 def opened(chromium: Any, path: Path, text: str) -> tuple[Any, list[str]]:
     path.write_text(text, encoding="utf-8")
     page, problems = chromium.new_page(), []
