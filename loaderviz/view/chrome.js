@@ -87,12 +87,12 @@ function fillWords(view) {
   ui.card.classList.toggle("compact", Boolean(head.compact)); // words and numbers beside it say what its title would
   ui.title.hidden = head.compact || !ui.title.firstChild;
   ui.subtitle.textContent = [!head.compact && head.subtitle, options.difference].filter(Boolean).join(" · ");
-  ui.subtitle.hidden = !head.compact && !ui.subtitle.textContent;
+  ui.subtitle.hidden = (!head.compact || head.bare) && !ui.subtitle.textContent;
   ui.notes.replaceChildren(...(head.notes ?? []).map(note => el("p", "", note)));
   ui.byBatch.textContent = view.byBatch ? "colour: batches" : "colour: kinds";
   ui.byBatch.title = view.byBatch ? "colour by kind of span" : "colour by batch";
   ui.byBatch.hidden = !view.model.columns.batch.some(batch => batch >= 0);
-  const told = head.parts.filter(part => part.where.length && !part.hero && !view.veiled);
+  const told = head.parts.filter(part => part.where.length && !part.hero && !head.bare && !view.veiled);
   ui.wheres.replaceChildren(...told.map(part => whereBar(view, part)));
   fillFindings(view);
   fillLegend(view);

@@ -212,7 +212,8 @@ class View {
     this.ui.inner.style.height = `${height}px`;
     if (this.head.height) this.tall ??= Math.max(this.head.height, Math.min(420, innerHeight - this.head.beside));
     const most = this.head.height ? this.tall : this.isPage ? Math.max(260, innerHeight - 250)
-      : this.grown || this.compared.length > 1 ? 2_000 : 480;
+      : this.grown || this.compared.length > 1 ? 2_000
+      : this.head.most ?? 480;
     this.ui.scroll.style.height = `${this.head.height ? most : Math.min(height, most)}px`;
     this.resize();
   }
@@ -796,6 +797,7 @@ function render({ model, el: place }) {
       asking = true;
       try { act(model.get(name)); } finally { asking = false; }
     });
+    if (model.get("time") >= 0) asked.time(model.get("time")); // a cursor that was moved before it is shown
     model.on("change:head", () => hook.set(model.get("head"), bytes(), options()));
   });
   return () => hook.view?.destroy();

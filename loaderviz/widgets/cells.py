@@ -206,7 +206,8 @@ INK, SOFT, LINE, BACK = (
     "var(--jp-layout-color2,#f3f3f3)",
 )
 _MONO = "font-family:var(--jp-code-font-family,monospace);font-size:13px;line-height:1.45"
-_WRAPPED = "white-space:pre-wrap;overflow-wrap:anywhere;padding-left:10ch;text-indent:-10ch"  # long lines go on below
+_WRAPPED = "white-space:pre-wrap;overflow-wrap:anywhere;padding-left:10ch;text-indent:-10ch"  # goes on below if long
+_CUT = "white-space:pre;overflow:hidden;text-overflow:ellipsis"
 # The page may be served over plain http, where browsers have no clipboard API: then the text is selected and copied.
 _COPY = (
     "const b=this,p=b.parentElement.parentElement.querySelector('pre'),t=p.textContent,"
@@ -268,13 +269,13 @@ def code(text: str, title: str) -> str:
 
 
 def listing(lines: list[tuple[int, str]], current: int) -> str:
-    """Return numbered source lines; the current one has an arrow and a frame."""
+    """Return numbered source lines: the current one, whole, with an arrow and a frame, the others as a row each."""
     rows = []
     for number, text in lines:
         here = number == current
-        frame = f"background:{BACK};outline:1px solid {LINE};font-weight:600;" if here else ""
-        rows.append(f"<div style='{frame}{_WRAPPED}'>{'▶' if here else ' '} {number:>4}  {escape(text.rstrip())}</div>")
-    return f"<div style='{_MONO};color:{INK}'>{''.join(rows)}</div>"
+        looks = f"background:{BACK};outline:1px solid {LINE};font-weight:600;{_WRAPPED}" if here else _CUT
+        rows.append(f"<div style='{looks}'>{'▶' if here else ' '} {number:>4}  {escape(text.rstrip())}</div>")
+    return f"<div style='{_MONO};color:{INK};contain:inline-size'>{''.join(rows)}</div>"
 
 
 def table(head: list[str], rows: list[list[str]], empty: str = "nothing") -> str:
@@ -282,13 +283,13 @@ def table(head: list[str], rows: list[list[str]], empty: str = "nothing") -> str
     if not rows:
         return f"<p style='color:{SOFT};font-size:14px;margin:2px 0'>{escape(empty)}</p>"
     cell = (
-        f"padding:2px 10px 2px 0;border-bottom:1px solid {LINE};text-align:left;vertical-align:top;font-size:13px;"
+        f"padding:1px 10px 1px 0;border-bottom:1px solid {LINE};text-align:left;vertical-align:top;font-size:13px;"
         "line-height:1.35"
     )
-    names = "".join(f"<th style='{cell};color:{SOFT}'>{escape(name)}</th>" for name in head)
+    names = "".join(f"<th style='{cell};color:{SOFT};white-space:nowrap'>{escape(name)}</th>" for name in head)
 
     def filled(value: str) -> str:
-        whole = ";white-space:nowrap" if len(value) < 12 else ""  # a label, such as "H2D engine"
+        whole = ";white-space:nowrap" if len(value) < 20 else ""  # a label, such as "stream 7 (default)"
         text = escape(value.replace("->", "-\u2060>"))  # a line does not end inside of it; names of copies have it
         return f"<td style='{cell};color:{INK}{whole}'>{text}</td>"
 

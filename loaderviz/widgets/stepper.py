@@ -25,7 +25,9 @@ from loaderviz.widgets import cells
 from loaderviz.widgets.cells import Interactive
 
 LONGEST = 60  # characters of what a lane does
-AROUND = 6  # source lines shown before and after the current one
+AROUND = 5  # source lines shown before and after the current one
+# Slider, picture and source are in one window: the view has few words, and at most so many px of lanes in sight.
+_LOOKS = {"compact": True, "bare": True, "most": 270}
 _ENGINES = {"compute": KERNELS, "H2D engine": (Kind.COPY_H2D,), "D2H engine": (Kind.COPY_D2H,)}
 _DONE = "done"
 _STAGES = (  # the way of a batch: (kinds, while it is there, when it is over and the next stage has not begun)
@@ -84,42 +86,45 @@ class Stepper(Interactive):
     def _html(self) -> dict[str, str]:
         """Return the words, the loop's source, a table of who does what, and one of the batches."""
         title, lines, number = source_lines(self.state.source)
-        code = cells.paragraph(title) + (cells.listing(lines, number) if lines else "")
-        device = cells.table(["who", "does", "waiting"], self._workers())
+        code = cells.listing(lines, number) if lines else ""
+        threads, streams = self._workers()
+        left = cells.table(["thread", "does"], threads)
+        right = cells.table(["stream, engine", "does", "waiting"], streams)
         batches = [[str(batch), place] for batch, place in self.state.batches.items()]
         empty = "no batch is on its way" if (self.timeline.batch >= 0).any() else "this timeline knows no batches"
         return {
             "words": cells.paragraph(self.text(), "Now:", live=True),
-            "code": cells.titled("The loop is at", code),
-            "device": cells.titled("Threads, streams, engines", device),
+            "code": cells.titled(f"The loop is at {title}" if number else title, code),
             "batches": cells.titled("Batches on their way", cells.table(["batch", "where"], batches, empty)),
+            "device": "<div style='display:flex;flex-wrap:wrap;gap:0 20px'>"
+            f"<div>{left}</div><div style='flex:1 1 320px'>{right}</div></div>",
         }
 
-    def _workers(self) -> list[list[str]]:
-        """Return what each thread, stream and engine does, and what waits for it."""
+    def _workers(self) -> tuple[list[list[str]], list[list[str]]]:
+        """Return what each thread does; and what each stream and engine does, and what waits for it."""
         timeline, state = self.timeline, self.state
 
         def called(span: int) -> str:
             row = timeline.row(span)
             return row.name + (f", batch {row.batch}" if row.batch >= 0 else "")
 
-        rows = [[timeline.lanes[lane].name, _host_words(timeline, spans), ""] for lane, spans in state.threads.items()]
+        threads = [[timeline.lanes[lane].name, _host_words(timeline, spans)] for lane, spans in state.threads.items()]
+        rows = []
         for lane, running in state.streams.items():
             queue, doing = state.queues[lane], called(running) if running >= 0 else "idle"
             waiting = f"{len(queue):,} in its queue; first: {called(queue[0][0])}: {queue[0][1]}" if queue else ""
             rows.append([timeline.lanes[lane].name, _short(doing), waiting])
         for engine, spans in state.engines.items():
             rows.append([engine, "; ".join(name_of(timeline, span) for span in spans) or "idle", ""])
-        return rows
+        return threads, rows
 
     def _assembled(self) -> Any:
-        """Return the box: buttons and slider, the view, and below it three columns."""
+        """Return the box: buttons and slider, the view with the source beside it, and below them words and tables."""
         import ipywidgets as widgets
 
         from loaderviz.widgets.controls import LiveView
 
-        self._live = LiveView(self.view)
-        self._live.time = float(self.time - self.timeline.begin)
+        self._live = LiveView(self.view, **_LOOKS)
         self._slider = widgets.IntSlider(
             0,
             0,
@@ -138,11 +143,13 @@ class Stepper(Interactive):
         self._live.observe(lambda change: self._played(change["new"]), names="time")
         self._live.observe(lambda change: self._selected(change["new"]), names="selection")
         row = widgets.HBox([back, forward, self._slider], layout={"flex_flow": "row wrap", "align_items": "center"})
-        for name, width in (("code", 380), ("device", 380), ("batches", 210)):
-            self._panels[name].layout = {"flex": f"1 1 {width}px", "min_width": "0", "overflow": "auto"}
-        words, *panels = self._panels.values()
-        columns = widgets.HBox(panels, layout={"flex_flow": "row wrap", "grid_gap": "20px"})
-        return widgets.VBox([row, self._live, words, columns])
+        words, code, batches, device = self._panels.values()
+        self._live.layout = {"flex": "5 1 420px", "min_width": "0"}
+        for panel in (batches, device):  # some workers and batches are in sight, many scroll
+            panel.layout = {"max_height": "160px", "overflow": "auto"}
+        side = widgets.VBox([code, batches], layout={"flex": "3 1 320px", "min_width": "0"})
+        picture = widgets.HBox([self._live, side], layout={"flex_flow": "row wrap", "grid_gap": "0 16px"})
+        return widgets.VBox([row, picture, words, device])
 
     def _slid(self, place: int) -> None:
         if place != self.place:

@@ -130,6 +130,52 @@ def test_keys_move_the_pictures_and_without_a_kernel_they_are_still_there(notebo
     assert notebook.outside == []
 
 
+STEPS = [
+    """import loaderviz as lv, torch
+def loop():
+    weight = torch.rand(784, 4096).to("cuda")
+    for number, batch in enumerate(torch.rand(6, 4096, 784)):
+        with torch.profiler.record_function(f"batch {number}: 4096 samples"):
+            loss = torch.nn.functional.cross_entropy(batch.to("cuda") @ weight, torch.zeros(4096).long().to("cuda"))
+with lv.record(on="laptop", host="laptop") as recording:
+    loop()
+stepper = lv.step_through(recording.timeline)
+stepper.step(30)
+stepper""",
+    "busy = lv.step_through(lv.explore('prefetch', workers=6).timeline)\nbusy.step(100)\nbusy",
+]
+# Of a stepper: how high it is; and, below its slider, where its source line ends, and whether all of it is seen.
+STEPPER = """number => {
+    const boxes = [...document.querySelectorAll('.jp-OutputArea')],
+        box = boxes.filter(each => each.querySelector('[role=slider]'))[number];
+    const line = [...box.querySelectorAll('div')].filter(each => each.textContent.startsWith('▶')).at(-1);
+    const place = line.getBoundingClientRect(), top = box.querySelector('[role=slider]').getBoundingClientRect().top;
+    return [box.offsetHeight, place.bottom - top, line.scrollWidth <= line.clientWidth && place.right <= innerWidth];
+}"""
+
+
+def test_a_stepper_has_slider_picture_and_source_line_in_one_window(lab, open_and_run):
+    lab.write("steps", STEPS)
+    page = open_and_run("steps").page
+    page.set_viewport_size({"width": 1280, "height": 800})  # of which a notebook has 679 px
+    page.wait_for_function(
+        "[...document.querySelectorAll('[data-lv-live].lv-view')].filter(host => host.lv?.frames > 0).length === 2"
+    )
+    for number in range(2):
+        live = f"document.querySelectorAll('[data-lv-live].lv-view')[{number}].lv"
+        assert page.evaluate(f"{live}.time") > 0  # where it was moved to before it was shown
+        for key in ("", "ArrowRight", "Home", "End"):
+            if key:
+                now = page.evaluate(f"{live}.time")
+                page.get_by_role("slider").nth(number).press(key)
+                page.wait_for_function(f"now => {live}.time !== now", arg=now)
+                page.wait_for_timeout(300)  # the panels follow
+            high, below, whole = page.evaluate(STEPPER, number)
+            assert high <= 679 and below < 300 and whole, (number, key, high, below)
+        ui = page.evaluate(f"(({{scroll}}) => [scroll.scrollHeight, scroll.clientHeight])({live}.view.ui)")
+        assert number or ui[0] <= ui[1]
+
+
 def test_three_views_and_three_explorers_run_five_times(lab, open_and_run):
     """Each time there are three of each, drawn, and nothing is left of those before."""
     made = "import loaderviz as lv\nmake = lambda: lv.explore(name='apart').timeline"
