@@ -204,9 +204,9 @@ function fillHeads(view) {
     const part = model.parts[row.part], { name } = part;
     if (row.type === "part" || row.type === "ghost") {
       put(row, fold(`p${row.part}`, row.folded, name, name, row.type), row.hero ? HERO_BAR : row.height);
-      if (row.ghost) nodes.push(verdict(view, row, part.ghost.label));
-      else if (row.hero && !view.veiled) nodes.push(heroWords(view, row, part));
-      else if (!row.hero && part.finding) nodes.push(verdict(view, row, part.finding));
+      if (row.ghost) nodes.push(told(view, row, part.ghost.label));
+      else if (row.hero && !view.veiled) nodes.push(told(view, row, ...heroWords(view, part)));
+      else if (!row.hero && part.finding) nodes.push(told(view, row, part.finding));
     } else if (row.type === "group") {
       const { name: text } = part.groups[row.group];
       put(row, fold(`g${row.part}.${row.group}`, row.folded, text, text,
@@ -225,12 +225,32 @@ function fillHeads(view) {
   ui.foldAll.textContent = folded ? "unfold all" : "fold all";
   ui.foldAll.title = folded ? "show the lanes of each" : "show one row for each";
   ui.foldAll.hidden = view.compared.length < 2;
-  placeHeroes(view);
+  if (giveRoom(view)) view.relayout(); else placeHeroes(view);
 }
 
-/** Under the bar of a loader: what the GPU does in words, and at its end the time of a step and the speed-up. */
-function heroWords(view, row, part) {
-  const { hero } = part, node = el("div", "hero");
+/** Words that wrap are higher: note how high those of each part are; true if they have other room than that. */
+function giveRoom(view) {
+  let changed = false;
+  for (const { dataset, offsetHeight } of view.ui.heads.querySelectorAll(".hero")) {
+    changed ||= view.told.get(+dataset.part) !== offsetHeight;
+    view.told.set(+dataset.part, offsetHeight);
+  }
+  return changed;
+}
+
+/** What is told of a part, under its bar if it has one, else beside its name. */
+function told(view, row, ...words) {
+  const node = el("div", "hero"), wide = row.hero && view.width < NARROW;
+  node.append(...words);
+  node.dataset.part = row.part;
+  Object.assign(node.style, { top: `${row.y + (row.hero ? HERO_BAR : 4)}px`, left: `${wide ? 15 : view.headWidth}px`,
+    width: `${wide ? view.width - 20 : view.surface.width}px` });
+  return node;
+}
+
+/** Of a loader: what the GPU does in words, and at its end the time of a step and the speed-up. */
+function heroWords(view, part) {
+  const { hero } = part;
   const piece = (state, ns) => {
     const each = el("span", "entry");
     each.append(swatchNode(view, `state:${state}`), `${state.replace("copy ", "")} ${duration(ns)}`);
@@ -238,31 +258,19 @@ function heroWords(view, row, part) {
   };
   const end = el("b", "", [hero.step != null ? `${duration(hero.step)} a step` : "",
     hero.speedup != null ? times(hero.speedup) : ""].filter(Boolean).join(" · "));
-  node.append(stack(view, part), el("span", "entry", `GPU computes ${share(hero.busy)}`), piece("copy exposed", hero.exposed),
-    piece("copy hidden", hero.hidden), piece("idle", hero.idle), end);
-  node.dataset.end = row.part;
-  node.style.top = `${row.y + HERO_BAR}px`;
-  return node;
+  return [stack(view, part), el("span", "entry", `GPU computes ${share(hero.busy)}`), piece("copy exposed", hero.exposed),
+    piece("copy hidden", hero.hidden), piece("idle", hero.idle), end];
 }
 
-/** The words under a loader's bar end where the bar ends, if they have room. */
+/** The time of a step stands where the bar ends, if it has room there. */
 function placeHeroes(view) {
   const [from, to] = view.window, { width } = view.surface;
-  for (const node of view.ui.heads.querySelectorAll("[data-end]")) {
-    const end = ((view.model.ends[node.dataset.end] - from) / (to - from)) * width, narrow = view.width < NARROW;
-    node.style.left = `${narrow ? 15 : view.headWidth}px`;
-    node.style.width = `${narrow ? view.width - 20 : Math.min(width, Math.max(end, 680))}px`;
-    const words = node.querySelector("b"), beside = !heroExtra(view.width) && end > 0 && width - end > 180;
-    node.classList.toggle("beside", beside); // where the bar ends
-    words.style.left = beside ? `${end + 8}px` : "";
+  for (const words of view.ui.heads.querySelectorAll(".hero b")) {
+    const node = words.parentNode, end = ((view.model.ends[node.dataset.part] - from) / (to - from)) * width;
+    const beside = end > 0 && width - end > view.textWidth(words.textContent) * 1.3 + 16;
+    node.classList.toggle("beside", beside);
+    words.style.left = beside ? `${end + 8 + view.headWidth - parseFloat(node.style.left)}px` : "";
   }
-}
-
-function verdict(view, row, text) {
-  const node = el("div", "hero", text);
-  Object.assign(node.style, { top: `${row.y + (row.hero ? HERO_BAR : 4)}px`, left: `${view.headWidth}px`,
-    width: `${view.surface.width}px` });
-  return node;
 }
 
 function drawAxis(view) {

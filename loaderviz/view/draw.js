@@ -94,9 +94,7 @@ function patternOf(theme, swatch, context, dpr) {
 // ---------------------------------------------------------------------------------------------------------- layout
 
 const TRACK = { host: 22, engine: 17, stream: 28, strip: 28 }, LOW = { host: 17, engine: 15, stream: 24, strip: 22 },
-  FOLDED = 12, HEADER = 24, HERO_BAR = 30, HERO = 54, CURVE = 44, LANE_GAP = 3, GROUP_GAP = 8, MANY_GROUPS = 20;
-// further lines of words under its bar
-const heroExtra = width => (!width ? 0 : width < NARROW ? 40 : width < 900 ? 17 : 0);
+  FOLDED = 12, HEADER = 24, HERO_BAR = 30, CURVE = 44, LANE_GAP = 3, GROUP_GAP = 8, MANY_GROUPS = 20;
 const NARROW = 560; // px; below it lanes have their short names
 
 /** The rows of the picture from top to bottom: headers of parts and groups, tracks, curves. y and height in CSS px. */
@@ -108,7 +106,7 @@ function layout(view) {
   const place = (part, index) => {
     if (part.ghost || several || part.hero) {
       const hero = part.hero && model.tracks.find(track => track.part === index && track.lane === part.hero.lane);
-      add(part.ghost ? "ghost" : "part", hero ? HERO + view.heroExtra : HEADER,
+      add(part.ghost ? "ghost" : "part", (hero ? HERO_BAR : 0) + Math.max(HEADER, (view.told.get(index) ?? 0) + 7),
         { part: index, hero, ghost: part.ghost, folded: folds.has(`p${index}`) });
     }
     if (!folds.has(`p${index}`)) placeLanes(part, index);

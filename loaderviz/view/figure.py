@@ -64,14 +64,15 @@ def figure(view: View) -> go.Figure:
         "template": TEMPLATE,
         "meta": {"text": view.text()},
         "barmode": "overlay",
-        "height": round(_TRACK * top + 190),
-        "title": {"text": _wrapped(view.heading, 110), "subtitle": {"text": _wrapped(view.subtitle, 140)}},
-        "margin": {"l": 190, "r": 24, "t": 100, "b": 80},
+        "height": round(_TRACK * top + 220),
+        "title": {"text": _wrapped(view.heading, 110), "subtitle": {"text": _wrapped(view.subtitle, 140)},
+                  "y": 1, "yanchor": "top", "pad": {"t": 12}},
+        "margin": {"l": 190, "r": 24, "t": 150, "b": 50},  # the legend has what is below to itself: it may wrap
         "hovermode": "closest",
         "legend": {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "itemclick": "toggle"},
-        "xaxis": {"title": {"text": f"time [{unit_name}]"}, "range": [first / unit, last / unit]},
+        "xaxis": {"title": {"text": f"time [{unit_name}]"}, "side": "top", "range": [first / unit, last / unit]},
         "yaxis": {"range": [top, 0], "tickvals": places, "ticktext": names, "showgrid": False, "fixedrange": True},
-    }
+    }  # fmt: skip
     return go.Figure(data, layout)
 
 

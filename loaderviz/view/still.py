@@ -250,17 +250,23 @@ def ticks(first: float, last: float, most: int = _TICKS) -> list[float]:
 def _names(place: _Place, headed: bool) -> Iterator[str]:
     """Write the names of the lanes, and above the lanes of one of several parts what it is."""
     if headed:
-        line = f"<tspan font-weight='600'>{escape(place.part.name)}</tspan> {escape(place.part.finding)}"
+        name = _cropped(place.part.name, 60)
+        finding = _cropped(place.part.finding, 136 - len(name))
+        line = f"<tspan font-weight='600'>{escape(name)}</tspan> {escape(finding)}"
         yield f'<text x="12" y="{place.top + 20:.0f}">{line}</text>'
     track = 0
     for row in place.part.arranged[0]:
         if place.heights[track]:
-            name = row.name if len(row.name) <= 25 else f"{row.name[:24]}…"
+            name = _cropped(row.name, 25)
             y = place.tops[track] + place.heights[track] / 2 + 4
             yield f'<text x="{_LANES - 8}" y="{y:.0f}" text-anchor="end">{escape(name)}</text>'
         track += len(row.tracks)
     if not track:
         yield f'<text x="{_LANES}" y="{place.top + 20:.0f}">nothing was recorded</text>'
+
+
+def _cropped(text: str, letters: int) -> str:
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 
 def _marks(place: _Place, first: int, last: int, scale: float) -> Iterator[str]:

@@ -115,7 +115,7 @@ class View {
       found: { list: [], at: -1 }, evidence: [], scrollTop: 0, frames: 0,
         drawn: { rects: 0, buckets: 0, labels: 0, arrows: 0 }, lastZoom: 0, rows: [], widths: new Map(),
       surface: { width: 0, height: 0, dpr: 1 }, isPage: document.documentElement.classList.contains("lv-page"),
-        heroExtra: 0 });
+      told: new Map() }); // the height of the words of each part, CSS px
     this.root = host.shadowRoot ?? host.attachShadow({ mode: "open" });
     this.head = head;
     this.root.replaceChildren(styleNode(), build(this).card);
@@ -202,7 +202,6 @@ class View {
   // sizes
 
   relayout() {
-    this.heroExtra = heroExtra(this.width);
     const { rows, height } = layout(this);
     this.rows = rows;
     this.rowOfTrack = new Map();
@@ -223,7 +222,7 @@ class View {
     const { ui } = this, width = ui.stage.clientWidth, height = ui.scroll.clientHeight, dpr = devicePixelRatio || 1;
     if (!width || !height) return;
     views.add(this); // also when it comes back into the page
-    const narrowed = !this.width || (width < NARROW) !== (this.width < NARROW) || heroExtra(width) !== this.heroExtra;
+    const narrowed = !this.width || (width < NARROW) !== (this.width < NARROW);
     this.width = width;
     const heads = Math.round(Math.min(this.headRoom(width < NARROW), 0.34 * width));
     if (narrowed) { this.headWidth = heads; return this.relayout(); }

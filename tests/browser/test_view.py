@@ -540,6 +540,94 @@ def test_the_picture_fits_its_width_also_after_it_was_changed_and_other_data_lea
     assert "3 ms less" in shown.ask("lv.view.ui.subtitle.textContent")
 
 
+# How many words the picture has beside its bars, and what they lie over: a bar, the name of a row, words, the edge.
+OVER = """(() => {
+    const { view } = lv, { ui, model } = view, canvas = ui.over.getBoundingClientRect(), range = document.createRange();
+    const placed = (what, { left, right, top, bottom }, of) => ({ what, left, right, top, bottom, of });
+    const lines = node => { range.selectNodeContents(node); return [...range.getClientRects()]; };
+    const told = (...names) => names.flatMap(name => [...view.root.querySelectorAll(name)]).flatMap(node =>
+        lines(node).map(box => placed(node.textContent, box, node)));
+    const bars = view.rows.filter(row => row.track ?? row.hero).flatMap(row => {
+        const [y, high] = row.track ? [row.y + 2, row.height - 4] : [row.y + 3, 24],
+            top = canvas.top + y - view.scrollTop;
+        return [...model.within(row.track ?? row.hero)].map(bar => [bar, lv.rect(bar)]).map(([bar, { x, width }]) =>
+            placed(model.style(bar).name, { left: canvas.left + Math.max(0, x), top, bottom: top + high,
+                right: canvas.left + Math.min(canvas.width, x + width) })); });
+    const words = told('.hero .entry', '.hero b', '.hero:not(:has(*))'), ticks = told('.tick'), { right } = canvas;
+    const stacks = [...view.root.querySelectorAll('.hero .whereBar')].map(node =>
+        placed('stack', node.getBoundingClientRect(), node));
+    const names = [...view.root.querySelectorAll('.head span:last-child')].map(node =>
+        placed(node.textContent, node.getBoundingClientRect(), node));
+    const over = (ones, others) => ones.flatMap(one => others.filter(other => one.of !== other.of
+        && one.left + 1 < other.right && other.left + 1 < one.right && one.top + 1 < other.bottom
+        && other.top + 1 < one.bottom).map(other => [one.what, other.what]));
+    return [words.length, [...over([...words, ...stacks], [...bars, ...names, ...words]), ...over(ticks, ticks),
+        ...words.filter(one => one.right > right + 1).map(one => [one.what, 'edge'])]];
+})()"""
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_no_words_lie_over_a_bar_however_narrow_the_picture_and_however_long_the_words(long, show):
+    short = factory.made(("stream 7", 0, 90_000, Kind.COMPUTE, {"batch": 0}), ("main", 0, 100_000, Kind.API))
+    other, _ = factory.device_kinds()
+    names = ("a loader with a rather long name of its own", "x" * 90, "DataLoader, 3 steps") if long else "abc"
+    timelines = dict(zip(names, (factory.loader("prefetch", 12), short, other), strict=True))
+    advice = {name: advise(each) for name, each in timelines.items()}
+    for view in (compare(timelines), compare(timelines, folded=False, advice=advice)):
+        shown = show(packed=view.packed(), width=1280, height=2000)
+        shown.ask("lv.head.parts.forEach((part, at) => { if (part.ghost) lv.toggle(`h${at}`); })")
+        for width in (1280, 679, 390, 820, 560, 1280):
+            shown.page.set_viewport_size({"width": width, "height": 2000})
+            for begin, end in ((0, 1), (0, 0.3), (0.05, 0.4)):
+                shown.settle()
+                shown.ask("lv.go(...given.map(share => share * lv.model.end))", [begin, end])
+                shown.settle()
+                count, found = shown.ask(OVER)
+                assert count >= 3 * 5
+                assert found == [], (width, begin, end)
+            assert shown.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+# Of a plotly figure: how many entries its legend has, and what its words lie over.
+PLOTLY_OVER = """() => {
+    const all = (...names) => names.flatMap(name => [...document.querySelectorAll(name)]),
+        box = node => node.getBoundingClientRect();
+    const words = all('.legend .traces text', '.xtick text', '.g-xtitle text', '.gtitle', '.gtitle-subtitle');
+    const over = (one, other) => one !== other && box(one).left + 1 < box(other).right && box(other).left + 1
+        < box(one).right && box(one).top + 1 < box(other).bottom && box(other).top + 1 < box(one).bottom;
+    return [all('.legend .traces').length, words.flatMap(one => [...words, ...all('.point path')].filter(other =>
+        over(one, other)).map(other => [one.textContent, other.textContent]))]; }"""
+
+
+def test_no_words_of_a_figure_lie_over_its_bars_when_the_legend_wraps(chromium):
+    plotly = pytest.importorskip("plotly.offline")
+    timeline, _ = factory.device_kinds()
+    host = [("main", at * 100_000, at * 100_000 + 90_000, kind) for at, kind in enumerate(Kind) if at > Kind.MEMSET]
+    rows = [("stream 7", row.start, row.end, row.kind) for row in timeline.rows() if row.lane.name == "stream 7"]
+    figure = factory.made(*rows, *host, device="NVIDIA A100").view(color="kind", operators=True).figure()
+    page = chromium.new_page()
+    for width in (1280, 679):
+        page.set_viewport_size({"width": width, "height": 900})
+        html = figure.to_html(full_html=False, include_plotlyjs=False)
+        page.set_content(f"<script>{plotly.get_plotlyjs()}</script>{html}")
+        page.wait_for_function("document.querySelectorAll('.legend .traces').length > 5")
+        page.wait_for_timeout(300)
+        count, found = page.evaluate(PLOTLY_OVER)
+        assert count >= 12 and found == [], width
+    page.close()
+
+
+def test_words_of_a_part_without_bars_of_its_own_have_room_too(show):
+    finding = "the host is blocked for most of the time, and nobody knows for how long it will be, and why " * 3
+    parts = [Part(factory.loader("pinned", 3), name, finding=finding) for name in ("one", "two")]
+    shown = show(*parts, width=390, height=1500)
+    assert shown.ask(OVER)[1] == []
+    shown.page.set_viewport_size({"width": 1280, "height": 1500})
+    shown.settle()
+    shown.settle()
+    assert shown.ask(OVER)[1] == []
+
+
 def test_hostile_names_are_text(show):
     part, words = Part(odd_timeline(), HOSTILE[1], finding=HOSTILE[0]), {"title": HOSTILE[1], "subtitle": HOSTILE[2]}
     shown = show(packed=pack([part], **words, twin=HOSTILE[0], notes=[HOSTILE[0]]))

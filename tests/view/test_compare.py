@@ -75,6 +75,15 @@ def test_the_title_names_a_first_that_is_the_fastest():
     assert all(f">{name}" in picture for name in three.timelines)
 
 
+def test_what_the_still_picture_says_stays_inside_of_it():
+    name = "DataLoader of " + "x" * 200
+    long = compare({name: factory.loader("pinned"), "other": factory.loader("prefetch")}, folded=False)
+    lines = re.findall(r"<text x=.12. y=[^>]*>(.*?)</text>", long.svg())
+    told = [re.sub(r"<[^>]*>", "", line) for line in lines]
+    assert any(line.startswith(name[:50]) and "GPU computes" in line for line in told)
+    assert max(map(len, told)) <= 140
+
+
 def test_utilization_curves(monkeypatch):
     timelines, shown = factory.loaders(), []
     figure = compare(timelines).utilization(window_ns=50_000)
