@@ -20,7 +20,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from loaderviz import words
-from loaderviz.batches import BATCH_RANGE, PREFETCH_RANGE, Numbering, batch_name
+from loaderviz.batches import BATCH_RANGE, LOADER_NEXT, PREFETCH_RANGE, Numbering, batch_name
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import Gpu, Host, pages
 from loaderviz.emulator.hazards import Access
@@ -437,7 +437,8 @@ class Session(TensorMemory):
         if PREFETCH_RANGE.match(name) and self._prefetching:
             self._prefetching.pop().__exit__(None, None, None)
         elif not BATCH_RANGE.match(name):
-            self.runtime.range(start, self.runtime.now, name, self.batches.current)
+            batch = self.batches.asked_for(start) if name.startswith(LOADER_NEXT) else self.batches.current
+            self.runtime.range(start, self.runtime.now, name, batch)
 
     def finish(self) -> Timeline:
         """End the recording: the device runs dry, what is on its way arrives, the timeline is built."""
@@ -523,6 +524,11 @@ class BatchNumbers(Numbering):
         self._handed_out.append((self._runtime.now, batch, samples))
         if not self._marked:
             self.current = batch
+
+    def asked_for(self, since: int) -> int:
+        """Return the batch that a DataLoader has handed out since `since` [ns]; else the one that the loop is at."""
+        time, batch, _ = self._handed_out[-1] if self._handed_out else (-1, -1, 0)
+        return batch if time >= since else self.current
 
     def marked(self, index: int, samples: int) -> None:
         """One of our loaders hands out its batch `index` of this epoch."""

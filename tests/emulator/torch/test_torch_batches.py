@@ -9,6 +9,7 @@ from programs import data, mlp, to_device
 from torch.utils.data import DataLoader
 
 import loaderviz as lv
+from loaderviz.batches import LOADER_NEXT
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
 from loaderviz.timeline import Kind
 
@@ -27,9 +28,17 @@ def step(model, images, labels):
     torch.nn.functional.cross_entropy(model(images), labels).backward()
 
 
+def annotated(batches):
+    """The loop says itself at which batch it is, as the lessons' do."""
+    for number, batch in enumerate(batches):
+        with torch.profiler.record_function(f"batch {number}: {SIZE} samples"):
+            yield [each.to("cuda") for each in batch]
+
+
 WAYS = {
     "to": lambda **options: to_device(loader(**options), "cuda"),
     "to non_blocking": lambda **options: to_device(loader(**options), "cuda", True),
+    "annotated": lambda **options: annotated(loader(**options)),
     "blocking": lambda **options: BlockingLoader(loader(**options), "cuda"),
     "pinned": lambda **options: PinnedLoader(loader(**options), "cuda"),
     "prefetch": lambda **options: PrefetchLoader(loader(**options), "cuda", depth=2),
@@ -56,6 +65,8 @@ def test_spans_carry_the_batch_of_their_data(way, options):
     assert forward == [batch for batch in range(6) for _ in range(2)]
     backward = [span.batch for span in timeline.rows(Kind.COMPUTE) if span.name == "threshold_backward"]
     assert backward == list(range(6))
+    asked = [span.batch for span in timeline.rows(Kind.RANGE) if span.name.startswith(LOADER_NEXT)]
+    assert asked[:6] == list(range(6))  # each is for the batch that it gives; the last finds that there is none
     assert timeline.context.samples == 96
     steps = ranges(timeline)
     assert [span.name for span in steps] == [f"batch {number}: 16 samples" for number in range(6)]
