@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from loaderviz.errors import LoadervizError, require
 
 FIRST = "00_start_here.ipynb"
-PARTS = "*.ipynb", "*.md", "solutions/*.ipynb", "traces/*", "zh/*.ipynb"
+PARTS = "*.ipynb", "*.md", "pictures/*.png", "solutions/*.ipynb", "traces/*", "zh/*.ipynb"  # as in pyproject.toml
 
 
 class NoLessonsError(LoadervizError, FileNotFoundError):

@@ -9,13 +9,16 @@ import re
 import sys
 import textwrap
 from functools import cache
+from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import factory
 import pytest
 import torch
 
+from loaderviz import notebooks
 from loaderviz.workshop import claims
 
 jupytext = pytest.importorskip("jupytext", reason="jupytext is missing: pip install -r requirements.txt")
@@ -33,7 +36,7 @@ MEASURED = re.compile(r"\d\s?(%|ms|µs|us|ns|GB/s|MB|kB|times as|x as)(?!\w)")
 PICTURE = re.compile(r"!\[(?P<words>[^]]*)\]\((?P<file>[^)]*)\)")
 PICTURE_BYTES, SOLVED_BYTES = 60_000, 300_000
 THIS_MACHINE = re.compile(r"/(?:root|home|Users|tmp|var|work|usr)/\S*|ipykernel_\d+|site-packages|[A-Z]:\\\\\w+")
-LINK = re.compile(r"\]\(([^)#]+)[^)]*\)")
+TAG = re.compile(r"<[^>]*>")
 PARTS = ["**The question of this", "Time: about", "## Try", "## The same code on a real GPU", "## Recap"]
 WITHOUT_RULES = ("04", "07", "08", "09")
 
@@ -192,12 +195,34 @@ def test_each_exercise_is_shown_given_and_checked(name):
             assert after.startswith(f"{before}.check("), after
 
 
-@pytest.mark.parametrize("name", BOTH)
-def test_links_lead_to_files(name):
-    here = (FOLDER / f"{name}.ipynb").parent
-    for cell in read(name).cells:
-        for target in LINK.findall(cell.source) if cell.cell_type == "markdown" else ():
-            assert (here / target).is_file(), target
+@pytest.fixture(scope="module")
+def handed_out(tmp_path_factory):
+    return notebooks.copy(tmp_path_factory.mktemp("course"))[0]
+
+
+def test_links_and_pictures_of_the_course_that_is_handed_out_lead_to_its_files(handed_out):
+    markdown_it = pytest.importorskip("markdown_it", reason="markdown-it-py is missing: pip install myst-nb")
+    texts = {path: path.read_text(encoding="utf-8") for path in handed_out.rglob("*.md")}
+    for path in handed_out.rglob("*.ipynb"):
+        cells = nbformat.read(path, as_version=4).cells
+        texts[path] = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    assert {f"{name}.ipynb" for name in BOTH} | {"terms.md", "traces/README.md"} <= {
+        path.relative_to(handed_out).as_posix() for path in texts
+    }
+    broken, found = [], 0
+    for path, text in texts.items():
+        page = markdown_it.MarkdownIt("commonmark").enable("table").render(text)
+        headings = [unescape(TAG.sub("", each)).strip() for each in re.findall(r"<h\d>(.*?)</h\d>", page, re.S)]
+        for link in map(urlsplit, map(unescape, re.findall(r'\b(?:href|src)\s*=\s*"([^"]*)"', page))):
+            if link.scheme or link.netloc:
+                continue
+            found += 1
+            place = path.parent / unquote(link.path) if link.path else path
+            whole = place.resolve().is_relative_to(handed_out) and place.is_file()
+            if not whole or (place == path and link.fragment and link.fragment not in headings):
+                broken.append((path.name, link.geturl()))
+    assert broken == []
+    assert found > 3 * len(BOTH)
 
 
 def marked(names: list[str]) -> Any:

@@ -4,8 +4,8 @@
         opened.run("00_start_here")
         opened.outputs
 
-The server gets a copy of the notebooks and private settings, so that nothing of the developer's Jupyter is read or
-changed. `Missing` is raised, with what to install, where there is no browser or no JupyterLab.
+The server gets the course as it is handed out, and private settings, so that nothing of the developer's Jupyter is
+read or changed. `Missing` is raised, with what to install, where there is no browser or no JupyterLab.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+from loaderviz import notebooks
+
 START_SECONDS = 90
 CELLS_MILLISECONDS = 180_000  # for all cells of a notebook, on a slow and busy machine
 SETTINGS = {
@@ -108,6 +109,7 @@ class Opened:
     cells: list[dict[str, Any]] = field(default_factory=list)
     script_errors: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # what the server answered with 400 or above
 
     def run(self, name: str) -> Opened:
         """Open a notebook by name and run all its cells."""
@@ -143,7 +145,7 @@ def started_lab(home: Path) -> Iterator[Lab]:
     """Start JupyterLab on a copy of the notebooks in `home`, an empty folder, and end it."""
     if importlib.util.find_spec("jupyterlab") is None:
         raise Missing("JupyterLab is missing: pip install -r requirements.txt")
-    shutil.copytree(NOTEBOOKS, home / "notebooks", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+    notebooks.copy(home / "notebooks")
     for plugin, values in SETTINGS.items():
         path = home / "settings" / f"{plugin}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,6 +203,10 @@ def opened_page(browser: Any, lab: Lab, width: int = 1280, height: int = 1000) -
     page.on("pageerror", lambda error: opened.script_errors.append(str(error)))
     own = (lab.url, lab.url.replace("http", "ws", 1), "data:", "blob:")
     page.on("request", lambda request: None if request.url.startswith(own) else opened.outside.append(request.url))
+    page.on(
+        "response",
+        lambda reply: opened.refused.append(f"{reply.status} {reply.url}") if reply.status >= 400 else None,
+    )
     try:
         yield opened
     finally:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from labserver import opened_page
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 FIGURE = "application/vnd.plotly.v1+json"
@@ -52,3 +53,14 @@ def test_all_cells_run_and_all_figures_are_drawn(name, open_and_run):
 
     assert notebook.script_errors == []
     assert notebook.outside == []
+    assert notebook.refused == []
+
+
+@pytest.mark.parametrize("name", ["zh/00_start_here", "solutions/00_start_here"])
+def test_a_notebook_in_a_folder_of_the_course_is_whole_when_it_is_opened(name, chromium, lab):
+    with opened_page(chromium, lab) as opened:
+        opened.page.goto(f"{lab.url}/doc/tree/{name}.ipynb?token={lab.token}")
+        opened.page.wait_for_selector(".jp-RenderedMarkdown img")
+        opened.page.wait_for_load_state("networkidle")
+        assert opened.page.evaluate("[...document.images].every(image => image.naturalWidth)")
+        assert opened.refused == opened.outside == []
