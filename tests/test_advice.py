@@ -29,6 +29,7 @@ from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.replay import PRESETS
 from loaderviz.metrics import MetricsError, NotATimelineError, collectives, describe
 from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
+from loaderviz.traces.steps import cut
 from loaderviz.widgets.explorer import Settings, simulate
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -438,6 +439,54 @@ def test_work_that_the_timeline_does_not_hold_is_no_limit(blocked, launches, tol
     advice = lv.advise(loop.builder.build())
     assert ("work-not-seen" in [finding.kind for finding in advice]) is told
     assert not (told and "host-bound" in str(advice))
+
+
+def run_ahead(kernel, *, steps=40, waits=0, side=False):
+    """A good loop, 25 kernels [ns] a step, whose host launches ahead of the GPU; with a copy in a side stream."""
+    runtime = Runtime(Gpu.preset("a100"), Host.preset("server 2023"))
+    copies, starts = runtime.stream(), []
+    for runtime.batch in range(steps):
+        starts.append(runtime.now)
+        if side:
+            runtime.memcpy(1_000_000, "h2d", copies)
+        for _ in range(25):
+            runtime.launch(kernel)
+        if waits and runtime.batch % waits == 0:
+            runtime.synchronize()
+    for batch, (start, end) in enumerate(itertools.pairwise([*starts, runtime.now])):
+        runtime.range(start, end, f"batch {batch}: 8 samples", batch)
+    return runtime.timeline()
+
+
+@pytest.mark.parametrize("side", [False, True])
+@pytest.mark.parametrize("waits", [0, 7])
+@pytest.mark.parametrize("kernel", [10_000, 100_000, 2_000_000])
+def test_work_that_is_beyond_the_cut_is_no_lost_work(kernel, waits, side):
+    """As `record(wait=, steps=)` cuts: the host of a good loop is some or all of the window ahead of the GPU."""
+    timeline = run_ahead(kernel, waits=waits, side=side)
+    for first, count in itertools.product((2, 4, 11, 20), (1, 2, 4, 8)):
+        part = cut(timeline, first, count, by_call=False)
+        facts, text = Evidence(part), str(lv.advise(part))
+        assert not facts.unseen and "work-not-seen" not in text
+        assert facts.launching.sum() >= 25 * count and "CUDA graph is captured" not in text
+        assert kernel < 100_000 or "torch.cuda.graph" not in text
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_capture_while_the_gpu_works_is_still_told(busy):
+    """Launches without work before others that have it: whatever the GPU does at the timeline's end."""
+    runtime = Runtime(Gpu.preset("a100"), Host.preset("server 2023"))
+    for runtime.batch in range(8):
+        start = runtime.now
+        runtime.launch(200_000)
+        for _ in range(30):
+            runtime.host_work(3_000, "aten::mm")
+            runtime.builder.span(runtime.now - 2_000, runtime.now, runtime.main, Kind.API, "cudaLaunchKernel")
+        runtime.launch(200_000)
+        runtime.range(start, runtime.now, f"batch {runtime.batch}", runtime.batch)
+    end = runtime.now
+    timeline = runtime.timeline()
+    assert "a CUDA graph is captured" in Evidence(timeline.between(0, end) if busy else timeline).unseen
 
 
 def test_workers_that_start_in_each_epoch_are_told():

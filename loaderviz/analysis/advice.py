@@ -488,7 +488,8 @@ def host_bound(facts: Evidence) -> Finding | None:
         return None
     gain = facts.gain(idle, "the GPU's idle time in which the host works", facts.device_floor(), facts.supply_floor())
     mean = float((facts.last - facts.first)[kernels].mean())
-    launching = facts.length(facts.loop & facts.timeline.where(Kind.API, Kind.OPERATOR)) / count
+    calls = int((facts.launching & ~facts.does(Api.COPY)).sum())  # a graph's launches many; some work is not seen yet
+    launching = facts.length(facts.loop & facts.timeline.where(Kind.API, Kind.OPERATOR)) / max(count, calls)
     split = ", ".join(f"{words.duration(time)} {name}" for name, time in parts.items() if time)
     split += f"; first calls, {words.duration(first)}, are left out" if first else ""
     overlap = copy_not_hidden(facts) or pageable_copy(facts)

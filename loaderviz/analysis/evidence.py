@@ -26,6 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 FEW, UNSEEN = 20, 0.25  # launches; share of the window in which the host waits for work that nobody sees
 PHASE, PHASE_SHARE = 5, 0.1  # steps, and share of the window, of a part of the loop that is judged by itself
+QUEUED = 10_000  # ns: of two kernels that were both launched before, the second begins so soon after the first
 LATE_FIRST, OFTEN = 1_000_000, 10  # ns, and times a later call: a first call that takes so long has started something
 SPARE = 1.25  # workers that are busy 80 % of the time keep up although batches differ
 TYPICAL_CORES = 16  # for one GPU, in a server or a cloud machine; only where the timeline does not tell
@@ -400,11 +401,32 @@ class Evidence:
         return found
 
     @cached_property
+    def launching(self) -> Mask:
+        """The loop's calls that put work into a stream."""
+        return self.loop & self.does(Api.LAUNCH)
+
+    @cached_property
+    def complete_until(self) -> int:
+        """Until when the work of each launch is in the timeline, if it is anywhere [ns].
+
+        In a stream that works to the timeline's end, what was launched after the last that is seen begins later (R16).
+        """
+        timeline, until = self.timeline, int(self.timeline.end.max(initial=0))
+        work = np.flatnonzero(on_device(timeline, self.device) & timeline.where(*DEVICE_KINDS))
+        found = [until]
+        for lane in np.unique(timeline.lane[work]).tolist():
+            mine = work[timeline.lane[work] == lane]
+            if timeline.end[mine].max() >= until - QUEUED:
+                calls = self.launched_by[mine]
+                found.append(int(timeline.start[calls[calls >= 0]].max(initial=timeline.begin - 1)))
+        return min(found)
+
+    @cached_property
     def unseen(self) -> str:
         """Why the GPU's work is not in the timeline although the host launches it, or waits for it; "" if it is."""
         if len(self.outside):
             return Evidence(self.timeline, self.device, (self.start, self.end), NONE).unseen
-        launches = self.loop & self.does(Api.LAUNCH)
+        launches = self.launching & (self.timeline.start <= self.complete_until)
         made = np.zeros(len(self.timeline), bool)
         made[self.launched_by[self.launched_by >= 0]] = True
         count, lost = int(launches.sum()), int((launches & ~made).sum())
