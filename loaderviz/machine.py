@@ -1,4 +1,4 @@
-"""This machine: the cores that this process may use (the only place that counts them) and its memory's pages.
+"""This machine: the cores that this process may use (the only place that counts them), its clock and memory's pages.
 
     cores()      # Cores(physical=8, threads=16): an affinity and a container's quota are taken off
     new_pages()  # NewPages(written=510.0, read=120.0, unmapped=90.0): ns a page of shared memory
@@ -11,17 +11,19 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from time import thread_time_ns
 from typing import NamedTuple
 
 import numpy as np
 
 CPUS, GROUPS, SHARED = Path("/sys/devices/system/cpu"), Path("/sys/fs/cgroup"), Path("/dev/shm")  # of Linux
 PAGE = 4096  # bytes
+# A system without a clock for each thread, such as a browser, has one thread.
+thread_time_ns: Callable[[], int] = getattr(time, "thread_time_ns", time.process_time_ns)
 
 
 class Cores(NamedTuple):

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from time import process_time_ns, thread_time_ns
+from time import process_time_ns
 from typing import Any, overload
 
 import numpy as np
@@ -29,7 +29,7 @@ from loaderviz.analysis import validate
 from loaderviz.analysis.validate import Calibration
 from loaderviz.emulator.hardware import DATA, FULL, SECOND, Host
 from loaderviz.emulator.torch.dataloader import FORMATS
-from loaderviz.machine import cores, new_pages
+from loaderviz.machine import cores, new_pages, thread_time_ns
 
 LARGE, PICKLED, ROUNDS = 2**24, 2**19, 7  # bytes that are copied, and sent; times that something is measured
 MEASURED = "measured by loaderviz.calibrate()"

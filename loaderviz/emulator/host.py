@@ -18,12 +18,13 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, suppress
-from time import perf_counter_ns, process_time_ns, thread_time_ns
+from time import perf_counter_ns, process_time_ns
 from typing import TYPE_CHECKING, ClassVar
 
 from loaderviz.batches import HAND_OUT
 from loaderviz.emulator.hardware import FULL, SECOND, Host, ceil_div
 from loaderviz.errors import LoadervizError
+from loaderviz.machine import thread_time_ns
 from loaderviz.timeline import Kind
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class WaitingTime(threading.local):
         if self._process != os.getpid():  # a thread's file, and a forked worker is another thread
             self._process, self._file = os.getpid(), -1
             with suppress(OSError):
-                self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+                self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         runnable = int(os.pread(self._file, 64, 0).split()[1]) if self.is_exact else 0
         return self.wall() - self._own() - runnable
 

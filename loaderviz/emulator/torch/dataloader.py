@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from time import process_time_ns, thread_time_ns
+from time import process_time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -46,6 +46,7 @@ from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import REAL_TIME, Guard, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import HostTag, is_on_device, set_tag, storage_of, tag_of
+from loaderviz.machine import thread_time_ns
 from loaderviz.timeline import Kind
 
 if TYPE_CHECKING:
