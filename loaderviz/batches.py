@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,16 @@ def batch_name(number: int, samples: int | None) -> str:
 def prefetch_name(number: int) -> str:
     """Return the name of a range in which the work is for the later batch `number`."""
     return f"prefetch of batch {number}"
+
+
+def loading_lane(worker: int, loader: int = 0) -> tuple[str, Literal["host"], str, int]:
+    """Return the `Lane` of a worker, or (-1) of the pin thread, of the DataLoader at work that has this number.
+
+    >>> loading_lane(1, 2)
+    ('worker 1 (loader 3)', 'host', 'worker', 2001)
+    """
+    name, role = (f"worker {worker}", "worker") if worker >= 0 else ("pin thread", "pin")
+    return f"{name} (loader {loader + 1})" if loader else name, "host", role, max(worker, 0) + loader * 1_000
 
 
 def numbers_of(names: Sequence[str], pattern: re.Pattern[str], told: bool | None = None) -> dict[int, int]:

@@ -20,8 +20,9 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, suppress
 from time import perf_counter_ns, process_time_ns
 from typing import TYPE_CHECKING, ClassVar
+from weakref import WeakSet
 
-from loaderviz.batches import HAND_OUT
+from loaderviz.batches import HAND_OUT, loading_lane
 from loaderviz.emulator.hardware import FULL, SECOND, Host, ceil_div
 from loaderviz.errors import LoadervizError
 from loaderviz.machine import thread_time_ns
@@ -172,7 +173,7 @@ class Shared:
         self._main = 0  # up to here the main thread's part is in there
         self._disk = 0  # when it is free
         self._cached: set[Hashable] = set()  # files read before: they are in the page cache
-        self.busy_workers: Callable[[int], int] = lambda at: 0  # how many fetch at a time
+        self.loaders: WeakSet[LoaderSchedule] = WeakSet()  # those at work; who lets go of an iterator ends it
 
     def main_rests(self, start: int, end: int) -> None:
         """The main thread sleeps, or waits for data: its core is free."""
@@ -225,9 +226,19 @@ class Shared:
         self._disk = max(start, self._disk) + ceil_div(sum(fresh.values()) * SECOND, self._host.disk)
         return self._disk + len(fresh) * self._host.disk_latency
 
+    def busy_workers(self, at: int) -> int:
+        """Return how many workers of all loaders fetch then, at most one a core."""
+        busy = sum(loader.busy_workers(at) for loader in self.loaders)
+        return min(busy, self._host.cores or busy)
+
     def crowded(self, time: int, at: int) -> int:
         """Return how long a copy within the host's memory takes, beside the workers that are busy then."""
         return time * (1000 + self._host.crowding * self.busy_workers(at)) // 1000
+
+    @property
+    def batches(self) -> int:
+        """How many bytes of shared memory the batches of all loaders take at most."""
+        return sum(loader.kept for loader in self.loaders)
 
 
 class LoaderSchedule:
@@ -246,7 +257,10 @@ class LoaderSchedule:
         self._free: list[int] = former._free if former else [runtime.now] * workers  # when each worker is
         self._pin_free: int = former._pin_free if former else runtime.now
         self._fetched, self._took = 0, 0  # how many, and how long the last one took
-        runtime.shared.busy_workers = self.busy_workers
+        self.kept = 0  # bytes of shared memory that the batches take which its workers have ready, and the one in use
+        others = {loader.number for loader in runtime.shared.loaders}
+        self.number: int = former.number if former else min(set(range(len(others) + 1)) - others)
+        runtime.shared.loaders.add(self)
 
     def free_at(self, worker: int) -> int:
         """Return when a worker has done what it was last asked for."""
@@ -276,20 +290,27 @@ class LoaderSchedule:
         first, ready = shared.compute(begun, took, self.runtime.now)
         self._free[worker], self._fetched, self._took = ready, self._fetched + 1, ready - start
         start = start if begun > start else first
-        lane = self.runtime.builder.lane(f"worker {worker}", "host", "worker", worker)
+        lane = self.runtime.builder.lane(*loading_lane(worker, self.number))
         name = f"fetch batch {batch}"
         self.runtime.builder.span(start, ready, lane, Kind.FETCH, name, batch=batch, nbytes=nbytes, source=source)
         return ready
 
     def busy_workers(self, at: int) -> int:
-        """Return how many workers, at most one a core, fetch then, if each takes as long as for its last batch."""
+        """Return how many of its workers fetch then, if each takes as long as for its last batch."""
         free, busy = list(self._free), 0
         for batch in range(self._fetched, len(self.ordered)):
             worker = batch % len(free)
             start = max(self.ordered[batch], free[worker])
             free[worker] = start + self._took
             busy += start <= at < free[worker]
-        return min(busy, self.runtime.host.cores or busy)
+        return busy
+
+    def end(self, *, workers_stay: bool = False) -> None:
+        """The epoch is over: its workers have nothing to do, or leave; nothing of theirs is in shared memory."""
+        del self.ordered[self._fetched :]
+        self.kept = 0
+        if not workers_stay:
+            self.runtime.shared.loaders.discard(self)
 
     def pin(self, batch: int, ready: int, nbytes: int, locks: Callable[[int], int], receiving: int = 0) -> int:
         """The pin thread takes a batch in `receiving` ns and copies it into pinned memory; return when it is there.
@@ -301,7 +322,7 @@ class LoaderSchedule:
         copying = shared.crowded(host.pinning(nbytes), start)
         start, end = shared.compute(start, receiving + locks(start) + copying, self.runtime.now)
         self._pin_free = end
-        lane = self.runtime.builder.lane("pin thread", "host", "pin")
+        lane = self.runtime.builder.lane(*loading_lane(-1, self.number))
         self.runtime.builder.span(
             start, end, lane, Kind.PIN, f"pin batch {batch}", batch=batch, nbytes=nbytes, pinned=True
         )

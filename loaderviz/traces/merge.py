@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from loaderviz import words
-from loaderviz.batches import BATCH_RANGE, HAND_OUT, LOADER_NEXT, PREFETCH_RANGE, WORKER_START, numbers_of
+from loaderviz.batches import (
+    BATCH_RANGE,
+    HAND_OUT,
+    LOADER_NEXT,
+    PREFETCH_RANGE,
+    WORKER_START,
+    loading_lane,
+    numbers_of,
+)
 from loaderviz.intervals import take_free
 from loaderviz.timeline import Cause, Kind, Lane, Timeline
 from loaderviz.traces.kineto import RawTrace
@@ -35,7 +43,6 @@ _MEANINGS = (
 )
 _ROLES = ("main", "worker", "pin", "thread")
 _DEFAULT_STREAM = 7  # CUPTI's number of the legacy default stream, which is PyTorch's
-_APART = 1_000  # lane numbers of one loader and the next
 
 
 def own_name(name: str, batch: int = -1) -> str:
@@ -192,7 +199,7 @@ def _with_workers(timeline: Timeline, own: Own, there: Clock, begin: int, end: i
         if stop <= begin or start >= end:
             continue
         pins, slot = work.worker < 0, slots[work.iterator]
-        loader, what = f" (loader {slot + 1})" if slot else "", "pin" if pins else "fetch"
+        what = "pin" if pins else "fetch"
         batch = own.batches.get((work.iterator, work.epoch, work.order), -1)
         if work.failed:
             names.append(f"failed {what}")
@@ -200,9 +207,8 @@ def _with_workers(timeline: Timeline, own: Own, there: Clock, begin: int, end: i
             names.append(f"{what} batch {batch}")
         else:
             names.append(f"{what} (not ended)" if work.end is None else f"{what} (not handed out)")
-        role, kind = ("pin", Kind.PIN) if pins else ("worker", Kind.FETCH)
-        name = f"{'pin thread' if pins else f'worker {work.worker}'}{loader}"
-        lane = lanes.setdefault(Lane(name, "host", role, max(work.worker, 0) + slot * _APART), old + len(lanes))
+        kind = Kind.PIN if pins else Kind.FETCH
+        lane = lanes.setdefault(Lane(*loading_lane(work.worker, slot)), old + len(lanes))
         rows.append((max(start, begin), min(stop, end), lane, kind, batch, work.nbytes, 1 if pins else -1))
     table = np.array(rows, np.int64).reshape(-1, 7).T
     columns = dict(zip(("start", "end", "lane", "kind", "batch", "nbytes", "pinned"), table, strict=True))

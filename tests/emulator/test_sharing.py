@@ -71,6 +71,27 @@ def test_busy_workers_slow_pageable_copies_and_pinning(workers):
     assert schedule.pin(0, runtime.now, 10**6, lambda start: 0) == runtime.now + 2 * 10**6 * (10 + workers) // 10
 
 
+def test_the_workers_of_all_loaders_slow_copies_until_they_have_nothing_to_do():
+    """An idle one adds nothing, nor one that is let go of, or whose epoch is over; two orders a worker last to 2 s."""
+    runtime = Runtime(Gpu.preset("t4"), replace(HOST, crowding=100, cores=7))
+    schedules = [LoaderSchedule(runtime, workers) for workers in (2, 3, 4)]
+    for schedule in schedules:
+        schedule.fetch(0, 0, 10**9, 10**6)
+
+    def crowded():
+        return runtime.shared.crowded(1_000, 1_500_000_000)
+
+    assert crowded() == 1_700, "nine workers on seven cores"
+    schedules.pop()
+    assert crowded() == 1_700, "the loop's variable holds it"
+    schedule = LoaderSchedule(runtime, 4)  # which has fetched nothing yet: how long that takes is not known
+    assert crowded() == 1_500
+    schedules[1].end()
+    assert crowded() == 1_200
+    schedules.clear()
+    assert crowded() == 1_000
+
+
 # Cores with siblings, and cores that slow each other
 
 

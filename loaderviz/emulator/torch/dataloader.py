@@ -201,15 +201,22 @@ class Schedule(LoaderSchedule):
 
     def _in_shared_memory(self, nbytes: int) -> None:
         """Note it where the batches that workers have ready, and the one in use, do not fit into shared memory."""
-        limit, most = self.runtime.host.shm, (len(self.ordered) - self.batch + self.first + 1) * nbytes
+        self.kept = (len(self.ordered) - self.batch + self.first + 1) * nbytes
+        limit, most = self.runtime.host.shm, self.runtime.shared.batches
         if limit and most > limit:
             self.session.note(
                 f"the workers' batches take up to {words.size(most)} of shared memory (/dev/shm), and this host has "
                 f"{words.size(limit)} of it for a process: a worker would die of a bus error there"
             )
 
-    def ready_at(self, fetched: Any, worker: int, order: int) -> int:
-        """Return when the batch of an order is there, if its worker finds a core at once."""
+    def sent(self, iterator: Any) -> None:
+        """Forget the orders that did not go out: the sampler had no more. (One for an IterableDataset always has.)"""
+        if iterator._dataset_kind == torch_dataloader._DatasetKind.Map:
+            del self.ordered[iterator._send_idx :]
+
+    def ready_at(self, taken: tuple[int, Any], order: int) -> int:
+        """Return when the batch that a worker has taken an order for is there, if it finds a core at once."""
+        worker, fetched = taken
         took = fetched.slept + fetched.waited + fetched.work if isinstance(fetched, Fetched) else 0
         return max(self.ordered[order], self.free_at(worker)) + took
 
@@ -243,7 +250,7 @@ class Iterators:
         patches.around(several, "__next__")(self.run)
         patches.around(several, "_reset")(self.begin_epoch)
         patches.around(several, "_process_data")(self.hand_out)
-        patches.around(several, "_next_data")(self.next_of_all)
+        patches.around(several, "_next_data")(self.next_data)
         if session.measured and not self.listening:
             self.listening = True
             patches.around(multiprocessing.queues.Queue, "get")(self.receive)
@@ -314,18 +321,29 @@ class Iterators:
 
     def begin_epoch(self, original: Callable[..., None], iterator: Any, *args: Any, **kwargs: Any) -> None:
         """Orders for the first batches go out."""
-        if self.session.in_recording_thread():
+        here = self.session.in_recording_thread()
+        if here:
             iterator._schedule = Schedule(self.session, iterator, getattr(iterator, "_schedule", None))
         original(iterator, *args, **kwargs)
+        if here:
+            iterator._schedule.sent(iterator)
 
-    def next_of_all(self, original: Callable[..., Any], iterator: Any) -> Any:
+    def next_data(self, original: Callable[..., Any], iterator: Any) -> Any:
+        """The next batch, or the end of the epoch."""
+        schedule = getattr(iterator, "_schedule", None)
+        if schedule is None or not self.session.in_recording_thread():
+            return original(iterator)
+        try:
+            return original(iterator) if iterator._in_order else self.next_of_all(iterator, schedule)
+        except StopIteration:
+            schedule.end(workers_stay=iterator._persistent_workers)
+            raise
+
+    def next_of_all(self, iterator: Any, schedule: Schedule) -> Any:
         """With `in_order=False` the batch comes first that is there first, in virtual time.
 
         So the oldest order of each worker is really waited for; which of them this machine had first does not matter.
         """
-        schedule = getattr(iterator, "_schedule", None)
-        if iterator._in_order or schedule is None or not self.session.in_recording_thread():
-            return original(iterator)
         orders = iterator._task_info
         while orders:
             oldest = {orders[order][0]: order for order in sorted(orders, reverse=True)}  # by worker
@@ -333,7 +351,7 @@ class Iterators:
                 order, data = iterator._get_data()
                 iterator._tasks_outstanding -= 1
                 orders[order] += (data,)
-            order = min(oldest.values(), key=lambda order: (schedule.ready_at(*orders[order][::-1], order), order))
+            order = min(oldest.values(), key=lambda order: (schedule.ready_at(orders[order], order), order))
             worker, data = orders.pop(order)
             if not isinstance(data, _utils.worker._IterableDatasetStopIteration):
                 schedule.order = order
@@ -363,7 +381,9 @@ class Iterators:
         order, schedule.order = schedule.order, None
         schedule.arrive(data, worker, schedule.batch - schedule.first if order is None else order)
         session.leave()
-        return original(iterator, data.data, worker, *args)
+        given = original(iterator, data.data, worker, *args)
+        schedule.sent(iterator)
+        return given
 
 
 @functools.cache

@@ -396,3 +396,68 @@ def test_what_the_emulator_does_in_a_fetch_is_not_called_unpriced(monkeypatch, w
     counted = min(unpriced() for _ in range(3))
     monkeypatch.setattr(dataloader.Meter, "calibrate", lambda self: None)
     assert counted < 0.7 * min(unpriced() for _ in range(3))
+
+
+SLOW = replace(HOST, crowding=1_000)
+
+
+def copied(loaders=(), draws=(), *, size=20_000_000):
+    """Return how long a pageable copy lasts [ns] after so many draws of the loaders, of which none are dropped."""
+    data = torch.zeros(size, dtype=torch.uint8)
+    with lv.record(on="a100", host=SLOW) as recording:
+        iterators = [iter(make()) for make in loaders]
+        for iterator, count in zip(iterators, draws, strict=True):
+            for _ in range(count):
+                next(iterator, None)
+        data.to("cuda")
+    timeline = recording.timeline
+    (copy,) = timeline.where(Kind.COPY_H2D).nonzero()[0]
+    return int(timeline.end[copy] - timeline.start[copy])
+
+
+def loader(length, workers, **options):
+    return lambda: DataLoader(Squares(length, 0.05), 1, num_workers=workers, **options)
+
+
+def test_busy_workers_of_every_loader_that_lives_slow_a_copy():
+    """Each of them by its whole time: a second loader neither hides the first nor counts once its epoch is over."""
+    alone, training = copied(), loader(40, 4)
+    beside = copied([training], [1])
+    assert beside > 4 * alone
+    over = loader(2, 2, persistent_workers=True)
+    assert copied([training, over], [1, 3]) == beside
+    assert copied([training, loader(40, 2)], [1, 1]) > beside + alone
+    assert copied([over], [3]) == copied([loader(2, 2)], [2]) == alone, "there was no third batch to order"
+    assert copied([loader(1, 4)], [1]) == alone, "three workers never had an order"
+
+
+def test_two_loaders_at_work_have_lanes_of_their_own():
+    """As in a recorded run: the second one's are named so, and the third takes the place of one whose epoch is over."""
+    with lv.record(on="a100", host=HOST) as recording:
+        training = iter(loader(8, 2, pin_memory=True)())
+        for length in (2, 3):
+            for _ in loader(length, 1)():
+                next(training)
+    lanes = [lane for lane in recording.timeline.lanes if lane.role in ("worker", "pin")]
+    assert {(lane.name, lane.number) for lane in lanes} == {
+        ("worker 0", 0),
+        ("worker 1", 1),
+        ("pin thread", 0),
+        ("worker 0 (loader 2)", 1_000),
+    }
+
+
+def test_batches_of_every_loader_share_the_memory_of_workers():
+    """Each loader has up to five batches of 1 MB in it; one whose epoch is over has none."""
+
+    def notes(*lengths):
+        data = [TensorDataset(torch.zeros(length, 250_000)) for length in lengths]
+        with lv.record(on="a100", host=replace(HOST, shm=7_000_000)) as recording:
+            loaders = [DataLoader(each, 1, num_workers=2, persistent_workers=True) for each in data]
+            for each in map(iter, loaders):
+                next(each), next(each, None)
+        return [note for note in recording.timeline.context.notes if "shared memory" in note]
+
+    assert notes(10) == notes(1, 10) == []
+    (note,) = notes(10, 10)
+    assert "take up to 10 MB" in note
