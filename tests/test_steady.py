@@ -142,6 +142,10 @@ def numbers(timeline):
         (loop(9), (600, 800, 8, 100)),
         (loop(9, cold=(0, 1, 2)), (950, 600, 6, 100)),
         (loop(9, cold=(0, 2)), (900, 600, 6, 100)),  # what is taken before the first kernel of batch 2 lengthens step 1
+        (loop(5, cold=(0, 1)), (800, 300, 3, 100)),  # what goes on for less than half of the steps is a start
+        (loop(4, cold=(0, 1)), (650, 350, 3, 100)),
+        (loop(6, cold=(0, 1, 2)), (650, 600, 5, 450 / 4)),
+        (loop(7, cold=(0, 1, 2)), (950, 400, 4, 100)),
         (loop(9, cold=(0, 7)), (650, 850, 8, 750 / 7)),  # what comes later is no start
         (loop(9, cold=range(9)), (650, 1200, 8, 150)),  # what does not end is no start
         (loop(9, prepared=0), (0, 900, 9, 100)),  # nothing was prepared
