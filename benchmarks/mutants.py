@@ -2,8 +2,9 @@
 tests that run the changed line must fail. `make mutants SEED=7 COUNT=100` draws others.
 
 cosmic-ray has the operators, coverage.py knows which tests run which line. A line that runs once for all tests, at
-import or behind a cache, counts as run by those that run a line which names it. Of these tests the files that take
-least time come first, then the other tests of the same files, since a fixture may have run the line for all of them.
+import or behind a cache, counts as run by those that run a line which names it. Of these tests a file with the module's
+name comes first, then those that take least time, and then the other tests of the same files, since a fixture may have
+run the line for all of them.
 Mutants that no test could tell are excused in mutants.toml, each with its reason.
 """
 
@@ -239,7 +240,13 @@ class Suite:
         for test in near & self.seconds.keys():
             cost[test.split("::")[0]] += self.seconds[test]
         mates = {test for test in self.seconds if test.split("::")[0] in files}
-        return sorted(mates, key=lambda t: (t not in near, cost[t.split("::")[0]], t.split("::")[0], self.seconds[t]))
+        own = Path(mutant.file).stem
+
+        def rank(test: str) -> tuple[Any, ...]:
+            file = test.split("::")[0]
+            return own not in file, test not in near, cost[file], file, self.seconds[test]
+
+        return sorted(mates, key=rank)
 
 
 # Running tests, with this file as a plugin of pytest

@@ -177,6 +177,8 @@ def test_the_limit_at_most_leaves_out_what_is_known_to_be_waiting():
     assert (summary.communication, summary.rank_wait, summary.moved) == (1_500, 600, 400)
     assert (summary.limit, summary.limit_most) == (400, 900)
     assert "at most 900 ns, if no collective waits" in str(summary)
+    alone = summarize(factory.made(collective(0, 0, 1_000)))  # and nothing else that could limit
+    assert (alone.limit, alone.limit_most, alone.headroom, alone.away) == (0, 1_000, None, "at the limit")
 
 
 STEPS = {

@@ -70,7 +70,7 @@ def test_an_unknown_preset_names_those_that_exist(kind, presets, name):
         kind.preset(name)
     assert isinstance(caught.value, LoadervizError)
     assert isinstance(caught.value, ValueError)
-    assert repr(name) in str(caught.value)
+    assert f"no {kind.__name__.replace('Gpu', 'GPU').replace('Host', 'host')} preset {name!r};" in str(caught.value)
     assert all(known in str(caught.value) for known in presets)
 
 

@@ -333,6 +333,17 @@ def test_a_wait_that_orders_nothing_and_costs_time_is_told():
     assert {line[-1] for line in program.gpu.order.needed} == {"5", "7"}
 
 
+def test_a_wait_that_the_host_relies_on_is_needed(program):
+    """The copy is in the side stream, the host waits for the main one, and reads: line 2 orders that."""
+    block, buffer = program.pool.allocate(KB), program.pinned.allocate(KB)
+    program.line(1).copy("d2h", program.side, block, buffer, nbytes=KB)
+    program.line(2).gpu.wait_stream(program.main, program.side)
+    program.line(3).gpu.synchronize(program.main)
+    assert program.gpu.order.needed == set()
+    program.line(4).host(buffer)
+    assert {line[-1] for line in program.gpu.order.needed} == {"2"} and program.kinds() == []
+
+
 def test_the_time_that_a_needless_wait_costs_is_the_time_without_work(program):
     program.line(1).kernel(program.main, time=LONG)
     program.line(2).gpu.wait_stream(program.side, program.main)

@@ -592,17 +592,20 @@ def test_a_capture_notes_calls_and_runs_nothing(gpu):
     gpu.wait_event(other, event)
     gpu.launch(7, other, name="relu")
     gpu.launch(9, name="outside")
+    gpu.launch_graph([GraphNode("graph", 5)])
+    gpu.memcpy(9, "h2d", pinned=False)
+    gpu.record_event(event)
     assert capture.branches and capture.takes(other) and not capture.takes(gpu.default_stream)
     assert capture.nodes == [
         GraphNode("mm", KERNEL, 300, 20), GraphNode("memcpy", nbytes=MB25, direction="h2d"), GraphNode("relu", 7)
     ]  # fmt: skip
     with pytest.raises(CudaError, match="unjoined work"):
         capture.end(side)
-    assert [(name, end - start) for name, start, end in host(gpu)] == [
+    assert [(name, end - start) for name, start, end in host(gpu)][:6] == [
         ("cudaLaunchKernel", LAUNCH), ("cudaMemcpyAsync", CALL), ("cudaEventRecord", EVENT),
         ("cudaStreamWaitEvent", EVENT), ("cudaLaunchKernel", LAUNCH), ("cudaLaunchKernel", LAUNCH),
     ]  # fmt: skip
-    assert [name for name, *_ in device(gpu)] == ["outside"]
+    assert [name for name, *_ in device(gpu)] == ["outside", "graph", "Memcpy HtoD (Pageable -> Device)"]
 
 
 def test_a_capture_ends_where_it_began_with_all_streams_joined(gpu):

@@ -116,6 +116,14 @@ def test_arrows_and_marks_point_at_the_bars_of_their_spans():
     assert other["bars"] == [-1, -1]
 
 
+def test_the_batch_of_each_bar():
+    part = Part(
+        factory.made(*(("stream 7", 10 * batch, 10 * batch + 5, Kind.COMPUTE, {"batch": batch}) for batch in range(3)))
+    )
+    batches = part.batches(part.bars)
+    assert batches[part.bars.span >= 0].tolist() == [0, 1, 2] and set(batches[part.bars.span < 0].tolist()) == {-1}
+
+
 @pytest.mark.parametrize("backwards", [False, True])
 def test_the_bar_of_a_span_is_never_the_one_in_the_engine_nor_a_merged_one(backwards):
     part = Part(factory.loader("prefetch"))

@@ -11,6 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loaderviz import experiment, record, summarize
+from loaderviz.emulator import Gpu
+from loaderviz.emulator.kernels import memory_time
 from loaderviz.emulator.replay import LIFETIMES, PRESETS
 from loaderviz.timeline import COPIES, Kind
 from loaderviz.widgets.explorer import Settings, SettingsError, program_of, simulate
@@ -214,3 +216,10 @@ def test_a_setting_that_means_nothing_is_refused(change, words):
     with pytest.raises(SettingsError, match=re.escape(words)):
         Settings().change(**change)
     assert Settings(depth=16, workers=64).depth == 16  # the largest
+
+
+@pytest.mark.parametrize("gpu", ["a100", "t4"])
+def test_a_gather_of_resident_data_reads_and_writes_its_bytes_and_reads_its_indices(gpu):
+    timeline = simulate(Settings(gpu=gpu, kernels=1, batch_size=512, sample_bytes=3136, steps=3, resident=True))
+    gathers = [row.duration for row in timeline.rows(Kind.COMPUTE) if row.name == "index_select"]
+    assert gathers == [memory_time(Gpu.preset(gpu), "gather", 2 * 512 * 3136 + 8 * 512)] * 3
