@@ -8,6 +8,7 @@ pytest.importorskip("cosmic_ray")
 
 from benchmarks.mutants import Suite, batches_of, copy_of, draw, killed_by, lines_of, operators_named
 
+pytestmark = pytest.mark.slow
 FILE = "loaderviz/toy.py"
 TOY = """from functools import cache
 
