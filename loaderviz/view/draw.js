@@ -173,7 +173,7 @@ function frameOf(view) {
   return { view, model: view.model, theme: view.theme, swatches: view.swatches, dpr, width: Math.round(width * dpr),
     // whole px: no shimmer when panned
     height: Math.round(height * dpr), top: view.scrollTop, k, from: Math.round(from * k) / k,
-    colors: new Map(), told: [], image: null, imageUsed: false, rects: 0, buckets: 0, labels: 0 };
+    colors: new Map(), told: [], runs: [], image: null, imageUsed: false, rects: 0, buckets: 0, labels: 0 };
 }
 
 let shared = { width: 0, shares: null, used: new Uint8Array(0) }; // always cleared by who has read it
@@ -257,7 +257,13 @@ function paintStack(frame, shares, kinds, first, step, height, alpha) {
 function drawTrack(frame, row, alpha = 1) {
   const [top, high] = rowBox(row), { dpr } = frame, { start, end } = frame.model.columns, wide = [];
   const y = Math.round((top - frame.top) * dpr), most = Math.max(1, Math.round(high * dpr));
-  paintBuckets(frame, bucket(frame, trackIn(row), wide), y, most, alpha, row.slim);
+  const found = bucket(frame, trackIn(row), wide);
+  if (isLabelled(row) && stripBox(frame, row)) {
+    for (const [swatch, x0, x1] of stateRuns(frame, found, wide)) {
+      frame.runs.push([swatch, [x0, x1], y, Math.round(high * frame.theme.swatches[swatch].height * dpr), alpha < 1]);
+    }
+  }
+  paintBuckets(frame, found, y, most, alpha, row.slim);
   for (const bar of wide) {
     const swatch = frame.swatches[bar], key = alpha < 1 ? swatch + 1000 : swatch;
     if (!frame.colors.has(key)) frame.colors.set(key, []);
@@ -265,6 +271,23 @@ function drawTrack(frame, row, alpha = 1) {
       tall = start[bar] < end[bar] ? height : Math.ceil(0.3 * height); // a hair is no share: it stays low
     frame.colors.get(key).push(bar, y + height - tall, tall, row);
   }
+}
+
+const isLabelled = row => !row.folded || row.type === "part";
+
+/** The pieces of a strip that look like one state: [swatch, first column, column after its last]. */
+function stateRuns(frame, { shares, used }, wide) {
+  const { width, swatches } = frame, most = new Int16Array(width + 1).fill(-1), runs = [];
+  for (const bar of wide) most.fill(swatches[bar], ...ends(frame, bar).map(x => Math.min(width, Math.max(0, x))));
+  used.forEach((is, swatch) => {
+    for (let x = 0; is && x < width; x++) if (shares[swatch * width + x] > 0.5) most[x] = swatch;
+  });
+  for (let x = 1, first = 0; x <= width; x++) {
+    if (most[x] === most[first]) continue;
+    if (most[first] >= 0) runs.push([most[first], first, x]);
+    first = x;
+  }
+  return runs;
 }
 
 /** The left and right end of a bar in whole device px, cut to the picture; of a state the columns that it fills. */
@@ -295,9 +318,15 @@ function paintRects(context, frame) {
   context.globalAlpha = 1;
   for (const [key, list] of frame.colors) {
     for (let at = 0; at < list.length; at += 4) {
-      const [bar, y, tall, { type, folded }] = list.slice(at, at + 4);
-      if (!folded || type === "part") label(context, frame, bar, y, tall, theme.swatches[key % 1000], key >= 1000);
+      const [bar, y, tall, row] = list.slice(at, at + 4), swatch = theme.swatches[key % 1000];
+      if (isLabelled(row) && !swatch.state) {
+        write(context, frame, labelsOf(view, bar), ends(frame, bar), y, tall, swatch, key >= 1000);
+      }
     }
+  }
+  for (const [at, ...place] of frame.runs) {
+    const look = theme.swatches[at], [ends, y, height, ghost] = place;
+    write(context, frame, [look.name, look.name.replace(/^copy /, "")], ends, y, height, look, ghost);
   }
   view.drawn.labels = frame.labels;
 }
@@ -321,7 +350,6 @@ function labelsOf(view, bar) {
   const { model } = view, { batch, cause, nbytes, count } = model.columns, style = model.style(bar),
     name = model.name(bar);
   if (count[bar] > 1) return [plural(count[bar], "span"), number(count[bar])];
-  if (style.state) return [style.name, style.name.replace(/^copy /, "")];
   const of = batch[bar] >= 0 ? `${batch[bar]}` : "", short = shortName(name),
     bare = short.replace(/^(cuda|hip)(?=[A-Z])/, "");
   switch (style.label) {
@@ -329,30 +357,29 @@ function labelsOf(view, bar) {
     case "cause": return causeWords(model.head.causes[cause[bar]] || name || "blocked");
     case "bytes": return withBatch(nbytes[bar] > 0 ? [size(nbytes[bar])] : [name, short]);
     case "batch": return of ? [name, `batch ${of}`, of] : [name, short];
-    default: return withBatch([name, short, bare]);
+    default: return withBatch([name, short, bare], [`${of}: ${name}`, `${of}: ${short}`, `${of}: ${bare}`]);
   }
-  function withBatch(texts) {
+  function withBatch(texts, shorter = []) {
     if (!view.byBatch || !style.by_batch || !of) return texts;
-    return [...["batch ", ""].flatMap(word => texts.map(text => `${word}${of}: ${text}`)), `batch ${of}`, of];
+    return [...texts.map(text => `batch ${of}: ${text}`), ...shorter, `batch ${of}`, of];
   }
 }
 
 const causeWords = words => [words, { "waiting for data": "data", synchronize: "sync", "page-locking": "locking" }[words]
   ?? words.split(/[ -]/)[0]];
 
-/** Write on a bar what fits into its visible part; nothing where nothing fits. */
-function label(context, frame, bar, y, height, swatch, ghost) {
-  const { dpr, view, theme } = frame, [x0, x1] = ends(frame, bar);
+/** Write the longest of some texts that fits into the visible part of a bar; nothing where nothing fits. */
+function write(context, frame, texts, [x0, x1], y, height, swatch, ghost) {
+  const { dpr, view, theme } = frame;
   const low = Math.max(0, x0), high = Math.min(frame.width, x1), room = (high - low) / dpr - 6;
   if (room < 7 || height < 11 * dpr) return;
-  const texts = labelsOf(view, bar), measure = text => view.textWidth(text);
+  const letters = height < 14 * dpr ? 11 : 12, measure = text => (view.textWidth(text) * letters) / 12;
   let text = texts.find(each => each.length * 3 < room && measure(each) <= room);
   if (text === undefined && texts.length && room > 48 && !/^\d+$/.test(texts.at(-1))
-    && !frame.model.style(bar).state) text = cropped(texts.at(-1), room, measure);
+    && !swatch.state) text = cropped(texts.at(-1), room, measure);
   if (!text) return;
-  const letters = (height < 14 * dpr ? 11 : 12) * dpr;
-  context.font = `${letters}px ${theme.font}`;
-  const x = (low + high) / 2 - (measure(text) * dpr) / 2, base = Math.round(y + height / 2 + 0.34 * letters);
+  context.font = `${letters * dpr}px ${theme.font}`;
+  const x = (low + high) / 2 - (measure(text) * dpr) / 2, base = Math.round(y + height / 2 + 0.34 * letters * dpr);
   if (swatch.pattern || theme.forced) {
     const behind = Math.min(height, 14 * dpr);
     context.fillStyle = swatch.back && !theme.forced ? swatch.back : theme.ground;

@@ -15,7 +15,7 @@ from textwrap import wrap
 import numpy as np
 
 from loaderviz import words
-from loaderviz.timeline import COPIES, KERNELS, ArrowKind, Kind
+from loaderviz.timeline import COPIES, KERNELS, ArrowKind, Ints, Kind
 from loaderviz.view import theme
 from loaderviz.view.lanes import Row
 from loaderviz.view.pack import Bars, Part, merge
@@ -26,7 +26,7 @@ BARS = 1_300  # of all parts together; more would be a picture of more than 60 k
 _LANES, _RIGHT = 176, 16  # px: room for the names of lanes, and to the right of the bars
 _TRACKS = {"host": 20, "engine": 14, "stream": 24, "strip": 24}  # px; of an engine as slim as its copies
 _GAP = 4  # px between two lanes
-_LETTER, _LINE = 6.6, 17  # px of a letter of 12 px text, and of a line
+_LETTER, _LINE = 6.1, 17  # px of a letter of the text on bars, and of a line
 _TEXTS = 250  # bars with text on them, the longest
 _MARKS = 3  # hazards drawn in full
 _TICKS = 12
@@ -143,19 +143,20 @@ def _bars(place: _Place, first: int, scale: float, by_batch: bool, styles: dict[
     paths: dict[Style, list[str]] = {}
     texts: list[tuple[float, str]] = []
     batch = place.part.batches(bars) if by_batch else bars.span * 0 - 2
-    columns = (column.tolist() for column in (*vars(bars).values(), batch))
-    for bar, (_, start, end, number, span, count, of) in enumerate(zip(*columns, strict=True)):
+    columns = (column.tolist() for column in (*vars(bars).values(), batch, *_named(bars, 2 / scale)))
+    for bar, (_, start, end, number, span, count, of, *named) in enumerate(zip(*columns, strict=True)):
         y, high = place.box(bar)
         style = _style(number, of)
         x, wide = _LANES + (start - first) * scale, (end - start) * scale
         gap = 1 if wide > 4 and span >= 0 else 0  # between neighbours; states fill their strip
         width = f"{max(0.05, wide - gap):.2f}"
         paths.setdefault(style, []).append(f"M{x:.2f} {y:.0f}h{width}v{high:.0f}h-{width}z")
-        told = _texts(place, bar, by_batch) if count == 1 and wide > 9 else ()
-        if text := next((each for each in told if len(each) * _LETTER + 4 <= wide), ""):
+        room = (named[1] - named[0]) * scale
+        told = _texts(place, bar, by_batch) if count == 1 and room > 9 else ()
+        if text := next((each for each in told if len(each) * _LETTER + 4 <= room), ""):
             rim = f' paint-order="stroke" stroke="{style.back}" stroke-width="4"' if style.pattern else ""
-            where = f'x="{x + wide / 2:.1f}" y="{y + high / 2 + 4:.0f}"'
-            texts.append((wide, f'<text {where} fill="{style.ink}"{rim}>{escape(text)}</text>'))
+            where = f'x="{x + room / 2:.1f}" y="{y + high / 2 + 4:.0f}"'
+            texts.append((room, f'<text {where} fill="{style.ink}"{rim}>{escape(text)}</text>'))
     frames = []
     for track in np.unique(bars.track[bars.style >= len(Kind)]).tolist():
         left, right = int(bars.start[bars.track == track].min()), int(bars.end[bars.track == track].max())
@@ -167,6 +168,20 @@ def _bars(place: _Place, first: int, scale: float, by_batch: bool, styles: dict[
     yield from frames
     longest = sorted(texts, key=lambda each: -each[0])[:_TEXTS]
     yield f'<g text-anchor="middle" font-size="11">{"".join(text for _, text in longest)}</g>'
+
+
+def _named(bars: Bars, apart: float) -> tuple[Ints, Ints]:
+    """Return where the name of each bar may stand, start and end [ns]: at the first of bars of one state, on all."""
+    start, end = bars.start.copy(), bars.end.copy()
+    first: dict[tuple[int, int], int] = {}
+    for bar in np.flatnonzero(bars.span < 0).tolist():
+        state = int(bars.track[bar]), int(bars.style[bar])
+        before = first.get(state, -1)
+        if before >= 0 and start[bar] - end[before] < apart:
+            end[before], end[bar] = end[bar], start[bar]
+        else:
+            first[state] = bar
+    return start, end
 
 
 def _texts(place: _Place, bar: int, by_batch: bool) -> Sequence[str]:

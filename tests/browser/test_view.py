@@ -201,6 +201,23 @@ def test_a_kernel_is_thick_and_a_copy_thin_in_each_lane(scheme, dpr, show):
         assert sample.bounding_box()["height"] == high, name
 
 
+WRITTEN = """() => { const written = window.written = [], { fillText } = CanvasRenderingContext2D.prototype;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+        written.push(text); fillText.call(this, text, ...place); }; }"""
+
+
+def test_a_run_of_kernels_with_short_pauses_has_one_name_in_the_strip_and_thin_bars_have_theirs(show):
+    kernels = [("stream 7", at, at + 9_950, Kind.COMPUTE) for at in (*range(0, 200_000, 10_000), 500_000)]
+    copy = ("stream 7", 300_000, 400_000, Kind.COPY_H2D, {"batch": 3, "nbytes": 6_000_000})
+    shown = show(factory.made(*kernels, copy))
+    shown.page.evaluate(WRITTEN)
+    shown.ask("lv.view.redraw()")
+    shown.settle()
+    written = shown.page.evaluate("window.written")
+    names = ("compute", "copy exposed", "idle", "batch 3: 6 MB")
+    assert [written.count(name) for name in names] == [1, 1, 2, 2]
+
+
 @pytest.mark.parametrize("dpr", [1, 2])
 def test_bars_narrower_than_a_pixel_grow_from_the_bottom_if_they_are_kernels_and_from_the_top_if_copies(dpr, show):
     builder = TimelineBuilder(Context())

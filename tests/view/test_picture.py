@@ -85,6 +85,12 @@ def test_a_still_picture_is_small_and_well_formed(timeline):
     assert {*marks} <= {*texts(picture)}
 
 
+def test_a_run_of_kernels_with_short_pauses_has_one_name_in_the_strip():
+    kernels = [("stream 7", at, at + 9_950, Kind.COMPUTE) for at in (*range(0, 200_000, 10_000), 500_000)]
+    said = texts(factory.made(*kernels, ("stream 7", 300_000, 400_000, Kind.COPY_H2D)).view().svg())
+    assert [said.count(name) for name in ("compute", "copy exposed", "idle")] == [1, 1, 2]
+
+
 def test_the_area_of_a_state_in_the_still_picture_is_its_time():
     timeline = factory.loader("blocking", 200)  # merged: far more changes than pixels
     view = timeline.view()
