@@ -30,6 +30,7 @@ _LETTER, _LINE = 6.1, 17  # px of a letter of the text on bars, and of a line
 _TEXTS = 250  # bars with text on them, the longest
 _MARKS = 3  # hazards drawn in full
 _TICKS = 12
+_THIN = (((*COPIES, Kind.COPY_D2D), "copy"), ((Kind.MEMSET,), "memset"))  # what the legend calls thin bars
 _SHAPES = {  # of patterns, in squares of 6 px, drawn in the colour `{0}`
     "/": '<path d="M-1 1L1 -1M0 6L6 0M5 7L7 5" stroke="{0}" stroke-width="1.5"/>',
     "x": '<path d="M0 0L6 6M6 0L0 6" stroke="{0}"/>',
@@ -155,17 +156,14 @@ def _bars(place: _Place, first: int, scale: float, by_batch: bool, styles: dict[
         told = _texts(place, bar, by_batch) if count == 1 and room > 9 else ()
         if text := next((each for each in told if len(each) * _LETTER + 4 <= room), ""):
             rim = f' paint-order="stroke" stroke="{style.back}" stroke-width="4"' if style.pattern else ""
-            where = f'x="{x + room / 2:.1f}" y="{y + high / 2 + 4:.0f}"'
-            texts.append((room, f'<text {where} fill="{style.ink}"{rim}>{escape(text)}</text>'))
-    frames = []
+            looks = f'y="{y + high / 2 + 4:.0f}" fill="{style.ink}"{rim}'
+            texts.append((room, f'<text x="{x + room / 2:.1f}" {looks}>{escape(text)}</text>'))
     for track in np.unique(bars.track[bars.style >= len(Kind)]).tolist():
         left, right = int(bars.start[bars.track == track].min()), int(bars.end[bars.track == track].max())
-        box = _LANES + (left - first) * scale, place.tops[track] + 1, (right - left) * scale, _TRACKS["strip"] - 2
-        yield _frame(*box, theme.STATES["idle"].color)  # below a thin bar the GPU computes nothing
-        frames.append(_frame(*box))
+        x, wide = _LANES + (left - first) * scale, (right - left) * scale
+        yield _frame(x - 1, place.tops[track], wide + 2, _TRACKS["strip"], theme.STATES["idle"].color)
     for style, shapes in paths.items():
         yield f'<path d="{"".join(shapes)}" fill="{_fill(style, styles)}"/>'
-    yield from frames
     longest = sorted(texts, key=lambda each: -each[0])[:_TEXTS]
     yield f'<g text-anchor="middle" font-size="11">{"".join(text for _, text in longest)}</g>'
 
@@ -201,7 +199,7 @@ def _texts(place: _Place, bar: int, by_batch: bool) -> Sequence[str]:
 
 
 def _frame(x: float, y: float, wide: float, high: float, fill: str = "none") -> str:
-    """Draw a line just inside of what holds states: their idle parts are as pale as the ground."""
+    """Draw a line just inside of what holds states; `fill` is for where the GPU computes nothing, below a thin bar."""
     return (
         f'<rect x="{x + 0.5:.1f}" y="{y + 0.5:.1f}" width="{max(0, wide - 1):.1f}" height="{high - 1:.0f}" '
         f'fill="{fill}" stroke="{theme.FRAME}"/>'
@@ -272,9 +270,8 @@ def _names(place: _Place, headed: bool) -> Iterator[str]:
     track = 0
     for row in place.part.arranged[0]:
         if place.heights[track]:
-            name = _cropped(row.name, 25)
             y = place.tops[track] + place.heights[track] / 2 + 4
-            yield f'<text x="{_LANES - 8}" y="{y:.0f}" text-anchor="end">{escape(name)}</text>'
+            yield f'<text x="{_LANES - 8}" y="{y:.0f}" text-anchor="end">{escape(_cropped(row.name, 25))}</text>'
         track += len(row.tracks)
     if not track:
         yield f'<text x="{_LANES}" y="{place.top + 20:.0f}">nothing was recorded</text>'
@@ -334,7 +331,7 @@ def _legend(places: Sequence[_Place], by_batch: bool, top: float, styles: dict[S
         entries.append(("a colour for each batch", [theme.of_batch(batch) for batch in sorted(batches)[:7]]))
     if used & {*KERNELS}:
         entries.append(("thick: kernel", [Style("", theme.SOFT)]))
-    if thin := [name for kinds, name in ((COPIES, "copy"), ((Kind.MEMSET,), "memset")) if used & {*kinds}]:
+    if thin := [name for kinds, name in _THIN if used & {*kinds}]:
         entries.append((f"thin: {', '.join(thin)}", [Style("", theme.SOFT, height=theme.THIN)]))
     for number in sorted(used):
         style, state = theme.STYLES[number], number >= len(Kind)
