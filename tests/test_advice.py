@@ -868,6 +868,7 @@ PUBLIC = {
 FILES = {path.relative_to(TRACES).as_posix() for path in TRACES.rglob("*.json.gz")}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TRACES.is_dir(), reason="needs the shared traces")
 @pytest.mark.parametrize("name", sorted(FILES | PUBLIC.keys()))
 def test_the_advice_on_public_traces(name):

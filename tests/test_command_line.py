@@ -31,6 +31,7 @@ def test_compare_prints_a_table_and_writes_one_page(tmp_path, capsys):
     assert text.count('<div class="lv-view"') == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given, sizes", [("", ["4096", "64"]), ("8 32 16", ["8", "32", "16"])])
 def test_compare_keeps_the_order_of_batch_sizes_and_begins_with_the_large_one(tmp_path, capsys, given, sizes):
     page, options = tmp_path / "page.html", [f"--batch-size={size}" for size in given.split()]

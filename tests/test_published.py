@@ -33,6 +33,7 @@ def test_a_card_without_a_preset_is_made_of_a_relative():
     assert titan.sms == 72 and titan.architecture == relative.architecture and titan.fp16 > 2 * relative.fp16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "median", "worst"),
     [("imread_benchmark", 1.25, 2), ("ml-engineering", 1.3, 1.4), ("rapidsmpf", 1.1, 1.5), ("nvbandwidth", 1.1, 1.2)],

@@ -80,6 +80,7 @@ def test_a_recorded_script_is_told_of_and_leaves_nothing_behind(here, capsys):
     assert "What could be gained" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "name", "command", "also"),
     [
@@ -98,6 +99,7 @@ def test_a_program_sees_what_it_sees_under_python(here, folder, name, command, a
     assert "its neighbour" in plain.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_do_not_record_again(here, start):
     """A spawned worker imports the program anew, as __mp_main__: it must not record, nor run main()."""
@@ -185,6 +187,7 @@ BROKEN_TORCHVISION = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_a_torchvision_beside_another_torch_is_cured_in_its_workers_too(here, start):
     script(here, BROKEN_TORCHVISION, "torchvision/__init__.py")
@@ -273,6 +276,7 @@ CHILD = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU a child has it")
 @pytest.mark.parametrize(
     ("start", "told"),

@@ -63,6 +63,7 @@ LOOPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, workers, size", LOOPS)
 def test_a_step_is_what_a_further_batch_costs(name, workers, size):
     few, many = (run(name, size, workers, batches) for batches in (FEW, MANY))

@@ -261,6 +261,7 @@ def total_of(loader):
     return sum(int(result) for result in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("lifetime", LIFETIMES)
 def test_no_race_and_no_needless_wait_with_workers_and_a_host_far_ahead(lifetime, workers):
