@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from loaderviz import words
 from loaderviz.errors import LoadervizError, NotModelledError, clean, require, writable
@@ -28,31 +28,55 @@ if TYPE_CHECKING:
     from loaderviz.timeline import Timeline
 
 
-USAGE_ERROR = 2
+FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130  # exit statuses: an error, a command not understood, Ctrl-C
 Add = Callable[..., argparse.Action]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 0 done, 1 it failed, 2 the command was not understood."""
     parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.command is None:
-        parser.print_help()
-        return USAGE_ERROR
-    try:
-        require(f"`{options.command}`", *options.needs)  # before anything runs
-        status: int = options.run(options)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except (LoadervizError, OSError) as problem:
-        print(f"loaderviz: {problem}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("loaderviz: stopped", file=sys.stderr)
-        return 130
+    with contextlib.ExitStack() as streams:
+        for stream, redirect in (sys.stdout, contextlib.redirect_stdout), (sys.stderr, contextlib.redirect_stderr):
+            streams.callback((listener := Listener(stream)).flush)
+            streams.enter_context(redirect(cast(TextIO, listener)))
+        options = parser.parse_args(arguments)
+        if options.command is None:
+            parser.print_help()
+            return USAGE_ERROR
+        try:
+            require(f"`{options.command}`", *options.needs)  # before anything runs
+            return int(options.run(options))
+        except (LoadervizError, OSError) as problem:
+            print(f"loaderviz: {problem}", file=sys.stderr)
+            return FAILED
+        except KeyboardInterrupt:
+            print("loaderviz: stopped", file=sys.stderr)
+            return INTERRUPTED
+
+
+class Listener:
+    """A stream to write to that goes nowhere once its reader, such as `| head`, has seen enough: the work goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text; return its length."""
+        self._do(self.stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand on what was written."""
+        self._do(self.stream.flush)
+
+    def _do(self, call: Callable[..., object], *given: str) -> None:
+        try:
+            call(*given)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -320,9 +344,6 @@ def _say(text: str) -> None:
 # `sys.exit`, an error or Ctrl-C, what was recorded until then is kept, and the exit status is the program's own.
 
 
-FAILED, INTERRUPTED = 1, 130  # exit statuses: an uncaught error, Ctrl-C
-
-
 class ProgramError(LoadervizError, RuntimeError):
     """There is no such program, or it is none."""
 
@@ -370,8 +391,10 @@ class Program:
 
     @contextlib.contextmanager
     def _environment(self) -> Iterator[None]:
-        """Set `sys.argv` and `sys.path` as Python itself does; put them back."""
-        argv, path = sys.argv, list(sys.path)
+        """Set `sys.argv` and `sys.path` as Python itself does, and its own streams; put them back."""
+        argv, path, streams = sys.argv, list(sys.path), [sys.stdout, sys.stderr]
+        own = [getattr(stream, "stream", stream) for stream in streams]
+        sys.stdout, sys.stderr = own
         sys.argv = ["-m" if self.is_module else self.name, *self.arguments]
         if not sys.flags.safe_path:
             sys.path[0] = str(Path.cwd() if self.is_module else Path(self.name).resolve().parent)
@@ -379,6 +402,8 @@ class Program:
             yield
         finally:
             sys.argv, sys.path[:] = argv, path
+            if [sys.stdout, sys.stderr] == own:  # the program may have set others, which stay, as in Python
+                sys.stdout, sys.stderr = streams
 
 
 def record_program(

@@ -1,5 +1,7 @@
 """`python -m loaderviz`: what a shell user meets."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import factory
 import pytest
 
 import loaderviz as lv
-from loaderviz import cli, experiment, words
+from loaderviz import cli, experiment, notebooks, words
 from loaderviz.analysis.advice import advise
 from loaderviz.timeline import Kind
 
@@ -90,6 +92,65 @@ def test_the_help_has_all_commands_and_each_option_at_most_one_default(capsys):
         out = " ".join(capsys.readouterr().out.split())
         assert "None" not in out and "False" not in out
         assert all(option.count("(default") <= 1 for option in out.split(" --"))
+
+
+TRAINING = """
+import sys, torch
+x = torch.ones(8).pin_memory().to("cuda", non_blocking=True)
+print(x.sum().item())
+if sys.argv[1:]:
+    while True:
+        print("Python ends such a program when nobody reads it")
+"""
+UNHEARD = {  # what is run when nobody reads what it prints, its exit status, the file that it writes
+    "compare": ([*SMALL, "--out", "compare.html"], 0, "compare.html"),
+    "view": (["view", "run.json", "--out", "view.html"], 0, "view.html"),
+    "run": (["run", "--host", "laptop", "--out", "run.html", "script.py"], 0, "run.html"),
+    "forever": (["run", "--host", "laptop", "--out", "forever.html", "script.py", "forever"], 1, "forever.html"),
+    "calibrate": (["calibrate", "trace.json.gz", "--save", "gpu.json"], 0, "gpu.json"),
+    "validate": (["validate", "trace.json.gz", "--limit", "0"], 1, "trace.json.gz"),
+    "lessons": (["lessons", "mine"], 0, "mine/terms.md"),
+    "ready": (["ready"], 0, "run.json"),
+    "a wrong option": (["view", "nothing.json"], 1, "run.json"),
+    "nothing": ([], 2, "run.json"),
+}
+READERS_GONE = """
+import json, os, sys
+from loaderviz import cli, notebooks
+notebooks.CHECKS, found = notebooks.CHECKS[:2], {}
+for name, (arguments, *_) in json.loads(sys.argv[1]).items():
+    read, write = os.pipe()
+    os.close(read)
+    for stream in (1, 2):
+        os.dup2(write, stream)
+    os.close(write)
+    found[name] = cli.main(arguments)
+with open("found.json", "w") as file:
+    json.dump(found, file)
+"""
+
+
+def test_a_command_does_its_work_when_nobody_reads_what_it_prints(tmp_path):
+    """Behind `| head`, or `2>&1 | head`: the files are whole, the exit status is the work's."""
+    factory.loader("pinned", 8).save(tmp_path / "run.json")
+    (tmp_path / "script.py").write_text(TRAINING)
+    (tmp_path / "trace.json.gz").write_bytes(notebooks.trace("alexnet_pageable_2023.json.gz").read_bytes())
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", READERS_GONE, json.dumps(UNHEARD)]
+    subprocess.run(command, cwd=tmp_path, env=buffered, check=True)
+    assert json.loads((tmp_path / "found.json").read_text()) == {
+        name: status for name, (_, status, _) in UNHEARD.items()
+    }
+    for _, _, file in UNHEARD.values():
+        assert (tmp_path / file).stat().st_size > 200
+        assert not file.endswith(".html") or (tmp_path / file).read_text(encoding="utf-8").endswith("</html>\n")
+
+    help_ = subprocess.Popen(
+        [sys.executable, "-m", "loaderviz", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    help_.stdout.close()  # before anything is printed
+    assert (help_.stderr.read(), help_.wait()) == (b"", 0)
+    help_.stderr.close()
 
 
 def test_paragraphs_are_as_wide_as_the_terminal_and_whole_in_a_pipe(monkeypatch):
