@@ -297,6 +297,8 @@ def run(options: argparse.Namespace) -> int:
     if not failed and options.on != "cpu" and not timeline.where(*DEVICE_KINDS).any():
         _say("nothing of a GPU was seen: the program put no work on 'cuda'")
     if not len(timeline):
+        for note in timeline.context.notes:
+            _say(note)
         _say("nothing was recorded, so there is no picture")
         return status
     emulated = timeline.context.origin == "emulated"  # a real run does not show its races

@@ -11,8 +11,11 @@ from __future__ import annotations
 import contextlib
 import importlib.abc
 import multiprocessing.spawn
+import os
+import re
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -159,6 +162,53 @@ def _execute_refusing(execute: Execute, module: ModuleType) -> None:
             )
 
     module._lazy_init = lazy_init  # type: ignore[attr-defined]
+
+
+# What runs in the processes that a program starts: a recording has the program's own one alone
+
+
+ELSEWHERE = "{} runs in a process of its own, which is not recorded"
+SPAWNED = "torch.multiprocessing.spawn"  # where the ranks of spawn() and start_processes() begin
+RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # what a launcher tells each rank
+LAUNCHER = re.compile(
+    r"torchrun|accelerate|deepspeed|horovodrun|mpirun|mpiexec|"
+    r"torch\.distributed\.(run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.\w+"
+)
+NO_PROGRAM = "torch.utils.data", "torchdata", "loaderviz.", "multiprocessing.managers"  # whose processes need no word
+
+
+def function_of(process: Any) -> str:
+    """Return the name of what a process of multiprocessing runs; "" for a DataLoader's worker, which is recorded."""
+    target = getattr(process, "_target", None) or type(process)
+    target = getattr(target, "func", target)
+    if target.__module__ == SPAWNED:
+        target = process._args[0]
+    name = getattr(target, "__qualname__", type(target).__qualname__)
+    return "" if target.__module__.startswith(NO_PROGRAM) else f"{target.__module__}.{name}".removeprefix("__main__.")
+
+
+def program_of(command: Any) -> str:
+    """Return the Python program that a command runs, as a script, a module or "-c", or a launcher; "" for another."""
+    try:
+        words = shlex.split(command) if isinstance(command, str) else [os.fsdecode(word) for word in command]
+    except (TypeError, ValueError):  # no command; Popen says so
+        words = []
+    program, rest = (words[0], words[1:]) if words else ("", [])
+    python = re.fullmatch(r"python[\d.]*(w?\.exe)?", Path(program).name) or program == sys.executable
+    if python:
+        while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+            rest = rest[2 if rest[0] in ("-X", "-W") else 1 :]
+        program = rest[1] if rest[:1] == ["-m"] and rest[1:] else rest[0] if rest else ""
+    return program if python or LAUNCHER.fullmatch(program := Path(program).name) else ""
+
+
+def rank_of(command: Any, env: Mapping[Any, Any] | None) -> str:
+    """Return in words that a command is a rank of a distributed training, or launches such ranks; "" for another."""
+    program = program_of(command)
+    if LAUNCHER.fullmatch(Path(program).name):
+        return f"{program} launches the ranks of a distributed training"
+    told = env is not None and any(key in env and env[key] != os.environ.get(key) for key in RANK)
+    return f"{program or command} is launched as a rank of a distributed training" if told else ""
 
 
 def fork_workers() -> None:

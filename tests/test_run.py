@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 import loaderviz as lv
 from loaderviz import cli
+from loaderviz.imports import program_of, rank_of
 from loaderviz.timeline import Kind, Timeline
 
 TRAIN = """
@@ -290,6 +292,123 @@ def test_a_child_that_asks_for_cuda_is_told_why_not(here, start, told):
     done = shell("--on", "t4", "train.py", start, folder=here)
     assert done.returncode == 0 and told in done.stdout, done.stderr
     assert done.stderr.count("The picture is in") == 1
+
+
+RANKS = """
+    import torch
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print("trained on", device, torch.ones(8, device=device).sum().item())
+"""
+LAUNCHES = """
+    import os, subprocess, sys
+    ranks = [
+        subprocess.Popen([sys.executable, *sys.argv[1:]], env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"})
+        for rank in range(2)
+    ]
+    sys.exit(max(rank.wait() for rank in ranks))
+"""
+SPAWNS = """
+    import sys, torch.multiprocessing as mp
+
+    def train(rank, *more):
+        exec(open("ranks.py").read())
+
+    if __name__ == "__main__":
+        if sys.argv[1] == "Process":
+            process = mp.get_context("fork").Process(target=train, args=(0,))
+            process.start()
+            process.join()
+        elif sys.argv[1] == "Pool":
+            with mp.get_context("fork").Pool(1) as pool:
+                pool.map(train, [0])
+        elif sys.argv[1] == "program":
+            import subprocess
+            subprocess.run([sys.executable, "-u", "ranks.py"], check=True)
+        else:
+            mp.start_processes(train, nprocs=2, start_method=sys.argv[1])
+"""
+
+
+@pytest.fixture
+def launchers(here):
+    """A training that takes the CPU where there is no GPU, and who starts it as two ranks."""
+    script(here, RANKS, "ranks.py")
+    script(here, LAUNCHES, "accelerate/commands/launch.py")
+    script(here, "import subprocess, sys\nsubprocess.run(sys.argv[1], shell=True, check=True)", "shells.py")
+    script(here, SPAWNS, "spawns.py")
+    return here
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU a child has it")
+@pytest.mark.parametrize(
+    ("start", "told"),
+    [
+        ("accelerate/commands/launch.py ranks.py", "ranks.py is launched as a rank of a distributed training"),
+        ("-m accelerate.commands.launch ranks.py", "ranks.py is launched as a rank"),
+        ("-m torch.distributed.run --nproc-per-node 2 ranks.py", "ranks.py is launched as a rank"),
+        ("shells.py torchrun|--nproc-per-node|2|ranks.py", "torchrun launches the ranks"),
+        ("shells.py python|-m|torch.distributed.launch|ranks.py", "torch.distributed.launch launches the ranks"),
+    ],
+)
+def test_a_launcher_of_ranks_does_not_train_them_on_the_cpu_unseen(launchers, capfd, start, told):
+    assert run(*(word.replace("|", " ") for word in start.split())) == 1
+    out, err = capfd.readouterr()
+    assert "trained on" not in out
+    assert told in err and "torchrun --nproc-per-node 1 -m loaderviz run" in err
+
+
+@pytest.mark.filterwarnings("always:train runs in a process")
+@pytest.mark.skipif(not hasattr(os, "fork") or torch.cuda.is_available(), reason="needs fork, and no GPU for a child")
+@pytest.mark.parametrize(
+    ("start", "on", "name"),
+    [
+        ("Process", "t4", "train"),
+        ("Process", "cpu", "train"),
+        ("Pool", "t4", "multiprocessing.pool.worker"),
+        ("program", "cpu", "ranks.py"),
+        ("fork", "t4", "train"),
+        ("fork", "cpu", "train"),
+    ],
+)
+def test_other_processes_of_a_program_are_named(launchers, capfd, start, on, name):
+    """They run, as on a machine without a GPU; who starts ranks is warned at once."""
+    with warnings.catch_warnings(record=True) as warned:
+        status = run("spawns.py", start, on=on)
+    out, err = capfd.readouterr()
+    assert (status, "trained on cpu 8.0" in out) == (0, True), err
+    told = f"{name} runs in a process of its own, which is not recorded"
+    assert told + " and has no emulated GPU" * (on == "t4") in err.replace("\n", " ")
+    ranks = [str(each.message) for each in warned if "process of its own" in str(each.message)]
+    assert len(ranks) == (on == "t4" and start == "fork")
+
+
+@pytest.mark.parametrize("on", ["t4", "cpu"])
+def test_workers_of_a_data_loader_are_no_other_processes(here, capfd, on):
+    script(here, TRAIN.replace('.to("cuda")', ""), "train.py")
+    assert run("train.py", 1, "fork", on=on) == 0
+    assert "process of its own" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "program", "rank"),
+    [
+        ([sys.executable, "-u", "train.py"], "train.py", False),
+        (["python3.11", "-X", "dev", "-m", "tool"], "tool", False),
+        ("python -c 'import os'", "-c", False),
+        ([b"python", Path("accelerate_me.py")], "accelerate_me.py", False),
+        (["git", "status", "torchrun"], "", False),
+        ("'", "", False),
+        (None, "", False),
+        (["/opt/bin/torchrun", "train.py"], "torchrun", True),
+        (["python", "/opt/bin/torchrun", "train.py"], "/opt/bin/torchrun", True),
+        ("accelerate launch train.py", "accelerate", True),
+    ],
+)
+def test_which_program_a_command_runs(monkeypatch, command, program, rank):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert (program_of(command), bool(rank_of(command, None))) == (program, rank)
+    assert bool(rank_of(command, {"WORLD_SIZE": "1"})) is rank, "that of this process itself"
+    assert rank_of(["./train"], {"WORLD_SIZE": "2"}) == "['./train'] is launched as a rank of a distributed training"
 
 
 def test_options_are_passed_on_and_the_host_is_this_machine_unless_told_otherwise(here):

@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import wraps
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Literal
@@ -35,6 +37,7 @@ from torch.utils.data import dataloader as torch_dataloader
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, HAND_OUT, Numbering, prefetch_name, sample_count
 from loaderviz.errors import LoadervizError, NestedRecordingError
+from loaderviz.imports import ELSEWHERE, function_of, program_of
 from loaderviz.loaders import base as loaders
 from loaderviz.machine import cores
 from loaderviz.timeline import DEVICE_KINDS, Context, Timeline, TimelineBuilder
@@ -47,6 +50,7 @@ from loaderviz.traces.steps import Window
 from loaderviz.traces.workers import read_files
 
 _NOTICEABLE = 1_000_000  # ns
+_INSTALLED = str(Path(torch.__file__).parents[1])
 
 
 class NotLookedForError(LoadervizError, RuntimeError):
@@ -338,6 +342,8 @@ class LoaderRanges:
         else:
             for owner, name, function in parts:
                 _replace(stack, owner, name, _around(getattr(owner, name), function))
+        _replace(stack, BaseProcess, "start", _around(BaseProcess.start, self._start_process))
+        _replace(stack, subprocess.Popen, "__init__", _around(subprocess.Popen.__init__, self._start_program))
         _replace(stack, loaders, "on_batch", self._marked)
         _replace(stack, loaders, "on_prefetch", self._prefetching)
         stack.enter_context(register_optimizer_step_post_hook(self._stepped))
@@ -405,6 +411,18 @@ class LoaderRanges:
             _replace(stack, _utils.pin_memory, "_pin_memory_loop", pin)
             with self.say(f"start {loader.num_workers} workers"):
                 original(iterator, loader)
+
+    def _start_process(self, original: Function, process: Any) -> None:
+        self._elsewhere(function_of(process))
+        original(process)
+
+    def _start_program(self, original: Function, process: Any, args: Any = None, *more: Any, **options: Any) -> None:
+        self._elsewhere(program_of(args))
+        original(process, args, *more, **options)
+
+    def _elsewhere(self, program: str) -> None:
+        if program and not program.startswith(_INSTALLED):
+            self.note(ELSEWHERE.format(program))
 
     def _reset(self, original: Function, iterator: Any, *args: Any, **options: Any) -> None:
         self._feed(iterator).begin_epoch(self._numbering.new_iterator())

@@ -32,6 +32,7 @@ from loaderviz.emulator.torch.patches import (
     install_clock,
     refuse_in_fork,
     stop_by_signal,
+    watch_processes,
     watch_threads,
 )
 from loaderviz.emulator.torch.session import Copies, OnHazard, Session
@@ -158,6 +159,7 @@ class EmulatedCuda:
         patches.set(loaders, "on_prefetch", session.batches.prefetching)
         install_clock(session, patches)
         watch_threads(session, patches)
+        watch_processes(session, patches)
         prepared = multiprocessing.spawn.get_preparation_data
         patches.set(multiprocessing.spawn, "get_preparation_data", preparing(REFUSING, prepared))
         stop_by_signal(session, patches)

@@ -10,11 +10,13 @@ import contextlib
 import functools
 import inspect
 import signal
+import subprocess
 import sys
 import threading
 import time
 import timeit
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from loaderviz.emulator.torch.tensors import MEMBERS, is_on_device, seen_outside
 from loaderviz.errors import NotModelledError
+from loaderviz.imports import ELSEWHERE, SPAWNED, function_of, program_of, rank_of
 
 if TYPE_CHECKING:
     from loaderviz.emulator.torch.session import Session
@@ -334,6 +337,35 @@ def watch_threads(session: Session, patches: Patches) -> None:
 
         thread.run = guarded
         begin(thread)
+
+
+NO_GPU = f"{ELSEWHERE} and has no emulated GPU: call it in the recorded process to have both"
+ONE_RANK = (
+    "{}, in a process of its own, which is not recorded and has no emulated GPU. The emulated machine has one GPU, so "
+    "one rank: let the launcher start its recording, as torchrun --nproc-per-node 1 -m loaderviz run train.py does"
+)
+
+
+def watch_processes(session: Session, patches: Patches) -> None:
+    """Say what the program runs in other processes, which have no emulated GPU; ranks of a training are refused."""
+
+    @patches.around(BaseProcess, "start")
+    def start(begin: Callable[..., None], process: Any) -> None:
+        if function := function_of(process):
+            text = NO_GPU.format(function)
+            if text not in session.notes and getattr(process, "_target", None).__module__ == SPAWNED:
+                session.warn(text)  # ranks: they may take long, and the note comes at the end
+            session.note(text)
+        begin(process)
+
+    @patches.around(subprocess.Popen, "__init__")
+    def popen(begin: Callable[..., None], process: Any, args: Any = None, *more: Any, **options: Any) -> None:
+        if rank := rank_of(args, options.get("env")):
+            raise session.refused_elsewhere(NotModelledError(ONE_RANK.format(rank)))
+        program = program_of(args)
+        if program and not program.startswith(INSTALLED):
+            session.note(NO_GPU.format(program))
+        begin(process, args, *more, **options)
 
 
 def stop_by_signal(session: Session, patches: Patches) -> None:
