@@ -902,6 +902,7 @@ def copying_thread(device: str) -> Numbers:
     from threading import Thread
 
     queue: Queue[Any] = Queue(2)
+    model = net()  # before the thread: its loader draws a seed from the same generator
 
     def copy() -> None:
         for x, y in DataLoader(images(), 16):
@@ -909,7 +910,7 @@ def copying_thread(device: str) -> Numbers:
         queue.put(None)
 
     Thread(target=copy, daemon=True).start()
-    return fit(net(), iter(queue.get, None), device)
+    return fit(model, iter(queue.get, None), device)
 
 
 def run(name: str, place: str) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The emulated device computes the very numbers of the CPU, whatever way the data take."""
 
+from threading import Thread
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from programs import adam, cnn, mlp, same, sgd, to_device, train
 from torch import nn
 
 import loaderviz as lv
+from benchmarks.programs import copying_thread
 from loaderviz.timeline import Kind
 
 
@@ -253,3 +256,13 @@ def test_checkpointing_and_hooks_on_saved_tensors():
         with torch.autograd.graph.save_on_cpu(pin_memory=True):
             given.exp().sum().backward()
         assert given.grad.is_cuda
+
+
+def test_a_program_of_two_threads_draws_the_same_numbers_whichever_is_first(monkeypatch):
+    """Of the benchmark of compatibility: once its thread runs, nothing draws from the generator that both share."""
+    start, losses = Thread.start, []
+    for first in (lambda: None, lambda: torch.rand(7)):
+        monkeypatch.setattr(Thread, "start", lambda thread, first=first: (first(), start(thread)))
+        torch.manual_seed(0)
+        losses.append(copying_thread("cpu"))
+    assert losses[0] == losses[1] and len(losses[0]) == 4
