@@ -6,11 +6,17 @@ the first copy, `resident` has no copies after its first.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import numpy as np
+import pytest
 
 from loaderviz.timeline import DEVICE_KINDS, ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
 from loaderviz.timeline import KERNELS as KERNELS_OF_ALL
@@ -215,3 +221,46 @@ def many_spans(count: int, lanes: int = 4, seed: int = 0) -> Timeline:
         start, clock[lane] = clock[lane], clock[lane] + draw.randrange(500, 9_000)
         builder.span(start, clock[lane], numbers[lane], Kind.COMPUTE, "kernel", batch=index // 50)
     return builder.build()
+
+
+_PLACES = ("argsort", "argwhere", "bincount", "flatnonzero", "lexsort", "nonzero", "searchsorted")
+_VALUES = ("arange", "array", "asarray", "cumsum", "fromiter", "full", "ones", "repeat", "where", "zeros")
+
+
+@contextmanager
+def int_of_32_bits() -> Iterator[None]:
+    """Let numpy be as where its default integer has 32 bits (Windows before numpy 2, WebAssembly): what is made of
+    Python's numbers that fit, or without a dtype, is so wide; arrays of 64 bits stay."""
+    wide = (np.dtype(np.int64), np.dtype(np.uint64))
+
+    def told(values: Any) -> bool:
+        if isinstance(values, (list, tuple)):
+            return any(map(told, values))
+        return getattr(values, "dtype", None) in wide or values is np.int64
+
+    def narrow(result: Any) -> Any:
+        fits = isinstance(result, np.ndarray) and result.dtype == np.int64 and (np.abs(result) < 2**31).all()
+        return result.astype(np.int32) if fits else result
+
+    def narrowed(function: Any, by_width: bool) -> Any:
+        @functools.wraps(function)
+        def made(*values: Any, **options: Any) -> Any:
+            result = function(*values, **options)
+            return result if by_width and (told(values) or told(tuple(options.values()))) else narrow(result)
+
+        return made
+
+    class Joined:
+        def __init__(self, joins: Any) -> None:
+            self.joins = joins
+
+        def __getitem__(self, parts: Any) -> Any:
+            result = self.joins[parts]
+            return result if told(parts if isinstance(parts, tuple) else (parts,)) else narrow(result)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _PLACES + _VALUES:
+            patch.setattr(np, name, narrowed(getattr(np, name), name in _VALUES))
+        for name in ("r_", "c_"):
+            patch.setattr(np, name, Joined(getattr(np, name)))
+        yield

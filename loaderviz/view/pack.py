@@ -168,8 +168,8 @@ def _bars_of(part: Part) -> Bars:
             pieces = np.concatenate(list(found.values()))
             style = np.repeat([STATES[name] for name in found], [len(each) for each in found.values()])
             order = np.argsort(pieces[:, 0], kind="stable")
-            columns = [np.full(len(order), -1), pieces[order, 0], pieces[order, 1], style[order]]
-        tables.append(np.stack([np.full(len(columns[0]), number), *columns], axis=1).astype(np.int64))
+            columns = [np.full(len(order), -1, np.int64), pieces[order, 0], pieces[order, 1], style[order]]
+        tables.append(np.stack([np.full(len(columns[0]), number, np.int64), *columns], axis=1).astype(np.int64))
     track, span, start, end, style = np.concatenate(tables).T.copy()
     return Bars(track, start - origin, end - origin, style, span, np.ones(len(span), np.int64))
 
@@ -241,10 +241,10 @@ _DEFAULTS = {"batch": -1, "hidden": 255, "count": 1}
 def _columns(timeline: Timeline, bars: Bars, names: dict[str, int], sources: dict[str, int]) -> dict[str, Ints]:
     """Return the columns of a part's bars; `names` and `sources` get the texts that they name by number."""
     span, known = bars.span, bars.span >= 0
-    of = {name: np.full(len(span), -1) for name in ("name", "batch", "nbytes", "cause", "pinned", "source")}
+    of = {name: np.full(len(span), -1, np.int64) for name in ("name", "batch", "nbytes", "cause", "pinned", "source")}
     for name, values in of.items():
         values[known] = timeline.spans[name][span[known]]
-    hidden, single = np.full(len(span), 255), known & (bars.count == 1)
+    hidden, single = np.full(len(span), 255, np.int64), known & (bars.count == 1)
     hidden[single] = np.nan_to_num(metrics.hidden_shares(timeline)[span[single]] * 200, nan=255).round()
     return {
         "start": bars.start,
@@ -281,6 +281,7 @@ def _body(tables: Mapping[str, Mapping[str, Ints]]) -> tuple[list[Json], bytes]:
     told: list[Json] = []
     planes: list[bytes] = []
     for table, name, values in ((table, *column) for table, columns in tables.items() for column in columns.items()):
+        values = np.asarray(values, np.int64)
         if not len(values) or (values == _DEFAULTS.get(name, 0)).all():
             continue
         about: Json = {"name": name, "table": table}

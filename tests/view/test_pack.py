@@ -59,6 +59,15 @@ def test_every_span_is_one_bar_with_all_that_is_known_of_it(timeline):
     assert json.loads(json.dumps(head)) == head
 
 
+@pytest.mark.parametrize("made", [awkward, lambda: factory.loader("prefetch"), lambda: factory.many_spans(3_000, 40)])
+def test_the_picture_is_the_same_where_an_int_has_32_bits(made):
+    """A copy of 3 GB was of -1 bytes there."""
+    wanted = pack([Part(made(), utilization=True)]), pack([Part(made())], limit=500)
+    with factory.int_of_32_bits():
+        assert np.full(2, -1).dtype == np.arange(3).dtype == np.int32
+        assert (pack([Part(made(), utilization=True)]), pack([Part(made())], limit=500)) == wanted
+
+
 @given(st.integers(0, 10_000))
 def test_a_chaotic_timeline_comes_back(seed):
     timeline = factory.random_timeline(seed, spans=30)
