@@ -17,7 +17,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from loaderviz import words
-from loaderviz.errors import LoadervizError, NotModelledError, clean, require, writable
+from loaderviz.errors import LoadervizError, NotModelledError, clean, require
+from loaderviz.files import writable
 from loaderviz.imports import cured_imports
 
 if TYPE_CHECKING:

@@ -1,13 +1,10 @@
 """The one family of exceptions: each message says what was wrong, with the value, and what to do next.
 
-And what goes with it: `clean` gives the error of a recorded program the traceback that the program alone would have
-had, and `write` writes a file that people keep beside its place, then moves it there: a full disk leaves the old one.
+And `clean` gives the error of a recorded program the traceback that the program alone would have had.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -102,46 +99,3 @@ def _is_ours(link: TracebackType) -> bool:
     if Path(file).name in _RUNPY:
         return True
     return file.startswith(str(_PACKAGE)) and not file.startswith(_THE_PROGRAMS_TOOLS)
-
-
-# Files that people keep
-
-
-def readable(path: str | os.PathLike[str]) -> Path:
-    """Return `path` as a Path; raise `NoFileError` if there is nothing."""
-    if not str(path):
-        raise NoFileError(f"the path is empty; give one from {Path.cwd()}, or a whole one")
-    if not (path := Path(path)).exists():
-        there = "" if path.parent.is_dir() else f", nor a folder {path.parent}"
-        raise NoFileError(f"there is no file {path}{there}; give a path from {Path.cwd()}, or a whole one")
-    return path
-
-
-def writable(path: str | Path) -> Path:
-    """Return `path` as a Path; raise `NoFolderError` unless a file can be made there, TypeError if it is no path."""
-    if not isinstance(path, (str, Path)):
-        raise TypeError(f"the file to write is {path!r}; give its path as a string or a pathlib.Path")
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise NoFolderError(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
-    if path.is_dir():
-        raise NoFolderError(f"cannot write {path}: it is a folder; give the name of a file in it")
-    return path
-
-
-def write(path: str | Path, text: str) -> Path:
-    """Write a text and return its path. Raises as `writable` does, and OSError; then the old file is as it was."""
-    path = writable(path)
-    if path.exists() and not path.is_file():  # /dev/stdout, a pipe
-        path.write_text(text, encoding="utf-8")
-        return path
-    place = path.resolve()  # a link stays one
-    beside = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        if place.exists():
-            shutil.copymode(place, beside)
-        beside.replace(place)
-    finally:
-        beside.unlink(missing_ok=True)
-    return path

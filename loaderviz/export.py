@@ -18,7 +18,8 @@ import numpy as np
 
 from loaderviz.analysis.advice import advise
 from loaderviz.analysis.ranks import RankTable, drawn, rank_table
-from loaderviz.errors import LoadervizError, require, writable, write
+from loaderviz.errors import LoadervizError, require
+from loaderviz.files import writable, write
 from loaderviz.metrics import Summary, check_timeline, describe, summarize
 from loaderviz.timeline import SPAN_COLUMNS, ArrowKind, Cause, Kind, Lane, Timeline
 

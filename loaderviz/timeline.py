@@ -8,11 +8,12 @@ nanoseconds. It holds no tensors and knows nothing of torch or plotly.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,8 @@ import numpy.typing as npt
 
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE
-from loaderviz.errors import LoadervizError, readable, write
+from loaderviz.errors import LoadervizError
+from loaderviz.files import Source, TooLargeError, check_counts, looks_like, readable, write
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -327,35 +329,36 @@ class Timeline:
         """
         _check_columns(self)
         spans = self.spans
-        for number, lane in enumerate(self.lanes):
-            if lane.group != "device":
-                continue  # a stream does one thing at a time (R16); traces keep real overlap in sub-lanes
-            mine = np.flatnonzero((spans["lane"] == number) & (spans["kind"] != Kind.RANGE))
-            mine = mine[np.lexsort((spans["end"][mine], spans["start"][mine]))]
-            clash = np.flatnonzero(spans["start"][mine][1:] < spans["end"][mine][:-1])
-            if len(clash):
-                first, second = (self.row(int(mine[clash[0] + step])) for step in (0, 1))
-                raise TimelineError(f"two spans overlap in {lane.name}: {first} and {second}")
+        # a stream does one thing at a time (R16); traces keep real overlap in sub-lanes
+        work = np.flatnonzero(self.in_lanes(lambda lane: lane.group == "device") & (spans["kind"] != Kind.RANGE))
+        work = work[np.lexsort((spans["end"][work], spans["start"][work], spans["lane"][work]))]
+        start, end, lane = (spans[column][work] for column in ("start", "end", "lane"))
+        if len(clash := np.flatnonzero((start[1:] < end[:-1]) & (lane[1:] == lane[:-1]))):
+            first, second = (self._told(work[clash[0] + step]) for step in (0, 1))
+            raise TimelineError(f"two spans overlap in {self.lanes[lane[clash[0]]].name[:60]}: {first} and {second}")
         start, arrows = self.spans["start"], self.arrows
         tails = np.where(arrows["kind"] == ArrowKind.WAIT, self.spans["end"][arrows["tail"]], start[arrows["tail"]])
         backward = np.flatnonzero(tails > start[arrows["head"]])
         if len(backward):
-            tail, head = (self.row(int(arrows[side][backward[0]])) for side in ("tail", "head"))
+            tail, head = (self._told(arrows[side][backward[0]]) for side in ("tail", "head"))
             raise TimelineError(f"an arrow goes back in time: from {tail} to {head}")
         return self
 
+    def _told(self, index: int) -> str:
+        start, end, lane, _, name, *_ = self.row(index)
+        return f"{name[:60]!r} in {lane.name[:60]} from {start:,} to {end:,} ns"
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists and dicts, ready for JSON; `from_dict` gives an equal Timeline back."""
-        context = asdict(self.context)
         return {
             "loaderviz": FORMAT,
-            "context": {name: list(each) if isinstance(each, tuple) else each for name, each in context.items()},
-            "lanes": [asdict(lane) for lane in self.lanes],
+            "context": _plain(self.context) | {"versions": dict(self.context.versions)},
+            "lanes": [_plain(lane) for lane in self.lanes],
             "names": list(self.names),
             "sources": list(self.sources),
             "spans": {column: values.tolist() for column, values in self.spans.items()},
             "arrows": {column: values.tolist() for column, values in self.arrows.items()},
-            "marks": [asdict(mark) | {"spans": list(mark.spans)} for mark in self.marks],
+            "marks": [_plain(mark) for mark in self.marks],
         }
 
     @classmethod
@@ -363,28 +366,31 @@ class Timeline:
         """Build a Timeline from what `to_dict` gave. Raises `TimelineError` on anything else."""
         version = data.get("loaderviz") if isinstance(data, dict) else None
         if version != FORMAT:
+            kind = f"its 'loaderviz' entry is {_said(version)}" if isinstance(data, dict) else f"it is {_said(data)}"
             raise TimelineError(
-                f"this is not a loaderviz timeline of format {FORMAT}: its 'loaderviz' entry is {version!r}. "
+                f"this is not a loaderviz timeline of format {FORMAT}: {kind}. "
                 "Traces of other tools are read by loaderviz.read()."
             )
         try:
-            given = data["context"]
-            context = given | {name: tuple(given.get(name, ())) for name in ("notes", "unpriced", "measured")}
+            spans, arrows = _entry(data, "spans", dict), _entry(data, "arrows", dict)
+            lanes, marks = _entry(data, "lanes", list), _entry(data, "marks", list)
+            check_counts(lane=len(lanes), mark=len(marks))  # before they are made
             timeline = cls(
-                _record(Context, context),
-                tuple(_record(Lane, lane) for lane in data["lanes"]),
-                _texts(data["names"], "names"),
-                _texts(data["sources"], "sources"),
-                {name: _column(data["spans"][name], dtype) for name, dtype in SPAN_COLUMNS.items()},
-                {name: _column(data["arrows"][name], dtype) for name, dtype in ARROW_COLUMNS.items()},
-                tuple(_record(Mark, mark | {"spans": tuple(mark["spans"])}) for mark in data["marks"]),
-            )
-            return timeline.self_check()
-        except (KeyError, TypeError, IndexError, ValueError, OverflowError) as problem:
-            if isinstance(problem, TimelineError):
-                raise
-            what = f"{type(problem).__name__}: {problem}"
-            raise TimelineError(f"the timeline is damaged: {what}. Make it anew.") from problem
+                _record(Context, _entry(data, "context", dict)),
+                tuple(_record(Lane, lane) for lane in lanes),
+                _texts(data, "names"),
+                _texts(data, "sources"),
+                {name: _column(spans, name, dtype) for name, dtype in SPAN_COLUMNS.items()},
+                {name: _column(arrows, name, dtype) for name, dtype in ARROW_COLUMNS.items()},
+                tuple(_record(Mark, mark) for mark in marks),
+            ).self_check()
+            if timeline.duration > LONGEST_RUN:
+                raise _DamageError(f"it lasts {words.duration(timeline.duration)}, which no run does")
+        except (_DamageError, TimelineError) as problem:
+            raise TimelineError(f"the timeline is damaged: {problem}. Make it anew.") from problem
+        except TooLargeError as problem:
+            raise TimelineError(str(problem)) from problem
+        return timeline
 
     def save(self, path: str | Path) -> Path:
         """Write the timeline as JSON; `Timeline.load` reads it back. Raises `NoFolderError` for a missing folder."""
@@ -392,12 +398,14 @@ class Timeline:
 
     @classmethod
     def load(cls, path: str | Path) -> Timeline:
-        """Read what `save` wrote. Raises `TimelineError` for a damaged or foreign file, `NoFileError` for none."""
+        """Read what `save` wrote, as it is or gzip-ed.
+
+        Raises `TimelineError` for a damaged, hostile or foreign file, `NoFileError` for none.
+        """
         try:
-            data = json.loads(readable(path).read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as problem:  # bad JSON or bad UTF-8, or absurdly nested
-            raise TimelineError(f"{path} is not a loaderviz timeline (no valid JSON: {problem})") from problem
-        return cls.from_dict(data)
+            return cls._of(Source(readable(path)))
+        except TimelineError as problem:
+            raise TimelineError(f"{path}: {problem}") from problem
 
     def packed(self) -> str:
         """Return what `save` writes as a short text, for a place in another file; `unpacked` reads it."""
@@ -407,10 +415,24 @@ class Timeline:
     def unpacked(cls, text: str) -> Timeline:
         """Return the timeline of a `packed` text. Raises `TimelineError` for any other."""
         try:
-            data = json.loads(zlib.decompressobj().decompress(b64decode(text), LARGEST))
-        except (ValueError, RecursionError, zlib.error) as problem:
-            raise TimelineError(f"the timeline is damaged: {problem}. Make it anew.") from problem
-        return cls.from_dict(data)
+            packed = b64decode(text, validate=True)
+        except ValueError as problem:
+            raise TimelineError("the timeline is damaged: its text is not of base64. Make it anew.") from problem
+        return cls._of(Source(Path(), packed or b"\x00"))
+
+    @classmethod
+    def _of(cls, source: Source) -> Timeline:
+        try:
+            content = source.whole()
+            if content.lstrip()[:1] != b"{":
+                raise _DamageError(f"it looks like {looks_like(content)}")
+            if source.damage:
+                raise _DamageError(source.damage)
+            return cls.from_dict(_parsed(content))
+        except _DamageError as problem:
+            raise TimelineError(f"this is not a loaderviz timeline: {problem}") from problem
+        except TooLargeError as problem:
+            raise TimelineError(str(problem)) from problem
 
     def view(
         self,
@@ -450,49 +472,132 @@ def _renumber(mark: Mark, place: Ints) -> Mark:
     return replace(mark, spans=(first, second))
 
 
-# What a file says may be anything
+# What a file says may be anything. What is wrong with it is told in the words of JSON.
 
 
 Record = TypeVar("Record")
-LARGEST = 1 << 32  # bytes of a packed timeline as JSON: what inflates to more is none
 FAR = 2**62  # the largest number of a file: the difference of two still fits into 64 bits
+LONGEST_RUN = 2**53  # ns, 104 days
+_LONG = re.compile(r'(\w":\s*)\[([^\[\]{}"]{4096,})\]')  # a list of numbers, which is no part of a text
+_AT_ONCE = 1 << 20  # letters of such a list whose numbers are Python's
 
 
-def _record(kind: type[Record], data: dict[str, Any]) -> Record:
-    """Return a dataclass made of plain data; raise TypeError unless each field has its type."""
-    record = kind(**data)
-    for name, hint in get_type_hints(kind).items():
-        if not _fits(value := getattr(record, name), hint):
-            raise TypeError(f"the {name} of a {kind.__name__.lower()} is {value!r}")
-    return record
+class _DamageError(ValueError):
+    """A value of a file is not what belongs there."""
+
+
+def _parsed(content: bytes) -> Any:
+    """Return the JSON of a file, its long lists of numbers as arrays: as Python's they take five times the room."""
+    arrays: list[Any] = []
+
+    def kept(found: re.Match[str]) -> str:
+        numbers, begin, pieces = found[2], 0, []
+        while begin < len(numbers):
+            end = numbers.find(",", begin + _AT_ONCE)
+            end = len(numbers) if end < 0 else end
+            pieces.append(np.array(json.loads(f"[{numbers[begin:end]}]")))
+            begin = end + 1
+        arrays.append(np.concatenate(pieces))
+        return f"{found[1]}NaN"  # which JSON has not
+
+    try:
+        text = _LONG.sub(kept, content.decode())
+        check_counts(list=text.count("[") + text.count("{"), character=len(text))
+        rest = iter(arrays)
+        return json.loads(text, parse_constant=lambda _: next(rest, None))
+    except TooLargeError:
+        raise
+    except (ValueError, RecursionError) as problem:
+        why = {RecursionError: "it is nested too deeply", UnicodeDecodeError: "it is not UTF-8"}
+        told = getattr(problem, "msg", why.get(type(problem), "a number has too many digits"))
+        raise _DamageError(f"no valid JSON: {told}") from problem
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(record).items()}
+
+
+def _said(value: Any) -> str:
+    """Return a value as JSON has it, a long one by its kind."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    if isinstance(value, np.ndarray):
+        return "a list of numbers"
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _entry(data: dict[str, Any], name: str, kind: type) -> Any:
+    """Return an entry that is to be an object, or a list."""
+    if name not in data:
+        raise _DamageError(f"it has no {name!r}")
+    if not isinstance(data[name], kind):
+        raise _DamageError(f"its {name!r} is {_said(data[name])}, where {_said(kind())} belongs")
+    return data[name]
+
+
+def _record(kind: type[Record], data: Any) -> Record:
+    """Return a dataclass made of an object; raise an error unless it has its fields, each of its type."""
+    what = kind.__name__.lower()
+    if not isinstance(data, dict):
+        raise _DamageError(f"a {what} is {_said(data)}, where an object belongs")
+    types, needed = _FIELDS[what]
+    if missing := needed - data.keys():
+        raise _DamageError(f"a {what} has no {min(missing)!r}")
+    if unknown := data.keys() - types:
+        raise _DamageError(f"a {what} has {_said(min(unknown))}, which is none of {', '.join(types)}")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    for name, value in values.items():
+        if not _fits(value, types[name]):
+            raise _DamageError(f"the {name} of a {what} is {_said(value)}")
+    return kind(**values)
 
 
 def _fits(value: Any, hint: Any) -> bool:
     origin, given = get_origin(hint), get_args(hint)
     if origin is Literal:
-        return value in given
+        return isinstance(value, str) and value in given
     if origin is UnionType:
         return any(_fits(value, each) for each in given)
     if origin is dict:
         return isinstance(value, dict) and all(isinstance(each, given[1]) for each in value.values())
     if origin is tuple:
-        as_many = given[-1] is Ellipsis or len(value) == len(given)
+        as_many = given[-1] is Ellipsis or (isinstance(value, tuple) and len(value) == len(given))
         return isinstance(value, tuple) and as_many and all(_fits(each, given[0]) for each in value)
     return isinstance(value, hint) and not isinstance(value, bool) and (hint is not int or abs(value) <= FAR)
 
 
-def _texts(data: Any, what: str) -> tuple[str, ...]:
-    if not isinstance(data, list) or not all(isinstance(text, str) for text in data):
-        raise TypeError(f"its {what} are not a list of texts")
-    return tuple(data)
+_FIELDS = {  # of each record the types of its fields, and the names of those that it cannot do without
+    kind.__name__.lower(): (
+        get_type_hints(kind),
+        {each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING},
+    )
+    for kind in (Context, Lane, Mark)
+}
 
 
-def _column(data: Any, dtype: type[np.integer[Any]]) -> Ints:
-    values, limits = np.array(data), np.iinfo(dtype)
-    if values.ndim != 1 or (len(values) and values.dtype.kind != "i"):
-        raise TypeError("a column is not a list of whole numbers")
+def _texts(data: dict[str, Any], name: str) -> tuple[str, ...]:
+    for text in (texts := _entry(data, name, list)):
+        if not isinstance(text, str):
+            raise _DamageError(f"one of its {name!r} is {_said(text)}, where a text belongs")
+    check_counts(character=sum(map(len, texts)))
+    return tuple(texts)
+
+
+def _column(data: dict[str, Any], name: str, dtype: type[np.integer[Any]]) -> Ints:
+    values, limits = data.get(name), np.iinfo(dtype)
+    if not isinstance(values, (list, np.ndarray)):
+        raise _DamageError(f"its {name!r} is {_said(values)}, where a list of whole numbers belongs")
+    for value in values if isinstance(values, list) else ():
+        if type(value) is not int:
+            raise _DamageError(f"one of its {name!r} is {_said(value)}, where a whole number belongs")
+    values = np.array(values)
+    if len(values) and values.dtype.kind != "i":
+        raise _DamageError(f"its {name!r} has other values than whole numbers of 64 bits")
     if len(values) and (values.min() < max(limits.min, -FAR) or values.max() > min(limits.max, FAR)):
-        raise OverflowError(f"a column has numbers beyond {dtype.__name__}")
+        raise _DamageError(f"its {name!r} has numbers beyond {limits.bits} bits")
     return values.astype(dtype)
 
 
@@ -501,8 +606,10 @@ def _check_columns(timeline: Timeline) -> None:
     if len(lengths) != 1 or len({len(values) for values in timeline.arrows.values()}) != 1:
         raise TimelineError(f"the columns have different lengths: {sorted(lengths)}")
     if len(backward := np.flatnonzero(spans["end"] < spans["start"])):
-        raise TimelineError(f"a span ends before it starts: {timeline.row(int(backward[0]))}")
+        raise TimelineError(f"a span ends before it starts: {timeline._told(backward[0])}")
     limits = {"lane": len(timeline.lanes), "name": len(timeline.names), "kind": len(Kind), "cause": len(Cause)}
+    devices = {lane.device for lane in timeline.lanes}
+    check_counts(event=len(timeline), lane=len(timeline.lanes), device=len(devices), mark=len(timeline.marks))
     limits |= {"source": len(timeline.sources), "tail": len(timeline), "head": len(timeline)}
     for column, limit in limits.items():
         values, least = (timeline.arrows | spans)[column], -1 if column == "source" else 0
@@ -512,7 +619,8 @@ def _check_columns(timeline: Timeline) -> None:
         if not (
             0 <= mark.lane < max(1, len(timeline.lanes)) and all(-1 <= span < len(timeline) for span in mark.spans)
         ):
-            raise TimelineError(f"a mark points at a lane or span that there is not: {mark}")
+            told = f"lane {mark.lane}, spans {mark.spans[0]} and {mark.spans[1]}"
+            raise TimelineError(f"a mark points at a lane or span that there is not: {told}")
 
 
 # How a producer makes one

@@ -1,6 +1,10 @@
 """The model: round trip, self-check, windows."""
 
+import bz2
+import gzip
 import json
+import lzma
+import re
 from dataclasses import replace
 
 import factory
@@ -9,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import loaderviz
 from loaderviz.timeline import DEVICE_KINDS, ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder, TimelineError
 
 SEEDS = st.integers(0, 10_000)
@@ -82,13 +87,61 @@ HOSTILE = {
 MARK = {"time": 3, "lane": 0, "kind": "early-read", "text": "x", "spans": [0, -1]}
 
 
+HOSTILE |= {
+    f"{name}: {value!r}"[:32]: lambda data, name=name, value=value: data.update({name: value})
+    for name in ("context", "lanes", "names", "sources", "spans", "arrows", "marks")
+    for value in (None, True, 3.5, "text", [[]], [None], [{"__class__": 3}], {"__class__": {}}, [1] * 9_999)
+    if not (name in ("spans", "arrows", "context") and value == [])
+}
+SAID = {
+    "context: {'__class__': {}}": 'a context has "__class__", which is none of device, origin, host',
+    "lanes: [None]": "a lane is null, where an object belongs",
+    "lanes: [{'__class__': 3}]": "a lane has no 'group'",
+    "spans: None": "its 'spans' is null, where an object belongs",
+    "marks: 'text'": "its 'marks' is \"text\", where a list belongs",
+    "names: [None]": "one of its 'names' is null, where a text belongs",
+    "halves": "one of its 'start' is 0.5, where a whole number belongs",
+    "samples": "the samples of a context is true",
+    "a mark's text": "the text of a mark is null",
+}
+
+
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_file_with_something_of_another_kind(tmp_path, what):
+    """What is wrong is told in the words of JSON, not of Python."""
     path, data = tmp_path / "t.json", factory.loader("prefetch").to_dict() | {"marks": [MARK]}
     assert len(Timeline.from_dict(data).marks) == 1
     HOSTILE[what](data)
     path.write_text(json.dumps(data))
-    with pytest.raises(TimelineError):
+    for again in (lambda: Timeline.load(path), lambda: Timeline.from_dict(data)):
+        with pytest.raises(TimelineError, match=re.escape(SAID.get(what, "damaged"))) as caught:
+            again()
+        assert not re.search(
+            r"Error|__init__|NoneType|dict|argument|True|None|object has", str(caught.value).replace(str(path), "")
+        )
+
+
+@pytest.mark.parametrize("key", ["context", "lanes", "names", "sources", "spans", "arrows", "marks"])
+def test_a_file_that_lacks_something(key):
+    data = factory.loader("prefetch").to_dict()
+    del data[key]
+    with pytest.raises(TimelineError, match=f"damaged: it has no '{key}'"):
+        Timeline.from_dict(data)
+
+
+@pytest.mark.parametrize("packer", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_a_packed_file_is_read_or_its_packing_named(tmp_path, packer):
+    timeline, path = factory.many_spans(500), tmp_path / "saved.json.x"
+    content = json.dumps(timeline.to_dict()).encode()
+    path.write_bytes(packer(content))
+    for reader, error in ((Timeline.load, TimelineError), (loaderviz.read, loaderviz.LoadervizError)):
+        if packer in (bytes, gzip.compress):
+            assert reader(path) == timeline
+        else:
+            with pytest.raises(error, match=r"it looks like an? (bzip2|xz) archive; unpack it with"):
+                reader(path)
+    path.write_bytes(gzip.compress(content)[:-40])
+    with pytest.raises(TimelineError, match="its gzip data are cut after"):
         Timeline.load(path)
 
 

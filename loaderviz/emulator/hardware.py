@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
-from loaderviz.errors import LoadervizError, write
+from loaderviz.errors import LoadervizError
+from loaderviz.files import write
 
 ASSUMED = "assumed"
 GB = 10**9  # bandwidths are given in decimal GB/s

@@ -19,11 +19,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from loaderviz.errors import readable
+from loaderviz.files import SQLITE, Source, TooLargeError, readable
 from loaderviz.timeline import Timeline, TimelineError
 from loaderviz.traces.assemble import assemble
 from loaderviz.traces.kineto import RawTrace, read_kineto
-from loaderviz.traces.source import SQLITE, Document, Source, TraceError
+from loaderviz.traces.source import Document, TraceError
 from loaderviz.traces.steps import counted
 
 __all__ = ["TraceError", "read"]
@@ -73,22 +73,29 @@ def read(path: PathLike | Iterable[PathLike]) -> Timeline:
 def _raw(path: Path, alone: bool) -> list[RawTrace] | Timeline:
     """Read a file: a rank's trace, an Nsight Systems export of some processes, or, alone, what loaderviz wrote."""
     source = Source(path)
-    head = source.first()
-    if head.startswith(SQLITE):
-        if source.compressed:
-            raise TraceError(f"{path} is a gzip-ed SQLite database; unpack it with `gunzip` first")
-        from loaderviz.traces.nsight import read_nsight
-
-        return read_nsight(path)
-    if alone and re.match(rb'\s*\{\s*"loaderviz"\s*:\s*\d+\s*,', head):  # what `Timeline.save` writes
-        return Timeline.load(path)
-    document = Document(path)
-    own = document.head.get("loaderviz")  # what `export.to_chrome_trace` writes; the events are for other tools
-    if not isinstance(own, str):
-        return [read_kineto(document)]
-    if not alone:
-        raise TraceError(f"{path} is an export of loaderviz, which is no rank of a run; read it alone")
     try:
-        return Timeline.unpacked(own)
+        head = source.first()
+        if head.startswith(SQLITE):
+            if source.compressed:
+                raise TraceError(f"{path} is a gzip-ed SQLite database; unpack it with `gunzip` first")
+            from loaderviz.traces.nsight import read_nsight
+
+            return read_nsight(path)
+        if re.match(rb'\s*\{\s*"loaderviz"\s*:\s*\d+\s*,', head):  # what `Timeline.save` writes
+            return _own(path, None, alone)
+        document = Document(path)
+        packed = document.head.get("loaderviz")  # what `export.to_chrome_trace` writes; the events are for other tools
+        return _own(path, packed, alone) if isinstance(packed, str) else [read_kineto(document)]
+    except TooLargeError as problem:
+        raise TraceError(f"{path}: {problem}") from problem
+
+
+def _own(path: Path, packed: str | None, alone: bool) -> Timeline:
+    """Return what loaderviz wrote: a saved timeline, or the one that is packed in another file."""
+    if not alone:
+        raise TraceError(f"{path} was written by loaderviz and is no rank of a run; read it alone")
+    try:
+        return Timeline.load(path) if packed is None else Timeline.unpacked(packed)
     except TimelineError as problem:
-        raise TraceError(f"{path}: its 'loaderviz' entry is damaged ({problem})") from problem
+        said = str(problem) if packed is None else f"{path}: its 'loaderviz' entry is damaged ({problem})"
+        raise TraceError(said) from problem

@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderviz.files import LIMITS, check_counts
 from loaderviz.timeline import Ids, Ints
-from loaderviz.traces.source import Document, Event, TraceError, salvaged
+from loaderviz.traces.source import Document, Event, salvaged
 from loaderviz.vendors import ROLES, Role
 
 Numbers = npt.NDArray[np.int64]
@@ -34,9 +35,6 @@ Rows = dict[str, Ints]
 Place = tuple[Any, Any, Any, Any]  # pid, tid, device, stream
 Frame = tuple[str, Any, Any, int, int]  # of Python, "train.py:82", pid, tid, start and length [ns]
 
-MAX_EVENTS = 50_000_000  # 2.5 GB of columns
-MAX_NAMES = 1 << 28  # characters of all different names
-MAX_PLACES = 100_000
 DTYPES: dict[str, Any] = {
     "start": np.int64,
     "end": np.int64,
@@ -180,13 +178,7 @@ class EventTable:
             trace.lost += lost
         spans = np.fromiter(chain.from_iterable(filter(None, map(self._row, events))), np.int64)
         self._keep(dict(zip(DTYPES, spans.reshape(-1, len(DTYPES)).T, strict=True)))
-        for what, count, most in (
-            ("events; record fewer steps", self.count, MAX_EVENTS),
-            ("characters in the names of its events; this is no trace", self.names.size, MAX_NAMES),
-            ("threads and streams; this is no trace of a profiler", len(self.places), MAX_PLACES),
-        ):
-            if count > most:
-                raise TraceError(f"it has more than {most:,} {what}")
+        check_counts(event=self.count, character=self.names.size, lane=len(self.places))
 
     def finish(self) -> None:
         """Give the trace its columns, names and places."""
@@ -251,7 +243,7 @@ class EventTable:
         phase, inner = event.get("ph"), event.get("args")
         if phase != "M":
             self.trace.left_out[_PHASES.get(str(phase), "event of an unknown phase")] += 1
-        elif event.get("name") == "thread_name" and len(self.trace.threads) < MAX_PLACES:
+        elif event.get("name") == "thread_name" and len(self.trace.threads) < LIMITS["lane"]:
             label = inner.get("name") if isinstance(inner, dict) else inner
             if isinstance(label, str):
                 self.trace.threads[str(event.get("pid")), str(event.get("tid"))] = label

@@ -18,8 +18,9 @@ from urllib.parse import quote
 
 import numpy as np
 
+from loaderviz.files import LIMITS
 from loaderviz.timeline import Cause, Ids
-from loaderviz.traces.kineto import DTYPES, MAX_EVENTS, Numbers, RawTrace
+from loaderviz.traces.kineto import DTYPES, Numbers, RawTrace
 from loaderviz.traces.source import TraceError
 from loaderviz.vendors import ON_DEVICE, Role
 
@@ -69,7 +70,7 @@ class _Export:
         if known is None:
             return
         wanted = ", ".join(as_.format(f'"{column}"' if column in known else "NULL") for column in columns)
-        cursor = self.connection.execute(f'SELECT {wanted} FROM "{table}" LIMIT {MAX_EVENTS}')
+        cursor = self.connection.execute(f'SELECT {wanted} FROM "{table}" LIMIT {LIMITS["event"]}')
         while rows := cursor.fetchmany(_AT_ONCE):
             yield from rows
 

@@ -1,4 +1,4 @@
-"""A trace file: its bytes, plain or gzip, whole or cut; what a foreign file looks like; its events, as texts.
+"""A trace file: its events, as texts, and what stands around them.
 
 The file is not parsed as a whole: it is cut at the places where one event ends and the next begins, such as
 `}, {"ph"`. Inside a JSON string every quote has a backslash before it, so that these bytes cannot occur in a valid
@@ -10,51 +10,20 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from loaderviz import words
 from loaderviz.errors import LoadervizError
+from loaderviz.files import FOREIGN, LONGEST, NSYS, Source, looks_like
 
-BLOCK = 1 << 20  # bytes read, and at most inflated, at once
-HEAD = 1 << 16  # bytes by which a file is told from another kind
-PACKED = 1 << 15  # compressed bytes given to zlib at once
-BOMB_SIZE, BOMB_RATIO = 1 << 28, 200  # traces shrink by 10 to 50; what inflates 200-fold to over 256 MB is no trace
-SQLITE = b"SQLite format 3\x00"
 Event = dict[str, Any]
-_GZIP = b"\x1f\x8b"
 
-# How files begin that people hand in by mistake, and what to do instead.
-_FOREIGN = (
-    (b"PK\x03\x04", "a zip archive; unpack it and read the trace in it"),
-    (b"\x28\xb5\x2f\xfd", "a zstd archive; unpack it with `zstd -d` first"),
-    (b"BZh", "a bzip2 archive; unpack it with `bunzip2` first"),
-    (b"\xfd7zXZ\x00", "an xz archive; unpack it with `unxz` first"),
-    (b"\x89PNG", "a PNG picture"),
-    (b"\xff\xd8\xff", "a JPEG picture"),
-    (b"%PDF", "a PDF document"),
-    (b"\x7fELF", "a program or library"),
-    (b"\x89HDF", "an HDF5 file"),
-    (SQLITE, "an SQLite database"),
-    (b"\x93NUMPY", "a numpy array"),
-    (b"PAR1", "a Parquet table; give the trace that it was made of"),
-    (b"\xff\xfe", "text in UTF-16; save it as UTF-8, such as with `iconv -f UTF-16 -t UTF-8`"),
-    (b"\xfe\xff", "text in UTF-16; save it as UTF-8, such as with `iconv -f UTF-16 -t UTF-8`"),
-    (b"\x80\x02", "a Python pickle, such as a torch.save or memory-snapshot file"),
-    (b"\x80\x03", "a Python pickle"),
-    (b"\x80\x04", "a Python pickle, such as a CUDA memory snapshot"),
-    (b"\x80\x05", "a Python pickle"),
-    (b"ustar", "a tar archive; unpack it first"),
-)
-
-
-_NSYS = "an Nsight Systems report; export it with `nsys export --type sqlite` and read the .sqlite file"
 _BY_NAME = {
-    ".nsys-rep": _NSYS,
-    ".qdrep": _NSYS,
+    ".nsys-rep": NSYS,
+    ".qdrep": NSYS,
     ".xplane.pb": "an XPlane profile (JAX, TensorFlow, XLA), which is not read; give the trace.json.gz beside it",
 }
 
@@ -63,105 +32,9 @@ class TraceError(LoadervizError, ValueError):
     """A file cannot be read as a trace: it is something else, holds nothing, or is too hostile to be read."""
 
 
-class Source:
-    """The inflated bytes of one file; `damage` says what is wrong with it, "its gzip data are cut after 20 MB"."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.damage = ""
-        self.read = 0  # inflated bytes given out
-        with path.open("rb") as file:
-            self.compressed = file.read(2) == _GZIP
-
-    def blocks(self) -> Iterator[bytes]:
-        """Give the content in blocks of at most `BLOCK` bytes, up to the end or to the first damage."""
-        with self.path.open("rb") as file:
-            for block in self._inflated(file) if self.compressed else iter(lambda: file.read(BLOCK), b""):
-                self.read += len(block)
-                yield block
-
-    def first(self) -> bytes:
-        """Return the first bytes of the content."""
-        found = b""
-        for block in Source(self.path).blocks():
-            found += block
-            if len(found) >= HEAD:
-                break
-        return found[:HEAD]
-
-    def _inflated(self, file: BinaryIO) -> Iterator[bytes]:
-        taken = given = 0
-        inflater = zlib.decompressobj(31)
-        while data := file.read(PACKED):
-            taken += len(data)
-            while data:
-                if inflater.eof:  # a file may hold several gzip members; zeros after the last are padding
-                    data = data.lstrip(b"\x00")
-                    if not data:
-                        break
-                    if not data.startswith(_GZIP[:1]):
-                        self.damage = f"{len(data)} bytes after its gzip data are left out"
-                        return
-                    inflater = zlib.decompressobj(31)
-                    continue
-                before = inflater.copy()
-                try:
-                    block = inflater.decompress(data, BLOCK)
-                except zlib.error as problem:
-                    rest = b""
-                    with suppress(zlib.error):  # byte by byte what comes before the place that zlib refuses
-                        for place in range(len(data)):
-                            rest += before.decompress(data[place : place + 1])
-                    self.damage = f"its gzip data are damaged after {words.size(given + len(rest))} ({problem})"
-                    yield rest
-                    return
-                given += len(block)
-                if given > BOMB_SIZE and given > BOMB_RATIO * taken:
-                    raise TraceError(
-                        f"{self.path} inflates more than {BOMB_RATIO}-fold, which no trace does; it looks like a gzip "
-                        "bomb and is not read further"
-                    )
-                yield block
-                data = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
-        if not inflater.eof:
-            self.damage = f"its gzip data are cut after {words.size(given)}"
-
-
-def looks_like(head: bytes) -> str:
-    """Say in a few words what a file that begins with `head` seems to be, for an error message."""
-    text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
-    keys = list(dict.fromkeys(re.findall(r'"([A-Za-z_][\w ]{0,40})"\s*:', text)))
-    binary, first = b"\x00" in head[:1024], text.splitlines()[0][:60] if text else ""
-    magics = ((head.startswith(magic) or (magic == b"ustar" == head[257:262]), name) for magic, name in _FOREIGN)
-    nsys = binary and (b"QuadDCommon" in head or b"NVIDIA" in head[:4096])
-    html = text[:15].lower().startswith(("<!doctype", "<html", "<?xml", "<svg"))
-    known = (
-        (not head, "an empty file"),
-        (not head.strip(), "a file of blanks"),
-        *magics,
-        (nsys, _NSYS),
-        (
-            '"traceEvents"' in text[:4096] and re.search(r'"traceEvents"\s*:\s*null', text) is not None,
-            "a trace without events: its 'traceEvents' is null, so the profiler recorded nothing",
-        ),
-        (binary, "a binary file"),
-        (html, "an HTML or XML page (was the download's error page saved instead of the file?)"),
-        (not text.startswith(("{", "[")), f"a text file; its first line is {first!r}"),
-        (
-            {"nodes", "schema"} <= set(keys),
-            "a PyTorch execution trace, which has no times of the GPU; export a torch.profiler trace beside it",
-        ),
-        (bool({"cells", "nbformat"} & set(keys)), "a Jupyter notebook"),
-        (text.startswith("[") and not keys, "a JSON list without events"),
-        (bool(keys), f"JSON without 'traceEvents' (it has {', '.join(keys[:4])})"),
-    )
-    return next((what for applies, what in known if applies), "JSON without 'traceEvents'")
-
-
 # The events
 
 CHUNK = 1 << 19  # bytes whose events are parsed together: few enough to stay in the cache
-LONGEST = 1 << 26  # bytes without the end of an event, or before the first: no trace is like that
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST = re.compile(rb'\s*\{\s*"([^"\\]{1,40})"')
 _DECODER = json.JSONDecoder(strict=False)
@@ -190,7 +63,7 @@ class Document:
         if known := next((what for suffix, what in _BY_NAME.items() if name.endswith(suffix)), ""):
             raise TraceError(f"{self.source.path} is no trace: it looks like {known}")
         for block in self._blocks:
-            if not text and block.startswith(tuple(magic for magic, _ in _FOREIGN)):
+            if not text and block.startswith(FOREIGN):
                 text = block  # an archive may hold the text of a trace as it is
                 break
             text = (text + block).lstrip(b"\xef\xbb\xbf \t\r\n")

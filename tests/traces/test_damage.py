@@ -6,12 +6,14 @@ import random
 import subprocess
 import sys
 import zlib
+from base64 import b64encode
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_files import BASE, call, copy, loop, notes, op, read_events, styled, trace, work, write
 
+from loaderviz import files
 from loaderviz.errors import LoadervizError
 from loaderviz.timeline import Timeline
 from loaderviz.traces import TraceError, read, source
@@ -241,16 +243,22 @@ def test_paths(tmp_path):
         read([tmp_path, tmp_path])
 
 
-def test_a_gzip_bomb_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(source, "BOMB_SIZE", 1 << 22)
+@pytest.mark.parametrize("before", [b"", random.Random(0).randbytes(1 << 20).hex().encode()])
+@pytest.mark.parametrize("begins", [b'{"traceEvents": [{"ph": "X", "name": "', b'{"loaderviz": 1, "names": ["'])
+def test_a_gzip_bomb_is_refused_before_much_of_it_is_inflated(tmp_path, monkeypatch, begins, before):
+    """Also where what comes first shrinks as other files do."""
+    check, given = files.Source._check_ratio, []
+    monkeypatch.setattr(files, "BOMB_SIZE", 1 << 20)
+    monkeypatch.setattr(files.Source, "_check_ratio", lambda *each: given.append(each[1]) or check(*each))
     path = tmp_path / "bomb.json.gz"
-    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b'{"ph": "X", "name": "a"},' * 2**20))
+    path.write_bytes(gzip.compress(begins + before + b'"},' + b'{"ph": "X", "name": "a"},' * 2**20))
     with pytest.raises(TraceError, match="gzip bomb"):
         read(path)
+    assert given[-1] < len(before) + (4 << 20)
 
 
 def test_an_event_without_an_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(source, "LONGEST", 1 << 20)
+    monkeypatch.setattr("loaderviz.traces.source.LONGEST", 1 << 20)
     monkeypatch.setattr(source, "CHUNK", 1 << 18)
     path = write(tmp_path, '{"traceEvents": [{"ph": "X", "name": "' + "a" * (1 << 22))
     with pytest.raises(TraceError, match=r"no event ends within 1.049 MB"):
@@ -261,13 +269,21 @@ def test_an_event_without_an_end_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_hostile_files_stay_small(tmp_path):
-    """In a process with little memory: deep nesting, a bomb of one string, very many names."""
+    """In a process with little memory: deep nesting, a bomb of one string, very many names or lists."""
+    saved, packed = b'{"loaderviz": 1, "names": [', _bomb(b'{"loaderviz": 1, "spans": [', b"[],", 99 << 20, 15)
     bombs = {
         "deep.json": b'{"traceEvents": [' + b"[" * 5_000_000,
         "deep2.json": b'{"traceEvents": [{"ph": "X", "args": ' + b'{"a":' * 2_000_000,
         "string.json.gz": _bomb(b'{"traceEvents": [{"ph": "X", "name": "', b"a", 160 << 20),
         "blanks.json.gz": _bomb(b"", b" ", 320 << 20),
         "list.json.gz": _bomb(b'{"traceEvents": [', b"0,", 160 << 20),
+        "lists.json": saved + b"[]," * (10 << 20),
+        "deep3.json": saved + b"[" * (1 << 20),
+        "objects.json": saved + b'{"":{}},' * (4 << 20),
+        "names.json": saved + b'"ab",' * (14 << 20),
+        "numbers.json": saved[:-10] + b'"lanes": [' + b"1000," * (20 << 20) + b"1]}",
+        "saved.json.gz": _bomb(saved, b"[],", 99 << 20),
+        "packed.json": b'{"loaderviz": "' + b64encode(packed) + b'", "traceEvents": []}',
     }
     for name, data in bombs.items():
         (tmp_path / name).write_bytes(data)
@@ -290,25 +306,32 @@ def test_hostile_files_stay_small(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2_000:]
     assert len(done.stdout.splitlines()) == len(bombs), done.stdout
+    assert done.stdout.count("looks like a gzip bomb") == 4
+    for said in (
+        "10,485,762 lists",
+        "8,388,610 lists",
+        "it has no 'spans'",
+        "nested too deeply",
+        "73,400,347 characters",
+    ):
+        assert said in done.stdout
 
 
-def _bomb(head, body, size):
-    packer = zlib.compressobj(6, wbits=31)
+def _bomb(head, body, size, wbits=31):
+    packer = zlib.compressobj(6, wbits=wbits)
     block = body * ((1 << 20) // len(body))
     parts = [packer.compress(head), *(packer.compress(block) for _ in range(size >> 20)), packer.flush()]
     return b"".join(parts)
 
 
-def test_too_many_things(tmp_path, monkeypatch):
+@pytest.mark.parametrize("noun", ["event", "character", "lane"])
+def test_too_many_things(tmp_path, monkeypatch, noun):
     path = write(tmp_path, trace(*(op(f"aten::op{n}", BASE + n, 1, tid=n) for n in range(101))))
-    limits = {"EVENTS": (100, "more than 100 events"), "NAMES": (800, "names of"), "PLACES": (100, "threads and")}
-    for what, (most, complaint) in limits.items():
-        with monkeypatch.context() as patch, pytest.raises(TraceError, match=complaint):
-            patch.setattr(f"loaderviz.traces.kineto.MAX_{what}", most)
-            read(path)
-        with monkeypatch.context() as patch:
-            patch.setattr(f"loaderviz.traces.kineto.MAX_{what}", 2_000)
-            assert len(read(path)) == 101
+    saved = read(path).save(tmp_path / "saved.json")
+    monkeypatch.setitem(files.LIMITS, noun, 100)
+    for each in (path, saved):
+        with pytest.raises(TraceError, match=rf"{each}: it has [\d,]+ {noun}s, and at most 100 are read"):
+            read(each)
 
 
 @pytest.mark.parametrize("state", [True, False])

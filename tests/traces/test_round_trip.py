@@ -73,6 +73,6 @@ def test_exports_that_cannot_be_read(tmp_path):
     changed = path.read_text(encoding="utf-8").replace('"loaderviz": "', '"loaderviz": "AAAA')
     with pytest.raises(TraceError, match="'loaderviz' entry is damaged"):
         read(write(tmp_path, changed))
-    with pytest.raises(TraceError, match="is an export of loaderviz"):
+    with pytest.raises(TraceError, match="was written by loaderviz and is no rank"):
         read([path, path])
     assert isinstance(read(path), Timeline)
