@@ -138,7 +138,7 @@ advice
 # %%
 plain = watch(blocking_loop, batches)
 pinning = watch(pin_in_the_loop, batches)
-lv.compare({"plain": plain, "pin in the loop": pinning}, verdict=False)
+lv.compare({"plain": plain, "pin in the loop": pinning}, verdict=False, folded=False)
 
 # %%
 runs = {"plain": plain, "pin in the loop": pinning, "the same, non_blocking": watch(pin_in_the_loop, batches, True)}

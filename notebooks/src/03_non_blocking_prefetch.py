@@ -83,12 +83,14 @@ lv.compare(three, verdict=False)
 guess_hidden.reveal()
 
 # %% [markdown]
-# **Not pinned.** In the second picture the host is still blocked. **R7: a pageable copy must be staged, so the driver
-# may wait for the stream, and the host does the staging.** No error, no warning.
+# A click on a name shows the lanes of that loop.
 #
-# **One stream.** In the third picture the host is free, and some batches ahead. But the GPU still copies *or*
-# computes. **R16: a stream is a queue; what is in it runs in order, one after the other.** The copy of batch 5 stands
-# in the queue behind the computing of batch 4. So a hidden copy needs three things:
+# **Not pinned.** In the lanes of the second loop the host is still blocked. **R7: a pageable copy must be staged, so
+# the driver may wait for the stream, and the host does the staging.** No error, no warning.
+#
+# **One stream.** In the lanes of the third loop the host is free, and some batches ahead. But the GPU still copies
+# *or* computes. **R16: a stream is a queue; what is in it runs in order, one after the other.** The copy of batch 5
+# stands in the queue behind the computing of batch 4. So a hidden copy needs three things:
 #
 # 1. the source is **pinned**, so that the copy engine can work without the host;
 # 2. the call is **non-blocking**, so that the host can go on;
@@ -203,9 +205,9 @@ overlapped = watch(prefetch_loop, batches)
 lv.compare({"blocking": blocking, "pinned, one stream": one_stream, "prefetch": overlapped})
 
 # %% [markdown]
-# Look at one moment in the third picture: the `copy engine to GPU` has the colour of a *later* batch, the stream that
-# computes has the colour of *this* one. That is overlap. In the table, `headroom` near 1 means: a better way of copying
-# cannot help any more.
+# Click on `prefetch` and look at one moment: the `copy engine to GPU` has the colour of a *later* batch, the stream
+# that computes has the colour of *this* one. That is overlap. In the table, `headroom` near 1 means: a better way of
+# copying cannot help any more.
 #
 # **The order.** Below are two lines swapped: first compute on this batch, then copy the next one. And many loops read
 # the loss in every step, for a progress bar: `reading_step` does it. What does each of the two do to the hidden
