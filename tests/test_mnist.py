@@ -106,6 +106,7 @@ def test_a_small_network_learns_it_in_one_epoch():
     assert (network(test_images / 255).argmax(1) == test_labels).double().mean() >= 0.95
 
 
+@pytest.mark.slow
 def test_its_items_are_torchvisions_in_a_spawned_worker_too():
     images, labels = (part[:8] for part in mnist.tensors(False))
     dataset = Digits(images, labels)  # a spawned worker needs the import cure on its own

@@ -44,6 +44,7 @@ def test_the_public_names_are_exactly_these():
         assert name in dir(loaderviz)
 
 
+@pytest.mark.slow
 def test_what_a_recording_warns_of_and_raises_can_be_named():
     assert issubclass(loaderviz.HazardWarning, UserWarning)
     assert issubclass(loaderviz.RaceError, (loaderviz.LoadervizError, RuntimeError))
@@ -77,6 +78,7 @@ def test_record_stays_a_function_whatever_was_imported_before():
     assert in_new_python(code) == "True"
 
 
+@pytest.mark.slow
 def test_recording_and_loaders_need_only_torch_and_numpy():
     absent = "plotly", "pandas", "ipywidgets", "torchvision", "tqdm", "IPython"
     code = (

@@ -238,6 +238,7 @@ def test_an_exception_hook_of_the_program_is_used(here, capsys):
     assert capsys.readouterr().out == "mine ZeroDivisionError 4\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 def test_ctrl_c_keeps_what_was_recorded(here):
     heard = "import os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also in the background
@@ -250,6 +251,7 @@ def test_ctrl_c_keeps_what_was_recorded(here):
     assert (here / "timeline.html").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_of_the_program_shows_nothing(here):
     script(here, GPU + "import os\npid = os.fork()\nif not pid:\n    sys.exit(5)\nprint(os.waitpid(pid, 0)[1] >> 8)\n")
@@ -422,6 +424,7 @@ def test_options_are_passed_on_and_the_host_is_this_machine_unless_told_otherwis
     assert "measured on this machine" in timeline.context.host
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU the profiler's own log is left on")
 def test_a_program_on_the_cpu_alone_is_recorded_as_it_runs(here):
     script(here, TRAIN.replace('.to("cuda")', ""), "train.py")

@@ -163,6 +163,7 @@ def test_what_needs_more_than_torch_and_numpy_says_so_in_one_sentence(code, expe
     assert re.search(expected + EXTRA, run.stderr.splitlines()[-1]), run.stderr
 
 
+@pytest.mark.slow
 def test_a_machine_is_ready_or_has_one_repair(capsys, monkeypatch):
     assert cli.main(["ready"]) == 0
     lines = capsys.readouterr().out.splitlines()

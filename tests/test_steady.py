@@ -74,6 +74,7 @@ def test_a_step_is_what_a_further_batch_costs(name, workers, size):
         assert summary.samples_per_second == pytest.approx(size / marginal * 1e9, rel=0.021)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "prefetch"])
 def test_batches_that_were_ready_when_the_loop_began_do_not_make_it_look_fast(name):
     marginal = (run(name, 512, 2, MANY).duration - run(name, 512, 2, FEW).duration) / (MANY - FEW)

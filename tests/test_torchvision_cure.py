@@ -46,6 +46,7 @@ def fake_torchvision(folder, init, extension):
     return folder
 
 
+@pytest.mark.slow
 def test_the_installed_torchvision_can_be_imported_twice_and_works():
     # Whichever pair is installed. Where the library is missing, its operators must still say so, not give nonsense.
     output = run_python("""
@@ -66,6 +67,7 @@ print("fine")
     assert output == "fine\n"
 
 
+@pytest.mark.slow
 def test_a_missing_library_is_cured(tmp_path):
     init = "from . import extension\n" + DESCRIBE_NMS + "complete = True\n"
     folder = fake_torchvision(tmp_path, init, "def _has_ops():\n    return False\n")

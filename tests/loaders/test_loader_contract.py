@@ -60,6 +60,7 @@ def test_an_error_comes_after_exactly_the_batches_before_it(make, device, fail_a
     assert len(list(loader)) == 7, "the loader works again after an error"
 
 
+@pytest.mark.slow
 def test_an_error_once_caught_keeps_nothing_alive(make):
     """A DataLoader's workers end with its iterator: a cycle through the traceback would keep both alive."""
 

@@ -52,6 +52,7 @@ def test_every_depth_and_lifetime_computes_what_the_blocking_loop_does(device, t
     assert loader.pageable_copies == (0 if pinned else 2 * 2 * 9)
 
 
+@pytest.mark.slow
 @with_streams
 @pytest.mark.parametrize("lifetime", LIFETIMES)
 def test_a_break_with_copies_under_way_harms_nobody(device, lifetime):
@@ -77,6 +78,7 @@ MAKERS = {
 }
 
 
+@pytest.mark.slow
 @with_streams
 @pytest.mark.parametrize("leave", ["break", "the end", "an error"])
 @pytest.mark.parametrize("name", MAKERS)

@@ -105,6 +105,7 @@ def test_the_same_comes_out(name):
     check_times(timeline)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_any_start_method_and_nothing_heavy_in_the_worker(method):
     options = {"num_workers": 1, "batch_size": 2, "persistent_workers": True, "epochs": 2}

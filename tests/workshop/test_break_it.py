@@ -9,6 +9,7 @@ from .answers import forgotten_wait, hands_out_nothing
 from .conftest import cell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", break_it.CHANGES, ids=" ".join)
 def test_a_card_looks_right_and_has_at_most_one_kind_of_race(change):
     source = break_it.source_of(*change)

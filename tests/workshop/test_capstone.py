@@ -45,6 +45,7 @@ def own_ladder(monkeypatch):
     monkeypatch.setattr(capstone, "ladder", Ladder(capstone.limit))
 
 
+@pytest.mark.slow
 def test_each_honest_run_is_a_rung_and_a_line(own_ladder):
     race = EXERCISES["8.1"]
     first = race.check(blocking_floats, name="Ada")
@@ -69,6 +70,7 @@ def test_a_file_that_cannot_be_used_is_told_and_stops_nobody(own_ladder, tmp_pat
     assert outcome.passed and "cannot be used" in outcome.score
 
 
+@pytest.mark.slow
 def test_the_ladder_of_the_lesson(own_ladder):
     """What lesson 8 says: with float32 a prefetcher wins nothing, and fewer bytes win much."""
     floats = capstone.climb("floats", floats_prefetched)
@@ -147,6 +149,7 @@ def test_the_line_that_wins_one_world_loses_another(own_ladder):
     assert "Memory for" in EXERCISES["8.2"].check(cell(resident)).message
 
 
+@pytest.mark.slow
 def test_a_reason_is_measured_and_costs_a_tenth_if_it_is_wrong(own_ladder):
     race, answer = EXERCISES["8.2"], cell(EXERCISES["8.2"].answer, "load_larger")
     found = capstone.reason_of(race.check(answer, name="Ada", seed=1).timeline)
@@ -160,6 +163,7 @@ def test_a_reason_is_measured_and_costs_a_tenth_if_it_is_wrong(own_ladder):
         capstone.leaderboard(world="home")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ["8.1", "8.2", "8.3"])
 def test_what_is_right_and_what_is_slow_are_far_from_the_target(number):
     """By 2 %: else a change of a price would turn a verdict. Cores, memory and honesty are judged before the time."""
@@ -177,6 +181,7 @@ def test_a_wait_is_allowed_and_one_more_is_not():
     assert waits_too_often(timeline, many - 1)[0].startswith(f"The host waits for the GPU {many} times")
 
 
+@pytest.mark.slow
 def test_each_reason_is_found():
     for answer, reason in ((on_gpu_loader, "compute"), (blocking_floats, "host"), (floats_prefetched, "data")):
         assert capstone.reason_of(capstone.train(answer, random)[0].timeline) == reason

@@ -60,6 +60,7 @@ def test_the_starter_is_not_attempted_nor_is_nothing(exercise):
         assert exercise.check(answer).status == "not attempted"
 
 
+@pytest.mark.slow
 @pytest.mark.once_for("number")
 @pytest.mark.parametrize(("number", "answer"), pairs(RIGHT))
 def test_any_design_that_meets_the_target_passes(number, answer):
@@ -89,6 +90,7 @@ def test_a_translation_is_of_what_is_said_and_the_first_lessons_have_one():
             assert not re.search("[a-z] (the|of|is|a) ", messages.translated(text, "zh")), text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ["0.1", "1.1", "1.2"])
 def test_a_check_speaks_the_language_of_the_learner(number, monkeypatch):
     exercise = EXERCISES[number]
@@ -122,6 +124,7 @@ ATTEMPTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.once_for("number")
 @pytest.mark.parametrize(("number", "expected", "body"), ATTEMPTS)
 def test_an_attempt_is_judged_rightly(number, expected, body):
@@ -138,6 +141,7 @@ def test_an_exercise_is_found_by_its_number():
         workshop.exercise("9.9")
 
 
+@pytest.mark.slow
 @EACH
 def test_a_failure_names_the_seed_that_makes_it_again(exercise):
     answer, _ = WRONG[exercise.number][0]
@@ -161,6 +165,7 @@ def test_there_are_enough_answers():
     assert all(len(WRONG[number]) + judged.count((number, False)) >= 4 for number in EXERCISES)
 
 
+@pytest.mark.slow
 @EACH
 def test_an_error_of_the_learner_is_wrapped_with_its_line(exercise):
     arguments = ", ".join(exercise.arguments)
@@ -171,6 +176,7 @@ def test_an_error_of_the_learner_is_wrapped_with_its_line(exercise):
     assert outcome.line == "line 3: raise KeyError('no such batch')"
 
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.parametrize("hole", ["...", "____", "x = ____"])
 def test_a_hole_is_not_attempted_whatever_it_does(exercise, hole):

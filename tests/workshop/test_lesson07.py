@@ -59,6 +59,7 @@ def test_other_timelines_each_time():
     assert any(list(copies) != sorted(copies) for copies, _ in seen)  # in no order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cause", lesson07.CAUSES)
 def test_each_training_has_its_cause_with_a_margin_and_the_advice_sees_no_other(cause):
     for seed in (*(random.getrandbits(32) for _ in range(30)), *CLOSEST):
@@ -81,6 +82,7 @@ def again(outcome):
     return re.search(r"again: `(.*)`", outcome.message)[1]
 
 
+@pytest.mark.slow
 def test_each_cause_comes_as_often_in_another_order():
     orders = []
 

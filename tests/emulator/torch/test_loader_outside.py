@@ -517,6 +517,7 @@ def worked(index):
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_processor_taken_by_others_is_no_waiting(burners, workers):
     took = []
@@ -1158,6 +1159,7 @@ CALLS = {"dispatch": 1000, "launch": 2000, "memcpy_call": 300, "synchronize": 70
 SIMPLE = dataclasses.replace(FREE, name="simple", cores=1, **CALLS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "options"), [(0, {}), (2, {}), (2, {"pin_memory": True})], ids=["none", "two", "pinned"]
 )
@@ -1167,6 +1169,7 @@ def test_two_runs_have_the_same_nanoseconds(folder, host, workers, options):
     assert one == two
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"num_workers": 4, "prefetch_factor": 1}, {"num_workers": 2, "in_order": False}, {"num_workers": 2}],
@@ -1185,6 +1188,7 @@ def test_fewer_cores_than_workers_twice(folder, workers):
     assert one == two
 
 
+@pytest.mark.slow
 def test_beside_burners_it_is_the_same(folder, burners):
     one, two = (training(Declared(folder), "laptop", num_workers=2) for _ in range(2))
     assert one == two

@@ -112,6 +112,7 @@ def clean():
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), snippets(SAME))
 def test_same(name, code):
     within = float(re.search(r"within (\S+)", name)[1]) if "within" in name else 0

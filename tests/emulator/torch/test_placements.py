@@ -705,6 +705,7 @@ def clean():
         torch.overrides._pop_mode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["", *CONTEXTS])
 def test_factories(context):
     contexts = context.split("; ") if context else []
@@ -717,6 +718,7 @@ def test_factories(context):
     assert differences(codes, contexts) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("x", "context"), [*((x, "") for x in TEMPLATES), *itertools.product(TEMPLATES[:3], SOME)])
 def test_conversions(x, context):
     places = ['"cuda"', '"cpu"', '"meta"'] if context else [place for place in PLACES if "torch" not in place][1:]

@@ -49,6 +49,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"pin_memory": True}], ids=["main", "workers", "pinned"])
 @pytest.mark.parametrize("way", WAYS)
 def test_spans_carry_the_batch_of_their_data(way, options):

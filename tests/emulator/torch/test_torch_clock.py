@@ -185,6 +185,7 @@ print(len(recording.timeline.self_check()) > 100, lv.emulator.host.waiting_time.
 """
 
 
+@pytest.mark.slow
 def test_a_system_without_clocks_of_threads_records():
     """Python has no thread_time_ns on some, and Windows no O_CLOEXEC; neither tells how long one waited for a core."""
     done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=False)

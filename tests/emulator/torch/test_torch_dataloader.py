@@ -123,6 +123,7 @@ LOADERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOADERS)
 def test_every_loader_gives_its_data_twice_with_the_same_timeline(name):
     with warnings.catch_warnings():
@@ -161,6 +162,7 @@ def test_a_loader_that_another_thread_iterates_is_noted(workers):
     assert recording.timeline.context.notes == (dataloader.ELSEWHERE,)
 
 
+@pytest.mark.slow
 def test_spawned_workers_work_as_forked_ones():
     spawned, timeline = recorded(
         lambda: DataLoader(Squares(8), 4, num_workers=1, multiprocessing_context="spawn", pin_memory=True)
@@ -383,6 +385,7 @@ class Additions(Dataset):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_the_emulator_does_in_a_fetch_is_not_called_unpriced(monkeypatch, workers):
     """Its own part is most of what such calls take in a recording; this machine is busier at some times than others."""

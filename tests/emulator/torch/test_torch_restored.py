@@ -113,6 +113,7 @@ def short_recording():
         copies_and_products()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each interrupt has a process of its own, by fork")
 def test_an_interrupt_at_any_moment_leaves_nothing_behind():
     """At random moments of entering, the block and leaving, each in a fork of this process."""
