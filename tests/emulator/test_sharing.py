@@ -266,4 +266,5 @@ def test_how_many_fetch_if_each_takes_as_long_as_for_the_last_batch(cores, at, b
     begun = schedule.fetch(0, 0, 100, 0)
     schedule.ordered[:] = [begun] * 4
     schedule._free[1] = begun
-    assert schedule.busy_workers(begun + at) == min(busy, cores or 2)
+    assert schedule.busy_workers(begun + at) == busy
+    assert runtime.shared.busy_workers(begun + at) == min(busy, cores or 2)
