@@ -519,7 +519,7 @@ class Meter(TorchDispatchMode):
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 _take(tensor)
             plain = processor_time() - start if self.measured else 0
-            taken.append(max(0, (self.work if self.measured else self.unpriced) - plain) // self.calls)
+            taken.append(max(0, (self.work if self.measured else self.unpriced) - plain) // max(1, self.calls))
         self.overhead = min(taken)
 
     def touches(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
