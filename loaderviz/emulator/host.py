@@ -18,8 +18,9 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, suppress
+from io import FileIO
 from time import perf_counter_ns, process_time_ns
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from weakref import WeakSet
 
 from loaderviz.batches import HAND_OUT, loading_lane
@@ -99,30 +100,58 @@ class ProcessorTime(threading.local):
 processor_time = ProcessorTime()
 
 
-class WaitingTime(threading.local):
+class Reading(NamedTuple):
+    """What clocks say [ns]: on the wall, of the process, and how long each thread ran, and lacked a core."""
+
+    wall: int
+    process: int
+    threads: dict[int, tuple[int, int]]
+
+
+class Waited(NamedTuple):
+    """How long the calling thread waited [ns], and for how long its own work may have been to wait for threads of C."""
+
+    time: int
+    spun: int
+
+
+class WaitingTime:
     """How long the calling thread has waited [ns]: for a socket, a pipe, a process, a lock, a mounted file system.
 
-    The only use of time on the wall: less the process's processor time (who waits for the interpreter's lock waits for
-    another thread's work), and less the time in which the thread could have run and had no core, which Linux tells in
-    schedstat. Where no one tells it, that is in there, too, and `is_exact` is False.
+    The only use of time on the wall. Less the processor time of all of Python's threads (who waits for the
+    interpreter's lock waits for another thread's work), and less the time in which the thread could have run and had no
+    core, which Linux tells in schedstat. Where no one tells it, that is in there, too, and `is_exact` is False.
+
+    Threads of C are OpenMP's: they spin before they sleep, beside whatever the thread waits for, so their processor
+    time is not taken off; but it waits for the one that had no core for longest.
     """
 
     wall, _own = staticmethod(perf_counter_ns), staticmethod(process_time_ns)  # the real ones: a recording has others
-    _file, _process = -1, 0
+    is_exact = False  # this system says how long a thread waited for a core
 
-    def __call__(self) -> int:
-        """Return the time, from an arbitrary begin."""
-        if self._process != os.getpid():  # a thread's file, and a forked worker is another thread
-            self._process, self._file = os.getpid(), -1
-            with suppress(OSError):
-                self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        runnable = int(os.pread(self._file, 64, 0).split()[1]) if self.is_exact else 0
-        return self.wall() - self._own() - runnable
+    def read(self) -> Reading:
+        """Read the clocks, to be compared by `since`."""
+        threads = dict[int, tuple[int, int]]()
+        with suppress(OSError):
+            for thread in os.listdir("/proc/self/task"):
+                with suppress(OSError), FileIO(f"/proc/self/task/{thread}/schedstat") as file:  # else it has ended
+                    ran, lacked, _ = file.read().split()
+                    threads[int(thread)] = int(ran), int(lacked)
+        self.is_exact = bool(threads)
+        return Reading(self.wall(), self._own(), threads)
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether this system says how long a thread waited for a core."""
-        return self._file >= 0
+    def since(self, before: Reading) -> Waited:
+        """Return how long the thread has waited since then."""
+        now, pythons = self.read(), {getattr(each, "native_id", 0) for each in threading.enumerate()}
+        ran, lacked, longest = 0, 0, 0
+        for thread, times in now.threads.items():
+            runs, lacks = (new - old for new, old in zip(times, before.threads.get(thread, (0, 0)), strict=True))
+            if thread not in pythons:
+                ran, longest = ran + runs, max(longest, lacks)
+            elif thread == threading.get_native_id():
+                lacked = lacks
+        time = now.wall - before.wall - (now.process - before.process - ran) - lacked - longest
+        return Waited(time, min(ran, lacked + longest))
 
 
 waiting_time = WaitingTime()

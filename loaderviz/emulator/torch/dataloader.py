@@ -41,7 +41,7 @@ from loaderviz import words
 from loaderviz.batches import nbytes, sample_count, tensors
 from loaderviz.emulator import host as declarations
 from loaderviz.emulator.hardware import DATA, FULL, Host, Parcel
-from loaderviz.emulator.host import LoaderSchedule, Reads, processor_time, waiting_time
+from loaderviz.emulator.host import LoaderSchedule, Reads, Waited, processor_time, waiting_time
 from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import REAL_TIME, Guard, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
@@ -64,8 +64,8 @@ class Fetched:
     """What a worker sends in place of a bare batch: the batch, how many samples, and what its `Meter` counted [ns].
 
     `batched` tells that the data set gave the whole batch at once; `files` are those it opened, with their sizes.
-    Where it is measured, `sent` is what the worker's other threads took since the batch before, which is to send
-    batches, and `received` what taking it took.
+    Where it is measured, `spun` is at most what its threads took to wait for each other, `sent` what the worker's
+    other threads took since the batch before, which is to send batches, and `received` what taking it took.
     """
 
     data: Any
@@ -74,6 +74,7 @@ class Fetched:
     work: int = 0
     unpriced: int = 0
     waited: int = 0
+    spun: int = 0
     batched: bool = False
     files: Reads = ()
     sent: int = 0
@@ -89,7 +90,7 @@ class Fetched:
             dataset = dataset.dataset
         batched = not fetcher.auto_collation or bool(getattr(dataset, "__getitems__", None))
         samples = sample_count(indices, data)
-        return cls(data, samples, meter.slept, meter.work, unpriced, meter.waited, batched, meter.files)
+        return cls(data, samples, meter.slept, meter.work, unpriced, *meter.waited, batched, meter.files)
 
     def pin_memory(self) -> Fetched:
         """Called by the pin thread."""
@@ -451,7 +452,8 @@ class Meter(TorchDispatchMode):
     def __init__(self, host: Host, measured: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.host, self.measured = host, measured
-        self.work = self.slept = self.waited = self.unpriced = self._left_out = 0  # ns
+        self.work = self.slept = self.unpriced = self._left_out = 0  # ns
+        self.waited = Waited(0, 0)
         self.calls = self.overhead = 0  # calls of torch that the emulator saw, and what it took at each [ns]
         self._inside = 0  # above 0: what is called is priced as a whole, or elsewhere
         self._declared = 0  # above 0: so is all Python, but torch's operators
@@ -474,13 +476,15 @@ class Meter(TorchDispatchMode):
         self.files = list[tuple[tuple[int, int], int]]()
         self.work = self.slept = self.calls = self._left_out = 0  # _left_out: of real time that is priced, or ours
         self._thread, self._began = threading.get_ident(), waiting_time.wall()
-        self._start, self._waits_from = processor_time(), waiting_time()
+        self._waits_from, self._waits_declared = waiting_time.read(), 0
+        self._start = processor_time()
         return self
 
     def __exit__(self, *error: Any) -> None:
         rest = max(0, processor_time() - self._start - self._left_out - self.calls * self.overhead)
-        waited = waiting_time() - self._waits_from
-        self.waited = waited if waited > JITTER else 0
+        waited, spun = waiting_time.since(self._waits_from)
+        waited -= self._waits_declared
+        self.waited = Waited(waited if waited > JITTER else 0, min(rest, spun))
         try:
             if not self.measured:
                 super().__exit__(*error)  # type: ignore[no-untyped-call]
@@ -545,7 +549,7 @@ class Meter(TorchDispatchMode):
     @contextlib.contextmanager
     def declared(self, work: int, waits: int) -> Iterator[None]:
         """`loaderviz.costs`: the block's own Python takes `work` ns and waits for `waits` ns, whatever it does here."""
-        start, before, waiting = processor_time(), self._left_out, waiting_time()
+        start, before, began = processor_time(), self._left_out, waiting_time.wall()
         self._declared += 1
         try:
             yield
@@ -553,8 +557,9 @@ class Meter(TorchDispatchMode):
             self._declared -= 1
             self.work += work
             self.slept += waits
-            self._left_out = before + processor_time() - start
-            self._waits_from += waiting_time() - waiting
+            took = processor_time() - start
+            self._left_out = before + took
+            self._waits_declared += waiting_time.wall() - began - took
 
     def count_sleep(self, real: Callable[[float], None], seconds: float, /) -> None:
         """`time.sleep`, in a worker; other threads, and those who wait for something real, really sleep."""

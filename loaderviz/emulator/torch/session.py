@@ -55,6 +55,12 @@ UNPRICED = {
     "nothing on a named host: declare it with loaderviz.costs(waits=seconds), or record with host='auto'",
 }
 MEASURED = "what the data set waited for was measured with this machine's clock, {0} a batch: {1}"
+NOTED_SPUN = 0.1  # of what fetches took
+SPUN = (
+    "the data set's operators ran on several threads, and other programs had this machine's cores: where one thread "
+    "waits for another it counts as if it worked, and other waits may be missing. Record on an idle machine, or after "
+    "torch.set_num_threads(1)"
+)
 EXACT = "without the time in which it had no core", "with the time in which other programs had its core"
 TORCH = Path(torch.__file__).parent
 PACKAGES = (TORCH, TORCH.parent / "torchvision", TORCH.parent / "torchdata", Path(__file__).parents[2])
@@ -126,6 +132,7 @@ class Session(TensorMemory):
         self.unpriced: dict[str, list[int]] = {}  # where a batch took how many ns of real time that nothing prices
         self._charged: list[int] = []  # what each batch costs instead [ns]
         self._waited: list[int] = []  # how long this machine waited for each [ns]
+        self._spun = self._worked = 0  # how long its threads may have waited for each other, of what is measured [ns]
         self.deferred = DeferredCopies(self)
         self._prefetching: list[AbstractContextManager[None]] = []
         self._internal: set[str] = set()  # files of torch and ours
@@ -308,6 +315,7 @@ class Session(TensorMemory):
         """Return what a fetch costs a processor [ns]; note what nothing prices, and what is measured on the wall."""
         self._waited.append(batch.waited)
         if self.measured:
+            self._spun, self._worked = self._spun + batch.spun, self._worked + batch.work
             return batch.work
         took = batch.work + self.runtime.host.fetch_time(batch.samples, nbytes, batched=batch.batched)
         for what, time in (("data set", batch.unpriced), ("waiting", batch.waited)):
@@ -455,6 +463,8 @@ class Session(TensorMemory):
         unpriced, measured = self._not_priced(), ("waiting",) if self.measured and self._waits() else ()
         for kind in unpriced:
             self.note(UNPRICED[kind])
+        if self._spun > NOTED_SPUN * self._worked:
+            self.note(SPUN)
         if measured:
             waited = words.duration(sum(self._waited) / len(self._waited))
             self.note(MEASURED.format(waited, EXACT[not waiting_time.is_exact]))

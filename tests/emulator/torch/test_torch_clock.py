@@ -163,14 +163,15 @@ def test_a_clock_that_ticks_coarsely_counts_right_in_sum(monkeypatch):
 
 
 BARE = """
-import os, time
-del time.thread_time_ns, time.thread_time, os.O_CLOEXEC
-real = os.open
-def no_proc(path, *args, **kwargs):
-    if str(path).startswith("/proc/thread-self"):
+import os, threading, time
+del time.thread_time_ns, time.thread_time, os.O_CLOEXEC, threading.get_native_id, threading.Thread.native_id
+threading._HAVE_THREAD_NATIVE_ID = False
+real = os.listdir
+def no_proc(path):
+    if str(path).startswith("/proc/self/task"):
         raise FileNotFoundError(path)
-    return real(path, *args, **kwargs)
-os.open = no_proc
+    return real(path)
+os.listdir = no_proc
 
 import loaderviz as lv
 import loaderviz.analysis.calibration
@@ -190,3 +191,32 @@ def test_a_system_without_clocks_of_threads_records():
     """Python has no thread_time_ns on some, and Windows no O_CLOEXEC; neither tells how long one waited for a core."""
     done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "True False\n"), done.stderr
+
+
+MINE, PYTHON, NATIVE, OTHER = threading.get_native_id(), 10**8, 10**8 + 1, 10**8 + 2
+
+
+@pytest.mark.parametrize(
+    ("process", "threads", "waited", "spun"),  # a wait of 60 ms, of which the process's clock and the threads' are told
+    [
+        (0, {}, 60, 0),
+        (25, {}, 35, 0),  # of a thread that has ended, or of a system that tells no more
+        (0, {MINE: (0, 20)}, 40, 0),
+        (60, {MINE: (0, 0), PYTHON: (60, 0)}, 0, 0),  # the interpreter's lock
+        (55, {MINE: (0, 0), NATIVE: (55, 0)}, 60, 0),  # OpenMP's spins beside it
+        (900, {MINE: (0, 0)} | {NATIVE + each: (60, 0) for each in range(15)}, 60, 0),
+        (50, {MINE: (0, 0), NATIVE: (50, 30), OTHER: (0, 10)}, 30, 30),  # for the last of them
+        (9, {MINE: (0, 20), NATIVE: (9, 30)}, 10, 9),
+    ],
+)
+def test_what_a_thread_waits_for_is_told_from_other_threads_work(monkeypatch, process, threads, waited, spun):
+    """All 7 ms further on: each clock goes on from what it said before."""
+    before = dict.fromkeys(threads, (7, 7))
+    after = {thread: (7 + ran, 7 + lacked) for thread, (ran, lacked) in threads.items()}
+    readings = [host.Reading(7, 7, before), host.Reading(67, 7 + process, after)]
+    waiting = host.WaitingTime()
+    monkeypatch.setattr(waiting, "read", lambda: readings.pop(0))
+    alive = threading.Thread()
+    alive._native_id = PYTHON
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), alive])
+    assert waiting.since(waiting.read()) == (waited, spun)

@@ -339,6 +339,19 @@ def test_a_measured_fetch_counts_once_with_what_it_burnt_and_slept(monkeypatch, 
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("spun", "told"), [(60_000, False), (60_001, True), (10**9, True)])
+def test_threads_that_may_have_waited_for_each_other_are_noted(monkeypatch, workers, spun, told):
+    """From a tenth of what the fetches took, 600 us of the processor each; never more than that."""
+    monkeypatch.setattr(host, "thread_time_ns", lambda: Burns.clock[0])
+    monkeypatch.setattr(host.WaitingTime, "since", lambda *_: host.Waited(0, spun))
+    with lv.record(on="a100", host="auto") as recording:
+        for _ in DataLoader(Burns(6), 2, num_workers=workers, multiprocessing_context="fork" if workers else None):
+            pass
+    assert ("torch.set_num_threads(1)" in str(recording.timeline.context.notes)) is told
+    assert all(span.duration < 10**8 for span in recording.timeline.rows(Kind.FETCH))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_measured_fetch_leaves_out_what_the_emulator_asks_at_each_call(monkeypatch, workers):
     """Whether a call touches the device: for a batch it looks at each tensor; 1 ms by the clock of the test."""
 
