@@ -15,13 +15,14 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from loaderviz.errors import NotModelledError, require
+from loaderviz.errors import LoadervizError, NotModelledError, require
 
 Execute = Callable[[ModuleType], None]
 
@@ -175,6 +176,29 @@ LAUNCHER = re.compile(
     r"torch\.distributed\.(run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.\w+"
 )
 NO_PROGRAM = "torch.utils.data", "torchdata", "loaderviz.", "multiprocessing.managers"  # whose processes need no word
+
+
+class WorkersError(LoadervizError, OSError, RuntimeError):
+    """A DataLoader's workers cannot be started here."""
+
+
+@contextlib.contextmanager
+def starting(workers: int) -> Iterator[None]:
+    """Raise `WorkersError` where the system refuses what a DataLoader's workers need: processes, threads, semaphores.
+
+    An error of the program's own, such as in its sampler or in what it has pickled, passes.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, ImportError) as error:
+        places = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        refused = any(place.startswith(("multiprocessing.", "threading")) for place in places)
+        if not refused or "multiprocessing.reduction" in places:
+            raise
+        raise WorkersError(
+            f"DataLoader(num_workers={workers}): this system does not let its workers start ({type(error).__name__}: "
+            f"{error}). With num_workers=0 the batches are loaded in the process itself"
+        ) from error
 
 
 def function_of(process: Any) -> str:

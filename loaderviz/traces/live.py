@@ -37,7 +37,7 @@ from torch.utils.data import dataloader as torch_dataloader
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, HAND_OUT, Numbering, prefetch_name, sample_count
 from loaderviz.errors import LoadervizError, NestedRecordingError
-from loaderviz.imports import ELSEWHERE, function_of, program_of
+from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
 from loaderviz.loaders import base as loaders
 from loaderviz.machine import cores
 from loaderviz.timeline import DEVICE_KINDS, Context, Timeline, TimelineBuilder
@@ -409,7 +409,7 @@ class LoaderRanges:
             pin = workers.RecordedLoop(self._folder, number, loop, loader.num_workers)
             _replace(stack, _utils.worker, "_worker_loop", work)
             _replace(stack, _utils.pin_memory, "_pin_memory_loop", pin)
-            with self.say(f"start {loader.num_workers} workers"):
+            with self.say(f"start {loader.num_workers} workers"), starting(loader.num_workers):
                 original(iterator, loader)
 
     def _start_process(self, original: Function, process: Any) -> None:

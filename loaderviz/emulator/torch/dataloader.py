@@ -46,6 +46,7 @@ from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import REAL_TIME, Guard, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import HostTag, is_on_device, set_tag, storage_of, tag_of
+from loaderviz.imports import starting
 from loaderviz.machine import thread_time_ns
 from loaderviz.timeline import Kind
 
@@ -299,7 +300,8 @@ class Iterators:
             runtime.host_work(runtime.host.worker_start * workers, f"start {workers} workers", Kind.OPERATOR)
         else:
             session.note(ELSEWHERE)
-        self.run(original, iterator, loader, *args, **kwargs)
+        with starting(loader.num_workers):
+            self.run(original, iterator, loader, *args, **kwargs)
 
     def run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a part of torch whose Python costs nothing more: to take a batch is in `Host.hand_out`."""

@@ -1,11 +1,14 @@
 """DataLoader on the emulated host: real data from real workers, in virtual time, the same in every run."""
 
 import contextlib
+import os
+import threading
 import time
 import warnings
 from collections import namedtuple
 from dataclasses import replace
 from itertools import pairwise
+from multiprocessing import synchronize
 from threading import Thread
 from typing import ClassVar
 
@@ -28,6 +31,7 @@ from loaderviz import intervals
 from loaderviz.emulator import Host, host
 from loaderviz.emulator.hardware import Parcel
 from loaderviz.emulator.torch import dataloader, functions, patches
+from loaderviz.imports import WorkersError
 from loaderviz.timeline import Kind
 
 HOST = Host.preset("laptop")
@@ -477,3 +481,55 @@ def test_batches_of_every_loader_share_the_memory_of_workers():
     assert notes(10) == notes(1, 10) == []
     (note,) = notes(10, 10)
     assert "take up to 10 MB" in note
+
+
+def refusing(error, *_, **__):
+    raise error
+
+
+REFUSALS = {
+    "a process": (os, "fork", BlockingIOError(11, "Resource temporarily unavailable")),
+    "the second process": (os, "fork", PermissionError(1, "Operation not permitted")),
+    "a semaphore": (synchronize._multiprocessing, "SemLock", OSError(38, "Function not implemented")),
+    "a thread": (threading, "_start_new_thread", RuntimeError("can't start new thread")),
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's own, of half an iterator
+@pytest.mark.parametrize("on", ["a100", "cpu"])
+@pytest.mark.parametrize("what", REFUSALS)
+def test_where_workers_may_not_start_one_sentence_says_so(monkeypatch, on, what):
+    """As in a sandbox, or under a limit of processes; without workers the same goes well."""
+    owner, name, error = REFUSALS[what]
+    answers = [getattr(owner, name)] * (what == "the second process")
+
+    def refuse(*args, **options):
+        return answers.pop()(*args, **options) if answers else refusing(error)
+
+    batches = []
+    with lv.record(on=on, host=HOST):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, refuse)
+            with pytest.raises(WorkersError, match=r"num_workers=2.*not let.*start.*num_workers=0") as caught:
+                list(DataLoader(Squares(4), 2, num_workers=2, multiprocessing_context="fork", pin_memory=on != "cpu"))
+        batches += DataLoader(Squares(4), 2)
+    assert caught.value.__cause__ is error and str(error) in str(caught.value) and len(batches) == 2
+    assert isinstance(caught.value, OSError) and isinstance(caught.value, RuntimeError)
+
+
+class Unpicklable(Squares):
+    def __reduce__(self):
+        return refusing(RuntimeError("this one is not to be copied"))
+
+
+@pytest.mark.parametrize("on", ["a100", "cpu"])
+def test_errors_of_the_program_while_workers_start_are_its_own(on):
+    def sampler():
+        yield refusing(OSError("no list of samples"))
+
+    with lv.record(on=on, host=HOST):
+        with pytest.raises(OSError, match=r"^no list of samples$"):
+            iter(DataLoader(Squares(4), 2, num_workers=1, sampler=sampler(), multiprocessing_context="fork"))
+        with pytest.raises(RuntimeError, match=r"^this one is not to be copied$"):
+            iter(DataLoader(Unpicklable(), 2, num_workers=1, multiprocessing_context="spawn"))
