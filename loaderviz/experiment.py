@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler
@@ -23,7 +23,7 @@ from loaderviz.errors import LoadervizError
 from loaderviz.imports import fork_workers, import_torchvision
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
 from loaderviz.recording import record
-from loaderviz.timeline import Timeline
+from loaderviz.timeline import Kind, Timeline
 
 LOADERS, USUAL = tuple(PRESETS), "usual"
 LARGEST_USUAL = 1024  # samples in a batch: beyond it the usual step is so long that nothing else could be seen
@@ -87,8 +87,8 @@ class Setting:
     """What to run: batch size, how many batches before and while the clock runs, DataLoader workers, prefetch depth."""
 
     batch_size: int = LARGE_BATCH
-    steps: int = 12
-    warmup: int = 12  # page-locking, cudaMalloc and the start of the workers are over by then
+    steps: int = 4
+    warmup: int = 6  # page-locking, cudaMalloc and the start of the workers are over by then: later steps are alike
     workers: int = 4
     depth: int = 2
 
@@ -143,6 +143,21 @@ def four_loaders(
         if progress:
             progress(name)
     return runs
+
+
+class Gather(NamedTuple):
+    """What collects the resident loader's batches on the GPU: names of kernels, and their time [ns a step]."""
+
+    kernels: list[str]
+    time: float
+
+
+def gather(runs: Mapping[str, Run]) -> Gather:
+    """Return the kernels that the resident loader's run has and the prefetcher's has not."""
+    resident, prefetch = (list(runs[name].timeline.rows(Kind.COMPUTE)) for name in ("resident", "prefetch"))
+    kernels = sorted({span.name for span in resident} - {span.name for span in prefetch})
+    time = sum(span.end - span.start for span in resident if span.name in kernels)
+    return Gather(kernels, time / len({span.batch for span in resident}))
 
 
 def make_loader(name: str, setting: Setting, images: torch.Tensor, labels: torch.Tensor) -> Iterable[Any]:

@@ -199,6 +199,7 @@ HANDS = 120  # ways to write each digit, shared out over its forms
 SHIFT = 1  # pixels up to which a digit is moved
 # Twice the coefficients of a Catmull-Rom curve, lowest power first, from four points in a row.
 CATMULL_ROM = np.array([[0, 2, 0, 0], [-1, 0, 1, 0], [2, -5, 4, -1], [-1, 3, -3, 1]])
+POWERS = np.arange(16)[:, None] ** np.arange(4) * 16 ** np.arange(3, -1, -1)  # of 16 times on it, over 16**3
 
 
 @functools.lru_cache(maxsize=2)
@@ -213,7 +214,7 @@ def draw(train: bool) -> tuple[Array, Array]:
     moved = np.lib.stride_tricks.sliding_window_view(_hands(), (28, 28), axis=(1, 2))
     images = moved[hand, _uniform(bits, 0, 2 * SHIFT, count), _uniform(bits, 0, 2 * SHIFT, count)]
     grain = bits.random_raw(count * 98).astype("<u8").view(np.uint8).reshape(images.shape) >> 3
-    return np.where(images > grain, images - grain, 0).astype(np.uint8), labels  # grain only takes ink away
+    return np.maximum(images, grain) - grain, labels  # grain only takes ink away
 
 
 def _uniform(bits: np.random.PCG64, low: int, high: int, count: int = 1) -> Ints:
@@ -242,11 +243,10 @@ def _hands() -> Array:
 
 def _curve(points: Ints, bits: np.random.PCG64) -> Ints:
     """A Catmull-Rom curve through jittered points, [P, 2] in 1/64 of a pixel; the box is 20 pixels high."""
-    same = np.r_[False, (points[1:] == points[:-1]).all(axis=1)]
+    same = np.append(False, (points[1:] == points[:-1]).all(axis=1))
     jitter = _uniform(bits, -6, 6, 2 * len(points)).reshape(-1, 2)
     jitter[same] = jitter[np.flatnonzero(same) - 1]  # a corner moves as one
     p = (points + jitter) * 20 * 64 // 100
     four = np.lib.stride_tricks.sliding_window_view(np.concatenate([p[:1], p, p[-1:]]), 4, axis=0)  # [P - 1, 2, 4]
-    powers = np.arange(16)[:, None] ** np.arange(4) * 16 ** np.arange(3, -1, -1)  # of 16 times, over 16**3
-    curve: Ints = np.einsum("pxk,ck,tc->ptx", four, CATMULL_ROM, powers).reshape(-1, 2) // (2 * 16**3)
+    curve: Ints = np.einsum("pxk,tk->ptx", four, POWERS @ CATMULL_ROM).reshape(-1, 2) // (2 * 16**3)
     return curve

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from loaderviz.errors import LoadervizError, require
 
 FIRST = "00_start_here.ipynb"
-PARTS = "*.ipynb", "*.md", "pictures/*.png", "solutions/*.ipynb", "traces/*", "zh/*.ipynb"  # as in pyproject.toml
+# as in pyproject.toml
+PARTS = "*.ipynb", "*.md", "pictures/*.png", "pictures/*.svg", "solutions/*.ipynb", "traces/*", "zh/*.ipynb"
 
 
 class NoLessonsError(LoadervizError, FileNotFoundError):

@@ -4,6 +4,8 @@ with Camera() as camera:
     camera.figure(comparison.utilization())    # a plotly figure, as a notebook shows it
     camera.svg(timeline.view().svg())          # a timeline
     write_pictures(camera, {"03_name": code}, folder)    # folder/03_name.png: what the last line of the code shows
+
+One that moves by itself stays SVG, as folder/00_name.svg.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from loaderviz.workshop.loop import make_batches, new_model, steps, train_step, 
 
 FOLDER = Path(__file__).resolve().parent
 SCALE, COLORS = 1.25, 48  # dots a pixel; a picture of few colours is a third of the size
+MOVES = "@keyframes"  # in an SVG
 OF = "drawn from"  # the name in a PNG of the digest of what it shows
 
 
@@ -146,13 +149,16 @@ def shown(code: str) -> str:
 def write_pictures(camera: Camera, codes: dict[str, str], folder: Path) -> list[Path]:
     """Write the pictures above lessons, each from its code; return the files that have changed."""
     folder.mkdir(exist_ok=True)
-    files = {folder / f"{name}.png": code for name, code in codes.items()}
-    before = {path: path.read_bytes() for path in files if path.is_file()}
-    camera.known |= {digest_of(png): png for png in before.values()}
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    camera.known |= {digest_of(png): png for path, png in before.items() if path.suffix == ".png"}
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():  # the loops say their losses
         warnings.simplefilter("ignore", lv.HazardWarning)  # one of the pictures shows it
-        after = {path: camera.svg(shown(code)) for path, code in files.items()}
-    changed = [path for path, png in after.items() if before.get(path) != png]
+        drawn = {folder / name: shown(code) for name, code in codes.items()}
+    after = {
+        path.with_suffix(".svg" if MOVES in svg else ".png"): svg.encode() if MOVES in svg else camera.svg(svg)
+        for path, svg in drawn.items()
+    }
+    changed = [path for path, picture in after.items() if before.get(path) != picture]
     for path in changed:
         path.write_bytes(after[path])
     return changed

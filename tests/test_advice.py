@@ -920,7 +920,8 @@ def test_it_is_a_sequence_of_findings_that_prints_well():
 
 
 def test_an_order_that_is_drawn_once_an_epoch_is_no_fetch_in_the_loop():
-    timeline = experiment.four_loaders(only=["resident"])["resident"].timeline  # an epoch begins in it
+    setting = experiment.Setting(steps=4, warmup=12)  # an epoch of 14 batches begins in it
+    timeline = experiment.four_loaders(setting, only=["resident"])["resident"].timeline
     assert timeline.where(Kind.PIN).any()
     assert all(finding.kind != "fetch-in-loop" for finding in lv.advise(timeline))
 

@@ -44,6 +44,20 @@ def test_compare_keeps_the_order_of_batch_sizes_and_begins_with_the_large_one(tm
     assert "Overlap cannot pay here" in out
 
 
+@pytest.mark.parametrize(
+    ("size", "machine", "told"), [(64, ("a100", "workstation"), "less"), (2048, ("laptop", "laptop"), "more")]
+)
+def test_the_price_of_a_gather_is_told_beside_what_it_saves(size, machine, told):
+    runs = experiment.four_loaders(experiment.Setting(size), *machine, only=("prefetch", "resident"))
+    found, (prefetch, resident) = experiment.gather(runs), (lv.summarize(run.timeline) for run in runs.values())
+    more = (resident.compute - prefetch.compute) / resident.batches
+    assert found.kernels == ["index_select"]
+    # hidden copies take memory bandwidth from the prefetcher's kernels, and nothing else
+    assert found.time == more if prefetch.overlap == 0 else 0.8 * found.time < more < found.time
+    assert f"{words.duration(found.time)} a step (index_select). That is {told} than it saves" in cli._gathers(runs)
+    assert (resident.step > prefetch.step) is (told == "more")
+
+
 def test_the_usual_loop_is_two_to_ten_times_as_slow_as_a_resident_data_set():
     """As published for in-memory loaders; by the table of transforms, so a recording gives the same again."""
     setting = experiment.Setting(64, steps=6, warmup=8)
@@ -53,6 +67,16 @@ def test_the_usual_loop_is_two_to_ten_times_as_slow_as_a_resident_data_set():
     assert 2 < lv.summarize(usual).step / lv.summarize(resident).step < 10
     fetch = usual.where(Kind.FETCH)
     assert 20_000 < (usual.end - usual.start)[fetch].mean() / 64 < 30_000  # ns a sample: benchmarks/epoch.py has 25 us
+
+
+@pytest.mark.parametrize(("on", "host"), [("a100", "workstation"), ("laptop", "laptop"), ("h200", "server 2023")])
+def test_the_warm_up_is_over_when_the_pictures_begin(on, host):
+    """Twelve batches later a step is as long as in the picture, with each of the loaders."""
+    long = experiment.Setting(64, steps=18, workers=4)
+    for name, run in experiment.four_loaders(long, on, host, only=long.loaders).items():
+        late, whole = (lv.summarize(part) for part in (run.timeline.from_batch(long.warmup + 12), run.timeline))
+        seen = (whole.window - late.window) / 12
+        assert seen == pytest.approx(late.step, rel=0.01), name
 
 
 @pytest.mark.parametrize(

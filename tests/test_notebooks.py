@@ -115,9 +115,26 @@ def test_a_lesson_has_no_outputs_and_opens_with_a_small_picture_that_is_describe
         assert not cell.get("outputs") and cell.get("execution_count") is None, cell.source
     (picture,) = PICTURE.finditer(cells[0].source)
     assert len(picture["words"]) > 60
-    assert picture["file"] == f"pictures/{name}.png"
-    png = (FOLDER / picture["file"]).read_bytes()
-    assert png.startswith(b"\x89PNG") and len(png) <= PICTURE_BYTES
+    file = FOLDER / picture["file"]
+    assert file.parent == FOLDER / "pictures" and file.stem == name
+    drawn = file.read_bytes()
+    assert drawn.startswith({".png": b"\x89PNG", ".svg": b"<svg"}[file.suffix]) and len(drawn) <= PICTURE_BYTES
+
+
+def test_the_course_begins_with_something_to_look_at_and_soon_has_something_to_touch():
+    """A picture within 60 words, one that answers to the mouse within 150, and seven cells of code at most."""
+    before, look, code_cells = "", "", 0
+    for cell in read(NAMES[0]).cells:
+        if cell.cell_type == "markdown":
+            before += f"{cell.source}\n\n"
+            look = look or before[: picture.end() if (picture := PICTURE.search(before)) else 0]
+        else:
+            code_cells += 1
+            if ".view(" in cell.source:
+                break
+    read_until_then = [sum(any(map(str.isalnum, word)) for word in text.split()) for text in (look, before)]
+    assert 0 < read_until_then[0] <= 60 and read_until_then[1] <= 150
+    assert code_cells <= 7
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -17,14 +17,16 @@
 # %% [markdown]
 # # 0. Start here
 #
-# ![A host and a GPU as boxes: a batch lies in host memory, another one travels over the link, a third one has been
-# computed with.](pictures/00_start_here.png)
+# ![Host and GPU as boxes: batches travel over the link, one after the other.](pictures/00_start_here.svg)
 #
 # **The question of this course: does my data reach the GPU while the GPU is computing, and if not, why?**
 #
-# You will see it. **You need no GPU:** your code runs on an *emulated* one, and loaderviz draws what happens when.
+# A batch starts in the memory of the computer, the *host*. The driver puts it into a *staging buffer*, the GPU's *copy
+# engine* fetches it over the link, and its processors, the SMs, compute. Who keeps them waiting?
 #
-# Time: about 20 minutes. Afterwards you can record a training loop, read its timeline, and say what overlap could win.
+# **You need no GPU:** your code runs on an *emulated* one.
+#
+# Time: about 20 minutes.
 
 # %%
 import textwrap
@@ -33,50 +35,20 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
-from loaderviz import experiment, mnist, words
-from loaderviz.emulator import Gpu
+from loaderviz import mnist, words
 from loaderviz.workshop import lesson00, predict
 from loaderviz.workshop.loop import HOST, gpu_milliseconds, new_model, show_code, train_step
-
-# %%
-lesson00.machine()
-
-# %% [markdown]
-# A batch starts in the memory of the computer, the *host*. The driver stages it in a buffer, the *copy engine* fetches
-# it over the link, and the SMs compute. Look at the SMs: who keeps them waiting?
-#
-# ## The course
-#
-# | | lesson | its question | minutes |
-# |---|---|---|---:|
-# | 0 | Start here | how do I read the picture? | 20 |
-# | 1 | [The blocking copy](01_blocking_copy.ipynb) | what does `x.to("cuda")` cost? | 25 |
-# | 2 | [Pinned memory](02_pin_memory.ipynb) | what does it change? | 25 |
-# | 3 | [Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb) | what hides a copy? | 50 |
-# | 4 | [The data set on the GPU](04_gpu_resident_slicing.ipynb) | why carry it in every epoch? | 35 |
-# | 5 | [Find the bug](05_find_the_bug.ipynb) | which loader is wrong? | 30 |
-# | 6 | [Workers](06_workers.ipynb) | which station is too slow? | 30 |
-# | 7 | [Your own trace](07_your_own_trace.ipynb) | what does my training do? | 30 |
-# | 8 | [Capstone](08_capstone.ipynb) | how close to the limit? | 40 |
-# | 9 | [What the articles say](09_what_the_articles_say.ipynb) | is it true? | 40 |
-# | 10 | [Extras](10_extras.ipynb) | what else is there? | 10 |
-#
-# Each lesson goes the same way: **predict**, **run**, **see**, read why, then solve an **exercise**. The check judges
-# what your code *does*; how you write it is up to you. [All terms](terms.md) are on one page.
 
 # %% [markdown]
 # ## The data, and a training loop
 #
-# 60,000 pictures of digits: MNIST, or, without it, digits that loaderviz draws.
+# 60,000 digits, of MNIST or drawn by loaderviz, and ordinary PyTorch for a CUDA GPU:
 
 # %%
 GPU = "laptop"  # the GPU to emulate; other names: "t4", "a100", "h100", "h200"
 BATCH = 2048
 images, labels = mnist.tensors(train=True)
 print(f"images {tuple(images.shape)}, labels {tuple(labels.shape)}: {words.size(images.nbytes + labels.nbytes)}")
-
-# %% [markdown]
-# Ordinary PyTorch for a CUDA GPU; nothing in it knows about loaderviz:
 
 # %%
 show_code(new_model, train_step)
@@ -94,8 +66,7 @@ def train(loader):
 # %% [markdown]
 # ## Predict
 #
-# In each step a batch is put together, copied to the GPU (the *device*), and then the GPU computes. Say what you
-# expect: only who has said something can be surprised.
+# Each step puts a batch together, copies it to the GPU (the *device*), and computes.
 
 # %%
 busy = predict(
@@ -108,13 +79,12 @@ busy
 # %% [markdown]
 # ## Run
 #
-# Inside `with lv.record(...)`, "cuda" is the emulated GPU, and `HOST` the computer around it. The first batches are
-# special (memory is taken for the first time): `from_batch(3)` leaves them out of the picture.
+# Inside `lv.record`, "cuda" is the emulated GPU. The picture leaves out the first batches, for which memory is taken.
 
 # %%
 subset = TensorDataset(images[: 7 * BATCH].float() / 255, labels[: 7 * BATCH])
 loader = DataLoader(subset, BATCH)
-with lv.record(on=GPU, host=HOST) as recording:
+with lv.record(on=GPU, host=HOST) as recording:  # HOST: the computer around the GPU
     loss = train(loader)
     print(f"the loss is a real number: {loss.item():.4f}")
 timeline = recording.timeline
@@ -153,11 +123,11 @@ busy.reveal()
 
 # %% [markdown]
 # Most of the time goes into making the batch, sample by sample, on the host. Why then do the next lessons work on the
-# copy, which comes second? Because workers can take the making off the loop ([lesson 6](06_workers.ipynb)); the copy is
-# what is left.
+# copy, which comes second? Because worker processes can make the batches beside the loop
+# ([lesson 6](06_workers.ipynb)). The copy remains.
 #
-# The *limit* is the longer one of two times: all computing, all copies. *Headroom* says how many times as long the loop
-# takes now.
+# The *limit* is the longer one of two times: all computing, or all copies. The *headroom* says how many times as long
+# as the limit the loop takes now.
 #
 # ## Exercise
 #
@@ -192,6 +162,27 @@ def exposed_share(timeline):
 lesson00.reading.check(exposed_share)
 
 # %% [markdown]
+# ## The course
+#
+# Now you can record a training loop, read its timeline, and say what overlap could win. The other lessons:
+#
+# | | lesson | its question | minutes |
+# |---|---|---|---:|
+# | 0 | Start here | how do I read the picture? | 20 |
+# | 1 | [The blocking copy](01_blocking_copy.ipynb) | what does `x.to("cuda")` cost? | 25 |
+# | 2 | [Pinned memory](02_pin_memory.ipynb) | what does it change? | 25 |
+# | 3 | [Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb) | what hides a copy? | 50 |
+# | 4 | [The data set on the GPU](04_gpu_resident_slicing.ipynb) | why carry it in every epoch? | 35 |
+# | 5 | [Find the bug](05_find_the_bug.ipynb) | which loader is wrong? | 30 |
+# | 6 | [Workers](06_workers.ipynb) | which station is too slow? | 30 |
+# | 7 | [Your own trace](07_your_own_trace.ipynb) | what does my training do? | 30 |
+# | 8 | [Capstone](08_capstone.ipynb) | how close to the limit? | 40 |
+# | 9 | [What the articles say](09_what_the_articles_say.ipynb) | is it true? | 40 |
+# | 10 | [Extras](10_extras.ipynb) | what else is there? | 10 |
+#
+# Each lesson goes the same way: **predict**, **run**, **see**, read why, then solve an **exercise**. The check judges
+# what your code *does*; how you write it is up to you. [All terms](terms.md) are on one page.
+#
 # ## Four ways to feed a GPU
 #
 # This is where the lessons go. All four train the same network from the same start:
@@ -214,7 +205,9 @@ first = predict(
 first
 
 # %%
-setting = experiment.Setting(batch_size=BATCH, steps=4, warmup=12, workers=2)
+from loaderviz import experiment
+
+setting = experiment.Setting(batch_size=BATCH, steps=4, workers=2)
 runs = experiment.four_loaders(setting, on=GPU, host=HOST)
 comparison = lv.compare({name: run.timeline for name, run in runs.items()}, verdict=False)
 comparison
@@ -230,6 +223,19 @@ first.reveal()
 # %% [markdown]
 # In the first two, copying and computing take turns. In the third the copy engine has another colour than the stream:
 # overlap. In the fourth nothing is copied. The losses are equal: the same work, at other times.
+#
+# Why is the fourth not the fastest? It *gathers* each batch on the GPU: kernels collect the samples from the whole data
+# set. That takes time, and a copy that is hidden takes nearly none:
+
+# %%
+gather = experiment.gather(runs)
+steps = {name: comparison.summaries()[name].step for name in ("prefetch", "resident")}
+print(f"prefetch: a step takes {words.duration(steps['prefetch'])}")
+print(f"resident: a step takes {words.duration(steps['resident'])}")
+print(f"In it, kernels that gather ({', '.join(gather.kernels)}) take {words.duration(gather.time)}.")
+
+# %% [markdown]
+# [Lesson 4](04_gpu_resident_slicing.ipynb) has a way without a gather, and says what that costs.
 #
 # ## What the emulated GPU promises
 #
@@ -248,6 +254,8 @@ same = (again.timeline.start == timeline.start).all() and (again.timeline.end ==
 print(f"{len(timeline)} spans, all at the same nanosecond as before: {same}")
 
 # %%
+from loaderviz.emulator import Gpu
+
 gpu = Gpu.preset(GPU)
 for name, unit in {"h2d": "GB/s", "pageable": "GB/s", "memory_bandwidth": "GB/s", "copy_latency": "µs"}.items():
     value = getattr(gpu, name) / (1e9 if unit == "GB/s" else 1e3)
@@ -279,7 +287,7 @@ else:
 # ## Recap
 #
 # * `lv.record` records; `recording.timeline.view()` draws; `lv.summarize` gives numbers.
-# * Different colours at the same time in the lanes of the GPU are overlap. It can win the time of *exposed* copies.
+# * Different colours at the same time in the lanes of the GPU are overlap. It can save the time of *exposed* copies.
 #
 # Next: [1. The blocking copy](01_blocking_copy.ipynb)
 
@@ -296,6 +304,7 @@ assert sorted(summary.breakdown.items(), key=lambda part: part[1])[-2][0] == "co
 assert len({run.loss for run in runs.values()}) == 1
 assert comparison.summaries()["pinned"].overlap == 0 < comparison.summaries()["prefetch"].overlap
 assert not lv.summarize(runs["resident"].timeline).h2d
+assert 0.8 < (steps["resident"] - steps["prefetch"]) / gather.time < 1.2
 
 # %% [markdown] tags=["guide"]
 # ### 0. Start here

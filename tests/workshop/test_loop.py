@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import loaderviz as lv
-from loaderviz import mnist
+from loaderviz import mnist, notebooks
 from loaderviz.timeline import Kind, TimelineError
 from loaderviz.workshop import ExerciseError, lesson00, loop
 from loaderviz.workshop.loop import gpu_milliseconds, make_batches, new_model, show_code, steps, train_step, watch
@@ -100,8 +100,9 @@ def test_the_drawn_machine_moves_each_batch_as_the_timeline_has_it():
     assert [span.end - drawn.timeline.begin for span in copies] == [at[2] for at in drawn.journeys.values()]
     for at in drawn.journeys.values():
         assert list(at) == sorted(at)
-    shown = drawn._repr_mimebundle_()
-    still, moving = (ElementTree.fromstring(shown[kind]) for kind in ("image/svg+xml", "text/html"))
-    assert len(still.findall("{*}g")) == len(moving.findall("{*}svg/{*}g")) == len(drawn.journeys) == 3
-    assert shown["text/html"].count("@keyframes") == 3 and "@keyframes" not in shown["image/svg+xml"]
-    assert "prefers-reduced-motion" in shown["text/html"] and "batch 4: its copy is called" in shown["text/plain"]
+    svg = drawn.svg()
+    shown = ElementTree.fromstring(svg)
+    assert len(shown.findall("{*}g[@transform]")) == len(drawn.journeys) == svg.count("@keyframes") == 3
+    assert "prefers-reduced-motion" in svg and "batch 4: its copy is called" in shown.get("aria-label")
+    stored = notebooks.folder() / "pictures" / "00_start_here.svg"
+    assert stored.read_text(encoding="utf-8") == svg, "python notebooks/build.py --execute 00"

@@ -1,4 +1,4 @@
-"""Lesson 0: the machine, drawn; and a first exercise, to read from a timeline what overlap can win."""
+"""Lesson 0: the machine, drawn; and a first exercise, to read from a timeline what overlap can save."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Stop = tuple[float, float, float, float]  # share of the round, x, y, opacity
 class MachineDrawing:
     """Host and GPU, drawn, in which the batches of a timeline travel: each is staged, copied, and computed with.
 
-    A notebook shows it moving (not where the reader has asked for less motion). The times are those of the timeline.
+    It moves (not where the reader has asked for less motion) in the times of the timeline, without script or kernel.
     """
 
     timeline: Timeline
@@ -59,11 +59,9 @@ class MachineDrawing:
         said = "batch {}: its copy is called at {}, it is on the link from {} to {}, computed with from {} to {}"
         return "\n".join(said.format(batch, *map(words.duration, at)) for batch, at in self.journeys.items())
 
-    def svg(self, still: float | None = 0.5) -> str:
-        """Return the drawing as SVG, as it is at this share of the round; moving if `still` is None."""
-        batches = "".join(
-            _moving(batch, self._stops(row, at), still) for row, (batch, at) in enumerate(self.journeys.items())
-        )
+    def svg(self) -> str:
+        """Return the drawing as SVG; where nothing moves, it is as in the middle of the round."""
+        batches = "".join(_moving(batch, self._stops(row, at)) for row, (batch, at) in enumerate(self.journeys.items()))
         return DRAWN.replace("TEXT", self.text()).replace("BATCHES", batches)
 
     def _stops(self, row: int, at: tuple[int, ...]) -> list[Stop]:
@@ -78,25 +76,19 @@ class MachineDrawing:
             (first + JUMP, *cores, 1), (last - JUMP, *cores, 1), (last, *cores, 0.15), (1, *cores, 0.15),
         ]  # fmt: skip
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        moving = f'<div style="overflow-x: auto">{self.svg(None)}</div>'
-        return {"text/html": moving, "image/svg+xml": self.svg(), "text/plain": self.text()}
 
-
-def _moving(batch: int, stops: list[Stop], still: float | None) -> str:
+def _moving(batch: int, stops: list[Stop]) -> str:
     """Return a batch as a square with its number, which goes from stop to stop."""
-    style, frames = theme.of_batch(batch), ""
+    style, (shares, *places) = theme.of_batch(batch), zip(*stops, strict=True)
     look = "transform: translate({:.0f}px, {:.0f}px); opacity: {:.2g}"
-    if still is None:
-        moves = "".join(f"{100 * share:.2f}% {{ {look.format(*place)} }}" for share, *place in stops)
-        frames = f"<style>@keyframes lv-machine-{batch} {{ {moves} }}</style>"
-        where = f"{look.format(*stops[0][1:])}; animation: lv-machine-{batch} {SECONDS}s linear infinite"
-    else:
-        share, *places = zip(*stops, strict=True)
-        where = look.format(*(np.interp(still, share, place) for place in places))
+    moves = "".join(f"{100 * share:.2f}% {{ {look.format(*place)} }}" for share, *place in stops)
+    x, y, opacity = (np.interp(0.5, shares, place) for place in places)
     return (
-        f'{frames}<g style="{where}"><rect width="{SIDE}" height="{SIDE}" rx="4" fill="{style.color}"/>'
-        f'<text x="{SIDE // 2}" y="19" text-anchor="middle" fill="{style.ink}">{batch}</text></g>'
+        f"<style>@keyframes lv-machine-{batch} {{ {moves} }}</style>"
+        f'<g transform="translate({x:.0f} {y:.0f})" opacity="{opacity:.2g}" '
+        f'style="animation: lv-machine-{batch} {SECONDS}s {-SECONDS / 2}s linear infinite">'
+        f'<rect width="{SIDE}" height="{SIDE}" rx="4" fill="{style.color}"/>'
+        f'<text x="{SIDE // 2}" y="19" text-anchor="middle" fill="{style.ink}">{batch}</text></g>\n'
     )
 
 
