@@ -118,6 +118,26 @@ class Parcel(NamedTuple):
     pickled: int = 0
 
 
+class Multiprocessor(NamedTuple):
+    """One of a compute capability: threads that it holds, tiles that it works on at once, KiB of shared memory."""
+
+    threads: int
+    tiles: int
+    shared: int
+
+    @classmethod
+    def of(cls, name: str, capability: tuple[int, int]) -> Self:
+        """Return that of a card. Raises `HardwareError` for a capability that the table has not."""
+        key = "{}.{}".format(*capability)
+        if row := DATA["gpu"]["capabilities"].get(key):
+            return cls(*row)
+        raise HardwareError(
+            f"{name} has compute capability {key}, and hardware.toml has no row for it: add [gpu.capabilities] "
+            f'"{key}" = [threads, tiles, KiB of shared memory of a multiprocessor] with its source, or give '
+            "Gpu(tiles=..., threads_per_sm=...)"
+        )
+
+
 def pages(nbytes: int) -> int:
     """Return how many pages of memory these bytes take."""
     return ceil_div(nbytes, PAGE)
@@ -127,7 +147,7 @@ def pages(nbytes: int) -> int:
 class Gpu(Hardware):
     """What the device can do. Rates in bytes/s or FLOP/s, times in ns, memory in bytes, factors in thousandths."""
 
-    divisors = ("memory_bandwidth", "sms", "bidirectional", "threads_per_sm")
+    divisors = ("memory_bandwidth", "sms", "bidirectional")
 
     name: str
     h2d: int  # pinned host -> device; a rate of the link is 0 where a timeline does not tell it
@@ -152,8 +172,8 @@ class Gpu(Hardware):
     launch_latency: int = 1_600  # from the end of the launch call to the start, in an idle stream
     queue_gap: int = 1_100  # between two kernels of a stream that were both queued
     word_rate: int = 9_900_000_000  # bytes/s that a multiprocessor reads of matrices whose rows are not 16-byte aligned
-    tiles: int = 2  # of a product that a multiprocessor works on at once, each with an equal part of its rate
-    threads_per_sm: int = 2048
+    tiles: int = 0  # of a product that a multiprocessor works on at once, each with a part of its rate; 0: see below
+    threads_per_sm: int = 0  # that it holds; 0: both as `capability` says
     l2: int = 0  # bytes of the cache, where it is known how fast it is; 0: no faster than memory
     l2_bandwidth: int = 0
     queue_depth: int = 1024
@@ -163,6 +183,14 @@ class Gpu(Hardware):
     malloc_small: int = 20_000  # up to 2 MiB
     kernels: Kernels = field(default_factory=lambda: KERNELS["ampere"], hash=False, repr=False)
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raise `HardwareError` for a number that no GPU has, or a capability of which nothing is known."""
+        if not (self.tiles and self.threads_per_sm):
+            known = Multiprocessor.of(self.name, self.capability)
+            object.__setattr__(self, "tiles", self.tiles or known.tiles)
+            object.__setattr__(self, "threads_per_sm", self.threads_per_sm or known.threads)
+        super().__post_init__()
 
     @classmethod
     def named(cls, name: str) -> Gpu:
@@ -371,8 +399,6 @@ def _card(key: str, architecture: str, link: str, bandwidth: int, memory: str, *
     return Gpu(
         name, round(up * GB), round(down * GB), round(pageable * GB), bandwidth * GB, int(size) * UNITS[unit],
         fp32, tf32, fp16, fp64, sms, tuple(capability), architecture, kernels=KERNELS[architecture], sources=sources,
-        tiles=DATA["gpu"]["tiles"].get(architecture, 2),
-        threads_per_sm=DATA["gpu"]["resident_threads"].get("{}.{}".format(*capability), 2048),
         l2=DATA["gpu"]["chips"][key][0] * 2**20 if cached else 0, l2_bandwidth=cached,
         **{name: round(rate * GB) if name.startswith("pageable") else rate for name, rate in copies.items()},
     )  # fmt: skip

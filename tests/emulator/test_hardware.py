@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderviz.emulator import Gpu, Host, Runtime
+from loaderviz.emulator import Gpu, Host, Runtime, hardware
 from loaderviz.emulator.hardware import (
     ASSUMED,
     CACHED,
@@ -232,3 +232,30 @@ def test_a_host_that_cannot_be():
         replace(Host.preset("laptop"), launch=-1)
     with pytest.raises(HardwareError, match=r"Host\(memory_bandwidth=0\): give a number above 0"):
         replace(Host.preset("laptop"), memory_bandwidth=0)
+
+
+RTX_5090 = ["pcie5*", 1792, "32 GiB", 104.8, 104.8, 209.5, 1.64, 170, [12, 0], "NVIDIA GeForce RTX 5090"]
+
+
+@pytest.mark.parametrize("architecture", ["ada", "blackwell"])
+def test_a_card_of_a_new_capability_takes_nothing_over_from_another_generation(monkeypatch, architecture):
+    """A row of it is refused until the table of capabilities has one, too; the same for a `Gpu` of one's own."""
+    with pytest.raises(HardwareError, match=r'RTX 5090 has compute capability 12.0.*\[gpu.capabilities\] "12.0" = '):
+        hardware._card("rtx5090", architecture, *RTX_5090)
+    with pytest.raises(HardwareError, match=r"capability 10\.3.*tiles=\.\.\., threads_per_sm=\.\.\."):
+        replace(Gpu.preset("b200"), capability=(10, 3), tiles=0)
+    given = replace(Gpu.preset("b200"), capability=(10, 3), tiles=2, threads_per_sm=1024)
+    assert (given.tiles, given.threads_per_sm) == (2, 1024)
+    monkeypatch.setitem(hardware.DATA["gpu"]["capabilities"], "12.0", [1536, 2, 100])
+    card = hardware._card("rtx5090", architecture, *RTX_5090)
+    assert (card.threads_per_sm, card.tiles) == (1536, 2)
+
+
+def test_multiprocessors_are_those_of_nvidias_table():
+    """Resident threads and shared memory [KiB] of "Technical Specifications per Compute Capability"."""
+    threads = {(7, 0): 2048, (7, 5): 1024, (8, 0): 2048, (8, 6): 1536, (8, 9): 1536, (9, 0): 2048, (10, 0): 2048}
+    shared = {(7, 0): 96, (7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 9): 100, (9, 0): 228, (10, 0): 228}
+    assert {gpu.capability: gpu.threads_per_sm for gpu in GPUS.values()} == threads
+    rows = {gpu.capability: hardware.Multiprocessor.of("", gpu.capability) for gpu in GPUS.values()}
+    assert {capability: row.shared for capability, row in rows.items()} == shared
+    assert set(hardware.DATA["gpu"]["capabilities"]) == {"{}.{}".format(*capability) for capability in rows}

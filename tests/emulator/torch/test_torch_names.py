@@ -49,6 +49,7 @@ def test_small_answers_about_a_card_without_bfloat16():
         assert torch.cuda.is_bf16_supported() and not torch.cuda.is_bf16_supported(including_emulation=False)
         card = torch.cuda.get_device_properties(0)
         assert (card.warp_size, card.shared_memory_per_multiprocessor, card.max_threads_per_block) == (32, 65536, 1024)
+        assert card.shared_memory_per_block_optin == 65536  # as deviceQuery prints it of a T4
         assert str(card.uuid) == str(torch.cuda.get_device_properties("cuda").uuid)
         assert (card.L2_cache_size, card.memory_bus_width, card.memory_clock_rate) == (4 * 2**20, 256, 5_000_000)
         with pytest.raises(AttributeError, match="pci_bus_id of Tesla T4"):

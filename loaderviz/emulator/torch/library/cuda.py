@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaderviz.emulator.device import Stream as EmulatedStream
-from loaderviz.emulator.hardware import DATA, GPUS
+from loaderviz.emulator.hardware import DATA, GPUS, Multiprocessor
 from loaderviz.emulator.runtime import PRIORITIES
 from loaderviz.emulator.runtime import Event as EmulatedEvent
 from loaderviz.emulator.torch.functions import DefaultGenerator
@@ -209,9 +209,10 @@ def properties(gpu: Gpu) -> DeviceProperties:
     """
     (major, minor), name = gpu.capability, gpu.name
     known: dict[str, Any] = {}
-    if per_sm := DATA["gpu"]["shared_memory"].get(f"{major}.{minor}"):
+    if f"{major}.{minor}" in DATA["gpu"]["capabilities"]:
+        per_sm = Multiprocessor.of(name, gpu.capability).shared
         known["shared_memory_per_multiprocessor"] = per_sm * 1024
-        known["shared_memory_per_block_optin"] = (per_sm - 1) * 1024
+        known["shared_memory_per_block_optin"] = (per_sm - (major >= 8)) * 1024  # from Ampere on CUDA keeps one
     key, chips = next((key for key, preset in GPUS.items() if preset.name == name), ""), DATA["gpu"]["chips"]
     if chip := chips.get(key) or chips.get(key.partition("-")[0]):
         cache, bus, clock = chip
