@@ -7,7 +7,7 @@
     gpu.wait_event(gpu.default_stream, done)             # the default stream waits, the host does not
     gpu.launch(1_000_000, name="gemm")
 
-Every call costs host time, as the rules R1 to R45 of CUDA and PyTorch say. All times are integer nanoseconds.
+Every call costs host time, as the rules of CUDA and PyTorch (rules.toml) say. All times are integer nanoseconds.
 """
 
 from __future__ import annotations

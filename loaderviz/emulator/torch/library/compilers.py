@@ -77,7 +77,7 @@ def _install_compile(session: Session, patches: Patches) -> None:
 
     patches.set(eval_frame, "_stance", eval_frame.DynamoStance("force_eager"))  # with fullgraph=True, too
     patches.set(eval_frame, "_callback_from_stance", without_compiling)  # asked at each call of compiled code
-    patches.set(torch.compiler, "cudagraph_mark_step_begin", lambda: None)  # there are no CUDA graphs
+    patches.set(torch.compiler, "cudagraph_mark_step_begin", lambda: None)  # what runs eagerly makes no graphs
     patches.function(torch._dynamo, "reset", lambda: None)  # nor anything else to be forgotten
 
 
