@@ -11,6 +11,7 @@ import shutil
 import sys
 import textwrap
 import unicodedata
+from html import escape
 
 _DURATIONS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"))
 _WIDTH = 110  # columns of a report that does not go to a terminal
@@ -108,6 +109,15 @@ def markdown(text: str) -> str:
     for old, new in (("*", "\\*"), ("_", "\\_"), ("<", "&lt;"), ("](", "]&#40;"), ("$", "&#36;")):
         pieces[::2] = [piece.replace(old, new) for piece in pieces[::2]]
     return "`".join(pieces)
+
+
+def coded(text: str) -> str:
+    """Return text as HTML: what stands between backticks is code.
+
+    >>> coded("`a < b`?")
+    '<code>a &lt; b</code>?'
+    """
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def one_line(text: str, limit: int) -> str:

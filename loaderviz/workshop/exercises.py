@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,7 +27,8 @@ import torch
 
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Timeline
-from loaderviz.words import markdown
+from loaderviz.widgets.cells import WIDGET
+from loaderviz.words import coded, markdown
 from loaderviz.workshop.messages import ASKED, translated
 
 if TYPE_CHECKING:
@@ -422,6 +422,14 @@ HOW_TO_CHOOSE = (
 Answer = str | int | Callable[[], Any]
 
 
+# The words vanish beside a widget that lives; one without a kernel, which only says so, vanishes beside the words.
+OUTPUT = ".jp-OutputArea-child"
+STANDS_IN = (
+    f"{OUTPUT}:has(.lv-asked):has(+ {OUTPUT} .lv-asks), "
+    f"{OUTPUT}:has(.lv-asked) + {OUTPUT} > .jp-OutputArea-output:not(:has(*)) {{ display: none }}"
+)
+
+
 class Prediction:
     """A question, its choices, what the learner said (`choice`), and the answer.
 
@@ -450,12 +458,15 @@ class Prediction:
         self.choice: str | None = None
         self._asked = 0
         self._widget: Any = None
+        self._shown: Any = None  # the words, as displayed
 
     def choose(self, choice: str | int) -> Prediction:
         """Say what will happen: a choice, or its number from 1. It can be changed until `reveal()`."""
         self.choice = self._one_of(choice, "choose()")
         if self._widget is not None:
-            self._widget.children[1].value = self.choice
+            self._widget.chosen = self.choices.index(self.choice)
+        else:
+            self._show_again()
         return self
 
     def reveal(self) -> Note:
@@ -487,43 +498,61 @@ class Prediction:
         end = "Say it with .choose(number); after the run, .reveal() shows the answer."
         return "\n".join([f"Predict: {self.question}", *rows, end])
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        text = {"text/plain": repr(self), "text/html": self._html()}
-        widget = self.widget()
-        if widget is None:
-            return text
-        bundle: dict[str, Any] = dict(widget._repr_mimebundle_() or {})
-        return bundle | text
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self._html()}
+
+    def _ipython_display_(self) -> None:
+        """Show two outputs, as `widgets.cells` does: words, which are saved with what was said, and the widget."""
+        from IPython.display import display
+
+        self._shown = display(self._repr_mimebundle_(), raw=True, display_id=True)
+        if (widget := self.widget()) is not None:
+            live: Any = widget._repr_mimebundle_()
+            live = live[0] if isinstance(live, tuple) else live
+            display({WIDGET: live[WIDGET], "text/plain": " "}, raw=True)
+
+    def _show_again(self) -> None:
+        if self._shown is not None:
+            self._shown.update(self._repr_mimebundle_(), raw=True)
 
     def widget(self) -> Any:
         """Return the radio buttons (made once, so that what was said survives a second display); None without them."""
         if self._widget is None:
             try:
-                import ipywidgets
+                import anywidget
+                import traitlets
                 from IPython import get_ipython
             except ImportError:
                 return None
             if get_ipython() is None:  # no kernel, so nobody would hear the buttons
                 return None
-            label = ipywidgets.HTML(f"<b>Predict:</b> {escape(self.question)}")
-            wide = ipywidgets.Layout(width="auto")
-            # Tab reaches the group, arrow keys choose; question and choices are visible text.
-            radio = ipywidgets.RadioButtons(options=self.choices, value=self.choice, layout=wide, tooltip=self.question)
-            said = ipywidgets.HTML("Choose one, with the mouse or with Tab and the arrow keys.")
+
+            class Choice(anywidget.AnyWidget):
+                _esm = Path(__file__).with_name("choice.js").read_text(encoding="utf-8")
+                question = traitlets.Unicode().tag(sync=True)
+                choices: traitlets.List[str] = traitlets.List().tag(sync=True)
+                chosen = traitlets.Int(-1).tag(sync=True)
+                said = traitlets.Unicode("Choose one, with the mouse or with Tab and the arrow keys.").tag(sync=True)
 
             def note(change: dict[str, Any]) -> None:
-                if change["new"] is not None:
-                    self.choice = change["new"]
-                    said.value = f"You said: <b>{escape(change['new'])}</b>. Run on: .reveal() shows the answer below."
+                self.choice = self.choices[change["new"]]
+                widget.said = f"You said: <b>{coded(self.choice)}</b>. Run on: .reveal() shows the answer below."
+                self._show_again()
 
-            radio.observe(note, names="value")
-            self._widget = ipywidgets.VBox([label, radio, said])
+            chosen = -1 if self.choice is None else self.choices.index(self.choice)
+            choices = [coded(choice) for choice in self.choices]
+            self._widget = widget = Choice(question=self._asks(), choices=choices, chosen=chosen)
+            widget.observe(note, names="chosen")
         return self._widget
 
+    def _asks(self) -> str:
+        return f"<b>Predict:</b> {coded(self.question)}"
+
     def _html(self) -> str:
-        texts = (escape(text) + (" (you said this)" if text == self.choice else "") for text in self.choices)
+        texts = (coded(text) + (" <b>(you said this)</b>" if text == self.choice else "") for text in self.choices)
         rows = "".join(f"<li>{text}</li>" for text in texts)
-        return f"<p><b>Predict:</b> {escape(self.question)}</p><ol>{rows}</ol><p>.choose(number), later .reveal()</p>"
+        how = "" if self.choice else f"<p>{coded('Run this cell to choose, or say it with `.choose(number)`.')}</p>"
+        return f'<div class="lv-asked"><style>{STANDS_IN}</style><p>{self._asks()}</p><ol>{rows}</ol>{how}</div>'
 
     def _one_of(self, value: Any, what: str) -> str:
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(self.choices):

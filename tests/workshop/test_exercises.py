@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import IPython
 import pytest
@@ -364,7 +365,7 @@ def test_without_a_kernel_or_ipywidgets_it_is_text(monkeypatch):
     assert repr(guess).splitlines()[:3] == ["Predict: Which share is hidden?", "    1. none", "    2. half"]
     assert "all &lt;of it&gt;" in guess._repr_mimebundle_()["text/html"]
     monkeypatch.setattr(IPython, "get_ipython", object)  # as if there were a kernel
-    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    monkeypatch.setitem(sys.modules, "anywidget", None)
     assert guess.widget() is None
 
 
@@ -414,14 +415,25 @@ def test_a_bad_prediction_is_refused(choices, answer, expected):
 def test_the_widget_keeps_what_was_said(monkeypatch):
     monkeypatch.setattr(IPython, "get_ipython", object)  # as if there were a kernel
     guess = predict(QUESTION, CHOICES, "none")
-    box = guess.widget()
-    assert guess.widget() is box
-    label, radio, said = box.children
-    assert QUESTION in label.value and "arrow keys" in said.value
-    assert radio.value is None and radio.options == tuple(CHOICES)
-    radio.value = "half"
-    assert guess.choice == "half" and "You said: <b>half</b>" in said.value
+    shown = guess.widget()
+    assert guess.widget() is shown
+    assert shown.choices == ["none", "half", "all &lt;of it&gt;"] and QUESTION in shown.question
+    assert shown.chosen == -1 and "arrow keys" in shown.said
+    shown.chosen = 1
+    assert guess.choice == "half" and "You said: <b>half</b>" in shown.said
     guess.choose("none")
-    assert radio.value == "none" and "✔" in repr(guess.reveal())
-    assert "application/vnd.jupyter.widget-view+json" in guess._repr_mimebundle_()
-    box.close()
+    assert shown.chosen == 0 and "✔" in repr(guess.reveal())
+
+
+def test_what_is_saved_has_the_question_the_choices_and_what_was_said(monkeypatch):
+    """Also where code stands in them; a notebook that is opened without its kernel shows these words."""
+    saved = {}
+    monkeypatch.setattr(IPython, "get_ipython", object)
+    monkeypatch.setattr(
+        "IPython.display.display", lambda data, **_: SimpleNamespace(update=lambda new, **_: saved.update(new))
+    )
+    guess = predict("What does `x < y` say?", ["`True`", "nothing"], 1)
+    guess._ipython_display_()
+    guess.widget().chosen = 0
+    assert "What does <code>x &lt; y</code> say?" in saved["text/html"]
+    assert "<code>True</code> <b>(you said this)</b>" in saved["text/html"] and "`" not in saved["text/html"]

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import functools
 import linecache
-import re
 import tomllib
 from dataclasses import dataclass
-from html import escape
 from importlib.resources import files
 from typing import TypeVar
 
@@ -133,8 +131,8 @@ class Report:
             place, _, line = source.partition("  ")
             told = f"{place} `{line}`" if line and "`" not in line else source
             cells += f'<tr><td style="vertical-align:top;white-space:nowrap"><b>{name}</b></td>'
-            cells += f'<td style="text-align:left">{_html(text)}{told and "<br>"}{_html(told)}</td></tr>'
-        return f"<p><b>{self.kind}</b>: {_html(self.problem + self._times())}</p><table>{cells}</table>"
+            cells += f'<td style="text-align:left">{words.coded(text)}{told and "<br>"}{words.coded(told)}</td></tr>'
+        return f"<p><b>{self.kind}</b>: {words.coded(self.problem + self._times())}</p><table>{cells}</table>"
 
     def _times(self) -> str:
         if self.count == 1 and not self.batches:
@@ -231,7 +229,3 @@ def code(source: str) -> str:
     file, _, number = source.rpartition(":")
     text = linecache.getline(file, int(number)).strip() if number.isdigit() else ""
     return f"{short(source)}  {text}" if text else short(source) if source else ""
-
-
-def _html(text: str) -> str:
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
