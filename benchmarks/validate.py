@@ -495,7 +495,8 @@ differ by less than twice. The colours say how the measurement was used:
 {headline}
 
 Made by `python -m benchmarks.validate`: predictions and errors are computed, words that explain them are not.
-[validation.csv](validation.csv) has every row, with its source, version, machine and set-up. The held-out rows are `benchmarks/held_out.csv`; a test holds its SHA-256,
+[validation.csv](validation.csv) has every row, with its source, version, machine and set-up. The held-out rows are
+`benchmarks/held_out.csv`; a test holds its SHA-256,
 `{hash}`. Where a source names no processor, the set-up says which preset stands for it. What five articles'
 programs cost, by default and measured, is in [claims](claims.md).
 
