@@ -5,9 +5,12 @@ And `clean` gives the error of a recorded program the traceback that the program
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import clear_frames
 from types import TracebackType
+from typing import Any
 
 
 class LoadervizError(Exception):
@@ -99,3 +102,16 @@ def _is_ours(link: TracebackType) -> bool:
     if Path(file).name in _RUNPY:
         return True
     return file.startswith(str(_PACKAGE)) and not file.startswith(_THE_PROGRAMS_TOOLS)
+
+
+def reraise(original: Callable[[Any], object], sent: Any) -> None:
+    """Raise the error that a DataLoader's worker sent, but let it not hold itself, and so the loader's iterator.
+
+    The frame of torch's that raises it does. So the workers would live on until a garbage collection, and that cannot
+    let them go: it ends the threads of their queues first, and then waits 5 s for each of them.
+    """
+    try:
+        original(sent)
+    except BaseException as error:
+        clear_frames(error.__traceback__.tb_next if error.__traceback__ else None)
+        raise

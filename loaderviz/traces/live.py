@@ -29,6 +29,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import profiler
 from torch._C._profiler import _ExperimentalConfig
+from torch._utils import ExceptionWrapper
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, record_function
 from torch.utils.data import _utils
@@ -36,7 +37,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, HAND_OUT, Numbering, prefetch_name, sample_count
-from loaderviz.errors import LoadervizError, NestedRecordingError
+from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
 from loaderviz.loaders import base as loaders
 from loaderviz.machine import cores
@@ -342,6 +343,7 @@ class LoaderRanges:
         else:
             for owner, name, function in parts:
                 _replace(stack, owner, name, _around(getattr(owner, name), function))
+        _replace(stack, ExceptionWrapper, "reraise", _around(ExceptionWrapper.reraise, reraise))
         _replace(stack, BaseProcess, "start", _around(BaseProcess.start, self._start_process))
         _replace(stack, subprocess.Popen, "__init__", _around(subprocess.Popen.__init__, self._start_program))
         _replace(stack, loaders, "on_batch", self._marked)

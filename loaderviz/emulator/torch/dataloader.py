@@ -46,6 +46,7 @@ from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import REAL_TIME, Guard, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import HostTag, is_on_device, set_tag, storage_of, tag_of
+from loaderviz.errors import reraise
 from loaderviz.imports import starting
 from loaderviz.machine import thread_time_ns
 from loaderviz.timeline import Kind
@@ -114,6 +115,7 @@ def install(session: Session, patches: Patches) -> None:
     patches.set(_utils.pin_memory, "_pin_memory_loop", functools.partial(pin_loop, _utils.pin_memory._pin_memory_loop))
     # Its warning is about this machine's cores; the workers' time is the emulated host's.
     patches.set(torch_dataloader.DataLoader, "check_worker_number_rationality", look)
+    patches.around(ExceptionWrapper, "reraise")(reraise)
     iterators.install(patches, torch_dataloader, "_")
     look()
 

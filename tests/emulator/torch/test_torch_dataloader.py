@@ -1,6 +1,8 @@
 """DataLoader on the emulated host: real data from real workers, in virtual time, the same in every run."""
 
 import contextlib
+import gc
+import multiprocessing
 import os
 import threading
 import time
@@ -533,3 +535,28 @@ def test_errors_of_the_program_while_workers_start_are_its_own(on):
             iter(DataLoader(Squares(4), 2, num_workers=1, sampler=sampler(), multiprocessing_context="fork"))
         with pytest.raises(RuntimeError, match=r"^this one is not to be copied$"):
             iter(DataLoader(Unpicklable(), 2, num_workers=1, multiprocessing_context="spawn"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own
+@pytest.mark.parametrize("make", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("pin_memory", [False, True])
+@pytest.mark.parametrize("on", ["a100", "cpu"])
+def test_workers_leave_with_the_error_that_one_of_them_sent(on, pin_memory, make):
+    """No garbage collection is needed, in which each is waited for in vain: none is left when the error is gone."""
+    options = {"num_workers": 2, "multiprocessing_context": "fork", "pin_memory": pin_memory and on != "cpu"}
+    gc.collect()
+    gc.disable()
+    try:
+        with lv.record(on=on, host=HOST):
+            for raised in (ValueError, KeyError):
+                try:
+                    for batch in make(Squares(12, bad=5 if raised is ValueError else None), 2, **options):
+                        if raised is KeyError and batch[0] > 9:
+                            raise KeyError("of the loop itself")
+                except raised:
+                    pass
+                assert not [each for each in threading.enumerate() if each.name == "loaderviz pin thread"]
+                assert not multiprocessing.active_children()
+    finally:
+        gc.enable()
