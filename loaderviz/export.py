@@ -20,6 +20,7 @@ from loaderviz.analysis.advice import advise
 from loaderviz.analysis.ranks import RankTable, drawn, rank_table
 from loaderviz.errors import LoadervizError, require
 from loaderviz.files import writable, write
+from loaderviz.intervals import tracks
 from loaderviz.metrics import Summary, check_timeline, describe, summarize
 from loaderviz.timeline import SPAN_COLUMNS, ArrowKind, Cause, Kind, Lane, Timeline
 
@@ -213,6 +214,7 @@ def _number(value: float) -> str:
 Event = dict[str, Any]
 Places = dict[tuple[int, int], Event]  # (lane, row) -> pid and tid
 
+NESTED = 32  # rows of a lane that hold spans within spans; more are needed by no program
 AT_ONCE = 1 << 16  # spans whose columns are lists at a time
 HOST_PID = 10_000  # devices have their ordinal as pid; a host process must not look like one of them
 _SUB_LANE = 100_000  # thread ids of further rows for spans that overlap without nesting; Perfetto drops such spans
@@ -258,25 +260,28 @@ def _as_text(timeline: Timeline) -> str:
 def _rows(timeline: Timeline) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return for each span the row of its lane, 0 for most: in one row, two spans nest or are apart."""
     rows = np.zeros(len(timeline), np.int64)
-    for number in range(len(timeline.lanes)):
-        stacks: list[list[int]] = [[]]  # for each row, the ends of the spans that are open
-        mine = np.flatnonzero(timeline.lane == number)
+    for mine in timeline.by_lane():
         if (timeline.start[mine][1:] >= timeline.end[mine][:-1]).all():
             continue  # all apart, as in a stream
-        spans = zip(mine.tolist(), timeline.start[mine].tolist(), timeline.end[mine].tolist(), strict=True)
-        for index, start, end in spans:
-            row = 0
-            for stack in stacks:
+        stacks: list[list[int]] = [[]]  # for each row, the ends of the spans that are open
+        rest: list[tuple[int, int, int]] = []
+        for index, start, end in zip(
+            *(c.tolist() for c in (mine, timeline.start[mine], timeline.end[mine])), strict=True
+        ):
+            for row, stack in enumerate(stacks):
                 while stack and stack[-1] <= start:
                     stack.pop()
                 if not stack or end <= stack[-1]:
                     stack.append(end)
+                    rows[index] = row
                     break
-                row += 1
             else:
-                stacks.append([end])
-            if row:
-                rows[index] = row
+                if len(stacks) < NESTED:
+                    stacks.append([end])
+                    rows[index] = len(stacks) - 1
+                else:
+                    rest.append((start, end, index))
+        rows[[index for _, _, index in rest]] = len(stacks) + np.array(tracks(each[:2] for each in rest), np.int64)
     return rows
 
 
@@ -286,13 +291,16 @@ def _places(timeline: Timeline, rows: np.ndarray[Any, Any]) -> Places:
     used = {*zip(timeline.lane[second].tolist(), rows[second].tolist(), strict=True)}
     used |= {(number, 0) for number in range(len(timeline.lanes))}
     places: Places = {}
-    taken = set()
+    taken: set[tuple[int, int]] = set()
+    following: dict[tuple[int, int], int] = {}  # thread ids that are not yet taken by those who wanted the same one
     for number, row in sorted(used, key=lambda each: each[::-1]):  # every lane's first row before any second one
         lane = timeline.lanes[number]
         pid, tid = (lane.device, lane.number) if lane.group == "device" else (HOST_PID, number + 1)
-        tid += row * _SUB_LANE
+        wanted = pid, tid + row * _SUB_LANE
+        tid = following.get(wanted, wanted[1])
         while (pid, tid) in taken:  # sub-lanes of a stream bear its number
             tid += _SUB_LANE
+        following[wanted] = tid + _SUB_LANE
         taken.add((pid, tid))
         places[number, row] = {"pid": pid, "tid": tid}
     return places

@@ -6,6 +6,8 @@ one from spans in any order; the other functions take and return such sets. Ever
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -76,11 +78,22 @@ def covered_within(intervals: Intervals, start: Times, end: Times) -> npt.NDArra
     return covered_before(intervals, end) - covered_before(intervals, start)
 
 
-def take_free(free: list[float], start: float, end: float) -> int:
-    """Put a span (give them by start) into the first track of `free` times that is free then; return its number."""
-    track = next((number for number, until in enumerate(free) if until <= start), len(free))
-    free[track : track + 1] = [end]
-    return track
+def tracks(spans: Iterable[tuple[float, float]]) -> list[int]:
+    """Return for each span, given by start, the first track that is free then: spans of one track do not overlap.
+
+    >>> tracks([(0, 5), (1, 3), (2, 9), (3, 4)])
+    [0, 1, 2, 1]
+    """
+    busy: list[tuple[float, int]] = []  # until when, and the track
+    free: list[int] = []
+    found = []
+    for start, end in spans:
+        while busy and busy[0][0] <= start:
+            heappush(free, heappop(busy)[1])
+        track = heappop(free) if free else len(busy)
+        heappush(busy, (end, track))
+        found.append(track)
+    return found
 
 
 def _joined(first: Intervals, last: Intervals) -> Intervals:

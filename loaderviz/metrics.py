@@ -22,7 +22,7 @@ from loaderviz import intervals, words
 from loaderviz.batches import BATCH_RANGE, OPTIMIZER_STEP, STEP_RANGE, WORKER_START
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import Intervals
-from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Ints, Kind, Timeline
+from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Ints, Kind, Timeline, grouped
 from loaderviz.vendors import Api, calls_of
 
 Mask = npt.NDArray[np.bool_]
@@ -86,8 +86,14 @@ def device_sets(timeline: Timeline, start: int, end: int, device: int = 0) -> di
         "copies": COPIES,
         "work": DEVICE_KINDS,
     }
-    here = on_device(timeline, device)
-    return {name: _covered(timeline, here & timeline.where(*which), start, end) for name, which in kinds.items()}
+    here = np.flatnonzero(on_device(timeline, device))
+    first, last, kind = (
+        np.maximum(timeline.start[here], start),
+        np.minimum(timeline.end[here], end),
+        timeline.kind[here],
+    )
+    masks = {name: np.isin(kind, which) for name, which in kinds.items()}
+    return {name: intervals.union(first[mask], last[mask]) for name, mask in masks.items()}
 
 
 def states(timeline: Timeline, device: int | None = None) -> dict[str, Intervals]:
@@ -130,9 +136,11 @@ def choose_device(timeline: Timeline, device: int | None) -> tuple[int, tuple[in
     """Return the device asked for, else the one with the most work, and all devices."""
     devices = devices_of(timeline)
     if device is None:
-        duration, works = timeline.end - timeline.start, timeline.where(*DEVICE_KINDS)
-        work = {number: int(duration[on_device(timeline, number) & works].sum()) for number in devices}
-        return max(devices, key=lambda number: work[number]), devices
+        work = np.zeros(len(devices), np.int64)
+        spans = np.flatnonzero(timeline.where(*DEVICE_KINDS) & timeline.in_lanes(lambda lane: lane.group == "device"))
+        whose = np.searchsorted(devices, _device_of(timeline)[spans])
+        np.add.at(work, whose, (timeline.end - timeline.start)[spans])
+        return devices[int(work.argmax())], devices
     if device not in devices:
         raise MetricsError(f"device {device!r} is not in this timeline; it has {', '.join(map(str, devices))}")
     return device, devices
@@ -143,6 +151,11 @@ def on_device(timeline: Timeline, device: int) -> Mask:
     return timeline.in_lanes(lambda lane: lane.group == "device" and lane.device == device)
 
 
+def _device_of(timeline: Timeline) -> Ints:
+    """Return the device of each span's lane."""
+    return np.array([lane.device for lane in timeline.lanes], np.int64)[timeline.lane]
+
+
 def loop_lanes(timeline: Timeline, device: int | None = None) -> list[int]:
     """Return the lanes of the training loop: those of role "main", else the host threads that do not load data.
 
@@ -151,8 +164,8 @@ def loop_lanes(timeline: Timeline, device: int | None = None) -> list[int]:
     host = [(i, lane) for i, lane in enumerate(timeline.lanes) if lane.group == "host"]
     loop = [i for i, lane in host if lane.role == "main"] or [i for i, lane in host if lane.role not in LOADING]
     first = {i: timeline.lanes[i].device for i in loop}
-    ranks = [number for number in first.values() if device is not None and number <= device]
-    return [i for i in loop if not ranks or first[i] == max(ranks)]
+    rank = max((number for number in first.values() if device is not None and number <= device), default=None)
+    return [i for i in loop if rank is None or first[i] == rank]
 
 
 def _covered(timeline: Timeline, mask: Mask, start: int, end: int) -> Intervals:
@@ -215,7 +228,7 @@ def collectives(timeline: Timeline) -> tuple[Ints, Ints]:
     """
     number, arrival = np.full((2, len(timeline)), -1, np.int64)
     rows = np.flatnonzero(timeline.where(Kind.COMMUNICATION) & (timeline.end > timeline.start))
-    devices = np.array([lane.device for lane in timeline.lanes], np.int64)[timeline.lane[rows]]
+    devices = _device_of(timeline)[rows]
     if len(np.unique(devices)) < 2:
         return number, arrival
     order = np.lexsort((timeline.end[rows], timeline.name[rows]))
@@ -666,11 +679,11 @@ def hidden_shares(timeline: Timeline) -> npt.NDArray[np.float64]:
     """Return for each span the share of it that is hidden under kernels of its device; NaN unless it is a copy."""
     shares = np.full(len(timeline), np.nan)
     copies = timeline.where(*COPIES) & (timeline.end > timeline.start)
-    for device in devices_of(timeline):
-        here = on_device(timeline, device)
-        kernels = here & timeline.where(*KERNELS)
+    work = np.flatnonzero((copies | timeline.where(*KERNELS)) & timeline.in_lanes(lambda lane: lane.group == "device"))
+    devices, whose = np.unique(_device_of(timeline)[work], return_inverse=True)
+    for spans in grouped(whose, len(devices)):
+        mine, kernels = (work[spans[copies[work[spans]] == copy]] for copy in (True, False))
         under = intervals.union(timeline.start[kernels], timeline.end[kernels])
-        mine = copies & here
         first, last = timeline.start[mine], timeline.end[mine]
         hidden = intervals.covered_within(under, first, last)
         shares[mine] = hidden / (last - first)

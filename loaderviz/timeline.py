@@ -267,6 +267,10 @@ class Timeline:
         """Return a mask: True for spans in lanes that pass the test."""
         return np.array([bool(test(lane)) for lane in self.lanes], bool)[self.spans["lane"]]
 
+    def by_lane(self) -> list[npt.NDArray[np.int64]]:
+        """Return for each lane its spans, in order of start."""
+        return grouped(self.spans["lane"], len(self.lanes))
+
     @property
     def launches(self) -> tuple[Ints, Ints]:
         """The calls that launched work, and the work of each: numbers of spans."""
@@ -465,6 +469,17 @@ class Timeline:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return self.view()._repr_mimebundle_()
+
+
+def grouped(keys: Ints, count: int, order: Ints | None = None) -> list[npt.NDArray[np.int64]]:
+    """Return for each key below `count` the places that have it, in order; of some places alone, sorted by their keys.
+
+    >>> [places.tolist() for places in grouped(np.array([1, 0, 1]), 3)]
+    [[1], [0, 2], []]
+    """
+    if order is None:
+        order = np.argsort(keys, kind="stable")
+    return np.split(order, np.searchsorted(keys[order], np.arange(1, count))) if count else []
 
 
 def _renumber(mark: Mark, place: Ints) -> Mark:

@@ -7,6 +7,7 @@ others: its own loader, its copies, its kernels, its host.
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from dataclasses import dataclass, replace
 from html import escape
 from statistics import median
@@ -14,8 +15,8 @@ from statistics import median
 import numpy as np
 
 from loaderviz import intervals, words
-from loaderviz.metrics import Mask, check_timeline, collectives, devices_of, loop_lanes, once, window_of
-from loaderviz.timeline import COPIES, Cause, Ints, Kind, Timeline
+from loaderviz.metrics import check_timeline, collectives, devices_of, loop_lanes, once, window_of
+from loaderviz.timeline import COPIES, Cause, Ints, Kind, Timeline, grouped
 
 MOST = 0.5  # of the collectives: who comes last to more of them is the late rank
 CAUSE = 0.2  # of what a rank is late: what explains less of it is not told as the reason
@@ -128,18 +129,43 @@ class RankTable:
 _HEAD = ("rank", "kernels", "copies", "loading", "other host work", "comes last", "waits for others")
 
 
-def _loads(timeline: Timeline, lanes: list[int], start: int, end: int) -> int:
-    """Return how long these threads fetch, pin and wait for batches [ns]; page-locking is no part of it (R13)."""
-    mine = np.isin(timeline.lane, lanes)
+class _Times:
+    """How long some lanes do something in a window [ns], and the threads of the loop that feeds a device."""
 
-    def when(mask: Mask) -> intervals.Intervals:
-        return intervals.union(
-            np.maximum(timeline.start[mine & mask], start), np.minimum(timeline.end[mine & mask], end)
-        )
+    def __init__(self, timeline: Timeline, start: int, end: int) -> None:
+        self.timeline, self.by_lane = timeline, timeline.by_lane()
+        self.first, self.last = np.maximum(timeline.start, start), np.minimum(timeline.end, end)
+        self.loop = loop_lanes(timeline)
+        self.ranks: dict[int, list[int]] = {}  # lanes of the loop by the rank's first device
+        for lane in self.loop:
+            self.ranks.setdefault(timeline.lanes[lane].device, []).append(lane)
+        self.known: dict[int, tuple[int, int]] = {}
 
-    locking = when(timeline.cause == Cause.PAGE_LOCKING)
-    fetched = intervals.subtract(when(timeline.where(Kind.FETCH, Kind.PIN)), locking)
-    return intervals.length(fetched) + intervals.length(when(timeline.cause == Cause.DATA))
+    def when(self, lanes: list[int], column: str, *values: int) -> intervals.Intervals:
+        """When any span of these lanes runs that has one of these values in a column."""
+        spans = np.concatenate([self.by_lane[lane] for lane in lanes] or [np.empty(0, np.int64)])
+        spans = spans[np.isin(self.timeline.spans[column][spans], values)]
+        return intervals.union(self.first[spans], self.last[spans])
+
+    def length(self, lanes: list[int], *kinds: Kind) -> int:
+        """How long any span of these kinds runs."""
+        return intervals.length(self.when(lanes, "kind", *kinds))
+
+    def host(self, device: int) -> tuple[int, int]:
+        """How long the loop's threads fetch, pin and wait for batches, and do other work.
+
+        Page-locking is no part of loading (R13).
+        """
+        ranks = sorted(self.ranks)
+        place = bisect(ranks, device) - 1
+        if place not in self.known:
+            lanes = self.ranks[ranks[place]] if place >= 0 else self.loop
+            locking = self.when(lanes, "cause", Cause.PAGE_LOCKING)
+            fetched = intervals.subtract(self.when(lanes, "kind", Kind.FETCH, Kind.PIN), locking)
+            loads = intervals.length(fetched) + intervals.length(self.when(lanes, "cause", Cause.DATA))
+            works = self.length(lanes, Kind.API, Kind.OPERATOR) - self.length(lanes, Kind.WAIT)
+            self.known[place] = loads, max(0, works)
+        return self.known[place]
 
 
 @once
@@ -153,36 +179,31 @@ def rank_table(timeline: Timeline, window: tuple[int, int] | None = None) -> Ran
         return None
     start, end = window_of(timeline, window)
     number, arrival = collectives(timeline)
-    inside = (timeline.end > start) & (timeline.start < end)
-    parts = np.flatnonzero((number >= 0) & inside)
+    parts = np.flatnonzero((number >= 0) & (timeline.end > start) & (timeline.start < end))
     late = _lateness(number[parts], timeline.start[parts])
     last = timeline.start[parts] == arrival[parts]
-    lane_device = np.array([lane.device if lane.group == "device" else -1 for lane in timeline.lanes])
-    whose = lane_device[timeline.lane[parts]]
-    by_lane = np.argsort(timeline.lane, kind="stable")
-    edges = np.searchsorted(timeline.lane[by_lane], np.arange(len(timeline.lanes) + 1))
-    rows = []
-    for device in devices:
-
-        def taken(lanes: list[int], *kinds: Kind) -> int:
-            here = np.sort(np.concatenate([by_lane[edges[lane] : edges[lane + 1]] for lane in lanes]))
-            here = here[np.isin(timeline.kind[here], kinds)]
-            first, until = np.maximum(timeline.start[here], start), np.minimum(timeline.end[here], end)
-            return intervals.length(intervals.union(first, until))
-
-        streams, loop = np.flatnonzero(lane_device == device).tolist(), loop_lanes(timeline, device)
-        waits = np.minimum(arrival[parts], timeline.end[parts]) - timeline.start[parts]
-        mine = whose == device
+    waits = np.minimum(arrival[parts], timeline.end[parts]) - timeline.start[parts]
+    streams: dict[int, list[int]] = {device: [] for device in devices}
+    for lane, each in enumerate(timeline.lanes):
+        if each.group == "device":
+            streams[each.device].append(lane)
+    whose = np.full(len(timeline.lanes), -1, np.int64)
+    for place, lanes in enumerate(streams.values()):
+        whose[lanes] = place
+    whose, times, rows = whose[timeline.lane[parts]], _Times(timeline, start, end), []
+    order = np.argsort(whose, kind="stable")[np.count_nonzero(whose < 0) :]
+    for (device, lanes), mine in zip(streams.items(), grouped(whose, len(devices), order), strict=True):
+        loads, works = times.host(device)
         row = RankRow(
-            _name(timeline.lanes[streams[0]].name, device),
+            _name(timeline.lanes[lanes[0]].name, device),
             device,
-            computes=taken(streams, Kind.COMPUTE),
-            copies=taken(streams, *COPIES),
-            loads=_loads(timeline, loop, start, end),
-            works=max(0, taken(loop, Kind.API, Kind.OPERATOR) - taken(loop, Kind.WAIT)) if loop else 0,
+            computes=times.length(lanes, Kind.COMPUTE),
+            copies=times.length(lanes, *COPIES),
+            loads=loads,
+            works=works,
             waits=int(waits[mine].sum()),
-            came_last=int((mine & last).sum()),
-            late=int(late[mine & last].sum()),
+            came_last=int(last[mine].sum()),
+            late=int(late[mine[last[mine]]].sum()),
         )
         rows.append(row)
     shared = len(np.unique(number[parts]))
@@ -225,7 +246,7 @@ def drawn(timeline: Timeline) -> Timeline:
     devices = {row.device for row in table.telling.values()}
     hosts = {timeline.lanes[lane].device for device in devices for lane in loop_lanes(timeline, device)}
     kept = [n for n, lane in enumerate(timeline.lanes) if lane.device in (hosts if lane.group == "host" else devices)]
-    part = timeline.only(np.isin(timeline.lane, kept))
+    part, place = timeline.only(np.isin(timeline.lane, kept)), {lane: n for n, lane in enumerate(kept)}
     named = ", ".join(f"{row.rank} ({name})" for name, row in table.telling.items())
     note = f"of {len(mains)} ranks {len(table.telling)} are drawn, {named}; the table has the others"
     return replace(
@@ -233,5 +254,5 @@ def drawn(timeline: Timeline) -> Timeline:
         context=replace(part.context, notes=(note, *part.context.notes)),
         lanes=tuple(timeline.lanes[lane] for lane in kept),
         spans=part.spans | {"lane": np.searchsorted(kept, part.lane).astype(part.lane.dtype)},
-        marks=tuple(replace(mark, lane=kept.index(mark.lane)) for mark in part.marks if mark.lane in kept),
+        marks=tuple(replace(mark, lane=place[mark.lane]) for mark in part.marks if mark.lane in place),
     )

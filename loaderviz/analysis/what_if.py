@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -118,12 +118,13 @@ class LoopModel:
         timeline, calls = self.timeline, self.facts.launched_by
         copies = np.flatnonzero(self.copies & (calls >= 0) & (timeline.batch >= 0))
         kernels = np.flatnonzero(self.facts.mask(Kind.COMPUTE) & (calls >= 0) & (timeline.batch >= 0))
-        called, ahead = timeline.start[calls[copies]], []
-        for batch in np.unique(timeline.batch[kernels]).tolist():
-            first = timeline.start[calls[kernels[timeline.batch[kernels] == batch]]].min()
-            earlier = timeline.batch[copies[called < first]]
-            ahead += [int(earlier.max()) - batch] if len(earlier) else []
-        return max(0, int(np.median(ahead))) if ahead else 0
+        copies = copies[np.argsort(timeline.start[calls[copies]], kind="stable")]
+        latest = np.maximum.accumulate(timeline.batch[copies])
+        kernels = kernels[np.lexsort((timeline.start[calls[kernels]], timeline.batch[kernels]))]
+        batches, first = np.unique(timeline.batch[kernels], return_index=True)
+        place = np.searchsorted(timeline.start[calls[copies]], timeline.start[calls[kernels[first]]])
+        ahead = latest[place[place > 0] - 1] - batches[place > 0]
+        return max(0, int(np.median(ahead))) if len(ahead) else 0
 
     @property
     def from_hand_out(self) -> bool:
@@ -148,16 +149,16 @@ class LoopModel:
         usual = () if self.resident else self._usual_tensors()
         ends = timeline.end[spans]
         last = int(ends[-1]) if (ends[:-1] >= starts[1:]).all() else facts.end  # what follows the loop is no step
+        edges = np.array([*starts, last], np.int64)
+        pins = intervals.covered_within(
+            facts.covered(facts.fetching & bool(self.config.workers)), edges[:-1], np.maximum(edges[1:], edges[:-1])
+        )
         steps = []
-        pins = facts.covered(facts.fetching & bool(self.config.workers))
-        for index, (start, end) in enumerate(zip(starts, [*starts[1:], last], strict=True)):
+        for index, (pinned, calls) in enumerate(zip(pins.tolist(), self._calls(edges), strict=True)):
             batch = int(timeline.batch[spans[index]])
             marked = BATCH_RANGE.match(timeline.names[timeline.name[spans[index]]])
             samples = int((marked and marked["samples"]) or 0)
-            pinned = intervals.length(intervals.clip(pins, start, end))
-            steps.append(
-                Step(samples, self._tensors(batch) or usual, self._fetch(batch), *self._calls(start, end), pinned)
-            )
+            steps.append(Step(samples, self._tensors.get(batch) or usual, self._fetch(batch), *calls, pinned))
         return steps
 
     @cached_property
@@ -234,9 +235,9 @@ class LoopModel:
         """The kernels before which the computing stream stood still until a collective ended: it waits for it there."""
         timeline, facts = self.timeline, self.facts
         kernels = np.flatnonzero(facts.mask(Kind.COMPUTE) & (timeline.lane == self.lane))
-        found = set()
+        starts, found = timeline.start[kernels], set()
         for row in np.flatnonzero(facts.mask(Kind.COMMUNICATION) & (timeline.lane != self.lane)).tolist():
-            place = int(np.searchsorted(timeline.start[kernels], timeline.end[row]))
+            place = int(np.searchsorted(starts, timeline.end[row]))
             if place < len(kernels) and (not place or timeline.end[kernels[place - 1]] <= timeline.end[row]):
                 found.add(int(kernels[place]))
         return found
@@ -252,21 +253,26 @@ class LoopModel:
             raise WhatIfError(f"what_if() cannot replay {name}, which launches several kernels at once (a CUDA graph)")
         return dict(zip(calls, here.tolist(), strict=True))
 
-    def _calls(self, start: int, end: int) -> tuple[tuple[HostCall, ...], int]:
-        """Return the calls of a step between these times, and the host's work after the last of them."""
-        timeline, rows = self.timeline, self._kept
-        rows = rows[(timeline.start[rows] >= start) & (timeline.start[rows] < end)]
+    def _calls(self, edges: Ints) -> Iterator[tuple[tuple[HostCall, ...], int]]:
+        """Give the calls of each step between two of these times, and the host's work after the last of them."""
+        timeline, places = self.timeline, np.searchsorted(self.timeline.start[self._kept], edges)
+        rows, places = self._kept[places[0] : places[-1]], places - places[0]
         first, last = self.facts.first[rows], self.facts.last[rows]
-        edges = np.r_[start, last]
-        before = self._working(edges[:-1], np.maximum(first, edges[:-1]))
-        cost = self._working(np.maximum(first, edges[:-1]), last)
-        calls = []
-        for row, gap, own in zip(rows.tolist(), before.tolist(), cost.tolist(), strict=True):
-            source = timeline.sources[timeline.source[row]] if timeline.source[row] >= 0 else ""
-            work = self._work_of.get(row, -1)
-            calls.append(HostCall(gap, own, self._operator(row), source, work, work in self._joining))
-        rest = int(self._working(edges[-1:], np.array([max(end, int(edges[-1]))]))[0])
-        return tuple(calls), rest
+        some = places[:-1] < places[1:]  # steps with a call
+        since = np.r_[edges[:1], last[:-1]][: len(rows)]  # the end of the call before, or the begin of the step
+        since[places[:-1][some]] = edges[:-1][some]
+        ended = edges[:-1].copy()
+        ended[some] = last[places[1:][some] - 1]
+        before = self._working(since, np.maximum(first, since)).tolist()
+        cost = self._working(np.maximum(first, since), last).tolist()
+        after = self._working(ended, np.maximum(edges[1:], ended)).tolist()
+        for (low, high), rest in zip(pairwise(places.tolist()), after, strict=True):
+            calls = []
+            for row, gap, own in zip(rows[low:high].tolist(), before[low:high], cost[low:high], strict=True):
+                source = timeline.sources[timeline.source[row]] if timeline.source[row] >= 0 else ""
+                work = self._work_of.get(row, -1)
+                calls.append(HostCall(gap, own, self._operator(row), source, work, work in self._joining))
+            yield tuple(calls), rest
 
     def _working(self, start: Ints, end: Ints) -> Ints:
         own: Ints = end - start - intervals.covered_within(self._not_the_steps, start, end)
@@ -287,23 +293,28 @@ class LoopModel:
                 return str(self.timeline.names[self.timeline.name[index]])
         return ""
 
-    def _tensors(self, batch: int) -> tuple[int, ...]:
-        mine = self.copies & (self.timeline.batch == batch) & (self.timeline.nbytes >= 0)
-        return tuple(self.timeline.nbytes[mine].tolist())
+    @cached_property
+    def _tensors(self) -> dict[int, tuple[int, ...]]:
+        """The tensors of each batch whose copies are known, in bytes."""
+        found: dict[int, list[int]] = {}
+        mine = self.copies & (self.timeline.nbytes >= 0)
+        for batch, nbytes in zip(self.timeline.batch[mine].tolist(), self.timeline.nbytes[mine].tolist(), strict=True):
+            found.setdefault(batch, []).append(nbytes)
+        return {batch: tuple(sizes) for batch, sizes in found.items()}
 
     def _usual_tensors(self) -> tuple[int, ...]:
         """The tensors that most batches have, for those whose copies lie before the window."""
-        batches = np.unique(self.timeline.batch[self.copies]).tolist()
-        found = Counter(self._tensors(batch) for batch in batches if batch >= 0)
-        found.pop((), None)
+        found = Counter(self._tensors[batch] for batch in sorted(self._tensors) if batch >= 0)
         if not found:
             raise WhatIfError("what_if() finds no copy to the GPU that is known to belong to a batch of known size")
         return found.most_common(1)[0][0]
 
+    @cached_property
+    def _usual_fetch(self) -> int:
+        return round(float(np.median(list(self.fetched.values())))) if self.fetched else 0
+
     def _fetch(self, batch: int) -> int:
-        if not self.fetched:
-            return 0
-        return self.fetched.get(batch, round(float(np.median(list(self.fetched.values())))))
+        return self.fetched.get(batch, self._usual_fetch)
 
 
 def _check(facts: Evidence) -> None:
@@ -538,7 +549,13 @@ def replayed(
     work = _LoopWork(loop, config, source, target, scale, slices, graphs)
     host = replace(host_of(loop, config), ranks_on_host=ranks)
     replay = Replay(config, work, Runtime(target, host), from_hand_out=loop.from_hand_out)
-    predicted = replay.run(config.warmup, len(loop.steps))
+    try:
+        predicted = replay.run(config.warmup, len(loop.steps))
+    except OverflowError as problem:
+        lasts = words.duration(loop.timeline.duration)
+        raise WhatIfError(
+            f"what_if() predicts times of more than 292 years for this loop, which lasts {lasts}"
+        ) from problem
     names = {loop.timeline.names[n] for n in loop.timeline.name[loop.facts.mask(Kind.COMMUNICATION)].tolist()}
     reduces = predicted.named(names.__contains__)
     reduces &= predicted.where(Kind.COMPUTE)  # the emulator knows kernels, not what they are for

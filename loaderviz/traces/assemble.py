@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from loaderviz import words
 from loaderviz.batches import STEP_RANGE, numbers_of
-from loaderviz.intervals import take_free
+from loaderviz.intervals import tracks
 from loaderviz.timeline import (
     ARROW_COLUMNS,
     COPIES,
@@ -36,6 +36,7 @@ from loaderviz.timeline import (
     Kind,
     Lane,
     Timeline,
+    grouped,
 )
 from loaderviz.traces import steps
 from loaderviz.traces.kineto import RawTrace
@@ -153,6 +154,7 @@ def _sources(trace: RawTrace, rows: Rows, threads: dict[Key, int]) -> tuple[npt.
             begin = trace.zero + start
             found = begin, -(begin + length), table.setdefault(source, len(table))
             apart.setdefault(lane, []).append(found)
+    by_lane = grouped(rows["lane"], int(rows["lane"].max(initial=-1)) + 1) if apart else []
     for lane, found_here in apart.items():
         edges: list[tuple[int, int]] = []  # from when on which frame is the innermost one
         stack: list[tuple[int, int]] = []
@@ -163,7 +165,7 @@ def _sources(trace: RawTrace, rows: Rows, threads: dict[Key, int]) -> tuple[npt.
             stack.append((-until, which_one))
             edges.append((begin, which_one))
         times, which = np.array(edges, np.int64).T
-        here = np.flatnonzero(rows["lane"] == lane)
+        here = by_lane[lane]
         place = np.searchsorted(times, rows["start"][here], side="right") - 1
         result[here] = np.where(place >= 0, which[place], -1)
     return result, list(table)
@@ -224,19 +226,20 @@ def _sub_lanes(rows: Rows, lanes: list[Lane]) -> tuple[list[Lane], int]:
     """Move spans that overlap the one before them in their stream to further lanes "stream 7 (2)"."""
     added: dict[tuple[int, int], int] = {}
     all_lanes, overlapping = list(lanes), 0
-    for number in [number for number, lane in enumerate(lanes) if lane.role == "stream"]:
-        mine = np.flatnonzero(rows["lane"] == number)
-        mine = mine[np.lexsort((rows["end"][mine], rows["start"][mine]))]
+    streams = np.flatnonzero(np.array([lane.role == "stream" for lane in lanes], bool)[rows["lane"]])
+    streams = streams[np.lexsort([rows[column][streams] for column in ("end", "start", "lane")])]
+    for number, mine in enumerate(grouped(rows["lane"], len(lanes), streams)):
         start, end = rows["start"][mine], rows["end"][mine]
         late = start[1:] < np.maximum.accumulate(end)[:-1]  # one before it is still open
-        free: list[float] = []
-        for index in np.flatnonzero(np.r_[False, late] | np.r_[late, False]).tolist():
-            if level := take_free(free, int(start[index]), int(end[index])):
+        some = np.flatnonzero(np.r_[False, late] | np.r_[late, False])
+        levels = tracks(zip(start[some].tolist(), end[some].tolist(), strict=True))
+        for index, level in zip(mine[some].tolist(), levels, strict=True):
+            if level:
                 overlapping += 1
                 if (number, level) not in added:
                     added[number, level] = len(all_lanes)
                     all_lanes.append(replace(lanes[number], name=f"{lanes[number].name} ({level + 1})"))
-                rows["lane"][mine[index]] = added[number, level]
+                rows["lane"][index] = added[number, level]
     return all_lanes, overlapping
 
 
@@ -314,6 +317,8 @@ class Lanes:
             table[where] = numbers[key]
         self.lane = table[place, group]
         self.main = self._main(order)
+        backward = [number for number, name in enumerate(trace.names) if _BACKWARD.search(name)]
+        self._backward = set(np.unique(self.lane[np.isin(trace.columns["name"], backward)]).tolist())
         self.lanes = [self._lane(number, *key) for number, key in enumerate(order)]
         self.threads = {key: number for number, key in enumerate(order) if key[0] == "thread"}
         self.streams = {key[1:]: number for number, key in enumerate(order) if key[0] == "stream"}
@@ -348,9 +353,7 @@ class Lanes:
             label = inner.group(1)
         if label and not _DULL.match(label):
             return f"{label[:24]} {tid}"
-        backward = [n for n, name in enumerate(self._trace.names) if _BACKWARD.search(name)]
-        runs_backward = np.isin(self._trace.columns["name"][self.lane == number], backward).any()
-        return f"autograd {tid}" if runs_backward else f"thread {tid}"
+        return f"autograd {tid}" if number in self._backward else f"thread {tid}"
 
 
 def _key(place: tuple[Any, Any, Any, Any], kind: int) -> Key:
@@ -437,8 +440,9 @@ def _event_arrows(trace: RawTrace, rows: Rows, launch: Ints, streams: dict[tuple
         waited, recorded = (_calls_with(rows, waits[:, column]) for column in (0, 4))
         work = np.flatnonzero(np.isin(rows["role"], ON_DEVICE) & (launch >= 0))
         work = work[np.argsort(rows["start"][launch[work]], kind="stable")]
-        queues = {lane: work[rows["lane"][work] == lane] for lane in streams.values()}  # in order of launch
-        times = {lane: rows["start"][launch[queue]] for lane, queue in queues.items()}
+        work = work[np.argsort(rows["lane"][work], kind="stable")]
+        queues = grouped(rows["lane"], int(rows["lane"].max(initial=-1)) + 1, work)  # in order of launch
+        times = [rows["start"][launch[queue]] for queue in queues]
         for index in np.flatnonzero((waited >= 0) & (recorded >= 0)).tolist():
             _, stream, device, awaited, _ = waits[index].tolist()
             source, target = (streams.get((max(device, 0), number)) for number in (awaited, stream))

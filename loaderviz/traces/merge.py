@@ -24,7 +24,7 @@ from loaderviz.batches import (
     loading_lane,
     numbers_of,
 )
-from loaderviz.intervals import take_free
+from loaderviz.intervals import tracks
 from loaderviz.timeline import Cause, Kind, Lane, Timeline
 from loaderviz.traces.kineto import RawTrace
 from loaderviz.traces.steps import with_spans
@@ -230,9 +230,9 @@ def _slots(own: Own) -> dict[int, int]:
     begins: dict[int, int] = {}
     for work in own.fetches:
         begins[work.iterator] = min(work.start, begins.get(work.iterator, work.start))
-    free: list[float] = []
     order = sorted(begins, key=lambda iterator: begins[iterator])
-    return {iterator: take_free(free, begins[iterator], own.left.get(iterator, math.inf)) for iterator in order}
+    slots = tracks((begins[iterator], own.left.get(iterator, math.inf)) for iterator in order)
+    return dict(zip(order, slots, strict=True))
 
 
 # Two clocks: the profiler's, and the one that workers can read (`perf_counter_ns`). At the beginning and the end of a

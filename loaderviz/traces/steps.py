@@ -22,13 +22,14 @@ from loaderviz.batches import (
     batch_name,
     numbers_of,
 )
-from loaderviz.timeline import LOADING, Cause, Ints, Kind, Timeline
+from loaderviz.timeline import LOADING, Cause, Ints, Kind, Timeline, grouped
 from loaderviz.vendors import ON_DEVICE, Role
 
 if TYPE_CHECKING:
     from loaderviz.traces.live import RealRun
 
 Rows = dict[str, npt.NDArray[Any]]
+Mask = npt.NDArray[np.bool_]
 
 BY_OPTIMIZER = "steps are counted by optimizer.step(): no loader marks the batches"
 IN_TURN = "optimizers that step in turn make one step of the loop, which the last of them ends"
@@ -54,11 +55,12 @@ def batches(rows: Rows, launch: Ints, names: list[str], main: int) -> npt.NDArra
         if told:  # "from here on": to the next hand-out, the last one to the end of its lane
             end[ranges] = np.maximum(end[ranges], np.r_[start[ranges][1:], end[lane == loop].max()])
         _inside(result, start, start[ranges], end[ranges], numbers)
-        for each in np.unique(lane[early]):
-            here, mine = np.flatnonzero(lane == each), early[lane[early] == each]
-            part = result[here]
-            _inside(part, start[here], start[mine], end[mine], early_numbers[lane[early] == each])
-            result[here] = part
+        lanes = int(lane.max(initial=-1)) + 1
+        for here, which in zip(grouped(lane, lanes), grouped(lane[early], lanes), strict=True) if len(early) else ():
+            if len(which):
+                part, mine = result[here], early[which]
+                _inside(part, start[here], start[mine], end[mine], early_numbers[which])
+                result[here] = part
         if told:  # fetching comes before its batch is handed out, or prefetched: it is for the next one that is named
             starts, numbers = np.r_[start[ranges], start[early]], np.r_[numbers, early_numbers]
             order = np.argsort(starts, kind="stable")
@@ -113,25 +115,28 @@ def counted(timeline: Timeline) -> Timeline:
     """
     marked = [*numbers_of(timeline.names, BATCH_RANGE), *numbers_of(timeline.names, STEP_RANGE)]
     told = np.unique(timeline.lane[timeline.where(Kind.RANGE) & np.isin(timeline.name, marked)]).tolist()
-    known = {timeline.lanes[lane].device for lane in told}
+    known, by_lane = {timeline.lanes[lane].device for lane in told}, timeline.by_lane()
+    threads: dict[int, list[Ints]] = {}  # the spans of the host threads of each rank
+    for lane, spans in zip(timeline.lanes, by_lane, strict=True):
+        if lane.group == "host":
+            threads.setdefault(lane.device, []).append(spans)
     asks, stepping = timeline.named(lambda name: name.startswith(LOADER_NEXT)), timeline.named(OPTIMIZER_STEP.match)
-    batch, notes = timeline.batch.copy(), dict[str, None]()
+    batch, notes, begin = timeline.batch.copy(), dict[str, None](), timeline.begin
     found: list[tuple[int, int, int, int]] = []  # start, end, lane and number of each step
     for main, lane in enumerate(timeline.lanes):
         if lane.role != "main" or lane.device in known:
             continue
-        here = timeline.lane == main
-        asked, rows = timeline.start[here & asks].tolist(), np.flatnonzero(here & stepping)
-        outer = np.maximum.accumulate(np.r_[timeline.begin, timeline.end[rows][:-1]]) <= timeline.start[rows]
+        here = by_lane[main]
+        asked, rows = timeline.start[here[asks[here]]].tolist(), here[stepping[here]]
+        outer = np.maximum.accumulate(np.r_[begin, timeline.end[rows][:-1]]) <= timeline.start[rows]
         ends = timeline.end[rows[outer]].tolist()
         if not asked and ends:
-            asked = [_first_step(timeline, main, np.array(ends))]
+            asked = [_first_step(timeline, here, stepping, np.array(ends))]
         steps = _from(asked, ends, int(timeline.end[here].max(initial=0)))
         if len(steps) < 2:
             continue
         begins, lasts = np.array(steps).T
-        threads = [n for n, each in enumerate(timeline.lanes) if each.device == lane.device and each.group == "host"]
-        mine = np.flatnonzero(np.isin(timeline.lane, threads))
+        mine = np.sort(np.concatenate(threads[lane.device]))
         part = np.asarray(batch[mine], np.int32)
         _inside(part, timeline.start[mine], begins, lasts, np.arange(len(steps)))
         batch[mine] = part
@@ -186,7 +191,8 @@ def by_optimizer(timeline: Timeline, marks: Sequence[tuple[int, int]]) -> Timeli
         return timeline
     timeline = timeline.only(~(timeline.where(Kind.RANGE) & timeline.named(BATCH_RANGE.match)))
     numbers, last = np.array(list(ends)), np.array(list(ends.values()))
-    begins = np.r_[timeline.begin if numbers[0] else _first_step(timeline, main, last), last[:-1]]
+    here, stepping = np.flatnonzero(timeline.lane == main), timeline.named(OPTIMIZER_STEP.match)
+    begins = np.r_[timeline.begin if numbers[0] else _first_step(timeline, here, stepping, last), last[:-1]]
     batch = np.full(len(timeline), -1, np.int32)
     _inside(batch, timeline.start, begins, last, numbers)
     batch[timeline.in_lanes(lambda lane: lane.role in LOADING or lane.group == "device")] = -1
@@ -195,17 +201,18 @@ def by_optimizer(timeline: Timeline, marks: Sequence[tuple[int, int]]) -> Timeli
     return _numbered(timeline, batch, begins, last, main, numbers, BY_OPTIMIZER, *several)
 
 
-def _first_step(timeline: Timeline, main: int, ends: Ints) -> int:
+def _first_step(timeline: Timeline, here: Ints, stepping: Mask, ends: Ints) -> int:
     """Return when step 0 begins [ns], for nothing marks it: where it looks as the shortest of the later steps does.
+
+    `here` are the spans of the loop's thread, `stepping` tells which are of optimizers, `ends` has the ends of steps.
 
     An operator that is used n times in that step, until its optimizer, is used in step 0 for the last n times: of those
     that are, and not long before, the one that the shortest step uses first is where step 0 begins. Another one may be
     lacking in step 0, such as gradients set to zero. With one step alone it begins after the last copy to the GPU.
     """
-    here = timeline.lane == main
-    inside = here & timeline.named(OPTIMIZER_STEP.match)
+    inside = here[stepping[here]]
     optimizing = intervals.union(timeline.start[inside], timeline.end[inside])
-    rows = np.flatnonzero(here & timeline.where(Kind.OPERATOR) & ~intervals.covers(optimizing, timeline.start))
+    rows = here[(timeline.kind[here] == Kind.OPERATOR) & ~intervals.covers(optimizing, timeline.start[here])]
     start = timeline.start[rows]
     places = np.searchsorted(start, ends)
     before, counts = rows[: places[0]], np.diff(places)
@@ -217,8 +224,11 @@ def _first_step(timeline: Timeline, main: int, ends: Ints) -> int:
         return int(start[np.searchsorted(start, timeline.end[calls].max())]) if len(calls) else timeline.begin
     shortest = int(np.argmin(np.where(counts, counts, len(rows) + 1)))
     usual = timeline.name[rows[places[shortest] : places[shortest + 1]]].tolist()
+    used: dict[int, list[int]] = {}
+    for place, name in enumerate(timeline.name[before].tolist()):
+        used.setdefault(name, []).append(place)
     for name, often in Counter(usual).items():  # in order of their first use
-        found = np.flatnonzero(timeline.name[before] == name)[-often:]
+        found = used.get(name, [])[-often:]
         if len(found) == often and len(before) - found[0] <= 2 * len(usual):
             return int(start[found[0]])
     return int(start[max(0, len(before) - len(usual))])

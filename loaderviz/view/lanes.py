@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, STEP_RANGE
-from loaderviz.intervals import covered_within, take_free, union
+from loaderviz.intervals import covered_within, tracks, union
 from loaderviz.timeline import DEVICE_KINDS, KERNELS, LOADING, Kind, Lane, Timeline
 
 Indices = npt.NDArray[np.int64]
@@ -35,6 +36,7 @@ _ENGINES = (
     ("copy engine to GPU", "copy in", "H2D copy engine: the copies to the GPU, of all streams", Kind.COPY_H2D),
     ("copy engine from GPU", "copy out", "D2H copy engine: the copies from the GPU, of all streams", Kind.COPY_D2H),
 )
+LANES = 250  # threads that are drawn, and streams; of more a line says how many there are
 DEPTH = 4  # tracks of nested spans; deeper ones are left out and counted
 _LONG, _COVERED = 0.05, 0.05  # shares: of the timeline, a long operator; of it, what other bars may cover
 
@@ -61,21 +63,43 @@ def arrange(timeline: Timeline, operators: bool = False) -> tuple[list[Row], int
     """Return the rows of a timeline, and how many spans are nested too deeply to be in one.
 
     Operators are drawn on demand, and where the lane would be empty for long. The rows of one device, host lanes of its
-    rank before them, stand together.
+    rank before them, stand together. Last is said how many threads and streams have no rows.
     """
-    order = sorted(range(len(timeline.lanes)), key=lambda number: _rank(timeline.lanes[number], number))
-    streams = [number for number in order if timeline.lanes[number].group == "device"]
-    devices = sorted({timeline.lanes[number].device for number in streams})
-    rows = [row for number in order if number not in streams for row in _host_rows(timeline, number, operators)]
+    lanes, by_lane = timeline.lanes, timeline.by_lane()
+    drawn = sorted((n for group in ("host", "device") for n in _busiest(timeline, by_lane, group)),
+                   key=lambda number: _rank(lanes[number], number))  # fmt: skip
+    long, rows, streams = _LONG * max(1, timeline.duration), list[Row](), dict[int, list[int]]()
+    for number in drawn:
+        if lanes[number].group == "device":
+            streams.setdefault(lanes[number].device, []).append(number)
+        else:
+            rows += _host_rows(timeline, number, by_lane[number], operators, long)
+    devices = sorted(streams)
     for device in devices:
-        mine = [number for number in streams if timeline.lanes[number].device == device]
-        rows += _device_rows(timeline, device, mine)
+        rows += _device_rows(timeline, device, {number: by_lane[number] for number in streams[device]})
     rows.sort(key=lambda row: max(1, bisect(devices, row.device)))
     missing = np.ones(len(timeline), bool) if operators else ~timeline.where(Kind.OPERATOR)
-    for row in rows:
-        for track in row.tracks:
-            missing[track] = False
+    left_out = [n for n in set(range(len(lanes))).difference(drawn) if len(by_lane[n])]
+    for spans in (*(track for row in rows for track in row.tracks), *(by_lane[number] for number in left_out)):
+        missing[spans] = False
+    for group, what in (("host", "thread"), ("device", "stream")):
+        if count := sum(lanes[number].group == group for number in left_out):
+            rows.append(_more(words.count(count, f"more {what}"), max(devices, default=0) + 1))
     return rows, int(missing.sum())
+
+
+def _busiest(timeline: Timeline, by_lane: list[Indices], group: str) -> list[int]:
+    """Return the lanes of a group that are drawn: those with spans; of many the loops', and the longest busy ones."""
+    used = [n for n, lane in enumerate(timeline.lanes) if lane.group == group and len(by_lane[n])]
+    if len(used) <= LANES:
+        return used
+    busy = np.bincount(timeline.lane, timeline.end - timeline.start, len(timeline.lanes))
+    return sorted(used, key=lambda number: (timeline.lanes[number].role != "main", -busy[number]))[:LANES]
+
+
+def _more(what: str, device: int) -> Row:
+    title = f"{what} are not drawn: they are busy for less time than those that are. All numbers count them"
+    return Row(f"and {what}", f"+ {what}", title, "host", device, (np.empty(0, np.int64),))
 
 
 def depths(start: npt.NDArray[np.integer[Any]], end: npt.NDArray[np.integer[Any]]) -> Indices:
@@ -89,8 +113,7 @@ def depths(start: npt.NDArray[np.integer[Any]], end: npt.NDArray[np.integer[Any]
     by_track = np.lexsort((first, depth))
     same = depth[by_track][1:] == depth[by_track][:-1]
     if (same & (first[by_track][1:] < last[by_track][:-1])).any():  # not all of them nest
-        free: list[float] = []
-        depth = np.array([take_free(free, a, b) for a, b in zip(first.tolist(), last.tolist(), strict=True)], np.int64)
+        depth = np.array(tracks(zip(first.tolist(), last.tolist(), strict=True)), np.int64)
     result[order] = depth
     points = np.flatnonzero(end <= start)  # no length, no overlap: drawn inside what is open around them
     times = start[points]
@@ -108,22 +131,21 @@ def _tracks(timeline: Timeline, spans: Indices) -> tuple[Indices, ...]:
     return tuple(spans[depth == level] for level in range(min(int(depth.max(initial=0)) + 1, DEPTH)))
 
 
-def _host_rows(timeline: Timeline, number: int, operators: bool) -> list[Row]:
+def _host_rows(timeline: Timeline, number: int, spans: Indices, operators: bool, long: float) -> list[Row]:
+    """Return the rows of a host thread's spans; an operator of `long` ns may be in one although they are left out."""
     lane = timeline.lanes[number]
-    here = timeline.lane == number
-    shown = here if operators else _without_operators(timeline, here)
+    shown = spans if operators else _without_operators(timeline, spans, long)
     name, short = _thread(lane)
     about: dict[str, Any] = {"title": lane.name, "kind": "host", "device": lane.device, "of": number, "role": lane.role}
-    spans = np.flatnonzero(shown)
-    if lane.role in LOADING and not depths(timeline.start[spans], timeline.end[spans]).any():
-        return [Row(name, short, tracks=(spans,), **about)] if len(spans) else []
+    if lane.role in LOADING and not depths(timeline.start[shown], timeline.end[shown]).any():
+        return [Row(name, short, tracks=(shown,), **about)] if len(shown) else []
     rows = []
     for sort, kinds in _SORTS:
-        mine = np.flatnonzero(shown & timeline.where(*kinds))
+        mine = shown[np.isin(timeline.kind[shown], kinds)]
         if len(mine):
-            words = _sort_words(timeline, mine, sort)
-            full = f"{name} waits" if words == "waits" else f"{name}: {words}"
-            rows.append(Row(full, f"{short}: {_SHORT.get(words, words)}", tracks=_tracks(timeline, mine), **about))
+            holds = _sort_words(timeline, mine, sort)
+            full = f"{name} waits" if holds == "waits" else f"{name}: {holds}"
+            rows.append(Row(full, f"{short}: {_SHORT.get(holds, holds)}", tracks=_tracks(timeline, mine), **about))
     return rows
 
 
@@ -146,40 +168,37 @@ def _sort_words(timeline: Timeline, spans: Indices, sort: str) -> str:
     return sort
 
 
-def _without_operators(timeline: Timeline, here: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _without_operators(timeline: Timeline, spans: Indices, length: float) -> Indices:
     """Leave a lane's operators out, but long ones during which the lane would be empty, as if the host did nothing."""
-    shown: npt.NDArray[np.bool_] = here & ~timeline.where(Kind.OPERATOR)
-    long = here & ~shown & (timeline.end - timeline.start >= _LONG * max(1, timeline.duration))
-    found = np.flatnonzero(long)
-    if len(found):
-        others = union(timeline.start[shown], timeline.end[shown])
-        start, end = timeline.start[found], timeline.end[found]
-        alone = found[covered_within(others, start, end) <= _COVERED * (end - start)]
-        shown[alone[depths(timeline.start[alone], timeline.end[alone]) == 0]] = True
-    return shown
+    operators = timeline.kind[spans] == Kind.OPERATOR
+    long = operators & (timeline.end[spans] - timeline.start[spans] >= length)
+    shown: Indices = spans[~operators]
+    found = spans[long]
+    if not len(found):
+        return shown
+    others = union(timeline.start[shown], timeline.end[shown])
+    start, end = timeline.start[found], timeline.end[found]
+    alone = found[covered_within(others, start, end) <= _COVERED * (end - start)]
+    return np.sort(np.r_[shown, alone[depths(timeline.start[alone], timeline.end[alone]) == 0]])
 
 
-def _device_rows(timeline: Timeline, device: int, numbers: list[int]) -> list[Row]:
+def _device_rows(timeline: Timeline, device: int, streams: dict[int, Indices]) -> list[Row]:
     """Return the copy engines, seen over all streams, the streams, and the strip of what the device does."""
-    here = np.isin(timeline.lane, numbers)
-    rows = []
+    here = np.sort(np.concatenate(list(streams.values())))
+    kinds, rows = timeline.kind[here], []
     for name, short, title, kind in _ENGINES:
-        copies = np.flatnonzero(here & timeline.where(kind))
+        copies = here[kinds == kind]
         if len(copies):
             rows.append(Row(name, short, title, "engine", device, _tracks(timeline, copies), mirror=True))
     # the default stream (7 on CUDA, 0 on HIP), of two the one with more kernels
     found = [
         number
-        for number in numbers
+        for number in streams
         if timeline.lanes[number].number in (0, 7)
         and re.fullmatch(r"(?:rank \d+ )?stream [07](?: \(default\))?", timeline.lanes[number].name)
     ]
-    kernels = timeline.lane[timeline.where(*KERNELS)]
-    default = max(found, key=lambda number: int((kernels == number).sum()), default=-1)
-    for number in numbers:
-        spans = np.flatnonzero(timeline.lane == number)
-        if not len(spans):
-            continue
+    default = max(found, key=lambda number: int(np.isin(timeline.kind[streams[number]], KERNELS).sum()), default=-1)
+    for number, spans in streams.items():
         lane = timeline.lanes[number]
         name, short = lane.name, lane.name.replace("stream ", "s")
         if lane.role == "stream" and default >= 0:

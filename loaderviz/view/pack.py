@@ -31,6 +31,7 @@ Ints = npt.NDArray[np.int64]
 Window = tuple[int, int]  # ns from the begin of a timeline
 
 MOST = 2_000_000  # bars of a page; a browser holds about 35 bytes of each
+MARKS = 1_000  # hazards that are drawn
 _SMALL = 2_000  # bytes; a smaller body is not compressed, so that a page can show it at once
 _CELLS = 200  # of the utilisation curve
 _LABELS = {Kind.COPY_H2D: "bytes", Kind.COPY_D2H: "bytes", Kind.COPY_D2D: "bytes", Kind.MEMSET: "bytes",
@@ -333,6 +334,8 @@ def _notes(parts: Sequence[Part], tables: Sequence[tuple[Bars, Window | None]]) 
                 "view(window=(start, end)) shows another part in full, "
                 "loaderviz.export.to_html(timeline, 'page.html') all."
             )
+        if (more := len(part.timeline.marks) - MARKS) > 0:
+            yield f"{before}{words.count(more, 'hazard')} after the first {MARKS:,} are not drawn"
         if part.arranged[1] > 0:
             yield f"{before}{words.count(part.arranged[1], 'deeply nested span')} not drawn"
 
@@ -365,7 +368,7 @@ def _part(part: Part, bars: Bars, kept: Window | None, place: Ints) -> Json:
         "marks": [{"time": mark.time - begin, "lane": mark.lane, "kind": mark.kind, "report": mark.report,
                    **dict(zip(("text", "missing"), _told(mark.text), strict=True)),
                    "bars": place[list(mark.spans)].tolist()}
-                  for mark in timeline.marks],
+                  for mark in timeline.marks[:MARKS]],
         "findings": [{**each, "bars": place[list(each["bars"])].tolist()} for each in part.findings],
         "ghost": part.ghost,
         "whole": None if kept is None else list(kept),

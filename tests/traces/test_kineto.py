@@ -7,7 +7,7 @@ import pytest
 import trace_files
 from trace_files import BASE, PID, call, copy, event, loop, note, notes, op, read_events, rows, trace, work, write
 
-from loaderviz import advise, intervals, summarize
+from loaderviz import advise, files, intervals, summarize
 from loaderviz.analysis.evidence import Evidence
 from loaderviz.analysis.ranks import drawn, rank_table
 from loaderviz.analysis.what_if import LoopModel
@@ -47,7 +47,7 @@ def test_a_step_becomes_lanes_kinds_arrows_and_batches(tmp_path):
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 def test_every_layout_reads_the_same(tmp_path, monkeypatch, style, chunk, name):
     monkeypatch.setattr(source, "CHUNK", chunk)
-    monkeypatch.setattr(source, "BLOCK", chunk)
+    monkeypatch.setattr(files, "BLOCK", chunk)
     meta = {"ph": "M", "name": "process_name", "pid": PID, "tid": 0, "ts": BASE, "args": {"name": "python"}}
     flow = {"ph": "s", "id": 1, "pid": PID, "tid": PID, "ts": BASE, "cat": "ac2g", "name": "ac2g"}
     instant = {"ph": "i", "s": "t", "name": "[memory]", "pid": PID, "tid": PID, "ts": BASE, "args": {"Bytes": 4}}
