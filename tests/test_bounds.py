@@ -2,22 +2,11 @@
 numpy handles, of files that have one thing in plenty."""
 
 import sys
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-import factory
 import numpy as np
-import pytest
 
 import loaderviz
-from loaderviz import export, metrics
-from loaderviz.analysis.ranks import drawn, rank_table
-from loaderviz.timeline import Cause, Context, Kind, Timeline, TimelineBuilder
-from loaderviz.traces.assemble import assemble
-from loaderviz.traces.kineto import read_kineto
-from loaderviz.traces.source import Document
-from loaderviz.traces.steps import counted
 
 HERE = str(Path(loaderviz.__file__).parent)
 count = {"lines": 0, "numbers": 0}
