@@ -19,7 +19,7 @@ from loaderviz.analysis import Gain
 from loaderviz.batches import HAND_OUT, LOADER_NEXT
 from loaderviz.intervals import Intervals
 from loaderviz.metrics import NONE, Loop, Mask, Summary, choose_device, loop_lanes, on_device, summary_of, window_of
-from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Kind, Timeline
+from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Kind, Timeline, grouped
 from loaderviz.vendors import Api, calls_of
 
 Ints = npt.NDArray[np.int64]
@@ -229,10 +229,11 @@ class Evidence:
         mine = timeline.where(Kind.FETCH, Kind.PIN) & (timeline.batch >= 0) & (timeline.batch <= used) & (time > 0)
         whole = mine & (timeline.start > self.start) & (timeline.end < self.end)  # not cut off at an edge
         floors = [Floor(0, "")]
+        by_lane = timeline.by_lane()
         for lane in self.lanes_of(*(roles or LOADING)):
-            here = timeline.lane == lane
-            if (whole & here).any():
-                work = int(np.minimum(time[mine & here], time[whole & here].min()).sum())
+            here = by_lane[lane]
+            if whole[here].any():
+                work = int(np.minimum(time[here[mine[here]]], time[here[whole[here]]].min()).sum())
                 floors.append(Floor(work, f"work in {timeline.lanes[lane].name}"))
         return max(floors, key=lambda floor: floor.ns)
 
@@ -394,10 +395,10 @@ class Evidence:
             return found
         waits = self.covered(self.loop & timeline.where(Kind.WAIT))
         own = self.last - self.first - intervals.covered_within(waits, self.first, self.last)
-        for row in rows[np.unique(timeline.name[rows], return_index=True)[1]].tolist():
-            if own[row] >= LATE_FIRST:
-                later = own[rows[(timeline.name[rows] == timeline.name[row]) & (rows > row)]]
-                found[row] = not len(later) or own[row] >= OFTEN * np.median(later)
+        names, whose = np.unique(timeline.name[rows], return_inverse=True)
+        for same in grouped(whose, len(names)):
+            row, later = rows[same[0]], own[rows[same[1:]]]
+            found[row] = own[row] >= LATE_FIRST and (not len(later) or own[row] >= OFTEN * np.median(later))
         return found
 
     @cached_property

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from loaderviz.files import SQLITE, Source, TooLargeError, readable
 from loaderviz.timeline import Timeline, TimelineError
-from loaderviz.traces.assemble import assemble
+from loaderviz.traces.assemble import assemble, nothing_drawn
 from loaderviz.traces.kineto import RawTrace, read_kineto
 from loaderviz.traces.source import Document, TraceError
 from loaderviz.traces.steps import counted
@@ -42,7 +42,8 @@ def read(path: PathLike | Iterable[PathLike]) -> Timeline:
     by `DataLoader.__next__`, else by `optimizer.step()`, and a note says so. Several ranks are aligned by the clock
     that their files tell. What is damaged, missing or left out is told in `timeline.context.notes`.
 
-    Raises `TraceError` for a file that is no trace (the message says what it looks like), or that is hostile;
+    Raises `TraceError` for a file that is no trace (the message says what it looks like), that has no event which can
+    be drawn, or that is hostile;
     `NoFileError`, a FileNotFoundError, when there is none, another OSError when it cannot be opened.
 
     >>> loaderviz.summarize(loaderviz.read("trace.json")).step  # ns
@@ -67,7 +68,12 @@ def read(path: PathLike | Iterable[PathLike]) -> Timeline:
     if isinstance(found[0], Timeline):
         return found[0]
     raws = [raw for each in found if isinstance(each, list) for raw in each]
-    return counted(assemble(sorted(raws, key=lambda raw: (raw.rank is None, raw.rank or 0))))
+    if not any(len(raw.columns["start"]) for raw in raws):
+        raise TraceError(nothing_drawn(raws[0]))
+    try:
+        return counted(assemble(sorted(raws, key=lambda raw: (raw.rank is None, raw.rank or 0))))
+    except TooLargeError as problem:
+        raise TraceError(f"{files[0]}{' and others' if len(files) > 1 else ''}: {problem}") from problem
 
 
 def _raw(path: Path, alone: bool) -> list[RawTrace] | Timeline:

@@ -180,7 +180,7 @@ def _tidy(trace: RawTrace) -> list[str]:
         return notes
     keep = (np.abs(start - start[len(start) // 2]) <= DAY) & (end - start <= DAY)
     if strange := int((~keep).sum()):
-        trace.lost += strange
+        trace.lost[" more than a day away"] += strange
         notes.append(f"{strange:,} events more than a day away from the others are left out")
     pair = np.flatnonzero((start[1:] == start[:-1]) & (end[1:] == end[:-1]))
     twins = np.unique(np.concatenate([pair, pair + 1]))
@@ -471,18 +471,36 @@ def resolution(start: Ints, end: Ints) -> int:
     return int(np.gcd.reduce(np.concatenate([start[some] - start[0], end[some] - start[some]])))
 
 
-def _quality(trace: RawTrace, rows: Rows, launch: Ints, calls: Ints, tick: int) -> list[str]:
-    """Return what a reader must know of this trace. Flows are not counted as left out, they are in the picture."""
-    found = [f"the file is damaged: {what}" for what in trace.damage]
+def _left_out(trace: RawTrace) -> list[str]:
+    """Return how many events of which kinds are not drawn. Flows are not counted, they are in the picture."""
     out = [
-        (f"{name}{_PLURAL.get(name, '' if ' ' in name else ' events')}", count)
+        (f"{name[:60]}{_PLURAL.get(name, '' if ' ' in name else ' events')}", count)
         for name, count in trace.left_out.items()
         if name.lower() not in ("flow", "trace")
     ]
     out += [("synchronisation rows (they give arrows)", trace.sync_rows)] if trace.sync_rows else []
     out.sort(key=lambda item: -item[1])
-    not_drawn = ["not drawn: " + ", ".join(f"{count:,} {name}" for name, count in out[:6])] if out else []
-    lost = f"{words.count(trace.lost, 'event')} lost" if trace.lost else "no event lost"
+    return [f"{count:,} {name}" for name, count in out[:6]]
+
+
+def nothing_drawn(trace: RawTrace) -> str:
+    """Say of a file without events that can be drawn how many it has, and why each is not drawn."""
+    count = trace.lost.total() + trace.left_out.total() + trace.sync_rows
+    reasons = [f"{words.count(number, 'event')}{what}" for what, number in trace.lost.most_common() if number]
+    reasons += _left_out(trace)
+    reasons += [f"{words.count(trace.left_out['flow'], 'flow')}"] if trace.left_out["flow"] else []
+    damage = f" (the file is damaged: {'; '.join(trace.damage)})" if trace.damage else ""
+    if not count:
+        return f"{trace.path} has no events: the profiler recorded nothing{damage}"
+    return f"{trace.path} has {words.count(count, 'event')}, and none can be drawn: {', '.join(reasons)}{damage}"
+
+
+def _quality(trace: RawTrace, rows: Rows, launch: Ints, calls: Ints, tick: int) -> list[str]:
+    """Return what a reader must know of this trace."""
+    found = [f"the file is damaged: {what}" for what in trace.damage]
+    out = _left_out(trace)
+    not_drawn = ["not drawn: " + ", ".join(out)] if out else []
+    lost = f"{words.count(trace.lost.total(), 'event')} lost" if trace.lost.total() else "no event lost"
     if not len(rows["start"]):
         return [*found, f"the file has no events that can be drawn, {lost}", *not_drawn]
     work = np.flatnonzero(np.isin(rows["role"], ON_DEVICE))

@@ -73,8 +73,7 @@ def _role(category: str) -> int:
 class RawTrace:
     """One process's trace as read: `columns` (see `DTYPES`) with one entry per event, in any order.
 
-    `places` are (pid, tid, device, stream), as the file has them. `label` names the process if it has no rank. `damage`
-    and `lost` say what could not be read.
+    `places` are (pid, tid, device, stream), as the file has them. `label` names the process if it has no rank.
     """
 
     path: Path
@@ -92,14 +91,14 @@ class RawTrace:
     frames: list[Frame] = field(default_factory=list)  # outside torch and the standard library; from `zero` ns on
     zero: int = 0
     left_out: Counter[str] = field(default_factory=Counter)  # what was not taken, by category or phase
-    lost: int = 0
+    lost: Counter[str] = field(default_factory=Counter)  # what could not be read, by what is wrong with it
     damage: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
 
 
 def read_kineto(document: Document) -> RawTrace:
-    """Read a whole trace. Damage is noted in the RawTrace; `TraceError` is raised for what is no trace or hostile."""
+    """Read a whole trace. Damage is noted in the RawTrace; `TooLargeError` is raised for what is hostile."""
     path, was_enabled = document.source.path, gc.isenabled()
     table = EventTable(trace := RawTrace(path, damage=document.damage))
     gc.disable()  # it would look at millions of young dicts again and again; two thirds of the time
@@ -117,7 +116,7 @@ def read_kineto(document: Document) -> RawTrace:
         start += base
         trace.columns["end"] += base
     trace.unix = bool(len(start) and int(start[len(start) // 2]) > UNIX)
-    trace.lost += document.lost
+    trace.lost[" of no valid JSON"] += document.lost
     for name, value in _told(outer, path.name).items():
         setattr(trace, name, value)
     return trace
@@ -175,7 +174,7 @@ class EventTable:
             trace.left_out = counted
             whole = [(opening + body + b"}").decode("utf-8", "replace") for body in bodies]
             events, lost = salvaged(whole, str)
-            trace.lost += lost
+            trace.lost[" of no valid JSON"] += lost
         spans = np.fromiter(chain.from_iterable(filter(None, map(self._row, events))), np.int64)
         self._keep(dict(zip(DTYPES, spans.reshape(-1, len(DTYPES)).T, strict=True)))
         check_counts(event=self.count, character=self.names.size, lane=len(self.places))
@@ -194,11 +193,14 @@ class EventTable:
         if event.get("ph") != "X":
             self._other(event)
             return None
+        what = "time"
         try:
-            start, length, role = _nanoseconds(event["ts"]), _nanoseconds(event["dur"]), _role(event.get("cat", ""))
+            start, what = _nanoseconds(event["ts"]), "length"
+            length, what = _nanoseconds(event["dur"]), "category"
+            role, what = _role(event.get("cat", "")), "name"
             name = self.names[event["name"]] if role else -1
         except _DAMAGE:
-            self.trace.lost += 1
+            self.trace.lost[f" without a {what} that can be read"] += 1
             return None
         arguments = event.get("args")
         if not isinstance(arguments, dict):
@@ -229,7 +231,7 @@ class EventTable:
     def _keep(self, rows: Rows) -> None:
         """Keep these spans; one that ends before it starts is lost."""
         keep = rows["end"] >= rows["start"]
-        self.trace.lost += int((~keep).sum())
+        self.trace.lost[" of negative length"] += int((~keep).sum())
         count = self.count + int(keep.sum())
         if count > len(self._columns["start"]):  # they grow in place: to join arrays at the end takes twice the room
             for column in self._columns.values():

@@ -17,9 +17,10 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+import numpy.typing as npt
 
-from loaderviz.files import LIMITS
-from loaderviz.timeline import Cause, Ids
+from loaderviz.files import LIMITS, check_counts
+from loaderviz.timeline import Cause, Ids, grouped
 from loaderviz.traces.kineto import DTYPES, Numbers, RawTrace
 from loaderviz.traces.source import TraceError
 from loaderviz.vendors import ON_DEVICE, Role
@@ -31,22 +32,40 @@ _MEMORIES = dict(enumerate(("Pageable", "Pinned", "Device", "Array", "Managed", 
 _VERSION = re.compile(r"(?:_v\d{4,5})?(?:_pt(?:sz|ds))?$")  # cudaMemcpyAsync_v3020
 _TELLING = re.compile(r"not all|lost|dropped|missing|incomplete|overflow|could not", re.I)
 _AT_ONCE = 50_000
+_EVENTS = (*(f"{_GPU}{name}" for name in ("RUNTIME", "KERNEL", "MEMCPY", "MEMSET")), "NVTX_EVENTS")
+_UNNAMED = "range without a name"
 _NULL, _BAD = -1, -(2**61)  # stand for NULL, or a column that is not there, and for what is no whole number
 _WHOLE = f"CASE typeof({{0}}) WHEN 'integer' THEN {{0}} WHEN 'null' THEN {_NULL} ELSE {_BAD} END"
+_MANY = 6  # processes without GPU work; more are told as one
 _STREAM_WAITS = 2  # CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_WAIT_EVENT; in all others the host waits
 
 Row = tuple[Any, ...]
+Mask = npt.NDArray[np.bool_]
 Columns = dict[str, Numbers]  # of spans: those of `DTYPES`, and "pid"
 
 
 def read_nsight(path: Path) -> list[RawTrace]:
     """Return the trace of each process that used the GPU. Raises `TraceError` for a database of something else."""
+    log = Path(f"{path.resolve()}-wal")  # what was written last may be there alone
+    how = "mode=ro" if log.exists() else "mode=ro&immutable=1"
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1", uri=True)) as connection:
+        with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?{how}", uri=True)) as connection:
             connection.text_factory = lambda text: text.decode("utf-8", "replace")
             return _Export(path, connection).traces()
     except sqlite3.Error as problem:
         raise TraceError(f"{path} looks like an SQLite database but cannot be read: {problem}") from problem
+
+
+def _log_of(path: Path) -> str:
+    """Say that a write-ahead log may be missing: what was written last is there, and is not in the file yet."""
+    with path.open("rb") as file:
+        logged = file.read(20)[18:20] == b"\x02\x02"
+    missing = logged and not Path(f"{path.resolve()}-wal").exists()
+    return (
+        f". If there was a file {path.name}-wal beside it, copy that, too: it holds what was written last"
+        if missing
+        else ""
+    )
 
 
 class _Export:
@@ -59,7 +78,8 @@ class _Export:
         self.columns = {name: {row[1] for row in connection.execute(f'PRAGMA table_info("{name}")')} for name in known}
         if not any(name.startswith((_GPU, "NVTX_EVENTS", "TARGET_INFO")) for name in known):
             shown = ", ".join(sorted(known)[:4]) or "none"
-            raise TraceError(f"{path} is an SQLite database, but no Nsight Systems export; its tables are: {shown}")
+            told = f"its tables are: {shown}{_log_of(path)}"
+            raise TraceError(f"{path} is an SQLite database, but no Nsight Systems export; {told}")
         self.strings: dict[Any, Any] = dict(self.select("StringIds", "id", "value"))
         self.left_out: Counter[str] = Counter()
         self.names, self.places = Ids(), Ids()
@@ -82,36 +102,64 @@ class _Export:
     def traces(self) -> list[RawTrace]:
         """Return one trace per process; processes that have host ranges only stay in where no process has GPU work."""
         base = next((row[0] for row in self.select("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")), None)
+        base = base if isinstance(base, int) and abs(base) < 2**62 else None
         calls = [self._calls(_GPU + table) for table in ("RUNTIME", "DRIVER")]
         found = [*calls, *self._work(), self._ranges(), self._synchronizations(calls)]
         rows = {name: np.concatenate([each[name] for each in found]) for name in ("pid", *DTYPES)}
+        if not len(rows["pid"]):
+            raise TraceError(f"{self.path} has no events that can be drawn: {self._why_empty()}")
         good = (rows["end"] >= rows["start"]) & (rows["nbytes"] != _BAD) & (rows["correlation"] != _BAD)
         good &= (np.abs(rows["start"]) < 2**60) & (np.abs(rows["end"]) < 2**60)
-        every = np.unique(rows["pid"]).tolist()
-        working = np.unique(rows["pid"][good & np.isin(rows["role"], ON_DEVICE)]).tolist() or every
-        for pid in set(every) - set(working):
-            self.left_out[f"spans of process {pid} (no GPU work);"] += int((good & (rows["pid"] == pid)).sum())
-        said = (text for (text,) in self.select("DIAGNOSTIC_EVENT", "text") if isinstance(text, str))
-        remarks = [f"nsys says: {text}" for text in said if _TELLING.search(text)][:3]
+        processes, whose = np.unique(rows["pid"], return_inverse=True)
+        working = self._working(processes, whose, good, rows["role"])
+        devices, threads, versions = self._devices(), self._threads(), self._versions()
         traces = []
-        for pid in working or [0]:
-            mine = rows["pid"] == pid
-            columns = {name: rows[name][mine & good].astype(dtype) for name, dtype in DTYPES.items()}
-            trace = RawTrace(
-                self.path,
-                columns | {name: columns[name] + (base or 0) for name in ("start", "end")},
-                list(self.names),
-                list(self.places),
-                f"process {pid}",
-                unix=base is not None,
-                devices=self._devices(),
-                threads=self._threads(),
-                lost=int((mine & ~good).sum()),
-                versions=self._versions(),
-            )
-            traces.append(trace)
-        traces[0].remarks, traces[0].left_out = remarks, self.left_out
+        for pid, works, mine in zip(processes.tolist(), working.tolist(), grouped(whose, len(processes)), strict=True):
+            if works:
+                kept = mine[good[mine]]
+                columns = {name: rows[name][kept].astype(dtype) for name, dtype in DTYPES.items()}
+                trace = RawTrace(
+                    self.path,
+                    columns | {name: columns[name] + (base or 0) for name in ("start", "end")},
+                    list(self.names),
+                    list(self.places),
+                    f"process {pid}",
+                    unix=base is not None,
+                    devices=devices,
+                    threads=threads,
+                    lost=Counter({" with values of other kinds": len(mine) - len(kept)}),
+                    versions=versions,
+                )
+                traces.append(trace)
+        said = (text for (text,) in self.select("DIAGNOSTIC_EVENT", "text") if isinstance(text, str))
+        traces[0].remarks += [f"nsys says: {text[:200]}" for text in said if _TELLING.search(text)][:3]
+        if "StringIds" not in self.columns:
+            traces[0].remarks.append("names are not known: the file has no table StringIds")
+        traces[0].left_out = self.left_out
         return traces
+
+    def _working(self, processes: Numbers, whose: Numbers, good: Mask, role: Numbers) -> Mask:
+        """Return which processes are kept: those with GPU work, or all where none has; raise an error for too many."""
+        working: Mask = np.bincount(whose[good & np.isin(role, ON_DEVICE)], minlength=len(processes)) > 0
+        working |= not working.any()
+        check_counts(process=int(working.sum()), lane=len(self.places), character=sum(map(len, self.names)))
+        idle, counts = (
+            processes[~working].tolist(),
+            np.bincount(whose[good], minlength=len(processes))[~working].tolist(),
+        )
+        if len(idle) > _MANY:
+            self.left_out[f"spans of {len(idle):,} processes (no GPU work);"] += sum(counts)
+        else:
+            for pid, count in zip(idle, counts, strict=True):
+                self.left_out[f"spans of process {pid} (no GPU work);"] += count
+        return working
+
+    def _why_empty(self) -> str:
+        """Say what a file lacks that has nothing to draw."""
+        missing, empty = ([name for name in _EVENTS if (name in self.columns) is known] for known in (False, True))
+        lacks = [f"it lacks the tables {', '.join(missing)}"] if missing else []
+        lacks += [f"its tables {', '.join(empty)} are empty"] if empty else []
+        return f"{' and '.join(lacks)}; record with `nsys profile --trace=cuda,nvtx`{_log_of(self.path)}"
 
     # Each gives spans as columns
 
@@ -173,7 +221,7 @@ class _Export:
     def _ranges(self) -> Columns:
         spans: list[Row] = []
         for start, end, tid, text, number in self.select("NVTX_EVENTS", "start", "end", "globalTid", "text", "textId"):
-            name = text if isinstance(text, str) else self.strings.get(number)
+            name = text if isinstance(text, str) else self.strings.get(number, None if self.strings else _UNNAMED)
             if end is None or not isinstance(name, str):
                 self.left_out["NVTX marks and ranges without an end"] += 1
                 continue

@@ -37,6 +37,8 @@ class TraceError(LoadervizError, ValueError):
 CHUNK = 1 << 19  # bytes whose events are parsed together: few enough to stay in the cache
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST = re.compile(rb'\s*\{\s*"([^"\\]{1,40})"')
+_ENTRY = re.compile(r"[^,\s]")
+_LIST_END = re.compile(r'\}\s*+\](?:\s*+,\s*+"\w+"\s*+:|\s*+(?:\}\s*+)?$)')
 _DECODER = json.JSONDecoder(strict=False)
 
 
@@ -80,8 +82,8 @@ class Document:
 
     def chunks(self) -> Iterator[list[bytes]]:
         """Give the events, some thousand at once, each as its text after the opening `{"key"` and before its `}`."""
-        buffer = self._buffer
-        first = _FIRST.match(buffer) or _FIRST.match(buffer := buffer + next(self._blocks, b""))
+        buffer = self._skipped(self._buffer)
+        first = _FIRST.match(buffer) or _FIRST.match(buffer := self._skipped(buffer + next(self._blocks, b"")))
         if first is None:
             yield from self._end(buffer)
             return
@@ -125,35 +127,56 @@ class Document:
         yield pieces[:-MERGE]  # the last may be parts of one event
         yield from self._end(b'{"' + self.key + b'"' + border.join(pieces[-MERGE:]))
 
+    def _skipped(self, buffer: bytes) -> bytes:
+        """Return it without what comes before the first object; each entry of the list that is none is lost."""
+        text, place = buffer.decode("latin-1"), 0  # a letter for each byte
+        with suppress(ValueError, RecursionError):
+            while (place := _next(text, place)) < len(text) and text[place] not in "{]":
+                place = _DECODER.raw_decode(text, place)[1]
+                self.lost += 1
+        return buffer[place:]
+
     def _end(self, text: bytes) -> Iterator[list[bytes]]:
         """Give the last event, and keep what comes after the list of events."""
         if self.source.damage:
             self.damage.append(self.source.damage)
-        rest, bodies = text.decode("utf-8", "replace").strip(), []
+        rest, bodies = text.decode("utf-8", "replace"), []
         opening = re.compile(rf'\{{\s*"{re.escape(self.key.decode())}"')
-        while rest.startswith("{"):
+        place = _next(rest, 0)
+        while place < len(rest) and rest[place] != "]":
             try:
-                event, end = _DECODER.raw_decode(rest)
-                match = opening.match(rest)  # as it stands: to parse and write it again would lose digits
-                bodies += [rest[match.end() : end - 1].encode()] if match else self._bodies([event])
+                event, end = _DECODER.raw_decode(rest, place)
+                match = opening.match(rest, place)  # as it stands: to parse and write it again would lose digits
+                if match:
+                    bodies.append(rest[match.end() : end - 1].encode())
+                elif isinstance(event, dict):
+                    bodies += self._bodies([event])
+                else:
+                    self.lost += 1
             except (ValueError, RecursionError):
-                saved, end = self._broken_end(rest)
+                saved, end = self._broken_end(rest, place)
                 bodies += self._bodies(saved)
-            rest = rest[end:].lstrip(", \t\r\n")
+            place = _next(rest, end)
         yield bodies
-        if rest.startswith("]"):
-            self.tail = _outer("{" + rest[1:].lstrip(", \t\r\n"))
-        elif not self.damage and (self.head or rest):
+        if place < len(rest):
+            self.tail = _outer("{" + rest[_next(rest, place + 1) :])
+        elif not self.damage and (self.head or rest.strip()):
             self.damage.append(f"it ends in the middle, after {words.size(self.source.read)}")
 
-    def _broken_end(self, rest: str) -> tuple[list[Event], int]:
+    def _broken_end(self, rest: str, place: int) -> tuple[list[Event], int]:
         """Return what can be saved of the last events, and where the list ends, or the text where it is cut."""
-        match = re.search(r"\}\s*\](?:\s*,\s*\"\w+\"\s*:|\s*\}?\s*$)", rest)
-        saved, lost = salvaged([rest[: match.start() + 1]] if match else [])
+        match = _LIST_END.search(rest, place)
+        saved, lost = salvaged([rest[place : match.start() + 1]] if match else [])
         self.lost += lost if match else 1
         if not match and not self.damage:
             self.damage.append(f"it ends in the middle of an event, after {words.size(self.source.read)}")
         return saved, match.start() + 1 if match else len(rest)
+
+
+def _next(text: str, place: int) -> int:
+    """Return where the next entry begins, or the list ends, behind blanks and commas."""
+    found = _ENTRY.search(text, place)
+    return found.start() if found else len(text)
 
 
 def _outer(text: str) -> dict[str, Any]:
@@ -172,7 +195,7 @@ def _outer(text: str) -> dict[str, Any]:
 # belongs.
 
 _BAD_BACKSLASH = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_BARE_WORD = re.compile(r'(:\s*)(?:N/A|-?nan(?:\([^)"]*\))?|-?inf(?:inity)?|undefined)(?=\s*[,}\]])', re.I)
+_BARE_WORD = re.compile(r'(:\s*)(?:N/A|-?nan(?:\([^)"]{0,40}\))?|-?inf(?:inity)?|undefined)(?=\s*[,}\]])', re.I)
 MERGE = 4  # pieces joined when an object inside an event looked like the border of two
 
 
@@ -181,15 +204,16 @@ def salvaged(texts: list[str], parse_float: Callable[[str], Any] = float) -> tup
     saved: list[Event] = []
     lost = place = 0
     while place < len(texts):
-        events, used = _one(texts, place, parse_float)
+        events, others, used = _one(texts, place, parse_float)
         saved += events
-        lost += not events
+        lost += others
         place += used
     return saved, lost
 
 
-def _one(texts: list[str], place: int, parse_float: Callable[[str], Any]) -> tuple[list[Event], int]:
-    """Return the event (or events) that a text holds, with those after it that are parts of it; and their number."""
+def _one(texts: list[str], place: int, parse_float: Callable[[str], Any]) -> tuple[list[Event], int, int]:
+    """Return the event (or events) that a text holds, with those after it that are parts of it; how many entries are
+    no events; and the number of these texts."""
     text = texts[place]
     joined = (
         "},".join(part[:-1] for part in texts[place : place + more]) + "}"
@@ -199,6 +223,7 @@ def _one(texts: list[str], place: int, parse_float: Callable[[str], Any]) -> tup
     for used, attempt in enumerate((text, repaired, *joined)):
         with suppress(ValueError, ArithmeticError, RecursionError):
             found = json.loads("[" + attempt + "]", strict=False, parse_float=parse_float)
-            if all(isinstance(event, dict) for event in found):
-                return found, max(1, used)
-    return [], 1
+            events = [event for event in found if isinstance(event, dict)]
+            if used < 2 or len(events) == len(found):
+                return events, len(found) - len(events), max(1, used)
+    return [], 1, 1

@@ -98,7 +98,8 @@ def _busiest(timeline: Timeline, by_lane: list[Indices], group: str) -> list[int
 
 
 def _more(what: str, device: int) -> Row:
-    title = f"{what} are not drawn: they are busy for less time than those that are. All numbers count them"
+    verb, them = ("is", "it") if what.startswith("1 ") else ("are", "they")
+    title = f"{what} {verb} not drawn: {them} {verb} busy for a shorter time than those in the picture"
     return Row(f"and {what}", f"+ {what}", title, "host", device, (np.empty(0, np.int64),))
 
 

@@ -334,8 +334,9 @@ def _notes(parts: Sequence[Part], tables: Sequence[tuple[Bars, Window | None]]) 
                 "view(window=(start, end)) shows another part in full, "
                 "loaderviz.export.to_html(timeline, 'page.html') all."
             )
+        yield from (f"{before}{row.title}" for row in part.arranged[0] if row.kind == "host" and row.of < 0)
         if (more := len(part.timeline.marks) - MARKS) > 0:
-            yield f"{before}{words.count(more, 'hazard')} after the first {MARKS:,} are not drawn"
+            yield f"{before}{words.count(more, 'hazard')} after the first {MARKS:,} not drawn"
         if part.arranged[1] > 0:
             yield f"{before}{words.count(part.arranged[1], 'deeply nested span')} not drawn"
 

@@ -3,10 +3,12 @@
 import gc
 import gzip
 import random
+import re
 import subprocess
 import sys
 import zlib
 from base64 import b64encode
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -46,8 +48,11 @@ def test_every_cut_of_a_small_file(tmp_path):
         try:
             found = [row[:2] for row in read(write(tmp_path, text[:end])).rows()]
         except TraceError as problem:
-            assert "is no trace: it looks like" in str(problem)
-            assert end < text.index('"traceEvents"') + 16
+            none = re.search(
+                "has (no events: the|1 event, and none can be drawn: 1 event of no valid JSON)", str(problem)
+            )
+            assert none or "is no trace: it looks like" in str(problem)
+            assert end < text.index('"traceEvents"') + (300 if none else 16)
             continue
         assert len(found) <= len(whole)
 
@@ -123,6 +128,34 @@ def test_broken_gpu_events(tmp_path):
     ]
     timeline = read_events(tmp_path, *bad)
     assert sorted(row.name[:6] for row in timeline.rows()) == ["Memcpy", "a", "b", "c", "d", "e", "f", "g", "h"]
+
+
+def test_a_list_without_borders_is_read_in_one_go(tmp_path, monkeypatch):
+    """Each event begins with another key: its text is not copied once for each of them."""
+    texts, decoder = [], source._DECODER
+    monkeypatch.setattr(
+        source, "_DECODER", SimpleNamespace(raw_decode=lambda *each: texts.append(each[0]) or decoder.raw_decode(*each))
+    )
+    events = [{f"key {n}": n} | op("aten::a", BASE + n, 1) for n in range(300)]
+    path = write(tmp_path, {"traceEvents": events})
+    assert len(read(path)) == 300
+    assert sum(map(len, {id(text): text for text in texts}.values())) < 3 * path.stat().st_size
+
+
+BLANK = " " * 200_000
+
+
+@pytest.mark.timeout(20)  # a pattern that goes back and forth takes hours
+@pytest.mark.parametrize(
+    "junk", ["}]" + BLANK + "x", "}" + BLANK + "x", ": nan(" * 50_000, ":" + BLANK + "x", "\\" * 99_999]
+)
+def test_blanks_and_brackets_cost_no_time(tmp_path, junk):
+    text = styled(trace(*loop(), op("last", BASE + 90, 1)), "one line")
+    for place in ('"External id": 1', '"name": "last"'):
+        path = write(tmp_path, text.replace(place, junk, 1))
+        assert 7 < len(read(path)) < 10
+    path = write(tmp_path, text[: text.index('"last"')] + junk)
+    assert len(read(path)) == 9
 
 
 @pytest.mark.timeout(20)  # as an int such a number has a million digits: minutes for each
@@ -205,25 +238,60 @@ def test_what_a_files_name_tells(tmp_path, name, words):
         read(tmp_path / name)
 
 
-def test_events_of_other_tools_are_counted_as_left_out(tmp_path):
+OTHERS = [
+    {"ph": "X", "pid": 1, "tid": 14, "ts": 100.0, "dur": 20.0, "name": "loop_fusion"},
+    *({"ph": phase, "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": 3} for phase in "BEbesC"),
+    {"ph": "X", "cat": "python_function", "name": "a.py(3): f", "pid": 1, "tid": 1, "ts": 3, "dur": 1},
+]
+
+
+@pytest.mark.parametrize("drawn", [[], loop()])
+def test_events_of_other_tools_are_counted_as_left_out(tmp_path, drawn):
     """JAX writes no categories; other tools write begin and end apart."""
-    timeline = read_events(
-        tmp_path,
-        {"ph": "X", "pid": 1, "tid": 14, "ts": 100.0, "dur": 20.0, "name": "loop_fusion"},
-        *({"ph": phase, "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": 3} for phase in "BEbe"),
-    )
-    said = notes(timeline)
-    assert "the file has no events that can be drawn, no event lost" in said
+    path = write(tmp_path, trace(*OTHERS, *drawn))
+    if drawn:
+        said = notes(read(path))
+        assert "no event lost" in said
+    else:
+        with pytest.raises(TraceError, match=f"{path} has 8 events, and none can be drawn: .*, 1 flow$") as caught:
+            read(path)
+        said = str(caught.value)
     for words in ("1 events without a category (as JAX", "2 events by begin and end", "2 asynchronous events"):
         assert words in said
+    assert "1 counters" in said and "1 python_function events" in said
 
 
-@pytest.mark.parametrize("when", [True, None, "soon", [1], {}])
-def test_a_file_whose_only_event_is_broken_says_so(tmp_path, when):
-    said = notes(
-        read_events(tmp_path, {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": when, "dur": 1})
-    )
-    assert "no events that can be drawn, 1 event lost" in said
+BAD = {
+    "ts": ("time", [True, None, "soon", [1], {}, 1e30]),
+    "dur": ("length", [None, {"__class__": 3}, "x" * 99, [], "1e99"]),
+    "cat": ("category", [3, None, [], {"__class__": "kernel"}]),
+    "name": ("name", [3, None, [], {"__class__": "str"}, True]),
+}
+
+
+@pytest.mark.parametrize("key, value", [(key, value) for key, (_, values) in BAD.items() for value in values])
+def test_a_file_whose_every_event_is_broken_says_why(tmp_path, key, value):
+    event = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 3, "dur": 1}
+    path = write(tmp_path, trace(event | {key: value}, event | {key: value}, event | {"dur": -1}))
+    told = f"2 events without a {BAD[key][0]} that can be read, 1 event of negative length"
+    with pytest.raises(TraceError, match=f"{path} has 3 events, and none can be drawn: {told}$"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "value, said", [({"__class__": 3}, "an object"), ("x", "a text"), (3, "a number"), (True, "true")]
+)
+def test_events_that_are_no_list(tmp_path, value, said):
+    with pytest.raises(TraceError, match=f"JSON whose 'traceEvents' is {said}, where a list of events belongs"):
+        read(write(tmp_path, {"schemaVersion": 1, "traceEvents": value}))
+
+
+@pytest.mark.parametrize("event", [3, None, "x", [], [{"ph": "X"}], True, {}])
+def test_an_event_that_is_none_is_lost(tmp_path, event):
+    for events in ([event, *loop()], [*loop(), event], [loop()[0], event, *loop()[1:]]):
+        assert len(read(write(tmp_path, {"traceEvents": events})).self_check()) == 9
+    with pytest.raises(TraceError, match=r"has (1 event, and none|no events)"):
+        read(write(tmp_path, {"traceEvents": [event]}))
 
 
 def test_paths(tmp_path):

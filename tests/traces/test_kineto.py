@@ -457,11 +457,19 @@ def test_the_quality_of_a_recording(tmp_path):
 
 
 @pytest.mark.parametrize("data", [trace(), {"traceEvents": []}, [{"ph": "M", "name": "x", "pid": 1, "tid": 1}]])
-def test_nothing_in_it_is_an_empty_timeline_with_a_reason(tmp_path, data):
-    timeline = read(write(tmp_path, data))
-    assert len(timeline) == 0
-    assert "no events that can be drawn" in notes(timeline)
-    assert summarize(timeline).window == 0
+def test_a_file_with_nothing_in_it_is_an_error(tmp_path, data):
+    with pytest.raises(TraceError, match="has no events: the profiler recorded nothing"):
+        read(write(tmp_path, data))
+
+
+def test_a_rank_with_nothing_in_it_is_one_of_several(tmp_path):
+    for rank, events in enumerate((loop(), [])):
+        write(tmp_path, trace(*events, distributedInfo={"rank": rank}), f"{rank}.json")
+    assert "rank 1: the file has no events that can be drawn" in notes(timeline := read(tmp_path))
+    assert len(timeline) == 9
+    (tmp_path / "0.json").unlink()
+    with pytest.raises(TraceError, match=r"1\.json has no events"):
+        read(tmp_path)
 
 
 def test_a_bare_list_of_events_without_its_end(tmp_path):

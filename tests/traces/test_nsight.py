@@ -1,11 +1,12 @@
 """Nsight Systems exports, made here with the schema of real ones, in several versions."""
 
+import shutil
 import sqlite3
 
 import pytest
 from trace_files import notes, rows, write
 
-from loaderviz import summarize
+from loaderviz import files, summarize
 from loaderviz.timeline import Kind
 from loaderviz.traces import TraceError, read
 
@@ -244,3 +245,93 @@ def test_reading_writes_nothing(tmp_path):
     read(path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["a.sqlite"]
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_a_file_whose_rows_are_in_its_write_ahead_log(tmp_path, log):
+    path, there = tmp_path / "report.sqlite", tmp_path / "copied" / "report.sqlite"
+    there.parent.mkdir()
+    rows = export(path, "PRAGMA journal_mode = wal") and sqlite3.connect(path)
+    rows.execute("DELETE FROM NVTX_EVENTS")
+    rows.commit()
+    shutil.copy(path, there)
+    if log:
+        shutil.copy(f"{path}-wal", f"{there}-wal")
+    assert [row[3] for row in table(read(there))] == [row[3] for row in EXPECTED[log:]]
+    rows.close()
+
+
+def test_a_file_without_its_write_ahead_log(tmp_path):
+    path, there = tmp_path / "report.sqlite", tmp_path / "copied.sqlite"
+    for number, (made, said) in enumerate(((True, "are empty; record"), (False, "but no Nsight Systems export"))):
+        place = path.with_stem(f"report{number}")
+        rows = sqlite3.connect(place)
+        rows.execute("PRAGMA journal_mode = wal")
+        rows.execute(f"CREATE TABLE {'NVTX_EVENTS' if made else 'other'} (start, end)")
+        rows.commit()
+        if made:
+            rows.execute("PRAGMA wal_checkpoint")
+        rows.execute("INSERT INTO NVTX_EVENTS VALUES (1, 2)") if made else rows.execute(
+            "CREATE TABLE TARGET_INFO_GPU (id)"
+        )
+        rows.commit()
+        shutil.copy(place, there)
+        rows.close()
+        with pytest.raises(
+            TraceError, match=f"{said}.*If there was a file copied.sqlite-wal beside it, copy that, too"
+        ):
+            read(there)
+
+
+def test_a_file_without_tables_of_events_names_them(tmp_path):
+    names = [line.split(":")[0] for line in SCHEMA.strip().splitlines()]
+    drops = [name for name in names if name.startswith(("CUPTI", "NVTX"))]
+    path = export(tmp_path / "report.sqlite", "".join(f"DROP TABLE {name};" for name in drops))
+    with pytest.raises(
+        TraceError, match=r"it lacks the tables CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_.*, NVTX_EVENTS; record"
+    ):
+        read(path)
+    path.unlink()
+    path = export(
+        path, "".join(f"DELETE FROM {name};" for name in drops if "MEMSET" not in name) + f"DROP TABLE {drops[3]}"
+    )
+    with pytest.raises(TraceError, match=r"it lacks the tables CUPTI_ACTIVITY_KIND_MEMSET and its tables .* are empty"):
+        read(path)
+
+
+def test_a_file_without_its_tables_of_texts_is_drawn_without_names(tmp_path):
+    timeline = read(export(tmp_path / "report.sqlite", "DROP TABLE StringIds; DROP TABLE ENUM_CUDA_MEM_KIND"))
+    assert [row[:3] for row in table(timeline)] == [row[:3] for row in EXPECTED]
+    assert {row.name for row in rows(timeline, Kind.COMPUTE, Kind.RANGE)} == {"unknown kernel", "range without a name"}
+    assert "names are not known: the file has no table StringIds" in notes(timeline)
+
+
+@pytest.mark.parametrize("column", ["start", "end", "correlationId"])
+def test_a_file_whose_every_row_is_lost(tmp_path, column):
+    names = [line.split(":")[0] for line in SCHEMA.strip().splitlines() if line.startswith("CUPTI")]
+    change = "".join(f"UPDATE {name} SET {column} = 'x';" for name in names) + "DELETE FROM NVTX_EVENTS"
+    with pytest.raises(TraceError, match="has 7 events, and none can be drawn: 7 events with values of other kinds"):
+        read(export(tmp_path / "report.sqlite", change))
+
+
+@pytest.mark.parametrize("idle", [3, 30])
+def test_very_many_processes(tmp_path, monkeypatch, idle):
+    kernel = (
+        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, streamId, globalPid) VALUES (9, 10, 0, 7, {});"
+    )
+    call = "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME (start, end, globalTid) VALUES (9, 10, {});"
+    work = "".join(kernel.format((n + 1) << 24) for n in range(5)) + "".join(
+        call.format((n + 99) << 24) for n in range(idle)
+    )
+    path = export(tmp_path / "report.sqlite", work)
+    timeline = read(path)
+    assert len(timeline) == len(EXPECTED) + 5
+    told = (
+        [f"1 spans of process {n + 99} (no GPU work)" for n in range(3)]
+        if idle == 3
+        else ["30 spans of 30 processes (no"]
+    )
+    assert all(each in notes(timeline) for each in told)
+    monkeypatch.setitem(files.LIMITS, "process", 5)
+    with pytest.raises(TraceError, match=f"{path}: it has 6 processes, and at most 5 are read"):
+        read(path)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderviz.timeline import Kind
-from loaderviz.view.lanes import arrange, depths
+from loaderviz.view.lanes import LANES, arrange, depths
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20)), max_size=20)
 
@@ -79,3 +79,26 @@ def test_each_gpu_has_its_own_lanes_and_strip():
 def test_spans_nested_too_deeply_are_counted(depth):
     rows, left_out = arrange(factory.made(*(("thread 5", level, 100 - level, Kind.RANGE) for level in range(depth))))
     assert (len(rows[0].tracks), left_out) == (4, depth - 4)
+
+
+@pytest.mark.parametrize("devices", [1, 3 * LANES])
+def test_of_very_many_lanes_the_busiest_are_drawn_and_a_line_says_how_many_are_not(devices):
+    streams = ((f"stream {n + 8}@{n % devices}", n, n + 10 + n % 999, Kind.COMPUTE) for n in range(3 * LANES))
+    threads = ((f"thread {n}", n, n + 10 + n % 777, Kind.API) for n in range(2 * LANES))
+    timeline = factory.made(("main", 0, 5, Kind.API), ("stream 7", 0, 1, Kind.COPY_H2D), *threads, *streams)
+    rows, left_out = arrange(timeline)
+    drawn = {group: [row for row in rows if row.kind == group and row.of >= 0] for group in ("host", "stream")}
+    assert [row.name for row in rows[-2:]] == ["and 251 more threads", "and 501 more streams"]
+    assert (len(drawn["host"]), len(drawn["stream"]), left_out) == (LANES, LANES, 0)
+    assert drawn["host"][0].name == "main thread: CUDA calls"  # although it is seldom busy
+    busy = {
+        lane: int((timeline.end - timeline.start)[timeline.lane == lane].sum()) for lane in range(len(timeline.lanes))
+    }
+    shown = sorted(busy[row.of] for row in drawn["stream"])
+    assert shown == sorted(busy[n] for n, lane in enumerate(timeline.lanes) if lane.role == "stream")[-LANES:]
+    head, _ = timeline.view().packed()
+    assert head["parts"][0]["lanes"][-1]["tracks"] == [{"count": 0, "mirror": False}]
+    said = "501 more streams are not drawn: they are busy for a shorter time than those in the picture"
+    assert head["parts"][0]["lanes"][-1]["title"] == said == head["notes"][-1]
+    assert head["parts"][0]["lanes"][-1]["group"] == -1
+    assert ">and 501 more streams<" in timeline.view().svg()

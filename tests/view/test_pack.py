@@ -12,7 +12,7 @@ from unpack import tracks, unpack
 
 from loaderviz import metrics
 from loaderviz.timeline import COPIES, ArrowKind, Cause, Context, Kind, TimelineBuilder
-from loaderviz.view.pack import STATES, Bars, Part, first_view, merge, pack
+from loaderviz.view.pack import MARKS, STATES, Bars, Part, first_view, merge, pack
 
 FIELDS = ("start", "end", "style", "name", "batch", "nbytes", "cause", "pinned", "source", "hidden")
 
@@ -142,6 +142,19 @@ def test_the_bar_of_a_span_is_never_the_one_in_the_engine_nor_a_merged_one(backw
     assert mirrors.sum() == 6 and not mirrors[place].any()
     merged = part.thinned(bars, np.zeros(len(bars.span), bool), 20)
     assert (merged.count[(found := part.bar_of(merged))[found >= 0]] == 1).all() and (merged.count > 1).any()
+
+
+@pytest.mark.parametrize("more", [0, 1, 500])
+def test_of_very_many_hazards_the_first_are_drawn(more):
+    builder = TimelineBuilder(Context())
+    lane = builder.lane("stream 7", "device", number=7)
+    span = builder.span(0, 9, lane, Kind.COMPUTE, "k")
+    for _ in range(MARKS + more):
+        builder.mark(3, lane, "early-read", "x", (span, -1))
+    head, _ = pack([Part(builder.build(), name="it")])
+    assert len(head["parts"][0]["marks"]) == MARKS
+    told = [f"it: {more} hazard{'' if more == 1 else 's'} after the first 1,000 not drawn"]
+    assert head["notes"] == (told if more else [])
 
 
 @pytest.mark.parametrize("limit", [200, 2_000, 10_000])
