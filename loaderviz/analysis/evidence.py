@@ -412,14 +412,14 @@ class Evidence:
 
         In a stream that works to the timeline's end, what was launched after the last that is seen begins later (R16).
         """
-        timeline, until = self.timeline, int(self.timeline.end.max(initial=0))
+        timeline, before, until = self.timeline, self.timeline.begin - 1, int(self.timeline.end.max(initial=0))
         work = np.flatnonzero(on_device(timeline, self.device) & timeline.where(*DEVICE_KINDS))
+        lanes, whose = np.unique(timeline.lane[work], return_inverse=True)
         found = [until]
-        for lane in np.unique(timeline.lane[work]).tolist():
-            mine = work[timeline.lane[work] == lane]
-            if timeline.end[mine].max() >= until - QUEUED:
-                calls = self.launched_by[mine]
-                found.append(int(timeline.start[calls[calls >= 0]].max(initial=timeline.begin - 1)))
+        for mine in grouped(whose, len(lanes)):
+            if timeline.end[work[mine]].max() >= until - QUEUED:
+                calls = self.launched_by[work[mine]]
+                found.append(int(timeline.start[calls[calls >= 0]].max(initial=before)))
         return min(found)
 
     @cached_property
