@@ -20,12 +20,14 @@ from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 from sphinx.application import Sphinx
 
+from loaderviz.workshop.exercises import BY_HAND
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "notebooks"))
 from execute import PLOTLY, ran  # noqa: E402
 
 OPEN = '<p class="lv-open">To {}, <a href="{}index.html#open">open the lesson</a>.</p>'
-HOW = "<p>.choose(number), later .reveal()</p>"  # what a prediction says where there is a kernel
+HOW = f"<p>{BY_HAND}</p>"  # what a prediction says where there is a kernel
 SETTINGS = {
     "project": "loaderviz",
     "html_title": "loaderviz",

@@ -111,11 +111,11 @@ def markdown(text: str) -> str:
     return "`".join(pieces)
 
 
-def coded(text: str) -> str:
-    """Return text as HTML: what stands between backticks is code.
+def html(text: str) -> str:
+    """Return text as HTML shows it; what stands in code marks is code.
 
-    >>> coded("`a < b`?")
-    '<code>a &lt; b</code>?'
+    >>> html("`a<b>` & c")
+    '<code>a&lt;b&gt;</code> &amp; c'
     """
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 

@@ -152,7 +152,8 @@ def _cell(cell: Any) -> Any:
     tags = _tags(cell)
     metadata: dict[str, Any] = {}
     if cell.cell_type == "code" and ASKS.search(cell.source):  # its source holds the answer
-        metadata, tags = {"jupyter": {"source_hidden": True}}, [*tags, "hide-input"]
+        hidden = {"jupyter": {"source_hidden": True}, "transient": {"remove_source": True}}  # JupyterLab's; nbconvert's
+        metadata, tags = hidden, [*tags, "hide-input"]
     return make(cell.source, metadata=metadata | ({"tags": tags} if tags else {}))
 
 

@@ -102,7 +102,7 @@ def test_nothing_is_stored_besides_the_text_and_its_outputs(name):
     nbformat.validate(stored)
     assert set(stored.metadata) == {"kernelspec", "loaderviz"}
     assert stored.metadata.kernelspec.name == "python3"
-    hidden = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
+    hidden = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"], "transient": {"remove_source": True}}
     for cell in stored.cells:
         asks = cell.cell_type == "code" and build().ASKS.search(cell.source)
         assert cell.metadata == hidden if asks else set(cell.metadata) <= {"tags"}

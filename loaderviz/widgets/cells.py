@@ -94,13 +94,20 @@ class Interactive:
         from IPython.display import display
 
         display(self._repr_mimebundle_(), raw=True)
-        if self.widget is not None:
-            live: Any = self.widget._repr_mimebundle_()
-            live = live[0] if isinstance(live, tuple) else live
-            display({WIDGET: live[WIDGET], "text/plain": " "}, raw=True)  # its words stand above
+        show(self.widget)
 
     def __repr__(self) -> str:
         return self.text()
+
+
+def show(widget: Any) -> None:
+    """Display a widget, if there is one, as an output without words: they stand in the one before it."""
+    from IPython.display import display
+
+    if widget is not None:
+        live: Any = widget._repr_mimebundle_()
+        live = live[0] if isinstance(live, tuple) else live
+        display({WIDGET: live[WIDGET], "text/plain": " "}, raw=True)
 
 
 def cell() -> str:

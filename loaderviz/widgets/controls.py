@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from typing import Any
 
 import anywidget
@@ -62,6 +63,19 @@ class LiveView(anywidget.AnyWidget):
             head, body = self.view.around(start, end, MOST)
             with self.hold_sync():
                 self.body, self.head = body, head | self._looks
+
+
+class Choices(anywidget.AnyWidget):
+    """A question and its choices, as HTML; `choice` is the number of the chosen one, -1 for none, `said` a line below.
+
+    It answers to the arrow keys in JupyterLab, too, where those of ipywidgets are no group and move to the next cell.
+    """
+
+    _esm = files("loaderviz.widgets").joinpath("choices.js").read_text(encoding="utf-8")
+    question = traitlets.Unicode().tag(sync=True)
+    choices: traitlets.List[str] = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    choice = traitlets.Int(-1).tag(sync=True)
+    said = traitlets.Unicode().tag(sync=True)
 
 
 # The sliders and choices, and the Settings that they stand for

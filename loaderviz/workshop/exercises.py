@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from loaderviz import words
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Timeline
-from loaderviz.widgets.cells import WIDGET
-from loaderviz.words import coded, markdown
+from loaderviz.widgets.cells import live_here, show
+from loaderviz.words import markdown
 from loaderviz.workshop.messages import ASKED, translated
 
 if TYPE_CHECKING:
@@ -419,15 +420,14 @@ HOW_TO_CHOOSE = (
     "Choose above, or with `.choose(number)` in a cell, and run this cell again. Run again without a choice, it "
     "shows the answer."
 )
-Answer = str | int | Callable[[], Any]
-
-
-# The words vanish beside a widget that lives; one without a kernel, which only says so, vanishes beside the words.
-OUTPUT = ".jp-OutputArea-child"
+BY_HAND = "Say it with .choose(number); after the run, .reveal() shows the answer."
+# As HTML a prediction stands in for its buttons: a notebook that is opened without its kernel has nothing else.
 STANDS_IN = (
-    f"{OUTPUT}:has(.lv-asked):has(+ {OUTPUT} .lv-asks), "
-    f"{OUTPUT}:has(.lv-asked) + {OUTPUT} > .jp-OutputArea-output:not(:has(*)) {{ display: none }}"
+    "<style>.jp-OutputArea:has(.lv-choices) .jp-OutputArea-child:has(.lv-prediction),"
+    ".jp-OutputArea:has(.lv-prediction):not(:has(.lv-choices)) .jp-OutputArea-child:has(> .jupyter-widgets)"
+    "{display:none}</style>"
 )
+Answer = str | int | Callable[[], Any]
 
 
 class Prediction:
@@ -458,15 +458,16 @@ class Prediction:
         self.choice: str | None = None
         self._asked = 0
         self._widget: Any = None
-        self._shown: Any = None  # the words, as displayed
+        self._shown: Any = None
 
     def choose(self, choice: str | int) -> Prediction:
         """Say what will happen: a choice, or its number from 1. It can be changed until `reveal()`."""
         self.choice = self._one_of(choice, "choose()")
         if self._widget is not None:
-            self._widget.chosen = self.choices.index(self.choice)
-        else:
-            self._show_again()
+            self._widget.set_trait("choice", self.choices.index(self.choice))
+            self._widget.set_trait("said", self._said())
+        if self._shown is not None:  # so that the notebook has it when it is saved
+            self._shown.update(self._repr_mimebundle_(), raw=True)
         return self
 
     def reveal(self) -> Note:
@@ -495,64 +496,38 @@ class Prediction:
     def __repr__(self) -> str:
         chosen = (">" if text == self.choice else " " for text in self.choices)
         rows = [f"  {sign} {number}. {self.choices[number - 1]}" for number, sign in enumerate(chosen, 1)]
-        end = "Say it with .choose(number); after the run, .reveal() shows the answer."
-        return "\n".join([f"Predict: {self.question}", *rows, end])
+        return "\n".join([f"Predict: {self.question}", *rows, BY_HAND])
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         return {"text/plain": repr(self), "text/html": self._html()}
 
     def _ipython_display_(self) -> None:
-        """Show two outputs, as `widgets.cells` does: words, which are saved with what was said, and the widget."""
         from IPython.display import display
 
-        self._shown = display(self._repr_mimebundle_(), raw=True, display_id=True)
-        if (widget := self.widget()) is not None:
-            live: Any = widget._repr_mimebundle_()
-            live = live[0] if isinstance(live, tuple) else live
-            display({WIDGET: live[WIDGET], "text/plain": " "}, raw=True)
-
-    def _show_again(self) -> None:
-        if self._shown is not None:
-            self._shown.update(self._repr_mimebundle_(), raw=True)
+        self._shown = display(self._repr_mimebundle_(), raw=True, display_id=f"prediction-{id(self)}")
+        show(self.widget())
 
     def widget(self) -> Any:
-        """Return the radio buttons (made once, so that what was said survives a second display); None without them."""
-        if self._widget is None:
-            try:
-                import anywidget
-                import traitlets
-                from IPython import get_ipython
-            except ImportError:
-                return None
-            if get_ipython() is None:  # no kernel, so nobody would hear the buttons
-                return None
+        """Return the buttons (made once, so that what was said survives a second display); None without them."""
+        kernel = hasattr(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "kernel")
+        if self._widget is None and kernel and live_here():  # without a kernel nobody would hear the buttons
+            from loaderviz.widgets.controls import Choices
 
-            class Choice(anywidget.AnyWidget):
-                _esm = Path(__file__).with_name("choice.js").read_text(encoding="utf-8")
-                question = traitlets.Unicode().tag(sync=True)
-                choices: traitlets.List[str] = traitlets.List().tag(sync=True)
-                chosen = traitlets.Int(-1).tag(sync=True)
-                said = traitlets.Unicode("Choose one, with the mouse or with Tab and the arrow keys.").tag(sync=True)
-
-            def note(change: dict[str, Any]) -> None:
-                self.choice = self.choices[change["new"]]
-                widget.said = f"You said: <b>{coded(self.choice)}</b>. Run on: .reveal() shows the answer below."
-                self._show_again()
-
-            chosen = -1 if self.choice is None else self.choices.index(self.choice)
-            choices = [coded(choice) for choice in self.choices]
-            self._widget = widget = Choice(question=self._asks(), choices=choices, chosen=chosen)
-            widget.observe(note, names="chosen")
+            texts, at = [*map(words.html, self.choices)], self.choices.index(self.choice) if self.choice else -1
+            self._widget = Choices(question=words.html(self.question), choices=texts, choice=at, said=self._said())
+            self._widget.observe(lambda change: self.choose(change["new"] + 1), names="choice")
         return self._widget
 
-    def _asks(self) -> str:
-        return f"<b>Predict:</b> {coded(self.question)}"
+    def _said(self) -> str:
+        if self.choice is None:
+            return "Choose one, with the mouse, or with Tab, the arrow keys and the space bar."
+        return f"You said: <b>{words.html(self.choice)}</b>. Run on: .reveal() shows the answer below."
 
     def _html(self) -> str:
-        texts = (coded(text) + (" <b>(you said this)</b>" if text == self.choice else "") for text in self.choices)
+        texts = (words.html(text) + " <b>(you said this)</b>" * (text == self.choice) for text in self.choices)
         rows = "".join(f"<li>{text}</li>" for text in texts)
-        how = "" if self.choice else f"<p>{coded('Run this cell to choose, or say it with `.choose(number)`.')}</p>"
-        return f'<div class="lv-asked"><style>{STANDS_IN}</style><p>{self._asks()}</p><ol>{rows}</ol>{how}</div>'
+        asked = f"<p><b>Predict:</b> {words.html(self.question)}</p><ol>{rows}</ol><p>{BY_HAND}</p>"
+        return f'<div class="lv-prediction">{asked}</div>{STANDS_IN}'
 
     def _one_of(self, value: Any, what: str) -> str:
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(self.choices):

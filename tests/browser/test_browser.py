@@ -64,3 +64,69 @@ def test_a_notebook_in_a_folder_of_the_course_is_whole_when_it_is_opened(name, c
         opened.page.wait_for_load_state("networkidle")
         assert opened.page.evaluate("[...document.images].every(image => image.naturalWidth)")
         assert opened.refused == opened.outside == []
+
+
+ASKED = [
+    "from loaderviz.workshop import break_it, claims, lesson03, predict, quiz\n"
+    "guess = predict('Which share is `hidden`?', ['none', 'half of `a<b>`', 'all of it'], 'none')\nguess",
+    "claims.card('cache')",
+    "break_it.deal(1)[0]",
+    "quiz.Question(None, 'Who carries them?', ['the host', 'the GPU'], 'the host')",
+    "lesson03.overlap",
+]
+# The words that are seen in each cell's output.
+SEEN = """() => [...document.querySelectorAll('.jp-CodeCell')].map(cell =>
+    [...cell.querySelectorAll('.jp-OutputArea-output')].filter(output => output.offsetHeight)
+    .map(output => output.innerText.replace(/\\s+/g, ' ')).join(' '))"""
+
+
+def test_a_prediction_answers_to_keys_and_is_there_without_its_kernel(lab, chromium, open_and_run, tmp_path):
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=30_000)
+    lab.write("asked", ASKED)
+    notebook = open_and_run("asked")
+    page, cells = notebook.page, len(ASKED)
+    assert [output for output in notebook.outputs if output["output_type"] == "error"] == []
+    expect(page.locator(".lv-choices")).to_have_count(4)
+    assert page.locator(".lv-prediction:visible").count() == 0  # it stands in where there are no buttons
+    assert "`" not in "".join(page.evaluate(SEEN)) and page.locator(".lv-choices code").all_inner_texts()[1] == "a<b>"
+
+    group = page.locator(".lv-choices").first
+    page.locator(".jp-CodeCell .cm-content").first.click()
+    page.keyboard.press("Escape")
+    for _ in range(6):  # past the buttons of the cell
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.type === 'radio'"):
+            break
+    for key, chosen in (("ArrowDown", 1), ("ArrowDown", 2), ("ArrowDown", 0), ("ArrowUp", 2), ("ArrowUp", 1)):
+        page.keyboard.press(key)
+        expect(group.get_by_role("radio").nth(chosen)).to_be_checked()
+        expect(group.get_by_role("radio").nth(chosen)).to_be_focused()
+    for key in "ddbaxm":  # in JupyterLab's command mode they delete, make, cut and change cells
+        page.keyboard.press(key)
+    assert page.locator(".jp-CodeCell").count() == cells
+    expect(group.get_by_role("status")).to_contain_text("You said: half of a<b>.")
+
+    page.keyboard.press("Control+s")  # the others stay JupyterLab's
+    page.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty")
+    saved = lab.call("GET", "contents/asked.ipynb")["content"]
+    notebook.lab.end_kernels()
+    page.goto("about:blank")
+    page.goto(f"{lab.url}/doc/tree/asked.ipynb?token={lab.token}&reset")  # nothing is run: what was saved is there
+    expect(page.locator(".lv-prediction:visible")).to_have_count(4)
+    page.wait_for_function("document.body.textContent.includes('model not found')")
+    told = page.evaluate(SEEN)
+    assert not [text for text in told if "rror" in text or "Loading" in text or "`" in text]
+    assert "half of a<b> (you said this)" in told[0] and told[0].count("you said") == 1
+    for words, text in zip(("it depends", "early-read", "the GPU", "Exercise 3.1"), told[1:], strict=True):
+        assert words in text
+
+    assert notebook.script_errors == notebook.outside == notebook.refused == []
+
+    nbformat, nbconvert = pytest.importorskip("nbformat"), pytest.importorskip("nbconvert")
+    text, _ = nbconvert.HTMLExporter().from_notebook_node(nbformat.from_dict(saved))
+    (tmp_path / "asked.html").write_text(text.replace("https://", "about:blank#"), encoding="utf-8")
+    page.goto((tmp_path / "asked.html").as_uri())
+    assert page.get_by_text("half of a<b> (you said this)").is_visible()
+    assert page.locator(".lv-prediction:visible").count() == 4

@@ -130,44 +130,6 @@ def test_keys_move_the_pictures_and_without_a_kernel_they_are_still_there(notebo
     assert notebook.outside == []
 
 
-GUESS = [
-    """from loaderviz.workshop import predict
-guess = predict("What does `pin_memory=True` do?", ["it copies", "`it` pins", "nothing"], answer=2)
-guess""",
-    "print('next')",
-    "print(guess.choice)",
-]
-
-
-def test_a_prediction_is_chosen_by_keys_and_stays_without_its_kernel(lab, open_and_run):
-    lab.write("guess", GUESS)
-    notebook = open_and_run("guess")
-    page = notebook.page
-    group = page.get_by_role("group", name="Predict: What does pin_memory=True do?")
-    group.wait_for()
-    assert page.locator(".lv-asked").locator("visible=true").count() == 0
-    assert [label.inner_text().strip() for label in group.locator("label").all()] == ["it copies", "it pins", "nothing"]
-    page.locator(".jp-CodeCell").first.locator(".jp-InputPrompt").click()  # the cell is selected, as after it has run
-    group.get_by_role("radio").first.focus()
-    page.keyboard.press("ArrowDown")
-    page.get_by_text("You said: it pins.").wait_for()
-    assert group.get_by_role("radio").nth(1).is_checked()
-    assert page.locator(".jp-CodeCell").first.evaluate("cell => cell.classList.contains('jp-mod-selected')")
-    page.wait_for_function("document.querySelector('.lv-asked').textContent.includes('it pins (you said this)')")
-
-    page.evaluate(SAVE)
-    notebook.lab.end_kernels()
-    page.wait_for_timeout(2_000)  # a kernel takes its time to end
-    page.reload()
-    page.wait_for_selector(".lv-asked")
-    page.wait_for_timeout(2_000)  # the widget fails in its own time
-    seen = page.locator(".jp-CodeCell").first.locator(".jp-OutputArea-output").locator("visible=true").all_inner_texts()
-    assert len(seen) == 1 and "`" not in seen[0]
-    assert "What does pin_memory=True do?" in seen[0] and "it pins (you said this)" in seen[0] and "nothing" in seen[0]
-    assert page.evaluate(ERRORS) == 0
-    assert notebook.script_errors == []
-
-
 STEPS = [
     """import loaderviz as lv, torch
 def loop():

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import IPython
 import pytest
@@ -356,15 +356,22 @@ def test_a_cell_that_calls_cuda_outside_of_a_recording_is_told_what_to_do(capsys
 # Predictions
 
 
-QUESTION, CHOICES = "Which share is hidden?", ["none", "half", "all <of it>"]
+QUESTION, CHOICES = "Which `share` is hidden?", ["none", "half", "all `<of it>`"]
 
 
-def test_without_a_kernel_or_ipywidgets_it_is_text(monkeypatch):
+class Shell:
+    """What IPython has where there is a kernel."""
+
+    kernel = object()
+
+
+def test_without_a_kernel_or_anywidget_it_is_text(monkeypatch):
     guess = predict(QUESTION, CHOICES, "none")
     assert guess.widget() is None
-    assert repr(guess).splitlines()[:3] == ["Predict: Which share is hidden?", "    1. none", "    2. half"]
-    assert "all &lt;of it&gt;" in guess._repr_mimebundle_()["text/html"]
-    monkeypatch.setattr(IPython, "get_ipython", object)  # as if there were a kernel
+    assert repr(guess).splitlines()[:3] == ["Predict: Which `share` is hidden?", "    1. none", "    2. half"]
+    html = guess._repr_mimebundle_()["text/html"]
+    assert "Which <code>share</code> is" in html and "all <code>&lt;of it&gt;</code>" in html and "`" not in html
+    monkeypatch.setattr(IPython, "get_ipython", Shell)
     monkeypatch.setitem(sys.modules, "anywidget", None)
     assert guess.widget() is None
 
@@ -374,7 +381,7 @@ def test_without_a_kernel_or_ipywidgets_it_is_text(monkeypatch):
     [
         ("half", "none", "You said: half. The answer: none. ✘"),
         (1, "none", "You said: none. The answer: none. ✔"),
-        ("all <of it>", 3, "✔ Right!"),
+        ("all `<of it>`", 3, "✔ Right!"),
         (2, lambda: "half", "✔ Right!"),
     ],
 )
@@ -412,28 +419,25 @@ def test_a_bad_prediction_is_refused(choices, answer, expected):
         predict(QUESTION, CHOICES, 1).choose("perhaps")
 
 
-def test_the_widget_keeps_what_was_said(monkeypatch):
-    monkeypatch.setattr(IPython, "get_ipython", object)  # as if there were a kernel
+def test_the_widget_and_the_notebook_keep_what_was_said(monkeypatch):
+    monkeypatch.setattr(IPython, "get_ipython", Shell)
+    shown = []
+
+    def display(data, *, display_id=None, **_):
+        shown.append(data)
+        return Mock(update=lambda data, **_: shown.append(data)) if display_id else None
+
+    monkeypatch.setattr("IPython.display.display", display)
     guess = predict(QUESTION, CHOICES, "none")
-    shown = guess.widget()
-    assert guess.widget() is shown
-    assert shown.choices == ["none", "half", "all &lt;of it&gt;"] and QUESTION in shown.question
-    assert shown.chosen == -1 and "arrow keys" in shown.said
-    shown.chosen = 1
-    assert guess.choice == "half" and "You said: <b>half</b>" in shown.said
-    guess.choose("none")
-    assert shown.chosen == 0 and "✔" in repr(guess.reveal())
-
-
-def test_what_is_saved_has_the_question_the_choices_and_what_was_said(monkeypatch):
-    """Also where code stands in them; a notebook that is opened without its kernel shows these words."""
-    saved = {}
-    monkeypatch.setattr(IPython, "get_ipython", object)
-    monkeypatch.setattr(
-        "IPython.display.display", lambda data, **_: SimpleNamespace(update=lambda new, **_: saved.update(new))
-    )
-    guess = predict("What does `x < y` say?", ["`True`", "nothing"], 1)
     guess._ipython_display_()
-    guess.widget().chosen = 0
-    assert "What does <code>x &lt; y</code> say?" in saved["text/html"]
-    assert "<code>True</code> <b>(you said this)</b>" in saved["text/html"] and "`" not in saved["text/html"]
+    stands, live = shown
+    assert "you said" not in stands["text/html"] and "application/vnd.jupyter.widget-view+json" in live
+    box = guess.widget()
+    assert guess.widget() is box and box.choice == -1 and "arrow keys" in box.said
+    assert box.question == "Which <code>share</code> is hidden?" and box.choices[2] == "all <code>&lt;of it&gt;</code>"
+    box.choice = 1  # as the browser does
+    assert guess.choice == "half" and "You said: <b>half</b>" in box.said
+    assert shown[-1]["text/html"].count("half <b>(you said this)</b>") == 1
+    guess.choose("none")
+    assert box.choice == 0 and "✔" in repr(guess.reveal()) and "none <b>(you said this)</b>" in shown[-1]["text/html"]
+    box.close()

@@ -131,8 +131,8 @@ class Report:
             place, _, line = source.partition("  ")
             told = f"{place} `{line}`" if line and "`" not in line else source
             cells += f'<tr><td style="vertical-align:top;white-space:nowrap"><b>{name}</b></td>'
-            cells += f'<td style="text-align:left">{words.coded(text)}{told and "<br>"}{words.coded(told)}</td></tr>'
-        return f"<p><b>{self.kind}</b>: {words.coded(self.problem + self._times())}</p><table>{cells}</table>"
+            cells += f'<td style="text-align:left">{words.html(text)}{told and "<br>"}{words.html(told)}</td></tr>'
+        return f"<p><b>{self.kind}</b>: {words.html(self.problem + self._times())}</p><table>{cells}</table>"
 
     def _times(self) -> str:
         if self.count == 1 and not self.batches:
