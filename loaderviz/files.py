@@ -164,9 +164,9 @@ class Source:
                 copy = inflater.copy()
                 try:
                     block = inflater.decompress(data, BLOCK)
-                except zlib.error as problem:
+                except zlib.error:
                     rest = _before_error(copy, data)
-                    self.damage = f"its gzip data are damaged after {words.size(given + len(rest))} ({problem})"
+                    self.damage = f"its gzip data are damaged after {words.size(given + len(rest))}"
                     yield rest
                     return
                 data = inflater.unused_data if inflater.eof else inflater.unconsumed_tail

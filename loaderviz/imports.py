@@ -186,13 +186,18 @@ class WorkersError(LoadervizError, OSError, RuntimeError):
 def starting(workers: int) -> Iterator[None]:
     """Raise `WorkersError` where the system refuses what a DataLoader's workers need: processes, threads, semaphores.
 
-    An error of the program's own, such as in its sampler or in what it has pickled, passes.
+    An error of the program's own, such as in its sampler or in what it has pickled, passes. Torch leaves alone the
+    workers that had started by then. They are ended here: each holds what it inherited open, such as pipes.
     """
+    before = set(multiprocessing.active_children())
     try:
         yield
     except (OSError, RuntimeError, ImportError) as error:
         places = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
         refused = any(place.startswith(("multiprocessing.", "threading")) for place in places)
+        for process in set(multiprocessing.active_children()) - before if refused else ():
+            process.terminate()
+            process.join()
         if not refused or "multiprocessing.reduction" in places:
             raise
         raise WorkersError(

@@ -92,7 +92,7 @@ def test_the_command_fails_beyond_its_limit(tmp_path, capsys, slower, limit, sta
 @pytest.mark.parametrize(
     ("content", "options", "error", "words"),
     [
-        (b"no json", {}, ValidationError, "is no trace of torch.profiler"),
+        (b"no json", {}, ValidationError, "is no trace: it looks like a text file"),
         (b'{"traceEvents": []}', {}, ValidationError, "has no kernels; record it with torch.profiler"),
         (None, {"shapes": False}, ValidationError, "has no shapes; record it with torch.profiler.profile"),
         (None, {"card": "Voodoo 2"}, UnknownHardwareError, "no preset fits the GPU 'Voodoo 2'"),

@@ -7,11 +7,10 @@ kernels that ran beside another stream's, and operators that are not torch's own
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 from math import prod
@@ -23,8 +22,9 @@ from loaderviz import words
 from loaderviz.emulator.hardware import GPUS, Gpu, Host, Kernel, UnknownHardwareError
 from loaderviz.emulator.kernels import BESIDE, CLASS, Array, Call, kernel_times, row_of
 from loaderviz.errors import LoadervizError
+from loaderviz.files import TooLargeError, check_counts, readable, write
+from loaderviz.traces.source import Document, Event, TraceError
 
-Event = dict[str, Any]
 OPERATORS = frozenset(("cpu_op", "Operator"))
 CALLS = frozenset(("cuda_runtime", "cuda_driver", "Runtime"))
 WORK = frozenset(("kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset"))
@@ -38,8 +38,12 @@ BESIDE_PRODUCT = re.compile("emset|splitKreduce|epilogue")
 IN_ORDER = re.compile(r"vectorized_elementwise|Memcpy DtoD")
 LARGE, SMALL, ENOUGH = 2**20, 2**12, 3  # bytes of a copy that shows its rate, its latency; samples that a median needs
 QUEUED = 3.0  # us that a kernel must have been waiting before the one ahead of it ended
+MOST = 2**48  # elements of a tensor: what a shape says beyond it is not so
 JUDGED = 1_000_000  # ns of GPU work: a trace with less is shown, not judged
 RATES = ("h2d", "d2h", "pageable", "pageable_d2h")
+
+
+_ODD = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class ValidationError(LoadervizError, ValueError):
@@ -63,11 +67,13 @@ class Trace:
     """
 
     def __init__(self, path: str | Path) -> None:
-        data = _load(Path(path))
+        around, events = _load(readable(path))
         self.name = Path(path).name
-        devices = data.get("deviceProperties") or [{}]
-        self.device: str = devices[0].get("name", "")
-        self.events = [event for event in data.get("traceEvents", ()) if event.get("ph") == "X" and "args" in event]
+        devices = around.get("deviceProperties")
+        first = devices[0] if isinstance(devices, list) and devices else {}
+        name = first.get("name") if isinstance(first, dict) else ""
+        self.device = name[:100] if isinstance(name, str) else ""
+        self.events: list[Event] = [dict({"dur": 0}, **event) for event in events if _is_whole(event)]
         self.work: defaultdict[Any, list[Event]] = defaultdict(list)
         for event in self.events:
             if event.get("cat") in WORK:
@@ -85,7 +91,11 @@ class Trace:
                 groups.setdefault(id(operator), (path, []))[1].extend(kernels)
         found = []
         for path, kernels in groups.values():
-            call = _call(path, kernels)
+            try:
+                if call := _call(path, kernels):
+                    kernel_times(GPUS["a100"], call)
+            except _ODD:  # arguments that are not as torch writes them
+                call = None
             if call is not None and not any(id(kernel) in crowded for kernel in kernels):
                 found.append(Measured(call, tuple(round(kernel["dur"] * 1000) for kernel in kernels)))
         return list(map(_seen_next, found, [*found[1:], found[-1]])) if found else []
@@ -100,6 +110,7 @@ class Trace:
             before, last[stream] = last.get(stream), event
             if "emcpy" in event["cat"]:
                 nbytes, pinned = event["args"].get("bytes", 0), "Pinned" in event["name"]
+                nbytes = nbytes if isinstance(nbytes, (int, float)) else 0
                 way = "h2d" if "HtoD" in event["name"] else "d2h" if "DtoH" in event["name"] else ""
                 if way and nbytes >= LARGE and event["dur"]:
                     staged = "pageable" if way == "h2d" else "pageable_d2h"
@@ -128,13 +139,31 @@ def _number(name: str, values: list[float]) -> int:
     return round(median(values) * 1000) if len(values) >= ENOUGH else 0
 
 
-def _load(path: Path) -> dict[str, Any]:
-    content = path.read_bytes()
+def _load(path: Path) -> tuple[dict[str, Any], list[Event]]:
+    """Return what stands around the events of a trace, and these; raise `ValidationError` for any other file."""
     try:
-        data = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
-    except (ValueError, EOFError, OSError) as problem:
-        raise ValidationError(f"{path} is no trace of torch.profiler: {problem}") from problem
-    return data if isinstance(data, dict) else {"traceEvents": data}
+        document, events = Document(path), list[Event]()
+        for event in document.events():
+            events.append(event)
+            check_counts(event=len(events))
+    except TooLargeError as problem:
+        raise ValidationError(f"{path}: {problem}") from problem
+    except TraceError as problem:
+        raise ValidationError(str(problem)) from problem
+    return document.tail | document.head, events
+
+
+def _is_whole(event: Event) -> bool:
+    """Tell whether a span has what is asked of it here, each of its kind."""
+    arguments, numbers = event.get("args"), [event.get("ts"), event.get("dur", 0)]
+    if event.get("ph") != "X" or not isinstance(arguments, dict):
+        return False
+    told = [event.get("pid"), event.get("tid"), arguments.get("correlation"), arguments.get("stream")]
+    return (
+        all(isinstance(event.get(key), str) for key in ("name", "cat"))
+        and all(type(number) in (int, float) and 0 <= number < 2**53 for number in numbers)
+        and all(isinstance(each, Hashable) for each in told)
+    )
 
 
 def _launched(events: list[Event], work: Mapping[Any, list[Event]]) -> Iterator[tuple[list[Event], list[Event]]]:
@@ -143,7 +172,7 @@ def _launched(events: list[Event], work: Mapping[Any, list[Event]]) -> Iterator[
     for event in events:
         category = event.get("cat")
         if category in OPERATORS or (category in CALLS and event["args"].get("correlation") in work):
-            threads[event["pid"], event["tid"]].append(event)
+            threads[event.get("pid"), event.get("tid")].append(event)
     for entries in threads.values():
         entries.sort(key=lambda event: (event["ts"], event["cat"] in CALLS, -event.get("dur", 0)))
         around: list[Event] = []
@@ -158,14 +187,22 @@ def _launched(events: list[Event], work: Mapping[Any, list[Event]]) -> Iterator[
 
 def _crowded(work: list[Event]) -> set[int]:
     """Return the ids of kernels during which a kernel of another stream ran."""
+    kernels = sorted((event for event in work if "emcpy" not in event["cat"]), key=lambda event: event["ts"])
     crowded: set[int] = set()
-    running: list[Event] = []
-    for event in sorted((event for event in work if "emcpy" not in event["cat"]), key=lambda event: event["ts"]):
-        running = [other for other in running if other["ts"] + other["dur"] > event["ts"]]
-        for other in running:
-            if other["args"].get("stream") != event["args"].get("stream"):
-                crowded |= {id(other), id(event)}
-        running.append(event)
+    ends: list[tuple[float, Any]] = []  # of the streams whose kernels end last, two at most
+    for event in kernels:
+        stream = event["args"].get("stream")
+        if any(end > event["ts"] for end, other in ends if other != stream):
+            crowded.add(id(event))
+        latest = {other: end for end, other in ends}
+        latest[stream] = max(latest.get(stream, 0), event["ts"] + event["dur"])
+        ends = sorted(((end, other) for other, end in latest.items()), key=lambda each: -each[0])[:2]
+    following: list[tuple[float, Any]] = []  # of the streams whose kernels begin next, two at most
+    for event in reversed(kernels):
+        stream = event["args"].get("stream")
+        if any(event["ts"] + event["dur"] > start for start, other in following if other != stream):
+            crowded.add(id(event))
+        following = [(event["ts"], stream), *(each for each in following if each[1] != stream)][:2]
     return crowded
 
 
@@ -269,6 +306,9 @@ def _arrays(arguments: Mapping[str, Any]) -> list[Array]:
             arrays += [Array(tuple(each), "float") for each in shape if each]
         elif kind and kind not in ("Scalar", "ScalarList", "Device", "TensorList", "GenericList") and shape:
             arrays.append(Array(tuple(shape), kind.replace(" ", "_"), tuple(stride)))
+    for array in arrays:
+        if not all(type(size) is int and 0 <= size < MOST for size in (*array.shape, *array.stride)):
+            raise ValueError("a size that no tensor has")
     return arrays
 
 
@@ -373,7 +413,8 @@ class Validation:
         lines.append("")
         host = Host.preset("workstation")
         for name, value in self.numbers.items():
-            preset = getattr(self.gpu, name, None) or getattr(host, name)
+            preset = getattr(self.gpu, name) if hasattr(self.gpu, name) else getattr(host, name)
+            preset = self.gpu.pageable if name == "pageable_d2h" and not preset else preset
             said, usual = (
                 f"{words.size(each)}/s" if name in RATES else words.duration(each) for each in (value, preset)
             )
@@ -388,7 +429,10 @@ def validate(trace: str | Path, on: str | Gpu | None = None) -> Validation:
     shapes, `UnknownHardwareError` where no preset fits.
     """
     found = Trace(trace)
-    gpu = on if isinstance(on, Gpu) else Gpu.preset(on) if on else Gpu.named(found.device)
+    try:
+        gpu = on if isinstance(on, Gpu) else Gpu.preset(on) if on else Gpu.named(found.device)
+    except UnknownHardwareError as problem:
+        raise problem if on else UnknownHardwareError(f"{trace}: {problem}") from None
     if not found.operators:
         raise ValidationError(f"{trace} has no shapes; record it with torch.profiler.profile(record_shapes=True)")
     return Validation(found.name, gpu, _rows(found, gpu), found.numbers())
@@ -418,9 +462,12 @@ class Calibration:
     kept: list[str]
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON, for `record(on=path, host=path)` and wherever a preset's name may stand."""
+        """Write it as JSON, for `record(on=path, host=path)` and wherever a preset's name may stand.
+
+        Raises `NoFolderError` for a missing folder.
+        """
         text = json.dumps({"trace": self.trace, "gpu": self.gpu, "host": self.host}, indent=1)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        write(path, text + "\n")
 
     def __str__(self) -> str:
         """Say what was measured and what was kept."""

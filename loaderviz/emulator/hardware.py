@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 from loaderviz.errors import LoadervizError
-from loaderviz.files import write
+from loaderviz.files import Source, readable, write
 
 ASSUMED = "assumed"
 GB = 10**9  # bandwidths are given in decimal GB/s
@@ -77,21 +77,45 @@ class Hardware:
 
     @classmethod
     def _saved(cls, path: Path) -> Self:
+        """Return the machine of a file; raise `UnknownHardwareError` for any file that does not hold one."""
+        presets: dict[str, Any] = GPUS if cls is Gpu else HOSTS
+        what = cls.__name__.lower()
         try:
-            parse: Any = tomllib.loads if path.suffix == ".toml" else json.loads
-            numbers = dict(parse(path.read_text(encoding="utf-8"))["gpu" if cls is Gpu else "host"])
-            base: Any = cls.preset(numbers.pop("preset"))
-            if rows := numbers.pop("kernels", None):
-                numbers["kernels"] = {**base.kernels, **{kind: Kernel(*row) for kind, row in rows.items()}}
-            if wrong := [
-                name for name, value in numbers.items() if name not in ("name", "kernels") and type(value) is not int
-            ]:
-                raise ValueError(f"{', '.join(wrong)}: give a whole number")
+            numbers = _object(_object(_read(path), "content").get(what), f"entry {what!r}")
+            preset = numbers.pop("preset", None)
+            if not isinstance(preset, str) or preset.lower() not in presets:
+                raise ValueError(f"its preset is none of {', '.join(sorted(presets))}")
+            base, rows = presets[preset.lower()], _object(numbers.pop("kernels", {}), "entry 'kernels'")
+            known = {entry.name for entry in fields(base)} - {"kernels", "sources", "capability", "architecture"}
+            for name, value in numbers.items():
+                if name not in known or type(value) is not (str if name == "name" else int):
+                    raise ValueError(f"{name[:40]} is no whole number of a {what}")
+            for kind, row in rows.items():
+                if not isinstance(row, list) or [type(number) for number in row] != [int] * len(Kernel._fields):
+                    raise ValueError(f"its kernels of {kind[:40]} are not {len(Kernel._fields)} whole numbers")
+            numbers |= (
+                {"kernels": {**base.kernels, **{kind: Kernel(*row) for kind, row in rows.items()}}} if rows else {}
+            )
             measured = dict.fromkeys(numbers, f"measured: {path.name}")
             saved: Self = replace(base, **numbers, sources=base.sources | measured)
             return saved
-        except (OSError, ValueError, KeyError, TypeError) as problem:
-            raise UnknownHardwareError(f"{path} is not a file that `loaderviz calibrate` wrote: {problem}") from problem
+        except (OSError, ValueError, RecursionError) as problem:
+            said = "it is nested too deeply" if isinstance(problem, RecursionError) else problem
+            raise UnknownHardwareError(f"{path} is not a file that `loaderviz calibrate` wrote: {said}") from problem
+
+
+def _read(path: Path) -> Any:
+    content = Source(readable(path)).whole()
+    try:
+        return (tomllib.loads if path.suffix == ".toml" else json.loads)(content.decode())
+    except ValueError as problem:
+        raise ValueError(f"it is no {path.suffix[1:].upper()} ({getattr(problem, 'msg', 'not UTF-8')})") from problem
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"its {what} is no object")
+    return dict(value)
 
 
 class Kernel(NamedTuple):

@@ -518,6 +518,7 @@ def test_where_workers_may_not_start_one_sentence_says_so(monkeypatch, on, what)
         batches += DataLoader(Squares(4), 2)
     assert caught.value.__cause__ is error and str(error) in str(caught.value) and len(batches) == 2
     assert isinstance(caught.value, OSError) and isinstance(caught.value, RuntimeError)
+    assert not multiprocessing.active_children()
 
 
 class Unpicklable(Squares):
