@@ -526,6 +526,8 @@ class Unpicklable(Squares):
         return refusing(RuntimeError("this one is not to be copied"))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's own, of half an iterator
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of its queue
 @pytest.mark.parametrize("on", ["a100", "cpu"])
 def test_errors_of_the_program_while_workers_start_are_its_own(on):
     def sampler():
