@@ -536,6 +536,7 @@ def test_errors_of_the_program_while_workers_start_are_its_own(on):
     with lv.record(on=on, host=HOST):
         with pytest.raises(OSError, match=r"^no list of samples$"):
             iter(DataLoader(Squares(4), 2, num_workers=1, sampler=sampler(), multiprocessing_context="fork"))
+        gc.collect()  # torch's half iterator goes here, and not in the midst of an import
         with pytest.raises(RuntimeError, match=r"^this one is not to be copied$"):
             iter(DataLoader(Unpicklable(), 2, num_workers=1, multiprocessing_context="spawn"))
 
