@@ -176,6 +176,7 @@ def test_what_is_promised_bounds_what_is_gained(gpu, batch_size):
     assert close > seen / 2  # a bound that is true but far away would help nobody
 
 
+@pytest.mark.slow
 def test_the_promise_holds_for_pytorch_code_on_the_emulated_gpu():
     setting = experiment.Setting(batch_size=1024, steps=6, warmup=6, workers=2)
     steps = {name: run.timeline for name, run in experiment.four_loaders(setting, on="t4").items()}
@@ -305,6 +306,7 @@ def test_page_locking_is_never_counted_as_loading(locks):
     assert "idle: host blocked, waiting for data" not in breakdown
 
 
+@pytest.mark.slow
 def test_pinning_in_the_loop_tells_page_locking_apart():
     with lv.record(on="a100", host="laptop") as recording:
         weight = torch.ones(4096, 4096, device="cuda")
@@ -849,6 +851,7 @@ ANY = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(ANY)
 def test_any_advice_reads_well(timeline):

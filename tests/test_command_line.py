@@ -69,6 +69,7 @@ def test_the_usual_loop_is_two_to_ten_times_as_slow_as_a_resident_data_set():
     assert 20_000 < (usual.end - usual.start)[fetch].mean() / 64 < 30_000  # ns a sample: benchmarks/epoch.py has 25 us
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("on", "host"), [("a100", "workstation"), ("laptop", "laptop"), ("h200", "server 2023")])
 def test_the_warm_up_is_over_when_the_pictures_begin(on, host):
     """Twelve batches later a step is as long as in the picture, with each of the loaders."""
@@ -154,6 +155,7 @@ with open("found.json", "w") as file:
 """
 
 
+@pytest.mark.slow
 def test_a_command_does_its_work_when_nobody_reads_what_it_prints(tmp_path):
     """Behind `| head`, or `2>&1 | head`: the files are whole, the exit status is the work's."""
     factory.loader("pinned", 8).save(tmp_path / "run.json")

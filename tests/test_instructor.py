@@ -33,6 +33,7 @@ def test_every_exercise_and_every_prediction_has_its_answer():
         assert told == [name for name in asked if name != "guess_workers"]  # which depends on the machine
 
 
+@pytest.mark.slow
 def test_words_and_minutes_are_counted_in_the_lessons_as_they_are():
     repair = "out of date: python docs/build.py, then python notebooks/build.py"
     assert build.guide(GUIDE) == GUIDE and build.all_answers() == ANSWERS, repair
