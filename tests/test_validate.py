@@ -108,13 +108,58 @@ def test_what_cannot_be_compared_is_refused(tmp_path, content, options, error, w
         lv.validate(path)
 
 
-@pytest.mark.parametrize("content", [None, "{}", '{"gpu": {"preset": "x"}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "{}",
+        "",
+        "[]",
+        '{"gpu": 3}',
+        '{"gpu": {"preset": "x"}}',
+        '{"gpu": {"preset": 3}}',
+        '{"gpu": {"preset": "a100", "h2d": true}}',
+        '{"gpu": {"preset": "a100", "speed": 3}}',
+        '{"gpu": {"preset": "a100", "kernels": []}}',
+        '{"gpu": {"preset": "a100", "kernels": {"gemm_fp32": [1]}}}',
+        '{"gpu":' * 100_000,
+    ],
+)
 def test_a_file_that_is_no_machine_is_refused(tmp_path, content):
     file = tmp_path / "machine.json"
     if content is not None:
         file.write_text(content)
     with pytest.raises(UnknownHardwareError, match="is not a file that `loaderviz calibrate` wrote"):
         Gpu.preset(str(file))
+
+
+ODD = [None, True, -1, 2**70, "text", [], [[2**60]], {}, {"name": 3}]
+
+
+@pytest.mark.parametrize("key", ["ph", "cat", "name", "pid", "tid", "ts", "dur", "args"])
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_an_event_of_another_kind_is_left_out(tmp_path, key, odd):
+    """The other events are compared; an error is one of those that are told."""
+    path = made(tmp_path / "t.json")
+    data = json.loads(gzip.decompress(path.read_bytes()))
+    data["traceEvents"] += [event | {key: odd} for event in data["traceEvents"][-6:]]
+    path.write_text(json.dumps(data))
+    assert str(lv.validate(path)) and lv.calibrate(path).gpu
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+@pytest.mark.parametrize("key", ["Input Dims", "Input type", "Input Strides", "correlation", "stream", "bytes"])
+def test_arguments_of_another_kind_are_no_comparison(tmp_path, key, odd):
+    path = made(tmp_path / "t.json")
+    data = json.loads(gzip.decompress(path.read_bytes()))
+    for event in data["traceEvents"]:
+        if key in event.get("args", {}):
+            event["args"][key] = odd
+    path.write_text(json.dumps(data))
+    try:
+        assert str(lv.validate(path))
+    except ValidationError as problem:
+        assert str(path) in str(problem)
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="needs the shared traces")

@@ -163,6 +163,7 @@ def _is_whole(event: Event) -> bool:
         all(isinstance(event.get(key), str) for key in ("name", "cat"))
         and all(type(number) in (int, float) and 0 <= number < 2**53 for number in numbers)
         and all(isinstance(each, Hashable) for each in told)
+        and (event["cat"] not in WORK or "correlation" in arguments)
     )
 
 

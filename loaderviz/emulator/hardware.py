@@ -93,9 +93,8 @@ class Hardware:
             for kind, row in rows.items():
                 if not isinstance(row, list) or [type(number) for number in row] != [int] * len(Kernel._fields):
                     raise ValueError(f"its kernels of {kind[:40]} are not {len(Kernel._fields)} whole numbers")
-            numbers |= (
-                {"kernels": {**base.kernels, **{kind: Kernel(*row) for kind, row in rows.items()}}} if rows else {}
-            )
+            if rows:
+                numbers["kernels"] = {**base.kernels, **{kind: Kernel(*row) for kind, row in rows.items()}}
             measured = dict.fromkeys(numbers, f"measured: {path.name}")
             saved: Self = replace(base, **numbers, sources=base.sources | measured)
             return saved

@@ -84,7 +84,7 @@ def arrange(timeline: Timeline, operators: bool = False) -> tuple[list[Row], int
         missing[spans] = False
     for group, what in (("host", "thread"), ("device", "stream")):
         if count := sum(lanes[number].group == group for number in left_out):
-            rows.append(_more(words.count(count, f"more {what}"), max(devices, default=0) + 1))
+            rows.append(_more(count, what, max(devices, default=0) + 1))
     return rows, int(missing.sum())
 
 
@@ -97,10 +97,11 @@ def _busiest(timeline: Timeline, by_lane: list[Indices], group: str) -> list[int
     return sorted(used, key=lambda number: (timeline.lanes[number].role != "main", -busy[number]))[:LANES]
 
 
-def _more(what: str, device: int) -> Row:
-    verb, them = ("is", "it") if what.startswith("1 ") else ("are", "they")
-    title = f"{what} {verb} not drawn: {them} {verb} busy for a shorter time than those in the picture"
-    return Row(f"and {what}", f"+ {what}", title, "host", device, (np.empty(0, np.int64),))
+def _more(count: int, what: str, device: int) -> Row:
+    verb, them = ("is", "it") if count == 1 else ("are", "they")
+    more = words.count(count, f"more {what}")
+    title = f"{more} {verb} not drawn: {them} {verb} busy for a shorter time than those in the picture"
+    return Row(f"and {more}", f"+ {more}", title, "host", device, (np.empty(0, np.int64),))
 
 
 def depths(start: npt.NDArray[np.integer[Any]], end: npt.NDArray[np.integer[Any]]) -> Indices:

@@ -29,7 +29,6 @@ from loaderviz import words
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Timeline
 from loaderviz.widgets.cells import live_here, show
-from loaderviz.words import markdown
 from loaderviz.workshop.messages import ASKED, translated
 
 if TYPE_CHECKING:
@@ -280,10 +279,17 @@ class Outcome:
         return "\n  ".join(filter(None, (headline, self.message, line, rule, self.score, self.following)))
 
     def _repr_markdown_(self) -> str:
-        headline = f"**{SIGNS[self.status]} {self.status.capitalize()}** · {markdown(self.title)}"
+        headline = f"**{SIGNS[self.status]} {self.status.capitalize()}** · {words.markdown(self.title)}"
         line = translated(f"In your code: `{self.line}`") if self.line else ""
-        rule = translated(f"*Rule:* {markdown(self.rule)}") if self.rule else ""
-        parts = (headline, markdown(self.message), line, rule, markdown(self.score), markdown(self.following))
+        rule = translated(f"*Rule:* {words.markdown(self.rule)}") if self.rule else ""
+        parts = (
+            headline,
+            words.markdown(self.message),
+            line,
+            rule,
+            words.markdown(self.score),
+            words.markdown(self.following),
+        )
         return boxed(*filter(None, parts))
 
 
@@ -302,7 +308,7 @@ class Note:
 
     def _repr_markdown_(self) -> str:
         code = f"\n\n```python\n{self.code.strip()}\n```" if self.code else ""
-        return boxed(markdown(self.text)) + code
+        return boxed(words.markdown(self.text)) + code
 
 
 def as_text(rows: Sequence[Sequence[str]]) -> str:
