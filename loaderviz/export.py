@@ -329,7 +329,7 @@ def _spans(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> It
     columns = [*(timeline.spans[column] for column in SPAN_COLUMNS), rows]
     for first in range(0, len(timeline), AT_ONCE):
         part = [column[first : first + AT_ONCE].tolist() for column in columns]
-        for start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source, row in zip(
+        for start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source, _, row in zip(
             *part, strict=True
         ):
             since, lasts = start - begin, end - start

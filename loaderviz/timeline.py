@@ -58,7 +58,7 @@ DEVICE_KINDS = (*KERNELS, *COPIES, Kind.COPY_D2D, Kind.MEMSET)
 
 
 class Cause(IntEnum):
-    """Why the host waits."""
+    """Why the host waits; of a fetch, what it does for the longest."""
 
     NONE = 0
     STAGING = 1  # a pageable copy goes through the driver's staging buffer (R1, R7)
@@ -67,15 +67,27 @@ class Cause(IntEnum):
     PAGE_LOCKING = 4  # new page-locked memory (R13, R44)
     ALLOCATION = 5  # cudaFree of what may be in use (R13)
     DATA = 6  # the next batch is not ready
+    INPUT = 7  # a fetch waits for its source: a network, a lock, another process
+    READ = 8  # it reads files
+    DECODE = 9  # it decodes pictures or sound
+    TRANSFORM = 10  # it runs other code of the data set
+    COLLATE = 11  # it makes a batch of samples
 
     @property
     def words(self) -> str:
         """The cause as a reader sees it, such as "queue full"."""
-        return {Cause.DATA: "waiting for data", Cause.PAGE_LOCKING: "page-locking"}.get(
-            self, self.name.lower().replace("_", " ")
-        )
+        return _WORDS.get(self.name, self.name.lower().replace("_", " "))
 
 
+_WORDS = {
+    "DATA": "waiting for data",
+    "PAGE_LOCKING": "page-locking",
+    "INPUT": "waiting for its source",
+    "READ": "reading files",
+    "DECODE": "decoding",
+    "TRANSFORM": "the data set's own code",
+    "COLLATE": "collating",
+}
 LOADING = ("worker", "pin")  # roles of the host threads that prepare batches
 
 
@@ -102,9 +114,11 @@ class Context:
     """Where a timeline comes from; all of it is shown to the reader.
 
     `origin` is "emulated", "recorded" or "file"; `samples` counts the samples of all batches handed out (None: not
-    known); `host` says whose host costs are in it; `notes` lists what was thinned, dropped or assumed. `unpriced` names
-    what the data set did here and costs nothing in it ("data set": its own Python; "waiting"), `measured` what was
-    measured with this machine's clock on the wall ("waiting").
+    known); `host` says whose host costs are in it, `cores` how many CPU cores that has (None: not known); `notes` lists
+    what was thinned, dropped or assumed. `unpriced` names what the data set did here and costs nothing in it ("data
+    set": its own Python; "waiting"), `measured` what was measured with this machine's clock on the wall ("waiting").
+    `lines`: ns of the main thread in each line of the program ("file:line") that is in no operator of torch, where it
+    was looked at. `faults`: what was seen to be wrong while it was recorded, by the kind of its finding.
     """
 
     device: str = "unknown device"
@@ -116,6 +130,9 @@ class Context:
     notes: tuple[str, ...] = ()
     unpriced: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
+    cores: int | None = None
+    lines: dict[str, int] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,6 +161,7 @@ class Span(NamedTuple):
     pinned: bool | None
     cause: Cause
     source: str
+    waited: int = 0
 
     @property
     def duration(self) -> int:
@@ -174,6 +192,7 @@ SPAN_COLUMNS: dict[str, type[np.integer[Any]]] = {
     "pinned": np.int8,
     "cause": np.int8,
     "source": np.int32,
+    "waited": np.int64,
 }
 WIDTH = len(SPAN_COLUMNS)
 ARROW_COLUMNS: dict[str, type[np.integer[Any]]] = {"tail": np.int64, "head": np.int64, "kind": np.int8}
@@ -187,7 +206,8 @@ class Timeline:
     Columns (numpy, one entry per span, sorted by start): `start`, `end` [ns]; `lane` (index into `lanes`); `kind`
     (`Kind`); `name` (index into `names`); `batch` (-1: none); `nbytes` (-1: not known); `correlation` (joins a host
     call and its device work, -1: none); `pinned` (1 pinned, 0 pageable, -1: does not apply); `cause` (`Cause`);
-    `source` (index into `sources`, `file:line`, -1: not known). Arrows: `tail` and `head` are span indices.
+    `source` (index into `sources`, `file:line`, -1: not known); `waited` [ns] of a fetch, in which it needs no core (it
+    sleeps, or waits for a disk, a socket or a lock). Arrows: `tail` and `head` are span indices.
     """
 
     context: Context
@@ -243,10 +263,11 @@ class Timeline:
         return [self._looked_up(*values) for values in zip(*columns, strict=True)]
 
     def _looked_up(self, start: int, end: int, lane: int, kind: int, name: int, *rest: int) -> Span:
-        batch, nbytes, correlation, pinned, cause, source = rest
+        batch, nbytes, correlation, pinned, cause, source, waited = rest
         text, known = self.sources[source] if source >= 0 else "", None if pinned < 0 else bool(pinned)
         here, what = self.lanes[lane], self.names[name]
-        return Span(start, end, here, _KINDS[kind], what, batch, nbytes, correlation, known, _CAUSES[cause], text)
+        values = batch, nbytes, correlation, known, _CAUSES[cause], text, waited
+        return Span(start, end, here, _KINDS[kind], what, *values)
 
     def rows(self, *kinds: Kind) -> Iterator[Span]:
         """Iterate over the spans in order of start; only of `kinds`, if any are given."""
@@ -379,12 +400,14 @@ class Timeline:
             spans, arrows = _entry(data, "spans", dict), _entry(data, "arrows", dict)
             lanes, marks = _entry(data, "lanes", list), _entry(data, "marks", list)
             check_counts(lane=len(lanes), mark=len(marks))  # before they are made
+            starts = spans.get("start")
+            former = {"waited": [0] * len(starts if isinstance(starts, list) else ())} | spans  # the youngest column
             timeline = cls(
                 _record(Context, _entry(data, "context", dict)),
                 tuple(_record(Lane, lane) for lane in lanes),
                 _texts(data, "names"),
                 _texts(data, "sources"),
-                {name: _column(spans, name, dtype) for name, dtype in SPAN_COLUMNS.items()},
+                {name: _column(former, name, dtype) for name, dtype in SPAN_COLUMNS.items()},
                 {name: _column(arrows, name, dtype) for name, dtype in ARROW_COLUMNS.items()},
                 tuple(_record(Mark, mark) for mark in marks),
             ).self_check()
@@ -678,10 +701,11 @@ class TimelineBuilder:
         pinned: bool | None = None,
         cause: int = int(Cause.NONE),
         source: str = "",
+        waited: int = 0,
     ) -> int:
         """Add a span of a `Kind`, and a `Cause`; times in ns. Return its number, to be used in `arrow`."""
         values = self._values
-        values += (start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source)
+        values += (start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source, waited)
         return len(values) // WIDTH - 1
 
     def arrow(self, tail: int, head: int, kind: ArrowKind) -> None:

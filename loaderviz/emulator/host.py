@@ -27,7 +27,7 @@ from loaderviz.batches import HAND_OUT, loading_lane
 from loaderviz.emulator.hardware import FULL, SECOND, Host, ceil_div
 from loaderviz.errors import LoadervizError
 from loaderviz.machine import thread_time_ns
-from loaderviz.timeline import Kind
+from loaderviz.timeline import Cause, Kind
 
 if TYPE_CHECKING:
     from loaderviz.emulator.runtime import Runtime
@@ -306,12 +306,14 @@ class LoaderSchedule:
         waited: int = 0,
         files: Reads = (),
         order: int | None = None,
+        does: int = int(Cause.NONE),
     ) -> int:
         """A worker fetches a batch of `nbytes` bytes and sends it; return when it is there.
 
         It takes a core for `took` ns, and none for `slept` ns and while it reads `files` or `waited`, as was measured:
         for the disk, too, so the longer of both counts. The span begins with that, not with the wait for a core.
-        `order` is the number of the order for it, if they come back in another one.
+        `order` is the number of the order for it, if they come back in another one. `does` is a `Cause`: what it does
+        for the longest, at the line `source`.
         """
         ordered = self.ordered[batch - self.first if order is None else order]
         start, shared = max(ordered, self._free[worker]), self.runtime.shared
@@ -321,7 +323,8 @@ class LoaderSchedule:
         start = start if begun > start else first
         lane = self.runtime.builder.lane(*loading_lane(worker, self.number))
         name = f"fetch batch {batch}"
-        self.runtime.builder.span(start, ready, lane, Kind.FETCH, name, batch=batch, nbytes=nbytes, source=source)
+        rested, add = max(0, begun - start), self.runtime.builder.span
+        add(start, ready, lane, Kind.FETCH, name, batch, nbytes, cause=does, source=source, waited=rested)
         return ready
 
     def busy_workers(self, at: int) -> int:

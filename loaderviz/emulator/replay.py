@@ -48,7 +48,7 @@ class LoaderConfig:
     """How batches come to the GPU: by `workers` processes, pinned or not, copied `depth` batches ahead or in place.
 
     `lifetime`, one of `LIFETIMES`, protects a batch's memory when a side stream copies. With `resident` the data set
-    lives on the GPU, and the rest has no effect.
+    lives on the GPU, and the rest has no effect. `pinned_before`: the batches need not be pinned any more.
     """
 
     workers: int = 0
@@ -58,6 +58,7 @@ class LoaderConfig:
     depth: int = 0
     lifetime: Lifetime = "consumer"
     resident: bool = False
+    pinned_before: bool = False
 
     @property
     def warmup(self) -> int:
@@ -77,13 +78,14 @@ PRESETS: dict[str, dict[str, Any]] = {  # the four loaders, as changes of a conf
 class Batch(NamedTuple):
     """What is loaded: bytes of each tensor, samples (0: not known), ns of preparing it and of drawing its indices.
 
-    A worker prepares it, or the main thread, which also draws the indices.
+    A worker prepares it, or the main thread, which also draws the indices. `waits` ns more need no core.
     """
 
     tensors: Sequence[int]
     samples: int
     fetch_time: int
     draw_time: int = 0
+    waits: int = 0
 
     @property
     def parcel(self) -> Parcel:
@@ -122,6 +124,7 @@ class HostBatch(NamedTuple):
 
     tensors: Sequence[int]
     pinned: tuple[PinnedBlock, ...] = ()
+    ready: bool = False  # pinned long since, and not by this loader
 
 
 class DataLoader:
@@ -141,15 +144,18 @@ class DataLoader:
         batch = self.work.batch(number)
         runtime.now += batch.draw_time
         if not self.config.workers:
-            if batch.fetch_time:
-                runtime.host_work(batch.fetch_time, f"fetch batch {number}", Kind.FETCH)
+            if took := batch.fetch_time + batch.waits:
+                start, runtime.now = runtime.now, runtime.now + took
+                runtime.shared.main_rests(start, start + batch.waits)
+                runtime.note(start, f"fetch batch {number}", Kind.FETCH, waited=batch.waits)
             blocks = list[PinnedBlock]()
-            for nbytes in batch.tensors if self.config.pin else ():
+            pinned = self.config.pin and self.config.pinned_before
+            for nbytes in batch.tensors if self.config.pin and not pinned else ():
                 blocks.append(self.pool.allocate(nbytes))
                 start = runtime.now
                 runtime.now += runtime.host.dispatch + runtime.host.pin_time(nbytes)
                 runtime.note(start, f"pin batch {number}", Kind.PIN, nbytes=nbytes, pinned=True)
-            return HostBatch(batch.tensors, tuple(blocks))
+            return HostBatch(batch.tensors, tuple(blocks), pinned)
         ready, prepared = self._prepare(number)
         self.schedule.hand_out(ready, 0 if self.config.pin else runtime.host.receiving(batch.parcel))
         return prepared
@@ -165,7 +171,7 @@ class DataLoader:
 
         worker, parcel, host = number % self.config.workers, batch.parcel, self.runtime.host
         took = batch.fetch_time + host.sending(parcel)
-        ready = self.schedule.fetch(number, worker, took, parcel.shared, self.work.source("fetch"))
+        ready = self.schedule.fetch(number, worker, took, parcel.shared, self.work.source("fetch"), batch.waits)
         if self.config.pin:
             ready = self.schedule.pin(number, ready, parcel.shared, locking, host.receiving(parcel))
         return ready, HostBatch(batch.tensors, tuple(blocks))
@@ -288,7 +294,7 @@ class Replay:
             runtime.now += runtime.host.dispatch
             if batch.pinned and not waits:
                 self.loader.pool.use(batch.pinned[index], self.side)  # R29
-            pinned, new = bool(batch.pinned), self.config.workers > 0
+            pinned, new = bool(batch.pinned) or batch.ready, self.config.workers > 0
             runtime.memcpy(nbytes, "h2d", self.side, pinned=pinned, blocking=waits, new=new)
             runtime.note(start, "aten::copy_")
         return blocks

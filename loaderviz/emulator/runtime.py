@@ -133,6 +133,7 @@ class Runtime:
         self.order = HappensBefore()
         self.races: Races | None = None
         self.builder = TimelineBuilder(Context())
+        self.rested = 0  # ns for which the main thread has slept
         self.main = self.builder.lane("main", "host", "main")
         self.now = 0
         self.batch = -1
@@ -475,16 +476,24 @@ class Runtime:
     def sleep(self, duration: int) -> None:
         """The main thread sleeps for `duration` ns, which takes no core."""
         self.shared.main_rests(self.now, self.now + duration)
+        self.rested += duration
         self.host_work(duration, "time.sleep")
 
     # The record
 
     def note(
-        self, start: int, name: str, kind: int = OPERATOR, *, nbytes: int = -1, pinned: bool | None = None
+        self,
+        start: int,
+        name: str,
+        kind: int = OPERATOR,
+        *,
+        nbytes: int = -1,
+        pinned: bool | None = None,
+        waited: int = 0,
     ) -> None:
         """Note what the host did from `start` [ns] until now, in the present batch and at the present line."""
         end, main, batch, source = self.now, self.main, self.batch, self.source
-        self.builder.span(start, end, main, kind, name, batch, nbytes, -1, pinned, NO_CAUSE, source)
+        self.builder.span(start, end, main, kind, name, batch, nbytes, -1, pinned, NO_CAUSE, source, waited)
 
     def range(self, start: int, end: int, name: str, batch: int = -1) -> None:
         """Note an annotation on the main lane."""

@@ -260,7 +260,7 @@ def _merged(parts: list[_Part]) -> Timeline:
     spans = {}
     for column, dtype in SPAN_COLUMNS.items():
         pieces = [
-            part.rows.pop(column) if column in part.rows else np.full(length, -1, dtype)
+            part.rows.pop(column) if column in part.rows else np.full(length, 0 if column == "waited" else -1, dtype)
             for part, length in zip(parts, lengths, strict=True)
         ]
         spans[column] = (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).astype(dtype, copy=False)

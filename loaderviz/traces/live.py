@@ -36,16 +36,17 @@ from torch.utils.data import _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from loaderviz import words
-from loaderviz.batches import BATCH_RANGE, HAND_OUT, Numbering, prefetch_name, sample_count
+from loaderviz.batches import BATCH_RANGE, HAND_OUT, Numbering, given_twice, prefetch_name, sample_count
 from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
 from loaderviz.loaders import base as loaders
-from loaderviz.machine import cores
+from loaderviz.machine import cores, thread_busy
+from loaderviz.stations import Sampler
 from loaderviz.timeline import DEVICE_KINDS, Context, Timeline, TimelineBuilder
 from loaderviz.traces import merge, steps, workers
 from loaderviz.traces.assemble import assemble
 from loaderviz.traces.kineto import read_kineto
-from loaderviz.traces.merge import ANCHORS, CLOCK, STEPPED, Own, own_name
+from loaderviz.traces.merge import ANCHORS, CLOCK, STEPPED, TAKING, WAITING, Own, own_name
 from loaderviz.traces.source import Document
 from loaderviz.traces.steps import Window
 from loaderviz.traces.workers import read_files
@@ -209,7 +210,7 @@ class RealRun:
         if self._window.wait and self._started > _NOTICEABLE:
             notes.append(f"the profiler took {words.duration(self._started)} to begin; any workers went on meanwhile")
         versions = {"torch": torch.__version__} | found.versions
-        host = f"this machine, {words.count(cores().threads, 'CPU core')}"
+        host, many = "this machine", cores().threads
         device = found.device if self._cuda else _cpu_name()
         if self._cuda and torch.cuda.is_available() and ("unknown" in device or "no GPU" in device):
             device = torch.cuda.get_device_name()
@@ -218,6 +219,9 @@ class RealRun:
             "recorded",
             host,
             clock=found.clock,
+            cores=many,
+            lines=found.lines,
+            faults=tuple(self._loader.faults),
             samples=steps.samples(timeline),
             versions=versions,
             notes=(*notes, *found.notes),
@@ -288,6 +292,7 @@ class IteratorState:
         self.first = self.count = 0  # number of the epoch's first batch, batches handed out since
         self.sizes: list[int] = []  # samples in each order of this epoch, 0: not told by its indices
         self.received = 0  # index of the last batch that came
+        self.firsts = dict[int, bytes]()  # of an IterableDataset, what each worker gave first
         self.nested: bool | None = None  # one of loaderviz's loaders draws from it, and marks the steps itself
 
     @property
@@ -304,15 +309,19 @@ class IteratorState:
 class LoaderRanges:
     """Wraps torch's DataLoader for one recording. `live` says whether the profiler runs at the moment.
 
-    `batches` maps (iterator, epoch, order) to the number under which a batch was handed out, `nbytes` such a number to
-    the bytes of a batch that the main thread fetched itself.
+    `batches` maps (iterator, epoch, order) to the number under which a batch was handed out, `nbytes` and
+    `waited` such a number to the bytes of a batch that the main thread fetched itself, and to ns in which it waited.
     """
 
     def __init__(self, folder: Path, window: Window) -> None:
         self.live = False
         self.batches: dict[tuple[int, int, int], int] = {}
         self.nbytes: dict[int, int] = {}
+        self.waited: dict[int, int] = {}
+        self.places: dict[int, tuple[int, str]] = {}
+        self.sampler: Sampler | None = None
         self.notes: dict[str, None] = {}
+        self.faults: dict[str, None] = {}
         self._folder, self._window = folder, window
         self._numbering = Numbering()
         self._feeds: WeakKeyDictionary[Any, IteratorState] = WeakKeyDictionary()
@@ -349,6 +358,8 @@ class LoaderRanges:
         _replace(stack, loaders, "on_batch", self._marked)
         _replace(stack, loaders, "on_prefetch", self._prefetching)
         stack.enter_context(register_optimizer_step_post_hook(self._stepped))
+        self.sampler = Sampler()
+        stack.callback(self.sampler.stop)
 
     def by_optimizer(self, names: Iterable[str]) -> bool:
         """Tell whether the loop's steps are optimizers' steps: neither a loader nor a range of the program marks them.
@@ -360,7 +371,8 @@ class LoaderRanges:
 
     def seen(self, readings: Sequence[tuple[int, int, int]]) -> Own:
         """Return what was noted beside the profiler; `readings` are those of our clock."""
-        return Own(readings, *read_files(self._folder), self.batches, self.nbytes)
+        seen = self.sampler.seen if self.sampler is not None else []
+        return Own(readings, *read_files(self._folder), self.batches, self.nbytes, self.waited, self.places, seen)
 
     def note(self, text: str) -> None:
         """Add a line to the timeline's notes, once."""
@@ -395,10 +407,17 @@ class LoaderRanges:
         feed = self._fetching
         if feed is None or os.getpid() != self._process or not self._here():
             return original(fetcher, indices)
+        start, busy = perf_counter_ns(), thread_busy()
+        if self.sampler is not None:
+            self.sampler.begin()
         with self.say(f"fetch batch {feed.batch}", feed.batch):
             data = original(fetcher, indices)
         if self.live:
             self.nbytes[feed.batch] = workers.size_of(data)
+            self.waited[feed.batch] = max(0, perf_counter_ns() - start - (thread_busy() - busy))
+        place = self.sampler.most() if self.sampler is not None else None
+        if place is not None and self.live:
+            self.places[feed.batch] = place
         return data
 
     def _start_workers(self, original: Function, iterator: Any, loader: Any) -> None:
@@ -433,13 +452,17 @@ class LoaderRanges:
     def _get_data(self, original: Function, iterator: Any) -> Any:
         """Take what comes next; the host waits if there is nothing yet."""
         feed = self._feed(iterator)
-        with self.say("waiting for data", feed.batch) if iterator._data_queue.empty() else _NOTHING:
+        with self.say(WAITING if iterator._data_queue.empty() else TAKING, feed.batch):
             index, data = original(iterator)
         feed.received = index
         return index, data
 
     def _process_data(self, original: Function, iterator: Any, *args: Any) -> Any:
-        with self.say(HAND_OUT, self._feed(iterator).batch):
+        feed, data, worker = self._feed(iterator), args[0], args[1] if len(args) > 1 else -1
+        iterable = iterator._dataset_kind == torch_dataloader._DatasetKind.Iterable
+        if iterable and not isinstance(data, ExceptionWrapper) and given_twice(feed.firsts, worker, data):
+            self.faults.setdefault("unsharded-iterable")
+        with self.say(HAND_OUT, feed.batch):
             return original(iterator, *args)
 
     # Counting

@@ -10,11 +10,12 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from loaderviz import words
+from loaderviz import intervals, words
 from loaderviz.batches import (
     BATCH_RANGE,
     HAND_OUT,
@@ -25,6 +26,7 @@ from loaderviz.batches import (
     numbers_of,
 )
 from loaderviz.intervals import tracks
+from loaderviz.stations import PERIOD
 from loaderviz.timeline import Cause, Kind, Lane, Timeline
 from loaderviz.traces.kineto import RawTrace
 from loaderviz.traces.steps import with_spans
@@ -35,8 +37,10 @@ if TYPE_CHECKING:
 CLOCK, STEPPED = "clock", "optimizer step"
 ANCHORS = 8  # ranges named "clock" at either end; the first few are slow
 _OWN = re.compile(r"loaderviz\|(-?\d+)\|(.+)$")
+WAITING = "waiting for data"
+TAKING, TAKEN = "taking a batch", 1_000_000  # whose first bytes are there; for so many ns the rest is waited for
 _MEANINGS = (
-    (re.compile("waiting for data$"), Kind.WAIT, Cause.DATA),
+    (re.compile(f"({WAITING}|{TAKING})$"), Kind.WAIT, Cause.DATA),
     (re.compile(f"{HAND_OUT}$"), Kind.OPERATOR, Cause.NONE),
     (WORKER_START, Kind.OPERATOR, Cause.NONE),
     (re.compile(r"fetch batch \d+$"), Kind.FETCH, Cause.NONE),
@@ -63,6 +67,9 @@ class Own:
     left: dict[int, int]
     batches: dict[tuple[int, int, int], int]
     nbytes: dict[int, int]
+    waited: dict[int, int]
+    places: dict[int, tuple[int, str]]
+    seen: Sequence[tuple[int, str]]
 
 
 def choose_marks(raw: RawTrace) -> None:
@@ -101,7 +108,7 @@ def merged(timeline: Timeline, own: Own) -> Timeline:
     rows = np.flatnonzero(timeline.named(own_name(CLOCK).__eq__))
     if not len(rows) == len(own.readings) == 2 * ANCHORS:
         note = "the profiler lost ranges of ours, so that its clock is not known: workers and pin thread are left out"
-        return _noted(_completed(_translated(timeline, main), main, own.nbytes), note)
+        return _noted(_completed(_translated(timeline, main), main, own), note)
     seen = zip(own.readings, timeline.start[rows].tolist(), timeline.end[rows].tolist(), strict=True)
     anchors = [Anchor(*reading, start, end) for reading, start, end in seen]
     there = Clock(anchors[:ANCHORS], anchors[ANCHORS:])
@@ -111,7 +118,8 @@ def merged(timeline: Timeline, own: Own) -> Timeline:
     inside = (timeline.start >= begin) & (timeline.start < end)
     ends = np.where(host, np.minimum(timeline.end, end), timeline.end)
     timeline = replace(timeline, spans=timeline.spans | {"end": ends}).only(~host | inside)
-    timeline, added = _with_workers(_completed(_translated(timeline, main), main, own.nbytes), own, there, begin, end)
+    timeline, added = _with_workers(_completed(_translated(timeline, main), main, own), own, there, begin, end)
+    timeline = replace(timeline, context=replace(timeline.context, lines=_lines(timeline, own.seen, there, begin, end)))
     if not added:
         return timeline
     drift = f", which drifted by {words.duration(abs(there.drift))}" if abs(there.drift) > there.error else ""
@@ -159,15 +167,30 @@ def _translated(timeline: Timeline, main: int) -> Timeline:
             lanes[number] = replace(lane, name=f"thread {lane.number}", role="thread")
         elif lane.role == "stream" and lane.number == _DEFAULT_STREAM:
             lanes[number] = replace(lane, name=lane.name.replace("stream 7", "stream 7 (default)", 1))
-    return replace(timeline, spans=spans, names=tuple(table), lanes=tuple(lanes)).only(~(drop[old] | elsewhere))
+    takes = spans["name"] == table.get(TAKING, -1)
+    spans["name"] = np.where(takes, table.setdefault(WAITING, len(table)), spans["name"]).astype(np.int32)
+    took = takes & (timeline.end - timeline.start < TAKEN)
+    timeline = replace(timeline, spans=spans, names=tuple(table), lanes=tuple(lanes))
+    return timeline.only(~(drop[old] | elsewhere | took))
 
 
-def _completed(timeline: Timeline, main: int, nbytes: dict[int, int]) -> Timeline:
-    """Tell the size of what the main thread fetched, and the batch of torch's ranges around what is done for it."""
-    spans, start = timeline.spans | {"batch": timeline.batch.copy(), "nbytes": timeline.nbytes.copy()}, timeline.start
+_FETCHED = ("batch", "nbytes", "waited", "cause", "source")  # columns of which the profiler knows nothing
+
+
+def _completed(timeline: Timeline, main: int, own: Own) -> Timeline:
+    """Tell of what the main thread fetched its size and for how long it waited, and whose torch's ranges are."""
+    spans = timeline.spans | {name: timeline.spans[name].copy() for name in _FETCHED}
+    start = timeline.start
     here, fetches = timeline.lane == main, timeline.where(Kind.FETCH)
     fetched = np.flatnonzero(here & fetches)
-    spans["nbytes"][fetched] = [nbytes.get(number, -1) for number in timeline.batch[fetched].tolist()]
+    numbers = timeline.batch[fetched].tolist()
+    spans["nbytes"][fetched] = [own.nbytes.get(number, -1) for number in numbers]
+    spans["waited"][fetched] = [own.waited.get(number, 0) for number in numbers]
+    sources = {source: number for number, source in enumerate(timeline.sources)}
+    for row, number in zip(fetched.tolist(), numbers, strict=True):
+        if number in own.places:
+            cause, line = own.places[number]
+            spans["cause"][row], spans["source"][row] = cause, sources.setdefault(line, len(sources))
     asks, gives = timeline.named(lambda name: name.startswith(LOADER_NEXT)), timeline.named(HAND_OUT.__eq__)
     parts = np.flatnonzero(here & (fetches | (timeline.cause == Cause.DATA) | gives))
     ranges = np.flatnonzero(here & asks)
@@ -179,7 +202,7 @@ def _completed(timeline: Timeline, main: int, nbytes: dict[int, int]) -> Timelin
     step = np.searchsorted(start[steps], start[ranges], side="right") - 1  # the loop is at this one
     spans["batch"][ranges] = np.append(timeline.batch[steps], -1)[step]
     spans["batch"][ranges[found]] = timeline.batch[parts[first[found]]]
-    return replace(timeline, spans=spans)
+    return replace(timeline, spans=spans, sources=tuple(sources))
 
 
 # Workers and pin thread
@@ -192,7 +215,8 @@ def _with_workers(timeline: Timeline, own: Own, there: Clock, begin: int, end: i
     """
     slots, old = _slots(own), len(timeline.lanes)
     lanes: dict[Lane, int] = {}
-    names, rows = [], []
+    names, rows = list[str](), list[tuple[int, ...]]()
+    sources = {source: number for number, source in enumerate(timeline.sources)}
     for work in own.fetches:
         start = there.of(work.start)
         stop = end if work.end is None else there.of(work.end)
@@ -209,10 +233,13 @@ def _with_workers(timeline: Timeline, own: Own, there: Clock, begin: int, end: i
             names.append(f"{what} (not ended)" if work.end is None else f"{what} (not handed out)")
         kind = Kind.PIN if pins else Kind.FETCH
         lane = lanes.setdefault(Lane(*loading_lane(work.worker, slot)), old + len(lanes))
-        rows.append((max(start, begin), min(stop, end), lane, kind, batch, work.nbytes, 1 if pins else -1))
-    table = np.array(rows, np.int64).reshape(-1, 7).T
-    columns = dict(zip(("start", "end", "lane", "kind", "batch", "nbytes", "pinned"), table, strict=True))
+        rows.append((max(start, begin), min(stop, end), lane, kind, batch, work.nbytes, 1 if pins else -1, work.waited))
+        rows[-1] += work.cause, sources.setdefault(work.line, len(sources)) if work.line else -1
+    table = np.array(rows, np.int64).reshape(-1, 10).T
+    told = ("start", "end", "lane", "kind", "batch", "nbytes", "pinned", "waited", "cause", "source")
+    columns = dict(zip(told, table, strict=True))
     timeline, every = with_spans(timeline, names, **columns), [*timeline.lanes, *lanes]
+    timeline = replace(timeline, sources=tuple(sources))
 
     def rank(number: int) -> tuple[bool, int, int]:
         role = every[number].role
@@ -223,6 +250,20 @@ def _with_workers(timeline: Timeline, own: Own, there: Clock, begin: int, end: i
     place[order] = np.arange(len(order))
     spans = timeline.spans | {"lane": place[timeline.lane]}
     return replace(timeline, spans=spans, lanes=tuple(every[number] for number in order)).sorted(), bool(rows)
+
+
+def _lines(timeline: Timeline, seen: Sequence[tuple[int, str]], there: Clock, begin: int, end: int) -> dict[str, int]:
+    """Return for how many ns the main thread was in each line outside of torch: looks at it, each until the next."""
+    looks = [(there.of(time), line) for time, line in seen if begin <= there.of(time) < end]
+    told = timeline.where(Kind.OPERATOR, Kind.FETCH, Kind.PIN, Kind.WAIT, Kind.API)
+    told &= timeline.in_lanes(lambda lane: lane.role == "main")
+    inside = intervals.union(timeline.start[told], timeline.end[told])
+    found: dict[str, int] = {}
+    for (time, line), (until, _) in pairwise([*looks, (end, "")]):
+        if not len(inside) or not intervals.covers(inside, np.array([time]))[0]:
+            lasts = min(until - time, round(2 * PERIOD * 1e9))
+            found[line] = found.get(line, 0) + lasts
+    return found
 
 
 def _slots(own: Own) -> dict[int, int]:

@@ -100,7 +100,8 @@ def _inside(result: npt.NDArray[np.int32], times: Ints, start: Ints, end: Ints, 
 def with_spans(timeline: Timeline, names: Sequence[str], **columns: Any) -> Timeline:
     """Return it with further spans, not yet sorted; nothing is known of columns that are not given."""
     table, more = {name: number for number, name in enumerate(timeline.names)}, len(names)
-    columns |= {"name": [table.setdefault(name, len(table)) for name in names], "cause": Cause.NONE}
+    usual = {"cause": Cause.NONE, "waited": 0}
+    columns = usual | columns | {"name": [table.setdefault(name, len(table)) for name in names]}
     spans = {
         column: np.concatenate([old, np.full(more, columns.get(column, -1), old.dtype)])
         for column, old in timeline.spans.items()

@@ -4,8 +4,8 @@
 stand-ins for its queues that note the time: an order that comes out of the first begins a fetch, a batch that goes into
 the second ends it.
 
-Each writes records of five int64 to a file of its own, so that they outlive a worker's death; it stops when the file is
-deleted, which is how a recording ends for workers that live on. Times are of `perf_counter_ns`, one clock for all
+Each writes records of eight int64 to a file of its own, so that they outlive a worker's death. It stops when the file
+is deleted, which is how a recording ends for workers that live on. Times are of `perf_counter_ns`, one clock for all
 processes of a computer. With spawn and forkserver the worker imports this module: it must stay light.
 """
 
@@ -27,8 +27,10 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
 from loaderviz.batches import nbytes
+from loaderviz.machine import thread_busy
+from loaderviz.stations import Sampler
 
-RECORD = struct.Struct("<5q")  # what, epoch, index, time [ns], bytes
+RECORD = struct.Struct("<8q")  # what, epoch, index, time [ns], bytes, ns that the thread was busy, cause, line
 
 
 class What(IntEnum):
@@ -45,7 +47,8 @@ class Fetch(NamedTuple):
     """One piece of a worker's or the pin thread's work; times in ns of `perf_counter_ns`, end None: not ended.
 
     `iterator` numbers the iterators of all DataLoaders; `worker` is -1 for the pin thread; `order` counts the orders of
-    an epoch of the iterator.
+    an epoch of the iterator. `waited` [ns]: neither did it run in this time nor lack a core. `cause`
+    and `line` say what it did for the longest, and where.
     """
 
     iterator: int
@@ -56,6 +59,9 @@ class Fetch(NamedTuple):
     end: int | None
     nbytes: int = -1
     failed: bool = False
+    waited: int = 0
+    cause: int = 0
+    line: str = ""
 
 
 class RecordedLoop:
@@ -80,6 +86,8 @@ class RecordedLoop:
             given = inspect.signature(loop).bind(*args)
             worker = "pin" if self.workers else given.arguments["worker_id"]
             log = FileLog(self.folder / f"{self.iterator}-{worker}", max(1, self.workers))
+            if not self.workers:
+                log.sampler = Sampler()
             for name in ("in_queue", "out_queue") if self.workers else ("index_queue", "data_queue"):
                 given.arguments[name] = LoggedQueue(given.arguments[name], log)
         except (OSError, TypeError, KeyError, ValueError):  # nothing may keep it from its work
@@ -134,6 +142,8 @@ class FileLog:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600)
         self._messages, self._seen = messages, 0
         self._open = True
+        self.sampler: Sampler | None = None
+        self._path, self._lines = path, dict[str, int]()
 
     def received(self, order: Any, now: int) -> None:
         """Note an order: (index, …) is one to work on, None says to go, anything else is a message."""
@@ -141,6 +151,8 @@ class FileLog:
             self._write(What.LEFT, 0, now)
         elif isinstance(order, tuple) and isinstance(order[0], int):
             self._write(What.BEGAN, order[0], now)
+            if self.sampler is not None:
+                self.sampler.begin()
         else:
             self._seen += 1
 
@@ -156,11 +168,23 @@ class FileLog:
         else:
             self._write(What.ENDED, index, now, size_of(data))
 
+    def _place(self, what: What) -> tuple[int, int]:
+        """Return what was done for the longest, and the number of its line in a file beside this one."""
+        place = self.sampler.most() if self.sampler is not None and what != What.BEGAN else None
+        if place is None:
+            return 0, -1
+        if place.line not in self._lines:
+            self._lines[place.line] = len(self._lines)
+            with open(f"{self._path}.lines", "a", encoding="utf-8") as file:
+                file.write(f"{place.line}\n")
+        return int(place.cause), self._lines[place.line]
+
     def _write(self, what: What, index: int, now: int, size: int = -1) -> None:
         if self._open:
             try:
                 self._open = os.fstat(self._file).st_nlink > 0  # deleted: the recording is over
-                os.write(self._file, RECORD.pack(what, self._seen // self._messages, index, now, size))
+                epoch, done = self._seen // self._messages, (thread_busy(), *self._place(what))
+                os.write(self._file, RECORD.pack(what, epoch, index, now, size, *done))
             except (OSError, struct.error):
                 self._open = False
 
@@ -190,11 +214,15 @@ def read_files(folder: Path) -> tuple[list[Fetch], dict[int, int]]:
         worker = -1 if pins else int(match[2])
         data = path.read_bytes()
         begun: tuple[int, ...] | None = None
-        record = (-1, 0, 0, 0, 0)
+        record = (-1, 0, 0, 0, 0, 0, 0, -1)
+        named = path.with_name(f"{path.name}.lines")
+        lines = [*(named.read_text(encoding="utf-8").splitlines() if named.exists() else []), ""]
         for record in RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size]):
-            what, epoch, index, time, size = record
+            what, epoch, index, time, size, busy, cause, line = record
             if begun is not None and (what == What.ENDED or (what == What.FAILED and not pins)):
-                fetches.append(Fetch(iterator, worker, epoch, index, begun[3], time, size, what == What.FAILED))
+                start, waited = begun[3], max(0, time - begun[3] - (busy - begun[5]))
+                done = what == What.FAILED, waited, cause, lines[line]
+                fetches.append(Fetch(iterator, worker, epoch, index, start, time, size, *done))
             begun = record if what == What.BEGAN else None  # of two beginnings in a row the first was not worked on
         if begun is not None:
             fetches.append(Fetch(iterator, worker, begun[1], begun[2], begun[3], None))

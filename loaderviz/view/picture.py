@@ -200,7 +200,8 @@ def text(timeline: Timeline, label: str = "", window: tuple[int, int] | None = N
 def _origin(timeline: Timeline) -> str:
     """Say where a timeline comes from, and what is not as it was recorded."""
     context = timeline.context
-    host = [f"host: {context.host}"] if context.host else []
+    cores = [words.count(context.cores, "CPU core")] if context.cores else []
+    host = [f"host: {', '.join([context.host, *cores])}"] if context.host else []
     return "; ".join([f"{context.device}, {context.origin}", *host, *_notes(context.notes)])
 
 
@@ -353,7 +354,13 @@ def _ghost(part: Part, finding: Finding, of: int, judged: Window, hidden: bool) 
         "of": of,
         "label": f"{finding.asked} predicts {step} a step instead of {now}",
         "until": end,
-        "gain": end - begin - finding.predicted.duration,
+        "gain": end - begin - _as_long(part.timeline, finding.predicted),
         "hidden": hidden,
     }
     return Part(finding.predicted, "predicted", folded=True, shift=begin, ghost=ghost, hero={})
+
+
+def _as_long(timeline: Timeline, predicted: Timeline) -> int:
+    """Return how long as many steps as a timeline has take in a replay, which may have more of them [ns]."""
+    here, there = (metrics.summarize(each).batches or 1 for each in (timeline, predicted))
+    return predicted.duration * min(here, there) // there

@@ -120,6 +120,8 @@ def memcpy(session: Session, target: torch.Tensor, source: torch.Tensor, *, non_
     if not non_blocking:
         session.synchronizing("blocking copy")
     session.count_call()
+    if upload:
+        session.look_at(source)
     start = runtime.now
     runtime.now += runtime.host.dispatch
     if tag and tag.block and non_blocking and not session.recorder:

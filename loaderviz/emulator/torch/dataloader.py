@@ -25,6 +25,7 @@ import stat
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import process_time_ns
@@ -38,7 +39,7 @@ from torch.utils.data import Subset, TensorDataset, _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from loaderviz import words
-from loaderviz.batches import nbytes, sample_count, tensors
+from loaderviz.batches import given_twice, nbytes, sample_count, tensors
 from loaderviz.emulator import host as declarations
 from loaderviz.emulator.hardware import DATA, FULL, Host, Parcel
 from loaderviz.emulator.host import LoaderSchedule, Reads, Waited, processor_time, waiting_time
@@ -49,7 +50,8 @@ from loaderviz.emulator.torch.tensors import HostTag, is_on_device, set_tag, sto
 from loaderviz.errors import reraise
 from loaderviz.imports import starting
 from loaderviz.machine import thread_time_ns
-from loaderviz.timeline import Kind
+from loaderviz.stations import Place, Sampler, place_of
+from loaderviz.timeline import Cause, Kind
 
 if TYPE_CHECKING:
     from loaderviz.emulator.torch.patches import Patches
@@ -81,6 +83,7 @@ class Fetched:
     files: Reads = ()
     sent: int = 0
     received: int = 0
+    place: Place | None = None
 
     @classmethod
     def by(cls, fetcher: Any, indices: Any, data: Any, meter: Meter) -> Fetched:
@@ -92,7 +95,8 @@ class Fetched:
             dataset = dataset.dataset
         batched = not fetcher.auto_collation or bool(getattr(dataset, "__getitems__", None))
         samples = sample_count(indices, data)
-        return cls(data, samples, meter.slept, meter.work, unpriced, *meter.waited, batched, meter.files)
+        counted = meter.slept, meter.work, unpriced, *meter.waited
+        return cls(data, samples, *counted, batched, meter.files, place=meter.place)
 
     def pin_memory(self) -> Fetched:
         """Called by the pin thread."""
@@ -106,6 +110,9 @@ def install(session: Session, patches: Patches) -> None:
     iterators, waiting = Iterators(session), [STATEFUL]
     patches.at_end(functools.partial(processor_time.watch, False))
     processor_time.watch()
+    if session.measured:
+        session.sampler = session.meter.sampler = Sampler(own=True)
+        patches.at_end(session.sampler.stop)
 
     def look(loader: Any = None) -> None:  # each DataLoader calls it when it is made
         if waiting and STATEFUL in sys.modules:
@@ -127,6 +134,7 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
     """Run a module's worker loop in the worker, which has torch's own, with sleeps counted instead of slept."""
     processor_time.watch()
     meter = Meter(host, measured)
+    meter.sampler = Sampler() if measured else None
     for guard in _get_current_function_mode_stack():
         if measured and isinstance(guard, Guard):
             guard.touches = meter.touches
@@ -176,6 +184,7 @@ class Schedule(LoaderSchedule):
         self.session: Session = session
         self.pins = iterator._pin_memory
         self.batch = session.batches.new_iterator()  # the next one
+        self.firsts = dict[int, bytes]()  # of an IterableDataset, what each worker gave first
         self.order: int | None = None  # of the batch that is about to be handed out, if not the oldest
         super().__init__(session.runtime, iterator._num_workers, iterator._prefetch_factor, self.batch, same)
 
@@ -193,7 +202,8 @@ class Schedule(LoaderSchedule):
             took, receiving = took + host.sending(parcel), host.receiving(parcel)
             self._in_shared_memory(parcel.shared)
         waited = fetched.waited if session.measured else 0
-        ready = self.fetch(batch, worker, took, size, "", fetched.slept, waited, fetched.files, order)
+        does, line = fetched.place or (Cause.NONE, "")
+        ready = self.fetch(batch, worker, took, size, line, fetched.slept, waited, fetched.files, order, does)
         mark(session, fetched.data, batch, new=not self.pins)
         if self.pins:
             ready = self.pin(batch, ready, size, lambda start: self._locking(fetched.data, start), receiving)
@@ -267,7 +277,7 @@ class Iterators:
             return original(iterator)
         index, fetcher = iterator._next_index(), iterator._dataset_fetcher
         session.enter("DataLoader")
-        runtime, start = session.runtime, session.runtime.now
+        runtime, start, rested = session.runtime, session.runtime.now, session.runtime.rested
         if not hasattr(iterator, "_next_batch"):
             iterator._next_batch = session.batches.new_iterator()
         batch = iterator._next_batch
@@ -280,9 +290,11 @@ class Iterators:
         waited = fetched.waited if session.measured else 0
         read = max(runtime.shared.read(runtime.now, fetched.files), runtime.now + waited) + fetched.slept
         runtime.shared.main_rests(runtime.now, read)
+        rested = read - runtime.now + runtime.rested - rested
         runtime.now = read + session.fetched(fetched, size)
+        name, (does, line) = f"fetch batch {batch}", fetched.place or (Cause.NONE, "")
         runtime.builder.span(
-            start, runtime.now, runtime.main, Kind.FETCH, f"fetch batch {batch}", batch=batch, nbytes=size
+            start, runtime.now, runtime.main, Kind.FETCH, name, batch, size, cause=does, source=line, waited=rested
         )
         mark(session, data, batch)
         session.leave()
@@ -385,6 +397,9 @@ class Iterators:
             schedule = iterator._schedule = Schedule(session, iterator, None)
         order, schedule.order = schedule.order, None
         schedule.arrive(data, worker, schedule.batch - schedule.first if order is None else order)
+        kinds = torch_dataloader._DatasetKind
+        if iterator._dataset_kind == kinds.Iterable and given_twice(schedule.firsts, worker, data.data):
+            session.faults.setdefault("unsharded-iterable")
         session.leave()
         given = original(iterator, data.data, worker, *args)
         schedule.sent(iterator)
@@ -464,6 +479,9 @@ class Meter(TorchDispatchMode):
         self._decodes = False  # what is called is a part of a decoder
         self._known: dict[Any, Operator] = {}
         self._undo: list[tuple[Any, str, Any]] = []
+        self.sampler: Sampler | None = None  # of the lines, where they are measured
+        self._places = Counter[Place]()  # [ns] of what is priced at the line that does it
+        self.place: Place | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -478,6 +496,9 @@ class Meter(TorchDispatchMode):
         for owner in (builtins, io):  # pathlib's is the second
             self._replace(owner, "open", self._noting(vars(owner)["open"]))
         self.files = list[tuple[tuple[int, int], int]]()
+        self._places.clear()
+        if self.sampler is not None:
+            self.sampler.begin()
         self.work = self.slept = self.calls = self._left_out = 0  # _left_out: of real time that is priced, or ours
         self._thread, self._began = threading.get_ident(), waiting_time.wall()
         self._waits_from, self._waits_declared = waiting_time.read(), 0
@@ -496,6 +517,9 @@ class Meter(TorchDispatchMode):
             self.work, self.unpriced = (self.work + rest, 0) if self.measured else (self.work, rest)
             while self._undo:
                 setattr(*self._undo.pop())
+            self.place = self.sampler.most() if self.sampler is not None else None
+            if self._places and (self.place is None or max(self._places.values()) > self.work // 2):
+                self.place = max(self._places, key=self._places.__getitem__)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator, and price it."""
@@ -572,6 +596,12 @@ class Meter(TorchDispatchMode):
             real(seconds)
         else:
             self.slept += round(seconds * SECOND)
+            self.note(Cause.INPUT, round(seconds * SECOND))
+
+    def note(self, does: Cause, time: int) -> None:
+        """Note that so many ns of the fetch go to what the program does at its line."""
+        if (place := place_of(sys._getframe(1))) is not None:
+            self._places[place._replace(cause=does if place.cause != Cause.COLLATE else place.cause)] += time
 
     def wall(self) -> int:
         """Return how long the fetch has lasted on the wall [ns], for clocks that are looked at in it."""
@@ -589,6 +619,7 @@ class Meter(TorchDispatchMode):
             if file.readable() and stat.S_ISREG(found.st_mode) and self.host.disk:
                 self.files.append(((found.st_dev, found.st_ino), found.st_size))
                 self.work += 0 if self.measured else self.host.work_time(2 * found.st_size)
+                self.note(Cause.READ, self.host.work_time(2 * found.st_size))
             return file
 
         return opening
@@ -618,7 +649,7 @@ class Meter(TorchDispatchMode):
                 return function(*args, **kwargs)
             with self.not_counted():
                 result = function(*args, **kwargs)
-                self._charge(base + per_byte * touched(args, kwargs, result) // 1000)
+                self._charge(base + per_byte * touched(args, kwargs, result) // 1000, Cause.TRANSFORM)
             return result
 
         return call
@@ -645,13 +676,14 @@ class Meter(TorchDispatchMode):
                     result = function(*args, **kwargs)
                 finally:
                     self._decodes = False
-                self._charge(price.time(size, _size(result) or _size(source)) * factor // FULL)
+                self._charge(price.time(size, _size(result) or _size(source)) * factor // FULL, Cause.DECODE)
             return result
 
         return call
 
-    def _charge(self, time: int) -> None:
+    def _charge(self, time: int, does: Cause) -> None:
         self.work += time * self.host.transforms // FULL
+        self.note(does, time * self.host.transforms // FULL)
 
 
 Touched = Callable[[tuple[Any, ...], dict[str, Any], Any], int]  # what a call costs by: of its arguments and result

@@ -234,7 +234,7 @@ def install_clock(session: Session, patches: Patches) -> None:
         if seconds < 0:
             raise ValueError("sleep length must be non-negative")
         with session.calling("time.sleep"):
-            session.runtime.sleep(round(seconds * SECOND))
+            session.sleep(round(seconds * SECOND))
 
     patches.function(timeit, "default_timer", time.perf_counter)
     if benchmark := sys.modules.get("torch.utils.benchmark"):

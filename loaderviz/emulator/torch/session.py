@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -20,7 +21,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from loaderviz import words
-from loaderviz.batches import BATCH_RANGE, LOADER_NEXT, PREFETCH_RANGE, Numbering, batch_name
+from loaderviz.batches import BATCH_RANGE, LOADER_NEXT, PREFETCH_RANGE, Numbering, batch_name, holds_bytes
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import Gpu, Host, pages
 from loaderviz.emulator.hazards import Access
@@ -32,7 +33,8 @@ from loaderviz.emulator.torch.patches import stop_waiting
 from loaderviz.emulator.torch.tensors import HostTag, TensorMemory
 from loaderviz.emulator.torch.tracking import AccessTracking
 from loaderviz.errors import LoadervizError, NotModelledError
-from loaderviz.timeline import Context, Timeline
+from loaderviz.stations import PERIOD, Sampler
+from loaderviz.timeline import Cause, Context, Timeline
 
 if TYPE_CHECKING:
     from loaderviz.emulator.torch.dataloader import Fetched
@@ -46,6 +48,8 @@ ON_HOST = object()
 PIN_THREAD = "loaderviz pin thread"
 NOTED = 2_000_000  # ns of a batch that are unpriced, or measured on the wall, from which this is noted
 # And how many times what is charged. This machine's processor may be slower than the named one; its waits add up.
+WIDE, LOOKS = 4096, 3  # elements of a tensor that is looked at, and how many such
+WIDER = (torch.float32, torch.float64, torch.int64, torch.int32)
 NOTED_TIMES = {"data set": 4, "waiting": 0.25}
 WAITED = 20_000_000  # ns of waiting in all batches but the longest, from which it is noted: it may come in some only
 UNPRICED = {
@@ -129,6 +133,9 @@ class Session(TensorMemory):
         self.batches = BatchNumbers(self.runtime)
         self.notes: dict[str, None] = {}  # in order, each once
         self.meter: Any = None  # the `dataloader.Meter` of data sets on the main thread
+        self.sampler: Sampler | None = None  # of the program's lines, where it is measured
+        self.faults: dict[str, None] = {}  # what is seen to be wrong, by the kind of its finding
+        self._looks = LOOKS
         self.unpriced: dict[str, list[int]] = {}  # where a batch took how many ns of real time that nothing prices
         self._charged: list[int] = []  # what each batch costs instead [ns]
         self._waited: list[int] = []  # how long this machine waited for each [ns]
@@ -203,6 +210,28 @@ class Session(TensorMemory):
                 self.operators.__enter__()
             self.fetching -= 1
             self.end_priced()
+
+    def sleep(self, time: int) -> None:
+        """The program sleeps for so many ns, which takes no core."""
+        self.runtime.sleep(time)
+        if self.fetching:
+            self.meter.note(Cause.INPUT, time)
+
+    def look_at(self, source: torch.Tensor) -> None:
+        """Look whether the first large tensors that go to the GPU are bytes in a wider type."""
+        if self._looks and source.numel() >= WIDE and source.dtype in WIDER and source.layout is torch.strided:
+            self._looks -= 1
+            with self.bookkeeping(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                some = source.detach().flatten()[:: max(1, source.numel() // WIDE)].double()
+                if holds_bytes(some):
+                    self.faults.setdefault("wide-dtype")
+
+    def _lines(self) -> dict[str, int]:
+        """Return for how many ns the program was in each of its lines, by looks at it."""
+        if self.sampler is None:
+            return {}
+        looks = Counter(line for _, line in self.sampler.seen)
+        return {line: round(count * PERIOD * 1e9) for line, count in looks.items()}
 
     def enter(self, call: str) -> None:
         """Every way into the emulator passes here: the right thread? And where Python is measured, how late is it?"""
@@ -459,7 +488,6 @@ class Session(TensorMemory):
         self.batches.finish()
         runtime = self.runtime
         host = f"{runtime.host.name} (other Python: {'as measured on this machine' if self.measured else 'free'})"
-        host += f", {words.count(runtime.host.cores, 'CPU core')}" if runtime.host.cores else ""
         unpriced, measured = self._not_priced(), ("waiting",) if self.measured and self._waits() else ()
         for kind in unpriced:
             self.note(UNPRICED[kind])
@@ -472,11 +500,14 @@ class Session(TensorMemory):
             runtime.gpu.name,
             "emulated",
             host,
+            cores=runtime.host.cores or None,
             samples=self.batches.samples,
             versions={"torch": str(torch.__version__)},
             notes=(notes := tuple(self.notes)),
             unpriced=unpriced,
             measured=measured,
+            faults=tuple(self.faults),
+            lines=self._lines(),
         )
         timeline = runtime.timeline(context)
         if all(lane.group == "host" for lane in timeline.lanes) and (line := _asks_for_gpu(timeline.sources)):
