@@ -98,7 +98,7 @@ PAGEABLE = {"copy": 100, "kernel": 200, "pinned": False}
     ("loop", "busy", "extra", "expected"),  # µs: `busy` the host's own work, `extra` a pinned copy of (time, bytes)
     [
         ({"copy": 100, "kernel": 200}, 0, None, {"copy-not-hidden": 1_000}),
-        ({"copy": 300, "kernel": 100}, 0, None, {"resident": 3_000, "copy-not-hidden": 1_000}),  # 4 ms less 3 of copies
+        ({"copy": 300, "kernel": 100}, 0, None, {"copy-not-hidden": 1_000, "resident": 3_000}),  # 4 ms less 3 of copies
         ({"copy": 100, "kernel": 200}, 2_500, None, {"copy-not-hidden": 500}),
         ({"copy": 100, "kernel": 200, "host": False}, 0, None, {"copy-not-hidden": 1_000}),
         ({"copy": 0, "kernel": 200}, 0, None, {"nothing-to-gain": 0}),
@@ -374,7 +374,7 @@ def test_an_index_in_host_memory_is_told_and_is_no_batch_to_be_pinned():
 
 
 def test_allocations_of_the_warm_up_are_to_be_left_out():
-    timeline = program(8, allocate=3)
+    timeline = program(8, allocate=3, kernel=3_000)
     finding = finding_of(timeline, "allocates-in-loop")
     assert "3 x cudaMalloc in 3 of 8 steps" in finding.evidence
     assert finding.change.startswith("timeline.from_batch(3)")
@@ -396,8 +396,8 @@ def late_batches(late, fetch=100):
 def test_what_comes_back_later_is_no_warm_up():
     assert "in 2 of 12 steps" in late_batches((0, 1)).evidence
     assert late_batches((0, 1)).change.startswith("timeline.from_batch(2)")
-    assert late_batches((3, 9)).change == "loader = DataLoader(..., prefetch_factor=4)"
-    assert "batches come unevenly" in late_batches((3, 9)).evidence
+    assert late_batches((3, 9)).change == ""
+    assert "behind only now and then" in late_batches((3, 9)).evidence
 
 
 def test_start_up_is_paid_once_and_not_judged():
@@ -500,7 +500,9 @@ def test_workers_that_start_in_each_epoch_are_told():
         loop.put(loop.stream, Kind.COMPUTE, 200, batch)
     finding = finding_of(loop.timeline(), "restarts-workers")
     assert "started 2 more times" in finding.evidence and "persistent_workers=True" in finding.change
-    assert finding.expected_gain.ns == 2 * 400 * US
+    assert finding.expected_gain.predicted == pytest.approx(2 * 400 * US / 11)
+    assert finding.expected_gain.ns == min(round(1.15 * 2 * 400 * US), 11 * (280 - 200) * US)
+    assert "80 µs a step, which is the step without its kernels" in finding.expected_gain.basis
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -526,7 +528,7 @@ def test_a_model_that_is_moved_is_no_loading():
 def test_a_change_is_replayed_before_it_is_advised(monkeypatch):
     timeline = run(Settings(kernels=17))
     before = gains(timeline)
-    monkeypatch.setattr("loaderviz.analysis.advice.what_if", lambda timeline, **change: timeline)
+    monkeypatch.setattr("loaderviz.analysis.trials.what_if", lambda timeline, **change: timeline)
     timeline.results.clear()
     after = gains(timeline)
     assert "pageable-copy" in before and "pageable-copy" not in after
@@ -571,9 +573,9 @@ def test_launching_takes_less_than_100_us_for_a_kernel(launching, change):
     assert change in finding_of(loop.timeline(), "host-bound").change
 
 
-@pytest.mark.parametrize(("fetch", "change"), [(719, "prefetch_factor=4"), (720, "num_workers=")])
-def test_a_worker_is_the_bottleneck_if_it_is_busy_nine_tenths_of_a_step(fetch, change):
-    assert change in late_batches(range(12), fetch).change  # of 800 µs
+@pytest.mark.parametrize(("fetch", "more"), [(719, False), (720, True)])
+def test_a_worker_is_the_bottleneck_if_it_is_busy_nine_tenths_of_a_step(fetch, more):
+    assert ("num_workers=" in late_batches(range(12), fetch).change) is more  # of 800 µs
 
 
 @pytest.mark.parametrize(
@@ -595,8 +597,10 @@ def test_gains_are_never_negative_and_never_beyond_the_limit(seed):
     told = [
         (finding.expected_gain.ns, finding.kind) for finding in advice if finding.kind not in (*ENDINGS, "start-up")
     ]
-    if len(told) > 1 and told[1][1] == "resident" and told[0][0] < told[1][0] < 2 * told[0][0]:
-        assert told.pop(0)[1] in ("fetch-in-loop", "waiting-for-data")  # workers first: the data need not fit
+    if len(told) > 1 and told[0][0] < told[1][0]:  # what is a line or an argument comes before another program
+        assert told[1][1] in ("resident", "host-bound")
+        assert told[1][0] < 2 * told[0][0] or told[0][0] > 0.1 * summary.window
+        told.pop(0)
     ordered = [gain for gain, _ in told]
     assert ordered == sorted(ordered, reverse=True)
     shorten = ("pageable-copy", "hidden-sync", "resident", "many-small-copies", "synchronizes-each-step")
@@ -658,8 +662,8 @@ def test_one_of_several_ranks_is_judged_with_its_own_host():
     assert advice.judged.startswith("Judged: device 1 of 2, 800 ns, 4 steps of 200 ns")
 
 
-@pytest.mark.parametrize(("wait", "first"), [(300, "resident"), (301, "waiting-for-data")])
-def test_workers_are_advised_first_where_they_gain_more_than_half_of_what_resident_data_gain(wait, first):
+@pytest.mark.parametrize(("wait", "first"), [(300, "copy-not-hidden"), (301, "waiting-for-data")])
+def test_what_is_a_line_or_an_argument_comes_before_data_that_live_on_the_gpu(wait, first):
     """A copy of 300 µs, longer than the kernels: data on the GPU save it and the wait, workers the wait alone."""
     loop = Loop(steps=0)
     loop.builder.lane("worker 0", "host", "worker", 0)
@@ -689,11 +693,11 @@ def test_a_window_of_ones_own_and_no_timeline():
         lv.advise("trace.json")
 
 
-def slow_loader(workers, host=None, **options):
+def slow_loader(workers, cores=None, **options):
     """Return the loop of a data set that takes 128 ms a batch, which no number of workers hides under 150 µs."""
     base = Settings(batch_size=64, fetch_per_sample=2_000_000, workers=workers, compute=100_000, steps=12)
     timeline = run(base.change(**PRESETS["pinned"] | options))
-    return timeline if host is None else replace(timeline, context=replace(timeline.context, host=host))
+    return replace(timeline, context=replace(timeline.context, cores=cores))
 
 
 def finding_of(timeline, kind):
@@ -702,21 +706,21 @@ def finding_of(timeline, kind):
 
 @pytest.mark.parametrize(("workers", "kind"), [(0, "fetch-in-loop"), (2, "waiting-for-data")])
 @pytest.mark.parametrize(
-    ("host", "most", "said"),
+    ("cores", "most", "said"),
     [
-        ("this machine, 4 CPU cores", 4, "even 4 workers (this machine has 4 CPU cores) need 32"),
-        ("workstation", 16, "even 16 workers (16 CPU cores for a GPU are usual; the timeline does not tell"),
+        (4, 4, "even 4 workers (this machine has 4 CPU cores) need 32"),
+        (None, 16, "even 16 workers (16 CPU cores for a GPU are usual; the timeline does not tell"),
     ],
 )
-def test_no_more_workers_than_cores_and_what_else_helps(workers, kind, host, most, said):
-    finding = finding_of(slow_loader(workers, host), kind)
+def test_no_more_workers_than_cores_and_what_else_helps(workers, kind, cores, most, said):
+    finding = finding_of(slow_loader(workers, cores), kind)
     assert f"num_workers={most}," in finding.change
     assert said in finding.evidence and "prepare the samples once and store them" in finding.evidence
     before, after = slow_loader(workers), slow_loader(most)
     real = lv.summarize(before).step - lv.summarize(after).step
     edge = 2 * 128_100_000 / 12  # two batches more may be fetched when the window begins
     assert real <= finding.expected_gain.per_step + edge
-    assert f"of fetching by {most} workers; what_if() predicts" in finding.expected_gain.basis
+    assert finding.expected_gain.told.endswith("a step less") and "a replay of the loop predicts" in str(finding)
 
 
 class Costly(torch.utils.data.Dataset):
@@ -862,7 +866,7 @@ PUBLIC = {
     "alexnet_pageable_2023.json.gz": ["warm-up", "start-up"],
     "cpu_only_2023.json.gz": ["no-gpu-work"],
     "event_sync_2023.json.gz": ["host-bound", "warm-up"],
-    "resnet50_workers0_2021.json.gz": ["fetch-in-loop", "host-bound"],
+    "resnet50_workers0_2021.json.gz": ["fetch-in-loop"],
     "two_ranks/rank-0.json.gz": ["host-bound"],
     "two_ranks/rank-1.json.gz": ["host-bound"],
     "two_ranks": ["host-bound"],
@@ -956,7 +960,7 @@ def marked(extra=0, kernels=(100,), steps=12):
     return loop.timeline()
 
 
-@pytest.mark.parametrize(("extra", "kinds"), [(200, ["host-bound"]), (201, ["between-epochs"])])
+@pytest.mark.parametrize(("extra", "kinds"), [(200, ["other-work-in-loop"]), (201, ["between-epochs"])])
 def test_other_work_than_steps_takes_three_times_a_step(extra, kinds):
     timeline = marked(extra)
     summary, advice = lv.summarize(timeline), lv.advise(timeline)

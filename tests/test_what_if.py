@@ -304,7 +304,7 @@ def test_what_workers_took_on_too_few_cores_had_their_turns_in_it(monkeypatch, c
     """Seen by a real clock, eight workers take 3.2 ms a batch: a batch each 400 µs, on however many cores."""
     monkeypatch.setattr(factory, "FETCH", 3_200_000)
     timeline = factory.loader("pinned", 64, 8)
-    context = replace(timeline.context, origin="recorded", host=f"this machine, {cores} CPU cores")
+    context = replace(timeline.context, origin="recorded", host="this machine", cores=cores)
     timeline = replace(timeline, context=context)
     assert step(timeline) == 400_000
     assert step(again(timeline)) == pytest.approx(400_000, rel=0.12)

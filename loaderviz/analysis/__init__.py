@@ -1,17 +1,19 @@
 """Advice, Finding and Gain: what `advise` returns, and how it reads in a terminal, a notebook and a page.
 
-advice.py    the findings, and `loaderviz.advise`     evidence.py  what a finding may ask a timeline
-what_if.py   the loop with another loader, predicted  ranks.py     several ranks beside each other
-validate.py  the emulator's prices beside a trace, and a machine made of one
+advice.py    the findings, and `loaderviz.advise`   evidence.py     what a finding may ask a timeline
+what_if.py   the loop with another loader           trials.py       each change of a finding, replayed
+ranks.py     several ranks beside each other        report.py       numbers for programs, and limits
+validate.py  the emulator's prices beside a trace   calibration.py  a host made of this machine
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from loaderviz import words
 
@@ -19,6 +21,45 @@ if TYPE_CHECKING:
     from loaderviz.timeline import Cause, Kind, Timeline
 
 WORTH_IT = 1.03  # a gain of less than 3 % is not worth a change of the program
+SCHEMA = 1  # of `to_dict`
+FindingKind = Literal[
+    # copies to the GPU
+    "pageable-copy",  # from pageable memory: through a staging buffer, and the host waits
+    "hidden-sync",  # the same, although the program asked for no wait
+    "index-on-host",  # x[rows] with rows in host memory
+    "copy-not-hidden",  # from pinned memory, while no kernel runs
+    "many-small-copies",  # several a step, each as long as its latency
+    "cuda-in-dataset",  # made by the data set or its collate function
+    "wide-dtype",  # of bytes in a type of four or eight
+    "resident",  # the copying itself is the limit, or loading is; the data set could live on the GPU
+    # how batches come
+    "fetch-in-loop",  # the loop's own thread fetches them
+    "waiting-for-data",  # workers or pin thread are too slow
+    "reads-too-much",  # a line reads far more of a file than the sample needs
+    "collate-in-python",  # making a batch of samples is what takes long
+    "uneven-workers",  # one worker's batches take far longer
+    "restarts-workers",  # worker processes are started anew, as in each epoch
+    "outlier-fetch",  # one fetch takes far longer than all others
+    "unsharded-iterable",  # each worker gives all samples
+    # the loop's own thread
+    "synchronizes-each-step",  # .item(), print or a synchronise
+    "allocates-in-loop",  # cudaMalloc, cudaFree, page-locking
+    "other-work-in-loop",  # a line that is no training takes the time: a log, a checkpoint, a report
+    "dense-embedding",  # backward pass and optimizer walk all rows
+    "host-bound",  # kernels are shorter than their launches
+    "between-epochs",  # work beside the steps, such as validation
+    # several GPUs
+    "communication-exposed",  # collectives run while nothing computes
+    "late-rank",  # one rank comes last
+    # what is paid once, or is not known, or is no fault
+    "start-up",
+    "warm-up",
+    "unpriced",  # the emulated host has no price for what the data set does
+    "no-gpu-work",
+    "work-not-seen",
+    "cause-not-seen",
+    "nothing-to-gain",
+]
 
 
 @dataclass(frozen=True)
@@ -26,6 +67,7 @@ class Gain:
     """What a change can gain at most: `ns` in the window, its `share` of it (0..1), and `per_step` ns if known.
 
     `basis` is the closed form in words, with its numbers; `once` says that the cost is not paid in each step.
+    `predicted` is what the change gains a step [ns] in a replay of the loop; None where it could not be replayed.
     """
 
     ns: int
@@ -33,6 +75,14 @@ class Gain:
     per_step: float | None
     basis: str = ""
     once: bool = False
+    predicted: float | None = None
+
+    @property
+    def told(self) -> str:
+        """The bound with its numbers, and the prediction."""
+        if self.predicted is None:
+            return self.basis
+        return f"{self.basis}; a replay of the loop predicts {words.duration(self.predicted)} a step less"
 
     def __str__(self) -> str:
         if not self.ns:
@@ -69,16 +119,41 @@ class Finding:
     """One thing that costs time: what kind of thing, the evidence in numbers, the line of code to change, the gain.
 
     `expected_gain` is an upper bound; it is 0 for what is paid once and for a finding that nothing can be gained.
-    `predicted` is the timeline that `asked`, a call of what_if(), gives for the change; None where it cannot tell.
+    `parameters` are the change as arguments of `what_if`, empty where a line has to be written anew. `predicted` is
+    the timeline of the loop with the change; None where it could not be replayed.
     """
 
-    kind: str
+    kind: FindingKind
     evidence: str
     change: str
     expected_gain: Gain
-    asked: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     predicted: Timeline | None = field(default=None, compare=False, repr=False)
     subject: Subject = field(default=Subject(), repr=False)
+
+    @property
+    def asked(self) -> str:
+        """What was replayed, as a call."""
+        given = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
+        return f"what_if({given})" if given else "a replay without it"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON: times in ns, `null` for what is not known."""
+        gain = self.expected_gain
+        return {
+            "kind": self.kind,
+            "evidence": self.evidence,
+            "change": self.change,
+            "parameters": dict(self.parameters),
+            "gain": {
+                "bound_ns": gain.ns,
+                "share": gain.share,
+                "bound_per_step_ns": gain.per_step,
+                "predicted_per_step_ns": gain.predicted,
+                "once": gain.once,
+                "basis": gain.basis,
+            },
+        }
 
     @property
     def title(self) -> str:
@@ -95,33 +170,82 @@ class Finding:
         code = self.change.replace("\n", f"\n{'':10}")  # as it is, to be copied
         seen, gain = (
             words.wrapped(text, f"  {name:8}", 10)
-            for name, text in (("seen", self.evidence), ("gain", self.expected_gain.basis))
+            for name, text in (("seen", self.evidence), ("gain", self.expected_gain.told))
         )
         return "\n".join(part for part in (self.title, seen, code and f"  change  {code}", gain) if part)
+
+
+@dataclass(frozen=True)
+class PathStep:
+    """A change on the way to the limit: the `kind` of its finding, its `parameters`, and a `step` [ns] after it."""
+
+    kind: FindingKind
+    parameters: Mapping[str, Any]
+    step: float
 
 
 class Advice(list[Finding]):
     """The findings about one timeline, the largest gain first; prints as text, as HTML in a notebook.
 
-    `judged` says in words which part of the timeline was looked at, `window` is that part in ns.
+    `judged` says in words which part of the timeline was looked at, `window` is that part in ns, `step` what a step
+    takes now and `limit` the least that the hardware allows [ns]; both are None where steps are not known.
     """
 
-    def __init__(self, findings: Iterable[Finding], judged: str, window: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        findings: Iterable[Finding],
+        judged: str,
+        window: tuple[int, int],
+        timeline: Timeline | None = None,
+        step: float | None = None,
+        limit: float | None = None,
+    ) -> None:
         super().__init__(findings)
-        self.judged, self.window = judged, window
+        self.judged, self.window, self.step, self.limit, self._timeline = judged, window, step, limit, timeline
+
+    @cached_property
+    def path(self) -> tuple[PathStep, ...]:
+        """The way to the limit: the first change, then the first of what is left, and so on, each one replayed."""
+        from loaderviz.analysis.trials import way
+
+        return way(self._timeline, self) if self._timeline is not None and self.step else ()
+
+    @property
+    def told_path(self) -> str:
+        """The path in one line; "" where no change could be replayed."""
+        if not self.path or self.step is None:
+            return ""
+        given = (", ".join(f"{name}={value}" for name, value in each.parameters.items()) for each in self.path)
+        steps = [f"{what}: {words.duration(each.step)}" for what, each in zip(given, self.path, strict=True)]
+        end = f"; the limit is {words.duration(self.limit)}" if self.limit else ""
+        return f"The way to the limit, a step: {' → '.join([words.duration(self.step), *steps])}{end}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON: times in ns, `null` for what is not known."""
+        path = [{"kind": each.kind, "parameters": dict(each.parameters), "step_ns": each.step} for each in self.path]
+        return {
+            "schema": SCHEMA,
+            "judged": self.judged,
+            "window_ns": list(self.window),
+            "step_ns": self.step,
+            "limit_ns": self.limit,
+            "findings": [each.to_dict() for each in self],
+            "path": path,
+        }
 
     def __str__(self) -> str:
-        return "\n\n".join([words.wrapped(self.judged), *(f"{number}. {each}" for number, each in enumerate(self, 1))])
+        found, path = [f"{number}. {each}" for number, each in enumerate(self, 1)], self.told_path
+        return "\n\n".join([words.wrapped(self.judged), *found, *([words.wrapped(path)] if path else [])])
 
     __repr__ = __str__
 
     def _repr_markdown_(self) -> str:
-        return "\n".join(
-            [f"{words.markdown(self.judged)}\n", *(_as_markdown(number, each) for number, each in enumerate(self, 1))]
-        )
+        found = (_as_markdown(number, each) for number, each in enumerate(self, 1))
+        return "\n".join([f"{words.markdown(self.judged)}\n", *found, words.markdown(self.told_path)])
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(self.judged)}</p><ol>{''.join(map(_as_html, self))}</ol>"
+        path = f"<p>{escape(self.told_path)}</p>" if self.told_path else ""
+        return f"<p>{escape(self.judged)}</p><ol>{''.join(map(_as_html, self))}</ol>{path}"
 
 
 def _as_markdown(number: int, finding: Finding) -> str:
@@ -131,7 +255,7 @@ def _as_markdown(number: int, finding: Finding) -> str:
         code = finding.change.replace("\n", "\n   ")
         lines += ["", f"   ```python\n   {code}\n   ```"]
     if finding.expected_gain.basis:
-        lines += ["", f"   Gain: {words.markdown(finding.expected_gain.basis)}."]
+        lines += ["", f"   Gain: {words.markdown(finding.expected_gain.told)}."]
     return "\n".join([*lines, ""])
 
 
@@ -141,5 +265,5 @@ def _as_html(finding: Finding) -> str:
     if finding.change:
         text += f"<pre>{escape(finding.change)}</pre>"
     if finding.expected_gain.basis:
-        text += f"<p>Gain: {escape(finding.expected_gain.basis)}.</p>"
+        text += f"<p>Gain: {escape(finding.expected_gain.told)}.</p>"
     return f"<li>{text}</li>"

@@ -6,7 +6,6 @@ window has beyond the work that remains. None is promised of a change that `what
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from loaderviz import intervals, words
-from loaderviz.analysis import NO_GAIN, WORTH_IT, Advice, Finding, Gain, Subject, is_worth_it
+from loaderviz.analysis import NO_GAIN, WORTH_IT, Advice, Finding, FindingKind, Gain, Subject, is_worth_it
 from loaderviz.analysis.evidence import (
     Evidence,
     Floor,
+    Removal,
     a_step,
     describe_copies,
     duration,
@@ -30,17 +30,16 @@ from loaderviz.analysis.evidence import (
     where,
 )
 from loaderviz.analysis.ranks import rank_table
-from loaderviz.analysis.what_if import what_if
-from loaderviz.batches import HAND_OUT
-from loaderviz.errors import LoadervizError
+from loaderviz.analysis.trials import Trials
+from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP
 from loaderviz.intervals import Intervals
-from loaderviz.metrics import Mask, Summary, check_timeline, device_sets, starts_workers, summarize
+from loaderviz.metrics import NONE, Mask, Summary, check_timeline, device_sets, starts_workers
 from loaderviz.timeline import KERNELS, Cause, Kind, Timeline
 from loaderviz.vendors import Api
 
-REPLAYED = 2_000  # steps; and ten times as many kernels: more are not replayed only to check an advice
 APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told
-NO_USE = 0.005  # of a step: what_if() predicts no gain
+LARGE = "resident", "host-bound"  # changes of the whole program: another comes first that gains half as much
+LINES = "reads-too-much", "collate-in-python", "uneven-workers", "cuda-in-dataset"  # of the data set
 LOADS = "fetch-in-loop", "waiting-for-data"  # findings that ask for workers
 WORTH_HIDING = 0.1  # with less of the copy hidden, a gain comes from something else
 CANNOT_PAY = "Overlap cannot pay here: the GPU waits for the host, not for the copy."
@@ -67,6 +66,9 @@ def verdict(pinned: Summary, prefetch: Summary) -> str:
     return facts + (CANNOT_PAY if waits_for_the_host(pinned) else "Overlap does not pay here.")
 
 
+Tried = tuple[Finding, Removal | None]  # a line that is written anew takes something away
+Found = Finding | Tried | None
+
 # Findings about copies to the GPU: pageable, not hidden, too many, or there at all. A function looks at the `Evidence`
 # and returns one Finding, or None if it does not apply: what it saw in numbers, the line of code that changes it, the
 # bound of the gain, and the spans that a picture points to. Whether it is worth the work is decided by `advise`.
@@ -83,7 +85,7 @@ _COLLECTIVES = Subject((Kind.COMMUNICATION,))
 
 def pageable_copy(facts: Evidence) -> Finding | None:
     """Copies to the GPU from pageable memory: they go through a staging buffer and block the host (R1, R7)."""
-    copies = facts.batch_copies & (facts.timeline.pinned == 0)
+    copies = facts.batch_copies & (facts.timeline.pinned == 0) & ~facts.in_dataset
     if not copies.any():
         return None
     left, known = _if_pinned(facts, copies)
@@ -100,7 +102,8 @@ def pageable_copy(facts: Evidence) -> Finding | None:
     alone = facts.fetching.any()
     unasked = bool(blocked.any()) and not facts.synchronizes(copies).any()
     staging = f"; the host is blocked in staging for {duration(facts, facts.length(blocked))}" if blocked.any() else ""
-    workers = f"num_workers={facts.workers_for(gain)}, " if alone else ""
+    number = facts.workers_for(gain) if alone else None
+    workers = f"num_workers={number or '...'}, " if alone else ""
     pin = "data = data.pin_memory()  # once, before the loop takes its batches from it"
     if facts.has_loader:
         pin = f"loader = DataLoader(..., {workers}pin_memory=True)"
@@ -111,20 +114,42 @@ def pageable_copy(facts: Evidence) -> Finding | None:
         f"{'; without workers the main thread would also have to pin, so use workers' if alone else ''}",
         f'{pin}\nbatch = batch.to("cuda", non_blocking=True)',
         gain,
+        {"pinned": True} | ({"workers": number} if number else {}),
         subject=_PAGEABLE,
     )
 
 
-def index_on_host(facts: Evidence) -> Finding | None:
+def cuda_in_dataset(facts: Evidence) -> Found:
+    """The data set, or its collate function, moves its samples to the GPU: a worker process could not."""
+    copies = facts.in_dataset
+    if not copies.any():
+        return None
+    inside = facts.copying(copies)
+    sizes = np.unique(facts.timeline.nbytes[copies])
+    direct = intervals.length(either(facts.covered(copies), inside))
+    gain = facts.bound(direct, "the copies inside the fetches and their calls", copies, 0, host=inside)
+    finding = Finding(
+        "cuda-in-dataset",
+        f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: the data set or its collate function makes "
+        "them, while the loop waits. Worker processes could not: CUDA cannot be begun anew in a forked process",
+        "# return tensors of the host from __getitem__ and collate_fn, and move the whole batch in the loop:\n"
+        'batch = batch.to("cuda", non_blocking=True)  # with DataLoader(..., num_workers=..., pin_memory=True)',
+        gain,
+        subject=_COPIES,
+    )
+    return finding, Removal(inside, facts.calls(copies), min(len(sizes), MANY))
+
+
+def index_on_host(facts: Evidence) -> Found:
     """A tensor of the GPU is indexed from host memory: each time a blocking copy of the index (R46, R30)."""
     copies = facts.index_copies
     if not copies.any():
         return None
-    inside = facts.copying(copies)
+    inside = facts.loading_of(copies)
     direct = intervals.length(either(facts.covered(copies), inside))
-    blocked = duration(facts, intervals.length(inside))
+    blocked = duration(facts, intervals.length(facts.copying(copies)))
     gain = facts.bound(direct, "the copies of indices and the waits for them", copies, 0, host=inside)
-    return Finding(
+    finding = Finding(
         "index-on-host",
         f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: they carry the indices of `x[rows]` with "
         f"`rows` in host memory, and the host waits for each, {blocked}",
@@ -132,11 +157,12 @@ def index_on_host(facts: Evidence) -> Finding | None:
         gain,
         subject=_COPIES,
     )
+    return finding, Removal(inside, facts.calls(copies) | facts.synchronizes(copies))
 
 
 def copy_not_hidden(facts: Evidence) -> Finding | None:
     """Copies from pinned memory that run while no kernel does: a second stream can hide them (R16, R20)."""
-    copies = facts.batch_copies & (facts.timeline.pinned != 0)
+    copies = facts.batch_copies & (facts.timeline.pinned != 0) & ~facts.in_dataset
     exposed = facts.exposed(copies)
     if not exposed:
         return None
@@ -152,7 +178,27 @@ def copy_not_hidden(facts: Evidence) -> Finding | None:
         change = "# issue the copy of the next batch before the step of this one, not after it; depth=2"
     kind = "pinned " if (facts.timeline.pinned[copies] == 1).all() else ""
     seen = f"{describe_copies(facts, copies, kind)}, {where(facts, copies)}: {why}"
-    return Finding("copy-not-hidden", seen, change, gain, subject=_COPIES)
+    return Finding("copy-not-hidden", seen, change, gain, {"prefetch": 2}, subject=_COPIES)
+
+
+def wide_dtype(facts: Evidence) -> Found:
+    """Bytes that travel as floats or whole numbers of 32 or 64 bits: four to eight times as many of them."""
+    copies = facts.batch_copies
+    if "wide-dtype" not in facts.timeline.context.faults or not copies.any():
+        return None
+    size = facts.timeline.nbytes[copies]
+    large = copies & (facts.timeline.nbytes > size.mean() / 2)
+    share = 1 - 3 / 4 * float(facts.timeline.nbytes[large].sum()) / max(1, int(size.sum()))
+    gain = facts.gain(round(facts.length(copies) * 3 / 4), "three quarters of the copies", Floor(0, ""))
+    finding = Finding(
+        "wide-dtype",
+        f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: all values would fit into a byte, as they are "
+        "or times 255",
+        "# keep uint8 in the data set and move that; then, on the GPU: x = x.float() / 255",
+        gain,
+        subject=_COPIES,
+    )
+    return finding, Removal(NONE, np.zeros(len(facts.timeline), bool), shrink=share)
 
 
 def restarts_workers(facts: Evidence) -> Finding | None:
@@ -171,14 +217,15 @@ def restarts_workers(facts: Evidence) -> Finding | None:
         f"their first batches take {words.duration(intervals.length(cost))} ({where(facts, starts)})",
         "loader = DataLoader(..., persistent_workers=True)  # and the same loader in each epoch",
         gain,
+        {"persistent": True},
         subject=_DATA,
     )
 
 
-def many_small_copies(facts: Evidence) -> Finding | None:
+def many_small_copies(facts: Evidence) -> Found:
     """Several copies a step that last as long as their latency: one copy of the joined bytes would do (R22)."""
     timeline = facts.timeline
-    copies = facts.batch_copies & (timeline.nbytes > 0) & (timeline.end > timeline.start)
+    copies = facts.batch_copies & ~facts.in_dataset & (timeline.nbytes > 0) & (timeline.end > timeline.start)
     count, steps = int(copies.sum()), facts.steps or 1
     time, nbytes = (timeline.end - timeline.start)[copies], timeline.nbytes[copies]
     if count < MANY * steps or nbytes.mean() > SMALL:
@@ -186,10 +233,10 @@ def many_small_copies(facts: Evidence) -> Finding | None:
     left = steps / count  # joined, they take at least as long as one of them
     rest = copies.copy()
     rest[np.flatnonzero(copies)[:: max(1, count // steps)]] = False  # one of each step stays
-    calls = facts.copying(rest)
+    calls = facts.loading_of(rest)
     direct = min(facts.exposed(copies), round(time.sum() * (1 - left))) + intervals.length(calls)
     gain = facts.bound(direct, "their latency and their calls", copies, left, host=calls)
-    return Finding(
+    finding = Finding(
         "many-small-copies",
         f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: one takes "
         f"{words.duration(float(time.mean()))} for {words.size(float(nbytes.mean()))} on average, mostly latency",
@@ -197,6 +244,7 @@ def many_small_copies(facts: Evidence) -> Finding | None:
         gain,
         subject=_COPIES,
     )
+    return finding, Removal(NONE, np.zeros(len(timeline), bool), joined=1)
 
 
 def resident(facts: Evidence, workers_help: bool = True) -> Finding | None:
@@ -231,7 +279,8 @@ def resident(facts: Evidence, workers_help: bool = True) -> Finding | None:
         if facts.has_loader
         else 'data = data.to("cuda")  # once, before the loop, if the data set fits; the loop takes its batches there'
     )
-    return Finding("resident", f"{describe_copies(facts, copies, '')}; {why}", change, gain, subject=_COPIES)
+    seen = f"{describe_copies(facts, copies, '')}; {why}"
+    return Finding("resident", seen, change, gain, {"resident": True}, subject=_COPIES)
 
 
 def _if_pinned(facts: Evidence, copies: Mask) -> tuple[float, str]:
@@ -317,9 +366,23 @@ def late_rank(facts: Evidence) -> Finding | None:
 LAUNCH = 100_000  # ns of the host for a kernel; with more it is not the launching that takes so long
 SATURATED = 0.9  # busy so much of the time, it is the bottleneck
 CHEAPER = "prepare the samples once and store them, or keep the data set on the GPU"
+MOST_OF_IT = 0.5  # of the fetches
+SLOW_BYTES = 40  # ns a byte: to read it takes a twentieth of that; only a loop of Python, or of far more bytes, does
+DENSE = 0.3  # of the time
+UNTRIED = 0.1  # of the time: what cannot be replayed in a loop that can is told from there on
 IN_LINE = 0.1  # of the time between the steps; a line that takes less of it is not named
 START_UP = 0.1  # of the recording; less than that before the steady state is not worth a word
 _WHERE = {"host in CUDA calls": "in CUDA calls", "host in operators": "in operators", "other": "outside torch"}
+
+
+def _at_line(facts: Evidence) -> str:
+    """Say what takes most of the fetches, and where."""
+    cause, line, share = facts.fetch_place
+    if cause == Cause.NONE or share < MOST_OF_IT:
+        return ""
+    waits = facts.fetch.waits / max(1.0, facts.fetch.waits + facts.fetch.computes)
+    core = f", and {words.share(waits)} of the time takes no core" if waits > 0.1 else ""
+    return f"; most of a fetch is {cause.words}{f' in {words.place(line)}' if line else ''}{core}"
 
 
 def fetch_in_loop(facts: Evidence) -> Finding | None:
@@ -328,19 +391,23 @@ def fetch_in_loop(facts: Evidence) -> Finding | None:
     steps = np.searchsorted(facts.timeline.start[facts.marks], facts.first[fetching], side="right")
     if not fetching.any() or 2 * len(np.unique(steps)) < (facts.steps or 0):  # an order once an epoch is no batch
         return None
+    if facts.in_dataset.any():  # a worker process could not make these copies
+        return None
     work = facts.fetched
     length = intervals.length(work)
     floors = facts.device_floor(), facts.host_floor(work)
     gain = facts.gain(length, "what the main thread fetches and pins", *floors, facts.workers_floor())
     idle = intervals.length(intervals.intersect(work, facts.idle))
+    number = facts.workers_for(gain)
     pins = " and pins" if (facts.timeline.kind[fetching] == Kind.PIN).any() else ""
     return Finding(
         "fetch-in-loop",
         f"the main thread fetches{pins} the batches itself, {duration(facts, length)} ({where(facts, fetching)})"
         f"{f'; the GPU is idle for {duration(facts, idle)} of it' if facts.here.any() else ''}"
-        f"{too_slow(facts, *floors)}",
-        f"loader = DataLoader(..., num_workers={facts.workers_for(gain)}{_pin(facts)})",
+        f"{_at_line(facts)}{too_slow(facts, *floors)}",
+        f"loader = DataLoader(..., num_workers={number or '...'}{_pin(facts)})",
         gain,
+        _workers(facts, number),
         subject=Subject((Kind.FETCH, Kind.PIN)),
     )
 
@@ -354,20 +421,110 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
     gain = facts.gain(facts.length(waits), "the waits for data", *floors, facts.workers_floor())
     within = intervals.covered_within(starved, facts.first, facts.last)
-    seen, change = _behind(facts, gain, waits & (within > 0))
+    seen, change, number = _behind(facts, gain, waits & (within > 0))
     time = duration(facts, intervals.length(starved))
     idle = f", and the GPU is idle for {time} of it" if facts.here.any() else ""
     return Finding(
         "waiting-for-data",
         f"the loop waits {duration(facts, facts.length(waits))} for its next batch{idle} "
-        f"({where(facts, waits)}); {seen}{too_slow(facts, *floors) if 'num_workers' in change else ''}",
+        f"({where(facts, waits)}); {seen}{_at_line(facts)}{too_slow(facts, *floors) if number else ''}",
         change,
         gain,
+        _workers(facts, number),
         subject=_DATA,
     )
 
 
-def synchronizes_each_step(facts: Evidence) -> Finding | None:
+def slow_line(facts: Evidence) -> Finding | None:
+    """One line takes most of each fetch: it reads far more than it gives, or makes batches in Python."""
+    cause, line, share = facts.fetch_place
+    kinds: dict[Cause, FindingKind] = {Cause.READ: "reads-too-much", Cause.COLLATE: "collate-in-python"}
+    mine = facts.timeline.where(Kind.FETCH) & (facts.timeline.nbytes > 0)
+    size = float(facts.timeline.nbytes[mine].mean()) if mine.any() else 0.0
+    late = intervals.length(facts.getting)
+    if cause not in kinds or share < MOST_OF_IT or not (size and late) or facts.fetch.computes < SLOW_BYTES * size:
+        return None
+    what = "what this line takes of the fetches that the loop waits for"
+    gain = facts.bound(late, what, host=facts.getting, supply=False)
+    place, each = words.place(line), words.duration(share * (facts.fetch.computes + facts.fetch.waits))
+    told, change = {
+        Cause.READ: (
+            f"reads files for {each} of each batch, which has {words.size(size)}: that is far more than it gives",
+            "# read only what the sample needs: numpy.load(path, mmap_mode='r'), seek(), or one small file a sample",
+        ),
+        Cause.COLLATE: (
+            f"makes a batch in {each}, for {words.size(size)}: that is Python's work on each sample",
+            "# make tensors in __getitem__, and stack them at once: torch.stack, pad_sequence, or numpy on all samples",
+        ),
+    }[cause]
+    seen = f"{place or 'collating'} {told} ({words.share(share)} of the time of the fetches)"
+    return Finding(kinds[cause], seen, change, gain, subject=Subject((Kind.FETCH,)))
+
+
+def uneven_workers(facts: Evidence) -> Found:
+    """One worker's batches take far longer than those of the others, and the loop takes batches in turn."""
+    lane, times = facts.hot_worker
+    waits = facts.waiting(Cause.DATA)
+    if lane < 0 or not waits.any():
+        return None
+    floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
+    gain = facts.gain(facts.length(waits), "the waits for data", *floors)
+    finding = Finding(
+        "uneven-workers",
+        f"a batch takes {facts.timeline.lanes[lane].name} {times:.1f} times as long as the others: they have to wait "
+        f"for it, since batches are taken in turn, and the loop waits {duration(facts, facts.length(waits))}"
+        f"{_at_line(facts)}",
+        "# let slow samples come to all workers in turn: shuffle, or another order; or DataLoader(..., in_order=False)",
+        gain,
+        subject=_DATA,
+    )
+    return finding, Removal(NONE, np.zeros(len(facts.timeline), bool), even=True)
+
+
+def unsharded_iterable(facts: Evidence) -> Finding | None:
+    """Each worker of an IterableDataset gives all samples."""
+    workers = len(facts.lanes_of("worker"))
+    if "unsharded-iterable" not in facts.timeline.context.faults:
+        return None
+    ns = round(facts.window * (1 - 1 / max(2, workers)))
+    return Finding(
+        "unsharded-iterable",
+        f"the first batches of two workers are the same: each of the {workers} workers goes through the whole "
+        f"IterableDataset, and the loop trains on each sample {workers} times in an epoch",
+        "# in __iter__: info = torch.utils.data.get_worker_info()\n"
+        "# and from sample info.id on take each info.num_workers-th one",
+        Gain(ns, ns / max(1, facts.window), None, "the batches that are given once more"),
+        subject=Subject((Kind.FETCH,)),
+    )
+
+
+def dense_embedding(facts: Evidence) -> Finding | None:
+    """The gradient of a large embedding is dense: backward pass and optimizer walk all rows, a batch touches a few."""
+    timeline = facts.timeline
+    host = timeline.in_lanes(lambda lane: lane.group == "host")
+    dense = host & timeline.named("aten::embedding_dense_backward".__eq__) & (facts.last > facts.first)
+    if not dense.any():
+        return None
+    around = facts.covered(facts.loop & timeline.named(lambda name: bool(OPTIMIZER_STEP.match(name))))
+    around = either(around, facts.covered(dense))
+    time = intervals.length(around)
+    if facts.here.any():
+        within = (facts.launched_by >= 0) & intervals.covers(around, facts.first)[facts.launched_by]
+        time = facts.length(facts.mask(*KERNELS, Kind.MEMSET) & within)
+    if time < DENSE * facts.window:
+        return None
+    gain = facts.gain(time, "the optimizer and the gradient of the embedding", Floor(0, ""))
+    return Finding(
+        "dense-embedding",
+        f"an embedding gets a dense gradient: that and the optimizer, which walks all of its rows, take "
+        f"{duration(facts, time)} ({where(facts, dense)})",
+        "torch.nn.Embedding(..., sparse=True)  # with SGD, Adagrad or SparseAdam, which touch the batch's rows alone",
+        gain,
+        subject=Subject((Kind.COMPUTE,)),
+    )
+
+
+def synchronizes_each_step(facts: Evidence) -> Found:
     """`.item()`, `.cpu()`, `print` or a synchronise in each step: the host cannot run ahead (R25)."""
     calls = facts.synchronizes(None)
     count, steps = int(calls.sum()), facts.steps
@@ -375,7 +532,7 @@ def synchronizes_each_step(facts: Evidence) -> Finding | None:
         return None
     results = facts.mask(Kind.COPY_D2H)
     waits = calls | facts.calls(results)
-    inside = facts.covered(waits)
+    inside = either(facts.covered(waits), facts.reading(calls))
     direct = intervals.length(inside) + facts.exposed(results)
     gain = facts.bound(direct, "the calls that wait for the GPU", results, 0, host=inside)
     reads = int(results.sum())
@@ -384,7 +541,7 @@ def synchronizes_each_step(facts: Evidence) -> Finding | None:
     if reads:
         what = f"{words.count(reads, 'copy')} {'brings' if reads == 1 else 'bring'} a result to the host"
         change = "# leave results on the GPU and bring them once, after the loop, such as: total += loss.detach()"
-    return Finding(
+    finding = Finding(
         "synchronizes-each-step",
         f"the loop waits for the GPU {count:,} times{a_step(facts, count)}, {duration(facts, intervals.length(inside))}"
         f" ({where(facts, waits)}); {what}",
@@ -392,6 +549,7 @@ def synchronizes_each_step(facts: Evidence) -> Finding | None:
         gain,
         subject=Subject((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
     )
+    return finding, Removal(inside, waits)
 
 
 def allocates_in_loop(facts: Evidence) -> Finding | None:
@@ -420,7 +578,7 @@ def between_epochs(facts: Evidence) -> Finding | None:
     """What the loop does besides its steps, such as validation or a checkpoint: no step is charged for it."""
     breaks = facts.marked.breaks(facts.start, facts.end) if len(facts.outside) else facts.outside
     time = intervals.length(breaks)
-    if not time or facts.unseen:
+    if not time or facts.unseen or not facts.here.any():
         return None
     working = device_sets(facts.timeline, facts.start, facts.end, facts.device)["work"]
     work = intervals.length(intervals.intersect(breaks, working))
@@ -466,6 +624,27 @@ def outlier_fetch(facts: Evidence) -> Finding | None:
     )
 
 
+def _seen_on_cpu(facts: Evidence) -> Finding | None:
+    """The line in which the main thread was seen most often, outside of torch and of its loader."""
+    lines, window = facts.timeline.context.lines, max(1, facts.window)
+    if not (lines and facts.steps):
+        return None
+    line = max(lines, key=lambda each: lines[each])
+    other = min(facts.summary.breakdown.get("other", window), round((facts.summary.step or window) * facts.steps))
+    time = round(other * lines[line] / sum(lines.values()))
+    if time < IN_LINE * window:
+        return None
+    gain = facts.gain(other, "what the main thread does outside of torch and of its loader", Floor(0, ""))
+    return Finding(
+        "other-work-in-loop",
+        f"{words.place(line)} takes {duration(facts, time)} of the main thread's time: it is no operator of torch and "
+        "no loading",
+        f"# do what stands in {words.place(line)} less often, or in another thread or process",
+        replace(gain, predicted=facts.per_step(time)),
+        subject=Subject(time="outside"),
+    )
+
+
 WAITS_INSIDE = (
     "# take the host's waits out of the step{}:\n"
     "# copy a batch before it, with non_blocking=True; write torch.where() in place of an if;\n"
@@ -477,14 +656,38 @@ REPLAY = (
 )
 
 
-def host_bound(facts: Evidence) -> Finding | None:
+def other_work_in_loop(facts: Evidence) -> Found:
+    """A line that is no training, such as a log, a checkpoint or a report, while the GPU has nothing to do."""
+    if not facts.here.any():
+        return _seen_on_cpu(facts)
+    line, when = facts.other_line
+    if line < 0 or facts.unseen:
+        return None
+    time, timeline = intervals.length(when), facts.timeline
+    seen = timeline.context.lines  # of a Python line that calls nothing of torch, which the one before it hides
+    place = words.place(max(seen, key=lambda each: seen[each]) if seen else timeline.sources[line])
+    gain = facts.bound(time, "what this line takes", host=when)
+    mine = facts.loop & (timeline.source == line)
+    names = ", ".join(names_of(facts, mine & (facts.last > facts.first))[:2])
+    return Finding(
+        "other-work-in-loop",
+        f"{place} takes {duration(facts, time)} of the host's time while the GPU has nothing to do, in "
+        f"{len(when):,} pieces{f' ({names})' if names else ''}: it is no training, no loading and no wait for the GPU",
+        f"# do what stands in {place} less often, or in another thread or process",
+        gain,
+        subject=Subject(time="idle"),
+    ), Removal(when, mine)
+
+
+def host_bound(facts: Evidence) -> Found:
     """The GPU is idle because the host does not launch fast enough: kernels shorter than their launch (R23)."""
     parts = {where: facts.summary.breakdown.get(f"idle: {name}", 0) for name, where in _WHERE.items()}
     first = intervals.length(intervals.intersect(facts.idle, _first_calls(facts, waiting=False)))
-    idle = sum(parts.values()) - first
+    other = intervals.length(intervals.intersect(facts.idle, facts.explained))
+    idle = sum(parts.values()) - first - other
     kernels = facts.mask(*KERNELS)
     count = int(kernels.sum())
-    if not (idle and count and facts.loop.any()) or facts.unseen:
+    if not (idle > 0 and count and facts.loop.any()) or facts.unseen:
         return None
     gain = facts.gain(idle, "the GPU's idle time in which the host works", facts.device_floor(), facts.supply_floor())
     mean = float((facts.last - facts.first)[kernels].mean())
@@ -508,7 +711,9 @@ def host_bound(facts: Evidence) -> Finding | None:
         longest_gap(facts),
         pays,
     )
-    return Finding("host-bound", ". ".join(filter(None, sentences)), change, gain, subject=Subject(time="idle"))
+    seen, asks = ". ".join(filter(None, sentences)), {"graphs": True} if change == REPLAY else {}
+    finding = Finding("host-bound", seen, change, gain, asks, subject=Subject(time="idle"))
+    return (finding, Removal(NONE, facts.waits_inside, graphs=True)) if change.startswith("# take") else finding
 
 
 def start_up(facts: Evidence) -> Finding | None:
@@ -619,30 +824,41 @@ def _pin_thread_is_full(facts: Evidence) -> bool:
     return facts.busy(pin) > max(busy * len(workers) / places, SATURATED)
 
 
-def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str]:
-    """Say who keeps the loop waiting, and what to change: more workers, or less for the pin thread to do."""
+def _workers(facts: Evidence, number: int | None) -> dict[str, Any]:
+    return {"workers": number} | ({"pinned": True} if facts.summary.busy else {}) if number else {}
+
+
+def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | None]:
+    """Say who keeps the loop waiting, and what to change: so many workers, or less for the pin thread to do."""
     workers, pin = facts.lanes_of("worker"), facts.lanes_of("pin")
     if not workers:
-        return "its workers are not in this timeline", "loader = DataLoader(..., num_workers=...)  # more than now"
+        more = "loader = DataLoader(..., num_workers=...)  # more than now"
+        return "its workers are not in this timeline", more, None
     busy, places = facts.busy(workers), min(len(workers), facts.cores or len(workers))
     seen = f"{len(workers)} worker{'s fetch' if len(workers) > 1 else ' fetches'} {words.share(busy)} of the time"
     waiting = busy * len(workers) <= places < len(workers)  # one that waits for an emulated core does not look busy
     busy = busy * len(workers) / places if waiting else busy
     if _pin_thread_is_full(facts):
         seen += f", the pin thread pins {words.share(facts.busy(pin))} of it, and there is only one (R45)"
-        return seen, "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU"
-    few, leave_out = in_few_steps(facts, waits)
-    if busy < SATURATED and leave_out:
-        return f"{seen}; the waits are only{few}", leave_out
+        return seen, "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU", None
     if busy < SATURATED:
-        late = f"; the waits are only{few}" if few else ""
-        return f"{seen}{late}, so batches come unevenly", "loader = DataLoader(..., prefetch_factor=4)"
+        return *_seldom(facts, seen, waits), None
     if not facts.more_workers:
         turns = "they take turns" if waiting else "more workers would take turns"
-        return f"{seen}, and {_cores(facts)}: {turns}", f"# more workers do not help: {CHEAPER}"
-    needed = facts.workers_for(gain)
-    number = max(int(needed) if needed.isdigit() else 0, len(workers) + 1)
-    return seen, f"loader = DataLoader(..., num_workers={number}{_pin(facts)})"
+        return f"{seen}, and {_cores(facts)}: {turns}", f"# more workers do not help: {CHEAPER}", None
+    number = max(facts.workers_for(gain) or 0, len(workers) + 1)
+    return seen, f"loader = DataLoader(..., num_workers={number}{_pin(facts)})", number
+
+
+def _seldom(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
+    """Say when workers that are not busy all the time are behind, and what to change."""
+    few, leave_out = in_few_steps(facts, waits)
+    late = f"; the waits are only{few}" if few else ""
+    if leave_out:
+        return f"{seen}{late}", leave_out
+    if facts.uneven:
+        return f"{seen}{late}, and some batches take far longer", "loader = DataLoader(..., prefetch_factor=4)"
+    return f"{seen}{late}, so they are behind only now and then, as at the beginning of an epoch", ""
 
 
 def _pin(facts: Evidence) -> str:
@@ -668,9 +884,15 @@ def _cores(facts: Evidence) -> str:
 # The door
 
 FINDINGS = (
+    unsharded_iterable,
     pageable_copy,
+    wide_dtype,
     index_on_host,
     copy_not_hidden,
+    cuda_in_dataset,
+    slow_line,
+    uneven_workers,
+    dense_embedding,
     fetch_in_loop,
     waiting_for_data,
     synchronizes_each_step,
@@ -681,6 +903,7 @@ FINDINGS = (
     communication_exposed,
     late_rank,
     between_epochs,
+    other_work_in_loop,
     host_bound,
 )
 
@@ -703,31 +926,61 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     facts = Evidence(check_timeline(timeline, "advise()"), device, window)
     if window is None and facts.phases:
         return _apart(facts)
-    found = [finding for find in FINDINGS if (finding := find(facts))]
-    worth = [finding for finding in found if is_worth_it(finding.expected_gain, facts.window)]
+    looked = [each for find in FINDINGS if (each := find(facts))]
+    every: list[Tried] = [each if isinstance(each, tuple) else (each, None) for each in looked]
+    found = [finding for finding, _ in every]
+    pairs = [(finding, removal) for finding, removal in every if is_worth_it(finding.expected_gain, facts.window)]
+    worth = [finding for finding, _ in pairs]
     if window is None and device is None:
-        tried = [checked for finding in worth if (checked := _checked(facts, finding))]
-        named = {finding.kind for finding in worth}
-        useless = (named - {each.kind for each in tried}) & set(LOADS) or (not tried and _pin_thread_is_full(facts))
-        instead = resident(facts, workers_help=False) if useless and "resident" not in named else None
-        if instead and (checked := _checked(facts, instead)):
-            tried.append(checked)
-        worth = tried
-    worth.sort(key=lambda finding: -finding.expected_gain.ns)
-    loads = [finding for finding in worth if finding.kind in LOADS]
-    if loads and 2 * loads[0].expected_gain.ns > worth[0].expected_gain.ns and worth[0].kind == "resident":
-        worth.remove(loads[0])  # workers first: they are one argument, and the data need not fit
-        worth.insert(0, loads[0])
+        worth = _tried(facts, pairs)
+    worth.sort(key=lambda finding: -_value(facts, finding))
+    for others, before in ((LARGE, None), (LOADS, LINES)):  # a line, then more workers, then what is another program
+        mine = (each for each in worth if (each.kind in before if before else each.kind not in others))
+        first = next(mine, None)
+        if first and worth[0].kind in others and _is_as_good(facts, first, worth[0]):
+            worth.remove(first)
+            worth.insert(0, first)
     warm = warm_up(facts)
     # Told, although nothing is gained a step
     once = [each for each in (warm, outlier_fetch(facts), start_up(facts)) if each]
     told = worth or ([] if warm else [nothing(facts, found)])
     if worth and facts.unseen:
         told.append(nothing(facts, found))
-    elif worth and not facts.summary.busy and _missed(facts):
+    elif worth and not facts.summary.busy and facts.timeline.context.origin == "emulated":
         told.insert(0, nothing(facts, found))  # what a loop on the CPU could gain is not what was asked
-    first = [each for each in (unpriced(facts),) if each]
-    return Advice([*first, *told, *once], _judged(facts), (facts.start, facts.end))
+    free = [each for each in (unpriced(facts),) if each]
+    summary = facts.summary
+    limit = summary.limit / facts.steps if summary.limit and facts.steps else None
+    return Advice([*free, *told, *once], _judged(facts), (facts.start, facts.end), timeline, summary.step, limit)
+
+
+def _tried(facts: Evidence, pairs: Sequence[Tried]) -> list[Finding]:
+    """Return the findings whose change gains something, each with what it gains in a replay."""
+    trials, named = Trials(facts), {finding.kind for finding, _ in pairs}
+    tried = [checked for finding, removal in pairs if (checked := trials.tried(finding, removal))]
+    tried = [each for each in tried if is_worth_it(_expected(facts, each), facts.window)]
+    if trials.possible:
+        tried = [each for each in tried if each.expected_gain.predicted or each.expected_gain.share > UNTRIED]
+    useless = (named - {each.kind for each in tried}) & set(LOADS) or (not tried and _pin_thread_is_full(facts))
+    instead = resident(facts, workers_help=False) if useless and "resident" not in named else None
+    if instead and (checked := trials.tried(instead)):
+        tried.append(checked)
+    return tried
+
+
+def _value(facts: Evidence, finding: Finding) -> float:
+    """Return what a change gains in the window [ns]: as predicted, or at most, where that is all that is known."""
+    gain = finding.expected_gain
+    return gain.ns if gain.predicted is None else gain.predicted * (facts.steps or 1)
+
+
+def _is_as_good(facts: Evidence, finding: Finding, first: Finding) -> bool:
+    value, best = _value(facts, finding), _value(facts, first)
+    return 2 * value > best or (first.kind in LARGE and value > UNTRIED * facts.window)
+
+
+def _expected(facts: Evidence, finding: Finding) -> Gain:
+    return replace(finding.expected_gain, ns=round(_value(facts, finding)))
 
 
 def _apart(facts: Evidence) -> Advice:
@@ -743,37 +996,6 @@ def _apart(facts: Evidence) -> Advice:
         found.append(once)
     found.sort(key=lambda finding: -finding.expected_gain.ns)
     return Advice(found, f"{' '.join(judged)}{_no_lines(facts)}", (facts.start, facts.end))
-
-
-def _checked(facts: Evidence, finding: Finding) -> Finding | None:
-    """Return the finding with what `what_if` predicts of its change, if it knows that; None if it is no gain at all."""
-    workers = re.search(r"num_workers=(\d+)", finding.change)
-    changes: dict[str, dict[str, Any]] = {
-        "pageable-copy": {"pinned": True},
-        "hidden-sync": {"pinned": True},
-        "copy-not-hidden": {"prefetch": 2},
-        "resident": {"resident": True},
-        "fetch-in-loop": {},
-        "waiting-for-data": {},
-        "host-bound": {"graphs": True} if finding.change == REPLAY else {},
-    }
-    change = changes.get(finding.kind)
-    if change is None or not facts.summary.step or len(facts.marks) > REPLAYED:
-        return finding
-    change |= {"workers": int(workers[1])} if workers and finding.kind != "resident" else {}
-    kernels = int(facts.mask(*KERNELS).sum())
-    if not change or kernels > REPLAYED * 10:
-        return finding
-    try:
-        predicted = what_if(facts.timeline, **change)
-    except LoadervizError:  # it says why the loop cannot be replayed; the bound stands for itself
-        return finding
-    saved = facts.summary.step - (summarize(predicted).step or facts.summary.step)
-    if saved < NO_USE * facts.summary.step:
-        return finding if finding.kind == "host-bound" else None
-    basis = f"{finding.expected_gain.basis}; what_if() predicts {words.duration(saved)} a step less"
-    asked = f"what_if({', '.join(f'{name}={value}' for name, value in change.items())})"
-    return replace(finding, expected_gain=replace(finding.expected_gain, basis=basis), asked=asked, predicted=predicted)
 
 
 def _judged(facts: Evidence) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +30,13 @@ PHASE, PHASE_SHARE = 5, 0.1  # steps, and share of the window, of a part of the 
 QUEUED = 10_000  # ns: of two kernels that were both launched before, the second begins so soon after the first
 LATE_FIRST, OFTEN = 1_000_000, 10  # ns, and times a later call: a first call that takes so long has started something
 SPARE = 1.25  # workers that are busy 80 % of the time keep up although batches differ
+MOST_WORKERS = 64  # as many as `what_if` replays
+HOT = 2.0  # times as long as the other workers'
+UNEVEN = 1.5  # times the median: batches of a loader that differ so
+OTHER, OTHER_SHARE = 100_000, 0.02  # ns a launch, share of the window: more is no launching
 TYPICAL_CORES = 16  # for one GPU, in a server or a cloud machine; only where the timeline does not tell
 _OPERATION = re.compile(r"AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce", re.I)
-CORES = re.compile(r"(\d+) CPU cores?$")  # as a recording's context has it
+READING = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
 
 
@@ -41,6 +46,30 @@ class Floor:
 
     ns: int
     what: str
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What a line that is written anew takes away: the host's time `when`, its `calls`, with what they launch.
+
+    `even`: each batch takes as long to fetch as all do on average. `shrink`: the share of a batch's bytes that is left.
+    `joined`: so many tensors of a batch are copied at once. `graphs`: what is left of a step is a CUDA graph.
+    """
+
+    when: Intervals
+    calls: Mask
+    joined: int = 0
+    graphs: bool = False
+    even: bool = False
+    shrink: float = 1.0
+
+
+class Fetch(NamedTuple):
+    """Of a batch [ns]: it `computes` on a core, `waits` without one; `shortest`: the least that any computes."""
+
+    computes: float
+    waits: float
+    shortest: float
 
 
 class Evidence:
@@ -176,6 +205,12 @@ class Evidence:
         inside = rows[(steps[place] == steps[place + 1]) & (steps[place] > 0)]
         often = 2 * len(np.unique(np.searchsorted(starts, self.timeline.start[inside]))) >= max(1, len(starts))
         return waits & np.isin(np.arange(len(waits)), inside if often else [])
+
+    def reading(self, calls: Mask) -> Intervals:
+        """When the loop's thread is in an operator such as `item()` that makes one of these calls."""
+        timeline, starts = self.timeline, np.sort(self.first[calls])
+        around = self.loop & timeline.where(Kind.OPERATOR) & timeline.named(READING.__contains__)
+        return self.covered(around & (np.searchsorted(starts, self.last) > np.searchsorted(starts, self.first)))
 
     def calls(self, work: Mask) -> Mask:
         """The host's calls that launched these spans of the device."""
@@ -353,12 +388,16 @@ class Evidence:
 
     def loading(self, copies: Mask) -> Intervals:
         """When the loop's thread does or waits for anything that loading these copies needs, hand-outs included."""
+        mine = self.fetching | self.waiting(Cause.DATA) | (self.loop & self.handing_out)
+        return either(self._but_locking(mine), self.loading_of(copies))
+
+    def loading_of(self, copies: Mask) -> Intervals:
+        """When the loop's thread is inside the calls of these copies, or in the operators around them."""
         timeline = self.timeline
         calls = np.sort(self.first[self.calls(copies)])
         around = self.loop & timeline.where(Kind.OPERATOR) & timeline.named(COPY_OPERATORS.__contains__)
         around &= np.searchsorted(calls, self.last) > np.searchsorted(calls, self.first)  # it holds such a call
-        mine = around | self.fetching | self.waiting(Cause.DATA) | (self.loop & self.handing_out)
-        return either(self._but_locking(mine), self.copying(copies))
+        return either(self.covered(around), self.copying(copies))
 
     @cached_property
     def phases(self) -> list[tuple[int, int, bool]]:
@@ -451,44 +490,132 @@ class Evidence:
         mine = np.isin(self.timeline.lane, lanes)
         return float((self.last - self.first)[mine].sum()) / (self.window * len(lanes)) if lanes and self.window else 0
 
-    @cached_property
+    @property
     def cores(self) -> int | None:
         """The CPU cores of the machine that was recorded; None if the timeline does not tell."""
-        found = CORES.search(self.timeline.context.host)
-        return int(found[1]) if found else None
+        return self.timeline.context.cores
+
+    @cached_property
+    def in_dataset(self) -> Mask:
+        """The copies to the GPU that the data set makes, or what collates its samples, on the loop's thread."""
+        fetches = self.covered(self.loop & self.timeline.where(Kind.FETCH))
+        within = intervals.covers(fetches, self.first)[self.launched_by] & (self.launched_by >= 0)
+        return self.mask(Kind.COPY_H2D) & within
+
+    @cached_property
+    def _fetches(self) -> Mask:
+        timeline = self.timeline
+        return timeline.where(Kind.FETCH) & (timeline.end > self.start) & (timeline.start < self.end)
+
+    @cached_property
+    def fetch_place(self) -> tuple[Cause, str, float]:
+        """What fetches do for the longest, the line ("file:line"), and its share of all fetches, by their time."""
+        timeline, time = self.timeline, self.timeline.end - self.timeline.start
+        mine = self._fetches & (time > 0) & (timeline.cause != Cause.NONE)
+        if not mine.any():
+            return Cause.NONE, "", 0.0
+        pairs, which = np.unique(np.stack([timeline.cause[mine], timeline.source[mine]]), axis=1, return_inverse=True)
+        times = np.bincount(which.reshape(-1), time[mine])
+        cause, line = pairs[:, times.argmax()].tolist()
+        source = timeline.sources[line] if line >= 0 else ""
+        return Cause(cause), source, float(times.max() / time[self._fetches].sum())
+
+    @cached_property
+    def hot_worker(self) -> tuple[int, float]:
+        """The lane of a worker whose batches take far longer than those of the others, and how many times as long."""
+        timeline, by_lane, means = self.timeline, self.timeline.by_lane(), dict[int, float]()
+        for lane in self.lanes_of("worker"):
+            if len(mine := by_lane[lane][self._fetches[by_lane[lane]]]):
+                means[lane] = float(np.median(timeline.end[mine] - timeline.start[mine]))
+        if len(means) < 2:
+            return -1, 1.0
+        hot = max(means, key=lambda lane: means[lane])
+        times = means[hot] / max(1.0, float(np.median([mean for lane, mean in means.items() if lane != hot])))
+        return (hot, times) if times >= HOT else (-1, times)
+
+    @cached_property
+    def uneven(self) -> bool:
+        """Whether some batches take far longer to fetch than half of them."""
+        mine = self.timeline.where(Kind.FETCH) & (self.timeline.end > self.start) & (self.timeline.start < self.end)
+        time = (self.timeline.end - self.timeline.start)[mine]
+        return bool(len(time)) and float(np.quantile(time, 0.95)) > UNEVEN * float(np.median(time))
+
+    @cached_property
+    def other_line(self) -> tuple[int, Intervals]:
+        """The line of the program, by its number, that takes the GPU's idle time for other work than training; when.
+
+        That is no line that launches kernels, or waits for them, or loads. (-1, nothing) where there is none.
+        """
+        timeline = self.timeline
+        busy = either(self.getting, self.covered(self.loop & timeline.where(Kind.WAIT)))
+        busy = either(busy, self.covered(self.loop & self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE)))
+        free = intervals.subtract(self.idle, busy)
+        rows = np.flatnonzero(timeline.in_lanes(lambda lane: lane.role == "main") & (timeline.source >= 0))
+        rows = rows[~timeline.where(Kind.RANGE)[rows]]
+        if not (len(rows) and len(free)):
+            return -1, NONE
+        until = np.maximum(np.r_[timeline.start[rows][1:], self.end], timeline.start[rows])
+        times = np.bincount(
+            timeline.source[rows],
+            intervals.covered_within(free, timeline.start[rows], until),
+            len(timeline.sources),
+        )
+        launches = self.calls(self.mask(*DEVICE_KINDS)) & (timeline.source >= 0)
+        count = np.bincount(timeline.source[launches], minlength=len(timeline.sources))
+        times[times < OTHER * np.maximum(count, 1)] = 0  # its time goes to launches
+        line = int(times.argmax())
+        if times[line] < OTHER_SHARE * self.window:
+            return -1, NONE
+        mine = timeline.source[rows] == line
+        return line, intervals.intersect(intervals.union(timeline.start[rows][mine], until[mine]), free)
+
+    @cached_property
+    def explained(self) -> Intervals:
+        """The time that the host spends on what has a finding of its own: memory, and work beside the training."""
+        return either(self.covered(self.loop & self.does(Api.MEMORY)), self.other_line[1])
+
+    @cached_property
+    def fetch(self) -> Fetch:
+        """What a batch's fetch takes, on average of those in the window."""
+        timeline = self.timeline
+        mine = timeline.where(Kind.FETCH) & (timeline.end > self.start) & (timeline.start < self.end)
+        if not mine.any():
+            return Fetch(0.0, 0.0, 0.0)
+        time, waited = timeline.end - timeline.start, np.minimum(timeline.waited, timeline.end - timeline.start)
+        whole = mine & (timeline.start > self.start) & (timeline.end < self.end)
+        shortest = float((time - waited)[whole if whole.any() else mine].min())
+        return Fetch(float((time - waited)[mine].mean()), float(waited[mine].mean()), shortest)
 
     @cached_property
     def most_workers(self) -> int:
-        """With more workers than CPU cores they take turns."""
-        return self.cores or max(TYPICAL_CORES, len(self.lanes_of("worker")))
+        """More workers than this are of no use: cores are taken by what computes, and not by what waits."""
+        cores = self.cores or max(TYPICAL_CORES, len(self.lanes_of("worker")))
+        both = self.fetch.computes + self.fetch.waits
+        share = self.fetch.computes / both if both else 1.0
+        return min(MOST_WORKERS, round(cores / max(share, cores / MOST_WORKERS)))
 
     @cached_property
     def more_workers(self) -> bool:
-        """Whether there are so many cores that more workers can help."""
+        """Whether more workers than now can help."""
         return SPARE * len(self.lanes_of("worker")) < self.most_workers
 
-    def workers_for(self, gain: Gain) -> str:
-        """Return how many workers keep up with the loop once the gain is made; "..." if the timeline does not tell."""
-        mine = self.timeline.where(Kind.FETCH) & (self.timeline.end > self.start) & (self.timeline.start < self.end)
-        fetch = float((self.timeline.end - self.timeline.start)[mine].mean()) if mine.any() else 0.0
+    def workers_for(self, gain: Gain) -> int | None:
+        """Return how many workers keep up with the loop once the gain is made; None if the timeline does not tell."""
+        fetch = self.fetch.computes + self.fetch.waits
         if not (fetch and self.steps and self.window > gain.ns):
-            return "..."
+            return None
         needed = ceil(SPARE * fetch * self.steps / (self.window - gain.ns))
-        return str(max(1, min(needed, self.most_workers)))
+        return max(1, min(needed, self.most_workers))
 
     def workers_floor(self) -> Floor:
-        """Return how long as many workers as there are cores fetch at least, each batch as short as the shortest.
+        """Return how long all cores need to fetch at least, each batch as short as the shortest; waiting takes none.
 
-        Nothing where there are about so many already: then the fetching itself is to be changed.
+        Nothing where there are about so many workers already: then the fetching itself is to be changed.
         """
-        timeline = self.timeline
-        whole = timeline.where(Kind.FETCH) & (timeline.start > self.start) & (timeline.end < self.end)
-        if not (whole.any() and self.steps and self.more_workers):
+        cores = self.cores or max(TYPICAL_CORES, len(self.lanes_of("worker")))
+        if not (self.fetch.shortest and self.steps and self.more_workers):
             return Floor(0, "")
-        shortest = int((timeline.end - timeline.start)[whole].min())
-        return Floor(
-            shortest * self.steps // self.most_workers, f"fetching by {words.count(self.most_workers, 'worker')}"
-        )
+        return Floor(int(self.fetch.shortest * self.steps) // cores, f"fetching on {words.count(cores, 'core')}")
 
 
 def _working(timeline: Timeline, device: int) -> tuple[int, int] | None:

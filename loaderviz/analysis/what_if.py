@@ -18,14 +18,14 @@ from typing import Any, Literal
 import numpy as np
 
 from loaderviz import intervals, words
-from loaderviz.analysis.evidence import Evidence, either
+from loaderviz.analysis.evidence import Evidence, Removal, either
 from loaderviz.batches import BATCH_RANGE, HAND_OUT
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import GPUS, HOSTS, PAGE, RECEIVING, SENDING, Gpu, Host, Parcel, UnknownHardwareError
 from loaderviz.emulator.replay import Batch, LoaderConfig, Replay
 from loaderviz.emulator.runtime import GraphNode, Runtime
 from loaderviz.errors import LoadervizError
-from loaderviz.metrics import Mask, check_timeline, summarize
+from loaderviz.metrics import NONE, Mask, check_timeline, summarize
 from loaderviz.timeline import LOADING, Cause, Context, Ints, Kind, Timeline
 from loaderviz.vendors import Api
 
@@ -39,6 +39,7 @@ class WhatIfError(LoadervizError, ValueError):
 # their calls and waits, events, and cold allocations. What is left stays as it was measured.
 
 
+ROUNDS = 4  # batches that each worker gives in a replay, at least
 LOST = 0.05  # of the GPU's time; what no call launched is not replayed
 MAIN_STREAM = 0.95  # of the kernels' time; with less in one stream the order between streams would matter
 
@@ -61,29 +62,41 @@ class HostCall:
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the loop: its samples (0: not known), the tensors that are copied, in bytes, and the host's calls."""
+    """A step of the loop: its samples (0: not known), the tensors that are copied, in bytes, and the host's calls.
+
+    Its batch is fetched in `fetch` ns on a core and `waits` ns without one.
+    """
 
     samples: int
     tensors: tuple[int, ...]
     fetch: int
+    waits: int
     calls: tuple[HostCall, ...]
     after: int  # ns of the host's work after the last call
     pins: int = 0  # ns in which the loop's thread pins what workers fetched, which no graph launches
 
 
 class LoopModel:
-    """The loop of a timeline, in its steady state. Raises `WhatIfError` where the timeline does not show one."""
+    """The loop of a timeline, in its steady state, without what a `removal` takes away; `memory`: with its allocations.
 
-    def __init__(self, timeline: Timeline) -> None:
+    Raises `WhatIfError` where the timeline does not show one.
+    """
+
+    def __init__(self, timeline: Timeline, removal: Removal | None = None, *, memory: bool = False) -> None:
         self.facts = facts = Evidence(timeline)
-        self.timeline = timeline
+        self.timeline, self._removal = timeline, removal
         _check(facts)
         copies, first = facts.mask(Kind.COPY_H2D), self.timeline.start[self.facts.marks[0]]
         copies &= (timeline.batch >= 0) | (facts.first >= first)  # else of a model, or a data set
+        if removal is not None:
+            copies &= ~(removal.calls[facts.launched_by] & (facts.launched_by >= 0)) | bool(removal.joined)
         often = 2 * len(np.unique(timeline.batch[copies])) > len(facts.marks) or (timeline.batch[copies] < 0).all()
         self.copies = copies if often else np.zeros(len(timeline), bool)  # seldom: of an epoch's order, and stays
-        removed = either(facts.loading(self.copies), facts.covered(self._beside))
+        beside = self._beside & ~facts.does(Api.MEMORY) if memory else self._beside
+        removed = either(facts.loading(self.copies), facts.covered(beside))
         self._not_the_steps = either(facts.covered(self._host & self.timeline.where(Kind.WAIT)), removed)
+        if removal is not None:
+            self._not_the_steps = either(self._not_the_steps, removal.when)
 
     # How the batches came
 
@@ -111,6 +124,7 @@ class LoopModel:
             non_blocking=bool(facts.synchronizes(copies).sum() * 2 <= copies.sum()),
             side_stream=not np.isin(timeline.lane[copies], [self.lane]).any(),
             depth=self._depth(),
+            pinned_before=not timeline.where(Kind.PIN).any(),
         )
 
     def _depth(self) -> int:
@@ -158,7 +172,7 @@ class LoopModel:
             batch = int(timeline.batch[spans[index]])
             marked = BATCH_RANGE.match(timeline.names[timeline.name[spans[index]]])
             samples = int((marked and marked["samples"]) or 0)
-            steps.append(Step(samples, self._tensors.get(batch) or usual, self._fetch(batch), *calls, pinned))
+            steps.append(Step(samples, self._tensors.get(batch) or usual, *self._fetch(batch), *calls, pinned))
         return steps
 
     @cached_property
@@ -172,15 +186,26 @@ class LoopModel:
         return int(time.argmax())
 
     @cached_property
-    def fetched(self) -> dict[int, int]:
-        """For each batch how long it was fetched, by whom ever [ns]; empty if the timeline does not show it."""
+    def fetched(self) -> dict[int, tuple[int, int]]:
+        """For each batch how long it was fetched, by whom ever: on a core and without one [ns]; empty if not known."""
         timeline = self.timeline
         mine = timeline.where(Kind.FETCH) & (timeline.batch >= 0)
-        times: dict[int, int] = {}
+        times: dict[int, tuple[int, int]] = {}
         for index in np.flatnonzero(self.whole(mine)).tolist():
             batch, length = int(timeline.batch[index]), int(timeline.end[index] - timeline.start[index])
-            times[batch] = times.get(batch, 0) + length
+            (took, waited), waits = times.get(batch, (0, 0)), min(length, int(timeline.waited[index]))
+            gone = self._gone[index] if self._removal is not None else 0
+            times[batch] = took + max(0, length - waits - gone), waited + waits
+        if self._removal is not None and self._removal.even and times:
+            took, waited = (round(float(mean)) for mean in np.mean(list(times.values()), axis=0))
+            times = dict.fromkeys(times, (took, waited))
         return times
+
+    @cached_property
+    def _gone(self) -> Ints:
+        """What the removal takes away of each span [ns]."""
+        when = self._removal.when if self._removal is not None else NONE
+        return intervals.covered_within(when, self.timeline.start, self.timeline.end)
 
     @cached_property
     def draw_time(self) -> int:
@@ -227,6 +252,8 @@ class LoopModel:
         calls = self._host & timeline.where(Kind.API) & ~self._beside
         calls &= ~facts.calls(self.copies) & ~facts.synchronizes(self.copies)
         calls &= np.isin(np.arange(len(timeline)), list(self._work_of)) | facts.does(Api.SYNCHRONIZE)
+        if self._removal is not None:
+            calls &= ~self._removal.calls
         kept: Ints = np.flatnonzero(calls)
         return kept
 
@@ -300,6 +327,11 @@ class LoopModel:
         mine = self.copies & (self.timeline.nbytes >= 0)
         for batch, nbytes in zip(self.timeline.batch[mine].tolist(), self.timeline.nbytes[mine].tolist(), strict=True):
             found.setdefault(batch, []).append(nbytes)
+        joined, shrink = (self._removal.joined, self._removal.shrink) if self._removal is not None else (0, 1.0)
+        if shrink < 1:
+            found = {batch: [round(size * shrink) for size in sizes] for batch, sizes in found.items()}
+        if joined:
+            found = {batch: [sum(sizes[place::joined]) for place in range(joined)] for batch, sizes in found.items()}
         return {batch: tuple(sizes) for batch, sizes in found.items()}
 
     def _usual_tensors(self) -> tuple[int, ...]:
@@ -310,10 +342,11 @@ class LoopModel:
         return found.most_common(1)[0][0]
 
     @cached_property
-    def _usual_fetch(self) -> int:
-        return round(float(np.median(list(self.fetched.values())))) if self.fetched else 0
+    def _usual_fetch(self) -> tuple[int, int]:
+        took, waited = np.median(list(self.fetched.values()), axis=0).tolist() if self.fetched else (0, 0)
+        return round(took), round(waited)
 
-    def _fetch(self, batch: int) -> int:
+    def _fetch(self, batch: int) -> tuple[int, int]:
         return self.fetched.get(batch, self._usual_fetch)
 
 
@@ -549,8 +582,13 @@ def replayed(
     work = _LoopWork(loop, config, source, target, scale, slices, graphs)
     host = replace(host_of(loop, config), ranks_on_host=ranks)
     replay = Replay(config, work, Runtime(target, host), from_hand_out=loop.from_hand_out)
+    count, workers = len(loop.steps), config.workers
+    if (
+        workers > loop.config.workers and count < ROUNDS * workers
+    ):  # they come in bursts: of a few the stock would be counted
+        count = ROUNDS * workers
     try:
-        predicted = replay.run(config.warmup, len(loop.steps))
+        predicted = replay.run(config.warmup, count)
     except OverflowError as problem:
         lasts = words.duration(loop.timeline.duration)
         raise WhatIfError(
@@ -612,6 +650,8 @@ def _changed(
             f"what_if(workers={workers}): the timeline does not show how long a batch is fetched. Record with "
             "loaderviz.record(), which sees the workers, or with num_workers=0, where the main thread fetches"
         )
+    if (pinned or prefetch) and not config.pin:
+        config = replace(config, pinned_before=False)
     if pinned:
         config = replace(config, pin=True, non_blocking=True)
     elif pinned is False and config.pin:
@@ -653,7 +693,8 @@ class _LoopWork:
         tensors = [] if self.slices else [round(nbytes * self.scale) for nbytes in step.tensors]
         sent = self.sender.sending(Parcel(len(step.tensors), sum(step.tensors))) if self.sender else 0
         fetch = round(max(0, step.fetch - sent) * self.scale * self.slower * self.share)
-        return Batch(tensors, round(step.samples * self.scale), fetch, self.loop.draw_time)
+        waits = round(step.waits * self.scale)
+        return Batch(tensors, round(step.samples * self.scale), fetch, self.loop.draw_time, waits)
 
     def source(self, does: str) -> str:
         return ""

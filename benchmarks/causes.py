@@ -1,0 +1,183 @@
+"""Advice beside loops whose slow part is known: is it named first, is the change right, and is its gain as predicted?
+
+    python -m benchmarks.causes               # all of them; the table goes to docs/advice.md
+    python -m benchmarks.causes pageable own   # those whose name or author begins so, printed
+
+Each change that the first finding gives is really made, as arguments of the loop or, where a line has to be written
+anew, by the repair that stands in the loop; then the loop is recorded again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import os
+import statistics
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import loaderviz as lv
+from benchmarks.loops import own, strangers
+from benchmarks.loops.case import Case
+from loaderviz import words
+from loaderviz.analysis import WORTH_IT, Advice, Finding
+
+PAGE = Path(__file__).parents[1] / "docs" / "advice.md"
+WITHIN, SLACK = 0.15, 1.02  # of a predicted gain; a gain above its bound by less is one of rounding
+REAL_GAIN = 1.1  # a repair that gains less is none, and such a loop has nothing to gain
+NOTHING = ("nothing-to-gain", "no-gpu-work", "cause-not-seen", "work-not-seen")
+BESIDE = ("start-up", "warm-up", "outlier-fetch")  # told, but no cause of a step's time
+
+
+@dataclass
+class Row:
+    """What was found of one loop on one host; steps in ns, None where they are not known."""
+
+    case: Case
+    author: str
+    host: str
+    first: Finding | None = None
+    step: float | None = None
+    after: float | None = None
+    again: str = ""
+    problem: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the cause comes first, with its line."""
+        if self.first is None:
+            return False
+        return self.first.kind in self.case.kinds and (not self.case.line or self.named)
+
+    @property
+    def named(self) -> bool:
+        """Whether the finding names the line that ends in the case's comment."""
+        lines, start = inspect.getsourcelines(self.case.run)
+        numbers = [start + place for place, line in enumerate(lines) if line.rstrip().endswith(f"# {self.case.line}")]
+        return any(f":{number}" in self.first.evidence for number in numbers) if self.first else False
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the right answer is that nothing can be gained, or known."""
+        return bool(set(self.case.kinds) & set(NOTHING))
+
+    @property
+    def gained(self) -> float | None:
+        """What the change has gained a step [ns]."""
+        return self.step - self.after if self.step and self.after else None
+
+
+def first_of(advice: Advice) -> Finding | None:
+    """Return the first finding that is about a step's time."""
+    return next((each for each in advice if each.kind not in BESIDE), None)
+
+
+def recorded(case: Case, host: str, **change: object) -> lv.Timeline:
+    """Return the timeline of the loop on this host."""
+    on = {"on": "cpu"} if host == "cpu" else {"on": "a100", "host": host}
+    with contextlib.redirect_stdout(io.StringIO()), lv.record(**on) as recording:
+        case.run(**change)
+    return recording.timeline
+
+
+def tried(case: Case, author: str, host: str) -> Row:
+    """Record a loop, do what its first finding says, and record it again."""
+    row = Row(case, author, host)
+    try:
+        timeline = recorded(case, host)
+        row.step, row.first = lv.summarize(timeline).step, first_of(lv.advise(timeline))
+        if row.first is None or row.first.kind in NOTHING:
+            return row
+        change = dict(row.first.parameters) if row.first.parameters else {"repaired": True}
+        after = recorded(case, host, **change)
+        row.after, again = lv.summarize(after).step, first_of(lv.advise(after))
+        row.again = again.kind if again else ""
+    except Exception as problem:  # a crash is a result
+        row.problem = f"{type(problem).__name__}: {problem}"[:120]
+    return row
+
+
+def rows(wanted: list[str]) -> Iterator[Row]:
+    """Give the rows of all loops, or of those whose name or author begins so, on all of their hosts or on those."""
+    on = {"workstation", "laptop", "auto", "cpu"}
+    for author in (own, strangers):
+        name = author.__name__.rpartition(".")[2]
+        for case in author.CASES:
+            if not wanted or any(case.name.startswith(each) or name == each for each in wanted):
+                for host in [host for host in case.hosts if not (on & set(wanted)) or host in wanted]:
+                    yield tried(case, name, host)
+
+
+def line(row: Row) -> str:
+    """Return a row of the table."""
+    first, gain = row.first, row.first.expected_gain if row.first else None
+    cells = [
+        row.case.name.replace("_", " "),
+        row.host,
+        " or ".join(row.case.kinds),
+        ("" if row.is_right else "**")
+        + (first.kind if first else row.problem or "none")
+        + ("" if row.is_right else "**"),
+        words.duration(row.step) if row.step else "",
+        words.duration(gain.predicted) if gain and gain.predicted else "",
+        words.duration(row.gained) if row.gained is not None else "",
+        words.duration(gain.per_step) if gain and gain.per_step else "",
+        row.again if first and row.again != first.kind else f"**{row.again}**" if row.again else "",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def shares(found: list[Row]) -> list[str]:
+    """Return the numbers that are to be reached, as sentences."""
+    if not found:
+        return []
+    faults = [row for row in found if not row.is_nothing and row.first and row.gained is not None]
+    predicted = [row for row in faults if row.first and row.first.expected_gain.predicted]
+    near = [row for row in predicted if abs(row.gained / row.first.expected_gain.predicted - 1) <= WITHIN]  # type: ignore[operator, union-attr]
+    bound = [row for row in faults if row.first.expected_gain.per_step]  # type: ignore[union-attr]
+    held = [row for row in bound if row.gained <= row.first.expected_gain.per_step * SLACK]  # type: ignore[operator, union-attr]
+    gone = [row for row in faults if row.again != row.first.kind]  # type: ignore[union-attr]
+    ratios = [row.first.expected_gain.per_step / row.gained for row in bound if row.gained and row.gained > 0]  # type: ignore[union-attr, operator]
+    useless = [row for row in faults if row.step and row.after and row.step < WORTH_IT * row.after]
+    over = f"{statistics.median(ratios):.2f} in the median" if ratios else "not known"
+    return [
+        f"* {sum(row.is_right for row in found)} of {len(found)} loops: what is first is the cause.",
+        f"* {len(near)} of {len(predicted)} predictions are within {words.share(WITHIN)} of what was gained.",
+        f"* {len(faults) - len(predicted)} of {len(faults)} first findings have no prediction.",
+        f"* {len(held)} of {len(bound)} gains are within their bound; bound over gain: {over}.",
+        f"* {len(gone)} of {len(faults)} findings are gone once they are obeyed.",
+        f"* {len(useless)} changes gained less than 3 %.",
+        f"* {sum(bool(row.problem) for row in found)} ended with an error.",
+    ]
+
+
+HEAD = (
+    "| loop | host | known cause | first finding | step | predicted gain | gain | bound | then |\n"
+    "| :--- | :--- | :--- | :--- | ---: | ---: | ---: | ---: | :--- |"
+)
+
+
+def main(wanted: list[str]) -> None:
+    """Print the table as it grows; write the page where all loops were run."""
+    os.environ.setdefault("LOADERVIZ_OFFLINE", "1")
+    warnings.simplefilter("ignore")
+    found = []
+    print(HEAD)
+    for row in rows(wanted):
+        found.append(row)
+        print(line(row), row.problem, flush=True)
+    parts = []
+    for author in ("own", "strangers"):
+        mine = [row for row in found if row.author == author]
+        parts += [f"## {author.capitalize()}", "", *shares(mine), "", HEAD, *map(line, mine), ""]
+        print(author, *shares(mine), sep="\n")
+    if not wanted:
+        PAGE.write_text(f"{(__doc__ or '').splitlines()[0]}\n\n" + "\n".join(parts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

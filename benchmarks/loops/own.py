@@ -1,0 +1,279 @@
+"""Loops whose slow part is known, by who wrote the analysis; `strangers` has those of somebody who had not read it."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from benchmarks.loops.case import Case, case, case_device
+from loaderviz.loaders import PrefetchLoader, ResidentLoader
+
+CASES: list[Case] = []
+EMULATED = ("workstation", "laptop")
+
+
+class Samples(Dataset):
+    """`count` samples, each made by `make(index)`."""
+
+    def __init__(self, make: Any, count: int = 256) -> None:
+        self.make, self.count = make, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+def loaded(data: Dataset, size: int, workers: int = 0, pinned: bool = False, prefetch: int = 0, **_: Any) -> Any:
+    """Return what a loop takes its batches from."""
+    loader = DataLoader(data, size, num_workers=workers, pin_memory=pinned or bool(prefetch))
+    return PrefetchLoader(loader, case_device(), depth=prefetch) if prefetch else loader
+
+
+def network(width: int, hidden: int = 512, layers: int = 1, out: int = 10) -> nn.Module:
+    """Return a network of dense layers of `hidden` units."""
+    inner = [part for _ in range(layers - 1) for part in (nn.Linear(hidden, hidden), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(width, hidden), nn.ReLU(), *inner, nn.Linear(hidden, out))
+
+
+def train(batches: Any, net: nn.Module, pinned: bool = False, each: Any = None) -> None:
+    """Train on each batch, which is moved to the device first; then `each(number, loss)`."""
+    device = case_device()
+    net = net.to(device)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    for number, batch in enumerate(batches):
+        x = batch[0] if isinstance(batch, (list, tuple)) else batch
+        x = x.to(device, non_blocking=pinned)
+        loss = net(x.float()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if each is not None:
+            each(number, loss)
+
+
+@case("fetch-in-loop", hosts=EMULATED)
+def pictures(workers: int = 0, **options: Any) -> None:
+    """JPEG pictures are decoded by the loop's own thread."""
+    file = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 255, (256, 256, 3), np.uint8)
+    Image.fromarray(noise).save(file, "JPEG")
+
+    def decode(index: int) -> Any:
+        return torch.from_numpy(np.array(Image.open(io.BytesIO(file.getvalue())).convert("RGB"))).permute(2, 0, 1)
+
+    train(loaded(Samples(decode, 480), 16, workers, **options), network(256 * 256 * 3, 64))
+
+
+@case("fetch-in-loop", hosts=EMULATED)
+def far_away(workers: int = 0, **options: Any) -> None:
+    """Each sample is asked for over a network, which takes 20 ms."""
+
+    def ask(index: int) -> Any:
+        time.sleep(0.02)
+        return torch.zeros(784)
+
+    train(loaded(Samples(ask, 320), 8, workers, **options), network(784))
+
+
+@case("waiting-for-data", hosts=("workstation", "cpu"))
+def far_away_two_workers(workers: int = 2, **options: Any) -> None:
+    """The same with two workers: more workers than cores help."""
+
+    def ask(index: int) -> Any:
+        time.sleep(0.02)
+        return torch.zeros(784)
+
+    train(loaded(Samples(ask, 320), 8, workers, **options), network(784))
+
+
+@case("pageable-copy", "hidden-sync", hosts=EMULATED)
+def pageable(workers: int = 2, pinned: bool = False, **options: Any) -> None:
+    """Batches of 19 MB come in pageable memory, and the GPU has as much to do as the copy takes."""
+    data = TensorDataset(torch.zeros(20 * 64, 3 * 160 * 160))
+    train(loaded(data, 64, workers, pinned, **options), network(3 * 160 * 160, 256), pinned)
+
+
+@case("copy-not-hidden", hosts=EMULATED)
+def in_order(workers: int = 4, pinned: bool = True, **options: Any) -> None:
+    """Pinned and not blocking, but in the stream that computes."""
+    data = TensorDataset(torch.zeros(24 * 512, 3 * 64 * 64))
+    train(loaded(data, 512, workers, pinned, **options), network(3 * 64 * 64, 256), pinned)
+
+
+@case("many-small-copies", hosts=EMULATED)
+def tiny_copies(repaired: bool = False, **_: Any) -> None:
+    """24 small tensors of a batch are moved one by one."""
+    device = case_device()
+    net, parts = network(24 * 32).to(device), list(torch.zeros(24, 64, 32))
+    for number in range(40):
+        with torch.profiler.record_function(f"batch {number}"):
+            x = torch.cat(parts, 1).to(device) if repaired else torch.cat([part.to(device) for part in parts], 1)
+            net(x).mean().backward()
+
+
+@case("synchronizes-each-step", hosts=EMULATED)
+def reads_the_loss(repaired: bool = False, **_: Any) -> None:
+    """`.item()` after each of four parts of a step: the host never runs ahead."""
+    device = case_device()
+    nets, x = [network(1024, 1024).to(device) for _ in range(4)], torch.zeros(256, 1024, device=device)
+    total: Any = 0.0
+    for number in range(40):
+        with torch.profiler.record_function(f"batch {number}"):
+            for net in nets:
+                loss = net(x).square().mean()
+                loss.backward()
+                total += loss.detach() if repaired else loss.item()
+    float(total)
+
+
+@case("allocates-in-loop", hosts=EMULATED)
+def empties_the_cache(repaired: bool = False, **_: Any) -> None:
+    """`empty_cache()` after each step, so that the next one has all of its memory allocated anew."""
+    device = case_device()
+    net, x = network(256, 256, 6).to(device), torch.zeros(8192, 256, device=device)
+    for number in range(24):
+        with torch.profiler.record_function(f"batch {number}"):
+            net.zero_grad()
+            net(x).mean().backward()
+            if not repaired:
+                torch.cuda.empty_cache()
+
+
+@case("restarts-workers", hosts=EMULATED)
+def short_epochs(persistent: bool = False, workers: int = 4, **_: Any) -> None:
+    """Workers are started anew in each of many short epochs."""
+    data, device = TensorDataset(torch.zeros(12 * 64, 784)), case_device()
+    loader = DataLoader(data, 64, num_workers=workers, pin_memory=True, persistent_workers=persistent)
+    net = network(784, 512).to(device)
+    for _ in range(8):
+        for (x,) in loader:
+            net(x.to(device, non_blocking=True)).mean().backward()
+
+
+@case("other-work-in-loop", hosts=EMULATED, line="LOG")
+def sends_a_log(repaired: bool = False, workers: int = 2, **options: Any) -> None:
+    """Each step sends a line to a tracking server and waits for its answer."""
+    data = TensorDataset(torch.zeros(40 * 64, 784))
+
+    def each(number: int, loss: Any) -> None:
+        if not repaired or number % 20 == 19:
+            time.sleep(0.004)  # LOG
+
+    train(loaded(data, 64, workers, **{"pinned": True, **options}), network(784, 1024), True, each)
+
+
+@case("other-work-in-loop", hosts=("auto", "cpu"), line="CHECKPOINT")
+def saves_a_checkpoint(repaired: bool = False, workers: int = 2, **options: Any) -> None:
+    """The model is saved in each second step."""
+    data, place = TensorDataset(torch.zeros(30 * 64, 784)), Path(tempfile.mkdtemp()) / "model.pt"
+    net = network(784, 2048)
+
+    def each(number: int, loss: Any) -> None:
+        if number % (30 if repaired else 2) == 1:
+            torch.save(net.state_dict(), place)  # CHECKPOINT
+
+    train(loaded(data, 64, workers, **{"pinned": case_device() == "cuda", **options}), net, True, each)
+
+
+@case("other-work-in-loop", hosts=("cpu",), line="SYNC")
+def writes_to_the_disk(repaired: bool = False, workers: int = 1, **options: Any) -> None:
+    """Each step appends a line to a file and waits until the disk has it."""
+    data = TensorDataset(torch.zeros(60 * 64, 784))
+    with tempfile.TemporaryFile() as file:
+
+        def each(number: int, loss: Any) -> None:
+            file.write(b"0" * 4096)
+            if not repaired:
+                os.fsync(file.fileno())
+                time.sleep(0.01)  # SYNC
+
+        train(loaded(data, 64, workers, **options), network(784, 64), False, each)
+
+
+@case("cuda-in-dataset", hosts=EMULATED)
+def moves_each_sample(repaired: bool = False, **options: Any) -> None:
+    """`.cuda()` in `__getitem__`."""
+    device, rows = case_device(), torch.zeros(1280, 784)
+    data = Samples((lambda i: rows[i]) if repaired else (lambda i: rows[i].to(device)), 1280)
+    train(DataLoader(data, 32), network(784))
+
+
+@case("cuda-in-dataset", hosts=EMULATED)
+def moves_in_collate(repaired: bool = False, **options: Any) -> None:
+    """`.to("cuda")` of each sample in the collate function."""
+    device, rows = case_device(), torch.zeros(1280, 784)
+
+    def collate(samples: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(samples if repaired else [sample.to(device) for sample in samples])
+
+    train(DataLoader(Samples(lambda i: rows[i], 1280), 32, collate_fn=collate), network(784))
+
+
+@case("host-bound", hosts=EMULATED)
+def launches(graphs: bool = False, **_: Any) -> None:
+    """Sixteen small layers: a kernel is shorter than its launch. (Its graph replays the forward and backward pass.)"""
+    device = case_device()
+    net, x = network(256, 256, 16).to(device), torch.zeros(64, 256, device=device)
+
+    def step() -> None:
+        net.zero_grad(set_to_none=True)
+        net(x).mean().backward()
+
+    graph: Any = None
+    if graphs:
+        for _ in range(3):
+            step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+    for number in range(40):
+        with torch.profiler.record_function(f"batch {number}"):
+            graph.replay() if graphs else step()
+
+
+@case("index-on-host", hosts=EMULATED)
+def shuffles_on_the_host(repaired: bool = False, **_: Any) -> None:
+    """The data are on the GPU, and the order of each of eight small groups of a step is not."""
+    device = case_device()
+    data, net = torch.zeros(8192, 256, device=device), network(256, 256).to(device)
+    order = torch.randperm(8192, device=device if repaired else "cpu")
+    for number in range(40):
+        with torch.profiler.record_function(f"batch {number}"):
+            net(torch.cat([data[rows] for rows in order[:512].split(64)])).mean().backward()
+
+
+@case("nothing-to-gain", hosts=EMULATED)
+def well_made(workers: int = 4, **options: Any) -> None:
+    """Copied ahead, and the GPU always has work."""
+    data = TensorDataset(torch.zeros(24 * 1024, 256))
+    train(loaded(data, 1024, workers, prefetch=2), network(256, 1024, 3))
+
+
+@case("nothing-to-gain", hosts=EMULATED)
+def slow_but_hidden(workers: int = 4, **options: Any) -> None:
+    """Samples take long, and the GPU is busy for longer still."""
+
+    def ask(index: int) -> Any:
+        time.sleep(0.000002)
+        return torch.zeros(256)
+
+    train(loaded(Samples(ask, 24 * 1024), 1024, workers, True), network(256, 1024, 3), True)
+
+
+@case("nothing-to-gain", hosts=EMULATED)
+def lives_on_the_gpu(**_: Any) -> None:
+    """Slices of a data set on the GPU, and much to compute."""
+    data = torch.zeros(24 * 1024, 256)
+    train(ResidentLoader((data,), 1024, device=case_device()), network(256, 1024, 3))

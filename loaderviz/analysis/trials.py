@@ -1,0 +1,147 @@
+"""Each change is tried before it is advised: replayed on the emulator's rules, beside the same loop without it.
+
+    Trials(facts).tried(finding)   # the finding with what its change gains a step; None where that is nothing
+    way(timeline, advice)          # one change after the other, to the limit
+
+What is gained is the difference of two replays, so that what a replay does not know is in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from loaderviz import words
+from loaderviz.analysis import WORTH_IT, Advice, Finding, PathStep
+from loaderviz.analysis.evidence import Evidence, Removal
+from loaderviz.analysis.what_if import LoopModel, gpu_of, replayed, what_if
+from loaderviz.errors import LoadervizError
+from loaderviz.metrics import summarize
+from loaderviz.timeline import KERNELS, Kind, Timeline
+
+REPLAYED = 2_000  # steps, and ten times as many kernels: more are not replayed only to check an advice
+BAND = 0.15  # that a replay may be off, and the bound is above it
+NO_USE = 0.005  # of a step: a smaller gain is none
+LONGEST_WAY, STEPS_OF_WAY = 6, 500  # changes; steps of a loop whose way is looked for
+
+
+class Trials:
+    """The replays of one loop, of which the one without a change is made once."""
+
+    def __init__(self, facts: Evidence) -> None:
+        self.facts, self.timeline = facts, facts.timeline
+
+    @cached_property
+    def possible(self) -> bool:
+        """Whether the loop is one that can be replayed, in a reasonable time."""
+        kernels = int(self.facts.mask(*KERNELS).sum())
+        small = len(self.facts.marks) <= REPLAYED and kernels <= REPLAYED * 10
+        return bool(self.facts.summary.step) and small and self.unchanged is not None
+
+    @cached_property
+    def unchanged(self) -> float | None:
+        """A step of the loop as it is [ns], in a replay; None where it cannot be replayed."""
+        return _step(self._without(None))
+
+    def tried(self, finding: Finding, removal: Removal | None = None) -> Finding | None:
+        """Return the finding with what its change gains; None where the change gains nothing.
+
+        One that cannot be replayed comes back as it is, with its bound alone.
+        """
+        if not (finding.parameters or removal or finding.kind in _PRICED) or finding.expected_gain.predicted:
+            return finding
+        before, after, predicted = self._ask(finding, removal)
+        now, steps = self.facts.summary.step, self.facts.steps
+        if before is None or after is None or not (now and steps):
+            return finding
+        saved = now * (1 - after / before)  # both replays may be off by the same part
+        if saved < NO_USE * now:
+            return None
+        gain, kernels = finding.expected_gain, self.facts.summary.kernels / steps
+        most = min(saved * (1 + BAND), max(saved, now - kernels))
+        if round(saved * steps) >= gain.ns - steps:  # what the bound has not counted
+            what = f"{words.share(BAND)} more than a replay gains"
+            if most < saved * (1 + BAND):
+                what = "the step without its kernels"
+            basis = f"at most {words.duration(most)} a step, which is {what}"
+            gain = replace(gain, ns=round(most * steps), share=most / now, per_step=most, basis=basis)
+        return replace(finding, expected_gain=replace(gain, predicted=saved), predicted=predicted)
+
+    def _ask(self, finding: Finding, removal: Removal | None) -> tuple[float | None, float | None, Timeline | None]:
+        """Return a step before and after the change [ns], and the timeline after it."""
+        now, per_step = self.facts.summary.step, finding.expected_gain.per_step
+        if finding.kind == "restarts-workers" and now and per_step:  # what it takes is what it gains
+            return now, now - per_step, None
+        if not self.facts.summary.busy:
+            return now, self._on_cpu(finding.parameters), None
+        if not self.possible:
+            return None, None, None
+        if finding.kind == "allocates-in-loop":  # which no other replay has
+            return _step(self._without(None, memory=True)), self.unchanged, self._without(None)
+        try:
+            predicted = self._without(removal) if removal else what_if(self.timeline, **finding.parameters)
+        except LoadervizError:  # it says why the loop cannot be replayed; the bound stands for itself
+            return None, None, None
+        return self.unchanged, _step(predicted), predicted
+
+    def _without(self, removal: Removal | None, *, memory: bool = False) -> Timeline | None:
+        try:
+            loop = LoopModel(self.timeline, removal, memory=memory)
+            gpu = gpu_of(loop)
+            return replayed(loop, loop.config, gpu, gpu, graphs=removal is not None and removal.graphs)
+        except LoadervizError:
+            return None
+
+    def _on_cpu(self, parameters: Mapping[str, Any]) -> float | None:
+        """Return a step where the CPU trains, too: workers take cores, but not while they wait [ns]."""
+        facts = self.facts
+        workers = parameters.get("workers") or len(facts.lanes_of("worker"))
+        if not (workers and facts.steps):
+            return None
+        fetch, cores = facts.fetch, facts.cores or workers
+        own = facts.host_floor(facts.getting).ns / facts.steps
+        supply = max((fetch.computes + fetch.waits) / workers, fetch.computes / min(workers, cores))
+        return float(max(own, supply, (own + fetch.computes) / cores))
+
+
+_PRICED = ("restarts-workers", "allocates-in-loop")
+
+
+def _step(timeline: Timeline | None) -> float | None:
+    """Return what a step of a replay takes [ns]: all of it is steps, and at its end the host waits for the GPU."""
+    return timeline.duration / int(timeline.where(Kind.RANGE).sum()) if timeline is not None else None
+
+
+def way(timeline: Timeline, advice: Advice) -> tuple[PathStep, ...]:
+    """Return the changes that lead to the limit, each the first of what was left after the one before."""
+    from loaderviz.analysis.advice import advise
+
+    found: list[PathStep] = []
+    given: dict[str, Any] = {}
+    last, left = advice.step or 0.0, advice
+    if (summarize(timeline).batches or 0) > STEPS_OF_WAY:
+        return ()
+    while len(found) < LONGEST_WAY:
+        first = next((each for each in left if each.predicted is not None and each.parameters), None)
+        if first is None or given == (asked := _joined(given, first.parameters)):
+            break
+        try:
+            predicted = what_if(timeline, **asked)
+        except LoadervizError:
+            break
+        step = summarize(predicted).step
+        if not step or last < WORTH_IT * step:
+            break
+        given, last, left = asked, step, advise(predicted)
+        found.append(PathStep(first.kind, first.parameters, step))
+    return tuple(found)
+
+
+def _joined(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both changes as one; where the data live on the GPU nothing is loaded."""
+    both = {**given, **more}
+    if both.get("resident"):
+        both = {name: value for name, value in both.items() if name not in ("pinned", "prefetch", "workers")}
+    return both
