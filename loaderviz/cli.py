@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from loaderviz.timeline import Timeline
 
 
-FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130  # exit statuses: an error, a command not understood, Ctrl-C
+FAILED, USAGE_ERROR, NOT_KEPT, INTERRUPTED = 1, 2, 3, 130  # exit statuses: an error, not understood, a limit, Ctrl-C
 Add = Callable[..., argparse.Action]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit status: 0 done, 1 it failed, 2 the command was not understood."""
+    """Run a command; return the exit status: 0 done, 1 failed, 2 not understood, 3 a limit is not kept."""
     parser = _parser()
     with contextlib.ExitStack() as streams:
         for stream, redirect in (sys.stdout, contextlib.redirect_stdout), (sys.stderr, contextlib.redirect_stderr):
@@ -189,12 +189,8 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run, needs=needs)
         return sub.add_argument
 
-    add = command(
-        "compare",
-        compare,
-        ("pandas", "torchvision"),
-        "run the four loaders (and the usual loop) on MNIST, print the tables, write one HTML page",
-    )
+    about = "run the four loaders (and the usual loop) on MNIST, print the tables, write one HTML page"
+    add = command("compare", compare, ("pandas", "torchvision"), about)
     add("--on", default="a100", metavar="GPU", help="the GPU to emulate: a100, t4, h200, laptop, …")
     add("--host", default="workstation", help="the computer around it: laptop, workstation, server 2023 or server 2016")
     sizes = "samples in a batch; may be given more than once, in the order wanted (default: 4096, then 64)"
@@ -220,6 +216,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=int, metavar="N", help="record N steps after that, not all")
     add("--out", type=Path, default=Path("timeline.html"), metavar="PAGE", help="the page to write")
     add("--save", type=Path, metavar="FILE", help="save the timeline itself, for `view` or read()")
+    add("--json", type=Path, metavar="FILE", help="save numbers and findings as JSON, for `diff` and for programs")
+    under = "exit with 3 where a number is less, such as overlap=0.9; may be given more than once"
+    add("--fail-under", action="append", default=[], metavar="NAME=NUMBER", help=under)
+    over = "exit with 3 where a number is more, such as step=2ms"
+    add("--fail-over", action="append", default=[], metavar="NAME=NUMBER", help=over)
     add("-m", dest="module", action="store_true", help="run a module, as `python -m` does")
     add("program", help="the script, or with -m the module")
     add("arguments", nargs=argparse.REMAINDER, metavar="argument", help="all that follows is the program's")
@@ -231,6 +232,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_judging(command: Callable[..., Add]) -> None:
+    add = command("diff", diff, (), "compare the numbers of two runs, which `run --json` saved")
+    add("before", type=Path, metavar="BEFORE", help="the report of the run before a change")
+    add("after", type=Path, metavar="AFTER", help="the report of the run after it")
+    worse = "exit with 3 where a number is worse by more than a share, such as step=10%%, and than chance"
+    add("--fail-over", action="append", default=[], metavar="NAME=SHARE", help=worse)
+
     about = "compare the kernels of torch.profiler traces with what the emulator would charge; exit 1 beyond the limit"
     add = command("validate", validate, (), about)
     add("file", type=Path, nargs="+", metavar="TRACE", help="a trace recorded with record_shapes=True")
@@ -303,11 +310,54 @@ def calibrate(options: argparse.Namespace) -> int:
     return 0
 
 
+def diff(options: argparse.Namespace) -> int:
+    """Compare two reports; the status is 3 where a number is worse than allowed."""
+    import json
+
+    from loaderviz.analysis import report
+    from loaderviz.files import Source, readable
+
+    try:
+        before, after = (json.loads(Source(readable(each)).whole()) for each in (options.before, options.after))
+    except ValueError as problem:
+        raise report.LimitError(f"this is no report, since it is no JSON: {problem}") from problem
+    found = report.differences(before, after)
+    print("\n".join(map(str, found)))
+    worse = report.regressions(found, options.fail_over)
+    for each in worse:
+        _say(each)
+    return NOT_KEPT if worse else 0
+
+
+def _held(timeline: Timeline, hazards: int, options: argparse.Namespace) -> int:
+    """Save the report, say which limits are not kept, and return 3 then."""
+    import json
+
+    from loaderviz.analysis import report
+    from loaderviz.files import write
+
+    if not (options.json or options.fail_under or options.fail_over):
+        return 0
+    found = report.report(timeline, hazards)
+    if options.json:
+        write(options.json, json.dumps(found, indent=1) + "\n")
+        _say(f"the report is saved in {options.json}")
+    broken = report.broken(found, options.fail_under, options.fail_over)
+    for each in broken:
+        _say(each)
+    return NOT_KEPT if broken else 0
+
+
 def run(options: argparse.Namespace) -> int:
     """Record a program, show what was recorded, and end as it ended. Standard output is the program's alone."""
+    from loaderviz.analysis import report
     from loaderviz.timeline import DEVICE_KINDS
 
+    for each in (*options.fail_under, *options.fail_over):  # before the program starts
+        report.limit(each)
     out, save = writable(options.out), options.save and writable(options.save)
+    if options.json:
+        writable(options.json)
     program = Program(options.program, options.arguments, is_module=options.module)
     recording, status = record_program(program, options.on, options.host, options.wait, options.steps)
     timeline = recording.timeline
@@ -325,7 +375,7 @@ def run(options: argparse.Namespace) -> int:
     emulated = timeline.context.origin == "emulated"  # a real run does not show its races
     hazards = recording.hazards if emulated else ()
     _show(timeline, program.title, out, sys.stderr, hazards, failed=failed)
-    return status
+    return status or _held(timeline, len(hazards), options)
 
 
 def _show(

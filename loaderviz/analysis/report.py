@@ -1,0 +1,180 @@
+"""A timeline's numbers for programs: as plain values, held against limits, and one run beside another.
+
+report(timeline)                                   # for JSON; "schema" counts its changes
+broken(report(timeline), under=["overlap=0.9"])    # a sentence for each limit that is not kept
+differences(before, after)                         # each number with its change, and its noise where that is known
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from loaderviz import words
+from loaderviz.analysis.advice import advise
+from loaderviz.errors import LoadervizError
+from loaderviz.metrics import Loop, Summary, check_timeline, summarize
+from loaderviz.timeline import Timeline
+
+SCHEMA = 1
+# Numbers of a Summary that limits are for, and whether more of it is better; those in ns may be given with a unit.
+BETTER = {
+    "overlap": True,
+    "busy": True,
+    "samples_per_second": True,
+    "step": False,
+    "exposed_copy": False,
+    "idle": False,
+    "headroom": False,
+    "copy_share": False,
+}
+TIMES = ("step", "exposed_copy", "idle")
+UNITS = {"": 1.0, "ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "%": 0.01}
+SURE = 2.0  # times the noise: a smaller change is none
+
+
+class LimitError(LoadervizError, ValueError):
+    """A limit that cannot be read, or of a number that there is not."""
+
+
+def report(timeline: Timeline, hazards: int = 0) -> dict[str, Any]:
+    """Return what is known of a timeline, ready for JSON: times in ns, shares 0..1, `None` for what was not measured.
+
+    >>> report(timeline)["summary"]["overlap"]
+    0.0
+    """
+    summary, context = summarize(check_timeline(timeline, "report()")), timeline.context
+    return {
+        "schema": SCHEMA,
+        "device": context.device,
+        "origin": context.origin,
+        "host": context.host,
+        "summary": {name: _plain(getattr(summary, name)) for name in Summary.__dataclass_fields__},
+        "noise": {"step": _noise(timeline, summary)},
+        "hazards": hazards,
+        "advice": advise(timeline).to_dict(),
+        "notes": list(context.notes),
+    }
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+
+
+def _noise(timeline: Timeline, summary: Summary) -> float | None:
+    """Return how far the mean step may be off [ns]: its standard error over the steps; None for fewer than three."""
+    loop = Loop.of(timeline, summary.device)
+    starts = timeline.start[loop.spans]
+    if len(starts) < 4:
+        return None
+    steps = np.diff(starts[1:])
+    return float(steps.std(ddof=1) / math.sqrt(len(steps)))
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A number's name, and the value that it has to keep; `share`: of what it was before."""
+
+    name: str
+    value: float
+    share: bool = False
+
+
+def limit(text: str) -> Limit:
+    """Read "overlap=0.9", "step=2ms" or "step=10%". Raises `LimitError`.
+
+    >>> limit("step=2ms")
+    Limit(name='step', value=2000000.0, share=False)
+    """
+    match = re.fullmatch(r"(\w+)=([\d.]+)\s*(|ns|us|µs|ms|s|%)", text.strip())
+    if match is None:
+        raise LimitError(f"{text!r} is no limit: write NAME=NUMBER, such as overlap=0.9, step=2ms or step=10%")
+    name, number, unit = match.groups()
+    if name not in BETTER:
+        raise LimitError(f"{name!r} has no limit: give one of {', '.join(BETTER)}")
+    if unit not in ("", "%") and name not in TIMES:
+        raise LimitError(f"{text!r}: {name} is no time, so it has no {unit}")
+    try:
+        return Limit(name, float(number) * UNITS[unit], unit == "%")
+    except ValueError as problem:
+        raise LimitError(f"{text!r}: {number!r} is no number") from problem
+
+
+def broken(found: Mapping[str, Any], under: Sequence[str] = (), over: Sequence[str] = ()) -> list[str]:
+    """Return a sentence for each number that is `under` or `over` its limit, or that was not measured."""
+    said = []
+    for text, is_under in [*((each, True) for each in under), *((each, False) for each in over)]:
+        asked, value = limit(text), found["summary"][limit(text).name]
+        if value is None:
+            said.append(f"{asked.name} was not measured, and is to be {_told(asked.name, asked.value)}")
+        elif (value < asked.value) if is_under else (value > asked.value):
+            way = "under" if is_under else "over"
+            said.append(f"{asked.name} is {_told(asked.name, value)}: {way} {_told(asked.name, asked.value)}")
+    return said
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A number before and after; `change` is a share of what it was, `noise` the part of it that may be chance."""
+
+    name: str
+    before: float | None
+    after: float | None
+    change: float | None
+    noise: float | None
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether it is worse, by more than chance."""
+        if self.change is None:
+            return False
+        worse = -self.change if BETTER[self.name] else self.change
+        return worse > SURE * (self.noise or 0.0)
+
+    def __str__(self) -> str:
+        values = " -> ".join(
+            "not measured" if each is None else _told(self.name, each) for each in (self.before, self.after)
+        )
+        if self.change is None:
+            return f"{self.name}: {values}"
+        noise = f", ± {words.share(self.noise)}" if self.noise is not None else ""
+        return f"{self.name}: {values} ({self.change:+.1%}{noise})"
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+    """Return each number of two reports beside each other. Raises `LimitError` for what is no report."""
+    found = []
+    for name in BETTER:
+        try:
+            old, new = (each["summary"][name] for each in (before, after))
+            noises = [each["noise"].get(name) for each in (before, after)]
+        except (KeyError, TypeError, AttributeError) as problem:
+            raise LimitError("this is no report: make one with `loaderviz run --json FILE`") from problem
+        change = (new - old) / old if old and new is not None else None
+        known = [each for each in noises if each is not None]
+        noise = math.hypot(*known) / abs(old) if known and old else None
+        found.append(Difference(name, old, new, change, noise))
+    return found
+
+
+def regressions(found: Sequence[Difference], over: Sequence[str]) -> list[str]:
+    """Return a sentence for each number that got worse by more than its limit, such as "step=10%", and than chance."""
+    said = []
+    for asked in map(limit, over):
+        if not asked.share:
+            raise LimitError(f"{asked.name}: a change needs a share, such as {asked.name}=10%")
+        mine = next(each for each in found if each.name == asked.name)
+        if mine.change is None:
+            said.append(f"{mine}: it was not measured in both")
+        elif mine.is_worse and abs(mine.change) > asked.value:
+            said.append(f"{mine}: worse by more than {words.share(asked.value)}")
+    return said
+
+
+def _told(name: str, value: float) -> str:
+    return words.duration(value) if name in TIMES else f"{value:,.4g}"

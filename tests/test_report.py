@@ -1,0 +1,135 @@
+"""Numbers for programs: JSON, limits, two runs beside each other, and the fixture."""
+
+import json
+
+import pytest
+import torch
+from factory import loader
+
+import loaderviz as lv
+from loaderviz.analysis.report import BETTER, LimitError, broken, differences, limit, regressions, report
+from loaderviz.cli import main
+from loaderviz.testing import held
+
+PROGRAM = """
+import torch
+x = torch.zeros({size}, 784)
+model = torch.nn.Linear(784, 64).cuda()
+for number in range(12):
+    with torch.profiler.record_function(f"batch {{number}}"):
+        model(x.cuda()).sum().backward()
+"""
+
+
+@pytest.fixture
+def reports(tmp_path):
+    """Return the files of two runs, of which the second copies eight times as much."""
+    found = []
+    for size in (64, 512):
+        (tmp_path / f"{size}.py").write_text(PROGRAM.format(size=size))
+        found.append(tmp_path / f"{size}.json")
+        options = ["--on", "a100", "--host", "laptop", "--out", str(tmp_path / "page.html"), "--json", str(found[-1])]
+        assert main(["run", *options, str(tmp_path / f"{size}.py")]) == 0
+    return found
+
+
+def test_a_report_is_json_and_has_the_numbers_of_the_summary():
+    timeline = loader("pinned")
+    found = json.loads(json.dumps(report(timeline)))
+    summary = lv.summarize(timeline)
+    assert found["schema"] == 1 and {name: found["summary"][name] for name in BETTER} == {
+        name: getattr(summary, name) for name in BETTER
+    }
+    assert [each["kind"] for each in found["advice"]["findings"]] == [each.kind for each in lv.advise(timeline)]
+    assert found["noise"]["step"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("overlap=0.9", ("overlap", 0.9, False)),
+        ("overlap=90%", ("overlap", 0.9, True)),
+        ("step=2ms", ("step", 2e6, False)),
+        (" step=350us", ("step", 350e3, False)),
+        ("headroom=1.5", ("headroom", 1.5, False)),
+    ],
+)
+def test_limits_are_read(text, expected):
+    found = limit(text)
+    assert (found.name, found.value, found.share) == (expected[0], pytest.approx(expected[1]), expected[2])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("overlap", "no limit: write"),
+        ("", "no limit"),
+        ("speed=3", "one of overlap"),
+        ("overlap=3ms", "is no time"),
+        ("step=1.2.3", "no number"),
+        ("step=-3", "no limit"),
+        ("step=9" * 500, "no limit"),
+    ],
+)
+def test_what_is_no_limit_is_refused(text, words):
+    with pytest.raises(LimitError, match=words):
+        limit(text)
+
+
+def test_a_limit_that_is_not_kept_is_said_in_both_directions():
+    found = report(loader("pinned"))
+    step = found["summary"]["step"]
+    assert broken(found, ["overlap=0"], [f"step={step + 1:.0f}ns"]) == []
+    under, over = broken(found, ["overlap=0.9"], [f"step={step / 2:.0f}ns"])
+    assert under.startswith("overlap is 0: under 0.9") and "over" in over
+    found["summary"]["overlap"] = None
+    assert broken(found, ["overlap=0.9"]) == ["overlap was not measured, and is to be 0.9"]
+
+
+def test_two_runs_are_compared_and_noise_is_no_change(reports, capsys):
+    before, after = (json.loads(each.read_text()) for each in reports)
+    assert {each.change for each in differences(before, before)} <= {0, None}
+    assert regressions(differences(before, before), ["step=1%"]) == []
+    (said,) = regressions(differences(before, after), ["step=10%"])
+    assert said.startswith("step: ") and "worse by more than 10 %" in said
+    assert regressions(differences(after, before), ["step=10%"]) == []  # better
+    after["noise"]["step"] = after["summary"]["step"]
+    assert regressions(differences(before, after), ["step=10%"]) == []
+    after["summary"]["step"] = None
+    assert "not measured" in regressions(differences(before, after), ["step=10%"])[0]
+    files = [str(each) for each in reports]
+    capsys.readouterr()
+    assert main(["diff", *files]) == 0 and "step: " in capsys.readouterr().out
+    assert main(["diff", *files, "--fail-over", "step=10%"]) == 3
+    assert main(["diff", *reversed(files), "--fail-over", "step=10%"]) == 0
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"summary": 3}', "no json"])
+def test_what_is_no_report_is_refused(tmp_path, content, reports, capsys):
+    (tmp_path / "bad.json").write_text(content)
+    assert main(["diff", str(tmp_path / "bad.json"), str(reports[0])]) == 1
+    assert "report" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "status"), [("overlap=0.9", 3), ("overlap=0", 0), ("speed=1", 1)])
+def test_a_run_ends_with_three_where_a_limit_is_not_kept(tmp_path, capsys, given, status):
+    (tmp_path / "program.py").write_text(PROGRAM.format(size=64))
+    options = ["--on", "a100", "--host", "laptop", "--out", str(tmp_path / "page.html"), "--fail-under", given]
+    assert main(["run", *options, str(tmp_path / "program.py")]) == status
+
+
+def test_a_loop_is_held_by_a_test(timeline_of):
+    def loop(count):
+        model = torch.nn.Linear(784, 64).cuda()
+        for number in range(count):
+            with torch.profiler.record_function(f"batch {number}"):
+                model(torch.zeros(64, 784).cuda()).sum().backward()
+
+    timeline = timeline_of(loop, 12, on="a100", host="laptop")
+    held(timeline, overlap=0.0, step="50ms")
+    with pytest.raises(AssertionError, match=r"overlap is 0: under 0\.9.*First finding: "):
+        held(timeline, overlap=0.9)
+    with pytest.raises(AssertionError, match=r"step is .*: over 1 µs"):
+        held(timeline, step="1us")
+    with pytest.raises(LimitError, match="one of overlap"):
+        held(timeline, speed=3)
