@@ -22,6 +22,7 @@ from loaderviz.files import writable
 from loaderviz.imports import cured_imports
 
 if TYPE_CHECKING:
+    from loaderviz.analysis import Advice
     from loaderviz.emulator.hazards import Hazard
     from loaderviz.experiment import Run, Setting
     from loaderviz.export import Section
@@ -312,16 +313,9 @@ def calibrate(options: argparse.Namespace) -> int:
 
 def diff(options: argparse.Namespace) -> int:
     """Compare two reports; the status is 3 where a number is worse than allowed."""
-    import json
-
     from loaderviz.analysis import report
-    from loaderviz.files import Source, readable
 
-    try:
-        before, after = (json.loads(Source(readable(each)).whole()) for each in (options.before, options.after))
-    except ValueError as problem:
-        raise report.LimitError(f"this is no report, since it is no JSON: {problem}") from problem
-    found = report.differences(before, after)
+    found = report.differences(report.read_report(options.before), report.read_report(options.after))
     print("\n".join(map(str, found)))
     worse = report.regressions(found, options.fail_over)
     for each in worse:
@@ -329,7 +323,7 @@ def diff(options: argparse.Namespace) -> int:
     return NOT_KEPT if worse else 0
 
 
-def _held(timeline: Timeline, hazards: int, options: argparse.Namespace) -> int:
+def _held(timeline: Timeline, hazards: int, advice: Advice, options: argparse.Namespace) -> int:
     """Save the report, say which limits are not kept, and return 3 then."""
     import json
 
@@ -338,7 +332,7 @@ def _held(timeline: Timeline, hazards: int, options: argparse.Namespace) -> int:
 
     if not (options.json or options.fail_under or options.fail_over):
         return 0
-    found = report.report(timeline, hazards)
+    found = report.report(timeline, hazards, advice)
     if options.json:
         write(options.json, json.dumps(found, indent=1) + "\n")
         _say(f"the report is saved in {options.json}")
@@ -374,14 +368,14 @@ def run(options: argparse.Namespace) -> int:
         return status
     emulated = timeline.context.origin == "emulated"  # a real run does not show its races
     hazards = recording.hazards if emulated else ()
-    _show(timeline, program.title, out, sys.stderr, hazards, failed=failed)
-    return status or _held(timeline, len(hazards), options)
+    advice = _show(timeline, program.title, out, sys.stderr, hazards, failed=failed)
+    return status or _held(timeline, len(hazards), advice, options)
 
 
 def _show(
     timeline: Timeline, title: str, out: Path, stream: TextIO, hazards: Sequence[Hazard] = (), *, failed: bool = False
-) -> None:
-    """Print numbers and findings, and write the page; of a program that failed only the picture."""
+) -> Advice:
+    """Print numbers and findings, and write the page; of a program that failed only the picture. Return findings."""
     from loaderviz import export, metrics
     from loaderviz.analysis.advice import advise
 
@@ -406,6 +400,7 @@ def _show(
     ]
     lines.append(f"The picture{' until the error' if failed else ''} is in {out}: open it in a browser.")
     print("\n".join(lines), file=stream)
+    return advice
 
 
 def _say(text: str) -> None:

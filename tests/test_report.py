@@ -1,6 +1,7 @@
 """Numbers for programs: JSON, limits, two runs beside each other, and the fixture."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -104,11 +105,36 @@ def test_two_runs_are_compared_and_noise_is_no_change(reports, capsys):
     assert main(["diff", *reversed(files), "--fail-over", "step=10%"]) == 0
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"summary": 3}', "no json"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"summary": 3}', "no json", "[" * 100_000, b"\x80\xff"])
 def test_what_is_no_report_is_refused(tmp_path, content, reports, capsys):
-    (tmp_path / "bad.json").write_text(content)
+    (tmp_path / "bad.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     assert main(["diff", str(tmp_path / "bad.json"), str(reports[0])]) == 1
     assert "report" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "said"),
+    [
+        ("schema", 99, "no entry 'schema' of 1"),
+        ("noise", [1], "its 'noise' is [1]"),
+        *(
+            ("summary", value, "its 'step' in 'summary' is")
+            for value in ("abc", True, math.nan, math.inf, 10**400, [1])
+        ),
+        ("summary", ..., "its 'step' in 'summary' is missing"),
+    ],
+)
+def test_a_report_that_lies_is_refused(tmp_path, part, value, said, reports, capsys):
+    found = json.loads(reports[0].read_text())
+    if part != "summary":
+        found[part] = value
+    elif value is ...:
+        del found["summary"]["step"]
+    else:
+        found["summary"]["step"] = value
+    (tmp_path / "bad.json").write_text(json.dumps(found))
+    assert main(["diff", str(reports[0]), str(tmp_path / "bad.json"), "--fail-over", "step=10%"]) == 1
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("given", "status"), [("overlap=0.9", 3), ("overlap=0", 0), ("speed=1", 1)])

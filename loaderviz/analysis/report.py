@@ -1,27 +1,32 @@
 """A timeline's numbers for programs: as plain values, held against limits, and one run beside another.
 
 report(timeline)                                   # for JSON; "schema" counts its changes
+read_report("before.json")                         # one that was saved
 broken(report(timeline), under=["overlap=0.9"])    # a sentence for each limit that is not kept
 differences(before, after)                         # each number with its change, and its noise where that is known
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from loaderviz import words
+from loaderviz.analysis import SCHEMA, Advice
 from loaderviz.analysis.advice import advise
 from loaderviz.errors import LoadervizError
+from loaderviz.files import Source, readable
 from loaderviz.metrics import Loop, Summary, check_timeline, summarize
 from loaderviz.timeline import Timeline
 
-SCHEMA = 1
 # Numbers of a Summary that limits are for, and whether more of it is better; those in ns may be given with a unit.
 BETTER = {
     "overlap": True,
@@ -42,8 +47,14 @@ class LimitError(LoadervizError, ValueError):
     """A limit that cannot be read, or of a number that there is not."""
 
 
-def report(timeline: Timeline, hazards: int = 0) -> dict[str, Any]:
+class ReportError(LoadervizError, ValueError):
+    """What is no report of this schema; the message says what is wrong with it."""
+
+
+def report(timeline: Timeline, hazards: int = 0, advice: Advice | None = None) -> dict[str, Any]:
     """Return what is known of a timeline, ready for JSON: times in ns, shares 0..1, `None` for what was not measured.
+
+    `advice` is what `advise(timeline)` gave, where it is there already.
 
     >>> report(timeline)["summary"]["overlap"]
     0.0
@@ -57,9 +68,37 @@ def report(timeline: Timeline, hazards: int = 0) -> dict[str, Any]:
         "summary": {name: _plain(getattr(summary, name)) for name in Summary.__dataclass_fields__},
         "noise": {"step": _noise(timeline, summary)},
         "hazards": hazards,
-        "advice": advise(timeline).to_dict(),
+        "advice": (advise(timeline) if advice is None else advice).to_dict(),
         "notes": list(context.notes),
     }
+
+
+def read_report(file: str | Path) -> dict[str, Any]:
+    """Return a report from its file. Raises `ReportError` for any other file, `FileError` for none."""
+    try:
+        found = json.loads(Source(readable(file)).whole())
+        fault = _fault(found)
+    except (ValueError, RecursionError) as problem:
+        found, fault = {}, f"it is no JSON: {problem}"
+    if fault:
+        raise ReportError(f"{file} is no report, since {fault}. Make one with `loaderviz run --json FILE`")
+    return dict(found)
+
+
+def _fault(found: Any) -> str:
+    """Say what is wrong with a report: all that is compared has to be there, as a finite number or null."""
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        return f"it has no entry 'schema' of {SCHEMA}"
+    for part, names in ("summary", list(BETTER)), ("noise", ["step"]):
+        values = found.get(part)
+        if not isinstance(values, dict):
+            return f"its {part!r} is {str(values)[:40]}"
+        for name in names:
+            value = values.get(name, "missing")
+            finite = type(value) in (int, float) and abs(value) < sys.float_info.max  # NaN is not
+            if not (finite or value is None):
+                return f"its {name!r} in {part!r} is {str(value)[:40]}"
+    return ""
 
 
 def _plain(value: Any) -> Any:
@@ -109,7 +148,8 @@ def broken(found: Mapping[str, Any], under: Sequence[str] = (), over: Sequence[s
     """Return a sentence for each number that is `under` or `over` its limit, or that was not measured."""
     said = []
     for text, is_under in [*((each, True) for each in under), *((each, False) for each in over)]:
-        asked, value = limit(text), found["summary"][limit(text).name]
+        asked = limit(text)
+        value = found["summary"][asked.name]
         if value is None:
             said.append(f"{asked.name} was not measured, and is to be {_told(asked.name, asked.value)}")
         elif (value < asked.value) if is_under else (value > asked.value):
@@ -147,14 +187,11 @@ class Difference:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
-    """Return each number of two reports beside each other. Raises `LimitError` for what is no report."""
+    """Return each number of two reports beside each other."""
     found = []
     for name in BETTER:
-        try:
-            old, new = (each["summary"][name] for each in (before, after))
-            noises = [each["noise"].get(name) for each in (before, after)]
-        except (KeyError, TypeError, AttributeError) as problem:
-            raise LimitError("this is no report: make one with `loaderviz run --json FILE`") from problem
+        old, new = (each["summary"][name] for each in (before, after))
+        noises = [each["noise"].get(name) for each in (before, after)]
         change = (new - old) / old if old and new is not None else None
         known = [each for each in noises if each is not None]
         noise = math.hypot(*known) / abs(old) if known and old else None
