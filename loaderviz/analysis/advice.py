@@ -33,7 +33,7 @@ from loaderviz.analysis.ranks import rank_table
 from loaderviz.analysis.trials import Trials
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP
 from loaderviz.intervals import Intervals
-from loaderviz.metrics import NONE, Mask, Summary, check_timeline, device_sets, starts_workers
+from loaderviz.metrics import Mask, Summary, check_timeline, device_sets, starts_workers
 from loaderviz.timeline import KERNELS, Cause, Kind, Timeline
 from loaderviz.vendors import Api
 
@@ -137,7 +137,7 @@ def cuda_in_dataset(facts: Evidence) -> Found:
         gain,
         subject=_COPIES,
     )
-    return finding, Removal(inside, facts.calls(copies), min(len(sizes), MANY))
+    return finding, facts.removal(inside, facts.calls(copies), joined=min(len(sizes), MANY))
 
 
 def index_on_host(facts: Evidence) -> Found:
@@ -157,7 +157,7 @@ def index_on_host(facts: Evidence) -> Found:
         gain,
         subject=_COPIES,
     )
-    return finding, Removal(inside, facts.calls(copies) | facts.synchronizes(copies))
+    return finding, facts.removal(inside, facts.calls(copies) | facts.synchronizes(copies))
 
 
 def copy_not_hidden(facts: Evidence) -> Finding | None:
@@ -198,7 +198,7 @@ def wide_dtype(facts: Evidence) -> Found:
         gain,
         subject=_COPIES,
     )
-    return finding, Removal(NONE, np.zeros(len(facts.timeline), bool), shrink=share)
+    return finding, facts.removal(shrink=share)
 
 
 def restarts_workers(facts: Evidence) -> Finding | None:
@@ -244,7 +244,7 @@ def many_small_copies(facts: Evidence) -> Found:
         gain,
         subject=_COPIES,
     )
-    return finding, Removal(NONE, np.zeros(len(timeline), bool), joined=1)
+    return finding, facts.removal(joined=1)
 
 
 def resident(facts: Evidence, workers_help: bool = True) -> Finding | None:
@@ -478,7 +478,7 @@ def uneven_workers(facts: Evidence) -> Found:
         gain,
         subject=_DATA,
     )
-    return finding, Removal(NONE, np.zeros(len(facts.timeline), bool), even=True)
+    return finding, facts.removal(even=True)
 
 
 def unsharded_iterable(facts: Evidence) -> Finding | None:
@@ -549,7 +549,7 @@ def synchronizes_each_step(facts: Evidence) -> Found:
         gain,
         subject=Subject((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
     )
-    return finding, Removal(inside, waits)
+    return finding, facts.removal(inside, waits)
 
 
 def allocates_in_loop(facts: Evidence) -> Finding | None:
@@ -676,7 +676,7 @@ def other_work_in_loop(facts: Evidence) -> Found:
         f"# do what stands in {place} less often, or in another thread or process",
         gain,
         subject=Subject(time="idle"),
-    ), Removal(when, mine)
+    ), facts.removal(when, mine)
 
 
 def host_bound(facts: Evidence) -> Found:
@@ -713,7 +713,7 @@ def host_bound(facts: Evidence) -> Found:
     )
     seen, asks = ". ".join(filter(None, sentences)), {"graphs": True} if change == REPLAY else {}
     finding = Finding("host-bound", seen, change, gain, asks, subject=Subject(time="idle"))
-    return (finding, Removal(NONE, facts.waits_inside, graphs=True)) if change.startswith("# take") else finding
+    return (finding, facts.removal(calls=facts.waits_inside, graphs=True)) if change.startswith("# take") else finding
 
 
 def start_up(facts: Evidence) -> Finding | None:

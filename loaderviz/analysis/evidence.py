@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -222,6 +222,10 @@ class Evidence:
     def copying(self, copies: Mask) -> Intervals:
         """When the loop's thread is inside the calls of these copies, or in the synchronisation that follows them."""
         return self.covered(self.calls(copies) | self.synchronizes(copies))
+
+    def removal(self, when: Intervals = NONE, calls: Mask | None = None, **change: Any) -> Removal:
+        """What a changed line takes away; without arguments nothing."""
+        return Removal(when, np.zeros(len(self.timeline), bool) if calls is None else calls, **change)
 
     # What remains
 

@@ -25,7 +25,7 @@ from loaderviz.emulator.hardware import GPUS, HOSTS, PAGE, RECEIVING, SENDING, G
 from loaderviz.emulator.replay import Batch, LoaderConfig, Replay
 from loaderviz.emulator.runtime import GraphNode, Runtime
 from loaderviz.errors import LoadervizError
-from loaderviz.metrics import NONE, Mask, check_timeline, summarize
+from loaderviz.metrics import Mask, check_timeline, summarize
 from loaderviz.timeline import LOADING, Cause, Context, Ints, Kind, Timeline
 from loaderviz.vendors import Api
 
@@ -84,19 +84,17 @@ class LoopModel:
 
     def __init__(self, timeline: Timeline, removal: Removal | None = None, *, memory: bool = False) -> None:
         self.facts = facts = Evidence(timeline)
-        self.timeline, self._removal = timeline, removal
+        self.timeline, self._removal = timeline, (removal := removal or facts.removal())
         _check(facts)
         copies, first = facts.mask(Kind.COPY_H2D), self.timeline.start[self.facts.marks[0]]
         copies &= (timeline.batch >= 0) | (facts.first >= first)  # else of a model, or a data set
-        if removal is not None:
-            copies &= ~(removal.calls[facts.launched_by] & (facts.launched_by >= 0)) | bool(removal.joined)
+        copies &= ~(removal.calls[facts.launched_by] & (facts.launched_by >= 0)) | bool(removal.joined)
         often = 2 * len(np.unique(timeline.batch[copies])) > len(facts.marks) or (timeline.batch[copies] < 0).all()
         self.copies = copies if often else np.zeros(len(timeline), bool)  # seldom: of an epoch's order, and stays
         beside = self._beside & ~facts.does(Api.MEMORY) if memory else self._beside
         removed = either(facts.loading(self.copies), facts.covered(beside))
-        self._not_the_steps = either(facts.covered(self._host & self.timeline.where(Kind.WAIT)), removed)
-        if removal is not None:
-            self._not_the_steps = either(self._not_the_steps, removal.when)
+        waits = facts.covered(self._host & self.timeline.where(Kind.WAIT))
+        self._not_the_steps = either(either(waits, removed), removal.when)
 
     # How the batches came
 
@@ -194,9 +192,8 @@ class LoopModel:
         for index in np.flatnonzero(self.whole(mine)).tolist():
             batch, length = int(timeline.batch[index]), int(timeline.end[index] - timeline.start[index])
             (took, waited), waits = times.get(batch, (0, 0)), min(length, int(timeline.waited[index]))
-            gone = self._gone[index] if self._removal is not None else 0
-            times[batch] = took + max(0, length - waits - gone), waited + waits
-        if self._removal is not None and self._removal.even and times:
+            times[batch] = took + max(0, length - waits - int(self._gone[index])), waited + waits
+        if self._removal.even and times:
             took, waited = (round(float(mean)) for mean in np.mean(list(times.values()), axis=0))
             times = dict.fromkeys(times, (took, waited))
         return times
@@ -204,8 +201,7 @@ class LoopModel:
     @cached_property
     def _gone(self) -> Ints:
         """What the removal takes away of each span [ns]."""
-        when = self._removal.when if self._removal is not None else NONE
-        return intervals.covered_within(when, self.timeline.start, self.timeline.end)
+        return intervals.covered_within(self._removal.when, self.timeline.start, self.timeline.end)
 
     @cached_property
     def draw_time(self) -> int:
@@ -252,8 +248,7 @@ class LoopModel:
         calls = self._host & timeline.where(Kind.API) & ~self._beside
         calls &= ~facts.calls(self.copies) & ~facts.synchronizes(self.copies)
         calls &= np.isin(np.arange(len(timeline)), list(self._work_of)) | facts.does(Api.SYNCHRONIZE)
-        if self._removal is not None:
-            calls &= ~self._removal.calls
+        calls &= ~self._removal.calls
         kept: Ints = np.flatnonzero(calls)
         return kept
 
@@ -327,7 +322,7 @@ class LoopModel:
         mine = self.copies & (self.timeline.nbytes >= 0)
         for batch, nbytes in zip(self.timeline.batch[mine].tolist(), self.timeline.nbytes[mine].tolist(), strict=True):
             found.setdefault(batch, []).append(nbytes)
-        joined, shrink = (self._removal.joined, self._removal.shrink) if self._removal is not None else (0, 1.0)
+        joined, shrink = self._removal.joined, self._removal.shrink
         if shrink < 1:
             found = {batch: [round(size * shrink) for size in sizes] for batch, sizes in found.items()}
         if joined:
@@ -583,10 +578,8 @@ def replayed(
     host = replace(host_of(loop, config), ranks_on_host=ranks)
     replay = Replay(config, work, Runtime(target, host), from_hand_out=loop.from_hand_out)
     count, workers = len(loop.steps), config.workers
-    if (
-        workers > loop.config.workers and count < ROUNDS * workers
-    ):  # they come in bursts: of a few the stock would be counted
-        count = ROUNDS * workers
+    if workers > loop.config.workers:  # batches come in bursts: of a few the stock would be counted
+        count = max(count, ROUNDS * workers)
     try:
         predicted = replay.run(config.warmup, count)
     except OverflowError as problem:
