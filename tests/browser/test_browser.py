@@ -11,6 +11,8 @@ FIGURE = "application/vnd.plotly.v1+json"
 DRAWN = "plot => plot.querySelectorAll('.bars .point path, .scatterlayer .trace path').length"
 # Of each view, once it is drawn: its width and height, and how many bars it has.
 # What stands in for a widget is hidden beside it.
+# The module of the views is loaded after the output that asks for it.
+MOUNTED = "() => [...document.querySelectorAll('.lv-view')].every(host => host.lv)"
 VIEWS = """() => Promise.all([...document.querySelectorAll('.lv-view:not([data-lv-stand])')].map(async host => {
     await host.lv.ready;
     const box = host.getBoundingClientRect();
@@ -36,6 +38,7 @@ def test_all_cells_run_and_all_figures_are_drawn(name, open_and_run):
     views = sum(
         'class="lv-view"' in "".join(output.get("data", {}).get("text/html", "")) for output in notebook.outputs
     )
+    notebook.page.wait_for_function(MOUNTED)
     drawn = notebook.page.evaluate(VIEWS)
     assert views
     assert len(drawn) == views
