@@ -56,8 +56,10 @@ class Row:
     @property
     def named(self) -> bool:
         """Whether the finding names the line that ends in the case's comment."""
-        lines, start = inspect.getsourcelines(self.case.run)
-        numbers = [start + place for place, line in enumerate(lines) if line.rstrip().endswith(f"# {self.case.line}")]
+        run, numbers = self.case.run, list[int]()
+        for part in (run, *filter(inspect.isfunction, map(run.__globals__.get, run.__code__.co_names))):
+            lines, start = inspect.getsourcelines(part)
+            numbers += [start + row for row, line in enumerate(lines) if line.rstrip().endswith(f"# {self.case.line}")]
         return any(f":{number}" in self.first.evidence for number in numbers) if self.first else False
 
     @property

@@ -107,9 +107,9 @@ def pageable(workers: int = 2, pinned: bool = False, **options: Any) -> None:
 
 @case("copy-not-hidden", hosts=EMULATED)
 def in_order(workers: int = 4, pinned: bool = True, **options: Any) -> None:
-    """Pinned and not blocking, but in the stream that computes."""
-    data = TensorDataset(torch.zeros(24 * 512, 3 * 64 * 64))
-    train(loaded(data, 512, workers, pinned, **options), network(3 * 64 * 64, 256), pinned)
+    """Pinned and not blocking, but in the stream that computes, for longer than the pin thread needs for a batch."""
+    data = TensorDataset(torch.zeros(20 * 128, 3 * 64 * 64))
+    train(loaded(data, 128, workers, pinned, **options), network(3 * 64 * 64, 3072), pinned)
 
 
 @case("many-small-copies", hosts=EMULATED)

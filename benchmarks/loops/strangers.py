@@ -173,7 +173,7 @@ def pad_by_hand(sentences: list[tuple[list[int], int]]) -> tuple[Tensor, Tensor]
     """Pad to the longest, a number at a time."""
     longest = max(len(words) for words, _ in sentences)
     rows = [[float(words[i]) if i < len(words) else 0.0 for i in range(longest)] for words, _ in sentences]  # SLOW
-    return torch.tensor(rows), torch.tensor([label for _, label in sentences])
+    return torch.tensor(rows), torch.tensor([label for _, label in sentences])  # SLOW
 
 
 def pad_by_torch(sentences: list[tuple[list[int], int]]) -> tuple[Tensor, Tensor]:
@@ -388,7 +388,7 @@ def slow_store_but_enough_workers(workers=6, pinned=True, prefetch=2, **_):
         optimizer.step()
 
 
-@case("nothing-to-gain", hosts=("cpu",))
+@case("nothing-to-gain", "no-gpu-work", hosts=("cpu",))
 def arithmetic_on_the_cpu(workers=0, **_):
     """No workers and no GPU; the samples lie in memory, and the convolutions take all the time.
 

@@ -6,7 +6,7 @@ window has beyond the work that remains. None is promised of a change that `what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from loaderviz.vendors import Api
 APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told
 LARGE = "resident", "host-bound"  # changes of the whole program: another comes first that gains half as much
 LINES = "reads-too-much", "collate-in-python", "uneven-workers", "cuda-in-dataset"  # of the data set
+WAITS = "synchronizes-each-step", "index-on-host"  # in which the host waits inside a step
 LOADS = "fetch-in-loop", "waiting-for-data"  # findings that ask for workers
 WORTH_HIDING = 0.1  # with less of the copy hidden, a gain comes from something else
 CANNOT_PAY = "Overlap cannot pay here: the GPU waits for the host, not for the copy."
@@ -124,7 +125,7 @@ def cuda_in_dataset(facts: Evidence) -> Found:
     copies = facts.in_dataset
     if not copies.any():
         return None
-    inside = facts.copying(copies)
+    inside = facts.loading_of(copies)
     sizes = np.unique(facts.timeline.nbytes[copies])
     direct = intervals.length(either(facts.covered(copies), inside))
     gain = facts.bound(direct, "the copies inside the fetches and their calls", copies, 0, host=inside)
@@ -630,7 +631,7 @@ def _seen_on_cpu(facts: Evidence) -> Finding | None:
     if not (lines and facts.steps):
         return None
     line = max(lines, key=lambda each: lines[each])
-    other = min(facts.summary.breakdown.get("other", window), round((facts.summary.step or window) * facts.steps))
+    other = min(facts.summary.breakdown.get("idle: other", 0), round((facts.summary.step or window) * facts.steps))
     time = round(other * lines[line] / sum(lines.values()))
     if time < IN_LINE * window:
         return None
@@ -664,8 +665,9 @@ def other_work_in_loop(facts: Evidence) -> Found:
     if line < 0 or facts.unseen:
         return None
     time, timeline = intervals.length(when), facts.timeline
-    seen = timeline.context.lines  # of a Python line that calls nothing of torch, which the one before it hides
-    place = words.place(max(seen, key=lambda each: seen[each]) if seen else timeline.sources[line])
+    place, seen = words.place(timeline.sources[line]), timeline.context.lines
+    if seen and max(seen.values()) > MOST_OF_IT * time:  # a line that calls nothing of torch: the one before hides it
+        place = words.place(max(seen, key=seen.__getitem__))
     gain = facts.bound(time, "what this line takes", host=when)
     mine = facts.loop & (timeline.source == line)
     names = ", ".join(names_of(facts, mine & (facts.last > facts.first))[:2])
@@ -909,8 +911,9 @@ FINDINGS = (
 
 
 def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: int | None = None) -> Advice:
-    """Return what could be gained and by which change, the largest gain first; one finding that says so if nothing.
+    """Return what could be gained and by which change, in the order to make them; one finding says so if nothing.
 
+    The largest gain comes first, but a change of the whole program after others that gain half as much, or a tenth.
     Judged is the steady state, as in a summary (without steps, from the GPU's first work to its last), or
     `window = (start, end)` [ns, as in `timeline.start`]; of several devices the busiest, or `device`. Findings worth
     less than 3 % are left out. Raises `NotATimelineError` for anything but a Timeline, `MetricsError` for a window or
@@ -933,13 +936,7 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     worth = [finding for finding, _ in pairs]
     if window is None and device is None:
         worth = _tried(facts, pairs)
-    worth.sort(key=lambda finding: -_value(facts, finding))
-    for others, before in ((LARGE, None), (LOADS, LINES)):  # a line, then more workers, then what is another program
-        mine = (each for each in worth if (each.kind in before if before else each.kind not in others))
-        first = next(mine, None)
-        if first and worth[0].kind in others and _is_as_good(facts, first, worth[0]):
-            worth.remove(first)
-            worth.insert(0, first)
+    _order(facts, worth)
     warm = warm_up(facts)
     # Told, although nothing is gained a step
     once = [each for each in (warm, outlier_fetch(facts), start_up(facts)) if each]
@@ -970,8 +967,29 @@ def _tried(facts: Evidence, pairs: Sequence[Tried]) -> list[Finding]:
 
 def _value(facts: Evidence, finding: Finding) -> float:
     """Return what a change gains in the window [ns]: as predicted, or at most, where that is all that is known."""
-    gain = finding.expected_gain
-    return gain.ns if gain.predicted is None else gain.predicted * (facts.steps or 1)
+    gain, step = finding.expected_gain, facts.summary.step
+    return gain.ns if gain.predicted is None or not step else gain.predicted / step * facts.window
+
+
+def _order(facts: Evidence, found: list[Finding]) -> None:
+    """Put what is to be changed first to the front: what gains most, but for what is as good and less work.
+
+    That is a line, then more workers, then another program; and a step cannot be a CUDA graph before its waits are out.
+    """
+    found.sort(key=lambda finding: -_value(facts, finding))
+    for later, sooner in _SOONER:
+        first = next(filter(sooner, found), None)
+        if first and later(found[0]) and (first.kind in WAITS or _is_as_good(facts, first, found[0])):
+            found.remove(first)
+            found.insert(0, first)
+
+
+_SOONER: tuple[tuple[Callable[[Finding], bool], Callable[[Finding], bool]], ...] = (
+    (lambda one: one.kind == "host-bound" and not one.parameters, lambda one: one.kind in WAITS),
+    (lambda one: one.kind in LARGE, lambda one: one.kind not in LARGE),
+    (lambda one: one.kind in LOADS, lambda one: one.kind in LINES),
+    (lambda one: not one.change, lambda one: one.kind not in LARGE and bool(one.change)),
+)
 
 
 def _is_as_good(facts: Evidence, finding: Finding, first: Finding) -> bool:

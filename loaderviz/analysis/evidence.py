@@ -19,7 +19,18 @@ from loaderviz import intervals, words
 from loaderviz.analysis import Gain
 from loaderviz.batches import HAND_OUT, LOADER_NEXT
 from loaderviz.intervals import Intervals
-from loaderviz.metrics import NONE, Loop, Mask, Summary, choose_device, loop_lanes, on_device, summary_of, window_of
+from loaderviz.metrics import (
+    NONE,
+    Loop,
+    Mask,
+    Summary,
+    choose_device,
+    loop_lanes,
+    on_device,
+    starts_workers,
+    summary_of,
+    window_of,
+)
 from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Kind, Timeline, grouped
 from loaderviz.vendors import Api, calls_of
 
@@ -285,7 +296,10 @@ class Evidence:
         else:
             basis = f"at most the window, {words.duration(self.window)}, less {words.duration(rest.ns)} of {rest.what}"
         ns = max(0, min(direct, bound))
-        return Gain(ns, ns / self.window if self.window else 0.0, self.per_step(ns), basis)
+        share, step = ns / self.window if self.window else 0.0, self.summary.step
+        # The window has fewer of the host's steps than of the device's: it ends with the last work
+        each = min(step, max(share * step, ns / self.steps)) if step and self.steps else None
+        return Gain(ns, share, each, basis)
 
     def per_step(self, ns: float) -> float | None:
         """Return a step's part of `ns` in the window; None where steps are not known, or are shorter than that."""
@@ -552,7 +566,8 @@ class Evidence:
         """
         timeline = self.timeline
         busy = either(self.getting, self.covered(self.loop & timeline.where(Kind.WAIT)))
-        busy = either(busy, self.covered(self.loop & self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE)))
+        calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | starts_workers(timeline)
+        busy = either(busy, self.covered(self.loop & calls))
         free = intervals.subtract(self.idle, busy)
         rows = np.flatnonzero(timeline.in_lanes(lambda lane: lane.role == "main") & (timeline.source >= 0))
         rows = rows[~timeline.where(Kind.RANGE)[rows]]
@@ -575,8 +590,20 @@ class Evidence:
 
     @cached_property
     def explained(self) -> Intervals:
-        """The time that the host spends on what has a finding of its own: memory, and work beside the training."""
-        return either(self.covered(self.loop & self.does(Api.MEMORY)), self.other_line[1])
+        """The idle time that is no lack of launches: memory and work beside the training, which have their findings.
+
+        Nor is a gap before work that was launched when it began, as between the kernels of a CUDA graph.
+        """
+        other = either(self.covered(self.loop & self.does(Api.MEMORY)), self.other_line[1])
+        rows = np.flatnonzero(self.here & (self.launched_by >= 0))
+        if not (len(rows) and len(self.idle)):
+            return other
+        rows = rows[np.argsort(self.first[rows], kind="stable")]
+        place = np.searchsorted(self.first[rows], self.idle[:, 1])
+        after = rows[np.minimum(place, len(rows) - 1)]
+        queued = (place < len(rows)) & (self.first[after] == self.idle[:, 1])
+        queued &= self.timeline.end[self.launched_by[after]] <= self.idle[:, 0]
+        return either(other, self.idle[queued])
 
     @cached_property
     def fetch(self) -> Fetch:

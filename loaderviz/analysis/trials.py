@@ -54,19 +54,19 @@ class Trials:
             return finding
         before, after, predicted = self._ask(finding, removal)
         now, steps = self.facts.summary.step, self.facts.steps
-        if before is None or after is None or not (now and steps):
+        if not (before and after and now and steps):
             return finding
         saved = now * (1 - after / before)  # both replays may be off by the same part
         if saved < NO_USE * now:
             return None
         gain, kernels = finding.expected_gain, self.facts.summary.kernels / steps
         most = min(saved * (1 + BAND), max(saved, now - kernels))
-        if round(saved * steps) >= gain.ns - steps:  # what the bound has not counted
+        if saved + 1 >= (gain.per_step or 0):  # what the bound has not counted
             what = f"{words.share(BAND)} more than a replay gains"
             if most < saved * (1 + BAND):
                 what = "the step without its kernels"
             basis = f"at most {words.duration(most)} a step, which is {what}"
-            gain = replace(gain, ns=round(most * steps), share=most / now, per_step=most, basis=basis)
+            gain = replace(gain, ns=round(most / now * self.facts.window), share=most / now, per_step=most, basis=basis)
         return replace(finding, expected_gain=replace(gain, predicted=saved), predicted=predicted)
 
     def _ask(self, finding: Finding, removal: Removal | None) -> tuple[float | None, float | None, Timeline | None]:
@@ -78,17 +78,18 @@ class Trials:
             return now, self._on_cpu(finding.parameters), None
         if not self.possible:
             return None, None, None
-        if finding.kind == "allocates-in-loop":  # which no other replay has
-            return _step(self._without(None, memory=True)), self.unchanged, self._without(None)
+        if finding.kind == "allocates-in-loop" and now and self.unchanged:  # no replay allocates
+            return now, max(self.unchanged, now - (per_step or 0.0)), self._without(None)
         try:
             predicted = self._without(removal) if removal else what_if(self.timeline, **finding.parameters)
         except LoadervizError:  # it says why the loop cannot be replayed; the bound stands for itself
             return None, None, None
-        return self.unchanged, _step(predicted), predicted
+        before = min(now or 0.0, self.unchanged or 0.0)  # one that is slower than the loop would gain too much
+        return before, _step(predicted), predicted
 
-    def _without(self, removal: Removal | None, *, memory: bool = False) -> Timeline | None:
+    def _without(self, removal: Removal | None) -> Timeline | None:
         try:
-            loop = LoopModel(self.timeline, removal, memory=memory)
+            loop = LoopModel(self.timeline, removal)
             gpu = gpu_of(loop)
             return replayed(loop, loop.config, gpu, gpu, graphs=removal is not None and removal.graphs)
         except LoadervizError:

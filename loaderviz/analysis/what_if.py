@@ -77,12 +77,12 @@ class Step:
 
 
 class LoopModel:
-    """The loop of a timeline, in its steady state, without what a `removal` takes away; `memory`: with its allocations.
+    """The loop of a timeline, in its steady state, without its allocations and what a `removal` takes away.
 
     Raises `WhatIfError` where the timeline does not show one.
     """
 
-    def __init__(self, timeline: Timeline, removal: Removal | None = None, *, memory: bool = False) -> None:
+    def __init__(self, timeline: Timeline, removal: Removal | None = None) -> None:
         self.facts = facts = Evidence(timeline)
         self.timeline, self._removal = timeline, (removal := removal or facts.removal())
         _check(facts)
@@ -91,8 +91,7 @@ class LoopModel:
         copies &= ~(removal.calls[facts.launched_by] & (facts.launched_by >= 0)) | bool(removal.joined)
         often = 2 * len(np.unique(timeline.batch[copies])) > len(facts.marks) or (timeline.batch[copies] < 0).all()
         self.copies = copies if often else np.zeros(len(timeline), bool)  # seldom: of an epoch's order, and stays
-        beside = self._beside & ~facts.does(Api.MEMORY) if memory else self._beside
-        removed = either(facts.loading(self.copies), facts.covered(beside))
+        removed = either(facts.loading(self.copies), facts.covered(self._beside))
         waits = facts.covered(self._host & self.timeline.where(Kind.WAIT))
         self._not_the_steps = either(either(waits, removed), removal.when)
 
@@ -122,7 +121,7 @@ class LoopModel:
             non_blocking=bool(facts.synchronizes(copies).sum() * 2 <= copies.sum()),
             side_stream=not np.isin(timeline.lane[copies], [self.lane]).any(),
             depth=self._depth(),
-            pinned_before=not timeline.where(Kind.PIN).any(),
+            pinned_before=not (timeline.where(Kind.PIN) & (timeline.end > facts.start)).any(),
         )
 
     def _depth(self) -> int:
