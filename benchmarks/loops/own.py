@@ -266,10 +266,10 @@ def slow_but_hidden(workers: int = 4, **options: Any) -> None:
     """Samples take long, and the GPU is busy for longer still."""
 
     def ask(index: int) -> Any:
-        time.sleep(0.000002)
+        time.sleep(0.0001)
         return torch.zeros(256)
 
-    train(loaded(Samples(ask, 24 * 1024), 1024, workers, True), network(256, 1024, 3), True)
+    train(loaded(Samples(ask, 24 * 16), 16, workers, True), network(256, 4096, 3), True)
 
 
 @case("nothing-to-gain", hosts=EMULATED)

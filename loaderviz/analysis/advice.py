@@ -75,6 +75,7 @@ Found = Finding | Tried | None
 # bound of the gain, and the spans that a picture points to. Whether it is worth the work is decided by `advise`.
 
 
+JOINS = "aten::cat", "aten::stack"
 MANY = 4  # copies a step; a batch of images and labels has two
 SMALL = 64 * 1024  # bytes: at 12 GB/s they take 5 µs, as long as the latency of any copy (R22)
 
@@ -234,9 +235,10 @@ def many_small_copies(facts: Evidence) -> Found:
     left = steps / count  # joined, they take at least as long as one of them
     rest = copies.copy()
     rest[np.flatnonzero(copies)[:: max(1, count // steps)]] = False  # one of each step stays
-    calls = facts.loading_of(rest)
+    joins = facts.loop & timeline.named(JOINS.__contains__) & facts.follows(facts.calls(copies))
+    calls = either(facts.loading_of(rest), facts.in_lines(facts.calls(rest) | joins))  # no need to join them after it
     direct = min(facts.exposed(copies), round(time.sum() * (1 - left))) + intervals.length(calls)
-    gain = facts.bound(direct, "their latency and their calls", copies, left, host=calls)
+    gain = facts.bound(direct, "their latency and their calls, and joining them", copies, left, host=calls)
     finding = Finding(
         "many-small-copies",
         f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: one takes "
@@ -368,7 +370,8 @@ LAUNCH = 100_000  # ns of the host for a kernel; with more it is not the launchi
 SATURATED = 0.9  # busy so much of the time, it is the bottleneck
 CHEAPER = "prepare the samples once and store them, or keep the data set on the GPU"
 MOST_OF_IT = 0.5  # of the fetches
-SLOW_BYTES = 40  # ns a byte: to read it takes a twentieth of that; only a loop of Python, or of far more bytes, does
+# ns a byte of a batch: to read it takes 1 or 2, with many small files 50; only far more bytes, or Python, take so long
+SLOW_BYTES = {Cause.READ: 100, Cause.COLLATE: 40}
 DENSE = 0.3  # of the time
 UNTRIED = 0.1  # of the time: what cannot be replayed in a loop that can is told from there on
 IN_LINE = 0.1  # of the time between the steps; a line that takes less of it is not named
@@ -383,7 +386,7 @@ def _at_line(facts: Evidence) -> str:
         return ""
     waits = facts.fetch.waits / max(1.0, facts.fetch.waits + facts.fetch.computes)
     core = f", and {words.share(waits)} of the time takes no core" if waits > 0.1 else ""
-    return f"; most of a fetch is {cause.words}{f' in {words.place(line)}' if line else ''}{core}"
+    return f"; most of a fetch is {cause.words}{f' in {line}' if line else ''}{core}"
 
 
 def fetch_in_loop(facts: Evidence) -> Finding | None:
@@ -436,30 +439,34 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     )
 
 
-def slow_line(facts: Evidence) -> Finding | None:
+def slow_line(facts: Evidence) -> Found:
     """One line takes most of each fetch: it reads far more than it gives, or makes batches in Python."""
     cause, line, share = facts.fetch_place
     kinds: dict[Cause, FindingKind] = {Cause.READ: "reads-too-much", Cause.COLLATE: "collate-in-python"}
     mine = facts.timeline.where(Kind.FETCH) & (facts.timeline.nbytes > 0)
     size = float(facts.timeline.nbytes[mine].mean()) if mine.any() else 0.0
     late = intervals.length(facts.getting)
-    if cause not in kinds or share < MOST_OF_IT or not (size and late) or facts.fetch.computes < SLOW_BYTES * size:
+    if cause not in kinds or share < MOST_OF_IT or not (size and late):
+        return None
+    if facts.fetch.computes < SLOW_BYTES[cause] * size:
         return None
     what = "what this line takes of the fetches that the loop waits for"
     gain = facts.bound(late, what, host=facts.getting, supply=False)
-    place, each = words.place(line), words.duration(share * (facts.fetch.computes + facts.fetch.waits))
+    each = words.duration(share * (facts.fetch.computes + facts.fetch.waits))
     told, change = {
         Cause.READ: (
-            f"reads files for {each} of each batch, which has {words.size(size)}: that is far more than it gives",
+            f"reading files takes {each} of each batch, which has {words.size(size)}: that is far more than it gives",
             "# read only what the sample needs: numpy.load(path, mmap_mode='r'), seek(), or one small file a sample",
         ),
         Cause.COLLATE: (
-            f"makes a batch in {each}, for {words.size(size)}: that is Python's work on each sample",
+            f"making a batch of samples takes {each}, for {words.size(size)}: that is Python's work on each sample",
             "# make tensors in __getitem__, and stack them at once: torch.stack, pad_sequence, or numpy on all samples",
         ),
     }[cause]
-    seen = f"{place or 'collating'} {told} ({words.share(share)} of the time of the fetches)"
-    return Finding(kinds[cause], seen, change, gain, subject=Subject((Kind.FETCH,)))
+    seen = f"{line or 'The data set'}: {told} ({words.share(share)} of the time of the fetches)"
+    finding = Finding(kinds[cause], seen, change, gain, subject=Subject((Kind.FETCH,)))
+    # What a batch made in another way takes, nobody knows; to read next to nothing takes next to nothing
+    return (finding, facts.removal(fetch=1 - share)) if cause == Cause.READ else finding
 
 
 def uneven_workers(facts: Evidence) -> Found:
@@ -515,6 +522,8 @@ def dense_embedding(facts: Evidence) -> Finding | None:
     if time < DENSE * facts.window:
         return None
     gain = facts.gain(time, "the optimizer and the gradient of the embedding", Floor(0, ""))
+    if not facts.here.any():  # the host does it: a few rows take next to nothing
+        gain = replace(gain, predicted=gain.per_step)
     return Finding(
         "dense-embedding",
         f"an embedding gets a dense gradient: that and the optimizer, which walks all of its rows, take "
@@ -534,14 +543,19 @@ def synchronizes_each_step(facts: Evidence) -> Found:
     results = facts.mask(Kind.COPY_D2H)
     waits = calls | facts.calls(results)
     inside = either(facts.covered(waits), facts.reading(calls))
-    direct = intervals.length(inside) + facts.exposed(results)
-    gain = facts.bound(direct, "the calls that wait for the GPU", results, 0, host=inside)
+    beside = facts.beside(waits)  # such as a norm, which is computed only to be read
+    free, work = either(inside, facts.in_lines(beside & facts.loop)), results | beside & facts.here
+    direct = intervals.length(either(free, facts.covered(beside & facts.here))) + facts.exposed(results)
+    gain = facts.bound(direct, "the calls that wait for the GPU, and all of their lines", work, 0, host=free)
     reads = int(results.sum())
     what = "no result is brought to the host by them"
     change = "# no torch.cuda.synchronize() in the loop: a stream keeps its order by itself"
     if reads:
         what = f"{words.count(reads, 'copy')} {'brings' if reads == 1 else 'bring'} a result to the host"
-        change = "# leave results on the GPU and bring them once, after the loop, such as: total += loss.detach()"
+        change = (
+            "# leave results on the GPU and bring them once, after the loop, such as: total += loss.detach()\n"
+            "# or do what stands in these lines only every 20 steps"
+        )
     finding = Finding(
         "synchronizes-each-step",
         f"the loop waits for the GPU {count:,} times{a_step(facts, count)}, {duration(facts, intervals.length(inside))}"
@@ -550,7 +564,7 @@ def synchronizes_each_step(facts: Evidence) -> Found:
         gain,
         subject=Subject((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
     )
-    return finding, facts.removal(inside, waits)
+    return finding, facts.removal(either(inside, facts.covered(beside & facts.loop)), waits | beside)
 
 
 def allocates_in_loop(facts: Evidence) -> Finding | None:

@@ -43,6 +43,7 @@ LATE_FIRST, OFTEN = 1_000_000, 10  # ns, and times a later call: a first call th
 SPARE = 1.25  # workers that are busy 80 % of the time keep up although batches differ
 MOST_WORKERS = 64  # as many as `what_if` replays
 HOT = 2.0  # times as long as the other workers'
+LINE_SHARE = 0.2  # of what fetches do for the longest: a line that takes so much of it is named
 UNEVEN = 1.5  # times the median: batches of a loader that differ so
 OTHER, OTHER_SHARE = 100_000, 0.02  # ns a launch, share of the window: more is no launching
 TYPICAL_CORES = 16  # for one GPU, in a server or a cloud machine; only where the timeline does not tell
@@ -63,7 +64,8 @@ class Floor:
 class Removal:
     """What a line that is written anew takes away: the host's time `when`, its `calls`, with what they launch.
 
-    `even`: each batch takes as long to fetch as all do on average. `shrink`: the share of a batch's bytes that is left.
+    `even`: each batch takes as long to fetch as all do on average. `shrink`: the share of a batch's bytes that is left,
+    `fetch`: of the time of its fetch.
     `joined`: so many tensors of a batch are copied at once. `graphs`: what is left of a step is a CUDA graph.
     """
 
@@ -73,6 +75,7 @@ class Removal:
     graphs: bool = False
     even: bool = False
     shrink: float = 1.0
+    fetch: float = 1.0
 
 
 class Fetch(NamedTuple):
@@ -217,6 +220,36 @@ class Evidence:
         often = 2 * len(np.unique(np.searchsorted(starts, self.timeline.start[inside]))) >= max(1, len(starts))
         return waits & np.isin(np.arange(len(waits)), inside if often else [])
 
+    def follows(self, calls: Mask) -> Mask:
+        """The spans before which the loop's last call to launch was one of these."""
+        rows, starts = np.flatnonzero(self.launching | calls), self.timeline.start
+        rows = rows[np.argsort(starts[rows], kind="stable")]
+        place = np.searchsorted(starts[rows], starts) - 1
+        return (place >= 0) & calls[rows][place] if len(rows) else calls
+
+    @cached_property
+    def called(self) -> tuple[Ints, Ints]:
+        """The spans of the main thread whose line is known, and until when it is at that line: until the next one."""
+        timeline = self.timeline
+        mine = timeline.in_lanes(lambda lane: lane.role == "main") & (timeline.source >= 0)
+        rows = np.flatnonzero(mine & ~timeline.where(Kind.RANGE))
+        starts = timeline.start[rows]
+        return rows, np.maximum(np.r_[starts[1:], self.end][: len(rows)], starts)
+
+    def in_lines(self, mask: Mask) -> Intervals:
+        """When the main thread is in the lines of these spans, between two calls, too."""
+        rows, until = self.called
+        rows, until = rows[mask[rows]], until[mask[rows]]
+        return intervals.intersect(intervals.union(self.timeline.start[rows], until), self.judged)
+
+    def beside(self, calls: Mask) -> Mask:
+        """What else stands in the lines of these calls, and what it launches; nothing where that is most of a step."""
+        lines = np.unique(self.timeline.source[calls])
+        mine = self.loop & np.isin(self.timeline.source, lines[lines >= 0])
+        work = self.here & mine[self.launched_by] & (self.launched_by >= 0)
+        most = 2 * (work & self.mask(*KERNELS)).sum() > self.mask(*KERNELS).sum()
+        return np.zeros(len(mine), bool) if most else mine | work
+
     def reading(self, calls: Mask) -> Intervals:
         """When the loop's thread is in an operator such as `item()` that makes one of these calls."""
         timeline, starts = self.timeline, np.sort(self.first[calls])
@@ -262,11 +295,17 @@ class Evidence:
         return max(floors, key=lambda floor: floor.ns)
 
     def host_floor(self, without: Intervals | None = None) -> Floor:
-        """Return how long the loop's thread works at least: the window less what is elastic, and `without`."""
+        """Return how long the loop's thread works at least: the window less what is elastic, and `without`.
+
+        Where more threads than cores work on a real machine, it has its share of a core for the time being.
+        """
         if not self.loop.any():
             return Floor(0, "")
         free = self.elastic if without is None else either(self.elastic, without)
-        return Floor(self.window - intervals.length(free), "the host's own work")
+        threads = 1 + len(self.lanes_of("worker"))
+        real = self.cores and self.timeline.context.origin != "emulated"
+        share = min(1.0, self.cores / threads) if real and self.cores else 1.0
+        return Floor(round(share * (self.window - intervals.length(free))), "the host's own work")
 
     def supply_floor(self, *roles: str) -> Floor:
         """Return how long the workers and the pin thread work at least (or only those of `roles`).
@@ -527,16 +566,18 @@ class Evidence:
 
     @cached_property
     def fetch_place(self) -> tuple[Cause, str, float]:
-        """What fetches do for the longest, the line ("file:line"), and its share of all fetches, by their time."""
+        """What fetches do for the longest, in which lines ("file:line and file:line"), and its share of their time."""
         timeline, time = self.timeline, self.timeline.end - self.timeline.start
         mine = self._fetches & (time > 0) & (timeline.cause != Cause.NONE)
         if not mine.any():
             return Cause.NONE, "", 0.0
-        pairs, which = np.unique(np.stack([timeline.cause[mine], timeline.source[mine]]), axis=1, return_inverse=True)
-        times = np.bincount(which.reshape(-1), time[mine])
-        cause, line = pairs[:, times.argmax()].tolist()
-        source = timeline.sources[line] if line >= 0 else ""
-        return Cause(cause), source, float(times.max() / time[self._fetches].sum())
+        times = np.bincount(timeline.cause[mine], time[mine])
+        cause = int(times.argmax())
+        mine &= (timeline.cause == cause) & (timeline.source >= 0)
+        by_line = np.bincount(timeline.source[mine], time[mine], len(timeline.sources))
+        order = np.argsort(-by_line, kind="stable")[:2].tolist()
+        lines = [words.place(timeline.sources[line]) for line in order if by_line[line] > LINE_SHARE * times[cause]]
+        return Cause(cause), " and ".join(lines), float(times[cause] / time[self._fetches].sum())
 
     @cached_property
     def hot_worker(self) -> tuple[int, float]:
@@ -564,16 +605,13 @@ class Evidence:
 
         That is no line that launches kernels, or waits for them, or loads. (-1, nothing) where there is none.
         """
-        timeline = self.timeline
+        timeline, (rows, until) = self.timeline, self.called
         busy = either(self.getting, self.covered(self.loop & timeline.where(Kind.WAIT)))
         calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | starts_workers(timeline)
         busy = either(busy, self.covered(self.loop & calls))
         free = intervals.subtract(self.idle, busy)
-        rows = np.flatnonzero(timeline.in_lanes(lambda lane: lane.role == "main") & (timeline.source >= 0))
-        rows = rows[~timeline.where(Kind.RANGE)[rows]]
         if not (len(rows) and len(free)):
             return -1, NONE
-        until = np.maximum(np.r_[timeline.start[rows][1:], self.end], timeline.start[rows])
         times = np.bincount(
             timeline.source[rows],
             intervals.covered_within(free, timeline.start[rows], until),
@@ -585,8 +623,7 @@ class Evidence:
         line = int(times.argmax())
         if times[line] < OTHER_SHARE * self.window:
             return -1, NONE
-        mine = timeline.source[rows] == line
-        return line, intervals.intersect(intervals.union(timeline.start[rows][mine], until[mine]), free)
+        return line, intervals.intersect(self.in_lines(timeline.source == line), free)
 
     @cached_property
     def explained(self) -> Intervals:
@@ -739,11 +776,8 @@ def longest_gap(facts: Evidence) -> str:
 
 def lines_of(facts: Evidence, when: Intervals) -> list[tuple[str, int]]:
     """The program's lines in these times, as "file:line", and for how many ns each: until the next one calls torch."""
-    timeline = facts.timeline
-    here = timeline.in_lanes(lambda lane: lane.role == "main") & (timeline.source >= 0) & ~timeline.where(Kind.RANGE)
-    rows = np.flatnonzero(here)
-    until = np.r_[timeline.start[rows][1:], facts.end][: len(rows)]
-    within = intervals.covered_within(when, timeline.start[rows], np.maximum(until, timeline.start[rows]))
+    timeline, (rows, until) = facts.timeline, facts.called
+    within = intervals.covered_within(when, timeline.start[rows], until)
     times = np.bincount(timeline.source[rows], within, len(timeline.sources))
     order = np.argsort(-times, kind="stable").tolist()
     return [(words.place(timeline.sources[line]), int(times[line])) for line in order if times[line]]

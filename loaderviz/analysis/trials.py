@@ -75,7 +75,7 @@ class Trials:
         if finding.kind == "restarts-workers" and now and per_step:  # what it takes is what it gains
             return now, now - per_step, None
         if not self.facts.summary.busy:
-            return now, self._on_cpu(finding.parameters), None
+            return now, self._on_cpu(finding.parameters, removal), None
         if not self.possible:
             return None, None, None
         if finding.kind == "allocates-in-loop" and now and self.unchanged:  # no replay allocates
@@ -95,16 +95,17 @@ class Trials:
         except LoadervizError:
             return None
 
-    def _on_cpu(self, parameters: Mapping[str, Any]) -> float | None:
+    def _on_cpu(self, parameters: Mapping[str, Any], removal: Removal | None) -> float | None:
         """Return a step where the CPU trains, too: workers take cores, but not while they wait [ns]."""
         facts = self.facts
         workers = parameters.get("workers") or len(facts.lanes_of("worker"))
         if not (workers and facts.steps):
             return None
         fetch, cores = facts.fetch, facts.cores or workers
-        own = facts.host_floor(facts.getting).ns / facts.steps
-        supply = max((fetch.computes + fetch.waits) / workers, fetch.computes / min(workers, cores))
-        return float(max(own, supply, (own + fetch.computes) / cores))
+        own, left = facts.host_floor(facts.getting).ns / facts.steps, removal.fetch if removal else 1.0
+        computes, waits = left * fetch.computes, left * fetch.waits
+        supply = max((computes + waits) / workers, computes / min(workers, cores))
+        return float(max(own, supply, (own + computes) / cores))
 
 
 _PRICED = ("restarts-workers", "allocates-in-loop")

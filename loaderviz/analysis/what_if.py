@@ -191,7 +191,8 @@ class LoopModel:
         for index in np.flatnonzero(self.whole(mine)).tolist():
             batch, length = int(timeline.batch[index]), int(timeline.end[index] - timeline.start[index])
             (took, waited), waits = times.get(batch, (0, 0)), min(length, int(timeline.waited[index]))
-            times[batch] = took + max(0, length - waits - int(self._gone[index])), waited + waits
+            computes, left = max(0, length - waits - int(self._gone[index])), self._removal.fetch
+            times[batch] = took + round(left * computes), waited + round(left * waits)
         if self._removal.even and times:
             took, waited = (round(float(mean)) for mean in np.mean(list(times.values()), axis=0))
             times = dict.fromkeys(times, (took, waited))
@@ -199,8 +200,9 @@ class LoopModel:
 
     @cached_property
     def _gone(self) -> Ints:
-        """What the removal takes away of each span [ns]."""
-        return intervals.covered_within(self._removal.when, self.timeline.start, self.timeline.end)
+        """What the removal takes away of each of the loop's spans [ns]."""
+        gone = intervals.covered_within(self._removal.when, self.timeline.start, self.timeline.end)
+        return np.where(self.facts.loop, gone, 0)
 
     @cached_property
     def draw_time(self) -> int:
