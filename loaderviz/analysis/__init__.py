@@ -185,7 +185,7 @@ class PathStep:
 
 
 class Advice(list[Finding]):
-    """The findings about one timeline, the largest gain first; prints as text, as HTML in a notebook.
+    """The findings about one timeline, in the order to make their changes; prints as text, as HTML in a notebook.
 
     `judged` says in words which part of the timeline was looked at, `window` is that part in ns, `step` what a step
     takes now and `limit` the least that the hardware allows [ns]; both are None where steps are not known.

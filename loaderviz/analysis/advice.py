@@ -455,11 +455,11 @@ def slow_line(facts: Evidence) -> Found:
     each = words.duration(share * (facts.fetch.computes + facts.fetch.waits))
     told, change = {
         Cause.READ: (
-            f"reading files takes {each} of each batch, which has {words.size(size)}: that is far more than it gives",
+            f"reading files takes {each} for a batch of {words.size(size)}: so few bytes are read far sooner",
             "# read only what the sample needs: numpy.load(path, mmap_mode='r'), seek(), or one small file a sample",
         ),
         Cause.COLLATE: (
-            f"making a batch of samples takes {each}, for {words.size(size)}: that is Python's work on each sample",
+            f"joining samples takes {each} for a batch of {words.size(size)}: that is Python's work on each sample",
             "# make tensors in __getitem__, and stack them at once: torch.stack, pad_sequence, or numpy on all samples",
         ),
     }[cause]
@@ -543,10 +543,13 @@ def synchronizes_each_step(facts: Evidence) -> Found:
     results = facts.mask(Kind.COPY_D2H)
     waits = calls | facts.calls(results)
     inside = either(facts.covered(waits), facts.reading(calls))
-    beside = facts.beside(waits)  # such as a norm, which is computed only to be read
-    free, work = either(inside, facts.in_lines(beside & facts.loop)), results | beside & facts.here
-    direct = intervals.length(either(free, facts.covered(beside & facts.here))) + facts.exposed(results)
-    gain = facts.bound(direct, "the calls that wait for the GPU, and all of their lines", work, 0, host=free)
+    mates = facts.line_mates(waits)  # such as a norm, which is computed only to be read
+    host, work = mates & facts.loop, mates & facts.here
+    free = either(inside, facts.in_lines(host))
+    direct = intervals.length(either(free, facts.covered(work))) + facts.exposed(results)
+    gain = facts.bound(
+        direct, "the calls that wait for the GPU, and the rest of their lines", results | work, 0, host=free
+    )
     reads = int(results.sum())
     what = "no result is brought to the host by them"
     change = "# no torch.cuda.synchronize() in the loop: a stream keeps its order by itself"
@@ -554,7 +557,7 @@ def synchronizes_each_step(facts: Evidence) -> Found:
         what = f"{words.count(reads, 'copy')} {'brings' if reads == 1 else 'bring'} a result to the host"
         change = (
             "# leave results on the GPU and bring them once, after the loop, such as: total += loss.detach()\n"
-            "# or do what stands in these lines only every 20 steps"
+            "# or compute and read them in every 20th step only"
         )
     finding = Finding(
         "synchronizes-each-step",
@@ -564,7 +567,7 @@ def synchronizes_each_step(facts: Evidence) -> Found:
         gain,
         subject=Subject((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
     )
-    return finding, facts.removal(either(inside, facts.covered(beside & facts.loop)), waits | beside)
+    return finding, facts.removal(either(inside, facts.covered(host)), waits | mates)
 
 
 def allocates_in_loop(facts: Evidence) -> Finding | None:
@@ -991,18 +994,19 @@ def _order(facts: Evidence, found: list[Finding]) -> None:
     That is a line, then more workers, then another program; and a step cannot be a CUDA graph before its waits are out.
     """
     found.sort(key=lambda finding: -_value(facts, finding))
-    for later, sooner in _SOONER:
+    for later, sooner, must in _SOONER:
         first = next(filter(sooner, found), None)
-        if first and later(found[0]) and (first.kind in WAITS or _is_as_good(facts, first, found[0])):
+        if first and later(found[0]) and (must or _is_as_good(facts, first, found[0])):
             found.remove(first)
             found.insert(0, first)
 
 
-_SOONER: tuple[tuple[Callable[[Finding], bool], Callable[[Finding], bool]], ...] = (
-    (lambda one: one.kind == "host-bound" and not one.parameters, lambda one: one.kind in WAITS),
-    (lambda one: one.kind in LARGE, lambda one: one.kind not in LARGE),
-    (lambda one: one.kind in LOADS, lambda one: one.kind in LINES),
-    (lambda one: not one.change, lambda one: one.kind not in LARGE and bool(one.change)),
+_Test = Callable[[Finding], bool]
+_SOONER: tuple[tuple[_Test, _Test, bool], ...] = (  # which finding is later than which, and whether it must be
+    (lambda one: one.kind == "host-bound" and not one.parameters, lambda one: one.kind in WAITS, True),
+    (lambda one: one.kind in LARGE, lambda one: one.kind not in LARGE, False),
+    (lambda one: one.kind in LOADS, lambda one: one.kind in LINES, False),
+    (lambda one: not one.change, lambda one: one.kind not in LARGE and bool(one.change), False),
 )
 
 
@@ -1039,7 +1043,8 @@ def _judged(facts: Evidence) -> str:
     if summary.batches:
         steps = "1 step" if summary.batches == 1 else f"{summary.batches:,} steps of {words.duration(summary.step)}"
         if summary.step and abs(summary.batches * summary.step - facts.window) > APART * facts.window:
-            steps += f" from one to the next (a time “a step” below is its part of the {part} / {summary.batches:,})"
+            steps += f" from one to the next (a time “a step” below is its part of the {part} / {summary.batches:,}"
+            steps += ", a gain its share of a step)"
         parts.append(steps)
     if len(facts.outside):
         parts.append(f"without {words.duration(intervals.length(facts.outside))} that belong to no step")

@@ -228,7 +228,7 @@ class Evidence:
         return (place >= 0) & calls[rows][place] if len(rows) else calls
 
     @cached_property
-    def called(self) -> tuple[Ints, Ints]:
+    def at_lines(self) -> tuple[Ints, Ints]:
         """The spans of the main thread whose line is known, and until when it is at that line: until the next one."""
         timeline = self.timeline
         mine = timeline.in_lanes(lambda lane: lane.role == "main") & (timeline.source >= 0)
@@ -238,11 +238,11 @@ class Evidence:
 
     def in_lines(self, mask: Mask) -> Intervals:
         """When the main thread is in the lines of these spans, between two calls, too."""
-        rows, until = self.called
+        rows, until = self.at_lines
         rows, until = rows[mask[rows]], until[mask[rows]]
         return intervals.intersect(intervals.union(self.timeline.start[rows], until), self.judged)
 
-    def beside(self, calls: Mask) -> Mask:
+    def line_mates(self, calls: Mask) -> Mask:
         """What else stands in the lines of these calls, and what it launches; nothing where that is most of a step."""
         lines = np.unique(self.timeline.source[calls])
         mine = self.loop & np.isin(self.timeline.source, lines[lines >= 0])
@@ -605,7 +605,7 @@ class Evidence:
 
         That is no line that launches kernels, or waits for them, or loads. (-1, nothing) where there is none.
         """
-        timeline, (rows, until) = self.timeline, self.called
+        timeline, (rows, until) = self.timeline, self.at_lines
         busy = either(self.getting, self.covered(self.loop & timeline.where(Kind.WAIT)))
         calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | starts_workers(timeline)
         busy = either(busy, self.covered(self.loop & calls))
@@ -776,7 +776,7 @@ def longest_gap(facts: Evidence) -> str:
 
 def lines_of(facts: Evidence, when: Intervals) -> list[tuple[str, int]]:
     """The program's lines in these times, as "file:line", and for how many ns each: until the next one calls torch."""
-    timeline, (rows, until) = facts.timeline, facts.called
+    timeline, (rows, until) = facts.timeline, facts.at_lines
     within = intervals.covered_within(when, timeline.start[rows], until)
     times = np.bincount(timeline.source[rows], within, len(timeline.sources))
     order = np.argsort(-times, kind="stable").tolist()

@@ -9,10 +9,10 @@ NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "notebooks").g
 FIGURE = "application/vnd.plotly.v1+json"
 # The marks that are in the picture: bars, and the areas under curves.
 DRAWN = "plot => plot.querySelectorAll('.bars .point path, .scatterlayer .trace path').length"
-# Of each view, once it is drawn: its width and height, and how many bars it has.
-# What stands in for a widget is hidden beside it.
 # The module of the views is loaded after the output that asks for it.
 MOUNTED = "() => [...document.querySelectorAll('.lv-view')].every(host => host.lv)"
+# Of each view, once it is drawn: its width and height, and how many bars it has.
+# What stands in for a widget is hidden beside it.
 VIEWS = """() => Promise.all([...document.querySelectorAll('.lv-view:not([data-lv-stand])')].map(async host => {
     await host.lv.ready;
     const box = host.getBoundingClientRect();

@@ -96,7 +96,8 @@ def test_workers_beside_the_work_of_a_gpu(monkeypatch):
     fetched = {row.batch: row.end for row in timeline.rows(Kind.FETCH)}
     assert all(handed_out[row.batch] < row.start for row in copies)
     assert all(fetched[row.batch] < row.start for row in copies if row.batch in fetched)
-    assert sum(row.duration for row in copies) == 3 * 20_000
+    whole = timeline.begin, timeline.begin + timeline.duration  # the machine may rest between two steps
+    assert lv.summarize(timeline, window=whole).copy == 3 * 20_000
     assert "GPU computes" in timeline.figure(color="batch").layout.title.text
 
 

@@ -1,0 +1,34 @@
+"""Loops whose slow part is known, on hosts by name: advice names it, its change is made, and gains what was said.
+
+`python -m benchmarks.causes` has all of them, and those of this machine.
+"""
+
+import pytest
+
+from benchmarks import causes
+from benchmarks.loops import own, strangers
+
+
+@pytest.mark.parametrize(
+    ("author", "name", "host"),
+    [
+        (own, "reads_the_loss", "workstation"),  # before the graph, which cannot hold a wait
+        pytest.param(own, "empties_the_cache", "laptop", marks=pytest.mark.slow),
+        (own, "moves_each_sample", "laptop"),  # a replay of the loop as it is takes 1.4 times as long
+        (own, "launches", "laptop"),  # the gaps in its graph are not the host's
+        (own, "short_epochs", "workstation"),  # the start of workers is no other work
+        (own, "far_away_two_workers", "workstation"),
+        (strangers, "norm_of_each_layer", "workstation"),  # with the norm, which stands in the same line
+        (strangers, "bytes_sent_as_floats", "laptop"),  # pinned before the loop
+        (strangers, "boxes_one_by_one", "laptop"),  # packed, they need not be stacked
+    ],
+)
+def test_the_first_finding_is_the_cause_and_its_change_gains_what_was_predicted(author, name, host):
+    (case,) = (case for case in author.CASES if case.name == name)
+    row = causes.tried(case, author.__name__, host)
+    assert (row.problem, row.is_right) == ("", True)
+    gain = row.first.expected_gain
+    assert row.step >= causes.REAL_GAIN * row.after
+    assert row.gained == pytest.approx(gain.predicted, rel=causes.WITHIN)
+    assert row.gained <= causes.SLACK * gain.per_step
+    assert row.again != row.first.kind
