@@ -23,6 +23,7 @@ HAND_OUT = "DataLoader hand-out"
 OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")  # torch's own range around each
 FIRST_BYTES = 1 << 16  # of a batch that is compared with another's
 WORKER_START = re.compile(r"start \d+ workers?$")  # the main thread starts a DataLoader's processes
+WORKER_END = re.compile(r"end \d+ workers?$")  # and waits until they have left
 
 
 def batch_name(number: int, samples: int | None) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderviz import intervals, words
-from loaderviz.batches import BATCH_RANGE, OPTIMIZER_STEP, STEP_RANGE, WORKER_START
+from loaderviz.batches import BATCH_RANGE, OPTIMIZER_STEP, STEP_RANGE, WORKER_END, WORKER_START
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import Intervals
 from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Ints, Kind, Timeline, grouped
@@ -178,6 +178,11 @@ def starts_workers(timeline: Timeline) -> Mask:
     return timeline.named(WORKER_START.match)
 
 
+def ends_workers(timeline: Timeline) -> Mask:
+    """Return a mask over the spans: True where a thread waits until a DataLoader's worker processes have left."""
+    return timeline.named(WORKER_END.match)
+
+
 def _waits(timeline: Timeline, start: int, end: int, loop: Mask) -> dict[str, Intervals]:
     """When the loop's thread is blocked, by cause in words; only causes that occur."""
     blocked = loop & timeline.where(Kind.WAIT)
@@ -199,6 +204,7 @@ def _breakdown(
         ("other device work", sets["work"]),
         *((f"idle: host blocked, {cause}", part) for cause, part in waits.items()),
         ("idle: host starts workers", _covered(timeline, loop & starts_workers(timeline), start, end)),
+        ("idle: host ends workers", _covered(timeline, loop & ends_workers(timeline), start, end)),
         *((name, _covered(timeline, loop & timeline.where(*kinds), start, end)) for name, kinds in _HOST_WORK),
     ]
     breakdown, rest, left = {}, judged, intervals.length(judged)
@@ -283,8 +289,9 @@ class Loop:
 
     `cut`: the timeline begins in a later step, so the start is not in it. `first` is the place of the first step of
     the steady state in `spans`: the first after step 0 in which nothing is allocated, page-locked or started. If that
-    goes on for half of the steps it is no start, and only step 0 is left out. `evaluated` are the marks of batches that
-    are no steps, since no optimizer steps for them.
+    goes on for half of the steps it is no start, and only step 0 is left out. `last` is when its last mark ends [ns].
+    `evaluated` are the marks of batches that are no steps, since no optimizer steps for them; one that is only taken,
+    before the loop is left, is none of both.
     """
 
     timeline: Timeline
@@ -293,6 +300,7 @@ class Loop:
     samples: tuple[int | None, ...]
     cut: bool
     first: int
+    last: int
     evaluated: Ints
 
     @classmethod
@@ -309,9 +317,11 @@ class Loop:
                 samples = tuple(int(each["samples"]) if each.get("samples") else None for each in told)
                 cut = int(told[0]["number"]) > 0
                 first = 0 if cut else _first_steady(timeline, device, spans)
-                return cls(timeline, device, spans, samples, cut, first, np.setdiff1d(marks, spans))
+                others, used = _others(timeline, device, marks, spans)
+                last = _last(timeline, device, np.r_[spans, others[used]], others[~used])
+                return cls(timeline, device, spans, samples, cut, first, last, others[used])
         none = np.empty(0, np.int64)
-        return cls(timeline, device, none, (), False, 0, none)
+        return cls(timeline, device, none, (), False, 0, 0, none)
 
     @property
     def window(self) -> tuple[int, int] | None:
@@ -320,8 +330,7 @@ class Loop:
             return None
         work = on_device(self.timeline, self.device) & self.timeline.where(*DEVICE_KINDS)
         start = int(self.timeline.start[self.spans[self.first]])
-        marked = self.timeline.end[np.r_[self.spans, self.evaluated]].max()
-        end = int(self.timeline.end[work].max(initial=marked))
+        end = int(self.timeline.end[work].max(initial=self.last))
         start = self.timeline.begin if self.cut else start
         return (start, end) if start < end else None
 
@@ -342,7 +351,8 @@ class Loop:
         if len(begins) < FEW:
             return NONE
         loop = np.isin(timeline.lane, loop_lanes(timeline, self.device))
-        told = timeline.where(Kind.FETCH, Kind.PIN) | np.isin(timeline.cause, _TOLD) | starts_workers(timeline)
+        told = timeline.where(Kind.FETCH, Kind.PIN) | np.isin(timeline.cause, _TOLD)
+        told |= starts_workers(timeline) | ends_workers(timeline)
         told &= ~np.isin(timeline.batch, timeline.batch[self.evaluated])  # a validation's loading is a part of it
         optimizing = loop & timeline.named(OPTIMIZER_STEP.match)
         work = _covered(timeline, on_device(timeline, self.device) & timeline.where(*DEVICE_KINDS), start, end)
@@ -449,6 +459,22 @@ def _training(timeline: Timeline, device: int, spans: Ints) -> Ints:
     distance = following[np.searchsorted(place, np.arange(len(spans)))] - np.arange(len(spans))
     kept: Ints = spans[distance < max(1, np.median(np.diff(place)))]
     return kept
+
+
+def _last(timeline: Timeline, device: int, marks: Ints, taken: Ints) -> int:
+    """Return when the last of these marks ends [ns], before its workers leave, or a batch is `taken` for nothing."""
+    begin = timeline.start[marks].max()
+    over = ends_workers(timeline) | (np.isin(timeline.batch, timeline.batch[taken]) & ~timeline.where(Kind.RANGE))
+    over &= np.isin(timeline.lane, loop_lanes(timeline, device)) & (timeline.start >= begin)
+    return int(timeline.start[over].min(initial=timeline.end[marks].max()))
+
+
+def _others(timeline: Timeline, device: int, marks: Ints, spans: Ints) -> tuple[Ints, Mask]:
+    """Return the marks that are no steps, and of each whether there are operators in it."""
+    calls = np.isin(timeline.lane, loop_lanes(timeline, device)) & timeline.where(Kind.OPERATOR)
+    starts, others = np.sort(timeline.start[calls & ~ends_workers(timeline)]), np.setdiff1d(marks, spans)
+    left, right = (np.searchsorted(starts, side[others]) for side in (timeline.start, timeline.end))
+    return others, left < right
 
 
 def begin_of(timeline: Timeline, device: int, spans: Ints) -> Ints:

@@ -118,7 +118,8 @@ class Context:
     what was thinned, dropped or assumed. `unpriced` names what the data set did here and costs nothing in it ("data
     set": its own Python; "waiting"), `measured` what was measured with this machine's clock on the wall ("waiting").
     `lines`: ns of the main thread in each line of the program ("file:line") that is in no operator of torch, where it
-    was looked at. `faults`: what was seen to be wrong while it was recorded, by the kind of its finding.
+    was looked at. `faults`: what was seen to be wrong while it was recorded, by the kind of its finding. `sent` is
+    the share (0..1) of what workers' fetches compute that it takes to send the batches to another process.
     """
 
     device: str = "unknown device"
@@ -133,6 +134,7 @@ class Context:
     cores: int | None = None
     lines: dict[str, int] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
+    sent: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from factory import US
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
 from loaderviz import experiment, intervals
@@ -329,7 +329,7 @@ def test_pinning_in_the_loop_tells_page_locking_apart():
     [
         ("synchronizes-each-step", {"item": True}),
         ("many-small-copies", {"small": 16}),
-        ("allocates-in-loop", {"allocate": True}),
+        ("memory-grows", {"allocate": True}),
     ],
 )
 def test_the_other_promises_bound_what_is_gained(kind, option, kernel):
@@ -1080,3 +1080,83 @@ def test_a_garbage_collection_is_charged_to_nobody(workers):
         took = max(batch.max().item() for batch in DataLoader(Heap(), 4, num_workers=workers))
     assert max(row.duration for row in recording.timeline.rows(Kind.FETCH)) < took * 10**9 / 2
     assert heap and gc.callbacks == before
+
+
+class Batches(torch.utils.data.Dataset):
+    """Samples that cost `seconds` each on an emulated host."""
+
+    def __init__(self, seconds, count):
+        self.seconds, self.count = seconds, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        with lv.costs(self.seconds):
+            return torch.zeros(784)
+
+
+def steps_on(data, take, workers):
+    """The timeline of a loop that takes `take` batches of 8, trains on them, and is left with one batch more."""
+    with lv.record(on="a100", host="workstation") as recording:
+        net = torch.nn.Sequential(torch.nn.Linear(784, 512), torch.nn.Linear(512, 10)).to("cuda")
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for number, batch in enumerate(DataLoader(data, 8, num_workers=workers, pin_memory=True)):
+            if number == take:
+                break
+            first = batch[0] if isinstance(batch, list) else batch
+            optimizer.zero_grad()
+            net(first.to("cuda", non_blocking=True)).mean().backward()
+            optimizer.step()
+    return recording.timeline
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+def test_a_batch_that_is_only_taken_before_the_loop_is_left_is_no_work_between_steps(workers):
+    """Its wait is no part of the window, either: it ends as where the data set has no more."""
+    timeline = steps_on(Batches(1e-3, 13 * 8), 12, workers)
+    left, all_used = lv.summarize(timeline), lv.summarize(steps_on(Batches(1e-3, 12 * 8), 12, workers))
+    assert (left.outside, all_used.outside) == (0, 0)
+    assert left.batches == all_used.batches == 11
+    assert left.step == pytest.approx(all_used.step, rel=1e-4)  # without an order more
+    assert abs(left.window - all_used.window) < 0.1 * left.step
+    assert "between-epochs" not in gains(timeline)
+
+
+@pytest.mark.parametrize(("take", "workers", "short"), [(6, 8, True), (8, 8, True), (30, 8, False), (6, 2, False)])
+def test_a_window_whose_batches_were_begun_before_it_says_so_and_never_that_nothing_is_to_gain(take, workers, short):
+    data = Batches(2e-3, 40 * 8)
+    found = lv.advise(steps_on(data, take, workers))
+    assert (found[0].kind == "short-window") == short
+    assert "nothing-to-gain" not in [each.kind for each in found]
+    if short:
+        needed = int(re.search(r"at least (\d+) steps", found[0].change)[1])
+        assert lv.advise(steps_on(data, needed, workers))[0].kind == "waiting-for-data"
+
+
+@pytest.mark.parametrize(("kept", "told"), [(True, True), (False, False)])
+def test_memory_that_grows_is_told_with_its_line_although_it_costs_no_time(kept, told):
+    with lv.record(on="a100", host="workstation") as recording:
+        outputs = []
+        for batch in DataLoader(TensorDataset(torch.zeros(160, 784)), 8, num_workers=1, pin_memory=True):
+            output = batch[0].to("cuda", non_blocking=True) @ torch.zeros(784, 1 << 20, device="cuda")
+            outputs = [*outputs, output] if kept else [output]  # 32 MiB
+    found = {finding.kind: finding for finding in lv.advise(recording.timeline)}
+    assert ("memory-grows" in found) == told and "allocates-in-loop" not in found
+    if told:
+        finding = found["memory-grows"]
+        assert "33.55 MB a step" in finding.evidence and "test_advice.py:" in finding.evidence
+
+
+@pytest.mark.parametrize(("tensors", "costs_more"), [(1, False), (30, True)])
+def test_workers_whose_batches_are_dearer_to_send_than_to_make_are_told(tensors, costs_more):
+    """The gain is that of the same loop without workers."""
+    data = TensorDataset(*(torch.zeros(30 * 8, 784) for _ in range(tensors)))
+    before, after = steps_on(data, 30, 2), steps_on(data, 30, 0)
+    found = {finding.kind: finding for finding in lv.advise(before)}
+    assert ("workers-cost-more" in found) == costs_more
+    if costs_more:
+        gain = found["workers-cost-more"].expected_gain
+        real = lv.summarize(before).step - lv.summarize(after).step
+        assert real == pytest.approx(gain.predicted, rel=0.15) and real <= gain.per_step
+        assert found["workers-cost-more"].parameters == {"workers": 0}

@@ -162,6 +162,23 @@ def short_epochs(persistent: bool = False, workers: int = 4, **_: Any) -> None:
             net(x.to(device, non_blocking=True)).mean().backward()
 
 
+@case("workers-cost-more", hosts=EMULATED)
+def features_in_lists(workers: int = 2, **_: Any) -> None:
+    """Each sample is a list of twenty short arrays: to send a batch of 21 tensors takes far longer than to make it."""
+    data = Samples(lambda index: ([np.ones(64, np.float32)] * 20, index % 10), 40 * 64)
+    device, net = case_device(), network(64, 64)
+    net = net.to(device)
+    for features, _ in DataLoader(data, 64, num_workers=workers):
+        net(features[0].to(device)).mean().backward()
+
+
+@case("workers-cost-more", hosts=("cpu",))
+def eight_workers_for_little(workers: int = 8, **_: Any) -> None:
+    """A batch of what is in memory is made sooner than a worker sends it."""
+    data = TensorDataset(torch.zeros(60 * 64, 784))
+    train(DataLoader(data, 64, num_workers=workers), network(784, 64))
+
+
 @case("other-work-in-loop", hosts=EMULATED, line="LOG")
 def sends_a_log(repaired: bool = False, workers: int = 2, **options: Any) -> None:
     """Each step sends a line to a tracking server and waits for its answer."""

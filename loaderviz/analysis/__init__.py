@@ -38,12 +38,14 @@ FindingKind = Literal[
     "reads-too-much",  # a line reads far more of a file than the sample needs
     "collate-in-python",  # making a batch of samples is what takes long
     "uneven-workers",  # one worker's batches take far longer
+    "workers-cost-more",  # the loop would make a batch sooner than it takes one from them
     "restarts-workers",  # worker processes are started anew, as in each epoch
     "outlier-fetch",  # one fetch takes far longer than all others
     "unsharded-iterable",  # each worker gives all samples
     # the loop's own thread
     "synchronizes-each-step",  # .item(), print or a synchronise
     "allocates-in-loop",  # cudaMalloc, cudaFree, page-locking
+    "memory-grows",  # cudaMalloc again and again, and nothing is given back
     "other-work-in-loop",  # a line that is no training takes the time: a log, a checkpoint, a report
     "dense-embedding",  # backward pass and optimizer walk all rows
     "host-bound",  # kernels are shorter than their launches
@@ -55,6 +57,7 @@ FindingKind = Literal[
     "start-up",
     "warm-up",
     "unpriced",  # the emulated host has no price for what the data set does
+    "short-window",  # most of its batches were begun before it
     "no-gpu-work",
     "work-not-seen",
     "cause-not-seen",

@@ -33,7 +33,7 @@ from loaderviz.analysis.ranks import rank_table
 from loaderviz.analysis.trials import Trials
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP
 from loaderviz.intervals import Intervals
-from loaderviz.metrics import Mask, Summary, check_timeline, device_sets, starts_workers
+from loaderviz.metrics import Mask, Summary, check_timeline, device_sets, ends_workers, starts_workers
 from loaderviz.timeline import KERNELS, Cause, Kind, Timeline
 from loaderviz.vendors import Api
 
@@ -82,6 +82,7 @@ SMALL = 64 * 1024  # bytes: at 12 GB/s they take 5 µs, as long as the latency o
 _COPIES = Subject((Kind.COPY_H2D,))  # what a picture points to
 _PAGEABLE = Subject((Kind.COPY_H2D,), pageable=True)
 _DATA = Subject((Kind.WAIT,), (Cause.DATA,))
+_MEMORY = Subject((Kind.WAIT,), (Cause.ALLOCATION, Cause.PAGE_LOCKING))
 _COLLECTIVES = Subject((Kind.COMMUNICATION,))
 
 
@@ -208,7 +209,9 @@ def restarts_workers(facts: Evidence) -> Finding | None:
     starts = facts.loop & starts_workers(facts.timeline) & (facts.timeline.start > facts.start)
     if not starts.any():
         return None
-    data, mine = np.flatnonzero(facts.waiting(Cause.DATA)), starts.copy()
+    data = np.flatnonzero(facts.waiting(Cause.DATA))
+    until = facts.timeline.start[starts].max()  # the last workers end only once
+    mine = starts | (facts.loop & ends_workers(facts.timeline) & (facts.timeline.start < until))
     place = np.searchsorted(facts.timeline.start[data], facts.timeline.end[starts])
     mine[data[place[place < len(data)]]] = True
     count, cost = int(starts.sum()), facts.covered(mine)
@@ -489,6 +492,26 @@ def uneven_workers(facts: Evidence) -> Found:
     return finding, facts.removal(even=True)
 
 
+def workers_cost_more(facts: Evidence) -> Finding | None:
+    """The loop takes longer to get a batch from its workers than it would need to make it."""
+    number = len(facts.lanes_of("worker"))
+    fetch = facts.fetch.computes * (1 - facts.timeline.context.sent) + facts.fetch.waits
+    taking = either(facts.covered(facts.waiting(Cause.DATA)), facts.covered(facts.loop & facts.handing_out))
+    time, making = intervals.length(taking), round(fetch * (facts.steps or 0))
+    if not (number and making) or time <= making:
+        return None
+    gain = facts.gain(time - making, "taking batches, less making them in the loop", facts.device_floor())
+    return Finding(
+        "workers-cost-more",
+        f"the loop spends {duration(facts, time)} to take batches from {words.count(number, 'worker')}, and the fetch "
+        f"of a batch takes only {words.duration(fetch)}: sending it from one process to another costs more than that",
+        "loader = DataLoader(..., num_workers=0)  # or larger batches, whose samples are made at once",
+        gain,
+        {"workers": 0},
+        subject=_DATA,
+    )
+
+
 def unsharded_iterable(facts: Evidence) -> Finding | None:
     """Each worker of an IterableDataset gives all samples."""
     workers = len(facts.lanes_of("worker"))
@@ -575,7 +598,7 @@ def allocates_in_loop(facts: Evidence) -> Finding | None:
     waits = facts.waiting(Cause.ALLOCATION, Cause.PAGE_LOCKING)
     calls = facts.loop & facts.does(Api.MEMORY)
     shown = calls if calls.any() else waits
-    if not shown.any() or (facts.steps or 0) < 2:  # then nothing tells that they come back
+    if not shown.any() or facts.growing.any() or (facts.steps or 0) < 2:  # then nothing tells that they come back
         return None
     work = facts.covered(waits | calls)
     gain = facts.bound(intervals.length(work), "these calls", host=work)
@@ -588,7 +611,25 @@ def allocates_in_loop(facts: Evidence) -> Finding | None:
         f"{count:,} x {called}{few} {take} ({where(facts, shown)})",
         change,
         gain,
-        subject=Subject((Kind.WAIT,), (Cause.ALLOCATION, Cause.PAGE_LOCKING)),
+        subject=_MEMORY,
+    )
+
+
+def memory_grows(facts: Evidence) -> Finding | None:
+    """The caching allocator asks for more device memory step after step: tensors of old steps are kept."""
+    calls = facts.growing
+    if not calls.any():
+        return None
+    nbytes = int(facts.timeline.nbytes[calls].clip(0).sum())
+    grown = f", {words.size(nbytes / (facts.steps or 1))} a step" if nbytes else ""
+    work = facts.covered(calls)
+    return Finding(
+        "memory-grows",
+        f"the loop needs more memory of the GPU step after step{grown}: {words.count(int(calls.sum()), 'call')} of "
+        f"{', '.join(names_of(facts, calls))} ({where(facts, calls)}), and nothing is given back: at last it is full",
+        "# keep no tensors of old steps, such as a list of outputs, or a sum of losses: total += loss.detach()",
+        facts.bound(intervals.length(work), "these calls", host=work),
+        subject=_MEMORY,
     )
 
 
@@ -596,27 +637,35 @@ def between_epochs(facts: Evidence) -> Finding | None:
     """What the loop does besides its steps, such as validation or a checkpoint: no step is charged for it."""
     breaks = facts.marked.breaks(facts.start, facts.end) if len(facts.outside) else facts.outside
     time = intervals.length(breaks)
-    if not time or facts.unseen or not facts.here.any():
+    if not time or facts.unseen:
         return None
     working = device_sets(facts.timeline, facts.start, facts.end, facts.device)["work"]
     work = intervals.length(intervals.intersect(breaks, working))
     count = len(np.unique(np.searchsorted(facts.timeline.start[facts.marks], breaks[:, 0])))
     longest = breaks[np.argmax(breaks[:, 1] - breaks[:, 0])].tolist()
-    lines = [(line, ns) for line, ns in lines_of(facts, breaks) if ns >= IN_LINE * time][:3]
-    told = ", ".join(f"at {line} for {words.duration(ns)}" for line, ns in lines)
+    lines, idle, less = lines_of(facts, breaks), "", ""
+    if facts.here.any():
+        idle = f", in which the GPU is idle for {words.duration(time - work)}"
+        less = f", less {words.duration(work)} in which the GPU works"
+    else:
+        looks = sorted(facts.timeline.context.lines.items(), key=lambda look: -look[1])
+        lines = [(words.place(line), ns) for line, ns in looks]
+        if not len(facts.marked.evaluated) and (not lines or lines[0][1] < MOST_OF_IT * time):
+            return None  # another process may have had the processor for so long
+    told = ", ".join(f"at {line} for {words.duration(ns)}" for line, ns in lines[:3] if ns >= IN_LINE * time)
     return Finding(
         "between-epochs",
         f"{count:,} {'time' if count == 1 else 'times'} in {words.count(len(facts.marks), 'step')} the loop does other "
-        f"work than steps, such as validation, a checkpoint or a report: {words.duration(time)} in all, in which the "
-        f"GPU is idle for {words.duration(time - work)}; the longest part takes "
-        f"{words.duration(longest[1] - longest[0])}, at {words.duration(longest[0] - facts.timeline.begin)}"
-        f"{f'. The loop is {told}' if told else ''}. No other finding counts this time",
+        f"work than steps, such as validation, a checkpoint or a report: {words.duration(time)} in all{idle}; the "
+        f"longest part takes {words.duration(longest[1] - longest[0])}, at "
+        f"{words.duration(longest[0] - facts.timeline.begin)}{f'. The loop is {told}' if told else ''}. No other finding "
+        "counts this time",
         "# do it less often, or let the next steps run meanwhile: save a copy in a thread, read losses once at the end",
         Gain(
             time - work,
             (time - work) / (facts.end - facts.start),
             None,
-            f"at most {words.duration(time)} between the steps, less {words.duration(work)} in which the GPU works",
+            f"at most {words.duration(time)} between the steps{less}",
         ),
         subject=Subject(time="outside"),
     )
@@ -647,7 +696,11 @@ def _seen_on_cpu(facts: Evidence) -> Finding | None:
     lines, window = facts.timeline.context.lines, max(1, facts.window)
     if not (lines and facts.steps):
         return None
-    line = max(lines, key=lambda each: lines[each])
+    between = intervals.length(facts.outside)  # what is done there is told by itself, and most of it in one line
+    line = max(lines, key=lines.__getitem__)
+    if len(lines) > 1 and lines[line] > MOST_OF_IT * between:
+        lines = lines | {line: max(0, lines[line] - between)}
+        line = max(lines, key=lines.__getitem__)
     other = min(facts.summary.breakdown.get("idle: other", 0), round((facts.summary.step or window) * facts.steps))
     time = round(other * lines[line] / sum(lines.values()))
     if time < IN_LINE * window:
@@ -775,6 +828,20 @@ def warm_up(facts: Evidence) -> Finding | None:
         "Fewer than two steps are marked, so nothing tells whether it comes back",
         "# record later steps and mark them: schedule=torch.profiler.schedule(wait=5, warmup=1, active=5), prof.step()",
         Gain(0, 0.0, None, once=True),
+    )
+
+
+def short_window(facts: Evidence) -> Finding | None:
+    """Fewer batches than there are workers were begun in the window: they have not shown how fast they are."""
+    (begun, made), number = facts.begun, len(facts.lanes_of("worker"))
+    if not made or begun >= number:
+        return None
+    return Finding(
+        "short-window",
+        f"{words.count(number, 'worker')} began only {begun} of the {words.count(made, 'batch')} of these "
+        "steps in this time, and all others before it. So it does not show whether they keep up with the loop",
+        f"# record at least {made - begun + 3 * number} steps",
+        Gain(0, 0.0, None),
     )
 
 
@@ -911,6 +978,7 @@ FINDINGS = (
     cuda_in_dataset,
     slow_line,
     uneven_workers,
+    workers_cost_more,
     dense_embedding,
     fetch_in_loop,
     waiting_for_data,
@@ -957,12 +1025,13 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     warm = warm_up(facts)
     # Told, although nothing is gained a step
     once = [each for each in (warm, outlier_fetch(facts), start_up(facts)) if each]
-    told = worth or ([] if warm else [nothing(facts, found)])
+    short = short_window(facts)
+    told = worth or ([] if warm or short else [nothing(facts, found)])
     if worth and facts.unseen:
         told.append(nothing(facts, found))
     elif worth and not facts.summary.busy and facts.timeline.context.origin == "emulated":
         told.insert(0, nothing(facts, found))  # what a loop on the CPU could gain is not what was asked
-    free = [each for each in (unpriced(facts),) if each]
+    free = [each for each in (unpriced(facts), short, memory_grows(facts)) if each]
     summary = facts.summary
     limit = summary.limit / facts.steps if summary.limit and facts.steps else None
     return Advice([*free, *told, *once], _judged(facts), (facts.start, facts.end), timeline, summary.step, limit)
@@ -1006,6 +1075,7 @@ _SOONER: tuple[tuple[_Test, _Test, bool], ...] = (  # which finding is later tha
     (lambda one: one.kind == "host-bound" and not one.parameters, lambda one: one.kind in WAITS, True),
     (lambda one: one.kind in LARGE, lambda one: one.kind not in LARGE, False),
     (lambda one: one.kind in LOADS, lambda one: one.kind in LINES, False),
+    (lambda one: one.kind in LOADS and not one.parameters, lambda one: one.kind == "workers-cost-more", True),
     (lambda one: not one.change, lambda one: one.kind not in LARGE and bool(one.change), False),
 )
 

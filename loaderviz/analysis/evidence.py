@@ -25,6 +25,7 @@ from loaderviz.metrics import (
     Mask,
     Summary,
     choose_device,
+    ends_workers,
     loop_lanes,
     on_device,
     starts_workers,
@@ -580,6 +581,25 @@ class Evidence:
         return Cause(cause), " and ".join(lines), float(times[cause] / time[self._fetches].sum())
 
     @cached_property
+    def begun(self) -> tuple[int, int]:
+        """How many of the steps' batches workers began within the window, and how many they made in all."""
+        timeline = self.timeline
+        made = timeline.where(Kind.FETCH) & timeline.in_lanes(lambda lane: lane.role == "worker")
+        made &= np.isin(timeline.batch, timeline.batch[self.marks]) & (timeline.batch >= 0)
+        later = made & (timeline.start >= self.start)
+        return len(np.unique(timeline.batch[later])), len(np.unique(timeline.batch[made]))
+
+    @cached_property
+    def growing(self) -> Mask:
+        """The calls that get more device memory, in a quarter of the steps up to the last ones; none if it is freed."""
+        calls = self.loop & self.does(Api.ALLOCATE)
+        grown = np.searchsorted(self.timeline.start[self.marks], self.timeline.start[calls], side="right")
+        steps = len(self.marks)
+        goes_on = len(np.unique(grown)) >= max(PHASE, steps / 4) and np.count_nonzero(grown > steps / 2) > 1
+        freed = self.loop & self.does(Api.FREE)
+        return calls & bool(goes_on and not freed.any())
+
+    @cached_property
     def hot_worker(self) -> tuple[int, float]:
         """The lane of a worker whose batches take far longer than those of the others, and how many times as long."""
         timeline, by_lane, means = self.timeline, self.timeline.by_lane(), dict[int, float]()
@@ -607,7 +627,7 @@ class Evidence:
         """
         timeline, (rows, until) = self.timeline, self.at_lines
         busy = either(self.getting, self.covered(self.loop & timeline.where(Kind.WAIT)))
-        calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | starts_workers(timeline)
+        calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | starts_workers(timeline) | ends_workers(timeline)
         busy = either(busy, self.covered(self.loop & calls))
         free = intervals.subtract(self.idle, busy)
         if not (len(rows) and len(free)):

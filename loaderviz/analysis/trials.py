@@ -15,7 +15,7 @@ from typing import Any
 
 from loaderviz import words
 from loaderviz.analysis import WORTH_IT, Advice, Finding, PathStep
-from loaderviz.analysis.evidence import Evidence, Removal
+from loaderviz.analysis.evidence import Evidence, Removal, either
 from loaderviz.analysis.what_if import LoopModel, gpu_of, replayed, what_if
 from loaderviz.errors import LoadervizError
 from loaderviz.metrics import summarize
@@ -98,10 +98,13 @@ class Trials:
     def _on_cpu(self, parameters: Mapping[str, Any], removal: Removal | None) -> float | None:
         """Return a step where the CPU trains, too: workers take cores, but not while they wait [ns]."""
         facts = self.facts
-        workers = parameters.get("workers") or len(facts.lanes_of("worker"))
-        if not (workers and facts.steps):
+        workers = parameters.get("workers", len(facts.lanes_of("worker")))
+        if not facts.steps:
             return None
         fetch, cores = facts.fetch, facts.cores or workers
+        if not workers:  # the loop does all of it, one after the other
+            taking = facts.covered(facts.loop & facts.handing_out)
+            return facts.host_floor(either(facts.getting, taking)).ns / facts.steps + fetch.computes + fetch.waits
         own, left = facts.host_floor(facts.getting).ns / facts.steps, removal.fetch if removal else 1.0
         computes, waits = left * fetch.computes, left * fetch.waits
         supply = max((computes + waits) / workers, computes / min(workers, cores))

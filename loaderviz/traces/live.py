@@ -345,6 +345,7 @@ class LoaderRanges:
             (several, "_get_data", self._get_data),
             (several, "_process_data", self._process_data),
             (several, "__init__", self._start_workers),
+            (several, "_shutdown_workers", self._end_workers),
         ]
         lacking = [name for owner, name, _ in parts if not callable(getattr(owner, name, None))]
         if missing := ", ".join(lacking) or workers.can_record():
@@ -432,6 +433,12 @@ class LoaderRanges:
             _replace(stack, _utils.pin_memory, "_pin_memory_loop", pin)
             with self.say(f"start {loader.num_workers} workers"), starting(loader.num_workers):
                 original(iterator, loader)
+
+    def _end_workers(self, original: Function, iterator: Any) -> None:
+        """Wait until workers and pin thread have left; torch asks for it more than once."""
+        gone = getattr(iterator, "_shutdown", True)
+        with _NOTHING if gone else self.say(f"end {len(iterator._workers)} workers"):
+            original(iterator)
 
     def _start_process(self, original: Function, process: Any) -> None:
         self._elsewhere(function_of(process))

@@ -21,6 +21,7 @@ from loaderviz.batches import (
     HAND_OUT,
     LOADER_NEXT,
     PREFETCH_RANGE,
+    WORKER_END,
     WORKER_START,
     loading_lane,
     numbers_of,
@@ -43,6 +44,7 @@ _MEANINGS = (
     (re.compile(f"({WAITING}|{TAKING})$"), Kind.WAIT, Cause.DATA),
     (re.compile(f"{HAND_OUT}$"), Kind.OPERATOR, Cause.NONE),
     (WORKER_START, Kind.OPERATOR, Cause.NONE),
+    (WORKER_END, Kind.OPERATOR, Cause.NONE),
     (re.compile(r"fetch batch \d+$"), Kind.FETCH, Cause.NONE),
 )
 _ROLES = ("main", "worker", "pin", "thread")
@@ -190,7 +192,8 @@ def _completed(timeline: Timeline, main: int, own: Own) -> Timeline:
     for row, number in zip(fetched.tolist(), numbers, strict=True):
         if number in own.places:
             cause, line = own.places[number]
-            spans["cause"][row], spans["source"][row] = cause, sources.setdefault(line, len(sources))
+            spans["cause"][row] = cause
+            spans["source"][row] = sources.setdefault(line, len(sources)) if line else -1
     asks, gives = timeline.named(lambda name: name.startswith(LOADER_NEXT)), timeline.named(HAND_OUT.__eq__)
     parts = np.flatnonzero(here & (fetches | (timeline.cause == Cause.DATA) | gives))
     ranges = np.flatnonzero(here & asks)

@@ -195,15 +195,15 @@ class Schedule(LoaderSchedule):
         session.give_back()
         size, host = nbytes(fetched.data), runtime.host
         took, receiving = session.fetched(fetched, size), fetched.received
-        if session.measured:
-            took += host.fetch_base + fetched.sent  # the queue
-        else:
+        sent = host.fetch_base + fetched.sent  # the queue
+        if not session.measured:
             parcel = parcel_of(fetched.data)
-            took, receiving = took + host.sending(parcel), host.receiving(parcel)
+            sent, receiving = host.sending(parcel), host.receiving(parcel)
             self._in_shared_memory(parcel.shared)
+        session.sent, session.fetched_by_workers = session.sent + sent, session.fetched_by_workers + took + sent
         waited = fetched.waited if session.measured else 0
         does, line = fetched.place or (Cause.NONE, "")
-        ready = self.fetch(batch, worker, took, size, line, fetched.slept, waited, fetched.files, order, does)
+        ready = self.fetch(batch, worker, took + sent, size, line, fetched.slept, waited, fetched.files, order, does)
         mark(session, fetched.data, batch, new=not self.pins)
         if self.pins:
             ready = self.pin(batch, ready, size, lambda start: self._locking(fetched.data, start), receiving)

@@ -134,6 +134,7 @@ class Session(TensorMemory):
         self.notes: dict[str, None] = {}  # in order, each once
         self.meter: Any = None  # the `dataloader.Meter` of data sets on the main thread
         self.sampler: Sampler | None = None  # of the program's lines, where it is measured
+        self.sent = self.fetched_by_workers = 0  # ns that workers computed, and of that to send their batches
         self.faults: dict[str, None] = {}  # what is seen to be wrong, by the kind of its finding
         self._looks = LOOKS
         self.unpriced: dict[str, list[int]] = {}  # where a batch took how many ns of real time that nothing prices
@@ -508,6 +509,7 @@ class Session(TensorMemory):
             measured=measured,
             faults=tuple(self.faults),
             lines=self._lines(),
+            sent=self.sent / max(1, self.fetched_by_workers),
         )
         timeline = runtime.timeline(context)
         if all(lane.group == "host" for lane in timeline.lanes) and (line := _asks_for_gpu(timeline.sources)):
