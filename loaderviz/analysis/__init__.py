@@ -180,11 +180,21 @@ class Finding:
 
 @dataclass(frozen=True)
 class PathStep:
-    """A change on the way to the limit: the `kind` of its finding, its `parameters`, and a `step` [ns] after it."""
+    """A change on the way to the limit: the `kind` of its finding, its `parameters`, and a `step` [ns] after it.
+
+    `predicted` is the replay with this change and those before it.
+    """
 
     kind: FindingKind
     parameters: Mapping[str, Any]
     step: float
+    predicted: Timeline = field(repr=False, compare=False)
+
+    @property
+    def told(self) -> str:
+        """The change and what follows, such as "workers=4: 410 µs"."""
+        given = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
+        return f"{given}: {words.duration(self.step)}"
 
 
 class Advice(list[Finding]):
@@ -218,10 +228,9 @@ class Advice(list[Finding]):
         """The path in one line; "" where no change could be replayed."""
         if not self.path or self.step is None:
             return ""
-        given = (", ".join(f"{name}={value}" for name, value in each.parameters.items()) for each in self.path)
-        steps = [f"{what}: {words.duration(each.step)}" for what, each in zip(given, self.path, strict=True)]
+        steps = [words.duration(self.step), *(each.told for each in self.path)]
         end = f"; the limit is {words.duration(self.limit)}" if self.limit else ""
-        return f"The way to the limit, a step: {' → '.join([words.duration(self.step), *steps])}{end}."
+        return f"The way to the limit, a step: {' → '.join(steps)}{end}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON: times in ns, `null` for what is not known."""

@@ -140,7 +140,7 @@ def way(timeline: Timeline, advice: Advice) -> tuple[PathStep, ...]:
         if not step or last < WORTH_IT * step:
             break
         given, last, left = asked, step, advise(predicted)
-        found.append(PathStep(first.kind, first.parameters, step))
+        found.append(PathStep(first.kind, first.parameters, step, predicted))
     return tuple(found)
 
 

@@ -284,7 +284,8 @@ _MOST = 50  # spans that are marked for a finding
 def _advised(parts: Sequence[Part], advice: Mapping[str, Advice]) -> list[Part]:
     """Return the parts with their findings (`advice` is by the name of a part), then the predicted timelines.
 
-    Of one timeline the first prediction is in sight; the others are when their finding is asked for.
+    Of one timeline the first prediction is in sight, and under it the next changes on the way to the limit, as a
+    staircase; the others are when their finding is asked for.
     """
     found: list[Part] = []
     ghosts: list[Part] = []
@@ -295,9 +296,12 @@ def _advised(parts: Sequence[Part], advice: Mapping[str, Advice]) -> list[Part]:
             if finding.predicted is not None:
                 ghost = len(parts) + len(ghosts)
                 hidden = len(parts) > 1 or bool(ghosts)
-                ghosts.append(_ghost(part, finding, number, advice[part.name].window, hidden))
+                window = advice[part.name].window
+                ghosts.append(_predicted(part, finding, finding.predicted, number, window, hidden))
             findings.append(_line(part.timeline, finding, advice[part.name].window) | {"ghost": ghost})
         found.append(replace(part, findings=findings))
+        if len(parts) == 1 and part.name in advice:
+            ghosts += _stairs(part, advice[part.name])
     return [*found, *ghosts]
 
 
@@ -345,19 +349,25 @@ def _window(timeline: Timeline, subject: Subject, judged: Window, spans: np.ndar
     return int(before.max(initial=judged[0])), int(after.min(initial=judged[1]))
 
 
-def _ghost(part: Part, finding: Finding, of: int, judged: Window, hidden: bool) -> Part:
-    """Return the prediction as a part that begins where the judged time does; `until` is where that ends."""
-    assert finding.predicted is not None
+def _stairs(part: Part, advice: Advice) -> list[Part]:
+    """Return the changes on the way to the limit that no finding has drawn, each with those before it."""
+    shown = next((each for each in advice if each.predicted is not None), None)
+    steps = advice.path[1:] if advice.path and shown and shown.kind == advice.path[0].kind else advice.path
+    label = "{} a step" if len(steps) == len(advice.path) else "then {} a step"
+    return [_ghost(part, each.predicted, label.format(each.told), 0, advice.window, False) for each in steps]
+
+
+def _predicted(part: Part, finding: Finding, predicted: Timeline, of: int, judged: Window, hidden: bool) -> Part:
+    step, now = (words.duration(metrics.summarize(each).step) for each in (predicted, part.timeline))
+    return _ghost(part, predicted, f"{finding.asked} predicts {step} a step instead of {now}", of, judged, hidden)
+
+
+def _ghost(part: Part, predicted: Timeline, label: str, of: int, judged: Window, hidden: bool) -> Part:
+    """Return a prediction as a part that begins where the judged time does; `until` is where that ends."""
     begin, end = (edge - part.timeline.begin for edge in judged)
-    step, now = (words.duration(metrics.summarize(each).step) for each in (finding.predicted, part.timeline))
-    ghost = {
-        "of": of,
-        "label": f"{finding.asked} predicts {step} a step instead of {now}",
-        "until": end,
-        "gain": end - begin - _as_long(part.timeline, finding.predicted),
-        "hidden": hidden,
-    }
-    return Part(finding.predicted, "predicted", folded=True, shift=begin, ghost=ghost, hero={})
+    gain = end - begin - _as_long(part.timeline, predicted)
+    ghost = {"of": of, "label": label, "until": end, "gain": gain, "hidden": hidden}
+    return Part(predicted, "predicted", folded=True, shift=begin, ghost=ghost, hero={})
 
 
 def _as_long(timeline: Timeline, predicted: Timeline) -> int:
