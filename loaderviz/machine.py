@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -91,6 +92,13 @@ def thread_busy() -> int:
     with suppress(OSError, ValueError, IndexError), FileIO("/proc/thread-self/schedstat") as file:
         return thread_time_ns() + int(file.read().split()[1])
     return thread_time_ns()
+
+
+def shared_memory() -> int | None:
+    """Return the bytes of /dev/shm, where batches lie on their way from workers; None on systems that have none."""
+    with suppress(OSError):
+        return shutil.disk_usage(SHARED).total
+    return None
 
 
 class NewPages(NamedTuple):

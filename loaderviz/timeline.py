@@ -120,6 +120,7 @@ class Context:
     `lines`: ns of the main thread in each line of the program ("file:line") that is in no operator of torch, where it
     was looked at. `faults`: what was seen to be wrong while it was recorded, by the kind of its finding. `sent` is
     the share (0..1) of what workers' fetches compute that it takes to send the batches to another process.
+    `shared_memory` [bytes] is what that machine has for batches on their way from workers (None: not known).
     """
 
     device: str = "unknown device"
@@ -135,6 +136,7 @@ class Context:
     lines: dict[str, int] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
     sent: float = 0.0
+    shared_memory: int | None = None
 
 
 @dataclass(frozen=True)

@@ -418,6 +418,18 @@ def test_start_up_is_paid_once_and_not_judged():
     assert "start 4 workers, 10 ms" in finding.evidence
 
 
+@pytest.mark.parametrize(("room", "wanted"), [(3, 3), (4, 4), (2, None), (1000, 15)])
+def test_no_more_workers_are_advised_than_have_room_for_the_batches_that_they_make_ahead(room, wanted):
+    slow = Settings(batch_size=256, fetch_per_sample=40_000, workers=2, steps=40, **PRESETS["prefetch"])
+    timeline = run(slow)
+    batch = int(timeline.nbytes[timeline.where(Kind.FETCH)].mean())
+    memory = 2 * room * batch + batch
+    finding = finding_of(replace(timeline, context=replace(timeline.context, shared_memory=memory)), "waiting-for-data")
+    assert finding.parameters.get("workers") == wanted
+    assert ("/dev/shm" in finding.evidence) == (room < 10)
+    assert ("do not fit" in finding.change) == (wanted is None)
+
+
 def test_slow_workers_are_counted():
     slow = Settings(batch_size=256, fetch_per_sample=40_000, workers=2, steps=12, **PRESETS["prefetch"])
     finding = finding_of(run(slow), "waiting-for-data")

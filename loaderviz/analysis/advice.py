@@ -392,6 +392,15 @@ def _at_line(facts: Evidence) -> str:
     return f"; most of a fetch is {cause.words}{f' in {line}' if line else ''}{core}"
 
 
+def _room(facts: Evidence, number: int | None) -> str:
+    """Say so where more workers than these would fill the shared memory with the batches that they make ahead."""
+    workers, memory = facts.room
+    if not number or number < workers:
+        return ""
+    many = words.count(workers, "worker")
+    return f"; the batches of more than {many} would not fit into {words.size(memory)} of /dev/shm"
+
+
 def fetch_in_loop(facts: Evidence) -> Finding | None:
     """The loop's own thread fetches (and pins) the batches: DataLoader without workers."""
     fetching = facts.fetching
@@ -411,7 +420,7 @@ def fetch_in_loop(facts: Evidence) -> Finding | None:
         "fetch-in-loop",
         f"the main thread fetches{pins} the batches itself, {duration(facts, length)} ({where(facts, fetching)})"
         f"{f'; the GPU is idle for {duration(facts, idle)} of it' if facts.here.any() else ''}"
-        f"{_at_line(facts)}{too_slow(facts, *floors)}",
+        f"{_at_line(facts)}{_room(facts, number)}{too_slow(facts, *floors)}",
         f"loader = DataLoader(..., num_workers={number or '...'}{_pin(facts)})",
         gain,
         _workers(facts, number),
@@ -434,7 +443,8 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
     return Finding(
         "waiting-for-data",
         f"the loop waits {duration(facts, facts.length(waits))} for its next batch{idle} "
-        f"({where(facts, waits)}); {seen}{_at_line(facts)}{too_slow(facts, *floors) if number else ''}",
+        f"({where(facts, waits)}); {seen}{_at_line(facts)}{_room(facts, number)}"
+        f"{too_slow(facts, *floors) if number else ''}",
         change,
         gain,
         _workers(facts, number),
@@ -929,6 +939,12 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
         return seen, "# more workers do not help: make the batches fewer bytes, or keep the data set on the GPU", None
     if busy < SATURATED:
         return *_seldom(facts, seen, waits), None
+    if not facts.more_workers and (full := _room(facts, len(workers))):
+        return (
+            f"{seen}{full}",
+            "# more workers do not fit: make the batches fewer bytes, such as uint8, or smaller",
+            None,
+        )
     if not facts.more_workers:
         turns = "they take turns" if waiting else "more workers would take turns"
         return f"{seen}, and {_cores(facts)}: {turns}", f"# more workers do not help: {CHEAPER}", None

@@ -43,6 +43,7 @@ QUEUED = 10_000  # ns: of two kernels that were both launched before, the second
 LATE_FIRST, OFTEN = 1_000_000, 10  # ns, and times a later call: a first call that takes so long has started something
 SPARE = 1.25  # workers that are busy 80 % of the time keep up although batches differ
 MOST_WORKERS = 64  # as many as `what_if` replays
+SHARED_MEMORY, PREFETCHED = 8 << 30, 2  # bytes, where not known: half of 16 GB; batches a worker makes ahead
 HOT = 2.0  # times as long as the other workers'
 LINE_SHARE = 0.2  # of what fetches do for the longest: a line that takes so much of it is named
 UNEVEN = 1.5  # times the median: batches of a loader that differ so
@@ -680,7 +681,14 @@ class Evidence:
         cores = self.cores or max(TYPICAL_CORES, len(self.lanes_of("worker")))
         both = self.fetch.computes + self.fetch.waits
         share = self.fetch.computes / both if both else 1.0
-        return min(MOST_WORKERS, round(cores / max(share, cores / MOST_WORKERS)))
+        return min(MOST_WORKERS, round(cores / max(share, cores / MOST_WORKERS)), max(1, self.room[0]))
+
+    @cached_property
+    def room(self) -> tuple[int, int]:
+        """For how many workers' prefetched batches there is shared memory, and its bytes."""
+        fetched = self.timeline.nbytes[self._fetches & (self.timeline.nbytes > 0)]
+        memory = self.timeline.context.shared_memory or SHARED_MEMORY
+        return memory // (PREFETCHED * int(fetched.mean())) if len(fetched) else MOST_WORKERS, memory
 
     @cached_property
     def more_workers(self) -> bool:

@@ -40,7 +40,7 @@ from loaderviz.batches import BATCH_RANGE, HAND_OUT, Numbering, given_twice, pre
 from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
 from loaderviz.loaders import base as loaders
-from loaderviz.machine import cores, thread_busy
+from loaderviz.machine import cores, shared_memory, thread_busy
 from loaderviz.stations import Sampler
 from loaderviz.timeline import DEVICE_KINDS, Context, Timeline, TimelineBuilder
 from loaderviz.traces import merge, steps, workers
@@ -222,6 +222,7 @@ class RealRun:
             cores=many,
             lines=found.lines,
             faults=tuple(self._loader.faults),
+            shared_memory=shared_memory(),
             samples=steps.samples(timeline),
             versions=versions,
             notes=(*notes, *found.notes),

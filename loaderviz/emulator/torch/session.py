@@ -33,6 +33,7 @@ from loaderviz.emulator.torch.patches import stop_waiting
 from loaderviz.emulator.torch.tensors import HostTag, TensorMemory
 from loaderviz.emulator.torch.tracking import AccessTracking
 from loaderviz.errors import LoadervizError, NotModelledError
+from loaderviz.machine import shared_memory
 from loaderviz.stations import PERIOD, Sampler
 from loaderviz.timeline import Cause, Context, Timeline
 
@@ -510,6 +511,7 @@ class Session(TensorMemory):
             faults=tuple(self.faults),
             lines=self._lines(),
             sent=self.sent / max(1, self.fetched_by_workers),
+            shared_memory=shared_memory() if self.measured else None,
         )
         timeline = runtime.timeline(context)
         if all(lane.group == "host" for lane in timeline.lanes) and (line := _asks_for_gpu(timeline.sources)):
