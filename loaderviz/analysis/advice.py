@@ -780,7 +780,8 @@ def host_bound(facts: Evidence) -> Found:
     overlap = copy_not_hidden(facts) or pageable_copy(facts)
     hides = overlap is not None and is_worth_it(overlap.expected_gain, facts.window)
     pays = CANNOT_PAY if facts.batch_copies.any() and waits_for_the_host(facts.summary) and not hides else ""
-    change = "# see what the host does in the longest gap; the GPU has no work then"
+    gap, place = longest_gap(facts)
+    change = f"# see what the host does {place or 'in the longest gap'}; the GPU has no work then"
     if mean < launching < LAUNCH and idle > 2 * parts["outside torch"]:
         waits = facts.waits_inside
         change = WAITS_INSIDE.format(line_of(facts, int(np.argmax(waits)))) if waits.any() else REPLAY
@@ -790,7 +791,7 @@ def host_bound(facts: Evidence) -> Found:
         f"({split})",
         f"{words.count(count, 'kernel')}{a_step(facts, count)}: {takes}, and torch and CUDA take "
         f"{words.duration(launching)} of the host's time for it",
-        longest_gap(facts),
+        gap,
         pays,
     )
     seen, asks = ". ".join(filter(None, sentences)), {"graphs": True} if change == REPLAY else {}

@@ -783,8 +783,11 @@ def names_of(facts: Evidence, mask: Mask) -> list[str]:
     return [facts.timeline.names[number] for number in numbers[np.argsort(-counts, kind="stable")]]
 
 
-def longest_gap(facts: Evidence) -> str:
-    """Say where the device's longest gap is in which the host neither loads nor waits, and what it does there."""
+def longest_gap(facts: Evidence) -> tuple[str, str]:
+    """Say where the device's longest gap is in which the host neither loads nor waits, and what it does there.
+
+    The second is that alone: "in aten::mm, called in train.py:12", or "before" the call that ends the gap; else "".
+    """
     loading = facts.loop & facts.timeline.where(Kind.FETCH, Kind.PIN, Kind.WAIT)
     gaps = intervals.subtract(facts.idle, facts.covered(loading))
     first, last = gaps[np.argmax(gaps[:, 1] - gaps[:, 0])].tolist()
@@ -795,11 +798,13 @@ def longest_gap(facts: Evidence) -> str:
     best = int(part.max(initial=0))
     if 2 * best >= last - first:
         most = int(np.flatnonzero(part == best)[-1])  # the innermost of those that fill it
-        return f"{text}, in {facts.timeline.names[facts.timeline.name[most]]}{line_of(facts, most)}"
+        place = f"in {facts.timeline.names[facts.timeline.name[most]]}{line_of(facts, most)}"
+        return f"{text}, {place}", place
     then = np.flatnonzero(facts.loop & facts.timeline.where(Kind.API) & (facts.timeline.end >= last))
     if not len(then):
-        return text
-    return f"{text}, before {facts.timeline.names[facts.timeline.name[then[0]]]}{line_of(facts, then[0])}"
+        return text, ""
+    place = f"before {facts.timeline.names[facts.timeline.name[then[0]]]}{line_of(facts, then[0])}"
+    return f"{text}, {place}", place
 
 
 def lines_of(facts: Evidence, when: Intervals) -> list[tuple[str, int]]:
