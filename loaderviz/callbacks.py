@@ -1,0 +1,112 @@
+"""Callbacks of the well-known trainers that record their training as it really runs, and write what was seen.
+
+    lightning.Trainer(..., callbacks=[lightning_callback("timeline.html", wait=10, steps=20)])
+    transformers.Trainer(..., callbacks=[trainer_callback("timeline.json")])
+
+To emulate a GPU, run the whole program in `loaderviz.record(on="a100")`: a trainer chooses its device when it is made.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaderviz.errors import LoadervizError
+from loaderviz.files import writable
+from loaderviz.imports import cured_imports
+
+if TYPE_CHECKING:
+    from loaderviz.timeline import Timeline
+
+REAL = "auto", "cuda", "cpu"
+
+
+class CallbackError(LoadervizError, ValueError):
+    """A callback was asked for what it cannot record."""
+
+
+class TrainingRecord:
+    """Records from `begin()` to `end()` and writes the page, or for a ".json" the timeline, to `path`.
+
+    `on` is "cuda", "cpu" or "auto", the GPU if torch sees one; `wait` and `steps` are those of `loaderviz.record`.
+    """
+
+    def __init__(self, path: str | Path, on: str = "auto", wait: int = 0, steps: int | None = None) -> None:
+        if on not in REAL:
+            raise CallbackError(
+                f"on={on!r}: a callback records what really runs, on one of {', '.join(map(repr, REAL))}. To emulate a "
+                "GPU, run the whole program inside loaderviz.record()"
+            )
+        writable(path)
+        self.path, self.on, self.wait, self.steps = Path(path), on, wait, steps
+        self.timeline: Timeline | None = None
+        self._open = ExitStack()
+
+    def begin(self) -> None:
+        """Start to record."""
+        import torch
+
+        from loaderviz.recording import record
+
+        on = self.on if self.on != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        self._recording = self._open.enter_context(record(on, wait=self.wait, steps=self.steps))
+
+    def end(self) -> None:
+        """Stop, and write; a second call does nothing."""
+        from loaderviz.export import to_html
+
+        if self.timeline is None and hasattr(self, "_recording"):
+            self._open.close()
+            self.timeline = self._recording.timeline
+            self.timeline.save(self.path) if self.path.suffix == ".json" else to_html(self.timeline, self.path)
+
+
+def lightning_callback(path: str | Path, on: str = "auto", wait: int = 0, steps: int | None = None) -> Any:
+    """Return a callback for Lightning's Trainer, which records the fit; its `record.timeline` is what happened.
+
+    Raises `CallbackError` for another `on`, `ModuleNotFoundError` where Lightning is not installed.
+    """
+    with cured_imports():
+        from lightning.pytorch import Callback
+
+    class TimelineCallback(Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.record = TrainingRecord(path, on, wait, steps)
+
+        # The loader is iterated before on_train_start, and is after a check of the validation, which is no training.
+        def on_fit_start(self, trainer: Any, *_: Any) -> None:
+            if not (trainer.enable_validation and trainer.num_sanity_val_steps):
+                self.record.begin()
+
+        def on_sanity_check_end(self, *_: Any) -> None:
+            self.record.begin()
+
+        def on_train_end(self, *_: Any) -> None:
+            self.record.end()
+
+        def on_exception(self, *_: Any) -> None:
+            self.record.end()
+
+    return TimelineCallback()
+
+
+def trainer_callback(path: str | Path, on: str = "auto", wait: int = 0, steps: int | None = None) -> Any:
+    """Return a callback for the Trainer of transformers, which records `train()`; see `lightning_callback`.
+
+    A training that fails calls no callback: then `callback.record.end()` writes what was there.
+    """
+    with cured_imports():
+        from transformers import TrainerCallback
+
+    class TimelineCallback(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.record = TrainingRecord(path, on, wait, steps)
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            self.record.begin()
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            self.record.end()
+
+    return TimelineCallback()
