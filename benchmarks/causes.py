@@ -16,6 +16,7 @@ import os
 import statistics
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,6 +171,27 @@ HEAD = (
 )
 
 
+def confusions(found: list[Row]) -> list[str]:
+    """Return a table of how often which cause was found where another was known, and where it was right."""
+    named = ("right" if row.is_right else row.first.kind if row.first else "nothing" for row in found)
+    counts = Counter(zip((" or ".join(row.case.kinds) for row in found), named, strict=True))
+    rows = [f"| {known} | {told} | {count} |" for (known, told), count in sorted(counts.items())]
+    return ["| known cause | first finding | loops |", "| :--- | :--- | ---: |", *rows]
+
+
+INTRODUCTION = f"""# Advice, held by experiments
+
+`loaderviz.advise` names first what a loop should change, and says what that gains. Here are loops whose slow part is
+known, since it was put there. Each was recorded, the first change that was advised was really made, and the loop was
+recorded again. `own` are by those who wrote the analysis, `strangers` by somebody who had not read it.
+
+A row is right if the known cause comes first and, where one line is to blame, its line is named. `gain` is what the
+change really gained a step, `predicted gain` and `bound` are what the advice had said, `then` is the first finding after
+the change. What is in bold is wrong. On the hosts `auto` and `cpu` times are this machine's, and each loop is recorded
+{TIMES} times, of which the middle one counts. `python -m benchmarks.causes` makes this page.
+"""
+
+
 def main(wanted: list[str]) -> None:
     """Print the table as it grows; write the page where all loops were run."""
     os.environ.setdefault("LOADERVIZ_OFFLINE", "1")
@@ -185,7 +207,7 @@ def main(wanted: list[str]) -> None:
         parts += [f"## {author.capitalize()}", "", *shares(mine), "", HEAD, *map(line, mine), ""]
         print(author, *shares(mine), sep="\n")
     if not wanted:
-        PAGE.write_text(f"{(__doc__ or '').splitlines()[0]}\n\n" + "\n".join(parts), encoding="utf-8")
+        PAGE.write_text("\n".join([INTRODUCTION, "## What was taken for what", "", *confusions(found), "", *parts]))
 
 
 if __name__ == "__main__":
