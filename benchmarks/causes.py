@@ -186,8 +186,8 @@ known, since it was put there. Each was recorded, the first change that was advi
 recorded again. `own` are by those who wrote the analysis, `strangers` by somebody who had not read it.
 
 A row is right if the known cause comes first and, where one line is to blame, its line is named. `gain` is what the
-change really gained a step, `predicted gain` and `bound` are what the advice had said, `then` is the first finding after
-the change. What is in bold is wrong. On the hosts `auto` and `cpu` times are this machine's, and each loop is recorded
+change really gained a step, `predicted gain` and `bound` are what the advice had said, `then` is the first finding
+after the change. What is in bold is wrong. On the hosts `auto` and `cpu` times are this machine's, and each loop is recorded
 {TIMES} times, of which the middle one counts. `python -m benchmarks.causes` makes this page.
 """
 
