@@ -187,8 +187,8 @@ recorded again. `own` are by those who wrote the analysis, `strangers` by somebo
 
 A row is right if the known cause comes first and, where one line is to blame, its line is named. `gain` is what the
 change really gained a step, `predicted gain` and `bound` are what the advice had said, `then` is the first finding
-after the change. What is in bold is wrong. On the hosts `auto` and `cpu` times are this machine's, and each loop is recorded
-{TIMES} times, of which the middle one counts. `python -m benchmarks.causes` makes this page.
+after the change. What is in bold is wrong. On the hosts `auto` and `cpu` times are this machine's, and each loop is
+recorded {TIMES} times, of which the middle one counts. `python -m benchmarks.causes` makes this page.
 """
 
 

@@ -18,7 +18,7 @@ from benchmarks.loops import own, strangers
         (own, "launches", "laptop"),  # the gaps in its graph are not the host's
         (own, "short_epochs", "workstation"),  # the start of workers is no other work
         (own, "far_away_two_workers", "workstation"),
-        (own, "features_in_lists", "laptop"),  # whose sending is in the time of a fetch
+        (own, "features_in_columns", "laptop"),  # whose sending is in the time of a fetch
         (strangers, "norm_of_each_layer", "workstation"),  # with the norm, which stands in the same line
         (strangers, "bytes_sent_as_floats", "laptop"),  # pinned before the loop
         (strangers, "boxes_one_by_one", "laptop"),  # packed, they need not be stacked

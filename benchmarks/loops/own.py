@@ -163,13 +163,13 @@ def short_epochs(persistent: bool = False, workers: int = 4, **_: Any) -> None:
 
 
 @case("workers-cost-more", hosts=EMULATED)
-def features_in_lists(workers: int = 2, **_: Any) -> None:
-    """Each sample is a list of twenty short arrays: to send a batch of 21 tensors takes far longer than to make it."""
-    data = Samples(lambda index: ([np.ones(64, np.float32)] * 20, index % 10), 40 * 64)
+def features_in_columns(workers: int = 2, **_: Any) -> None:
+    """Each sample has twenty short tensors: to send a batch of them takes far longer than to make it."""
+    data = TensorDataset(*(torch.zeros(40 * 64, 64) for _ in range(20)))
     device, net = case_device(), network(64, 64)
     net = net.to(device)
-    for features, _ in DataLoader(data, 64, num_workers=workers):
-        net(features[0].to(device)).mean().backward()
+    for features, *_ in DataLoader(data, 64, num_workers=workers):
+        net(features.to(device)).mean().backward()
 
 
 @case("workers-cost-more", hosts=("cpu",))

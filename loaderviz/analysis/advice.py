@@ -510,7 +510,7 @@ def workers_cost_more(facts: Evidence) -> Finding | None:
     time, making = intervals.length(taking), round(fetch * (facts.steps or 0))
     if not (number and making) or time <= making:
         return None
-    gain = facts.gain(time - making, "taking batches, less making them in the loop", facts.device_floor())
+    gain = facts.gain(time, "what the loop waits for workers, and takes from them", facts.device_floor())
     return Finding(
         "workers-cost-more",
         f"the loop spends {duration(facts, time)} to take batches from {words.count(number, 'worker')}, and the fetch "
