@@ -325,8 +325,7 @@ def test_the_table_of_a_run_on_several_ranks():
     }
     assert {name: table.get(name) for name in expected} == expected
     assert (summary.hidden_communication, summary.exposed_communication) == (200, 400)
-    said = "GPU 0 (of 2) computes 60 % of the time, 33 % of communication is hidden, no copies, 1.67x the limit"
-    assert describe(timeline) == said
+    assert describe(timeline).startswith("rank 1 is late: the others wait 200 ns for it; GPU 1 (of 2) computes 0 % of")
 
 
 def test_the_table_of_a_run_without_a_gpu_is_about_waiting():
