@@ -97,21 +97,29 @@ def device_sets(timeline: Timeline, start: int, end: int, device: int = 0) -> di
 
 
 def states(timeline: Timeline, device: int | None = None) -> dict[str, Intervals]:
-    """Return what the GPU is doing, as five sets that are disjoint and together fill the timeline.
+    """Return what the GPU is doing, as seven sets that are disjoint and together fill the timeline.
 
-    Keys: "compute" (a kernel, no host-device copy), "copy hidden", "copy exposed", "other device work", "idle".
+    Keys: "compute" (a kernel, no host-device copy), "copy hidden" (one under kernels), "copy exposed", "waiting for
+    ranks" and "communication" (a collective alone, before and after the last known rank has come), "other device work",
+    "idle".
     """
     check_timeline(timeline, "states()")
     start, end = window_of(timeline, None)
-    sets = device_sets(timeline, start, end, choose_device(timeline, device)[0])
-    kernels, copies, work = sets["kernels"], sets["copies"], sets["work"]
-    return {
-        "compute": intervals.subtract(kernels, copies),
-        "copy hidden": intervals.intersect(kernels, copies),
-        "copy exposed": intervals.subtract(copies, kernels),
-        "other device work": intervals.subtract(intervals.subtract(work, kernels), copies),
-        "idle": intervals.subtract(np.array([[start, end]]), work),
+    device, _ = choose_device(timeline, device)
+    sets, parted = device_sets(timeline, start, end, device), rank_waits(timeline, start, end, device)
+    layers = {
+        "copy hidden": intervals.intersect(sets["kernels"], sets["copies"]),
+        "copy exposed": sets["copies"],
+        "compute": sets["compute"],
+        "waiting for ranks": parted[0] if parted else NONE,
+        "communication": sets["communication"],
+        "other device work": sets["work"],
+        "idle": np.array([[start, end]]),
     }
+    found, rest = {}, layers["idle"]
+    for name, part in layers.items():
+        found[name], rest = intervals.intersect(rest, part), intervals.subtract(rest, part)
+    return found
 
 
 def window_of(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int, int]:
@@ -440,7 +448,10 @@ class Loop:
         work = on_device(self.timeline, self.device) & self.timeline.where(*DEVICE_KINDS)
         start = int(self.timeline.start[self.spans[self.first]])
         end = int(self.timeline.end[work].max(initial=self.last))
-        start = self.timeline.begin if self.cut else start
+        if self.cut:  # another rank's recording may begin earlier
+            lanes = self.timeline.lanes
+            mine = {self.device, *(lanes[lane].device for lane in loop_lanes(self.timeline, self.device))}
+            start = int(self.timeline.start[self.timeline.in_lanes(lambda lane: lane.device in mine)].min())
         return (start, end) if start < end else None
 
     def between(self, start: int, end: int) -> Ints:
@@ -783,7 +794,7 @@ def summary_of(
         copy_share=_ratio(copy, span),
         breakdown=_breakdown(timeline, judged, sets, waits, in_loop),
         bandwidth=_bandwidth(timeline, start, end, device),
-        start_up=0 if asked else start - timeline.begin,
+        start_up=0 if asked or loop.cut else start - timeline.begin,
         device=device,
         devices=devices_of(timeline),
         hidden_communication=intervals.length(intervals.intersect(sets["communication"], sets["compute"])),

@@ -96,7 +96,9 @@ def test_states_are_disjoint_and_fill_the_window(seed):
     assert set.union(*found.values()) == everything
     assert sum(map(len, found.values())) == len(everything)
     kernels, copies = times(timeline, *KERNELS), times(timeline, *COPIES)
-    assert found["compute"] == kernels - copies
+    alone = times(timeline, Kind.COMMUNICATION) - times(timeline, Kind.COMPUTE) - copies
+    assert found["compute"] == kernels - copies - alone
+    assert (found["communication"], found["waiting for ranks"]) == (alone, set())  # of one rank nobody knows
     assert found["copy hidden"] == kernels & copies
     assert found["copy exposed"] == copies - kernels
     assert found["idle"] == everything - times(timeline, *DEVICE_KINDS)

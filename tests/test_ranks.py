@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import factory
 import pytest
 from factory import US
 
 import loaderviz as lv
-from loaderviz.analysis.ranks import rank_table
-from loaderviz.metrics import choose_device, describe, summarize
+from loaderviz.analysis.ranks import drawn, rank_table
+from loaderviz.export import advised
+from loaderviz.intervals import length
+from loaderviz.metrics import choose_device, describe, states, summarize
 from loaderviz.timeline import Cause, Context, Kind, Timeline, TimelineBuilder
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -90,7 +93,7 @@ def test_planted_stragglers_are_found_with_their_cause_and_their_cost(cause, how
     }
     assert sum(row.blame for row in table.rows) == held * size * US
     assert choose_device(timeline)[0] == summarize(timeline).device == found.late[0]
-    assert describe(timeline).startswith(str(found)) and str(found) in str(table)
+    assert describe(timeline).startswith(str(found)) and str(found)[1:] in str(table)
     told = next(each for each in lv.advise(timeline) if each.kind == "late-rank")
     assert told.expected_gain.ns == found.cost and told.expected_gain.per_step == found.cost / STEPS
     assert str(found)[1:] in told.evidence and all(each in told.evidence for each in table.why)
@@ -109,5 +112,55 @@ def test_of_ranks_that_are_as_fast_as_each_other_none_is_late(ranks, jitter):
     }
     timeline = planted(ranks, more)
     table = rank_table(timeline)
-    assert table.late == () and str(table).splitlines()[-1].startswith("no rank is late")
+    assert table.late == () and str(table).splitlines()[-1].startswith("No rank is late")
     assert "late" not in describe(timeline) and "late-rank" not in [each.kind for each in lv.advise(timeline)]
+
+
+def test_a_page_of_many_ranks_has_the_numbers_of_all_of_them_although_it_draws_few():
+    """Nobody who is drawn waits for rank 5 alone, which comes between the late one and the others."""
+    more = {(rank, step): {"computes": {3: 400, 5: 300}.get(rank, rank)} for rank in range(12) for step in range(STEPS)}
+    timeline = planted(12, more)
+    table, shown = rank_table(timeline), drawn(timeline)
+    assert sorted(row.device for row in table.telling) == [0, 3, 5, 7] and len(shown.lanes) == 12
+    for device in (0, 3, 5, 7):
+        whole, part = states(timeline, device), states(shown, device)
+        assert {name: each.tolist() for name, each in whole.items()} == {
+            name: each.tolist() for name, each in part.items()
+        }
+        row, waits = table.rows[device], whole["waiting for ranks"]
+        assert (length(waits), length(whole["communication"])) == (row.waits, STEPS * MOVES * US)
+        assert length(whole["compute"]) == row.computes == STEPS * (300 + more[device, 0]["computes"]) * US
+    summary, advice = summarize(timeline), lv.advise(timeline)
+    head, _ = advised(timeline, advice).packed()
+    (part,) = (each for each in head["parts"] if not each["ghost"])
+    assert head["title"] == describe(timeline) == describe(shown)
+    assert [each["ns"] for each in part["where"]] == [round(time / STEPS) for time in summary.breakdown.values()]
+    keys = {each["name"]: each["key"] for each in part["where"]}
+    assert keys["communication exposed"] == "state:communication"
+    assert rank_table(shown).rows == table.rows and (summarize(shown), summary.device) == (summary, 3)
+
+
+def test_a_rank_whose_recording_begins_later_was_not_idle_before():
+    spans = []
+    for device, begin in ((0, 0), (1, 450)):
+        for step in range(6):
+            at = max(begin, 100 * step)
+            spans += [(f"main@{device}", at, 100 * step + 100, Kind.RANGE, {"name": f"ProfilerStep#{step + 3}"}),
+                      (f"stream 7@{device}", at, 100 * step + 90, Kind.COMPUTE)] * (at < 100 * step + 90)  # fmt: skip
+    timeline = factory.made(*spans, origin="file")
+    assert [(each.window, each.idle) for each in (summarize(timeline, device=n) for n in (0, 1))] == [
+        (600, 60),
+        (150, 20),
+    ]
+
+
+@pytest.mark.skipif(not TRACES.exists(), reason="needs ../shared/traces")
+def test_a_real_straggler_is_named_by_what_it_costs_although_it_is_seldom_last():
+    timeline = lv.read(TRACES / "ranks8_nanogpt_2025")
+    table = rank_table(timeline)
+    (culprit,) = table.late
+    assert (culprit.row.rank, culprit.cause, table.shared, round(table.lateness.share, 2)) == ("1", "works", 84, 0.84)
+    assert round(table.lateness.cost / 1e6, 1) == 27.4 and round(culprit.row.waits / 1e6) == 6
+    assert (
+        describe(timeline).startswith("rank 1 is late: the others wait ") and lv.advise(timeline)[0].kind == "late-rank"
+    )

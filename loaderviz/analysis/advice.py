@@ -807,7 +807,7 @@ def start_up(facts: Evidence) -> Finding | None:
     """What is paid before the steady state: worker processes, the CUDA context, first allocations."""
     timeline = facts.timeline
     before = facts.start - timeline.begin
-    if not facts.here.any() or before < START_UP * timeline.duration:
+    if not facts.here.any() or facts.marked.cut or before < START_UP * timeline.duration:
         return None
     early = (timeline.end <= facts.start) & timeline.where(Kind.API, Kind.OPERATOR, Kind.WAIT, Kind.FETCH)
     longest = ""

@@ -24,6 +24,7 @@ from loaderviz.metrics import (
     loop_lanes,
     once,
     rank_of,
+    summarize,
 )
 from loaderviz.timeline import COPIES, Cause, Kind, Timeline
 
@@ -81,11 +82,12 @@ class RankTable:
     late: tuple[Culprit, ...]
 
     @property
-    def telling(self) -> dict[str, RankRow]:
-        """The slowest rank, which the others wait for, the median, and the fastest, which waits longest for others."""
-        worst = [each.row for each in self.late[:1]]
+    def telling(self) -> dict[RankRow, str]:
+        """The late ranks, or the one that waits least for others, the median, and the fastest, which waits longest."""
+        worst = [each.row for each in self.late]
         order = sorted(self.rows, key=lambda row: (row not in worst, row.waits, -row.computes - row.works))
-        return {"slowest": order[0], "median": order[len(order) // 2], "fastest": order[-1]}
+        first = dict.fromkeys(worst, "late") or {order[0]: "slowest"}
+        return first | {order[len(order) // 2]: "median", order[-1]: "fastest"} | first
 
     @property
     def why(self) -> list[str]:
@@ -104,14 +106,14 @@ class RankTable:
     def _parts(self) -> tuple[list[RankRow], list[RankRow]]:
         if len(self.rows) <= FEW:
             return list(self.rows), []
-        shown = list(self.telling.values())
+        shown = list(self.telling)
         return shown, [row for row in self.rows if row not in shown]
 
     def _cells(self, rows: list[RankRow]) -> list[tuple[str, ...]]:
-        which = {row.rank: name for name, row in self.telling.items()} if len(self.rows) > FEW else {}
+        which = self.telling if len(self.rows) > FEW else {}
         return [
             (
-                f"{row.rank} {which.get(row.rank, '')}".strip(),
+                f"{row.rank} {which.get(row, '')}".strip(),
                 *(words.duration(time) for time in (row.computes, row.copies, row.loads, row.works)),
                 *(words.duration(time) for time in (row.blame, row.waits)),
             )
@@ -124,8 +126,8 @@ class RankTable:
     @property
     def _told(self) -> str:
         share = f" ({words.share(self.lateness.share)} of all lateness)" if self.late else ""
-        first = f"{self.lateness}{share} in {words.count(self.shared, 'collective')}"
-        return "\n".join([first, *self.why])
+        first = f"{self.lateness}{share} in {words.count(self.shared, 'collective')}".capitalize()
+        return "\n".join(f"{each}." for each in (first, *self.why))
 
     def __str__(self) -> str:
         shown, folded = self._parts()
@@ -287,20 +289,25 @@ class _Why:
 
 
 def drawn(timeline: Timeline) -> Timeline:
-    """Return the timeline with the slowest, the median and the fastest rank alone; of a few ranks as it is."""
+    """Return the timeline with the telling ranks alone, whose numbers stay those of all; of a few ranks as it is."""
     mains = {lane.device for lane in timeline.lanes if lane.role == "main"}
     if len(mains) <= DRAWN or (table := rank_table(timeline)) is None:
         return timeline
-    devices = {row.device for row in table.telling.values()}
+    devices = {row.device for row in table.telling}
     hosts = {timeline.lanes[lane].device for device in devices for lane in loop_lanes(timeline, device)}
     kept = [n for n, lane in enumerate(timeline.lanes) if lane.device in (hosts if lane.group == "host" else devices)]
-    part, place = timeline.only(np.isin(timeline.lane, kept)), {lane: n for n, lane in enumerate(kept)}
-    named = ", ".join(f"{row.rank} ({name})" for name, row in table.telling.items())
+    here = np.isin(timeline.lane, kept)
+    part, place = timeline.only(here), {lane: n for n, lane in enumerate(kept)}
+    named = ", ".join(f"{row.rank} ({name})" for row, name in table.telling.items())
     note = f"of {len(mains)} ranks {len(table.telling)} are drawn, {named}; the table has the others"
-    return replace(
+    shown = replace(
         part,
         context=replace(part.context, notes=(note, *part.context.notes)),
         lanes=tuple(timeline.lanes[lane] for lane in kept),
         spans=part.spans | {"lane": np.searchsorted(kept, part.lane).astype(part.lane.dtype)},
         marks=tuple(replace(mark, lane=place[mark.lane]) for mark in part.marks if mark.lane in place),
     )
+    number, arrival = collectives(timeline)
+    summarize(timeline)
+    shown.results.update(timeline.results | {"collectives": (number[here], arrival[here])})
+    return shown
