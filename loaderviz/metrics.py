@@ -136,8 +136,9 @@ def window_of(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int, 
 
 
 def devices_of(timeline: Timeline) -> tuple[int, ...]:
-    """Return the numbers of the devices, in order; (0,) where there is none."""
-    return tuple(sorted({lane.device for lane in timeline.lanes if lane.group == "device"})) or (0,)
+    """Return the numbers of the devices, in order; where there is none those of the loops, which are ranks without."""
+    lanes = [lane for lane in timeline.lanes if lane.group == "device"] or timeline.lanes
+    return tuple(sorted({lane.device for lane in lanes if lane.group == "device" or lane.role == "main"})) or (0,)
 
 
 @once
@@ -383,7 +384,7 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None) -> Laten
 
 def rank_of(timeline: Timeline, device: int) -> str:
     """Return the number of the rank that a device belongs to, as its lanes are named, else that of the device."""
-    names = (lane.name for lane in timeline.lanes if lane.group == "device" and lane.device == device)
+    names = (lane.name for lane in timeline.lanes if lane.device == device)
     match = re.match(r"(?:rank|file|process) (\d+) ", next(names, ""))
     return match[1] if match else str(device)
 
@@ -848,7 +849,10 @@ def describe(timeline: Timeline, label: str = "", window: tuple[int, int] | None
     if not len(timeline):
         return f"{before}an empty timeline, nothing was recorded"
     if not summary.busy:
-        return f"{before}{words.duration(summary.window)} on the host, no work on the GPU{_loading(summary)}"
+        calls = timeline.where(Kind.API) & (calls_of(timeline.names)[timeline.name] & Api.LAUNCH != 0)
+        lost = f"{words.count(int(calls.sum()), 'launch')} of work on the GPU that is not in the timeline"
+        work = lost if calls.any() else "no work on the GPU"
+        return f"{before}{words.duration(summary.window)} on the host, {work}{_loading(summary)}"
     late = lateness(timeline, window) if len(summary.devices) > 1 else None
     return before + (f"{late}; " if late and late.late else "") + finding(summary)
 

@@ -42,6 +42,7 @@ LINES = "reads-too-much", "collate-in-python", "uneven-workers", "cuda-in-datase
 WAITS = "synchronizes-each-step", "index-on-host"  # in which the host waits inside a step
 LOADS = "fetch-in-loop", "waiting-for-data"  # findings that ask for workers
 WORTH_HIDING = 0.1  # with less of the copy hidden, a gain comes from something else
+RECORD = "# begin the profiler before the work, with activities=[CPU, CUDA]; wait for the GPU before it ends"
 CANNOT_PAY = "Overlap cannot pay here: the GPU waits for the host, not for the copy."
 
 
@@ -889,21 +890,28 @@ def _first_calls(facts: Evidence, waiting: bool = True) -> Intervals:
 def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
     """The honest finding where no change is worth its work, or where the timeline does not show which would be."""
     summary = facts.summary
-    if not summary.busy:
-        data = intervals.length(facts.getting)
+    if not summary.kernels and not summary.copy:
+        if launches := facts.does(Api.LAUNCH).sum():
+            seen = (
+                f"the host makes {words.count(int(launches), 'launch')}, and no kernel is in the timeline, nor a copy"
+            )
+            return Finding("work-not-seen", f"{seen}: the profiler has lost them, or was not asked", RECORD, NO_GAIN)
         text = "the timeline has no work of a GPU in it, so nothing can overlap"
-        if data:
+        if summary.busy:
+            text = (
+                f"the timeline has no kernel and no copy, only {words.duration(facts.length(facts.here))} of other work"
+            )
+        if data := intervals.length(facts.getting):
             text += f"; the loop waits for data or fetches it {words.share(data / facts.window)} of the time"
         return Finding("no-gpu-work", text, (why := _missed(facts)) and f"# {why}", NO_GAIN)
     overlap = summary.overlap
     copy = "no host-device copies" if overlap is None else f"{words.share(overlap)} of the copy is hidden"
     text = (
         f"kernels run {words.share(summary.kernels / facts.window)} of the window, {copy}, the GPU is idle "
-        f"{words.share(1 - summary.busy)}: {summary.away}"
+        f"{words.share(1 - (summary.busy or 0))}: {summary.away}"
     )
     if facts.unseen:
-        change = "# begin the profiler before the work, with activities=[CPU, CUDA]; wait for the GPU before it ends"
-        return Finding("work-not-seen", f"{facts.unseen}. Kernels are seen {text.split(' ', 2)[2]}", change, NO_GAIN)
+        return Finding("work-not-seen", f"{facts.unseen}. Kernels are seen {text.split(' ', 2)[2]}", RECORD, NO_GAIN)
     if not facts.loop.any() and facts.window >= WORTH_IT * summary.limit:
         return Finding("cause-not-seen", f"{text}. The timeline has no host lane that would tell why", "", NO_GAIN)
     small = max(found, key=lambda finding: finding.expected_gain.ns, default=None)

@@ -125,6 +125,8 @@ class RankTable:
 
     @property
     def _told(self) -> str:
+        if not self.shared:
+            return "No collective was seen of several ranks."
         share = f" ({words.share(self.lateness.share)} of all lateness)" if self.late else ""
         first = f"{self.lateness}{share} in {words.count(self.shared, 'collective')}".capitalize()
         return "\n".join(f"{each}." for each in (first, *self.why))
@@ -200,7 +202,7 @@ class _Times:
 
     def works(self, device: int) -> tuple[Intervals, Intervals]:
         """When a device computes, and when it copies."""
-        lanes = self.streams[device]
+        lanes = self.streams.get(device, [])
         return self.when(lanes, "kind", Kind.COMPUTE), self.when(lanes, "kind", *COPIES)
 
     def host(self, device: int) -> tuple[Intervals, Intervals, int]:
@@ -262,7 +264,7 @@ class _Why:
     """
 
     def __init__(self, times: _Times, found: Lateness) -> None:
-        self.found, timeline = found, times.timeline
+        self.found, self.times, timeline = found, times, times.timeline
         self.spent = np.zeros((len(found.parts), len(CAUSES)), np.int64)
         came, ended = timeline.start[found.parts], timeline.end[found.parts]
         for device in np.unique(found.device).tolist() if found.late else ():
@@ -284,8 +286,9 @@ class _Why:
         usual = (others / np.maximum(1, np.bincount(found.group, fair, count)))[:, found.group[here]]
         more = self.spent[here].sum(axis=0) - usual.sum(axis=1)
         best = int(more.argmax())
-        explains = more[best] >= CAUSE * np.maximum(more, 0).sum() and more[best] >= CAUSE * found.blame[here].sum()
-        return (list(CAUSES)[best], round(more[best])) if explains else ("", 0)
+        name = list(CAUSES)[best]
+        seen = name != "works" or self.times.lanes(device)  # a GPU without work has a host that is late, if one is seen
+        return (name, round(more[best])) if seen and more[best] >= CAUSE * found.blame[here].sum() else ("", 0)
 
 
 def drawn(timeline: Timeline) -> Timeline:
