@@ -293,6 +293,7 @@ def rank_waits(timeline: Timeline, start: int, end: int, device: int) -> tuple[I
 
 BLAME = 0.2  # of all lateness: a rank that causes so much of it is to blame
 WAITED = 0.03  # of the window: what others wait for less than that is not told
+ALIKE = 1.5  # times its fair part of all lateness: if one of those to blame causes less, it takes twice as much waiting
 OFTEN = 0.5  # of its mean: a step in which a rank causes so much is one in which it is late
 
 
@@ -301,9 +302,9 @@ class Lateness:
     """Who is late to the collectives of a `window` [ns], as far as several ranks were seen; times in ns.
 
     `late` are the devices to blame, the worst first: the other ranks wait `cost` for them, at least, which is `share`
-    (0..1) of what so many ranks could cause. `often` says in how many of the `units`, which are steps (collectives,
-    where no steps are marked), each of them is late; `in_turn`, that most often it is not all of them. `steps` is how
-    many steps the window holds, 0 if that is not known.
+    (0..1) of what so many ranks could cause. Without one `cost` is what all of them wait in turn; 0 if it is little.
+    `often` says in how many of the `units`, which are steps (collectives, where no steps are marked), each of them is
+    late; `in_turn`, that most often it is not all of them. `steps` is how many the window holds, 0 if not known.
 
     Columns of one entry for each part of a collective, by collective and arrival: `parts` are their spans, `group`
     counts the collectives, `device` is whose they are, `blame` is for how long it alone, or its share, held them up.
@@ -329,7 +330,8 @@ class Lateness:
 
     def __str__(self) -> str:
         if not self.late:
-            return "no rank is late"
+            often = f" more than others: in turn they wait {self.per_step(self.cost)} for each other" * (self.cost > 0)
+            return f"no rank is late{often}"
         *most, last = self.ranks
         who = f"ranks {', '.join(most)} and {last} are" if most else f"rank {last} is"
         them, turn = "them" if most else "it", " in turn" if self.in_turn else ""
@@ -345,41 +347,49 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None) -> Laten
     parts = np.flatnonzero((number >= 0) & (timeline.end > start) & (came < end))
     parts = parts[np.lexsort((came[parts], number[parts]))]
     _, first, group, size = np.unique(number[parts], return_index=True, return_inverse=True, return_counts=True)
-    came, many, place = came[parts], size[group], np.arange(len(parts)) - first[group]
-    gaps = np.where((place > 0) & (2 * place >= many - 1), np.diff(came, prepend=0), 0)
-    blame = np.cumsum(gaps / (many - place))
-    blame -= blame[first][group]
-    device = device_of(timeline)[parts]
+    came, last, device = came[parts], first + size - 1, device_of(timeline)[parts]
+    blame = _blame(came, first, group, size)
     devices, whose = np.unique(device, return_inverse=True)
-    caused = np.bincount(whose, blame, len(devices))
-    order = np.argsort(-caused, kind="stable")
-    late = order[caused[order] >= max(1, BLAME * gaps.sum())]
+    caused = np.bincount(whose, blame, len(devices)).round()
+    late = np.argsort(-caused, kind="stable")
+    late = late[caused[late] >= max(1, round(BLAME * caused.sum()))]
     others = np.where(np.isin(whose, late), came[first][group], came)
-    latest, ends = came[first + size - 1], first + size - 1 - np.minimum(size - 1, len(late))
-    cost = int((latest - np.maximum.reduceat(others, first)).sum()) if len(parts) else 0
-    alike = 1 + bool((caused[late] * len(devices) < 1.5 * gaps.sum()).any())  # as if all were late by chance
-    late = late if cost >= alike * WAITED * (end - start) else late[:0]
+    cost = int((came[last] - np.maximum.reduceat(others, first)).sum()) if len(parts) else 0
+    possible = int((came[last] - came[np.maximum(first, last - len(late))]).sum())
+    alike = (caused[late] * len(devices) < ALIKE * caused.sum()).any()  # as if all were late, by chance
+    least = WAITED * (end - start)
+    if cost < (1 + alike) * least:
+        late, cost = late[:0], int(caused.sum()) * bool(caused.sum() >= 2 * least)
     steps, unit = loop.between(start, end), np.arange(len(first))
     if len(steps) > 1:
-        unit = np.searchsorted(begin_of(timeline, loop.device, loop.spans[steps]), latest)
+        unit = np.searchsorted(begin_of(timeline, loop.device, loop.spans[steps]), came[last])
     known, unit = np.unique(unit, return_inverse=True)
     held = [np.bincount(unit[group], blame * (whose == each), len(known)) for each in late]
-    each = np.reshape(held, (len(late), len(known))) * len(known) >= OFTEN * caused[late][:, None]
+    often = np.reshape(held, (len(late), len(known))) * len(known) >= OFTEN * caused[late][:, None]
     return Lateness(
         (start, end),
         tuple(devices[late].tolist()),
         tuple(rank_of(timeline, each) for each in devices[late].tolist()),
         cost,
-        cost / max(1, int((latest - came[ends]).sum())),
+        cost / max(1, possible),
         max(len(steps), len(known)) if len(steps) > 1 else 0,
-        tuple(each.sum(axis=1).tolist()),
+        tuple(often.sum(axis=1).tolist()),
         len(known),
-        bool(2 * each.sum() < (1 + len(late)) * np.count_nonzero(each.any(axis=0))),
+        bool(2 * often.sum() < (1 + len(late)) * np.count_nonzero(often.any(axis=0))),
         parts,
         group,
         device,
         blame,
     )
+
+
+def _blame(came: Ints, first: Ints, group: Ints, size: Ints) -> npt.NDArray[np.float64]:
+    """Return for how long each part holds its collective up [ns]: arrivals are by collective, and in order."""
+    many, place = size[group], np.arange(len(came)) - first[group]
+    gaps = np.where((place > 0) & (2 * place >= many - 1), np.diff(came, prepend=0), 0)
+    blame = np.cumsum(gaps / (many - place))
+    found: npt.NDArray[np.float64] = blame - blame[first][group]
+    return found
 
 
 def rank_of(timeline: Timeline, device: int) -> str:

@@ -101,6 +101,19 @@ def test_planted_stragglers_are_found_with_their_cause_and_their_cost(cause, how
         assert told.evidence in [each.evidence for each in lv.advise(timeline, device=device)]
 
 
+@pytest.mark.parametrize("many", [5, 6])
+def test_five_may_be_late_in_turn_and_of_more_nobody_is_to_blame(many):
+    steps = 2 * many if many == 6 else 10
+    timeline = planted(12, {(step % many, step): {"works": 600} for step in range(steps)})
+    table = rank_table(timeline)
+    told = next(each for each in lv.advise(timeline) if each.kind == "late-rank")
+    assert told.expected_gain.ns == table.lateness.cost == steps * 600 * US
+    assert sorted(table.lateness.late) == (list(range(5)) if many == 5 else [])
+    said = "ranks 0, 1, 2, 3 and 4 are late in turn" if many == 5 else "no rank is late more than others"
+    assert str(table.lateness).startswith(said) and told.evidence[1:].startswith(said[1:])
+    assert describe(timeline).startswith(said) == (many == 5)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("jitter", [0, 1, 5, 10])
 def test_of_ranks_that_are_as_fast_as_each_other_none_is_late(ranks, jitter):

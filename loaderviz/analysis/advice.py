@@ -368,15 +368,17 @@ _EVEN = {  # what to look at, by what a late rank does longer than the others
 def late_rank(facts: Evidence) -> Finding | None:
     """Ranks that come late to collectives: the others wait for them, whatever the network does."""
     table = rank_table(facts.timeline, facts.asked)
-    if table is None or not table.late:
+    if table is None or not table.lateness.cost:
         return None
-    found = table.lateness
+    found, told = table.lateness, f"{table.lateness}"
+    told += f", {words.share(found.share)} of all lateness" if table.late else ""
     share, step = found.cost / (found.window[1] - found.window[0]), found.cost / found.steps if found.steps else None
     basis = f"at most {words.duration(found.cost)} in the window, what the other ranks wait for in collectives"
     return Finding(
         "late-rank",
-        ". ".join([f"{found}, {words.share(found.share)} of all lateness".capitalize(), *table.why]) + ".",
-        "\n".join(f"# rank {each.row.rank}: {_EVEN[each.cause]}" for each in table.late),
+        ". ".join([told.capitalize(), *table.why]) + ".",
+        "\n".join(f"# rank {each.row.rank}: {_EVEN[each.cause]}" for each in table.late)
+        or f"# each: {_EVEN['computes']}",
         Gain(found.cost, share, step, basis),
         subject=_COLLECTIVES,
     )
@@ -674,8 +676,8 @@ def between_epochs(facts: Evidence) -> Finding | None:
         f"{count:,} {'time' if count == 1 else 'times'} in {words.count(len(facts.marks), 'step')} the loop does other "
         f"work than steps, such as validation, a checkpoint or a report: {words.duration(time)} in all{idle}; the "
         f"longest part takes {words.duration(longest[1] - longest[0])}, at "
-        f"{words.duration(longest[0] - facts.timeline.begin)}{f'. The loop is {told}' if told else ''}. No other finding "
-        "counts this time",
+        f"{words.duration(longest[0] - facts.timeline.begin)}{f'. The loop is {told}' if told else ''}. No other "
+        "finding counts this time",
         "# do it less often, or let the next steps run meanwhile: save a copy in a thread, read losses once at the end",
         Gain(
             time - work,
@@ -893,14 +895,15 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
     if not summary.kernels and not summary.copy:
         if launches := facts.does(Api.LAUNCH).sum():
             seen = (
-                f"the host makes {words.count(int(launches), 'launch')}, and no kernel is in the timeline, nor a copy"
+                f"the host makes {words.count(int(launches), 'launch')}, and no kernel and no copy is in the timeline"
             )
-            return Finding("work-not-seen", f"{seen}: the profiler has lost them, or was not asked", RECORD, NO_GAIN)
+            return Finding(
+                "work-not-seen", f"{seen}: the profiler lost them, or was not asked for them", RECORD, NO_GAIN
+            )
         text = "the timeline has no work of a GPU in it, so nothing can overlap"
         if summary.busy:
-            text = (
-                f"the timeline has no kernel and no copy, only {words.duration(facts.length(facts.here))} of other work"
-            )
+            time = words.duration(facts.length(facts.here))
+            text = f"the timeline has no kernel and no copy, only {time} of other work on the GPU"
         if data := intervals.length(facts.getting):
             text += f"; the loop waits for data or fetches it {words.share(data / facts.window)} of the time"
         return Finding("no-gpu-work", text, (why := _missed(facts)) and f"# {why}", NO_GAIN)
