@@ -21,7 +21,7 @@ from loaderviz.analysis.ranks import RankTable, drawn, rank_table
 from loaderviz.errors import LoadervizError, require
 from loaderviz.files import writable, write
 from loaderviz.intervals import tracks
-from loaderviz.metrics import Summary, check_timeline, describe, summarize
+from loaderviz.metrics import Summary, check_timeline, summarize
 from loaderviz.timeline import SPAN_COLUMNS, ArrowKind, Cause, Kind, Lane, Timeline
 
 if TYPE_CHECKING:
@@ -179,9 +179,8 @@ def _item(item: Any) -> str:
 
 
 def advised(timeline: Timeline, advice: Advice) -> View:
-    """Return the picture with the findings in it; of many ranks it shows some, and its title is about all."""
-    shown = drawn(timeline)
-    return replace(shown.view(advice=advice), title=None if shown is timeline else describe(timeline))
+    """Return the picture with the findings in it; of many ranks it shows some, and its numbers are about all."""
+    return drawn(timeline).view(advice=advice)
 
 
 def ranks(timeline: Timeline) -> list[RankTable]:

@@ -55,6 +55,12 @@ def subtract(one: Intervals, other: Intervals) -> Intervals:
     return _joined(left[keep], right[keep])
 
 
+def either(one: Intervals, other: Intervals) -> Intervals:
+    """Return the part that is in one of them, or in both."""
+    joined = np.concatenate([one, other])
+    return union(joined[:, 0], joined[:, 1])
+
+
 def clip(intervals: Intervals, start: int, end: int) -> Intervals:
     """Return the part between `start` and `end` [ns]."""
     return union(np.maximum(intervals[:, 0], start), np.minimum(intervals[:, 1], end))

@@ -97,21 +97,29 @@ def device_sets(timeline: Timeline, start: int, end: int, device: int = 0) -> di
 
 
 def states(timeline: Timeline, device: int | None = None) -> dict[str, Intervals]:
-    """Return what the GPU is doing, as five sets that are disjoint and together fill the timeline.
+    """Return what the GPU is doing, as seven sets that are disjoint and together fill the timeline.
 
-    Keys: "compute" (a kernel, no host-device copy), "copy hidden", "copy exposed", "other device work", "idle".
+    Keys: "compute" (a kernel, no host-device copy), "copy hidden" (one under kernels), "copy exposed", "waiting for
+    ranks" and "communication" (a collective alone, before and after the last known rank has come), "other device work",
+    "idle".
     """
     check_timeline(timeline, "states()")
     start, end = window_of(timeline, None)
-    sets = device_sets(timeline, start, end, choose_device(timeline, device)[0])
-    kernels, copies, work = sets["kernels"], sets["copies"], sets["work"]
-    return {
-        "compute": intervals.subtract(kernels, copies),
-        "copy hidden": intervals.intersect(kernels, copies),
-        "copy exposed": intervals.subtract(copies, kernels),
-        "other device work": intervals.subtract(intervals.subtract(work, kernels), copies),
-        "idle": intervals.subtract(np.array([[start, end]]), work),
+    device, _ = choose_device(timeline, device)
+    sets, parted = device_sets(timeline, start, end, device), rank_waits(timeline, start, end, device)
+    layers = {
+        "copy hidden": intervals.intersect(sets["kernels"], sets["copies"]),
+        "copy exposed": sets["copies"],
+        "compute": sets["compute"],
+        "waiting for ranks": parted[0] if parted else NONE,
+        "communication": sets["communication"],
+        "other device work": sets["work"],
+        "idle": np.array([[start, end]]),
     }
+    found, rest = {}, layers["idle"]
+    for name, part in layers.items():
+        found[name], rest = intervals.intersect(rest, part), intervals.subtract(rest, part)
+    return found
 
 
 def window_of(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int, int]:
@@ -128,22 +136,30 @@ def window_of(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int, 
 
 
 def devices_of(timeline: Timeline) -> tuple[int, ...]:
-    """Return the numbers of the devices, in order; (0,) where there is none."""
-    return tuple(sorted({lane.device for lane in timeline.lanes if lane.group == "device"})) or (0,)
+    """Return the numbers of the devices, in order; where there is none those of the loops, which are ranks without."""
+    lanes = [lane for lane in timeline.lanes if lane.group == "device"] or timeline.lanes
+    return tuple(sorted({lane.device for lane in lanes if lane.group == "device" or lane.role == "main"})) or (0,)
 
 
-def choose_device(timeline: Timeline, device: int | None) -> tuple[int, tuple[int, ...]]:
-    """Return the device asked for, else the one with the most work, and all devices."""
+@once
+def choose_device(timeline: Timeline, device: int | None = None) -> tuple[int, tuple[int, ...]]:
+    """Return the device asked for, else the one that the others wait for, or that works longest, and all devices."""
     devices = devices_of(timeline)
     if device is None:
-        work = np.zeros(len(devices), np.int64)
-        spans = np.flatnonzero(timeline.where(*DEVICE_KINDS) & timeline.in_lanes(lambda lane: lane.group == "device"))
-        whose = np.searchsorted(devices, _device_of(timeline)[spans])
-        np.add.at(work, whose, (timeline.end - timeline.start)[spans])
-        return devices[int(work.argmax())], devices
+        late = lateness(timeline).late if len(devices) > 1 else ()
+        return (*late, _busiest(timeline))[0], devices
     if device not in devices:
         raise MetricsError(f"device {device!r} is not in this timeline; it has {', '.join(map(str, devices))}")
     return device, devices
+
+
+def _busiest(timeline: Timeline) -> int:
+    """Return the device with the most work of its own: in a collective it may only wait."""
+    devices = devices_of(timeline)
+    own = timeline.where(*DEVICE_KINDS) & ~timeline.where(Kind.COMMUNICATION)
+    spans = np.flatnonzero(own & timeline.in_lanes(lambda lane: lane.group == "device"))
+    whose = np.searchsorted(devices, device_of(timeline)[spans])
+    return devices[int(np.bincount(whose, (timeline.end - timeline.start)[spans], len(devices)).argmax())]
 
 
 def on_device(timeline: Timeline, device: int) -> Mask:
@@ -151,7 +167,7 @@ def on_device(timeline: Timeline, device: int) -> Mask:
     return timeline.in_lanes(lambda lane: lane.group == "device" and lane.device == device)
 
 
-def _device_of(timeline: Timeline) -> Ints:
+def device_of(timeline: Timeline) -> Ints:
     """Return the device of each span's lane."""
     return np.array([lane.device for lane in timeline.lanes], np.int64)[timeline.lane]
 
@@ -234,7 +250,7 @@ def collectives(timeline: Timeline) -> tuple[Ints, Ints]:
     """
     number, arrival = np.full((2, len(timeline)), -1, np.int64)
     rows = np.flatnonzero(timeline.where(Kind.COMMUNICATION) & (timeline.end > timeline.start))
-    devices = _device_of(timeline)[rows]
+    devices = device_of(timeline)[rows]
     if len(np.unique(devices)) < 2:
         return number, arrival
     order = np.lexsort((timeline.end[rows], timeline.name[rows]))
@@ -269,6 +285,118 @@ def rank_waits(timeline: Timeline, start: int, end: int, device: int) -> tuple[I
     first, until = np.maximum(timeline.start[mine], start), np.minimum(timeline.end[mine], end)
     came = np.minimum(arrival[mine], until)
     return intervals.union(first, came), intervals.union(np.maximum(came, first), until)
+
+
+# Who is late. The lateness of a collective is what its last rank comes after the last but one: so much earlier it would
+# begin if that rank alone were as early as the others. Where several come late, each gap between two arrivals is shared
+# by those who have not come yet. Half of the ranks are not late: what comes before the middle one is not counted.
+
+BLAME = 0.2  # of all lateness: a rank that causes so much of it is to blame
+WAITED = 0.03  # of the window: what others wait for less than that is not told
+ALIKE = 1.5  # times its fair part of all lateness: if one of those to blame causes less, it takes twice as much waiting
+OFTEN = 0.5  # of its mean: a step in which a rank causes so much is one in which it is late
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """Who is late to the collectives of a `window` [ns], as far as several ranks were seen; times in ns.
+
+    `late` are the devices to blame, the worst first: the other ranks wait `cost` for them, at least, which is `share`
+    (0..1) of what so many ranks could cause. Without one `cost` is what all of them wait in turn; 0 if it is little.
+    `often` says in how many of the `units`, which are steps (collectives, where no steps are marked), each of them is
+    late; `in_turn`, that most often it is not all of them. `steps` is how many the window holds, 0 if not known.
+
+    Columns of one entry for each part of a collective, by collective and arrival: `parts` are their spans, `group`
+    counts the collectives, `device` is whose they are, `blame` is for how long it alone, or its share, held them up.
+    """
+
+    window: tuple[int, int]
+    late: tuple[int, ...]
+    ranks: tuple[str, ...]
+    cost: int
+    share: float
+    steps: int
+    often: tuple[int, ...]
+    units: int
+    in_turn: bool
+    parts: Ints
+    group: Ints
+    device: Ints
+    blame: npt.NDArray[np.float64]
+
+    def per_step(self, ns: float) -> str:
+        """A time in the window, in words: that of a step where steps are known."""
+        return f"{words.duration(ns / self.steps)} a step" if self.steps else words.duration(ns)
+
+    def __str__(self) -> str:
+        if not self.late:
+            often = f" more than others: in turn they wait {self.per_step(self.cost)} for each other" * (self.cost > 0)
+            return f"no rank is late{often}"
+        *most, last = self.ranks
+        who = f"ranks {', '.join(most)} and {last} are" if most else f"rank {last} is"
+        them, turn = "them" if most else "it", " in turn" if self.in_turn else ""
+        return f"{who} late{turn}: the others wait {self.per_step(self.cost)} for {them}"
+
+
+@once
+def lateness(timeline: Timeline, window: tuple[int, int] | None = None) -> Lateness:
+    """Return who is late to the collectives in a `window` [ns], or in the steady state of the busiest device."""
+    loop = Loop.of(timeline, _busiest(timeline))
+    start, end = window_of(timeline, loop.window if window is None else window)
+    number, came = collectives(timeline)[0], timeline.start
+    parts = np.flatnonzero((number >= 0) & (timeline.end > start) & (came < end))
+    parts = parts[np.lexsort((came[parts], number[parts]))]
+    _, first, group, size = np.unique(number[parts], return_index=True, return_inverse=True, return_counts=True)
+    came, last, device = came[parts], first + size - 1, device_of(timeline)[parts]
+    blame = _blame(came, first, group, size)
+    devices, whose = np.unique(device, return_inverse=True)
+    caused = np.bincount(whose, blame, len(devices)).round()
+    late = np.argsort(-caused, kind="stable")
+    late = late[caused[late] >= max(1, round(BLAME * caused.sum()))]
+    others = np.where(np.isin(whose, late), came[first][group], came)
+    cost = int((came[last] - np.maximum.reduceat(others, first)).sum()) if len(parts) else 0
+    possible = int((came[last] - came[np.maximum(first, last - len(late))]).sum())
+    alike = (caused[late] * len(devices) < ALIKE * caused.sum()).any()  # as if all were late, by chance
+    least = WAITED * (end - start)
+    if cost < (1 + alike) * least:
+        late, cost = late[:0], int(caused.sum()) * bool(caused.sum() >= 2 * least)
+    steps, unit = loop.between(start, end), np.arange(len(first))
+    if len(steps) > 1:
+        unit = np.searchsorted(begin_of(timeline, loop.device, loop.spans[steps]), came[last])
+    known, unit = np.unique(unit, return_inverse=True)
+    held = [np.bincount(unit[group], blame * (whose == each), len(known)) for each in late]
+    often = np.reshape(held, (len(late), len(known))) * len(known) >= OFTEN * caused[late][:, None]
+    return Lateness(
+        (start, end),
+        tuple(devices[late].tolist()),
+        tuple(rank_of(timeline, each) for each in devices[late].tolist()),
+        cost,
+        cost / max(1, possible),
+        max(len(steps), len(known)) if len(steps) > 1 else 0,
+        tuple(often.sum(axis=1).tolist()),
+        len(known),
+        bool(2 * often.sum() < (1 + len(late)) * np.count_nonzero(often.any(axis=0))),
+        parts,
+        group,
+        device,
+        blame,
+    )
+
+
+def _blame(came: Ints, first: Ints, group: Ints, size: Ints) -> npt.NDArray[np.float64]:
+    """Return for how long each part holds its collective up [ns]: arrivals are by collective, and in order."""
+    many, place = size[group], np.arange(len(came)) - first[group]
+    gaps = np.where((place > 0) & (2 * place >= many - 1), np.diff(came, prepend=0), 0)
+    blame = np.cumsum(gaps / (many - place))
+    found: npt.NDArray[np.float64] = blame - blame[first][group]
+    return found
+
+
+def rank_of(timeline: Timeline, device: int) -> str:
+    """Return the number of the rank that a device belongs to, as its lanes are named, else that of the device."""
+    names = (lane.name for lane in timeline.lanes if lane.device == device)
+    match = re.match(r"(?:rank|file|process) (\d+) ", next(names, ""))
+    return match[1] if match else str(device)
 
 
 # The steps of a loop: which of them are the start, and how long one takes once the loop is running. The GPU has work
@@ -331,7 +459,10 @@ class Loop:
         work = on_device(self.timeline, self.device) & self.timeline.where(*DEVICE_KINDS)
         start = int(self.timeline.start[self.spans[self.first]])
         end = int(self.timeline.end[work].max(initial=self.last))
-        start = self.timeline.begin if self.cut else start
+        if self.cut:  # another rank's recording may begin earlier
+            lanes = self.timeline.lanes
+            mine = {self.device, *(lanes[lane].device for lane in loop_lanes(self.timeline, self.device))}
+            start = int(self.timeline.start[self.timeline.in_lanes(lambda lane: lane.device in mine)].min())
         return (start, end) if start < end else None
 
     def between(self, start: int, end: int) -> Ints:
@@ -365,6 +496,7 @@ class Loop:
         alike = counts == np.sort(counts)[(len(counts) - 1) // 2]
         longer = alike * np.maximum(0, computing - np.median(computing))
         far = np.flatnonzero(own - longer > BREAK * usual)
+        far = far[: len(far) * (2 * len(far) < len(own))]  # what comes back in each other step is a part of the steps
         stepped = np.r_[timeline.start[0], np.sort(timeline.end[optimizing])]
         last = stepped[np.searchsorted(stepped, edges[1:], side="right") - 1]
         late = usual * (2 * last > edges[:-1] + edges[1:])
@@ -673,7 +805,7 @@ def summary_of(
         copy_share=_ratio(copy, span),
         breakdown=_breakdown(timeline, judged, sets, waits, in_loop),
         bandwidth=_bandwidth(timeline, start, end, device),
-        start_up=0 if asked else start - timeline.begin,
+        start_up=0 if asked or loop.cut else start - timeline.begin,
         device=device,
         devices=devices_of(timeline),
         hidden_communication=intervals.length(intervals.intersect(sets["communication"], sets["compute"])),
@@ -706,7 +838,7 @@ def hidden_shares(timeline: Timeline) -> npt.NDArray[np.float64]:
     shares = np.full(len(timeline), np.nan)
     copies = timeline.where(*COPIES) & (timeline.end > timeline.start)
     work = np.flatnonzero((copies | timeline.where(*KERNELS)) & timeline.in_lanes(lambda lane: lane.group == "device"))
-    devices, whose = np.unique(_device_of(timeline)[work], return_inverse=True)
+    devices, whose = np.unique(device_of(timeline)[work], return_inverse=True)
     for spans in grouped(whose, len(devices)):
         mine, kernels = (work[spans[copies[work[spans]] == copy]] for copy in (True, False))
         under = intervals.union(timeline.start[kernels], timeline.end[kernels])
@@ -727,8 +859,12 @@ def describe(timeline: Timeline, label: str = "", window: tuple[int, int] | None
     if not len(timeline):
         return f"{before}an empty timeline, nothing was recorded"
     if not summary.busy:
-        return f"{before}{words.duration(summary.window)} on the host, no work on the GPU{_loading(summary)}"
-    return before + finding(summary)
+        calls = timeline.where(Kind.API) & (calls_of(timeline.names)[timeline.name] & Api.LAUNCH != 0)
+        lost = f"{words.count(int(calls.sum()), 'launch')} of work on the GPU that is not in the timeline"
+        work = lost if calls.any() else "no work on the GPU"
+        return f"{before}{words.duration(summary.window)} on the host, {work}{_loading(summary)}"
+    late = lateness(timeline, window) if len(summary.devices) > 1 else None
+    return before + (f"{late}; " if late and late.late else "") + finding(summary)
 
 
 def finding(summary: Summary) -> str:

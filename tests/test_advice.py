@@ -229,16 +229,21 @@ def ranks(late, wait=300, steps=8, count=4, loads=0):
 def test_a_straggler_is_named_with_its_reason_and_what_the_others_wait(late):
     timeline = ranks(late, loads=300)
     table = rank_table(timeline)
-    assert (table.shared, table.last.rank, table.last.came_last, table.last.late) == (8, str(late), 8, 8 * 300 * US)
-    assert table.why == "its own loader takes 2.4 ms longer than in the median rank"
+    (culprit,) = table.late
+    assert (table.shared, culprit.row.rank, culprit.often, table.lateness.cost) == (8, str(late), 8, 8 * 300 * US)
+    assert table.why == [
+        f"Rank {late} is late in 8 of 8 steps: its own loader takes 300 µs a step longer than in the other ranks"
+    ]
     assert [row.waits for row in table.rows] == [0 if rank == late else 2_400 * US for rank in range(4)]
     other = lv.summarize(timeline, device=3)
     moved = 8 * 100 * US
     assert (other.rank_wait, other.limit, other.limit_most) == (2_400 * US, other.compute, other.compute)
     assert other.moved == other.communication - other.rank_wait == moved
     finding = finding_of(timeline, "late-rank")
-    assert f"rank {late} comes last to 8 of 8 collectives" in finding.evidence
-    assert f"device={late}" in finding.change and finding.expected_gain.ns == 2_400 * US
+    assert finding.evidence.startswith(
+        f"Rank {late} is late: the others wait 300 µs a step for it, 100 % of all lateness."
+    )
+    assert finding.change.startswith(f"# rank {late}: compare its loader") and finding.expected_gain.ns == 2_400 * US
 
 
 def test_collectives_are_no_useful_work():
@@ -250,8 +255,41 @@ def test_collectives_are_no_useful_work():
     assert (summary.limit, summary.limit_most) == (steps * 300 * US, steps * 400 * US)
     finding = finding_of(timeline, "communication-exposed")
     assert "(all_reduce)" in finding.evidence and "0 % of it hidden" in finding.evidence
-    assert "bucket_cap_mb" in finding.change and finding.expected_gain.per_step == 400 * US
+    assert "async_op=True" in finding.change and finding.expected_gain.per_step == 400 * US
     assert describe(timeline).endswith("2.50x to 3.33x the limit")
+
+
+@pytest.mark.parametrize(
+    ("ranges", "operation", "change"),
+    [
+        (("DistributedDataParallel.forward", "c10d::broadcast_"), "Broadcast", "broadcast_buffers=False"),
+        (("torch::autograd::AccumulateGrad", "c10d::allreduce_"), "AllReduce", "bucket_cap_mb"),
+        (("torch::autograd::AccumulateGrad", "c10d::_reduce_scatter_base_"), "ReduceScatter", "async_op=True"),
+        (("DistributedDataParallel.forward", "_ReduceFromModelParallelRegion"), "AllReduce", "tensor parallel"),
+        (("Optimizer.step#NorMuon.step", "c10d::_allgather_base_"), "AllGather", "optimizer's step"),
+        (("FSDP::all_gather", "nccl:_all_gather_base"), "AllGather", "fully_shard"),
+        (("DistributedDataParallel.forward", "## alltoall_fwd_single ##"), "SendRecv", "exchange"),
+        (("my own range",), "AllGather", "async_op=True"),
+    ],
+)
+def test_advice_about_collectives_names_what_calls_them_and_not_only_what_they_do(ranges, operation, change):
+    builder = TimelineBuilder(Context())
+    main, stream = builder.lane("main", "host", "main"), builder.lane("stream 7", "device", number=7)
+    for step in range(4):
+        start = step * 1_000 * US
+        for depth, name in enumerate((f"ProfilerStep#{step + 3}", *ranges)):
+            builder.span(start + depth * US, start + (990 - depth) * US, main, Kind.RANGE, name)
+        call = builder.span(start + 9 * US, start + 12 * US, main, Kind.API, "cudaLaunchKernel", correlation=step)
+        work = builder.span(
+            start + 20 * US, start + 800 * US, stream, Kind.COMMUNICATION, f"ncclDevKernel_{operation}_x"
+        )
+        builder.arrow(call, work, ArrowKind.LAUNCH)
+        builder.span(start + 12 * US, start + 980 * US, main, Kind.WAIT, "synchronize", cause=Cause.SYNCHRONIZE)
+        builder.span(start + 800 * US, start + 990 * US, stream, Kind.COMPUTE, "gemm", batch=step)
+    finding = finding_of(builder.build().self_check(), "communication-exposed")
+    assert change in finding.change
+    named = [name for name in ranges if f"Most of it is called in {name}." in finding.evidence]
+    assert len(named) == (ranges[0] != "my own range")
 
 
 def test_only_the_same_collective_is_compared_among_ranks():

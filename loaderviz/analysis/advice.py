@@ -21,7 +21,6 @@ from loaderviz.analysis.evidence import (
     a_step,
     describe_copies,
     duration,
-    either,
     in_few_steps,
     line_of,
     lines_of,
@@ -32,7 +31,7 @@ from loaderviz.analysis.evidence import (
 from loaderviz.analysis.ranks import rank_table
 from loaderviz.analysis.trials import Trials
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP
-from loaderviz.intervals import Intervals
+from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import Mask, Summary, check_timeline, device_sets, ends_workers, starts_workers
 from loaderviz.timeline import KERNELS, Cause, Kind, Timeline
 from loaderviz.vendors import Api
@@ -43,6 +42,7 @@ LINES = "reads-too-much", "collate-in-python", "uneven-workers", "cuda-in-datase
 WAITS = "synchronizes-each-step", "index-on-host"  # in which the host waits inside a step
 LOADS = "fetch-in-loop", "waiting-for-data"  # findings that ask for workers
 WORTH_HIDING = 0.1  # with less of the copy hidden, a gain comes from something else
+RECORD = "# begin the profiler before the work, with activities=[CPU, CUDA]; wait for the GPU before it ends"
 CANNOT_PAY = "Overlap cannot pay here: the GPU waits for the host, not for the copy."
 
 
@@ -303,25 +303,33 @@ def _if_pinned(facts: Evidence, copies: Mask) -> tuple[float, str]:
 
 # Findings about several GPUs: collectives that nothing hides, and a rank that lets the others wait
 
-_OVERLAP = {  # what helps, by the operation that is exposed longest
-    "all_reduce": (
+_OVERLAP = {  # what helps, by what calls the collectives; of DDP by what they do, too
+    "tensor-parallel": (
+        "# a layer waits for its own collective: shard fewer ways, or give it work meanwhile (async tensor parallel,\n"
+        "# sequence parallel)"
+    ),
+    "exchange": "# begin the exchange for the next batch before this batch's dense layers, and wait for it after them",
+    "fsdp": "fully_shard(layer) for each layer  # so that the next one is gathered while this one computes",
+    "optimizer": (
+        "# in the optimizer's step: start all collectives with async_op=True, update a parameter as soon as its own\n"
+        "# work.wait() is over, and gather the updated ones while the next step begins"
+    ),
+    "ddp all_reduce": (
         "model = DistributedDataParallel(model, bucket_cap_mb=50, gradient_as_bucket_view=True)\n"
         "# try 10 to 100 MB; in bfloat16: model.register_comm_hook(None, default_hooks.bf16_compress_hook)"
     ),
-    "broadcast": "model = DistributedDataParallel(model, broadcast_buffers=False)  # if no buffer must be the same",
-    "all_gather": "fully_shard(layer) for each layer  # so that the next one is gathered while this one computes",
-    "all_to_all": "work = dist.all_to_all_single(..., async_op=True)  # and work.wait() where its result is needed",
+    "ddp broadcast": "model = DistributedDataParallel(model, broadcast_buffers=False)  # if no buffer must be the same",
+    "": "work = dist.all_reduce(..., async_op=True)  # or another collective; work.wait() where its result is needed",
 }
-_OVERLAP |= {"reduce_scatter": _OVERLAP["all_gather"], "send_recv": _OVERLAP["all_to_all"]}
 
 
 def communication_exposed(facts: Evidence) -> Finding | None:
-    """Collectives that run while no kernel computes: waiting for other ranks, or moving bytes."""
+    """Collectives that run while no kernel computes and move bytes; if they mostly wait, a rank is late instead."""
     mine = facts.mask(Kind.COMMUNICATION)
     summary = facts.summary
-    if not summary.exposed_communication:
+    if not summary.exposed_communication or 2 * (summary.rank_wait or 0) > summary.communication:
         return None
-    operations = facts.operations(mine)
+    operations, (caller, name) = facts.operations(mine), facts.caller(mine)
     gain = facts.gain(
         summary.exposed_communication,
         "the exposed communication",
@@ -334,34 +342,44 @@ def communication_exposed(facts: Evidence) -> Finding | None:
         known = "how much of it is waiting for other ranks, the trace of one rank does not tell"
     else:
         known = f"{duration(facts, summary.rank_wait)} of it is known to be waiting for other ranks"
-    count = int(mine.sum())
+    count, calls = int(mine.sum()), f" Most of it is called in {name}." if caller else ""
+    change = _OVERLAP.get(caller) or _OVERLAP.get(f"{caller} {operations[0]}", _OVERLAP[""])
     return Finding(
         "communication-exposed",
         f"{words.count(count, 'collective')}{a_step(facts, count)} ({', '.join(operations)}) run for "
         f"{duration(facts, summary.communication)}, {hidden} of it hidden under compute kernels: "
         f"{words.share(summary.exposed_communication / facts.window)} of the time is spent in exposed communication "
-        f"({where(facts, mine)}); {known}",
-        next((_OVERLAP[name] for name in operations if name in _OVERLAP), "# start it earlier, and wait for it later"),
+        f"({where(facts, mine)}); {known}.{calls}",
+        change,
         gain,
         subject=_COLLECTIVES,
     )
 
 
+_EVEN = {  # what to look at, by what a late rank does longer than the others
+    "computes": "give it as much work as the others: samples as long, layers as large; see if its GPU is throttled",
+    "copies": "compare its copies with those of another rank: their bytes, pinned memory, the link of its GPU",
+    "loads": "compare its loader with that of another rank: its workers, its shard, its cores and its disk",
+    "works": "see what its host does that the others' do not, such as logs and checkpoints, and which cores it has",
+    "": "compare it with another rank: loaderviz.advise(timeline, device=...)",
+}
+
+
 def late_rank(facts: Evidence) -> Finding | None:
-    """One rank comes last to most collectives: the others wait for it, whatever the network does."""
-    late = rank_table(facts.timeline, (facts.start, facts.end))
-    if late is None or late.last is None:
+    """Ranks that come late to collectives: the others wait for them, whatever the network does."""
+    table = rank_table(facts.timeline, facts.asked)
+    if table is None or not table.lateness.cost:
         return None
-    row = late.last
-    others = max((each.waits for each in late.rows), default=0)
-    gain = facts.gain(others, "what the other ranks wait in collectives", facts.device_floor(), facts.supply_floor())
+    found, told = table.lateness, f"{table.lateness}"
+    told += f", {words.share(found.share)} of all lateness" if table.late else ""
+    share, step = found.cost / (found.window[1] - found.window[0]), found.cost / found.steps if found.steps else None
+    basis = f"at most {words.duration(found.cost)} in the window, what the other ranks wait for in collectives"
     return Finding(
         "late-rank",
-        f"rank {row.rank} comes last to {row.came_last} of {words.count(late.shared, 'collective')} that several ranks "
-        f"took part in, {words.duration(row.late)} after the median rank in sum; {late.why}. The others wait up to "
-        f"{duration(facts, others)}",
-        f"# look at rank {row.rank} alone: loaderviz.advise(timeline, device={row.device})",
-        gain,
+        ". ".join([told.capitalize(), *table.why]) + ".",
+        "\n".join(f"# rank {each.row.rank}: {_EVEN[each.cause]}" for each in table.late)
+        or f"# each: {_EVEN['computes']}",
+        Gain(found.cost, share, step, basis),
         subject=_COLLECTIVES,
     )
 
@@ -803,7 +821,7 @@ def start_up(facts: Evidence) -> Finding | None:
     """What is paid before the steady state: worker processes, the CUDA context, first allocations."""
     timeline = facts.timeline
     before = facts.start - timeline.begin
-    if not facts.here.any() or before < START_UP * timeline.duration:
+    if not facts.here.any() or facts.marked.cut or before < START_UP * timeline.duration:
         return None
     early = (timeline.end <= facts.start) & timeline.where(Kind.API, Kind.OPERATOR, Kind.WAIT, Kind.FETCH)
     longest = ""
@@ -885,21 +903,29 @@ def _first_calls(facts: Evidence, waiting: bool = True) -> Intervals:
 def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
     """The honest finding where no change is worth its work, or where the timeline does not show which would be."""
     summary = facts.summary
-    if not summary.busy:
-        data = intervals.length(facts.getting)
+    if not summary.kernels and not summary.copy:
+        if launches := facts.does(Api.LAUNCH).sum():
+            seen = (
+                f"the host makes {words.count(int(launches), 'launch')}, and no kernel and no copy is in the timeline"
+            )
+            return Finding(
+                "work-not-seen", f"{seen}: the profiler lost them, or was not asked for them", RECORD, NO_GAIN
+            )
         text = "the timeline has no work of a GPU in it, so nothing can overlap"
-        if data:
+        if summary.busy:
+            time = words.duration(facts.length(facts.here))
+            text = f"the timeline has no kernel and no copy, only {time} of other work on the GPU"
+        if data := intervals.length(facts.getting):
             text += f"; the loop waits for data or fetches it {words.share(data / facts.window)} of the time"
         return Finding("no-gpu-work", text, (why := _missed(facts)) and f"# {why}", NO_GAIN)
     overlap = summary.overlap
     copy = "no host-device copies" if overlap is None else f"{words.share(overlap)} of the copy is hidden"
     text = (
         f"kernels run {words.share(summary.kernels / facts.window)} of the window, {copy}, the GPU is idle "
-        f"{words.share(1 - summary.busy)}: {summary.away}"
+        f"{words.share(1 - (summary.busy or 0))}: {summary.away}"
     )
     if facts.unseen:
-        change = "# begin the profiler before the work, with activities=[CPU, CUDA]; wait for the GPU before it ends"
-        return Finding("work-not-seen", f"{facts.unseen}. Kernels are seen {text.split(' ', 2)[2]}", change, NO_GAIN)
+        return Finding("work-not-seen", f"{facts.unseen}. Kernels are seen {text.split(' ', 2)[2]}", RECORD, NO_GAIN)
     if not facts.loop.any() and facts.window >= WORTH_IT * summary.limit:
         return Finding("cause-not-seen", f"{text}. The timeline has no host lane that would tell why", "", NO_GAIN)
     small = max(found, key=lambda finding: finding.expected_gain.ns, default=None)
@@ -1017,7 +1043,8 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
 
     The largest gain comes first, but a change of the whole program after others that gain half as much, or a tenth.
     Judged is the steady state, as in a summary (without steps, from the GPU's first work to its last), or
-    `window = (start, end)` [ns, as in `timeline.start`]; of several devices the busiest, or `device`. Findings worth
+    `window = (start, end)` [ns, as in `timeline.start`]; of several devices the one that the others wait for, else the
+    one that works longest, or `device`. Findings worth
     less than 3 % are left out. Raises `NotATimelineError` for anything but a Timeline, `MetricsError` for a window or
     device that makes no sense.
 
@@ -1060,7 +1087,11 @@ def _tried(facts: Evidence, pairs: Sequence[Tried]) -> list[Finding]:
     tried = [checked for finding, removal in pairs if (checked := trials.tried(finding, removal))]
     tried = [each for each in tried if is_worth_it(_expected(facts, each), facts.window)]
     if trials.possible:
-        tried = [each for each in tried if each.expected_gain.predicted or each.expected_gain.share > UNTRIED]
+        tried = [
+            each
+            for each in tried
+            if each.expected_gain.predicted or each.expected_gain.share > UNTRIED or each.kind == "late-rank"
+        ]
     useless = (named - {each.kind for each in tried}) & set(LOADS) or (not tried and _pin_thread_is_full(facts))
     instead = resident(facts, workers_help=False) if useless and "resident" not in named else None
     if instead and (checked := trials.tried(instead)):
@@ -1090,6 +1121,7 @@ def _order(facts: Evidence, found: list[Finding]) -> None:
 _Test = Callable[[Finding], bool]
 _SOONER: tuple[tuple[_Test, _Test, bool], ...] = (  # which finding is later than which, and whether it must be
     (lambda one: one.kind == "host-bound" and not one.parameters, lambda one: one.kind in WAITS, True),
+    (lambda one: one.kind != "late-rank", lambda one: one.kind == "late-rank", False),
     (lambda one: one.kind in LARGE, lambda one: one.kind not in LARGE, False),
     (lambda one: one.kind in LOADS, lambda one: one.kind in LINES, False),
     (lambda one: one.kind in LOADS and not one.parameters, lambda one: one.kind == "workers-cost-more", True),

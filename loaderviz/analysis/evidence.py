@@ -18,7 +18,7 @@ import numpy.typing as npt
 from loaderviz import intervals, words
 from loaderviz.analysis import Gain
 from loaderviz.batches import HAND_OUT, LOADER_NEXT
-from loaderviz.intervals import Intervals
+from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import (
     NONE,
     Loop,
@@ -50,6 +50,13 @@ UNEVEN = 1.5  # times the median: batches of a loader that differ so
 OTHER, OTHER_SHARE = 100_000, 0.02  # ns a launch, share of the window: more is no launching
 TYPICAL_CORES = 16  # for one GPU, in a server or a cloud machine; only where the timeline does not tell
 _OPERATION = re.compile(r"AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce", re.I)
+CALLERS = {  # of collectives, by a range around their launch: the first that is there
+    "tensor-parallel": re.compile(r"ModelParallelRegion|TensorParallel|(Column|Row)ParallelLinear").search,
+    "exchange": re.compile(r"all2all|alltoall", re.I).search,
+    "fsdp": re.compile(r"FSDP|FullyShardedDataParallel|fully_shard").search,
+    "optimizer": re.compile(r"Optimizer\.step#").search,
+    "ddp": re.compile(r"DistributedDataParallel|AccumulateGrad").search,
+}
 READING = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
 
@@ -102,7 +109,7 @@ class Evidence:
         window: tuple[int, int] | None = None,
         outside: Intervals | None = None,
     ) -> None:
-        device, _ = choose_device(timeline, device)
+        self.asked, (device, _) = window, choose_device(timeline, device)
         loop = Loop.of(timeline, device)
         if window is None:
             window = loop.window or _working(timeline, device)
@@ -372,14 +379,30 @@ class Evidence:
         rows = rows[np.argsort(timeline.start[rows], kind="stable")]
         for row in np.flatnonzero(collectives).tolist():
             name, call = timeline.names[timeline.name[row]].partition("(")[0], int(self.launched_by[row])
-            begin = timeline.start[call if call >= 0 else row]
-            around = rows[: np.searchsorted(timeline.start[rows], begin, side="right")][-8:]
-            if len(around := around[timeline.end[around] > begin]):
-                name = timeline.names[timeline.name[around[-1]]].removeprefix("nccl:").lstrip("_").removesuffix("_base")
+            if around := self._around(rows, call if call >= 0 else row):
+                name = around.removeprefix("nccl:").lstrip("_").removesuffix("_base")
             elif found := _OPERATION.search(name):
                 name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found.group()).lower()
             times[name] = times.get(name, 0) + int(self.last[row] - self.first[row])
         return sorted(times, key=lambda name: -times[name])
+
+    def caller(self, collectives: Mask) -> tuple[str, str]:
+        """What calls these collectives for most of their time: a key of `CALLERS` and a range's name; else "" twice."""
+        timeline, times, lane = self.timeline, dict[tuple[str, str], int](), self.timeline.lane
+        ranges = {caller: np.flatnonzero(timeline.named(of)) for caller, of in CALLERS.items()}
+        for row in np.flatnonzero(collectives & (self.launched_by >= 0)).tolist():
+            call = int(self.launched_by[row])
+            mine = ((caller, self._around(rows[lane[rows] == lane[call]], call)) for caller, rows in ranges.items())
+            found = next((each for each in mine if each[1]), ("", ""))
+            times[found] = times.get(found, 0) + int(self.last[row] - self.first[row])
+        return max(times, key=lambda each: times[each], default=("", ""))
+
+    def _around(self, rows: Ints, span: int) -> str:
+        """The name of the last of `rows`, spans in order of start, that runs when another one begins; "" if none."""
+        timeline, begin = self.timeline, self.timeline.start[span]
+        around = rows[: np.searchsorted(timeline.start[rows], begin, side="right")][-8:]
+        around = around[timeline.end[around] > begin]
+        return timeline.names[timeline.name[around[-1]]] if len(around) else ""
 
     # Loading
 
@@ -721,12 +744,6 @@ def _working(timeline: Timeline, device: int) -> tuple[int, int] | None:
         return None
     start, end = int(timeline.start[work].min()), int(timeline.end[work].max())
     return (start, end) if start < end else None
-
-
-def either(one: Intervals, other: Intervals) -> Intervals:
-    """Return the part that is in one of them, or in both."""
-    joined = np.concatenate([one, other])
-    return intervals.union(joined[:, 0], joined[:, 1])
 
 
 # The evidence in words: times a step, where the longest span is, what fills the longest gap

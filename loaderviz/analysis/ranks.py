@@ -1,32 +1,41 @@
-"""Several ranks beside each other: how long each waits for the others in collectives, which one is late, and why.
+"""Several ranks beside each other: how long each waits for the others in collectives, which are late, and why.
 
-The rank that comes last to a collective waits for nobody. Why it is late is what it does longer than the median of the
-others: its own loader, its copies, its kernels, its host.
+Why a rank is late is what it does longer than the others between two collectives: its kernels run longer, or its
+copies, or its GPU has nothing to do while its host loads, or does something else.
 """
 
 from __future__ import annotations
 
-import re
 from bisect import bisect
 from dataclasses import dataclass, replace
 from html import escape
-from statistics import median
 
 import numpy as np
 
 from loaderviz import intervals, words
-from loaderviz.metrics import check_timeline, collectives, devices_of, loop_lanes, once, window_of
-from loaderviz.timeline import COPIES, Cause, Ints, Kind, Timeline, grouped
+from loaderviz.intervals import Intervals, either
+from loaderviz.metrics import (
+    OFTEN,
+    Lateness,
+    check_timeline,
+    collectives,
+    devices_of,
+    lateness,
+    loop_lanes,
+    once,
+    rank_of,
+    summarize,
+)
+from loaderviz.timeline import COPIES, Cause, Kind, Timeline
 
-MOST = 0.5  # of the collectives: who comes last to more of them is the late rank
 CAUSE = 0.2  # of what a rank is late: what explains less of it is not told as the reason
 BAR = 20  # characters
 FEW, DRAWN = 8, 3  # ranks: of more than these a table folds most, and a picture has only the telling ones
 CAUSES = {
-    "loads": "its own loader takes",
-    "copies": "its copies take",
     "computes": "its kernels take",
-    "works": "its host's own work takes",
+    "copies": "its copies take",
+    "loads": "its own loader takes",
+    "works": "its GPU waits for the host's own work",
 }
 
 
@@ -34,7 +43,7 @@ CAUSES = {
 class RankRow:
     """One rank, times in ns: its kernels, copies, loading and other work of its loop's thread, waits in collectives.
 
-    `came_last` counts the collectives to which it came last, `late` sums up how long after the median rank it came.
+    `blame` is for how long it held the others up in collectives, alone or as its share; see `metrics.Lateness`.
     """
 
     rank: str
@@ -44,43 +53,69 @@ class RankRow:
     loads: int
     works: int
     waits: int
-    came_last: int
-    late: int
+    blame: int
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A late rank: what it does `more` ns longer than the others before it comes late, and in how many steps it does.
+
+    `cause` is a key of `CAUSES`, "" where none of them explains it.
+    """
+
+    row: RankRow
+    cause: str
+    more: int
+    often: int
 
 
 @dataclass(frozen=True, repr=False)
 class RankTable:
     """The ranks of a timeline in their order; `shared` collectives were seen of several of them.
 
-    `last` is the rank that comes last to more than half of these, None if there is no such, and `why` says what it does
-    longer than the others.
+    `late` are the ranks to blame, the worst first, of what `lateness` says.
     """
 
     rows: tuple[RankRow, ...]
     shared: int
-    last: RankRow | None
-    why: str
+    lateness: Lateness
+    late: tuple[Culprit, ...]
 
     @property
-    def telling(self) -> dict[str, RankRow]:
-        """The slowest rank, which the others wait for, the median, and the fastest, which waits longest for others."""
-        order = sorted(self.rows, key=lambda row: (row is not self.last, row.waits, -row.computes - row.works))
-        return {"slowest": order[0], "median": order[len(order) // 2], "fastest": order[-1]}
+    def telling(self) -> dict[RankRow, str]:
+        """The late ranks, or the one that waits least for others, the median, and the fastest, which waits longest."""
+        worst = [each.row for each in self.late]
+        order = sorted(self.rows, key=lambda row: (row not in worst, row.waits, -row.computes - row.works))
+        first = dict.fromkeys(worst, "late") or {order[0]: "slowest"}
+        return first | {order[len(order) // 2]: "median", order[-1]: "fastest"} | first
+
+    @property
+    def why(self) -> list[str]:
+        """A sentence for each late rank: how often it is late, and what it does longer than the others."""
+        unit = "step" if self.lateness.steps else "collective"
+        return [
+            f"Rank {each.row.rank} is late in {each.often} of {words.count(self.lateness.units, unit)}: "
+            + (
+                f"{CAUSES[each.cause]} {self.lateness.per_step(each.more)} longer than in the other ranks"
+                if each.cause
+                else "neither kernels nor copies, loading or host tell why"
+            )
+            for each in self.late
+        ]
 
     def _parts(self) -> tuple[list[RankRow], list[RankRow]]:
         if len(self.rows) <= FEW:
             return list(self.rows), []
-        shown = list(self.telling.values())
+        shown = list(self.telling)
         return shown, [row for row in self.rows if row not in shown]
 
     def _cells(self, rows: list[RankRow]) -> list[tuple[str, ...]]:
-        which = {row.rank: name for name, row in self.telling.items()} if len(self.rows) > FEW else {}
+        which = self.telling if len(self.rows) > FEW else {}
         return [
             (
-                f"{row.rank} {which.get(row.rank, '')}".strip(),
+                f"{row.rank} {which.get(row, '')}".strip(),
                 *(words.duration(time) for time in (row.computes, row.copies, row.loads, row.works)),
-                f"{row.came_last:,}",
-                words.duration(row.waits),
+                *(words.duration(time) for time in (row.blame, row.waits)),
             )
             for row in rows
         ]
@@ -90,8 +125,11 @@ class RankTable:
 
     @property
     def _told(self) -> str:
-        told = f"rank {self.last.rank} is late: {self.why}" if self.last else "no rank is late to most collectives"
-        return f"{told} ({words.count(self.shared, 'collective')})"
+        if not self.shared:
+            return "No collective was seen of several ranks."
+        share = f" ({words.share(self.lateness.share)} of all lateness)" if self.late else ""
+        first = f"{self.lateness}{share} in {words.count(self.shared, 'collective')}".capitalize()
+        return "\n".join(f"{each}." for each in (first, *self.why))
 
     def __str__(self) -> str:
         shown, folded = self._parts()
@@ -112,7 +150,7 @@ class RankTable:
     def _repr_html_(self) -> str:
         shown, folded = self._parts()
         more = f"<details><summary>{words.count(len(folded), 'more rank')}</summary>{self._html(folded)}</details>"
-        return f"{self._html(shown)}{more if folded else ''}<p>{escape(self._told)}</p>"
+        return f"{self._html(shown)}{more if folded else ''}<p>{'<br>'.join(escape(self._told).splitlines())}</p>"
 
     def _html(self, rows: list[RankRow]) -> str:
         """Rows as a table, with what each waits as a bar."""
@@ -126,133 +164,153 @@ class RankTable:
         return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
-_HEAD = ("rank", "kernels", "copies", "loading", "other host work", "comes last", "waits for others")
+_HEAD = ("rank", "kernels", "copies", "loading", "other host work", "holds others up", "waits for others")
 
 
 class _Times:
-    """How long some lanes do something in a window [ns], and the threads of the loop that feeds a device."""
+    """When the lanes of ranks do something in a window [ns]: `streams` are a device's, the loop's threads feed it."""
 
     def __init__(self, timeline: Timeline, start: int, end: int) -> None:
         self.timeline, self.by_lane = timeline, timeline.by_lane()
-        self.first, self.last = np.maximum(timeline.start, start), np.minimum(timeline.end, end)
+        self.first, self.last = np.clip(timeline.start, start, end), np.clip(timeline.end, start, end)
+        self.window = np.array([[start, end]])
         self.loop = loop_lanes(timeline)
         self.ranks: dict[int, list[int]] = {}  # lanes of the loop by the rank's first device
         for lane in self.loop:
             self.ranks.setdefault(timeline.lanes[lane].device, []).append(lane)
-        self.known: dict[int, tuple[int, int]] = {}
+        self.streams: dict[int, list[int]] = {}
+        for lane, each in enumerate(timeline.lanes):
+            if each.group == "device":
+                self.streams.setdefault(each.device, []).append(lane)
+        self.known: dict[int, tuple[Intervals, Intervals, int]] = {}
 
-    def when(self, lanes: list[int], column: str, *values: int) -> intervals.Intervals:
+    def when(self, lanes: list[int], column: str, *values: int) -> Intervals:
         """When any span of these lanes runs that has one of these values in a column."""
         spans = np.concatenate([self.by_lane[lane] for lane in lanes] or [np.empty(0, np.int64)])
         spans = spans[np.isin(self.timeline.spans[column][spans], values)]
         return intervals.union(self.first[spans], self.last[spans])
 
-    def length(self, lanes: list[int], *kinds: Kind) -> int:
-        """How long any span of these kinds runs."""
-        return intervals.length(self.when(lanes, "kind", *kinds))
+    def lanes(self, device: int) -> list[int]:
+        """The threads of the loop that feeds a device; the keys of `ranks` are the first devices of ranks."""
+        place = bisect(ranks := sorted(self.ranks), device) - 1
+        return self.ranks[ranks[place]] if place >= 0 else self.loop
 
-    def host(self, device: int) -> tuple[int, int]:
-        """How long the loop's threads fetch, pin and wait for batches, and do other work.
+    def begin(self, device: int) -> int:
+        """When the first of a rank's spans begins, or the window [ns]: its recording may begin later than others'."""
+        lanes = [*self.streams[device], *self.lanes(device)]
+        return min(int(self.first[self.by_lane[lane][0]]) for lane in lanes if len(self.by_lane[lane]))
+
+    def works(self, device: int) -> tuple[Intervals, Intervals]:
+        """When a device computes, and when it copies."""
+        lanes = self.streams.get(device, [])
+        return self.when(lanes, "kind", Kind.COMPUTE), self.when(lanes, "kind", *COPIES)
+
+    def host(self, device: int) -> tuple[Intervals, Intervals, int]:
+        """When the loop's threads fetch, pin and wait for batches, when they wait for staging; how long else they work.
 
         Page-locking is no part of loading (R13).
         """
-        ranks = sorted(self.ranks)
-        place = bisect(ranks, device) - 1
-        if place not in self.known:
-            lanes = self.ranks[ranks[place]] if place >= 0 else self.loop
-            locking = self.when(lanes, "cause", Cause.PAGE_LOCKING)
-            fetched = intervals.subtract(self.when(lanes, "kind", Kind.FETCH, Kind.PIN), locking)
-            loads = intervals.length(fetched) + intervals.length(self.when(lanes, "cause", Cause.DATA))
-            works = self.length(lanes, Kind.API, Kind.OPERATOR) - self.length(lanes, Kind.WAIT)
-            self.known[place] = loads, max(0, works)
+        lanes = self.lanes(device)
+        if (place := max(lanes, default=-1)) not in self.known:
+            fetched = self.when(lanes, "kind", Kind.FETCH, Kind.PIN)
+            fetched = intervals.subtract(fetched, self.when(lanes, "cause", Cause.PAGE_LOCKING))
+            calls, waits = (self.when(lanes, "kind", *kinds) for kinds in ((Kind.API, Kind.OPERATOR), (Kind.WAIT,)))
+            self.known[place] = (
+                either(fetched, self.when(lanes, "cause", Cause.DATA)),
+                self.when(lanes, "cause", Cause.STAGING),
+                max(0, intervals.length(calls) - intervals.length(waits)),
+            )
         return self.known[place]
+
+    def parted(self, device: int) -> list[Intervals]:
+        """When a device does what each of `CAUSES` says, and nothing of what stands before it there."""
+        computes, copies = self.works(device)
+        loads, staging, _ = self.host(device)
+        found, rest = [], self.window
+        for part in (computes, either(copies, intervals.subtract(staging, loads)), loads, self.window):
+            found.append(intervals.intersect(rest, part))
+            rest = intervals.subtract(rest, part)
+        return found
 
 
 @once
 def rank_table(timeline: Timeline, window: tuple[int, int] | None = None) -> RankTable | None:
-    """Return the ranks beside each other in a `window` [ns], or in all of the timeline; None if there is one device.
+    """Return the ranks beside each other in a `window` [ns], or in the steady state; None if there is one device.
 
     Raises `NotATimelineError` for anything but a Timeline, `MetricsError` for a window that makes no sense.
     """
     devices = devices_of(check_timeline(timeline, "rank_table()"))
     if len(devices) < 2:
         return None
-    start, end = window_of(timeline, window)
-    number, arrival = collectives(timeline)
-    parts = np.flatnonzero((number >= 0) & (timeline.end > start) & (timeline.start < end))
-    late = _lateness(number[parts], timeline.start[parts])
-    last = timeline.start[parts] == arrival[parts]
-    waits = np.minimum(arrival[parts], timeline.end[parts]) - timeline.start[parts]
-    streams: dict[int, list[int]] = {device: [] for device in devices}
-    for lane, each in enumerate(timeline.lanes):
-        if each.group == "device":
-            streams[each.device].append(lane)
-    whose = np.full(len(timeline.lanes), -1, np.int64)
-    for place, lanes in enumerate(streams.values()):
-        whose[lanes] = place
-    whose, times, rows = whose[timeline.lane[parts]], _Times(timeline, start, end), []
-    order = np.argsort(whose, kind="stable")[np.count_nonzero(whose < 0) :]
-    for (device, lanes), mine in zip(streams.items(), grouped(whose, len(devices), order), strict=True):
-        loads, works = times.host(device)
-        row = RankRow(
-            _name(timeline.lanes[lanes[0]].name, device),
-            device,
-            computes=times.length(lanes, Kind.COMPUTE),
-            copies=times.length(lanes, *COPIES),
-            loads=loads,
-            works=works,
-            waits=int(waits[mine].sum()),
-            came_last=int(last[mine].sum()),
-            late=int(late[mine[last[mine]]].sum()),
-        )
-        rows.append(row)
-    shared = len(np.unique(number[parts]))
-    latest = max(rows, key=lambda row: row.came_last)
-    found = latest if shared and latest.came_last > MOST * shared and latest.late > 0 else None
-    return RankTable(tuple(rows), shared, found, _why(found, rows) if found else "")
+    found = lateness(timeline, window)
+    parts, times, rows = found.parts, _Times(timeline, *found.window), dict[int, RankRow]()
+    waits = np.minimum(collectives(timeline)[1][parts], timeline.end[parts]) - timeline.start[parts]
+    whose = np.searchsorted(devices, found.device)
+    waited, blamed = (np.bincount(whose, values, len(devices)).round() for values in (waits, found.blame))
+    for place, device in enumerate(devices):
+        loads, _, works = times.host(device)
+        computes, copies, loaded = (intervals.length(part) for part in (*times.works(device), loads))
+        told = computes, copies, loaded, works, int(waited[place]), int(blamed[place])
+        rows[device] = RankRow(rank_of(timeline, device), device, *told)
+    why = _Why(times, found)
+    late = [Culprit(rows[each], *why.of(each), often) for each, often in zip(found.late, found.often, strict=True)]
+    return RankTable(tuple(rows.values()), int(found.group.max(initial=-1)) + 1, found, tuple(late))
 
 
-def _lateness(number: Ints, start: Ints) -> Ints:
-    """Return how long after the median start of its collective each part began, ns."""
-    late = np.zeros(len(number), np.int64)
-    order = np.lexsort((start, number))
-    first = np.unique(number[order], return_index=True)[1]
-    for low, high in zip(first.tolist(), [*first.tolist()[1:], len(order)], strict=False):
-        part = order[low:high]
-        late[part] = start[part] - int(start[part[(len(part) - 1) // 2]])
-    return late
+class _Why:
+    """What the ranks do between two collectives: `spent` has a column for each of `CAUSES`, a row for each part [ns].
 
+    A part's time is from the end of the rank's collective before, which all ranks have in common, to its arrival.
+    """
 
-def _why(late: RankRow, rows: list[RankRow]) -> str:
-    """Say what the late rank does longer than the median of the others, if that explains its lateness."""
-    others = [row for row in rows if row is not late]
-    more = {name: getattr(late, name) - int(median(getattr(row, name) for row in others)) for name in CAUSES}
-    name = max(more, key=lambda each: more[each])
-    if more[name] < CAUSE * late.late:
-        return "its sums of kernels, copies, loading and host work do not tell why"
-    return f"{CAUSES[name]} {words.duration(more[name])} longer than in the median rank"
+    def __init__(self, times: _Times, found: Lateness) -> None:
+        self.found, self.times, timeline = found, times, times.timeline
+        self.spent = np.zeros((len(found.parts), len(CAUSES)), np.int64)
+        came, ended = timeline.start[found.parts], timeline.end[found.parts]
+        for device in np.unique(found.device).tolist() if found.late else ():
+            mine = np.flatnonzero(found.device == device)
+            ends = np.r_[times.begin(device), np.sort(ended[mine])]
+            since = ends[np.searchsorted(ends[1:], came[mine], side="right")]
+            for column, part in enumerate(times.parted(device)):
+                self.spent[mine, column] = intervals.covered_within(part, since, came[mine])
 
-
-def _name(lane: str, device: int) -> str:
-    match = re.match(r"(?:rank|file|process) (\d+) ", lane)
-    return match[1] if match else str(device)
+    def of(self, device: int) -> tuple[str, int]:
+        """Return why a device is late, as a key of `CAUSES`, and by how many ns that is longer than in the others."""
+        found, mine = self.found, self.found.device == device
+        count = int(found.group.max()) + 1
+        fair = ~np.isin(found.device, found.late)
+        lonely = np.bincount(found.group, fair, count) == 0
+        fair |= lonely[found.group] & ~mine
+        here = np.flatnonzero(mine & (found.blame > OFTEN * found.blame[mine].mean()))
+        others = [np.bincount(found.group, self.spent[:, n] * fair, count) for n in range(len(CAUSES))]
+        usual = (others / np.maximum(1, np.bincount(found.group, fair, count)))[:, found.group[here]]
+        more = self.spent[here].sum(axis=0) - usual.sum(axis=1)
+        best = int(more.argmax())
+        name = list(CAUSES)[best]
+        seen = name != "works" or self.times.lanes(device)  # a GPU without work has a host that is late, if one is seen
+        return (name, round(more[best])) if seen and more[best] >= CAUSE * found.blame[here].sum() else ("", 0)
 
 
 def drawn(timeline: Timeline) -> Timeline:
-    """Return the timeline with the slowest, the median and the fastest rank alone; of a few ranks as it is."""
+    """Return the timeline with the telling ranks alone, whose numbers stay those of all; of a few ranks as it is."""
     mains = {lane.device for lane in timeline.lanes if lane.role == "main"}
     if len(mains) <= DRAWN or (table := rank_table(timeline)) is None:
         return timeline
-    devices = {row.device for row in table.telling.values()}
+    devices = {row.device for row in table.telling}
     hosts = {timeline.lanes[lane].device for device in devices for lane in loop_lanes(timeline, device)}
     kept = [n for n, lane in enumerate(timeline.lanes) if lane.device in (hosts if lane.group == "host" else devices)]
-    part, place = timeline.only(np.isin(timeline.lane, kept)), {lane: n for n, lane in enumerate(kept)}
-    named = ", ".join(f"{row.rank} ({name})" for name, row in table.telling.items())
+    here = np.isin(timeline.lane, kept)
+    part, place = timeline.only(here), {lane: n for n, lane in enumerate(kept)}
+    named = ", ".join(f"{row.rank} ({name})" for row, name in table.telling.items())
     note = f"of {len(mains)} ranks {len(table.telling)} are drawn, {named}; the table has the others"
-    return replace(
+    shown = replace(
         part,
         context=replace(part.context, notes=(note, *part.context.notes)),
         lanes=tuple(timeline.lanes[lane] for lane in kept),
         spans=part.spans | {"lane": np.searchsorted(kept, part.lane).astype(part.lane.dtype)},
         marks=tuple(replace(mark, lane=place[mark.lane]) for mark in part.marks if mark.lane in place),
     )
+    number, arrival = collectives(timeline)
+    summarize(timeline)
+    shown.results.update(timeline.results | {"collectives": (number[here], arrival[here])})
+    return shown

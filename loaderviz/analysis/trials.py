@@ -15,9 +15,10 @@ from typing import Any
 
 from loaderviz import words
 from loaderviz.analysis import WORTH_IT, Advice, Finding, PathStep
-from loaderviz.analysis.evidence import Evidence, Removal, either
+from loaderviz.analysis.evidence import Evidence, Removal
 from loaderviz.analysis.what_if import LoopModel, gpu_of, replayed, what_if
 from loaderviz.errors import LoadervizError
+from loaderviz.intervals import either
 from loaderviz.metrics import summarize
 from loaderviz.timeline import KERNELS, Kind, Timeline
 

@@ -18,13 +18,14 @@ from typing import Any, Literal
 import numpy as np
 
 from loaderviz import intervals, words
-from loaderviz.analysis.evidence import Evidence, Removal, either
+from loaderviz.analysis.evidence import Evidence, Removal
 from loaderviz.batches import BATCH_RANGE, HAND_OUT
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import GPUS, HOSTS, PAGE, RECEIVING, SENDING, Gpu, Host, Parcel, UnknownHardwareError
 from loaderviz.emulator.replay import Batch, LoaderConfig, Replay
 from loaderviz.emulator.runtime import GraphNode, Runtime
 from loaderviz.errors import LoadervizError
+from loaderviz.intervals import either
 from loaderviz.metrics import Mask, check_timeline, summarize
 from loaderviz.timeline import LOADING, Cause, Context, Ints, Kind, Timeline
 from loaderviz.vendors import Api

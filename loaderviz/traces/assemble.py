@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -274,12 +275,15 @@ def _merged(parts: list[_Part]) -> Timeline:
 
 
 def _devices_apart(traces: Sequence[RawTrace]) -> list[dict[int, int]]:
-    """Number the devices of several ranks anew where they clash; those of one rank stay neighbours."""
+    """Number the devices of several ranks anew where they clash; those of one rank stay neighbours.
+
+    Ranks without one get the numbers after these, each its own: their loops are not one.
+    """
     used = [sorted(devices_of(trace)) for trace in traces]
     flat = [device for devices in sorted(filter(None, used)) for device in devices]
-    numbers = iter(range(len(flat)))
     keep = flat == sorted(set(flat))
-    return [{device: device if keep else next(numbers) for device in devices} for devices in used]
+    numbers, after = count(), count(max(flat, default=-1) + 1 if keep else len(flat))
+    return [{device: device if keep else next(numbers) for device in devices} or {-1: next(after)} for devices in used]
 
 
 def _device(used: list[tuple[RawTrace, int]]) -> str:

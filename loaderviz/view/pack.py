@@ -409,7 +409,8 @@ def _where(summary: metrics.Summary) -> list[Json]:
     steps = summary.window / summary.step if summary.step else 1
     keys = {
         "compute": "state:compute",
-        "communication exposed": "communication",
+        "communication exposed, waiting for other ranks": "state:waiting for ranks",
+        "communication exposed": "state:communication",
         "copy exposed": "state:copy exposed",
         "other device work": "state:other device work",
     }

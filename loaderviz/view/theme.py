@@ -19,7 +19,7 @@ from loaderviz.timeline import Kind
 BLUE, AMBER, SKY, BROWN, GREEN, VIOLET, OLIVE = (
     "#0072B2", "#B58A00", "#2E9BD6", "#8A5A2B", "#009E60", "#7B5BC2", "#7F9300",
 )  # fmt: skip
-EXPOSED, WAITING, COMPUTING, HIDDEN = "#D9480F", "#C4619B", "#5F6F86", "#8FE3C8"
+EXPOSED, WAITING, COMPUTING, HIDDEN, COMMUNICATING = "#D9480F", "#C4619B", "#5F6F86", "#8FE3C8", "#5555FF"
 TEXT, SOFT, GRID, BAND, FRAME = "#222222", "#555555", "#E3E3E3", "#F6F6F6", "#808080"
 THIN = 0.55  # height of a copy, of that of a kernel
 
@@ -65,6 +65,8 @@ STATES: dict[str, Style] = {  # what the GPU is doing; the keys are those of `me
     "compute": Style("compute", COMPUTING),
     "copy hidden": Style("copy hidden", HIDDEN, "#FFFFFF", "/", COMPUTING),
     "copy exposed": Style("copy exposed", EXPOSED, _BLACK, height=THIN),
+    "communication": Style("communication", COMMUNICATING, height=THIN),
+    "waiting for ranks": Style("waiting for other ranks", COMMUNICATING, _BLACK, "/", "#F0F0FF", THIN),
     "other device work": Style("memset or copy on the GPU", "#6E6E6E", _BLACK, ".", "#FFFFFF", THIN),
     "idle": Style("idle", "#E9E9E9", _BLACK),
 }

@@ -11,6 +11,7 @@ from loaderviz import advise, files, intervals, summarize
 from loaderviz.analysis.evidence import Evidence
 from loaderviz.analysis.ranks import drawn, rank_table
 from loaderviz.analysis.what_if import LoopModel
+from loaderviz.metrics import describe
 from loaderviz.timeline import Kind
 from loaderviz.traces import TraceError, read, source
 
@@ -342,15 +343,53 @@ def test_ranks_name_the_straggler(tmp_path, late):
     straggling(tmp_path, late)
     timeline = read(tmp_path).self_check()
     table = rank_table(timeline)
-    assert (table.last.rank, table.last.came_last, table.shared) == (str(late), 6, 6)
-    assert table.why.startswith("its own loader takes")
-    assert table.telling["slowest"] == table.last
-    assert max(table.rows, key=lambda row: row.waits) == table.telling["fastest"]
-    assert str(table).count("\n") == 5 and "9 more ranks" in str(table)  # head, three ranks, the others, who is late
+    (culprit,) = table.late
+    assert (culprit.row.rank, culprit.cause, culprit.often, table.shared) == (str(late), "loads", 6, 6)
+    assert table.telling[culprit.row] == "late"
+    assert table.telling[max(table.rows, key=lambda row: row.waits)] == "fastest"
+    assert str(table).count("\n") == 6 and "9 more ranks" in str(
+        table
+    )  # head, three ranks, the others, who is late, why
     shown = drawn(timeline)
-    assert {lane.name.split()[1] for lane in shown.lanes} == {row.rank for row in table.telling.values()}
+    assert {lane.name.split()[1] for lane in shown.lanes} == {row.rank for row in table.telling}
     assert len(shown) == len(timeline) // 4 and "3 are drawn" in notes(shown)
     assert len(notes(timeline)) < 600  # what is noted of twelve ranks is told once
+
+
+@pytest.mark.parametrize(
+    ("launches", "memset", "kind", "said"),
+    [
+        (0, False, "no-gpu-work", "no work of a GPU"),
+        (30, False, "work-not-seen", "makes 30 launches, and no kernel"),
+        (1, False, "work-not-seen", "makes 1 launch, and no kernel"),
+        (0, True, "no-gpu-work", "no kernel and no copy, only 1 µs of other work"),
+    ],
+)
+def test_what_is_not_in_a_file_is_not_said_to_be_at_the_limit(tmp_path, launches, memset, kind, said):
+    events = [call("cudaLaunchKernel", BASE + 10 * number, 5, number) for number in range(launches)]
+    events += [work("Memset (Device)", BASE + 20, 1, 99, cat="gpu_memset")] * memset
+    timeline = read_events(tmp_path, op("aten::addmm", BASE, 119_000), *events)
+    (found,) = advise(timeline)
+    assert ("launch" in describe(timeline)) == (launches > 0)
+    assert (found.kind, "CUDA" in found.change) == (kind, launches > 0) and said in found.evidence
+
+
+def test_ranks_without_a_device_have_loops_of_their_own(tmp_path):
+    """Two ranks on the CPU with three steps of 100 ms each, half a step apart, are no loop of six steps of 50 ms."""
+    for rank in range(2):
+        begins = [BASE + 100_000 * step + 50_000 * rank for step in range(3)]
+        events = [note(f"ProfilerStep#{step + 3}", begin, 100_000) for step, begin in enumerate(begins)]
+        events += [op("aten::addmm", begin + 10, (90 + rank) * 1_000) for begin in begins]
+        write(tmp_path, trace(*events, distributedInfo={"rank": rank}), f"{rank}.json")
+    timeline = read(tmp_path).self_check()
+    found = [summarize(timeline, device=device) for device in (0, 1)]
+    assert [(each.batches, each.step) for each in found] == [(3, 100_000_000)] * 2
+    table = rank_table(timeline)
+    assert [(row.rank, row.works) for row in table.rows] == [
+        ("0", 270_000_000),
+        ("1", 231_990_000),
+    ]  # in the time of rank 0
+    assert table.late == () and table.shared == 0 and advise(timeline)[0].kind == "no-gpu-work"
 
 
 def test_a_rank_that_cannot_be_read_is_named(tmp_path):

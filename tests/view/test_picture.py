@@ -220,10 +220,13 @@ def contrast(one, other):
     return (light + 0.05) / (dark + 0.05)
 
 
+SOLID = "compute", "copy exposed", "communication"  # states without a pattern that are no idle time
+
+
 def test_text_on_bars_can_be_read_and_bars_be_seen_on_light_and_dark_pages():
     for style in (*theme.KINDS.values(), *theme.BATCHES, theme.NO_BATCH, *theme.STATES.values()):
         assert contrast(style.back if style.pattern else style.color, style.ink) >= 4.5, style
-    for style in (*theme.BATCHES, *theme.KINDS.values(), theme.STATES["compute"], theme.STATES["copy exposed"]):
+    for style in (*theme.BATCHES, *theme.KINDS.values(), *map(theme.STATES.get, SOLID)):
         assert contrast(style.color, "#FFFFFF") >= 3, style
         assert contrast(style.color, "#161616") >= 3, style
     assert contrast(theme.FRAME, "#FFFFFF") >= 3 <= contrast(theme.FRAME, "#161616")  # around idle parts, too
@@ -234,8 +237,8 @@ def test_a_colour_means_one_thing():
     batches = [style.color for style in theme.BATCHES]
     assert len({*batches}) == len(batches) >= 7
     kinds = {style.color for kind, style in theme.KINDS.items() if kind is not Kind.WAIT}
-    own = [theme.STATES[name].color for name in ("compute", "copy hidden", "copy exposed", "idle")] + [theme.WAITING]
-    assert len({*own}) == 5
+    own = [theme.STATES[name].color for name in (*SOLID, "copy hidden", "idle")] + [theme.WAITING]
+    assert len({*own}) == 6
     assert not {*own} & {*batches, *kinds, theme.NO_BATCH.color}
     assert all(theme.of_batch(one).color != theme.of_batch(one + step).color for one in range(7) for step in (1, 3, 4))
     assert all(np.linalg.norm([int(a[i : i + 2], 16) - int(b[i : i + 2], 16) for i in (1, 3, 5)]) > 50

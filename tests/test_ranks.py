@@ -1,0 +1,179 @@
+"""Ranks beside each other: stragglers that are planted, by cause, number and size, are found, and nobody else is."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import factory
+import pytest
+from factory import US
+
+import loaderviz as lv
+from loaderviz.analysis.ranks import drawn, rank_table
+from loaderviz.export import advised
+from loaderviz.intervals import length
+from loaderviz.metrics import choose_device, describe, states, summarize
+from loaderviz.timeline import Cause, Context, Kind, Timeline, TimelineBuilder
+
+TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
+STEPS, MOVES = 12, 100  # steps; µs that a collective moves bytes
+USUAL = {"loads": 50, "works": 60, "copies": 40, "computes": 300}  # µs a step of what comes one after the other
+
+
+def planted(ranks: int, more: dict[tuple[int, int], dict[str, int]], waits: bool = False) -> Timeline:
+    """Ranks that load, work on the host, copy, compute and reduce in each step; `more` is by rank and step [µs].
+
+    `waits`: the loop waits for workers, and in staging, where it else fetches, and a copy is one of the GPU.
+    """
+    builder, clock = TimelineBuilder(Context(origin="file")), 0
+    lanes = [
+        [builder.lane(f"rank {rank} main", "host", "main", device=rank)]
+        + [builder.lane(f"rank {rank} stream {n}", "device", number=n, device=rank) for n in (7, 20)]
+        for rank in range(ranks)
+    ]
+    for step in range(STEPS):
+        times = [
+            {name: time * US + more.get((rank, step), {}).get(name, 0) * US for name, time in USUAL.items()}
+            for rank in range(ranks)
+        ]
+        end = clock + max(sum(each.values()) for each in times) + MOVES * US
+        for (main, stream, side), each in zip(lanes, times, strict=True):
+            at, looks = clock, {"batch": step}
+            parts = [
+                (main, Kind.WAIT, "loads", {"cause": Cause.DATA}) if waits else (main, Kind.FETCH, "loads", {}),
+                (main, Kind.OPERATOR, "works", {}),
+                (main, Kind.WAIT, "copies", {"cause": Cause.STAGING})
+                if waits
+                else (stream, Kind.COPY_H2D, "copies", {}),
+                (stream, Kind.COMPUTE, "computes", {}),
+            ]  # fmt: skip
+            for lane, kind, name, options in parts:
+                builder.span(at, at + each[name], lane, kind, name, **looks, **options)
+                at += each[name]
+            builder.span(at, end, side, Kind.COMMUNICATION, "ncclDevKernel_AllReduce_Sum", **looks)
+            builder.span(clock, end, main, Kind.RANGE, f"batch {step}: 8 samples", **looks)
+        clock = end
+    return builder.build().self_check()
+
+
+def who(how: str, ranks: int, step: int) -> set[int]:
+    """The ranks that are late in a step."""
+    return {
+        "one": {1},
+        "two": {1, ranks - 1},
+        "in turn": {1} if step % 2 else {0},
+        "seldom": {1} if step % 4 == 1 else set(),
+    }[how]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("size", [30, 200, 900])  # µs that they are late
+@pytest.mark.parametrize(
+    ("how", "ranks"),
+    [(how, ranks) for how in ("one", "two", "in turn", "seldom") for ranks in (2, 4, 8) if (how, ranks) != ("two", 2)],
+)
+@pytest.mark.parametrize("cause", USUAL)
+def test_planted_stragglers_are_found_with_their_cause_and_their_cost(cause, how, ranks, size, waits):
+    late = [who(how, ranks, step) for step in range(STEPS)]
+    timeline = planted(ranks, {(rank, n): {cause: size} for n, each in enumerate(late) for rank in each}, waits)
+    culprits = sorted(set.union(*late))
+    held = sum(map(bool, late))
+    least = 0.06 if (how, ranks) == ("in turn", 2) else 0.03  # where all are late in turn, that may be chance
+    if held * size < least * (STEPS * 550 + held * size):
+        assert rank_table(timeline).late == () and "late" not in describe(timeline)
+        return
+    table = rank_table(timeline)
+    found = table.lateness
+    assert (sorted(found.late), found.cost, found.share) == (culprits, held * size * US, 1.0)
+    assert (found.steps, found.units, found.in_turn) == (STEPS, STEPS, how == "in turn")
+    often = {rank: sum(rank in each for each in late) for rank in culprits}
+    assert {each.row.device: (each.cause, each.more, each.often) for each in table.late} == {
+        rank: (cause, often[rank] * size * US, often[rank]) for rank in culprits
+    }
+    assert sum(row.blame for row in table.rows) == held * size * US
+    assert choose_device(timeline)[0] == summarize(timeline).device == found.late[0]
+    assert describe(timeline).startswith(str(found)) and str(found)[1:] in str(table)
+    told = next(each for each in lv.advise(timeline) if each.kind == "late-rank")
+    assert told.expected_gain.ns == found.cost and told.expected_gain.per_step == found.cost / STEPS
+    assert str(found)[1:] in told.evidence and all(each in told.evidence for each in table.why)
+    for device in range(ranks):  # whichever device is asked about
+        assert told.evidence in [each.evidence for each in lv.advise(timeline, device=device)]
+
+
+@pytest.mark.parametrize("many", [5, 6])
+def test_five_may_be_late_in_turn_and_of_more_nobody_is_to_blame(many):
+    steps = 2 * many if many == 6 else 10
+    timeline = planted(12, {(step % many, step): {"works": 600} for step in range(steps)})
+    table = rank_table(timeline)
+    told = next(each for each in lv.advise(timeline) if each.kind == "late-rank")
+    assert told.expected_gain.ns == table.lateness.cost == steps * 600 * US
+    assert sorted(table.lateness.late) == (list(range(5)) if many == 5 else [])
+    said = "ranks 0, 1, 2, 3 and 4 are late in turn" if many == 5 else "no rank is late more than others"
+    assert str(table.lateness).startswith(said) and told.evidence[1:].startswith(said[1:])
+    assert describe(timeline).startswith(said) == (many == 5)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("jitter", [0, 1, 5, 10])
+def test_of_ranks_that_are_as_fast_as_each_other_none_is_late(ranks, jitter):
+    draw = random.Random(10 * ranks + jitter)
+    more = {
+        (rank, step): {name: draw.randint(-jitter, jitter) for name in USUAL}
+        for rank in range(ranks)
+        for step in range(STEPS)
+    }
+    timeline = planted(ranks, more)
+    table = rank_table(timeline)
+    assert table.late == () and str(table).splitlines()[-1].startswith("No rank is late")
+    assert "late" not in describe(timeline) and "late-rank" not in [each.kind for each in lv.advise(timeline)]
+
+
+def test_a_page_of_many_ranks_has_the_numbers_of_all_of_them_although_it_draws_few():
+    """Nobody who is drawn waits for rank 5 alone, which comes between the late one and the others."""
+    more = {(rank, step): {"computes": {3: 400, 5: 300}.get(rank, rank)} for rank in range(12) for step in range(STEPS)}
+    timeline = planted(12, more)
+    table, shown = rank_table(timeline), drawn(timeline)
+    assert sorted(row.device for row in table.telling) == [0, 3, 5, 7] and len(shown.lanes) == 12
+    for device in (0, 3, 5, 7):
+        whole, part = states(timeline, device), states(shown, device)
+        assert {name: each.tolist() for name, each in whole.items()} == {
+            name: each.tolist() for name, each in part.items()
+        }
+        row, waits = table.rows[device], whole["waiting for ranks"]
+        assert (length(waits), length(whole["communication"])) == (row.waits, STEPS * MOVES * US)
+        assert length(whole["compute"]) == row.computes == STEPS * (300 + more[device, 0]["computes"]) * US
+    summary, advice = summarize(timeline), lv.advise(timeline)
+    head, _ = advised(timeline, advice).packed()
+    (part,) = (each for each in head["parts"] if not each["ghost"])
+    assert head["title"] == describe(timeline) == describe(shown)
+    assert [each["ns"] for each in part["where"]] == [round(time / STEPS) for time in summary.breakdown.values()]
+    keys = {each["name"]: each["key"] for each in part["where"]}
+    assert keys["communication exposed"] == "state:communication"
+    assert rank_table(shown).rows == table.rows and (summarize(shown), summary.device) == (summary, 3)
+
+
+def test_a_rank_whose_recording_begins_later_was_not_idle_before():
+    spans = []
+    for device, begin in ((0, 0), (1, 450)):
+        for step in range(6):
+            at = max(begin, 100 * step)
+            spans += [(f"main@{device}", at, 100 * step + 100, Kind.RANGE, {"name": f"ProfilerStep#{step + 3}"}),
+                      (f"stream 7@{device}", at, 100 * step + 90, Kind.COMPUTE)] * (at < 100 * step + 90)  # fmt: skip
+    timeline = factory.made(*spans, origin="file")
+    assert [(each.window, each.idle) for each in (summarize(timeline, device=n) for n in (0, 1))] == [
+        (600, 60),
+        (150, 20),
+    ]
+
+
+@pytest.mark.skipif(not TRACES.exists(), reason="needs ../shared/traces")
+def test_a_real_straggler_is_named_by_what_it_costs_although_it_is_seldom_last():
+    timeline = lv.read(TRACES / "ranks8_nanogpt_2025")
+    table = rank_table(timeline)
+    (culprit,) = table.late
+    assert (culprit.row.rank, culprit.cause, table.shared, round(table.lateness.share, 2)) == ("1", "works", 84, 0.84)
+    assert round(table.lateness.cost / 1e6, 1) == 27.4 and round(culprit.row.waits / 1e6) == 6
+    assert (
+        describe(timeline).startswith("rank 1 is late: the others wait ") and lv.advise(timeline)[0].kind == "late-rank"
+    )
