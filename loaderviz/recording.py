@@ -18,6 +18,7 @@ from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.hazards import Hazards, HazardWarning, Lints
 from loaderviz.errors import LoadervizError, NestedRecordingError
 from loaderviz.machine import cores, new_pages
+from loaderviz.stopping import no_news_of_workers
 from loaderviz.timeline import Timeline
 from loaderviz.traces import steps as loop_steps
 
@@ -105,7 +106,8 @@ class Recording:
         """End the recording, as `__exit__` does. After an interrupt in the middle of it, all is undone all the same."""
         try:
             self._end_step()
-            self._run.__exit__(kind, error, trace)
+            with no_news_of_workers():
+                self._run.__exit__(kind, error, trace)
         finally:
             self._run.leave()
             Recording._running, self._over = None, True

@@ -10,14 +10,13 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import wraps
 from multiprocessing.process import BaseProcess
@@ -94,10 +93,6 @@ class RealRun:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, *_: object) -> None:
-        with _no_news_of_workers():
-            self._end_of_block(kind, error)
-
-    def _end_of_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         if os.getpid() != self._process:  # a fork of the program leaves the block: the recording is its parent's
             self._undo.pop_all()  # nothing here is this process's to undo
             self.timeline = _nothing("this is a forked process; its parent has the recording")
@@ -226,20 +221,6 @@ class RealRun:
             versions=versions,
             notes=(*notes, *found.notes),
         )
-
-
-@contextmanager
-def _no_news_of_workers() -> Iterator[None]:
-    """When a worker dies, torch raises an error wherever its main thread is: not while that builds the timeline."""
-    handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, handler)
 
 
 def new_profile(cuda: bool) -> profiler.profile:
