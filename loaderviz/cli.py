@@ -89,7 +89,11 @@ class Listener:
         except OSError as problem:
             if problem.errno not in GONE and self.stream is not sys.__stderr__:
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+            _lead_nowhere(self.stream)
+
+
+def _lead_nowhere(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -547,12 +551,14 @@ def record_program(
             status = program.run(stopping)
             if os.getpid() != process:  # a child of the program's own os.fork() has come here; the parent shows it all
                 os._exit(status)
+    except NotModelledError as refused:  # in a thread of the program, which went on
+        _print_error(refused)
+        status = status or FAILED
+    try:
         sys.stdout.flush()
     except OSError as problem:  # a full disk
         _say(f"what the program printed could not be written to standard output: {problem.strerror}")
-        status = status or FAILED
-    except NotModelledError as refused:  # in a thread of the program, which went on
-        _print_error(refused)
+        _lead_nowhere(sys.stdout)
         status = status or FAILED
     return recording, status
 

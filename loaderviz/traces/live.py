@@ -146,6 +146,7 @@ class RealRun:
         begin = perf_counter_ns()
         self.prepare()
         self._state = ""
+        (self._folder / workers.OVER).unlink(missing_ok=True)
         self._profile.start_trace()
         self._state, self._loader.live = "running", True
         self._started = perf_counter_ns() - begin
@@ -155,6 +156,9 @@ class RealRun:
         """Stop it, with all steps recorded."""
         self._anchor()
         self._stop()
+        (self._folder / workers.OVER).touch()
+        if self._loader.sampler is not None:
+            self._loader.sampler.stop()
 
     def discard(self) -> None:
         """Stop it, and forget what it recorded."""
@@ -386,14 +390,14 @@ class LoaderRanges:
     def _fetch(self, original: Function, fetcher: Any, indices: Any) -> Any:
         """Prepare a batch on the main thread; workers that were forked come here, too."""
         feed = self._fetching
-        if feed is None or os.getpid() != self._process or not self._here():
+        if feed is None or not self.live or not self._here():
             return original(fetcher, indices)
         start, busy = perf_counter_ns(), thread_busy()
         if self.sampler is not None:
             self.sampler.begin()
         with self.say(f"fetch batch {feed.batch}", feed.batch):
             data = original(fetcher, indices)
-        if self.live:
+        if self.live:  # still
             self.nbytes[feed.batch] = workers.size_of(data)
             self.waited[feed.batch] = max(0, perf_counter_ns() - start - (thread_busy() - busy))
         place = self.sampler.most() if self.sampler is not None else None
@@ -463,7 +467,7 @@ class LoaderRanges:
             index = int(iterator._rcvd_idx) - 1 if getattr(iterator, "_in_order", True) else feed.received
         feed.count += 1
         self._numbering.used(batch)
-        if feed.number is not None:
+        if feed.number is not None and not self._window.over:
             self.batches[feed.number, feed.epoch, index] = batch
         if not self._here():
             self.note(_OTHER_THREAD)
@@ -472,9 +476,10 @@ class LoaderRanges:
             feed.nested = _drawn_by_a_loader()
         if not feed.nested:
             self._window.batch()
-            size = feed.sizes[index] if index < len(feed.sizes) else 0
-            with self.say(f"batch {batch}: {size or sample_count((), data)} samples", batch):
-                pass
+            if self.live:
+                size = feed.sizes[index] if index < len(feed.sizes) else 0
+                with self.say(f"batch {batch}: {size or sample_count((), data)} samples", batch):
+                    pass
 
     def _marked(self, index: int, samples: int) -> None:
         """One of our loaders hands out its batch `index` of this epoch."""
