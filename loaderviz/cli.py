@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from loaderviz import words
+from loaderviz.batches import LIMIT
 from loaderviz.errors import LoadervizError, NotModelledError, clean, require
 from loaderviz.files import writable
 from loaderviz.imports import cured_imports
@@ -230,6 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", default="auto", metavar="HOST", help=costs)
     add("--wait", type=int, default=0, metavar="N", help="leave out the first N steps")
     add("--steps", type=int, metavar="N", help="record N steps after that, not all")
+    add("--limit", type=int, default=LIMIT, metavar="N", help="of a real run keep at most N spans")
     add("--out", type=Path, default=Path("timeline.html"), metavar="PAGE", help="the page to write")
     add("--save", type=Path, metavar="FILE", help="save the timeline itself, for `view` or read()")
     add("--json", type=Path, metavar="FILE", help="save numbers and findings as JSON, for `diff` and for programs")
@@ -357,7 +359,8 @@ def _run(options: argparse.Namespace, stopping: Stopping) -> int:
     for file in filter(None, (options.out, options.save, options.json)):
         writable(file)
     program = Program(options.program, options.arguments, is_module=options.module)
-    recording, status = record_program(program, options.on, options.host, options.wait, options.steps, stopping)
+    kept = {"wait": options.wait, "steps": options.steps, "limit": options.limit}
+    recording, status = record_program(program, options.on, options.host, kept, stopping)
     timeline, stopped = recording.timeline, bool(stopping.number) or status == INTERRUPTED
     failed = status != 0 and not stopped
     if not failed and options.on != "cpu" and not timeline.where(*DEVICE_KINDS).any():
@@ -534,17 +537,17 @@ class Program:
 
 
 def record_program(
-    program: Program, on: str, host: str, wait: int, steps: int | None, stopping: Stopping
+    program: Program, on: str, host: str, kept: dict[str, Any], stopping: Stopping
 ) -> tuple[Recording, int]:
     """Run a program in a recording; return the recording, which is over, and the program's exit status.
 
-    The options are those of `loaderviz.record`; `host` has no meaning in a real run. Raises what `record` raises for an
-    option that means nothing, and `ProgramError` for a module that does not exist.
+    The options are those of `loaderviz.record`, `kept` has `wait`, `steps` and `limit`; `host` has no meaning in a real
+    run. Raises what `record` raises for an option that means nothing, and `ProgramError` without such a module.
     """
     from loaderviz.recording import record
 
     process = os.getpid()
-    recording = record(on, host=host, wait=wait, steps=steps)
+    recording = record(on, host=host, **kept)
     recording.warn = False  # the races are printed
     try:
         with recording, cured_imports():

@@ -15,8 +15,8 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import wraps
 from multiprocessing.process import BaseProcess
@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import profiler
+from torch._C import _profiler
 from torch._C._profiler import _ExperimentalConfig
 from torch._utils import ExceptionWrapper
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -35,7 +36,7 @@ from torch.utils.data import _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from loaderviz import words
-from loaderviz.batches import BATCH_RANGE, HAND_OUT, Numbering, given_twice, prefetch_name, sample_count
+from loaderviz.batches import BATCH_RANGE, HAND_OUT, LIMIT, Numbering, given_twice, prefetch_name, sample_count
 from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
 from loaderviz.loaders import base as loaders
@@ -51,6 +52,8 @@ from loaderviz.traces.steps import Window
 from loaderviz.traces.workers import read_files
 
 _NOTICEABLE = 1_000_000  # ns
+_LOOK = 500_000_000  # ns until the spans of a step are counted
+_FEW = 100  # steps: a recording of no more is cut at its end alone
 _INSTALLED = str(Path(torch.__file__).parents[1])
 
 
@@ -65,11 +68,12 @@ class RealRun:
     `NestedRecordingError` when a profiler runs already, LoadervizError where this torch was built without one.
     """
 
-    def __init__(self, *, cuda: bool, wait: int = 0, steps: int | None = None) -> None:
+    def __init__(self, *, cuda: bool, wait: int = 0, steps: int | None = None, limit: int = LIMIT) -> None:
         if not profiler.kineto_available():
             raise LoadervizError("this PyTorch was built without its profiler (Kineto); emulate a GPU: on='a100'")
         self._cuda = cuda
-        self._window = Window(self, wait, steps)
+        self._window, self._limit = Window(self, wait, steps), limit
+        self._full = False
         self.timeline: Timeline | None = None
         self._profile: Any = None
         self._readings: list[tuple[int, int, int]] = []  # of our clock, before, in and after each anchor
@@ -87,6 +91,7 @@ class RealRun:
             stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self._loader = LoaderRanges(self._folder, self._window)
             self._loader.install(stack)
+            self._counter = SpanCounter(self._folder / "operators.json")
             stack.push(self._stop)
             self._window.enter()
             self._undo = stack.pop_all()
@@ -152,8 +157,15 @@ class RealRun:
         self._started = perf_counter_ns() - begin
         self._anchor()
 
+    def goes_on(self) -> bool:
+        """Another step begins; tell whether there is room for it."""
+        few = self._window.steps is not None and self._window.steps <= _FEW
+        self._full = not few and self._counter.step() >= self._limit
+        return not self._full
+
     def end(self) -> None:
         """Stop it, with all steps recorded."""
+        self._counter.stop()
         self._anchor()
         self._stop()
         (self._folder / workers.OVER).touch()
@@ -197,7 +209,8 @@ class RealRun:
         timeline = merge.merged(traced, own)
         if by_optimizer:
             timeline = steps.by_optimizer(timeline, merge.optimizer_steps(traced))
-        return replace(timeline, context=self._context(timeline, reasons))
+        timeline = replace(timeline, context=self._context(timeline, reasons))
+        return steps.limited(timeline, self._limit, is_full=self._full)
 
     def _context(self, timeline: Timeline, reasons: list[str]) -> Context:
         """Say what was recorded, where, and what is not in it."""
@@ -225,6 +238,54 @@ class RealRun:
             versions=versions,
             notes=(*notes, *found.notes),
         )
+
+
+class SpanCounter:
+    """Tells about how many spans the profiler has by now, which it does not say itself.
+
+    Of one step after half a second, and of others later, torch's observer for execution traces writes the operators to
+    a file. It takes some 20 µs for each, so that this step is a longer one.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._next, self._pause = file, perf_counter_ns() + _LOOK, _LOOK
+        self._steps = self._each = 0  # how many there were, and spans of one that was counted
+        self._observes = False
+
+    def step(self) -> int:
+        """A step begins; return the spans of all those before it, 0 while none was counted."""
+        if self._observes:
+            self.stop()
+            self._each = self._file.read_text(encoding="utf-8").count('"id":')
+        elif perf_counter_ns() > self._next:
+            self._pause *= 4
+            self._next = perf_counter_ns() + self._pause
+            with _silent():
+                self._observes = bool(_profiler._add_execution_trace_observer(str(self._file)))
+                _profiler._enable_execution_trace_observer()
+        self._steps += 1
+        return self._each * self._steps
+
+    def stop(self) -> None:
+        """Observe no more."""
+        if self._observes:
+            self._observes = False
+            with _silent():
+                _profiler._disable_execution_trace_observer()
+                _profiler._remove_execution_trace_observer()
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Let nothing be written to standard error, where torch says each time that it begins to observe."""
+    with open(os.devnull, "wb") as nowhere:
+        kept = os.dup(2)
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 def new_profile(cuda: bool) -> profiler.profile:

@@ -5,8 +5,9 @@ stand-ins for its queues that note the time: an order that comes out of the firs
 the second ends it.
 
 Each writes records of eight int64 to a file of its own, so that they outlive a worker's death. It stops when the file
-is deleted, which is how a recording ends for workers that live on, and begins no record while a file OVER is beside it. Times are of `perf_counter_ns`, one clock for all
-processes of a computer. With spawn and forkserver the worker imports this module: it must stay light.
+is deleted, which is how a recording ends for workers that live on, and begins no record while a file OVER is beside it.
+Times are of `perf_counter_ns`, one clock for all processes of a computer. With spawn and forkserver the worker imports
+this module: it must stay light.
 """
 
 from __future__ import annotations
