@@ -3,6 +3,9 @@
 import sys
 
 from loaderviz.cli import main
+from loaderviz.stopping import leave_soon
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if (status := main()) > 128:  # a signal has ended it
+        leave_soon(status)
+    sys.exit(status)

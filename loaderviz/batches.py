@@ -21,6 +21,7 @@ PREFETCH_RANGE = re.compile(r"prefetch of batch (?P<number>\d+)$")
 LOADER_NEXT = "enumerate(DataLoader)#"  # and the class of the iterator
 HAND_OUT = "DataLoader hand-out"
 OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")  # torch's own range around each
+LIMIT = 200_000  # spans of a real run: of so many steps are kept
 FIRST_BYTES = 1 << 16  # of a batch that is compared with another's
 WORKER_START = re.compile(r"start \d+ workers?$")  # the main thread starts a DataLoader's processes
 WORKER_END = re.compile(r"end \d+ workers?$")  # and waits until they have left

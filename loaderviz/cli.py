@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import builtins
 import contextlib
+import errno
 import importlib.util
 import json
 import os
 import runpy
+import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -17,9 +20,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from loaderviz import words
+from loaderviz.batches import LIMIT
 from loaderviz.errors import LoadervizError, NotModelledError, clean, require
 from loaderviz.files import writable
 from loaderviz.imports import cured_imports
+from loaderviz.stopping import INTERRUPTED, Stopping
 
 if TYPE_CHECKING:
     from loaderviz.analysis import Advice
@@ -30,7 +35,9 @@ if TYPE_CHECKING:
     from loaderviz.timeline import Timeline
 
 
-FAILED, USAGE_ERROR, NOT_KEPT, INTERRUPTED = 1, 2, 3, 130  # exit statuses: an error, not understood, a limit, Ctrl-C
+FAILED, USAGE_ERROR, NOT_KEPT = 1, 2, 3  # exit statuses: an error, not understood, a limit
+GONE = errno.EPIPE, errno.EIO, errno.EBADF  # of a stream: its reader, its terminal
+LARGE = 50_000  # spans: of so many, advice takes longer than what stops a program may wait
 Add = Callable[..., argparse.Action]
 
 
@@ -57,7 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Listener:
-    """A stream to write to that goes nowhere once its reader, such as `| head`, has seen enough: the work goes on."""
+    """A stream to write to that goes nowhere once its reader, such as `| head`, or its terminal is gone: work goes on.
+
+    So does what is said of errors, on standard error, where a full disk takes none of it.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -77,8 +87,14 @@ class Listener:
     def _do(self, call: Callable[..., object], *given: str) -> None:
         try:
             call(*given)
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+        except OSError as problem:
+            if problem.errno not in GONE and self.stream is not sys.__stderr__:
+                raise
+            _lead_nowhere(self.stream)
+
+
+def _lead_nowhere(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -215,6 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", default="auto", metavar="HOST", help=costs)
     add("--wait", type=int, default=0, metavar="N", help="leave out the first N steps")
     add("--steps", type=int, metavar="N", help="record N steps after that, not all")
+    add("--limit", type=int, default=LIMIT, metavar="N", help="of a real run keep at most N spans")
     add("--out", type=Path, default=Path("timeline.html"), metavar="PAGE", help="the page to write")
     add("--save", type=Path, metavar="FILE", help="save the timeline itself, for `view` or read()")
     add("--json", type=Path, metavar="FILE", help="save numbers and findings as JSON, for `diff` and for programs")
@@ -274,13 +291,16 @@ def ready(options: argparse.Namespace) -> int:
 
 def view(options: argparse.Namespace) -> int:
     """Read the trace files (several: the ranks of one run), print numbers and findings, write the page."""
+    from loaderviz import export
     from loaderviz.traces import read
 
     out = writable(options.out)
     files: list[Path] = options.file
     timeline = read(files[0] if len(files) == 1 else files)
     title = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
-    _show(timeline, title, out, sys.stdout)
+    page, _ = _told(timeline, title, sys.stdout, failed=False, short=False)
+    export.to_html(page, out, f"{title}: {timeline.context.device}")
+    print(f"The picture is in {out}: open it in a browser.")
     return 0
 
 
@@ -323,84 +343,122 @@ def diff(options: argparse.Namespace) -> int:
     return NOT_KEPT if worse else 0
 
 
-def _held(timeline: Timeline, hazards: int, advice: Advice, options: argparse.Namespace) -> int:
-    """Save the report, say which limits are not kept, and return 3 then."""
-    import json
-
-    from loaderviz.analysis import report
-    from loaderviz.files import write
-
-    if not (options.json or options.fail_under or options.fail_over):
-        return 0
-    found = report.report(timeline, hazards, advice)
-    if options.json:
-        write(options.json, json.dumps(found, indent=1) + "\n")
-        _say(f"the report is saved in {options.json}")
-    broken = report.broken(found, options.fail_under, options.fail_over)
-    for each in broken:
-        _say(each)
-    return NOT_KEPT if broken else 0
-
-
 def run(options: argparse.Namespace) -> int:
     """Record a program, show what was recorded, and end as it ended. Standard output is the program's alone."""
+    with Stopping() as stopping:
+        return stopping.status(_run(options, stopping))
+
+
+def _run(options: argparse.Namespace, stopping: Stopping) -> int:
+    """Return the status of the program, or of what is written of it."""
     from loaderviz.analysis import report
     from loaderviz.timeline import DEVICE_KINDS
 
     for each in (*options.fail_under, *options.fail_over):  # before the program starts
         report.limit(each)
-    out, save = writable(options.out), options.save and writable(options.save)
-    if options.json:
-        writable(options.json)
+    for file in filter(None, (options.out, options.save, options.json)):
+        writable(file)
     program = Program(options.program, options.arguments, is_module=options.module)
-    recording, status = record_program(program, options.on, options.host, options.wait, options.steps)
-    timeline = recording.timeline
-    if save:
-        timeline.save(save)
-        _say(f"the timeline is saved in {save}")
-    failed = status not in (0, INTERRUPTED)
+    kept = {"wait": options.wait, "steps": options.steps, "limit": options.limit}
+    recording, status = record_program(program, options.on, options.host, kept, stopping)
+    timeline, stopped = recording.timeline, bool(stopping.number) or status == INTERRUPTED
+    failed = status != 0 and not stopped
     if not failed and options.on != "cpu" and not timeline.where(*DEVICE_KINDS).any():
         _say("nothing of a GPU was seen: the program put no work on 'cuda'")
-    if not len(timeline):
+    emulated = timeline.context.origin == "emulated"  # a real run does not show its races
+    outputs = Outputs(options, timeline, recording.hazards if emulated else ())
+    if len(timeline):
+        outputs.show(program.title, failed=failed, short=stopped and len(timeline) > LARGE)
+    else:
         for note in timeline.context.notes:
             _say(note)
         _say("nothing was recorded, so there is no picture")
-        return status
-    emulated = timeline.context.origin == "emulated"  # a real run does not show its races
-    hazards = recording.hazards if emulated else ()
-    advice = _show(timeline, program.title, out, sys.stderr, hazards, failed=failed)
-    return status or _held(timeline, len(hazards), advice, options)
+    judged = outputs.save(judge=not (failed or stopped) and len(timeline) > 0)
+    return status or outputs.kept() or judged
 
 
-def _show(
-    timeline: Timeline, title: str, out: Path, stream: TextIO, hazards: Sequence[Hazard] = (), *, failed: bool = False
-) -> Advice:
-    """Print numbers and findings, and write the page; of a program that failed only the picture. Return findings."""
+class Outputs:
+    """What `run` writes of a recording. Where one cannot be written, the others are; it is kept elsewhere then."""
+
+    def __init__(self, options: argparse.Namespace, timeline: Timeline, hazards: Sequence[Hazard]) -> None:
+        self._options, self._timeline, self._hazards = options, timeline, hazards
+        self._advice: Advice | None = None
+        self._lost = False
+
+    def show(self, title: str, *, failed: bool, short: bool) -> None:
+        """Print numbers and findings, and write the page; `short`: without what takes long."""
+        from loaderviz import export
+
+        page, self._advice = _told(self._timeline, title, sys.stderr, self._hazards, failed=failed, short=short)
+        done = f"The picture{' until the error' if failed else ''} is in {self._options.out}: open it in a browser."
+        self._write(done, lambda: export.to_html(page, self._options.out, f"{title}: {self._timeline.context.device}"))
+
+    def save(self, *, judge: bool) -> int:
+        """Save report and timeline, return 3 if there is anything to `judge` and a limit is not kept."""
+        from loaderviz.analysis import Advice, report
+        from loaderviz.files import write
+
+        options, broken = self._options, list[str]()
+        if options.json or options.fail_under or options.fail_over:
+            advice = self._advice or Advice([], "nothing: the program was stopped, or nothing was recorded", (0, 0))
+            found = report.report(self._timeline, len(self._hazards), advice)
+            if options.json:
+                text = json.dumps(found, indent=1) + "\n"
+                self._write(f"loaderviz: the report is saved in {options.json}", lambda: write(options.json, text))
+            broken = report.broken(found, options.fail_under, options.fail_over) if judge else []
+        if options.save:
+            done = f"loaderviz: the timeline is saved in {options.save}"
+            self._write(done, lambda: self._timeline.save(options.save))
+        for each in broken:
+            _say(each)
+        return NOT_KEPT if broken else 0
+
+    def kept(self) -> int:
+        """Keep the recording in the temporary folder if anything of it could not be written; return 1 then."""
+        if self._lost:
+            file = Path(tempfile.gettempdir()) / f"loaderviz-{os.getpid()}.json.gz"
+            done = f"loaderviz: the recording is kept in {file}: python -m loaderviz view {file}"
+            self._write(done, lambda: self._timeline.save(file))
+        return FAILED if self._lost else 0
+
+    def _write(self, done: str, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except (LoadervizError, OSError, MemoryError) as problem:
+            self._lost = True
+            _say(str(problem) or "there is not enough memory for this")
+        else:
+            print(done, file=sys.stderr)
+
+
+def _told(
+    timeline: Timeline, title: str, stream: TextIO, hazards: Sequence[Hazard] = (), *, failed: bool, short: bool
+) -> tuple[list[Section], Advice | None]:
+    """Print numbers and findings, of a program that failed only what was recorded; return the page, and findings."""
     from loaderviz import export, metrics
     from loaderviz.analysis.advice import advise
 
-    summary, advice, context = metrics.summarize(timeline), advise(timeline), timeline.context
+    summary, context = metrics.summarize(timeline), timeline.context
+    advice = None if short else advise(timeline)
     clock = [] if context.origin == "emulated" else [f"Clock: {context.clock}."]
     notes = [*clock, *(f"{note[:1].upper()}{note[1:]}." for note in context.notes)]
     races = [export.Section("Races: wrong on a real GPU, now and then", items=list(hazards))]
-    picture = timeline if failed else export.advised(timeline, advice)
+    picture = timeline if failed or advice is None else export.advised(timeline, advice)
     ranks = export.ranks(timeline)
     sections = [export.Section("Timeline", items=[picture, summary, *ranks, *notes]), *(races if hazards else [])]
-    if not failed:
-        sections.append(export.Section("What could be gained", items=[advice]))
-    export.to_html(sections, out, f"{title}: {context.device}")
     spans, lanes = words.count(len(timeline), "span"), words.count(len(timeline.lanes), "lane")
     lines = [f"{title}: {context.device}; {spans} in {lanes}"]
     if not failed:
+        found = [advice] if advice is not None else []
+        sections += [export.Section("What could be gained", items=found)] if found else []
         lines.append(f"{words.wrapped(metrics.describe(timeline), most=sys.maxsize)}\n")
-        lines += [f"{part}\n" for part in (summary, *ranks, advice)]
+        lines += [f"{part}\n" for part in (summary, *ranks, *found)]
     lines += [
         *(f"race: {hazard}\n" for hazard in hazards),
         *(words.wrapped(f"note: {each}", most=sys.maxsize) for each in context.notes),
     ]
-    lines.append(f"The picture{' until the error' if failed else ''} is in {out}: open it in a browser.")
     print("\n".join(lines), file=stream)
-    return advice
+    return sections, advice
 
 
 def _say(text: str) -> None:
@@ -425,10 +483,11 @@ class Program:
         if not is_module:
             _check_script(Path(name))
 
-    def run(self) -> int:
-        """Run it to its end and return its exit status; an error is printed as Python prints it."""
+    def run(self, stopping: Stopping) -> int:
+        """Run it to its end, or to a signal, and return its exit status; an error is printed as Python prints it."""
         try:
             with self._environment():
+                stopping.begin()
                 if self.is_module:
                     _check_module(self.name)
                     runpy.run_module(self.name, run_name="__main__", alter_sys=True)
@@ -437,13 +496,16 @@ class Program:
         except SystemExit as stop:
             return _exit_status(stop)
         except KeyboardInterrupt:
-            print("loaderviz: stopped", file=sys.stderr)
+            by = f" by {signal.Signals(stopping.number).name}" if stopping.number else ""
+            _say(f"stopped{by}")
             return INTERRUPTED
         except ProgramError:
             raise
         except BaseException as error:
             _print_error(error)
             return FAILED
+        finally:
+            stopping.end()
         return 0
 
     def _run_source(self, path: Path) -> None:
@@ -475,26 +537,31 @@ class Program:
 
 
 def record_program(
-    program: Program, on: str = "auto", host: str = "auto", wait: int = 0, steps: int | None = None
+    program: Program, on: str, host: str, kept: dict[str, Any], stopping: Stopping
 ) -> tuple[Recording, int]:
     """Run a program in a recording; return the recording, which is over, and the program's exit status.
 
-    The options are those of `loaderviz.record`; `host` has no meaning in a real run. Raises what `record` raises for an
-    option that means nothing, and `ProgramError` for a module that does not exist.
+    The options are those of `loaderviz.record`, `kept` has `wait`, `steps` and `limit`; `host` has no meaning in a real
+    run. Raises what `record` raises for an option that means nothing, and `ProgramError` without such a module.
     """
     from loaderviz.recording import record
 
     process = os.getpid()
-    recording = record(on, host=host, wait=wait, steps=steps)
+    recording = record(on, host=host, **kept)
     recording.warn = False  # the races are printed
     try:
         with recording, cured_imports():
-            status = program.run()
+            status = program.run(stopping)
             if os.getpid() != process:  # a child of the program's own os.fork() has come here; the parent shows it all
                 os._exit(status)
-            sys.stdout.flush()
     except NotModelledError as refused:  # in a thread of the program, which went on
         _print_error(refused)
+        status = status or FAILED
+    try:
+        sys.stdout.flush()
+    except OSError as problem:  # a full disk
+        _say(f"what the program printed could not be written to standard output: {problem.strerror}")
+        _lead_nowhere(sys.stdout)
         status = status or FAILED
     return recording, status
 

@@ -37,6 +37,10 @@ class NoFolderError(LoadervizError, FileNotFoundError):
     """The folder of a file to be written does not exist, or a folder was named as the file."""
 
 
+class NotWritableError(LoadervizError, OSError):
+    """A file cannot be written: no right to, no space, a name that the system does not take."""
+
+
 def require(what: str, *packages: str) -> None:
     """Raise `MissingPackageError` if one of these packages is not installed; `what` needs them.
 

@@ -6,18 +6,20 @@ people keep is written beside its place, then moved there: a full disk leaves th
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
 import shutil
+import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from loaderviz import words
-from loaderviz.errors import LoadervizError, NoFileError, NoFolderError
+from loaderviz.errors import LoadervizError, NoFileError, NoFolderError, NotWritableError
 
 LIMITS = {
     "event": 50_000_000,  # 2.5 GB of columns
@@ -68,33 +70,65 @@ def readable(path: str | os.PathLike[str]) -> Path:
 
 
 def writable(path: str | Path) -> Path:
-    """Return `path` as a Path; raise `NoFolderError` unless a file can be made there, TypeError if it is no path."""
+    """Return `path` as a Path, once an empty file could be made there, or beside the one that is there.
+
+    Raises `NoFolderError` without its folder, `NotWritableError` where it cannot be, TypeError if it is no path.
+    """
     if not isinstance(path, (str, Path)):
         raise TypeError(f"the file to write is {path!r}; give its path as a string or a pathlib.Path")
     path = Path(path)
-    if not path.parent.is_dir():
-        raise NoFolderError(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
-    if path.is_dir():
-        raise NoFolderError(f"cannot write {path}: it is a folder; give the name of a file in it")
+    with _naming(path):
+        if not path.parent.is_dir():
+            raise NoFolderError(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
+        if path.is_dir():
+            raise NoFolderError(f"cannot write {path}: it is a folder; give the name of a file in it")
+        if _is_special(path):
+            if not os.access(path, os.W_OK):  # a pipe is not opened: that waits for its reader
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        else:
+            probe = _beside(path) if path.exists() else path.resolve()
+            probe.open("xb").close()
+            probe.unlink()
     return path
 
 
 def write(path: str | Path, text: str) -> Path:
-    """Write a text and return its path. Raises as `writable` does, and OSError; then the old file is as it was."""
+    """Write a text and return its path. Raises as `writable` does; then the old file is as it was."""
     path = writable(path)
-    if path.exists() and not path.is_file():  # /dev/stdout, a pipe
-        path.write_text(text, encoding="utf-8")
-        return path
-    place = path.resolve()  # a link stays one
-    beside = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        if place.exists():
-            shutil.copymode(place, beside)
-        beside.replace(place)
-    finally:
-        beside.unlink(missing_ok=True)
+    with _naming(path):
+        if _is_special(path):
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            return path
+        place, beside = path.resolve(), _beside(path)
+        try:
+            beside.write_text(text, encoding="utf-8", errors="backslashreplace")
+            if place.exists():
+                shutil.copymode(place, beside)
+            beside.replace(place)
+        finally:
+            beside.unlink(missing_ok=True)
     return path
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let errors of the system name the file that was asked for."""
+    try:
+        yield
+    except LoadervizError:
+        raise
+    except (OSError, ValueError) as problem:
+        why = getattr(problem, "strerror", None) or problem
+        raise NotWritableError(f"cannot write {path}: {why}; make room or name another file") from problem
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file()  # /dev/stdout, a pipe
+
+
+def _beside(path: Path) -> Path:
+    """Return the file that is written first, and then moved to the place of `path`; a link stays one."""
+    return path.resolve().with_name(f".loaderviz.{os.getpid()}.{threading.get_ident()}")
 
 
 # Bytes

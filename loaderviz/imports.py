@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from loaderviz.errors import LoadervizError, NotModelledError, require
+from loaderviz.stopping import signals_held
 
 Execute = Callable[[ModuleType], None]
 
@@ -191,7 +192,8 @@ def starting(workers: int) -> Iterator[None]:
     """
     before = set(multiprocessing.active_children())
     try:
-        yield
+        with signals_held():
+            yield
     except (OSError, RuntimeError, ImportError) as error:
         places = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
         refused = any(place.startswith(("multiprocessing.", "threading")) for place in places)

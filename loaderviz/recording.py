@@ -14,10 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from loaderviz import words
+from loaderviz.batches import LIMIT
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.hazards import Hazards, HazardWarning, Lints
 from loaderviz.errors import LoadervizError, NestedRecordingError
 from loaderviz.machine import cores, new_pages
+from loaderviz.stopping import no_news_of_workers
 from loaderviz.timeline import Timeline
 from loaderviz.traces import steps as loop_steps
 
@@ -105,7 +107,8 @@ class Recording:
         """End the recording, as `__exit__` does. After an interrupt in the middle of it, all is undone all the same."""
         try:
             self._end_step()
-            self._run.__exit__(kind, error, trace)
+            with no_news_of_workers():
+                self._run.__exit__(kind, error, trace)
         finally:
             self._run.leave()
             Recording._running, self._over = None, True
@@ -253,6 +256,7 @@ def record(
     wait: int = 0,
     steps: int | None = None,
     check: bool = False,
+    limit: int = LIMIT,
 ) -> Recording:
     """Record the PyTorch code in the `with` block; `recording.timeline` is what happened.
 
@@ -273,7 +277,9 @@ def record(
 
     A real run is kept in memory until it is over: 0.2 kB for each operator and GPU span while it runs, 1.4 kB at its
     end (measured, torch 2.13), and 0.3 to 1 kB in a temporary file. A training step has hundreds to thousands of them,
-    so record long runs in part: `record(on="cuda", wait=10, steps=20)`.
+    so record long runs in part: `record(on="cuda", wait=10, steps=20)`. With more than `limit` spans it is full: it
+    ends with the last whole step that has room, and says so in the notes. Where more than 100 steps are to be recorded,
+    the operators of one after half a second and of some later ones are counted, which makes these longer.
 
     For an emulated run only, and without a meaning in a real one: `host` is "auto", a preset ("laptop", "workstation",
     "server 2023") or a `Host`. "auto" is the preset "laptop" for what torch does (calls, operators, modules, autograd,
@@ -320,7 +326,7 @@ def record(
             )
         from loaderviz.traces.live import RealRun  # torch is imported when it is needed
 
-        return Recording(RealRun(cuda=place == "cuda", wait=wait, steps=steps))
+        return Recording(RealRun(cuda=place == "cuda", wait=wait, steps=steps, limit=_count("limit", limit, 1)))
     emulated = _emulated(on, host, copies=copies, hazards=hazards, check=check)
     return Recording(EmulatedRun(emulated, wait, steps), warn=hazards == "warn")
 
@@ -375,6 +381,7 @@ def _count(name: str, value: Any, least: int) -> int:
     except TypeError:
         number = least - 1
     if isinstance(value, bool) or number < least:
-        kind = f"a whole number of steps, {least} or more" + (", or None for all" if name == "steps" else "")
+        noun = "spans" if name == "limit" else "steps"
+        kind = f"a whole number of {noun}, {least} or more" + (", or None for all" if name == "steps" else "")
         raise RecordOptionError(f"record({name}={value!r}): give {kind}")
     return number

@@ -23,7 +23,7 @@ ROOT = Path(loaderviz.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 LONGEST_FUNCTION = 50  # lines
 MOST_FILES = 9  # in a folder; more in these:
-LARGE_FOLDERS = {"loaderviz": 22, "torch": 11, "lessons": 12}  # the doors; what names a device; one a lesson
+LARGE_FOLDERS = {"loaderviz": 24, "torch": 11, "lessons": 12}  # the doors; what names a device; one a lesson
 
 
 def name_of(path):

@@ -130,7 +130,7 @@ def test_the_exit_status_is_the_programs_own(here, capsys, ending, status, print
     script(here, GPU + ending)
     assert run("--save", "kept.json", "program.py") == status
     err = capsys.readouterr().err
-    assert err.startswith(printed or "loaderviz: the timeline is saved")
+    assert err.startswith(printed or "program.py: Tesla T4") and "loaderviz: the timeline is saved in kept.json" in err
     assert Timeline.load(here / "kept.json").where(Kind.COPY_H2D).sum() == 1
     assert (here / "timeline.html").exists()
 

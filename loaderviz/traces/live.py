@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import profiler
+from torch._C import _profiler
 from torch._C._profiler import _ExperimentalConfig
 from torch._utils import ExceptionWrapper
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -36,7 +36,7 @@ from torch.utils.data import _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from loaderviz import words
-from loaderviz.batches import BATCH_RANGE, HAND_OUT, Numbering, given_twice, prefetch_name, sample_count
+from loaderviz.batches import BATCH_RANGE, HAND_OUT, LIMIT, Numbering, given_twice, prefetch_name, sample_count
 from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
 from loaderviz.loaders import base as loaders
@@ -52,6 +52,8 @@ from loaderviz.traces.steps import Window
 from loaderviz.traces.workers import read_files
 
 _NOTICEABLE = 1_000_000  # ns
+_LOOK = 500_000_000  # ns until the spans of a step are counted
+_FEW = 100  # steps: a recording of no more is cut at its end alone
 _INSTALLED = str(Path(torch.__file__).parents[1])
 
 
@@ -66,11 +68,12 @@ class RealRun:
     `NestedRecordingError` when a profiler runs already, LoadervizError where this torch was built without one.
     """
 
-    def __init__(self, *, cuda: bool, wait: int = 0, steps: int | None = None) -> None:
+    def __init__(self, *, cuda: bool, wait: int = 0, steps: int | None = None, limit: int = LIMIT) -> None:
         if not profiler.kineto_available():
             raise LoadervizError("this PyTorch was built without its profiler (Kineto); emulate a GPU: on='a100'")
         self._cuda = cuda
-        self._window = Window(self, wait, steps)
+        self._window, self._limit = Window(self, wait, steps), limit
+        self._full = False
         self.timeline: Timeline | None = None
         self._profile: Any = None
         self._readings: list[tuple[int, int, int]] = []  # of our clock, before, in and after each anchor
@@ -88,16 +91,13 @@ class RealRun:
             stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self._loader = LoaderRanges(self._folder, self._window)
             self._loader.install(stack)
+            self._counter = SpanCounter(self._folder / "operators.json")
             stack.push(self._stop)
             self._window.enter()
             self._undo = stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, *_: object) -> None:
-        with _no_news_of_workers():
-            self._end_of_block(kind, error)
-
-    def _end_of_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         if os.getpid() != self._process:  # a fork of the program leaves the block: the recording is its parent's
             self._undo.pop_all()  # nothing here is this process's to undo
             self.timeline = _nothing("this is a forked process; its parent has the recording")
@@ -151,15 +151,26 @@ class RealRun:
         begin = perf_counter_ns()
         self.prepare()
         self._state = ""
+        (self._folder / workers.OVER).unlink(missing_ok=True)
         self._profile.start_trace()
         self._state, self._loader.live = "running", True
         self._started = perf_counter_ns() - begin
         self._anchor()
 
+    def goes_on(self) -> bool:
+        """Another step begins; tell whether there is room for it."""
+        few = self._window.steps is not None and self._window.steps <= _FEW
+        self._full = not few and self._counter.step() >= self._limit
+        return not self._full
+
     def end(self) -> None:
         """Stop it, with all steps recorded."""
+        self._counter.stop()
         self._anchor()
         self._stop()
+        (self._folder / workers.OVER).touch()
+        if self._loader.sampler is not None:
+            self._loader.sampler.stop()
 
     def discard(self) -> None:
         """Stop it, and forget what it recorded."""
@@ -198,7 +209,8 @@ class RealRun:
         timeline = merge.merged(traced, own)
         if by_optimizer:
             timeline = steps.by_optimizer(timeline, merge.optimizer_steps(traced))
-        return replace(timeline, context=self._context(timeline, reasons))
+        timeline = replace(timeline, context=self._context(timeline, reasons))
+        return steps.limited(timeline, self._limit, is_full=self._full)
 
     def _context(self, timeline: Timeline, reasons: list[str]) -> Context:
         """Say what was recorded, where, and what is not in it."""
@@ -229,18 +241,52 @@ class RealRun:
         )
 
 
+class SpanCounter:
+    """Tells about how many spans the profiler has by now, which it does not say itself.
+
+    Of one step after half a second, and of others later, torch's observer for execution traces writes the operators to
+    a file. It takes some 20 µs for each, so that this step is a longer one.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._next, self._pause = file, perf_counter_ns() + _LOOK, _LOOK
+        self._steps = self._each = 0  # how many there were, and spans of one that was counted
+        self._observes = False
+
+    def step(self) -> int:
+        """A step begins; return the spans of all those before it, 0 while none was counted."""
+        if self._observes:
+            self.stop()
+            self._each = self._file.read_text(encoding="utf-8").count('"id":')
+        elif perf_counter_ns() > self._next:
+            self._pause *= 4
+            self._next = perf_counter_ns() + self._pause
+            with _silent():
+                self._observes = bool(_profiler._add_execution_trace_observer(str(self._file)))
+                _profiler._enable_execution_trace_observer()
+        self._steps += 1
+        return self._each * self._steps
+
+    def stop(self) -> None:
+        """Observe no more."""
+        if self._observes:
+            self._observes = False
+            with _silent():
+                _profiler._disable_execution_trace_observer()
+                _profiler._remove_execution_trace_observer()
+
+
 @contextmanager
-def _no_news_of_workers() -> Iterator[None]:
-    """When a worker dies, torch raises an error wherever its main thread is: not while that builds the timeline."""
-    handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, handler)
+def _silent() -> Iterator[None]:
+    """Let nothing be written to standard error, where torch says each time that it begins to observe."""
+    with open(os.devnull, "wb") as nowhere:
+        kept = os.dup(2)
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 def new_profile(cuda: bool) -> profiler.profile:
@@ -407,14 +453,14 @@ class LoaderRanges:
     def _fetch(self, original: Function, fetcher: Any, indices: Any) -> Any:
         """Prepare a batch on the main thread; workers that were forked come here, too."""
         feed = self._fetching
-        if feed is None or os.getpid() != self._process or not self._here():
+        if feed is None or not self.live or not self._here():
             return original(fetcher, indices)
         start, busy = perf_counter_ns(), thread_busy()
         if self.sampler is not None:
             self.sampler.begin()
         with self.say(f"fetch batch {feed.batch}", feed.batch):
             data = original(fetcher, indices)
-        if self.live:
+        if self.live:  # still
             self.nbytes[feed.batch] = workers.size_of(data)
             self.waited[feed.batch] = max(0, perf_counter_ns() - start - (thread_busy() - busy))
         place = self.sampler.most() if self.sampler is not None else None
@@ -490,7 +536,7 @@ class LoaderRanges:
             index = int(iterator._rcvd_idx) - 1 if getattr(iterator, "_in_order", True) else feed.received
         feed.count += 1
         self._numbering.used(batch)
-        if feed.number is not None:
+        if feed.number is not None and not self._window.over:
             self.batches[feed.number, feed.epoch, index] = batch
         if not self._here():
             self.note(_OTHER_THREAD)
@@ -499,9 +545,10 @@ class LoaderRanges:
             feed.nested = _drawn_by_a_loader()
         if not feed.nested:
             self._window.batch()
-            size = feed.sizes[index] if index < len(feed.sizes) else 0
-            with self.say(f"batch {batch}: {size or sample_count((), data)} samples", batch):
-                pass
+            if self.live:
+                size = feed.sizes[index] if index < len(feed.sizes) else 0
+                with self.say(f"batch {batch}: {size or sample_count((), data)} samples", batch):
+                    pass
 
     def _marked(self, index: int, samples: int) -> None:
         """One of our loaders hands out its batch `index` of this epoch."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderviz import intervals
+from loaderviz import intervals, words
 from loaderviz.batches import (
     BATCH_RANGE,
     LOADER_NEXT,
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 Rows = dict[str, npt.NDArray[Any]]
 Mask = npt.NDArray[np.bool_]
 
+FULL = (
+    "the recording was full, and what came after this is left out: at most {} are kept. Give record() a larger limit "
+    "(--limit), or record some steps of the run, as wait=10, steps=20 does"
+)
 BY_OPTIMIZER = "steps are counted by optimizer.step(): no loader marks the batches"
 IN_TURN = "optimizers that step in turn make one step of the loop, which the last of them ends"
 COUNTED = "steps are counted by optimizer.step(): nothing marks them"
@@ -294,7 +298,7 @@ class Window:
     def _step(self) -> None:
         index, self.count = self.count, self.count + 1
         if self.open:
-            if self.steps is not None and index >= self.wait + self.steps:
+            if (self.steps is not None and index >= self.wait + self.steps) or not self.run.goes_on():
                 self._close()
         elif not self.over:
             if index == self.wait:
@@ -322,6 +326,25 @@ def notes(wait: int, steps: int | None, count: int) -> list[str]:
     elif steps is not None and count < wait + steps:
         found.append(f"the block had {count - wait} of the {steps} steps to record")
     return found
+
+
+def limited(timeline: Timeline, limit: int, *, is_full: bool) -> Timeline:
+    """Return the whole steps of a real run that have no more than so many spans together, with a note of the limit.
+
+    `is_full`: it was ended because it seemed to have as many.
+    """
+    if len(timeline) <= limit and not is_full:
+        return timeline
+    if len(timeline) > limit:
+        starts = np.sort(timeline.start)
+        marks = timeline.where(Kind.RANGE) & timeline.named(
+            lambda name: BATCH_RANGE.match(name) or STEP_RANGE.match(name)
+        )
+        edges = [time for time in timeline.start[marks].tolist() if timeline.begin < time <= starts[limit]]
+        timeline = timeline.only(timeline.start < max(edges, default=starts[limit]))
+    context = timeline.context
+    notes = (*context.notes, FULL.format(words.count(limit, "span")))
+    return replace(timeline, context=replace(context, samples=samples(timeline), notes=notes))
 
 
 def cut(timeline: Timeline, wait: int, steps: int | None, by_call: bool) -> Timeline:

@@ -5,8 +5,9 @@ stand-ins for its queues that note the time: an order that comes out of the firs
 the second ends it.
 
 Each writes records of eight int64 to a file of its own, so that they outlive a worker's death. It stops when the file
-is deleted, which is how a recording ends for workers that live on. Times are of `perf_counter_ns`, one clock for all
-processes of a computer. With spawn and forkserver the worker imports this module: it must stay light.
+is deleted, which is how a recording ends for workers that live on, and begins no record while a file OVER is beside it.
+Times are of `perf_counter_ns`, one clock for all processes of a computer. With spawn and forkserver the worker imports
+this module: it must stay light.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from loaderviz.machine import thread_busy
 from loaderviz.stations import Sampler
 
 RECORD = struct.Struct("<8q")  # what, epoch, index, time [ns], bytes, ns that the thread was busy, cause, line
+
+OVER = "over"
 
 
 class What(IntEnum):
@@ -141,7 +144,7 @@ class FileLog:
     def __init__(self, path: Path, messages: int = 1) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600)
         self._messages, self._seen = messages, 0
-        self._open = True
+        self._open, self._begun = True, False
         self.sampler: Sampler | None = None
         self._path, self._lines = path, dict[str, int]()
 
@@ -150,7 +153,9 @@ class FileLog:
         if order is None:
             self._write(What.LEFT, 0, now)
         elif isinstance(order, tuple) and isinstance(order[0], int):
-            self._write(What.BEGAN, order[0], now)
+            self._begun = not os.path.exists(self._path.with_name(OVER))
+            if self._begun:
+                self._write(What.BEGAN, order[0], now)
             if self.sampler is not None:
                 self.sampler.begin()
         else:
@@ -159,7 +164,7 @@ class FileLog:
     def sent(self, item: Any, now: int) -> None:
         """Note a batch, an error, or that there is no more."""
         index, data = item
-        if not isinstance(index, int):  # an answer to the message of another epoch
+        if not (self._begun and isinstance(index, int)):  # an answer to the message of another epoch is no batch
             return
         if isinstance(data, ExceptionWrapper):
             self._write(What.FAILED, index, now)

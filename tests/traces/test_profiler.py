@@ -189,7 +189,7 @@ class Watched(Window):
     def __init__(self, wait, steps):
         self.log = []
         names = ("prepare", "begin", "end", "discard")
-        run = SimpleNamespace(**{name: lambda name=name: self.log.append(name) for name in names})
+        run = SimpleNamespace(goes_on=lambda: True, **{name: lambda name=name: self.log.append(name) for name in names})
         super().__init__(run, wait, steps)
 
 
@@ -330,3 +330,33 @@ def test_a_torch_without_its_profiler_is_named(monkeypatch):
     monkeypatch.setattr(live.profiler, "kineto_available", lambda: False)
     with pytest.raises(LoadervizError, match="built without its profiler"):
         lv.record(on="cpu")
+
+
+def loop(steps):
+    for batch in DataLoader(torch.ones(2 * steps, 8), 2):
+        (batch @ batch.T).relu().sum()
+
+
+def test_a_recording_that_is_full_keeps_whole_steps_and_says_so(capfd):
+    with lv.record(on="cpu", limit=1_000) as recording:
+        loop(100)
+    timeline = recording.timeline.self_check()
+    assert 900 < len(timeline) <= 1_000 and "the recording was full" in timeline.context.notes[-1]
+    steps = [row for row in timeline.rows(Kind.RANGE) if row.name.startswith("batch ")]
+    assert [row.batch for row in steps] == list(range(len(steps))) and timeline.context.samples == 2 * len(steps)
+    with lv.record(on="cpu") as recording:
+        loop(100)
+    assert not any("full" in note for note in recording.timeline.context.notes)
+
+
+def test_spans_are_counted_while_it_runs(capfd, monkeypatch):
+    monkeypatch.setattr(live, "_LOOK", 0)
+    with lv.record(on="cpu", limit=1_000) as recording:
+        loop(2_000)
+        counter, window = recording._run._counter, recording._run._window
+    assert window.over and counter._steps < 200 and len(recording.timeline) <= 1_000
+    with lv.record(on="cpu", limit=10**6) as recording:
+        loop(100)
+    counted = recording._run._counter._each * 100
+    assert 0.7 * len(recording.timeline) < counted < 1.3 * len(recording.timeline)
+    assert capfd.readouterr().err == ""

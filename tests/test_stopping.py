@@ -1,0 +1,280 @@
+"""Nothing that was recorded is lost: by a signal, by an output that cannot be written, by an error of the program."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import loaderviz as lv
+from loaderviz import cli
+from loaderviz.errors import LoadervizError, NotWritableError
+from loaderviz.files import writable, write
+from loaderviz.stopping import Stopping, signals_held
+from loaderviz.timeline import Timeline
+
+LOOP = """
+import sys
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 640
+
+    def __getitem__(self, index):
+        return torch.full((100,), float(index))
+
+where = sys.argv[1]
+weight = torch.ones(100, requires_grad=True, device=where)
+optimizer = torch.optim.SGD([weight], 0.1)
+for epoch in range(10_000):
+    for step, batch in enumerate(DataLoader(Numbers(), 16, num_workers=2, pin_memory=where == "cuda")):
+        (batch.to(where) @ weight).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if epoch == step == 0:
+            print("begun", flush=True)
+"""
+GPU = "import torch\ntorch.ones(1000).to('cuda').sum().item()\n"
+POSIX = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "temp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
+    return tmp_path
+
+
+def run(text, *options, on="t4"):
+    Path("program.py").write_text(textwrap.dedent(text), encoding="utf-8")
+    return cli.main(["run", "--on", on, "--host", "laptop", *map(str, options), "program.py"])
+
+
+# Signals
+
+
+def alive(mark):
+    """Count the processes that have this text in their environment."""
+    found = 0
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            found += mark.encode() in file.read_bytes()
+        except OSError:
+            continue
+    return found
+
+
+def stopped(here, on, number, after, *, group=False, times=1):
+    """Send a signal to a recorded loop some seconds after its first step; return what is wrong with its end."""
+    (here / "program.py").write_text(LOOP)
+    temp, page = Path(tempfile.mkdtemp(dir="/tmp")), here / "timeline.html"  # the names of sockets in it are short
+    command = [sys.executable, "-m", "loaderviz", "run", "--on", on, "program.py", "cpu" if on == "cpu" else "cuda"]
+    more = {"PYTHONPATH": str(Path(lv.__file__).parents[1]), "TMPDIR": str(temp), "OF_THIS_TEST": str(here)}
+    with (here / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            command, cwd=here, env=os.environ | more, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=errors,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(after)
+        for _ in range(times):
+            (os.killpg if group else os.kill)(process.pid, number)
+        status = process.wait(300)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        left = [each.name for each in temp.iterdir() if each.name.startswith("loaderviz")]
+        shutil.rmtree(temp)
+    said = (here / "errors").read_text()
+    wrong = {
+        "status": status if status != 128 + number else 0,
+        "page": not page.exists() or f"stopped by {number.name}" not in said or "batches" not in said,
+        "folders": left,
+        "processes": alive(str(here)),
+    }
+    page.unlink(missing_ok=True)
+    return {name: value for name, value in wrong.items() if value}
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("on", "name", "more"),
+    [("cpu", "SIGTERM", {"group": True, "times": 2}), ("t4", "SIGHUP", {}), ("cpu", "SIGINT", {})],
+)
+def test_a_signal_keeps_what_was_recorded_and_leaves_nothing_behind(here, on, name, more):
+    assert stopped(here, on, getattr(signal, name), 0.3, **more) == {}
+
+
+@POSIX
+@pytest.mark.slow
+@pytest.mark.parametrize("on", ["cpu", "a100"])
+def test_signals_at_random_moments(here, on):
+    draw = random.Random(on)
+    for _ in range(10):
+        number = draw.choice([signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+        case = number, 2 * draw.random(), draw.random() < 0.4, draw.choice([1, 2])
+        assert stopped(here, on, *case[:2], group=case[2], times=case[3]) == {}, case
+
+
+@POSIX
+def test_a_signal_that_python_swallows_is_sent_again(here, capsys):
+    text = """
+    import os, signal, torch
+    torch.ones(1000).to("cuda").sum().item()
+    class Held:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            sum(range(1000))
+    held = Held()
+    del held
+    while True:
+        torch.ones(10).to("cuda")
+    """
+    assert run(text) == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM" in capsys.readouterr().err and Path("timeline.html").exists()
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("ending", "name", "status"),
+    [
+        ("pass", "SIGINT", 0),
+        ("sys.exit(4)", "SIGINT", 4),
+        ("pass", "SIGTERM", 143),
+        ("raise ValueError", "SIGHUP", 129),
+    ],
+)
+def test_a_program_that_deals_with_ctrl_c_has_its_own_status(here, ending, name, status):
+    kill = f"import os, signal, sys\ntry:\n    os.kill(os.getpid(), signal.{name})\n    input()\n"
+    assert run(f"{GPU}{kill}except KeyboardInterrupt:\n    {ending}\n") == status
+    assert Path("timeline.html").exists()
+
+
+@POSIX
+def test_what_is_written_is_finished_and_the_handlers_are_put_back(here, monkeypatch):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    told = Timeline.save
+
+    def save(timeline, file):
+        os.kill(os.getpid(), signal.SIGINT)
+        told(timeline, file)
+
+    monkeypatch.setattr(Timeline, "save", save)
+    assert run(GPU, "--save", "kept.json") == 0  # it was complete
+    assert Timeline.load("kept.json") and Path("timeline.html").exists()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@POSIX
+def test_a_forked_child_has_the_signals_as_they_were():
+    with Stopping() as stopping:
+        stopping.begin()
+        with signals_held():
+            child = os.fork()
+            if not child:
+                os.kill(os.getpid(), signal.SIGTERM)
+                os._exit(5)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        stopping.end()
+
+
+@POSIX
+def test_held_signals_come_after_the_block():
+    seen = []
+    with pytest.raises(KeyboardInterrupt):
+        with signals_held():
+            os.kill(os.getpid(), signal.SIGINT)
+            seen.append(sum(range(100)))
+        seen.append("never")
+    assert seen == [4950]
+
+
+# Outputs that cannot be written
+
+
+@pytest.mark.parametrize("option", ["--out", "--save", "--json"])
+@pytest.mark.parametrize("name", ["no/page.html", ".", "x" * 256, "a\0b"])
+def test_an_output_is_tried_before_the_program_starts(here, capsys, option, name):
+    assert run("open('ran', 'w')", option, name) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"loaderviz: cannot write {name}: ") and err.count("\n") == 1
+    assert not Path("ran").exists() and [each.name for each in here.iterdir()] in (
+        ["temp", "program.py"],
+        ["program.py", "temp"],
+    )
+
+
+def test_the_longest_name_can_be_written_and_an_old_file_stays_until_then(here):
+    name = "x" * 255
+    assert write(name, "old").read_text() == "old"
+    assert writable(name).read_text() == "old" and len(list(here.iterdir())) == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("full", ["--out", "--save", "--json"])
+def test_what_cannot_be_written_afterwards_is_named_and_the_rest_is_written(here, capsys, full):
+    files = {"--out": "page.html", "--save": "kept.json", "--json": "report.json"} | {full: "/dev/full"}
+    assert run(GPU, *(each for pair in files.items() for each in pair)) == 1
+    err = capsys.readouterr().err
+    assert "cannot write /dev/full: No space left on device" in err
+    assert "GPU computes" in err and "Judged: " in err
+    assert all(Path(file).stat().st_size > 100 for file in files.values() if file != "/dev/full")
+    [kept] = (here / "temp").glob("loaderviz*")
+    assert str(kept) in err and len(Timeline.load(kept)) > 5
+
+
+@POSIX
+def test_a_file_that_grows_too_large_leaves_the_others(here, capsys):
+    text = f"{GPU}import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    command = [sys.executable, "-m", "loaderviz", "run", "--on", "t4", "--json", "r.json", "program.py"]
+    Path("program.py").write_text(text + "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n")
+    environment = os.environ | {"PYTHONPATH": str(Path(lv.__file__).parents[1]), "TMPDIR": str(here / "temp")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1 and "cannot write timeline.html: File too large" in done.stderr
+    assert "the recording is kept in" in done.stderr and "Judged: " in done.stderr
+    assert json.loads(Path("r.json").read_text())["schema"]
+    assert sorted(each.name for each in here.iterdir()) == ["program.py", "r.json", "temp"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_standard_output_loses_nothing(here):
+    Path("program.py").write_text(GPU + "print('told')\n")
+    environment = os.environ | {"PYTHONPATH": str(Path(lv.__file__).parents[1]), "PYTHONUNBUFFERED": ""}
+    command = f"{sys.executable} -m loaderviz run --on t4 program.py > /dev/full"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1 and "standard output" in done.stderr and "Traceback" not in done.stderr
+    assert Path("timeline.html").exists()
+
+
+def test_errors_of_files_are_ours_and_the_systems():
+    with pytest.raises(NotWritableError, match="cannot write /dev/xxx") as told:
+        write("/dev/" + 300 * "x", "")
+    assert isinstance(told.value, LoadervizError) and isinstance(told.value, OSError)
+
+
+# Programs that fail
+
+
+@pytest.mark.parametrize("before", ["", GPU])
+@pytest.mark.parametrize("on", ["t4", "cpu"])
+def test_a_program_that_fails_leaves_its_report(here, capsys, before, on):
+    text = before.replace("cuda", "cpu") if on == "cpu" else before
+    assert run(text + "raise ValueError('too late')\n", "--json", "r.json", "--save", "t.json", on=on) == 1
+    found = json.loads(Path("r.json").read_text())
+    assert isinstance(found["notes"], list) and (before or found["summary"]["step"] is None)
+    assert "ValueError: too late" in capsys.readouterr().err and Path("t.json").exists()
+    assert not list((here / "temp").glob("loaderviz*"))
