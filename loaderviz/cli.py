@@ -391,6 +391,9 @@ class Outputs:
 
         page, self._advice = _told(self._timeline, title, sys.stderr, self._hazards, failed=failed, short=short)
         done = f"The picture{' until the error' if failed else ''} is in {self._options.out}: open it in a browser."
+        if short:
+            many = f"{len(self._timeline):,} spans"
+            _say(f"advice is left out: for {many} it takes longer than a stopped program may wait")
         self._write(done, lambda: export.to_html(page, self._options.out, f"{title}: {self._timeline.context.device}"))
 
     def save(self, *, judge: bool) -> int:

@@ -66,7 +66,7 @@ class Stopping:
     def _leave_workers(self) -> None:
         """Let torch raise no error when a worker dies: each does when the group gets the signal."""
         if self._before and (child := getattr(signal, "SIGCHLD", 0)) and callable(signal.getsignal(child)):
-            self._before.setdefault(child, signal.signal(child, signal.SIG_DFL))
+            self._before.setdefault(child, signal.signal(child, _ignored))
 
     def status(self, own: int) -> int:
         """Return the exit status, of a program that had `own`: the signal's, unless it has dealt with Ctrl-C itself."""
@@ -127,6 +127,10 @@ def signals_held() -> Iterator[None]:
             signal.raise_signal(number)
 
 
+def _ignored(*_: object) -> None:
+    """Python itself complains where a signal is on its way and its handler is gone."""
+
+
 @contextlib.contextmanager
 def no_news_of_workers() -> Iterator[None]:
     """When a worker dies, torch raises an error wherever its main thread is: not while that builds the timeline."""
@@ -135,7 +139,7 @@ def no_news_of_workers() -> Iterator[None]:
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(child, signal.SIG_DFL)
+    signal.signal(child, _ignored)
     try:
         yield
     finally:

@@ -805,7 +805,8 @@ def longest_gap(facts: Evidence) -> tuple[str, str]:
 
     The second is that alone: "in aten::mm, called in train.py:12", or "before" the call that ends the gap; else "".
     """
-    loading = facts.loop & facts.timeline.where(Kind.FETCH, Kind.PIN, Kind.WAIT)
+    loading = facts.timeline.where(Kind.FETCH, Kind.PIN, Kind.WAIT)
+    loading = facts.loop & (loading | starts_workers(facts.timeline) | ends_workers(facts.timeline))
     gaps = intervals.subtract(facts.idle, facts.covered(loading))
     first, last = gaps[np.argmax(gaps[:, 1] - gaps[:, 0])].tolist()
     part = np.minimum(facts.last, last) - np.maximum(facts.first, first)  # of each span that lies in the gap
