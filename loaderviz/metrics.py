@@ -292,7 +292,7 @@ def rank_waits(timeline: Timeline, start: int, end: int, device: int) -> tuple[I
 # by those who have not come yet. Half of the ranks are not late: what comes before the middle one is not counted.
 
 BLAME = 0.2  # of all lateness: a rank that causes so much of it is to blame
-WAITED = 0.03  # of the window: what others wait for less than that is not told
+WAITED = 0.025  # of the window: what others wait for less than that is not told
 ALIKE = 1.5  # times its fair part of all lateness: if one of those to blame causes less, it takes twice as much waiting
 OFTEN = 0.5  # of its mean: a step in which a rank causes so much is one in which it is late
 
