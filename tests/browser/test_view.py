@@ -864,12 +864,16 @@ def test_findings_show_their_evidence_and_what_is_predicted_stands_pale_below(sh
     advice = advise(timeline)
     finding, predicted = advice[0], advice[0].predicted
     shown = show(packed=timeline.view(advice=advice).packed())
-    (ghost,) = [row for row in shown.ask("lv.lanes()") if row["type"] == "ghost"]
+    ghost, *stairs = [row for row in shown.ask("lv.lanes()") if row["type"] == "ghost"]
     begin, end = (edge - timeline.begin for edge in advice.window)
     assert shown.ask(f"lv.model.ends[{ghost['part']}]") == begin + predicted.duration
     assert shown.ask(f"lv.head.parts[{ghost['part']}].ghost.gain") == end - begin - predicted.duration > 0
     label = f"{finding.asked} predicts {words.duration(summarize(predicted).step)} a step instead of 275 µs"
     assert label in shown.ask("lv.view.ui.heads.textContent")
+    gains = [shown.ask(f"lv.head.parts[{each['part']}].ghost.gain") for each in (ghost, *stairs)]
+    assert gains == sorted(gains) and len(stairs) == len(advice.path) - 1 > 0  # the way to the limit goes down
+    for step in advice.path[1:]:
+        assert f"then {step.told} a step" in shown.ask("lv.view.ui.heads.textContent")
     assert shown.ask("lv.model.search('memcpy').every(bar => lv.model.trackOf(bar).part === 0)")
 
     lines = shown.page.locator(".lv-view .findings li")
