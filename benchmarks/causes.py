@@ -207,7 +207,10 @@ def main(wanted: list[str]) -> None:
         parts += [f"## {author.capitalize()}", "", *shares(mine), "", HEAD, *map(line, mine), ""]
         print(author, *shares(mine), sep="\n")
     if not wanted:
-        PAGE.write_text("\n".join([INTRODUCTION, "## What was taken for what", "", *confusions(found), "", *parts]))
+        PAGE.write_text(
+            "\n".join([INTRODUCTION, "## What was taken for what", "", *confusions(found), "", *parts]),
+            encoding="utf-8",
+        )
 
 
 if __name__ == "__main__":

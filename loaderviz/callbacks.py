@@ -8,7 +8,6 @@ To emulate a GPU, run the whole program in `loaderviz.record(on="a100")`: a trai
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from loaderviz.files import writable
 from loaderviz.imports import cured_imports
 
 if TYPE_CHECKING:
+    from loaderviz.recording import Recording
     from loaderviz.timeline import Timeline
 
 REAL = "auto", "cuda", "cpu"
@@ -41,7 +41,7 @@ class TrainingRecord:
         writable(path)
         self.path, self.on, self.wait, self.steps = Path(path), on, wait, steps
         self.timeline: Timeline | None = None
-        self._open = ExitStack()
+        self._recording: Recording | None = None
 
     def begin(self) -> None:
         """Start to record."""
@@ -50,16 +50,24 @@ class TrainingRecord:
         from loaderviz.recording import record
 
         on = self.on if self.on != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        self._recording = self._open.enter_context(record(on, wait=self.wait, steps=self.steps))
+        recording = record(on, wait=self.wait, steps=self.steps)
+        recording.__enter__()
+        self._recording = recording
 
     def end(self) -> None:
-        """Stop, and write; a second call does nothing."""
+        """Stop, and write; nothing where nothing was begun. Each rank but the first has a file of its own."""
+        from torch import distributed
+
         from loaderviz.export import to_html
 
-        if self.timeline is None and hasattr(self, "_recording"):
-            self._open.close()
-            self.timeline = self._recording.timeline
-            self.timeline.save(self.path) if self.path.suffix == ".json" else to_html(self.timeline, self.path)
+        if self._recording is None:
+            return
+        recording, self._recording = self._recording, None
+        recording.__exit__(None, None, None)
+        self.timeline, path = recording.timeline, self.path
+        if distributed.is_available() and distributed.is_initialized() and (rank := distributed.get_rank()):
+            path = path.with_stem(f"{path.stem}-rank{rank}")
+        self.timeline.save(path) if path.suffix == ".json" else to_html(self.timeline, path)
 
 
 def lightning_callback(path: str | Path, on: str = "auto", wait: int = 0, steps: int | None = None) -> Any:

@@ -194,6 +194,11 @@ def starts_workers(timeline: Timeline) -> Mask:
     return timeline.named(WORKER_START.match)
 
 
+def on_workers(timeline: Timeline) -> Mask:
+    """Return a mask over the spans: True where a thread starts a DataLoader's worker processes, or ends them."""
+    return starts_workers(timeline) | ends_workers(timeline)
+
+
 def ends_workers(timeline: Timeline) -> Mask:
     """Return a mask over the spans: True where a thread waits until a DataLoader's worker processes have left."""
     return timeline.named(WORKER_END.match)
@@ -483,7 +488,7 @@ class Loop:
             return NONE
         loop = np.isin(timeline.lane, loop_lanes(timeline, self.device))
         told = timeline.where(Kind.FETCH, Kind.PIN) | np.isin(timeline.cause, _TOLD)
-        told |= starts_workers(timeline) | ends_workers(timeline)
+        told |= on_workers(timeline)
         told &= ~np.isin(timeline.batch, timeline.batch[self.evaluated])  # a validation's loading is a part of it
         optimizing = loop & timeline.named(OPTIMIZER_STEP.match)
         work = _covered(timeline, on_device(timeline, self.device) & timeline.where(*DEVICE_KINDS), start, end)

@@ -41,6 +41,9 @@ _MODULES = (
 )
 
 
+Stack = list[tuple[FrameType, int]]  # frames and their lines
+
+
 class Place(NamedTuple):
     """A line of the program, as "file:line", and what a fetch does there (`Cause.NONE` beside a fetch)."""
 
@@ -53,25 +56,38 @@ def is_program(file: str) -> bool:
     return not file.startswith(_FOREIGN) and not (file.startswith(_HERE) and "lessons" not in file)
 
 
-def place_of(leaf: FrameType | None) -> Place | None:
-    """Return where a stack is, seen from its innermost frame; None where nothing of the program is on it."""
-    line, frame, fetches, collates = "", leaf, False, False
-    while frame is not None and not fetches:
-        file, caller = frame.f_code.co_filename, frame.f_back
+def stack_of(leaf: FrameType | None) -> Stack:
+    """Return the frames of a stack, the innermost first, each with its line.
+
+    Taken at once, before a file is read: while another thread goes on, `f_back` of its frames is not to be followed.
+    """
+    stack: Stack = []
+    while leaf is not None:
+        stack.append((leaf, leaf.f_lineno))
+        leaf = leaf.f_back
+    return stack
+
+
+def place_of(stack: Stack) -> Place | None:
+    """Return where a stack is; None where nothing of the program is on it."""
+    line, fetches, collates = "", False, False
+    for depth, (frame, number) in enumerate(stack):
+        file = frame.f_code.co_filename
         if _LOADER in file and not file.endswith((_FETCH, _COLLATE)):  # it waits for a batch
             return None
         if not line and is_program(file):
-            line, text = f"{file}:{frame.f_lineno}", linecache.getline(file, frame.f_lineno)
+            line, text = f"{file}:{number}", linecache.getline(file, number)
+        caller = stack[depth + 1][0] if depth + 1 < len(stack) else None
         if caller is not None and caller.f_code.co_filename.endswith(_FETCH):
             fetches, collates = True, _is_collate(frame, caller)
-        frame = caller
-    if leaf is None or not (line or collates):
+            break
+    if not (line or collates):
         return None
     if not fetches:
         return Place(Cause.NONE, line)
     if collates:
         return Place(Cause.COLLATE, line)
-    module = str(leaf.f_globals.get("__name__"))
+    module = str(stack[0][0].f_globals.get("__name__"))
     told = [cause for cause, sign in _SIGNS if sign.search(text)]
     found = [cause for cause, names in _MODULES if module.startswith(names)]
     return Place((found or told or [Cause.TRANSFORM])[0], line)
@@ -83,13 +99,15 @@ def _is_collate(frame: FrameType, fetch: FrameType) -> bool:
     return frame.f_code is code or frame.f_code.co_filename.endswith(_COLLATE)
 
 
-def is_own(leaf: FrameType | None) -> bool:
+def is_own(stack: Stack) -> bool:
     """Tell whether a stack is in the program's own code, or in what it calls beside torch and the emulator."""
-    while leaf is not None and not is_program(leaf.f_code.co_filename):
-        if leaf.f_code.co_filename.startswith(_HERE) or f"{os.sep}torch{os.sep}" in leaf.f_code.co_filename:
+    for frame, _ in stack:
+        file = frame.f_code.co_filename
+        if is_program(file):
+            return True
+        if file.startswith(_HERE) or f"{os.sep}torch{os.sep}" in file:
             return False
-        leaf = leaf.f_back
-    return leaf is not None
+    return False
 
 
 class Sampler:
@@ -132,5 +150,5 @@ class Sampler:
 
     def _look(self) -> tuple[Place | None, bool]:
         """Return where the thread is; a frame that was kept until the next look would keep what it holds alive."""
-        leaf = sys._current_frames().get(self._thread)
-        return place_of(leaf), not self._own or is_own(leaf)
+        stack = stack_of(sys._current_frames().get(self._thread))
+        return place_of(stack), not self._own or is_own(stack)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
@@ -93,6 +94,34 @@ def test_what_was_recorded_is_written_once_as_a_page_or_as_a_timeline(tmp_path):
         assert (tmp_path / name).stat().st_mtime_ns == written
         assert lv.summarize(record.timeline).batches == 11
     assert "<html" in (tmp_path / "fit.html").read_text(encoding="utf-8")[:200]
+
+
+@pytest.fixture
+def rank_2():
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def fit(record, batches):
+    record.begin()
+    for x, _ in DataLoader(data(8 * batches), 8):
+        x.sum()
+    record.end()
+
+
+def test_each_rank_writes_a_file_of_its_own(tmp_path, rank_2):
+    fit(record := TrainingRecord(tmp_path / "fit.json", "cpu"), 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["fit-rank2.json"]
+    assert len(lv.read(tmp_path / "fit-rank2.json")) == len(record.timeline)
+
+
+def test_a_second_training_is_recorded_anew(tmp_path):
+    record = TrainingRecord(tmp_path / "fit.json", "cpu")
+    for batches in (3, 5):
+        fit(record, batches)
+        assert len(lv.read(tmp_path / "fit.json")) == len(record.timeline)
+        assert lv.summarize(record.timeline).batches == batches - 1
 
 
 @pytest.mark.parametrize("on", ["a100", "", None, 3])

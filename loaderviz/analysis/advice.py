@@ -415,8 +415,8 @@ def _room(facts: Evidence, number: int | None) -> str:
     workers, memory = facts.room
     if not number or number < workers:
         return ""
-    many = words.count(workers, "worker")
-    return f"; the batches of more than {many} would not fit into {words.size(memory)} of /dev/shm"
+    many, assumed = words.count(workers, "worker"), "" if facts.timeline.context.shared_memory else ", which is assumed"
+    return f"; the batches of more than {many} would not fit into {words.size(memory)} of /dev/shm{assumed}"
 
 
 def fetch_in_loop(facts: Evidence) -> Finding | None:
@@ -1044,9 +1044,8 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     The largest gain comes first, but a change of the whole program after others that gain half as much, or a tenth.
     Judged is the steady state, as in a summary (without steps, from the GPU's first work to its last), or
     `window = (start, end)` [ns, as in `timeline.start`]; of several devices the one that the others wait for, else the
-    one that works longest, or `device`. Findings worth
-    less than 3 % are left out. Raises `NotATimelineError` for anything but a Timeline, `MetricsError` for a window or
-    device that makes no sense.
+    one that works longest, or `device`. Findings worth less than 3 % are left out. Raises `NotATimelineError` for
+    anything but a Timeline, `MetricsError` for a window or device that makes no sense.
 
     >>> advice = loaderviz.advise(timeline)
     >>> print(advice[0].change)

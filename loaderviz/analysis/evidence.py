@@ -25,10 +25,9 @@ from loaderviz.metrics import (
     Mask,
     Summary,
     choose_device,
-    ends_workers,
     loop_lanes,
     on_device,
-    starts_workers,
+    on_workers,
     summary_of,
     window_of,
 )
@@ -651,7 +650,7 @@ class Evidence:
         """
         timeline, (rows, until) = self.timeline, self.at_lines
         busy = either(self.getting, self.covered(self.loop & timeline.where(Kind.WAIT)))
-        calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | starts_workers(timeline) | ends_workers(timeline)
+        calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | on_workers(timeline)
         busy = either(busy, self.covered(self.loop & calls))
         free = intervals.subtract(self.idle, busy)
         if not (len(rows) and len(free)):
@@ -805,8 +804,7 @@ def longest_gap(facts: Evidence) -> tuple[str, str]:
 
     The second is that alone: "in aten::mm, called in train.py:12", or "before" the call that ends the gap; else "".
     """
-    loading = facts.timeline.where(Kind.FETCH, Kind.PIN, Kind.WAIT)
-    loading = facts.loop & (loading | starts_workers(facts.timeline) | ends_workers(facts.timeline))
+    loading = facts.loop & (facts.timeline.where(Kind.FETCH, Kind.PIN, Kind.WAIT) | on_workers(facts.timeline))
     gaps = intervals.subtract(facts.idle, facts.covered(loading))
     first, last = gaps[np.argmax(gaps[:, 1] - gaps[:, 0])].tolist()
     part = np.minimum(facts.last, last) - np.maximum(facts.first, first)  # of each span that lies in the gap

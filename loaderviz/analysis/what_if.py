@@ -673,7 +673,7 @@ class _LoopWork:
         # Where the loop's thread pins, it also takes the batches from the workers, which no pin thread does
         self.takes = loop.preset if loop.config.workers and not loop.facts.lanes_of("pin") and config.pin else None
         self.sender = loop.preset if loop.config.workers else None  # whose sending is in the times of fetches
-        self.alone = not config.workers
+        self.unsent = 0.0 if config.workers else loop.timeline.context.sent  # share of a fetch: nothing has to be sent
         self.owed = 0  # ns that calls of the replay took more than those observed
         self.collectives: Stream | None = None
         real, now, then = loop.timeline.context.origin != "emulated", loop.config.workers, config.workers
@@ -689,9 +689,8 @@ class _LoopWork:
         step = self._step(number)
         tensors = [] if self.slices else [round(nbytes * self.scale) for nbytes in step.tensors]
         sent = self.sender.sending(Parcel(len(step.tensors), sum(step.tensors))) if self.sender else 0
-        if self.alone:  # nothing is sent, whatever it was
-            sent = max(sent, round(step.fetch * self.loop.timeline.context.sent))
-        fetch = round(max(0, step.fetch - sent) * self.scale * self.slower * self.share)
+        made = max(0, step.fetch - max(sent, round(step.fetch * self.unsent)))
+        fetch = round(made * self.scale * self.slower * self.share)
         waits = round(step.waits * self.scale)
         return Batch(tensors, round(step.samples * self.scale), fetch, self.loop.draw_time, waits)
 

@@ -50,7 +50,7 @@ from loaderviz.emulator.torch.tensors import HostTag, is_on_device, set_tag, sto
 from loaderviz.errors import reraise
 from loaderviz.imports import starting
 from loaderviz.machine import thread_time_ns
-from loaderviz.stations import Place, Sampler, place_of
+from loaderviz.stations import Place, Sampler, place_of, stack_of
 from loaderviz.timeline import Cause, Kind
 
 if TYPE_CHECKING:
@@ -600,7 +600,7 @@ class Meter(TorchDispatchMode):
 
     def note(self, does: Cause, time: int) -> None:
         """Note that so many ns of the fetch go to what the program does at its line."""
-        if (place := place_of(sys._getframe(1))) is not None:
+        if (place := place_of(stack_of(sys._getframe(1)))) is not None:
             self._places[place._replace(cause=does if place.cause != Cause.COLLATE else place.cause)] += time
 
     def wall(self) -> int:
