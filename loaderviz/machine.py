@@ -95,22 +95,28 @@ def thread_busy() -> int:
 
     Linux alone tells the second; elsewhere other programs on this machine become waiting.
     """
+    return thread_time_ns() + thread_lacked()
+
+
+def thread_lacked() -> int:
+    """Return for how many ns this thread could have run and found no core; 0 where the system does not tell."""
     with suppress(OSError, ValueError, IndexError), FileIO("/proc/thread-self/schedstat") as file:
-        return thread_time_ns() + int(file.read().split()[1])
-    return thread_time_ns()
+        return int(file.read().split()[1])
+    return 0
 
 
 class Usage(NamedTuple):
-    """What this process has used so far: ns of the processor in its other threads, bytes read from the disk itself."""
+    """What a process has used: ns of the processor in its other threads, bytes from the disk; ns it lacked a core."""
 
     others: int = 0
     disk: int = 0
+    lacked: int = 0
 
 
 def usage() -> Usage:
     """Return what this process has used so far; Windows does not tell what came from the disk, and not from memory."""
     blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock if resource else 0
-    return Usage(max(0, time.process_time_ns() - thread_time_ns()), blocks * BLOCK)
+    return Usage(max(0, time.process_time_ns() - thread_time_ns()), blocks * BLOCK, thread_lacked())
 
 
 def own_memory(file: Path = Path("/proc/self/smaps_rollup")) -> int:

@@ -49,6 +49,7 @@ FindingKind = Literal[
     "allocates-in-loop",  # cudaMalloc, cudaFree, page-locking
     "memory-grows",  # cudaMalloc again and again, and nothing is given back; or a worker needs more, batch by batch
     "swaps",  # the machine's memory is full
+    "cores-taken",  # other programs have them
     "uneven-steps",  # some take far longer than the others
     "other-work-in-loop",  # a line that is no training takes the time: a log, a checkpoint, a report
     "dense-embedding",  # backward pass and optimizer walk all rows

@@ -406,6 +406,7 @@ OTHERS = 0.5  # of what a fetch computes: what other threads of its worker take 
 CROWDED = 0.7  # of all cores
 GROWN = 32 * 2**20  # bytes, by which a worker's memory grew in all
 SWAPPED = 64 * 1024  # bytes a batch
+TAKEN = 0.2  # of the time
 COLD = 0.5  # of a batch's bytes, which are decoded mostly
 SPREAD, SPREAD_STEPS = 2, 20  # p99 over p50, and how many steps it takes to tell
 START_UP = 0.1  # of the recording; less than that before the steady state is not worth a word
@@ -535,7 +536,7 @@ def uneven_workers(facts: Evidence) -> Found:
 def workers_cost_more(facts: Evidence) -> Finding | None:
     """The loop takes longer to get a batch from its workers than it would need to make it."""
     number = len(facts.lanes_of("worker"))
-    fetch = facts.fetch.computes * (1 - facts.timeline.context.sent) + facts.fetch.waits
+    fetch = facts.fetch.computes * facts.on_core * (1 - facts.timeline.context.sent) + facts.fetch.waits
     taking = either(facts.covered(facts.waiting(Cause.DATA)), facts.covered(facts.loop & facts.handing_out))
     time, making = intervals.length(taking), round(fetch * (facts.steps or 0))
     if not (number and making) or time <= making:
@@ -725,6 +726,22 @@ def swaps(facts: Evidence) -> Finding | None:
     )
 
 
+def cores_taken(facts: Evidence) -> Finding | None:
+    """Other programs, or the program's own other threads, have the cores while the loop's thread could run."""
+    timeline = facts.timeline
+    share = timeline.context.usage.get("loop lacked", 0) / max(1, timeline.duration)
+    if share < TAKEN or 2 * facts.worked > share * facts.window:
+        return None
+    return Finding(
+        "cores-taken",
+        f"for {words.share(share)} of the time the loop's thread could have run and found no free core, and its "
+        "workers are not the reason. Other programs, or other threads of this one, have the cores: alone the loop "
+        "would be faster, and the other findings may be wrong",
+        "# record again while nothing else runs; see torch.get_num_threads(), and which cores the program may use",
+        NO_GAIN,
+    )
+
+
 def cold_cache(facts: Evidence) -> Finding | None:
     """What is read comes from the disk itself: the first epoch, or a data set larger than the memory."""
     nbytes = facts.timeline.context.usage.get("disk", 0)
@@ -838,6 +855,8 @@ def _seen_on_cpu(facts: Evidence) -> Finding | None:
         lines = lines | {line: max(0, lines[line] - between)}
         line = max(lines, key=lines.__getitem__)
     other = min(facts.summary.breakdown.get("idle: other", 0), round((facts.summary.step or window) * facts.steps))
+    whole = max(1, facts.timeline.duration - facts.length(facts.loop & facts.timeline.where(Kind.WAIT)))
+    other = round(other * max(0.0, 1 - facts.timeline.context.usage.get("loop lacked", 0) / whole))  # no core for it
     time = round(other * lines[line] / sum(lines.values()))
     if time < IN_LINE * window:
         return None
@@ -1148,7 +1167,7 @@ FINDINGS = (
 
 
 # Told although they gain nothing a step: what makes the other findings doubtful, and what is good to know after them
-DOUBTS = unpriced, short_window, swaps, memory_grows
+DOUBTS = unpriced, short_window, swaps, cores_taken, memory_grows
 BESIDE = workers_grow, cold_cache, uneven_steps, outlier_fetch, start_up
 
 

@@ -307,15 +307,19 @@ class Evidence:
     def host_floor(self, without: Intervals | None = None) -> Floor:
         """Return how long the loop's thread works at least: the window less what is elastic, and `without`.
 
-        Where more threads than cores work on a real machine, it has its share of a core for the time being.
+        Less is what workers took from it on a real machine: no more than they worked, and than it lacked a core, which
+        is measured, or follows from how many threads share the cores.
         """
         if not self.loop.any():
             return Floor(0, "")
         free = self.elastic if without is None else either(self.elastic, without)
-        threads = 1 + len(self.lanes_of("worker"))
-        real = self.cores and self.timeline.context.origin != "emulated"
-        share = min(1.0, self.cores / threads) if real and self.cores else 1.0
-        return Floor(round(share * (self.window - intervals.length(free))), "the host's own work")
+        own, workers = self.window - intervals.length(free), self.lanes_of("worker")
+        if not workers or self.timeline.context.origin == "emulated":
+            return Floor(own, "the host's own work")
+        used, worked = self.timeline.context.usage, self.worked
+        lacked = own * max(0.0, 1 - (self.cores or 1 + len(workers)) / (1 + len(workers)))
+        lacked = min(own, used["loop lacked"]) if "loop lacked" in used else lacked
+        return Floor(round(own - min(lacked, worked)), "the host's own work")
 
     def supply_floor(self, *roles: str) -> Floor:
         """Return how long the workers and the pin thread work at least (or only those of `roles`).
@@ -573,6 +577,12 @@ class Evidence:
         mine = np.isin(self.timeline.lane, lanes)
         return float((self.last - self.first)[mine].sum()) / (self.window * len(lanes)) if lanes and self.window else 0
 
+    @cached_property
+    def worked(self) -> float:
+        """For how many ns of the processor workers worked in the window: their fetches, and their other threads."""
+        lanes, others = self.lanes_of("worker"), self.timeline.context.usage.get("others", 0)
+        return self.busy(lanes) * len(lanes) * self.window + others * (self.steps or 0)
+
     @property
     def cores(self) -> int | None:
         """The CPU cores of the machine that was recorded; None if the timeline does not tell."""
@@ -723,6 +733,24 @@ class Evidence:
         whole = mine & (timeline.start > self.start) & (timeline.end < self.end)
         shortest = float((time - waited)[whole if whole.any() else mine].min())
         return Fetch(float((time - waited)[mine].mean()), float(waited[mine].mean()), shortest)
+
+    @cached_property
+    def on_core(self) -> float:
+        """The share (0..1) of what fetches compute in which they have a core: measured, else as many as there are."""
+        now, lacked = len(self.lanes_of("worker")), self.timeline.context.usage.get("lacked")
+        if lacked is not None and self.fetch.computes:
+            return max(0.0, 1 - lacked / self.fetch.computes)
+        return min(1.0, (self.cores or now) / now) if now else 1.0
+
+    def crowded(self, then: int) -> float:
+        """The share (0..1) of the cores beside the loop's that workers keep busy, or so many would; 1: not known."""
+        number, step = len(self.lanes_of("worker")), self.window / (self.steps or 1)
+        if not self.cores:
+            return 1.0
+        busy = self.busy(self.lanes_of("worker")) * number if number else 0.0
+        if then and not number:
+            busy = min(then, self.fetch.computes / max(1.0, step - self.fetch.computes))
+        return min(1.0, busy / max(1, self.cores - 1))
 
     @cached_property
     def most_workers(self) -> int:

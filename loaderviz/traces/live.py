@@ -40,7 +40,7 @@ from loaderviz.batches import BATCH_RANGE, HAND_OUT, LIMIT, Numbering, given_twi
 from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
 from loaderviz.loaders import base as loaders
-from loaderviz.machine import Usage, cores, shared_memory, swapped_in, thread_busy, usage
+from loaderviz.machine import Usage, cores, shared_memory, swapped_in, thread_busy, thread_lacked, usage
 from loaderviz.stations import Place, Sampler
 from loaderviz.timeline import DEVICE_KINDS, Cause, Context, Timeline, TimelineBuilder
 from loaderviz.traces import merge, steps, workers
@@ -153,7 +153,8 @@ class RealRun:
         self._state = ""
         (self._folder / workers.OVER).unlink(missing_ok=True)
         self._profile.start_trace()
-        self._state, self._loader.live = "running", True
+        self._state = "running"
+        self._loader.began()
         self._started = perf_counter_ns() - begin
         self._anchor()
 
@@ -169,8 +170,7 @@ class RealRun:
         self._anchor()
         self._stop()
         (self._folder / workers.OVER).touch()
-        if self._loader.sampler is not None:
-            self._loader.sampler.stop()
+        self._loader.ended()
 
     def discard(self) -> None:
         """Stop it, and forget what it recorded."""
@@ -365,7 +365,7 @@ class LoaderRanges:
         self.live = False
         self.batches: dict[tuple[int, int, int], int] = {}
         self.mine: dict[int, Fetch] = {}
-        self._swapped = swapped_in()
+        self._began = self._ended = (swapped_in(), thread_lacked())
         self.sampler: Sampler | None = None
         self.notes: dict[str, None] = {}
         self.faults: dict[str, None] = {}
@@ -420,7 +420,18 @@ class LoaderRanges:
     def seen(self, readings: Sequence[tuple[int, int, int]]) -> Own:
         """Return what was noted beside the profiler; `readings` are those of our clock."""
         seen = self.sampler.seen if self.sampler is not None else []
-        return Own(readings, *read_files(self._folder), self.batches, self.mine, seen, swapped_in() - self._swapped)
+        swapped, lacked = (end - begin for begin, end in zip(self._began, self._ended, strict=True))
+        return Own(readings, *read_files(self._folder), self.batches, self.mine, seen, swapped, lacked)
+
+    def began(self) -> None:
+        """The profiler runs from now on."""
+        self.live, self._began = True, (swapped_in(), thread_lacked())
+
+    def ended(self) -> None:
+        """All steps are recorded."""
+        self._ended = swapped_in(), thread_lacked()
+        if self.sampler is not None:
+            self.sampler.stop()
 
     def note(self, text: str) -> None:
         """Add a line to the timeline's notes, once."""
@@ -463,7 +474,8 @@ class LoaderRanges:
         end, busy = perf_counter_ns(), thread_busy() - busy
         place = (self.sampler.most() if self.sampler is not None else None) or Place(Cause.NONE, "")
         if self.live:  # still
-            meanwhile = Usage(0, usage().disk - used.disk)  # its other threads are the model's
+            now = usage()
+            meanwhile = Usage(0, now.disk - used.disk, now.lacked - used.lacked)  # other threads are the model's
             done = workers.size_of(data), False, max(0, end - start - busy), int(place.cause), place.line, meanwhile
             self.mine[feed.batch] = Fetch(-1, -1, feed.epoch, feed.count, start, end, *done)
         return data

@@ -62,7 +62,7 @@ class Own:
 
     `readings`: before, inside and after each range named "clock"; `left`: iterator -> when its workers had all left;
     `batches`: (iterator, epoch, order) -> number of the batch; `mine`: what the main thread fetched itself, by batch;
-    `swapped` [bytes]: brought back from swap.
+    `swapped` [bytes]: brought back from swap; `lacked` [ns]: the loop's thread found no core.
     """
 
     readings: Sequence[tuple[int, int, int]]
@@ -72,6 +72,7 @@ class Own:
     mine: dict[int, Fetch]
     seen: Sequence[tuple[int, str]]
     swapped: int
+    lacked: int
 
 
 def choose_marks(raw: RawTrace) -> None:
@@ -280,9 +281,11 @@ def _usage(own: Own, there: Clock, begin: int, end: int) -> dict[str, int]:
     count = max(1, len(made))
     found = {
         "others": sum(each.used.others for each in made) // count,
+        "lacked": sum(each.used.lacked for each in made) // count,
         "disk": sum(each.used.disk for each in made) // count,
         "swap": own.swapped // count,
         "memory": max((looks[-1] - looks[0] for looks in memory.values()), default=0),
+        "loop lacked": own.lacked,
     }
     return {what: amount for what, amount in found.items() if amount > 0}
 

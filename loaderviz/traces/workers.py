@@ -4,7 +4,7 @@
 stand-ins for its queues that note the time: an order that comes out of the first begins a fetch, a batch that goes into
 the second ends it.
 
-Each writes records of eleven int64 to a file of its own, so that they outlive a worker's death. It stops when the file
+Each writes records of twelve int64 to a file of its own, so that they outlive a worker's death. It stops when the file
 is deleted, which is how a recording ends for workers that live on, and begins no record while a file OVER is beside it.
 Times are of `perf_counter_ns`, one clock for all processes of a computer. With spawn and forkserver the worker imports
 this module: it must stay light.
@@ -32,7 +32,7 @@ from loaderviz.machine import Usage, own_memory, thread_busy, usage
 from loaderviz.stations import Sampler
 
 # what, epoch, index, time [ns], bytes, ns that the thread was busy, cause, line, usage of the process, its own memory
-RECORD = struct.Struct("<11q")
+RECORD = struct.Struct("<12q")
 
 OVER = "over"
 LOOK = 0.5  # s between two looks at the own memory, or fifty times what one took
@@ -234,14 +234,14 @@ def read_files(folder: Path) -> tuple[list[Fetch], dict[int, int]]:
         worker = -1 if pins else int(match[2])
         data = path.read_bytes()
         begun: tuple[int, ...] | None = None
-        record = (-1, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0)
+        record = (-1, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 0)
         named = path.with_name(f"{path.name}.lines")
         lines = [*(named.read_text(encoding="utf-8").splitlines() if named.exists() else []), ""]
         for record in RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size]):
-            what, epoch, index, time, size, busy, cause, line, others, disk, own = record
+            what, epoch, index, time, size, busy, cause, line, *_, own = record
             if begun is not None and (what == What.ENDED or (what == What.FAILED and not pins)):
                 start, waited = begun[3], max(0, time - begun[3] - (busy - begun[5]))
-                used = Usage(others - begun[8], disk - begun[9])
+                used = Usage(*(now - then for now, then in zip(record[8:11], begun[8:11], strict=True)))
                 done = what == What.FAILED, waited, cause, lines[line], used, own
                 fetches.append(Fetch(iterator, worker, epoch, index, start, time, size, *done))
             begun = record if what == What.BEGAN else None  # of two beginnings in a row the first was not worked on

@@ -350,7 +350,7 @@ def test_the_pin_thread_of_a_dataloader_has_a_lane(monkeypatch):
 
 
 def write(folder, iterator, worker, *records, cut=0):
-    data = b"".join(RECORD.pack(*record, record[3], 0, -1, 0, 0, 0) for record in records)
+    data = b"".join(RECORD.pack(*record, record[3], 0, -1, 0, 0, 0, 0) for record in records)
     (folder / f"{iterator}-{worker}").write_bytes(data[: len(data) - cut])
 
 
