@@ -32,7 +32,16 @@ WITHIN, SLACK = 0.15, 1.02  # of a predicted gain; a gain above its bound by les
 MEASURED, TIMES = ("auto", "cpu"), 3  # hosts that are this machine, which is not as fast twice
 REAL_GAIN = 1.1  # a repair that gains less is none, and such a loop has nothing to gain
 NOTHING = ("nothing-to-gain", "no-gpu-work", "cause-not-seen", "work-not-seen")
-BESIDE = ("start-up", "warm-up", "outlier-fetch")  # told, but no cause of a step's time
+BESIDE = (  # told, but no cause of a step's time
+    "start-up",
+    "warm-up",
+    "outlier-fetch",
+    "memory-grows",
+    "swaps",
+    "cores-taken",
+    "cold-cache",
+    "uneven-steps",
+)
 
 
 @dataclass

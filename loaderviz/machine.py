@@ -22,8 +22,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 CPUS, GROUPS, SHARED = Path("/sys/devices/system/cpu"), Path("/sys/fs/cgroup"), Path("/dev/shm")  # of Linux
 PAGE = 4096  # bytes
+BLOCK = 512  # bytes, in which Linux counts what is read from a disk
 # A system without a clock for each thread, such as a browser, has one thread.
 thread_time_ns: Callable[[], int] = getattr(time, "thread_time_ns", time.process_time_ns)
 
@@ -89,9 +95,40 @@ def thread_busy() -> int:
 
     Linux alone tells the second; elsewhere other programs on this machine become waiting.
     """
+    return thread_time_ns() + thread_lacked()
+
+
+def thread_lacked() -> int:
+    """Return for how many ns this thread could have run and found no core; 0 where the system does not tell."""
     with suppress(OSError, ValueError, IndexError), FileIO("/proc/thread-self/schedstat") as file:
-        return thread_time_ns() + int(file.read().split()[1])
-    return thread_time_ns()
+        return int(file.read().split()[1])
+    return 0
+
+
+class Usage(NamedTuple):
+    """What a process has used: ns of the processor in its other threads, bytes from the disk; ns it lacked a core."""
+
+    others: int = 0
+    disk: int = 0
+    lacked: int = 0
+
+
+def usage() -> Usage:
+    """Return what this process has used so far; Windows does not tell what came from the disk, and not from memory."""
+    blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock if resource else 0
+    return Usage(max(0, time.process_time_ns() - thread_time_ns()), blocks * BLOCK, thread_lacked())
+
+
+def own_memory(file: Path = Path("/proc/self/smaps_rollup")) -> int:
+    """Return the bytes of memory that only this process has, and not the one that it was forked from; 0: not known."""
+    found = [line.split()[1] for line in _lines(file) if line.startswith("Private_Dirty:")]
+    return int(found[0]) * 1024 if found else 0
+
+
+def swapped_in(file: Path = Path("/proc/vmstat")) -> int:
+    """Return the bytes that this machine has brought back from swap since it was started; 0 where it is not known."""
+    found = [line.split()[1] for line in _lines(file) if line.startswith("pswpin ")]
+    return int(found[0]) * PAGE if found else 0
 
 
 def shared_memory() -> int | None:

@@ -63,7 +63,7 @@ def stack_of(leaf: FrameType | None) -> Stack:
     """
     stack: Stack = []
     while leaf is not None:
-        stack.append((leaf, leaf.f_lineno))
+        stack.append((leaf, leaf.f_lineno or leaf.f_code.co_firstlineno))  # some instructions are of no line
         leaf = leaf.f_back
     return stack
 

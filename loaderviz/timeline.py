@@ -121,6 +121,10 @@ class Context:
     was looked at. `faults`: what was seen to be wrong while it was recorded, by the kind of its finding. `sent` is
     the share (0..1) of what workers' fetches compute that it takes to send the batches to another process.
     `shared_memory` [bytes] is what that machine has for batches on their way from workers (None: not known).
+    `usage`: what a batch took, on average, beside its fetch: "others", ns of the processor in other threads of its
+    worker, "lacked", ns in which its fetch found no core, and bytes read from the "disk" itself and brought back from
+    "swap". In all: bytes of "memory" of its own by which a worker grew, and "loop lacked", ns in which the thread of
+    the loop found no core. Only what is more than 0.
     """
 
     device: str = "unknown device"
@@ -137,6 +141,7 @@ class Context:
     faults: tuple[str, ...] = ()
     sent: float = 0.0
     shared_memory: int | None = None
+    usage: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -468,6 +468,80 @@ def test_no_more_workers_are_advised_than_have_room_for_the_batches_that_they_ma
     assert ("do not fit" in finding.change) == (wanted is None)
 
 
+@pytest.mark.parametrize(
+    ("others", "cores", "told"),
+    [(0, 2, False), (3_000_000, 2, False), (12_000_000, 2, True), (12_000_000, 64, False), (12_000_000, None, False)],
+)
+def test_other_threads_of_workers_are_told_where_they_take_the_cores(others, cores, told):
+    slow = Settings(batch_size=256, fetch_per_sample=40_000, workers=2, steps=12, **PRESETS["prefetch"])
+    timeline = used(run(slow), cores=cores, others=others)  # a fetch computes 10.2 ms
+    advice = lv.advise(timeline)
+    assert ("threads-in-workers" in [finding.kind for finding in advice]) is told
+    if told:
+        assert advice[0].kind == "threads-in-workers" and "2 CPU cores" in advice[0].evidence
+
+
+@pytest.mark.parametrize(
+    ("kind", "usage", "few"),
+    [
+        ("memory-grows", "memory", 2**20),
+        ("swaps", "swap", 4096),
+        ("cold-cache", "disk", 4096),
+        ("cores-taken", "loop lacked", 4096),
+    ],
+)
+def test_what_the_system_tells_is_in_the_advice(kind, usage, few):
+    slow = Settings(batch_size=256, fetch_per_sample=40_000, workers=2, steps=12, **PRESETS["prefetch"])
+    for nbytes, told in ((few, False), (10**9, True)):
+        found = [finding for finding in lv.advise(used(run(slow), **{usage: nbytes})) if finding.kind == kind]
+        assert len(found) == told and all(len(finding.evidence) > 80 and finding.change for finding in found)
+        assert not any(finding.expected_gain.ns for finding in found)
+
+
+def test_files_from_the_disk_are_no_matter_where_the_loop_does_not_wait_for_them():
+    quick = Settings(batch_size=256, fetch_per_sample=100, workers=2, steps=12, **PRESETS["prefetch"])
+    assert "cold-cache" not in [finding.kind for finding in lv.advise(used(run(quick), disk=10**9))]
+
+
+def used(timeline, cores=2, **usage):
+    return replace(timeline, context=replace(timeline.context, cores=cores, usage=usage))
+
+
+def uneven(often, kind, steps=40):
+    """What is told of a loop in which each so many-th step has 200 µs more of this."""
+    loop = Loop(copy=0, steps=0)
+    for batch in loop.steps(steps):
+        loop.put(loop.stream, Kind.COPY_H2D, 20, batch, nbytes=1000, pinned=True)
+        loop.put(loop.stream, Kind.COMPUTE, 100, batch)
+        if batch % often == often // 2:
+            lane = loop.main if kind in (Kind.OPERATOR, Kind.FETCH) else loop.stream
+            loop.put(lane, kind, 200, batch)
+    return [finding for finding in lv.advise(waiting(loop)) if finding.kind == "uneven-steps"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [(Kind.COMPUTE, "kernels take"), (Kind.COPY_H2D, "copies take"), (Kind.OPERATOR, "the host takes")],
+)
+def test_steps_of_very_different_length_are_told_with_what_differs(kind, told):
+    (finding,) = uneven(10, kind)
+    assert f"{told} 200 µs more" in finding.evidence and "120 µs" in finding.evidence and finding.change
+
+
+@pytest.mark.parametrize(
+    ("often", "kind", "steps"),
+    [
+        (1, Kind.COMPUTE, 40),  # all alike
+        (2, Kind.COMPUTE, 41),  # most are long
+        (10, Kind.FETCH, 40),  # which is a finding of loading
+        (10, Kind.COMPUTE, 18),  # too few to tell
+        (100, Kind.COMPUTE, 60),  # one, which is less than one in a hundred needs: an outlier
+    ],
+)
+def test_steps_that_are_alike_are_not_told(often, kind, steps):
+    assert not uneven(often, kind, steps)
+
+
 def test_slow_workers_are_counted():
     slow = Settings(batch_size=256, fetch_per_sample=40_000, workers=2, steps=12, **PRESETS["prefetch"])
     finding = finding_of(run(slow), "waiting-for-data")

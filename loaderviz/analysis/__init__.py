@@ -38,6 +38,8 @@ FindingKind = Literal[
     "reads-too-much",  # a line reads far more of a file than the sample needs
     "collate-in-python",  # making a batch of samples is what takes long
     "uneven-workers",  # one worker's batches take far longer
+    "threads-in-workers",  # other threads of theirs take the cores
+    "cold-cache",  # files come from the disk itself, and not from the memory in which they are kept once read
     "workers-cost-more",  # the loop would make a batch sooner than it takes one from them
     "restarts-workers",  # worker processes are started anew, as in each epoch
     "outlier-fetch",  # one fetch takes far longer than all others
@@ -45,7 +47,10 @@ FindingKind = Literal[
     # the loop's own thread
     "synchronizes-each-step",  # .item(), print or a synchronise
     "allocates-in-loop",  # cudaMalloc, cudaFree, page-locking
-    "memory-grows",  # cudaMalloc again and again, and nothing is given back
+    "memory-grows",  # cudaMalloc again and again, and nothing is given back; or a worker needs more, batch by batch
+    "swaps",  # the machine's memory is full
+    "cores-taken",  # other programs have them
+    "uneven-steps",  # some take far longer than the others
     "other-work-in-loop",  # a line that is no training takes the time: a log, a checkpoint, a report
     "dense-embedding",  # backward pass and optimizer walk all rows
     "host-bound",  # kernels are shorter than their launches

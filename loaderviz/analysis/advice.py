@@ -38,7 +38,13 @@ from loaderviz.vendors import Api
 
 APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told
 LARGE = "resident", "host-bound"  # changes of the whole program: another comes first that gains half as much
-LINES = "reads-too-much", "collate-in-python", "uneven-workers", "cuda-in-dataset"  # of the data set
+LINES = (
+    "reads-too-much",
+    "collate-in-python",
+    "uneven-workers",
+    "cuda-in-dataset",
+    "threads-in-workers",
+)  # of the data set
 WAITS = "synchronizes-each-step", "index-on-host"  # in which the host waits inside a step
 LOADS = "fetch-in-loop", "waiting-for-data"  # findings that ask for workers
 WORTH_HIDING = 0.1  # with less of the copy hidden, a gain comes from something else
@@ -396,6 +402,13 @@ SLOW_BYTES = {Cause.READ: 100, Cause.COLLATE: 40}
 DENSE = 0.3  # of the time
 UNTRIED = 0.1  # of the time: what cannot be replayed in a loop that can is told from there on
 IN_LINE = 0.1  # of the time between the steps; a line that takes less of it is not named
+OTHERS = 0.5  # of what a fetch computes: what other threads of its worker take besides is told
+CROWDED = 0.7  # of all cores
+GROWN = 32 * 2**20  # bytes, by which a worker's memory grew in all
+SWAPPED = 64 * 1024  # bytes a batch
+TAKEN = 0.2  # of the time
+COLD = 0.5  # of a batch's bytes, which are decoded mostly
+SPREAD, SPREAD_STEPS = 2, 20  # p99 over p50, and how many steps it takes to tell
 START_UP = 0.1  # of the recording; less than that before the steady state is not worth a word
 _WHERE = {"host in CUDA calls": "in CUDA calls", "host in operators": "in operators", "other": "outside torch"}
 
@@ -523,7 +536,7 @@ def uneven_workers(facts: Evidence) -> Found:
 def workers_cost_more(facts: Evidence) -> Finding | None:
     """The loop takes longer to get a batch from its workers than it would need to make it."""
     number = len(facts.lanes_of("worker"))
-    fetch = facts.fetch.computes * (1 - facts.timeline.context.sent) + facts.fetch.waits
+    fetch = facts.fetch.computes * facts.on_core * (1 - facts.timeline.context.sent) + facts.fetch.waits
     taking = either(facts.covered(facts.waiting(Cause.DATA)), facts.covered(facts.loop & facts.handing_out))
     time, making = intervals.length(taking), round(fetch * (facts.steps or 0))
     if not (number and making) or time <= making:
@@ -536,6 +549,29 @@ def workers_cost_more(facts: Evidence) -> Finding | None:
         "loader = DataLoader(..., num_workers=0)  # or larger batches, whose samples are made at once",
         gain,
         {"workers": 0},
+        subject=_DATA,
+    )
+
+
+def threads_in_workers(facts: Evidence) -> Finding | None:
+    """Other threads of the workers take the cores, such as those of OpenMP or OpenCV, which wait by spinning."""
+    others, number = facts.timeline.context.usage.get("others", 0), len(facts.lanes_of("worker"))
+    waits, cores = facts.waiting(Cause.DATA), facts.cores or 0
+    needed = (others + facts.fetch.computes) * (facts.steps or 0)
+    if not (number and cores and others and waits.any()) or needed < CROWDED * cores * facts.window:
+        return None
+    if others < OTHERS * facts.fetch.computes:
+        return None
+    floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
+    gain = facts.gain(facts.length(waits), "the waits for data", *floors)
+    return Finding(
+        "threads-in-workers",
+        f"for a batch, other threads of a worker take {words.duration(others)} of the processor, and the one that "
+        f"fetches {words.duration(facts.fetch.computes)}: {words.count(number, 'worker')} with their threads share "
+        f"{words.count(cores, 'CPU core')}, and the loop waits {duration(facts, facts.length(waits))}",
+        "# in worker_init_fn: cv2.setNumThreads(0), or threadpoolctl.threadpool_limits(1);\n"
+        "# or set OMP_NUM_THREADS=1 before the program starts",
+        gain,
         subject=_DATA,
     )
 
@@ -661,6 +697,95 @@ def memory_grows(facts: Evidence) -> Finding | None:
     )
 
 
+def workers_grow(facts: Evidence) -> Finding | None:
+    """The memory that a worker shares with no other process grows: by lists of Python objects, or a cache."""
+    grown, number = facts.timeline.context.usage.get("memory", 0), len(facts.lanes_of("worker"))
+    if grown < GROWN:
+        return None
+    return Finding(
+        "memory-grows",
+        f"the memory of a worker grew by {words.size(grown)} while it was recorded, and there are {number}. Either the "
+        "data set keeps what it reads, or its samples are Python objects in a list: to read one of them writes its "
+        "reference count, and so a worker makes a copy of the memory page in which it lies",
+        "# keep samples in one numpy array or tensor, texts too: as bytes, with an array of where each begins",
+        NO_GAIN,
+    )
+
+
+def swaps(facts: Evidence) -> Finding | None:
+    """The memory of the machine is full."""
+    nbytes = facts.timeline.context.usage.get("swap", 0)
+    if nbytes < SWAPPED:
+        return None
+    return Finding(
+        "swaps",
+        f"this machine brought {words.size(nbytes)} a batch back from swap: its memory is full, and what is in swap is "
+        "far slower. The other findings may be wrong",
+        "# fewer workers, a smaller prefetch_factor, or end what else needs memory",
+        NO_GAIN,
+    )
+
+
+def cores_taken(facts: Evidence) -> Finding | None:
+    """Other programs, or the program's own other threads, have the cores while the loop's thread could run."""
+    timeline = facts.timeline
+    share = timeline.context.usage.get("loop lacked", 0) / max(1, timeline.duration)
+    if share < TAKEN or 2 * facts.worked > share * facts.window:
+        return None
+    return Finding(
+        "cores-taken",
+        f"for {words.share(share)} of the time the loop's thread could have run and found no free core, and its "
+        "workers are not the reason. Other programs, or other threads of this one, have the cores: alone the loop "
+        "would be faster, and the other findings may be wrong",
+        "# record again while nothing else runs; see torch.get_num_threads(), and which cores the program may use",
+        NO_GAIN,
+    )
+
+
+def cold_cache(facts: Evidence) -> Finding | None:
+    """What is read comes from the disk itself: the first epoch, or a data set larger than the memory."""
+    nbytes = facts.timeline.context.usage.get("disk", 0)
+    size = facts.timeline.nbytes[facts.fetches]
+    if not len(size) or nbytes < COLD * size.mean() or intervals.length(facts.getting) < UNTRIED * facts.window:
+        return None
+    return Finding(
+        "cold-cache",
+        f"for a batch, {words.size(nbytes)} are read from the disk itself. Once read, a file is kept in memory as long "
+        "as there is room: an epoch after this one may be faster, and these steps say little about it",
+        "# record a later epoch; if the data set is larger than the memory, store it smaller, or read it in order",
+        NO_GAIN,
+    )
+
+
+_EVEN_WORK = "# batches of equal work: sort samples of like length into one batch, pad to few lengths"
+_LONGER = {  # what is longer in long steps: how it is called, and what to change
+    "kernels": ("kernels take", _EVEN_WORK),
+    "operators": ("torch's operators take", _EVEN_WORK),
+    "copies": ("copies take", _EVEN_WORK),
+    "collectives": ("collectives take", "# see which rank comes late in these steps"),
+    "": ("the host takes", "# see what the program does in these steps alone"),
+}
+
+
+def uneven_steps(facts: Evidence) -> Finding | None:
+    """Steps of very different length, so that a mean says little; waits for data have findings of their own."""
+    time, far, more = facts.longer_steps
+    if len(time) < SPREAD_STEPS or 2 * np.count_nonzero(far) > len(time) or next(iter(more), "loading") == "loading":
+        return None
+    usual, long = np.quantile(time, (0.5, 0.99)).tolist()
+    if long < SPREAD * usual:
+        return None
+    (what, change), extra = _LONGER[next(iter(more))], next(iter(more.values()))
+    return Finding(
+        "uneven-steps",
+        f"half of {len(time):,} steps take at most {words.duration(usual)}, one in a hundred takes "
+        f"{words.duration(long)} or more. In the {np.count_nonzero(far):,} that are long {what} "
+        f"{words.duration(extra)} more than in the others",
+        change,
+        NO_GAIN,
+    )
+
+
 def between_epochs(facts: Evidence) -> Finding | None:
     """What the loop does besides its steps, such as validation or a checkpoint: no step is charged for it."""
     breaks = facts.marked.breaks(facts.start, facts.end) if len(facts.outside) else facts.outside
@@ -730,6 +855,8 @@ def _seen_on_cpu(facts: Evidence) -> Finding | None:
         lines = lines | {line: max(0, lines[line] - between)}
         line = max(lines, key=lines.__getitem__)
     other = min(facts.summary.breakdown.get("idle: other", 0), round((facts.summary.step or window) * facts.steps))
+    whole = max(1, facts.timeline.duration - facts.length(facts.loop & facts.timeline.where(Kind.WAIT)))
+    other = round(other * max(0.0, 1 - facts.timeline.context.usage.get("loop lacked", 0) / whole))  # no core for it
     time = round(other * lines[line] / sum(lines.values()))
     if time < IN_LINE * window:
         return None
@@ -1022,6 +1149,7 @@ FINDINGS = (
     slow_line,
     uneven_workers,
     workers_cost_more,
+    threads_in_workers,
     dense_embedding,
     fetch_in_loop,
     waiting_for_data,
@@ -1036,6 +1164,11 @@ FINDINGS = (
     other_work_in_loop,
     host_bound,
 )
+
+
+# Told although they gain nothing a step: what makes the other findings doubtful, and what is good to know after them
+DOUBTS = unpriced, short_window, swaps, cores_taken, memory_grows
+BESIDE = workers_grow, cold_cache, uneven_steps, outlier_fetch, start_up
 
 
 def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: int | None = None) -> Advice:
@@ -1066,18 +1199,17 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
         worth = _tried(facts, pairs)
     _order(facts, worth)
     warm = warm_up(facts)
-    # Told, although nothing is gained a step
-    once = [each for each in (warm, outlier_fetch(facts), start_up(facts)) if each]
-    short = short_window(facts)
-    told = worth or ([] if warm or short else [nothing(facts, found)])
+    doubts, beside = ([each for find in part if (each := find(facts))] for part in (DOUBTS, BESIDE))
+    beside = [*filter(None, [warm]), *beside]
+    unclear = {"short-window", "uneven-steps"} & {each.kind for each in (*doubts, *beside)}
+    told = worth or ([] if warm or unclear else [nothing(facts, found)])
     if worth and facts.unseen:
         told.append(nothing(facts, found))
     elif worth and not facts.summary.busy and facts.timeline.context.origin == "emulated":
         told.insert(0, nothing(facts, found))  # what a loop on the CPU could gain is not what was asked
-    free = [each for each in (unpriced(facts), short, memory_grows(facts)) if each]
     summary = facts.summary
     limit = summary.limit / facts.steps if summary.limit and facts.steps else None
-    return Advice([*free, *told, *once], _judged(facts), (facts.start, facts.end), timeline, summary.step, limit)
+    return Advice([*doubts, *told, *beside], _judged(facts), (facts.start, facts.end), timeline, summary.step, limit)
 
 
 def _tried(facts: Evidence, pairs: Sequence[Tried]) -> list[Finding]:

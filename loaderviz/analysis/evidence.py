@@ -24,6 +24,7 @@ from loaderviz.metrics import (
     Loop,
     Mask,
     Summary,
+    begin_of,
     choose_device,
     loop_lanes,
     on_device,
@@ -45,6 +46,7 @@ MOST_WORKERS = 64  # as many as `what_if` replays
 SHARED_MEMORY, PREFETCHED = 8 << 30, 2  # bytes, where not known: half of 16 GB; batches a worker makes ahead
 HOT = 2.0  # times as long as the other workers'
 LINE_SHARE = 0.2  # of what fetches do for the longest: a line that takes so much of it is named
+LONG = 1.5  # times the median step
 UNEVEN = 1.5  # times the median: batches of a loader that differ so
 OTHER, OTHER_SHARE = 100_000, 0.02  # ns a launch, share of the window: more is no launching
 TYPICAL_CORES = 16  # for one GPU, in a server or a cloud machine; only where the timeline does not tell
@@ -305,15 +307,19 @@ class Evidence:
     def host_floor(self, without: Intervals | None = None) -> Floor:
         """Return how long the loop's thread works at least: the window less what is elastic, and `without`.
 
-        Where more threads than cores work on a real machine, it has its share of a core for the time being.
+        Less is what workers took from it on a real machine: no more than they worked, and than it lacked a core, which
+        is measured, or follows from how many threads share the cores.
         """
         if not self.loop.any():
             return Floor(0, "")
         free = self.elastic if without is None else either(self.elastic, without)
-        threads = 1 + len(self.lanes_of("worker"))
-        real = self.cores and self.timeline.context.origin != "emulated"
-        share = min(1.0, self.cores / threads) if real and self.cores else 1.0
-        return Floor(round(share * (self.window - intervals.length(free))), "the host's own work")
+        own, workers = self.window - intervals.length(free), self.lanes_of("worker")
+        if not workers or self.timeline.context.origin == "emulated":
+            return Floor(own, "the host's own work")
+        used, worked = self.timeline.context.usage, self.worked
+        lacked = own * max(0.0, 1 - (self.cores or 1 + len(workers)) / (1 + len(workers)))
+        lacked = min(own, used["loop lacked"]) if "loop lacked" in used else lacked
+        return Floor(round(own - min(lacked, worked)), "the host's own work")
 
     def supply_floor(self, *roles: str) -> Floor:
         """Return how long the workers and the pin thread work at least (or only those of `roles`).
@@ -571,6 +577,12 @@ class Evidence:
         mine = np.isin(self.timeline.lane, lanes)
         return float((self.last - self.first)[mine].sum()) / (self.window * len(lanes)) if lanes and self.window else 0
 
+    @cached_property
+    def worked(self) -> float:
+        """For how many ns of the processor workers worked in the window: their fetches, and their other threads."""
+        lanes, others = self.lanes_of("worker"), self.timeline.context.usage.get("others", 0)
+        return self.busy(lanes) * len(lanes) * self.window + others * (self.steps or 0)
+
     @property
     def cores(self) -> int | None:
         """The CPU cores of the machine that was recorded; None if the timeline does not tell."""
@@ -584,7 +596,8 @@ class Evidence:
         return self.mask(Kind.COPY_H2D) & within
 
     @cached_property
-    def _fetches(self) -> Mask:
+    def fetches(self) -> Mask:
+        """What workers or the loop fetch in the window."""
         timeline = self.timeline
         return timeline.where(Kind.FETCH) & (timeline.end > self.start) & (timeline.start < self.end)
 
@@ -592,7 +605,7 @@ class Evidence:
     def fetch_place(self) -> tuple[Cause, str, float]:
         """What fetches do for the longest, in which lines ("file:line and file:line"), and its share of their time."""
         timeline, time = self.timeline, self.timeline.end - self.timeline.start
-        mine = self._fetches & (time > 0) & (timeline.cause != Cause.NONE)
+        mine = self.fetches & (time > 0) & (timeline.cause != Cause.NONE)
         if not mine.any():
             return Cause.NONE, "", 0.0
         times = np.bincount(timeline.cause[mine], time[mine])
@@ -601,7 +614,7 @@ class Evidence:
         by_line = np.bincount(timeline.source[mine], time[mine], len(timeline.sources))
         order = np.argsort(-by_line, kind="stable")[:2].tolist()
         lines = [words.place(timeline.sources[line]) for line in order if by_line[line] > LINE_SHARE * times[cause]]
-        return Cause(cause), " and ".join(lines), float(times[cause] / time[self._fetches].sum())
+        return Cause(cause), " and ".join(lines), float(times[cause] / time[self.fetches].sum())
 
     @cached_property
     def begun(self) -> tuple[int, int]:
@@ -611,6 +624,30 @@ class Evidence:
         made &= np.isin(timeline.batch, timeline.batch[self.marks]) & (timeline.batch >= 0)
         later = made & (timeline.start >= self.start)
         return len(np.unique(timeline.batch[later])), len(np.unique(timeline.batch[made]))
+
+    @cached_property
+    def longer_steps(self) -> tuple[Ints, Mask, dict[str, float]]:
+        """How long each step takes [ns], which are long, and how much more they have [ns] of what, the largest first.
+
+        Long is a step of 1.5 times the median. What they have more is the time of "kernels", "copies", "collectives"
+        and "loading", of "operators" where there is no GPU; "" is the rest, in which the GPU has nothing to do.
+        """
+        spans = self.marked.spans[self.marked.between(self.start, self.end)]
+        edges = begin_of(self.timeline, self.device, spans)
+        time = np.diff(edges) - intervals.covered_within(self.outside, edges[:-1], edges[1:])
+        far = time > LONG * np.median(time) if len(time) else np.zeros(0, bool)
+        if not far.any():
+            return time, far, {}
+        work = {"kernels": self.kernels, "copies": self.covered(self.mask(*COPIES))}
+        work["collectives"] = self.covered(self.mask(Kind.COMMUNICATION))
+        if not self.here.any():
+            work = {"operators": self.covered(self.loop & self.timeline.where(Kind.OPERATOR))}
+        more, rest = {}, np.array([[self.start, self.end]])
+        for name, part in (work | {"loading": self.getting, "": rest}).items():
+            each = intervals.covered_within(intervals.intersect(rest, part), edges[:-1], edges[1:])
+            more[name] = float(each[far].mean() - each[~far].mean())
+            rest = intervals.subtract(rest, part)
+        return time, far, dict(sorted(more.items(), key=lambda item: -item[1]))
 
     @cached_property
     def growing(self) -> Mask:
@@ -627,7 +664,7 @@ class Evidence:
         """The lane of a worker whose batches take far longer than those of the others, and how many times as long."""
         timeline, by_lane, means = self.timeline, self.timeline.by_lane(), dict[int, float]()
         for lane in self.lanes_of("worker"):
-            if len(mine := by_lane[lane][self._fetches[by_lane[lane]]]):
+            if len(mine := by_lane[lane][self.fetches[by_lane[lane]]]):
                 means[lane] = float(np.median(timeline.end[mine] - timeline.start[mine]))
         if len(means) < 2:
             return -1, 1.0
@@ -698,6 +735,24 @@ class Evidence:
         return Fetch(float((time - waited)[mine].mean()), float(waited[mine].mean()), shortest)
 
     @cached_property
+    def on_core(self) -> float:
+        """The share (0..1) of what fetches compute in which they have a core: measured, else as many as there are."""
+        now, lacked = len(self.lanes_of("worker")), self.timeline.context.usage.get("lacked")
+        if lacked is not None and self.fetch.computes:
+            return max(0.0, 1 - lacked / self.fetch.computes)
+        return min(1.0, (self.cores or now) / now) if now else 1.0
+
+    def crowded(self, then: int) -> float:
+        """The share (0..1) of the cores beside the loop's that workers keep busy, or so many would; 1: not known."""
+        number, step = len(self.lanes_of("worker")), self.window / (self.steps or 1)
+        if not self.cores:
+            return 1.0
+        busy = self.busy(self.lanes_of("worker")) * number if number else 0.0
+        if then and not number:
+            busy = min(then, self.fetch.computes / max(1.0, step - self.fetch.computes))
+        return min(1.0, busy / max(1, self.cores - 1))
+
+    @cached_property
     def most_workers(self) -> int:
         """More workers than this are of no use: cores are taken by what computes, and not by what waits."""
         cores = self.cores or max(TYPICAL_CORES, len(self.lanes_of("worker")))
@@ -708,7 +763,7 @@ class Evidence:
     @cached_property
     def room(self) -> tuple[int, int]:
         """For how many workers' prefetched batches there is shared memory, and its bytes."""
-        fetched = self.timeline.nbytes[self._fetches & (self.timeline.nbytes > 0)]
+        fetched = self.timeline.nbytes[self.fetches & (self.timeline.nbytes > 0)]
         memory = self.timeline.context.shared_memory or SHARED_MEMORY
         return memory // (PREFETCHED * int(fetched.mean())) if len(fetched) else MOST_WORKERS, memory
 

@@ -678,9 +678,10 @@ class _LoopWork:
         self.collectives: Stream | None = None
         real, now, then = loop.timeline.context.origin != "emulated", loop.config.workers, config.workers
         self.crosses = real and bool(now) != bool(then) and not (loop.resident or config.resident)
-        self.slower = 1.0 if not self.crosses else WITH_WORKERS if then else 1 / WITH_WORKERS
+        clock = 1 + (WITH_WORKERS - 1) * loop.facts.crowded(then)
+        self.slower = 1.0 if not self.crosses else clock if then else 1 / clock
         # A worker's time on a real clock has its waits for a core in it, which the replay adds itself.
-        self.share = min(1.0, (loop.facts.cores or now) / now) if real and now else 1.0
+        self.share = loop.facts.on_core if real and now else 1.0
 
     def _step(self, number: int) -> Step:
         return self.steps[(number - self.warmup) % len(self.steps)]
@@ -794,7 +795,7 @@ def _context(loop: LoopModel, made: Timeline, config: LoaderConfig, gpu: Gpu, wo
         notes.append(f"a step takes {words.duration(step)}, somewhere from {least} to {most}")
     if work.crosses:
         notes.append(
-            f"the host is assumed to be {WITH_WORKERS:.2f} times as slow while workers are busy, since a core "
+            f"the host is assumed to be {WITH_WORKERS:.2f} times as slow while all cores are busy, since a core "
             f"alone has a higher clock than all together ({FASTEST:.2f} to {SLOWEST:.2f} times, by makers' data)"
         )
     if loop.facts.mask(Kind.COMMUNICATION).any():

@@ -40,16 +40,16 @@ from loaderviz.batches import BATCH_RANGE, HAND_OUT, LIMIT, Numbering, given_twi
 from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
 from loaderviz.loaders import base as loaders
-from loaderviz.machine import cores, shared_memory, thread_busy
-from loaderviz.stations import Sampler
-from loaderviz.timeline import DEVICE_KINDS, Context, Timeline, TimelineBuilder
+from loaderviz.machine import Usage, cores, shared_memory, swapped_in, thread_busy, thread_lacked, usage
+from loaderviz.stations import Place, Sampler
+from loaderviz.timeline import DEVICE_KINDS, Cause, Context, Timeline, TimelineBuilder
 from loaderviz.traces import merge, steps, workers
 from loaderviz.traces.assemble import assemble
 from loaderviz.traces.kineto import read_kineto
 from loaderviz.traces.merge import ANCHORS, CLOCK, STEPPED, TAKING, WAITING, Own, own_name
 from loaderviz.traces.source import Document
 from loaderviz.traces.steps import Window
-from loaderviz.traces.workers import read_files
+from loaderviz.traces.workers import Fetch, read_files
 
 _NOTICEABLE = 1_000_000  # ns
 _LOOK = 500_000_000  # ns until the spans of a step are counted
@@ -153,7 +153,8 @@ class RealRun:
         self._state = ""
         (self._folder / workers.OVER).unlink(missing_ok=True)
         self._profile.start_trace()
-        self._state, self._loader.live = "running", True
+        self._state = "running"
+        self._loader.began()
         self._started = perf_counter_ns() - begin
         self._anchor()
 
@@ -169,8 +170,7 @@ class RealRun:
         self._anchor()
         self._stop()
         (self._folder / workers.OVER).touch()
-        if self._loader.sampler is not None:
-            self._loader.sampler.stop()
+        self._loader.ended()
 
     def discard(self) -> None:
         """Stop it, and forget what it recorded."""
@@ -235,6 +235,7 @@ class RealRun:
             lines=found.lines,
             faults=tuple(self._loader.faults),
             shared_memory=shared_memory(),
+            usage=found.usage,
             samples=steps.samples(timeline),
             versions=versions,
             notes=(*notes, *found.notes),
@@ -356,16 +357,15 @@ class IteratorState:
 class LoaderRanges:
     """Wraps torch's DataLoader for one recording. `live` says whether the profiler runs at the moment.
 
-    `batches` maps (iterator, epoch, order) to the number under which a batch was handed out, `nbytes` and
-    `waited` such a number to the bytes of a batch that the main thread fetched itself, and to ns in which it waited.
+    `batches` maps (iterator, epoch, order) to the number under which a batch was handed out, `mine` such a number to
+    what the main thread did where it fetched the batch itself.
     """
 
     def __init__(self, folder: Path, window: Window) -> None:
         self.live = False
         self.batches: dict[tuple[int, int, int], int] = {}
-        self.nbytes: dict[int, int] = {}
-        self.waited: dict[int, int] = {}
-        self.places: dict[int, tuple[int, str]] = {}
+        self.mine: dict[int, Fetch] = {}
+        self._began = self._ended = (swapped_in(), thread_lacked())
         self.sampler: Sampler | None = None
         self.notes: dict[str, None] = {}
         self.faults: dict[str, None] = {}
@@ -420,7 +420,18 @@ class LoaderRanges:
     def seen(self, readings: Sequence[tuple[int, int, int]]) -> Own:
         """Return what was noted beside the profiler; `readings` are those of our clock."""
         seen = self.sampler.seen if self.sampler is not None else []
-        return Own(readings, *read_files(self._folder), self.batches, self.nbytes, self.waited, self.places, seen)
+        swapped, lacked = (end - begin for begin, end in zip(self._began, self._ended, strict=True))
+        return Own(readings, *read_files(self._folder), self.batches, self.mine, seen, swapped, lacked)
+
+    def began(self) -> None:
+        """The profiler runs from now on."""
+        self.live, self._began = True, (swapped_in(), thread_lacked())
+
+    def ended(self) -> None:
+        """All steps are recorded."""
+        self._ended = swapped_in(), thread_lacked()
+        if self.sampler is not None:
+            self.sampler.stop()
 
     def note(self, text: str) -> None:
         """Add a line to the timeline's notes, once."""
@@ -455,17 +466,18 @@ class LoaderRanges:
         feed = self._fetching
         if feed is None or not self.live or not self._here():
             return original(fetcher, indices)
-        start, busy = perf_counter_ns(), thread_busy()
+        start, busy, used = perf_counter_ns(), thread_busy(), usage()
         if self.sampler is not None:
             self.sampler.begin()
         with self.say(f"fetch batch {feed.batch}", feed.batch):
             data = original(fetcher, indices)
+        end, busy = perf_counter_ns(), thread_busy() - busy
+        place = (self.sampler.most() if self.sampler is not None else None) or Place(Cause.NONE, "")
         if self.live:  # still
-            self.nbytes[feed.batch] = workers.size_of(data)
-            self.waited[feed.batch] = max(0, perf_counter_ns() - start - (thread_busy() - busy))
-        place = self.sampler.most() if self.sampler is not None else None
-        if place is not None and self.live:
-            self.places[feed.batch] = place
+            now = usage()
+            meanwhile = Usage(0, now.disk - used.disk, now.lacked - used.lacked)  # other threads are the model's
+            done = workers.size_of(data), False, max(0, end - start - busy), int(place.cause), place.line, meanwhile
+            self.mine[feed.batch] = Fetch(-1, -1, feed.epoch, feed.count, start, end, *done)
         return data
 
     def _start_workers(self, original: Function, iterator: Any, loader: Any) -> None:

@@ -61,17 +61,18 @@ class Own:
     """What we noted ourselves, in ns of `perf_counter_ns`.
 
     `readings`: before, inside and after each range named "clock"; `left`: iterator -> when its workers had all left;
-    `batches`: (iterator, epoch, order) -> number of the batch; `nbytes`: batch -> bytes, if the main thread fetched it.
+    `batches`: (iterator, epoch, order) -> number of the batch; `mine`: what the main thread fetched itself, by batch;
+    `swapped` [bytes]: brought back from swap; `lacked` [ns]: the loop's thread found no core.
     """
 
     readings: Sequence[tuple[int, int, int]]
     fetches: Sequence[Fetch]
     left: dict[int, int]
     batches: dict[tuple[int, int, int], int]
-    nbytes: dict[int, int]
-    waited: dict[int, int]
-    places: dict[int, tuple[int, str]]
+    mine: dict[int, Fetch]
     seen: Sequence[tuple[int, str]]
+    swapped: int
+    lacked: int
 
 
 def choose_marks(raw: RawTrace) -> None:
@@ -121,7 +122,8 @@ def merged(timeline: Timeline, own: Own) -> Timeline:
     ends = np.where(host, np.minimum(timeline.end, end), timeline.end)
     timeline = replace(timeline, spans=timeline.spans | {"end": ends}).only(~host | inside)
     timeline, added = _with_workers(_completed(_translated(timeline, main), main, own), own, there, begin, end)
-    timeline = replace(timeline, context=replace(timeline.context, lines=_lines(timeline, own.seen, there, begin, end)))
+    lines, usage = _lines(timeline, own.seen, there, begin, end), _usage(own, there, begin, end)
+    timeline = replace(timeline, context=replace(timeline.context, lines=lines, usage=usage))
     if not added:
         return timeline
     drift = f", which drifted by {words.duration(abs(there.drift))}" if abs(there.drift) > there.error else ""
@@ -186,14 +188,13 @@ def _completed(timeline: Timeline, main: int, own: Own) -> Timeline:
     here, fetches = timeline.lane == main, timeline.where(Kind.FETCH)
     fetched = np.flatnonzero(here & fetches)
     numbers = timeline.batch[fetched].tolist()
-    spans["nbytes"][fetched] = [own.nbytes.get(number, -1) for number in numbers]
-    spans["waited"][fetched] = [own.waited.get(number, 0) for number in numbers]
     sources = {source: number for number, source in enumerate(timeline.sources)}
     for row, number in zip(fetched.tolist(), numbers, strict=True):
-        if number in own.places:
-            cause, line = own.places[number]
-            spans["cause"][row] = cause
-            spans["source"][row] = sources.setdefault(line, len(sources)) if line else -1
+        if work := own.mine.get(number):
+            source = sources.setdefault(work.line, len(sources)) if work.line else -1
+            told = {"nbytes": work.nbytes, "waited": work.waited, "cause": work.cause, "source": source}
+            for column, value in told.items():
+                spans[column][row] = value
     asks, gives = timeline.named(lambda name: name.startswith(LOADER_NEXT)), timeline.named(HAND_OUT.__eq__)
     parts = np.flatnonzero(here & (fetches | (timeline.cause == Cause.DATA) | gives))
     ranges = np.flatnonzero(here & asks)
@@ -267,6 +268,26 @@ def _lines(timeline: Timeline, seen: Sequence[tuple[int, str]], there: Clock, be
             lasts = min(until - time, round(2 * PERIOD * 1e9))
             found[line] = found.get(line, 0) + lasts
     return found
+
+
+def _usage(own: Own, there: Clock, begin: int, end: int) -> dict[str, int]:
+    """Return what batches took beside their fetches, as in a timeline's context; only what was seen."""
+    made = [*(each for each in own.fetches if each.worker >= 0 and each.nbytes >= 0), *own.mine.values()]
+    made = [each for each in made if there.of(each.start) >= begin and there.of(each.end or 0) <= end]
+    memory: dict[tuple[int, int], list[int]] = {}
+    for each in made:
+        if each.own:
+            memory.setdefault((each.iterator, each.worker), []).append(each.own)
+    count = max(1, len(made))
+    found = {
+        "others": sum(each.used.others for each in made) // count,
+        "lacked": sum(each.used.lacked for each in made) // count,
+        "disk": sum(each.used.disk for each in made) // count,
+        "swap": own.swapped // count,
+        "memory": max((looks[-1] - looks[0] for looks in memory.values()), default=0),
+        "loop lacked": own.lacked,
+    }
+    return {what: amount for what, amount in found.items() if amount > 0}
 
 
 def _slots(own: Own) -> dict[int, int]:

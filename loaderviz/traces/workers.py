@@ -4,7 +4,7 @@
 stand-ins for its queues that note the time: an order that comes out of the first begins a fetch, a batch that goes into
 the second ends it.
 
-Each writes records of eight int64 to a file of its own, so that they outlive a worker's death. It stops when the file
+Each writes records of twelve int64 to a file of its own, so that they outlive a worker's death. It stops when the file
 is deleted, which is how a recording ends for workers that live on, and begins no record while a file OVER is beside it.
 Times are of `perf_counter_ns`, one clock for all processes of a computer. With spawn and forkserver the worker imports
 this module: it must stay light.
@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns
 from typing import Any, NamedTuple
 
 import torch
@@ -28,12 +28,14 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
 from loaderviz.batches import nbytes
-from loaderviz.machine import thread_busy
+from loaderviz.machine import Usage, own_memory, thread_busy, usage
 from loaderviz.stations import Sampler
 
-RECORD = struct.Struct("<8q")  # what, epoch, index, time [ns], bytes, ns that the thread was busy, cause, line
+# what, epoch, index, time [ns], bytes, ns that the thread was busy, cause, line, usage of the process, its own memory
+RECORD = struct.Struct("<12q")
 
 OVER = "over"
+LOOK = 0.5  # s between two looks at the own memory, or fifty times what one took
 
 
 class What(IntEnum):
@@ -51,7 +53,8 @@ class Fetch(NamedTuple):
 
     `iterator` numbers the iterators of all DataLoaders; `worker` is -1 for the pin thread; `order` counts the orders of
     an epoch of the iterator. `waited` [ns]: neither did it run in this time nor lack a core. `cause`
-    and `line` say what it did for the longest, and where.
+    and `line` say what it did for the longest, and where. `used` is what its process used meanwhile,
+    `own` the bytes of memory that only this process had at its end (0: not looked at).
     """
 
     iterator: int
@@ -65,6 +68,8 @@ class Fetch(NamedTuple):
     waited: int = 0
     cause: int = 0
     line: str = ""
+    used: Usage = Usage()
+    own: int = 0
 
 
 class RecordedLoop:
@@ -147,6 +152,7 @@ class FileLog:
         self._open, self._begun = True, False
         self.sampler: Sampler | None = None
         self._path, self._lines = path, dict[str, int]()
+        self._look = 0.0  # when the own memory is looked at next, s of perf_counter
 
     def received(self, order: Any, now: int) -> None:
         """Note an order: (index, …) is one to work on, None says to go, anything else is a message."""
@@ -184,12 +190,21 @@ class FileLog:
                 file.write(f"{place.line}\n")
         return int(place.cause), self._lines[place.line]
 
+    def _memory(self, what: What) -> int:
+        """Return the bytes of the own memory after a batch, 0 if it is not looked at, which takes long for many."""
+        begin = perf_counter()
+        if self.sampler is None or what != What.ENDED or begin < self._look:
+            return 0
+        own, end = own_memory(), perf_counter()
+        self._look = end + max(LOOK, 50 * (end - begin))
+        return own
+
     def _write(self, what: What, index: int, now: int, size: int = -1) -> None:
         if self._open:
             try:
                 self._open = os.fstat(self._file).st_nlink > 0  # deleted: the recording is over
-                epoch, done = self._seen // self._messages, (thread_busy(), *self._place(what))
-                os.write(self._file, RECORD.pack(what, epoch, index, now, size, *done))
+                epoch, done = self._seen // self._messages, (thread_busy(), *self._place(what), *usage())
+                os.write(self._file, RECORD.pack(what, epoch, index, now, size, *done, self._memory(what)))
             except (OSError, struct.error):
                 self._open = False
 
@@ -219,14 +234,15 @@ def read_files(folder: Path) -> tuple[list[Fetch], dict[int, int]]:
         worker = -1 if pins else int(match[2])
         data = path.read_bytes()
         begun: tuple[int, ...] | None = None
-        record = (-1, 0, 0, 0, 0, 0, 0, -1)
+        record = (-1, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 0)
         named = path.with_name(f"{path.name}.lines")
         lines = [*(named.read_text(encoding="utf-8").splitlines() if named.exists() else []), ""]
         for record in RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size]):
-            what, epoch, index, time, size, busy, cause, line = record
+            what, epoch, index, time, size, busy, cause, line, *_, own = record
             if begun is not None and (what == What.ENDED or (what == What.FAILED and not pins)):
                 start, waited = begun[3], max(0, time - begun[3] - (busy - begun[5]))
-                done = what == What.FAILED, waited, cause, lines[line]
+                used = Usage(*(now - then for now, then in zip(record[8:11], begun[8:11], strict=True)))
+                done = what == What.FAILED, waited, cause, lines[line], used, own
                 fetches.append(Fetch(iterator, worker, epoch, index, start, time, size, *done))
             begun = record if what == What.BEGAN else None  # of two beginnings in a row the first was not worked on
         if begun is not None:

@@ -1,8 +1,10 @@
 """Data sets for recorded DataLoaders, in a module that a spawned worker can import."""
 
+import hashlib
 import os
 import signal
 import sys
+import threading
 import time
 
 import torch
@@ -83,3 +85,56 @@ def raise_in_worker(worker):
 def count_calls(worker):
     info = get_worker_info()
     info.dataset.started = worker
+
+
+class Hashing(Dataset):
+    """Each sample is hashed by a thread of its own; it is the processor time [ns] which that took."""
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        took = []
+
+        def work():
+            hashlib.sha256(bytes(8_000_000))
+            took.append(time.thread_time_ns())
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return torch.tensor(took)
+
+
+class Hoarding(Dataset):
+    """Keeps a megabyte of each sample, and waits a little."""
+
+    def __init__(self):
+        self.kept = []
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        self.kept.append(bytearray(os.urandom(2**20)))
+        time.sleep(0.06)
+        return torch.tensor(index)
+
+
+class FromDisk(Dataset):
+    """Sample k is in a file of its own, which the system is told to forget before it is read."""
+
+    def __init__(self, folder, nbytes=2_000_000):
+        self.paths = [os.path.join(folder, f"{index}.bin") for index in range(8)]
+        for path in self.paths:
+            with open(path, "wb") as file:
+                file.write(os.urandom(nbytes))
+                os.fsync(file.fileno())
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        with open(self.paths[index], "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            return torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 import loaderviz as lv
+from loaderviz import machine
 from loaderviz.timeline import Cause, Kind
 from loaderviz.traces import live, workers
 from loaderviz.traces.workers import RECORD, Fetch, What, read_files
@@ -349,7 +350,7 @@ def test_the_pin_thread_of_a_dataloader_has_a_lane(monkeypatch):
 
 
 def write(folder, iterator, worker, *records, cut=0):
-    data = b"".join(RECORD.pack(*record, record[3], 0, -1) for record in records)
+    data = b"".join(RECORD.pack(*record, record[3], 0, -1, 0, 0, 0, 0) for record in records)
     (folder / f"{iterator}-{worker}").write_bytes(data[: len(data) - cut])
 
 
@@ -408,3 +409,49 @@ def test_a_batch_whose_size_cannot_be_counted_is_fetched_all_the_same():
 
     assert workers.size_of(Odd()) == -1
     assert workers.size_of([torch.ones(4), {"x": torch.ones(2, dtype=torch.uint8)}]) == 18
+
+
+# What a batch takes beside its fetch
+
+
+def test_the_time_of_a_workers_other_threads_is_told():
+    with lv.record(on="cpu") as recording:
+        took = [int(batch.sum()) for batch in DataLoader(datasets.Hashing(), 4, num_workers=1)]
+    others = recording.timeline.context.usage["others"]
+    assert 0.6 * sum(took) < others * len(took) < 1.5 * sum(took)
+
+
+def test_what_the_loops_own_threads_do_while_it_fetches_is_its_models():
+    with lv.record(on="cpu") as recording:
+        list(DataLoader(datasets.Hashing(), 4))
+    assert "others" not in recording.timeline.context.usage
+
+
+@pytest.mark.skipif(not machine.own_memory(), reason="this system does not tell a process's own memory")
+def test_a_worker_whose_memory_grows_is_told(monkeypatch):
+    monkeypatch.setattr(workers, "LOOK", 0.0)
+    with lv.record(on="cpu") as recording:
+        list(DataLoader(datasets.Hoarding(), 2, num_workers=1))
+    grown = recording.timeline.context.usage["memory"] / 2**20
+    assert 0.4 * datasets.SIZE < grown < 1.5 * datasets.SIZE
+    assert lv.Timeline.from_dict(recording.timeline.to_dict()) == recording.timeline
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system cannot be told to forget a file")
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_comes_from_the_disk_itself_is_told(tmp_path, number):
+    before, data = machine.usage().disk, datasets.FromDisk(tmp_path)
+    data[0]
+    if machine.usage().disk - before < 1_000_000:
+        pytest.skip("this file system does not tell what it reads from the disk")
+    with lv.record(on="cpu") as recording:
+        list(DataLoader(data, 2, num_workers=number))
+    assert 0.5 < recording.timeline.context.usage["disk"] / 4_000_000 < 2
+
+
+def test_what_the_system_does_not_tell_is_nothing(tmp_path):
+    (tmp_path / "vmstat").write_text("pswpout 3\npswpin 5\n")
+    (tmp_path / "rollup").write_text("Rss:   900 kB\nPrivate_Dirty:      12 kB\n")
+    assert machine.swapped_in(tmp_path / "vmstat") == 5 * machine.PAGE
+    assert machine.own_memory(tmp_path / "rollup") == 12 * 1024
+    assert machine.swapped_in(tmp_path / "none") == machine.own_memory(tmp_path / "none") == 0
