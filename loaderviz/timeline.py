@@ -115,8 +115,9 @@ class Context:
 
     `origin` is "emulated", "recorded" or "file"; `samples` counts the samples of all batches handed out (None: not
     known); `host` says whose host costs are in it, `cores` how many CPU cores that has (None: not known); `notes` lists
-    what was thinned, dropped or assumed. `unpriced` names what the data set did here and costs nothing in it ("data
-    set": its own Python; "waiting"), `measured` what was measured with this machine's clock on the wall ("waiting").
+    what was thinned, dropped or assumed; of these, `missing` are what happened, or may have, and is not in it.
+    `unpriced` names what the data set did here and costs nothing in it ("data set": its own Python; "waiting"),
+    `measured` what was measured with this machine's clock on the wall ("waiting").
     `lines`: ns of the main thread in each line of the program ("file:line") that is in no operator of torch, where it
     was looked at. `faults`: what was seen to be wrong while it was recorded, by the kind of its finding. `sent` is
     the share (0..1) of what workers' fetches compute that it takes to send the batches to another process.
@@ -134,6 +135,7 @@ class Context:
     samples: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     unpriced: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
     cores: int | None = None

@@ -1039,30 +1039,31 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
                 "work-not-seen", f"{seen}: the profiler lost them, or was not asked for them", RECORD, NO_GAIN
             )
         text = "the timeline has no work of a GPU in it, so nothing can overlap"
+        missing = facts.timeline.context.missing
+        if missing and facts.timeline.context.origin == "file":
+            return Finding("work-not-seen", "; ".join(missing), RECORD, NO_GAIN)
         if summary.busy:
             time = words.duration(facts.length(facts.here))
             text = f"the timeline has no kernel and no copy, only {time} of other work on the GPU"
         if data := intervals.length(facts.getting):
             text += f"; the loop waits for data or fetches it {words.share(data / facts.window)} of the time"
-        return Finding("no-gpu-work", text, (why := _missed(facts)) and f"# {why}", NO_GAIN)
+        return Finding("no-gpu-work", text, f"# {'; '.join(missing)}" if missing else "", NO_GAIN)
     overlap = summary.overlap
     copy = "no host-device copies" if overlap is None else f"{words.share(overlap)} of the copy is hidden"
     text = (
         f"kernels run {words.share(summary.kernels / facts.window)} of the window, {copy}, the GPU is idle "
         f"{words.share(1 - (summary.busy or 0))}: {summary.away}"
     )
-    if facts.unseen:
-        return Finding("work-not-seen", f"{facts.unseen}. Kernels are seen {text.split(' ', 2)[2]}", RECORD, NO_GAIN)
+    if unseen := facts.unseen or "; ".join(facts.timeline.context.missing):
+        return Finding(
+            "work-not-seen", f"{unseen}. Kernels are seen {text.removeprefix('kernels run ')}", RECORD, NO_GAIN
+        )
     if not facts.loop.any() and facts.window >= WORTH_IT * summary.limit:
         return Finding("cause-not-seen", f"{text}. The timeline has no host lane that would tell why", "", NO_GAIN)
     small = max(found, key=lambda finding: finding.expected_gain.ns, default=None)
     if small is not None and small.expected_gain.ns:
         text += f". The largest gain that is left is {small.kind}, {small.expected_gain}: not worth a change"
     return Finding("nothing-to-gain", text, "", NO_GAIN)
-
-
-def _missed(facts: Evidence) -> str:
-    return "".join(note for note in facts.timeline.context.notes if note.startswith("nothing ran on the"))
 
 
 def _pin_thread_is_full(facts: Evidence) -> bool:
@@ -1203,7 +1204,7 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     beside = [*filter(None, [warm]), *beside]
     unclear = {"short-window", "uneven-steps"} & {each.kind for each in (*doubts, *beside)}
     told = worth or ([] if warm or unclear else [nothing(facts, found)])
-    if worth and facts.unseen:
+    if worth and (facts.unseen or (facts.timeline.context.missing and facts.timeline.context.origin == "file")):
         told.append(nothing(facts, found))
     elif worth and not facts.summary.busy and facts.timeline.context.origin == "emulated":
         told.insert(0, nothing(facts, found))  # what a loop on the CPU could gain is not what was asked

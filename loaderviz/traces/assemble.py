@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -58,6 +58,7 @@ class _Part:
     names: list[str]
     arrows: Ints  # shape (n, 3): tail, head, kind
     notes: list[str]
+    missing: list[str]
     tick: int  # ns between two readings of the clock, 0 if there are too few events to tell
     sources: list[str]  # lines of Python, "train.py:82"
 
@@ -88,7 +89,8 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
         moment = datetime.datetime.fromtimestamp(origin // 10**9, datetime.UTC)
         clock += f"; time 0 is {moment:%Y-%m-%d %H:%M:%S}.{origin % 10**9:09d} UTC"
     versions = {name: text for trace in traces for name, text in trace.versions.items()}
-    context = Context(_device(used), "file", clock=clock, versions=versions, notes=tuple(notes))
+    missing = tuple(f"{label}{each}" for part, label in zip(parts, labels, strict=True) for each in part.missing)
+    context = Context(_device(used), "file", clock=clock, versions=versions, notes=tuple(notes), missing=missing)
     return replace(_merged(parts), context=context).self_check()
 
 
@@ -123,8 +125,8 @@ def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> _Part:
         blits = np.flatnonzero(np.array([is_blit(name) for name in names])[rows["name"]] & (launch >= 0))
         for row, correlation in zip(blits.tolist(), rows["correlation"][blits].tolist(), strict=True):
             rows["kind"][row] = BLIT_DIRECTIONS.get(trace.blits.get(correlation, 0), rows["kind"][row])
-    tick = resolution(rows["start"], rows["end"])
-    notes += _quality(trace, rows, launch, calls, tick)
+    tick, missing = resolution(rows["start"], rows["end"]), trace.missing + _missing(trace, rows, calls)
+    notes = [*missing, *notes, *_quality(trace, rows, launch, calls, tick)]
     rows["batch"] = steps.batches(rows, launch, names, place.main)
     rows["source"], sources = _sources(trace, rows, place.threads)
     rows["source"][launch >= 0] = rows["source"][launch[launch >= 0]]
@@ -143,7 +145,7 @@ def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> _Part:
         np.c_[tails[forward], heads[forward], np.full(int(forward.sum()), ArrowKind.LAUNCH)],
         np.c_[joined, np.full(len(joined), ArrowKind.WAIT)],
     ]
-    return _Part(rows, lanes, names, np.concatenate(arrows), notes, tick, sources)
+    return _Part(rows, lanes, names, np.concatenate(arrows), notes, missing, tick, sources)
 
 
 def _sources(trace: RawTrace, rows: Rows, threads: dict[Key, int]) -> tuple[npt.NDArray[np.int32], list[str]]:
@@ -289,9 +291,13 @@ def _devices_apart(traces: Sequence[RawTrace]) -> list[dict[int, int]]:
 def _device(used: list[tuple[RawTrace, int]]) -> str:
     if not used:
         return "no GPU work in it"
-    counts = Counter(trace.devices.get(device, "") for trace, device in used)
-    names = [f"{count} x {name}" if count > 1 else name for name, count in counts.items() if name]
-    return ", ".join(names) or ("a GPU of unknown name" if len(used) == 1 else f"{len(used)} GPUs of unknown name")
+    names = _named(trace.devices.get(device, "") for trace, device in used)
+    return names or ("a GPU of unknown name" if len(used) == 1 else f"{len(used)} GPUs of unknown name")
+
+
+def _named(names: Iterable[str]) -> str:
+    """Return the names of GPUs, "2 x NVIDIA A100", but for unknown ones."""
+    return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in Counter(names).items() if name)
 
 
 # Lanes: host threads and streams, from the pids and tids of a trace. The role decides, not the pid: GPU rows have the
@@ -497,6 +503,19 @@ def nothing_drawn(trace: RawTrace) -> str:
     if not count:
         return f"{trace.path} has no events: the profiler recorded nothing{damage}"
     return f"{trace.path} has {words.count(count, 'event')}, and none can be drawn: {', '.join(reasons)}{damage}"
+
+
+def _missing(trace: RawTrace, rows: Rows, calls: Ints) -> list[str]:
+    """Return what the file tells to have been, and does not have."""
+    found, count = [], len(rows["start"])
+    if trace.unplaced > count:
+        share = words.share(count / (count + trace.unplaced))
+        found.append(f"only {share} of the events with a duration are of a kind that has a place in a timeline")
+    used = np.isin(rows["role"], ON_DEVICE) | ((rows["role"] == Role.CALL) & (calls[rows["name"]] & Api.LAUNCH != 0))
+    if trace.devices and not used.any():
+        named = _named(trace.devices.values())
+        found.append(f"the file names {named}, and has no call that launches work and no work of a GPU")
+    return found
 
 
 def _quality(trace: RawTrace, rows: Rows, launch: Ints, calls: Ints, tick: int) -> list[str]:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from loaderviz.files import LIMITS, check_counts
 from loaderviz.timeline import Ids, Ints
-from loaderviz.traces.source import Document, Event, salvaged
+from loaderviz.traces.source import Document, Event, TraceError, salvaged
 from loaderviz.vendors import ROLES, Role
 
 Numbers = npt.NDArray[np.int64]
@@ -49,6 +49,8 @@ _WAIT_KEYS = ("stream", "device", "wait_on_stream", "wait_on_cuda_event_record_c
 _PHASES = {"i": "instant", "I": "instant", "C": "counter", "s": "flow", "t": "flow", "f": "flow"}
 _PHASES |= dict.fromkeys("BE", "events by begin and end") | dict.fromkeys("bne", "asynchronous events")
 _DAMAGE = (ValueError, TypeError, KeyError, ArithmeticError, RecursionError, AttributeError)
+_OWN = "python_function", "Trace", "trace"  # stacks, and the profiler's own: these are not drawn, and not missing
+_ASCEND = "Ascend Hardware", "CANN", "Overlap Analysis"  # processes in its files
 _LONGEST_TIME = 1 << 61  # ns; int64 has room for a start and a length of it
 
 
@@ -94,6 +96,8 @@ class RawTrace:
     lost: Counter[str] = field(default_factory=Counter)  # what could not be read, by what is wrong with it
     damage: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unplaced: int = 0  # events with a duration that have no place in a timeline, but for frames of Python
     versions: dict[str, str] = field(default_factory=dict)
 
 
@@ -108,6 +112,8 @@ def read_kineto(document: Document) -> RawTrace:
     finally:
         if was_enabled:
             gc.enable()
+    if table.foreign:
+        raise TraceError(f"{path} is {table.foreign}, which is not read; give a trace of torch.profiler on a GPU")
     table.finish()
     outer, start = document.tail | document.head, trace.columns["start"]
     base = _whole(outer.get("baseTimeNanoseconds"))
@@ -135,6 +141,7 @@ def _told(outer: dict[str, Any], name: str) -> dict[str, Any]:
     entries = [entry for entry in properties if isinstance(entry, dict)] if isinstance(properties, list) else []
     devices = {_whole(entry.get("id")): entry.get("name") for entry in entries}
     keys = ("torch_version", "cuda_runtime_version", "cuda_driver_version", "hip_runtime_version", "kineto_version")
+    missing: list[str] = []
     remarks = []  # what the profiler itself logged as lost, in lines that older versions keep in the file
     logs = [outer[key] for key in ("INFO", "WARNING", "ERROR") if isinstance(outer.get(key), list)]
     for line in (line for log in logs for line in log if isinstance(line, str)):
@@ -142,10 +149,11 @@ def _told(outer: dict[str, Any], name: str) -> dict[str, Any]:
             if int(count):
                 remarks.append(f"the profiler itself dropped {int(count):,} events ({what.lower()})")
         if re.search(r"CUPTI stopped early\? = 1", line):
-            remarks.append("the profiler's buffer was full: it stopped early")
+            missing.append("the profiler's buffer was full: it stopped early")
     return {
         "rank": rank,
         "remarks": remarks,
+        "missing": missing,
         "devices": {number: name for number, name in devices.items() if number is not None and isinstance(name, str)},
         "versions": {key: str(outer[key]) for key in keys if isinstance(outer.get(key), (str, int, float))},
     }
@@ -160,6 +168,7 @@ class EventTable:
     def __init__(self, trace: RawTrace) -> None:
         self.trace, self.names, self.places, self.count = trace, _Names(), Ids(), 0
         self._columns: Rows = {name: np.empty(0, dtype) for name, dtype in DTYPES.items()}
+        self.foreign = ""  # what other profiler's file it is
 
     def add(self, bodies: Sequence[bytes], key: bytes) -> None:
         """Take the events of a chunk, as `Document.chunks` gives them; if one is damaged, all of them one by one."""
@@ -208,6 +217,7 @@ class EventTable:
         correlation = _number(arguments["correlation"]) if "correlation" in arguments else -1
         if role == Role.NONE:
             self.trace.left_out[event.get("cat", "")] += 1
+            self.trace.unplaced += event.get("cat") not in _OWN
             match = _FRAME.match(str(event.get("name"))) if event.get("cat") == "python_function" else None
             if match and _is_users(match[1]) and len(self.trace.frames) < MOST_FRAMES:
                 found = f"{match[1]}:{match[2]}", event.get("pid"), event.get("tid"), start, length
@@ -245,6 +255,8 @@ class EventTable:
         phase, inner = event.get("ph"), event.get("args")
         if phase != "M":
             self.trace.left_out[_PHASES.get(str(phase), "event of an unknown phase")] += 1
+        elif event.get("name") == "process_name" and isinstance(inner, dict) and inner.get("name") in _ASCEND:
+            self.foreign = "a profile of an Ascend NPU, as msprof and torch_npu write it"
         elif event.get("name") == "thread_name" and len(self.trace.threads) < LIMITS["lane"]:
             label = inner.get("name") if isinstance(inner, dict) else inner
             if isinstance(label, str):

@@ -132,7 +132,7 @@ class _Export:
                 )
                 traces.append(trace)
         said = (text for (text,) in self.select("DIAGNOSTIC_EVENT", "text") if isinstance(text, str))
-        traces[0].remarks += [f"nsys says: {text[:200]}" for text in said if _TELLING.search(text)][:3]
+        traces[0].missing = [f"nsys says: {text[:200]}" for text in said if _TELLING.search(text)][:3]
         if "StringIds" not in self.columns:
             traces[0].remarks.append("names are not known: the file has no table StringIds")
         traces[0].left_out = self.left_out

@@ -12,7 +12,7 @@ from loaderviz.analysis.evidence import Evidence
 from loaderviz.analysis.ranks import drawn, rank_table
 from loaderviz.analysis.what_if import LoopModel
 from loaderviz.metrics import describe
-from loaderviz.timeline import Kind
+from loaderviz.timeline import Kind, Timeline
 from loaderviz.traces import TraceError, read, source
 
 
@@ -489,7 +489,7 @@ def test_the_quality_of_a_recording(tmp_path):
     events += [op("aten::x", BASE + n, 1.0) for n in range(60)]
     line = "INFO: Record counts: Out-of-range = 7, Invalid ext correlations = 0, CUPTI stopped early? = 1"
     said = notes(read_events(tmp_path, *events, INFO=[line]))
-    assert "dropped 7 events (out-of-range); the profiler's buffer was full" in said
+    assert said.startswith("the profiler's buffer was full") and "dropped 7 events (out-of-range)" in said
     assert "1 of 3 launches without GPU work, 1 of 3 GPU spans without a launch" in said
     assert "33 % of GPU spans last 0 ns" in said
     assert "clock steps of 1 µs" in said
@@ -593,3 +593,49 @@ def test_the_nearest_line_by_brute_force(tmp_path):
         time = int(row.name.removeprefix("op"))
         open_ones = [(begin, n) for n, (begin, end) in enumerate(frames) if begin <= time < end]
         assert row.source == (f"a{max(open_ones)[1]}.py:{max(open_ones)[1]}" if open_ones else "")
+
+
+# What is not in a file although it happened
+
+
+def others(count, cat="mystery"):
+    return [event(cat, f"odd {number}", PID, 2, BASE + number, 1, {}) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("events", "outer", "kind", "told"),
+    [
+        ([op("aten::mm", BASE, 5), *others(3)], {}, "work-not-seen", "only 25 % of the events with a duration"),
+        ([*loop(), *others(30)], {}, "work-not-seen", "only 21 % of the events with a duration"),
+        ([*loop(), *others(5)], {}, None, None),
+        ([op("aten::mm", BASE, 5), *others(30, "python_function")], {}, "no-gpu-work", None),  # stacks
+        (
+            [op("aten::mm", BASE, 5)],
+            {"deviceProperties": [{"id": 0, "name": "H100"}, {"id": 1, "name": "H100"}]},
+            "work-not-seen",
+            "the file names 2 x H100, and has no call that launches work",
+        ),
+        ([*loop()], {"deviceProperties": [{"id": 0, "name": "H100"}]}, None, None),
+        ([op("aten::mm", BASE, 5)], {}, "no-gpu-work", None),
+        ([*loop()], {"INFO": ["CUPTI stopped early? = 1"]}, "work-not-seen", "buffer was full"),
+    ],
+)
+def test_nothing_is_said_of_what_the_file_has_not_seen(tmp_path, events, outer, kind, told):
+    timeline = read_events(tmp_path, *events, **outer)
+    found = [finding.kind for finding in advise(timeline)]
+    assert kind is None or kind in found
+    assert bool(timeline.context.missing) is bool(told) and ("work-not-seen" in found) is (kind == "work-not-seen")
+    if told:
+        assert told in timeline.context.missing[0] and timeline.context.notes[0] == timeline.context.missing[0]
+        assert any(told in finding.evidence for finding in advise(timeline))
+        assert Timeline.from_dict(timeline.to_dict()) == timeline
+
+
+@pytest.mark.parametrize("process", ["Ascend Hardware", "CANN", "Overlap Analysis"])
+def test_a_profile_of_an_ascend_npu_is_refused_by_name(tmp_path, process):
+    named = {"ph": "M", "name": "process_name", "pid": 9, "args": {"name": process}}
+    for at in (0, 9):
+        events = loop()
+        events.insert(at, named)
+        with pytest.raises(TraceError, match=r"Ascend NPU.*is not read"):
+            read(write(tmp_path, trace(*events)))

@@ -519,7 +519,7 @@ class Session(TensorMemory):
                 f"nothing ran on the emulated GPU: when {line} asked whether there is one, the recording had not "
                 "begun. Put that line into the record() block, or write device = 'cuda'"
             )
-            timeline = replace(timeline, context=replace(context, notes=(*notes, note)))
+            timeline = replace(timeline, context=replace(context, notes=(*notes, note), missing=(note,)))
         if runtime.races:
             runtime.races.lints = runtime.races.linter.lints(timeline.duration, self.pool.cached())
         return timeline
