@@ -1,5 +1,6 @@
-"""Trace files and real runs -> Timeline; here `read`, which takes a file, a folder of ranks, or a list of files.
+"""Trace files and real runs -> Timeline; here `read`, which takes one file or several.
 
+places.py    what `read` is given -> the files to read: of a folder, a pattern, an archive, an open file
 source.py    the bytes of a file, gzip or not, damaged or not, as a stream of event texts in bounded memory
 kineto.py    torch.profiler's file -> RawTrace: event texts -> numpy columns
 nsight.py    an Nsight Systems export -> RawTraces
@@ -14,27 +15,40 @@ Only live and workers import torch.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
-from loaderviz.files import SQLITE, Source, TooLargeError, readable
+from loaderviz.files import SQLITE, Source, TooLargeError
 from loaderviz.timeline import Timeline, TimelineError
 from loaderviz.traces.assemble import assemble, nothing_drawn
-from loaderviz.traces.kineto import RawTrace, read_kineto
+from loaderviz.traces.kineto import RawTrace, rank_in, read_kineto
+from loaderviz.traces.places import PathLike, found
 from loaderviz.traces.source import Document, TraceError
 from loaderviz.traces.steps import counted
 
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
 __all__ = ["TraceError", "read"]
 
-_SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db", ".json.tmp")
+_MANY = 6  # files that are left out; of more only their number is told
 
-PathLike = str | os.PathLike[str]
+Given = PathLike | BinaryIO
 
 
-def read(path: PathLike | Iterable[PathLike]) -> Timeline:
-    """Return the Timeline of a trace file, of a folder with one file per rank, or of a list of such files.
+def read(
+    path: Given | Iterable[Given], *, executor: Executor | None = None, ranks: Iterable[int] | None = None
+) -> Timeline:
+    """Return the Timeline of a trace file, of several with one rank each, or of those `ranks` alone.
+
+    Several are those of a folder and its folders, of a pattern such as "run/*.json.gz", of a zip or tar archive, or a
+    list; an open file is read as it is. What is no trace in a folder or archive is left out, and noted. The `map` of an
+    `executor`, such as a `concurrent.futures.ProcessPoolExecutor`, reads the files; without one they are read in turn.
 
     Read are torch.profiler (Kineto) JSON of 2021 to today, plain or gzip, of CUDA, ROCm, XPU, MTIA or the CPU alone;
     Nsight Systems SQLite exports; and what `export.to_chrome_trace` and `Timeline.save` wrote, which comes back equal.
@@ -43,37 +57,64 @@ def read(path: PathLike | Iterable[PathLike]) -> Timeline:
     that their files tell. What is damaged, missing or left out is told in `timeline.context.notes`.
 
     Raises `TraceError` for a file that is no trace (the message says what it looks like), that has no event which can
-    be drawn, or that is hostile;
-    `NoFileError`, a FileNotFoundError, when there is none, another OSError when it cannot be opened.
+    be drawn, or that is hostile, and where no file is of one of the `ranks`; `NoFileError`, a FileNotFoundError, when
+    there is none, another OSError when it cannot be opened, TypeError for arguments of other types.
 
     >>> loaderviz.summarize(loaderviz.read("trace.json")).step  # ns
     1831043.0
     """
-    if isinstance(path, (str, os.PathLike)):
-        files = [readable(path)]
-        if files[0].is_dir():
-            files = sorted(f for f in files[0].iterdir() if f.name.lower().endswith(_SUFFIXES) and f.is_file())
-            if not files:
-                raise TraceError(f"the folder {path} has no trace in it: no file ends in {', '.join(_SUFFIXES[:4])}")
-    elif isinstance(path, Iterable):
-        files = [readable(each) for each in path]
-        if not files:
-            raise TraceError("read() got an empty list; give at least one trace file")
-    else:
-        raise TypeError(f"read() needs a path or a list of paths, got {type(path).__name__}")
-    for file in files:
-        if file.is_dir():
-            raise TraceError(f"{file} is a folder inside a list; give files, or the folder alone")
-    found = [_raw(file, alone=len(files) == 1) for file in files]
-    if isinstance(found[0], Timeline):
-        return found[0]
-    raws = [raw for each in found if isinstance(each, list) for raw in each]
+    if executor is not None and not callable(getattr(executor, "map", None)):
+        raise TypeError(
+            f"executor={executor!r} has no map(); give one such as concurrent.futures.ProcessPoolExecutor()"
+        )
+    wanted = _numbers(ranks)
+    with ExitStack() as stack:
+        files, named = found(path, stack)
+        if wanted is not None:
+            files = [file for file in files if rank_in(file.name) in (None, *wanted)]
+        attempts = (map if executor is None else executor.map)(partial(_attempt, alone=len(files) == 1), files)
+        read, left_out = list[list[RawTrace] | Timeline](), list[TraceError]()
+        for attempt in attempts:
+            if isinstance(attempt, TraceError):
+                left_out.append(attempt)
+            else:
+                read.append(attempt)
+    if left_out and (named or not read):
+        raise left_out[0]
+    if read and isinstance(read[0], Timeline):
+        return read[0]
+    raws = [raw for each in read if isinstance(each, list) for raw in each]
+    if wanted is not None:
+        raws = [raw for raw in raws if raw.rank in wanted]
+        if not raws:
+            raise TraceError(f"no file in {path} is of one of the ranks {', '.join(map(str, wanted))}")
     if not any(len(raw.columns["start"]) for raw in raws):
         raise TraceError(nothing_drawn(raws[0]))
     try:
-        return counted(assemble(sorted(raws, key=lambda raw: (raw.rank is None, raw.rank or 0))))
+        timeline = counted(assemble(sorted(raws, key=lambda raw: (raw.rank is None, raw.rank or 0))))
     except TooLargeError as problem:
         raise TraceError(f"{files[0]}{' and others' if len(files) > 1 else ''}: {problem}") from problem
+    notes = (*timeline.context.notes, *(f"left out: {problem}" for problem in left_out[:_MANY]))
+    notes += (f"left out: {len(left_out) - _MANY:,} files more",) * (len(left_out) > _MANY)
+    return replace(timeline, context=replace(timeline.context, notes=notes))
+
+
+def _numbers(ranks: Iterable[int] | None) -> list[int] | None:
+    try:
+        wanted = None if ranks is None else list(ranks)
+    except TypeError:
+        wanted = [-1]
+    if wanted is not None and (not wanted or not all(type(rank) is int and rank >= 0 for rank in wanted)):
+        raise TypeError(f"ranks={ranks!r}: give the numbers of ranks, such as ranks=[0, 7]")
+    return wanted
+
+
+def _attempt(path: Path, alone: bool) -> list[RawTrace] | Timeline | TraceError:
+    """Read a file, and give the error instead of raising it: it is told once all others are read."""
+    try:
+        return _raw(path, alone)
+    except TraceError as problem:
+        return problem
 
 
 def _raw(path: Path, alone: bool) -> list[RawTrace] | Timeline:

@@ -395,8 +395,11 @@ def test_ranks_without_a_device_have_loops_of_their_own(tmp_path):
 def test_a_rank_that_cannot_be_read_is_named(tmp_path):
     straggling(tmp_path, 0, count=3)
     write(tmp_path, "PK\x03\x04", "1.json")
-    with pytest.raises(TraceError, match=r"1\.json is no trace.*zip"):
-        read(tmp_path)
+    timeline = read(tmp_path)
+    assert "left out: " in notes(timeline) and "1.json is no trace: it looks like a zip archive" in notes(timeline)
+    assert {lane.device for lane in timeline.lanes if lane.group == "device"} == {0, 2}
+    with pytest.raises(TraceError, match=r"1\.json is a damaged archive"):  # who names it wants it
+        read([tmp_path / "0.json", tmp_path / "1.json"])
 
 
 @pytest.mark.parametrize(
