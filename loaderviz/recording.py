@@ -201,12 +201,6 @@ class Recording:
         run = self._ended()
         return run.unpriced if isinstance(run, EmulatedRun) else {}
 
-    @property
-    def findings(self) -> Lints:
-        """The former name of `lints`."""
-        warnings.warn("recording.findings is called recording.lints now", DeprecationWarning, stacklevel=2)
-        return self.lints
-
     def __repr__(self) -> str:
         return f"<recording: {self._run.timeline!r}>" if self._over else "<recording: not ended>"
 

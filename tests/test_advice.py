@@ -386,8 +386,6 @@ def test_a_synchronise_of_a_copy_is_not_taken_for_one_of_its_own():
     assert "12 copies bring a result to the host" in finding.evidence
     unasked, *_ = lv.advise(run(Settings(kernels=17, non_blocking=True)))  # it should not block, and does
     assert unasked.kind == "hidden-sync"  # the name that the emulator's own finding has
-    with pytest.warns(DeprecationWarning, match=r"finding\.kind"):
-        assert unasked.rule == unasked.kind
 
 
 def test_an_index_in_host_memory_is_told_and_is_no_batch_to_be_pinned():

@@ -120,10 +120,3 @@ def test_a_program_without_steps_has_none_to_leave_out():
     whole = emulated_loop(mark=False, steps=2)
     assert whole.where(Kind.COPY_H2D).sum() == 5
     assert "the block had 0 of the 2 steps to record" in whole.context.notes[-1]
-
-
-def test_the_former_name_of_lints_warns():
-    with lv.record(on="a100", hazards="off") as recording:
-        pass
-    with pytest.warns(DeprecationWarning, match=r"recording\.lints"):
-        assert recording.findings == recording.lints == []

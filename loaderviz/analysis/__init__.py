@@ -8,7 +8,6 @@ validate.py  the emulator's prices beside a trace   calibration.py  a host made 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -167,12 +166,6 @@ class Finding:
     def title(self) -> str:
         """The kind and the gain, in one line."""
         return f"{self.kind}: {self.expected_gain}" if self.expected_gain.ns or self.expected_gain.once else self.kind
-
-    @property
-    def rule(self) -> str:
-        """The former name of `kind`; a rule is one of CUDA or PyTorch (`loaderviz.rule`)."""
-        warnings.warn("finding.rule is called finding.kind now", DeprecationWarning, stacklevel=2)
-        return self.kind
 
     def __str__(self) -> str:
         code = self.change.replace("\n", f"\n{'':10}")  # as it is, to be copied
