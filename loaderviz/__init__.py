@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from loaderviz.analysis.advice import advise
+    from loaderviz.analysis.fleet import ranks
     from loaderviz.analysis.what_if import what_if
     from loaderviz.emulator.hazards import HazardWarning, RaceError
     from loaderviz.emulator.host import costs
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "HazardWarning", "LoadervizError", "RaceError", "Timeline", "advise", "calibrate", "compare", "costs", "explore",
-    "read", "record", "rule", "step_through", "summarize", "validate", "what_if",
+    "ranks", "read", "record", "rule", "step_through", "summarize", "validate", "what_if",
 ]  # fmt: skip
 
 _HOME = {
@@ -40,6 +41,7 @@ _HOME = {
     "compare": "loaderviz.view",
     "costs": "loaderviz.emulator.host",
     "explore": "loaderviz.widgets",
+    "ranks": "loaderviz.analysis.fleet",
     "read": "loaderviz.traces",
     "record": "loaderviz.recording",
     "rule": "loaderviz.rules",

@@ -114,8 +114,9 @@ class Context:
     """Where a timeline comes from; all of it is shown to the reader.
 
     `origin` is "emulated", "recorded" or "file"; `samples` counts the samples of all batches handed out (None: not
-    known); `host` says whose host costs are in it, `cores` how many CPU cores that has (None: not known); `notes` lists
-    what was thinned, dropped or assumed; of these, `missing` are what happened, or may have, and is not in it.
+    known); `zero` is time 0 in ns of Unix time (None: not known); `host` says whose host costs are in it, `cores` how
+    many CPU cores that has (None: not known); `notes` lists what was thinned, dropped or assumed; of these, `missing`
+    are what happened, or may have, and is not in it.
     `unpriced` names what the data set did here and costs nothing in it ("data set": its own Python; "waiting"),
     `measured` what was measured with this machine's clock on the wall ("waiting").
     `lines`: ns of the main thread in each line of the program ("file:line") that is in no operator of torch, where it
@@ -139,6 +140,7 @@ class Context:
     unpriced: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
     cores: int | None = None
+    zero: int | None = None
     lines: dict[str, int] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
     sent: float = 0.0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from factory import script
 from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz
@@ -23,8 +24,8 @@ ROOT = Path(loaderviz.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 LONGEST_FUNCTION = 50  # lines
 MOST_FILES = 9  # in a folder; more in these:
-# The doors; what names a device; one a lesson; what is given, and each format
-LARGE_FOLDERS = {"loaderviz": 24, "torch": 11, "lessons": 12, "traces": 10}
+# The doors; what names a device; one a lesson; what is given, and each format; each question
+LARGE_FOLDERS = {"loaderviz": 24, "torch": 11, "lessons": 12, "traces": 10, "analysis": 10}
 
 
 def name_of(path):
@@ -38,7 +39,7 @@ def in_new_python(code):
 def test_the_public_names_are_exactly_these():
     assert set(loaderviz.__all__) == {
         "HazardWarning", "LoadervizError", "RaceError", "Timeline", "advise", "calibrate", "compare", "costs",
-        "explore", "read", "record", "rule", "step_through", "summarize", "validate", "what_if",
+        "explore", "ranks", "read", "record", "rule", "step_through", "summarize", "validate", "what_if",
     }  # fmt: skip
     for name in loaderviz.__all__:
         assert callable(getattr(loaderviz, name))
@@ -99,6 +100,8 @@ def test_examples_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     timeline, dataset = simulate(Settings()), TensorDataset(torch.ones(1000, 4), torch.ones(1000))
     to_chrome_trace(timeline, "trace.json")
+    (tmp_path / "run").mkdir()
+    script("tests/traces/trace_files.py").straggling(tmp_path / "run", late=1, count=3)
     known = {"loaderviz": loaderviz, "torch": torch, "timeline": timeline, "DataLoader": DataLoader}
     known |= {"dataset": dataset, "loader": DataLoader(dataset, 256), "train_step": train_step}
     on_a_gpu = loaderviz.record(on="a100") if "loaders" in path.parts else nullcontext()

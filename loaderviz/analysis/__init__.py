@@ -2,7 +2,8 @@
 
 advice.py    the findings, and `loaderviz.advise`   evidence.py     what a finding may ask a timeline
 what_if.py   the loop with another loader           trials.py       each change of a finding, replayed
-ranks.py     several ranks beside each other        report.py       numbers for programs, and limits
+ranks.py     several ranks beside each other        fleet.py        hundreds of them, of a file each
+report.py    numbers for programs, and limits
 validate.py  the emulator's prices beside a trace   calibration.py  a host made of this machine
 """
 

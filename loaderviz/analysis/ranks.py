@@ -7,7 +7,8 @@ copies, or its GPU has nothing to do while its host loads, or does something els
 from __future__ import annotations
 
 from bisect import bisect
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 
 import numpy as np
@@ -26,7 +27,7 @@ from loaderviz.metrics import (
     rank_of,
     summarize,
 )
-from loaderviz.timeline import COPIES, Cause, Kind, Timeline
+from loaderviz.timeline import COPIES, Cause, Ints, Kind, Timeline
 
 CAUSE = 0.2  # of what a rank is late: what explains less of it is not told as the reason
 BAR = 20  # characters
@@ -73,13 +74,16 @@ class Culprit:
 class RankTable:
     """The ranks of a timeline in their order; `shared` collectives were seen of several of them.
 
-    `late` are the ranks to blame, the worst first, of what `lateness` says.
+    `late` are the ranks to blame, the worst first, of what `lateness` says. Where `loaderviz.ranks` has made the table,
+    `timeline` has the telling ranks, and `notes` say what was left out.
     """
 
     rows: tuple[RankRow, ...]
     shared: int
     lateness: Lateness
     late: tuple[Culprit, ...]
+    timeline: Timeline | None = field(default=None, compare=False)
+    notes: tuple[str, ...] = ()
 
     @property
     def telling(self) -> dict[RankRow, str]:
@@ -125,11 +129,12 @@ class RankTable:
 
     @property
     def _told(self) -> str:
+        notes = [f"{note[:1].upper()}{note[1:]}" for note in self.notes]
         if not self.shared:
-            return "No collective was seen of several ranks."
+            return "\n".join(f"{each}." for each in ("No collective was seen of several ranks", *notes))
         share = f" ({words.share(self.lateness.share)} of all lateness)" if self.late else ""
         first = f"{self.lateness}{share} in {words.count(self.shared, 'collective')}".capitalize()
-        return "\n".join(f"{each}." for each in (first, *self.why))
+        return "\n".join(f"{each}." for each in (first, *self.why, *notes))
 
     def __str__(self) -> str:
         shown, folded = self._parts()
@@ -167,7 +172,7 @@ class RankTable:
 _HEAD = ("rank", "kernels", "copies", "loading", "other host work", "holds others up", "waits for others")
 
 
-class _Times:
+class Times:
     """When the lanes of ranks do something in a window [ns]: `streams` are a device's, the loop's threads feed it."""
 
     def __init__(self, timeline: Timeline, start: int, end: int) -> None:
@@ -222,6 +227,12 @@ class _Times:
             )
         return self.known[place]
 
+    def of(self, device: int) -> tuple[int, int, int, int]:
+        """For how long a device computes and copies, its loop's threads load, and do other work [ns]."""
+        loads, _, works = self.host(device)
+        computes, copies, loaded = (intervals.length(part) for part in (*self.works(device), loads))
+        return computes, copies, loaded, works
+
     def parted(self, device: int) -> list[Intervals]:
         """When a device does what each of `CAUSES` says, and nothing of what stands before it there."""
         computes, copies = self.works(device)
@@ -243,36 +254,44 @@ def rank_table(timeline: Timeline, window: tuple[int, int] | None = None) -> Ran
     if len(devices) < 2:
         return None
     found = lateness(timeline, window)
-    parts, times, rows = found.parts, _Times(timeline, *found.window), dict[int, RankRow]()
+    times, spent = Times(timeline, *found.window), np.zeros((len(found.parts), len(CAUSES)), np.int64)
+    for device in np.unique(found.device).tolist() if found.late else ():
+        mine = found.device == device
+        spent[mine] = spent_before(times, device, timeline.start[found.parts[mine]], timeline.end[found.parts[mine]])
+    seen = {device: bool(times.lanes(device)) for device in devices}
+    return table_of(timeline, found, {device: times.of(device) for device in devices}, Why(found, spent, seen))
+
+
+def table_of(timeline: Timeline, found: Lateness, did: dict[int, Sequence[int]], why: Why) -> RankTable:
+    """Return the table of ranks that `did` so much, by device: ns of kernels, copies, loading and other work."""
+    parts, devices, rows = found.parts, list(did), dict[int, RankRow]()
     waits = np.minimum(collectives(timeline)[1][parts], timeline.end[parts]) - timeline.start[parts]
     whose = np.searchsorted(devices, found.device)
     waited, blamed = (np.bincount(whose, values, len(devices)).round() for values in (waits, found.blame))
     for place, device in enumerate(devices):
-        loads, _, works = times.host(device)
-        computes, copies, loaded = (intervals.length(part) for part in (*times.works(device), loads))
-        told = computes, copies, loaded, works, int(waited[place]), int(blamed[place])
+        told = *did[device], int(waited[place]), int(blamed[place])
         rows[device] = RankRow(rank_of(timeline, device), device, *told)
-    why = _Why(times, found)
     late = [Culprit(rows[each], *why.of(each), often) for each, often in zip(found.late, found.often, strict=True)]
     return RankTable(tuple(rows.values()), int(found.group.max(initial=-1)) + 1, found, tuple(late))
 
 
-class _Why:
-    """What the ranks do between two collectives: `spent` has a column for each of `CAUSES`, a row for each part [ns].
+def spent_before(times: Times, device: int, came: Ints, ended: Ints) -> Ints:
+    """Return for how long a rank did each of `CAUSES` before each of its collectives [ns]: a column for each.
 
-    A part's time is from the end of the rank's collective before, which all ranks have in common, to its arrival.
+    That is from the end of the collective before, which all ranks have in common, to when it came to this one.
     """
+    ends = np.r_[times.begin(device), np.sort(ended)]
+    since = ends[np.searchsorted(ends[1:], came, side="right")]
+    return np.stack([intervals.covered_within(part, since, came) for part in times.parted(device)], axis=1)
 
-    def __init__(self, times: _Times, found: Lateness) -> None:
-        self.found, self.times, timeline = found, times, times.timeline
-        self.spent = np.zeros((len(found.parts), len(CAUSES)), np.int64)
-        came, ended = timeline.start[found.parts], timeline.end[found.parts]
-        for device in np.unique(found.device).tolist() if found.late else ():
-            mine = np.flatnonzero(found.device == device)
-            ends = np.r_[times.begin(device), np.sort(ended[mine])]
-            since = ends[np.searchsorted(ends[1:], came[mine], side="right")]
-            for column, part in enumerate(times.parted(device)):
-                self.spent[mine, column] = intervals.covered_within(part, since, came[mine])
+
+@dataclass(frozen=True)
+class Why:
+    """Why ranks are late: what they `spent` before each part of a collective, of which devices a host is `seen`."""
+
+    found: Lateness
+    spent: Ints
+    seen: dict[int, bool]
 
     def of(self, device: int) -> tuple[str, int]:
         """Return why a device is late, as a key of `CAUSES`, and by how many ns that is longer than in the others."""
@@ -287,7 +306,7 @@ class _Why:
         more = self.spent[here].sum(axis=0) - usual.sum(axis=1)
         best = int(more.argmax())
         name = list(CAUSES)[best]
-        seen = name != "works" or self.times.lanes(device)  # a GPU without work has a host that is late, if one is seen
+        seen = name != "works" or self.seen[device]  # a GPU without work has a host that is late, if one is seen
         return (name, round(more[best])) if seen and more[best] >= CAUSE * found.blame[here].sum() else ("", 0)
 
 

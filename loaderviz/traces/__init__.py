@@ -16,13 +16,14 @@ Only live and workers import torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from loaderviz import words
 from loaderviz.files import SQLITE, Source, TooLargeError
 from loaderviz.timeline import Timeline, TimelineError
 from loaderviz.traces.assemble import assemble, nothing_drawn
@@ -72,7 +73,7 @@ def read(
         files, named = found(path, stack)
         if wanted is not None:
             files = [file for file in files if rank_in(file.name) in (None, *wanted)]
-        attempts = (map if executor is None else executor.map)(partial(_attempt, alone=len(files) == 1), files)
+        attempts = (map if executor is None else executor.map)(partial(attempted, alone=len(files) == 1), files)
         read, left_out = list[list[RawTrace] | Timeline](), list[TraceError]()
         for attempt in attempts:
             if isinstance(attempt, TraceError):
@@ -91,12 +92,30 @@ def read(
     if not any(len(raw.columns["start"]) for raw in raws):
         raise TraceError(nothing_drawn(raws[0]))
     try:
-        timeline = counted(assemble(sorted(raws, key=lambda raw: (raw.rank is None, raw.rank or 0))))
+        timeline = made_of(sorted(raws, key=lambda raw: (raw.rank is None, raw.rank or 0)))
     except TooLargeError as problem:
         raise TraceError(f"{files[0]}{' and others' if len(files) > 1 else ''}: {problem}") from problem
-    notes = (*timeline.context.notes, *(f"left out: {problem}" for problem in left_out[:_MANY]))
-    notes += (f"left out: {len(left_out) - _MANY:,} files more",) * (len(left_out) > _MANY)
+    notes = (*timeline.context.notes, *told_of(left_out))
     return replace(timeline, context=replace(timeline.context, notes=notes))
+
+
+def told_of(left_out: Sequence[TraceError]) -> tuple[str, ...]:
+    """Return notes on files that are no traces, a few of many."""
+    more = (f"left out: {words.count(len(left_out) - _MANY, 'more file')}",) * (len(left_out) > _MANY)
+    return *(f"left out: {problem}" for problem in left_out[:_MANY]), *more
+
+
+def made_of(raws: Sequence[RawTrace]) -> Timeline:
+    """Return the Timeline of these traces, with its steps."""
+    return counted(assemble(raws))
+
+
+def check_executor(executor: object) -> None:
+    """Raise TypeError for what cannot map a function to files."""
+    if executor is not None and not callable(getattr(executor, "map", None)):
+        raise TypeError(
+            f"executor={executor!r} has no map(); give one such as concurrent.futures.ProcessPoolExecutor()"
+        )
 
 
 def _numbers(ranks: Iterable[int] | None) -> list[int] | None:
@@ -109,7 +128,7 @@ def _numbers(ranks: Iterable[int] | None) -> list[int] | None:
     return wanted
 
 
-def _attempt(path: Path, alone: bool) -> list[RawTrace] | Timeline | TraceError:
+def attempted(path: Path, alone: bool) -> list[RawTrace] | Timeline | TraceError:
     """Read a file, and give the error instead of raising it: it is told once all others are read."""
     try:
         return _raw(path, alone)

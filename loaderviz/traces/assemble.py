@@ -85,12 +85,15 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
     notes += _of_ranks(parts, labels) if several else parts[0].notes
     ticks = [part.tick for part in parts if part.tick]
     clock = f"in steps of {words.duration(min(ticks))}" if ticks else "ns"
-    if together and origin:
+    zero = origin if together and origin else None
+    if zero:
         moment = datetime.datetime.fromtimestamp(origin // 10**9, datetime.UTC)
         clock += f"; time 0 is {moment:%Y-%m-%d %H:%M:%S}.{origin % 10**9:09d} UTC"
     versions = {name: text for trace in traces for name, text in trace.versions.items()}
     missing = tuple(f"{label}{each}" for part, label in zip(parts, labels, strict=True) for each in part.missing)
-    context = Context(_device(used), "file", clock=clock, versions=versions, notes=tuple(notes), missing=missing)
+    context = Context(
+        _device(used), "file", clock=clock, versions=versions, notes=tuple(notes), missing=missing, zero=zero
+    )
     return replace(_merged(parts), context=context).self_check()
 
 

@@ -5,7 +5,23 @@ import random
 
 import pytest
 import trace_files
-from trace_files import BASE, PID, call, copy, event, loop, note, notes, op, read_events, rows, trace, work, write
+from trace_files import (
+    BASE,
+    PID,
+    call,
+    copy,
+    event,
+    loop,
+    note,
+    notes,
+    op,
+    read_events,
+    rows,
+    straggling,
+    trace,
+    work,
+    write,
+)
 
 from loaderviz import advise, files, intervals, summarize
 from loaderviz.analysis.evidence import Evidence
@@ -318,24 +334,6 @@ def test_a_loader_and_then_slices_are_judged_apart(tmp_path, slices, parts):
     per_step = 8 * 500_000 / (8 if parts == 2 else 8 + slices)
     assert fetching.expected_gain.per_step == pytest.approx(per_step, rel=0.15)
     assert not any("part 2" in finding.evidence and finding.kind == "fetch-in-loop" for finding in advice)
-
-
-def straggling(folder, late, count=12, steps=6):
-    """Files of `count` ranks that reduce in each step; the loader of rank `late` takes 300 µs longer than any other."""
-    for rank in range(count):
-        events = []
-        for step in range(steps):
-            begin, number = BASE + 1_000 * step, 10 * step
-            came = begin + 400 + (300 if rank == late else 5 * rank)
-            events += [
-                note(f"ProfilerStep#{step + 3}", begin, 1_000),
-                op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin, came - begin - 350),
-                call("cudaLaunchKernel", came - 340, 5, number + 1),
-                work("gemm", came - 330, 320, number + 1, device=rank),
-                call("cudaLaunchKernel", came - 300, 5, number + 2),
-                work("ncclDevKernel_AllReduce_Sum", came, begin + 900 - came, number + 2, stream=20, device=rank),
-            ]
-        write(folder, trace(*events, distributedInfo={"rank": rank}), f"{rank}.json")
 
 
 @pytest.mark.parametrize("late", [0, 7])

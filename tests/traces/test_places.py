@@ -133,7 +133,7 @@ def test_of_many_files_that_are_left_out_a_few_are_named(folder):
     for number in range(9):
         write(folder, "hello", f"x{number}.json")
     said = read(folder).context.notes
-    assert sum("left out: " in note for note in said) == 7 and said[-1] == "left out: 3 files more"
+    assert sum("left out: " in note for note in said) == 7 and said[-1] == "left out: 3 more files"
 
 
 @pytest.mark.parametrize("members", [{}, {"readme.txt": "no trace"}, {"a.json/": ""}])

@@ -73,6 +73,24 @@ def write(folder, data, name="trace.json"):
     return path
 
 
+def straggling(folder, late, count=12, steps=6):
+    """Files of `count` ranks that reduce in each step; the loader of rank `late` takes 300 µs longer than any other."""
+    for rank in range(count):
+        events = []
+        for step in range(steps):
+            begin, number = BASE + 1_000 * step, 10 * step
+            came = begin + 400 + (300 if rank == late else 5 * rank)
+            events += [
+                note(f"ProfilerStep#{step + 3}", begin, 1_000),
+                op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin, came - begin - 350),
+                call("cudaLaunchKernel", came - 340, 5, number + 1),
+                work("gemm", came - 330, 320, number + 1, device=rank),
+                call("cudaLaunchKernel", came - 300, 5, number + 2),
+                work("ncclDevKernel_AllReduce_Sum", came, begin + 900 - came, number + 2, stream=20, device=rank),
+            ]
+        write(folder, trace(*events, distributedInfo={"rank": rank}), f"{rank}.json")
+
+
 def read_events(folder, *events, **outer):
     return read(write(folder, trace(*events, **outer))).self_check()
 

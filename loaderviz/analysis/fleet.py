@@ -1,0 +1,149 @@
+"""Hundreds of ranks: each file becomes its numbers where it is read, and only these come together, as one table.
+
+table = loaderviz.ranks("run/", executor=pool)   # a RankTable, as that of a timeline with all ranks
+table.timeline                                   # its telling ranks, read whole
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaderviz.analysis.ranks import CAUSES, RankTable, Times, Why, spent_before, table_of
+from loaderviz.metrics import Loop, begin_of, choose_device, device_of, lateness, window_of
+from loaderviz.timeline import Context, Ints, Kind, Timeline, TimelineBuilder
+from loaderviz.traces import TraceError, attempted, check_executor, made_of, read, told_of
+from loaderviz.traces.places import found
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+
+@dataclass(frozen=True)
+class RankNumbers:
+    """What is kept of a rank, some kilobytes. Times in ns of Unix time, where that is known.
+
+    `did` is for how long it did what a `RankRow` says, in its `window`. Of each collective in that there are the name,
+    when it `came` and `ended`, and what it `spent` before, of shape `(n, 4)`. `steps` are when its steps begin.
+    """
+
+    path: Path
+    label: str
+    device: str
+    unix: bool
+    window: tuple[int, int]
+    did: tuple[int, int, int, int]
+    seen: bool
+    names: tuple[str, ...]
+    came: Ints
+    ended: Ints
+    spent: Ints
+    steps: Ints
+
+
+def ranks(path: Any, *, executor: Executor | None = None) -> RankTable:
+    """Return hundreds of ranks beside each other, and the timeline of the telling ones: late, or fastest and slowest.
+
+    `path` and `executor` are those of `loaderviz.read`. Of each file some kilobytes are kept, so that each process
+    needs the memory of one rank; the telling ones are read again, whole. Kernels, copies and loading of a rank are
+    those of its own steady state. Raises as `loaderviz.read` does, and `TraceError` for fewer than two ranks.
+
+    >>> table = loaderviz.ranks("run/")
+    >>> table.late[0].row.rank, table.late[0].cause
+    ('1', 'loads')
+    """
+    check_executor(executor)
+    with ExitStack() as stack:
+        files, named = found(path, stack)
+        every, left_out = list[RankNumbers](), list[TraceError]()
+        for attempt in (map if executor is None else executor.map)(_numbers_of, files):
+            if isinstance(attempt, TraceError):
+                left_out.append(attempt)
+            else:
+                every += attempt
+        if left_out and (named or not every):
+            raise left_out[0]
+        if len(every) < 2:
+            raise TraceError(f"ranks() needs the traces of two ranks at least, and {path} has one; read it alone")
+        table = _joined(every)
+        telling = dict.fromkeys(every[row.device].path for row in table.telling)
+        timeline = read(list(telling), executor=executor)
+        return replace(table, timeline=timeline, notes=told_of(left_out))
+
+
+def _numbers_of(path: Path) -> list[RankNumbers] | TraceError:
+    """Return the numbers of each rank in a file, or why it is no trace."""
+    raws = attempted(path, alone=False)
+    if not isinstance(raws, list):
+        return TraceError(f"{path} is a timeline that loaderviz saved") if isinstance(raws, Timeline) else raws
+    told = [raw.label or (f"rank {raw.rank}" if raw.rank is not None else "") for raw in raws]
+    return [
+        _numbers(path, label, made_of([raw]))
+        for raw, label in zip(raws, told, strict=True)
+        if len(raw.columns["start"])
+    ]
+
+
+def _numbers(path: Path, label: str, timeline: Timeline) -> RankNumbers:
+    device, _ = choose_device(timeline)
+    loop, zero = Loop.of(timeline, device), timeline.context.zero or 0
+    start, end = window_of(timeline, loop.window)
+    mine = timeline.where(Kind.COMMUNICATION) & (device_of(timeline) == device) & (timeline.end > timeline.start)
+    rows = np.flatnonzero(mine & (timeline.end > start) & (timeline.start < end))
+    came, ended, times = timeline.start[rows], timeline.end[rows], Times(timeline, start, end)
+    return RankNumbers(
+        path,
+        label,
+        timeline.context.device,
+        timeline.context.zero is not None,
+        (start + zero, end + zero),
+        times.of(device),
+        bool(times.lanes(device)),
+        tuple(timeline.names[name] for name in timeline.name[rows].tolist()),
+        came + zero,
+        ended + zero,
+        spent_before(times, device, came, ended) if len(rows) else np.zeros((0, len(CAUSES)), np.int64),
+        begin_of(timeline, device, loop.spans[loop.between(start, end)]) + zero if len(loop.spans) else came[:0],
+    )
+
+
+def _joined(every: list[RankNumbers]) -> RankTable:
+    """Return the table of these ranks, by a timeline of their collectives and steps alone; they are put in order."""
+    labels = [each.label for each in every]
+    names = [each.label if labels.count(each.label) == 1 else "" for each in every]
+    order = sorted(range(len(every)), key=lambda at: (not names[at], len(names[at]), names[at]))
+    every[:], names = [every[at] for at in order], [names[at] for at in order]
+    together, first = all(each.unix for each in every), min(each.window[0] for each in every)
+    builder, zeros = TimelineBuilder(Context(_devices(every))), list[int]()
+    for number, (each, name) in enumerate(zip(every, names, strict=True)):
+        zeros.append(first if together else each.window[0])
+        name = name or f"file {number}"
+        main = builder.lane(f"{name} main", "host", "main", device=number)
+        stream = builder.lane(f"{name} collectives", "device", number=number, device=number)
+        for step, start in enumerate((each.steps - zeros[-1]).tolist(), 1):
+            builder.span(start, start, main, Kind.RANGE, f"ProfilerStep#{step}", batch=step)
+        columns = (each.came - zeros[-1]).tolist(), (each.ended - zeros[-1]).tolist(), each.names
+        for came, ended, what in zip(*columns, strict=True):
+            builder.span(came, ended, stream, Kind.COMMUNICATION, what)
+    busiest = max(range(len(every)), key=lambda at: sum(every[at].did[:2]))
+    start, end = (edge - zeros[busiest] for edge in every[busiest].window)
+    timeline = builder.build()
+    late = lateness(timeline, (start, end))
+    spent = np.zeros((len(late.parts), len(CAUSES)), np.int64)
+    for lane, spans in enumerate(timeline.by_lane()):
+        if lane % 2:  # of collectives
+            mine = np.flatnonzero(late.device == lane // 2)
+            mine = mine[np.argsort(late.parts[mine], kind="stable")]
+            until = np.cumsum(every[lane // 2].spent, axis=0)[np.searchsorted(spans, late.parts[mine])]
+            spent[mine] = np.diff(until, axis=0, prepend=0)  # before those in between, which no other rank has
+    seen = {number: each.seen for number, each in enumerate(every)}
+    return table_of(timeline, late, {number: each.did for number, each in enumerate(every)}, Why(late, spent, seen))
+
+
+def _devices(every: Sequence[RankNumbers]) -> str:
+    return ", ".join(dict.fromkeys(each.device for each in every))

@@ -1,0 +1,117 @@
+"""Hundreds of ranks as one table: the same as of a timeline of all, with a few kilobytes of each file."""
+
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+
+import pytest
+from trace_files import BASE, loop, op, shared, straggling, trace, write
+
+import loaderviz as lv
+from loaderviz.analysis import fleet
+from loaderviz.analysis.ranks import rank_table
+from loaderviz.traces import TraceError
+
+
+def alike(table, whole):
+    """Whether two tables say the same, but for what a rank did in its own steady state."""
+    assert [(row.rank, row.waits, row.blame) for row in table.rows] == [
+        (row.rank, row.waits, row.blame) for row in whole.rows
+    ]
+    assert [(each.row.rank, each.cause, each.more, each.often) for each in table.late] == [
+        (each.row.rank, each.cause, each.more, each.often) for each in whole.late
+    ]
+    assert str(table.lateness) == str(whole.lateness) and table.shared == whole.shared
+
+
+@pytest.mark.parametrize(("late", "count"), [(0, 2), (7, 12), (3, 4)])
+def test_the_table_is_that_of_all_ranks_in_one_timeline(tmp_path, late, count):
+    straggling(tmp_path, late, count=count)
+    table, whole = lv.ranks(tmp_path), rank_table(lv.read(tmp_path))
+    alike(table, whole)
+    assert [(row.computes, row.copies) for row in table.rows] == [(row.computes, row.copies) for row in whole.rows]
+    assert {row.rank for row in table.telling} == {row.rank for row in whole.telling}
+    assert str(late) in {lane.name.split()[1] for lane in table.timeline.lanes}
+    assert str(table) == str(table) and "Rank" in table._repr_html_()
+
+
+def test_nobody_is_late_where_all_come_together(tmp_path):
+    straggling(tmp_path, 99, count=8)
+    table = lv.ranks(tmp_path)
+    assert table.late == () and "No rank is late" in str(table)
+    alike(table, rank_table(lv.read(tmp_path)))
+
+
+def test_a_pool_gives_the_same_and_each_rank_is_a_few_kilobytes(tmp_path):
+    straggling(tmp_path, 5, count=9, steps=40)
+    with ProcessPoolExecutor(2) as pool:
+        table = lv.ranks(tmp_path, executor=pool)
+    assert (table.rows, table.late) == ((alone := lv.ranks(tmp_path)).rows, alone.late)
+    assert table.timeline == alone.timeline
+    (numbers,) = fleet._numbers_of(tmp_path / "5.json")
+    assert len(pickle.dumps(numbers)) < 6_000  # of 40 collectives
+
+
+def test_what_is_no_trace_is_told(tmp_path):
+    straggling(tmp_path, 1, count=3)
+    write(tmp_path, "hello", "a.json")
+    table = lv.ranks(tmp_path)
+    assert len(table.rows) == 3 and "a.json is no trace" in table.notes[0]
+    assert "Left out: " in str(table) and "Left out: " in table._repr_html_()
+    with pytest.raises(TraceError, match=r"a\.json is no trace"):
+        lv.ranks([tmp_path / "0.json", tmp_path / "a.json"])
+
+
+def test_ranks_without_a_clock_in_common_begin_together(tmp_path):
+    straggling(tmp_path, 1, count=3)
+    whole = lv.ranks(tmp_path)
+    numbers = [fleet._numbers_of(tmp_path / f"{rank}.json")[0] for rank in range(3)]
+    moved = [
+        replace(each, unix=False, **{name: getattr(each, name) + 10**6 * at for name in ("came", "ended", "steps")})
+        for at, each in enumerate(numbers)
+    ]
+    moved = [replace(each, window=tuple(t + 10**6 * at for t in each.window)) for at, each in enumerate(moved)]
+    assert [row.blame for row in fleet._joined(moved).rows] == [row.blame for row in whole.rows]
+
+
+def test_ranks_without_collectives_are_a_table_without_anybody_late(tmp_path):
+    for rank in range(3):
+        write(tmp_path, trace(*loop(), distributedInfo={"rank": rank}), f"{rank}.json")
+    table = lv.ranks(tmp_path)
+    assert [row.rank for row in table.rows] == ["0", "1", "2"] and not table.shared
+    assert "No collective was seen of several ranks" in str(table)
+
+
+@pytest.mark.parametrize(
+    ("files", "error", "told"),
+    [
+        ({"0.json": trace(*loop())}, TraceError, "two ranks at least"),
+        ({"0.json": "hello", "1.json": "there"}, TraceError, "is no trace"),
+        ({"0.json": trace(op("x", BASE, 5)), "1.json": trace()}, TraceError, "two ranks at least"),
+    ],
+)
+def test_what_has_no_two_ranks(tmp_path, files, error, told):
+    for name, content in files.items():
+        write(tmp_path, content, name)
+    with pytest.raises(error, match=told):
+        lv.ranks(tmp_path)
+
+
+def test_odd_arguments(tmp_path):
+    for given, error in ((3, TypeError), (tmp_path / "none", FileNotFoundError), ([], TraceError)):
+        with pytest.raises(error):
+            lv.ranks(given)
+    with pytest.raises(TypeError, match=r"has no map\(\)"):
+        lv.ranks(tmp_path, executor=3)
+    saved = tmp_path / "saved.json"
+    lv.read(write(tmp_path, trace(*loop()))).save(saved)
+    with pytest.raises(TraceError, match="loaderviz"):
+        lv.ranks([saved, saved])
+
+
+def test_eight_real_ranks():
+    """Rank 1 of the nanoGPT run, as all of it in one timeline says."""
+    folder = shared("ranks8_nanogpt_2025")
+    table = lv.ranks(folder)
+    alike(table, rank_table(lv.read(folder)))
+    assert [each.row.rank for each in table.late] == ["1"] and round(table.lateness.share, 2) == 0.84
