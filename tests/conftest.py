@@ -6,12 +6,15 @@ import itertools
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import zlib
 from collections import defaultdict
 
 import pytest
 from hypothesis import settings
+
+from loaderviz.stopping import SIGNALS
 
 os.environ.setdefault("LOADERVIZ_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the processes that tests start
@@ -64,6 +67,16 @@ def pairwise(items):
         chosen.add(best)
         missing -= meetings[best]
     return chosen
+
+
+@pytest.fixture(autouse=True)
+def signals():
+    """Programs that tests run in this process, such as launchers of ranks, may handle signals, and go on doing so."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 def pytest_report_header():
