@@ -63,6 +63,10 @@ def readable(path: str | os.PathLike[str]) -> Path:
     """Return `path` as a Path; raise `NoFileError` if there is nothing."""
     if not str(path):
         raise NoFileError(f"the path is empty; give one from {Path.cwd()}, or a whole one")
+    if "://" in str(path):
+        raise NoFileError(
+            f"{path} is an address; give the open file: with fsspec.open({str(path)!r}) as file: read(file)"
+        )
     if not (path := Path(path)).exists():
         there = "" if path.parent.is_dir() else f", nor a folder {path.parent}"
         raise NoFileError(f"there is no file {path}{there}; give a path from {Path.cwd()}, or a whole one")

@@ -525,6 +525,12 @@ class Evidence:
         for same in grouped(whose, len(names)):
             row, later = rows[same[0]], own[rows[same[1:]]]
             found[row] = own[row] >= LATE_FIRST and (not len(later) or own[row] >= OFTEN * np.median(later))
+        work = np.flatnonzero(
+            (self.launched_by >= 0) & self.mask(*KERNELS)
+        )  # a kernel is loaded when it is first launched
+        calls = self.launched_by[work[np.unique(timeline.name[work], return_index=True)[1]]]
+        usual = np.median(own[self.launching]) if self.launching.any() else 0
+        found[calls] |= self.loop[calls] & (own[calls] >= max(LATE_FIRST, OFTEN * usual))
         return found
 
     @cached_property

@@ -640,3 +640,19 @@ def test_a_profile_of_an_ascend_npu_is_refused_by_name(tmp_path, process):
         events.insert(at, named)
         with pytest.raises(TraceError, match=r"Ascend NPU.*is not read"):
             read(write(tmp_path, trace(*events)))
+
+
+@pytest.mark.parametrize(("other", "told"), [(True, True), (False, False)])
+def test_a_kernel_that_is_loaded_when_it_is_first_launched_is_warm_up(tmp_path, other, told):
+    """The tenth launch takes 20 ms; it is the first of its kernel, or the tenth of the same, which is no first call."""
+    events, at = [], BASE
+    for number in range(12):
+        events.append(call("cudaLaunchKernel", at, length := 20_000 if number == 9 else 10, number + 1))
+        name = "new_kernel" if other and number == 9 else "gemm"
+        events.append(work(name, at + length + 5, 30, number + 1))
+        at += length + 50
+    found = {finding.kind: finding for finding in advise(read_events(tmp_path, *events))}
+    assert ("warm-up" in found) is told
+    if told:
+        assert "first calls of cudaLaunchKernel" in found["warm-up"].evidence
+        assert "host-bound" not in found or found["host-bound"].expected_gain.ns < 1_000_000

@@ -175,3 +175,9 @@ def test_eight_real_ranks_in_two_processes_are_the_same(no_leftovers):
     assert timeline == read(folder)
     some = read(folder, ranks=[1, 4])
     assert {lane.name.split()[1] for lane in some.lanes} == {"1", "4"}
+
+
+@pytest.mark.parametrize("given", ["s3://bucket/run/rank0.json.gz", "https://host/trace.json", "gs://a/b.json"])
+def test_an_address_is_told_how_to_be_read(given):
+    with pytest.raises(NoFileError, match=r"is an address; give the open file: with fsspec.open"):
+        read(given)

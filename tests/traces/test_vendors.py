@@ -6,6 +6,7 @@ import pytest
 from trace_files import BASE, call, copy, note, op, read_events, trace, work, write
 
 import loaderviz as lv
+from loaderviz.timeline import Kind
 from loaderviz.vendors import Api, calls_of
 
 GPU = {"deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-40GB"}]}  # what_if() asks how fast it copies
@@ -91,3 +92,25 @@ def test_another_vendor_says_the_same(tmp_path, vendor):
 )
 def test_what_calls_do(does, names):
     assert dict.fromkeys(names.split(), does) == {name: Api(int(calls_of([name])[0])) for name in names.split()}
+
+
+@pytest.mark.parametrize(
+    ("name", "moves"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_bf16", True),
+        ("void deep_ep::intranode::dispatch<4, 768>(int*)", True),
+        ("dpsk::ep::internode::combine", True),
+        ("nvshmemi_transfer_rma", True),
+        ("void vllm::cross_device_reduce_1stage<float, 8>(float*)", True),
+        ("void tensorrt_llm::kernels::twoShotAllReduceKernel<half, 8>()", True),
+        ("multimem_all_reduce_kernel", True),
+        ("void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<half>", True),
+        ("void at::native::reduce_kernel<512, 1>", False),
+        ("deep_epilogue_gemm", False),
+        ("my_cross_device_reduce_helper_gemm", False),
+        ("all_gather_is_not_how_it_begins", False),
+    ],
+)
+def test_families_of_collectives(tmp_path, name, moves):
+    timeline = read_events(tmp_path, call("cudaLaunchKernel", BASE, 5, 1), work(name, BASE + 9, 50, 1))
+    assert timeline.where(Kind.COMMUNICATION).any() == moves
