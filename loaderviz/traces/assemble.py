@@ -190,6 +190,7 @@ def _tidy(trace: RawTrace) -> list[str]:
         notes.append(f"{strange:,} events more than a day away from the others are left out")
     pair = np.flatnonzero((start[1:] == start[:-1]) & (end[1:] == end[:-1]))
     twins = np.unique(np.concatenate([pair, pair + 1]))
+    twins = twins[columns["role"][twins] != Role.OPERATOR]  # one may call one of its name
     if len(twins):
         ids: dict[tuple[Any, ...], int] = {}  # a thread may stand there as text and as a number
         same_place = [ids.setdefault(tuple(_int(part, part) for part in place), len(ids)) for place in trace.places]

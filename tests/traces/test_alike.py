@@ -7,7 +7,7 @@ import pytest
 import trace_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trace_files import BASE, PID, call, copy, op, trace, work, write
+from trace_files import BASE, PID, call, copy, loop, notes, op, read_events, trace, work, write
 
 from loaderviz.traces import read
 
@@ -119,3 +119,10 @@ def test_rocm_copies_keep_the_direction_of_their_call(tmp_path):
     path = write(tmp_path, trace(*(event for pair in pairs for event in pair)))
     kinds = Counter(row.kind.name for row in read(path).rows())
     assert (kinds["COPY_H2D"], kinds["COPY_D2H"]) == (20, 20)
+
+
+def test_an_operator_inside_another_of_its_name_is_one_of_two_whatever_the_clock_tells(tmp_path):
+    inner, outer = (op("aten::upsample_bilinear2d", BASE, 5) for _ in range(2))
+    timeline = read_events(tmp_path, *loop(), outer, inner | {"args": {"External id": 2}})
+    assert sum(row.name == "aten::upsample_bilinear2d" for row in timeline.rows()) == 2
+    assert "twice" not in notes(timeline)
