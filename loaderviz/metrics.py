@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from html import escape
 from typing import Any, TypeVar, cast
@@ -324,10 +324,10 @@ class Lateness:
     often: tuple[int, ...]
     units: int
     in_turn: bool
-    parts: Ints
-    group: Ints
-    device: Ints
-    blame: npt.NDArray[np.float64]
+    parts: Ints = field(compare=False)
+    group: Ints = field(compare=False)
+    device: Ints = field(compare=False)
+    blame: npt.NDArray[np.float64] = field(compare=False)
 
     def per_step(self, ns: float) -> str:
         """A time in the window, in words: that of a step where steps are known."""
@@ -344,9 +344,12 @@ class Lateness:
 
 
 @once
-def lateness(timeline: Timeline, window: tuple[int, int] | None = None) -> Lateness:
-    """Return who is late to the collectives in a `window` [ns], or in the steady state of the busiest device."""
-    loop = Loop.of(timeline, _busiest(timeline))
+def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of: int | None = None) -> Lateness:
+    """Return who is late to the collectives in a `window` [ns], or in the steady state of the busiest device.
+
+    Steps are those of the busiest one, too, or of the device `steps_of`.
+    """
+    loop = Loop.of(timeline, _busiest(timeline) if steps_of is None else steps_of)
     start, end = window_of(timeline, loop.window if window is None else window)
     number, came = collectives(timeline)[0], timeline.start
     parts = np.flatnonzero((number >= 0) & (timeline.end > start) & (came < end))
@@ -400,8 +403,10 @@ def _blame(came: Ints, first: Ints, group: Ints, size: Ints) -> npt.NDArray[np.f
 def rank_of(timeline: Timeline, device: int) -> str:
     """Return the number of the rank that a device belongs to, as its lanes are named, else that of the device."""
     names = (lane.name for lane in timeline.lanes if lane.device == device)
-    match = re.match(r"(?:rank|file|process) (\d+) ", next(names, ""))
-    return match[1] if match else str(device)
+    match = re.match(r"(rank|file|process) (\d+) ", next(names, ""))
+    if match and match[1] != "rank" and any(lane.name.startswith("rank ") for lane in timeline.lanes):
+        return match[0].rstrip()  # beside ranks: its number is none
+    return match[2] if match else str(device)
 
 
 # The steps of a loop: which of them are the start, and how long one takes once the loop is running. The GPU has work

@@ -125,8 +125,8 @@ class Context:
     `shared_memory` [bytes] is what that machine has for batches on their way from workers (None: not known).
     `usage`: what a batch took, on average, beside its fetch: "others", ns of the processor in other threads of its
     worker, "lacked", ns in which its fetch found no core, and bytes read from the "disk" itself and brought back from
-    "swap". In all: bytes of "memory" of its own by which a worker grew, and "loop lacked", ns in which the thread of
-    the loop found no core. Only what is more than 0.
+    "swap". In all: bytes of "memory" of its own by which a worker grew, but for the largest jump, and "loop lacked",
+    ns in which the thread of the loop found no core. Only what is more than 0.
     """
 
     device: str = "unknown device"

@@ -557,17 +557,18 @@ def threads_in_workers(facts: Evidence) -> Finding | None:
     """Other threads of the workers take the cores, such as those of OpenMP or OpenCV, which wait by spinning."""
     others, number = facts.timeline.context.usage.get("others", 0), len(facts.lanes_of("worker"))
     waits, cores = facts.waiting(Cause.DATA), facts.cores or 0
-    needed = (others + facts.fetch.computes) * (facts.steps or 0)
+    own = facts.fetch.computes * facts.on_core
+    needed = (others + own) * (facts.steps or 0)
     if not (number and cores and others and waits.any()) or needed < CROWDED * cores * facts.window:
         return None
-    if others < OTHERS * facts.fetch.computes:
+    if others < OTHERS * own:
         return None
     floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
     gain = facts.gain(facts.length(waits), "the waits for data", *floors)
     return Finding(
         "threads-in-workers",
         f"for a batch, other threads of a worker take {words.duration(others)} of the processor, and the one that "
-        f"fetches {words.duration(facts.fetch.computes)}: {words.count(number, 'worker')} with their threads share "
+        f"fetches {words.duration(own)}: {words.count(number, 'worker')} with their threads share "
         f"{words.count(cores, 'CPU core')}, and the loop waits {duration(facts, facts.length(waits))}",
         "# in worker_init_fn: cv2.setNumThreads(0), or threadpoolctl.threadpool_limits(1);\n"
         "# or set OMP_NUM_THREADS=1 before the program starts",

@@ -23,17 +23,20 @@ from loaderviz.traces.places import found
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from loaderviz.traces.kineto import RawTrace
+
 
 @dataclass(frozen=True)
 class RankNumbers:
     """What is kept of a rank, some kilobytes. Times in ns of Unix time, where that is known.
 
-    `did` is for how long it did what a `RankRow` says, in its `window`. Of each collective in that there are the name,
-    when it `came` and `ended`, and what it `spent` before, of shape `(n, 4)`. `steps` are when its steps begin.
+    `did` is for how long it did what a `RankRow` says, in its `window`. Of each collective there are the name, when it
+    `came` and `ended`, and what it `spent` before, of shape `(n, 4)`. `steps` are when its steps begin.
     """
 
     path: Path
     label: str
+    rank: int | None
     device: str
     unix: bool
     window: tuple[int, int]
@@ -81,24 +84,22 @@ def _numbers_of(path: Path) -> list[RankNumbers] | TraceError:
     raws = attempted(path, alone=False)
     if not isinstance(raws, list):
         return TraceError(f"{path} is a timeline that loaderviz saved") if isinstance(raws, Timeline) else raws
-    told = [raw.label or (f"rank {raw.rank}" if raw.rank is not None else "") for raw in raws]
-    return [
-        _numbers(path, label, made_of([raw]))
-        for raw, label in zip(raws, told, strict=True)
-        if len(raw.columns["start"])
-    ]
+    return [_numbers(path, raw) for raw in raws if len(raw.columns["start"])]
 
 
-def _numbers(path: Path, label: str, timeline: Timeline) -> RankNumbers:
+def _numbers(path: Path, raw: RawTrace) -> RankNumbers:
+    timeline = made_of([raw])
     device, _ = choose_device(timeline)
     loop, zero = Loop.of(timeline, device), timeline.context.zero or 0
     start, end = window_of(timeline, loop.window)
     mine = timeline.where(Kind.COMMUNICATION) & (device_of(timeline) == device) & (timeline.end > timeline.start)
-    rows = np.flatnonzero(mine & (timeline.end > start) & (timeline.start < end))
+    rows = np.flatnonzero(mine)
     came, ended, times = timeline.start[rows], timeline.end[rows], Times(timeline, start, end)
+    whole = Times(timeline, *window_of(timeline, (0, timeline.begin + timeline.duration)))
     return RankNumbers(
         path,
-        label,
+        raw.label or (f"rank {raw.rank}" if raw.rank is not None else ""),
+        raw.rank,
         timeline.context.device,
         timeline.context.zero is not None,
         (start + zero, end + zero),
@@ -107,17 +108,16 @@ def _numbers(path: Path, label: str, timeline: Timeline) -> RankNumbers:
         tuple(timeline.names[name] for name in timeline.name[rows].tolist()),
         came + zero,
         ended + zero,
-        spent_before(times, device, came, ended) if len(rows) else np.zeros((0, len(CAUSES)), np.int64),
-        begin_of(timeline, device, loop.spans[loop.between(start, end)]) + zero if len(loop.spans) else came[:0],
+        spent_before(whole, device, came, ended) if len(rows) else np.zeros((0, len(CAUSES)), np.int64),
+        begin_of(timeline, device, loop.spans) + zero if len(loop.spans) else came[:0],
     )
 
 
 def _joined(every: list[RankNumbers]) -> RankTable:
     """Return the table of these ranks, by a timeline of their collectives and steps alone; they are put in order."""
+    every.sort(key=lambda each: (each.rank is None, each.rank or 0))  # as `read` does
     labels = [each.label for each in every]
     names = [each.label if labels.count(each.label) == 1 else "" for each in every]
-    order = sorted(range(len(every)), key=lambda at: (not names[at], len(names[at]), names[at]))
-    every[:], names = [every[at] for at in order], [names[at] for at in order]
     together, first = all(each.unix for each in every), min(each.window[0] for each in every)
     builder, zeros = TimelineBuilder(Context(_devices(every))), list[int]()
     for number, (each, name) in enumerate(zip(every, names, strict=True)):
@@ -133,14 +133,16 @@ def _joined(every: list[RankNumbers]) -> RankTable:
     busiest = max(range(len(every)), key=lambda at: sum(every[at].did[:2]))
     start, end = (edge - zeros[busiest] for edge in every[busiest].window)
     timeline = builder.build()
-    late = lateness(timeline, (start, end))
+    late = lateness(timeline, (start, end), busiest)
     spent = np.zeros((len(late.parts), len(CAUSES)), np.int64)
     for lane, spans in enumerate(timeline.by_lane()):
         if lane % 2:  # of collectives
             mine = np.flatnonzero(late.device == lane // 2)
             mine = mine[np.argsort(late.parts[mine], kind="stable")]
-            until = np.cumsum(every[lane // 2].spent, axis=0)[np.searchsorted(spans, late.parts[mine])]
-            spent[mine] = np.diff(until, axis=0, prepend=0)  # before those in between, which no other rank has
+            place, apart = np.searchsorted(spans, late.parts[mine]), every[lane // 2].spent
+            until = np.cumsum(apart, axis=0)[place]
+            before = until[:1] - apart[place[:1]]  # what came before the window
+            spent[mine] = np.diff(until, axis=0, prepend=before)  # before those in between, too, which no other has
     seen = {number: each.seen for number, each in enumerate(every)}
     return table_of(timeline, late, {number: each.did for number, each in enumerate(every)}, Why(late, spent, seen))
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -27,7 +28,7 @@ from loaderviz import words
 from loaderviz.files import SQLITE, Source, TooLargeError
 from loaderviz.timeline import Timeline, TimelineError
 from loaderviz.traces.assemble import assemble, nothing_drawn
-from loaderviz.traces.kineto import RawTrace, rank_in, read_kineto
+from loaderviz.traces.kineto import RawTrace, read_kineto, told_rank
 from loaderviz.traces.places import PathLike, found
 from loaderviz.traces.source import Document, TraceError
 from loaderviz.traces.steps import counted
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TraceError", "read"]
 
+_TEMPORARY = re.compile(r"\S*[/\\]loaderviz-\w+[/\\]")  # where members of archives and open files are copied to
 _MANY = 6  # files that are left out; of more only their number is told
 
 Given = PathLike | BinaryIO
@@ -64,16 +66,12 @@ def read(
     >>> loaderviz.summarize(loaderviz.read("trace.json")).step  # ns
     1831043.0
     """
-    if executor is not None and not callable(getattr(executor, "map", None)):
-        raise TypeError(
-            f"executor={executor!r} has no map(); give one such as concurrent.futures.ProcessPoolExecutor()"
-        )
+    check_executor(executor)
     wanted = _numbers(ranks)
     with ExitStack() as stack:
         files, named = found(path, stack)
-        if wanted is not None:
-            files = [file for file in files if rank_in(file.name) in (None, *wanted)]
-        attempts = (map if executor is None else executor.map)(partial(attempted, alone=len(files) == 1), files)
+        given = partial(attempted, alone=len(files) == 1, ranks=wanted)
+        attempts = (map if executor is None else executor.map)(given, files)
         read, left_out = list[list[RawTrace] | Timeline](), list[TraceError]()
         for attempt in attempts:
             if isinstance(attempt, TraceError):
@@ -83,6 +81,10 @@ def read(
     if left_out and (named or not read):
         raise left_out[0]
     if read and isinstance(read[0], Timeline):
+        if wanted is not None:
+            raise TraceError(
+                f"{path} is a timeline that loaderviz saved, of which no ranks can be taken; leave ranks out"
+            )
         return read[0]
     raws = [raw for each in read if isinstance(each, list) for raw in each]
     if wanted is not None:
@@ -96,6 +98,8 @@ def read(
     except TooLargeError as problem:
         raise TraceError(f"{files[0]}{' and others' if len(files) > 1 else ''}: {problem}") from problem
     notes = (*timeline.context.notes, *told_of(left_out))
+    missing = sorted(set(wanted or ()) - {raw.rank for raw in raws})
+    notes += (f"no file is of rank {', '.join(map(str, missing))}",) * bool(missing)
     return replace(timeline, context=replace(timeline.context, notes=notes))
 
 
@@ -112,7 +116,7 @@ def made_of(raws: Sequence[RawTrace]) -> Timeline:
 
 def check_executor(executor: object) -> None:
     """Raise TypeError for what cannot map a function to files."""
-    if executor is not None and not callable(getattr(executor, "map", None)):
+    if isinstance(executor, type) or (executor is not None and not callable(getattr(executor, "map", None))):
         raise TypeError(
             f"executor={executor!r} has no map(); give one such as concurrent.futures.ProcessPoolExecutor()"
         )
@@ -120,23 +124,26 @@ def check_executor(executor: object) -> None:
 
 def _numbers(ranks: Iterable[int] | None) -> list[int] | None:
     try:
-        wanted = None if ranks is None else list(ranks)
+        wanted = None if ranks is None else [-1 if isinstance(rank, bool) else index(rank) for rank in ranks]
     except TypeError:
-        wanted = [-1]
-    if wanted is not None and (not wanted or not all(type(rank) is int and rank >= 0 for rank in wanted)):
+        wanted = []
+    if wanted is not None and (not wanted or min(wanted) < 0):
         raise TypeError(f"ranks={ranks!r}: give the numbers of ranks, such as ranks=[0, 7]")
     return wanted
 
 
-def attempted(path: Path, alone: bool) -> list[RawTrace] | Timeline | TraceError:
-    """Read a file, and give the error instead of raising it: it is told once all others are read."""
+def attempted(path: Path, alone: bool, ranks: Sequence[int] | None = None) -> list[RawTrace] | Timeline | TraceError:
+    """Read a file, and give the error instead of raising it: it is told once all others are read.
+
+    One that says at its beginning that it is of another rank than these is not read.
+    """
     try:
-        return _raw(path, alone)
+        return _raw(path, alone, ranks)
     except TraceError as problem:
-        return problem
+        return TraceError(_TEMPORARY.sub("", str(problem)))
 
 
-def _raw(path: Path, alone: bool) -> list[RawTrace] | Timeline:
+def _raw(path: Path, alone: bool, ranks: Sequence[int] | None) -> list[RawTrace] | Timeline:
     """Read a file: a rank's trace, an Nsight Systems export of some processes, or, alone, what loaderviz wrote."""
     source = Source(path)
     try:
@@ -150,6 +157,8 @@ def _raw(path: Path, alone: bool) -> list[RawTrace] | Timeline:
         if re.match(rb'\s*\{\s*"loaderviz"\s*:\s*\d+\s*,', head):  # what `Timeline.save` writes
             return _own(path, None, alone)
         document = Document(path)
+        if ranks is not None and told_rank(document.head) not in (None, *ranks):
+            return []
         packed = document.head.get("loaderviz")  # what `export.to_chrome_trace` writes; the events are for other tools
         return _own(path, packed, alone) if isinstance(packed, str) else [read_kineto(document)]
     except TooLargeError as problem:

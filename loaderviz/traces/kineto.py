@@ -132,17 +132,17 @@ def _whole(value: Any) -> int | None:
     return value if type(value) is int and -(2**62) < value < 2**62 else None
 
 
-def rank_in(name: str) -> int | None:
-    """Return the rank that the name of a file tells, as "rank-3.json.gz" and "rank3_trace.json" do."""
-    match = re.search(r"rank[-_ ]?(\d{1,6})", name, re.I)
-    return int(match[1]) if match else None
+def told_rank(outer: dict[str, Any]) -> int | None:
+    """Return the rank that the keys around the events tell; None if they do not."""
+    info = outer.get("distributedInfo")
+    return _whole(info.get("rank")) if isinstance(info, dict) else None
 
 
 def _told(outer: dict[str, Any], name: str) -> dict[str, Any]:
     """Return what the keys around the events, or the file's name, tell: rank, devices, versions, lost events."""
-    info, properties = outer.get("distributedInfo"), outer.get("deviceProperties")
-    rank = _whole(info.get("rank")) if isinstance(info, dict) else None
-    rank = rank_in(name) if rank is None else rank
+    rank, properties = told_rank(outer), outer.get("deviceProperties")
+    match = re.search(r"rank[-_ ]?(\d{1,6})", name, re.I)  # "rank-3.json.gz", "rank3_trace.json"
+    rank = int(match[1]) if rank is None and match else rank
     entries = [entry for entry in properties if isinstance(entry, dict)] if isinstance(properties, list) else []
     devices = {_whole(entry.get("id")): entry.get("name") for entry in entries}
     keys = ("torch_version", "cuda_runtime_version", "cuda_driver_version", "hip_runtime_version", "kineto_version")

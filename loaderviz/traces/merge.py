@@ -284,10 +284,16 @@ def _usage(own: Own, there: Clock, begin: int, end: int) -> dict[str, int]:
         "lacked": sum(each.used.lacked for each in made) // count,
         "disk": sum(each.used.disk for each in made) // count,
         "swap": own.swapped // count,
-        "memory": max((looks[-1] - looks[0] for looks in memory.values()), default=0),
+        "memory": max((_growth(looks) for looks in memory.values()), default=0),
         "loop lacked": own.lacked,
     }
     return {what: amount for what, amount in found.items() if amount > 0}
+
+
+def _growth(looks: Sequence[int]) -> int:
+    """Return by how much it grew, but for the largest jump: what is taken once does not grow."""
+    steps = [later - sooner for sooner, later in pairwise(looks)]
+    return sum(steps) - max(steps, default=0)
 
 
 def _slots(own: Own) -> dict[int, int]:

@@ -26,7 +26,7 @@ from loaderviz.traces.source import TraceError
 
 PathLike = str | os.PathLike[str]
 
-_SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db", ".json.tmp")
+_SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db", ".json.tmp", ".zip", ".tar", ".tgz")
 _ARCHIVED = tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError
 
 
@@ -36,10 +36,11 @@ def found(given: Any, stack: ExitStack) -> tuple[list[Path], bool]:
     Copies are in folders that `stack` removes. Raises as `loaderviz.read` does.
     """
     if isinstance(given, (str, os.PathLike)):
-        return _at(given, stack)
+        files, named = _at(given)
+        return _unpacked(files, named, stack)
     if hasattr(given, "read"):
-        return [_copied(given, stack)], True
-    if not isinstance(given, Iterable):
+        return _unpacked([_copied(given, stack)], True, stack)
+    if not isinstance(given, Iterable) or isinstance(given, bytes):
         raise TypeError(f"read() needs a path, an open file or a list of them, got {type(given).__name__}")
     files, named = list[Path](), True
     for each in given:
@@ -52,7 +53,7 @@ def found(given: Any, stack: ExitStack) -> tuple[list[Path], bool]:
     return files, named
 
 
-def _at(path: PathLike, stack: ExitStack) -> tuple[list[Path], bool]:
+def _at(path: PathLike) -> tuple[list[Path], bool]:
     pattern = os.fspath(path)
     if glob.has_magic(pattern) and not os.path.exists(pattern):
         fitting = [Path(each) for each in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(each)]
@@ -65,8 +66,23 @@ def _at(path: PathLike, stack: ExitStack) -> tuple[list[Path], bool]:
         if not within:
             raise TraceError(f"the folder {path} has no trace in it: no file ends in {', '.join(_SUFFIXES[:4])}")
         return within, len(within) == 1
-    members = _members(place, stack)
-    return (members, False) if members else ([place], True)
+    return [place], True
+
+
+def _unpacked(files: list[Path], named: bool, stack: ExitStack, depth: int = 3) -> tuple[list[Path], bool]:
+    """Return these files with the members of archives in their places, and of archives in them."""
+    unpacked = list[tuple[Path, list[Path]]]()
+    for file in files if depth else ():
+        members = list[Path]()
+        try:
+            members = _members(file, stack)
+        except TraceError:
+            if named:
+                raise  # else it is left out, as any other file that is no trace
+        unpacked.append((file, members))
+    if not any(members for _, members in unpacked):
+        return files, named
+    return _unpacked([each for file, members in unpacked for each in members or [file]], False, stack, depth - 1)
 
 
 def _copied(file: BinaryIO, stack: ExitStack) -> Path:
@@ -75,30 +91,33 @@ def _copied(file: BinaryIO, stack: ExitStack) -> Path:
     path = _folder(stack) / (name or "trace.json")
     with path.open("wb") as copy:
         while block := file.read(BLOCK):
-            if not isinstance(block, bytes):
+            if isinstance(block, str):
                 raise TypeError(f"{name} is open as text; open it for reading bytes: open(..., 'rb')")
             copy.write(block)
             _check_room(name, copy.tell())
+        if not copy.tell() and hasattr(file, "tell") and file.tell():
+            raise TraceError(f"{name} is read to its end already; call its seek(0) first")
     return path
 
 
 def _members(path: Path, stack: ExitStack) -> list[Path]:
     """Return copies of the traces in an archive; nothing where the file is none."""
-    head = b""
+    head, source = b"", Source(path)
     with suppress(TooLargeError):
-        head = Source(path).first()
+        head = source.first()
     opened: Iterator[tuple[str, int, Any]]
-    if head.startswith(b"PK\x03\x04"):
+    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")) and not source.compressed:
         opened = _of_zip(path)
-    elif head[257:262] == b"ustar":
+    elif head[257:262] == b"ustar" or (path.name.lower().endswith(".tar") and head and not head.strip(b"\0")):
         opened = _of_tar(path)
     else:
         return []
     folder, files, total = _folder(stack) / path.name, list[Path](), 0
     try:
         for name, packed, member in opened:
-            place = folder / str(len(files)) / PurePosixPath(name).name
-            place.parent.mkdir(parents=True)
+            place = folder / PurePosixPath(name).name
+            place = folder / str(len(files)) / place.name if place.exists() else place
+            place.parent.mkdir(parents=True, exist_ok=True)
             with place.open("wb") as copy:
                 while block := member.read(BLOCK):
                     copy.write(block)
@@ -127,9 +146,13 @@ def _of_zip(path: Path) -> Iterator[tuple[str, int, Any]]:
 
 def _of_tar(path: Path) -> Iterator[tuple[str, int, Any]]:
     with tarfile.open(path) as archive:
-        for info in archive:
-            if info.isfile() and info.name.lower().endswith(_SUFFIXES):
-                yield info.name, 0, archive.extractfile(info)
+        newest = {info.name: info for info in archive}  # what is appended replaces what was there
+        file = archive.fileobj
+        if file is not None and (file.seek(archive.offset), file.read(512))[1] != bytes(512):
+            raise tarfile.ReadError("it lacks its end")
+        for name, info in newest.items():
+            if (info.isfile() or info.islnk()) and name.lower().endswith(_SUFFIXES):
+                yield name, 0, archive.extractfile(info)
 
 
 def _check_room(name: str | Path, nbytes: int) -> None:

@@ -35,7 +35,7 @@ from loaderviz.stations import Sampler
 RECORD = struct.Struct("<12q")
 
 OVER = "over"
-LOOK = 0.5  # s between two looks at the own memory, or fifty times what one took
+LOOK = 0.25  # s between two looks at the own memory, or fifty times what one took
 
 
 class What(IntEnum):

@@ -196,8 +196,8 @@ FOREIGN = {
     "text": (b"hello\nworld", "a text file; its first line is 'hello'"),
     "csv": (b"a,b\n1,2\n", "a text file; its first line is 'a,b'"),
     "html": (b"<!DOCTYPE html><html>", "an HTML or XML page"),
-    "zip": (b"PK\x03\x04abc", "is a damaged archive ("),
-    "zip with a trace as it is": (b'PK\x03\x04..{"traceEvents": [{"ph": "X"}]}', "is a damaged archive ("),
+    "zip": (b"PK\x03\x04abc", "; unpack it"),
+    "zip with a trace as it is": (b'PK\x03\x04..{"traceEvents": [{"ph": "X"}]}', "; unpack it"),
     "parquet": (b"PAR1\x15\x04", "a Parquet table"),
     "utf-16": ('{"traceEvents": []}'.encode("utf-16"), "text in UTF-16; save it as UTF-8"),
     "null": (

@@ -104,10 +104,11 @@ def test_some_of_the_ranks(folder):
         read(folder, ranks=(7, 9))
 
 
-def test_a_file_whose_name_tells_another_rank_is_not_opened(folder):
-    write(folder, b"\x00 no trace", "rank-9.json.gz")
-    assert "left out" in notes(read(folder))
-    assert "left out" not in notes(read(folder, ranks=[0, 1]))
+def test_a_file_that_tells_another_rank_at_its_beginning_is_not_read(folder):
+    write(folder, '{"distributedInfo": {"rank": 9}, "traceEvents": [' + "x" * 100_000, "rank-0.json.gz")
+    assert "rank 9: the file is damaged" in notes(read(folder))
+    assert "rank 9" not in notes(read(folder, ranks=[0, 1]))
+    assert "no file is of rank 4, 7" in notes(read(folder, ranks=[7, 0, 4]))
 
 
 @pytest.mark.parametrize("given", [[], [-1], ["1"], [True], 3, "12"])

@@ -433,7 +433,7 @@ def test_a_worker_whose_memory_grows_is_told(monkeypatch):
     with lv.record(on="cpu") as recording:
         list(DataLoader(datasets.Hoarding(), 2, num_workers=1))
     grown = recording.timeline.context.usage["memory"] / 2**20
-    assert 0.4 * datasets.SIZE < grown < 1.5 * datasets.SIZE
+    assert 0.1 * datasets.SIZE < grown < datasets.SIZE  # but for the largest jump
     assert lv.Timeline.from_dict(recording.timeline.to_dict()) == recording.timeline
 
 

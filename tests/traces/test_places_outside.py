@@ -1,0 +1,437 @@
+"""What a sceptical user tries on `loaderviz.read(path, executor, ranks)` and on `loaderviz.ranks`."""
+
+import gzip
+import io
+import json
+import os
+import tarfile
+import tempfile
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+from trace_files import BASE, call, loop, note, op, straggling, trace, work, write
+
+import loaderviz as lv
+from loaderviz.analysis.ranks import rank_table
+from loaderviz.traces import TraceError
+
+
+def packed(where, files, mode="w"):
+    """A zip, or a tar archive written with `mode`, of (name, bytes)."""
+    if where.suffix == ".zip":
+        with zipfile.ZipFile(where, "w") as archive:
+            for name, data in files:
+                archive.writestr(name, data)
+        return where
+    with tarfile.open(where, mode) as archive:
+        for name, data in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return where
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    straggling(folder, 2, count=3)
+    return folder
+
+
+@pytest.fixture
+def files(run):
+    return [(path.name, path.read_bytes()) for path in sorted(run.iterdir())]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(tmp_path, monkeypatch):
+    own = tmp_path / "temporary"
+    own.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(own))
+    yield
+    assert list(own.glob("loaderviz-*")) == []
+
+
+def late_of(table):
+    return [(each.row.rank, each.cause, each.often) for each in table.late]
+
+
+def same_or_refused(function, whole):
+    """What several traces in one file may be: those traces, or an error that says so; never another timeline."""
+    try:
+        timeline = function()
+    except (TraceError, TypeError):
+        return
+    assert timeline == whole
+
+
+# Archives that are not named by a path of their own
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_an_open_tar_archive_is_no_single_trace(run, files, tmp_path, mode):
+    place = packed(tmp_path / "run.tar", files, mode)
+    same_or_refused(lambda: lv.read(io.BytesIO(place.read_bytes())), lv.read(run))
+    with open(place, "rb") as file:
+        same_or_refused(lambda: lv.read(file), lv.read(run))
+
+
+@pytest.mark.parametrize("pattern", ["", "*.tar.gz", "*"])
+def test_a_tar_archive_in_a_folder_or_pattern_is_no_single_trace(run, files, tmp_path, pattern):
+    folder = tmp_path / "archives"
+    folder.mkdir()
+    packed(folder / "all.tar.gz", files, "w:gz")
+    same_or_refused(lambda: lv.read(str(folder / pattern) if pattern else folder), lv.read(run))
+
+
+def test_a_tar_archive_in_a_zip_archive_is_no_single_trace(run, files, tmp_path):
+    inner = packed(tmp_path / "all.tar.gz", files, "w:gz")
+    outer = packed(tmp_path / "outer.zip", [("all.tar.gz", inner.read_bytes())])
+    same_or_refused(lambda: lv.read(outer), lv.read(run))
+
+
+@pytest.mark.parametrize("name", ["all.tar", "all.tgz", "all.gz", "all.json", "all"])
+def test_an_archive_is_known_by_what_is_in_it(run, files, tmp_path, name):
+    place = packed(tmp_path / name, files, "w:gz" if "gz" in name else "w")
+    assert lv.read(place) == lv.read(run)
+
+
+def test_archives_in_a_folder_are_read_or_told(files, tmp_path):
+    folder = tmp_path / "archives"
+    folder.mkdir()
+    for name, data in files[1:]:
+        packed(folder / f"{name}.zip", [(name, data)])
+    (folder / "0.json").write_bytes(files[0][1])
+    names = [lane.name for lane in lv.read(folder).lanes]
+    assert {name.split()[1] for name in names if name.startswith("rank")} == {"0", "1", "2"}
+
+
+def test_a_pattern_reads_archives_as_a_list_does(run, files, tmp_path):
+    for name, data in files:
+        packed(tmp_path / f"{name}.zip", [(name, data)])
+    assert lv.read(sorted(tmp_path.glob("*.zip"))) == lv.read(run)
+    assert lv.read(str(tmp_path / "*.zip")) == lv.read(run)
+
+
+def test_links_in_a_tar_archive_lead_nowhere_and_are_told(files, tmp_path):
+    place = tmp_path / "links.tar"
+    packed(place, files[:2])
+    with tarfile.open(place, "a") as archive:
+        for name, kind, to in (("2.json", tarfile.LNKTYPE, "0.json"), ("3.json", tarfile.SYMTYPE, "/etc/passwd")):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, to
+            archive.addfile(member)
+    timeline = lv.read(place)
+    assert not any("root:" in note for note in timeline.context.notes)
+    assert sum(lane.name.endswith("main") for lane in timeline.lanes) == 3  # tar writes a second name as a hard link
+
+
+def test_a_later_member_of_the_same_name_replaces_the_earlier(files, tmp_path):
+    place = packed(tmp_path / "updated.tar", [*files, files[0]])
+    assert {lane.name.split()[0] for lane in lv.read(place).lanes} == {"rank"}
+
+
+@pytest.mark.parametrize("name", ["e.zip", "e.tar"])
+def test_an_empty_archive_is_said_to_be_one(tmp_path, name):
+    place = packed(tmp_path / name, [])
+    with pytest.raises(TraceError) as told:
+        lv.read(place)
+    assert "archive" in str(told.value).replace(str(place), "")
+
+
+def test_an_archive_in_a_gzip_file_is_not_called_damaged(files, tmp_path):
+    place = tmp_path / "all.zip.gz"
+    place.write_bytes(gzip.compress(packed(tmp_path / "all.zip", files).read_bytes()))
+    with pytest.raises(TraceError) as told:
+        lv.read(place)
+    assert "damaged" not in str(told.value).replace(str(place), "")
+
+
+def test_odd_names_in_an_archive_change_nothing(run, files, tmp_path):
+    whole = lv.read(run)
+    for prefix in ("../../../evil/", "/evil/", "ünï/日本 ", "a" * 200 + "/"):
+        for name in ("a.zip", "a.tar"):
+            assert lv.read(packed(tmp_path / name, [(prefix + each, data) for each, data in files])) == whole
+    assert not Path("/evil").exists()
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tgz"])
+def test_a_damaged_archive_is_a_trace_error(files, run, tmp_path, name):
+    place = packed(tmp_path / name, files, "w:gz" if name == "a.tgz" else "w")
+    whole, read = place.read_bytes(), lv.read(run)
+    for size in range(1, len(whole), max(1, len(whole) // 40)):
+        place.write_bytes(whole[:size])
+        try:
+            assert lv.read(place) == read
+        except TraceError:
+            continue
+
+
+def test_a_tar_archive_that_ends_after_a_member_lacks_its_end(files, tmp_path):
+    place = packed(tmp_path / "cut.tar", files)
+    with tarfile.open(place) as archive:
+        last = archive.getmembers()[2].offset
+    place.write_bytes(place.read_bytes()[:last])
+    try:
+        notes = lv.read(place).context.notes
+    except TraceError:
+        return
+    assert any("end" in note or "cut" in note for note in notes)
+
+
+# Open files
+
+
+class OnlyRead:
+    def __init__(self, data, most=1 << 30):
+        self.file, self.most = io.BytesIO(data), most
+
+    def read(self, size=-1):
+        return self.file.read(min(self.most, size) if size >= 0 else self.most)
+
+
+def test_open_files_of_all_kinds_are_the_file(run, files, tmp_path):
+    whole, data = lv.read(run / "0.json"), files[0][1]
+    with zipfile.ZipFile(packed(tmp_path / "a.zip", files)) as archive, archive.open("0.json") as member:
+        assert lv.read(member) == whole
+    assert lv.read(io.BytesIO(data)) == lv.read(OnlyRead(data)) == lv.read(OnlyRead(data, most=100)) == whole
+    assert lv.read(io.BytesIO(gzip.compress(data))) == whole
+    assert lv.read(gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(data)))) == whole
+    opened = [io.BytesIO(each) for _, each in files]
+    assert lv.read(opened) == lv.read(run)
+    assert not any(each.closed for each in opened)
+
+
+class Views(OnlyRead):
+    def read(self, size=-1):
+        return memoryview(super().read(size))
+
+
+def test_bytes_of_another_type_are_no_text(run, files):
+    assert lv.read(Views(files[0][1])) == lv.read(run / "0.json")
+
+
+def test_a_file_that_was_read_to_its_end_is_told_so(files):
+    file = io.BytesIO(files[0][1])
+    lv.read(file)
+    with pytest.raises(TraceError, match=r"its end|seek|position") as told:
+        lv.read(file)
+    assert "/loaderviz-" not in str(told.value)  # a temporary file that nobody can look at any more
+
+
+def test_a_path_in_bytes_is_a_path_or_refused_as_bytes(run):
+    try:
+        assert lv.read(os.fsencode(run)) == lv.read(run)
+    except TypeError as error:
+        assert not str(error).endswith("got int")
+
+
+# Folders and ranks
+
+
+def rank_files(folder, told):
+    """Traces that are named (name, rank)."""
+    for name, rank in told:
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write(place.parent, trace(*loop(), distributedInfo={"rank": rank}), place.name)
+    return folder
+
+
+def test_the_rank_that_a_file_tells_counts_and_not_its_name(tmp_path):
+    names = [(f"node{rank // 2}/rank{rank % 2}.json", rank) for rank in range(4)]
+    folder = rank_files(tmp_path / "nodes", names)
+    assert len({lane.device for lane in lv.read(folder, ranks=[2, 3]).lanes if lane.device is not None}) == 2
+
+
+def test_none_of_the_asked_ranks_is_passed_over_in_silence(tmp_path):
+    names = [(f"node{rank // 2}/rank{rank % 2}.json", rank) for rank in range(4)]
+    folder = rank_files(tmp_path / "nodes", names)
+    assert lv.read(folder, ranks=[0, 3]) == lv.read([folder / "node0/rank0.json", folder / "node1/rank1.json"])
+
+
+def test_a_rank_that_is_not_there_is_noted(run):
+    assert any("7" in note for note in lv.read(run, ranks=[0, 7]).context.notes)
+
+
+def test_ranks_of_a_saved_timeline_are_picked_or_refused(run, tmp_path):
+    lv.read(run).save(tmp_path / "saved.json")
+    for given in ([1], [99]):
+        try:
+            timeline = lv.read(tmp_path / "saved.json", ranks=given)
+        except (TraceError, TypeError):
+            continue
+        assert {lane.name.split()[1] for lane in timeline.lanes if lane.name.startswith("rank")} <= {"1"}
+
+
+@pytest.mark.parametrize("given", [{0, 2}, (0, 2), range(0, 3, 2), [2, 0, 0], iter((0, 2))])
+def test_ranks_are_any_collection_of_numbers(run, given):
+    assert lv.read(run, ranks=given) == lv.read([run / "0.json", run / "2.json"])
+
+
+@pytest.mark.parametrize("given", [np.array([0, 2]), [np.int64(0), np.int32(2)], np.arange(0, 3, 2)])
+def test_ranks_are_numbers_of_numpy_too(run, given):
+    assert lv.read(run, ranks=given) == lv.read([run / "0.json", run / "2.json"])
+
+
+def test_brackets_in_the_name_of_a_folder_are_no_pattern(tmp_path):
+    folder = tmp_path / "lr[1]"
+    folder.mkdir()
+    straggling(folder, 2, count=3)
+    assert lv.read(folder) == lv.read(str(folder)) == lv.read(sorted(folder.iterdir()))
+
+
+def test_links_and_odd_things_in_a_folder(run):
+    whole = lv.read(run)
+    (run / "self").symlink_to(run)
+    (run / "dead.json").symlink_to("/nonexistent.json")
+    os.mkfifo(run / "fifo.json")
+    (run / "folder.json").mkdir()
+    assert lv.read(run).lanes == whole.lanes
+
+
+# Executors
+
+
+class Backwards:
+    def map(self, function, things):
+        return [function(each) for each in list(things)[::-1]][::-1]
+
+
+@pytest.mark.parametrize("name", ["", "a.zip", "a.tar"])
+def test_an_executor_changes_nothing(run, files, tmp_path, name):
+    place = packed(tmp_path / name, files) if name else run
+    with ThreadPoolExecutor(2) as pool:
+        assert lv.read(place, executor=pool) == lv.read(place, executor=Backwards()) == lv.read(run)
+
+
+def test_a_class_is_no_executor(run):
+    with pytest.raises(TypeError):
+        lv.read(run, executor=ThreadPoolExecutor)
+
+
+# lv.ranks
+
+
+def met(folder, recorded, late=(), longer=300):
+    """Ranks in a run of steps of 1 ms; rank i records the steps in recorded[i], and the kernels of some are long."""
+    for rank, steps in enumerate(recorded):
+        events = []
+        for step in steps:
+            begin, number = BASE + 1_000 * step, 10 * step
+            takes = 250 + 5 * rank + longer * (rank in late)
+            events += [
+                note(f"ProfilerStep#{step}", begin, 1_000),
+                op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin + 1, 50),
+                call("cudaLaunchKernel", begin + 60, 3, number + 1),
+                work("gemm", begin + 80, takes, number + 1, device=rank),
+                call("cudaLaunchKernel", begin + 65, 3, number + 2),
+                work(
+                    "ncclDevKernel_AllReduce_Sum", begin + 85 + takes, 815 - takes, number + 2, stream=20, device=rank
+                ),
+            ]
+        write(folder, trace(*events, distributedInfo={"rank": rank}), f"{rank}.json")
+    return folder
+
+
+EARLY = [range(1, 7), range(3, 7), range(3, 7), range(3, 7)]
+LATER = [range(3, 7), range(5, 9), range(5, 9), range(5, 9)]
+ENDED = [range(3, 7), range(3, 7), range(3, 7), range(3, 5)]
+
+
+@pytest.mark.parametrize("recorded", [EARLY, LATER, ENDED])
+def test_ranks_that_are_recorded_at_other_times_are_judged_alike(tmp_path, recorded):
+    met(tmp_path, recorded, late=[1])
+    table, whole = lv.ranks(tmp_path), rank_table(lv.read(tmp_path))
+    assert late_of(table) == late_of(whole)
+    assert str(table.lateness) == str(whole.lateness)
+
+
+def test_what_a_late_rank_costs_a_step_is_what_was_planted(tmp_path):
+    met(tmp_path, LATER, late=[1])
+    assert "29" in str(lv.ranks(tmp_path).lateness).split(" µs")[0].split()[-1]
+
+
+@pytest.mark.parametrize("late", [[], [1], [0, 3]])
+def test_the_table_is_that_of_the_timeline(tmp_path, late):
+    met(tmp_path, [range(3, 9)] * 4, late=late)
+    table, whole = lv.ranks(tmp_path), rank_table(lv.read(tmp_path))
+    assert table.rows == whole.rows and late_of(table) == late_of(whole)
+    assert sorted(int(each.row.rank) for each in table.late) == late
+
+
+def test_a_table_equals_itself(tmp_path):
+    met(tmp_path, [range(3, 9)] * 4, late=[1])
+    assert lv.ranks(tmp_path) == lv.ranks(tmp_path)
+
+
+def test_a_rank_that_is_there_twice_is_no_other_rank(tmp_path):
+    met(tmp_path, [range(3, 9)] * 4, late=[2])
+    (tmp_path / "2b.json").write_text((tmp_path / "2.json").read_text())
+    try:
+        table = lv.ranks(tmp_path)
+    except TraceError:
+        return
+    assert [row.rank for row in table.rows] == [row.rank for row in rank_table(lv.read(tmp_path)).rows]
+    assert "3" not in [each.row.rank for each in table.late]
+
+
+def test_notes_of_an_archive_name_the_archive(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    met(folder, [range(3, 9)] * 3)
+    files = [(path.name, path.read_bytes()) for path in sorted(folder.iterdir())]
+    place = packed(tmp_path / "run.zip", [*files, ("bad.json", json.dumps({"traceEvents": 3}).encode())])
+    told = [note for note in lv.read(place).context.notes if "bad.json" in note]
+    assert len(told) == 1 and tempfile.gettempdir() not in told[0]
+
+
+# Advice on what a worker's memory does
+
+
+class Keeps(Dataset):
+    """Samples of 0.1 ms; the worker keeps `once` bytes at sample 200, and `each` bytes for each sample."""
+
+    def __init__(self, once=0, each=0):
+        self.once, self.each, self.kept = once, each, []
+
+    def __len__(self):
+        return 2_000
+
+    def __getitem__(self, index):
+        until = time.thread_time() + 1e-4
+        while time.thread_time() < until:
+            pass
+        if index == 200 and self.once:
+            self.kept.append(bytearray(b"x" * self.once))
+        if self.each:
+            self.kept.append(bytearray(b"x" * self.each))
+        return torch.ones(64)
+
+
+def kinds_of(data, steps=40):
+    model = torch.nn.Linear(64, 1)
+    with lv.record(on="cpu") as recording:
+        batches = iter(DataLoader(data, batch_size=16, num_workers=1))
+        for _ in range(steps):
+            model(next(batches)).sum().backward()
+            until = time.thread_time() + 0.02
+            while time.thread_time() < until:
+                pass
+    return {each.kind for each in lv.advise(recording.timeline)}
+
+
+def test_memory_that_is_taken_for_each_sample_grows():
+    assert "memory-grows" in kinds_of(Keeps(each=200_000))
+
+
+@pytest.mark.parametrize("once", [0, 100_000_000])
+def test_memory_that_is_taken_once_does_not_grow(once):
+    assert "memory-grows" not in kinds_of(Keeps(once=once))
