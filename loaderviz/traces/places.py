@@ -146,7 +146,13 @@ def _of_zip(path: Path) -> Iterator[tuple[str, int, Any]]:
 
 def _of_tar(path: Path) -> Iterator[tuple[str, int, Any]]:
     with tarfile.open(path) as archive:
-        newest = {info.name: info for info in archive}  # what is appended replaces what was there
+        newest, declared = dict[str, tarfile.TarInfo](), 0  # what is appended replaces what was there
+        for info in archive:  # to go on to the next one inflates what lies between
+            declared += info.size
+            _check_room(path, declared)
+            if declared > max(BOMB_SIZE, BOMB_RATIO * path.stat().st_size):
+                raise TraceError(f"{path}: {info.name} inflates more than {BOMB_RATIO}-fold, which no trace does")
+            newest[info.name] = info
         file = archive.fileobj
         if file is not None and (file.seek(archive.offset), file.read(512))[1] != bytes(512):
             raise tarfile.ReadError("it lacks its end")

@@ -158,6 +158,13 @@ def test_a_hostile_archive(tmp_path, monkeypatch, no_leftovers):
         archive.writestr("bomb.json", bytes(30_000_000))
     with pytest.raises(TraceError, match=r"bomb\.json inflates more than 200-fold"):
         read(tmp_path / "bomb.zip")
+    with tarfile.open(tmp_path / "bomb.tar.gz", "w:gz") as archive:
+        for number in range(3):
+            member = tarfile.TarInfo(f"{number}.json")
+            member.size = 10_000_000
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+    with pytest.raises(TraceError, match=r"1\.json inflates more than 200-fold"):
+        read(tmp_path / "bomb.tar.gz")
     monkeypatch.setattr(places, "LARGEST", 100)
     with pytest.raises(TraceError, match="of traces; give its files by themselves"):
         read(tmp_path / "names.zip")
