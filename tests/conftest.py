@@ -17,6 +17,7 @@ from hypothesis import settings
 from loaderviz.stopping import SIGNALS
 
 os.environ.setdefault("LOADERVIZ_OFFLINE", "1")
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # whoever uses torch's profiler first in this process
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the processes that tests start
 
 if sys.platform == "linux":  # what Python 3.14 starts by default, a "forkserver", cannot send data sets local to a test

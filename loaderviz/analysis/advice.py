@@ -747,7 +747,11 @@ def cold_cache(facts: Evidence) -> Finding | None:
     """What is read comes from the disk itself: the first epoch, or a data set larger than the memory."""
     nbytes = facts.timeline.context.usage.get("disk", 0)
     size = facts.timeline.nbytes[facts.fetches]
-    if not len(size) or nbytes < COLD * size.mean() or intervals.length(facts.getting) < UNTRIED * facts.window:
+    if (
+        not (len(size) and nbytes)
+        or nbytes < COLD * size.mean()
+        or intervals.length(facts.getting) < UNTRIED * facts.window
+    ):
         return None
     return Finding(
         "cold-cache",

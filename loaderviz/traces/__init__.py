@@ -49,7 +49,7 @@ def read(
 ) -> Timeline:
     """Return the Timeline of a trace file, of several with one rank each, or of those `ranks` alone.
 
-    Several are those of a folder and its folders, of a pattern such as "run/*.json.gz", of a zip or tar archive, or a
+    Several are those of a folder and its folders, of a pattern such as "run/rank?.json", of a zip or tar archive, or a
     list; an open file is read as it is. What is no trace in a folder or archive is left out, and noted. The `map` of an
     `executor`, such as a `concurrent.futures.ProcessPoolExecutor`, reads the files; without one they are read in turn.
 

@@ -35,7 +35,7 @@ from loaderviz.stations import Sampler
 RECORD = struct.Struct("<12q")
 
 OVER = "over"
-LOOK = 0.25  # s between two looks at the own memory, or fifty times what one took
+LOOK, RARE = 0.25, 50  # s between two looks at the own memory, or so many times what one took
 
 
 class What(IntEnum):
@@ -196,7 +196,7 @@ class FileLog:
         if self.sampler is None or what != What.ENDED or begin < self._look:
             return 0
         own, end = own_memory(), perf_counter()
-        self._look = end + max(LOOK, 50 * (end - begin))
+        self._look = end + max(LOOK, RARE * (end - begin))
         return own
 
     def _write(self, what: What, index: int, now: int, size: int = -1) -> None:

@@ -1,9 +1,7 @@
 """What `read` takes: folders of folders, patterns, archives, open files; executors; some of the ranks."""
 
 import io
-import os
 import tarfile
-import tempfile
 import zipfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -26,15 +24,6 @@ def ranks(folder, count=3):
 def folder(tmp_path):
     (tmp_path / "run").mkdir()
     return ranks(tmp_path / "run")
-
-
-@pytest.fixture
-def no_leftovers(monkeypatch, tmp_path):
-    """Temporary files are made in a folder of their own, which is empty at the end."""
-    (tmp_path / "own").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "own"))
-    yield
-    assert os.listdir(tmp_path / "own") == []
 
 
 def archived(folder, kind):

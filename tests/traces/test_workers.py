@@ -430,6 +430,7 @@ def test_what_the_loops_own_threads_do_while_it_fetches_is_its_models():
 @pytest.mark.skipif(not machine.own_memory(), reason="this system does not tell a process's own memory")
 def test_a_worker_whose_memory_grows_is_told(monkeypatch):
     monkeypatch.setattr(workers, "LOOK", 0.0)
+    monkeypatch.setattr(workers, "RARE", 0)
     with lv.record(on="cpu") as recording:
         list(DataLoader(datasets.Hoarding(), 2, num_workers=1))
     grown = recording.timeline.context.usage["memory"] / 2**20
