@@ -131,12 +131,6 @@ def swapped_in(file: Path = Path("/proc/vmstat")) -> int:
     return int(found[0]) * PAGE if found else 0
 
 
-def stolen(file: Path = Path("/proc/stat")) -> int:
-    """Return for how many ns other machines on the same hardware had this virtual one's cores, since it was started."""
-    words = next(iter(_lines(file)), "").split()
-    return int(words[8]) * 10**9 // os.sysconf("SC_CLK_TCK") if len(words) > 8 else 0
-
-
 def shared_memory() -> int | None:
     """Return the bytes of /dev/shm, where batches lie on their way from workers; None on systems that have none."""
     with suppress(OSError):

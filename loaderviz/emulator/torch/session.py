@@ -33,7 +33,7 @@ from loaderviz.emulator.torch.patches import stop_waiting
 from loaderviz.emulator.torch.tensors import HostTag, TensorMemory
 from loaderviz.emulator.torch.tracking import AccessTracking
 from loaderviz.errors import LoadervizError, NotModelledError
-from loaderviz.machine import shared_memory, stolen
+from loaderviz.machine import shared_memory
 from loaderviz.stations import PERIOD, Sampler
 from loaderviz.timeline import Cause, Context, Timeline
 
@@ -140,7 +140,6 @@ class Session(TensorMemory):
         self._looks = LOOKS
         self.unpriced: dict[str, list[int]] = {}  # where a batch took how many ns of real time that nothing prices
         self._charged: list[int] = []  # what each batch costs instead [ns]
-        self._stolen = stolen()
         self._waited: list[int] = []  # how long this machine waited for each [ns]
         self._spun = self._worked = 0  # how long its threads may have waited for each other, of what is measured [ns]
         self.deferred = DeferredCopies(self)
@@ -366,11 +365,8 @@ class Session(TensorMemory):
         return tuple(kind for kind, noted in (("data set", python), ("waiting", waiting)) if noted)
 
     def _waits(self) -> int:
-        """Return how long the data set waited [ns], if that is worth a word.
-
-        Left out is what is paid once, and what may have been the lack of a core that was stolen from this machine.
-        """
-        waits = sum(self._waited) - max(self._waited, default=0) - (stolen() - self._stolen)
+        """Return how long the data set waited [ns], if that is worth a word; what is paid once is left out."""
+        waits = sum(self._waited) - max(self._waited, default=0)
         return waits if waits >= WAITED else 0
 
     def first_read(self, tensors: Iterable[torch.Tensor], tags: Iterable[Any]) -> None:
