@@ -90,14 +90,6 @@ def _lines(file: Path) -> list[str]:
     return []
 
 
-def thread_busy() -> int:
-    """Return for how many ns this thread has run, or could have run and found no core: the rest of the time it waited.
-
-    Linux alone tells the second; elsewhere other programs on this machine become waiting.
-    """
-    return thread_time_ns() + thread_lacked()
-
-
 def thread_lacked() -> int:
     """Return for how many ns this thread could have run and found no core; 0 where the system does not tell."""
     with suppress(OSError, ValueError, IndexError), FileIO("/proc/thread-self/schedstat") as file:
@@ -106,17 +98,23 @@ def thread_lacked() -> int:
 
 
 class Usage(NamedTuple):
-    """What a process has used: ns of the processor in its other threads, bytes from the disk; ns it lacked a core."""
+    """What a process has used: ns of the processor in its other threads, and bytes from the disk; and its thread, in ns.
+
+    It `lacked` a core; it was `busy` where it ran, or lacked one, and waited for the rest of the time. Linux alone
+    tells the lack; elsewhere other programs on this machine become waiting.
+    """
 
     others: int = 0
     disk: int = 0
     lacked: int = 0
+    busy: int = 0
 
 
 def usage() -> Usage:
     """Return what this process has used so far; Windows does not tell what came from the disk, and not from memory."""
     blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock if resource else 0
-    return Usage(max(0, time.process_time_ns() - thread_time_ns()), blocks * BLOCK, thread_lacked())
+    ran, lacked = thread_time_ns(), thread_lacked()
+    return Usage(max(0, time.process_time_ns() - ran), blocks * BLOCK, lacked, ran + lacked)
 
 
 def own_memory(file: Path = Path("/proc/self/smaps_rollup")) -> int:

@@ -40,7 +40,7 @@ from loaderviz.batches import BATCH_RANGE, HAND_OUT, LIMIT, Numbering, given_twi
 from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
 from loaderviz.loaders import base as loaders
-from loaderviz.machine import Usage, cores, shared_memory, swapped_in, thread_busy, thread_lacked, usage
+from loaderviz.machine import Usage, cores, shared_memory, swapped_in, thread_lacked, usage
 from loaderviz.stations import Place, Sampler
 from loaderviz.timeline import DEVICE_KINDS, Cause, Context, Timeline, TimelineBuilder
 from loaderviz.traces import merge, steps, workers
@@ -466,17 +466,23 @@ class LoaderRanges:
         feed = self._fetching
         if feed is None or not self.live or not self._here():
             return original(fetcher, indices)
-        start, busy, used = perf_counter_ns(), thread_busy(), usage()
+        start, used = perf_counter_ns(), usage()
         if self.sampler is not None:
             self.sampler.begin()
         with self.say(f"fetch batch {feed.batch}", feed.batch):
             data = original(fetcher, indices)
-        end, busy = perf_counter_ns(), thread_busy() - busy
+        end, now = perf_counter_ns(), usage()
         place = (self.sampler.most() if self.sampler is not None else None) or Place(Cause.NONE, "")
         if self.live:  # still
-            now = usage()
             meanwhile = Usage(0, now.disk - used.disk, now.lacked - used.lacked)  # other threads are the model's
-            done = workers.size_of(data), False, max(0, end - start - busy), int(place.cause), place.line, meanwhile
+            done = (
+                workers.size_of(data),
+                False,
+                max(0, end - start - (now.busy - used.busy)),
+                int(place.cause),
+                place.line,
+                meanwhile,
+            )
             self.mine[feed.batch] = Fetch(-1, -1, feed.epoch, feed.count, start, end, *done)
         return data
 

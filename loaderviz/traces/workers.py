@@ -28,7 +28,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
 from loaderviz.batches import nbytes
-from loaderviz.machine import Usage, own_memory, thread_busy, usage
+from loaderviz.machine import Usage, own_memory, usage
 from loaderviz.stations import Sampler
 
 # what, epoch, index, time [ns], bytes, ns that the thread was busy, cause, line, usage of the process, its own memory
@@ -203,8 +203,9 @@ class FileLog:
         if self._open:
             try:
                 self._open = os.fstat(self._file).st_nlink > 0  # deleted: the recording is over
-                epoch, done = self._seen // self._messages, (thread_busy(), *self._place(what), *usage())
-                os.write(self._file, RECORD.pack(what, epoch, index, now, size, *done, self._memory(what)))
+                epoch, used = self._seen // self._messages, usage()
+                done = used.busy, *self._place(what), *used[:3], self._memory(what)
+                os.write(self._file, RECORD.pack(what, epoch, index, now, size, *done))
             except (OSError, struct.error):
                 self._open = False
 
