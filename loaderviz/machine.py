@@ -98,7 +98,7 @@ def thread_lacked() -> int:
 
 
 class Usage(NamedTuple):
-    """What a process has used: ns of the processor in its other threads, and bytes from the disk; and its thread, in ns.
+    """What a process has used: ns of the processor in other threads, bytes from the disk; and its own thread, in ns.
 
     It `lacked` a core; it was `busy` where it ran, or lacked one, and waited for the rest of the time. Linux alone
     tells the lack; elsewhere other programs on this machine become waiting.

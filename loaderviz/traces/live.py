@@ -475,14 +475,8 @@ class LoaderRanges:
         place = (self.sampler.most() if self.sampler is not None else None) or Place(Cause.NONE, "")
         if self.live:  # still
             meanwhile = Usage(0, now.disk - used.disk, now.lacked - used.lacked)  # other threads are the model's
-            done = (
-                workers.size_of(data),
-                False,
-                max(0, end - start - (now.busy - used.busy)),
-                int(place.cause),
-                place.line,
-                meanwhile,
-            )
+            waited = max(0, end - start - (now.busy - used.busy))
+            done = workers.size_of(data), False, waited, int(place.cause), place.line, meanwhile
             self.mine[feed.batch] = Fetch(-1, -1, feed.epoch, feed.count, start, end, *done)
         return data
 
