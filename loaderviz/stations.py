@@ -17,6 +17,8 @@ import sysconfig
 import threading
 from collections import Counter
 from contextlib import suppress
+from itertools import accumulate, chain, repeat, starmap, tee
+from operator import attrgetter
 from time import perf_counter_ns
 from types import FrameType
 from typing import NamedTuple
@@ -56,16 +58,18 @@ def is_program(file: str) -> bool:
     return not file.startswith(_FOREIGN) and not (file.startswith(_HERE) and "lessons" not in file)
 
 
-def stack_of(leaf: FrameType | None) -> Stack:
-    """Return the frames of a stack, the innermost first, each with its line.
+def stack_of(thread: int) -> Stack:
+    """Return the frames of a thread, the innermost first, each with its line; none of a thread that has ended.
 
-    Taken at once, before a file is read: while another thread goes on, `f_back` of its frames is not to be followed.
+    Iterators in C alone find them, so that no other thread runs meanwhile: while a thread goes on, `f_back` of its
+    frames leads to frames of other calls, and to what are no frames (seen with Python 3.11).
     """
-    stack: Stack = []
-    while leaf is not None:
-        stack.append((leaf, leaf.f_lineno or leaf.f_code.co_firstlineno))  # some instructions are of no line
-        leaf = leaf.f_back
-    return stack
+    leaf = map(dict.get, starmap(sys._current_frames, [()]), [thread])
+    frames, same = tee(accumulate(chain(leaf, repeat("f_back")), getattr))
+    seen = list[tuple[FrameType, int | None]]()
+    with suppress(AttributeError):  # the frame beyond the last one is None, and has no line
+        seen.extend(zip(frames, map(attrgetter("f_lineno"), same)))  # noqa: B905
+    return [(frame, line or frame.f_code.co_firstlineno) for frame, line in seen]  # some instructions are of no line
 
 
 def place_of(stack: Stack) -> Place | None:
@@ -150,5 +154,5 @@ class Sampler:
 
     def _look(self) -> tuple[Place | None, bool]:
         """Return where the thread is; a frame that was kept until the next look would keep what it holds alive."""
-        stack = stack_of(sys._current_frames().get(self._thread))
+        stack = stack_of(self._thread)
         return place_of(stack), not self._own or is_own(stack)

@@ -600,7 +600,7 @@ class Meter(TorchDispatchMode):
 
     def note(self, does: Cause, time: int) -> None:
         """Note that so many ns of the fetch go to what the program does at its line."""
-        if (place := place_of(stack_of(sys._getframe(1)))) is not None:
+        if (place := place_of(stack_of(threading.get_ident()))) is not None:
             self._places[place._replace(cause=does if place.cause != Cause.COLLATE else place.cause)] += time
 
     def wall(self) -> int:
