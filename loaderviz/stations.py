@@ -1,6 +1,6 @@
 """Where a thread of the program is: its line, and while a batch is fetched, what the data set does there.
 
-    sampler = Sampler()          # a thread looks at this thread's stack every 20 ms
+    sampler = Sampler()          # a thread looks at this thread's stack, soon every 20 ms
     sampler.begin(); fetch(); sampler.most()   # Place(cause=Cause.DECODE, line="data.py:12"), or None
 
 Light: worker processes import it. A look takes some 30 µs, so that it is 0.2 % of a core.
@@ -16,20 +16,23 @@ import sys
 import sysconfig
 import threading
 from collections import Counter
-from contextlib import suppress
-from itertools import accumulate, chain, repeat, starmap, tee
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import accumulate, chain, repeat, starmap, takewhile, tee
 from operator import attrgetter
 from time import perf_counter_ns
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from loaderviz.timeline import Cause
+from loaderviz.timeline import Cause, Look
 
-PERIOD = 0.02  # s between two looks
+PERIOD, SOON, OFTEN = 0.02, 0.005, 200  # s between two looks, but between so many at first
+TURN, HALF = 0.0001, 5e-7  # s; Python cuts off what is less than a microsecond
 _HERE = os.path.dirname(__file__)
 _FOREIGN = (*{*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}, "<frozen")
 _FETCH, _COLLATE = (os.path.join("torch", "utils", "data", "_utils", name) for name in ("fetch.py", "collate.py"))
 _LOADER = os.path.join("torch", "utils", "data")
+_TRAINS = tuple(f"{os.sep}torch{os.sep}{name}" for name in ("nn", "optim", "autograd", "amp", "_dynamo", "_tensor.py"))
 # What the line says, or whose code it is in: the first that fits
 _SIGNS = (
     (Cause.INPUT, re.compile(r"\b(sleep|recv\w*|urlopen|acquire|execute|fetch(one|all|many)|select|poll)\s*\(")),
@@ -58,14 +61,15 @@ def is_program(file: str) -> bool:
     return not file.startswith(_FOREIGN) and not (file.startswith(_HERE) and "lessons" not in file)
 
 
-def stack_of(thread: int) -> Stack:
+def stack_of(thread: int | None = None) -> Stack:
     """Return the frames of a thread, the innermost first, each with its line; none of a thread that has ended.
 
+    Without a thread those of the caller. This function's own frame would keep the list, and so all of them, alive.
     Iterators in C alone find them, so that no other thread runs meanwhile: while a thread goes on, `f_back` of its
     frames leads to frames of other calls, and to what are no frames (seen with Python 3.11).
     """
-    leaf = map(dict.get, starmap(sys._current_frames, [()]), [thread])
-    frames, same = tee(accumulate(chain(leaf, repeat("f_back")), getattr))
+    leaf = iter([sys._getframe(1)]) if thread is None else map(dict.get, starmap(sys._current_frames, [()]), [thread])
+    frames, same = tee(accumulate(chain[Any](leaf, repeat("f_back")), getattr))
     seen = list[tuple[FrameType, int | None]]()
     with suppress(AttributeError):  # the frame beyond the last one is None, and has no line
         seen.extend(zip(frames, map(attrgetter("f_lineno"), same)))  # noqa: B905
@@ -114,45 +118,102 @@ def is_own(stack: Stack) -> bool:
     return False
 
 
+def is_training(stack: Stack) -> bool:
+    """Tell whether a stack is in what torch does of a step in Python, such as the call of a module, or an optimizer."""
+    files = takewhile(lambda file: not is_program(file), (frame.f_code.co_filename for frame, _ in stack))
+    return any(part in file for file in files for part in _TRAINS)
+
+
 class Sampler:
     """Looks at the thread that made it, from another one, until `stop`.
 
-    `own`: beside fetches only where the program itself works, as it runs on the emulator.
+    A look stands for the time since the one before, as told by `clock` [ns]. `own`: beside fetches only where the
+    program itself works, as it runs on the emulator. Meanwhile Python's threads take turns sooner: with its usual 5 ms
+    a look comes where C code lets go of the interpreter, and a loop in Python of 3 ms is never seen.
     """
 
-    def __init__(self, own: bool = False) -> None:
-        self._own = own
+    _wall = staticmethod(perf_counter_ns)  # the real one: a recording has others
+
+    def __init__(self, clock: Callable[[], int] = perf_counter_ns, *, own: bool = False) -> None:
+        self._clock, self._own = clock, own
         self._thread, self._stopped, self._counts = threading.get_ident(), threading.Event(), Counter[Place]()
-        self._looks, self.seen = False, list[tuple[int, str]]()  # all looks beside a fetch: ns of perf_counter_ns, line
+        self._looks, self.seen = False, list[Look]()  # all looks beside a fetch
         self._last: Place | None = None
+        self._collate = Place(Cause.COLLATE, "")
+        self._began = self._collated = self._owed = 0  # ns
+        self._usual = sys.getswitchinterval()
+        sys.setswitchinterval(min(TURN, self._usual) + HALF)
+        self._turn = sys.getswitchinterval()
         with suppress(RuntimeError):  # no thread may start here: then nothing is known
             threading.Thread(target=self._run, daemon=True, name="loaderviz sampler").start()
 
     def begin(self) -> None:
         """A fetch begins."""
         self._counts.clear()
-        self._looks = True
+        self._looks, self._began, self._collated = True, self._wall(), 0
+
+    def timed(self, collate: Callable[..., object]) -> Callable[..., object]:
+        """Return what makes batches of samples, timed: that is known of each fetch, and needs no look."""
+        code = getattr(collate, "__code__", None)
+        if code is not None and is_program(code.co_filename):
+            self._collate = Place(Cause.COLLATE, f"{code.co_filename}:{code.co_firstlineno}")
+
+        def make(samples: object) -> object:
+            began = self._wall()
+            try:
+                return collate(samples)
+            finally:
+                self._collated += self._wall() - began
+
+        return make
+
+    @contextmanager
+    def timing(self, fetcher: Any) -> Iterator[None]:
+        """Time what makes the batches of one of torch's fetchers, in this block."""
+        collate = fetcher.collate_fn
+        fetcher.collate_fn = self.timed(collate)
+        try:
+            yield
+        finally:
+            fetcher.collate_fn = collate
 
     def most(self) -> Place | None:
-        """The fetch ends: return where it was seen most often; for one between two looks, where the last one was."""
+        """The fetch ends: return where it was seen most often; for one between two looks, where the last one was.
+
+        So many of the fetches are said to be collating that these take as long as collating takes in all.
+        """
         self._looks = False
-        if self._counts:
-            self._last = max(self._counts, key=self._counts.__getitem__)
+        took = self._wall() - self._began
+        self._owed += self._collated
+        seen = {place: count for place, count in self._counts.items() if place.cause != Cause.COLLATE}
+        made = [place for place in self._counts if place.cause == Cause.COLLATE and place.line]
+        self._collate = made[-1] if made else self._collate
+        self._last = max(seen, key=seen.__getitem__) if seen else self._last
+        if 2 * self._owed > took:
+            self._owed -= took
+            return self._collate
         return self._last
 
     def stop(self) -> None:
         """Look no more."""
+        if not self._stopped.is_set() and sys.getswitchinterval() == self._turn:  # the program has set no other
+            sys.setswitchinterval(self._usual + HALF)
         self._stopped.set()
 
     def _run(self) -> None:
-        while not self._stopped.wait(PERIOD):
+        before = self._wall()
+        for period in chain(repeat(SOON, OFTEN), repeat(PERIOD)):
+            if self._stopped.wait(period):
+                return
             place, own = self._look()
+            now = self._wall()
+            lasts, before = min(now - before, round(2 * period * 1e9)), now
             if place is not None and self._looks and place.cause:
                 self._counts[place] += 1
             elif place is not None and not place.cause and own:
-                self.seen.append((perf_counter_ns(), place.line))
+                self.seen.append(Look(self._clock(), lasts, place.line))
 
     def _look(self) -> tuple[Place | None, bool]:
         """Return where the thread is; a frame that was kept until the next look would keep what it holds alive."""
         stack = stack_of(self._thread)
-        return place_of(stack), not self._own or is_own(stack)
+        return place_of(stack), is_own(stack) if self._own else not is_training(stack)

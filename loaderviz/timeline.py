@@ -109,6 +109,14 @@ class Lane:
     device: int = 0
 
 
+class Look(NamedTuple):
+    """At which time [ns] the main thread was seen in a line of the program, and for how many ns that stands."""
+
+    time: int
+    lasts: int
+    line: str
+
+
 @dataclass(frozen=True)
 class Context:
     """Where a timeline comes from; all of it is shown to the reader.
@@ -119,8 +127,8 @@ class Context:
     are what happened, or may have, and is not in it.
     `unpriced` names what the data set did here and costs nothing in it ("data set": its own Python; "waiting"),
     `measured` what was measured with this machine's clock on the wall ("waiting").
-    `lines`: ns of the main thread in each line of the program ("file:line") that is in no operator of torch, where it
-    was looked at. `faults`: what was seen to be wrong while it was recorded, by the kind of its finding. `sent` is
+    `looks`: where the main thread was seen in a line of the program ("file:line") that is in no operator of torch.
+    `faults`: what was seen to be wrong while it was recorded, by the kind of its finding. `sent` is
     the share (0..1) of what workers' fetches compute that it takes to send the batches to another process.
     `shared_memory` [bytes] is what that machine has for batches on their way from workers (None: not known).
     `usage`: what a batch took, on average, beside its fetch: "others", ns of the processor in other threads of its
@@ -141,7 +149,7 @@ class Context:
     measured: tuple[str, ...] = ()
     cores: int | None = None
     zero: int | None = None
-    lines: dict[str, int] = field(default_factory=dict)
+    looks: tuple[Look, ...] = ()
     faults: tuple[str, ...] = ()
     sent: float = 0.0
     shared_memory: int | None = None
@@ -414,9 +422,12 @@ class Timeline:
             lanes, marks = _entry(data, "lanes", list), _entry(data, "marks", list)
             check_counts(lane=len(lanes), mark=len(marks))  # before they are made
             starts = spans.get("start")
+            context = {
+                name: each for name, each in _entry(data, "context", dict).items() if name != "lines"
+            }  # a former one
             former = {"waited": [0] * len(starts if isinstance(starts, list) else ())} | spans  # the youngest column
             timeline = cls(
-                _record(Context, _entry(data, "context", dict)),
+                _record(Context, context),
                 tuple(_record(Lane, lane) for lane in lanes),
                 _texts(data, "names"),
                 _texts(data, "sources"),
@@ -603,6 +614,8 @@ def _record(kind: type[Record], data: Any) -> Record:
     for name, value in values.items():
         if not _fits(value, types[name]):
             raise _DamageError(f"the {name} of a {what} is {_said(value)}")
+    if "looks" in values:
+        values["looks"] = tuple(Look(*look) for look in values["looks"])
     return kind(**values)
 
 
@@ -617,6 +630,9 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is tuple:
         as_many = given[-1] is Ellipsis or (isinstance(value, tuple) and len(value) == len(given))
         return isinstance(value, tuple) and as_many and all(_fits(each, given[0]) for each in value)
+    if hint is Look:
+        as_many = isinstance(value, list | tuple) and len(value) == len(Look._fields)
+        return as_many and all(map(_fits, value, get_type_hints(Look).values()))
     return isinstance(value, hint) and not isinstance(value, bool) and (hint is not int or abs(value) <= FAR)
 
 

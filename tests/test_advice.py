@@ -28,7 +28,7 @@ from loaderviz.analysis.ranks import rank_table
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.replay import PRESETS
 from loaderviz.metrics import MetricsError, NotATimelineError, collectives, describe
-from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
+from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Look, Timeline, TimelineBuilder
 from loaderviz.traces.steps import cut
 from loaderviz.widgets.explorer import Settings, simulate
 
@@ -1069,6 +1069,39 @@ def test_a_window_that_is_not_its_steps_is_told(window, told):
     advice = lv.advise(factory.made(*spans), window=(1100 * US - window * US, 1100 * US))
     assert "10 steps of 100 µs" in advice.judged
     assert ("a time “a step” below" in advice.judged) is told
+
+
+def on_the_cpu(looks, pause=0):
+    """Twelve steps of 10 ms, half of each in an operator, after 100 ms of something else; a pause [ms] after each 4th.
+
+    The main thread was seen at `looks`: (ms, for so many ms, line).
+    """
+    now, spans = 100 * 1000 * US, [("main", 0, 100 * 1000 * US, Kind.OPERATOR, {"name": "aten::rand"})]
+    for n in range(12):
+        end = now + 10_000 * US
+        spans.append(("main", now, end, Kind.RANGE, {"name": f"batch {n}: 8 samples", "batch": n}))
+        spans.append(("main", now, end - 5_000 * US, Kind.OPERATOR, {"name": "aten::mm"}))
+        now = end + (pause * 1000 * US if n % 4 == 3 else 0)
+    timeline = factory.made(*spans)
+    seen = tuple(Look(time * 1000 * US, lasts * 1000 * US, line) for time, lasts, line in looks)
+    return replace(timeline, context=replace(timeline.context, looks=seen))
+
+
+def test_other_work_is_where_the_loop_was_seen_in_its_steps():
+    before = [(time, 20, "prepare.py:3") for time in range(0, 100, 20)]
+    (finding,) = lv.advise(on_the_cpu([*before, *((107 + 10 * n, 4, "train.py:20") for n in range(12))]))
+    assert (finding.kind, finding.expected_gain.predicted) == ("other-work-in-loop", 4_000 * US)
+    assert finding.evidence.startswith("train.py:20 takes 4 ms a step of the main thread's time")
+    assert lv.advise(on_the_cpu([*before, (107, 1, "train.py:20")]))[0].kind != "other-work-in-loop"  # once, for 1 ms
+
+
+def test_work_between_epochs_is_where_the_loop_was_seen_between_them():
+    before, within = [(20, 90, "prepare.py:3")], [(107 + 10 * n, 1, "train.py:20") for n in range(4)]
+    between = [(140 + 100 * n + k, 20, "save.py:7") for n in range(3) for k in range(5, 60, 20)]
+    advice = lv.advise(on_the_cpu([*before, *within, *between], pause=60))
+    evidence = {finding.kind: finding.evidence for finding in advice}["between-epochs"]
+    assert "The loop is at save.py:7 for 120 ms. No other" in evidence
+    assert "between-epochs" not in [each.kind for each in lv.advise(on_the_cpu([*before, *within], pause=60))]
 
 
 # What is no part of a step: work between epochs, and a fetch that takes far longer than all others

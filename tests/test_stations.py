@@ -1,9 +1,18 @@
 """Where a thread is: seen at once, since it goes on while it is looked at."""
 
+import gc
 import linecache
+import os
 import re
 import sys
 import threading
+import weakref
+import zlib
+from collections import Counter
+from time import perf_counter, thread_time
+from types import SimpleNamespace
+
+import pytest
 
 from loaderviz import stations
 from loaderviz.timeline import Cause
@@ -43,7 +52,7 @@ def test_a_thread_that_goes_on_while_its_line_is_read_was_where_it_was_seen(monk
 
 
 def test_a_stack_is_of_one_moment_while_its_thread_calls_and_returns():
-    ended, before = threading.Event(), sys.getswitchinterval()
+    begun, ended, before = [], [], sys.getswitchinterval()
 
     def numbers(upto):
         yield from range(upto)
@@ -55,20 +64,120 @@ def test_a_stack_is_of_one_moment_while_its_thread_calls_and_returns():
         return call(depth - 1) if depth else sum(n for n in numbers(5) if kept)
 
     def work():
-        while not ended.is_set():
-            call(12)
+        while not ended:
+            begun[:] = [call(12)]
 
     thread = threading.Thread(target=work)
     thread.start()
+    while not begun:
+        threading.Event().wait(0.01)
     sys.setswitchinterval(1e-6)
     stacks = [stations.stack_of(thread.ident) for _ in range(20_000)]
     sys.setswitchinterval(before)
-    ended.set()
+    ended.append(True)
     thread.join()
     seen = {" ".join(frame.f_code.co_name for frame, _ in stack) for stack in stacks}
-    whole = re.compile("(numbers )*(<genexpr> )?(call )*(is_set )?work run _bootstrap_inner _bootstrap")
+    whole = re.compile("(numbers )*(<genexpr> )?(call )*work run _bootstrap_inner _bootstrap")
     assert [stack for stack in seen if not whole.fullmatch(stack)] == []
     assert any("call call" in stack for stack in seen)
+
+
+def seen_in(function, seconds=1.0):
+    """Return in which lines what calls it again and again was seen, each with its share of the looks."""
+    sampler, until = stations.Sampler(), perf_counter() + seconds
+    while perf_counter() < until:
+        function()
+    sampler.stop()
+    lines = Counter(look.line.removeprefix(f"{__file__}:") for look in sampler.seen)
+    return {line: count / lines.total() for line, count in lines.items()}
+
+
+def test_work_in_python_is_seen_beside_code_that_lets_go_of_the_interpreter():
+    data, packed, summed = os.urandom(20_000), [], []
+
+    def step():
+        began = thread_time()
+        zlib.compress(data)
+        packed.append(thread_time() - began)
+        sum([number * number for number in range(30_000)])
+        summed.append(thread_time() - began - packed[-1])
+
+    first, seen = step.__code__.co_firstlineno, seen_in(step)
+    truth = sum(summed) / sum(packed + summed)
+    assert truth / 2 < seen[str(first + 4)] < 1.5 * truth
+
+
+def test_threads_take_turns_sooner_only_while_a_sampler_looks():
+    usual = sys.getswitchinterval()
+    one = stations.Sampler()
+    assert sys.getswitchinterval() == pytest.approx(stations.TURN)
+    one.stop()
+    one.stop()
+    assert sys.getswitchinterval() == pytest.approx(usual)
+    one = stations.Sampler()
+    sys.setswitchinterval(0.003)  # the program's own
+    one.stop()
+    assert sys.getswitchinterval() == pytest.approx(0.003)
+    sys.setswitchinterval(1e-6)
+    one = stations.Sampler()
+    assert sys.getswitchinterval() == pytest.approx(1e-6)
+    one.stop()
+    assert sys.getswitchinterval() == pytest.approx(1e-6)
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.parametrize(("share", "times"), [(0, 0), (10, 2), (40, 8), (60, 12), (100, 20)])
+def test_fetches_are_said_to_collate_as_long_as_they_do(share, times):
+    now = [0]
+
+    class Clocked(stations.Sampler):
+        _wall = staticmethod(lambda: now[0])
+
+        def _run(self):
+            pass
+
+    def collate(samples):
+        now[0] += share
+        return samples[0]
+
+    sampler, found = Clocked(), []
+    sampler.stop()
+    for _ in range(20):
+        sampler.begin()
+        now[0] += 100 - share
+        assert sampler.timed(collate)([3]) == 3
+        found.append(sampler.most())
+    line = collate.__code__.co_firstlineno
+    assert found.count((Cause.COLLATE, f"{__file__}:{line}")) == times
+    assert found.count(None) == 20 - times
+
+
+def test_what_collates_is_timed_in_a_block_alone_and_its_error_is_the_programs():
+    fetcher = SimpleNamespace(collate_fn=lambda samples: 1 // samples)
+    mine, sampler = fetcher.collate_fn, stations.Sampler()
+    with pytest.raises(ZeroDivisionError), sampler.timing(fetcher):
+        assert fetcher.collate_fn(1) == 1
+        fetcher.collate_fn(0)
+    sampler.stop()
+    assert fetcher.collate_fn is mine
+
+
+def test_own_frames_are_kept_by_nobody():
+    class Thing:
+        pass
+
+    def call():
+        thing = Thing()
+        place = stations.place_of(stations.stack_of())
+        return weakref.ref(thing), place
+
+    gc.disable()
+    try:
+        gone, place = call()
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert place == (Cause.NONE, f"{__file__}:{call.__code__.co_firstlineno + 2}")
 
 
 def test_an_empty_stack_is_nowhere():

@@ -14,7 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loaderviz
-from loaderviz.timeline import DEVICE_KINDS, ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder, TimelineError
+from loaderviz.timeline import (
+    DEVICE_KINDS,
+    ArrowKind,
+    Cause,
+    Context,
+    Kind,
+    Look,
+    Timeline,
+    TimelineBuilder,
+    TimelineError,
+)
 
 SEEDS = st.integers(0, 10_000)
 
@@ -33,6 +43,16 @@ def test_json_round_trip(seed):
     assert again == timeline
     dtypes = ({name: values.dtype for name, values in each.spans.items()} for each in (again, timeline))
     assert next(dtypes) == next(dtypes)
+
+
+def test_where_the_program_was_seen_is_kept_and_what_former_files_have_of_it_is_left_out():
+    timeline = factory.loader("prefetch")
+    seen = replace(timeline, context=replace(timeline.context, looks=(Look(3, 5_000_000, "a.py:1"),)))
+    data = json.loads(json.dumps(seen.to_dict()))
+    assert Timeline.from_dict(data).context == seen.context
+    del data["context"]["looks"]
+    data["context"]["lines"] = {"a.py:1": 5_000_000}
+    assert Timeline.from_dict(data).context == timeline.context
 
 
 def test_large_numbers_and_many_names_stay_what_they_are():
@@ -78,6 +98,13 @@ HOSTILE = {
     "a device": lambda data: data["context"].update(device=["a100"]),
     "samples": lambda data: data["context"].update(samples=True),
     "notes": lambda data: data["context"].update(notes=[3]),
+    "looks": lambda data: data["context"].update(looks=3),
+    "a look": lambda data: data["context"].update(looks=[3]),
+    "a look that lacks something": lambda data: data["context"].update(looks=[[3, 4]]),
+    "a look of too much": lambda data: data["context"].update(looks=[[3, 4, "a.py:1", 5]]),
+    "a look's line": lambda data: data["context"].update(looks=[[3, 4, 5]]),
+    "a look's time": lambda data: data["context"].update(looks=[["3", 4, "a.py:1"]]),
+    "a look's far time": lambda data: data["context"].update(looks=[[2**70, 4, "a.py:1"]]),
     "versions": lambda data: data["context"].update(versions={"torch": 2}),
     "a mark's text": lambda data: data.update(marks=[MARK | {"text": None}]),
     "a mark's spans": lambda data: data.update(marks=[MARK | {"spans": [0]}]),
@@ -102,6 +129,7 @@ SAID = {
     "names: [None]": "one of its 'names' is null, where a text belongs",
     "halves": "one of its 'start' is 0.5, where a whole number belongs",
     "samples": "the samples of a context is true",
+    "a look": "the looks of a context is a list",
     "a mark's text": "the text of a mark is null",
 }
 

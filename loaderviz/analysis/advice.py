@@ -806,8 +806,7 @@ def between_epochs(facts: Evidence) -> Finding | None:
         idle = f", in which the GPU is idle for {words.duration(time - work)}"
         less = f", less {words.duration(work)} in which the GPU works"
     else:
-        looks = sorted(facts.timeline.context.lines.items(), key=lambda look: -look[1])
-        lines = [(words.place(line), ns) for line, ns in looks]
+        lines = [(words.place(line), ns) for line, ns in facts.seen_lines(breaks)]
         if not len(facts.marked.evaluated) and (not lines or lines[0][1] < MOST_OF_IT * time):
             return None  # another process may have had the processor for so long
     told = ", ".join(f"at {line} for {words.duration(ns)}" for line, ns in lines[:3] if ns >= IN_LINE * time)
@@ -851,18 +850,14 @@ def outlier_fetch(facts: Evidence) -> Finding | None:
 
 def _seen_on_cpu(facts: Evidence) -> Finding | None:
     """The line in which the main thread was seen most often, outside of torch and of its loader."""
-    lines, window = facts.timeline.context.lines, max(1, facts.window)
+    lines, window = facts.seen_lines(facts.judged), max(1, facts.window)
     if not (lines and facts.steps):
         return None
-    between = intervals.length(facts.outside)  # what is done there is told by itself, and most of it in one line
-    line = max(lines, key=lines.__getitem__)
-    if len(lines) > 1 and lines[line] > MOST_OF_IT * between:
-        lines = lines | {line: max(0, lines[line] - between)}
-        line = max(lines, key=lines.__getitem__)
+    line, looks = lines[0]
     other = min(facts.summary.breakdown.get("idle: other", 0), round((facts.summary.step or window) * facts.steps))
     whole = max(1, facts.timeline.duration - facts.length(facts.loop & facts.timeline.where(Kind.WAIT)))
     other = round(other * max(0.0, 1 - facts.timeline.context.usage.get("loop lacked", 0) / whole))  # no core for it
-    time = round(other * lines[line] / sum(lines.values()))
+    time = min(other, looks)
     if time < IN_LINE * window:
         return None
     gain = facts.gain(other, "what the main thread does outside of torch and of its loader", Floor(0, ""))
@@ -895,9 +890,9 @@ def other_work_in_loop(facts: Evidence) -> Found:
     if line < 0 or facts.unseen:
         return None
     time, timeline = intervals.length(when), facts.timeline
-    place, seen = words.place(timeline.sources[line]), timeline.context.lines
-    if seen and max(seen.values()) > MOST_OF_IT * time:  # a line that calls nothing of torch: the one before hides it
-        place = words.place(max(seen, key=seen.__getitem__))
+    place, seen = words.place(timeline.sources[line]), facts.seen_lines(facts.judged)
+    if seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch: the one before hides it
+        place = words.place(seen[0][0])
     gain = facts.bound(time, "what this line takes", host=when)
     mine = facts.loop & (timeline.source == line)
     names = ", ".join(names_of(facts, mine & (facts.last > facts.first))[:2])

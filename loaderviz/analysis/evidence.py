@@ -6,9 +6,10 @@ Everything is clipped to the window that is judged. A timeline may lack batches,
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import compress, pairwise
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -600,6 +601,14 @@ class Evidence:
         fetches = self.covered(self.loop & self.timeline.where(Kind.FETCH))
         within = intervals.covers(fetches, self.first)[self.launched_by] & (self.launched_by >= 0)
         return self.mask(Kind.COPY_H2D) & within
+
+    def seen_lines(self, when: Intervals) -> list[tuple[str, int]]:
+        """In which lines outside of torch the main thread was seen in this time, for how many ns, the longest first."""
+        looks, found = self.timeline.context.looks, Counter[str]()
+        times = np.array([look.time for look in looks], np.int64)
+        for look in compress(looks, intervals.covers(when, times)):
+            found[look.line] += look.lasts
+        return found.most_common()
 
     @cached_property
     def fetches(self) -> Mask:

@@ -232,7 +232,7 @@ class RealRun:
             host,
             clock=found.clock,
             cores=many,
-            lines=found.lines,
+            looks=found.looks,
             faults=tuple(self._loader.faults),
             shared_memory=shared_memory(),
             usage=found.usage,
@@ -467,12 +467,17 @@ class LoaderRanges:
         if feed is None or not self.live or not self._here():
             return original(fetcher, indices)
         start, used = perf_counter_ns(), usage()
-        if self.sampler is not None:
-            self.sampler.begin()
+        place: Place | None = None
         with self.say(f"fetch batch {feed.batch}", feed.batch):
-            data = original(fetcher, indices)
+            if self.sampler is None:
+                data = original(fetcher, indices)
+            else:
+                self.sampler.begin()
+                with self.sampler.timing(fetcher):
+                    data = original(fetcher, indices)
+                place = self.sampler.most()
         end, now = perf_counter_ns(), usage()
-        place = (self.sampler.most() if self.sampler is not None else None) or Place(Cause.NONE, "")
+        place = place or Place(Cause.NONE, "")
         if self.live:  # still
             meanwhile = Usage(0, now.disk - used.disk, now.lacked - used.lacked)  # other threads are the model's
             waited = max(0, end - start - (now.busy - used.busy))

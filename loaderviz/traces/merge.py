@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,8 +27,7 @@ from loaderviz.batches import (
     numbers_of,
 )
 from loaderviz.intervals import tracks
-from loaderviz.stations import PERIOD
-from loaderviz.timeline import Cause, Kind, Lane, Timeline
+from loaderviz.timeline import Cause, Kind, Lane, Look, Timeline
 from loaderviz.traces.kineto import RawTrace
 from loaderviz.traces.steps import with_spans
 
@@ -70,7 +69,7 @@ class Own:
     left: dict[int, int]
     batches: dict[tuple[int, int, int], int]
     mine: dict[int, Fetch]
-    seen: Sequence[tuple[int, str]]
+    seen: Sequence[Look]
     swapped: int
     lacked: int
 
@@ -122,8 +121,8 @@ def merged(timeline: Timeline, own: Own) -> Timeline:
     ends = np.where(host, np.minimum(timeline.end, end), timeline.end)
     timeline = replace(timeline, spans=timeline.spans | {"end": ends}).only(~host | inside)
     timeline, added = _with_workers(_completed(_translated(timeline, main), main, own), own, there, begin, end)
-    lines, usage = _lines(timeline, own.seen, there, begin, end), _usage(own, there, begin, end)
-    timeline = replace(timeline, context=replace(timeline.context, lines=lines, usage=usage))
+    looks, usage = _looks(timeline, own.seen, there, begin, end), _usage(own, there, begin, end)
+    timeline = replace(timeline, context=replace(timeline.context, looks=looks, usage=usage))
     if not added:
         return timeline
     drift = f", which drifted by {words.duration(abs(there.drift))}" if abs(there.drift) > there.error else ""
@@ -256,18 +255,13 @@ def _with_workers(timeline: Timeline, own: Own, there: Clock, begin: int, end: i
     return replace(timeline, spans=spans, lanes=tuple(every[number] for number in order)).sorted(), bool(rows)
 
 
-def _lines(timeline: Timeline, seen: Sequence[tuple[int, str]], there: Clock, begin: int, end: int) -> dict[str, int]:
-    """Return for how many ns the main thread was in each line outside of torch: looks at it, each until the next."""
-    looks = [(there.of(time), line) for time, line in seen if begin <= there.of(time) < end]
+def _looks(timeline: Timeline, seen: Sequence[Look], there: Clock, begin: int, end: int) -> tuple[Look, ...]:
+    """Return the looks at the main thread that found it outside of torch, with the times of the timeline."""
+    looks = [look._replace(time=there.of(look.time)) for look in seen if begin <= there.of(look.time) < end]
     told = timeline.where(Kind.OPERATOR, Kind.FETCH, Kind.PIN, Kind.WAIT, Kind.API)
     told &= timeline.in_lanes(lambda lane: lane.role == "main")
     inside = intervals.union(timeline.start[told], timeline.end[told])
-    found: dict[str, int] = {}
-    for (time, line), (until, _) in pairwise([*looks, (end, "")]):
-        if not len(inside) or not intervals.covers(inside, np.array([time]))[0]:
-            lasts = min(until - time, round(2 * PERIOD * 1e9))
-            found[line] = found.get(line, 0) + lasts
-    return found
+    return tuple(compress(looks, ~intervals.covers(inside, np.array([look.time for look in looks], np.int64))))
 
 
 def _usage(own: Own, there: Clock, begin: int, end: int) -> dict[str, int]:

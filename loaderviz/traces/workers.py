@@ -96,6 +96,7 @@ class RecordedLoop:
             log = FileLog(self.folder / f"{self.iterator}-{worker}", max(1, self.workers))
             if not self.workers:
                 log.sampler = Sampler()
+                given.arguments["collate_fn"] = log.sampler.timed(given.arguments["collate_fn"])
             for name in ("in_queue", "out_queue") if self.workers else ("index_queue", "data_queue"):
                 given.arguments[name] = LoggedQueue(given.arguments[name], log)
         except (OSError, TypeError, KeyError, ValueError):  # nothing may keep it from its work

@@ -111,7 +111,7 @@ def install(session: Session, patches: Patches) -> None:
     patches.at_end(functools.partial(processor_time.watch, False))
     processor_time.watch()
     if session.measured:
-        session.sampler = session.meter.sampler = Sampler(own=True)
+        session.sampler = session.meter.sampler = Sampler(lambda: session.runtime.now, own=True)
         patches.at_end(session.sampler.stop)
 
     def look(loader: Any = None) -> None:  # each DataLoader calls it when it is made
@@ -145,6 +145,8 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
 
     def create_counting(*arguments: Any) -> Any:
         fetcher = create(*arguments)
+        if meter.sampler is not None:
+            fetcher.collate_fn = meter.sampler.timed(fetcher.collate_fn)
         fetch = fetcher.fetch
 
         def counting(indices: Any) -> Fetched:
@@ -282,7 +284,8 @@ class Iterators:
             iterator._next_batch = session.batches.new_iterator()
         batch = iterator._next_batch
         session.leave()
-        with session.fetching_data() as meter:
+        timing = session.sampler.timing(fetcher) if session.sampler is not None else contextlib.nullcontext()
+        with session.fetching_data() as meter, timing:
             data = fetcher.fetch(index)
         session.enter("DataLoader")
         iterator._next_batch += 1
@@ -600,7 +603,7 @@ class Meter(TorchDispatchMode):
 
     def note(self, does: Cause, time: int) -> None:
         """Note that so many ns of the fetch go to what the program does at its line."""
-        if (place := place_of(stack_of(threading.get_ident()))) is not None:
+        if (place := place_of(stack_of())) is not None:
             self._places[place._replace(cause=does if place.cause != Cause.COLLATE else place.cause)] += time
 
     def wall(self) -> int:

@@ -9,7 +9,6 @@ import re
 import sys
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -34,7 +33,7 @@ from loaderviz.emulator.torch.tensors import HostTag, TensorMemory
 from loaderviz.emulator.torch.tracking import AccessTracking
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.machine import shared_memory
-from loaderviz.stations import PERIOD, Sampler
+from loaderviz.stations import Sampler
 from loaderviz.timeline import Cause, Context, Timeline
 
 if TYPE_CHECKING:
@@ -227,13 +226,6 @@ class Session(TensorMemory):
                 some = source.detach().flatten()[:: max(1, source.numel() // WIDE)].double()
                 if holds_bytes(some):
                     self.faults.setdefault("wide-dtype")
-
-    def _lines(self) -> dict[str, int]:
-        """Return for how many ns the program was in each of its lines, by looks at it."""
-        if self.sampler is None:
-            return {}
-        looks = Counter(line for _, line in self.sampler.seen)
-        return {line: round(count * PERIOD * 1e9) for line, count in looks.items()}
 
     def enter(self, call: str) -> None:
         """Every way into the emulator passes here: the right thread? And where Python is measured, how late is it?"""
@@ -509,7 +501,7 @@ class Session(TensorMemory):
             unpriced=unpriced,
             measured=measured,
             faults=tuple(self.faults),
-            lines=self._lines(),
+            looks=tuple(self.sampler.seen) if self.sampler is not None else (),
             sent=self.sent / max(1, self.fetched_by_workers),
             shared_memory=shared_memory() if self.measured else None,
         )
