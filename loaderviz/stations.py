@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import accumulate, chain, repeat, starmap, takewhile, tee
 from operator import attrgetter
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -128,15 +128,16 @@ class Sampler:
     """Looks at the thread that made it, from another one, until `stop`.
 
     A look stands for the time since the one before, as told by `clock` [ns]. `own`: beside fetches only where the
-    program itself works, as it runs on the emulator. Meanwhile Python's threads take turns sooner: with its usual 5 ms
-    a look comes where C code lets go of the interpreter, and a loop in Python of 3 ms is never seen.
+    program itself works, as it runs on the emulator. `often`: so many looks come sooner. Meanwhile Python's threads
+    take turns sooner: with its usual 5 ms a look comes where C code lets go of the interpreter, and a loop in Python
+    of 3 ms is never seen.
     """
 
-    _wall = staticmethod(perf_counter_ns)  # the real one: a recording has others
+    _wall, _sleep = staticmethod(perf_counter_ns), staticmethod(sleep)  # the real ones: a recording has others
 
-    def __init__(self, clock: Callable[[], int] = perf_counter_ns, *, own: bool = False) -> None:
-        self._clock, self._own = clock, own
-        self._thread, self._stopped, self._counts = threading.get_ident(), threading.Event(), Counter[Place]()
+    def __init__(self, clock: Callable[[], int] = perf_counter_ns, *, own: bool = False, often: int = OFTEN) -> None:
+        self._clock, self._own, self._often = clock, own, often
+        self._thread, self._stopped, self._counts = threading.get_ident(), False, Counter[Place]()
         self._looks, self.seen = False, list[Look]()  # all looks beside a fetch
         self._last: Place | None = None
         self._collate = Place(Cause.COLLATE, "")
@@ -195,15 +196,16 @@ class Sampler:
         return self._last
 
     def stop(self) -> None:
-        """Look no more."""
-        if not self._stopped.is_set() and sys.getswitchinterval() == self._turn:  # the program has set no other
+        """Look no more. Without a lock: a forked process stops its parent's, whose thread may have held one."""
+        if not self._stopped and sys.getswitchinterval() == self._turn:  # the program has set no other
             sys.setswitchinterval(self._usual + HALF)
-        self._stopped.set()
+        self._stopped = True
 
     def _run(self) -> None:
         before = self._wall()
-        for period in chain(repeat(SOON, OFTEN), repeat(PERIOD)):
-            if self._stopped.wait(period):
+        for period in chain(repeat(SOON, self._often), repeat(PERIOD)):
+            self._sleep(period)
+            if self._stopped:
                 return
             place, own = self._look()
             now = self._wall()

@@ -4,12 +4,13 @@ import gc
 import linecache
 import os
 import re
+import signal
 import sys
 import threading
 import weakref
 import zlib
 from collections import Counter
-from time import perf_counter, thread_time
+from time import perf_counter, sleep, thread_time
 from types import SimpleNamespace
 
 import pytest
@@ -124,6 +125,27 @@ def test_threads_take_turns_sooner_only_while_a_sampler_looks():
     one.stop()
     assert sys.getswitchinterval() == pytest.approx(1e-6)
     sys.setswitchinterval(usual)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_process_stops_its_parents_sampler(monkeypatch):
+    """Whatever the thread that looks was doing when the process was forked."""
+    monkeypatch.setattr(stations, "SOON", 0)
+    for _ in range(60):
+        sampler = stations.Sampler(often=10**9)
+        child = os.fork()
+        if not child:
+            sampler.stop()
+            os._exit(0)
+        until = perf_counter() + 20
+        while not (gone := os.waitpid(child, os.WNOHANG)[0]) and perf_counter() < until:
+            sleep(0.001)
+        sampler.stop()
+        if not gone:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        assert gone
 
 
 @pytest.mark.parametrize(("share", "times"), [(0, 0), (10, 2), (40, 8), (60, 12), (100, 20)])

@@ -95,7 +95,7 @@ class RecordedLoop:
             worker = "pin" if self.workers else given.arguments["worker_id"]
             log = FileLog(self.folder / f"{self.iterator}-{worker}", max(1, self.workers))
             if not self.workers:
-                log.sampler = Sampler()
+                log.sampler = Sampler(often=0)  # there are many workers
                 given.arguments["collate_fn"] = log.sampler.timed(given.arguments["collate_fn"])
             for name in ("in_queue", "out_queue") if self.workers else ("index_queue", "data_queue"):
                 given.arguments[name] = LoggedQueue(given.arguments[name], log)

@@ -219,9 +219,7 @@ def test_after_the_last_step_nothing_more_is_kept():
         for step, _ in enumerate(DataLoader(torch.arange(400.0), 2, num_workers=2)):
             if step in (50, 199):
                 logs = sum(file.stat().st_size for file in recording._run._folder.iterdir())
-                kept.append(
-                    (logs, len(recording._run._loader.batches), recording._run._loader.sampler._stopped.is_set())
-                )
+                kept.append((logs, len(recording._run._loader.batches), recording._run._loader.sampler._stopped))
     assert kept[0] == kept[1] and kept[0][1:] == (4, True)
     assert {row.batch for row in recording.timeline.rows(Kind.FETCH)} >= {0, 1, 2}
 

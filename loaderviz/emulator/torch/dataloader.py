@@ -134,7 +134,7 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
     """Run a module's worker loop in the worker, which has torch's own, with sleeps counted instead of slept."""
     processor_time.watch()
     meter = Meter(host, measured)
-    meter.sampler = Sampler() if measured else None
+    meter.sampler = Sampler(often=0) if measured else None  # there are many workers
     for guard in _get_current_function_mode_stack():
         if measured and isinstance(guard, Guard):
             guard.touches = meter.touches
