@@ -1087,6 +1087,16 @@ def on_the_cpu(looks, pause=0):
     return replace(timeline, context=replace(timeline.context, looks=seen))
 
 
+def test_a_loop_on_the_cpu_whose_steps_are_uneven_is_still_no_work_of_a_gpu():
+    spans, now = [], 0
+    for n in range(60):
+        end = now + (300 if n % 10 == 7 else 100) * US
+        spans += [("main", now, end, Kind.RANGE, {"name": f"batch {n}: 8 samples", "batch": n})]
+        spans += [("main", now, end, Kind.OPERATOR, {"name": "aten::mm"})]
+        now = end
+    assert [finding.kind for finding in lv.advise(factory.made(*spans))] == ["no-gpu-work", "uneven-steps"]
+
+
 def test_other_work_is_where_the_loop_was_seen_in_its_steps():
     before = [(time, 20, "prepare.py:3") for time in range(0, 100, 20)]
     (finding,) = lv.advise(on_the_cpu([*before, *((107 + 10 * n, 4, "train.py:20") for n in range(12))]))

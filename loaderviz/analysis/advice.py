@@ -1202,8 +1202,9 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     warm = warm_up(facts)
     doubts, beside = ([each for find in part if (each := find(facts))] for part in (DOUBTS, BESIDE))
     beside = [*filter(None, [warm]), *beside]
-    unclear = {"short-window", "uneven-steps"} & {each.kind for each in (*doubts, *beside)}
-    told = worth or ([] if warm or unclear else [nothing(facts, found)])
+    beyond = {each.kind for each in (*doubts, *beside)}
+    told = worth or ([] if warm or "short-window" in beyond else [nothing(facts, found)])
+    told = [each for each in told if each.kind != "nothing-to-gain" or "uneven-steps" not in beyond]
     if worth and (facts.unseen or (facts.timeline.context.missing and facts.timeline.context.origin == "file")):
         told.append(nothing(facts, found))
     elif worth and not facts.summary.busy and facts.timeline.context.origin == "emulated":
