@@ -8,6 +8,7 @@ Light: worker processes import it. A look takes some 30 µs, so that it is 0.2 %
 
 from __future__ import annotations
 
+import gc
 import linecache
 import os
 import re
@@ -18,10 +19,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import accumulate, chain, repeat, starmap, takewhile, tee
-from operator import attrgetter
+from functools import partial
+from itertools import accumulate, chain, compress, repeat, starmap, takewhile, zip_longest
+from operator import attrgetter, call, truth
 from time import perf_counter_ns, sleep
-from types import FrameType
+from types import CodeType
 from typing import Any, NamedTuple
 
 from loaderviz.timeline import Cause, Look
@@ -46,7 +48,20 @@ _MODULES = (
 )
 
 
-Stack = list[tuple[FrameType, int]]  # frames and their lines
+class Call(NamedTuple):
+    """A function on a stack, where it is (None: an instruction of no line), and its module's names."""
+
+    code: CodeType
+    line: int | None
+    names: dict[str, Any]
+
+    @property
+    def file(self) -> str:
+        """Return the file it is in."""
+        return self.code.co_filename
+
+
+Stack = list[Call]  # the innermost first
 
 
 class Place(NamedTuple):
@@ -62,32 +77,38 @@ def is_program(file: str) -> bool:
 
 
 def stack_of(thread: int | None = None) -> Stack:
-    """Return the frames of a thread, the innermost first, each with its line; none of a thread that has ended.
+    """Return what a thread is in, the innermost call first; nothing of a thread that has ended. None: the own one.
 
-    Without a thread those of the caller. This function's own frame would keep the list, and so all of them, alive.
-    Iterators in C alone find them, so that no other thread runs meanwhile: while a thread goes on, `f_back` of its
-    frames leads to frames of other calls, and to what are no frames (seen with Python 3.11).
+    Iterators in C alone follow its frames, and leave them before another thread runs: while a thread goes on, `f_back`
+    of its frames leads to frames of other calls, and a frame that outlives its call is no frame any more. No garbage is
+    collected meanwhile, since that may run Python (seen with Python 3.11: wrong frames, and crashes).
     """
+    enabled: list[bool] = []
+    begin = starmap(call, [(partial(enabled.extend, map(call, [gc.isenabled])),), (gc.disable,)])
     leaf = iter([sys._getframe(1)]) if thread is None else map(dict.get, starmap(sys._current_frames, [()]), [thread])
-    frames, same = tee(accumulate(chain[Any](leaf, repeat("f_back")), getattr))
-    seen = list[tuple[FrameType, int | None]]()
-    with suppress(AttributeError):  # the frame beyond the last one is None, and has no line
-        seen.extend(zip(frames, map(attrgetter("f_lineno"), same)))  # noqa: B905
-    return [(frame, line or frame.f_code.co_firstlineno) for frame, line in seen]  # some instructions are of no line
+    frames = takewhile(truth, accumulate(chain[Any](leaf, repeat("f_back")), getattr))
+    told = map(attrgetter("f_code", "f_lineno", "f_globals"), frames)
+    stack: list[Any] = []
+    try:
+        stack.extend(chain[Any](begin, told, map(call, compress([gc.enable], enabled))))
+    except BaseException:
+        if enabled == [True]:
+            gc.enable()
+        raise
+    return [Call(*each) for each in stack if each]
 
 
 def place_of(stack: Stack) -> Place | None:
     """Return where a stack is; None where nothing of the program is on it."""
-    line, fetches, collates = "", False, False
-    for depth, (frame, number) in enumerate(stack):
-        file = frame.f_code.co_filename
-        if _LOADER in file and not file.endswith((_FETCH, _COLLATE)):  # it waits for a batch
+    line, text, fetches, collates = "", "", False, False
+    for each, caller in zip_longest(stack, stack[1:]):
+        if _LOADER in each.file and not each.file.endswith((_FETCH, _COLLATE)):  # it waits for a batch
             return None
-        if not line and is_program(file):
-            line, text = f"{file}:{number}", linecache.getline(file, number)
-        caller = stack[depth + 1][0] if depth + 1 < len(stack) else None
-        if caller is not None and caller.f_code.co_filename.endswith(_FETCH):
-            fetches, collates = True, _is_collate(frame, caller)
+        if not line and is_program(each.file):
+            number = each.line or each.code.co_firstlineno
+            line, text = f"{each.file}:{number}", linecache.getline(each.file, number)
+        if caller is not None and caller.file.endswith(_FETCH):
+            fetches, collates = True, each.file.endswith(_COLLATE) or each.code is _TIMED
             break
     if not (line or collates):
         return None
@@ -95,33 +116,26 @@ def place_of(stack: Stack) -> Place | None:
         return Place(Cause.NONE, line)
     if collates:
         return Place(Cause.COLLATE, line)
-    module = str(stack[0][0].f_globals.get("__name__"))
+    module = str(stack[0].names.get("__name__"))
     told = [cause for cause, sign in _SIGNS if sign.search(text)]
     found = [cause for cause, names in _MODULES if module.startswith(names)]
     return Place((found or told or [Cause.TRANSFORM])[0], line)
 
 
-def _is_collate(frame: FrameType, fetch: FrameType) -> bool:
-    collate = getattr(fetch.f_locals.get("self"), "collate_fn", None)
-    code = getattr(collate, "__code__", None) or getattr(getattr(type(collate), "__call__", None), "__code__", None)  # noqa: B004
-    return frame.f_code is code or frame.f_code.co_filename.endswith(_COLLATE)
-
-
 def is_own(stack: Stack) -> bool:
     """Tell whether a stack is in the program's own code, or in what it calls beside torch and the emulator."""
-    for frame, _ in stack:
-        file = frame.f_code.co_filename
-        if is_program(file):
+    for each in stack:
+        if is_program(each.file):
             return True
-        if file.startswith(_HERE) or f"{os.sep}torch{os.sep}" in file:
+        if each.file.startswith(_HERE) or f"{os.sep}torch{os.sep}" in each.file:
             return False
     return False
 
 
 def is_training(stack: Stack) -> bool:
     """Tell whether a stack is in what torch does of a step in Python, such as the call of a module, or an optimizer."""
-    files = takewhile(lambda file: not is_program(file), (frame.f_code.co_filename for frame, _ in stack))
-    return any(part in file for file in files for part in _TRAINS)
+    inside = takewhile(lambda each: not is_program(each.file), stack)
+    return any(part in each.file for each in inside for part in _TRAINS)
 
 
 class Sampler:
@@ -133,7 +147,7 @@ class Sampler:
     of 3 ms is never seen.
     """
 
-    _wall, _sleep = staticmethod(perf_counter_ns), staticmethod(sleep)  # the real ones: a recording has others
+    wall, _sleep = staticmethod(perf_counter_ns), staticmethod(sleep)  # the real ones: a recording has others
 
     def __init__(self, clock: Callable[[], int] = perf_counter_ns, *, own: bool = False, often: int = OFTEN) -> None:
         self._clock, self._own, self._often = clock, own, often
@@ -151,32 +165,13 @@ class Sampler:
     def begin(self) -> None:
         """A fetch begins."""
         self._counts.clear()
-        self._looks, self._began, self._collated = True, self._wall(), 0
+        self._looks, self._began, self._collated = True, self.wall(), 0
 
-    def timed(self, collate: Callable[..., object]) -> Callable[..., object]:
-        """Return what makes batches of samples, timed: that is known of each fetch, and needs no look."""
-        code = getattr(collate, "__code__", None)
+    def collated(self, code: CodeType | None, time: int) -> None:
+        """What makes batches of samples has taken so many ns, as is known of each fetch without a look."""
+        self._collated += time
         if code is not None and is_program(code.co_filename):
             self._collate = Place(Cause.COLLATE, f"{code.co_filename}:{code.co_firstlineno}")
-
-        def make(samples: object) -> object:
-            began = self._wall()
-            try:
-                return collate(samples)
-            finally:
-                self._collated += self._wall() - began
-
-        return make
-
-    @contextmanager
-    def timing(self, fetcher: Any) -> Iterator[None]:
-        """Time what makes the batches of one of torch's fetchers, in this block."""
-        collate = fetcher.collate_fn
-        fetcher.collate_fn = self.timed(collate)
-        try:
-            yield
-        finally:
-            fetcher.collate_fn = collate
 
     def most(self) -> Place | None:
         """The fetch ends: return where it was seen most often; for one between two looks, where the last one was.
@@ -184,7 +179,7 @@ class Sampler:
         So many of the fetches are said to be collating that these take as long as collating takes in all.
         """
         self._looks = False
-        took = self._wall() - self._began
+        took = self.wall() - self._began
         self._owed += self._collated
         seen = {place: count for place, count in self._counts.items() if place.cause != Cause.COLLATE}
         made = [place for place in self._counts if place.cause == Cause.COLLATE and place.line]
@@ -202,13 +197,13 @@ class Sampler:
         self._stopped = True
 
     def _run(self) -> None:
-        before = self._wall()
+        before = self.wall()
         for period in chain(repeat(SOON, self._often), repeat(PERIOD)):
             self._sleep(period)
             if self._stopped:
                 return
             place, own = self._look()
-            now = self._wall()
+            now = self.wall()
             lasts, before = min(now - before, round(2 * period * 1e9)), now
             if place is not None and self._looks and place.cause:
                 self._counts[place] += 1
@@ -216,6 +211,35 @@ class Sampler:
                 self.seen.append(Look(self._clock(), lasts, place.line))
 
     def _look(self) -> tuple[Place | None, bool]:
-        """Return where the thread is; a frame that was kept until the next look would keep what it holds alive."""
+        """Return where the thread is, and whether that is to be counted."""
         stack = stack_of(self._thread)
         return place_of(stack), is_own(stack) if self._own else not is_training(stack)
+
+
+def timed(collate: Callable[..., object], sampler: Sampler | None) -> Callable[..., object]:
+    """Return what makes batches of samples, by which `place_of` knows it, and whose time the sampler is told."""
+
+    def make(samples: object) -> object:
+        if sampler is None:
+            return collate(samples)
+        began = sampler.wall()
+        try:
+            return collate(samples)
+        finally:
+            sampler.collated(getattr(collate, "__code__", None), sampler.wall() - began)
+
+    return make
+
+
+_TIMED = timed(list, None).__code__
+
+
+@contextmanager
+def timing(fetcher: Any, sampler: Sampler | None) -> Iterator[None]:
+    """Time what makes the batches of one of torch's fetchers, in this block."""
+    collate = fetcher.collate_fn
+    fetcher.collate_fn = timed(collate, sampler)
+    try:
+        yield
+    finally:
+        fetcher.collate_fn = collate

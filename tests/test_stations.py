@@ -53,6 +53,8 @@ def test_a_thread_that_goes_on_while_its_line_is_read_was_where_it_was_seen(monk
 
 
 def test_a_stack_is_of_one_moment_while_its_thread_calls_and_returns():
+    """Also where garbage is collected, of which a program may be told in Python."""
+    gc.callbacks.append(lambda phase, told: sum(range(3)))
     begun, ended, before = [], [], sys.getswitchinterval()
 
     def numbers(upto):
@@ -77,7 +79,8 @@ def test_a_stack_is_of_one_moment_while_its_thread_calls_and_returns():
     sys.setswitchinterval(before)
     ended.append(True)
     thread.join()
-    seen = {" ".join(frame.f_code.co_name for frame, _ in stack) for stack in stacks}
+    gc.callbacks.pop()
+    seen = {" ".join(call.code.co_name for call in stack) for stack in stacks}
     whole = re.compile("(numbers )*(<genexpr> )?(call )*work run _bootstrap_inner _bootstrap")
     assert [stack for stack in seen if not whole.fullmatch(stack)] == []
     assert any("call call" in stack for stack in seen)
@@ -153,7 +156,7 @@ def test_fetches_are_said_to_collate_as_long_as_they_do(share, times):
     now = [0]
 
     class Clocked(stations.Sampler):
-        _wall = staticmethod(lambda: now[0])
+        wall = staticmethod(lambda: now[0])
 
         def _run(self):
             pass
@@ -167,7 +170,7 @@ def test_fetches_are_said_to_collate_as_long_as_they_do(share, times):
     for _ in range(20):
         sampler.begin()
         now[0] += 100 - share
-        assert sampler.timed(collate)([3]) == 3
+        assert stations.timed(collate, sampler)([3]) == 3
         found.append(sampler.most())
     line = collate.__code__.co_firstlineno
     assert found.count((Cause.COLLATE, f"{__file__}:{line}")) == times
@@ -177,7 +180,7 @@ def test_fetches_are_said_to_collate_as_long_as_they_do(share, times):
 def test_what_collates_is_timed_in_a_block_alone_and_its_error_is_the_programs():
     fetcher = SimpleNamespace(collate_fn=lambda samples: 1 // samples)
     mine, sampler = fetcher.collate_fn, stations.Sampler()
-    with pytest.raises(ZeroDivisionError), sampler.timing(fetcher):
+    with pytest.raises(ZeroDivisionError), stations.timing(fetcher, sampler):
         assert fetcher.collate_fn(1) == 1
         fetcher.collate_fn(0)
     sampler.stop()
@@ -200,6 +203,21 @@ def test_own_frames_are_kept_by_nobody():
     finally:
         gc.enable()
     assert place == (Cause.NONE, f"{__file__}:{call.__code__.co_firstlineno + 2}")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_whether_garbage_is_collected_is_as_before(monkeypatch, enabled):
+    (gc.enable if enabled else gc.disable)()
+    try:
+        for thread in (None, threading.get_ident(), 0):
+            stations.stack_of(thread)
+            assert gc.isenabled() is enabled
+        with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+            patch.setattr(stations, "attrgetter", lambda *names: lambda frame: 1 // 0)
+            stations.stack_of()
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
 
 
 def test_an_empty_stack_is_nowhere():

@@ -41,7 +41,7 @@ from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
 from loaderviz.loaders import base as loaders
 from loaderviz.machine import Usage, cores, shared_memory, swapped_in, thread_lacked, usage
-from loaderviz.stations import Place, Sampler
+from loaderviz.stations import Place, Sampler, timing
 from loaderviz.timeline import DEVICE_KINDS, Cause, Context, Timeline, TimelineBuilder
 from loaderviz.traces import merge, steps, workers
 from loaderviz.traces.assemble import assemble
@@ -467,15 +467,12 @@ class LoaderRanges:
         if feed is None or not self.live or not self._here():
             return original(fetcher, indices)
         start, used = perf_counter_ns(), usage()
-        place: Place | None = None
         with self.say(f"fetch batch {feed.batch}", feed.batch):
-            if self.sampler is None:
-                data = original(fetcher, indices)
-            else:
+            if self.sampler is not None:
                 self.sampler.begin()
-                with self.sampler.timing(fetcher):
-                    data = original(fetcher, indices)
-                place = self.sampler.most()
+            with timing(fetcher, self.sampler):
+                data = original(fetcher, indices)
+            place = self.sampler.most() if self.sampler is not None else None
         end, now = perf_counter_ns(), usage()
         place = place or Place(Cause.NONE, "")
         if self.live:  # still

@@ -29,7 +29,7 @@ from torch.utils.data import _utils
 
 from loaderviz.batches import nbytes
 from loaderviz.machine import Usage, own_memory, usage
-from loaderviz.stations import Sampler
+from loaderviz.stations import Sampler, timed
 
 # what, epoch, index, time [ns], bytes, ns that the thread was busy, cause, line, usage of the process, its own memory
 RECORD = struct.Struct("<12q")
@@ -96,7 +96,7 @@ class RecordedLoop:
             log = FileLog(self.folder / f"{self.iterator}-{worker}", max(1, self.workers))
             if not self.workers:
                 log.sampler = Sampler(often=0)  # there are many workers
-                given.arguments["collate_fn"] = log.sampler.timed(given.arguments["collate_fn"])
+                given.arguments["collate_fn"] = timed(given.arguments["collate_fn"], log.sampler)
             for name in ("in_queue", "out_queue") if self.workers else ("index_queue", "data_queue"):
                 given.arguments[name] = LoggedQueue(given.arguments[name], log)
         except (OSError, TypeError, KeyError, ValueError):  # nothing may keep it from its work

@@ -50,7 +50,7 @@ from loaderviz.emulator.torch.tensors import HostTag, is_on_device, set_tag, sto
 from loaderviz.errors import reraise
 from loaderviz.imports import starting
 from loaderviz.machine import thread_time_ns
-from loaderviz.stations import Place, Sampler, place_of, stack_of
+from loaderviz.stations import Place, Sampler, place_of, stack_of, timed, timing
 from loaderviz.timeline import Cause, Kind
 
 if TYPE_CHECKING:
@@ -145,8 +145,7 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
 
     def create_counting(*arguments: Any) -> Any:
         fetcher = create(*arguments)
-        if meter.sampler is not None:
-            fetcher.collate_fn = meter.sampler.timed(fetcher.collate_fn)
+        fetcher.collate_fn = timed(fetcher.collate_fn, meter.sampler)
         fetch = fetcher.fetch
 
         def counting(indices: Any) -> Fetched:
@@ -284,8 +283,7 @@ class Iterators:
             iterator._next_batch = session.batches.new_iterator()
         batch = iterator._next_batch
         session.leave()
-        timing = session.sampler.timing(fetcher) if session.sampler is not None else contextlib.nullcontext()
-        with session.fetching_data() as meter, timing:
+        with session.fetching_data() as meter, timing(fetcher, session.sampler):
             data = fetcher.fetch(index)
         session.enter("DataLoader")
         iterator._next_batch += 1
