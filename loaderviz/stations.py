@@ -19,12 +19,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, compress, repeat, starmap, takewhile, zip_longest
 from operator import attrgetter, call, truth
 from time import perf_counter_ns, sleep
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 from loaderviz.timeline import Cause, Look
 
@@ -32,8 +34,9 @@ PERIOD, SOON, OFTEN = 0.02, 0.005, 200  # s between two looks, but between so ma
 TURN, HALF = 0.0001, 5e-7  # s; Python cuts off what is less than a microsecond
 _HERE = os.path.dirname(__file__)
 _FOREIGN = (*{*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}, "<frozen")
-_FETCH, _COLLATE = (os.path.join("torch", "utils", "data", "_utils", name) for name in ("fetch.py", "collate.py"))
 _LOADER = os.path.join("torch", "utils", "data")
+_FETCH, _COLLATE = (os.path.join(_LOADER, "_utils", name) for name in ("fetch.py", "collate.py"))
+_WITHIN = _FETCH, _COLLATE, os.path.join(_LOADER, "dataset.py")  # its Subset and ConcatDataset ask the program's own
 _TRAINS = tuple(f"{os.sep}torch{os.sep}{name}" for name in ("nn", "optim", "autograd", "amp", "_dynamo", "_tensor.py"))
 # What the line says, or whose code it is in: the first that fits
 _SIGNS = (
@@ -102,7 +105,7 @@ def place_of(stack: Stack) -> Place | None:
     """Return where a stack is; None where nothing of the program is on it."""
     line, text, fetches, collates = "", "", False, False
     for each, caller in zip_longest(stack, stack[1:]):
-        if _LOADER in each.file and not each.file.endswith((_FETCH, _COLLATE)):  # it waits for a batch
+        if _LOADER in each.file and not each.file.endswith(_WITHIN):  # it waits for a batch
             return None
         if not line and is_program(each.file):
             number = each.line or each.code.co_firstlineno
@@ -138,6 +141,18 @@ def is_training(stack: Stack) -> bool:
     return any(part in each.file for each in inside for part in _TRAINS)
 
 
+COLLATES = Place(Cause.COLLATE, "")
+
+
+@dataclass
+class Told:
+    """What is known of one fetcher: where its fetches were last seen, what collates, and ns of that not yet told."""
+
+    last: Place | None = None
+    collate: Place = COLLATES
+    owed: int = 0
+
+
 class Sampler:
     """Looks at the thread that made it, from another one, until `stop`.
 
@@ -147,18 +162,19 @@ class Sampler:
     of 3 ms is never seen.
     """
 
+    _former: ClassVar[list[float]] = []  # s: how long turns are without a sampler; a forked process has its parent's
     wall, _sleep = staticmethod(perf_counter_ns), staticmethod(sleep)  # the real ones: a recording has others
 
     def __init__(self, clock: Callable[[], int] = perf_counter_ns, *, own: bool = False, often: int = OFTEN) -> None:
         self._clock, self._own, self._often = clock, own, often
         self._thread, self._stopped, self._counts = threading.get_ident(), False, Counter[Place]()
         self._looks, self.seen = False, list[Look]()  # all looks beside a fetch
-        self._last: Place | None = None
-        self._collate = Place(Cause.COLLATE, "")
-        self._began = self._collated = self._owed = 0  # ns
-        self._usual = sys.getswitchinterval()
+        self._fetchers, self._told = WeakKeyDictionary[Any, Told](), Told()
+        self._began = self._collated = 0  # ns
+        self._usual = self._former.pop() if self._former else sys.getswitchinterval()
         sys.setswitchinterval(min(TURN, self._usual) + HALF)
         self._turn = sys.getswitchinterval()
+        self._former.append(self._usual)
         with suppress(RuntimeError):  # no thread may start here: then nothing is known
             threading.Thread(target=self._run, daemon=True, name="loaderviz sampler").start()
 
@@ -167,11 +183,16 @@ class Sampler:
         self._counts.clear()
         self._looks, self._began, self._collated = True, self.wall(), 0
 
+    def by(self, fetcher: Any) -> None:
+        """It is the fetch of this fetcher."""
+        with suppress(TypeError):  # nothing is kept of one that cannot be told from another
+            self._told = self._fetchers.setdefault(fetcher, Told())
+
     def collated(self, code: CodeType | None, time: int) -> None:
         """What makes batches of samples has taken so many ns, as is known of each fetch without a look."""
         self._collated += time
-        if code is not None and is_program(code.co_filename):
-            self._collate = Place(Cause.COLLATE, f"{code.co_filename}:{code.co_firstlineno}")
+        if code is not None and is_program(code.co_filename) and not self._told.collate.line:
+            self._told.collate = Place(Cause.COLLATE, f"{code.co_filename}:{code.co_firstlineno}")
 
     def most(self) -> Place | None:
         """The fetch ends: return where it was seen most often; for one between two looks, where the last one was.
@@ -179,36 +200,37 @@ class Sampler:
         So many of the fetches are said to be collating that these take as long as collating takes in all.
         """
         self._looks = False
-        took = self.wall() - self._began
-        self._owed += self._collated
-        seen = {place: count for place, count in self._counts.items() if place.cause != Cause.COLLATE}
-        made = [place for place in self._counts if place.cause == Cause.COLLATE and place.line]
-        self._collate = made[-1] if made else self._collate
-        self._last = max(seen, key=seen.__getitem__) if seen else self._last
-        if 2 * self._owed > took:
-            self._owed -= took
-            return self._collate
-        return self._last
+        told, took = self._told, self.wall() - self._began
+        told.owed += self._collated
+        order = [place for place, _ in self._counts.most_common()]
+        told.last = next((place for place in order if place.cause != Cause.COLLATE), told.last)
+        told.collate = next((place for place in order if place.cause == Cause.COLLATE and place.line), told.collate)
+        if 2 * told.owed > took:
+            told.owed -= took
+            return told.collate
+        return told.last
 
     def stop(self) -> None:
         """Look no more. Without a lock: a forked process stops its parent's, whose thread may have held one."""
         if not self._stopped and sys.getswitchinterval() == self._turn:  # the program has set no other
             sys.setswitchinterval(self._usual + HALF)
+        self._former.clear()
         self._stopped = True
 
     def _run(self) -> None:
-        before = self.wall()
+        before, began, since = self.wall(), -1, 0
         for period in chain(repeat(SOON, self._often), repeat(PERIOD)):
             self._sleep(period)
             if self._stopped:
                 return
             place, own = self._look()
-            now = self.wall()
-            lasts, before = min(now - before, round(2 * period * 1e9)), now
+            now, time = self.wall(), self._clock()
+            lasts, before = now - before, now  # where C code keeps the interpreter, a look comes late
+            began, since = time, since + lasts if time == began else 0  # an emulated clock stands still meanwhile
             if place is not None and self._looks and place.cause:
                 self._counts[place] += 1
             elif place is not None and not place.cause and own:
-                self.seen.append(Look(self._clock(), lasts, place.line))
+                self.seen.append(Look(time + since, lasts, place.line))
 
     def _look(self) -> tuple[Place | None, bool]:
         """Return where the thread is, and whether that is to be counted."""
@@ -238,6 +260,8 @@ _TIMED = timed(list, None).__code__
 def timing(fetcher: Any, sampler: Sampler | None) -> Iterator[None]:
     """Time what makes the batches of one of torch's fetchers, in this block."""
     collate = fetcher.collate_fn
+    if sampler is not None:
+        sampler.by(fetcher)
     fetcher.collate_fn = timed(collate, sampler)
     try:
         yield

@@ -632,10 +632,11 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple) and as_many and all(_fits(each, given[0]) for each in value)
     if hint is Look:
         as_many = isinstance(value, list | tuple) and len(value) == len(Look._fields)
-        return as_many and all(map(_fits, value, get_type_hints(Look).values()))
+        return as_many and all(map(_fits, value, _LOOK))
     return isinstance(value, hint) and not isinstance(value, bool) and (hint is not int or abs(value) <= FAR)
 
 
+_LOOK = tuple(get_type_hints(Look).values())
 _FIELDS = {  # of each record the types of its fields, and the names of those that it cannot do without
     kind.__name__.lower(): (
         get_type_hints(kind),

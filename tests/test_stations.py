@@ -1,6 +1,7 @@
 """Where a thread is: seen at once, since it goes on while it is looked at."""
 
 import gc
+import json
 import linecache
 import os
 import re
@@ -10,10 +11,12 @@ import threading
 import weakref
 import zlib
 from collections import Counter
+from itertools import pairwise
 from time import perf_counter, sleep, thread_time
 from types import SimpleNamespace
 
 import pytest
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, random_split
 
 from loaderviz import stations
 from loaderviz.timeline import Cause
@@ -81,7 +84,7 @@ def test_a_stack_is_of_one_moment_while_its_thread_calls_and_returns():
     thread.join()
     gc.callbacks.pop()
     seen = {" ".join(call.code.co_name for call in stack) for stack in stacks}
-    whole = re.compile("(numbers )*(<genexpr> )?(call )*work run _bootstrap_inner _bootstrap")
+    whole = re.compile("(<lambda> )?(numbers )*(<genexpr> )?(call )*work run _bootstrap_inner _bootstrap")
     assert [stack for stack in seen if not whole.fullmatch(stack)] == []
     assert any("call call" in stack for stack in seen)
 
@@ -175,6 +178,99 @@ def test_fetches_are_said_to_collate_as_long_as_they_do(share, times):
     line = collate.__code__.co_firstlineno
     assert found.count((Cause.COLLATE, f"{__file__}:{line}")) == times
     assert found.count(None) == 20 - times
+
+
+def test_each_fetcher_is_told_by_its_own():
+    class Fetcher:
+        def __init__(self, collate):
+            self.collate_fn = collate
+
+    now = [0]
+
+    class Clocked(stations.Sampler):
+        wall = staticmethod(lambda: now[0])
+
+        def _run(self):
+            pass
+
+    def slow(samples):
+        now[0] += 1000
+        return samples
+
+    def quick(samples):
+        return samples
+
+    sampler = Clocked()
+    sampler.stop()
+    fetchers, found = (Fetcher(slow), Fetcher(quick)), ([], [])
+    for number in (0, 1, 1, 0, 1, 1):
+        sampler.begin()
+        now[0] += 10
+        with stations.timing(fetchers[number], sampler):
+            fetchers[number].collate_fn([])
+        found[number].append(sampler.most())
+    assert found[0] == [(Cause.COLLATE, f"{__file__}:{slow.__code__.co_firstlineno}")] * 2
+    assert found[1] == [None] * 4
+
+
+def test_the_line_that_collates_is_the_one_that_was_seen_most():
+    sampler = stations.Sampler()
+    sampler.stop()
+    sampler.begin()
+    often, seldom = (stations.Place(Cause.COLLATE, f"a.py:{line}") for line in (3, 4))
+    sampler._counts.update({often: 3, seldom: 1})
+    sampler.collated(None, 10**12)
+    assert sampler.most() == often
+
+
+def test_looks_while_an_emulated_clock_stands_still_follow_each_other():
+    now = [7]
+    sampler = stations.Sampler(lambda: now[0])
+    until = perf_counter() + 0.1
+    while perf_counter() < until:
+        sum(range(100))
+    now[0] = 10**15
+    sleep(0.05)
+    sampler.stop()
+    first = [look for look in sampler.seen if look.time < 10**15]
+    assert len(first) > 2 and first[0].time == 7
+    assert all(late.time - early.time == late.lasts for early, late in pairwise(first))
+
+
+def test_a_look_that_comes_late_stands_for_the_time_before_it():
+    """Code in C that does not let go of the interpreter is seen after it."""
+    data = [[number, str(number)] for number in range(100_000)]
+    sampler, began = stations.Sampler(), perf_counter()
+    for _ in range(5):
+        json.dumps(data)
+    took = perf_counter() - began
+    sampler.stop()
+    assert sum(look.lasts for look in sampler.seen) > took * 1e9 / 2
+
+
+def test_a_forked_process_has_the_usual_turns_of_its_parent():
+    usual = sys.getswitchinterval()
+    one = stations.Sampler()
+    other = stations.Sampler()  # as in a worker, which was forked meanwhile
+    other.stop()
+    assert sys.getswitchinterval() == pytest.approx(usual)
+    one.stop()
+    assert sys.getswitchinterval() == pytest.approx(usual)
+
+
+def test_a_part_of_a_data_set_is_the_data_set():
+    """Subset and ConcatDataset are torch's own, in the module of the DataLoader."""
+
+    class Slow(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return stations.place_of(stations.stack_of()).cause, index
+
+    for data in (Subset(Slow(), [1, 2]), ConcatDataset([Slow(), Slow()]), random_split(Slow(), [3, 1])[0]):
+        cause, _ = next(iter(DataLoader(data, None)))
+        assert cause == Cause.TRANSFORM
 
 
 def test_what_collates_is_timed_in_a_block_alone_and_its_error_is_the_programs():

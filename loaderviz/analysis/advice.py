@@ -802,11 +802,14 @@ def between_epochs(facts: Evidence) -> Finding | None:
     count = len(np.unique(np.searchsorted(facts.timeline.start[facts.marks], breaks[:, 0])))
     longest = breaks[np.argmax(breaks[:, 1] - breaks[:, 0])].tolist()
     lines, idle, less = lines_of(facts, breaks), "", ""
+    seen = [(words.place(line), ns) for line, ns in facts.seen_lines(breaks)]
+    if seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch: the one before hides it
+        lines = seen
     if facts.here.any():
         idle = f", in which the GPU is idle for {words.duration(time - work)}"
         less = f", less {words.duration(work)} in which the GPU works"
     else:
-        lines = [(words.place(line), ns) for line, ns in facts.seen_lines(breaks)]
+        lines = seen
         if not len(facts.marked.evaluated) and (not lines or lines[0][1] < MOST_OF_IT * time):
             return None  # another process may have had the processor for so long
     told = ", ".join(f"at {line} for {words.duration(ns)}" for line, ns in lines[:3] if ns >= IN_LINE * time)

@@ -204,6 +204,8 @@ class FileLog:
         if self._open:
             try:
                 self._open = os.fstat(self._file).st_nlink > 0  # deleted: the recording is over
+                if self.sampler is not None and not self._open:
+                    self.sampler.stop()
                 epoch, used = self._seen // self._messages, usage()
                 done = used.busy, *self._place(what), *used[:3], self._memory(what)
                 os.write(self._file, RECORD.pack(what, epoch, index, now, size, *done))
