@@ -230,7 +230,7 @@ class Sampler:
             if place is not None and self._looks and place.cause:
                 self._counts[place] += 1
             elif place is not None and not place.cause and own:
-                self.seen.append(Look(time + since, lasts, place.line))
+                self.seen.append(Look(time + since if self._own else time - lasts, lasts, place.line))
 
     def _look(self) -> tuple[Place | None, bool]:
         """Return where the thread is, and whether that is to be counted."""

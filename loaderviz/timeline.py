@@ -110,7 +110,7 @@ class Lane:
 
 
 class Look(NamedTuple):
-    """At which time [ns] the main thread was seen in a line of the program, and for how many ns that stands."""
+    """From which time [ns] on, and for how many ns, the main thread was in a line of the program."""
 
     time: int
     lasts: int

@@ -1107,7 +1107,7 @@ def test_other_work_is_where_the_loop_was_seen_in_its_steps():
 
 def test_work_between_epochs_is_where_the_loop_was_seen_between_them():
     before, within = [(20, 90, "prepare.py:3")], [(107 + 10 * n, 1, "train.py:20") for n in range(4)]
-    between = [(140 + 100 * n + k, 20, "save.py:7") for n in range(3) for k in range(5, 60, 20)]
+    between = [(140 + 100 * n + k, 20, "save.py:7") for n in range(3) for k in range(0, 60, 20)]
     advice = lv.advise(on_the_cpu([*before, *within, *between], pause=60))
     evidence = {finding.kind: finding.evidence for finding in advice}["between-epochs"]
     assert "The loop is at save.py:7 for 120 ms. No other" in evidence

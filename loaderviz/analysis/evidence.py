@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress, pairwise
+from itertools import pairwise
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -605,10 +605,10 @@ class Evidence:
     def seen_lines(self, when: Intervals) -> list[tuple[str, int]]:
         """In which lines outside of torch the main thread was seen in this time, for how many ns, the longest first."""
         looks, found = self.timeline.context.looks, Counter[str]()
-        times = np.array([look.time for look in looks], np.int64)
-        for look in compress(looks, intervals.covers(when, times)):
-            found[look.line] += look.lasts
-        return found.most_common()
+        begin, lasts = np.array([look[:2] for look in looks], np.int64).reshape(-1, 2).T
+        for look, time in zip(looks, intervals.covered_within(when, begin, begin + lasts).tolist(), strict=True):
+            found[look.line] += time
+        return [each for each in found.most_common() if each[1]]
 
     @cached_property
     def fetches(self) -> Mask:

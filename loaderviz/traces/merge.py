@@ -257,11 +257,14 @@ def _with_workers(timeline: Timeline, own: Own, there: Clock, begin: int, end: i
 
 def _looks(timeline: Timeline, seen: Sequence[Look], there: Clock, begin: int, end: int) -> tuple[Look, ...]:
     """Return the looks at the main thread that found it outside of torch, with the times of the timeline."""
-    looks = [look._replace(time=there.of(look.time)) for look in seen if begin <= there.of(look.time) < end]
+    looks = [
+        look._replace(time=there.of(look.time)) for look in seen if begin <= there.of(look.time + look.lasts) < end
+    ]
     told = timeline.where(Kind.OPERATOR, Kind.FETCH, Kind.PIN, Kind.WAIT, Kind.API)
     told &= timeline.in_lanes(lambda lane: lane.role == "main")
     inside = intervals.union(timeline.start[told], timeline.end[told])
-    return tuple(compress(looks, ~intervals.covers(inside, np.array([look.time for look in looks], np.int64))))
+    ends = np.array([look.time + look.lasts for look in looks], np.int64)
+    return tuple(compress(looks, ~intervals.covers(inside, ends)))
 
 
 def _usage(own: Own, there: Clock, begin: int, end: int) -> dict[str, int]:
