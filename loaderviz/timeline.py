@@ -422,9 +422,8 @@ class Timeline:
             lanes, marks = _entry(data, "lanes", list), _entry(data, "marks", list)
             check_counts(lane=len(lanes), mark=len(marks))  # before they are made
             starts = spans.get("start")
-            context = {
-                name: each for name, each in _entry(data, "context", dict).items() if name != "lines"
-            }  # a former one
+            context = dict(_entry(data, "context", dict))
+            context.pop("lines", None)  # former files have it: lines without their times
             former = {"waited": [0] * len(starts if isinstance(starts, list) else ())} | spans  # the youngest column
             timeline = cls(
                 _record(Context, context),

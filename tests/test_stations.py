@@ -154,8 +154,8 @@ def test_a_forked_process_stops_its_parents_sampler(monkeypatch):
         assert gone
 
 
-@pytest.mark.parametrize(("share", "times"), [(0, 0), (10, 2), (40, 8), (60, 12), (100, 20)])
-def test_fetches_are_said_to_collate_as_long_as_they_do(share, times):
+def clocked():
+    """Return a sampler that never looks, and the time of its clock, to be set."""
     now = [0]
 
     class Clocked(stations.Sampler):
@@ -164,12 +164,20 @@ def test_fetches_are_said_to_collate_as_long_as_they_do(share, times):
         def _run(self):
             pass
 
+    sampler = Clocked()
+    sampler.stop()
+    return sampler, now
+
+
+@pytest.mark.parametrize(("share", "times"), [(0, 0), (10, 2), (40, 8), (60, 12), (100, 20)])
+def test_fetches_are_said_to_collate_as_long_as_they_do(share, times):
+    sampler, now = clocked()
+
     def collate(samples):
         now[0] += share
         return samples[0]
 
-    sampler, found = Clocked(), []
-    sampler.stop()
+    found = []
     for _ in range(20):
         sampler.begin()
         now[0] += 100 - share
@@ -185,13 +193,7 @@ def test_each_fetcher_is_told_by_its_own():
         def __init__(self, collate):
             self.collate_fn = collate
 
-    now = [0]
-
-    class Clocked(stations.Sampler):
-        wall = staticmethod(lambda: now[0])
-
-        def _run(self):
-            pass
+    sampler, now = clocked()
 
     def slow(samples):
         now[0] += 1000
@@ -200,8 +202,6 @@ def test_each_fetcher_is_told_by_its_own():
     def quick(samples):
         return samples
 
-    sampler = Clocked()
-    sampler.stop()
     fetchers, found = (Fetcher(slow), Fetcher(quick)), ([], [])
     for number in (0, 1, 1, 0, 1, 1):
         sampler.begin()

@@ -801,8 +801,7 @@ def between_epochs(facts: Evidence) -> Finding | None:
     work = intervals.length(intervals.intersect(breaks, working))
     count = len(np.unique(np.searchsorted(facts.timeline.start[facts.marks], breaks[:, 0])))
     longest = breaks[np.argmax(breaks[:, 1] - breaks[:, 0])].tolist()
-    lines, idle, less = lines_of(facts, breaks), "", ""
-    seen = [(words.place(line), ns) for line, ns in facts.seen_lines(breaks)]
+    lines, seen, idle, less = lines_of(facts, breaks), facts.seen_lines(breaks), "", ""
     if seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch: the one before hides it
         lines = seen
     if facts.here.any():
@@ -866,9 +865,8 @@ def _seen_on_cpu(facts: Evidence) -> Finding | None:
     gain = facts.gain(other, "what the main thread does outside of torch and of its loader", Floor(0, ""))
     return Finding(
         "other-work-in-loop",
-        f"{words.place(line)} takes {duration(facts, time)} of the main thread's time: it is no operator of torch and "
-        "no loading",
-        f"# do what stands in {words.place(line)} less often, or in another thread or process",
+        f"{line} takes {duration(facts, time)} of the main thread's time: it is no operator of torch and no loading",
+        f"# do what stands in {line} less often, or in another thread or process",
         replace(gain, predicted=facts.per_step(time)),
         subject=Subject(time="outside"),
     )
@@ -895,7 +893,7 @@ def other_work_in_loop(facts: Evidence) -> Found:
     time, timeline = intervals.length(when), facts.timeline
     place, seen = words.place(timeline.sources[line]), facts.seen_lines(facts.judged)
     if seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch: the one before hides it
-        place = words.place(seen[0][0])
+        place = seen[0][0]
     gain = facts.bound(time, "what this line takes", host=when)
     mine = facts.loop & (timeline.source == line)
     names = ", ".join(names_of(facts, mine & (facts.last > facts.first))[:2])

@@ -603,12 +603,12 @@ class Evidence:
         return self.mask(Kind.COPY_H2D) & within
 
     def seen_lines(self, when: Intervals) -> list[tuple[str, int]]:
-        """In which lines outside of torch the main thread was seen in this time, for how many ns, the longest first."""
+        """Where outside of torch the main thread was seen in this time, and for how many ns; the longest first."""
         looks, found = self.timeline.context.looks, Counter[str]()
         begin, lasts = np.array([look[:2] for look in looks], np.int64).reshape(-1, 2).T
         for look, time in zip(looks, intervals.covered_within(when, begin, begin + lasts).tolist(), strict=True):
             found[look.line] += time
-        return [each for each in found.most_common() if each[1]]
+        return [(words.place(line), time) for line, time in found.most_common() if time]
 
     @cached_property
     def fetches(self) -> Mask:

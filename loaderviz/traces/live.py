@@ -472,9 +472,8 @@ class LoaderRanges:
                 self.sampler.begin()
             with timing(fetcher, self.sampler):
                 data = original(fetcher, indices)
-            place = self.sampler.most() if self.sampler is not None else None
+            place = (self.sampler.most() if self.sampler is not None else None) or Place(Cause.NONE, "")
         end, now = perf_counter_ns(), usage()
-        place = place or Place(Cause.NONE, "")
         if self.live:  # still
             meanwhile = Usage(0, now.disk - used.disk, now.lacked - used.lacked)  # other threads are the model's
             waited = max(0, end - start - (now.busy - used.busy))
