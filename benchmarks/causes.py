@@ -2,6 +2,7 @@
 
     python -m benchmarks.causes               # all of them; the table goes to docs/advice.md
     python -m benchmarks.causes pageable own   # those whose name or author begins so, printed
+    python -m benchmarks.causes gpu            # those that use a GPU, on the GPU that is there, printed
 
 Each change that the first finding gives is really made, as arguments of the loop or, where a line has to be written
 anew, by the repair that stands in the loop; then the loop is recorded again.
@@ -28,6 +29,7 @@ from loaderviz import words
 from loaderviz.analysis import WORTH_IT, Advice, Finding
 
 PAGE = Path(__file__).parents[1] / "docs" / "advice.md"
+HOSTS = ("workstation", "laptop", "auto", "cpu", "gpu")
 WITHIN, SLACK = 0.15, 1.02  # of a predicted gain; a gain above its bound by less is one of rounding
 MEASURED, TIMES = ("auto", "cpu"), 3  # hosts that are this machine, which is not as fast twice
 REAL_GAIN = 1.1  # a repair that gains less is none, and such a loop has nothing to gain
@@ -91,7 +93,7 @@ def first_of(advice: Advice) -> Finding | None:
 
 def recorded(case: Case, host: str, **change: object) -> lv.Timeline:
     """Return the timeline of the loop on this host."""
-    on = {"on": "cpu"} if host == "cpu" else {"on": "a100", "host": host}
+    on = {"cpu": {"on": "cpu"}, "gpu": {"on": "cuda"}}.get(host, {"on": "a100", "host": host})
     with contextlib.redirect_stdout(io.StringIO()), lv.record(**on) as recording:
         case.run(**change)
     return recording.timeline
@@ -122,12 +124,14 @@ def tried(case: Case, author: str, host: str) -> Row:
 
 def rows(wanted: list[str]) -> Iterator[Row]:
     """Give the rows of all loops, or of those whose name or author begins so, on all of their hosts or on those."""
-    on = {"workstation", "laptop", "auto", "cpu"}
+    on = set(HOSTS) & set(wanted)
+    names = [each for each in wanted if each not in on]
     for author in (own, strangers):
         name = author.__name__.rpartition(".")[2]
         for case in author.CASES:
-            if not wanted or any(case.name.startswith(each) or name == each for each in wanted):
-                for host in [host for host in case.hosts if not (on & set(wanted)) or host in wanted]:
+            if not names or any(case.name.startswith(each) or name == each for each in names):
+                real = ("gpu",) if set(case.hosts) - {"cpu"} else ()
+                for host in [host for host in (*case.hosts, *real) if host in (on or case.hosts)]:
                     yield tried(case, name, host)
 
 

@@ -63,6 +63,11 @@ class Call(NamedTuple):
         """Return the file it is in."""
         return self.code.co_filename
 
+    @property
+    def place(self) -> str:
+        """Return where it is, as "file:line"."""
+        return f"{self.file}:{self.line or self.code.co_firstlineno}"
+
 
 Stack = list[Call]  # the innermost first
 
@@ -108,8 +113,7 @@ def place_of(stack: Stack) -> Place | None:
         if _LOADER in each.file and not each.file.endswith(_WITHIN):  # it waits for a batch
             return None
         if not line and is_program(each.file):
-            number = each.line or each.code.co_firstlineno
-            line, text = f"{each.file}:{number}", linecache.getline(each.file, number)
+            line, text = each.place, linecache.getline(each.file, each.line or each.code.co_firstlineno)
         if caller is not None and caller.file.endswith(_FETCH):
             fetches, collates = True, each.file.endswith(_COLLATE) or each.code is _TIMED
             break
@@ -142,6 +146,7 @@ def is_training(stack: Stack) -> bool:
 
 
 COLLATES = Place(Cause.COLLATE, "")
+DRAWS = ""  # the line of a look where a loop takes its next batch, and lets go of the one before
 
 
 @dataclass
@@ -169,6 +174,7 @@ class Sampler:
         self._clock, self._own, self._often = clock, own, often
         self._thread, self._stopped, self._counts = threading.get_ident(), False, Counter[Place]()
         self._looks, self.seen = False, list[Look]()  # all looks beside a fetch
+        self._draws = set[str]()
         self._fetchers, self._told = WeakKeyDictionary[Any, Told](), Told()
         self._began = self._collated = 0  # ns
         self._usual = Sampler._former = self._former or sys.getswitchinterval()
@@ -192,6 +198,10 @@ class Sampler:
         self._collated += time
         if code is not None and is_program(code.co_filename) and not self._told.collate.line:
             self._told.collate = Place(Cause.COLLATE, f"{code.co_filename}:{code.co_firstlineno}")
+
+    def draws(self, stack: Stack) -> None:
+        """A loop takes its batches where this stack is in the program; there it lets go of the one before, too."""
+        self._draws.update([each.place for each in stack if is_program(each.file)][:1])
 
     def most(self) -> Place | None:
         """The fetch ends: return where it was seen most often; for one between two looks, where the last one was.
@@ -228,7 +238,8 @@ class Sampler:
             if place is not None and self._looks and place.cause:
                 self._counts[place] += 1
             elif place is not None and not place.cause and own:
-                self.seen.append(Look(time + since if self._own else time - lasts, lasts, place.line))
+                line = DRAWS if place.line in self._draws else place.line
+                self.seen.append(Look(time + since if self._own else time - lasts, lasts, line))
 
     def _look(self) -> tuple[Place | None, bool]:
         """Return where the thread is, and whether that is to be counted."""

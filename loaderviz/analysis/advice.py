@@ -887,15 +887,14 @@ def other_work_in_loop(facts: Evidence) -> Found:
     """A line that is no training, such as a log, a checkpoint or a report, while the GPU has nothing to do."""
     if not facts.here.any():
         return _seen_on_cpu(facts)
-    line, when = facts.other_line
-    if line < 0 or facts.unseen:
+    place, when, within, mine = facts.other_place
+    if not place or facts.unseen:
         return None
-    time, timeline = intervals.length(when), facts.timeline
-    place, seen = words.place(timeline.sources[line]), facts.seen_lines(facts.judged)
+    time, seen = intervals.length(when), facts.seen_lines(facts.judged)
     if seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch: the one before hides it
         place = seen[0][0]
-    gain = facts.bound(time, "what this line takes", host=when)
-    mine = facts.loop & (timeline.source == line)
+    what = "what this line takes" if within is when else "what the host does outside of torch"
+    gain = facts.bound(intervals.length(within), what, host=within)
     names = ", ".join(names_of(facts, mine & (facts.last > facts.first))[:2])
     return Finding(
         "other-work-in-loop",
@@ -1208,7 +1207,11 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     told = [each for each in told if each.kind != "nothing-to-gain" or "uneven-steps" not in beyond]
     if worth and (facts.unseen or (facts.timeline.context.missing and facts.timeline.context.origin == "file")):
         told.append(nothing(facts, found))
-    elif worth and not facts.summary.busy and facts.timeline.context.origin == "emulated":
+    elif (
+        worth
+        and not facts.summary.busy
+        and (facts.timeline.context.missing or facts.timeline.context.origin == "emulated")
+    ):
         told.insert(0, nothing(facts, found))  # what a loop on the CPU could gain is not what was asked
     summary = facts.summary
     limit = summary.limit / facts.steps if summary.limit and facts.steps else None
@@ -1256,7 +1259,7 @@ _Test = Callable[[Finding], bool]
 _SOONER: tuple[tuple[_Test, _Test, bool], ...] = (  # which finding is later than which, and whether it must be
     (lambda one: one.kind == "host-bound" and not one.parameters, lambda one: one.kind in WAITS, True),
     (lambda one: one.kind != "late-rank", lambda one: one.kind == "late-rank", False),
-    (lambda one: one.kind in LARGE, lambda one: one.kind not in LARGE, False),
+    (lambda one: one.kind in LARGE, lambda one: one.kind not in LARGE and one.kind != "between-epochs", False),
     (lambda one: one.kind in LOADS, lambda one: one.kind in LINES, False),
     (lambda one: one.kind in LOADS and not one.parameters, lambda one: one.kind == "workers-cost-more", True),
     (lambda one: not one.change, lambda one: one.kind not in LARGE and bool(one.change), False),

@@ -6,7 +6,7 @@ Everything is clipped to the window that is judged. A timeline may lack batches,
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -50,6 +50,7 @@ LINE_SHARE = 0.2  # of what fetches do for the longest: a line that takes so muc
 LONG = 1.5  # times the median step
 UNEVEN = 1.5  # times the median: batches of a loader that differ so
 OTHER, OTHER_SHARE = 100_000, 0.02  # ns a launch, share of the window: more is no launching
+LOOKS, LOOKED = 3, 0.1  # so many looks, and so much of the window, or a line that was looked at is not named
 TYPICAL_CORES = 16  # for one GPU, in a server or a cloud machine; only where the timeline does not tell
 _OPERATION = re.compile(r"AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce", re.I)
 CALLERS = {  # of collectives, by a range around their launch: the first that is there
@@ -240,10 +241,14 @@ class Evidence:
 
     @cached_property
     def at_lines(self) -> tuple[Ints, Ints]:
-        """The spans of the main thread whose line is known, and until when it is at that line: until the next one."""
+        """The spans of the main thread whose line is known, and until when it is at that line: until the next one.
+
+        None where only fetches have lines, as in a recording of a real run.
+        """
         timeline = self.timeline
         mine = timeline.in_lanes(lambda lane: lane.role == "main") & (timeline.source >= 0)
-        rows = np.flatnonzero(mine & ~timeline.where(Kind.RANGE))
+        mine &= ~timeline.where(Kind.RANGE) & bool((mine & ~timeline.where(Kind.FETCH)).any())
+        rows = np.flatnonzero(mine)
         starts = timeline.start[rows]
         return rows, np.maximum(np.r_[starts[1:], self.end][: len(rows)], starts)
 
@@ -695,16 +700,39 @@ class Evidence:
         return bool(len(time)) and float(np.quantile(time, 0.95)) > UNEVEN * float(np.median(time))
 
     @cached_property
-    def other_line(self) -> tuple[int, Intervals]:
-        """The line of the program, by its number, that takes the GPU's idle time for other work than training; when.
+    def other_place(self) -> tuple[str, Intervals, Intervals, Mask]:
+        """Where the program takes the GPU's idle time for other work than training, as "file:line", and its spans.
 
-        That is no line that launches kernels, or waits for them, or loads. (-1, nothing) where there is none.
+        With when it does, and when it may: looks tell that of a part of the time. It is no line that launches kernels,
+        or waits for them, or loads. "" where there is none.
         """
-        timeline, (rows, until) = self.timeline, self.at_lines
+        timeline = self.timeline
         busy = either(self.getting, self.covered(self.loop & timeline.where(Kind.WAIT)))
         calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | on_workers(timeline)
-        busy = either(busy, self.covered(self.loop & calls))
-        free = intervals.subtract(self.idle, busy)
+        free = intervals.subtract(self.idle, either(busy, self.covered(self.loop & calls)))
+        line, when = self._other_line(free)
+        if line >= 0:
+            return words.place(timeline.sources[line]), when, when, self.loop & (timeline.source == line)
+        gaps = intervals.subtract(free, self.covered(self.loop & timeline.where(Kind.OPERATOR, Kind.API)))
+        gaps = NONE if len(self.at_lines[0]) else gaps[gaps[:, 1] - gaps[:, 0] > OTHER]
+        return *self._seen_in(gaps), gaps, np.zeros(len(timeline), bool)
+
+    def _seen_in(self, gaps: Intervals) -> tuple[str, Intervals]:
+        """Where the main thread was seen most in these gaps between calls of torch, and when."""
+        by_line = defaultdict[str, list[tuple[int, int]]](list)
+        for look in self.timeline.context.looks:
+            if intervals.covers(gaps, np.array([look.time + look.lasts]))[0]:
+                by_line[look.line].append((look.time, look.time + look.lasts))
+        found = [
+            (words.place(line), intervals.intersect(np.array(times), gaps))
+            for line, times in by_line.items()
+            if len(times) >= LOOKS
+        ]
+        place, when = max(found, key=lambda each: intervals.length(each[1]), default=("", NONE))
+        return (place, when) if intervals.length(when) > LOOKED * self.window else ("", NONE)
+
+    def _other_line(self, free: Intervals) -> tuple[int, Intervals]:
+        timeline, (rows, until) = self.timeline, self.at_lines
         if not (len(rows) and len(free)):
             return -1, NONE
         times = np.bincount(
@@ -726,7 +754,7 @@ class Evidence:
 
         Nor is a gap before work that was launched when it began, as between the kernels of a CUDA graph.
         """
-        other = either(self.covered(self.loop & self.does(Api.MEMORY)), self.other_line[1])
+        other = either(self.covered(self.loop & self.does(Api.MEMORY)), self.other_place[1])
         rows = np.flatnonzero(self.here & (self.launched_by >= 0))
         if not (len(rows) and len(self.idle)):
             return other

@@ -25,6 +25,7 @@ from loaderviz.timeline import KERNELS, Kind, Timeline
 REPLAYED = 2_000  # steps, and ten times as many kernels: more are not replayed only to check an advice
 BAND = 0.15  # that a replay may be off, and the bound is above it
 NO_USE = 0.005  # of a step: a smaller gain is none
+UNLIKE = 0.7  # of a step: a replay of a real loop as it is that takes less is of another loop
 LONGEST_WAY, STEPS_OF_WAY = 6, 500  # changes; steps of a loop whose way is looked for
 
 
@@ -39,7 +40,12 @@ class Trials:
         """Whether the loop is one that can be replayed, in a reasonable time."""
         kernels = int(self.facts.mask(*KERNELS).sum())
         small = len(self.facts.marks) <= REPLAYED and kernels <= REPLAYED * 10
-        return bool(self.facts.summary.step) and small and self.unchanged is not None
+        now, replayed = self.facts.summary.step, self.unchanged if small else None
+        return bool(now and replayed and (replayed > UNLIKE * now or not self._real))
+
+    @property
+    def _real(self) -> bool:
+        return self.timeline.context.origin != "emulated"
 
     @cached_property
     def unchanged(self) -> float | None:
@@ -75,7 +81,8 @@ class Trials:
         now, per_step = self.facts.summary.step, finding.expected_gain.per_step
         if finding.kind == "restarts-workers" and now and per_step:  # what it takes is what it gains
             return now, now - per_step, None
-        if not self.facts.summary.busy:
+        sends = finding.kind == "workers-cost-more" and self._real  # what that costs, no replay knows of a real host
+        if sends or not self.facts.summary.busy:
             return now, self._on_cpu(finding.parameters, removal), None
         if not self.possible:
             return None, None, None

@@ -460,12 +460,20 @@ def host_of(loop: LoopModel, config: LoaderConfig) -> Host:
         "memcpy_call": _median(loop, pinned),
         "hand_out": _median(loop, handed) if same else 0,
         "synchronize": _median(loop, facts.synchronizes(loop.copies)),
+        "dispatch": 0 if loop.preset else _dispatch(loop),
     }
     if pins.any() and same:  # the quickest: others may have page-locked new memory
         rate = 2 * timeline.nbytes[pins] / (timeline.end - timeline.start)[pins]
         seen["memory_bandwidth"] = round(float(rate.max()) * 1e9)
     known: dict[str, Any] = {key: value for key, value in seen.items() if value}
     return replace(base, **known)
+
+
+def _dispatch(loop: LoopModel) -> int:
+    """Return what the operators around a copy take of the host's time, without its calls and their waits [ns]."""
+    facts, calls = loop.facts, loop.facts.calls(loop.copies)
+    within = either(facts.copying(loop.copies), facts.covered(facts.loop & loop.timeline.where(Kind.WAIT)))
+    return round(intervals.length(intervals.subtract(facts.loading_of(loop.copies), within)) / max(1, int(calls.sum())))
 
 
 def _median(loop: LoopModel, calls: Mask) -> int:

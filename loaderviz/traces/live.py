@@ -11,10 +11,10 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -41,7 +41,7 @@ from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
 from loaderviz.loaders import base as loaders
 from loaderviz.machine import Usage, cores, shared_memory, swapped_in, thread_lacked, usage
-from loaderviz.stations import Place, Sampler, timing
+from loaderviz.stations import Place, Sampler, stack_of, timing
 from loaderviz.timeline import DEVICE_KINDS, Cause, Context, Timeline, TimelineBuilder
 from loaderviz.traces import merge, steps, workers
 from loaderviz.traces.assemble import assemble
@@ -214,11 +214,11 @@ class RealRun:
 
     def _context(self, timeline: Timeline, reasons: list[str]) -> Context:
         """Say what was recorded, where, and what is not in it."""
-        found, notes = timeline.context, list(reasons)
+        found, notes, missing = timeline.context, list(reasons), tuple[str, ...]()
         if not len(timeline) and not reasons:
             notes.append("nothing was recorded: the block ran no PyTorch operator, no DataLoader and no annotation")
         elif self._cuda and not timeline.where(*DEVICE_KINDS).any():
-            notes.append("the profiler saw no work on the GPU: did the block use it, or does another profiler?")
+            missing = ("the profiler saw no work on the GPU: did the block use it, or does another profiler?",)
         if self._window.wait and self._started > _NOTICEABLE:
             notes.append(f"the profiler took {words.duration(self._started)} to begin; any workers went on meanwhile")
         versions = {"torch": torch.__version__} | found.versions
@@ -238,7 +238,8 @@ class RealRun:
             usage=found.usage,
             samples=steps.samples(timeline),
             versions=versions,
-            notes=(*notes, *found.notes),
+            missing=(*missing, *found.missing),
+            notes=(*notes, *missing, *found.notes),
         )
 
 
@@ -358,13 +359,13 @@ class LoaderRanges:
     """Wraps torch's DataLoader for one recording. `live` says whether the profiler runs at the moment.
 
     `batches` maps (iterator, epoch, order) to the number under which a batch was handed out, `mine` such a number to
-    what the main thread did where it fetched the batch itself.
+    what the main thread did each time when it fetched the batch itself (two loaders both have a batch 0).
     """
 
     def __init__(self, folder: Path, window: Window) -> None:
         self.live = False
         self.batches: dict[tuple[int, int, int], int] = {}
-        self.mine: dict[int, Fetch] = {}
+        self.mine = defaultdict[int, list[Fetch | None]](list)
         self._began = self._ended = (swapped_in(), thread_lacked())
         self.sampler: Sampler | None = None
         self.notes: dict[str, None] = {}
@@ -379,6 +380,7 @@ class LoaderRanges:
         self._building = threading.RLock()
         self._thread, self._process = threading.get_ident(), os.getpid()
         self._fetching: IteratorState | None = None  # whose batch the main thread prepares itself
+        self._within = False  # a fetch: a DataLoader that a data set has is a part of it
 
     def install(self, stack: ExitStack) -> None:
         """Wrap the parts of torch that are there; `stack` puts them back."""
@@ -426,6 +428,7 @@ class LoaderRanges:
     def began(self) -> None:
         """The profiler runs from now on."""
         self.live, self._began = True, (swapped_in(), thread_lacked())
+        self.mine.clear()
 
     def ended(self) -> None:
         """All steps are recorded."""
@@ -439,12 +442,12 @@ class LoaderRanges:
 
     def say(self, name: str, batch: int = -1) -> AbstractContextManager[object]:
         """Return the range to enter around what the main thread does for a batch."""
-        return record_function(own_name(name, batch)) if self.live and self._here() else _NOTHING
+        return record_function(own_name(name, batch)) if self.live and self._here() and not self._within else _NOTHING
 
     # What is done around torch's parts, of which `original` is one. `iterator` is a DataLoader's iterator.
 
     def _next(self, original: Function, iterator: Any) -> Any:
-        if os.getpid() != self._process:
+        if os.getpid() != self._process or (self._within and self._here()):
             return original(iterator)
         feed = self._feed(iterator)
         outer, self._fetching = self._fetching, feed if self._here() else self._fetching
@@ -464,13 +467,14 @@ class LoaderRanges:
     def _fetch(self, original: Function, fetcher: Any, indices: Any) -> Any:
         """Prepare a batch on the main thread; workers that were forked come here, too."""
         feed = self._fetching
-        if feed is None or not self.live or not self._here():
+        if feed is None or not self.live or not self._here() or self._within:
             return original(fetcher, indices)
-        start, used = perf_counter_ns(), usage()
+        mine, start, used = self.mine[feed.batch], perf_counter_ns(), usage()
+        mine.append(None)
         with self.say(f"fetch batch {feed.batch}", feed.batch):
             if self.sampler is not None:
                 self.sampler.begin()
-            with timing(fetcher, self.sampler):
+            with timing(fetcher, self.sampler), self._as_one():
                 data = original(fetcher, indices)
             place = (self.sampler.most() if self.sampler is not None else None) or Place(Cause.NONE, "")
         end, now = perf_counter_ns(), usage()
@@ -478,8 +482,16 @@ class LoaderRanges:
             meanwhile = Usage(0, now.disk - used.disk, now.lacked - used.lacked)  # other threads are the model's
             waited = max(0, end - start - (now.busy - used.busy))
             done = workers.size_of(data), False, waited, int(place.cause), place.line, meanwhile
-            self.mine[feed.batch] = Fetch(-1, -1, feed.epoch, feed.count, start, end, *done)
+            mine[-1] = Fetch(-1, -1, feed.epoch, feed.count, start, end, *done)
         return data
+
+    @contextmanager
+    def _as_one(self) -> Iterator[None]:
+        self._within = True
+        try:
+            yield
+        finally:
+            self._within = False
 
     def _start_workers(self, original: Function, iterator: Any, loader: Any) -> None:
         """Start workers and pin thread with our stand-ins in the place of torch's loops."""
@@ -555,13 +567,20 @@ class LoaderRanges:
             self.note(_OTHER_THREAD)
             return
         if feed.nested is None:
-            feed.nested = _drawn_by_a_loader()
+            feed.nested = self._drawn_by_a_loader()
         if not feed.nested:
             self._window.batch()
             if self.live:
                 size = feed.sizes[index] if index < len(feed.sizes) else 0
                 with self.say(f"batch {batch}: {size or sample_count((), data)} samples", batch):
                     pass
+
+    def _drawn_by_a_loader(self) -> bool:
+        """Tell whether one of loaderviz's loaders draws the batches; the line that draws them is no other work."""
+        stack = stack_of()
+        if self.sampler is not None:
+            self.sampler.draws(stack)
+        return any(str(each.names.get("__name__")).startswith("loaderviz.loaders.") for each in stack)
 
     def _marked(self, index: int, samples: int) -> None:
         """One of our loaders hands out its batch `index` of this epoch."""
@@ -603,16 +622,6 @@ def _around(original: Function, function: Function) -> Function:
         return function(original, *args, **options)
 
     return around
-
-
-def _drawn_by_a_loader() -> bool:
-    """Tell whether one of loaderviz's loaders is among the callers."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith("loaderviz.loaders."):
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:

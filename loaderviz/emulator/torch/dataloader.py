@@ -276,6 +276,8 @@ class Iterators:
         if not session.in_recording_thread():
             session.note(ELSEWHERE)
             return original(iterator)
+        if session.fetching:  # a DataLoader within a data set is a part of its fetch
+            return original(iterator)
         index, fetcher = iterator._next_index(), iterator._dataset_fetcher
         session.enter("DataLoader")
         runtime, start, rested = session.runtime, session.runtime.now, session.runtime.rested
