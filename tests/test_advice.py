@@ -22,9 +22,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz as lv
 from loaderviz import experiment, intervals
-from loaderviz.analysis.advice import CANNOT_PAY, Advice, Finding, verdict
+from loaderviz.analysis import Gain
+from loaderviz.analysis.advice import CANNOT_PAY, Advice, Finding, _order, verdict
 from loaderviz.analysis.evidence import Evidence
 from loaderviz.analysis.ranks import rank_table
+from loaderviz.analysis.what_if import LoopModel, host_of
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.replay import PRESETS
 from loaderviz.metrics import MetricsError, NotATimelineError, collectives, describe
@@ -334,7 +336,7 @@ def pinned_at_once(locks, steps=8):
 
 @pytest.mark.parametrize("locks", [0, 5, 15, 20])
 def test_page_locking_is_never_counted_as_loading(locks):
-    """R13: the host's wait for the device in it is assumed; whoever loads or waits for data is not blamed for it."""
+    """R44: it is paid once; whoever loads or waits for data is not blamed for it."""
     facts = Evidence(pinned_at_once(locks), window=(0, 8 * 30 * US))
     assert intervals.length(facts.fetched) == intervals.length(facts.getting) == 8 * (20 - locks) * US
     assert intervals.length(facts.loading(facts.batch_copies)) == 8 * (20 - locks) * US
@@ -1326,3 +1328,85 @@ def test_workers_whose_batches_are_dearer_to_send_than_to_make_are_told(tensors,
         real = lv.summarize(before).step - lv.summarize(after).step
         assert real == pytest.approx(gain.predicted, rel=0.15) and real <= gain.per_step
         assert found["workers-cost-more"].parameters == {"workers": 0}
+
+
+# A real GPU: calls have no lines, but the main thread was looked at
+
+
+def on_a_gpu(looks, gap=4_000, steps=12, copies=0):
+    """Steps of a real loop: 8 pageable copies each in an operator, if any, then `gap` µs of Python and 30 of work.
+
+    The main thread was seen at `looks`: the ms after the gap began, in each step, and the line.
+    """
+    builder = TimelineBuilder(Context("NVIDIA H100 80GB HBM3", "recorded"))
+    main, stream = builder.lane("main", "host", "main"), builder.lane("stream 7", "device", number=7)
+    now, seen = 0, []
+    for batch in range(steps):
+        start = now
+        for _ in range(copies):
+            builder.span(now, now + 30 * US, main, Kind.OPERATOR, "aten::copy_", batch=batch)
+            of = {"batch": batch, "nbytes": 4096}
+            call = builder.span(now + 10 * US, now + 16 * US, main, Kind.API, "cudaMemcpyAsync", **of)
+            copy = builder.span(now + 16 * US, now + 18 * US, stream, Kind.COPY_H2D, "copy", pinned=True, **of)
+            builder.arrow(call, copy, ArrowKind.LAUNCH)
+            now += 40 * US
+        seen += [Look(now + round((time - 3) * 1000) * US, 3_000 * US, line) for time, line in looks]
+        now += gap * US
+        call = builder.span(now, now + 10 * US, main, Kind.API, "cudaLaunchKernel", batch=batch)
+        kernel = builder.span(now + 10 * US, now + 30 * US, stream, Kind.COMPUTE, "gemm", batch=batch)
+        builder.arrow(call, kernel, ArrowKind.LAUNCH)
+        now += 30 * US
+        builder.span(start, now, main, Kind.RANGE, f"batch {batch}: 8 samples", batch=batch)
+    timeline = builder.build().self_check()
+    return replace(timeline, context=replace(timeline.context, looks=tuple(seen)))
+
+
+def test_a_line_that_keeps_a_real_gpu_idle_is_where_the_loop_was_seen():
+    found = {finding.kind: finding for finding in lv.advise(on_a_gpu([(3, "train.py:20")]))}
+    finding = found["other-work-in-loop"]
+    assert next(iter(found)) == "other-work-in-loop" and finding.evidence.startswith("train.py:20 takes 3 ms a step")
+    assert finding.expected_gain.predicted <= 3_000 * US <= finding.expected_gain.per_step
+    assert 1_000 * US <= found["host-bound"].expected_gain.per_step <= 1_020 * US  # the rest of each gap
+
+
+@pytest.mark.parametrize(
+    ("looks", "gap"),
+    [
+        ([], 4_000),
+        ([(3, "train.py:20")], 60),  # as between two launches
+        ([(4.005, "train.py:20")], 4_000),  # in a launch
+    ],
+)
+def test_a_gap_in_which_the_loop_was_not_seen_is_the_hosts(looks, gap):
+    kinds = [finding.kind for finding in lv.advise(on_a_gpu(looks, gap))]
+    assert "host-bound" in kinds and "other-work-in-loop" not in kinds
+
+
+def test_a_line_must_be_seen_more_than_twice():
+    timeline = on_a_gpu([(3, "train.py:20")])
+    for count in (2, 3):
+        few = replace(timeline, context=replace(timeline.context, looks=timeline.context.looks[5 : 5 + count]))
+        assert ("other-work-in-loop" in [finding.kind for finding in lv.advise(few)]) == (count == 3)
+
+
+def test_a_pause_between_epochs_comes_before_what_the_host_does_only_if_it_gains_more():
+    timeline = on_a_gpu([])
+    facts = Evidence(timeline)
+    bound = lv.advise(timeline)[0]
+    assert bound.kind == "host-bound"
+    for share in (0.6, 1.5):
+        pause = replace(
+            bound, kind="between-epochs", expected_gain=Gain(round(share * bound.expected_gain.ns), 0.0, None)
+        )
+        found = [pause, bound]
+        _order(facts, found)
+        assert found.index(pause) == (share < 1)
+
+
+def test_what_operators_of_real_copies_take_is_measured():
+    """24 of the 30 µs of each are beside its call."""
+    loop = LoopModel(on_a_gpu([], copies=8))
+    assert host_of(loop, loop.config).dispatch == 24 * US
+    emulated = replace(loop.timeline.context, origin="emulated", host="workstation")
+    preset = LoopModel(replace(loop.timeline, context=emulated))
+    assert host_of(preset, preset.config).dispatch == Host.preset("workstation").dispatch

@@ -659,7 +659,7 @@ def synchronizes_each_step(facts: Evidence) -> Found:
 
 
 def allocates_in_loop(facts: Evidence) -> Finding | None:
-    """cudaMalloc, cudaFree or page-locking inside the loop: all cost the host's time, the last two wait (R13, R44)."""
+    """cudaMalloc, cudaFree or page-locking inside the loop: all cost the host's time, cudaFree waits (R13, R44)."""
     waits = facts.waiting(Cause.ALLOCATION, Cause.PAGE_LOCKING)
     calls = facts.loop & facts.does(Api.MEMORY)
     shown = calls if calls.any() else waits

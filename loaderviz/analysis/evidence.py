@@ -468,7 +468,7 @@ class Evidence:
 
     @cached_property
     def fetched(self) -> Intervals:
-        """When it does so; page-locking and its wait for the device, which is assumed (R13), are no part of it."""
+        """When it does so; page-locking, which is paid once (R44), is no part of it."""
         return self._but_locking(self.fetching)
 
     @cached_property

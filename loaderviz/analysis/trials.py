@@ -93,7 +93,10 @@ class Trials:
         except LoadervizError:  # it says why the loop cannot be replayed; the bound stands for itself
             return None, None, None
         before = min(now or 0.0, self.unchanged or 0.0)  # one that is slower than the loop would gain too much
-        return before, _step(predicted), predicted
+        after, slower = _step(predicted), (self.unchanged or 0.0) - before
+        if after and predicted is not None:  # but for what both take until the GPU begins
+            after -= min(slower, _lead(predicted))
+        return before, after, predicted
 
     def _without(self, removal: Removal | None) -> Timeline | None:
         try:
@@ -125,6 +128,12 @@ _PRICED = ("restarts-workers", "allocates-in-loop")
 def _step(timeline: Timeline | None) -> float | None:
     """Return what a step of a replay takes [ns]: all of it is steps, and at its end the host waits for the GPU."""
     return timeline.duration / int(timeline.where(Kind.RANGE).sum()) if timeline is not None else None
+
+
+def _lead(timeline: Timeline) -> float:
+    """Return the time until the GPU's first work, as a part of each step [ns]."""
+    first = timeline.start[timeline.where(*KERNELS)].min(initial=timeline.begin + timeline.duration)
+    return float(first - timeline.begin) / int(timeline.where(Kind.RANGE).sum())
 
 
 def way(timeline: Timeline, advice: Advice) -> tuple[PathStep, ...]:

@@ -441,9 +441,8 @@ class Runtime:
         return self.memcpy(nbytes, direction, pinned=pinned, blocking=blocking)
 
     def page_lock(self, nbytes: int) -> None:
-        """`cudaHostAlloc`: slow (R44); that it waits for the device is assumed: no trace shows it (R13)."""
+        """`cudaHostAlloc`: slow (R44), but it waits for nobody (R13)."""
         start = self.now
-        self._block([s.last for s in self.streams.values()], Cause.PAGE_LOCKING)
         self._block_until(self.now + self.host.page_lock_time(nbytes), Cause.PAGE_LOCKING)
         self._api("cudaHostAlloc", start, nbytes)
 

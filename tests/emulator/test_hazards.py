@@ -314,7 +314,7 @@ def test_a_line_that_sometimes_waits_for_something_is_not_told(program):
 def needless(program, useful):
     """The side stream waits for the default stream before each copy, which nothing needs if it has a block for each."""
     blocks = [program.pool.allocate(KB) for _ in range(1 if useful else 8)] * (8 if useful else 1)
-    buffers = [program.pinned.allocate(KB) for _ in blocks]  # now: page-locking would wait for the device
+    buffers = [program.pinned.allocate(KB) for _ in blocks]  # now, since page-locking takes time
     for block, buffer in zip(blocks, buffers, strict=True):
         program.line(5).gpu.wait_stream(program.side, program.main)
         program.line(6).copy("h2d", program.side, block, buffer)

@@ -172,16 +172,17 @@ def test_r13_malloc_costs_host_time_and_waits_for_nobody(gpu, nbytes, cost):
 
 
 @pytest.mark.parametrize("call", ["page_lock", "free"])
-def test_r13_page_locking_and_free_wait_for_every_stream(gpu, call):
+def test_r13_free_waits_for_every_stream_and_page_locking_for_none(gpu, call):
     side = gpu.stream()
     gpu.launch(KERNEL)
     gpu.launch(2 * KERNEL, side)
-    until = LAUNCH + LATENCY + KERNEL + 2 * KERNEL  # in turn, since each fills the GPU
     if call == "page_lock":
-        gpu.page_lock(2**30)
-        cost, name, cause = HOST.page_lock_base + HOST.page_lock_per_gib, "cudaHostAlloc", Cause.PAGE_LOCKING
+        gpu.page_lock(2**20)
+        until, name, cause = 2 * LAUNCH, "cudaHostAlloc", Cause.PAGE_LOCKING
+        cost = HOST.page_lock_time(2**20)
     else:
         gpu.free(2**25)
+        until = LAUNCH + LATENCY + KERNEL + 2 * KERNEL  # in turn, since each fills the GPU
         cost, name, cause = GPU.malloc, "cudaFree", Cause.ALLOCATION
     assert gpu.now == until + cost
     assert host(gpu, Kind.API)[-1] == (name, 2 * LAUNCH, until + cost)

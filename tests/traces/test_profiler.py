@@ -2,25 +2,30 @@
 
 import os
 import threading
+from contextlib import suppress
 from itertools import pairwise
+from time import perf_counter
 from types import SimpleNamespace
 
 import datasets
+import factory
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.profiler import record_function
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from trace_files import notes, steps_of
 
 import loaderviz as lv
+from loaderviz.batches import HAND_OUT
 from loaderviz.errors import LoadervizError, NestedRecordingError
 from loaderviz.loaders import BlockingLoader, PrefetchLoader
 from loaderviz.loaders import base as marks
 from loaderviz.machine import cores
-from loaderviz.timeline import Cause, Kind, Timeline
-from loaderviz.traces import live
+from loaderviz.stations import DRAWS
+from loaderviz.timeline import Cause, Kind, Look, Timeline
+from loaderviz.traces import live, merge
 from loaderviz.traces.live import NotLookedForError
 from loaderviz.traces.merge import Anchor, Clock
 from loaderviz.traces.steps import Window
@@ -38,6 +43,23 @@ def train(loader, steps=None):
         (batch[0] * weight).sum().backward()
         if number + 1 == steps:
             break
+
+
+class Sized(Dataset):
+    """Eight samples of `size` floats, all 0."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.zeros(self.size)
+
+
+def loader_of(size, batch_size=2, **options):
+    return DataLoader(Sized(size), batch_size, **options)
 
 
 def record_cpu(loop, **options):
@@ -360,3 +382,112 @@ def test_spans_are_counted_while_it_runs(capfd, monkeypatch):
     counted = recording._run._counter._each * 100
     assert 0.7 * len(recording.timeline) < counted < 1.3 * len(recording.timeline)
     assert capfd.readouterr().err == ""
+
+
+# Hand-outs last until the batch before is let go
+
+
+def handed_out(lines, gap=500, steps=5):
+    """Hand-outs of 10 us, each `gap` us before an operator of 20; the main thread was seen in the gaps at these lines.
+
+    The last hand-out has nothing after it. Returned are the ends of the hand-outs [us after their starts].
+    """
+    spans, looks = [], []
+    for step, line in zip(range(steps), [*lines, None, None, None, None, None], strict=False):
+        at = step * 1_000_000
+        spans.append(("main", at, at + 10_000, Kind.OPERATOR, {"name": HAND_OUT, "batch": step}))
+        spans.append(("main", at, at + 900_000, Kind.RANGE, {"name": f"batch {step}: 8 samples", "batch": step}))
+        if step < steps - 1:
+            spans.append(("main", at + gap * 1000, at + gap * 1000 + 20_000, Kind.OPERATOR, {"name": "aten::to"}))
+        if line is not None:
+            looks.append(Look(at - 100_000, 200_000, line))
+    timeline = merge._let_go(factory.made(*spans), looks).self_check()
+    gives = [row for row in timeline.rows(Kind.OPERATOR) if row.name == HAND_OUT]
+    return [row.duration // 1000 for row in gives]
+
+
+@pytest.mark.parametrize(
+    ("lines", "gap", "lasts"),
+    [
+        ([DRAWS] * 3, 500, 500),
+        ([DRAWS] * 3 + ["a.py:3"], 500, 500),
+        ([DRAWS] * 2, 500, 10),  # seen too seldom
+        ([DRAWS, "a.py:3", DRAWS, "a.py:4"], 500, 10),  # it computes in half of them
+        (["a.py:3"] * 4, 500, 10),
+        ([DRAWS] * 4, 110, 10),  # a gap of 100 us is nothing
+        ([DRAWS] * 4, 112, 112),
+    ],
+)
+def test_a_hand_out_lasts_until_the_batch_before_is_let_go(lines, gap, lasts):
+    assert handed_out(lines, gap) == [lasts] * 4 + [10]
+
+
+def test_the_line_that_draws_batches_is_no_other_work():
+    def draw():
+        for (x,) in DataLoader(TensorDataset(torch.zeros(10 * 16, 500_000)), 16, num_workers=1):
+            x[0, 0].item()
+
+    lines = {look.line for look in record_cpu(draw).context.looks}
+    assert not any(line.endswith(f":{draw.__code__.co_firstlineno + 1}") for line in lines) and DRAWS not in lines
+
+
+# Two loaders at once, and one within another's data set
+
+
+def test_of_two_loaders_each_fetch_has_its_own_size_and_line():
+    def collate(samples):
+        end = perf_counter() + 0.03
+        while perf_counter() < end:
+            pass
+        return torch.stack(samples)
+
+    timeline = record_cpu(lambda: list(zip(loader_of(4, collate_fn=collate), loader_of(8), strict=True)))
+    fetches = list(timeline.rows(Kind.FETCH))
+    assert [row.nbytes for row in fetches] == [2 * 4 * 4, 2 * 8 * 4] * 4
+    first = collate.__code__.co_firstlineno
+    lines = [int(row.source.rpartition(":")[2] or 0) for row in fetches]
+    assert [first <= line < first + 5 for line in lines] == [True, False] * 4
+
+
+def test_a_fetch_that_fails_leaves_the_others_their_sizes():
+    class Once(Sized):
+        failed = False
+
+        def __getitem__(self, index):
+            if index == 2 and not self.failed:
+                self.failed = True
+                raise ZeroDivisionError
+            return super().__getitem__(index)
+
+    def loop():
+        data = Once(4)
+        for _ in range(2):
+            with suppress(ZeroDivisionError):
+                list(DataLoader(data, 2))
+
+    assert [row.nbytes for row in record_cpu(loop).rows(Kind.FETCH)] == [32, -1] + [32] * 4
+
+
+class Within(Dataset):
+    """Each sample is a batch of another loader."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        with lv.costs(5e-3):
+            pass
+        return next(iter(loader_of(4, 3)))[0]
+
+
+@pytest.mark.parametrize("on", ["cpu", "a100"])
+def test_a_loader_within_a_data_set_is_a_part_of_its_fetch(on):
+    with lv.record(on=on, **{"host": "workstation"} if on == "a100" else {}) as recording:
+        values = list(DataLoader(Within(), 2))
+    assert [value.tolist() for value in values] == [[[0.0] * 4] * 2] * 2
+    timeline = recording.timeline.self_check()
+    fetches = list(timeline.rows(Kind.FETCH))
+    assert [row.name for row in fetches] == ["fetch batch 0", "fetch batch 1"]
+    assert steps_of(timeline) == ["batch 0: 2 samples", "batch 1: 2 samples"]
+    if on == "a100":
+        assert all(row.duration > 10_000_000 for row in fetches)

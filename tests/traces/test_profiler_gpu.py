@@ -211,7 +211,10 @@ def test_real_cuda_rows_keep_their_figures(monkeypatch):
 
 def test_a_gpu_that_did_nothing_is_told_of(monkeypatch):
     add_to_export(monkeypatch, lambda events: [])
-    assert "the profiler saw no work on the GPU" in notes(recorded(lambda: torch.ones(2).neg()))
+    timeline = recorded(train)
+    assert "the profiler saw no work on the GPU" in notes(timeline)
+    first = lv.advise(timeline)[0]
+    assert first.kind == "no-gpu-work" and "did the block use it" in first.change
 
 
 # On a real GPU
