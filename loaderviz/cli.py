@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import codecs
 import contextlib
 import errno
 import importlib.util
@@ -15,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
+from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 FAILED, USAGE_ERROR, NOT_KEPT = 1, 2, 3  # exit statuses: an error, not understood, a limit
 GONE = errno.EPIPE, errno.EIO, errno.EBADF  # of a stream: its reader, its terminal
 LARGE = 50_000  # spans: of so many, advice takes longer than what stops a program may wait
+PLAIN = {"µ": "u", "×": "x", "±": "+/-", "“": '"', "”": '"', "–": "-", "…": "...", "→": "->"}  # in any code page
 Add = Callable[..., argparse.Action]
 
 
@@ -71,6 +74,8 @@ class Listener:
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
+        if isinstance(stream, TextIOWrapper):  # in a code page that lacks a sign, another one stands for it
+            stream.reconfigure(errors="loaderviz")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -91,6 +96,17 @@ class Listener:
             if problem.errno not in GONE and self.stream is not sys.__stderr__:
                 raise
             _lead_nowhere(self.stream)
+
+
+def _plainly(problem: UnicodeError) -> tuple[str, int]:
+    """Say what stands for signs that an encoding does not have."""
+    if not isinstance(problem, UnicodeEncodeError):
+        raise problem
+    signs = problem.object[problem.start : problem.end]
+    return "".join(PLAIN.get(sign, "?") for sign in signs), problem.end
+
+
+codecs.register_error("loaderviz", _plainly)
 
 
 def _lead_nowhere(stream: TextIO) -> None:

@@ -93,13 +93,12 @@ def find(download: Download = "auto") -> DigitSource:
     source = _stored(os.environ.get("LOADERVIZ_DATA", ""), cache)
     if source.folder:
         return source
-    failed = cache / "download-failed"
     if download is False:
         why = "download=False"
     elif os.environ.get("LOADERVIZ_OFFLINE", "").strip().lower() not in ("", "0", "false", "no"):
         why = "LOADERVIZ_OFFLINE is set"
-    elif download == "auto" and failed.exists() and 0 <= time.time() - failed.stat().st_mtime < REMEMBER_SECONDS:
-        why = f"the download failed within the last day ({failed.read_text(errors='replace')})"
+    elif download == "auto" and (failed := _failed(cache)):
+        why = f"the download failed within the last day ({failed})"
     elif problem := _fetch(cache, ASKED_SECONDS if download is True else AUTO_SECONDS):
         why = f"the download from {MIRROR} failed ({problem})"
     else:
@@ -125,6 +124,15 @@ def _stored(data: str, cache: Path) -> DigitSource:
 @functools.cache
 def _announce(source: DigitSource) -> None:
     print(f"loaderviz: {source}")  # once per process
+
+
+def _failed(cache: Path) -> str:
+    """Return why a download failed within the last day; "" if none did, or nobody may look."""
+    note = cache / "download-failed"
+    with contextlib.suppress(OSError):
+        if 0 <= time.time() - note.stat().st_mtime < REMEMBER_SECONDS:
+            return note.read_text(errors="replace")
+    return ""
 
 
 def _fetch(cache: Path, seconds: float) -> str:
@@ -168,7 +176,7 @@ def _lacking(root: Path) -> str:
 
 def _file(root: Path, name: str) -> Path | None:
     files = root / RAW / name, root / RAW / f"{name}.gz"
-    return next((path for path in files if path.is_file()), None)
+    return next((path for path in files if os.path.isfile(path)), None)  # Path's own raises where nobody may look
 
 
 @functools.lru_cache(maxsize=2)  # `find` checks what `tensors` then reads

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 
 import factory
 import pytest
@@ -177,6 +177,18 @@ def test_a_command_does_its_work_when_nobody_reads_what_it_prints(tmp_path):
     help_.stdout.close()  # before anything is printed
     assert (help_.stderr.read(), help_.wait()) == (b"", 0)
     help_.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("page", "micro", "quote"), [("ascii", "u", '"'), ("cp936", "u", "“"), ("cp1252", "µ", "“"), ("cp437", "µ", '"')]
+)
+def test_a_sign_that_a_code_page_lacks_ends_no_command(page, micro, quote, monkeypatch):
+    raw = BytesIO()
+    stream = TextIOWrapper(raw, page, write_through=True)
+    cli.Listener(stream).write("3 µs, “waits”, 数, done\n")
+    kept = "数" if page == "cp936" else "?"
+    close = quote if quote == '"' else "”"
+    assert raw.getvalue().decode(page) == f"3 {micro}s, {quote}waits{close}, {kept}, done\n"
 
 
 def test_paragraphs_are_as_wide_as_the_terminal_and_whole_in_a_pipe(monkeypatch):

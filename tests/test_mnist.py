@@ -142,6 +142,23 @@ def test_loaderviz_data_is_used_if_it_has_both_splits(tmp_path, put, monkeypatch
     assert capsys.readouterr().out == "", "the real MNIST needs no announcement"
 
 
+def test_a_home_that_may_not_be_entered_is_a_folder_without_mnist(tmp_path, monkeypatch):
+    home = str(tmp_path / "home")
+
+    def refusing(call, path, *more, **options):
+        if str(path).startswith(home):
+            raise PermissionError(13, "Permission denied", str(path))
+        return call(path, *more, **options)
+
+    monkeypatch.setenv("TORCH_HOME", home)
+    online(monkeypatch, 1)
+    monkeypatch.setattr(mnist, "AUTO_SECONDS", 60)
+    with monkeypatch.context() as patch:
+        for name in ("stat", "mkdir"):
+            patch.setattr(os, name, functools.partial(refusing, getattr(os, name)))
+        assert "Permission denied" in str(mnist.find())  # at once: a download has nowhere to go
+
+
 def test_a_home_that_nobody_has_is_a_folder_without_mnist(monkeypatch):
     monkeypatch.setenv("LOADERVIZ_DATA", "~nobody-of-this-name/data")
     assert "~nobody-of-this-name/data lacks" in str(mnist.find(download=False))

@@ -145,6 +145,8 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
 
     def create_counting(*arguments: Any) -> Any:
         fetcher = create(*arguments)
+        if sys._getframe(1).f_code.co_name != "_worker_loop":  # of a DataLoader within the data set: a part of a fetch
+            return fetcher
         fetcher.collate_fn = timed(fetcher.collate_fn, meter.sampler)
         fetch = fetcher.fetch
 
@@ -212,7 +214,8 @@ class Schedule(LoaderSchedule):
         runtime.batch, runtime.source = batch, session.source()
         self.hand_out(ready, receiving)
         self.batch += 1
-        session.batches.handed_out(batch, fetched.samples)
+        if not session.fetching:  # by a DataLoader within a data set
+            session.batches.handed_out(batch, fetched.samples)
 
     def _in_shared_memory(self, nbytes: int) -> None:
         """Note it where the batches that workers have ready, and the one in use, do not fit into shared memory."""
@@ -280,31 +283,42 @@ class Iterators:
             return original(iterator)
         index, fetcher = iterator._next_index(), iterator._dataset_fetcher
         session.enter("DataLoader")
-        runtime, start, rested = session.runtime, session.runtime.now, session.runtime.rested
+        start, rested = session.runtime.now, session.runtime.rested
         if not hasattr(iterator, "_next_batch"):
             iterator._next_batch = session.batches.new_iterator()
         batch = iterator._next_batch
         session.leave()
-        with session.fetching_data() as meter, timing(fetcher, session.sampler):
-            data = fetcher.fetch(index)
+        try:
+            with session.fetching_data() as meter, timing(fetcher, session.sampler):
+                data = fetcher.fetch(index)
+        except BaseException:  # what it took is taken; the end of a stream comes here, too
+            self._charge(Fetched.by(fetcher, (), None, session.meter), start, rested, batch, -1)
+            raise
         session.enter("DataLoader")
         iterator._next_batch += 1
-        fetched, size = Fetched.by(fetcher, index, data, meter), nbytes(data)
-        waited = fetched.waited if session.measured else 0
-        read = max(runtime.shared.read(runtime.now, fetched.files), runtime.now + waited) + fetched.slept
-        runtime.shared.main_rests(runtime.now, read)
-        rested = read - runtime.now + runtime.rested - rested
-        runtime.now = read + session.fetched(fetched, size)
-        name, (does, line) = f"fetch batch {batch}", fetched.place or (Cause.NONE, "")
-        runtime.builder.span(
-            start, runtime.now, runtime.main, Kind.FETCH, name, batch, size, cause=does, source=line, waited=rested
-        )
+        fetched = Fetched.by(fetcher, index, data, meter)
+        self._charge(fetched, start, rested, batch, nbytes(data))
         mark(session, data, batch)
         session.leave()
         if iterator._pin_memory:
             data = _utils.pin_memory.pin_memory(data, iterator._pin_memory_device)
         session.batches.handed_out(batch, fetched.samples)
         return data
+
+    def _charge(self, fetched: Fetched, start: int, rested: int, batch: int, size: int) -> None:
+        """Let the main thread have fetched a batch of `size` bytes (-1: it failed) since `start`."""
+        session, runtime = self.session, self.session.runtime
+        waited = fetched.waited if session.measured else 0
+        read = max(runtime.shared.read(runtime.now, fetched.files), runtime.now + waited) + fetched.slept
+        runtime.shared.main_rests(runtime.now, read)
+        rested = read - runtime.now + runtime.rested - rested
+        runtime.now = read + (session.fetched(fetched, size) if size >= 0 else fetched.work)
+        if size < 0 and runtime.now == start:
+            return
+        name, (does, line) = f"fetch batch {batch}", fetched.place or (Cause.NONE, "")
+        runtime.builder.span(
+            start, runtime.now, runtime.main, Kind.FETCH, name, batch, size, cause=does, source=line, waited=rested
+        )
 
     def start_workers(self, kind: Any, original: Any, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         """Start the workers: each costs the main thread the start of a process."""

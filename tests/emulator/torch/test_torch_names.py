@@ -23,6 +23,15 @@ LONG = 1_500_000  # cycles of torch.cuda._sleep: 1 ms
 GIB = 2**30
 
 
+def test_a_program_that_looks_for_a_macs_gpu_first_takes_the_emulated_one(monkeypatch):
+    for module in (torch.backends.mps, torch.mps):
+        monkeypatch.setattr(module, "is_available", lambda: True)
+    with lv.record(on="a100"):
+        found = "mps" if torch.backends.mps.is_available() or torch.mps.is_available() else "cuda"
+        assert (found, torch.get_device_module().__name__) == ("cuda", "torch.cuda")
+    assert torch.backends.mps.is_available() and torch.mps.is_available()
+
+
 def test_device_queries(recording):
     cuda, accelerator, gpu = torch.cuda, torch.accelerator, Gpu.preset("a100")
     assert cuda.is_available() and cuda.is_initialized() and cuda.is_bf16_supported() and accelerator.is_available()

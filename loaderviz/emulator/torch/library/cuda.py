@@ -82,6 +82,8 @@ def install(session: Session, patches: Patches) -> None:
         torch.accelerator: ACCELERATOR | shared | answers,
         torch.cuda.memory: refusals,
         torch.cuda.nvtx: _nvtx(session),
+        torch.backends.mps: {"is_available": _always(False)},  # of two kinds of GPU a program takes the first
+        torch.mps: {"is_available": _always(False)},
         torch.cuda.profiler: dict.fromkeys(("start", "stop"), _always(None)),
     }
     for owner, functions in replacements.items():
