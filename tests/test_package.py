@@ -2,7 +2,9 @@
 
 import ast
 import doctest
+import functools
 import importlib
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -131,3 +133,12 @@ def test_functions_are_short(path):
             inner = [part for part in ast.walk(node) if isinstance(part, ast.FunctionDef) and part is not node]
             length = lines(node) - doc.count("\n") - sum(lines(part) for part in inner)  # inner ones count alone
             assert length <= LONGEST_FUNCTION, f"{node.name} has {length} lines"
+
+
+def test_what_how_it_works_names_is_there():
+    text = (ROOT.parent / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+)\.py: ([\w.]+)`", text)
+    assert len(named) >= 25
+    for file, name in named:
+        module = importlib.import_module(f"loaderviz.{file.replace('/', '.')}".removesuffix(".__init__"))
+        assert callable(functools.reduce(getattr, name.split("."), module))
