@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from io import TextIOWrapper
 from pathlib import Path
@@ -74,8 +75,8 @@ class Listener:
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-        if isinstance(stream, TextIOWrapper):  # in a code page that lacks a sign, another one stands for it
-            stream.reconfigure(errors="loaderviz")
+        if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            self._do(partial(stream.reconfigure, errors="loaderviz"))  # for a sign that a code page lacks, another
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
