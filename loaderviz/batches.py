@@ -20,6 +20,7 @@ PREFETCH_RANGE = re.compile(r"prefetch of batch (?P<number>\d+)$")
 # How the loop's thread gets its next batch: torch's range around all of it, and the last part of it in a recording.
 LOADER_NEXT = "enumerate(DataLoader)#"  # and the class of the iterator
 HAND_OUT = "DataLoader hand-out"
+NOT_HANDED_OUT = "fetch (not handed out)"  # it failed, found the end of a stream, or nobody took its batch
 OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")  # torch's own range around each
 LIMIT = 200_000  # spans of a real run: of so many steps are kept
 FIRST_BYTES = 1 << 16  # of a batch that is compared with another's

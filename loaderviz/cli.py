@@ -75,7 +75,7 @@ class Listener:
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-        if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+        if isinstance(stream, TextIOWrapper) and not stream.closed and stream.errors == "strict":
             self._do(partial(stream.reconfigure, errors="loaderviz"))  # for a sign that a code page lacks, another
 
     def __getattr__(self, name: str) -> Any:

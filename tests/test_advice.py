@@ -1369,6 +1369,11 @@ def test_a_line_that_keeps_a_real_gpu_idle_is_where_the_loop_was_seen():
     assert 1_000 * US <= found["host-bound"].expected_gain.per_step <= 1_020 * US  # the rest of each gap
 
 
+def test_a_line_seen_while_the_gpu_works_does_not_keep_it_idle():
+    finding = lv.advise(on_a_gpu([(3, "log.py:3"), *[(4.005, "augment.py:5")] * 3]))[0]
+    assert finding.kind == "other-work-in-loop" and finding.evidence.startswith("log.py:3 takes 3 ms a step")
+
+
 @pytest.mark.parametrize(
     ("looks", "gap"),
     [

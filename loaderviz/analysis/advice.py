@@ -891,7 +891,7 @@ def other_work_in_loop(facts: Evidence) -> Found:
     if not place or facts.unseen:
         return None
     time, seen = intervals.length(when), facts.seen_lines(facts.judged)
-    if seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch: the one before hides it
+    if within is when and seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch was hidden
         place = seen[0][0]
     what = "what this line takes" if within is when else "what the host does outside of torch"
     gain = facts.bound(intervals.length(within), what, host=within)

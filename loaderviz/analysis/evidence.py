@@ -768,8 +768,8 @@ class Evidence:
     @cached_property
     def fetch(self) -> Fetch:
         """What a batch's fetch takes, on average of those in the window."""
-        timeline = self.timeline
-        mine = timeline.where(Kind.FETCH) & (timeline.end > self.start) & (timeline.start < self.end)
+        timeline, given = self.timeline, self.fetches & (self.timeline.batch >= 0)
+        mine = self.fetches & ~(self.loop & ~given & bool(given.any()))  # the end of a stream gives no batch
         if not mine.any():
             return Fetch(0.0, 0.0, 0.0)
         time, waited = timeline.end - timeline.start, np.minimum(timeline.waited, timeline.end - timeline.start)

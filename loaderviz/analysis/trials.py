@@ -50,7 +50,11 @@ class Trials:
     @cached_property
     def unchanged(self) -> float | None:
         """A step of the loop as it is [ns], in a replay; None where it cannot be replayed."""
-        return _step(self._without(None))
+        return _step(self._replayed)
+
+    @cached_property
+    def _replayed(self) -> Timeline | None:
+        return self._without(None)
 
     def tried(self, finding: Finding, removal: Removal | None = None) -> Finding | None:
         """Return the finding with what its change gains; None where the change gains nothing.
@@ -94,8 +98,8 @@ class Trials:
             return None, None, None
         before = min(now or 0.0, self.unchanged or 0.0)  # one that is slower than the loop would gain too much
         after, slower = _step(predicted), (self.unchanged or 0.0) - before
-        if after and predicted is not None:  # but for what both take until the GPU begins
-            after -= min(slower, _lead(predicted))
+        if after and predicted is not None and self._replayed is not None:  # but for what both take to begin
+            after -= min(slower, _lead(predicted), _lead(self._replayed))
         return before, after, predicted
 
     def _without(self, removal: Removal | None) -> Timeline | None:

@@ -467,8 +467,11 @@ class LoaderRanges:
     def _fetch(self, original: Function, fetcher: Any, indices: Any) -> Any:
         """Prepare a batch on the main thread; workers that were forked come here, too."""
         feed = self._fetching
-        if feed is None or not self.live or not self._here() or self._within:
+        if feed is None or not self._here() or self._within:
             return original(fetcher, indices)
+        if not self.live:
+            with self._as_one():
+                return original(fetcher, indices)
         mine, start, used = self.mine[feed.batch], perf_counter_ns(), usage()
         mine.append(None)
         with self.say(f"fetch batch {feed.batch}", feed.batch):
@@ -567,7 +570,7 @@ class LoaderRanges:
             self.note(_OTHER_THREAD)
             return
         if feed.nested is None:
-            feed.nested = self._drawn_by_a_loader()
+            feed.nested = self._drawn_by_a_loader(iterator)
         if not feed.nested:
             self._window.batch()
             if self.live:
@@ -575,10 +578,10 @@ class LoaderRanges:
                 with self.say(f"batch {batch}: {size or sample_count((), data)} samples", batch):
                     pass
 
-    def _drawn_by_a_loader(self) -> bool:
-        """Tell whether one of loaderviz's loaders draws the batches; the line that draws them is no other work."""
+    def _drawn_by_a_loader(self, iterator: Any) -> bool:
+        """Tell whether one of loaderviz's loaders draws the batches; where workers send them, their line is kept."""
         stack = stack_of()
-        if self.sampler is not None:
+        if self.sampler is not None and hasattr(iterator, "_workers"):
             self.sampler.draws(stack)
         return any(str(each.names.get("__name__")).startswith("loaderviz.loaders.") for each in stack)
 

@@ -20,6 +20,7 @@ from loaderviz.batches import (
     BATCH_RANGE,
     HAND_OUT,
     LOADER_NEXT,
+    NOT_HANDED_OUT,
     PREFETCH_RANGE,
     WORKER_END,
     WORKER_START,
@@ -182,7 +183,7 @@ def _translated(timeline: Timeline, main: int) -> Timeline:
     return timeline.only(~(drop[old] | elsewhere | took))
 
 
-_FETCHED = ("batch", "nbytes", "waited", "cause", "source")  # columns of which the profiler knows nothing
+_FETCHED = ("batch", "name", "nbytes", "waited", "cause", "source")  # columns of which the profiler knows nothing
 
 
 def _completed(timeline: Timeline, main: int, own: Own) -> Timeline:
@@ -193,9 +194,14 @@ def _completed(timeline: Timeline, main: int, own: Own) -> Timeline:
     fetched = np.flatnonzero(here & fetches)
     numbers = timeline.batch[fetched].tolist()
     sources = {source: number for number, source in enumerate(timeline.sources)}
-    left = {number: iter(works) for number, works in own.mine.items()}
+    left = {number: list(works) for number, works in own.mine.items()}
     for row, number in zip(fetched.tolist(), numbers, strict=True):
-        if work := next(left.get(number, iter(())), None):
+        works = left.get(number)
+        if not works:
+            continue
+        if (work := works.pop(0)) is None:  # it failed, or was the end of a stream
+            spans["batch"][row], spans["name"][row] = -1, len(timeline.names)
+        else:
             source = sources.setdefault(work.line, len(sources)) if work.line else -1
             told = {"nbytes": work.nbytes, "waited": work.waited, "cause": work.cause, "source": source}
             for column, value in told.items():
@@ -211,7 +217,8 @@ def _completed(timeline: Timeline, main: int, own: Own) -> Timeline:
     step = np.searchsorted(start[steps], start[ranges], side="right") - 1  # the loop is at this one
     spans["batch"][ranges] = np.append(timeline.batch[steps], -1)[step]
     spans["batch"][ranges[found]] = timeline.batch[parts[first[found]]]
-    return replace(timeline, spans=spans, sources=tuple(sources))
+    names = timeline.names + (NOT_HANDED_OUT,) * bool((spans["name"] == len(timeline.names)).any())
+    return replace(timeline, spans=spans, names=names, sources=tuple(sources))
 
 
 # Workers and pin thread
@@ -239,7 +246,7 @@ def _with_workers(timeline: Timeline, own: Own, there: Clock, begin: int, end: i
         elif batch >= 0:
             names.append(f"{what} batch {batch}")
         else:
-            names.append(f"{what} (not ended)" if work.end is None else f"{what} (not handed out)")
+            names.append(f"{what} (not ended)" if work.end is None else NOT_HANDED_OUT.replace("fetch", what))
         kind = Kind.PIN if pins else Kind.FETCH
         lane = lanes.setdefault(Lane(*loading_lane(work.worker, slot)), old + len(lanes))
         rows.append((max(start, begin), min(stop, end), lane, kind, batch, work.nbytes, 1 if pins else -1, work.waited))
@@ -284,10 +291,18 @@ def _let_go(timeline: Timeline, looks: Sequence[Look]) -> Timeline:
     after = np.append(starts, timeline.begin)[np.searchsorted(starts, ends)]
     long = after - ends > NOTICED
     gaps = intervals.union(ends[long], after[long])
-    lines = [look.line for look in looks if intervals.covers(gaps, np.array([look.time + look.lasts]))[0]]
-    if lines.count(DRAWS) < max(SEEN, len(lines) / 2):
+    draws, others = (
+        np.array([look.time + look.lasts for look in looks if (look.line == DRAWS) == so], np.int64)
+        for so in (True, False)
+    )
+    drawing, busy = (
+        np.unique(np.searchsorted(gaps[:, 0], times[intervals.covers(gaps, times)], side="right") - 1)
+        for times in (draws, others)
+    )
+    if len(drawing) < max(SEEN, len(busy)):
         return timeline
-    spans = timeline.spans | {"end": timeline.end.copy()}
+    spans, left = timeline.spans | {"end": timeline.end.copy()}, np.delete(gaps, busy, axis=0)
+    long &= intervals.covers(left, ends)
     spans["end"][rows[long]] = after[long]
     return replace(timeline, spans=spans)
 

@@ -14,10 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.profiler import record_function
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from trace_files import notes, steps_of
 
 import loaderviz as lv
+from loaderviz.analysis.evidence import Evidence
 from loaderviz.batches import HAND_OUT
 from loaderviz.errors import LoadervizError, NestedRecordingError
 from loaderviz.loaders import BlockingLoader, PrefetchLoader
@@ -409,17 +410,45 @@ def handed_out(lines, gap=500, steps=5):
 @pytest.mark.parametrize(
     ("lines", "gap", "lasts"),
     [
-        ([DRAWS] * 3, 500, 500),
-        ([DRAWS] * 3 + ["a.py:3"], 500, 500),
-        ([DRAWS] * 2, 500, 10),  # seen too seldom
-        ([DRAWS, "a.py:3", DRAWS, "a.py:4"], 500, 10),  # it computes in half of them
-        (["a.py:3"] * 4, 500, 10),
-        ([DRAWS] * 4, 110, 10),  # a gap of 100 us is nothing
-        ([DRAWS] * 4, 112, 112),
+        ([DRAWS] * 3, 500, [500] * 4),
+        ([DRAWS] * 3 + ["a.py:3"], 500, [500] * 3 + [10]),  # there it computes
+        ([DRAWS] * 2, 500, [10] * 4),  # seen too seldom
+        ([DRAWS, "a.py:3", DRAWS, "a.py:4"], 500, [10] * 4),
+        (["a.py:3"] * 4, 500, [10] * 4),
+        ([DRAWS] * 4, 110, [10] * 4),  # a gap of 100 us is nothing
+        ([DRAWS] * 4, 112, [112] * 4),
     ],
 )
 def test_a_hand_out_lasts_until_the_batch_before_is_let_go(lines, gap, lasts):
-    assert handed_out(lines, gap) == [lasts] * 4 + [10]
+    assert handed_out(lines, gap) == [*lasts, 10]
+
+
+def test_the_end_of_a_stream_is_a_fetch_without_a_batch():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            for number in range(4):
+                with lv.costs(5e-3):
+                    pass
+                yield torch.full((3,), float(number))
+            with lv.costs(1e-3):
+                pass
+
+    for on in ({"on": "cpu"}, {"on": "a100", "host": "workstation"}):
+        with lv.record(**on) as recording:
+            for _ in range(2):
+                for batch in DataLoader(Stream(), 2):
+                    batch.sum()
+        timeline = recording.timeline.self_check()
+        fetches = list(timeline.rows(Kind.FETCH))
+        assert [row.batch for row in fetches] == [0, 1, -1, 2, 3, -1]
+        assert {row.name for row in fetches if row.batch < 0} == {"fetch (not handed out)"}
+    assert fetches[2].duration == 1_000_000
+    assert Evidence(timeline).fetch.shortest >= 10_000_000
+
+
+def test_steps_to_wait_for_are_those_of_the_outer_loader():
+    timeline = record_cpu(lambda: list(DataLoader(Within(), 1)), wait=1, steps=2)
+    assert steps_of(timeline) == ["batch 1: 1 samples", "batch 2: 1 samples"]
 
 
 def test_the_line_that_draws_batches_is_no_other_work():

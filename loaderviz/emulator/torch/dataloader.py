@@ -39,7 +39,7 @@ from torch.utils.data import Subset, TensorDataset, _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from loaderviz import words
-from loaderviz.batches import given_twice, nbytes, sample_count, tensors
+from loaderviz.batches import NOT_HANDED_OUT, given_twice, nbytes, sample_count, tensors
 from loaderviz.emulator import host as declarations
 from loaderviz.emulator.hardware import DATA, FULL, Host, Parcel
 from loaderviz.emulator.host import LoaderSchedule, Reads, Waited, processor_time, waiting_time
@@ -292,7 +292,7 @@ class Iterators:
             with session.fetching_data() as meter, timing(fetcher, session.sampler):
                 data = fetcher.fetch(index)
         except BaseException:  # what it took is taken; the end of a stream comes here, too
-            self._charge(Fetched.by(fetcher, (), None, session.meter), start, rested, batch, -1)
+            self._charge(Fetched.by(fetcher, (), None, session.meter), start, rested, -1, -1)
             raise
         session.enter("DataLoader")
         iterator._next_batch += 1
@@ -306,7 +306,7 @@ class Iterators:
         return data
 
     def _charge(self, fetched: Fetched, start: int, rested: int, batch: int, size: int) -> None:
-        """Let the main thread have fetched a batch of `size` bytes (-1: it failed) since `start`."""
+        """Let the main thread have fetched a batch of `size` bytes since `start`; both are -1 if there is none."""
         session, runtime = self.session, self.session.runtime
         waited = fetched.waited if session.measured else 0
         read = max(runtime.shared.read(runtime.now, fetched.files), runtime.now + waited) + fetched.slept
@@ -315,7 +315,8 @@ class Iterators:
         runtime.now = read + (session.fetched(fetched, size) if size >= 0 else fetched.work)
         if size < 0 and runtime.now == start:
             return
-        name, (does, line) = f"fetch batch {batch}", fetched.place or (Cause.NONE, "")
+        name = f"fetch batch {batch}" if size >= 0 else NOT_HANDED_OUT
+        does, line = fetched.place or (Cause.NONE, "")
         runtime.builder.span(
             start, runtime.now, runtime.main, Kind.FETCH, name, batch, size, cause=does, source=line, waited=rested
         )
