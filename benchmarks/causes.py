@@ -31,7 +31,7 @@ from loaderviz.analysis import WORTH_IT, Advice, Finding
 PAGE = Path(__file__).parents[1] / "docs" / "advice.md"
 HOSTS = ("workstation", "laptop", "auto", "cpu", "gpu")
 WITHIN, SLACK = 0.15, 1.02  # of a predicted gain; a gain above its bound by less is one of rounding
-MEASURED, TIMES = ("auto", "cpu"), 3  # hosts that are this machine, which is not as fast twice
+MEASURED, TIMES = ("auto", "cpu", "gpu"), 3  # hosts that are this machine, which is not as fast twice
 REAL_GAIN = 1.1  # a repair that gains less is none, and such a loop has nothing to gain
 NOTHING = ("nothing-to-gain", "no-gpu-work", "cause-not-seen", "work-not-seen")
 BESIDE = (  # told, but no cause of a step's time

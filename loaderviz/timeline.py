@@ -116,6 +116,11 @@ class Look(NamedTuple):
     lasts: int
     line: str
 
+    @property
+    def moment(self) -> int:
+        """When it was looked [ns]: the end of the time for which the look stands."""
+        return self.time + self.lasts
+
 
 @dataclass(frozen=True)
 class Context:

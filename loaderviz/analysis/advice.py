@@ -887,13 +887,13 @@ def other_work_in_loop(facts: Evidence) -> Found:
     """A line that is no training, such as a log, a checkpoint or a report, while the GPU has nothing to do."""
     if not facts.here.any():
         return _seen_on_cpu(facts)
-    place, when, within, mine = facts.other_place
+    place, when, within, mine, is_seen = facts.other_work
     if not place or facts.unseen:
         return None
     time, seen = intervals.length(when), facts.seen_lines(facts.judged)
-    if within is when and seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch was hidden
+    if not is_seen and seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch was hidden
         place = seen[0][0]
-    what = "what this line takes" if within is when else "what the host does outside of torch"
+    what = "what the host does outside of torch" if is_seen else "what this line takes"
     gain = facts.bound(intervals.length(within), what, host=within)
     names = ", ".join(names_of(facts, mine & (facts.last > facts.first))[:2])
     return Finding(

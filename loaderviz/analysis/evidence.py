@@ -9,7 +9,7 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import compress, pairwise
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -88,6 +88,19 @@ class Removal:
     even: bool = False
     shrink: float = 1.0
     fetch: float = 1.0
+
+
+class OtherWork(NamedTuple):
+    """Where ("file:line", "" if nowhere) and when a line does it, within which time at most, and the line's spans.
+
+    `seen`: the line is known from looks, which tell it of a part of the time, and not from its spans.
+    """
+
+    place: str
+    when: Intervals
+    within: Intervals
+    spans: Mask
+    seen: bool = False
 
 
 class Fetch(NamedTuple):
@@ -700,29 +713,25 @@ class Evidence:
         return bool(len(time)) and float(np.quantile(time, 0.95)) > UNEVEN * float(np.median(time))
 
     @cached_property
-    def other_place(self) -> tuple[str, Intervals, Intervals, Mask]:
-        """Where the program takes the GPU's idle time for other work than training, as "file:line", and its spans.
-
-        With when it does, and when it may: looks tell that of a part of the time. It is no line that launches kernels,
-        or waits for them, or loads. "" where there is none.
-        """
+    def other_work(self) -> OtherWork:
+        """What takes the GPU's idle time besides training: no line that launches kernels, waits for them, or loads."""
         timeline = self.timeline
         busy = either(self.getting, self.covered(self.loop & timeline.where(Kind.WAIT)))
         calls = self.does(Api.MEMORY | Api.COPY | Api.SYNCHRONIZE) | on_workers(timeline)
         free = intervals.subtract(self.idle, either(busy, self.covered(self.loop & calls)))
         line, when = self._other_line(free)
         if line >= 0:
-            return words.place(timeline.sources[line]), when, when, self.loop & (timeline.source == line)
+            return OtherWork(words.place(timeline.sources[line]), when, when, self.loop & (timeline.source == line))
         gaps = intervals.subtract(free, self.covered(self.loop & timeline.where(Kind.OPERATOR, Kind.API)))
         gaps = NONE if len(self.at_lines[0]) else gaps[gaps[:, 1] - gaps[:, 0] > OTHER]
-        return *self._seen_in(gaps), gaps, np.zeros(len(timeline), bool)
+        return OtherWork(*self._seen_in(gaps), gaps, np.zeros(len(timeline), bool), seen=True)
 
     def _seen_in(self, gaps: Intervals) -> tuple[str, Intervals]:
         """Where the main thread was seen most in these gaps between calls of torch, and when."""
-        by_line = defaultdict[str, list[tuple[int, int]]](list)
-        for look in self.timeline.context.looks:
-            if intervals.covers(gaps, np.array([look.time + look.lasts]))[0]:
-                by_line[look.line].append((look.time, look.time + look.lasts))
+        looks, by_line = self.timeline.context.looks, defaultdict[str, list[tuple[int, int]]](list)
+        inside = intervals.covers(gaps, np.array([look.moment for look in looks], np.int64))
+        for look in compress(looks, inside):
+            by_line[look.line].append((look.time, look.moment))
         found = [
             (words.place(line), intervals.intersect(np.array(times), gaps))
             for line, times in by_line.items()
@@ -732,6 +741,7 @@ class Evidence:
         return (place, when) if intervals.length(when) > LOOKED * self.window else ("", NONE)
 
     def _other_line(self, free: Intervals) -> tuple[int, Intervals]:
+        """The number of the line that takes most of this time, and when; (-1, nothing) where there is none."""
         timeline, (rows, until) = self.timeline, self.at_lines
         if not (len(rows) and len(free)):
             return -1, NONE
@@ -754,7 +764,7 @@ class Evidence:
 
         Nor is a gap before work that was launched when it began, as between the kernels of a CUDA graph.
         """
-        other = either(self.covered(self.loop & self.does(Api.MEMORY)), self.other_place[1])
+        other = either(self.covered(self.loop & self.does(Api.MEMORY)), self.other_work.when)
         rows = np.flatnonzero(self.here & (self.launched_by >= 0))
         if not (len(rows) and len(self.idle)):
             return other

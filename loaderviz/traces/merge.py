@@ -270,14 +270,12 @@ def _with_workers(timeline: Timeline, own: Own, there: Clock, begin: int, end: i
 
 def _looks(timeline: Timeline, seen: Sequence[Look], there: Clock, begin: int, end: int) -> tuple[Look, ...]:
     """Return the looks at the main thread that found it outside of torch, with the times of the timeline."""
-    looks = [
-        look._replace(time=there.of(look.time)) for look in seen if begin <= there.of(look.time + look.lasts) < end
-    ]
+    looks = [look._replace(time=there.of(look.time)) for look in seen if begin <= there.of(look.moment) < end]
     told = timeline.where(Kind.OPERATOR, Kind.FETCH, Kind.PIN, Kind.WAIT, Kind.API)
     told &= timeline.in_lanes(lambda lane: lane.role == "main")
     inside = intervals.union(timeline.start[told], timeline.end[told])
-    ends = np.array([look.time + look.lasts for look in looks], np.int64)
-    return tuple(compress(looks, ~intervals.covers(inside, ends)))
+    moments = np.array([look.moment for look in looks], np.int64)
+    return tuple(compress(looks, ~intervals.covers(inside, moments)))
 
 
 def _let_go(timeline: Timeline, looks: Sequence[Look]) -> Timeline:
@@ -292,8 +290,7 @@ def _let_go(timeline: Timeline, looks: Sequence[Look]) -> Timeline:
     long = after - ends > NOTICED
     gaps = intervals.union(ends[long], after[long])
     draws, others = (
-        np.array([look.time + look.lasts for look in looks if (look.line == DRAWS) == so], np.int64)
-        for so in (True, False)
+        np.array([look.moment for look in looks if (look.line == DRAWS) == so], np.int64) for so in (True, False)
     )
     drawing, busy = (
         np.unique(np.searchsorted(gaps[:, 0], times[intervals.covers(gaps, times)], side="right") - 1)
