@@ -27,11 +27,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import profiler
-from torch._C import _profiler
-from torch._C._profiler import _ExperimentalConfig
 from torch._utils import ExceptionWrapper
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, record_function
 from torch.utils.data import _utils
 from torch.utils.data import dataloader as torch_dataloader
 
@@ -253,29 +251,25 @@ class SpanCounter:
     def __init__(self, file: Path) -> None:
         self._file, self._next, self._pause = file, perf_counter_ns() + _LOOK, _LOOK
         self._steps = self._each = 0  # how many there were, and spans of one that was counted
-        self._observes = False
+        self._observer = ExecutionTraceObserver()
 
     def step(self) -> int:
         """A step begins; return the spans of all those before it, 0 while none was counted."""
-        if self._observes:
+        if self._observer.is_registered:
             self.stop()
             self._each = self._file.read_text(encoding="utf-8").count('"id":')
         elif perf_counter_ns() > self._next:
             self._pause *= 4
             self._next = perf_counter_ns() + self._pause
             with _silent():
-                self._observes = bool(_profiler._add_execution_trace_observer(str(self._file)))
-                _profiler._enable_execution_trace_observer()
+                self._observer.register_callback(str(self._file)).start()
         self._steps += 1
         return self._each * self._steps
 
     def stop(self) -> None:
         """Observe no more."""
-        if self._observes:
-            self._observes = False
-            with _silent():
-                _profiler._disable_execution_trace_observer()
-                _profiler._remove_execution_trace_observer()
+        with _silent():
+            self._observer.unregister_callback()
 
 
 @contextmanager
@@ -301,10 +295,11 @@ def new_profile(cuda: bool) -> profiler.profile:
 
 def _experimental(cuda: bool) -> Any:
     """Return the options that this version has: synchronisation events (for arrows), and no list of Python objects."""
+    config: Any = vars(profiler)["_ExperimentalConfig"]
     try:
-        return _ExperimentalConfig(enable_cuda_sync_events=cuda, trace_only=True)
+        return config(enable_cuda_sync_events=cuda, trace_only=True)
     except TypeError:  # a version without the second
-        return _ExperimentalConfig(enable_cuda_sync_events=cuda)
+        return config(enable_cuda_sync_events=cuda)
 
 
 def _nothing(*reasons: str) -> Timeline:

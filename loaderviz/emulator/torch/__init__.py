@@ -21,7 +21,7 @@ from torch.utils._device import DeviceContext
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.hazards import Hazards, Lints
 from loaderviz.emulator.host import costs
-from loaderviz.emulator.torch import dataloader, library
+from loaderviz.emulator.torch import dataloader, internals, library
 from loaderviz.emulator.torch.check import Checker
 from loaderviz.emulator.torch.functions import NOT_ASKED, Functions, MeasuringFunctions, overriding
 from loaderviz.emulator.torch.operators import Operators
@@ -181,7 +181,7 @@ class EmulatedCuda:
             return
         # Not by the modes' own exit: it takes whatever is on top, and an interrupt may have come in the middle of it.
         while self._calls in torch.overrides._get_current_function_mode_stack():
-            mode = torch._C._pop_torch_function_stack()
+            mode = internals.pop_torch_function_stack()
             if isinstance(mode, DeviceContext):
                 self._patches.at_end(functools.partial(torch.overrides._push_mode, mode))  # the default, which stays
         while self._operators in _python_dispatch._get_current_dispatch_mode_stack():

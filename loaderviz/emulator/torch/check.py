@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.checkpoint import _StopRecomputationError
 
 from loaderviz.emulator.hazards import code
-from loaderviz.emulator.torch import copies
+from loaderviz.emulator.torch import copies, internals
 from loaderviz.emulator.torch.functions import STAND_IN, call_on_host, modes, names
 from loaderviz.emulator.torch.placement import TYPES
 from loaderviz.emulator.torch.session import CPU
@@ -179,7 +179,7 @@ class Checker:
 
     def _fakes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what PyTorch answers for fake tensors on CUDA, or its error; None if nothing is asked."""
-        if self._session.default_type is not CPU or not torch._C._is_torch_function_enabled():
+        if self._session.default_type is not CPU or not internals.is_torch_function_enabled():
             return None
         func, args = _known_to_fakes(func, args)
         LOGGER.disabled = True  # it logs each call that it has no answer to
@@ -298,7 +298,7 @@ def _is_comparable(args: Any, kwargs: Any) -> bool:
     """Whether all tensors are torch's own, with memory: others answer for themselves."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     return all(type(it) in PLAIN and it.layout is torch.strided and not it.is_nested for it in tensors) and not any(
-        torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors
+        internals.is_functorch_wrapped_tensor(tensor) for tensor in tensors
     )
 
 
@@ -333,7 +333,7 @@ def _outputs_of(module: torch.nn.Module, session: Session) -> Iterator[list[tupl
 
     def note(each: Any, _: Any, output: Any) -> None:
         if id(each) in called:
-            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            with internals.DisableTorchFunction(), internals.DisableTorchDispatch():
                 kept = [_seen(session, leaf.detach()) for leaf in tree_leaves(output) if type(leaf) in PLAIN]
                 half = torch.is_autocast_enabled("cuda")
                 found.extend((called[id(each)], it.clone(), half) for it in kept if it.numel() <= SAMPLE)

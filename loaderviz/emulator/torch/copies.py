@@ -14,6 +14,7 @@ import torch
 
 from loaderviz.emulator.device import Stream
 from loaderviz.emulator.kernels import memory_share, memory_time, sm_share
+from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.tensors import (
     ATTRIBUTE,
     SET,
@@ -202,7 +203,7 @@ def pin_memory(session: Session, source: torch.Tensor, tag: HostTag | None) -> t
 
 def bytes_of(storage: Any) -> torch.Tensor:
     """Return a tensor that is a view of all of a storage."""
-    with torch._C.DisableTorchFunction():
+    with internals.DisableTorchFunction():
         return SET(torch.empty(0, dtype=torch.uint8), storage)
 
 
@@ -349,7 +350,7 @@ class DeferredCopies:
 
 
 def _is_last_holder(tensor: torch.Tensor) -> bool:
-    holders: int = torch._C._storage_Use_Count(storage_of(tensor)._cdata)
+    holders: int = internals.storage_use_count(storage_of(tensor)._cdata)
     return holders <= _LONE and _names(tensor) <= _LONE_NAMES + 1  # the argument here is one name more
 
 
@@ -357,7 +358,7 @@ def _count_lone() -> tuple[int, int]:
     """Return what the two counts say of a tensor that one tuple holds, in this version of torch and Python."""
     held = (torch.empty(1),)
     setattr(storage_of(held[0]), ATTRIBUTE, None)  # as a tag does, an attribute keeps the storage's object
-    return torch._C._storage_Use_Count(storage_of(held[0])._cdata), _names(held[0])
+    return internals.storage_use_count(storage_of(held[0])._cdata), _names(held[0])
 
 
 def _names(tensor: torch.Tensor) -> int:

@@ -43,6 +43,7 @@ from loaderviz.batches import NOT_HANDED_OUT, given_twice, nbytes, sample_count,
 from loaderviz.emulator import host as declarations
 from loaderviz.emulator.hardware import DATA, FULL, Host, Parcel
 from loaderviz.emulator.host import LoaderSchedule, Reads, Waited, processor_time, waiting_time
+from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import REAL_TIME, Guard, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
@@ -459,7 +460,7 @@ def _pickled(data: Any, seen: set[int]) -> int:
 
 def mark(session: Session, data: Any, batch: int, *, new: bool = False) -> None:
     """Let the tensors of a batch carry its number, and whether no one here has read their memory."""
-    with session.bookkeeping(), torch._C.DisableTorchFunction():
+    with session.bookkeeping(), internals.DisableTorchFunction():
         for tensor in tensors(data):
             if tensor.layout is not torch.strided or is_on_device(tensor):
                 continue
@@ -547,7 +548,7 @@ class Meter(TorchDispatchMode):
             operator = self._known[func] = Operator(func)
         if self._inside or operator.is_free or operator.no_kernel:
             return func(*args, **kwargs)
-        with self.not_counted(), torch._C.DisableTorchFunction():
+        with self.not_counted(), internals.DisableTorchFunction():
             result = func(*args, **kwargs)
             if operator.base not in TAKING:
                 took = self.host.work_time(*host_work(operator, args, kwargs, result))
@@ -566,7 +567,7 @@ class Meter(TorchDispatchMode):
             with block() if block else self:
                 _take(tensor)
             start = processor_time()
-            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            with internals.DisableTorchFunction(), internals.DisableTorchDispatch():
                 _take(tensor)
             plain = processor_time() - start if self.measured else 0
             taken.append(max(0, (self.work if self.measured else self.unpriced) - plain) // max(1, self.calls))

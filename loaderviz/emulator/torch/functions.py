@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.patches import QUESTIONS, Disguised, device_named, touches_device
 from loaderviz.emulator.torch.session import CPU, DEVICE, ON_HOST, STANDS_FOR_CUDA, Session, wanted_device
 from loaderviz.emulator.torch.tensors import MEMBERS, is_on_device
@@ -24,10 +25,10 @@ HANDLERS: dict[Any, Handler] = {}  # by the torch function that they answer in p
 ASKED: Any = [MEMBERS[name] for name in ("grad", "is_sparse", "requires_grad", "is_leaf", "dtype")]
 GETTERS = {attribute.__get__ for attribute in ASKED}
 NOT_ASKED = {torch.Tensor, torch.nn.Parameter, type(None), list, tuple, int, float, bool, str}  # types without override
-NO_OVERRIDE = torch._C._disabled_torch_function_impl  # what a class says that wants none, as `Parameter` does
+NO_OVERRIDE = internals.disabled_torch_function_impl  # what a class says that wants none, as `Parameter` does
 STAND_IN = "_loaderviz_stand_in"  # of a tensor that is on the CPU where nothing is emulated, for one of the GPU
-FAKE = torch._C._TorchDispatchModeKey.FAKE
-modes = torch._C._len_torch_dispatch_stack
+FAKE = internals.TorchDispatchModeKey.FAKE
+modes = internals.len_torch_dispatch_stack
 
 
 def names(text: str) -> frozenset[str]:
@@ -130,7 +131,7 @@ class MeasuringFunctions(Functions):
 def overriding(kinds: Iterable[type]) -> list[Any]:
     """Return those of the types that see torch functions before torch does; none while torch has them switched off."""
     found = [kind for kind in kinds if kind not in NOT_ASKED]
-    if not found or not torch._C._is_torch_function_enabled():
+    if not found or not internals.is_torch_function_enabled():
         return []
     return [kind for kind in found if getattr(kind, "__torch_function__", NO_OVERRIDE) is not NO_OVERRIDE]
 
@@ -156,7 +157,7 @@ def of_default(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def is_faked() -> bool:
     """Tell whether a `FakeTensorMode` runs: no tensor has memory, and torch itself says where each would be."""
-    return torch._C._get_dispatch_mode(FAKE) is not None
+    return internals.get_dispatch_mode(FAKE) is not None
 
 
 def call_on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

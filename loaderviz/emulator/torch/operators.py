@@ -35,7 +35,7 @@ from loaderviz.emulator.kernels import (
     moved,
     sm_share,
 )
-from loaderviz.emulator.torch import copies
+from loaderviz.emulator.torch import copies, internals
 from loaderviz.emulator.torch.functions import is_faked, modes, names
 from loaderviz.emulator.torch.placement import NO_FUNCTIONS
 from loaderviz.emulator.torch.session import CPU, Session
@@ -61,7 +61,7 @@ Tensors = list[torch.Tensor]
 ATTRIBUTES, NONES = repeat(ATTRIBUTE), repeat(None)  # for `map`, which needs no frame of Python's
 MASKS = (torch.bool, torch.uint8)
 LAST_NUMBER = 2**63  # AccumulateGrad nodes have the largest number there is: they follow the node before them
-KEYS: Any = torch._C.DispatchKey
+KEYS: Any = internals.DispatchKey
 SPLIT, EXPLICIT = KEYS.CompositeImplicitAutograd, KEYS.CompositeExplicitAutograd
 aten = torch.ops.aten
 
@@ -684,7 +684,7 @@ def _fills(operator: Operator, tensor: torch.Tensor, indices: Any, value: Any = 
     given = [index for index in indices if index is not None]
     if value is None or accumulate or value.numel() != 1:
         return None
-    in_backward = torch._C._current_graph_task_id() >= 0  # there autograd writes a zero made on the host
+    in_backward = internals.current_graph_task_id() >= 0  # there autograd writes a zero made on the host
     if not (_is_host(value) or (in_backward and value.dim() == 0)):
         return None
     if len(given) != 1 or given[0].dtype not in MASKS or _is_host(given[0]):
@@ -724,7 +724,7 @@ OF_TORCH = names("aten prim prims quantized c10d _c10d_functional profiler torch
 
 
 def _has_kernel(overload: Any, key: str) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key))
+    return bool(internals.dispatch_has_kernel_for_dispatch_key(overload.name(), key))
 
 
 def _conjugating(overload: Any, *args: Any, **kwargs: Any) -> Any:
@@ -734,8 +734,8 @@ def _conjugating(overload: Any, *args: Any, **kwargs: Any) -> Any:
     """
     if not any(tensor.is_complex() for tensor in _collected(args, kwargs)):
         return overload(*args, **kwargs)
-    off = torch._C._dispatch_tls_local_exclude_set().remove(KEYS.Conjugate).remove(KEYS.Negative)
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), off):
+    off = internals.dispatch_tls_local_exclude_set().remove(KEYS.Conjugate).remove(KEYS.Negative)
+    with internals.ForceDispatchKeyGuard(internals.dispatch_tls_local_include_set(), off):
         return overload(*args, **kwargs)
 
 
@@ -773,7 +773,7 @@ class Operator:
         self.base = base = self.name.split("::")[-1]
         # Autograd splits these into others; under torch.inference_mode, without it, they come whole.
         here = overload.namespace != "prim"  # a question about a layout, say, of which the dispatcher knows nothing
-        self.splits: bool = here and torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), SPLIT)
+        self.splits: bool = here and internals.dispatch_has_kernel_for_dispatch_key(overload.name(), SPLIT)
         aliases = [entry.alias_info for entry in schema.returns]
         # Views share their storage, and with it all that is known of it.
         self.is_view = any(alias is not None and not alias.is_write for alias in aliases)
@@ -912,7 +912,7 @@ class KernelCosts:
             return "fp64"
         if operator.base in MATMUL:
             # torch's own wrapper takes longer than the rest
-            tf32 = torch._C._get_float32_matmul_precision() != "highest"
+            tf32 = internals.get_float32_matmul_precision() != "highest"
         else:
             tf32 = torch.backends.cudnn.allow_tf32
         return "tf32" if tf32 and self._gpu.capability >= TENSOR_FLOAT else "fp32"
@@ -941,7 +941,7 @@ class BackwardStreams:
 
     def is_new_node(self) -> bool:
         """Tell whether the node of the graph that runs is another one than when last asked."""
-        node = torch._C._current_autograd_node()
+        node = internals.current_autograd_node()
         if node is self._node:
             return False
         self._node = node
@@ -950,7 +950,7 @@ class BackwardStreams:
     def follow(self) -> None:
         """Called before each device operator once there were two streams: inside backward, take that of the forward."""
         session, history = self.session, self.session.stream_history
-        node = torch._C._current_autograd_node()
+        node = internals.current_autograd_node()
         if node is None or (number := node._sequence_nr()) >= LAST_NUMBER:
             return
         stream = history[max(0, bisect_right(history, number, key=lambda entry: entry[0]) - 1)][1]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _device
 
-from loaderviz.emulator.torch import copies
+from loaderviz.emulator.torch import copies, internals
 from loaderviz.emulator.torch.functions import answers, call_with_device, is_faked, is_there, overriding
 from loaderviz.emulator.torch.patches import QUESTIONS, device_named, stands_for
 from loaderviz.emulator.torch.session import CPU, DEVICE, ON_HOST, STANDS_FOR_CUDA, Session, wanted_device
@@ -38,7 +38,7 @@ aten = torch.ops.aten
 SPARSE_FACTORIES = {
     getattr(torch, f"sparse_{kind}_tensor") for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed")
 }
-NO_FUNCTIONS = torch._C.DisableTorchFunction  # a block in which no call is the program's
+NO_FUNCTIONS = internals.DisableTorchFunction  # a block in which no call is the program's
 STORAGES = torch.UntypedStorage, torch.TypedStorage
 LEGACY: Any = type(torch.FloatTensor)  # the metaclass of the old types
 TYPES = {
@@ -139,11 +139,11 @@ def _to(
     asked = list(rest) if tensor is None else [tensor, *rest]
     if asked and isinstance(asked[-1], bool) and sum(isinstance(entry, bool) for entry in asked) == 2:
         copy = asked.pop()  # (device, dtype, non_blocking, copy)
-    device, dtype, non_blocking, memory_format = _parse_to(session, torch._C._nn._parse_to, *asked, **kwargs)
+    device, dtype, non_blocking, memory_format = _parse_to(session, internals.parse_to, *asked, **kwargs)
     return move(session, given, device, dtype, non_blocking, copy, memory_format)
 
 
-@answers(torch._C._nn._parse_to)
+@answers(internals.parse_to)
 def _parse_to(session: Session, func: Any, *args: Any, **kwargs: Any) -> Any:
     """What `Tensor.to` and `Module.to` were asked for; a CPU build of torch does not take an index for a GPU."""
     if args and type(args[0]) is int:
@@ -394,7 +394,7 @@ def _storage(given: Any) -> torch.UntypedStorage:
 
 def _of_storage(place: torch.device, dtype: torch.dtype, storage: Any) -> torch.Tensor:
     _check_storage(place, _storage(storage).device)
-    with torch._C._DisableTorchDispatch():
+    with internals.DisableTorchDispatch():
         return SET(torch.empty(0, dtype=dtype), _storage(storage))
 
 
@@ -424,7 +424,7 @@ def install_types(session: Session, patches: Patches) -> None:
                 patches.function(module, name, stand_in)
     patches.set(torch, "_tensor_classes", classes)
     patches.around(torch.Tensor, "__new__")(partial(_new_tensor, session))
-    patches.set(torch._C, "_get_default_device", lambda: session.default_type.type)
+    patches.set(internals.C, "_get_default_device", lambda: session.default_type.type)
 
     @patches.around(torch, "set_default_tensor_type")
     def set_default_tensor_type(choose: Any, kind: Any) -> None:
@@ -448,7 +448,7 @@ def install_types(session: Session, patches: Patches) -> None:
         setattr(result, DECLARED, True)
         return result
 
-    @patches.around(vars(torch._C)["_nested"], "nested_tensor")
+    @patches.around(internals.nested, "nested_tensor")
     def nested_tensor(make: Any, data: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
         result = make(data, *args, device=None if device is None else CPU, **kwargs)
         return result if device is None else move(session, result, wanted_device(device), None, False)
@@ -519,7 +519,7 @@ def _install_storages(session: Session, patches: Patches) -> None:
             session.give_block(storage)
         return storage
 
-    here = vars(torch._C.StorageBase)["device"].__get__
+    here = vars(internals.StorageBase)["device"].__get__
     patches.set(kind, "device", property(lambda storage: DEVICE if tag(storage) else here(storage)))
 
     @patches.around(torch.Tensor, "set_")  # it does not come to the mode

@@ -27,6 +27,7 @@ from loaderviz.emulator.hazards import Access
 from loaderviz.emulator.hazards.races import Races
 from loaderviz.emulator.host import OwnTime, waiting_time
 from loaderviz.emulator.runtime import CudaError, Event, Runtime
+from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.copies import DeferredCopies
 from loaderviz.emulator.torch.patches import stop_waiting
 from loaderviz.emulator.torch.tensors import HostTag, TensorMemory
@@ -131,7 +132,7 @@ class Session(TensorMemory):
         self.warming_up = False  # inside make_graphed_callables, which runs backward of gradients that it leaves blank
         self.sync_debug = 0  # 0 off, 1 warn, 2 error
         self.batches = BatchNumbers(self.runtime)
-        self.notes: dict[str, None] = {}  # in order, each once
+        self.notes: dict[str, None] = dict.fromkeys(internals.untried())  # in order, each once
         self.meter: Any = None  # the `dataloader.Meter` of data sets on the main thread
         self.sampler: Sampler | None = None  # of the program's lines, where it is measured
         self.sent = self.fetched_by_workers = 0  # ns that workers computed, and of that to send their batches
@@ -186,7 +187,7 @@ class Session(TensorMemory):
         """Run a block on the CPU that is really there, also what asks for the GPU; nothing of it is counted."""
         before, self.aside = self.aside, ON_HOST
         try:
-            with torch._C._DisableTorchDispatch():
+            with internals.DisableTorchDispatch():
                 yield
         finally:
             self.aside = before
@@ -222,7 +223,7 @@ class Session(TensorMemory):
         """Look whether the first large tensors that go to the GPU are bytes in a wider type."""
         if self._looks and source.numel() >= WIDE and source.dtype in WIDER and source.layout is torch.strided:
             self._looks -= 1
-            with self.bookkeeping(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            with self.bookkeeping(), internals.DisableTorchFunction(), internals.DisableTorchDispatch():
                 some = source.detach().flatten()[:: max(1, source.numel() // WIDE)].double()
                 if holds_bytes(some):
                     self.faults.setdefault("wide-dtype")
@@ -271,9 +272,9 @@ class Session(TensorMemory):
             self.runtime.now += self._own.stop()
         self.functions += 1
         self.quiet += 1
-        ours = _get_current_dispatch_mode() is self.operators and torch._C._len_torch_dispatch_stack() == 1
+        ours = _get_current_dispatch_mode() is self.operators and internals.len_torch_dispatch_stack() == 1
         try:
-            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch() if ours else nullcontext():
+            with internals.DisableTorchFunction(), internals.DisableTorchDispatch() if ours else nullcontext():
                 return work(*args)
         finally:
             self.quiet -= 1
@@ -443,7 +444,7 @@ class Session(TensorMemory):
         """Make `stream` the current one; backward finds by sequence number which one an operator ran on (R17)."""
         if stream is not self.stream:
             self.stream = stream
-            self.stream_history.append((torch._C._autograd._get_sequence_nr(), stream))
+            self.stream_history.append((internals.get_sequence_nr(), stream))
 
     def note(self, text: str) -> None:
         """Add a line to the timeline's notes, once."""

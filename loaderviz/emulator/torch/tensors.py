@@ -16,13 +16,14 @@ import torch
 from loaderviz.emulator.hazards.happens_before import Place
 from loaderviz.emulator.memory import Block, DevicePool, OutOfMemory, PinnedBlock, PinnedPool
 from loaderviz.emulator.runtime import Runtime
+from loaderviz.emulator.torch import internals
 from loaderviz.errors import NotModelledError
 
 ATTRIBUTE = "_loaderviz_tag"
 DECLARED = "_loaderviz_on_device"  # of a subclass without memory of its own that says it is on the device
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 NO_DISPATCH = torch.Tensor.__torch_dispatch__  # what a class says that does not run operators itself
-MEMBERS: Any = vars(torch._C.TensorBase)  # what a tensor has in C++, whatever stands in for it
+MEMBERS: Any = vars(internals.TensorBase)  # what a tensor has in C++, whatever stands in for it
 STORAGE, SET = torch.Tensor.untyped_storage, torch.Tensor.set_  # torch's own, whatever stands in for it
 NO_STORAGE = NotImplementedError, RuntimeError, ValueError  # the last: a lazy module shows its parameter's to nobody
 BY_ROWS, BY_COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
@@ -113,10 +114,10 @@ def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """
     names = ("values",) if tensor.layout is torch.strided and tensor.is_nested else SPARSE.get(tensor.layout)
     if names:
-        with torch._C._DisableTorchDispatch(), torch.no_grad():  # our own question
+        with internals.DisableTorchDispatch(), torch.no_grad():  # our own question
             return tuple(getattr(tensor, name)() for name in names)
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return parts_of(torch._C._functorch.get_unwrapped(tensor))
+    if internals.is_functorch_wrapped_tensor(tensor):
+        return parts_of(internals.get_unwrapped(tensor))
     flatten: Any = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return (tensor,)
@@ -146,7 +147,7 @@ def is_on_device(tensor: Any) -> bool:
             return any(is_on_device(part) for part in parts_of(tensor) if part is not tensor)
     if not isinstance(tensor, torch.Tensor):
         return False
-    with torch._C.DisableTorchFunctionSubclass():
+    with internals.DisableTorchFunctionSubclass():
         if DECLARED in vars(tensor):
             return True
         parts = parts_of(tensor) if hasattr(tensor, "__tensor_flatten__") else ()

@@ -15,6 +15,7 @@ from torch.optim import optimizer
 from torch.utils import _device, _foreach_utils
 from torch.utils.hooks import RemovableHandle
 
+from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.functions import Functions, answers
 from loaderviz.emulator.torch.library import autocast, compilers, cuda, graphs, parallel, profiler, storing, telemetry
 from loaderviz.emulator.torch.library.storing import PADDING
@@ -41,7 +42,7 @@ def install(session: Session, patches: Patches, operators: Operators, calls: Fun
     _install_default_device(patches, calls)
     _install_saved_tensor_hooks(patches, calls)
     _install_attention(patches)
-    for owner in (_foreach_utils, torch._C):
+    for owner in (_foreach_utils, internals.C):
         patches.around(owner, "_group_tensors_by_device_and_dtype")(_grouped)
     _install_host_prices(session, patches)
     _install_optimizers(patches)
@@ -72,7 +73,7 @@ def _install_default_device(patches: Patches, calls: Functions) -> None:
     """
 
     def above(original: Any, self: Any, *args: Any) -> Any:
-        others = [torch.overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+        others = [torch.overrides._pop_mode() for _ in range(internals.len_torch_function_stack())]
         ours = [mode for mode in others if mode is calls]
         for mode in reversed(others):
             if mode is not calls:
@@ -80,7 +81,7 @@ def _install_default_device(patches: Patches, calls: Functions) -> None:
         try:
             return original(self, *args)
         finally:
-            others = [torch.overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+            others = [torch.overrides._pop_mode() for _ in range(internals.len_torch_function_stack())]
             for mode in (*ours, *reversed(others)):
                 torch.overrides._push_mode(mode)
 
@@ -99,7 +100,7 @@ def _install_saved_tensor_hooks(patches: Patches, calls: Functions) -> None:
         return call
 
     def enter(self: Any) -> None:
-        torch._C._autograd._push_saved_tensors_default_hooks(with_mode(self.pack_hook), with_mode(self.unpack_hook))
+        internals.push_saved_tensors_default_hooks(with_mode(self.pack_hook), with_mode(self.unpack_hook))
 
     patches.set(graph.saved_tensors_hooks, "__enter__", enter)
 
@@ -220,25 +221,25 @@ def _install_optimizers(patches: Patches) -> None:
     """What an optimizer asks of each parameter goes past `Functions`: it would see some five questions for each."""
 
     def asks_only(params: Iterable[torch.Tensor]) -> bool:  # of torch's own tensors, below no mode but ours
-        return torch._C._len_torch_function_stack() == 1 and PLAIN.issuperset(map(type, params))
+        return internals.len_torch_function_stack() == 1 and PLAIN.issuperset(map(type, params))
 
     def zero_grad(zero: Any, self: Any, set_to_none: bool = True) -> None:
         if isinstance(self, torch.nn.Module):
             params = list(self.parameters())
         else:
             params = [param for group in self.param_groups for param in group["params"]]
-        with torch._C.DisableTorchFunction() if set_to_none and asks_only(params) else nullcontext():
+        with internals.DisableTorchFunction() if set_to_none and asks_only(params) else nullcontext():
             zero(self, set_to_none)
 
     def only_reads(optimizer: Any, group: Any) -> bool:  # its state is made; fused ones ask for the device
         if group.get("fused") or not asks_only(group["params"]):
             return False
-        with torch._C.DisableTorchFunction():
+        with internals.DisableTorchFunction():
             used = [param for param in group["params"] if param.grad is not None]
         return isinstance(optimizer, torch.optim.SGD) or all(optimizer.state.get(param) for param in used)
 
     def init_group(init: Any, self: Any, group: Any, *lists: Any) -> Any:
-        with torch._C.DisableTorchFunction() if only_reads(self, group) else nullcontext():
+        with internals.DisableTorchFunction() if only_reads(self, group) else nullcontext():
             return init(self, group, *lists)
 
     for owner in (torch.optim.Optimizer, torch.nn.Module):
@@ -252,7 +253,7 @@ def _grouped(group: Callable[..., Any], tensor_lists: Any, with_indices: bool = 
     """Group tensors by (device, dtype), device tensors apart from host tensors."""
     groups: dict[Any, Any] = {}
     for (device, dtype), (lists, indices) in group(tensor_lists, with_indices).items():
-        with torch._C.DisableTorchFunction():  # our own questions
+        with internals.DisableTorchFunction():  # our own questions
             places = [tensor is not None and is_on_device(tensor) for tensor in lists[0]]
         for here in sorted(set(places)):
             keep = [position for position, place in enumerate(places) if place == here]

@@ -14,6 +14,7 @@ import torch
 from torch.library import Library, fallthrough_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.functions import names
 from loaderviz.emulator.torch.session import Session
 from loaderviz.emulator.torch.tensors import is_on_device
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from loaderviz.emulator.torch.patches import Patches
 
 KEY = "AutocastPrivateUse1"
-KEYS: Any = torch._C.DispatchKey
-OURS, CPUS = (torch._C.DispatchKeySet(key) for key in (KEYS.AutocastPrivateUse1, KEYS.AutocastCPU))
+KEYS: Any = internals.DispatchKey
+OURS, CPUS = (internals.DispatchKeySet(key) for key in (KEYS.AutocastPrivateUse1, KEYS.AutocastCPU))
 Kernel = Callable[..., Any]
 # By name, without overload. An operator with a cast for CUDA that stands in none of these is computed in float32.
 LOWER = names("""
@@ -71,16 +72,16 @@ class Casts:
         on = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
         if on and not self._libraries:
             self._begin()
-        torch._C._dispatch_tls_set_dispatch_key_included(KEY, on)
-        torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, not on)
+        internals.dispatch_tls_set_dispatch_key_included(KEY, on)
+        internals.dispatch_tls_set_dispatch_key_excluded(KEY, not on)
         if torch.is_autocast_enabled("cuda"):
             self.session.note("autocast: dtypes by CUDA's lists, the values computed by the CPU's kernels")
 
     def end(self) -> None:
         """The recording is over."""
         if self._libraries:
-            torch._C._dispatch_tls_set_dispatch_key_included(KEY, False)
-            torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, True)
+            internals.dispatch_tls_set_dispatch_key_included(KEY, False)
+            internals.dispatch_tls_set_dispatch_key_excluded(KEY, True)
         while self._libraries:
             self._libraries.pop()._destroy()
         self.cache.clear()
@@ -119,14 +120,14 @@ class Casts:
 
     def _cast(self, overload: Any, choose: Callable[[Iterable[torch.Tensor]], torch.dtype]) -> Kernel:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            with torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(OURS):
+            with internals.DisableTorchFunction(), internals.ExcludeDispatchKeyGuard(OURS):
                 leaves = tree_leaves((args, kwargs))
                 if not any(map(is_on_device, leaves)):
                     return overload(*args, **kwargs)
                 if torch.is_autocast_enabled("cuda"):
                     dtype = choose(filter(_is_eligible, leaves))
                     args, kwargs = tree_map_only(torch.Tensor, lambda value: self.to(value, dtype), (args, kwargs))
-                with torch._C._ExcludeDispatchKeyGuard(CPUS):
+                with internals.ExcludeDispatchKeyGuard(CPUS):
                     return overload(*args, **kwargs)
 
         return kernel
@@ -136,7 +137,7 @@ class Casts:
         place = next(place for place, argument in enumerate(arguments) if argument.name == "dtype")
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            with torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(OURS):
+            with internals.DisableTorchFunction(), internals.ExcludeDispatchKeyGuard(OURS):
                 if not is_on_device(args[0]):
                     return overload(*args, **kwargs)
                 asked = args[place] if place < len(args) else kwargs.get("dtype")
@@ -144,7 +145,7 @@ class Casts:
                     single = _is_eligible(args[0])
                     kwargs = {**kwargs, "dtype": torch.float32 if single else args[0].dtype if appends else None}
                     args = args[:place]
-                with torch._C._ExcludeDispatchKeyGuard(CPUS):
+                with internals.ExcludeDispatchKeyGuard(CPUS):
                     return overload(*args, **kwargs)
 
         return kernel
@@ -156,7 +157,7 @@ class Casts:
                     "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast. Use "
                     "binary_cross_entropy_with_logits or BCEWithLogitsLoss, which join the sigmoid before it to it."
                 )
-            with torch._C._ExcludeDispatchKeyGuard(OURS):
+            with internals.ExcludeDispatchKeyGuard(OURS):
                 return overload(*args, **kwargs)
 
         return kernel
@@ -193,7 +194,7 @@ def operators_with(key: str) -> set[str]:
     >>> "aten::pow.Tensor_Scalar" in operators_with("AutocastCUDA")
     True
     """
-    has, known = torch._C._dispatch_has_kernel_for_dispatch_key, torch._C._dispatch_get_all_op_names()
+    has, known = internals.dispatch_has_kernel_for_dispatch_key, internals.dispatch_get_all_op_names()
     return {name for name in known if name.startswith("aten::") and has(name, key)}
 
 

@@ -20,6 +20,7 @@ from torch._dynamo import eval_frame
 from torch._subclasses import fake_tensor, meta_utils
 from torch.library import Library
 
+from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.library.storing import bring
 from loaderviz.emulator.torch.placement import move
 from loaderviz.emulator.torch.session import CPU, DEVICE, STANDS_FOR_CUDA, Session, wanted_device
@@ -88,16 +89,16 @@ def _install_tracing(session: Session, patches: Patches) -> None:
         with session.on_host():
             return trace(*args)
 
-    for owner, names in ((torch._C, TRACERS), (torch._C.ScriptModule, METHOD_TRACERS)):
+    for owner, names in ((internals.C, TRACERS), (internals.ScriptModule, METHOD_TRACERS)):
         for name in names:
             patches.around(owner, name)(watch)
 
     def printed(write: Callable[..., str], graph: Any) -> str:
-        with torch._C._DisableTorchDispatch():  # it looks at constants by operators
+        with internals.DisableTorchDispatch():  # it looks at constants by operators
             return write(graph)
 
     for name in ("__str__", "__repr__"):
-        patches.around(torch._C.Graph, name)(printed)
+        patches.around(internals.Graph, name)(printed)
 
 
 # TorchScript, which asks its tensors in C++ where they are, and hears "cpu"
@@ -142,9 +143,9 @@ def _install_scripts(session: Session, patches: Patches) -> None:
             return run(code, *args, **kwargs)
         given = code.schema.arguments[len(owner) + len(args) :]
         args = (*args, *(kwargs.get(each.name, each.default_value) for each in given))
-        return torch._C.ScriptFunction.__call__(instead, *owner, *args)
+        return internals.ScriptFunction.__call__(instead, *owner, *args)
 
-    for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+    for kind in (internals.ScriptFunction, internals.ScriptMethod):
         patches.around(kind, "__call__")(call)
 
     def save(original: Any, self: Any, *args: Any, _extra_files: Any = None, **kwargs: Any) -> Any:
@@ -173,7 +174,7 @@ def _rewritten(code: Any) -> Any:
     graph, found = code.inlined_graph, False
     if graph.findAllNodes("prim::fork", True):  # by a thread of its own; here one after the other
         found = True
-        torch._C._jit_pass_inline_fork_wait(graph)
+        internals.jit_pass_inline_fork_wait(graph)
     for name in ("prim::device", "prim::is_cuda", "prim::is_cpu", "aten::get_device"):
         for node in graph.findAllNodes(name, True):
             found = True
@@ -190,11 +191,11 @@ def _rewritten(code: Any) -> Any:
     if not found:
         return None
     _operators()
-    return torch._C._create_function_from_graph(code.name, graph)
+    return internals.create_function_from_graph(code.name, graph)
 
 
 def _arguments_of_to(graph: Any, node: Any) -> list[Any]:
-    names = [argument.name for argument in torch._C.parse_schema(node.schema()).arguments]
+    names = [argument.name for argument in internals.parse_schema(node.schema()).arguments]
     given = dict(zip(names, node.inputs(), strict=True))
     if node.kind() in ("aten::cpu", "aten::cuda"):
         given["device"] = _constant(graph, node, torch.device(node.kind().partition("::")[2]))
@@ -273,7 +274,7 @@ def _guard_without_gpu() -> int | None:
     asked = ctypes.c_void_p(ctypes.addressof(functions))
     before, table[CUDA] = table[CUDA], ctypes.addressof(asked)
     try:
-        torch._C._ensureCUDADeviceGuardSet()
+        internals.ensureCUDADeviceGuardSet()
         return None if table[CUDA] == ctypes.addressof(asked) else table[CUDA]
     finally:
         table[CUDA] = before

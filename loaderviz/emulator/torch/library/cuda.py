@@ -15,6 +15,7 @@ from loaderviz.emulator.device import Stream as EmulatedStream
 from loaderviz.emulator.hardware import DATA, GPUS, Multiprocessor
 from loaderviz.emulator.runtime import PRIORITIES
 from loaderviz.emulator.runtime import Event as EmulatedEvent
+from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.functions import DefaultGenerator
 from loaderviz.emulator.torch.patches import Disguised, stands_for
 from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
@@ -52,7 +53,7 @@ def install(session: Session, patches: Patches) -> None:
     patches.function(torch, "Stream", Stream)
     patches.function(torch, "Event", Event)
     for name in ("_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice"):
-        patches.set(torch._C, name, _exchange_device)
+        patches.set(internals.C, name, _exchange_device)
     refusals: dict[str, Any] = {}
     for what, names in NOT_MODELLED.items():
         for name in names.split():
@@ -62,8 +63,8 @@ def install(session: Session, patches: Patches) -> None:
             else:
                 refusals[name] = refuse
 
-    patches.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
-    patches.set(torch._C, "_cuda_tunableop_is_enabled", lambda: False)
+    patches.set(internals.C, "_get_accelerator", lambda check=None: torch.device("cuda"))
+    patches.set(internals.C, "_cuda_tunableop_is_enabled", lambda: False)
     # For torch's own functions: random numbers are those of a run on the CPU
     patches.set(torch.cuda, "default_generators", (DefaultGenerator(),))
     makers = ("_create_jit_fn", "_create_multi_output_jit_fn")

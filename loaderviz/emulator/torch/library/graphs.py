@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from loaderviz.emulator.runtime import Capture, CudaError
-from loaderviz.emulator.torch import copies
+from loaderviz.emulator.torch import copies, internals
 from loaderviz.emulator.torch.patches import Disguised, stands_for
 from loaderviz.emulator.torch.session import Session
 from loaderviz.emulator.torch.tensors import ATTRIBUTE, SET, DeviceTag, storage_of, tag_of
@@ -124,7 +124,7 @@ class Recorder:
         session = self.session
         session.recorder = session.runtime.capture = None
         torch.default_generator.set_state(self._random)
-        with session.bookkeeping(), torch._C.DisableTorchFunction(), torch.no_grad():
+        with session.bookkeeping(), internals.DisableTorchFunction(), torch.no_grad():
             for whole, before in self._before.values():
                 whole.copy_(before)
             for memory in self._memory.values():
@@ -208,7 +208,7 @@ class CUDAGraph(Disguised):
         with session.calling("CUDAGraph.replay"):
             session.runtime.batch = session.batches.of_kernel(batch, session.stream.id)
             commands = session.runtime.launch_graph(nodes, session.stream)
-            with session.bookkeeping(), torch._C.DisableTorchFunction(), torch.no_grad():
+            with session.bookkeeping(), internals.DisableTorchFunction(), torch.no_grad():
                 for call in calls:
                     self._run(call, commands[call.node], inside, batch)
 

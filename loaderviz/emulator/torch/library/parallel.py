@@ -12,6 +12,7 @@ import torch
 from torch.nn.parallel import _functions
 from torch.utils._pytree import tree_leaves
 
+from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.functions import names
 from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
 from loaderviz.emulator.torch.tensors import is_on_device
@@ -61,7 +62,7 @@ def _install_data_parallel(patches: Patches) -> None:
         "_broadcast_out": broadcast_out,
         "_broadcast_coalesced": broadcast_coalesced,
     }.items():
-        patches.set(torch._C, name, answer)
+        patches.set(internals.C, name, answer)
     patches.set(_functions, "_streams", None)  # the copy stream that it keeps for each GPU
 
 

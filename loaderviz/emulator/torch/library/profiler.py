@@ -6,10 +6,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._autograd import DeviceType
 from torch.autograd.profiler import record_function
 from torch.autograd.profiler_util import FunctionEvent
 
+from loaderviz.emulator.torch.internals import DeviceType
 from loaderviz.emulator.torch.session import Session
 from loaderviz.timeline import Kind, Timeline
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.dlpack import DLDeviceType
 
 from loaderviz.emulator.runtime import Direction
-from loaderviz.emulator.torch import copies
+from loaderviz.emulator.torch import copies, internals
 from loaderviz.emulator.torch.functions import answers
 from loaderviz.emulator.torch.placement import move
 from loaderviz.emulator.torch.session import CPU, ON_HOST, PIN_THREAD, Session, wanted_device
@@ -93,7 +93,7 @@ def _install_methods(session: Session, patches: Patches) -> None:
             set_tag(copy, HostTag(session, pinned=True))  # its block is given at hand-out, by the main thread
             return copy
         session.enter("Tensor.pin_memory")
-        with torch._C.DisableTorchFunction():
+        with internals.DisableTorchFunction():
             tag = session.host_tag(tensor)
             result = tensor if tag and tag.pinned else copies.pin_memory(session, tensor.detach(), tag)
         session.leave()
@@ -101,7 +101,7 @@ def _install_methods(session: Session, patches: Patches) -> None:
 
     @patches.around(torch.Tensor, "is_pinned")
     def is_pinned(_: Any, tensor: torch.Tensor, device: Any = None) -> bool:
-        with torch._C.DisableTorchFunction():
+        with internals.DisableTorchFunction():
             if tensor.layout is not torch.strided or is_on_device(tensor):
                 return False
             tag = session.host_tag(tensor)
@@ -110,7 +110,7 @@ def _install_methods(session: Session, patches: Patches) -> None:
     @patches.around(torch.Tensor, "record_stream")
     def record_stream(_: Any, tensor: torch.Tensor, stream: Any) -> None:
         session.enter("Tensor.record_stream")
-        with torch._C.DisableTorchFunction():
+        with internals.DisableTorchFunction():
             tag = session.device_tag(tensor)
         if tag is None:
             raise RuntimeError("record_stream: the tensor is on the CPU; only device memory has streams")
@@ -133,9 +133,9 @@ def _install_dlpack(session: Session, patches: Patches) -> None:
         return capsule
 
     for name in ("_to_dlpack", "_to_dlpack_versioned"):
-        patches.around(torch._C, name)(give)
+        patches.around(internals.C, name)(give)
 
-    @patches.around(torch._C, "_from_dlpack")
+    @patches.around(internals.C, "_from_dlpack")
     def take(original: Any, capsule: Any) -> torch.Tensor:
         with session.bookkeeping():
             result = original(capsule)  # which marks it as used
@@ -215,7 +215,7 @@ def _install_sending(session: Session, patches: Patches) -> None:
     reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
 
     def send(reduce: Any, tensor: torch.Tensor) -> Any:
-        with torch._C.DisableTorchFunction():
+        with internals.DisableTorchFunction():
             here = session.alive and is_on_device(tensor)
         if here:
             problem = NotModelledError(

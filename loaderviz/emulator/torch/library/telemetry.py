@@ -18,6 +18,7 @@ import torch
 from loaderviz import intervals
 from loaderviz.emulator.hardware import DATA
 from loaderviz.emulator.memory import DEFERRED, FREE, LIVE, SMALL_SEGMENT
+from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.functions import answers
 from loaderviz.emulator.torch.library.cuda import check_device, properties
 from loaderviz.emulator.torch.session import Session
@@ -44,16 +45,16 @@ def install(session: Session, patches: Patches) -> None:
     _install_memory(session, patches)
     software = DATA["gpu"]["software"]
     patches.set(torch.version, "cuda", software["cuda"])
-    patches.set(torch._C, "_nccl_version", lambda: _packed(software["nccl"]))
-    patches.set(torch._C, "_nccl_version_suffix", lambda: b"")
-    patches.set(torch._C, "_has_cudnn", True)
+    patches.set(internals.C, "_nccl_version", lambda: _packed(software["nccl"]))
+    patches.set(internals.C, "_nccl_version_suffix", lambda: b"")
+    patches.set(internals.C, "_has_cudnn", True)
     for name, answer in {"version": software["cudnn"], "is_available": True}.items():
         patches.set(torch.backends.cudnn, name, lambda answer=answer: answer)
     patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: is_on_device(tensor) and tensor.dtype in CUDNN)
     patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: False)  # an operator of cuDNN alone
     limit = [10]
-    patches.set(torch._C, "_cuda_get_cudnn_benchmark_limit", lambda: limit[0])
-    patches.set(torch._C, "_cuda_set_cudnn_benchmark_limit", lambda value: limit.__setitem__(0, value))
+    patches.set(internals.C, "_cuda_get_cudnn_benchmark_limit", lambda: limit[0])
+    patches.set(internals.C, "_cuda_set_cudnn_benchmark_limit", lambda value: limit.__setitem__(0, value))
     runtime = _cudart(session)
     patches.set(torch.cuda, "_cudart", runtime)
     patches.function(torch.cuda, "cudart", lambda: runtime)
@@ -219,7 +220,7 @@ def _install_memory(session: Session, patches: Patches) -> None:
     functions = _fraction(session) | _whole(session)
     own = _statistics(session) | _pinned_statistics(session) | _history(session)
     for name, answer in (own | {"_accelerator_getMemoryInfo": functions["mem_get_info"]}).items():
-        patches.set(torch._C, name, answer)
+        patches.set(internals.C, name, answer)
     for owner in (torch.cuda, torch.cuda.memory, torch.accelerator):
         for name, answer in functions.items():
             patches.function(owner, name, answer)
