@@ -20,7 +20,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 GIVEN := $(filter-out file default undefined,$(origin TORCH_INDEX))
 ANSWER := import urllib.request; urllib.request.urlopen("$(TORCH_INDEX)/torch/", timeout=4).read(1)
 
-.PHONY: setup setup-dev torch timeline test test-all mutants check lab bench notebooks book clean
+.PHONY: setup setup-dev torch timeline test test-all test-versions versioned mutants check lab bench notebooks book clean
 
 setup: $(READY)
 
@@ -69,6 +69,21 @@ test: setup-dev
 
 test-all: setup-dev
 	$(PYTEST)
+
+# The emulator's tests on other versions of torch, each in a .venv of its own.
+VERSIONS ?= 2.10.0 2.14.1
+
+test-versions:
+	for version in $(VERSIONS); do \
+	  $(MAKE) --no-print-directory VENV=.venv-$$version versioned && \
+	  .venv-$$version/bin/python -m pytest -n auto -m "$(FAST)" tests/emulator || exit 1; \
+	done
+
+versioned:
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	grep -vE "^(torch|torchvision|-r)\b" requirements.txt requirements-dev.txt -h > $(VENV)/others.txt
+	$(PIP) torch==$(VENV:.venv-%=%) torchvision torchdata -r $(VENV)/others.txt
+	$(PIP) --no-deps --editable .
 
 SEED ?= 1
 COUNT ?= 100

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import loaderviz
 from loaderviz import mnist
+from loaderviz.emulator.torch import internals
 from loaderviz.export import to_chrome_trace
 from loaderviz.widgets import Settings
 from loaderviz.widgets.explorer import simulate
@@ -133,6 +134,25 @@ def test_functions_are_short(path):
             inner = [part for part in ast.walk(node) if isinstance(part, ast.FunctionDef) and part is not node]
             length = lines(node) - doc.count("\n") - sum(lines(part) for part in inner)  # inner ones count alone
             assert length <= LONGEST_FUNCTION, f"{node.name} has {length} lines"
+
+
+def test_private_names_of_torch_in_c_stand_in_one_file():
+    """So that a version of torch without one fails there."""
+    named = [name_of(path) for path in MODULES if re.search(r"torch\._C\b|_C import", path.read_text(encoding="utf-8"))]
+    assert named == ["loaderviz.emulator.torch.internals"]
+
+
+def test_a_torch_that_is_newer_than_any_tried_is_a_note(monkeypatch):
+    notes = []
+    for newest in ((9, 0), (2, 0)):
+        monkeypatch.setattr(internals, "NEWEST", newest)
+        with loaderviz.record(on="a100") as recording:
+            torch.ones(2, device="cuda")
+        notes.append(recording.timeline.context.notes)
+    assert notes[0] == ()
+    assert notes[1] == (
+        f"PyTorch {torch.__version__} is newer than 2.0, the newest version on which the emulated GPU was tried",
+    )
 
 
 def test_what_how_it_works_names_is_there():

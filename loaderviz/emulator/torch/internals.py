@@ -26,7 +26,7 @@ from torch._C import (
 from torch._C._autograd import DeviceType
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
-NEWEST = (2, 13)
+NEWEST = (2, 14)
 nested: Any = vars(C)["_nested"]
 parse_to = C._nn._parse_to
 get_sequence_nr = C._autograd._get_sequence_nr

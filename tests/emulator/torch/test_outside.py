@@ -141,6 +141,8 @@ def test_autocast(kind):
         names = {"device": "cuda"}
         exec(PRELUDE + start, names)
         for line in lines.splitlines():
+            if line.startswith("F.rms_norm") and torch.__version__ < (2, 11):  # torch put it into its list later
+                continue
             try:
                 with torch.autocast("cuda"):
                     got = eval(line, names).dtype

@@ -237,7 +237,7 @@ def test_attention_runs_with_every_backend_that_cuda_has(backend):
         assert given.grad.is_cuda
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 @pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, torch.ones(1, 144))])
 def test_scripted_and_traced_modules_run(make):
     expected = make(mlp()[:3])(torch.ones(2, 144))

@@ -86,6 +86,20 @@ def test_distributed_data_parallel_with_one_rank_trains_as_its_module(backend, m
     assert any("DistributedDataParallel" in note for note in recording.timeline.context.notes)
 
 
+@pytest.mark.parametrize(
+    ("world", "asked", "told"),
+    [(None, "nccl", "nccl"), ("gloo", "nccl", "nccl"), ("nccl", None, "nccl"), ("gloo", None, "gloo")],
+)
+def test_another_group_has_the_backend_that_it_asks_for(world, asked, told, one_rank):
+    with lv.record(on="a100"):
+        one_rank(world)
+        group = distributed.new_group([0], backend=asked)
+        mesh = distributed.device_mesh.init_device_mesh("cuda", (1,))
+        given = torch.tensor([1.0, 2.0], device="cuda")
+        distributed.all_reduce(given, group=group)
+        assert (distributed.get_backend(group), given.tolist(), mesh.size()) == (told, [1.0, 2.0], 1)
+
+
 def test_more_ranks_are_refused(one_rank, monkeypatch):
     with lv.record(on="a100"):
         with pytest.raises(NotModelledError, match="with 2 ranks"):

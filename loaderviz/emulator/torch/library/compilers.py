@@ -225,6 +225,7 @@ def _install_fake(patches: Patches) -> None:
     guarded = _lend_guard(patches)
     # As without a GPU: constants go to it by operators that a fake tensor sees
     patches.set(fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda mode: True))
+    patches.set(fake_tensor, "init_gpu_context", lambda device: None)  # torch 2.10 would begin CUDA
 
     @patches.around(fake_tensor.FakeTensor, "__new__")
     def make(original: Any, cls: Any, mode: Any, elem: Any, device: torch.device, *args: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,33 +93,36 @@ def _one_rank(ranks: int) -> None:
 
 def _install_groups(session: Session, patches: Patches) -> None:
     """Process groups of one rank, by gloo, also for who asks for NCCL. More ranks are refused."""
-    distributed, asked = torch.distributed, ""
-    inner = distributed.distributed_c10d
+    distributed, inner = torch.distributed, torch.distributed.distributed_c10d
+
+    def named(group: Any, backend: str) -> None:
+        world, name = inner._world, inner.Backend(backend)
+        world.pg_map[group] = name, world.pg_map[group][1]
+        world.pg_backend_config[group] = world.pg_backend_config[group].replace("cuda:gloo", "cuda:nccl")
 
     @patches.around(distributed, "init_process_group")
     def init_process_group(begin: Any, *args: Any, **kwargs: Any) -> None:
-        nonlocal asked
         options = inspect.signature(begin).bind(*args, **kwargs).arguments
         ranks = options.get("world_size", -1)
         _one_rank(ranks if ranks > 0 else int(os.environ.get("WORLD_SIZE", 1)))
         wanted, bound = options.get("backend"), options.get("device_id")
-        asked = "nccl" if "nccl" in (wanted or "nccl") else ""
-        if asked:
+        nccl = "nccl" in (wanted or "nccl")
+        if nccl:
             options |= {"backend": "gloo", "device_id": None}
         begin(**options)
         session.only_nccl = wanted == "nccl"
-        if asked and bound is not None:
-            inner._get_default_group().bound_device_id = wanted_device(bound)
+        if nccl:
+            named(group := inner._get_default_group(), "nccl")
+            group.bound_device_id = None if bound is None else wanted_device(bound)
 
-    @patches.around(distributed, "get_backend")
-    def get_backend(backend_of: Any, group: Any = None) -> str:
-        return asked or backend_of(group)
+    @patches.around(inner, "_new_process_group_helper")
+    def group_of(make: Any, size: int, rank: int, ranks: Any, backend: str, *args: Any, **kwargs: Any) -> Any:
+        made = make(size, rank, ranks, inner.Backend(backend.replace("nccl", "gloo")), *args, **kwargs)
+        if "nccl" in backend:
+            named(made[0], backend)
+        return made
 
-    @patches.around(distributed, "get_backend_config")
-    def get_backend_config(config_of: Any, group: Any = None) -> str:
-        config: str = config_of(group)
-        return config.replace("cuda:gloo", f"cuda:{asked}") if asked else config
-
+    patches.set(inner, "default_pg_nccl_timeout", timedelta(minutes=10))  # torch's own, where it has NCCL
     patches.function(distributed, "is_nccl_available", lambda: True)
 
 
