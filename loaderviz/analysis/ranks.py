@@ -163,8 +163,8 @@ class RankTable:
     def to_dict(self) -> dict[str, Any]:
         """Return its ranks, those to blame and its collectives, ready for JSON: times in ns, None: not known.
 
-        >>> rank_table(timeline).to_dict()["collectives"][0]["nbytes"]
-        77266944
+        >>> loaderviz.ranks("run/").to_dict()["collectives"][0]["skew"]
+        300000
         """
         late = [{"rank": each.row.rank, "cause": each.cause, "more": each.more} for each in self.late]
         return {
