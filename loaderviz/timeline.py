@@ -122,6 +122,21 @@ class Look(NamedTuple):
         return self.time + self.lasts
 
 
+class Message(NamedTuple):
+    """What a collective was asked to move; the launch of its kernel has this `correlation`.
+
+    `name` is torch's ("allreduce", "_allgather_base"), `nbytes` the size as nccl-tests count it: all that a rank gives
+    or gets. `ranks` are those of the process group that is named `group`. None, or "": not known.
+    """
+
+    correlation: int
+    name: str
+    nbytes: int | None
+    dtype: str
+    group: str
+    ranks: int | None
+
+
 @dataclass(frozen=True)
 class Context:
     """Where a timeline comes from; all of it is shown to the reader.
@@ -133,6 +148,7 @@ class Context:
     `unpriced` names what the data set did here and costs nothing in it ("data set": its own Python; "waiting"),
     `measured` what was measured with this machine's clock on the wall ("waiting").
     `looks`: where the main thread was seen in a line of the program ("file:line") that is in no operator of torch.
+    `messages`: what collectives were asked to move, of those that tell.
     `faults`: what was seen to be wrong while it was recorded, by the kind of its finding. `sent` is
     the share (0..1) of what workers' fetches compute that it takes to send the batches to another process.
     `shared_memory` [bytes] is what that machine has for batches on their way from workers (None: not known).
@@ -155,6 +171,7 @@ class Context:
     cores: int | None = None
     zero: int | None = None
     looks: tuple[Look, ...] = ()
+    messages: tuple[Message, ...] = ()
     faults: tuple[str, ...] = ()
     sent: float = 0.0
     shared_memory: int | None = None
@@ -618,8 +635,9 @@ def _record(kind: type[Record], data: Any) -> Record:
     for name, value in values.items():
         if not _fits(value, types[name]):
             raise _DamageError(f"the {name} of a {what} is {_said(value)}")
-    if "looks" in values:
-        values["looks"] = tuple(Look(*look) for look in values["looks"])
+    for name, row in (("looks", Look), ("messages", Message)):
+        if name in values:
+            values[name] = tuple(row(*each) for each in values[name])
     return kind(**values)
 
 
@@ -634,13 +652,13 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is tuple:
         as_many = given[-1] is Ellipsis or (isinstance(value, tuple) and len(value) == len(given))
         return isinstance(value, tuple) and as_many and all(_fits(each, given[0]) for each in value)
-    if hint is Look:
-        as_many = isinstance(value, list | tuple) and len(value) == len(Look._fields)
-        return as_many and all(map(_fits, value, _LOOK))
+    if hint in _ROWS:
+        as_many = isinstance(value, list | tuple) and len(value) == len(_ROWS[hint])
+        return as_many and all(map(_fits, value, _ROWS[hint]))
     return isinstance(value, hint) and not isinstance(value, bool) and (hint is not int or abs(value) <= FAR)
 
 
-_LOOK = tuple(get_type_hints(Look).values())
+_ROWS = {row: tuple(get_type_hints(row).values()) for row in (Look, Message)}
 _FIELDS = {  # of each record the types of its fields, and the names of those that it cannot do without
     kind.__name__.lower(): (
         get_type_hints(kind),

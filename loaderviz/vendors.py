@@ -11,15 +11,16 @@ import re
 import tomllib
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import or_
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderviz.batches import BATCH_RANGE, LOADER_NEXT, PREFETCH_RANGE, STEP_RANGE
-from loaderviz.timeline import Cause, Kind
+from loaderviz.timeline import Cause, Kind, Message
 
 
 class Role(IntEnum):
@@ -48,6 +49,8 @@ _COPY = re.compile(
 _MEMORY = re.compile(r"\(\s*(.+?)\s*->\s*(.+?)\s*\)")
 _HOST_SIDE = {"H", "M"}  # Level Zero calls the host's memory M
 _COLLECTIVE = re.compile(rf"^(?:void )?(?:{_TABLE['collectives']})|ncclDevKernel|ncclKernel", re.I)
+_DTYPES = {dtype: int(size) for size, dtypes in _TABLE["dtypes"].items() for dtype in dtypes.split()}
+_MOST = 2**50  # elements, or ranks, of a message: there are no more
 _BLIT_COPY, _BLIT_FILL = "__amd_rocclr_copyBuffer", "__amd_rocclr_fillBuffer"  # ROCm copies may be kernels
 
 
@@ -79,6 +82,31 @@ def calls_of(names: Sequence[str]) -> npt.NDArray[np.int16]:
     return np.array([next((call for call, pattern in _PATTERNS if pattern.match(name)), 0) for name in names], np.int16)
 
 
+@lru_cache(10_000)
+def is_collective(name: str) -> bool:
+    """Tell whether a kernel is a collective's, by its name."""
+    return bool(_COLLECTIVE.search(name))
+
+
+def message_of(correlation: int, arguments: dict[str, Any]) -> Message:
+    """Return what a kernel of a collective, or torch's `record_param_comms`, tells of it in its arguments.
+
+    The bytes are those of nccl-tests: the larger of what a rank gives and gets.
+
+    >>> told = {"Collective name": "_allgather_base", "In msg nelems": 12, "Out msg nelems": 96, "dtype": "BFloat16"}
+    >>> message_of(7, told)
+    Message(correlation=7, name='_allgather_base', nbytes=192, dtype='BFloat16', group='', ranks=None)
+    """
+    texts = [arguments.get(key) for key in ("Collective name", "dtype", "Process Group Name")]
+    name, dtype, group = (text if isinstance(text, str) else "" for text in texts)
+    given, got, ranks = (
+        value if type(value := arguments.get(key)) is int and 0 <= value < _MOST else None
+        for key in ("In msg nelems", "Out msg nelems", "Group size")
+    )
+    nbytes = None if given is None or got is None else max(given, got) * _DTYPES.get(dtype, 0)
+    return Message(correlation, name, nbytes or None, dtype, group, ranks or None)
+
+
 def copy_of(name: str) -> tuple[Kind, int]:
     """Return the kind of a copy, and 1 if its host side is pinned, 0 if pageable, -1 if the name does not say.
 
@@ -105,7 +133,7 @@ def kind_of(role: Role, name: str) -> tuple[Kind, int, Cause]:
     if role is Role.MEMCPY:
         return (*copy_of(name), Cause.NONE)
     if role is Role.KERNEL:  # the direction of ROCm's copies stands in their call, see `BLIT_DIRECTIONS`
-        work = Kind.COMMUNICATION if _COLLECTIVE.search(name) else Kind.COMPUTE
+        work = Kind.COMMUNICATION if is_collective(name) else Kind.COMPUTE
         kind = Kind.COPY_D2D if is_blit(name) else Kind.MEMSET if name.startswith(_BLIT_FILL) else work
         return kind, -1, Cause.NONE
     if role in (Role.OPERATOR, Role.ANNOTATION) and name.startswith(LOADER_NEXT):

@@ -16,7 +16,7 @@ import numpy as np
 
 from loaderviz.analysis.ranks import CAUSES, RankTable, Times, Why, spent_before, table_of
 from loaderviz.metrics import Loop, begin_of, choose_device, device_of, lateness, window_of
-from loaderviz.timeline import Context, Ints, Kind, Timeline, TimelineBuilder
+from loaderviz.timeline import Context, Ints, Kind, Message, Timeline, TimelineBuilder
 from loaderviz.traces import TraceError, attempted, check_executor, made_of, read, told_of
 from loaderviz.traces.places import found
 
@@ -31,7 +31,8 @@ class RankNumbers:
     """What is kept of a rank, some kilobytes. Times in ns of Unix time, where that is known.
 
     `did` is for how long it did what a `RankRow` says, in its `window`. Of each collective there are the name, when it
-    `came` and `ended`, and what it `spent` before, of shape `(n, 4)`. `steps` are when its steps begin.
+    `came` and `ended`, and what it `spent` before, of shape `(n, 4)`, and its message. `steps` are when its
+    steps begin.
     """
 
     path: Path
@@ -47,6 +48,7 @@ class RankNumbers:
     ended: Ints
     spent: Ints
     steps: Ints
+    messages: tuple[Message | None, ...]
 
 
 def ranks(path: Any, *, executor: Executor | None = None) -> RankTable:
@@ -95,6 +97,7 @@ def _numbers(path: Path, raw: RawTrace) -> RankNumbers:
     mine = timeline.where(Kind.COMMUNICATION) & (device_of(timeline) == device) & (timeline.end > timeline.start)
     rows = np.flatnonzero(mine)
     came, ended, times = timeline.start[rows], timeline.end[rows], Times(timeline, start, end)
+    told = {message.correlation: message for message in timeline.context.messages}
     whole = Times(timeline, *window_of(timeline, (0, timeline.begin + timeline.duration)))
     return RankNumbers(
         path,
@@ -110,6 +113,7 @@ def _numbers(path: Path, raw: RawTrace) -> RankNumbers:
         ended + zero,
         spent_before(whole, device, came, ended) if len(rows) else np.zeros((0, len(CAUSES)), np.int64),
         begin_of(timeline, device, loop.spans) + zero if len(loop.spans) else came[:0],
+        tuple(told.get(correlation) for correlation in timeline.correlation[rows].tolist()),
     )
 
 
@@ -120,6 +124,7 @@ def _joined(every: list[RankNumbers]) -> RankTable:
     names = [each.label if labels.count(each.label) == 1 else "" for each in every]
     together, first = all(each.unix for each in every), min(each.window[0] for each in every)
     builder, zeros = TimelineBuilder(Context(_devices(every))), list[int]()
+    messages = list[Message]()
     for number, (each, name) in enumerate(zip(every, names, strict=True)):
         zeros.append(first if together else each.window[0])
         name = name or f"file {number}"
@@ -128,8 +133,11 @@ def _joined(every: list[RankNumbers]) -> RankTable:
         for step, start in enumerate((each.steps - zeros[-1]).tolist(), 1):
             builder.span(start, start, main, Kind.RANGE, f"ProfilerStep#{step}", batch=step)
         columns = (each.came - zeros[-1]).tolist(), (each.ended - zeros[-1]).tolist(), each.names
-        for came, ended, what in zip(*columns, strict=True):
-            builder.span(came, ended, stream, Kind.COMMUNICATION, what)
+        for came, ended, what, message in zip(*columns, each.messages, strict=True):
+            correlation = -1 if message is None else len(messages)
+            messages += [message._replace(correlation=correlation)] if message else []
+            builder.span(came, ended, stream, Kind.COMMUNICATION, what, correlation=correlation)
+    builder.context = replace(builder.context, messages=tuple(messages))
     busiest = max(range(len(every)), key=lambda at: sum(every[at].did[:2]))
     start, end = (edge - zeros[busiest] for edge in every[busiest].window)
     timeline = builder.build()

@@ -6,10 +6,13 @@ copies, or its GPU has nothing to do while its host loads, or does something els
 
 from __future__ import annotations
 
+import re
 from bisect import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
+from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +30,7 @@ from loaderviz.metrics import (
     rank_of,
     summarize,
 )
-from loaderviz.timeline import COPIES, Cause, Ints, Kind, Timeline
+from loaderviz.timeline import COPIES, Cause, Ints, Kind, Message, Timeline, grouped
 
 CAUSE = 0.2  # of what a rank is late: what explains less of it is not told as the reason
 BAR = 20  # characters
@@ -70,10 +73,59 @@ class Culprit:
     often: int
 
 
+@dataclass(frozen=True)
+class Collective:
+    """A collective that was seen of several ranks: what it moves, and how fast. Times in ns; None: not known.
+
+    `name`, `nbytes`, `dtype`, `group` and `ranks` are those of its `timeline.Message`; without one, the name is its
+    kernel's. It starts `start` after the window does, and `skew` later the last of the `seen` ranks comes to it; from
+    then to when the first of them has done, it takes `transfer`. Ranks that were not seen may come later still: then
+    the bandwidths are at least as high as they are told.
+    """
+
+    name: str
+    nbytes: int | None
+    dtype: str | None
+    group: str | None
+    ranks: int | None
+    seen: int
+    start: int
+    skew: int
+    transfer: int
+
+    @property
+    def algorithm_bandwidth(self) -> float | None:
+        """Bytes a second: the message's, as nccl-tests count them, by the time of its transfer."""
+        return None if self.nbytes is None or self.transfer <= 0 else self.nbytes / self.transfer * 1e9
+
+    @property
+    def bus_bandwidth(self) -> float | None:
+        """Bytes a second through each link of a ring, by nccl-tests' factor for this collective and so many ranks.
+
+        >>> Collective("allreduce", 8_000_000, "Float", "0", 4, 4, 0, 0, 1_000_000).bus_bandwidth
+        12000000000.0
+        """
+        name, speed = self.name.replace("_", "").lower(), self.algorithm_bandwidth
+        factor = next((each for pattern, each in _FACTORS.items() if re.match(pattern, name)), None)
+        if factor is None or speed is None or self.ranks is None or self.ranks < 1:
+            return None
+        return speed * (factor * (self.ranks - 1) / self.ranks if factor else 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its fields and bandwidths, ready for JSON."""
+        speeds = {"algorithm_bandwidth": self.algorithm_bandwidth, "bus_bandwidth": self.bus_bandwidth}
+        return asdict(self) | speeds
+
+
+# Of nccl-tests: how often (n - 1) / n of the message's bytes pass a link; 0: all of them do, once.
+_FACTORS = {"allreduce": 2, "allgather|reducescatter|alltoall|gather|scatter": 1, "broadcast|reduce|send|recv": 0}
+
+
 @dataclass(frozen=True, repr=False)
 class RankTable:
     """The ranks of a timeline in their order; `shared` collectives were seen of several of them.
 
+    `collectives` are these, in order of start: their message sizes, arrival skews, transfers and bandwidths.
     `late` are the ranks to blame, the worst first, of what `lateness` says. Where `loaderviz.ranks` has made the table,
     `timeline` has the telling ranks, and `notes` say what was left out.
     """
@@ -82,6 +134,7 @@ class RankTable:
     shared: int
     lateness: Lateness
     late: tuple[Culprit, ...]
+    collectives: tuple[Collective, ...] = ()
     timeline: Timeline | None = field(default=None, compare=False)
     notes: tuple[str, ...] = ()
 
@@ -106,6 +159,40 @@ class RankTable:
             )
             for each in self.late
         ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its ranks, those to blame and its collectives, ready for JSON: times in ns, None: not known.
+
+        >>> loaderviz.ranks("run/").to_dict()["collectives"][0]["skew"]
+        300000
+        """
+        late = [{"rank": each.row.rank, "cause": each.cause, "more": each.more} for each in self.late]
+        return {
+            "ranks": [asdict(row) for row in self.rows],
+            "late": late,
+            "collectives": [each.to_dict() for each in self.collectives],
+            "notes": list(self.notes),
+        }
+
+    def _moved(self) -> list[tuple[str, ...]]:
+        """Return cells for each kind of collective, its median skew and transfer, what takes longest first."""
+        kinds: dict[tuple[object, ...], list[Collective]] = {}
+        for each in self.collectives:
+            kinds.setdefault((each.name, each.nbytes, each.dtype, each.ranks), []).append(each)
+        cells = []
+        for alike in sorted(kinds.values(), key=lambda alike: -sum(each.transfer for each in alike)):
+            skew, transfer = (round(median(getattr(each, name) for each in alike)) for name in ("skew", "transfer"))
+            usual = replace(alike[0], skew=skew, transfer=transfer)
+            least = "≥ " * (usual.ranks is not None and min(each.seen for each in alike) < usual.ranks)
+            speeds = [
+                "not known" if speed is None else f"{least}{words.size(speed)}/s"
+                for speed in (usual.algorithm_bandwidth, usual.bus_bandwidth)
+            ]
+            size = "not known" if usual.nbytes is None else words.size(usual.nbytes)
+            ranks = "not known" if usual.ranks is None else str(usual.ranks)
+            times = words.duration(skew), words.duration(transfer)
+            cells.append((usual.name, f"{len(alike):,}", size, usual.dtype or "", ranks, *times, *speeds))
+        return cells
 
     def _parts(self) -> tuple[list[RankRow], list[RankRow]]:
         if len(self.rows) <= FEW:
@@ -139,37 +226,51 @@ class RankTable:
     def __str__(self) -> str:
         shown, folded = self._parts()
         bars = ["█" * round(BAR * self._bar(row)) for row in shown]
-        cells = [(*_HEAD, ""), *((*row, bar) for row, bar in zip(self._cells(shown), bars, strict=True))]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(_HEAD))]
-        lines = [
-            "  ".join([*(text.rjust(width) for text, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-            for row in cells
-        ]
+        lines = _aligned([(*_HEAD, ""), *((*row, bar) for row, bar in zip(self._cells(shown), bars, strict=True))])
         if folded:
             waits = words.duration(min(row.waits for row in folded)), words.duration(max(row.waits for row in folded))
             lines.append(f"{words.count(len(folded), 'more rank')} wait for others {' to '.join(dict.fromkeys(waits))}")
-        return "\n".join([*lines, self._told])
+        moved = self._moved()
+        more = [f"and {words.count(len(moved) - FEW, 'more kind')} of collectives"] * (len(moved) > FEW)
+        table = ["", *_aligned([(*_MOVED, ""), *((*row, "") for row in moved[:FEW])]), *more] if moved else []
+        return "\n".join([*lines, self._told, *table])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         shown, folded = self._parts()
         more = f"<details><summary>{words.count(len(folded), 'more rank')}</summary>{self._html(folded)}</details>"
-        return f"{self._html(shown)}{more if folded else ''}<p>{'<br>'.join(escape(self._told).splitlines())}</p>"
+        told = f"<p>{'<br>'.join(escape(self._told).splitlines())}</p>"
+        moved = [[escape(cell) for cell in row] for row in self._moved()]
+        rest = f"<details><summary>more kinds of collectives</summary>{_html(_MOVED, moved[FEW:])}</details>"
+        table = f"{_html(_MOVED, moved[:FEW]) if moved else ''}{rest if moved[FEW:] else ''}"
+        return f"{self._html(shown)}{more if folded else ''}{told}{table}"
 
     def _html(self, rows: list[RankRow]) -> str:
         """Rows as a table, with what each waits as a bar."""
-        lines = []
-        for row, cells in zip(rows, self._cells(rows), strict=True):
-            bar = (
-                f'<div style="width:{120 * self._bar(row):.0f}px;height:10px;background:currentColor;opacity:.5"></div>'
-            )
-            lines.append("".join(f"<td>{escape(cell)}</td>" for cell in cells) + f"<td>{bar}</td>")
-        head = "".join(f"<th>{name}</th>" for name in (*_HEAD, ""))
-        return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+        style = "height:10px;background:currentColor;opacity:.5"
+        bars = [f'<div style="width:{120 * self._bar(row):.0f}px;{style}"></div>' for row in rows]
+        cells = [[*map(escape, cells), bar] for cells, bar in zip(self._cells(rows), bars, strict=True)]
+        return _html((*_HEAD, ""), cells)
+
+
+def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines of columns, all flush right but the last."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)][:-1]
+    return [
+        "  ".join([*(text.rjust(width) for text, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in cells
+    ]
+
+
+def _html(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    lines = ("".join(f"<td>{cell}</td>" for cell in row) for row in cells)
+    names = "".join(f"<th>{name}</th>" for name in head)
+    return f"<table><tr>{names}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 _HEAD = ("rank", "kernels", "copies", "loading", "other host work", "holds others up", "waits for others")
+_MOVED = ("collective", "times", "message", "type", "ranks", "arrival skew", "transfer", "algorithm", "bus")
 
 
 class Times:
@@ -272,7 +373,28 @@ def table_of(timeline: Timeline, found: Lateness, did: dict[int, Sequence[int]],
         told = *did[device], int(waited[place]), int(blamed[place])
         rows[device] = RankRow(rank_of(timeline, device), device, *told)
     late = [Culprit(rows[each], *why.of(each), often) for each, often in zip(found.late, found.often, strict=True)]
-    return RankTable(tuple(rows.values()), int(found.group.max(initial=-1)) + 1, found, tuple(late))
+    moved = collectives_of(timeline, found)
+    return RankTable(tuple(rows.values()), len(moved), found, tuple(late), moved)
+
+
+def collectives_of(timeline: Timeline, found: Lateness) -> tuple[Collective, ...]:
+    """Return the collectives of a window in order of start. What its ranks tell of one differently is not known."""
+    told, moved = {message.correlation: message for message in timeline.context.messages}, list[Collective]()
+    for places in grouped(found.group, int(found.group.max(initial=-1)) + 1):
+        rows = found.parts[places]
+        came, ended = timeline.start[rows], timeline.end[rows]
+        messages = [told[each] for each in timeline.correlation[rows].tolist() if each in told]
+        agreed = dict[str, Any]()
+        for name in Message._fields[1:]:
+            values = {getattr(each, name) for each in messages}
+            agreed[name] = values.pop() or None if len(values) == 1 else None
+        agreed["name"] = agreed["name"] or timeline.names[timeline.name[rows[0]]].partition("(")[0]
+        times = int(came.min()), int(came.max())
+        spent = times[1] - times[0], int(ended.min()) - times[1]
+        moved.append(
+            Collective(**agreed, seen=len(rows), start=times[0] - found.window[0], skew=spent[0], transfer=spent[1])
+        )
+    return tuple(sorted(moved, key=lambda each: each.start))
 
 
 def spent_before(times: Times, device: int, came: Ints, ended: Ints) -> Ints:

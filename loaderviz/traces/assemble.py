@@ -82,6 +82,11 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
         part.rows["end"] -= own
         if several:
             part.rows["correlation"][part.rows["correlation"] > 0] += number << 40  # unique over all ranks
+    messages = tuple(
+        each._replace(correlation=each.correlation + (number << 40) * several)
+        for number, trace in enumerate(traces)
+        for each in trace.messages
+    )
     notes += _of_ranks(parts, labels) if several else parts[0].notes
     ticks = [part.tick for part in parts if part.tick]
     clock = f"in steps of {words.duration(min(ticks))}" if ticks else "ns"
@@ -92,7 +97,14 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
     versions = {name: text for trace in traces for name, text in trace.versions.items()}
     missing = tuple(f"{label}{each}" for part, label in zip(parts, labels, strict=True) for each in part.missing)
     context = Context(
-        _device(used), "file", clock=clock, versions=versions, notes=tuple(notes), missing=missing, zero=zero
+        _device(used),
+        "file",
+        clock=clock,
+        versions=versions,
+        notes=tuple(notes),
+        missing=missing,
+        zero=zero,
+        messages=messages,
     )
     return replace(_merged(parts), context=context).self_check()
 

@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderviz.files import LIMITS, check_counts
-from loaderviz.timeline import Ids, Ints
+from loaderviz.timeline import Ids, Ints, Message
 from loaderviz.traces.source import Document, Event, TraceError, salvaged
-from loaderviz.vendors import ROLES, Role
+from loaderviz.vendors import ROLES, Role, is_collective, message_of
 
 Numbers = npt.NDArray[np.int64]
 Rows = dict[str, Ints]
@@ -90,6 +90,7 @@ class RawTrace:
     event_waits: list[tuple[Any, ...]] = field(default_factory=list)  # their correlation and `_WAIT_KEYS`
     sync_rows: int = 0
     blits: dict[int, int] = field(default_factory=dict)  # correlation of a hip call -> its direction
+    messages: list[Message] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)  # outside torch and the standard library; from `zero` ns on
     zero: int = 0
     left_out: Counter[str] = field(default_factory=Counter)  # what was not taken, by category or phase
@@ -173,6 +174,10 @@ class EventTable:
     def __init__(self, trace: RawTrace) -> None:
         self.trace, self.names, self.places, self.count = trace, _Names(), Ids(), 0
         self._columns: Rows = {name: np.empty(0, dtype) for name, dtype in DTYPES.items()}
+        self._asked: dict[int, Message] = {}  # by "External id"
+        self._untold: dict[
+            int, int
+        ] = {}  # correlation of a collective's kernel that tells no size -> its "External id"
         self.foreign = ""  # what other profiler's file it is
 
     def add(self, bodies: Sequence[bytes], key: bytes) -> None:
@@ -194,9 +199,14 @@ class EventTable:
         check_counts(event=self.count, character=self.names.size, lane=len(self.places))
 
     def finish(self) -> None:
-        """Give the trace its columns, names and places."""
+        """Give the trace its columns, names and places, and to kernels the messages of what asked for them."""
         for column in self._columns.values():
             column.resize(self.count, refcheck=False)
+        self.trace.messages += [
+            self._asked[external]._replace(correlation=correlation)
+            for correlation, external in self._untold.items()
+            if external in self._asked
+        ]
         self.trace.columns, self.trace.names, self.trace.places = self._columns, list(self.names), list(self.places)
 
     def _row(self, event: Event) -> tuple[int, ...] | None:
@@ -235,6 +245,8 @@ class EventTable:
             return None
         if role == Role.CALL and "kind" in arguments:
             self.trace.blits[correlation] = _number(arguments["kind"])
+        if "Collective name" in arguments or (role == Role.KERNEL and is_collective(event["name"])):
+            self._message(role, correlation, arguments)
         where = event.get("pid"), event.get("tid"), arguments.get("device"), arguments.get("stream")
         try:
             place = self.places[where]
@@ -242,6 +254,16 @@ class EventTable:
             place = self.places[tuple(key if isinstance(key, Hashable) else str(key) for key in where)]
         nbytes = _number(arguments.get("size", arguments.get("bytes", -1))) if arguments else -1
         return start, start + length, role, name, place, correlation, nbytes
+
+    def _message(self, role: int, correlation: int, arguments: dict[str, Any]) -> None:
+        """Keep what a collective moves: newer files tell it with its kernel, all that do with the operator."""
+        message, external = message_of(correlation, arguments), _number(arguments.get("External id", -1))
+        if role == Role.KERNEL and message.name and correlation > 0:
+            self.trace.messages.append(message)
+        elif role == Role.KERNEL:
+            self._untold[correlation] = external
+        elif role == Role.OPERATOR and external > 0:
+            self._asked[external] = message
 
     def _keep(self, rows: Rows) -> None:
         """Keep these spans; one that ends before it starts is lost."""
@@ -296,6 +318,7 @@ def _nanoseconds(value: Any) -> int:
 
 # The prefilter: by how their texts begin. Whatever does not look exactly as expected is kept, and read with all care.
 
+_ASKS = b'"record_param_comms"'  # the operator that tells what a collective moves
 _ARGUMENTS = (b'"args": ', b'"args":')
 _BLANKS = [(b" ", b" "), (b"", b""), (b" ", b"\n    "), (b" ", b"\n      ")]  # Kineto, compact, torch 2.13, indent=2
 
@@ -342,6 +365,7 @@ def _prefiltered(bodies: Sequence[bytes], trace: RawTrace) -> list[bytes]:
         if body.startswith(_OPERATORS):
             place = body.find(b"{")
             plain = place > 0 and body.find(b"{", place + 1) < 0 and body.endswith(_ARGUMENTS, 0, place)
+            plain = plain and body.find(_ASKS, 0, place) < 0
             texts.append(body[:place] + b"{}" if plain else body)
         elif body.startswith(_FLOWS) and b"{" not in body:
             flows += 1
