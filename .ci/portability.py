@@ -1,7 +1,7 @@
 """Runs the steps of .github/workflows/portability.yml on this machine: all, or those that name one of the arguments.
 
 python .ci/portability.py
-python .ci/portability.py compare numbers.py
+python .ci/portability.py compare same_numbers.py
 """
 
 import os

@@ -1,14 +1,14 @@
 """Holds the numbers of `compare --host laptop --json FILE` against those of the repository: equal to the nanosecond.
 
-python start.py tests/portability/numbers.py FILE            # prints each number that differs; 1 if any does
-python start.py tests/portability/numbers.py --keep FILE     # writes numbers.json, after a change that is meant
+python start.py tests/portability/same_numbers.py FILE            # prints each number that differs; 1 if any does
+python start.py tests/portability/same_numbers.py --keep FILE     # writes numbers.json, after a change that is meant
 """
 
 import json
 import sys
 from pathlib import Path
 
-KEPT = Path(__file__).with_suffix(".json")
+KEPT = Path(__file__).with_name("numbers.json")
 
 
 def numbers(reports):
