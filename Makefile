@@ -5,53 +5,27 @@
 # make mutants    the share of small changes of the program that the tests see: make mutants SEED=7 COUNT=100
 # make bench      timings                 make notebooks   write and run notebooks/*.ipynb, from notebooks/src/*.py
 # make book       lessons, rules and guide as pages in build/book, to read on any device, without a server or a network
-# Each sets up .venv by itself, on first use. Python 3.11 or later is all they need.
+# Each sets up .venv by itself, on first use, by start.py. Python 3.11.5 to 3.14 is all they need; without make: README.
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 ROOT_FLAGS := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # With PyTorch's CPU build .venv has 1.4 GB, with the default one for Linux 5.5. `make TORCH_INDEX=URL` chooses another index.
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-GIVEN := $(filter-out file default undefined,$(origin TORCH_INDEX))
-ANSWER := import urllib.request; urllib.request.urlopen("$(TORCH_INDEX)/torch/", timeout=4).read(1)
-
-.PHONY: setup setup-dev torch timeline test test-all test-versions versioned mutants check lab bench notebooks book clean
+.PHONY: setup setup-dev timeline test test-all test-versions mutants check lab bench notebooks book clean
 
 setup: $(READY)
 
 setup-dev: $(READY_DEV)
 
 $(READY): requirements.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "loaderviz needs Python 3.11 or later; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	@$(MAKE) --no-print-directory torch
-	$(PIP) -r requirements.txt
-	$(PIP) --no-deps --editable .
-	@touch $@
+	$(PYTHON) start.py
 
 $(READY_DEV): $(READY) requirements-dev.txt
-	$(PIP) -r requirements-dev.txt
-	@touch $@
-
-# These two packages alone come from another index, without their dependencies: nothing else can be taken from there.
-torch:
-	@if [ -z "$(GIVEN)" ] && [ "$$(uname -sm)" != "Linux x86_64" ]; then \
-	  echo "PyTorch: the default build, which on $$(uname -sm) is not a large one"; \
-	elif [ -z "$(GIVEN)" ] && nvidia-smi -L >/dev/null 2>&1; then \
-	  echo "PyTorch: the default build, for the NVIDIA GPU that nvidia-smi lists"; \
-	elif ! timeout 10 $(RUN) -c '$(ANSWER)' 2>/dev/null; then \
-	  echo "PyTorch: the default build, since $(TORCH_INDEX) does not answer"; \
-	else \
-	  echo "PyTorch: from $(TORCH_INDEX), $(if $(GIVEN),as you asked,since nvidia-smi lists no NVIDIA GPU)"; \
-	  $(PIP) --no-deps --index-url $(TORCH_INDEX) $$(grep -E '^torch(vision)?==' requirements.txt) \
-	    || $(if $(GIVEN),exit 1,echo "PyTorch: the default build then"); \
-	fi
+	$(PYTHON) start.py --dev
 
 timeline: setup
 	$(RUN) -m loaderviz compare --out timelines.html
@@ -75,15 +49,12 @@ VERSIONS ?= 2.10.0 2.14.1
 
 test-versions:
 	for version in $(VERSIONS); do \
-	  $(MAKE) --no-print-directory VENV=.venv-$$version versioned && \
-	  .venv-$$version/bin/python -m pytest -n auto -m "$(FAST)" tests/emulator || exit 1; \
+	  other=.venv-$$version/bin/python; install="$$other -m pip install --quiet --disable-pip-version-check"; \
+	  { test -x $$other || $(PYTHON) -m venv .venv-$$version; } && \
+	  grep -hvE "^torch(vision)?==|^-r" requirements.txt requirements-dev.txt > .venv-$$version/others.txt; \
+	  $$install torch==$$version torchvision -r .venv-$$version/others.txt && $$install --no-deps --editable . && \
+	  $$other -m pytest --numprocesses auto -m "$(FAST)" tests/emulator || exit 1; \
 	done
-
-versioned:
-	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	grep -vE "^(torch|torchvision|-r)\b" requirements.txt requirements-dev.txt -h > $(VENV)/others.txt
-	$(PIP) torch==$(VENV:.venv-%=%) torchvision torchdata -r $(VENV)/others.txt
-	$(PIP) --no-deps --editable .
 
 SEED ?= 1
 COUNT ?= 100

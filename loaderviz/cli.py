@@ -124,14 +124,18 @@ def compare(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from loaderviz import experiment, export
+    from loaderviz.analysis.report import report
     from loaderviz.emulator.hardware import Gpu, Host
+    from loaderviz.files import write
 
     gpu, host = Gpu.preset(options.on), Host.preset(options.host)
     out = writable(options.out)
+    if options.json:
+        writable(options.json)
     sizes = options.batch_size or [experiment.LARGE_BATCH, experiment.SMALL_BATCH]
     numbers = options.steps, options.warmup, options.workers, options.depth
     settings = [experiment.Setting(size, *numbers) for size in sizes]
-    sections = []
+    sections, reports = [], {}
     with tqdm(total=sum(len(setting.loaders) for setting in settings), unit="run", leave=False, disable=None) as bar:
 
         def done(name: str) -> None:
@@ -143,8 +147,13 @@ def compare(options: argparse.Namespace) -> int:
             section, text = _section(setting, runs, gpu.name, host.name)
             sections.append(section)
             bar.write(text, file=sys.stdout)
+            if options.json:
+                reports[setting.batch_size] = {name: report(run.timeline) for name, run in runs.items()}
     export.to_html(sections, out, f"Ways to feed a GPU: MNIST on an emulated {gpu.name}")
     print(f"The pictures are in {out}: open it in a browser.")
+    if options.json:
+        write(options.json, json.dumps(reports, indent=1) + "\n")
+        print(f"The numbers are in {options.json}.")
     return 0
 
 
@@ -234,6 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=int, default=4, metavar="N", help="batches in the picture")
     add("--warmup", type=int, default=6, metavar="N", help="batches before it")
     add("--out", type=Path, default=Path("timelines.html"), metavar="FILE", help="the page to write")
+    add("--json", type=Path, metavar="FILE", help="save each run's report as JSON, by batch size and loader")
 
     add = command("view", view, (), "show a trace of torch.profiler or Nsight Systems as one HTML page")
     add("file", type=Path, nargs="+", metavar="FILE", help="a trace, a folder of ranks, or several ranks")

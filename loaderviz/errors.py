@@ -49,7 +49,7 @@ def require(what: str, *packages: str) -> None:
     if missing := [name for name in packages if find_spec(name) is None]:
         raise MissingPackageError(
             f"{what} needs {' and '.join(missing)}, not installed here; the extra 'notebook' has all that is needed: "
-            "python -m pip install '.[notebook]' in the folder of loaderviz"
+            'python -m pip install ".[notebook]" in the folder of loaderviz'
         )
 
 

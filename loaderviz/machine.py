@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from io import FileIO
@@ -70,14 +70,26 @@ def _siblings(cpu: int) -> str:
 def _quota() -> int:
     """Return how many cores' time a container's group may have, rounded up; 0: no limit."""
     limits = [0]
+    for folder in _groups("cpu"):
+        limits += [_whole(*text.split()) for text in _lines(folder / "cpu.max")]
+        both = [*_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
+        limits += [_whole(*both)] if len(both) == 2 else []
+    return min(filter(None, limits), default=0)
+
+
+def memory_limit() -> int:
+    """Return the bytes of memory that a container's group may have; 0: no limit."""
+    files = [folder / name for folder in _groups("memory") for name in ("memory.max", "memory.limit_in_bytes")]
+    limits = [int(text) for file in files for text in _lines(file) if text.isdigit()]  # "max" is none
+    return min(limits, default=0)
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Yield the folders of Linux that may have this process's limits: of cgroup v2, and of v1's controller."""
     for line in _lines(Path("/proc/self/cgroup")):
         _, controllers, path = line.split(":", 2)
-        for folder in (GROUPS, GROUPS / path.lstrip("/")) if not controllers else ():
-            limits += [_whole(*text.split()) for text in _lines(folder / "cpu.max")]
-        for folder in (GROUPS / controllers, GROUPS / controllers / path.lstrip("/")) if "cpu" in controllers else ():
-            both = [*_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
-            limits += [_whole(*both)] if len(both) == 2 else []
-    return min(filter(None, limits), default=0)
+        if not controllers or controller in controllers.split(","):
+            yield from (GROUPS / controllers, GROUPS / controllers / path.lstrip("/"))
 
 
 def _whole(quota: str, period: str) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from contextlib import AbstractContextManager, redirect_stdout
 from importlib.metadata import PackageNotFoundError, files, version
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from time import perf_counter
@@ -77,6 +80,11 @@ def _traces(place: Path) -> list[str]:
 
 
 SECONDS = 30  # for one check; all of them take half a minute on a laptop
+# as in requirements.txt: soupsieve 4.1.1 begins with the first, torch 2.13's wheels end before the second
+PYTHON, UNTIL = (3, 11, 5), (3, 15)
+BUILDS = "linux-x86_64", "linux-aarch64", "win-amd64"  # of torch's wheels, beside Macs
+MACOS = 14
+MEMORY = {True: 900_000_000, False: 2_400_000_000}  # bytes, lesson 6 with forked workers, and with spawned ones
 PACKAGES = "torch", "torchvision", "plotly", "pandas", "jupyterlab", "ipywidgets", "anywidget"
 KERNEL = "import sys, loaderviz, torch; print('|'.join([sys.executable, loaderviz.__file__]))"
 
@@ -105,6 +113,51 @@ def ready() -> bool:
     return True
 
 
+def misfit(
+    python: tuple[int, ...] = sys.version_info[:3],
+    build: str = sysconfig.get_platform(),
+    macos: str = platform.mac_ver()[0],
+    machine: str = platform.machine(),
+) -> str:
+    """Say why the lessons' packages are not made for this Python (of this `build`) or system; "" if they are.
+
+    The numbers are those of the wheels of requirements.txt, as package indexes list them.
+
+    >>> misfit((3, 13, 0), "win-arm64")
+    'PyTorch has no package for win-arm64; it has some for linux-x86_64, linux-aarch64, win-amd64 and Apple silicon'
+    """
+    if not PYTHON <= python < UNTIL:
+        return f"loaderviz's packages are for Python 3.11.5 to 3.14, and this is {'.'.join(map(str, python))}"
+    if not build.startswith("macosx"):
+        offer = f"it has some for {', '.join(BUILDS)} and Apple silicon"
+        return "" if build in BUILDS else f"PyTorch has no package for {build}; {offer}"
+    if machine != "arm64":  # what a Python for Intel says on Apple silicon, too
+        return "PyTorch has no package for Macs with an Intel processor, nor for a Python made for them"
+    if int(macos.split(".")[0]) < MACOS:
+        return f"PyTorch's package is for macOS {MACOS} or later, and this is {macos}"
+    return ""
+
+
+def _system() -> str:
+    problem = misfit()
+    if problem and (find_spec("torch") is None or not PYTHON <= sys.version_info < UNTIL):  # else it is there anyway
+        raise LoadervizError(problem)
+    return f"Python {platform.python_version()} for {sysconfig.get_platform()}"
+
+
+def _memory() -> str:
+    import psutil
+
+    from loaderviz import words
+    from loaderviz.machine import memory_limit
+
+    least = MEMORY[sys.platform == "linux"]
+    free = min(psutil.virtual_memory().available, memory_limit() or sys.maxsize)
+    if free < least:
+        raise LoadervizError(f"{words.size(free)} are free, and lesson 6 takes up to {words.size(least)}")
+    return f"{words.size(free)} are free; lesson 6 takes up to {words.size(least)}"
+
+
 def _import() -> str:
     require("a lesson", *PACKAGES)
     import torch
@@ -113,7 +166,7 @@ def _import() -> str:
 
     import_torchvision()
     gpu = "with a GPU" if torch.cuda.is_available() else "without a GPU, which the lessons do not need"
-    return f"Python {sys.version.split()[0]}, torch {torch.__version__} {gpu}"
+    return f"torch {torch.__version__} {gpu}"
 
 
 def _record() -> str:
@@ -170,8 +223,10 @@ def _digits() -> str:
 
 
 CHECKS = (
-    Check("packages", _import, "Repair: python -m pip install '.[notebook]' in the folder of loaderviz"),
-    Check("recording", _record, "Repair: python -m pip install 'torch==2.13.0', with which loaderviz is tested"),
+    Check("system", _system, "Repair: take such a Python or machine, or open the lessons on another one in a browser"),
+    Check("packages", _import, 'Repair: python -m pip install ".[notebook]" in the folder of loaderviz'),
+    Check("memory", _memory, "Repair: close other programs and notebooks, or give the container more memory"),
+    Check("recording", _record, 'Repair: python -m pip install "torch==2.13.0", with which loaderviz is tested'),
     Check("workers", _spawn, "Repair: give the container more shared memory, --shm-size=1g, and run this again"),
     Check("notebook", _kernel, "Repair: start JupyterLab from this environment: python -m jupyterlab"),
     Check(

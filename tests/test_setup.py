@@ -1,10 +1,12 @@
-"""Setting up: which PyTorch `make` installs and what it says, what the wheel has in it, what is said without extras."""
+"""Setting up: which PyTorch start.py installs and what it says, what is in the wheel, what is said without extras."""
 
 import functools
 import http.server
 import os
+import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -12,18 +14,18 @@ import tomllib
 import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from factory import script
 
 from loaderviz import cli, notebooks
+from loaderviz.errors import LoadervizError
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = [
-    line for line in (ROOT / "requirements.txt").read_text().splitlines() if re.match(r"torch(vision)?==", line)
-]
-LINUX = sys.platform == "linux" and os.uname().machine == "x86_64"
-
-needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is missing")
+start = script("start.py")
+PACKAGES = re.findall(r"(?m)^torch(?:vision)?==.*", start.requirements())
+ARGUMENTS = ["-c", "import sys; print(sys.argv[1:])", "a b", "--dev"]
 
 
 @pytest.fixture
@@ -50,43 +52,178 @@ def index(tmp_path):
 
 
 @pytest.fixture
-def make_torch(tmp_path):
-    """Return a function that runs `make torch` with this Python: what it says, and what it puts into a folder."""
+def install(tmp_path, monkeypatch, capfd):
+    """Return a function that installs torch as start.py does: what it says, and what it puts into a folder."""
+    tools, target = tmp_path / "tools", tmp_path / "installed"
+    tools.mkdir()
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
+    monkeypatch.setenv("PIP_TARGET", str(target))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setattr(start, "RUN", sys.executable)
 
-    def run(*variables, gpu=False):
-        tools, target = tmp_path / "tools", tmp_path / "installed"
-        tools.mkdir(exist_ok=True)
+    def run(system="Linux", given=None, gpu=False):
         shutil.rmtree(target, ignore_errors=True)
         (tools / "nvidia-smi").write_text(f"#!/bin/sh\nexit {0 if gpu else 9}\n")
         (tools / "nvidia-smi").chmod(0o755)
-        path = f"{tools}{os.pathsep}{os.environ['PATH']}"
-        settings = {"PATH": path, "PIP_TARGET": str(target), "PIP_CONFIG_FILE": os.devnull, "HOME": str(tmp_path)}
-        command = ["make", "--silent", "torch", f"RUN={sys.executable}", *variables]
-        done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=True)
-        return done.stdout.strip(), sorted(file.name for file in target.glob("*.py"))
+        monkeypatch.setattr(platform, "system", lambda: system)
+        monkeypatch.setattr(platform, "machine", lambda: "arm64")
+        monkeypatch.setenv("TORCH_INDEX", given or "")
+        start.torch()
+        return capfd.readouterr().out.strip(), sorted(file.name for file in target.glob("*.py"))
 
     return run
 
 
-@needs_make
-def test_what_is_installed_and_why(make_torch, index, tmp_path):
+@pytest.mark.skipif(os.name == "nt", reason="a shell's script stands for nvidia-smi")
+def test_what_is_installed_and_why(install, index, monkeypatch):
     """The default where it fits; else torch and torchvision from an index, and nothing else."""
-    text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    (tmp_path / "Makefile").write_text(re.sub(r"(?m)^TORCH_INDEX \?= .*", f"TORCH_INDEX ?= {index}", text))
-    here, both = f"--makefile={tmp_path / 'Makefile'}", ["torch.py", "torchvision.py"]
-    nobody = "http://127.0.0.1:9"
-    cases = [([f"TORCH_INDEX={nobody}"], False, f"the default build, since {nobody} does not answer", [])]
-    if LINUX:  # elsewhere the default build is the CPU build
-        cases += [([here], True, "the default build, for the NVIDIA GPU that nvidia-smi lists", [])]
-        cases += [([here], False, f"from {index}, since nvidia-smi lists no NVIDIA GPU", both)]
-    cases += [([f"TORCH_INDEX={index}"], True, f"from {index}, as you asked", both)]
-    for variables, gpu, said, files in cases:
-        assert make_torch(*variables, gpu=gpu) == (f"PyTorch: {said}", files)
+    nobody, both = "http://127.0.0.1:9", ["torch.py", "torchvision.py"]
+    assert install("Darwin") == ("PyTorch: the default build, which on Darwin arm64 is not a large one", [])
+    assert install("Windows", gpu=True)[1] == []
+    assert install("Windows", given=index) == (f"PyTorch: from {index}, as you asked", both)
+    assert install(given=nobody) == (f"PyTorch: the default build, since {nobody} does not answer", [])
+    monkeypatch.setattr(start, "INDEX", index)  # on ARM, too, where the default build is the one for CUDA
+    assert install() == (f"PyTorch: from {index}, since nvidia-smi lists no NVIDIA GPU", both)
+    assert install(gpu=True) == ("PyTorch: the default build, for the NVIDIA GPU that nvidia-smi lists", [])
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is missing")
+def test_make_sets_up_by_the_same_file_and_hands_an_index_on(tmp_path):
+    said = tmp_path / "python"
+    said.write_text('#!/bin/sh\necho "$@, $TORCH_INDEX"\n')
+    said.chmod(0o755)
+    variables = [f"PYTHON={said}", f"VENV={tmp_path}", "TORCH_INDEX=http://127.0.0.1:9"]
+    done = subprocess.run(["make", "--silent", "setup-dev", *variables], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [f"start.py{dev}, http://127.0.0.1:9" for dev in ("", " --dev")], done.stderr
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder in which start.py has its lists, and the commands that it runs but for those of an environment."""
+    for names in start.MADE_OF.values():
+        for name in names:
+            (tmp_path / name).write_text("torch==1\n")
+            os.utime(tmp_path / name, (1, 1))
+    ran = []
+
+    def make(command, **_):
+        ran.append(" ".join(command[1:]))
+        (tmp_path / ".venv").mkdir(exist_ok=True)
+
+    for name, value in {"ROOT": tmp_path, "VENV": tmp_path / ".venv", "torch": lambda: ran.append("torch")}.items():
+        monkeypatch.setattr(start, name, value)
+    monkeypatch.setattr(start.subprocess, "run", make)
+    return ran
+
+
+def test_each_part_is_set_up_once_and_again_when_its_list_is_newer(project, tmp_path):
+    def parts():
+        found = [command.split()[-1] for command in project]
+        project.clear()
+        return found
+
+    learner = [str(tmp_path / ".venv"), "torch", "requirements.txt", "."]
+    assert start.main([]) == 0 and parts() == learner
+    assert start.main([]) == 0 and parts() == []
+    assert start.main(["--dev"]) == 0 and parts() == ["requirements-dev.txt"]
+    assert start.main(["--dev"]) == 0 and parts() == []
+    os.utime(tmp_path / "pyproject.toml")
+    os.utime(tmp_path / ".venv" / ".ready", (2, 2))
+    assert start.main(["--dev"]) == 0 and parts() == [*learner, "requirements-dev.txt"]
+
+
+def test_a_set_up_that_failed_is_not_taken_for_one(project, monkeypatch):
+    def fail(command, **_):
+        raise subprocess.CalledProcessError(7, command)
+
+    monkeypatch.setattr(start.subprocess, "run", fail)
+    with pytest.raises(subprocess.CalledProcessError):
+        start.main([])
+    monkeypatch.setattr(start.subprocess, "run", lambda command, **_: start.VENV.mkdir(exist_ok=True))
+    assert not start.is_new(".ready")
+    assert start.main([]) == 0 and start.is_new(".ready")
+
+
+def test_nothing_is_begun_where_there_is_no_pytorch(project, monkeypatch, capsys):
+    monkeypatch.setattr(start, "misfit", functools.partial(notebooks.misfit, build="win-arm64"))
+    assert start.main(["-c", ""]) == 1
+    assert "PyTorch has no package for win-arm64" in capsys.readouterr().err
+    assert not project
+
+
+def test_what_follows_is_run_by_the_environments_python(capfd, monkeypatch):
+    monkeypatch.setattr(start, "RUN", sys.executable)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert start.run([*ARGUMENTS[:1], "import sys; print(sys.argv[1:]); sys.exit(5)", *ARGUMENTS[2:]]) == 5
+    finally:
+        signal.signal(signal.SIGINT, before)
+    code = f"import start; start.RUN = {sys.executable!r}; start.is_new = lambda _: True; start.main({ARGUMENTS})"
+    assert subprocess.call([sys.executable, "-c", code], cwd=ROOT) == 0
+    assert capfd.readouterr().out == "['a b', '--dev']\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("python", "build", "macos", "machine", "said"),
+    [
+        ((3, 11, 4), "linux-x86_64", "", "x86_64", "3.11.5 to 3.14, and this is 3.11.4"),
+        ((3, 11, 5), "linux-x86_64", "", "x86_64", None),
+        ((3, 14, 9), "linux-aarch64", "", "aarch64", None),
+        ((3, 15, 0), "linux-x86_64", "", "x86_64", "3.11.5 to 3.14, and this is 3.15.0"),
+        ((3, 13, 0), "linux-armv7l", "", "armv7l", "no package for linux-armv7l"),
+        ((3, 13, 0), "win-amd64", "", "AMD64", None),
+        ((3, 13, 0), "win-amd64", "", "ARM64", None),  # a Python for x64 on such a Windows
+        ((3, 13, 0), "win-arm64", "", "ARM64", "no package for win-arm64"),
+        ((3, 13, 0), "win32", "", "AMD64", "no package for win32"),
+        ((3, 14, 0), "macosx-14.0-universal2", "14.0", "arm64", None),
+        ((3, 14, 0), "macosx-11.0-arm64", "26.1", "arm64", None),
+        ((3, 14, 0), "macosx-11.0-arm64", "13.7.1", "arm64", "macOS 14 or later, and this is 13.7.1"),
+        ((3, 13, 0), "macosx-10.13-universal2", "15.1", "x86_64", "Macs with an Intel processor"),
+    ],
+)
+def test_where_there_is_a_pytorch(python, build, macos, machine, said, monkeypatch):
+    found = notebooks.misfit(python, build, macos, machine)
+    assert said in found if said else not found
+    monkeypatch.setattr(notebooks, "misfit", lambda: found)
+    monkeypatch.setattr(notebooks, "find_spec", lambda name: None)
+    if said:
+        with pytest.raises(LoadervizError, match=said):
+            notebooks._system()
+        monkeypatch.setattr(notebooks, "find_spec", lambda name: name)  # built by others
+    assert notebooks._system().startswith("Python 3.")
+
+
+@pytest.mark.parametrize(
+    ("system", "free", "limit", "said"),
+    [
+        ("linux", 899_000_000, 0, "899 MB are free, and lesson 6 takes up to 900 MB"),
+        ("linux", 901_000_000, 0, None),
+        ("linux", 8_000_000_000, 512_000_000, "512 MB are free"),
+        ("linux", 8_000_000_000, 1 << 63, None),
+        ("darwin", 2_300_000_000, 0, "2.3 GB are free, and lesson 6 takes up to 2.4 GB"),  # of spawned workers
+        ("win32", 2_500_000_000, 0, None),
+    ],
+)
+def test_a_machine_has_memory_for_a_lesson(system, free, limit, said, monkeypatch):
+    import psutil
+
+    from loaderviz import machine
+
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    monkeypatch.setattr(machine, "memory_limit", lambda: limit)
+    monkeypatch.setattr(sys, "platform", system)
+    if said:
+        with pytest.raises(LoadervizError, match=said):
+            notebooks._memory()
+    else:
+        assert "are free" in notebooks._memory()
 
 
 def test_what_a_learner_installs_has_nothing_for_tests_and_all_of_the_extra():
     def names(lines):
-        return {re.split(r"[=<>\[]", line)[0].lower() for line in lines if line and not line.startswith(("#", "-r"))}
+        return {re.split(r"[=<>;\[]", line)[0].lower() for line in lines if line and not line.startswith(("#", "-r"))}
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     learner, dev = ((ROOT / f).read_text().splitlines() for f in ("requirements.txt", "requirements-dev.txt"))
@@ -142,7 +279,7 @@ def test_the_wheel_has_the_license_the_types_and_the_lessons_which_are_copied_ou
     assert files_of(elsewhere / "mine") == files_of(tmp_path / "checkout")
 
 
-EXTRA = r", .*the extra 'notebook' .* '\.\[notebook\]'"
+EXTRA = r""", .*the extra 'notebook' .* "\.\[notebook\]" in the folder"""
 MAIN, ERROR = "loaderviz.cli.main", "MissingPackageError:"
 
 
