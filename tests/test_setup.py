@@ -234,6 +234,27 @@ def test_what_a_learner_installs_has_nothing_for_tests_and_all_of_the_extra():
     assert next(line for line in dev if not line.startswith("#")) == "-r requirements.txt"
 
 
+@pytest.mark.parametrize(
+    ("files", "limit", "quota"),
+    [
+        (
+            {"": "0::/room/one", "memory.max": "max", "room/one/memory.max": "2000", "room/one/cpu.max": "150 100"},
+            2000,
+            2,
+        ),
+        ({"": "4:memory:/one", "memory/one/memory.limit_in_bytes": "3000", "cpu.max": "100 100"}, 3000, 0),
+        ({"": "4:cpuset:/one", "cpuset/cpu.cfs_quota_us": "100", "cpuset/cpu.cfs_period_us": "100"}, 0, 0),
+        ({}, 0, 0),
+    ],
+)
+def test_the_limits_of_a_container(files, limit, quota, monkeypatch):
+    from loaderviz import machine
+
+    known = {machine.GROUPS / name if name else Path("/proc/self/cgroup"): [text] for name, text in files.items()}
+    monkeypatch.setattr(machine, "_lines", lambda file: known.get(file, []))
+    assert (machine.memory_limit(), machine._quota()) == (limit, quota)
+
+
 def setuptools():
     try:
         return int(version("setuptools").split(".")[0])
