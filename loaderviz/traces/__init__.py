@@ -4,7 +4,6 @@ places.py    what `read` is given -> the files to read: of a folder, a pattern, 
 source.py    the bytes of a file, gzip or not, damaged or not, as a stream of event texts in bounded memory
 kineto.py    torch.profiler's file -> RawTrace: event texts -> numpy columns
 nsight.py    an Nsight Systems export -> RawTraces
-parts.py     some steps of a RawTrace, or a time of it
 assemble.py  RawTraces, one per rank -> Timeline: lanes, launches, waits, notes on the quality
 steps.py     which batch each span is for, and which steps are kept
 live.py      a real run: torch.profiler, and what the main thread's DataLoaders do (`loaderviz.record`)
@@ -30,10 +29,9 @@ from loaderviz.files import SQLITE, Source, TooLargeError
 from loaderviz.timeline import Timeline, TimelineError
 from loaderviz.traces.assemble import assemble, nothing_drawn
 from loaderviz.traces.kineto import RawTrace, read_kineto, told_rank
-from loaderviz.traces.parts import check_part, of_steps, of_window
 from loaderviz.traces.places import PathLike, found
 from loaderviz.traces.source import Document, TraceError
-from loaderviz.traces.steps import counted
+from loaderviz.traces.steps import check_part, counted, of_steps, of_window
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
