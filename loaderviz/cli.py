@@ -247,6 +247,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command("view", view, (), "show a trace of torch.profiler or Nsight Systems as one HTML page")
     add("file", type=Path, nargs="+", metavar="FILE", help="a trace, a folder of ranks, or several ranks")
+    add("--steps", type=_part, metavar="FIRST:END", help="read the steps from FIRST up to, not with, END, such as 3:6")
     add("--out", type=Path, default=Path("timeline.html"), metavar="PAGE", help="the page to write")
 
     _add_judging(command)
@@ -274,6 +275,16 @@ def _parser() -> argparse.ArgumentParser:
     add("folder", type=Path, nargs="?", default=Path("lessons"), help="it is made; files that it has are kept")
     command("ready", ready, (), "test in half a minute what a workshop needs; print READY, or the one repair")
     return parser
+
+
+def _part(text: str) -> slice:
+    """Read "3:6" as the numbers of steps."""
+    first, colon, end = text.partition(":")
+    if not (colon and all(part.isdecimal() or not part for part in (first, end))) or (
+        end and int(end) <= int(first or 0)
+    ):
+        raise argparse.ArgumentTypeError(f"{text!r} has no step in it; give the first step and the end, such as 3:6")
+    return slice(int(first) if first else None, int(end) if end else None)
 
 
 def _add_judging(command: Callable[..., Add]) -> None:
@@ -323,7 +334,7 @@ def view(options: argparse.Namespace) -> int:
 
     out = writable(options.out)
     files: list[Path] = options.file
-    timeline = read(files[0] if len(files) == 1 else files)
+    timeline = read(files[0] if len(files) == 1 else files, steps=options.steps)
     title = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
     page, _ = _told(timeline, title, sys.stdout, failed=False, short=False)
     export.to_html(page, out, f"{title}: {timeline.context.device}")

@@ -31,7 +31,7 @@ from loaderviz.traces.assemble import assemble, nothing_drawn
 from loaderviz.traces.kineto import RawTrace, read_kineto, told_rank
 from loaderviz.traces.places import PathLike, found
 from loaderviz.traces.source import Document, TraceError
-from loaderviz.traces.steps import counted
+from loaderviz.traces.steps import check_part, counted, of_steps, of_window
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -45,7 +45,12 @@ Given = PathLike | BinaryIO
 
 
 def read(
-    path: Given | Iterable[Given], *, executor: Executor | None = None, ranks: Iterable[int] | None = None
+    path: Given | Iterable[Given],
+    *,
+    executor: Executor | None = None,
+    ranks: Iterable[int] | None = None,
+    steps: slice | None = None,
+    window: tuple[int, int] | None = None,
 ) -> Timeline:
     """Return the Timeline of a trace file, of several with one rank each, or of those `ranks` alone.
 
@@ -59,8 +64,13 @@ def read(
     by `DataLoader.__next__`, else by `optimizer.step()`, and a note says so. Several ranks are aligned by the clock
     that their files tell. What is damaged, missing or left out is told in `timeline.context.notes`.
 
+    Of a large file a part is enough: `steps=slice(3, 6)` takes the steps that it numbers 3 to 5, `window=(start, end)`
+    what the host begins between these times [ns from the first event]; both with the work of the GPU launched there.
+    The rest becomes no span; what is read can be written with `export.to_chrome_trace`.
+
     Raises `TraceError` for a file that is no trace (the message says what it looks like), that has no event which can
-    be drawn, or that is hostile, and where no file is of one of the `ranks`; `NoFileError`, a FileNotFoundError, when
+    be drawn, or that is hostile, and where no file is of one of the `ranks` or a file
+    lacks `steps` or `window`; `NoFileError`, a FileNotFoundError, when
     there is none, another OSError when it cannot be opened, TypeError for arguments of other types.
 
     >>> loaderviz.summarize(loaderviz.read("trace.json")).step  # ns
@@ -68,9 +78,10 @@ def read(
     """
     check_executor(executor)
     wanted = _numbers(ranks)
+    check_part(steps, window)
     with ExitStack() as stack:
         files, named = found(path, stack)
-        given = partial(attempted, alone=len(files) == 1, ranks=wanted)
+        given = partial(attempted, alone=len(files) == 1, ranks=wanted, part=steps)
         attempts = (map if executor is None else executor.map)(given, files)
         read, left_out = list[list[RawTrace] | Timeline](), list[TraceError]()
         for attempt in attempts:
@@ -81,9 +92,10 @@ def read(
     if left_out and (named or not read):
         raise left_out[0]
     if read and isinstance(read[0], Timeline):
-        if wanted is not None:
+        if not (wanted is None and steps is None and window is None):
             raise TraceError(
-                f"{path} is a timeline that loaderviz saved, of which no ranks can be taken; leave ranks out"
+                f"{path} is a timeline that loaderviz saved, of which no ranks can be taken; leave ranks out, and "
+                "steps and window: timeline.between(start, end) gives a part of it"
             )
         return read[0]
     raws = [raw for each in read if isinstance(each, list) for raw in each]
@@ -93,6 +105,8 @@ def read(
             raise TraceError(f"no file in {path} is of one of the ranks {', '.join(map(str, wanted))}")
     if not any(len(raw.columns["start"]) for raw in raws):
         raise TraceError(nothing_drawn(raws[0]))
+    if window is not None:
+        raws = of_window(raws, *window)
     try:
         timeline = made_of(sorted(raws, key=lambda raw: (raw.rank is None, raw.rank or 0)))
     except TooLargeError as problem:
@@ -132,13 +146,16 @@ def _numbers(ranks: Iterable[int] | None) -> list[int] | None:
     return wanted
 
 
-def attempted(path: Path, alone: bool, ranks: Sequence[int] | None = None) -> list[RawTrace] | Timeline | TraceError:
+def attempted(
+    path: Path, alone: bool, ranks: Sequence[int] | None = None, part: slice | None = None
+) -> list[RawTrace] | Timeline | TraceError:
     """Read a file, and give the error instead of raising it: it is told once all others are read.
 
-    One that says at its beginning that it is of another rank than these is not read.
+    One that says at its beginning that it is of another rank than these is not read. `part` are the steps to keep.
     """
     try:
-        return _raw(path, alone, ranks)
+        found = _raw(path, alone, ranks)
+        return found if part is None or isinstance(found, Timeline) else [of_steps(raw, part) for raw in found]
     except TraceError as problem:
         return TraceError(_TEMPORARY.sub("", str(problem)))
 

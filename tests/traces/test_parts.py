@@ -1,0 +1,152 @@
+"""`read(steps=, window=)`: which events of a trace become spans, and what is refused."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from test_view_command import view
+from trace_files import BASE, call, copy, loop, note, notes, op, shared, straggling, trace, work, write
+
+from loaderviz.export import to_chrome_trace
+from loaderviz.timeline import Kind
+from loaderviz.traces import TraceError, read
+
+
+def marked(count=6, first=3):
+    """Steps of 100 µs; the kernel of each runs during the next one."""
+    events = []
+    for number in range(count):
+        begin = BASE + 100 * number
+        events += [
+            note(f"ProfilerStep#{first + number}", begin, 100),
+            op("aten::mm", begin + 5, 20),
+            call("cudaLaunchKernel", begin + 10, 5, number + 1),
+            work(f"gemm{first + number}", begin + 120, 60, number + 1),
+        ]
+    return trace(*events)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write(tmp_path, marked())
+
+
+def told(timeline):
+    """What is known of each host span and kernel, whatever time 0 is."""
+    zero = timeline.context.zero
+    return sorted((row.name, row.start + zero, row.end + zero, row.batch, row.lane.name) for row in timeline.rows())
+
+
+@pytest.mark.parametrize(
+    ("steps", "numbers"),
+    [
+        (slice(4, 6), [4, 5]),
+        (slice(None, 5), [3, 4]),
+        (slice(7, None), [7, 8]),
+        (slice(8, 99), [8]),
+        (slice(None), [3, 4, 5, 6, 7, 8]),
+    ],
+)
+def test_the_spans_of_some_steps_are_those_of_the_whole_with_these_batches(path, steps, numbers):
+    part, whole = read(path, steps=steps).self_check(), read(path)
+    assert told(part) == [row for row in told(whole) if row[3] in numbers]
+    assert [row.name for row in part.rows(Kind.COMPUTE)] == [f"gemm{number}" for number in numbers]
+    assert len(part.arrows["tail"]) == len(numbers)  # also to the kernel that runs after the steps
+    assert f"{len(numbers)} step{'s' * (len(numbers) > 1)} of 6 are read" in notes(part)
+
+
+def test_a_window_takes_what_the_host_begins_in_it(path):
+    part = read(path, window=(5_000, 110_000)).self_check()
+    assert [row.name for row in part.rows(Kind.COMPUTE)] == ["gemm3"]
+    assert [row.name for row in part.rows(Kind.OPERATOR)] == ["aten::mm", "aten::mm"]
+    assert [row.name for row in part.rows(Kind.RANGE)] == ["ProfilerStep#4"]
+    assert told(read(path, window=(0, 10**9))) == told(read(path))
+
+
+def test_work_without_a_launch_is_taken_by_its_own_time(tmp_path):
+    data = marked()
+    data["traceEvents"] += [work("early", BASE + 1, 2, 90, stream=9), copy(BASE + 150, 5, 91, stream=9)]
+    part = read(write(tmp_path, data), steps=slice(4, 5))
+    assert [row.name for row in part.rows() if "stream 9" in row.lane.name] == ["Memcpy HtoD (Pinned -> Device)"]
+
+
+def test_what_was_read_is_written_and_read_back_equal(path, tmp_path):
+    for part in (read(path, steps=slice(4, 6)), read(path, window=(5_000, 110_000))):
+        assert read(to_chrome_trace(part, tmp_path / "part.json")) == part
+
+
+def test_each_rank_is_cut_at_its_own_steps(tmp_path):
+    straggling(tmp_path, 1, count=3)
+    with ThreadPoolExecutor(2) as pool:
+        part = read(tmp_path, steps=slice(4, 6), executor=pool)
+    assert part == read(tmp_path, steps=slice(4, 6))
+    assert told(part) == [row for row in told(read(tmp_path)) if row[3] in (4, 5)]
+
+
+WRONG = [
+    3,
+    (3, 6),
+    range(3, 6),
+    slice(3, 3),
+    slice(5, 3),
+    slice(-2, None),
+    slice(0, -1),
+    slice(0, 6, 2),
+    slice("a", "b"),
+]
+
+
+@pytest.mark.parametrize("steps", [*WRONG, slice(True, 4), slice(0.0, 4), slice(None, 0)], ids=repr)
+def test_what_are_no_steps_is_refused(path, steps):
+    with pytest.raises(TypeError, match=re.escape(f"steps={steps!r}: give numbers of steps")):
+        read(path, steps=steps)
+
+
+@pytest.mark.parametrize(
+    "window", [5, (5,), (5, 5), (9, 3), (-1, 4), ("a", "b"), (0, None), [0, 5], (0, 1.5)], ids=repr
+)
+def test_what_is_no_time_is_refused(path, window):
+    with pytest.raises(TypeError, match=re.escape(f"window={window!r}: give start and end in ns")):
+        read(path, window=window)
+
+
+def test_a_part_that_a_file_has_not_is_told(path, tmp_path):
+    with pytest.raises(TraceError, match=r"has the steps 3 to 8, none of steps=slice\(20, 30, None\)"):
+        read(path, steps=slice(20, 30))
+    with pytest.raises(TraceError, match=r"no event in window=\(1000000, 2000000\); its last one ends at 680,000 ns"):
+        read(path, window=(1_000_000, 2_000_000))
+    with pytest.raises(TypeError, match="give one of them"):
+        read(path, steps=slice(3, 4), window=(0, 5))
+    unmarked = write(tmp_path, trace(*loop()[1:]), "unmarked.json")
+    with pytest.raises(TraceError, match=r"nothing in .*unmarked.json marks its steps.*give window="):
+        read(unmarked, steps=slice(0, 1))
+    saved = read(path).save(tmp_path / "saved.json")
+    for part in ({"steps": slice(3, 4)}, {"window": (0, 5)}):
+        with pytest.raises(TraceError, match=r"timeline.between\(start, end\) gives a part"):
+            read(saved, **part)
+
+
+def test_the_command_line_reads_some_steps(path, tmp_path, capsys):
+    assert view(path, "--steps", "4:6", "--out", tmp_path / "page.html") == 0
+    assert "2 steps of 6 are read" in capsys.readouterr().out
+    for wrong in ("4", "6:4", "4:4", "-1:4", "a:b", "1:2:3"):
+        with pytest.raises(SystemExit):
+            view(path, f"--steps={wrong}", "--out", tmp_path / "page.html")
+        assert f"{wrong!r} has no step in it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("resnet50_workers0_2021.json.gz", 6),
+        ("judged/mi300_resnet_act_checkpoint.json.gz", 16),
+        ("ranks8_nanogpt_2025/Baseline_-_12-11_-_6bd4b-rank1-chrome-trace.json.gz", 11),
+    ],
+)
+def test_one_step_of_a_real_trace_has_all_of_its_spans(name, step, tmp_path):
+    whole, part = read(shared(name)), read(shared(name), steps=slice(step, step + 1)).self_check()
+    of_step = [[row[:4] for row in told(each) if row[3] == step] for each in (part, whole)]
+    assert of_step[0] == of_step[1] != []
+    assert len(part) < len(whole) / 2
+    assert not set(part.batch.tolist()) - {-1, step}
+    assert read(to_chrome_trace(part, tmp_path / "part.json")) == part
