@@ -18,8 +18,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
+from multiprocessing import reduction
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from loaderviz.errors import LoadervizError, NotModelledError, require
@@ -183,17 +184,36 @@ class WorkersError(LoadervizError, OSError, RuntimeError):
     """A DataLoader's workers cannot be started here."""
 
 
+class _ToWorker(reduction.ForkingPickler):
+    """Pickles what a worker gets that is started anew, where it cannot import what a notebook's cells define."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """Raise `WorkersError` for a class or function of a cell; all else is pickled as ever."""
+        if isinstance(value, (type, FunctionType)) and value.__module__ == "__main__":
+            raise WorkersError(
+                f"{value.__qualname__}: a cell of this notebook, or a prompt, defines it, and the DataLoader's "
+                "workers, which are started anew, cannot import it from there. Take num_workers=0, or write it to a "
+                "file, with %%writefile mine.py as the first line of its cell, and import it from mine"
+            )
+        return NotImplemented
+
+
 @contextlib.contextmanager
 def starting(workers: int) -> Iterator[None]:
     """Raise `WorkersError` where the system refuses what a DataLoader's workers need: processes, threads, semaphores.
 
-    An error of the program's own, such as in its sampler or in what it has pickled, passes. Torch leaves alone the
+    So it is where they are spawned, or come from a fork server, and would need what a notebook's cell defines. An error
+    of the program's own, such as in its sampler or in what it has pickled, passes. Torch leaves alone the
     workers that had started by then. They are ended here: each holds what it inherited open, such as pipes.
     """
-    before = set(multiprocessing.active_children())
+    before, dump = set(multiprocessing.active_children()), reduction.dump
+    if not {"init_main_from_name", "init_main_from_path"} & multiprocessing.spawn.get_preparation_data("").keys():
+        reduction.dump = lambda obj, file, protocol=None: _ToWorker(file, protocol).dump(obj)
     try:
         with signals_held():
             yield
+    except WorkersError:
+        raise
     except (OSError, RuntimeError, ImportError) as error:
         places = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
         refused = any(place.startswith(("multiprocessing.", "threading")) for place in places)
@@ -206,6 +226,8 @@ def starting(workers: int) -> Iterator[None]:
             f"DataLoader(num_workers={workers}): this system does not let its workers start ({type(error).__name__}: "
             f"{error}). With num_workers=0 the batches are loaded in the process itself"
         ) from error
+    finally:
+        reduction.dump = dump
 
 
 def function_of(process: Any) -> str:

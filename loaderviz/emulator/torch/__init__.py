@@ -31,7 +31,7 @@ from loaderviz.emulator.torch.patches import (
     Patches,
     install_clock,
     refuse_in_fork,
-    stop_by_signal,
+    stop_waits,
     watch_processes,
     watch_threads,
 )
@@ -162,7 +162,7 @@ class EmulatedCuda:
         watch_processes(session, patches)
         prepared = multiprocessing.spawn.get_preparation_data
         patches.set(multiprocessing.spawn, "get_preparation_data", preparing(REFUSING, prepared))
-        stop_by_signal(session, patches)
+        stop_waits(session, patches)
         patches.at_end(functools.partial(setattr, costs, "declare", None))
         costs.declare = session.declared
         _let_functions_through(patches)

@@ -156,7 +156,8 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
             with meter:
                 data = fetch(indices)
             fetched = Fetched.by(fetcher, indices, data, meter)
-            fetched.sent, before = others_time() - before, others_time()
+            fetched.sent = max(0, others_time() - before)  # clocks tick apart: what is less than nothing is carried on
+            before += fetched.sent
             return fetched
 
         fetcher.fetch = counting

@@ -368,9 +368,10 @@ def watch_processes(session: Session, patches: Patches) -> None:
         begin(process, args, *more, **options)
 
 
-def stop_by_signal(session: Session, patches: Patches) -> None:
-    """Let `stop_waiting` have a signal that nobody else uses, where the main thread records and there are signals."""
+def stop_waits(session: Session, patches: Patches) -> None:
+    """Let a wait for a thread that was refused end: by a signal that nobody else uses, or by looking now and then."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_kill"):
+        stop_by_looking(session, patches)
         return
 
     def stop(*_: object) -> None:
@@ -380,6 +381,41 @@ def stop_by_signal(session: Session, patches: Patches) -> None:
     patches.at_end(functools.partial(signal.signal, signal.SIGURG, signal.getsignal(signal.SIGURG) or signal.SIG_DFL))
     signal.signal(signal.SIGURG, stop)
     session.stops = True
+
+
+class PatientLock:
+    """The lock of one wait of the thread that records: taken in slices of `PATIENCE`, between which it looks.
+
+    Of queues, events, futures and barriers, which wait with a `Condition`: a slice of its own could miss who notifies.
+    """
+
+    def __init__(self, lock: Any, session: Session) -> None:
+        self._lock, self._session, self.release = lock, session, lock.release
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take it as a lock is taken. Raises what was refused to another thread."""
+        if not blocking or timeout >= 0:
+            return bool(self._lock.acquire(blocking, timeout))
+        while not self._lock.acquire(timeout=PATIENCE):
+            if self._session.alive and self._session.refused:
+                raise self._session.refused
+        return True
+
+
+def stop_by_looking(session: Session, patches: Patches) -> None:
+    """Let the thread that records look each `PATIENCE` s whether another was refused, where no signal ends its wait."""
+
+    @patches.around(threading.Thread, "join")
+    def join(original: Callable[..., None], thread: Any, timeout: float | None = None) -> None:
+        while timeout is None and session.in_recording_thread() and thread.is_alive():
+            original(thread, PATIENCE)
+            if thread.is_alive() and session.refused:
+                raise session.refused
+        original(thread, timeout)
+
+    allocate: Callable[[], Any] = threading._allocate_lock  # type: ignore[attr-defined]
+    lock = functools.partial(PatientLock, session=session)
+    patches.set(threading, "_allocate_lock", lambda: lock(allocate()) if session.in_recording_thread() else allocate())
 
 
 def stop_waiting(session: Session) -> None:
