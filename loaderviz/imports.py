@@ -208,6 +208,17 @@ def starting(workers: int) -> Iterator[None]:
         ) from error
 
 
+def answering(queue: Any) -> None:
+    """Let a worker's queue send what keeps a batch from being sent: torch would drop both and wait for ever."""
+    from torch._utils import ExceptionWrapper  # in a worker it is there
+
+    def instead(problem: Exception, item: Any) -> None:
+        sent = ExceptionWrapper((type(problem), problem, problem.__traceback__), "a DataLoader's worker, sending")
+        queue.put((item[0], sent))
+
+    queue._on_queue_feeder_error = instead
+
+
 def function_of(process: Any) -> str:
     """Return the name of what a process of multiprocessing runs; "" for a DataLoader's worker, which is recorded."""
     target = getattr(process, "_target", None) or type(process)

@@ -13,7 +13,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from loaderviz import words
 from loaderviz.errors import LoadervizError, require
+from loaderviz.machine import shared_memory
 
 FIRST = "00_start_here.ipynb"
 # as in pyproject.toml
@@ -78,6 +80,7 @@ def _traces(place: Path) -> list[str]:
 
 SECONDS = 30  # for one check; all of them take half a minute on a laptop
 PACKAGES = "torch", "torchvision", "plotly", "pandas", "jupyterlab", "ipywidgets", "anywidget"
+SHARED = 60_000_000  # bytes that a kernel puts into /dev/shm: 51 MB were seen in lesson 6, and there are semaphores
 KERNEL = "import sys, loaderviz, torch; print('|'.join([sys.executable, loaderviz.__file__]))"
 
 
@@ -137,7 +140,14 @@ def _spawn() -> str:
     batches = [batch.tolist() for batch in loader]
     if batches != [[0, 1, 2, 3], [4, 5, 6, 7]]:
         raise LoadervizError(f"a worker process gave {batches}")
-    return "a worker process gave its batches"
+    if (room := shared_memory(free=True)) is None:
+        return "a worker process gave its batches"
+    if room < SHARED:
+        raise LoadervizError(
+            f"/dev/shm has {words.size(room)} free, and lesson 6 puts up to {words.size(SHARED)} there in each kernel"
+        )
+    many = words.count(room // SHARED, "kernel")
+    return f"a worker process gave its batches; /dev/shm has {words.size(room)} free, enough for {many} in lesson 6"
 
 
 def _kernel() -> str:
