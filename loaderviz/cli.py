@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     with contextlib.ExitStack() as streams:
         for stream, redirect in (sys.stdout, contextlib.redirect_stdout), (sys.stderr, contextlib.redirect_stderr):
-            streams.callback((listener := Listener(stream)).flush)
+            streams.callback((listener := Listener(stream)).close)
             streams.enter_context(redirect(cast(TextIO, listener)))
         options = parser.parse_args(arguments)
         if options.command is None:
@@ -75,8 +75,10 @@ class Listener:
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
+        self._as_before: Callable[[], object] = stream.flush
         if isinstance(stream, TextIOWrapper) and not stream.closed and stream.errors == "strict":
             self._do(partial(stream.reconfigure, errors="loaderviz"))  # for a sign that a code page lacks, another
+            self._as_before = partial(stream.reconfigure, errors="strict")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -89,6 +91,10 @@ class Listener:
     def flush(self) -> None:
         """Hand on what was written."""
         self._do(self.stream.flush)
+
+    def close(self) -> None:
+        """Leave the stream as it was, and open."""
+        self._do(self._as_before)
 
     def _do(self, call: Callable[..., object], *given: str) -> None:
         try:

@@ -41,6 +41,10 @@ class NotWritableError(LoadervizError, OSError):
     """A file cannot be written: no right to, no space, a name that the system does not take."""
 
 
+class NotSentError(LoadervizError, RuntimeError):
+    """A DataLoader's worker has a batch, and this system has no way to send it: no shared memory, no socket."""
+
+
 def require(what: str, *packages: str) -> None:
     """Raise `MissingPackageError` if one of these packages is not installed; `what` needs them.
 
@@ -113,9 +117,22 @@ def reraise(original: Callable[[Any], object], sent: Any) -> None:
 
     The frame of torch's that raises it does. So the workers would live on until a garbage collection, and that cannot
     let them go: it ends the threads of their queues first, and then waits 5 s for each of them.
+
+    Raises `NotSentError` where the batch did not come because this system has no way for it.
     """
     try:
         original(sent)
     except BaseException as error:
         clear_frames(error.__traceback__.tb_next if error.__traceback__ else None)
-        raise
+        if (cure := next((cure for sign, cure in _NO_WAY.items() if sign in str(error)), "")) == "":
+            raise
+        raise NotSentError(f"a DataLoader's worker could not send its batch: {cure}") from error
+
+
+# What the system says, and what to do.
+_NO_WAY = {
+    "unable to allocate shared memory": "/dev/shm, where it would lie, is full. Give the container more of it "
+    "(--shm-size=1g), or take smaller batches, fewer workers or num_workers=0",
+    "AF_UNIX path too long": "the path of the temporary folder is too long for a socket in it. Name a shorter one in "
+    "the variable TMPDIR before Python starts",
+}

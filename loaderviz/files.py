@@ -6,20 +6,29 @@ people keep is written beside its place, then moved there: a full disk leaves th
 
 from __future__ import annotations
 
+import atexit
 import errno
 import io
 import os
 import re
 import shutil
+import sys
+import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from loaderviz import words
 from loaderviz.errors import LoadervizError, NoFileError, NoFolderError, NotWritableError
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 LIMITS = {
     "event": 50_000_000,  # 2.5 GB of columns
@@ -133,6 +142,45 @@ def _is_special(path: Path) -> bool:
 def _beside(path: Path) -> Path:
     """Return the file that is written first, and then moved to the place of `path`; a link stays one."""
     return path.resolve().with_name(f".loaderviz.{os.getpid()}.{threading.get_ident()}")
+
+
+# Temporary folders
+
+
+_IN_USE, _NEW = "in use", 60  # a file that its process has locked; s in which it does so
+
+
+def own_folder(stack: ExitStack) -> Path:
+    """Return a new temporary folder, which goes when `stack` is closed, or the process ends.
+
+    Those that processes left which were killed are removed first. Raises OSError where none can be made.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"loaderviz-*/{_IN_USE}"):
+        with suppress(OSError), left.open("rb+") as file:
+            if time.time() - left.stat().st_mtime > _NEW:
+                _lock(file)
+                shutil.rmtree(left.parent, ignore_errors=True)
+    folder, process = Path(tempfile.mkdtemp(prefix="loaderviz-")), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == process:  # and not a fork that ends
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    stack.callback(atexit.unregister, remove)
+    stack.callback(remove)
+    mine = stack.enter_context((folder / _IN_USE).open("wb"))
+    with suppress(OSError):
+        _lock(mine)
+    return folder
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Raise OSError if another process has locked the file; its forks hold the lock, too."""
+    if sys.platform == "win32":
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 # Bytes

@@ -230,6 +230,22 @@ def starting(workers: int) -> Iterator[None]:
         reduction.dump = dump
 
 
+def answering(queue: Any) -> None:
+    """Let a worker's queue send what keeps a batch from being sent: torch would drop both and wait for ever."""
+    from torch._utils import ExceptionWrapper  # in a worker it is there
+
+    def instead(problem: Exception, item: Any) -> None:
+        index, unsent = item
+        kinds = type(problem), RuntimeError  # one of the program's own may be no class that can be sent
+        kind = kinds[tried := isinstance(unsent, ExceptionWrapper)]
+        if not (tried and unsent.exc_type is RuntimeError):
+            queue.put(
+                (index, ExceptionWrapper((kind, problem, problem.__traceback__), "a DataLoader's worker, sending"))
+            )
+
+    queue._on_queue_feeder_error = instead
+
+
 def function_of(process: Any) -> str:
     """Return the name of what a process of multiprocessing runs; "" for a DataLoader's worker, which is recorded."""
     target = getattr(process, "_target", None) or type(process)

@@ -141,10 +141,14 @@ def swapped_in(file: Path = Path("/proc/vmstat")) -> int:
     return int(found[0]) * PAGE if found else 0
 
 
-def shared_memory() -> int | None:
-    """Return the bytes of /dev/shm, where batches lie on their way from workers; None on systems that have none."""
+def shared_memory(*, free: bool = False) -> int | None:
+    """Return the bytes of /dev/shm, where batches lie on their way from workers, or those that are `free`.
+
+    None on systems that have none.
+    """
     with suppress(OSError):
-        return shutil.disk_usage(SHARED).total
+        found = shutil.disk_usage(SHARED)
+        return found.free if free else found.total
     return None
 
 
@@ -158,10 +162,13 @@ class NewPages(NamedTuple):
 
 @cache
 def new_pages(count: int = 1024) -> NewPages:
-    """Measure it in processor time, the best of five times `count` pages; it takes some 20 ms."""
-    found = []
+    """Measure it in processor time, the best of five times `count` pages; it takes some 20 ms.
+
+    Where /dev/shm has no room for twice as many, they are of the temporary folder: a page too many ends the process.
+    """
+    found, room = [], shared_memory(free=True) or 0
     for _ in range(5):
-        with tempfile.TemporaryFile(dir=SHARED if SHARED.is_dir() else None) as file:
+        with tempfile.TemporaryFile(dir=SHARED if room > 2 * count * PAGE else None) as file:
             file.truncate(count * PAGE)
             writer, reader = (mmap.mmap(file.fileno(), count * PAGE) for _ in range(2))
             here, there = (np.frombuffer(each, np.uint8)[::PAGE] for each in (writer, reader))

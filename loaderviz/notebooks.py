@@ -16,7 +16,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from loaderviz import words
 from loaderviz.errors import LoadervizError, require
+from loaderviz.machine import shared_memory
 
 FIRST = "00_start_here.ipynb"
 # as in pyproject.toml
@@ -86,6 +88,7 @@ BUILDS = "linux-x86_64", "linux-aarch64", "win-amd64"  # of torch's wheels, besi
 MACOS = 14
 MEMORY = {True: 900_000_000, False: 2_400_000_000}  # bytes, lesson 6 with forked workers, and with spawned ones
 PACKAGES = "torch", "torchvision", "plotly", "pandas", "jupyterlab", "ipywidgets", "anywidget"
+SHARED = 60_000_000  # bytes that a kernel puts into /dev/shm: 51 MB were seen in lesson 6, and there are semaphores
 KERNEL = "import sys, loaderviz, torch; print('|'.join([sys.executable, loaderviz.__file__]))"
 
 
@@ -190,7 +193,14 @@ def _spawn() -> str:
     batches = [batch.tolist() for batch in loader]
     if batches != [[0, 1, 2, 3], [4, 5, 6, 7]]:
         raise LoadervizError(f"a worker process gave {batches}")
-    return "a worker process gave its batches"
+    if (room := shared_memory(free=True)) is None:
+        return "a worker process gave its batches"
+    if room < SHARED:
+        raise LoadervizError(
+            f"/dev/shm has {words.size(room)} free, and lesson 6 puts up to {words.size(SHARED)} there in each kernel"
+        )
+    many = words.count(room // SHARED, "kernel")
+    return f"a worker process gave its batches; /dev/shm has {words.size(room)} free, enough for {many} in lesson 6"
 
 
 def _kernel() -> str:

@@ -185,7 +185,9 @@ def test_a_command_does_its_work_when_nobody_reads_what_it_prints(tmp_path):
 def test_a_sign_that_a_code_page_lacks_ends_no_command(page, micro, quote, monkeypatch):
     raw = BytesIO()
     stream = TextIOWrapper(raw, page, write_through=True)
-    cli.Listener(stream).write("3 µs, “waits”, 数, done\n")
+    (listener := cli.Listener(stream)).write("3 µs, “waits”, 数, done\n")
+    listener.close()
+    assert (stream.closed, stream.errors) == (False, "strict")  # a program that calls main() has its stream as it was
     kept = "数" if page == "cp936" else "?"
     close = quote if quote == '"' else "”"
     assert raw.getvalue().decode(page) == f"3 {micro}s, {quote}waits{close}, {kept}, done\n"

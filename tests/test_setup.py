@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from factory import script
 
 from loaderviz import cli, notebooks
@@ -336,6 +337,18 @@ def test_a_machine_is_ready_or_has_one_repair(capsys, monkeypatch):
     first, second, last = capsys.readouterr().out.splitlines()
     assert first.startswith("one ") and second.split() == ["two", "no", "space", "in", "/dev/shm"]
     assert last == "NOT READY. Repair: buy one"
+
+
+@pytest.mark.parametrize("room", [59_999_999, 60_000_000, 130_000_000, None])
+def test_ready_measures_what_is_free_of_shared_memory(room, monkeypatch):
+    monkeypatch.setattr(notebooks, "shared_memory", lambda free: room)
+    monkeypatch.setattr("torch.utils.data.DataLoader", lambda *_, **__: iter(torch.arange(8).split(4)))
+    if room == 59_999_999:
+        with pytest.raises(notebooks.LoadervizError, match="/dev/shm has 60 MB free"):
+            notebooks._spawn()
+    else:
+        told = {None: "batches$", 60_000_000: "enough for 1 kernel in", 130_000_000: "enough for 2 kernels in"}
+        assert re.search(told[room], notebooks._spawn())
 
 
 def test_lessons_that_are_nowhere_are_an_error(tmp_path, monkeypatch):

@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import subprocess
-import tempfile
 import threading
 import warnings
 from collections import defaultdict
@@ -36,6 +34,7 @@ from torch.utils.data import dataloader as torch_dataloader
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, HAND_OUT, LIMIT, Numbering, given_twice, prefetch_name, sample_count
 from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
+from loaderviz.files import own_folder
 from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
 from loaderviz.loaders import base as loaders
 from loaderviz.machine import Usage, cores, shared_memory, swapped_in, thread_lacked, usage
@@ -85,8 +84,7 @@ class RealRun:
                 "a profiler is running in this thread already; end it before record() begins, or read() its trace"
             )
         with ExitStack() as stack:
-            self._folder = Path(tempfile.mkdtemp(prefix="loaderviz-"))
-            stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self._folder = own_folder(stack)
             self._loader = LoaderRanges(self._folder, self._window)
             self._loader.install(stack)
             self._counter = SpanCounter(self._folder / "operators.json")

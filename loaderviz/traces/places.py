@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import glob
 import os
-import shutil
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
@@ -21,7 +19,7 @@ from typing import Any, BinaryIO
 
 from loaderviz import words
 from loaderviz.errors import NoFileError
-from loaderviz.files import BLOCK, BOMB_RATIO, BOMB_SIZE, LARGEST, Source, TooLargeError, readable
+from loaderviz.files import BLOCK, BOMB_RATIO, BOMB_SIZE, LARGEST, Source, TooLargeError, own_folder, readable
 from loaderviz.traces.source import TraceError
 
 PathLike = str | os.PathLike[str]
@@ -88,7 +86,7 @@ def _unpacked(files: list[Path], named: bool, stack: ExitStack, depth: int = 3) 
 def _copied(file: BinaryIO, stack: ExitStack) -> Path:
     """Return a copy of an open file, under its own name, if it has one."""
     name = PurePosixPath(str(getattr(file, "name", None) or "trace.json")).name
-    path = _folder(stack) / (name or "trace.json")
+    path = own_folder(stack) / (name or "trace.json")
     with path.open("wb") as copy:
         while block := file.read(BLOCK):
             if isinstance(block, str):
@@ -112,7 +110,7 @@ def _members(path: Path, stack: ExitStack) -> list[Path]:
         opened = _of_tar(path)
     else:
         return []
-    folder, files, total = _folder(stack) / path.name, list[Path](), 0
+    folder, files, total = own_folder(stack) / path.name, list[Path](), 0
     try:
         for name, packed, member in opened:
             place = folder / PurePosixPath(name).name
@@ -164,9 +162,3 @@ def _of_tar(path: Path) -> Iterator[tuple[str, int, Any]]:
 def _check_room(name: str | Path, nbytes: int) -> None:
     if nbytes > 4 * LARGEST:
         raise TraceError(f"{name} has more than {words.size(4 * LARGEST)} of traces; give its files by themselves")
-
-
-def _folder(stack: ExitStack) -> Path:
-    folder = tempfile.mkdtemp(prefix="loaderviz-")
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)

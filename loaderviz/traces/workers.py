@@ -28,6 +28,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
 from loaderviz.batches import nbytes
+from loaderviz.imports import answering
 from loaderviz.machine import Usage, own_memory, usage
 from loaderviz.stations import Sampler, timed
 
@@ -97,6 +98,7 @@ class RecordedLoop:
             if not self.workers:
                 log.sampler = Sampler(often=0)  # there are many workers
                 given.arguments["collate_fn"] = timed(given.arguments["collate_fn"], log.sampler)
+                answering(given.arguments["data_queue"])
             for name in ("in_queue", "out_queue") if self.workers else ("index_queue", "data_queue"):
                 given.arguments[name] = LoggedQueue(given.arguments[name], log)
         except (OSError, TypeError, KeyError, ValueError):  # nothing may keep it from its work

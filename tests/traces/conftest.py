@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from loaderviz.traces import places
+from loaderviz import files
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -16,7 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 def no_leftovers(monkeypatch, tmp_path):
     """Copies of files are made in a folder of their own, which is empty at the end."""
     (tmp_path / "own").mkdir()
-    own = SimpleNamespace(mkdtemp=partial(tempfile.mkdtemp, dir=tmp_path / "own"))
-    monkeypatch.setattr(places, "tempfile", own)  # there alone: multiprocessing keeps what it once was told
+    own = SimpleNamespace(
+        mkdtemp=partial(tempfile.mkdtemp, dir=tmp_path / "own"), gettempdir=lambda: str(tmp_path / "own")
+    )
+    monkeypatch.setattr(files, "tempfile", own)  # there alone: multiprocessing keeps what it once was told
     yield
     assert os.listdir(tmp_path / "own") == []

@@ -4,9 +4,12 @@ import os
 import pickle
 import queue
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 import loaderviz as lv
 from loaderviz import machine
+from loaderviz.errors import NotSentError
 from loaderviz.timeline import Cause, Kind
 from loaderviz.traces import live, workers
 from loaderviz.traces.workers import RECORD, Fetch, What, read_files
@@ -170,6 +174,34 @@ def test_the_records_outlive_a_worker_that_dies(how, tmp_path, monkeypatch):
     assert any("RuntimeError ended the block: DataLoader worker" in note for note in recording.timeline.context.notes)
     assert not list(tmp_path.glob("loaderviz*"))
     assert callable(signal.getsignal(signal.SIGCHLD))  # torch's
+
+
+def whole(samples):
+    """A collate function that leaves it to the queue to put the batch into shared memory."""
+    return torch.stack(samples)
+
+
+@pytest.mark.parametrize("on", ["cpu", "a100"])
+@pytest.mark.parametrize(
+    ("refused", "told"),
+    [
+        (
+            RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"),
+            "--shm",
+        ),
+        (OSError("AF_UNIX path too long"), "TMPDIR"),
+        (OSError(24, "Too many open files"), "Too many open files"),
+    ],
+)
+def test_a_batch_that_cannot_be_sent_is_an_error_and_no_wait_for_ever(on, refused, told, monkeypatch):
+    def refuse(*_):
+        raise refused
+
+    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", refuse)  # in the forked workers, too
+    loader = DataLoader([torch.ones(3)] * 4, 2, num_workers=1, collate_fn=whole, timeout=20)
+    with pytest.raises((RuntimeError, OSError), match=told) as caught, lv.record(on=on):
+        list(loader)
+    assert isinstance(caught.value, NotSentError) == (told != "Too many open files")
 
 
 def test_two_loaders_at_once_have_lanes_of_their_own():
@@ -454,3 +486,48 @@ def test_what_the_system_does_not_tell_is_nothing(tmp_path):
     assert machine.swapped_in(tmp_path / "vmstat") == 5 * machine.PAGE
     assert machine.own_memory(tmp_path / "rollup") == 12 * 1024
     assert machine.swapped_in(tmp_path / "none") == machine.own_memory(tmp_path / "none") == 0
+
+
+def test_shared_memory_is_not_measured_where_it_has_no_room_for_that(tmp_path, monkeypatch):
+    """A page too many is a bus error, which ends the process."""
+    used = []
+    real = tempfile.TemporaryFile
+    monkeypatch.setattr(machine, "SHARED", tmp_path)
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: used.append(dir) or real(dir=dir))
+    for room in (8 * machine.PAGE, 8 * machine.PAGE + 1):
+        monkeypatch.setattr(machine, "shared_memory", lambda room=room, **_: room)
+        assert min(machine.new_pages.__wrapped__(4)) >= 0
+    assert used == [None] * 5 + [tmp_path] * 5
+
+
+KILLED = """
+import contextlib, os, sys
+from loaderviz.files import own_folder
+with contextlib.ExitStack() as stack:
+    print(own_folder(stack), flush=True)
+    if sys.argv[1] == "fork" and not os.fork():
+        sys.exit()  # a fork that ends removes nothing
+    sys.argv[1] == "kill" and os.kill(os.getpid(), 9)
+    sys.argv[1] == "never ended" and stack.pop_all()
+    sys.stdin.read()
+"""
+
+
+def test_temporary_folders_go_at_every_end(tmp_path, monkeypatch):
+    """Of a process that was killed, with the next one's; never that of one that runs."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    begin = partial(
+        subprocess.Popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
+    )
+    processes = [begin([sys.executable, "-c", KILLED, how]) for how in ("kill", "fork")]
+    found = [Path(process.stdout.readline().strip()) for process in processes]
+    time.sleep(1)
+    for folder in found:
+        os.utime(folder / "in use", (0, 0))
+    ended = begin([sys.executable, "-c", KILLED, "never ended"])
+    third = Path(ended.stdout.readline().strip())
+    assert [each.exists() for each in (*found, third)] == [False, True, True]
+    for each in (*processes, ended):
+        each.communicate("")
+    assert not list(tmp_path.glob("loaderviz-*"))

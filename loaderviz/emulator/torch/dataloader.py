@@ -18,6 +18,7 @@ import builtins
 import contextlib
 import functools
 import importlib
+import inspect
 import io
 import multiprocessing.queues
 import os
@@ -49,7 +50,7 @@ from loaderviz.emulator.torch.patches import REAL_TIME, Guard, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import HostTag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.errors import reraise
-from loaderviz.imports import starting
+from loaderviz.imports import answering, starting
 from loaderviz.machine import thread_time_ns
 from loaderviz.stations import Place, Sampler, place_of, stack_of, timed, timing
 from loaderviz.timeline import Cause, Kind
@@ -164,7 +165,9 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
         return fetcher
 
     torch_dataloader._DatasetKind.create_fetcher = staticmethod(create_counting)  # type: ignore[method-assign]
-    importlib.import_module(module)._worker_loop(*args)
+    loop = importlib.import_module(module)._worker_loop
+    answering(inspect.signature(loop).bind(*args).arguments["data_queue"])
+    loop(*args)
 
 
 def others_time() -> int:

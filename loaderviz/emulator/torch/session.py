@@ -115,7 +115,7 @@ class Session(TensorMemory):
         self.thread = threading.get_ident()
         self.threads = {self.thread}  # also those that were started since: they are told of the GPU, and refused it
         self.refused: NotModelledError | None = None  # the first in another thread
-        self.stops = False  # its thread can be stopped where it waits: by a signal: `patches.stop_waits`
+        self.stops = False  # its thread can be stopped where it waits, by a signal: `patches.stop_waits`
         self.quiet = 0  # above 0: operators are seen and not counted (our own bookkeeping)
         self.fetching = 0  # above 0: inside dataset and collate, whose host costs come from `Host`
         self.operators: Any = None  # the mode that sees every operator
