@@ -236,12 +236,14 @@ def answering(queue: Any) -> None:
 
     def instead(problem: Exception, item: Any) -> None:
         index, unsent = item
-        kinds = type(problem), RuntimeError  # one of the program's own may be no class that can be sent
-        kind = kinds[tried := isinstance(unsent, ExceptionWrapper)]
-        if not (tried and unsent.exc_type is RuntimeError):
-            queue.put(
-                (index, ExceptionWrapper((kind, problem, problem.__traceback__), "a DataLoader's worker, sending"))
-            )
+        if not isinstance(unsent, ExceptionWrapper):
+            found = type(problem), problem, problem.__traceback__
+            unsent = ExceptionWrapper(found, "a DataLoader's worker, sending")
+        elif unsent.exc_type is not RuntimeError:
+            unsent.exc_type = RuntimeError  # one of the program's own may be no class that can be sent
+        else:
+            return
+        queue.put((index, unsent))
 
     queue._on_queue_feeder_error = instead
 
