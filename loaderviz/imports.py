@@ -198,6 +198,10 @@ class _ToWorker(reduction.ForkingPickler):
         return NotImplemented
 
 
+def _to_worker(obj: Any, file: Any, protocol: int | None = None) -> None:
+    _ToWorker(file, protocol).dump(obj)
+
+
 @contextlib.contextmanager
 def starting(workers: int) -> Iterator[None]:
     """Raise `WorkersError` where the system refuses what a DataLoader's workers need: processes, threads, semaphores.
@@ -208,19 +212,21 @@ def starting(workers: int) -> Iterator[None]:
     """
     before, dump = set(multiprocessing.active_children()), reduction.dump
     if not {"init_main_from_name", "init_main_from_path"} & multiprocessing.spawn.get_preparation_data("").keys():
-        reduction.dump = lambda obj, file, protocol=None: _ToWorker(file, protocol).dump(obj)
+        reduction.dump = _to_worker
     try:
         with signals_held():
             yield
     except WorkersError:
         raise
     except (OSError, RuntimeError, ImportError) as error:
-        places = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        places = [str(frame.f_globals.get("__name__")) for frame in frames]
+        pickles = "multiprocessing.reduction" in places or _to_worker.__code__ in [each.f_code for each in frames]
         refused = any(place.startswith(("multiprocessing.", "threading")) for place in places)
         for process in set(multiprocessing.active_children()) - before if refused else ():
             process.terminate()
             process.join()
-        if not refused or "multiprocessing.reduction" in places:
+        if not refused or pickles:
             raise
         raise WorkersError(
             f"DataLoader(num_workers={workers}): this system does not let its workers start ({type(error).__name__}: "
