@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
 from loaderviz.notebooks import misfit
@@ -78,7 +79,7 @@ def torch() -> None:
         try:
             pip("--no-deps", "--index-url", index, *re.findall(r"(?m)^torch(?:vision)?==.*", requirements()))
         except subprocess.CalledProcessError:
-            if "TORCH_INDEX" in os.environ:
+            if os.environ.get("TORCH_INDEX"):
                 raise
             print("PyTorch: the default build then", flush=True)
 
@@ -97,7 +98,7 @@ def build() -> tuple[str, str]:
         return "", "for the NVIDIA GPU that nvidia-smi lists"
     try:
         urllib.request.urlopen(f"{given or INDEX}/torch/", timeout=10).read(1)
-    except OSError:
+    except (OSError, ValueError, HTTPException):  # the last two are of what is no address
         return "", f"since {given or INDEX} does not answer"
     return given or INDEX, "as you asked" if given else "since nvidia-smi lists no NVIDIA GPU"
 

@@ -124,14 +124,25 @@ def reraise(original: Callable[[Any], object], sent: Any) -> None:
         original(sent)
     except BaseException as error:
         clear_frames(error.__traceback__.tb_next if error.__traceback__ else None)
-        if (cure := next((cure for sign, cure in _NO_WAY.items() if sign in str(error)), "")) == "":
+        if not (cure := _cure(sent)):
             raise
         raise NotSentError(f"a DataLoader's worker could not send its batch: {cure}") from error
 
 
+def _cure(sent: Any) -> str:
+    """Return what to do where a batch had no way; torch's collate function takes shared memory before the queue."""
+    for sign, cure in _NO_WAY.items():
+        taken = sent.exc_type is RuntimeError and sign == _FULL
+        if sign in sent.exc_msg and (sent.where == SENDING or taken):
+            return cure
+    return ""
+
+
+SENDING = "in a DataLoader's worker, which was sending its batch"  # where an error comes from, as torch says it
+_FULL = "unable to allocate shared memory(shm) for file"
 # What the system says, and what to do.
 _NO_WAY = {
-    "unable to allocate shared memory": "/dev/shm, where it would lie, is full. Give the container more of it "
+    _FULL: "/dev/shm, where it would lie, is full. Give the container more of it "
     "(--shm-size=1g), or take smaller batches, fewer workers or num_workers=0",
     "AF_UNIX path too long": "the path of the temporary folder is too long for a socket in it. Name a shorter one in "
     "the variable TMPDIR before Python starts",

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from loaderviz.errors import LoadervizError, NotModelledError, require
+from loaderviz.errors import SENDING, LoadervizError, NotModelledError, require
 from loaderviz.stopping import signals_held
 
 Execute = Callable[[ModuleType], None]
@@ -244,7 +244,7 @@ def answering(queue: Any) -> None:
         index, unsent = item
         if not isinstance(unsent, ExceptionWrapper):
             found = type(problem), problem, problem.__traceback__
-            unsent = ExceptionWrapper(found, "a DataLoader's worker, sending")
+            unsent = ExceptionWrapper(found, SENDING)
         elif unsent.exc_type is not RuntimeError:
             unsent.exc_type = RuntimeError  # one of the program's own may be no class that can be sent
         else:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from loaderviz import words
 from loaderviz.errors import LoadervizError, require
-from loaderviz.machine import shared_memory
 
 FIRST = "00_start_here.ipynb"
 # as in pyproject.toml
@@ -188,6 +187,8 @@ def _record() -> str:
 
 def _spawn() -> str:
     from torch.utils.data import DataLoader
+
+    from loaderviz.machine import shared_memory  # which needs numpy, and start.py asks `misfit` without it
 
     loader: Any = DataLoader(range(8), 4, num_workers=1, multiprocessing_context="spawn", timeout=SECONDS)  # type: ignore[arg-type]
     batches = [batch.tolist() for batch in loader]

@@ -85,6 +85,7 @@ def test_what_is_installed_and_why(install, index, monkeypatch):
     assert install("Windows", gpu=True)[1] == []
     assert install("Windows", given=index) == (f"PyTorch: from {index}, as you asked", both)
     assert install(given=nobody) == (f"PyTorch: the default build, since {nobody} does not answer", [])
+    assert install(given="no address") == ("PyTorch: the default build, since no address does not answer", [])
     monkeypatch.setattr(start, "INDEX", index)  # on ARM, too, where the default build is the one for CUDA
     assert install() == (f"PyTorch: from {index}, since nvidia-smi lists no NVIDIA GPU", both)
     assert install(gpu=True) == ("PyTorch: the default build, for the NVIDIA GPU that nvidia-smi lists", [])
@@ -341,7 +342,7 @@ def test_a_machine_is_ready_or_has_one_repair(capsys, monkeypatch):
 
 @pytest.mark.parametrize("room", [59_999_999, 60_000_000, 130_000_000, None])
 def test_ready_measures_what_is_free_of_shared_memory(room, monkeypatch):
-    monkeypatch.setattr(notebooks, "shared_memory", lambda free: room)
+    monkeypatch.setattr("loaderviz.machine.shared_memory", lambda free: room)
     monkeypatch.setattr("torch.utils.data.DataLoader", lambda *_, **__: iter(torch.arange(8).split(4)))
     if room == 59_999_999:
         with pytest.raises(notebooks.LoadervizError, match="/dev/shm has 60 MB free"):
@@ -357,3 +358,24 @@ def test_lessons_that_are_nowhere_are_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(notebooks, "FIRST", "no_such.ipynb")
     with pytest.raises(notebooks.NoLessonsError, match="pip install"):
         notebooks.copy(tmp_path)
+
+
+def test_set_up_and_ready_need_no_package(tmp_path):
+    """What a new machine's Python has is the standard library alone."""
+    code = f"""
+import sys
+class Nothing:
+    def find_spec(name, *_):
+        if name.partition(".")[0] in ("numpy", "torch", "psutil", "plotly"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Nothing)
+sys.path.insert(0, {str(ROOT)!r})
+import start
+print(start.misfit((3, 9, 0)))
+from loaderviz import cli
+cli.main(["ready"])
+"""
+    told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True).stdout
+    first, *rest = told.splitlines()
+    assert first == "loaderviz's packages are for Python 3.11.5 to 3.14, and this is 3.9.0"
+    assert rest[-1].startswith("NOT READY. Repair: ")

@@ -96,7 +96,7 @@ class Collective:
     @property
     def algorithm_bandwidth(self) -> float | None:
         """Bytes a second: the message's, as nccl-tests count them, by the time of its transfer."""
-        return None if self.nbytes is None or self.transfer <= 0 else self.nbytes / self.transfer * 1e9
+        return None if not self.nbytes or min(self.nbytes, self.transfer) <= 0 else self.nbytes / self.transfer * 1e9
 
     @property
     def bus_bandwidth(self) -> float | None:
@@ -191,7 +191,8 @@ class RankTable:
             size = "not known" if usual.nbytes is None else words.size(usual.nbytes)
             ranks = "not known" if usual.ranks is None else str(usual.ranks)
             times = words.duration(skew), words.duration(transfer)
-            cells.append((usual.name, f"{len(alike):,}", size, usual.dtype or "", ranks, *times, *speeds))
+            name, kind = words.one_line(usual.name, 60), words.one_line(usual.dtype or "", 20)
+            cells.append((name, f"{len(alike):,}", size, kind, ranks, *times, *speeds))
         return cells
 
     def _parts(self) -> tuple[list[RankRow], list[RankRow]]:

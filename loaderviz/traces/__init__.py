@@ -31,7 +31,7 @@ from loaderviz.traces.assemble import assemble, nothing_drawn
 from loaderviz.traces.kineto import RawTrace, read_kineto, told_rank
 from loaderviz.traces.places import PathLike, found
 from loaderviz.traces.source import Document, TraceError
-from loaderviz.traces.steps import check_part, counted, of_steps, of_window
+from loaderviz.traces.steps import checked_part, counted, of_steps, of_window
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -78,7 +78,7 @@ def read(
     """
     check_executor(executor)
     wanted = _numbers(ranks)
-    check_part(steps, window)
+    steps, window = checked_part(steps, window)
     with ExitStack() as stack:
         files, named = found(path, stack)
         given = partial(attempted, alone=len(files) == 1, ranks=wanted, part=steps)
@@ -94,8 +94,8 @@ def read(
     if read and isinstance(read[0], Timeline):
         if not (wanted is None and steps is None and window is None):
             raise TraceError(
-                f"{path} is a timeline that loaderviz saved, of which no ranks can be taken; leave ranks out, and "
-                "steps and window: timeline.between(start, end) gives a part of it"
+                f"{path} is a timeline that loaderviz saved, which is read whole, without ranks, steps or window; "
+                "timeline.between(start, end) gives a part of it"
             )
         return read[0]
     raws = [raw for each in read if isinstance(each, list) for raw in each]

@@ -528,7 +528,7 @@ def _missing(trace: RawTrace, rows: Rows, calls: Ints) -> list[str]:
         share = words.share(count / (count + trace.unplaced))
         found.append(f"only {share} of the events with a duration are of a kind that has a place in a timeline")
     used = np.isin(rows["role"], ON_DEVICE) | ((rows["role"] == Role.CALL) & (calls[rows["name"]] & Api.LAUNCH != 0))
-    if trace.devices and not used.any():
+    if trace.devices and not (used.any() or trace.part):
         named = _named(trace.devices.values())
         found.append(f"the file names {named}, and has no call that launches work and no work of a GPU")
     return found

@@ -98,6 +98,7 @@ class RawTrace:
     damage: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    part: bool = False  # of a file that has work of a GPU
     unplaced: int = 0  # events with a duration that have no place in a timeline, but for frames of Python
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -174,10 +175,8 @@ class EventTable:
     def __init__(self, trace: RawTrace) -> None:
         self.trace, self.names, self.places, self.count = trace, _Names(), Ids(), 0
         self._columns: Rows = {name: np.empty(0, dtype) for name, dtype in DTYPES.items()}
-        self._asked: dict[int, Message] = {}  # by "External id"
-        self._untold: dict[
-            int, int
-        ] = {}  # correlation of a collective's kernel that tells no size -> its "External id"
+        self._asked: dict[int, set[Message]] = {}  # by "External id", which processes of one file may share
+        self._untold: dict[int, int] = {}  # correlation of a kernel that tells no message -> its "External id"
         self.foreign = ""  # what other profiler's file it is
 
     def add(self, bodies: Sequence[bytes], key: bytes) -> None:
@@ -203,9 +202,9 @@ class EventTable:
         for column in self._columns.values():
             column.resize(self.count, refcheck=False)
         self.trace.messages += [
-            self._asked[external]._replace(correlation=correlation)
+            min(asked)._replace(correlation=correlation)
             for correlation, external in self._untold.items()
-            if external in self._asked
+            if len(asked := self._asked.get(external, ())) == 1
         ]
         self.trace.columns, self.trace.names, self.trace.places = self._columns, list(self.names), list(self.places)
 
@@ -263,7 +262,7 @@ class EventTable:
         elif role == Role.KERNEL:
             self._untold[correlation] = external
         elif role == Role.OPERATOR and external > 0:
-            self._asked[external] = message
+            self._asked.setdefault(external, set()).add(message._replace(correlation=-1))
 
     def _keep(self, rows: Rows) -> None:
         """Keep these spans; one that ends before it starts is lost."""

@@ -380,12 +380,13 @@ def samples(timeline: Timeline) -> int | None:
 # the device that lie around this work; work without a launch by its own time. The rest becomes no span.
 
 
-def check_part(steps: object, window: object) -> None:
-    """Raise TypeError for what is no part of a trace."""
+def checked_part(steps: Any, window: Any) -> tuple[slice | None, Any]:
+    """Return both with Python's own whole numbers. Raises TypeError for what is no part of a trace."""
     if steps is not None and window is not None:
         raise TypeError("steps and window are two ways to say which part is read; give one of them")
     if steps is not None:
-        edges = (steps.start, steps.stop) if isinstance(steps, slice) and steps.step in (None, 1) else ("",)
+        one = isinstance(steps, slice) and (steps.step is None or (type(steps.step) is int and steps.step == 1))
+        edges = (steps.start, steps.stop) if one else ("",)
         if not _ascending(0 if edges[0] is None else edges[0], *edges[1:]):
             raise TypeError(
                 f"steps={steps!r}: give numbers of steps that follow each other, such as slice(3, 6) for 3, 4 and 5"
@@ -394,6 +395,9 @@ def check_part(steps: object, window: object) -> None:
         isinstance(window, tuple) and len(window) == 2 and None not in window and _ascending(*window)
     ):
         raise TypeError(f"window={window!r}: give start and end in ns from the first event, such as (0, 5_000_000)")
+    given = window if steps is None else (steps.start, steps.stop)
+    whole = tuple(None if each is None else index(each) for each in given or ())
+    return (None, whole or None) if steps is None else (slice(*whole), None)
 
 
 def _ascending(start: Any, end: Any = None) -> bool:
@@ -419,19 +423,20 @@ def of_steps(trace: RawTrace, steps: slice) -> RawTrace:
             break
     else:
         raise TraceError(
-            f"nothing in {trace.path} marks its steps, so steps={steps!r} cannot be told; give window=(start, end) "
-            "in ns instead, or call prof.step() in the loop that is recorded"
+            f"nothing in {trace.path} marks its steps, so its steps cannot be told; give read() a window=(start, "
+            "end) in ns instead, or call prof.step() in the loop that is recorded"
         )
     number = np.array([numbers[name] for name in columns["name"][marks].tolist()])
     first, end = steps.start or 0, number.max() + 1 if steps.stop is None else steps.stop
     chosen = (number >= first) & (number < end)
     if not chosen.any():
-        raise TraceError(f"{trace.path} has the steps {number.min()} to {number.max()}, none of steps={steps!r}")
+        wanted = f"from {first} on" if steps.stop is None else f"from {first} to {end - 1}"
+        raise TraceError(f"{trace.path} has the steps {number.min()} to {number.max()}, and none {wanted}")
     start = columns["start"][marks]
     begin = int(start[chosen].min())
     later = start[~chosen & (start > begin)]
     found = words.count(len(np.unique(number[chosen])), "step")
-    note = f"{found} of {len(np.unique(number)):,} are read (steps={steps!r})"
+    note = f"the part that was read has {found} of {len(np.unique(number)):,} in the file"
     return _between(trace, begin, int(later.min(initial=1 << 62)), note)
 
 
@@ -448,7 +453,9 @@ def of_window(traces: Sequence[RawTrace], start: int, end: int) -> list[RawTrace
         last = max(
             int(trace.columns["end"].max(initial=zero)) - zero for trace, zero in zip(traces, zeros, strict=True)
         )
-        raise TraceError(f"{traces[0].path} has no event in window=({start}, {end}); its last one ends at {last:,} ns")
+        raise TraceError(
+            f"{traces[0].path.name} has no event in window=({start}, {end}); its last one ends at {last:,} ns"
+        )
     return parts
 
 
@@ -462,8 +469,12 @@ def _between(trace: RawTrace, begin: int, end: int, note: str) -> RawTrace:
         middle = (columns["start"] + columns["end"]) // 2
         inside = (middle >= columns["start"][work].min()) & (middle <= columns["end"][work].max())
         keep = np.where(columns["role"] == Role.GPU_ANNOTATION, inside, keep)
+    launches = set(numbers[keep].tolist())
     return replace(
         trace,
         columns={name: values[keep] for name, values in columns.items()},
+        messages=[each for each in trace.messages if each.correlation in launches],
         remarks=[*trace.remarks, note],
+        part=bool(np.isin(columns["role"], ON_DEVICE).any()),
+        unplaced=round(trace.unplaced * keep.mean()) if len(keep) else 0,
     )

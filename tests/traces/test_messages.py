@@ -115,6 +115,8 @@ def test_where_the_kernel_is_silent_the_operator_tells(tmp_path):
     found = only(run(tmp_path, more=[asks, other], **{"External id": 5}))
     assert (found.name, found.nbytes, found.ranks, found.group) == ("allreduce", 4_000, 4, "7")
     assert only(run(tmp_path, more=[asks], **{"External id": 7})).nbytes is None
+    same = event("cpu_op", "record_param_comms", 2, 2, BASE - 1, 8, TOLD | {"External id": 5, "In msg nelems": 9_999})
+    assert only(run(tmp_path, more=[asks, same], **{"External id": 5})).nbytes is None  # of two processes in one file
 
 
 def test_ranks_that_were_not_seen_may_have_come_later_still(tmp_path):

@@ -205,6 +205,30 @@ def test_a_batch_that_cannot_be_sent_is_an_error_and_no_wait_for_ever(on, refuse
     assert isinstance(caught.value, NotSentError) == (told in ("--shm", "TMPDIR"))
 
 
+class Wordless(ValueError):
+    def __str__(self):
+        return None
+
+
+class Fails(torch.utils.data.Dataset):
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        raise self.error
+
+
+@pytest.mark.parametrize("on", ["cpu", "a100"])
+@pytest.mark.parametrize("error", [ValueError("my cache: AF_UNIX path too long for my own socket"), Wordless()])
+def test_an_error_of_the_data_set_stays_its_own(on, error):
+    with pytest.raises(ValueError) as caught, lv.record(on=on):
+        list(DataLoader(Fails(error), 2, num_workers=1))
+    assert type(caught.value) is type(error)
+
+
 def test_two_loaders_at_once_have_lanes_of_their_own():
     with lv.record(on="cpu") as recording:
         pairs = zip(*(DataLoader(datasets.Squares(), batch_size=8, num_workers=1) for _ in range(2)), strict=True)

@@ -128,7 +128,7 @@ class Session(TensorMemory):
         self.target: torch.device | None = None  # where a factory call wants its result
         self.default_type = CPU  # the device of the default tensor type
         self.check: Any = None  # the `check.Checker`, if calls are to be made again on the CPU
-        self.only_nccl = False  # collectives take tensors of the device alone
+        self.only_nccl: list[Any] = []  # the process groups that take tensors of the device alone
         self.warming_up = False  # inside make_graphed_callables, which runs backward of gradients that it leaves blank
         self.sync_debug = 0  # 0 off, 1 warn, 2 error
         self.batches = BatchNumbers(self.runtime)

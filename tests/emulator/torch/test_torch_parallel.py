@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -98,6 +99,19 @@ def test_another_group_has_the_backend_that_it_asks_for(world, asked, told, one_
         given = torch.tensor([1.0, 2.0], device="cuda")
         distributed.all_reduce(given, group=group)
         assert (distributed.get_backend(group), given.tolist(), mesh.size()) == (told, [1.0, 2.0], 1)
+
+
+@pytest.mark.parametrize(
+    ("world", "asked", "takes"),
+    [("nccl", "gloo", True), ("gloo", "nccl", False), ("NCCL", None, False), (None, None, True), ("gloo", None, True)],
+)
+def test_a_group_takes_tensors_of_the_cpu_as_its_own_backend_does(world, asked, takes, one_rank):
+    refused = pytest.raises(RuntimeError, match="No backend type associated with device type cpu")
+    with lv.record(on="a100"):
+        one_rank(world)
+        group = distributed.new_group([0], backend=asked)
+        with nullcontext() if takes else refused:
+            distributed.all_reduce(torch.ones(2), group=group)
 
 
 def test_more_ranks_are_refused(one_rank, monkeypatch):

@@ -106,20 +106,23 @@ def _install_groups(session: Session, patches: Patches) -> None:
         ranks = options.get("world_size", -1)
         _one_rank(ranks if ranks > 0 else int(os.environ.get("WORLD_SIZE", 1)))
         wanted, bound = options.get("backend"), options.get("device_id")
-        nccl = "nccl" in (wanted or "nccl")
+        session.only_nccl = []
+        nccl = "nccl" in (wanted or "nccl").lower()
         if nccl:
             options |= {"backend": "gloo", "device_id": None}
         begin(**options)
-        session.only_nccl = wanted == "nccl"
         if nccl:
             named(group := inner._get_default_group(), "nccl")
+            session.only_nccl += [group] * ((wanted or "").lower() == "nccl")
             group.bound_device_id = None if bound is None else wanted_device(bound)
 
     @patches.around(inner, "_new_process_group_helper")
     def group_of(make: Any, size: int, rank: int, ranks: Any, backend: str, *args: Any, **kwargs: Any) -> Any:
+        of_both = session.only_nccl == [] and distributed.is_initialized() and distributed.get_backend() == "nccl"
         made = make(size, rank, ranks, inner.Backend(backend.replace("nccl", "gloo")), *args, **kwargs)
         if "nccl" in backend:
             named(made[0], backend)
+            session.only_nccl += [made[0]] * (backend == "nccl" and not of_both)
         return made
 
     patches.set(inner, "default_pg_nccl_timeout", timedelta(minutes=10))  # torch's own, where it has NCCL
@@ -130,9 +133,13 @@ def _install_collectives(session: Session, patches: Patches) -> None:
     """What moves data between ranks; a group for NCCL alone has none for tensors of the CPU."""
     distributed = torch.distributed
 
+    def only_nccl(group: Any) -> bool:
+        return any(each is (group or distributed.group.WORLD) for each in session.only_nccl)
+
     def only_of_device(collective: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if session.only_nccl and not all(map(is_on_device, tensors)):
+        group = inspect.signature(collective).bind(*args, **kwargs).arguments.get("group")
+        if only_nccl(group) and not all(map(is_on_device, tensors)):
             raise RuntimeError(f"{collective.__name__}: No backend type associated with device type cpu")
         return collective(*args, **kwargs)
 
@@ -141,7 +148,7 @@ def _install_collectives(session: Session, patches: Patches) -> None:
 
     @patches.around(distributed.distributed_c10d, "_get_object_coll_device")
     def device_of_objects(device_of: Any, group: Any = None) -> str:
-        return "cuda" if session.only_nccl else device_of(group)
+        return "cuda" if only_nccl(group) else device_of(group)
 
     for name, answer in {"_start_coalescing": lambda *_: None, "_end_coalescing": lambda *_: Done()}.items():
         patches.set(distributed.ProcessGroup, name, answer)
