@@ -198,6 +198,15 @@ class _ToWorker(reduction.ForkingPickler):
         return NotImplemented
 
 
+def _imports_main() -> bool:
+    """Tell whether workers that are started anew can import what `__main__` defines."""
+    try:
+        told = multiprocessing.spawn.get_preparation_data("")
+    except AttributeError:  # a module that somebody made by hand has no `__spec__`
+        return False
+    return bool({"init_main_from_name", "init_main_from_path"} & told.keys())
+
+
 def _to_worker(obj: Any, file: Any, protocol: int | None = None) -> None:
     _ToWorker(file, protocol).dump(obj)
 
@@ -211,7 +220,7 @@ def starting(workers: int) -> Iterator[None]:
     workers that had started by then. They are ended here: each holds what it inherited open, such as pipes.
     """
     before, dump = set(multiprocessing.active_children()), reduction.dump
-    if not {"init_main_from_name", "init_main_from_path"} & multiprocessing.spawn.get_preparation_data("").keys():
+    if not _imports_main():
         reduction.dump = _to_worker
     try:
         with signals_held():

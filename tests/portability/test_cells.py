@@ -6,8 +6,12 @@ A program that Python reads with -c is as a notebook's cells are: its `__main__`
 import ast
 import subprocess
 import sys
+import types
 
 import pytest
+from torch.utils.data import DataLoader
+
+import loaderviz
 
 PROGRAM = """
 import functools, multiprocessing, torch
@@ -76,3 +80,9 @@ def test_a_fork_server_refuses_it_too_and_what_can_be_imported_works(on):
 @pytest.mark.slow
 def test_a_script_has_its_classes_in_its_workers(tmp_path):
     assert said("cpu", "Squares(), {'collate_fn': collate}", file=tmp_path / "script.py") == ([4], 0, "")
+
+
+def test_a_main_without_a_spec_keeps_nobody_from_workers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", types.SimpleNamespace(__name__="__main__"))
+    with loaderviz.record(on="cpu"):
+        assert len(list(DataLoader([1, 2], num_workers=1, multiprocessing_context="fork"))) == 2
