@@ -271,7 +271,17 @@ def _html(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
 
 
 _HEAD = ("rank", "kernels", "copies", "loading", "other host work", "holds others up", "waits for others")
-_MOVED = ("collective", "times", "message", "type", "ranks", "arrival skew", "transfer", "algorithm", "bus")
+_MOVED = (
+    "collective",
+    "times",
+    "message",
+    "type",
+    "ranks",
+    "arrival skew",
+    "transfer",
+    "algorithm bandwidth",
+    "bus bandwidth",
+)
 
 
 class Times:

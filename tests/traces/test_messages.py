@@ -123,8 +123,7 @@ def test_ranks_that_were_not_seen_may_have_come_later_still(tmp_path):
     timeline = run(tmp_path, ranks=2, **TOLD)
     found = only(timeline)
     assert (found.seen, found.ranks) == (2, 4)
-    *_, algorithm, bus = str(rank_table(timeline)).splitlines()[-1].split("  ")
-    assert algorithm.strip().startswith("≥ ") and bus.strip().startswith("≥ ")
+    assert str(rank_table(timeline)).splitlines()[-1].count("≥ ") == 2
     assert "≥" not in str(rank_table(run(tmp_path, ranks=4, **TOLD)))
 
 
