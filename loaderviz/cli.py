@@ -283,14 +283,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _part(text: str) -> slice:
+def _part(text: str) -> slice | None:
     """Read "3:6" as the numbers of steps."""
-    first, colon, end = text.partition(":")
-    if not (colon and all(part.isdecimal() or not part for part in (first, end))) or (
-        end and int(end) <= int(first or 0)
-    ):
-        raise argparse.ArgumentTypeError(f"{text!r} has no step in it; give the first step and the end, such as 3:6")
-    return slice(int(first) if first else None, int(end) if end else None)
+    from loaderviz.traces.steps import checked_part
+
+    try:
+        first, end = (int(each) if each else None for each in text.split(":"))
+        return checked_part(slice(first, end), None)[0]
+    except (TypeError, ValueError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} has no step in it; give the first step and the end, such as 3:6"
+        ) from None
 
 
 def _add_judging(command: Callable[..., Add]) -> None:

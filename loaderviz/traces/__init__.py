@@ -69,9 +69,9 @@ def read(
     The rest becomes no span; what is read can be written with `export.to_chrome_trace`.
 
     Raises `TraceError` for a file that is no trace (the message says what it looks like), that has no event which can
-    be drawn, or that is hostile, and where no file is of one of the `ranks` or a file
-    lacks `steps` or `window`; `NoFileError`, a FileNotFoundError, when
-    there is none, another OSError when it cannot be opened, TypeError for arguments of other types.
+    be drawn, or that is hostile, where no file is of one of the `ranks`, and where a file has none of the `steps` or no
+    event in the `window`; `NoFileError`, a FileNotFoundError, when there is none, another OSError when it cannot be
+    opened, TypeError for arguments of other types.
 
     >>> loaderviz.summarize(loaderviz.read("trace.json")).step  # ns
     1831043.0

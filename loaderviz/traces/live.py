@@ -266,8 +266,9 @@ class SpanCounter:
 
     def stop(self) -> None:
         """Observe no more."""
-        with _silent():
-            self._observer.unregister_callback()
+        if self._observer.is_registered:
+            with _silent():
+                self._observer.unregister_callback()
 
 
 @contextmanager

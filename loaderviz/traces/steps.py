@@ -447,7 +447,8 @@ def of_window(traces: Sequence[RawTrace], start: int, end: int) -> list[RawTrace
     """
     begins = [int(trace.columns["start"].min(initial=1 << 62)) for trace in traces]
     zeros = [min(begins)] * len(begins) if all(trace.unix for trace in traces) else begins
-    note = f"read is the time from {words.duration(start)} to {words.duration(end)} after the first event"
+    times = f"{words.duration(start)} to {words.duration(end)}"
+    note = f"the part that was read is the time from {times} after the first event"
     parts = [_between(trace, zero + start, zero + end, note) for trace, zero in zip(traces, zeros, strict=True)]
     if not any(len(part.columns["start"]) for part in parts):
         last = max(

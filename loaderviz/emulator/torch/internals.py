@@ -1,6 +1,6 @@
 """The private names of torch's C++ that the emulator asks, each without its underscore; what it answers is set on `C`.
 
-No other file has one, so that a torch without it fails here. The emulator's tests passed on 2.10, 2.11 and `NEWEST`.
+No other file has one, so that a torch without it fails here. The emulator's tests passed on 2.10, 2.13 and `NEWEST`.
 """
 
 from __future__ import annotations
