@@ -6,7 +6,7 @@ one from spans in any order; the other functions take and return such sets. Ever
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Any
 
@@ -61,6 +61,14 @@ def either(one: Intervals, other: Intervals) -> Intervals:
     return union(joined[:, 0], joined[:, 1])
 
 
+def layers(whole: Intervals, parts: Mapping[str, Intervals]) -> dict[str, Intervals]:
+    """Return what each of the parts has of the whole, but for what a part before it has."""
+    found, rest = {}, whole
+    for name, part in parts.items():
+        found[name], rest = intersect(rest, part), subtract(rest, part)
+    return found
+
+
 def clip(intervals: Intervals, start: int, end: int) -> Intervals:
     """Return the part between `start` and `end` [ns]."""
     return union(np.maximum(intervals[:, 0], start), np.minimum(intervals[:, 1], end))
@@ -82,6 +90,11 @@ def covered_before(intervals: Intervals, times: Times) -> npt.NDArray[np.int64]:
 def covered_within(intervals: Intervals, start: Times, end: Times) -> npt.NDArray[np.int64]:
     """Return how much of the set lies in each of the spans [start, end), ns, shape `start.shape`."""
     return covered_before(intervals, end) - covered_before(intervals, start)
+
+
+def free_within(intervals: Intervals, start: Times, end: Times) -> npt.NDArray[np.int64]:
+    """Return how much of each of the spans [start, end) is not in the set, ns, shape `start.shape`."""
+    return np.asarray(end, np.int64) - start - covered_within(intervals, start, end)
 
 
 def tracks(spans: Iterable[tuple[float, float]]) -> list[int]:

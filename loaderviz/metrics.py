@@ -33,12 +33,12 @@ NONE: Intervals = np.empty((0, 2), np.int64)
 AT_THE_LIMIT = 1.005  # window / limit; up to it, the number would read as 1.00x
 
 # What the host does while the device is idle, from the most to the least telling; a wait is seen before its call.
-_HOST_WORK = (
-    ("idle: host fetches a batch", (Kind.FETCH,)),
-    ("idle: host pins a batch", (Kind.PIN,)),
-    ("idle: host in CUDA calls", (Kind.API,)),
-    ("idle: host in operators", (Kind.OPERATOR,)),
-)
+_HOST_WORK = {
+    "idle: host fetches a batch": (Kind.FETCH,),
+    "idle: host pins a batch": (Kind.PIN,),
+    "idle: host in CUDA calls": (Kind.API,),
+    "idle: host in operators": (Kind.OPERATOR,),
+}
 
 
 class MetricsError(LoadervizError, ValueError):
@@ -116,10 +116,7 @@ def states(timeline: Timeline, device: int | None = None) -> dict[str, Intervals
         "other device work": sets["work"],
         "idle": np.array([[start, end]]),
     }
-    found, rest = {}, layers["idle"]
-    for name, part in layers.items():
-        found[name], rest = intervals.intersect(rest, part), intervals.subtract(rest, part)
-    return found
+    return intervals.layers(layers["idle"], layers)
 
 
 def window_of(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int, int]:
@@ -189,19 +186,14 @@ def _covered(timeline: Timeline, mask: Mask, start: int, end: int) -> Intervals:
     return intervals.union(np.maximum(first, start), np.minimum(last, end))
 
 
-def starts_workers(timeline: Timeline) -> Mask:
-    """Return a mask over the spans: True where a thread starts a DataLoader's worker processes."""
-    return timeline.named(WORKER_START.match)
-
-
 def on_workers(timeline: Timeline) -> Mask:
     """Return a mask over the spans: True where a thread starts a DataLoader's worker processes, or ends them."""
-    return starts_workers(timeline) | ends_workers(timeline)
+    return timeline.named(WORKER_START.match) | timeline.named(WORKER_END.match)
 
 
-def ends_workers(timeline: Timeline) -> Mask:
-    """Return a mask over the spans: True where a thread waits until a DataLoader's worker processes have left."""
-    return timeline.named(WORKER_END.match)
+def in_loop(timeline: Timeline, device: int) -> Mask:
+    """Return a mask over the spans: True for those of the loop that feeds this device."""
+    return timeline.select(lane=loop_lanes(timeline, device))
 
 
 def _waits(timeline: Timeline, start: int, end: int, loop: Mask) -> dict[str, Intervals]:
@@ -217,27 +209,19 @@ def _breakdown(
 ) -> dict[str, int]:
     """Give every ns of what is judged to one entry: device work, then what the host does while the device is idle."""
     start, end = window_of(timeline, None)
-    layers = [
-        ("compute", sets["compute"]),
-        ("communication exposed, waiting for other ranks", sets["waiting for ranks"]),
-        ("communication exposed", sets["communication"]),
-        ("copy exposed", sets["copies"]),
-        ("other device work", sets["work"]),
-        *((f"idle: host blocked, {cause}", part) for cause, part in waits.items()),
-        ("idle: host starts workers", _covered(timeline, loop & starts_workers(timeline), start, end)),
-        ("idle: host ends workers", _covered(timeline, loop & ends_workers(timeline), start, end)),
-        *((name, _covered(timeline, loop & timeline.where(*kinds), start, end)) for name, kinds in _HOST_WORK),
-    ]
-    breakdown, rest, left = {}, judged, intervals.length(judged)
-    for name, part in layers:
-        if len(part):
-            rest = intervals.subtract(rest, part)
-            before, left = left, intervals.length(rest)
-            if before > left:
-                breakdown[name] = before - left
-    if left:
-        breakdown["idle: other"] = left
-    return breakdown
+    layers = {
+        "compute": sets["compute"],
+        "communication exposed, waiting for other ranks": sets["waiting for ranks"],
+        "communication exposed": sets["communication"],
+        "copy exposed": sets["copies"],
+        "other device work": sets["work"],
+        **{f"idle: host blocked, {cause}": part for cause, part in waits.items()},
+        "idle: host starts workers": _covered(timeline, loop & timeline.named(WORKER_START.match), start, end),
+        "idle: host ends workers": _covered(timeline, loop & timeline.named(WORKER_END.match), start, end),
+        **{name: _covered(timeline, loop & timeline.where(*kinds), start, end) for name, kinds in _HOST_WORK.items()},
+        "idle: other": judged,
+    }
+    return {name: time for name, part in intervals.layers(judged, layers).items() if (time := intervals.length(part))}
 
 
 # Collectives. A kernel of one runs from when its rank comes to it until all ranks have what they need: before the last
@@ -446,8 +430,7 @@ class Loop:
         """Return the loop of the threads that feed `device`, by loaderviz's marks, else the profiler's."""
         for pattern in (BATCH_RANGE, STEP_RANGE):
             found = {name: match for name, text in enumerate(timeline.names) if (match := pattern.fullmatch(text))}
-            mask = timeline.where(Kind.RANGE) & np.isin(timeline.name, list(found))
-            mask &= np.isin(timeline.lane, loop_lanes(timeline, device))
+            mask = timeline.select(Kind.RANGE, loop_lanes(timeline, device)) & np.isin(timeline.name, list(found))
             if mask.any():
                 marks = np.flatnonzero(mask)
                 spans = _training(timeline, device, marks)
@@ -491,16 +474,15 @@ class Loop:
         begins = begin_of(timeline, self.device, spans)
         if len(begins) < FEW:
             return NONE
-        loop = np.isin(timeline.lane, loop_lanes(timeline, self.device))
-        told = timeline.where(Kind.FETCH, Kind.PIN) | np.isin(timeline.cause, _TOLD)
-        told |= on_workers(timeline)
-        told &= ~np.isin(timeline.batch, timeline.batch[self.evaluated])  # a validation's loading is a part of it
+        loop = in_loop(timeline, self.device)
+        told = timeline.where(Kind.FETCH, Kind.PIN) | np.isin(timeline.cause, _TOLD) | on_workers(timeline)
+        told &= ~timeline.select(batch=timeline.batch[self.evaluated])  # a validation's loading is a part of it
         optimizing = loop & timeline.named(OPTIMIZER_STEP.match)
         work = _covered(timeline, on_device(timeline, self.device) & timeline.where(*DEVICE_KINDS), start, end)
         known = intervals.subtract(_covered(timeline, (loop & told) | optimizing, start, end), work)
         kernels = on_device(timeline, self.device) & timeline.where(*KERNELS)
         edges = np.r_[begins, max(end, int(begins[-1]))]
-        own = np.diff(edges) - intervals.covered_within(known, edges[:-1], edges[1:])
+        own = intervals.free_within(known, edges[:-1], edges[1:])
         usual, counts = int(np.sort(own)[(len(own) - 1) // 2]), np.diff(np.searchsorted(timeline.start[kernels], edges))
         computing = intervals.covered_within(_covered(timeline, kernels, start, end), edges[:-1], edges[1:])
         alike = counts == np.sort(counts)[(len(counts) - 1) // 2]
@@ -531,12 +513,12 @@ class Loop:
         if len(self.between(start, end)) < FEW:
             return NONE
         timeline = self.timeline
-        loading = timeline.where(Kind.FETCH, Kind.PIN) | (timeline.cause == Cause.DATA)
-        loading &= np.isin(timeline.lane, loop_lanes(timeline, self.device))
-        lost = _covered(timeline, self.outliers(start, end), start, end)
-        lost = intervals.intersect(lost, _covered(timeline, loading, start, end))
-        both = np.concatenate([self.breaks(start, end), lost])
-        return intervals.union(both[:, 0], both[:, 1])
+        loading = in_loop(timeline, self.device) & (
+            timeline.where(Kind.FETCH, Kind.PIN) | (timeline.cause == Cause.DATA)
+        )
+        outliers = _covered(timeline, self.outliers(start, end), start, end)
+        lost = intervals.intersect(outliers, _covered(timeline, loading, start, end))
+        return intervals.either(self.breaks(start, end), lost)
 
     def pace(self, steps: Ints, outside: Intervals) -> float | None:
         """Return the time of one of these steps [ns], neighbours in `spans`, without what is `outside` of them.
@@ -555,11 +537,7 @@ class Loop:
         if len(begins) < 2:
             return None
         timeline = self.timeline
-        waits = (
-            timeline.where(Kind.WAIT)
-            & (timeline.cause == Cause.DATA)
-            & np.isin(timeline.lane, loop_lanes(timeline, self.device))
-        )
+        waits = timeline.select(Kind.WAIT, loop_lanes(timeline, self.device), cause=Cause.DATA)
         waits &= (timeline.start < begins[-1]) & (timeline.end > begins[0])
         fetched = np.unique(timeline.lane[timeline.where(Kind.FETCH)]).tolist()
         workers = sum(timeline.lanes[lane].role == "worker" for lane in fetched)
@@ -569,7 +547,7 @@ class Loop:
             if stock + workers < len(begins):
                 begins = begins[stock:]
             begins = begins[(len(begins) - 1) % workers :]
-        inside = begins[-1:] - begins[:1] - intervals.covered_within(outside, begins[:1], begins[-1:])
+        inside = intervals.free_within(outside, begins[:1], begins[-1:])
         return float(inside[0]) / (len(begins) - 1)
 
     def _last_whole(self, spans: Ints) -> int:
@@ -591,7 +569,7 @@ def _training(timeline: Timeline, device: int, spans: Ints) -> Ints:
 
     All of them where no optimizer is seen, or CUDA graphs are launched after its last step: they may hold it.
     """
-    stepping = np.isin(timeline.lane, loop_lanes(timeline, device)) & timeline.named(OPTIMIZER_STEP.match)
+    stepping = in_loop(timeline, device) & timeline.named(OPTIMIZER_STEP.match)
     stepping &= timeline.start >= timeline.start[spans[0]]
     place = np.unique(np.searchsorted(timeline.start[spans], timeline.start[stepping], side="right") - 1)
     graphs = timeline.start[timeline.named(GRAPH_LAUNCH.search)]
@@ -606,15 +584,16 @@ def _training(timeline: Timeline, device: int, spans: Ints) -> Ints:
 def _last(timeline: Timeline, device: int, marks: Ints, taken: Ints) -> int:
     """Return when the last of these marks ends [ns], before its workers leave, or a batch is `taken` for nothing."""
     begin = timeline.start[marks].max()
-    over = ends_workers(timeline) | (np.isin(timeline.batch, timeline.batch[taken]) & ~timeline.where(Kind.RANGE))
-    over &= np.isin(timeline.lane, loop_lanes(timeline, device)) & (timeline.start >= begin)
+    over = timeline.named(WORKER_END.match)
+    over |= timeline.select(batch=timeline.batch[taken]) & ~timeline.where(Kind.RANGE)
+    over &= in_loop(timeline, device) & (timeline.start >= begin)
     return int(timeline.start[over].min(initial=timeline.end[marks].max()))
 
 
 def _others(timeline: Timeline, device: int, marks: Ints, spans: Ints) -> tuple[Ints, Mask]:
     """Return the marks that are no steps, and of each whether there are operators in it."""
-    calls = np.isin(timeline.lane, loop_lanes(timeline, device)) & timeline.where(Kind.OPERATOR)
-    starts, others = np.sort(timeline.start[calls & ~ends_workers(timeline)]), np.setdiff1d(marks, spans)
+    calls = timeline.select(Kind.OPERATOR, loop_lanes(timeline, device)) & ~timeline.named(WORKER_END.match)
+    starts, others = np.sort(timeline.start[calls]), np.setdiff1d(marks, spans)
     left, right = (np.searchsorted(starts, side[others]) for side in (timeline.start, timeline.end))
     return others, left < right
 
@@ -638,9 +617,9 @@ def begin_of(timeline: Timeline, device: int, spans: Ints) -> Ints:
 
 def _first_steady(timeline: Timeline, device: int, spans: Ints) -> int:
     """Return the first step after step 0 in which nothing is allocated, page-locked or started; see `Loop`."""
-    loop = np.isin(timeline.lane, loop_lanes(timeline, device))
-    cold = loop & timeline.where(Kind.WAIT) & np.isin(timeline.cause, (Cause.ALLOCATION, Cause.PAGE_LOCKING))
-    cold |= loop & starts_workers(timeline)
+    loop = in_loop(timeline, device)
+    cold = loop & timeline.select(Kind.WAIT, cause=(Cause.ALLOCATION, Cause.PAGE_LOCKING))
+    cold |= loop & timeline.named(WORKER_START.match)
     file = timeline.context.origin == "file"
     if file:  # there the pool's first blocks are seen as calls
         cold |= loop & timeline.where(Kind.API) & (calls_of(timeline.names)[timeline.name] & Api.ALLOCATE != 0)
@@ -739,10 +718,9 @@ class Summary:
 
     def __str__(self) -> str:
         table, parts = _rows(self), _breakdown_rows(self)
-        left, middle = (max(len(row[column]) for row in (*table, *parts)) for column in (0, 1))
-        title = [("", "", ""), ("where the window goes (sums to it)", "", "")] if parts else []
-        rows = [*table, *title, *parts]
-        return "\n".join(f"{what:<{left}}  {much:>{middle}}  {remark}".rstrip() for what, much, remark in rows)
+        lines = words.aligned([*table, *parts], "<>")
+        title = ["", "where the window goes (sums to it)"] if parts else []
+        return "\n".join([*lines[: len(table)], *title, *lines[len(table) :]])
 
     __repr__ = __str__
 
@@ -783,7 +761,7 @@ def summary_of(
     parted = rank_waits(timeline, start, end, device)
     sets = device_sets(timeline, start, end, device)
     sets["waiting for ranks"], sets["moving"] = parted or (NONE, NONE)
-    waits = _waits(timeline, start, end, in_loop := np.isin(timeline.lane, loop_lanes(timeline, device)))
+    waits = _waits(timeline, start, end, loop_spans := in_loop(timeline, device))
     sets, waits = ({name: intervals.intersect(part, judged) for name, part in parts.items()} for parts in (sets, waits))
     lengths = {name: intervals.length(part) for name, part in sets.items()}
     span, copy, busy = intervals.length(judged), lengths["copies"], lengths["work"]
@@ -813,7 +791,7 @@ def summary_of(
         step=step,
         samples_per_second=_ratio((samples or 0) * 1e9, batches * (step or 0) if batches else span) or None,
         copy_share=_ratio(copy, span),
-        breakdown=_breakdown(timeline, judged, sets, waits, in_loop),
+        breakdown=_breakdown(timeline, judged, sets, waits, loop_spans),
         bandwidth=_bandwidth(timeline, start, end, device),
         start_up=0 if asked or loop.cut else start - timeline.begin,
         device=device,
@@ -941,56 +919,42 @@ _A_RATE = 1e8  # bytes/s; below it all copies were tiny, such as one loss, and t
 
 def _rows(summary: Summary) -> list[Row]:
     """Return the lines of the table: what, how much with its unit, and a remark such as the share of the window."""
-    window = summary.window
-    lines = [("start-up", words.duration(summary.start_up), "before the window")] if summary.start_up else []
-    lines += [(f"unpriced: {kind}", "not in it", "see recording.unpriced") for kind in summary.unpriced]
-    if summary.outside:
-        lines.append(("between the steps", words.duration(summary.outside), "left out of the window"))
-    devices = len(summary.devices)
-    lines.append(("window", words.duration(window), f"device {summary.device} of {devices}" if devices > 1 else ""))
-    if summary.batches:
-        lines.append(("step", words.duration(summary.step), words.count(summary.batches, "batch")))
-    if summary.samples_per_second is not None:
-        rate = f"{words.rate(summary.samples_per_second)} samples/s"
-        lines.append(("throughput", rate, words.count(summary.samples or 0, "sample")))
-    if not summary.busy and not summary.copy:  # a run on the CPU alone: what a GPU would be told is left out
-        waits = summary.host_blocked.items()
-        return lines + [(f"host blocked: {cause}", words.duration(time), _of(time, window)) for cause, time in waits]
-    lines.append(("GPU computes", words.duration(summary.compute), _of(summary.compute, window)))
-    if total := summary.communication:
-        hidden, exposed = summary.hidden_communication, summary.exposed_communication
-        lines += [
-            ("GPU communicates", words.duration(total), _of(total, window)),
-            ("communication hidden", words.duration(hidden), _of(hidden, total, "communication")),
-            ("communication exposed", words.duration(exposed), _of(exposed, window)),
-        ]
-    if summary.rank_wait is not None:
-        told = words.duration(summary.rank_wait), _of(summary.rank_wait, total, "communication")
-        lines.append(("waiting for other ranks", *told))
-    rates = [(f"copy rate {kind}", f"{words.size(rate)}/s", "") for kind, rate in summary.bandwidth.items()]
-    lines += [
-        ("GPU idle", words.duration(summary.idle), _of(summary.idle, window)),
-        ("copy", words.duration(summary.copy), _of(summary.copy, window)),
-        ("copy hidden", words.duration(summary.hidden_copy), _of(summary.hidden_copy, summary.copy, "the copy")),
-        ("copy exposed", words.duration(summary.exposed_copy), _of(summary.exposed_copy, window)),
-        *(row for row, rate in zip(rates, summary.bandwidth.values(), strict=True) if rate > _A_RATE),
+    window, total, copy = summary.window, summary.communication, summary.copy
+    gpu, devices = bool(summary.busy or copy), len(summary.devices)  # without one, what it would be told is left out
+    rate = f"{words.rate(summary.samples_per_second)} samples/s"
+    most = f"; at most {words.duration(summary.limit_most)}, if no collective waits"
+    limit = f"{summary.longest} alone" if summary.limit else "no work on the GPU"
+    speeds = summary.bandwidth.items()
+    rows: list[tuple[object, Row]] = [  # whether it is told, and the line
+        (summary.start_up, ("start-up", words.duration(summary.start_up), "before the window")),
+        *((True, (f"unpriced: {kind}", "not in it", "see recording.unpriced")) for kind in summary.unpriced),
+        (summary.outside, ("between the steps", words.duration(summary.outside), "left out of the window")),
+        (True, ("window", words.duration(window), f"device {summary.device} of {devices}" if devices > 1 else "")),
+        (summary.batches, ("step", words.duration(summary.step), words.count(summary.batches or 0, "batch"))),
+        (summary.samples_per_second is not None, ("throughput", rate, words.count(summary.samples or 0, "sample"))),
+        (gpu, _part("GPU computes", summary.compute, window)),
+        (gpu and total, _part("GPU communicates", total, window)),
+        (gpu and total, _part("communication hidden", summary.hidden_communication, total, "communication")),
+        (gpu and total, _part("communication exposed", summary.exposed_communication, window)),
+        (
+            gpu and summary.rank_wait is not None,
+            _part("waiting for other ranks", summary.rank_wait or 0, total, "communication"),
+        ),
+        (gpu, _part("GPU idle", summary.idle, window)),
+        (gpu, _part("copy", copy, window)),
+        (gpu, _part("copy hidden", summary.hidden_copy, copy, "the copy")),
+        (gpu, _part("copy exposed", summary.exposed_copy, window)),
+        *((gpu and speed > _A_RATE, (f"copy rate {kind}", f"{words.size(speed)}/s", "")) for kind, speed in speeds),
+        *((True, _part(f"host blocked: {cause}", time, window)) for cause, time in summary.host_blocked.items()),
+        (gpu, ("limit", words.duration(summary.limit), limit + most * (summary.limit_most > summary.limit))),
+        (gpu, ("headroom", words.times(summary.headroom), "window / limit")),
     ]
-    for cause, time in summary.host_blocked.items():
-        lines.append((f"host blocked: {cause}", words.duration(time), _of(time, window)))
-    limit, remark = words.duration(summary.limit), f"{summary.longest} alone" if summary.limit else "no work on the GPU"
-    if summary.limit_most > summary.limit:
-        lines.append(
-            ("limit", limit, f"{remark}; at most {words.duration(summary.limit_most)}, if no collective waits")
-        )
-    else:
-        lines.append(("limit", limit, remark))
-    lines.append(("headroom", words.times(summary.headroom), "window / limit"))
-    return lines
+    return [row for told, row in rows if told]
 
 
 def _breakdown_rows(summary: Summary) -> list[Row]:
     said = {name: name if summary.busy else name.removeprefix("idle: ") for name in summary.breakdown}
-    return [(said[name], words.duration(time), _of(time, summary.window)) for name, time in summary.breakdown.items()]
+    return [_part(said[name], time, summary.window) for name, time in summary.breakdown.items()]
 
 
 def _html(title: str, rows: list[Row]) -> str:
@@ -1003,5 +967,5 @@ def _html(title: str, rows: list[Row]) -> str:
     return f"{head}{''.join(lines)}</tbody></table>"
 
 
-def _of(part: float, whole: float, name: str = "the window") -> str:
-    return f"{words.share(part / whole)} of {name}" if whole else ""
+def _part(what: str, ns: int, whole: int, of: str = "the window") -> Row:
+    return what, words.duration(ns), f"{words.share(ns / whole)} of {of}" if whole else ""

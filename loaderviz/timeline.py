@@ -11,7 +11,7 @@ import json
 import re
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import IntEnum
@@ -316,6 +316,26 @@ class Timeline:
         """Iterate over the spans in order of start; only of `kinds`, if any are given."""
         return map(self.row, np.flatnonzero(self.where(*kinds or Kind)).tolist())
 
+    def select(
+        self,
+        kind: Kind | Sequence[Kind] | None = None,
+        lane: int | Sequence[int] | Callable[[Lane], object] | None = None,
+        batch: int | Sequence[int] | Ints | None = None,
+        cause: Cause | Sequence[Cause] | None = None,
+    ) -> npt.NDArray[np.bool_]:
+        """Return a mask over the spans, shape `(len(self),)`: True where all that is asked holds; None asks nothing.
+
+        Each is one value or several: `lane` as indices into `lanes`, or as a test that a `Lane` passes.
+
+        >>> timeline.rows_at(timeline.select(Kind.WAIT, lambda lane: lane.role == "main", batch=3))[0].cause.words
+        'staging'
+        """
+        if callable(lane):
+            lane = [number for number, each in enumerate(self.lanes) if lane(each)]
+        asked = {"kind": kind, "lane": lane, "batch": batch, "cause": cause}
+        masks = [np.isin(self.spans[column], values) for column, values in asked.items() if values is not None]
+        return np.logical_and.reduce(masks) if masks else np.ones(len(self), bool)
+
     def where(self, *kinds: Kind) -> npt.NDArray[np.bool_]:
         """Return a mask over the spans, shape `(len(self),)`: True where the kind is one of `kinds`."""
         mask = np.zeros(len(self), bool)
@@ -330,6 +350,12 @@ class Timeline:
     def in_lanes(self, test: Callable[[Lane], object]) -> npt.NDArray[np.bool_]:
         """Return a mask: True for spans in lanes that pass the test."""
         return np.array([bool(test(lane)) for lane in self.lanes], bool)[self.spans["lane"]]
+
+    def places(self, spans: Sequence[int] | Ints) -> npt.NDArray[np.bool_]:
+        """Return a mask: True for the spans of these numbers."""
+        mask = np.zeros(len(self), bool)
+        mask[np.asarray(spans, np.int64)] = True
+        return mask
 
     def by_lane(self) -> list[npt.NDArray[np.int64]]:
         """Return for each lane its spans, in order of start."""

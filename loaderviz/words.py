@@ -11,6 +11,7 @@ import shutil
 import sys
 import textwrap
 import unicodedata
+from collections.abc import Sequence
 from html import escape
 
 _DURATIONS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"))
@@ -118,6 +119,17 @@ def html(text: str) -> str:
     '<code>a&lt;b&gt;</code> &amp; c'
     """
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def aligned(rows: Sequence[Sequence[str]], sides: str = "") -> list[str]:
+    """Return rows as lines of columns, all flush right but the last; `sides` has "<" for one that is flush left.
+
+    >>> aligned([("step", "2 ms", "of 3"), ("window", "12 ms", "")], "<>")
+    ['step     2 ms  of 3', 'window  12 ms']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    sides = sides.ljust(len(widths), ">")
+    return ["  ".join([*map("{:{}{}}".format, row, sides, widths), row[-1]]).rstrip() for row in rows]
 
 
 def one_line(text: str, limit: int) -> str:

@@ -30,9 +30,9 @@ from loaderviz.analysis.evidence import (
 )
 from loaderviz.analysis.ranks import rank_table
 from loaderviz.analysis.trials import Trials
-from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP
+from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
-from loaderviz.metrics import Mask, Summary, check_timeline, device_sets, ends_workers, starts_workers
+from loaderviz.metrics import Mask, Summary, check_timeline, device_sets
 from loaderviz.timeline import KERNELS, Cause, Kind, Timeline
 from loaderviz.vendors import Api
 
@@ -212,12 +212,12 @@ def wide_dtype(facts: Evidence) -> Found:
 
 def restarts_workers(facts: Evidence) -> Finding | None:
     """Worker processes that are started again, as in each epoch, and then the first batch is waited for."""
-    starts = facts.loop & starts_workers(facts.timeline) & (facts.timeline.start > facts.start)
+    starts = facts.loop & facts.timeline.named(WORKER_START.match) & (facts.timeline.start > facts.start)
     if not starts.any():
         return None
     data = np.flatnonzero(facts.waiting(Cause.DATA))
     until = facts.timeline.start[starts].max()  # the last workers end only once
-    mine = starts | (facts.loop & ends_workers(facts.timeline) & (facts.timeline.start < until))
+    mine = starts | (facts.loop & facts.timeline.named(WORKER_END.match) & (facts.timeline.start < until))
     place = np.searchsorted(facts.timeline.start[data], facts.timeline.end[starts])
     mine[data[place[place < len(data)]]] = True
     count, cost = int(starts.sum()), facts.covered(mine)

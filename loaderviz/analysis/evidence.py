@@ -27,7 +27,7 @@ from loaderviz.metrics import (
     Summary,
     begin_of,
     choose_device,
-    loop_lanes,
+    in_loop,
     on_device,
     on_workers,
     summary_of,
@@ -144,7 +144,7 @@ class Evidence:
         inside &= ~apart
         self.last = np.where(apart, self.first, self.last)
         self.here = inside & on_device(timeline, device) & timeline.where(*DEVICE_KINDS)  # its work: a range is none
-        self.loop = inside & np.isin(timeline.lane, loop_lanes(timeline, device))
+        self.loop = inside & in_loop(timeline, device)
 
     # Who does what
 
@@ -184,7 +184,7 @@ class Evidence:
 
     def waiting(self, *causes: Cause) -> Mask:
         """The waits of the loop's thread for these causes."""
-        return self.loop & self.timeline.where(Kind.WAIT) & np.isin(self.timeline.cause, causes)
+        return self.loop & self.timeline.select(Kind.WAIT, cause=causes)
 
     @cached_property
     def launched_by(self) -> Ints:
@@ -221,14 +221,12 @@ class Evidence:
 
         `.to("cuda")` calls so for its copy; `.item()` for a copy to the host, or a program of its own accord.
         """
-        result = np.zeros(len(self.timeline), bool)
         calls, copy = self._synchronizing
         if after is None:
             mine = (copy < 0) | ~self.timeline.where(Kind.COPY_H2D)[copy]
         else:
             mine = (copy >= 0) & after[copy]
-        result[calls[mine]] = True
-        return result
+        return self.timeline.places(calls[mine])
 
     @cached_property
     def waits_inside(self) -> Mask:
@@ -243,7 +241,7 @@ class Evidence:
         place = np.searchsorted(launches, self.timeline.start[rows])
         inside = rows[(steps[place] == steps[place + 1]) & (steps[place] > 0)]
         often = 2 * len(np.unique(np.searchsorted(starts, self.timeline.start[inside]))) >= max(1, len(starts))
-        return waits & np.isin(np.arange(len(waits)), inside if often else [])
+        return waits & self.timeline.places(inside if often else [])
 
     def follows(self, calls: Mask) -> Mask:
         """The spans before which the loop's last call to launch was one of these."""
@@ -287,10 +285,8 @@ class Evidence:
 
     def calls(self, work: Mask) -> Mask:
         """The host's calls that launched these spans of the device."""
-        result = np.zeros(len(self.timeline), bool)
         launch = self.launched_by[work]
-        result[launch[launch >= 0]] = True
-        return result & self.loop
+        return self.timeline.places(launch[launch >= 0]) & self.loop
 
     def copying(self, copies: Mask) -> Intervals:
         """When the loop's thread is inside the calls of these copies, or in the synchronisation that follows them."""
@@ -298,7 +294,7 @@ class Evidence:
 
     def removal(self, when: Intervals = NONE, calls: Mask | None = None, **change: Any) -> Removal:
         """What a changed line takes away; without arguments nothing."""
-        return Removal(when, np.zeros(len(self.timeline), bool) if calls is None else calls, **change)
+        return Removal(when, self.timeline.places([]) if calls is None else calls, **change)
 
     # What remains
 
@@ -539,7 +535,7 @@ class Evidence:
         if (self.steps or 0) > 1 or not len(rows):
             return found
         waits = self.covered(self.loop & timeline.where(Kind.WAIT))
-        own = self.last - self.first - intervals.covered_within(waits, self.first, self.last)
+        own = intervals.free_within(waits, self.first, self.last)
         names, whose = np.unique(timeline.name[rows], return_inverse=True)
         for same in grouped(whose, len(names)):
             row, later = rows[same[0]], own[rows[same[1:]]]
@@ -579,8 +575,7 @@ class Evidence:
         if len(self.outside):
             return Evidence(self.timeline, self.device, (self.start, self.end), NONE).unseen
         launches = self.launching & (self.timeline.start <= self.complete_until)
-        made = np.zeros(len(self.timeline), bool)
-        made[self.launched_by[self.launched_by >= 0]] = True
+        made = self.timeline.places(self.launched_by[self.launched_by >= 0])
         count, lost = int(launches.sum()), int((launches & ~made).sum())
         if count >= FEW and lost > count / 2:
             return f"{lost:,} of {words.count(count, 'launch')} have no work on the GPU: a CUDA graph is captured"
@@ -599,7 +594,7 @@ class Evidence:
 
     def busy(self, lanes: list[int]) -> float:
         """The share of the window in which these lanes are busy, on average."""
-        mine = np.isin(self.timeline.lane, lanes)
+        mine = self.timeline.select(lane=lanes)
         return float((self.last - self.first)[mine].sum()) / (self.window * len(lanes)) if lanes and self.window else 0
 
     @cached_property
@@ -653,8 +648,8 @@ class Evidence:
     def begun(self) -> tuple[int, int]:
         """How many of the steps' batches workers began within the window, and how many they made in all."""
         timeline = self.timeline
-        made = timeline.where(Kind.FETCH) & timeline.in_lanes(lambda lane: lane.role == "worker")
-        made &= np.isin(timeline.batch, timeline.batch[self.marks]) & (timeline.batch >= 0)
+        workers = self.lanes_of("worker")
+        made = timeline.select(Kind.FETCH, workers, timeline.batch[self.marks]) & (timeline.batch >= 0)
         later = made & (timeline.start >= self.start)
         return len(np.unique(timeline.batch[later])), len(np.unique(timeline.batch[made]))
 
@@ -667,7 +662,7 @@ class Evidence:
         """
         spans = self.marked.spans[self.marked.between(self.start, self.end)]
         edges = begin_of(self.timeline, self.device, spans)
-        time = np.diff(edges) - intervals.covered_within(self.outside, edges[:-1], edges[1:])
+        time = intervals.free_within(self.outside, edges[:-1], edges[1:])
         far = time > LONG * np.median(time) if len(time) else np.zeros(0, bool)
         if not far.any():
             return time, far, {}
@@ -675,11 +670,10 @@ class Evidence:
         work["collectives"] = self.covered(self.mask(Kind.COMMUNICATION))
         if not self.here.any():
             work = {"operators": self.covered(self.loop & self.timeline.where(Kind.OPERATOR))}
-        more, rest = {}, np.array([[self.start, self.end]])
-        for name, part in (work | {"loading": self.getting, "": rest}).items():
-            each = intervals.covered_within(intervals.intersect(rest, part), edges[:-1], edges[1:])
+        more, whole = {}, np.array([[self.start, self.end]])
+        for name, part in intervals.layers(whole, work | {"loading": self.getting, "": whole}).items():
+            each = intervals.covered_within(part, edges[:-1], edges[1:])
             more[name] = float(each[far].mean() - each[~far].mean())
-            rest = intervals.subtract(rest, part)
         return time, far, dict(sorted(more.items(), key=lambda item: -item[1]))
 
     @cached_property
@@ -708,8 +702,7 @@ class Evidence:
     @cached_property
     def uneven(self) -> bool:
         """Whether some batches take far longer to fetch than half of them."""
-        mine = self.timeline.where(Kind.FETCH) & (self.timeline.end > self.start) & (self.timeline.start < self.end)
-        time = (self.timeline.end - self.timeline.start)[mine]
+        time = (self.timeline.end - self.timeline.start)[self.fetches]
         return bool(len(time)) and float(np.quantile(time, 0.95)) > UNEVEN * float(np.median(time))
 
     @cached_property

@@ -227,13 +227,13 @@ class RankTable:
     def __str__(self) -> str:
         shown, folded = self._parts()
         bars = ["█" * round(BAR * self._bar(row)) for row in shown]
-        lines = _aligned([(*_HEAD, ""), *((*row, bar) for row, bar in zip(self._cells(shown), bars, strict=True))])
+        lines = words.aligned([(*_HEAD, ""), *((*row, bar) for row, bar in zip(self._cells(shown), bars, strict=True))])
         if folded:
             waits = words.duration(min(row.waits for row in folded)), words.duration(max(row.waits for row in folded))
             lines.append(f"{words.count(len(folded), 'more rank')} wait for others {' to '.join(dict.fromkeys(waits))}")
         moved = self._moved()
         more = [f"and {words.count(len(moved) - FEW, 'more kind')} of collectives"] * (len(moved) > FEW)
-        table = ["", *_aligned([(*_MOVED, ""), *((*row, "") for row in moved[:FEW])]), *more] if moved else []
+        table = ["", *words.aligned([(*_MOVED, ""), *((*row, "") for row in moved[:FEW])]), *more] if moved else []
         return "\n".join([*lines, self._told, *table])
 
     __repr__ = __str__
@@ -253,15 +253,6 @@ class RankTable:
         bars = [f'<div style="width:{120 * self._bar(row):.0f}px;{style}"></div>' for row in rows]
         cells = [[*map(escape, cells), bar] for cells, bar in zip(self._cells(rows), bars, strict=True)]
         return _html((*_HEAD, ""), cells)
-
-
-def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines of columns, all flush right but the last."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)][:-1]
-    return [
-        "  ".join([*(text.rjust(width) for text, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in cells
-    ]
 
 
 def _html(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
@@ -349,11 +340,8 @@ class Times:
         """When a device does what each of `CAUSES` says, and nothing of what stands before it there."""
         computes, copies = self.works(device)
         loads, staging, _ = self.host(device)
-        found, rest = [], self.window
-        for part in (computes, either(copies, intervals.subtract(staging, loads)), loads, self.window):
-            found.append(intervals.intersect(rest, part))
-            rest = intervals.subtract(rest, part)
-        return found
+        parts = (computes, either(copies, intervals.subtract(staging, loads)), loads, self.window)
+        return [*intervals.layers(self.window, dict(zip(CAUSES, parts, strict=True))).values()]
 
 
 @once

@@ -170,7 +170,15 @@ class LoopModel:
             batch = int(timeline.batch[spans[index]])
             marked = BATCH_RANGE.match(timeline.names[timeline.name[spans[index]]])
             samples = int((marked and marked["samples"]) or 0)
-            steps.append(Step(samples, self._tensors.get(batch) or usual, *self._fetch(batch), *calls, pinned))
+            steps.append(
+                Step(
+                    samples,
+                    self._tensors.get(batch) or usual,
+                    *self.fetched.get(batch, self._usual_fetch),
+                    *calls,
+                    pinned,
+                )
+            )
         return steps
 
     @cached_property
@@ -223,9 +231,7 @@ class LoopModel:
     def own_time(self, mask: Mask) -> Ints:
         """How long each of these spans of the host takes without its waits [ns]."""
         waits = self.facts.covered(self._host & self.timeline.where(Kind.WAIT))
-        start, end = self.facts.first[mask], self.facts.last[mask]
-        own: Ints = end - start - intervals.covered_within(waits, start, end)
-        return own
+        return intervals.free_within(waits, self.facts.first[mask], self.facts.last[mask])
 
     # Inside
 
@@ -246,13 +252,10 @@ class LoopModel:
     @cached_property
     def _kept(self) -> Ints:
         """The host's calls that belong to the steps, in order of start."""
-        timeline, facts = self.timeline, self.facts
-        calls = self._host & timeline.where(Kind.API) & ~self._beside
-        calls &= ~facts.calls(self.copies) & ~facts.synchronizes(self.copies)
-        calls &= np.isin(np.arange(len(timeline)), list(self._work_of)) | facts.does(Api.SYNCHRONIZE)
-        calls &= ~self._removal.calls
-        kept: Ints = np.flatnonzero(calls)
-        return kept
+        facts = self.facts
+        out = self._beside | facts.calls(self.copies) | facts.synchronizes(self.copies) | self._removal.calls
+        needed = self.timeline.places(list(self._work_of)) | facts.does(Api.SYNCHRONIZE)
+        return np.flatnonzero(self._host & self.timeline.where(Kind.API) & needed & ~out)
 
     @cached_property
     def _joining(self) -> set[int]:
@@ -287,9 +290,10 @@ class LoopModel:
         since[places[:-1][some]] = edges[:-1][some]
         ended = edges[:-1].copy()
         ended[some] = last[places[1:][some] - 1]
-        before = self._working(since, np.maximum(first, since)).tolist()
-        cost = self._working(np.maximum(first, since), last).tolist()
-        after = self._working(ended, np.maximum(edges[1:], ended)).tolist()
+        inside = self._not_the_steps
+        before = intervals.free_within(inside, since, np.maximum(first, since)).tolist()
+        cost = intervals.free_within(inside, np.maximum(first, since), last).tolist()
+        after = intervals.free_within(inside, ended, np.maximum(edges[1:], ended)).tolist()
         for (low, high), rest in zip(pairwise(places.tolist()), after, strict=True):
             calls = []
             for row, gap, own in zip(rows[low:high].tolist(), before[low:high], cost[low:high], strict=True):
@@ -297,10 +301,6 @@ class LoopModel:
                 work = self._work_of.get(row, -1)
                 calls.append(HostCall(gap, own, self._operator(row), source, work, work in self._joining))
             yield tuple(calls), rest
-
-    def _working(self, start: Ints, end: Ints) -> Ints:
-        own: Ints = end - start - intervals.covered_within(self._not_the_steps, start, end)
-        return own
 
     @cached_property
     def _operators(self) -> tuple[Ints, Ints]:
@@ -342,9 +342,6 @@ class LoopModel:
     def _usual_fetch(self) -> tuple[int, int]:
         took, waited = np.median(list(self.fetched.values()), axis=0).tolist() if self.fetched else (0, 0)
         return round(took), round(waited)
-
-    def _fetch(self, batch: int) -> tuple[int, int]:
-        return self.fetched.get(batch, self._usual_fetch)
 
 
 def _check(facts: Evidence) -> None:
@@ -792,33 +789,40 @@ def _context(loop: LoopModel, made: Timeline, config: LoaderConfig, gpu: Gpu, wo
         f"{config.depth} ahead on a side stream" if config.side_stream and config.depth else "in place",
     ]
     how = "resident on the GPU" if config.resident else ", ".join(parts)
-    steps = words.count(len(loop.steps), "step")
-    notes = [
-        f"predicted from {steps} of a timeline of {before.device} ({before.origin}): {how}",
-        "kernels and the host's own work as they were; loading replayed on the emulator's rules",
-    ]
     band = BAND["workers" if work.crosses else before.origin if before.origin in BAND else ""]
-    if step := summarize(made).step:
-        least, most = words.duration(step * (1 - band)), words.duration(step * (1 + band))
-        notes.append(f"a step takes {words.duration(step)}, somewhere from {least} to {most}")
-    if work.crosses:
-        notes.append(
+    step = summarize(made).step or 0
+    least, most = words.duration(step * (1 - band)), words.duration(step * (1 + band))
+    notes: list[tuple[object, str]] = [  # whether it is told, and the note
+        (
+            True,
+            f"predicted from {words.count(len(loop.steps), 'step')} of a timeline of {before.device} "
+            f"({before.origin}): {how}",
+        ),
+        (True, "kernels and the host's own work as they were; loading replayed on the emulator's rules"),
+        (step, f"a step takes {words.duration(step)}, somewhere from {least} to {most}"),
+        (
+            work.crosses,
             f"the host is assumed to be {WITH_WORKERS:.2f} times as slow while all cores are busy, since a core "
-            f"alone has a higher clock than all together ({FASTEST:.2f} to {SLOWEST:.2f} times, by makers' data)"
-        )
-    if loop.facts.mask(Kind.COMMUNICATION).any():
-        notes.append("collectives last as long as they did, their waits for other ranks included")
-    if work.target.name != work.origin.name:
-        notes.append("kernels scaled by peak FLOP/s where their name tells arithmetic, else by memory bandwidth")
-    if work.scale != 1:
-        notes.append(
-            f"batches {work.scale:.3g} times as large: so are fetching, copies and kernels, but the optimizer's"
-        )
-    if work.graphs:
-        notes.append(
+            f"alone has a higher clock than all together ({FASTEST:.2f} to {SLOWEST:.2f} times, by makers' data)",
+        ),
+        (
+            loop.facts.mask(Kind.COMMUNICATION).any(),
+            "collectives last as long as they did, their waits for other ranks included",
+        ),
+        (
+            work.target.name != work.origin.name,
+            "kernels scaled by peak FLOP/s where their name tells arithmetic, else by memory bandwidth",
+        ),
+        (
+            work.scale != 1,
+            f"batches {work.scale:.3g} times as large: so are fetching, copies and kernels, but the optimizer's",
+        ),
+        (
+            work.graphs,
             "what a step computes between two waits is launched as one CUDA graph: its shapes must not change, and "
-            "what Python does there runs once, in the capture"
-        )
-    if config.resident:
-        notes.append("whether the data set fits into the GPU's memory is not known")
-    return replace(made.context, device=f"{gpu.name}, predicted", notes=(*made.context.notes, *notes))
+            "what Python does there runs once, in the capture",
+        ),
+        (config.resident, "whether the data set fits into the GPU's memory is not known"),
+    ]
+    told = (*made.context.notes, *(note for applies, note in notes if applies))
+    return replace(made.context, device=f"{gpu.name}, predicted", notes=told)
