@@ -858,11 +858,14 @@ def describe(timeline: Timeline, label: str = "", window: tuple[int, int] | None
 def finding(summary: Summary) -> str:
     """Return what a summary with work on the GPU says, in one line of words."""
     gpu = f"GPU {summary.device} (of {len(summary.devices)})" if len(summary.devices) > 1 else "GPU"
-    parts = [f"{gpu} computes {words.share(summary.compute_share)} of the time"]
-    if summary.communication:
-        parts.append(f"{words.share(summary.hidden_communication / summary.communication)} of communication is hidden")
-    parts.append("no copies" if summary.overlap is None else f"{words.share(summary.overlap)} of the copy is hidden")
-    return ", ".join(parts if summary.headroom is None else [*parts, summary.away])
+    hidden = words.share(_ratio(summary.hidden_communication, summary.communication))
+    parts = [
+        f"{gpu} computes {words.share(summary.compute_share)} of the time",
+        summary.communication and f"{hidden} of communication is hidden",
+        "no copies" if summary.overlap is None else f"{words.share(summary.overlap)} of the copy is hidden",
+        summary.headroom is not None and summary.away,
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _loading(summary: Summary) -> str:

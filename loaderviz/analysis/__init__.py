@@ -261,20 +261,20 @@ class Advice(list[Finding]):
 
 def _as_markdown(number: int, finding: Finding) -> str:
     title = words.markdown(finding.title).replace(words.markdown(finding.kind), f"**{finding.kind}**", 1)
-    lines = [f"{number}. {title}", "", f"   {words.markdown(finding.evidence)}"]
-    if finding.change:
-        code = finding.change.replace("\n", "\n   ")
-        lines += ["", f"   ```python\n   {code}\n   ```"]
-    if finding.expected_gain.basis:
-        lines += ["", f"   Gain: {words.markdown(finding.expected_gain.told)}."]
-    return "\n".join([*lines, ""])
+    code = finding.change.replace("\n", "\n   ")
+    parts = [
+        f"{number}. {title}\n\n   {words.markdown(finding.evidence)}\n",
+        code and f"\n   ```python\n   {code}\n   ```\n",
+        finding.expected_gain.basis and f"\n   Gain: {words.markdown(finding.expected_gain.told)}.\n",
+    ]
+    return "".join(parts)
 
 
 def _as_html(finding: Finding) -> str:
-    title = escape(finding.title).replace(finding.kind, f"<b>{finding.kind}</b>", 1)
-    text = f"<p>{title}</p><p>{escape(finding.evidence)}</p>"
-    if finding.change:
-        text += f"<pre>{escape(finding.change)}</pre>"
-    if finding.expected_gain.basis:
-        text += f"<p>Gain: {escape(finding.expected_gain.told)}.</p>"
-    return f"<li>{text}</li>"
+    parts = [
+        f"<p>{escape(finding.title).replace(finding.kind, f'<b>{finding.kind}</b>', 1)}</p>",
+        f"<p>{escape(finding.evidence)}</p>",
+        finding.change and f"<pre>{escape(finding.change)}</pre>",
+        finding.expected_gain.basis and f"<p>Gain: {escape(finding.expected_gain.told)}.</p>",
+    ]
+    return f"<li>{''.join(parts)}</li>"

@@ -1292,22 +1292,22 @@ def _apart(facts: Evidence) -> Advice:
 
 def _judged(facts: Evidence) -> str:
     """Say which part of the timeline the findings are about, and what it cannot be shorter than."""
-    summary = facts.summary
-    parts = [f"device {facts.device} of {len(summary.devices)}"] if len(summary.devices) > 1 else []
-    part, all_of_it = words.duration(facts.window), words.duration(facts.timeline.duration)
-    parts.append(part if part == all_of_it else f"{part} of {all_of_it}")
-    if summary.batches:
-        steps = "1 step" if summary.batches == 1 else f"{summary.batches:,} steps of {words.duration(summary.step)}"
-        if summary.step and abs(summary.batches * summary.step - facts.window) > APART * facts.window:
-            steps += f" from one to the next (a time “a step” below is its part of the {part} / {summary.batches:,}"
-            steps += ", a gain its share of a step)"
-        parts.append(steps)
-    if len(facts.outside):
-        parts.append(f"without {words.duration(intervals.length(facts.outside))} that belong to no step")
+    summary, part = facts.summary, words.duration(facts.window)
+    whole, many = words.duration(facts.timeline.duration), summary.batches or 0
+    steps = "1 step" if many == 1 else f"{many:,} steps of {words.duration(summary.step)}"
+    if summary.step and abs(many * summary.step - facts.window) > APART * facts.window:
+        steps += f" from one to the next (a time “a step” below is its part of the {part} / {many:,}"
+        steps += ", a gain its share of a step)"
+    parts = [
+        len(summary.devices) > 1 and f"device {facts.device} of {len(summary.devices)}",
+        part if part == whole else f"{part} of {whole}",
+        many and steps,
+        len(facts.outside) and f"without {words.duration(intervals.length(facts.outside))} that belong to no step",
+    ]
     limit = f"; the limit is {words.duration(summary.limit)}, {summary.longest} alone" if summary.limit else ""
     if summary.limit_most > summary.limit:
         limit += f", or up to {words.duration(summary.limit_most)} if collectives do not wait for other ranks"
-    return f"Judged: {', '.join(parts)}{limit}.{_no_lines(facts)}"
+    return f"Judged: {', '.join(filter(None, parts))}{limit}.{_no_lines(facts)}"
 
 
 def _no_lines(facts: Evidence) -> str:

@@ -106,7 +106,7 @@ def _traces(part: Part, limit: int, by_batch: bool, unit: int, top: float) -> It
         yield {
             "type": "bar",
             "orientation": "h",
-            "name": f"GPU: {style.name}" if state else style.name,
+            "name": theme.legend(number),
             "marker": marker,
             "base": (start / unit).tolist(),
             "x": (length / unit).tolist(),

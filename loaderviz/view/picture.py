@@ -177,24 +177,20 @@ class View:
 
 def text(timeline: Timeline, label: str = "", window: tuple[int, int] | None = None) -> str:
     """Return the picture in one line of words, for people who do not see it; see `metrics.describe`."""
-    finding = metrics.describe(timeline, label, window)
-    summary = metrics.summarize(timeline, window)
-    parts = [finding]
-    if summary.batches:
-        count = words.count(summary.batches, "batch")
-        parts.append(f"{count} in {words.duration(summary.window)}, {words.duration(summary.step)} a step")
-    elif summary.window:
-        parts.append(f"{words.duration(summary.window)} in all")
-    if summary.exposed_copy:
-        parts.append(f"{words.duration(summary.exposed_copy)} of copy is exposed")
-    if summary.host_blocked:
-        cause, time = max(summary.host_blocked.items(), key=lambda item: item[1])
-        parts.append(f"the host is blocked longest by: {cause} ({words.duration(time)})")
-    if timeline.marks:
-        first = timeline.marks[0]
-        count = "a hazard" if len(timeline.marks) == 1 else f"{len(timeline.marks)} hazards, the first"
-        parts.append(f"{count}: {first.kind}, {first.text}")
-    return "; ".join(parts)
+    summary, marks = metrics.summarize(timeline, window), timeline.marks
+    count, first = words.count(summary.batches or 0, "batch"), marks[0] if marks else None
+    cause, time = max(summary.host_blocked.items(), key=lambda item: item[1], default=("", 0))
+    many = "a hazard" if len(marks) == 1 else f"{len(marks)} hazards, the first"
+    alone = not summary.batches and summary.window
+    parts = [
+        metrics.describe(timeline, label, window),
+        summary.batches and f"{count} in {words.duration(summary.window)}, {words.duration(summary.step)} a step",
+        alone and f"{words.duration(summary.window)} in all",
+        summary.exposed_copy and f"{words.duration(summary.exposed_copy)} of copy is exposed",
+        cause and f"the host is blocked longest by: {cause} ({words.duration(time)})",
+        first and f"{many}: {first.kind}, {first.text}",
+    ]
+    return "; ".join(filter(None, parts))
 
 
 def _origin(timeline: Timeline) -> str:

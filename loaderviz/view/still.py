@@ -320,24 +320,23 @@ def _line(ends: Sequence[tuple[float, float, float, float] | None], looks: str) 
 
 def _legend(places: Sequence[_Place], by_batch: bool, top: float, styles: dict[Style, str]) -> Iterator[str]:
     """Name the colours and patterns that are drawn."""
-    entries: list[tuple[str, list[Style]]] = []
     used = {number for place in places for number in np.unique(place.bars.style).tolist()}
     batches = {
         int(place.part.timeline.batch[span])
         for place in places
         for span in place.bars.span[place.bars.span >= 0].tolist()
     } - {-1}
-    if by_batch and batches:
-        entries.append(("a colour for each batch", [theme.of_batch(batch) for batch in sorted(batches)[:7]]))
-    if used & {*KERNELS}:
-        entries.append(("thick: kernel", [Style("", theme.SOFT)]))
-    if thin := [name for kinds, name in _THIN if used & {*kinds}]:
-        entries.append((f"thin: {', '.join(thin)}", [Style("", theme.SOFT, height=theme.THIN)]))
+    thin = [name for kinds, name in _THIN if used & {*kinds}]
+    entries = {
+        "a colour for each batch": [theme.of_batch(batch) for batch in sorted(batches)[:7]] if by_batch else [],
+        "thick: kernel": [Style("", theme.SOFT)] if used & {*KERNELS} else [],
+        f"thin: {', '.join(thin)}": [Style("", theme.SOFT, height=theme.THIN)] if thin else [],
+    }
     for number in sorted(used):
-        style, state = theme.STYLES[number], number >= len(Kind)
-        if state or not by_batch or number == Kind.WAIT or style.pattern:
-            entries.append((f"GPU: {style.name}" if state else style.name, [style]))
-    for number, (name, looks) in enumerate(entries):
+        if number >= len(Kind) or not by_batch or number == Kind.WAIT or theme.STYLES[number].pattern:
+            entries[theme.legend(number)] = [theme.STYLES[number]]
+    drawn = ((name, looks) for name, looks in entries.items() if looks)
+    for number, (name, looks) in enumerate(drawn):
         x, y = 12 + number % 4 * 236, top + 20 * (number // 4)
         step = 14 if len(looks) == 1 else 8
         samples = "".join(

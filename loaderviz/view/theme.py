@@ -74,6 +74,11 @@ STATES: dict[str, Style] = {  # what the GPU is doing; the keys are those of `me
 STYLES = (*KINDS.values(), *STATES.values())  # by number: a kind's is its own, those of the states follow
 
 
+def legend(number: int) -> str:
+    """Return what the legend calls the style of this number."""
+    return f"GPU: {STYLES[number].name}" if number >= len(KINDS) else STYLES[number].name
+
+
 def of_batch(batch: int) -> Style:
     """Return the style of a batch; it comes again after `len(BATCHES)` batches, grey for -1."""
     return BATCHES[batch % len(BATCHES)] if batch >= 0 else NO_BATCH

@@ -77,10 +77,9 @@ class Access:
             return f"{self.operator} changes {self.tensor}; it was noticed at this line"
         name = f"{PLAIN[self.operator]} ({self.operator})" if self.operator in PLAIN else self.operator
         what = f"{name} {'writes' if self.writes else 'reads'} {self.tensor}" if self.dtype else name
-        parts = [what] + ([f"batch {self.batch}"] if self.batch >= 0 else []) + [f"on {self.place}"]
-        if self.start >= 0:
-            parts.append(f"from {words.duration(self.start)} to {words.duration(self.end)}")
-        return ", ".join(parts)
+        batch = f", batch {self.batch}" if self.batch >= 0 else ""
+        when = f", from {words.duration(self.start)} to {words.duration(self.end)}" if self.start >= 0 else ""
+        return f"{what}{batch}, on {self.place}{when}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,11 +143,16 @@ class Report:
 
     def _rows(self) -> list[tuple[str, str, str]]:
         """Return (label, words, line of code); what there is nothing to say about is left out."""
-        rows = [("first" if self.second else "where", str(self.first), code(self.first.source))]
-        if self.second is not None:
-            rows += [("then", str(self.second), code(self.second.source)), ("same time", self._together(), "")]
-        rule = "; ".join(f"{name}: {RULES[name].statement.removesuffix('.')}" for name in self.rule.split(", "))
-        rows += [("missing", self.missing, ""), ("fix", self.fix, ""), ("on a GPU", self.shows, ""), ("rule", rule, "")]
+        rules = (f"{name}: {RULES[name].statement.removesuffix('.')}" for name in self.rule.split(", "))
+        rows = [
+            ("first" if self.second else "where", str(self.first), code(self.first.source)),
+            ("then", str(self.second or ""), code(self.second.source) if self.second else ""),
+            ("same time", self._together(), ""),
+            ("missing", self.missing, ""),
+            ("fix", self.fix, ""),
+            ("on a GPU", self.shows, ""),
+            ("rule", "; ".join(rules), ""),
+        ]
         return [row for row in rows if row[1]]
 
     def _together(self) -> str:
