@@ -865,7 +865,7 @@ def finding(summary: Summary) -> str:
         "no copies" if summary.overlap is None else f"{words.share(summary.overlap)} of the copy is hidden",
         summary.headroom is not None and summary.away,
     ]
-    return ", ".join(filter(None, parts))
+    return ", ".join(str(part) for part in parts if part)
 
 
 def _loading(summary: Summary) -> str:
@@ -898,15 +898,14 @@ def _steps(loop: Loop, start: int, end: int, outside: Intervals) -> tuple[int | 
 def _bandwidth(timeline: Timeline, start: int, end: int, device: int) -> dict[str, float]:
     """Return bytes per second of the copies that lie in the window, by direction and kind of host memory."""
     here = on_device(timeline, device) & (timeline.start >= start) & (timeline.end <= end)
-    here &= (timeline.nbytes > 0) & (timeline.end > timeline.start)
-    rates = {}
-    for direction, kind in (("H2D", Kind.COPY_H2D), ("D2H", Kind.COPY_D2H)):
-        for memory, pinned in ((" pinned", 1), (" pageable", 0), ("", -1)):
-            mine = here & timeline.where(kind) & (timeline.pinned == pinned)
-            if mine.any():
-                time = float((timeline.end - timeline.start)[mine].sum())
-                rates[direction + memory] = float(timeline.nbytes[mine].sum()) / time * 1e9
-    return rates
+    here, time = here & (timeline.nbytes > 0) & (timeline.end > timeline.start), timeline.end - timeline.start
+    copies = {
+        direction + memory: here & timeline.where(kind) & (timeline.pinned == pinned)
+        for direction, kind in (("H2D", Kind.COPY_H2D), ("D2H", Kind.COPY_D2H))
+        for memory, pinned in ((" pinned", 1), (" pageable", 0), ("", -1))
+    }
+    sums = {name: (timeline.nbytes[mine].sum(), time[mine].sum()) for name, mine in copies.items() if mine.any()}
+    return {name: float(nbytes) / float(taken) * 1e9 for name, (nbytes, taken) in sums.items()}
 
 
 def _ratio(part: float, whole: Any) -> float | None:

@@ -15,6 +15,7 @@ import numpy as np
 from loaderviz import intervals, words
 from loaderviz.analysis import NO_GAIN, WORTH_IT, Advice, Finding, FindingKind, Gain, Subject, is_worth_it
 from loaderviz.analysis.evidence import (
+    READING,
     Evidence,
     Floor,
     Removal,
@@ -402,6 +403,8 @@ SLOW_BYTES = {Cause.READ: 100, Cause.COLLATE: 40}
 DENSE = 0.3  # of the time
 UNTRIED = 0.1  # of the time: what cannot be replayed in a loop that can is told from there on
 IN_LINE = 0.1  # of the time between the steps; a line that takes less of it is not named
+HOT = 2.0  # times as long as the other workers'
+UNEVEN = 1.5  # times the median: batches of a loader that differ so
 OTHERS = 0.5  # of what a fetch computes: what other threads of its worker take besides is told
 CROWDED = 0.7  # of all cores
 GROWN = 32 * 2**20  # bytes, by which a worker's memory grew in all
@@ -515,15 +518,21 @@ def slow_line(facts: Evidence) -> Found:
 
 def uneven_workers(facts: Evidence) -> Found:
     """One worker's batches take far longer than those of the others, and the loop takes batches in turn."""
-    lane, times = facts.hot_worker
-    waits = facts.waiting(Cause.DATA)
-    if lane < 0 or not waits.any():
+    timeline, waits, by_lane = facts.timeline, facts.waiting(Cause.DATA), facts.timeline.by_lane()
+    lasts = timeline.end - timeline.start
+    fetched = {lane: by_lane[lane][facts.fetches[by_lane[lane]]] for lane in facts.lanes_of("worker")}
+    usual = {lane: float(np.median(lasts[spans])) for lane, spans in fetched.items() if len(spans)}
+    if len(usual) < 2 or not waits.any():
+        return None
+    hot = max(usual, key=lambda lane: usual[lane])
+    times = usual[hot] / max(1.0, float(np.median([time for lane, time in usual.items() if lane != hot])))
+    if times < HOT:
         return None
     floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
     gain = facts.gain(facts.length(waits), "the waits for data", *floors)
     finding = Finding(
         "uneven-workers",
-        f"a batch takes {facts.timeline.lanes[lane].name} {times:.1f} times as long as the others: they have to wait "
+        f"a batch takes {timeline.lanes[hot].name} {times:.1f} times as long as the others: they have to wait "
         f"for it, since batches are taken in turn, and the loop waits {duration(facts, facts.length(waits))}"
         f"{_at_line(facts)}",
         "# let slow samples come to all workers in turn: shuffle, or another order; or DataLoader(..., in_order=False)",
@@ -605,8 +614,8 @@ def dense_embedding(facts: Evidence) -> Finding | None:
     around = either(around, facts.covered(dense))
     time = intervals.length(around)
     if facts.here.any():
-        within = (facts.launched_by >= 0) & intervals.covers(around, facts.first)[facts.launched_by]
-        time = facts.length(facts.mask(*KERNELS, Kind.MEMSET) & within)
+        within = intervals.covers(around, facts.first)
+        time = facts.length(facts.mask(*KERNELS, Kind.MEMSET) & facts.launched(within))
     if time < DENSE * facts.window:
         return None
     gain = facts.gain(time, "the optimizer and the gradient of the embedding", Floor(0, ""))
@@ -630,7 +639,7 @@ def synchronizes_each_step(facts: Evidence) -> Found:
         return None
     results = facts.mask(Kind.COPY_D2H)
     waits = calls | facts.calls(results)
-    inside = either(facts.covered(waits), facts.reading(calls))
+    inside = either(facts.covered(waits), facts.around(READING, calls))
     mates = facts.line_mates(waits)  # such as a norm, which is computed only to be read
     host, work = mates & facts.loop, mates & facts.here
     free = either(inside, facts.in_lines(host))
@@ -989,7 +998,10 @@ def warm_up(facts: Evidence) -> Finding | None:
 
 def short_window(facts: Evidence) -> Finding | None:
     """Fewer batches than there are workers were begun in the window: they have not shown how fast they are."""
-    (begun, made), number = facts.begun, len(facts.lanes_of("worker"))
+    timeline, workers = facts.timeline, facts.lanes_of("worker")
+    fetches = timeline.select(Kind.FETCH, workers, timeline.batch[facts.marks]) & (timeline.batch >= 0)
+    made, number = len(np.unique(timeline.batch[fetches])), len(workers)
+    begun = len(np.unique(timeline.batch[fetches & (timeline.start >= facts.start)]))
     if not made or begun >= number:
         return None
     return Finding(
@@ -1113,7 +1125,8 @@ def _seldom(facts: Evidence, seen: str, waits: Mask) -> tuple[str, str]:
     late = f"; the waits are only{few}" if few else ""
     if leave_out:
         return f"{seen}{late}", leave_out
-    if facts.uneven:
+    time = (facts.timeline.end - facts.timeline.start)[facts.fetches]
+    if len(time) and np.quantile(time, 0.95) > UNEVEN * np.median(time):
         return f"{seen}{late}, and some batches take far longer", "loader = DataLoader(..., prefetch_factor=4)"
     return f"{seen}{late}, so they are behind only now and then, as at the beginning of an epoch", ""
 
@@ -1307,7 +1320,7 @@ def _judged(facts: Evidence) -> str:
     limit = f"; the limit is {words.duration(summary.limit)}, {summary.longest} alone" if summary.limit else ""
     if summary.limit_most > summary.limit:
         limit += f", or up to {words.duration(summary.limit_most)} if collectives do not wait for other ranks"
-    return f"Judged: {', '.join(filter(None, parts))}{limit}.{_no_lines(facts)}"
+    return f"Judged: {', '.join(str(each) for each in parts if each)}{limit}.{_no_lines(facts)}"
 
 
 def _no_lines(facts: Evidence) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress, pairwise
@@ -45,10 +46,8 @@ LATE_FIRST, OFTEN = 1_000_000, 10  # ns, and times a later call: a first call th
 SPARE = 1.25  # workers that are busy 80 % of the time keep up although batches differ
 MOST_WORKERS = 64  # as many as `what_if` replays
 SHARED_MEMORY, PREFETCHED = 8 << 30, 2  # bytes, where not known: half of 16 GB; batches a worker makes ahead
-HOT = 2.0  # times as long as the other workers'
 LINE_SHARE = 0.2  # of what fetches do for the longest: a line that takes so much of it is named
 LONG = 1.5  # times the median step
-UNEVEN = 1.5  # times the median: batches of a loader that differ so
 OTHER, OTHER_SHARE = 100_000, 0.02  # ns a launch, share of the window: more is no launching
 LOOKS, LOOKED = 3, 0.1  # so many looks, and so much of the window, or a line that was looked at is not named
 TYPICAL_CORES = 16  # for one GPU, in a server or a cloud machine; only where the timeline does not tell
@@ -273,15 +272,19 @@ class Evidence:
         """What else stands in the lines of these calls, and what it launches; nothing where that is most of a step."""
         lines = np.unique(self.timeline.source[calls])
         mine = self.loop & np.isin(self.timeline.source, lines[lines >= 0])
-        work = self.here & mine[self.launched_by] & (self.launched_by >= 0)
+        work = self.here & self.launched(mine)
         most = 2 * (work & self.mask(*KERNELS)).sum() > self.mask(*KERNELS).sum()
         return np.zeros(len(mine), bool) if most else mine | work
 
-    def reading(self, calls: Mask) -> Intervals:
-        """When the loop's thread is in an operator such as `item()` that makes one of these calls."""
+    def around(self, operators: Sequence[str], calls: Mask) -> Intervals:
+        """When the loop's thread is in one of these operators, such as `READING`, that makes one of these calls."""
         timeline, starts = self.timeline, np.sort(self.first[calls])
-        around = self.loop & timeline.where(Kind.OPERATOR) & timeline.named(READING.__contains__)
-        return self.covered(around & (np.searchsorted(starts, self.last) > np.searchsorted(starts, self.first)))
+        mine = self.loop & timeline.where(Kind.OPERATOR) & timeline.named(operators.__contains__)
+        return self.covered(mine & (np.searchsorted(starts, self.last) > np.searchsorted(starts, self.first)))
+
+    def launched(self, calls: Mask) -> Mask:
+        """The spans that these calls of the host launched."""
+        return calls[self.launched_by] & (self.launched_by >= 0)
 
     def calls(self, work: Mask) -> Mask:
         """The host's calls that launched these spans of the device."""
@@ -435,8 +438,7 @@ class Evidence:
     @cached_property
     def index_copies(self) -> Mask:
         """The copies to the GPU that an indexing operator makes: of an index in host memory (R46)."""
-        within = intervals.covers(self.indexing, self.first)[self.launched_by]
-        return self.mask(Kind.COPY_H2D) & (self.launched_by >= 0) & within
+        return self.mask(Kind.COPY_H2D) & self.launched(intervals.covers(self.indexing, self.first))
 
     @cached_property
     def batch_copies(self) -> Mask:
@@ -495,11 +497,7 @@ class Evidence:
 
     def loading_of(self, copies: Mask) -> Intervals:
         """When the loop's thread is inside the calls of these copies, or in the operators around them."""
-        timeline = self.timeline
-        calls = np.sort(self.first[self.calls(copies)])
-        around = self.loop & timeline.where(Kind.OPERATOR) & timeline.named(COPY_OPERATORS.__contains__)
-        around &= np.searchsorted(calls, self.last) > np.searchsorted(calls, self.first)  # it holds such a call
-        return either(self.covered(around), self.copying(copies))
+        return either(self.around(COPY_OPERATORS, self.calls(copies)), self.copying(copies))
 
     @cached_property
     def phases(self) -> list[tuple[int, int, bool]]:
@@ -612,8 +610,7 @@ class Evidence:
     def in_dataset(self) -> Mask:
         """The copies to the GPU that the data set makes, or what collates its samples, on the loop's thread."""
         fetches = self.covered(self.loop & self.timeline.where(Kind.FETCH))
-        within = intervals.covers(fetches, self.first)[self.launched_by] & (self.launched_by >= 0)
-        return self.mask(Kind.COPY_H2D) & within
+        return self.mask(Kind.COPY_H2D) & self.launched(intervals.covers(fetches, self.first))
 
     def seen_lines(self, when: Intervals) -> list[tuple[str, int]]:
         """Where outside of torch the main thread was seen in this time, and for how many ns; the longest first."""
@@ -643,15 +640,6 @@ class Evidence:
         order = np.argsort(-by_line, kind="stable")[:2].tolist()
         lines = [words.place(timeline.sources[line]) for line in order if by_line[line] > LINE_SHARE * times[cause]]
         return Cause(cause), " and ".join(lines), float(times[cause] / time[self.fetches].sum())
-
-    @cached_property
-    def begun(self) -> tuple[int, int]:
-        """How many of the steps' batches workers began within the window, and how many they made in all."""
-        timeline = self.timeline
-        workers = self.lanes_of("worker")
-        made = timeline.select(Kind.FETCH, workers, timeline.batch[self.marks]) & (timeline.batch >= 0)
-        later = made & (timeline.start >= self.start)
-        return len(np.unique(timeline.batch[later])), len(np.unique(timeline.batch[made]))
 
     @cached_property
     def longer_steps(self) -> tuple[Ints, Mask, dict[str, float]]:
@@ -685,25 +673,6 @@ class Evidence:
         goes_on = len(np.unique(grown)) >= max(PHASE, steps / 4) and np.count_nonzero(grown > steps / 2) > 1
         freed = self.loop & self.does(Api.FREE)
         return calls & bool(goes_on and not freed.any())
-
-    @cached_property
-    def hot_worker(self) -> tuple[int, float]:
-        """The lane of a worker whose batches take far longer than those of the others, and how many times as long."""
-        timeline, by_lane, means = self.timeline, self.timeline.by_lane(), dict[int, float]()
-        for lane in self.lanes_of("worker"):
-            if len(mine := by_lane[lane][self.fetches[by_lane[lane]]]):
-                means[lane] = float(np.median(timeline.end[mine] - timeline.start[mine]))
-        if len(means) < 2:
-            return -1, 1.0
-        hot = max(means, key=lambda lane: means[lane])
-        times = means[hot] / max(1.0, float(np.median([mean for lane, mean in means.items() if lane != hot])))
-        return (hot, times) if times >= HOT else (-1, times)
-
-    @cached_property
-    def uneven(self) -> bool:
-        """Whether some batches take far longer to fetch than half of them."""
-        time = (self.timeline.end - self.timeline.start)[self.fetches]
-        return bool(len(time)) and float(np.quantile(time, 0.95)) > UNEVEN * float(np.median(time))
 
     @cached_property
     def other_work(self) -> OtherWork:

@@ -364,13 +364,14 @@ def rank_table(timeline: Timeline, window: tuple[int, int] | None = None) -> Ran
 
 def table_of(timeline: Timeline, found: Lateness, did: dict[int, Sequence[int]], why: Why) -> RankTable:
     """Return the table of ranks that `did` so much, by device: ns of kernels, copies, loading and other work."""
-    parts, devices, rows = found.parts, list(did), dict[int, RankRow]()
+    parts, devices = found.parts, list(did)
     waits = np.minimum(collectives(timeline)[1][parts], timeline.end[parts]) - timeline.start[parts]
     whose = np.searchsorted(devices, found.device)
     waited, blamed = (np.bincount(whose, values, len(devices)).round() for values in (waits, found.blame))
-    for place, device in enumerate(devices):
-        told = *did[device], int(waited[place]), int(blamed[place])
-        rows[device] = RankRow(rank_of(timeline, device), device, *told)
+    rows = {
+        device: RankRow(rank_of(timeline, device), device, *(*did[device], int(waits), int(blame)))
+        for device, waits, blame in zip(devices, waited, blamed, strict=True)
+    }
     late = [Culprit(rows[each], *why.of(each), often) for each, often in zip(found.late, found.often, strict=True)]
     moved = collectives_of(timeline, found)
     return RankTable(tuple(rows.values()), len(moved), found, tuple(late), moved)

@@ -89,7 +89,7 @@ class LoopModel:
         _check(facts)
         copies, first = facts.mask(Kind.COPY_H2D), self.timeline.start[self.facts.marks[0]]
         copies &= (timeline.batch >= 0) | (facts.first >= first)  # else of a model, or a data set
-        copies &= ~(removal.calls[facts.launched_by] & (facts.launched_by >= 0)) | bool(removal.joined)
+        copies &= ~facts.launched(removal.calls) | bool(removal.joined)
         often = 2 * len(np.unique(timeline.batch[copies])) > len(facts.marks) or (timeline.batch[copies] < 0).all()
         self.copies = copies if often else np.zeros(len(timeline), bool)  # seldom: of an epoch's order, and stays
         removed = either(facts.loading(self.copies), facts.covered(self._beside))

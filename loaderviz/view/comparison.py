@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -56,8 +56,12 @@ class Comparison(View):
         require("the table of a comparison", "pandas")
         import pandas as pd
 
-        rows = {name: _row(each) | {"speed-up": self.speedups[name]} for name, each in self.summaries().items()}
-        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("timeline")
+        summaries, columns = self.summaries().values(), {}
+        for name, (unit, _, of) in _COLUMNS.items():
+            numbers = (of(summary) for summary in summaries)
+            columns[name + unit] = [None if each is None else _UNITS[unit](each) for each in numbers]
+        columns["speed-up"] = list(self.speedups.values())
+        return pd.DataFrame(columns, index=list(self.timelines)).rename_axis("timeline")
 
     def printed(self) -> pd.DataFrame:
         """Return the table as words; a "start-up" of nothing, as after a warm-up, is no column."""
@@ -110,9 +114,11 @@ class Comparison(View):
 
     def _columns(self) -> dict[str, list[str]]:
         """Return the columns of the table as words."""
-        rows = [_said(summary, self.speedups[name]) for name, summary in self.summaries().items()]
-        started = any(summary.start_up for summary in self.summaries().values())
-        return {name: [row[name] for row in rows] for name in rows[0] if started or name != "start-up"}
+        summaries = self.summaries().values()
+        said = {name: [say(of(summary)) for summary in summaries] for name, (_, say, of) in _COLUMNS.items()}
+        if not any(summary.start_up for summary in summaries):
+            del said["start-up"]
+        return said | {"speed-up": list(map(words.times, self.speedups.values()))}
 
 
 def compare(
@@ -169,40 +175,26 @@ def _html(columns: Mapping[str, list[str]], names: Mapping[str, Any]) -> str:
     return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-def _row(summary: Summary) -> dict[str, float | None]:
-    computes, hidden = (None if each is None else 100 * each for each in (summary.compute_share, summary.overlap))
-    return {
-        "start-up [ms]": summary.start_up / 1e6,
-        "window [ms]": summary.window / 1e6,
-        "step [µs]": None if summary.step is None else summary.step / 1e3,
-        "samples/s": summary.samples_per_second,
-        "GPU computes [%]": computes,
-        "copy [ms]": summary.copy / 1e6,
-        "copy hidden [%]": hidden,
-        "copy exposed [ms]": summary.exposed_copy / 1e6,
-        "host blocked [ms]": sum(summary.host_blocked.values()) / 1e6,
-        "limit [ms]": summary.limit / 1e6,
-        "headroom": summary.headroom,
-    }
-
-
-def _said(summary: Summary, speedup: float | None) -> dict[str, str]:
-    """Return the row in words."""
-    time, share = words.duration, words.share
-    return {
-        "start-up": time(summary.start_up),
-        "window": time(summary.window),
-        "step": time(summary.step),
-        "samples/s": words.rate(summary.samples_per_second),
-        "GPU computes": share(summary.compute_share),
-        "copy": time(summary.copy),
-        "copy hidden": share(summary.overlap),
-        "copy exposed": time(summary.exposed_copy),
-        "host blocked": time(sum(summary.host_blocked.values())),
-        "limit": time(summary.limit),
-        "headroom": words.times(summary.headroom),
-        "speed-up": words.times(speedup),
-    }
+_UNITS: dict[str, Callable[[float], float]] = {  # what stands in the head of a column, and its numbers of ns or shares
+    "": lambda value: value,
+    " [ms]": lambda ns: ns / 1e6,
+    " [µs]": lambda ns: ns / 1e3,
+    " [%]": lambda share: 100 * share,
+}
+_Number = Callable[[Summary], float | None]
+_COLUMNS: dict[str, tuple[str, Callable[[float | None], str], _Number]] = {  # a unit, how it is said, and what it is
+    "start-up": (" [ms]", words.duration, lambda summary: summary.start_up),
+    "window": (" [ms]", words.duration, lambda summary: summary.window),
+    "step": (" [µs]", words.duration, lambda summary: summary.step),
+    "samples/s": ("", words.rate, lambda summary: summary.samples_per_second),
+    "GPU computes": (" [%]", words.share, lambda summary: summary.compute_share),
+    "copy": (" [ms]", words.duration, lambda summary: summary.copy),
+    "copy hidden": (" [%]", words.share, lambda summary: summary.overlap),
+    "copy exposed": (" [ms]", words.duration, lambda summary: summary.exposed_copy),
+    "host blocked": (" [ms]", words.duration, lambda summary: sum(summary.host_blocked.values())),
+    "limit": (" [ms]", words.duration, lambda summary: summary.limit),
+    "headroom": ("", words.times, lambda summary: summary.headroom),
+}
 
 
 def _speedup(first: Summary, other: Summary) -> float | None:

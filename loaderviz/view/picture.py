@@ -190,7 +190,7 @@ def text(timeline: Timeline, label: str = "", window: tuple[int, int] | None = N
         cause and f"the host is blocked longest by: {cause} ({words.duration(time)})",
         first and f"{many}: {first.kind}, {first.text}",
     ]
-    return "; ".join(filter(None, parts))
+    return "; ".join(str(part) for part in parts if part)
 
 
 def _origin(timeline: Timeline) -> str:
