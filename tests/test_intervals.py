@@ -69,3 +69,13 @@ def test_edges_are_sorted_not_hashed(monkeypatch):
     one, other = make([(0, 4), (6, 3)]), make([(0, 2), (3, 4)])
     assert intervals.intersect(one, other).tolist() == [[0, 2], [3, 4], [6, 7]]
     assert intervals.subtract(one, other).tolist() == [[2, 3], [7, 9]]
+
+
+@given(SPANS, SPANS, SPANS)
+def test_layers_part_a_whole_and_free_time_is_what_a_set_leaves(whole, first, second):
+    parts = intervals.layers(make(whole), {"first": make(first), "second": make(second)})
+    expected = seconds(whole) & seconds(first), seconds(whole) & seconds(second) - seconds(first)
+    assert tuple(map(members, parts.values())) == expected
+    edges = np.arange(-25, 60)
+    free = intervals.free_within(make(first), edges[:-1], edges[1:])
+    assert free.tolist() == [int(edge not in seconds(first)) for edge in edges[:-1].tolist()]

@@ -256,3 +256,28 @@ def test_marks_and_arrows_follow_their_spans_when_sorted():
     assert [timeline.row(i).name for i in timeline.marks[0].spans] == ["early", "late"]
     assert (timeline.arrows["tail"].tolist(), timeline.arrows["head"].tolist()) == ([0], [1])
     assert timeline.between(0, 20).marks == ()
+
+
+@given(SEEDS, st.sampled_from([Kind.COMPUTE, (Kind.API, Kind.WAIT), None]), st.sampled_from([0, (1, 2), -1, None]))
+def test_select_is_true_where_all_that_is_asked_holds(seed, kind, batch):
+    timeline = factory.random_timeline(seed)
+    host = [number for number, lane in enumerate(timeline.lanes) if lane.group == "host"]
+
+    def holds(span):
+        kinds = (kind,) if isinstance(kind, Kind) else kind
+        batches = (batch,) if isinstance(batch, int) else batch
+        return (kind is None or span.kind in kinds) and (batch is None or span.batch in batches)
+
+    expected = [holds(span) for span in timeline.rows()]
+    assert timeline.select(kind, batch=batch).tolist() == expected
+    for lane in (host, lambda lane: lane.group == "host"):
+        both = [good and span.lane.group == "host" for good, span in zip(expected, timeline.rows(), strict=True)]
+        assert timeline.select(kind, lane, batch).tolist() == both
+
+
+def test_select_asks_for_a_cause_and_places_are_those_of_numbers():
+    timeline = factory.loader("blocking")
+    mask = timeline.select(Kind.WAIT, cause=Cause.STAGING)
+    assert {(span.kind, span.cause) for span in timeline.rows_at(np.flatnonzero(mask))} == {(Kind.WAIT, Cause.STAGING)}
+    assert np.flatnonzero(timeline.places([5, 2])).tolist() == [2, 5]
+    assert not timeline.places([]).any()
