@@ -327,8 +327,9 @@ class Timeline:
 
         Each is one value or several: `lane` as indices into `lanes`, or as a test that a `Lane` passes.
 
-        >>> timeline.rows_at(timeline.select(Kind.WAIT, lambda lane: lane.role == "main", batch=3))[0].cause.words
-        'staging'
+        >>> mask = timeline.select(Kind.COMPUTE, lambda lane: lane.group == "device")
+        >>> {span.kind.name for span in timeline.rows_at(np.flatnonzero(mask))}
+        {'COMPUTE'}
         """
         if callable(lane):
             lane = [number for number, each in enumerate(self.lanes) if lane(each)]
