@@ -1,26 +1,101 @@
-"""Annotations and torch's profiler: ranges on the main lane, and the emulated work in virtual time."""
+"""Annotations, torch's profiler and its table of hooks: ranges, the emulated work in virtual time, what CUDA is asked."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import Any
 
 import torch
 from torch.autograd.profiler import record_function
 from torch.autograd.profiler_util import FunctionEvent
 
+from loaderviz.emulator.device import Stream
+from loaderviz.emulator.runtime import Event
+from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.internals import DeviceType
+from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.session import Session
 from loaderviz.timeline import Kind, Timeline
 
-if TYPE_CHECKING:
-    from loaderviz.emulator.torch.patches import Patches
-
 
 def install(session: Session, patches: Patches) -> None:
-    """Put both in place."""
+    """Put all in place."""
     _install_ranges(session, patches)
     _install_profiler(session, patches)
+
+    def trace() -> None:
+        if "stream" not in vars(session.runtime):
+            _trace(session, patches)
+
+    patches.set(internals.C, "_activate_gpu_trace", trace)
+    if any(getattr(table, "callback_list", ()) for table in vars(internals.gpu_trace).values()):
+        trace()  # who listens has said so before the recording
+
+
+def _trace(session: Session, patches: Patches) -> None:
+    """From now on tell the listeners of `torch.cuda._gpu_trace`, such as `torch.cuda._sanitizer`, what CUDA is asked.
+
+    In torch's order, with numbers that `cuda_stream`, `cuda_event` and `data_ptr()` return. An event is created when it
+    is first recorded; those of the allocator of device memory are not told, nor are kernels, which a mode sees. With
+    CUDA_LAUNCH_BLOCKING=1 each launch shows as a stream synchronisation.
+    """
+    runtime, pool, known = session.runtime, session.pool, weakref.WeakSet[Event]()
+    tells = True
+
+    def tell(what: str, *numbers: int) -> None:
+        getattr(internals.gpu_trace, f"{what}Callbacks").fire_callbacks(*numbers)
+
+    @patches.around(runtime, "stream")
+    def stream(make: Any, *args: Any, **kwargs: Any) -> Stream:
+        before, made = len(runtime.streams), make(*args, **kwargs)
+        if len(runtime.streams) > before:  # not for one that the pool hands out again
+            tell("StreamCreation", made.id)
+        return made  # type: ignore[no-any-return]
+
+    @patches.around(runtime, "record_event")
+    def record_event(record: Any, event: Event, stream: Stream | None = None) -> None:
+        record(event, stream)
+        if tells and event not in known:
+            known.add(event)
+            weakref.finalize(event, tell, "EventDeletion", id(event)).atexit = False
+            tell("EventCreation", id(event))
+        if tells:
+            tell("EventRecord", id(event), (stream or runtime.default_stream).id)
+
+    @patches.around(runtime, "wait_event")
+    def wait_event(wait: Any, stream: Stream, event: Event, **asked: Any) -> None:
+        wait(stream, event, **asked)
+        if event in known:
+            tell("EventWait", id(event), stream.id)
+
+    @patches.around(runtime, "synchronize")
+    def synchronize(wait: Any, target: Stream | Event | None = None, *, learn: bool = True) -> None:
+        if target is None:
+            tell("DeviceSynchronization")
+        elif isinstance(target, Stream):
+            tell("StreamSynchronization", target.id)
+        elif learn and target in known:
+            tell("EventSynchronization", id(target))
+        wait(target, learn=learn)
+
+    @patches.around(pool, "allocate")
+    def allocate(take: Any, *args: Any) -> Any:
+        block = take(*args)
+        if block.size:
+            tell("MemoryAllocation", block.address)
+        return block
+
+    @patches.around(pool, "free")
+    def free(give_back: Any, block: Any) -> None:
+        nonlocal tells
+        if block.size:
+            tell("MemoryDeallocation", block.address)
+        try:
+            tells = False
+            give_back(block)
+        finally:
+            tells = True
 
 
 def _install_profiler(session: Session, patches: Patches) -> None:
