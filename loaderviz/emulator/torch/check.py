@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,12 +27,9 @@ from loaderviz.emulator.hazards import code
 from loaderviz.emulator.torch import copies, internals
 from loaderviz.emulator.torch.functions import STAND_IN, call_on_host, modes, names
 from loaderviz.emulator.torch.placement import TYPES
-from loaderviz.emulator.torch.session import CPU
+from loaderviz.emulator.torch.session import CPU, Session
 from loaderviz.emulator.torch.tensors import PLAIN, is_on_device, tag_of
 from loaderviz.errors import LoadervizError
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.torch.session import Session
 
 EACH_LINE = 2  # calls of one function from one line that are made again
 LARGEST = 2**26  # bytes of arguments beyond which values are not compared, only kinds

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _device
 
 from loaderviz.emulator.torch import copies, internals
 from loaderviz.emulator.torch.functions import answers, call_with_device, is_faked, is_there, overriding
-from loaderviz.emulator.torch.patches import QUESTIONS, device_named, stands_for
+from loaderviz.emulator.torch.patches import QUESTIONS, Patches, device_named, stands_for
 from loaderviz.emulator.torch.session import CPU, DEVICE, ON_HOST, STANDS_FOR_CUDA, Session, wanted_device
 from loaderviz.emulator.torch.tensors import (
     ATTRIBUTE,
@@ -30,9 +30,6 @@ from loaderviz.emulator.torch.tensors import (
     runs_itself,
     tag_of,
 )
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.torch.patches import Patches
 
 aten = torch.ops.aten
 SPARSE_FACTORIES = {

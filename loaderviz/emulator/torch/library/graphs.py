@@ -13,21 +13,18 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from loaderviz.emulator.device import Command
 from loaderviz.emulator.runtime import Capture, CudaError
 from loaderviz.emulator.torch import copies, internals
-from loaderviz.emulator.torch.patches import Disguised, stands_for
+from loaderviz.emulator.torch.patches import Disguised, Patches, stands_for
 from loaderviz.emulator.torch.session import Session
 from loaderviz.emulator.torch.tensors import ATTRIBUTE, SET, DeviceTag, storage_of, tag_of
 from loaderviz.errors import NotModelledError
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.device import Command
-    from loaderviz.emulator.torch.patches import Patches
 
 POOLS = count(1)
 

@@ -1,4 +1,4 @@
-"""Annotations, torch's profiler and its table of hooks: ranges, the emulated work in virtual time, what CUDA is asked."""
+"""Annotations, torch's profiler and its hooks: ranges, the emulated work in virtual time, what CUDA is asked."""
 
 from __future__ import annotations
 
@@ -26,76 +26,84 @@ def install(session: Session, patches: Patches) -> None:
 
     def trace() -> None:
         if "stream" not in vars(session.runtime):
-            _trace(session, patches)
+            Trace(session, patches)
 
     patches.set(internals.C, "_activate_gpu_trace", trace)
     if any(getattr(table, "callback_list", ()) for table in vars(internals.gpu_trace).values()):
         trace()  # who listens has said so before the recording
 
 
-def _trace(session: Session, patches: Patches) -> None:
-    """From now on tell the listeners of `torch.cuda._gpu_trace`, such as `torch.cuda._sanitizer`, what CUDA is asked.
+class Trace:
+    """Tells the listeners of `torch.cuda._gpu_trace`, such as `torch.cuda._sanitizer`, what CUDA is asked from now on.
 
     In torch's order, with numbers that `cuda_stream`, `cuda_event` and `data_ptr()` return. An event is created when it
     is first recorded; those of the allocator of device memory are not told, nor are kernels, which a mode sees. With
     CUDA_LAUNCH_BLOCKING=1 each launch shows as a stream synchronisation.
     """
-    runtime, pool, known = session.runtime, session.pool, weakref.WeakSet[Event]()
-    tells = True
 
-    def tell(what: str, *numbers: int) -> None:
-        getattr(internals.gpu_trace, f"{what}Callbacks").fire_callbacks(*numbers)
+    def __init__(self, session: Session, patches: Patches) -> None:
+        self._streams, self._default = session.runtime.streams, session.runtime.default_stream
+        self._events = weakref.WeakSet[Event]()
+        self._frees = False
+        for replaced in (self.stream, self.record_event, self.wait_event, self.synchronize):
+            patches.around(session.runtime, replaced.__name__)(replaced)
+        for replaced in (self.allocate, self.free):
+            patches.around(session.pool, replaced.__name__)(replaced)
 
-    @patches.around(runtime, "stream")
-    def stream(make: Any, *args: Any, **kwargs: Any) -> Stream:
-        before, made = len(runtime.streams), make(*args, **kwargs)
-        if len(runtime.streams) > before:  # not for one that the pool hands out again
-            tell("StreamCreation", made.id)
-        return made  # type: ignore[no-any-return]
+    def stream(self, make: Any, *args: Any, **kwargs: Any) -> Stream:
+        """A stream is made, or the pool hands one out again, which is not told."""
+        before, stream = len(self._streams), make(*args, **kwargs)
+        if len(self._streams) > before:
+            _tell("StreamCreation", stream.id)
+        return stream  # type: ignore[no-any-return]
 
-    @patches.around(runtime, "record_event")
-    def record_event(record: Any, event: Event, stream: Stream | None = None) -> None:
+    def record_event(self, record: Any, event: Event, stream: Stream | None = None) -> None:
+        """An event is recorded, and exists from then on."""
         record(event, stream)
-        if tells and event not in known:
-            known.add(event)
-            weakref.finalize(event, tell, "EventDeletion", id(event)).atexit = False
-            tell("EventCreation", id(event))
-        if tells:
-            tell("EventRecord", id(event), (stream or runtime.default_stream).id)
+        if self._frees:
+            return
+        if event not in self._events:
+            self._events.add(event)
+            weakref.finalize(event, _tell, "EventDeletion", id(event)).atexit = False
+            _tell("EventCreation", id(event))
+        _tell("EventRecord", id(event), (stream or self._default).id)
 
-    @patches.around(runtime, "wait_event")
-    def wait_event(wait: Any, stream: Stream, event: Event, **asked: Any) -> None:
+    def wait_event(self, wait: Any, stream: Stream, event: Event, **asked: Any) -> None:
+        """A stream waits for an event."""
         wait(stream, event, **asked)
-        if event in known:
-            tell("EventWait", id(event), stream.id)
+        if event in self._events:
+            _tell("EventWait", id(event), stream.id)
 
-    @patches.around(runtime, "synchronize")
-    def synchronize(wait: Any, target: Stream | Event | None = None, *, learn: bool = True) -> None:
+    def synchronize(self, wait: Any, target: Stream | Event | None = None, *, learn: bool = True) -> None:
+        """The host waits, as it does after a blocking copy; not where the allocator makes it (`learn=False`)."""
         if target is None:
-            tell("DeviceSynchronization")
+            _tell("DeviceSynchronization")
         elif isinstance(target, Stream):
-            tell("StreamSynchronization", target.id)
-        elif learn and target in known:
-            tell("EventSynchronization", id(target))
+            _tell("StreamSynchronization", target.id)
+        elif learn and target in self._events:
+            _tell("EventSynchronization", id(target))
         wait(target, learn=learn)
 
-    @patches.around(pool, "allocate")
-    def allocate(take: Any, *args: Any) -> Any:
+    def allocate(self, take: Any, *args: Any) -> Any:
+        """The allocator hands out a block."""
         block = take(*args)
         if block.size:
-            tell("MemoryAllocation", block.address)
+            _tell("MemoryAllocation", block.address)
         return block
 
-    @patches.around(pool, "free")
-    def free(give_back: Any, block: Any) -> None:
-        nonlocal tells
+    def free(self, give_back: Any, block: Any) -> None:
+        """It takes one back, and may record events of its own."""
         if block.size:
-            tell("MemoryDeallocation", block.address)
+            _tell("MemoryDeallocation", block.address)
+        self._frees = True
         try:
-            tells = False
             give_back(block)
         finally:
-            tells = True
+            self._frees = False
+
+
+def _tell(what: str, *numbers: int) -> None:
+    getattr(internals.gpu_trace, f"{what}Callbacks").fire_callbacks(*numbers)
 
 
 def _install_profiler(session: Session, patches: Patches) -> None:

@@ -11,24 +11,21 @@ import os
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from loaderviz import intervals
 from loaderviz.emulator.hardware import DATA
-from loaderviz.emulator.memory import DEFERRED, FREE, LIVE, SMALL_SEGMENT
+from loaderviz.emulator.memory import DEFERRED, FREE, LIVE, SMALL_SEGMENT, Block, Figure, Ledger
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.functions import answers
 from loaderviz.emulator.torch.library.cuda import check_device, properties
+from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.session import Session
 from loaderviz.emulator.torch.tensors import is_on_device
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.memory import Block, Figure, Ledger
-    from loaderviz.emulator.torch.patches import Patches
 
 CUDNN = (torch.float16, torch.float32, torch.float64, torch.bfloat16)
 PLANS = 4096  # of cuFFT, which a cache of PyTorch's keeps
