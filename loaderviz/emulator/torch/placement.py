@@ -109,10 +109,6 @@ def construct(session: Session, func: Any, *args: Any, **kwargs: Any) -> Any:
     return call_with_device(session, func, args, {**kwargs, "device": place})
 
 
-def _as_part(data: Any) -> Any:
-    return torch.as_tensor(data, device=CPU) if isinstance(data, list) else data
-
-
 def _with_parts(session: Session, device: Any, args: tuple[Any, ...], parts: int) -> tuple[Any, tuple[Any, ...]]:
     """Return where a sparse tensor is made, with its parts there: where the call says it, or else its values are."""
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
@@ -122,7 +118,8 @@ def _with_parts(session: Session, device: Any, args: tuple[Any, ...], parts: int
             raise RuntimeError(f"backend of indices must match that of values, which are on {device}")
     if (place := wanted_device(device)).type not in ("cpu", "cuda"):
         return place, args
-    args = (*map(_as_part, args[:parts]), *args[parts:])  # indices and values may be lists
+    made = (torch.as_tensor(it, device=CPU) if isinstance(it, list) else it for it in args[:parts])  # from lists
+    args = *made, *args[parts:]
     return place, tuple(move(session, it, place, None, False) if isinstance(it, torch.Tensor) else it for it in args)
 
 

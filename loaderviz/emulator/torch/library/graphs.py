@@ -271,12 +271,9 @@ def install(session: Session, patches: Patches) -> None:
     def is_current_stream_capturing() -> bool:
         return bool(session.recorder and session.recorder.nodes.takes(session.stream))
 
-    def graph_pool_handle() -> tuple[int, int]:
-        return 0, next(POOLS)
-
     patches.function(torch.cuda, "CUDAGraph", CUDAGraph)
-    for replacement in (is_current_stream_capturing, graph_pool_handle):
-        patches.function(torch.cuda, replacement.__name__, replacement)
+    patches.function(torch.cuda, "is_current_stream_capturing", is_current_stream_capturing)
+    patches.function(torch.cuda, "graph_pool_handle", lambda: (0, next(POOLS)))
 
     @patches.around(torch.cuda, "make_graphed_callables")
     def make_graphed_callables(make: Any, *args: Any, **kwargs: Any) -> Any:

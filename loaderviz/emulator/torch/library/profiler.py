@@ -45,10 +45,10 @@ class Trace:
         self._streams, self._default = session.runtime.streams, session.runtime.default_stream
         self._events = weakref.WeakSet[Event]()
         self._frees = False
-        for replaced in (self.stream, self.record_event, self.wait_event, self.synchronize):
-            patches.around(session.runtime, replaced.__name__)(replaced)
-        for replaced in (self.allocate, self.free):
-            patches.around(session.pool, replaced.__name__)(replaced)
+        owners = {session.runtime: "stream record_event wait_event synchronize", session.pool: "allocate free"}
+        for owner, names in owners.items():
+            for name in names.split():
+                patches.around(owner, name)(getattr(self, name))
 
     def stream(self, make: Any, *args: Any, **kwargs: Any) -> Stream:
         """A stream is made, or the pool hands one out again, which is not told."""
