@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,12 +27,9 @@ from loaderviz.emulator.hazards import code
 from loaderviz.emulator.torch import copies, internals
 from loaderviz.emulator.torch.functions import STAND_IN, call_on_host, modes, names
 from loaderviz.emulator.torch.placement import TYPES
-from loaderviz.emulator.torch.session import CPU
+from loaderviz.emulator.torch.session import CPU, Session
 from loaderviz.emulator.torch.tensors import PLAIN, is_on_device, tag_of
 from loaderviz.errors import LoadervizError
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.torch.session import Session
 
 EACH_LINE = 2  # calls of one function from one line that are made again
 LARGEST = 2**26  # bytes of arguments beyond which values are not compared, only kinds
@@ -218,7 +215,11 @@ class Checker:
             if any(type(it) not in PLAIN for it in (*module.parameters(), *module.buffers())):
                 raise TypeError("a subclass of Tensor copies itself by functions that are not seen here")
             with self._session.on_host(), self._aside():
-                memo = {id(it): _on_cpu(self._session, it) for it in tree_leaves((args, kwargs)) if _is_tensor(it)}
+                memo = {
+                    id(it): _on_cpu(self._session, it)
+                    for it in tree_leaves((args, kwargs))
+                    if isinstance(it, torch.Tensor)
+                }
                 twin, given, named = copy.deepcopy((module, args, kwargs), memo)  # also what holds tensors, as a cache
         except Exception:  # what holds a lock, a file, or a tensor of a graph cannot be copied
             self.report.left_out["modules that cannot be copied"] += 1
@@ -300,10 +301,6 @@ def _is_comparable(args: Any, kwargs: Any) -> bool:
     return all(type(it) in PLAIN and it.layout is torch.strided and not it.is_nested for it in tensors) and not any(
         internals.is_functorch_wrapped_tensor(tensor) for tensor in tensors
     )
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _on_cpu(session: Session, values: Any) -> Any:

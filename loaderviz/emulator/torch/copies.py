@@ -6,13 +6,12 @@ until then the destination holds poison (NaN, or the largest integer), so a forg
 
 from __future__ import annotations
 
-import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaderviz.emulator.device import Stream
+from loaderviz.emulator.device import Command, Stream
 from loaderviz.emulator.kernels import memory_share, memory_time, sm_share
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.tensors import (
@@ -32,7 +31,6 @@ from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
 
 if TYPE_CHECKING:
-    from loaderviz.emulator.device import Command
     from loaderviz.emulator.torch.session import Session
 
 
@@ -295,7 +293,7 @@ class DeferredCopies:
         place = (stream, self._session.runtime.order.snapshot(stream)[stream])
         target.detach().fill_(poison(target.dtype))
         offset, stride = int(target.storage_offset()), target.stride()
-        tag.arrivals += (Arrival(place, source, weakref.ref(storage), offset, stride),)
+        tag.arrivals += (Arrival(place, source.detach(), weakref.ref(storage), offset, stride),)
         self._tags.add(tag)
 
     def deliver(self, tag: Tag, stream: Stream | None) -> None:
@@ -333,7 +331,7 @@ class DeferredCopies:
         for tag in list(self._tags):
             for arrival in tag.arrivals:
                 source = tag_of(arrival.source)
-                if type(source) is HostTag and source.block is not None and _is_last_holder(arrival.source):
+                if type(source) is HostTag and source.block is not None and _holders(arrival.source) <= ALONE:
                     self._session.release(source.block)
                     source.block = None
 
@@ -349,23 +347,17 @@ class DeferredCopies:
             )
 
 
-def _is_last_holder(tensor: torch.Tensor) -> bool:
-    holders: int = internals.storage_use_count(storage_of(tensor)._cdata)
-    return holders <= _LONE and _names(tensor) <= _LONE_NAMES + 1  # the argument here is one name more
+def _holders(tensor: torch.Tensor) -> int:
+    """Return how many hold the storage of a tensor with a tag; `expect` keeps a tensor that nobody else has."""
+    return internals.storage_use_count(storage_of(tensor)._cdata)
 
 
-def _count_lone() -> tuple[int, int]:
-    """Return what the two counts say of a tensor that one tuple holds, in this version of torch and Python."""
-    held = (torch.empty(1),)
-    setattr(storage_of(held[0]), ATTRIBUTE, None)  # as a tag does, an attribute keeps the storage's object
-    return internals.storage_use_count(storage_of(held[0])._cdata), _names(held[0])
+def _alone() -> int:
+    setattr(storage_of(tensor := torch.empty(1)), ATTRIBUTE, None)
+    return _holders(tensor)
 
 
-def _names(tensor: torch.Tensor) -> int:
-    return sys.getrefcount(tensor)
-
-
-_LONE, _LONE_NAMES = _count_lone()
+ALONE = _alone()
 
 
 def poison(dtype: torch.dtype) -> Any:

@@ -25,6 +25,7 @@ from torch._C import (
 )
 from torch._C._autograd import DeviceType
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch.cuda import _gpu_trace as gpu_trace
 
 NEWEST = (2, 14)
 nested: Any = vars(C)["_nested"]

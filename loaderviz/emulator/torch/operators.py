@@ -158,7 +158,7 @@ class Operators(TorchDispatchMode):
         with NO_FUNCTIONS():
             if session.quiet:
                 return operator.run(*args, **kwargs)
-            if operator.splits and not (session.irregular and _any_nested(args)):
+            if operator.splits and not (session.irregular and any(it.is_nested for it in _collected(args, {}))):
                 with self:
                     return func._op_dk(SPLIT, *args, **kwargs)
             if operator.is_free:
@@ -589,20 +589,13 @@ def _collected(args: Any, kwargs: Any) -> Tensors:
     return tensors
 
 
-def _any_nested(args: Any) -> bool:
-    return any(tensor.is_nested for tensor in _collected(args, {}))
-
-
 def _is_regular(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _tensors(session: Session, args: Any, kwargs: Any = None) -> tuple[Tensors, list[Any]]:
     """Return the dense tensors among the arguments of an operator, and the tag of each."""
-    tensors: Tensors = []
-    _collect(args, tensors)
-    if kwargs:
-        _collect(kwargs.values(), tensors)
+    tensors = _collected(args, kwargs or {})
     if session.irregular:
         tensors = [part for tensor in tensors for part in parts_of(tensor)]
     try:
@@ -624,11 +617,7 @@ def host_work(operator: Operator, args: Any, kwargs: Any, result: Any) -> tuple[
 
 
 def _outputs(result: Any) -> Tensors:
-    if isinstance(result, torch.Tensor):
-        return [result]
-    tensors: Tensors = []
-    _collect((result,), tensors)
-    return tensors
+    return _collected((result,), {})
 
 
 def _check_places(operator: Operator, args: Any, changed: Collection[int], tensors: Tensors, tags: list[Any]) -> None:
@@ -723,10 +712,6 @@ GRADIENTS = 1  # the place of the gradients among the arguments of a fused optim
 OF_TORCH = names("aten prim prims quantized c10d _c10d_functional profiler torchvision")
 
 
-def _has_kernel(overload: Any, key: str) -> bool:
-    return bool(internals.dispatch_has_kernel_for_dispatch_key(overload.name(), key))
-
-
 def _conjugating(overload: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator that may take the conjugate of a matrix inside.
 
@@ -773,7 +758,8 @@ class Operator:
         self.base = base = self.name.split("::")[-1]
         # Autograd splits these into others; under torch.inference_mode, without it, they come whole.
         here = overload.namespace != "prim"  # a question about a layout, say, of which the dispatcher knows nothing
-        self.splits: bool = here and internals.dispatch_has_kernel_for_dispatch_key(overload.name(), SPLIT)
+        has_kernel = partial(internals.dispatch_has_kernel_for_dispatch_key, overload.name())
+        self.splits: bool = here and has_kernel(SPLIT)
         aliases = [entry.alias_info for entry in schema.returns]
         # Views share their storage, and with it all that is known of it.
         self.is_view = any(alias is not None and not alias.is_write for alias in aliases)
@@ -794,7 +780,7 @@ class Operator:
         self.run: Callable[..., Any] = overload  # its frame is torch's: what an operator refuses is no error of ours
         self.custom = overload.namespace not in OF_TORCH and not self.splits
         if self.custom:  # what the program registered for the GPU, if anything, or else for all or the CPU
-            keys = (key for key in (KEYS.CUDA, EXPLICIT, KEYS.CPU) if _has_kernel(overload, key.name))
+            keys = (key for key in (KEYS.CUDA, EXPLICIT, KEYS.CPU) if has_kernel(key.name))
             self.run = partial(overload._op_dk, next(keys, KEYS.CPU))
         elif base in MATMUL and overload._overloadname.startswith("dtype"):
             self.run = partial(_widened, overload)
@@ -941,11 +927,8 @@ class BackwardStreams:
 
     def is_new_node(self) -> bool:
         """Tell whether the node of the graph that runs is another one than when last asked."""
-        node = internals.current_autograd_node()
-        if node is self._node:
-            return False
-        self._node = node
-        return True
+        before, self._node = self._node, internals.current_autograd_node()
+        return self._node is not before
 
     def follow(self) -> None:
         """Called before each device operator once there were two streams: inside backward, take that of the forward."""

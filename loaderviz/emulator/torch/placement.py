@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _device
 
 from loaderviz.emulator.torch import copies, internals
 from loaderviz.emulator.torch.functions import answers, call_with_device, is_faked, is_there, overriding
-from loaderviz.emulator.torch.patches import QUESTIONS, device_named, stands_for
+from loaderviz.emulator.torch.patches import QUESTIONS, Patches, device_named, stands_for
 from loaderviz.emulator.torch.session import CPU, DEVICE, ON_HOST, STANDS_FOR_CUDA, Session, wanted_device
 from loaderviz.emulator.torch.tensors import (
     ATTRIBUTE,
@@ -30,9 +30,6 @@ from loaderviz.emulator.torch.tensors import (
     runs_itself,
     tag_of,
 )
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.torch.patches import Patches
 
 aten = torch.ops.aten
 SPARSE_FACTORIES = {
@@ -112,10 +109,6 @@ def construct(session: Session, func: Any, *args: Any, **kwargs: Any) -> Any:
     return call_with_device(session, func, args, {**kwargs, "device": place})
 
 
-def _as_part(data: Any) -> Any:
-    return torch.as_tensor(data, device=CPU) if isinstance(data, list) else data
-
-
 def _with_parts(session: Session, device: Any, args: tuple[Any, ...], parts: int) -> tuple[Any, tuple[Any, ...]]:
     """Return where a sparse tensor is made, with its parts there: where the call says it, or else its values are."""
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
@@ -125,7 +118,8 @@ def _with_parts(session: Session, device: Any, args: tuple[Any, ...], parts: int
             raise RuntimeError(f"backend of indices must match that of values, which are on {device}")
     if (place := wanted_device(device)).type not in ("cpu", "cuda"):
         return place, args
-    args = (*map(_as_part, args[:parts]), *args[parts:])  # indices and values may be lists
+    made = (torch.as_tensor(it, device=CPU) if isinstance(it, list) else it for it in args[:parts])  # from lists
+    args = *made, *args[parts:]
     return place, tuple(move(session, it, place, None, False) if isinstance(it, torch.Tensor) else it for it in args)
 
 

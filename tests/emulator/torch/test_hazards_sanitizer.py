@@ -3,12 +3,20 @@
 Its `EventHandler` is plain Python and runs without a GPU. It knows tensors by their first address, forgets them when
 they are freed, and sees no host memory; nor does it know streams that the default one waits for, which PyTorch never
 makes. So everything here is whole tensors on the device, and PyTorch's streams.
+
+First its handler alone, told by hand; then all of it, in a recording, where it hears the emulator by torch's own table.
 """
 
+import prefetchers
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from race_programs import BLOCKING, BLOCKS, EVENTS, UNIT, UNITS, Machine, index
-from torch.cuda._sanitizer import EventHandler
+from torch.cuda import _gpu_trace
+from torch.cuda._sanitizer import CUDASanitizerDispatchMode, CUDASanitizerErrors, EventHandler
+
+import loaderviz as lv
 
 
 class Both(Machine):
@@ -89,3 +97,137 @@ def test_ours_sees_what_torchs_cannot():
     assert Both().run([written, ("renew", 0, 0, None), kernel(0, (0, True))]).reports == [(False, False), (True, False)]
     view = "kernel", 0, 1_000, [(0, 1, UNITS - 1, True, False)]
     assert Both().run([written, view]).reports == [(False, False), (True, False)]
+
+
+# All of torch's sanitizer, in a recording
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """The tables of torch's hooks, by name, with no listener until the end of the test."""
+    found = {name: table for name, table in vars(_gpu_trace).items() if hasattr(table, "callback_list")}
+    for table in found.values():
+        monkeypatch.setattr(table, "callback_list", [])
+    return found
+
+
+def verdicts(run):
+    """Return the kinds of our hazards, and whether torch's sanitizer ends the same program with an error."""
+    with lv.record(on="a100", copies="eager") as recording:
+        run()
+    ended = False
+    try:
+        with lv.record(on="a100", copies="eager", hazards="off"), CUDASanitizerDispatchMode():
+            run()
+    except CUDASanitizerErrors:
+        ended = True
+    return {hazard.kind for hazard in recording.hazards}, ended
+
+
+def side_stream(order):
+    """A kernel on a side stream writes what one on the default stream reads; `order` stands between them."""
+
+    def run():
+        shared, side = torch.ones(1000, device="cuda"), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            shared.mul_(2)
+        order(side)
+        shared.sum()
+
+    return run
+
+
+def by_event(side):
+    done = side.record_event()
+    torch.cuda.current_stream().wait_event(done)
+
+
+ORDERS = {
+    "wait_stream": lambda side: torch.cuda.current_stream().wait_stream(side),
+    "event": by_event,
+    "synchronize": lambda side: torch.cuda.synchronize(),
+    "stream.synchronize": lambda side: side.synchronize(),
+    "event.synchronize": lambda side: side.record_event().synchronize(),
+}
+NO_ORDERS = {
+    "nothing": lambda side: None,
+    "the wrong way round": lambda side: side.wait_stream(torch.cuda.current_stream()),
+    "an event too early": lambda side: torch.cuda.current_stream().wait_event(torch.cuda.Event()),
+    "another stream's end": lambda side: torch.cuda.Stream().synchronize(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")
+@pytest.mark.parametrize("name", [*ORDERS, *NO_ORDERS])
+def test_both_find_a_read_that_nothing_orders(tables, name):
+    expected = (set(), False) if name in ORDERS else ({"early-read"}, True)
+    assert verdicts(side_stream((ORDERS | NO_ORDERS)[name])) == expected
+
+
+@pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")
+@pytest.mark.parametrize("name", prefetchers.PREFETCHERS)
+def test_torchs_sanitizer_ends_no_program_that_we_find_right(tables, name):
+    """It misses what it cannot see: memory that is freed and handed out again, and pinned memory."""
+    way = prefetchers.PREFETCHERS[name]
+
+    def run():
+        batches = [(torch.rand(64, 100).pin_memory(),) for _ in range(8)]
+        for (values,) in way.make(batches):
+            (values @ values.T).sum()
+
+    ours, ended = verdicts(run)
+    assert ours <= way.races and bool(ours) >= ended
+    assert ended == (name in ("ring, unprotected", "waits too early", "never waits"))
+
+
+def test_the_table_is_told_in_order_with_the_numbers_that_the_program_sees(tables):
+    heard = []
+    with lv.record(on="a100"):
+        total = torch.zeros((), device="cuda")
+        torch._C._activate_gpu_trace()
+        for name, table in tables.items():
+            table.add_callback(lambda *numbers, name=name: heard.append((name.removesuffix("Callbacks"), *numbers)))
+        values, side, event = torch.empty(1000, device="cuda"), torch.cuda.Stream(), torch.cuda.Event()
+        event.wait(side)  # never recorded: CUDA does not know it yet
+        event.synchronize()
+        event.record()
+        event.wait(side)
+        event.synchronize()
+        values.record_stream(side)
+        address, number, stream = values.data_ptr(), event.cuda_event, side.cuda_stream
+        total.item()
+        side.synchronize()
+        torch.cuda.synchronize()
+        del values
+        torch.cuda.current_stream()
+        for _ in range(32):
+            torch.cuda.Stream()  # the last of them is the first of the pool again
+    del event
+    assert heard == [
+        ("MemoryAllocation", address),
+        ("StreamCreation", stream),
+        ("EventCreation", number),
+        ("EventRecord", number, 0),
+        ("EventWait", number, stream),
+        ("EventSynchronization", number),
+        ("StreamSynchronization", 0),  # of `item`
+        ("StreamSynchronization", stream),
+        ("DeviceSynchronization",),
+        ("MemoryDeallocation", address),
+        *[("StreamCreation", stream + more) for more in range(1, 32)],
+        ("EventDeletion", number),
+    ]
+
+
+def test_who_listens_changes_no_time(tables):
+    def run():
+        with lv.record(on="a100") as recording:
+            run_of_streams()
+        return recording.timeline
+
+    run_of_streams = side_stream(by_event)
+    alone = run()
+    tables["EventRecordCallbacks"].add_callback(lambda *numbers: None)
+    beside = run()
+    assert [(row.name, row.start, row.end) for row in alone.rows()] == [(r.name, r.start, r.end) for r in beside.rows()]

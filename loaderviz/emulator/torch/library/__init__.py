@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd import graph
@@ -19,14 +19,11 @@ from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.functions import Functions, answers
 from loaderviz.emulator.torch.library import autocast, compilers, cuda, graphs, parallel, profiler, storing, telemetry
 from loaderviz.emulator.torch.library.storing import PADDING
-from loaderviz.emulator.torch.patches import stands_for
+from loaderviz.emulator.torch.operators import Operators
+from loaderviz.emulator.torch.patches import Patches, stands_for
 from loaderviz.emulator.torch.placement import install_types, move
 from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
 from loaderviz.emulator.torch.tensors import PLAIN, is_on_device
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.torch.operators import Operators
-    from loaderviz.emulator.torch.patches import Patches
 
 ROOMS = cuda, telemetry, graphs, parallel, autocast, compilers, storing, profiler
 

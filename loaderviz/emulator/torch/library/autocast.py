@@ -8,7 +8,7 @@ on: it casts tensors of the device, as aten/src/ATen/autocast_mode.h says, and l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.library import Library, fallthrough_kernel
@@ -16,11 +16,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.functions import names
+from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.session import Session
 from loaderviz.emulator.torch.tensors import is_on_device
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.torch.patches import Patches
 
 KEY = "AutocastPrivateUse1"
 KEYS: Any = internals.DispatchKey

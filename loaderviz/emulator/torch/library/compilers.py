@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._dynamo import eval_frame
@@ -22,13 +22,11 @@ from torch.library import Library
 
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.library.storing import bring
+from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.placement import move
 from loaderviz.emulator.torch.session import CPU, DEVICE, STANDS_FOR_CUDA, Session, wanted_device
 from loaderviz.emulator.torch.tensors import is_on_device
 from loaderviz.errors import NotModelledError
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.torch.patches import Patches
 
 TRACERS = "_create_graph_by_tracing", "_create_function_from_trace", "_create_function_from_trace_with_dict"
 METHOD_TRACERS = "_create_method_from_trace", "_create_method_from_trace_with_dict"

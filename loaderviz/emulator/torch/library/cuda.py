@@ -7,24 +7,19 @@ import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from loaderviz.emulator.device import Stream as EmulatedStream
-from loaderviz.emulator.hardware import DATA, GPUS, Multiprocessor
+from loaderviz.emulator.hardware import DATA, GPUS, Gpu, Multiprocessor
 from loaderviz.emulator.runtime import PRIORITIES
 from loaderviz.emulator.runtime import Event as EmulatedEvent
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.functions import DefaultGenerator
-from loaderviz.emulator.torch.patches import Disguised, stands_for
+from loaderviz.emulator.torch.patches import Disguised, Patches, stands_for
 from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
 from loaderviz.errors import NotModelledError
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.hardware import Gpu
-    from loaderviz.emulator.torch.patches import Patches
-
 
 REAL_STREAM, REAL_EVENT = torch.cuda.Stream, torch.cuda.Event  # so that isinstance() holds for early imports, too
 NOT_MODELLED = {

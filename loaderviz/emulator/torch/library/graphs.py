@@ -13,21 +13,18 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from loaderviz.emulator.device import Command
 from loaderviz.emulator.runtime import Capture, CudaError
 from loaderviz.emulator.torch import copies, internals
-from loaderviz.emulator.torch.patches import Disguised, stands_for
+from loaderviz.emulator.torch.patches import Disguised, Patches, stands_for
 from loaderviz.emulator.torch.session import Session
 from loaderviz.emulator.torch.tensors import ATTRIBUTE, SET, DeviceTag, storage_of, tag_of
 from loaderviz.errors import NotModelledError
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.device import Command
-    from loaderviz.emulator.torch.patches import Patches
 
 POOLS = count(1)
 
@@ -274,12 +271,9 @@ def install(session: Session, patches: Patches) -> None:
     def is_current_stream_capturing() -> bool:
         return bool(session.recorder and session.recorder.nodes.takes(session.stream))
 
-    def graph_pool_handle() -> tuple[int, int]:
-        return 0, next(POOLS)
-
     patches.function(torch.cuda, "CUDAGraph", CUDAGraph)
-    for replacement in (is_current_stream_capturing, graph_pool_handle):
-        patches.function(torch.cuda, replacement.__name__, replacement)
+    patches.function(torch.cuda, "is_current_stream_capturing", is_current_stream_capturing)
+    patches.function(torch.cuda, "graph_pool_handle", lambda: (0, next(POOLS)))
 
     @patches.around(torch.cuda, "make_graphed_callables")
     def make_graphed_callables(make: Any, *args: Any, **kwargs: Any) -> Any:

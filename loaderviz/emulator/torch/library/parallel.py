@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.parallel import _functions
@@ -15,12 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.functions import names
+from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
 from loaderviz.emulator.torch.tensors import is_on_device
 from loaderviz.errors import NotModelledError
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.torch.patches import Patches
 
 
 def install(session: Session, patches: Patches) -> None:

@@ -1,26 +1,109 @@
-"""Annotations and torch's profiler: ranges on the main lane, and the emulated work in virtual time."""
+"""Annotations, torch's profiler and its hooks: ranges, the emulated work in virtual time, what CUDA is asked."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import Any
 
 import torch
 from torch.autograd.profiler import record_function
 from torch.autograd.profiler_util import FunctionEvent
 
+from loaderviz.emulator.device import Stream
+from loaderviz.emulator.runtime import Event
+from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.internals import DeviceType
+from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.session import Session
 from loaderviz.timeline import Kind, Timeline
 
-if TYPE_CHECKING:
-    from loaderviz.emulator.torch.patches import Patches
-
 
 def install(session: Session, patches: Patches) -> None:
-    """Put both in place."""
+    """Put all in place."""
     _install_ranges(session, patches)
     _install_profiler(session, patches)
+
+    def trace() -> None:
+        if "stream" not in vars(session.runtime):
+            Trace(session, patches)
+
+    patches.set(internals.C, "_activate_gpu_trace", trace)
+    if any(getattr(table, "callback_list", ()) for table in vars(internals.gpu_trace).values()):
+        trace()  # who listens has said so before the recording
+
+
+class Trace:
+    """Tells the listeners of `torch.cuda._gpu_trace`, such as `torch.cuda._sanitizer`, what CUDA is asked from now on.
+
+    In torch's order, with numbers that `cuda_stream`, `cuda_event` and `data_ptr()` return. An event is created when it
+    is first recorded; those of the allocator of device memory are not told, nor are kernels, which a mode sees. With
+    CUDA_LAUNCH_BLOCKING=1 each launch shows as a stream synchronisation.
+    """
+
+    def __init__(self, session: Session, patches: Patches) -> None:
+        self._streams, self._default = session.runtime.streams, session.runtime.default_stream
+        self._events = weakref.WeakSet[Event]()
+        self._frees = False
+        owners = {session.runtime: "stream record_event wait_event synchronize", session.pool: "allocate free"}
+        for owner, names in owners.items():
+            for name in names.split():
+                patches.around(owner, name)(getattr(self, name))
+
+    def stream(self, make: Any, *args: Any, **kwargs: Any) -> Stream:
+        """A stream is made, or the pool hands one out again, which is not told."""
+        before, stream = len(self._streams), make(*args, **kwargs)
+        if len(self._streams) > before:
+            _tell("StreamCreation", stream.id)
+        return stream  # type: ignore[no-any-return]
+
+    def record_event(self, record: Any, event: Event, stream: Stream | None = None) -> None:
+        """An event is recorded, and exists from then on."""
+        record(event, stream)
+        if self._frees:
+            return
+        if event not in self._events:
+            self._events.add(event)
+            weakref.finalize(event, _tell, "EventDeletion", id(event)).atexit = False
+            _tell("EventCreation", id(event))
+        _tell("EventRecord", id(event), (stream or self._default).id)
+
+    def wait_event(self, wait: Any, stream: Stream, event: Event, **asked: Any) -> None:
+        """A stream waits for an event."""
+        wait(stream, event, **asked)
+        if event in self._events:
+            _tell("EventWait", id(event), stream.id)
+
+    def synchronize(self, wait: Any, target: Stream | Event | None = None, *, learn: bool = True) -> None:
+        """The host waits, as it does after a blocking copy; not where the allocator makes it (`learn=False`)."""
+        if target is None:
+            _tell("DeviceSynchronization")
+        elif isinstance(target, Stream):
+            _tell("StreamSynchronization", target.id)
+        elif learn and target in self._events:
+            _tell("EventSynchronization", id(target))
+        wait(target, learn=learn)
+
+    def allocate(self, take: Any, *args: Any) -> Any:
+        """The allocator hands out a block."""
+        block = take(*args)
+        if block.size:
+            _tell("MemoryAllocation", block.address)
+        return block
+
+    def free(self, give_back: Any, block: Any) -> None:
+        """It takes one back, and may record events of its own."""
+        if block.size:
+            _tell("MemoryDeallocation", block.address)
+        self._frees = True
+        try:
+            give_back(block)
+        finally:
+            self._frees = False
+
+
+def _tell(what: str, *numbers: int) -> None:
+    getattr(internals.gpu_trace, f"{what}Callbacks").fire_callbacks(*numbers)
 
 
 def _install_profiler(session: Session, patches: Patches) -> None:

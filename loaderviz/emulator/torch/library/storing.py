@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.dlpack import DLDeviceType
@@ -14,13 +14,11 @@ from torch.utils.dlpack import DLDeviceType
 from loaderviz.emulator.runtime import Direction
 from loaderviz.emulator.torch import copies, internals
 from loaderviz.emulator.torch.functions import answers
+from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.placement import move
 from loaderviz.emulator.torch.session import CPU, ON_HOST, PIN_THREAD, Session, wanted_device
 from loaderviz.emulator.torch.tensors import ATTRIBUTE, DeviceTag, HostTag, is_on_device, seen_outside, set_tag
 from loaderviz.errors import NotModelledError
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.torch.patches import Patches
 
 FIRST = 5  # before torch's own packages (10 is the CPU's) in the order of serialization
 PADDING = "_loaderviz_padding"  # the mask of sequences that an encoder has packed

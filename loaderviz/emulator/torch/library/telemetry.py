@@ -11,24 +11,21 @@ import os
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from loaderviz import intervals
 from loaderviz.emulator.hardware import DATA
-from loaderviz.emulator.memory import DEFERRED, FREE, LIVE, SMALL_SEGMENT
+from loaderviz.emulator.memory import DEFERRED, FREE, LIVE, SMALL_SEGMENT, Block, Ledger
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.functions import answers
 from loaderviz.emulator.torch.library.cuda import check_device, properties
+from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.session import Session
 from loaderviz.emulator.torch.tensors import is_on_device
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Kind
-
-if TYPE_CHECKING:
-    from loaderviz.emulator.memory import Block, Figure, Ledger
-    from loaderviz.emulator.torch.patches import Patches
 
 CUDNN = (torch.float16, torch.float32, torch.float64, torch.bfloat16)
 PLANS = 4096  # of cuFFT, which a cache of PyTorch's keeps
@@ -178,13 +175,12 @@ class Nvml:
         def capability(handle: Any, major: Any, minor: Any) -> int:
             return _write(major, gpu.capability[0]) or _write(minor, gpu.capability[1])
 
-        done = number(0)
         self.functions: dict[str, Callable[..., int]] = {
             **dict.fromkeys(("nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown"), lambda *args: SUCCESS),
             "nvmlDeviceGetCount_v2": number(1),
             "nvmlDeviceGetHandleByIndex_v2": handle_at,
             "nvmlDeviceGetHandleByUUID": lambda uuid, result: SUCCESS,
-            "nvmlDeviceGetIndex": done,
+            "nvmlDeviceGetIndex": number(0),
             "nvmlDeviceGetName": text(gpu.name),
             "nvmlDeviceGetUUID": text(f"GPU-{known.uuid}"),
             "nvmlDeviceGetMemoryInfo": memory,
@@ -241,7 +237,8 @@ def _statistics(session: Session) -> dict[str, Any]:
     def statistics(device: Any = None) -> dict[str, Any]:
         check_device(device)
         _now(session)
-        nested: dict[str, Any] = {name: _as_dicts(pools) for name, pools in pool.ledger.figures().items()}
+        figures = pool.ledger.figures().items()
+        nested: dict[str, Any] = {name: {part: it._asdict() for part, it in parts.items()} for name, parts in figures}
         nested |= {"oversize_allocations": NONE, "oversize_segments": NONE, "max_split_size": -1}
         nested |= dict.fromkeys(("num_sync_all_streams", "num_oom_rejections"), 0)
         return nested | {
@@ -337,10 +334,6 @@ def _fraction(session: Session) -> dict[str, Any]:
         return limit
 
     return {"set_per_process_memory_fraction": set_fraction, "get_per_process_memory_fraction": get_fraction}
-
-
-def _as_dicts(pools: dict[str, Figure]) -> dict[str, dict[str, int]]:
-    return {pool: figure._asdict() for pool, figure in pools.items()}
 
 
 def _times(durations: list[int]) -> dict[str, int]:
