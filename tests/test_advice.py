@@ -104,9 +104,9 @@ PAGEABLE = {"copy": 100, "kernel": 200, "pinned": False}
         ({"copy": 100, "kernel": 200}, 2_500, None, {"copy-not-hidden": 500}),
         ({"copy": 100, "kernel": 200, "host": False}, 0, None, {"copy-not-hidden": 1_000}),
         ({"copy": 0, "kernel": 200}, 0, None, {"nothing-to-gain": 0}),
-        (PAGEABLE, 0, None, {"pageable-copy": 1_000}),
-        (PAGEABLE, 0, (40, 1_000_000), {"pageable-copy": 600}),  # 2.5 times as fast
-        (PAGEABLE, 0, (8, 1_000), {"pageable-copy": 1_000}),  # a small one says nothing about large ones
+        (PAGEABLE, 0, None, {"pageable-copy": 600}),  # 1 MB by an A100's link, 25 GB/s
+        (PAGEABLE, 0, (50, 1_000_000), {"pageable-copy": 500}),  # twice as fast
+        (PAGEABLE, 0, (8, 1_000), {"pageable-copy": 600}),  # a small one says nothing about large ones
     ],
 )
 def test_what_is_promised_has_a_closed_form(loop, busy, extra, expected):
@@ -676,8 +676,8 @@ def test_many_small_copies_are_four_a_step_of_64_kib_at_most(copies, nbytes, tol
     assert ("many-small-copies" in gains(waiting(loop))) is told
 
 
-@pytest.mark.parametrize(("steps", "told"), [(4, False), (5, True)])
-def test_synchronising_each_step_is_in_half_of_twelve(steps, told):  # with the one after the loop
+@pytest.mark.parametrize(("steps", "told"), [(5, False), (6, True)])
+def test_synchronising_each_step_is_in_half_of_twelve(steps, told):  # the one after the loop keeps no launch back
     assert ("synchronizes-each-step" in gains(program(item=steps))) is told
 
 
@@ -992,7 +992,7 @@ def test_any_advice_reads_well(timeline):
 PUBLIC = {
     "alexnet_pageable_2023.json.gz": ["warm-up", "start-up"],
     "cpu_only_2023.json.gz": ["no-gpu-work"],
-    "event_sync_2023.json.gz": ["host-bound", "warm-up"],
+    "event_sync_2023.json.gz": ["warm-up", "host-bound"],
     "resnet50_workers0_2021.json.gz": ["fetch-in-loop"],
     "two_ranks/rank-0.json.gz": ["host-bound"],
     "two_ranks/rank-1.json.gz": ["host-bound"],

@@ -15,6 +15,7 @@ import numpy as np
 from loaderviz import intervals, words
 from loaderviz.analysis import NO_GAIN, WORTH_IT, Advice, Finding, FindingKind, Gain, Subject, is_worth_it
 from loaderviz.analysis.evidence import (
+    MASKS,
     READING,
     Evidence,
     Floor,
@@ -31,6 +32,7 @@ from loaderviz.analysis.evidence import (
 )
 from loaderviz.analysis.ranks import rank_table
 from loaderviz.analysis.trials import Trials
+from loaderviz.analysis.what_if import gpu_named
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import Mask, Summary, check_timeline, device_sets
@@ -281,7 +283,8 @@ def resident(facts: Evidence, workers_help: bool = True) -> Finding | None:
     batches = facts.getting
     others = intervals.length(intervals.subtract(loading, batches))
     why = (
-        f"that is longer than the kernels, {duration(facts, facts.summary.kernels)}, so not all of it can be hidden"
+        f"that is longer than the kernels, {duration(facts, facts.summary.kernels, facts.rounds)}, "
+        "so not all of it can be hidden"
         if facts.length(copies) > facts.summary.kernels
         else f"hidden or not, copying and handing out keep the main thread busy for {duration(facts, others)}"
     )
@@ -297,15 +300,25 @@ def resident(facts: Evidence, workers_help: bool = True) -> Finding | None:
 
 
 def _if_pinned(facts: Evidence, copies: Mask) -> tuple[float, str]:
-    """Return the share of the time of pageable `copies` that is left once pinned (0 if not known), and words for it."""
+    """Return the share of the time of pageable `copies` that is left once pinned (0 if not known), and words for it.
+
+    The rate is that of pinned copies as large, where there are any, else that of the link of the card that is named.
+    """
     timeline, here = facts.timeline, facts.mask(Kind.COPY_H2D)
-    time = timeline.end - timeline.start
+    time, link = timeline.end - timeline.start, gpu_named(timeline.context.device).h2d
     pinned = here & (timeline.pinned == 1) & (time > 0) & (timeline.nbytes >= timeline.nbytes[copies].max(initial=0))
-    if not pinned.any() or timeline.nbytes[copies].min(initial=1) <= 0:
+    if timeline.nbytes[copies].min(initial=1) <= 0:
         return 0.0, ""
-    best = float((timeline.nbytes[pinned] / time[pinned]).max())
+    if pinned.any():
+        best = float((timeline.nbytes[pinned] / time[pinned]).max())
+        told = f"; pinned copies reach {words.size(best * 1e9)}/s here"
+    elif link:
+        best = link / 1e9
+        told = f"; no pinned copy as large is seen, and the link of such a card is taken to reach {words.size(link)}/s"
+    else:
+        return 0.0, "; no pinned copy as large is seen, and how fast this GPU's link is, is not known"
     left = min(1.0, float(timeline.nbytes[copies].sum()) / best / max(1, int(time[copies].sum())))
-    return left, f"; pinned copies reach {words.size(best * 1e9)}/s here"
+    return left, told
 
 
 # Findings about several GPUs: collectives that nothing hides, and a rank that lets the others wait
@@ -348,13 +361,13 @@ def communication_exposed(facts: Evidence) -> Finding | None:
     if summary.rank_wait is None:
         known = "how much of it is waiting for other ranks, the trace of one rank does not tell"
     else:
-        known = f"{duration(facts, summary.rank_wait)} of it is known to be waiting for other ranks"
+        known = f"{duration(facts, summary.rank_wait, facts.rounds)} of it is known to be waiting for other ranks"
     count, calls = int(mine.sum()), f" Most of it is called in {name}." if caller else ""
     change = _OVERLAP.get(caller) or _OVERLAP.get(f"{caller} {operations[0]}", _OVERLAP[""])
     return Finding(
         "communication-exposed",
-        f"{words.count(count, 'collective')}{a_step(facts, count)} ({', '.join(operations)}) run for "
-        f"{duration(facts, summary.communication)}, {hidden} of it hidden under compute kernels: "
+        f"{words.count(count, 'collective')}{a_step(count, facts.rounds)} ({', '.join(operations)}) run for "
+        f"{duration(facts, summary.communication, facts.rounds)}, {hidden} of it hidden under compute kernels: "
         f"{words.share(summary.exposed_communication / facts.window)} of the time is spent in exposed communication "
         f"({where(facts, mine)}); {known}.{calls}",
         change,
@@ -631,6 +644,19 @@ def dense_embedding(facts: Evidence) -> Finding | None:
     )
 
 
+_SYNCHRONIZES = {  # what to change, by what the host waits for
+    "mask": (
+        "# x[mask] and torch.nonzero give as many rows as are true, and the host waits to know how many:\n"
+        "# torch.where(mask, x, 0) keeps the shape; or make the indices on the host, before the batch is copied"
+    ),
+    "result": (
+        "# leave results on the GPU and bring them once, after the loop, such as: total += loss.detach()\n"
+        "# or compute and read them in every 20th step only"
+    ),
+    "": "# no torch.cuda.synchronize() in the loop: a stream keeps its order by itself",
+}
+
+
 def synchronizes_each_step(facts: Evidence) -> Found:
     """`.item()`, `.cpu()`, `print` or a synchronise in each step: the host cannot run ahead (R25)."""
     calls = facts.synchronizes(None)
@@ -643,23 +669,18 @@ def synchronizes_each_step(facts: Evidence) -> Found:
     mates = facts.line_mates(waits)  # such as a norm, which is computed only to be read
     host, work = mates & facts.loop, mates & facts.here
     free = either(inside, facts.in_lines(host))
-    direct = intervals.length(either(free, facts.covered(work))) + facts.exposed(results)
-    gain = facts.bound(
-        direct, "the calls that wait for the GPU, and the rest of their lines", results | work, 0, host=free
-    )
-    reads = int(results.sum())
-    what = "no result is brought to the host by them"
-    change = "# no torch.cuda.synchronize() in the loop: a stream keeps its order by itself"
-    if reads:
-        what = f"{words.count(reads, 'copy')} {'brings' if reads == 1 else 'bring'} a result to the host"
-        change = (
-            "# leave results on the GPU and bring them once, after the loop, such as: total += loss.detach()\n"
-            "# or compute and read them in every 20th step only"
-        )
+    direct = facts.idle_beside(free) + facts.length(work) + facts.exposed(results)
+    what = "the GPU's idle time beside the calls that wait for it, and what they and their lines have it do"
+    gain = facts.bound(direct, what, results | work, 0, host=free)
+    reads, made = int(results.sum()), facts.operators_of(calls).most_common(1)
+    told = f"{words.count(reads, 'copy')} {'brings' if reads == 1 else 'bring'} a result to the host"
+    told = told if reads else "no result is brought to the host by them"
+    told += "".join(f"; {often:,} of the waits {'is' if often == 1 else 'are'} in {name}" for name, often in made)
+    change = _SYNCHRONIZES["mask" if made and made[0][0] in MASKS else "result" if reads else ""]
     finding = Finding(
         "synchronizes-each-step",
-        f"the loop waits for the GPU {count:,} times{a_step(facts, count)}, {duration(facts, intervals.length(inside))}"
-        f" ({where(facts, waits)}); {what}",
+        f"the loop waits for the GPU {count:,} times{a_step(count, steps)}, {duration(facts, intervals.length(inside))}"
+        f" ({where(facts, waits)}); {told}",
         change,
         gain,
         subject=Subject((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
@@ -943,7 +964,7 @@ def host_bound(facts: Evidence) -> Found:
     sentences = (
         f"the GPU is idle for {words.duration(idle)} ({words.share(idle / facts.window)}) while the host works "
         f"({split})",
-        f"{words.count(count, 'kernel')}{a_step(facts, count)}: {takes}, and torch and CUDA take "
+        f"{words.count(count, 'kernel')}{a_step(count, facts.rounds)}: {takes}, and torch and CUDA take "
         f"{words.duration(launching)} of the host's time for it",
         gap,
         pays,
@@ -1199,7 +1220,7 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     loader = DataLoader(..., pin_memory=True)
     batch = batch.to("cuda", non_blocking=True)
     >>> advice[0].expected_gain.ns  # in the window, at most
-    5955908
+    5185205
     """
     facts = Evidence(check_timeline(timeline, "advise()"), device, window)
     if window is None and facts.phases:
@@ -1216,6 +1237,8 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     doubts, beside = ([each for find in part if (each := find(facts))] for part in (DOUBTS, BESIDE))
     beside = [*filter(None, [warm]), *beside]
     beyond = {each.kind for each in (*doubts, *beside)}
+    if warm and worth and worth[0].expected_gain.ns < intervals.length(_first_calls(facts)):  # a pass that is cold
+        worth, beside = [warm, *worth], beside[1:]
     told = worth or ([] if warm or "short-window" in beyond else [nothing(facts, found)])
     told = [each for each in told if each.kind != "nothing-to-gain" or "uneven-steps" not in beyond]
     if worth and (facts.unseen or (facts.timeline.context.missing and facts.timeline.context.origin == "file")):
@@ -1308,7 +1331,9 @@ def _judged(facts: Evidence) -> str:
     summary, part = facts.summary, words.duration(facts.window)
     whole, many = words.duration(facts.timeline.duration), summary.batches or 0
     steps = "1 step" if many == 1 else f"{many:,} steps of {words.duration(summary.step)}"
-    if summary.step and abs(many * summary.step - facts.window) > APART * facts.window:
+    if facts.rounds and facts.rounds != facts.steps:
+        steps += f", and the GPU's work on {facts.rounds - many:.2g} steps that were launched before"
+    elif summary.step and abs(many * summary.step - facts.window) > APART * facts.window:
         steps += f" from one to the next (a time “a step” below is its part of the {part} / {many:,}"
         steps += ", a gain its share of a step)"
     parts = [

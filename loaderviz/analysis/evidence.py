@@ -43,6 +43,7 @@ FEW, UNSEEN = 20, 0.25  # launches; share of the window in which the host waits 
 PHASE, PHASE_SHARE = 5, 0.1  # steps, and share of the window, of a part of the loop that is judged by itself
 QUEUED = 10_000  # ns: of two kernels that were both launched before, the second begins so soon after the first
 LATE_FIRST, OFTEN = 1_000_000, 10  # ns, and times a later call: a first call that takes so long has started something
+EARLY = 0.1  # of a step: so much work of the device that was launched before the window is of steps without a mark
 SPARE = 1.25  # workers that are busy 80 % of the time keep up although batches differ
 MOST_WORKERS = 64  # as many as `what_if` replays
 SHARED_MEMORY, PREFETCHED = 8 << 30, 2  # bytes, where not known: half of 16 GB; batches a worker makes ahead
@@ -60,6 +61,7 @@ CALLERS = {  # of collectives, by a range around their launch: the first that is
     "ddp": re.compile(r"DistributedDataParallel|AccumulateGrad").search,
 }
 READING = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
+MASKS = "aten::nonzero", "aten::masked_select"  # what they give has a size that the host must know
 COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
 
 
@@ -218,11 +220,15 @@ class Evidence:
     def synchronizes(self, after: Mask | None) -> Mask:
         """The synchronising calls of the loop that follow at once one of the copies `after`; for None, no H2D copy.
 
-        `.to("cuda")` calls so for its copy; `.item()` for a copy to the host, or a program of its own accord.
+        `.to("cuda")` calls so for its copy; `.item()` for a copy to the host, or a program of its own accord. One
+        before the first launch or after the last one keeps none back, such as a profiler's when it begins or ends.
         """
         calls, copy = self._synchronizing
         if after is None:
-            mine = (copy < 0) | ~self.timeline.where(Kind.COPY_H2D)[copy]
+            launched = np.sort(self.timeline.start[self.launching])
+            place = np.searchsorted(launched, self.timeline.start[calls])
+            mine = (copy < 0) & (place > 0) & (place < len(launched))
+            mine |= (copy >= 0) & ~self.timeline.where(Kind.COPY_H2D)[copy]
         else:
             mine = (copy >= 0) & after[copy]
         return self.timeline.places(calls[mine])
@@ -285,6 +291,29 @@ class Evidence:
     def launched(self, calls: Mask) -> Mask:
         """The spans that these calls of the host launched."""
         return calls[self.launched_by] & (self.launched_by >= 0)
+
+    def idle_beside(self, waits: Intervals) -> int:
+        """How long the device is idle in each of these waits of the host and after it, but no longer than it lasts.
+
+        After it is up to the first work that the host launches ahead again, while the device has other work, or to the
+        next wait.
+        """
+        rows, (start, end), idle = np.flatnonzero(self.here), waits.T, np.r_[self.idle, [[self.end, self.end]]]
+        call = np.where(self.launched_by[rows] < 0, rows, self.launched_by[rows])
+        before = idle[np.searchsorted(self.idle[:, 1], self.first[rows])]  # the gap that the work ends, if it does
+        ahead = (before[:, 1] > self.first[rows]) | (self.timeline.end[call] <= before[:, 0])
+        called = np.sort(self.timeline.start[call[ahead]])
+        rows = rows[ahead][np.argsort(self.timeline.start[call[ahead]], kind="stable")]
+        until = np.r_[self.first[rows], self.end][np.searchsorted(called, end)]
+        until = np.clip(until, end, np.r_[start[1:], self.end])
+        return int(np.minimum(intervals.covered_within(self.idle, start, until), end - start).sum())
+
+    def operators_of(self, calls: Mask) -> Counter[str]:
+        """The innermost operators that make these calls, but for copies, and how many of the calls each makes."""
+        operators = self.loop & self.timeline.where(Kind.OPERATOR)
+        rows = np.flatnonzero(operators & ~self.timeline.named((*COPY_OPERATORS, READING[1]).__contains__))
+        found = Counter(self._around(rows, call) for call in np.flatnonzero(calls).tolist())
+        return Counter({name: count for name, count in found.items() if name})
 
     def calls(self, work: Mask) -> Mask:
         """The host's calls that launched these spans of the device."""
@@ -368,13 +397,27 @@ class Evidence:
             basis = f"at most the window, {words.duration(self.window)}, less {words.duration(rest.ns)} of {rest.what}"
         ns = max(0, min(direct, bound))
         share, step = ns / self.window if self.window else 0.0, self.summary.step
-        # The window has fewer of the host's steps than of the device's: it ends with the last work
-        each = min(step, max(share * step, ns / self.steps)) if step and self.steps else None
+        # The last of its steps may be longer than from one to the next: it ends with the last work
+        each = min(step, max(share * step, ns / self.rounds)) if step and self.rounds else None
         return Gain(ns, share, each, basis)
 
-    def per_step(self, ns: float) -> float | None:
-        """Return a step's part of `ns` in the window; None where steps are not known, or are shorter than that."""
-        each = ns / self.steps if self.steps else None
+    @cached_property
+    def rounds(self) -> float | None:
+        """How many steps the device's work in the window is of: also of steps before the first mark, if it has some."""
+        first, step = min(self.marks, default=-1), self.summary.step
+        early = self.mask(*KERNELS) & (self.timeline.batch < 0) & (self.launched_by < 0)
+        if first < 0 or not step or not early.any():
+            return self.steps
+        begin = begin_of(self.timeline, self.device, np.array([first]))[0]
+        early &= self.timeline.end <= begin
+        return self.window / step if self.length(early) > EARLY * step else self.steps
+
+    def per_step(self, ns: float, rounds: float | None = None) -> float | None:
+        """Return a step's part of `ns` in the window; None where steps are not known, or are shorter than that.
+
+        What the host does is of the steps that are marked, what the device does may be of more `rounds`.
+        """
+        each = ns / (rounds or self.steps) if self.steps else None
         return each if each is None or each <= (self.summary.step or each) else None
 
     def bound(
@@ -818,9 +861,9 @@ def _working(timeline: Timeline, device: int) -> tuple[int, int] | None:
 # The evidence in words: times a step, where the longest span is, what fills the longest gap
 
 
-def duration(facts: Evidence, ns: float) -> str:
+def duration(facts: Evidence, ns: float, rounds: float | None = None) -> str:
     """A time in the window, as a reader compares it: a step's share of it where steps are known."""
-    each = facts.per_step(ns)
+    each = facts.per_step(ns, rounds)
     return words.duration(ns) if each is None else f"{words.duration(each)} a step"
 
 
@@ -829,18 +872,18 @@ def describe_copies(facts: Evidence, mask: Mask, kind: str) -> str:
     count, size = int(mask.sum()), int(np.maximum(facts.timeline.nbytes[mask], 0).sum())
     time = int((facts.timeline.end - facts.timeline.start)[mask].sum())
     length = facts.length(mask)
-    carries = f"{words.size(size / (facts.steps or 1))} in " if size else ""
+    carries = f"{words.size(size / (facts.rounds or 1))} in " if size else ""
     rate = f" ({words.size(size / time * 1e9)}/s)" if size and time else ""
     hidden = words.share(1 - facts.exposed(mask) / length if length else 0.0)
-    much = f"{carries}{duration(facts, length)}{rate}"
-    return f"{words.count(count, f'{kind}copy')} to the GPU{a_step(facts, count)}, {much}, {hidden} hidden"
+    much = f"{carries}{duration(facts, length, facts.rounds)}{rate}"
+    return f"{words.count(count, f'{kind}copy')} to the GPU{a_step(count, facts.rounds)}, {much}, {hidden} hidden"
 
 
-def a_step(facts: Evidence, count: int) -> str:
+def a_step(count: int, steps: float | None) -> str:
     """Say how many that is a step: ", 2 a step"; "" where steps are not known."""
-    if not facts.steps:
+    if not steps:
         return ""
-    per = count / facts.steps
+    per = count / steps
     return f", {per:,.0f} a step" if per >= 100 else f", {per:.3g} a step"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from loaderviz.metrics import Loop, begin_of, choose_device, device_of, lateness
 from loaderviz.timeline import Context, Ints, Kind, Message, Timeline, TimelineBuilder
 from loaderviz.traces import TraceError, attempted, check_executor, made_of, read, told_of
 from loaderviz.traces.places import found
+from loaderviz.traces.steps import checked_part
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -51,22 +53,24 @@ class RankNumbers:
     messages: tuple[Message | None, ...]
 
 
-def ranks(path: Any, *, executor: Executor | None = None) -> RankTable:
+def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = None) -> RankTable:
     """Return hundreds of ranks beside each other, and the timeline of the telling ones: late, or fastest and slowest.
 
-    `path` and `executor` are those of `loaderviz.read`. Of each file some kilobytes are kept, so that each process
-    needs the memory of one rank; the telling ones are read again, whole. Kernels, copies and loading of a rank are
-    those of its own steady state. Raises as `loaderviz.read` does, and `TraceError` for fewer than two ranks.
+    `path`, `executor` and `steps` are those of `loaderviz.read`. Of each file some kilobytes are kept, so that each
+    process needs the memory of one rank; the telling ones are read again, whole or the `steps` of them. Kernels, copies
+    and loading of a rank are those of its own steady state. Raises as `loaderviz.read` does, and `TraceError` for fewer
+    than two ranks.
 
     >>> table = loaderviz.ranks("run/")
     >>> table.late[0].row.rank, table.late[0].cause
     ('1', 'loads')
     """
     check_executor(executor)
+    steps, _ = checked_part(steps, None)
     with ExitStack() as stack:
         files, named = found(path, stack)
         every, left_out = list[RankNumbers](), list[TraceError]()
-        for attempt in (map if executor is None else executor.map)(_numbers_of, files):
+        for attempt in (map if executor is None else executor.map)(partial(_numbers_of, part=steps), files):
             if isinstance(attempt, TraceError):
                 left_out.append(attempt)
             else:
@@ -77,13 +81,13 @@ def ranks(path: Any, *, executor: Executor | None = None) -> RankTable:
             raise TraceError(f"ranks() needs the traces of two ranks at least, and {path} has one; read it alone")
         table = _joined(every)
         telling = dict.fromkeys(every[row.device].path for row in table.telling)
-        timeline = read(list(telling), executor=executor)
+        timeline = read(list(telling), executor=executor, steps=steps)
         return replace(table, timeline=timeline, notes=told_of(left_out))
 
 
-def _numbers_of(path: Path) -> list[RankNumbers] | TraceError:
+def _numbers_of(path: Path, part: slice | None = None) -> list[RankNumbers] | TraceError:
     """Return the numbers of each rank in a file, or why it is no trace."""
-    raws = attempted(path, alone=False)
+    raws = attempted(path, alone=False, part=part)
     if not isinstance(raws, list):
         return TraceError(f"{path} is a timeline that loaderviz saved") if isinstance(raws, Timeline) else raws
     return [_numbers(path, raw) for raw in raws if len(raw.columns["start"])]

@@ -404,12 +404,15 @@ def slower(name: str, source: Gpu, target: Gpu) -> float:
     return rates[0] / max(1, rates[1])
 
 
+def gpu_named(name: str) -> Gpu:
+    """Return the preset that a device's name means; where it means none, a GPU with rates of the link of 0."""
+    preset = known_gpu(name)
+    return replace(Gpu.preset(preset) if preset else replace(Gpu.preset("a100"), h2d=0, d2h=0, pageable=0), name=name)
+
+
 def gpu_of(loop: LoopModel) -> Gpu:
     """Return the GPU of a timeline; a rate of the link that is not known is 0."""
-    name = loop.timeline.context.device
-    preset = known_gpu(name)
-    base = Gpu.preset(preset) if preset else replace(Gpu.preset("a100"), h2d=0, d2h=0, pageable=0)
-    base = replace(base, name=name)
+    base = gpu_named(loop.timeline.context.device)
     rates = {
         "h2d": _rate(loop, base, loop.timeline.where(Kind.COPY_H2D) & (loop.timeline.pinned == 1)),
         "d2h": _rate(loop, base, loop.timeline.where(Kind.COPY_D2H) & (loop.timeline.pinned != 0)),

@@ -115,3 +115,15 @@ def test_eight_real_ranks():
     table = lv.ranks(folder)
     alike(table, rank_table(lv.read(folder)))
     assert [each.row.rank for each in table.late] == ["1"] and round(table.lateness.share, 2) == 0.84
+
+
+def test_a_part_of_the_steps_is_that_of_all_ranks_in_one_timeline(tmp_path):
+    straggling(tmp_path, 2, count=4)
+    part, whole = lv.ranks(tmp_path, steps=slice(4, 6)), rank_table(lv.read(tmp_path, steps=slice(4, 6)))
+    alike(part, whole)
+    assert part.shared == 2 < lv.ranks(tmp_path).shared
+    assert set(part.timeline.batch.tolist()) == {4, 5}
+    with pytest.raises(TypeError, match="give numbers of steps"):
+        lv.ranks(tmp_path, steps=3)
+    with pytest.raises(TraceError, match="none from 90"):
+        lv.ranks([tmp_path / "0.json", tmp_path / "1.json"], steps=slice(90, 99))

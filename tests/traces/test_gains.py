@@ -1,0 +1,123 @@
+"""What advice on a file promises, beside sums by hand: traces as torch.profiler writes them, times in µs."""
+
+import pytest
+from trace_files import BASE, call, copy, note, op, read_events, work
+
+import loaderviz as lv
+
+US = 1_000
+A100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-40GB"}]}
+
+
+def masked(period, operator="aten::nonzero", asked=10, count=10):
+    """A kernel of 100 µs, then an operator that reads its result, and other work of the host up to the next one."""
+    events = []
+    for n in range(count):
+        at = BASE + n * period
+        events += [
+            call("cudaLaunchKernel", at, 5, 3 * n + 1),
+            work("gemm", at + 5, 100, 3 * n + 1),
+            op(operator, at + asked, 110 - asked),
+            call("cudaMemcpyAsync", at + asked + 1, 2, 3 * n + 2),
+            copy(at + 106, 2, 3 * n + 2, "Memcpy DtoH (Device -> Pageable)", nbytes=8),
+            call("cudaStreamSynchronize", at + asked + 4, 106 - asked, 3 * n + 3),
+        ]
+    return events
+
+
+@pytest.mark.parametrize(
+    ("period", "asked", "beside"),
+    [
+        (150, 10, 48),  # idle before the copy, 1, and from it to the next kernel, 47, which the wait of 100 could fill
+        (200, 10, 98),
+        (1_110, 10, 100),  # 1,008 idle: the host could be there no earlier than by its wait
+        (400, 70, 40),
+    ],
+)
+@pytest.mark.parametrize("operator", ["aten::nonzero", "aten::item"])
+def test_a_wait_gains_no_more_than_the_idle_time_beside_it(tmp_path, period, asked, beside, operator):
+    advice = lv.advise(read_events(tmp_path, *masked(period, operator, asked)))
+    finding = next(each for each in advice if each.kind == "synchronizes-each-step")
+    assert finding.expected_gain.ns == (9 * beside + 1 + 10 * 2) * US  # after the last one nothing is launched
+    assert f"10 of the waits are in {operator}" in finding.evidence
+    assert ("torch.where(mask, x, 0)" in finding.change) is (operator == "aten::nonzero")
+
+
+@pytest.mark.parametrize(("period", "asked"), [(5_000, 10), (5_000, 70), (1_000, 95)])
+def test_a_wait_that_is_short_beside_what_the_host_does_is_not_told(tmp_path, period, asked):
+    advice = lv.advise(read_events(tmp_path, *masked(period, asked=asked)))
+    assert "synchronizes-each-step" not in [each.kind for each in advice]
+
+
+def test_what_the_profiler_waits_for_as_it_begins_and_ends_is_no_wait_of_the_loop(tmp_path):
+    events = [note("ProfilerStep#6", BASE, 2_000), call("cudaDeviceSynchronize", BASE + 5, 300, 90)]
+    for n in range(10):
+        at = BASE + 500 + 150 * n
+        events += [call("cudaLaunchKernel", at, 5, n + 1), work("gemm", at + 5, 50, n + 1)]
+    advice = lv.advise(read_events(tmp_path, *events, call("cudaDeviceSynchronize", BASE + 1_990, 9, 91)))
+    assert "synchronizes-each-step" not in [each.kind for each in advice]
+
+
+@pytest.mark.parametrize("early", [0, 1, 2, 3])
+def test_a_gain_is_a_part_of_the_step_where_the_device_works_on_earlier_ones(tmp_path, early):
+    """Steps of 100 µs on the GPU, of which 40 are an exposed collective; those before the first mark have no launch."""
+    events = []
+    for n in range(early + 3):
+        at, number = BASE + 100 * n, 2 * n + 1
+        events += [work("gemm", at + 5, 60, number), work("ncclDevKernel_AllReduce", at + 65, 40, number + 1, stream=9)]
+        if n >= early:
+            begin = BASE + 100 * (n - early)
+            events += [note(f"ProfilerStep#{n}", begin, 100)]
+            events += [call("cudaLaunchKernel", begin + 1 + k, 1, number + k) for k in (0, 1)]
+            events += [call("cudaEventSynchronize", begin + 4, 95, 1_000 + n)]
+    advice = lv.advise(read_events(tmp_path, *events))
+    gain = next(each.expected_gain for each in advice if each.kind == "communication-exposed")
+    assert gain.ns == 40 * US * (early + 3)
+    assert gain.per_step == pytest.approx(40 * US, rel=0.02)  # the window begins 5 µs before the work
+    assert "steps that were launched before" in advice.judged if early else "launched before" not in advice.judged
+
+
+def pageable(nbytes, **outer):
+    events = []
+    for n in range(6):
+        at = BASE + 1_000 * n
+        events += [
+            note(f"ProfilerStep#{n + 3}", at, 1_000),
+            call("cudaMemcpyAsync", at + 1, 500, 3 * n + 1),
+            copy(at + 2, 500, 3 * n + 1, "Memcpy HtoD (Pageable -> Device)", nbytes=nbytes),
+            call("cudaLaunchKernel", at + 505, 5, 3 * n + 2),
+            work("gemm", at + 511, 400, 3 * n + 2),
+        ]
+    return events, outer
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "outer", "left", "told"),
+    [
+        (2_500_000, A100, 100, "the link of such a card is taken to reach 25 GB/s"),
+        (5_000_000, A100, 200, "the link of such a card is taken to reach 25 GB/s"),
+        (25_000_000, A100, 500, ""),  # as fast as the link already: nothing to gain
+        (2_500_000, {}, 0, "how fast this GPU's link is, is not known"),
+    ],
+)
+def test_pinned_copies_take_what_the_card_s_link_allows(tmp_path, nbytes, outer, left, told):
+    events, outer = pageable(nbytes, **outer)
+    found = {each.kind: each for each in lv.advise(read_events(tmp_path, *events, **outer), device=0)}
+    finding = found.get("pageable-copy") or found.get("hidden-sync")
+    if not told:
+        assert finding is None
+        return
+    assert told in finding.evidence
+    assert finding.expected_gain.per_step == pytest.approx((501 - left) * US, rel=0.03)
+
+
+@pytest.mark.parametrize("launches", [1, 2, 20])
+def test_a_first_launch_of_seconds_is_a_warm_up_and_told_first(tmp_path, launches):
+    events, at = [call("cudaMalloc", BASE, 20, 99)], BASE + 30
+    for n in range(launches):
+        takes = 10 if n else 5_900_000
+        events += [call("cudaLaunchKernel", at, takes, n + 1), work("gemm", at + takes + 1, 30, n + 1)]
+        at += takes + 100
+    advice = lv.advise(read_events(tmp_path, work("memset", BASE + 21, 2, 0, cat="gpu_memset"), *events))
+    assert advice[0].kind == "warm-up" and advice[0].expected_gain.ns == 0
+    assert "cudaLaunchKernel" in advice[0].evidence
