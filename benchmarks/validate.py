@@ -127,8 +127,8 @@ class Judged:
     def __init__(self, name: str, gpu: Gpu | None) -> None:
         trace = Trace(TRACES / f"{name}.json.gz")
         self.gpu, self.measured = gpu or Gpu.named(trace.device), sum(sum(kernels) for _, kernels in trace.operators)
-        copies = [event for events in trace.work.values() for event in events if "DtoD" in event["name"]]
-        self.copied = max((event["args"]["bytes"], 2e6 * event["args"]["bytes"] / event["dur"]) for event in copies)
+        copies = [event for events in trace.work.values() for event in events if "DtoD" in event.name]
+        self.copied = max((event.nbytes, 2e9 * event.nbytes / event.length) for event in copies)
         self.products, self.others = list[tuple[Call, list[int]]](), 0
         places = dict[str, int]()
         for call, kernels in trace.operators:

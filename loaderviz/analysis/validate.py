@@ -10,24 +10,26 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from itertools import zip_longest
+from itertools import compress, zip_longest
 from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from loaderviz import words
+import numpy as np
+
+from loaderviz import intervals, words
 from loaderviz.emulator.hardware import GPUS, Gpu, Host, Kernel, UnknownHardwareError
 from loaderviz.emulator.kernels import BESIDE, CLASS, Array, Call, kernel_times, row_of
 from loaderviz.errors import LoadervizError
-from loaderviz.files import TooLargeError, check_counts, readable, write
-from loaderviz.traces.source import Document, Event, TraceError
+from loaderviz.files import TooLargeError, readable, write
+from loaderviz.timeline import Ids
+from loaderviz.traces.kineto import Place, read_kineto
+from loaderviz.traces.source import Document, TraceError
+from loaderviz.vendors import ON_DEVICE, Role
 
-OPERATORS = frozenset(("cpu_op", "Operator"))
-CALLS = frozenset(("cuda_runtime", "cuda_driver", "Runtime"))
-WORK = frozenset(("kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset"))
 COPIES = ("HtoD", "DtoH", "Host")
 HALF = ("c10::Half", "c10::BFloat16")
 TENSOR_CORES = re.compile(r"tf32|tensorop_s|s1688|s884|xmma.*f32f32_tf32", re.IGNORECASE)
@@ -37,7 +39,7 @@ LAYOUT = re.compile(r"gemm_\w*?_([nt])([nt])(_align1)?(?:_|\b)")
 BESIDE_PRODUCT = re.compile("emset|splitKreduce|epilogue")
 IN_ORDER = re.compile(r"vectorized_elementwise|Memcpy DtoD")
 LARGE, SMALL, ENOUGH = 2**20, 2**12, 3  # bytes of a copy that shows its rate, its latency; samples that a median needs
-QUEUED = 3.0  # us that a kernel must have been waiting before the one ahead of it ended
+QUEUED = 3_000  # ns that a kernel must have been waiting before the one ahead of it ended
 MOST = 2**48  # elements of a tensor: what a shape says beyond it is not so
 JUDGED = 1_000_000  # ns of GPU work: a trace with less is shown, not judged
 RATES = ("h2d", "d2h", "pageable", "pageable_d2h")
@@ -51,6 +53,24 @@ class ValidationError(LoadervizError, ValueError):
 
 
 # Reading
+
+
+class Event(NamedTuple):
+    """One event of a trace, as `EventTable` reads it; times in ns."""
+
+    start: int
+    end: int
+    role: int
+    correlation: int
+    nbytes: int
+    name: str
+    place: Place
+    arguments: Mapping[str, Any]
+
+    @property
+    def length(self) -> int:
+        """How long it took, ns."""
+        return self.end - self.start
 
 
 class Measured(NamedTuple):
@@ -67,17 +87,23 @@ class Trace:
     """
 
     def __init__(self, path: str | Path) -> None:
-        around, events = _load(readable(path))
-        self.name = Path(path).name
-        devices = around.get("deviceProperties")
-        first = devices[0] if isinstance(devices, list) and devices else {}
-        name = first.get("name") if isinstance(first, dict) else ""
-        self.device = name[:100] if isinstance(name, str) else ""
-        self.events: list[Event] = [dict({"dur": 0}, **event) for event in events if _is_whole(event)]
-        self.work: defaultdict[Any, list[Event]] = defaultdict(list)
+        try:
+            raw = read_kineto(Document(readable(path)), arguments=True)
+        except TooLargeError as problem:
+            raise ValidationError(f"{path}: {problem}") from problem
+        except TraceError as problem:
+            raise ValidationError(str(problem)) from problem
+        self.name, self.device = Path(path).name, next(iter(raw.devices.values()), "")[:100]
+        columns = (raw.columns[name].tolist() for name in ("start", "end", "role", "correlation", "nbytes"))
+        names, places = (
+            [table[number] for number in raw.columns[what].tolist()]
+            for what, table in (("name", raw.names), ("place", raw.places))
+        )
+        self.events = list(map(Event, *columns, names, places, raw.arguments))
+        self.work: defaultdict[int, list[Event]] = defaultdict(list)
         for event in self.events:
-            if event.get("cat") in WORK:
-                self.work[event["args"].get("correlation")].append(event)
+            if event.role in ON_DEVICE:
+                self.work[event.correlation].append(event)
         if not self.work:
             raise ValidationError(f"{path} has no kernels; record it with torch.profiler on a machine with a GPU")
         self.operators = self._operators()
@@ -86,8 +112,8 @@ class Trace:
         crowded = _crowded([event for group in self.work.values() for event in group])
         groups: dict[int, tuple[list[Event], list[Event]]] = {}
         for path, kernels in _launched(self.events, self.work):
-            operator = next((event for event in path if _is_seen(event["name"])), None)
-            if operator is not None and not any(copy in kernel["name"] for kernel in kernels for copy in COPIES):
+            operator = next((event for event in path if _is_seen(event.name)), None)
+            if operator is not None and not any(copy in kernel.name for kernel in kernels for copy in COPIES):
                 groups.setdefault(id(operator), (path, []))[1].extend(kernels)
         found = []
         for path, kernels in groups.values():
@@ -97,35 +123,33 @@ class Trace:
             except _ODD:  # arguments that are not as torch writes them
                 call = None
             if call is not None and not any(id(kernel) in crowded for kernel in kernels):
-                found.append(Measured(call, tuple(round(kernel["dur"] * 1000) for kernel in kernels)))
+                found.append(Measured(call, tuple(kernel.length for kernel in kernels)))
         return list(map(_seen_next, found, [*found[1:], found[-1]])) if found else []
 
     def numbers(self) -> dict[str, int]:
         """Return what the trace shows of `Gpu` and `Host` beside its kernels: medians in ns, best rates in bytes/s."""
-        calls = {event["args"].get("correlation"): event for event in self.events if event.get("cat") in CALLS}
+        calls = {event.correlation: event for event in self.events if event.role == Role.CALL}
         samples: defaultdict[str, list[float]] = defaultdict(list)
         last: dict[Any, Event] = {}
-        for event in sorted((event for group in self.work.values() for event in group), key=lambda event: event["ts"]):
-            call, stream = calls.get(event["args"].get("correlation")), event["args"].get("stream")
+        for event in sorted((event for group in self.work.values() for event in group), key=lambda event: event.start):
+            call, stream = calls.get(event.correlation), event.place[3]
             before, last[stream] = last.get(stream), event
-            if "emcpy" in event["cat"]:
-                nbytes, pinned = event["args"].get("bytes", 0), "Pinned" in event["name"]
-                nbytes = nbytes if isinstance(nbytes, (int, float)) else 0
-                way = "h2d" if "HtoD" in event["name"] else "d2h" if "DtoH" in event["name"] else ""
-                if way and nbytes >= LARGE and event["dur"]:
+            if event.role == Role.MEMCPY:
+                way = "h2d" if "HtoD" in event.name else "d2h" if "DtoH" in event.name else ""
+                if way and event.nbytes >= LARGE and event.length:
                     staged = "pageable" if way == "h2d" else "pageable_d2h"
-                    samples[way if pinned else staged].append(nbytes / event["dur"] / 1000)
-                elif way and nbytes <= SMALL:
-                    samples["copy_latency" if way == "h2d" else "d2h_latency"].append(event["dur"])
-                if call is not None and "Pageable" not in event["name"]:  # that one may block
-                    samples["memcpy_call"].append(call.get("dur", 0))
-            elif call is not None and event["cat"] in ("kernel", "Kernel"):
-                returned, over = call["ts"] + call.get("dur", 0), before["ts"] + before["dur"] if before else 0
-                if over < call["ts"]:
-                    samples["launch_latency"].append(event["ts"] - returned)
-                elif before and before["cat"] == event["cat"] and over > returned + QUEUED:
-                    samples["queue_gap"].append(event["ts"] - over)
-        samples["launch"] = [call.get("dur", 0) for call in calls.values() if call["name"] == "cudaLaunchKernel"]
+                    samples[way if "Pinned" in event.name else staged].append(event.nbytes * 1e9 / event.length)
+                elif way and event.nbytes <= SMALL:
+                    samples["copy_latency" if way == "h2d" else "d2h_latency"].append(event.length)
+                if call is not None and "Pageable" not in event.name:  # that one may block
+                    samples["memcpy_call"].append(call.length)
+            elif call is not None and event.role == Role.KERNEL:
+                over = before.end if before else 0
+                if over < call.start:
+                    samples["launch_latency"].append(event.start - call.end)
+                elif before and before.role == event.role and over > call.end + QUEUED:
+                    samples["queue_gap"].append(event.start - over)
+        samples["launch"] = [call.length for call in calls.values() if call.name == "cudaLaunchKernel"]
         found = {name: _number(name, values) for name, values in samples.items()}
         return {name: number for name, number in found.items() if number > 0}
 
@@ -133,78 +157,40 @@ class Trace:
 def _number(name: str, values: list[float]) -> int:
     """Return the best of rates, the median of enough times, else 0."""
     if name in RATES:
-        return round(max(values) * 1e9)
+        return round(max(values))
     if name == "queue_gap":  # a longer one waits for something else
         values = [value for value in values if value < QUEUED]
-    return round(median(values) * 1000) if len(values) >= ENOUGH else 0
+    return round(median(values)) if len(values) >= ENOUGH else 0
 
 
-def _load(path: Path) -> tuple[dict[str, Any], list[Event]]:
-    """Return what stands around the events of a trace, and these; raise `ValidationError` for any other file."""
-    try:
-        document, events = Document(path), list[Event]()
-        for event in document.events():
-            events.append(event)
-            check_counts(event=len(events))
-    except TooLargeError as problem:
-        raise ValidationError(f"{path}: {problem}") from problem
-    except TraceError as problem:
-        raise ValidationError(str(problem)) from problem
-    return document.tail | document.head, events
-
-
-def _is_whole(event: Event) -> bool:
-    """Tell whether a span has what is asked of it here, each of its kind."""
-    arguments, numbers = event.get("args"), [event.get("ts"), event.get("dur", 0)]
-    if event.get("ph") != "X" or not isinstance(arguments, dict):
-        return False
-    told = [event.get("pid"), event.get("tid"), arguments.get("correlation"), arguments.get("stream")]
-    return (
-        all(isinstance(event.get(key), str) for key in ("name", "cat"))
-        and all(type(number) in (int, float) and 0 <= number < 2**53 for number in numbers)
-        and all(isinstance(each, Hashable) for each in told)
-        and (event["cat"] not in WORK or "correlation" in arguments)
-    )
-
-
-def _launched(events: list[Event], work: Mapping[Any, list[Event]]) -> Iterator[tuple[list[Event], list[Event]]]:
+def _launched(events: list[Event], work: Mapping[int, list[Event]]) -> Iterator[tuple[list[Event], list[Event]]]:
     """Give for each call that started work: the operators around it, the outermost first, and the work."""
-    threads: defaultdict[Any, list[Event]] = defaultdict(list)
-    for event in events:
-        category = event.get("cat")
-        if category in OPERATORS or (category in CALLS and event["args"].get("correlation") in work):
-            threads[event.get("pid"), event.get("tid")].append(event)
-    for entries in threads.values():
-        entries.sort(key=lambda event: (event["ts"], event["cat"] in CALLS, -event.get("dur", 0)))
-        around: list[Event] = []
-        for event in entries:
-            while around and around[-1]["ts"] + around[-1].get("dur", 0) <= event["ts"]:
-                around.pop()
-            if event["cat"] in CALLS:
-                yield list(around), work[event["args"]["correlation"]]
-            else:
-                around.append(event)
+    threads, around = Ids(), list[Event]()
+    calls = [event for event in events if event.role == Role.OPERATOR or _starts(event, work)]
+    calls.sort(key=lambda event: (threads[event.place[:2]], event.start, event.role, -event.length))
+    for event in calls:
+        while around and (around[-1].place[:2] != event.place[:2] or around[-1].end <= event.start):
+            around.pop()
+        if event.role == Role.CALL:
+            yield list(around), work[event.correlation]
+        else:
+            around.append(event)
+
+
+def _starts(event: Event, work: Mapping[int, list[Event]]) -> bool:
+    return event.role == Role.CALL and event.correlation in work
 
 
 def _crowded(work: list[Event]) -> set[int]:
     """Return the ids of kernels during which a kernel of another stream ran."""
-    kernels = sorted((event for event in work if "emcpy" not in event["cat"]), key=lambda event: event["ts"])
-    crowded: set[int] = set()
-    ends: list[tuple[float, Any]] = []  # of the streams whose kernels end last, two at most
-    for event in kernels:
-        stream = event["args"].get("stream")
-        if any(end > event["ts"] for end, other in ends if other != stream):
-            crowded.add(id(event))
-        latest = {other: end for end, other in ends}
-        latest[stream] = max(latest.get(stream, 0), event["ts"] + event["dur"])
-        ends = sorted(((end, other) for other, end in latest.items()), key=lambda each: -each[0])[:2]
-    following: list[tuple[float, Any]] = []  # of the streams whose kernels begin next, two at most
-    for event in reversed(kernels):
-        stream = event["args"].get("stream")
-        if any(event["ts"] + event["dur"] > start for start, other in following if other != stream):
-            crowded.add(id(event))
-        following = [(event["ts"], stream), *(each for each in following if each[1] != stream)][:2]
-    return crowded
+    kernels = [event for event in work if event.role != Role.MEMCPY]
+    start, end = np.array([(event.start, max(event.end, event.start + 1)) for event in kernels]).reshape(-1, 2).T
+    streams, crowded = Ids(), np.zeros(len(kernels), bool)
+    stream = np.array([streams[event.place[3]] for event in kernels])
+    for mine in (stream == each for each in streams.values()):
+        others = intervals.union(start[~mine], end[~mine])
+        crowded[mine] = intervals.covered_within(others, start[mine], end[mine]) > 0
+    return {id(event) for event in compress(kernels, crowded.tolist())}
 
 
 def _is_seen(name: str) -> bool:
@@ -228,21 +214,21 @@ def _seen_next(this: Measured, following: Measured) -> Measured:
 
 def _call(path: list[Event], kernels: list[Event]) -> Call | None:
     """Return the operator as `emulator.kernels` prices it; None without shapes."""
-    place = next(place for place, event in enumerate(path) if _is_seen(event["name"]))
+    place = next(place for place, event in enumerate(path) if _is_seen(event.name))
     operator, inner = path[place], path[-1]
-    op = operator["name"].removeprefix("aten::")
+    op = operator.name.removeprefix("aten::")
     kind = CLASS.get(op, "elementwise")
     forward = kind == "convolution" and not op.endswith("_backward")
-    if inner["name"] == "aten::copy_" or (forward and "convolution" in inner["name"]):
+    if inner.name == "aten::copy_" or (forward and "convolution" in inner.name):
         operator = inner  # it names both sides of a copy, and no composite's arguments
-    arrays = _arrays(operator["args"])
-    names = " ".join(kernel["name"] for kernel in kernels)
-    if not arrays or (kind == "gemm" and all(BESIDE_PRODUCT.search(kernel["name"]) for kernel in kernels)):
+    arrays = _arrays(operator.arguments)
+    names = " ".join(kernel.name for kernel in kernels)
+    if not arrays or (kind == "gemm" and all(BESIDE_PRODUCT.search(kernel.name) for kernel in kernels)):
         return None  # its kernel was lost
     precision = _precision(arrays, names)
     if kind == "copy" and len(arrays) > 1:
         reads, writes = [arrays[1]], [arrays[0]]
-    elif kind == "reduction" and "Backward" in path[0]["name"] and len(arrays[0].shape) > 1:
+    elif kind == "reduction" and "Backward" in path[0].name and len(arrays[0].shape) > 1:
         reads, writes = arrays, [Array(arrays[0].shape[1:], arrays[0].dtype)]  # the gradient of a bias
     else:
         reads, writes = _moves(op, arrays)
@@ -278,11 +264,11 @@ def _precision(arrays: list[Array], names: str) -> Any:
 
 def _resized(result: Array, reads: list[Array], operator: Event) -> Array:
     """Return the result of a convolution, whose size follows from the stride and padding that the trace names."""
-    values = operator["args"].get("Concrete Inputs") or ()
+    values = operator.arguments.get("Concrete Inputs") or ()
     lists = [json.loads(value) for value in values if value.startswith("[")]
     if len(lists) < 3:
         return result
-    stride, padding = (lists[0], lists[1]) if operator["name"] == "aten::_convolution" else (lists[1], lists[0])
+    stride, padding = (lists[0], lists[1]) if operator.name == "aten::_convolution" else (lists[1], lists[0])
     sizes = [
         (size + 2 * pad - window) // step + 1
         for size, pad, window, step in zip(reads[0].shape[2:], padding, reads[1].shape[2:], stride, strict=True)

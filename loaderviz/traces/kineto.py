@@ -18,7 +18,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +99,18 @@ class RawTrace:
     remarks: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     part: bool = False  # of a file that has work of a GPU
+    arguments: list[dict[str, Any]] = field(default_factory=list)  # of each row, if they were asked for
     unplaced: int = 0  # events with a duration that have no place in a timeline, but for frames of Python
     versions: dict[str, str] = field(default_factory=dict)
 
 
-def read_kineto(document: Document) -> RawTrace:
-    """Read a whole trace. Damage is noted in the RawTrace; `TooLargeError` is raised for what is hostile."""
+def read_kineto(document: Document, *, arguments: bool = False) -> RawTrace:
+    """Read a whole trace, with the `arguments` of its events if asked.
+
+    Damage is noted in the RawTrace; `TooLargeError` is raised for what is hostile.
+    """
     path, was_enabled = document.source.path, gc.isenabled()
-    table = EventTable(trace := RawTrace(path, damage=document.damage))
+    table = EventTable(trace := RawTrace(path, damage=document.damage), arguments)
     gc.disable()  # it would look at millions of young dicts again and again; two thirds of the time
     try:
         for bodies in document.chunks():
@@ -146,7 +150,7 @@ def _told(outer: dict[str, Any], name: str) -> dict[str, Any]:
     match = re.search(r"rank[-_ ]?(\d{1,6})", name, re.I)  # "rank-3.json.gz", "rank3_trace.json"
     rank = int(match[1]) if rank is None and match else rank
     entries = [entry for entry in properties if isinstance(entry, dict)] if isinstance(properties, list) else []
-    devices = {_whole(entry.get("id")): entry.get("name") for entry in entries}
+    devices = {_whole(entry.get("id", place)): entry.get("name") for place, entry in enumerate(entries)}
     keys = ("torch_version", "cuda_runtime_version", "cuda_driver_version", "hip_runtime_version", "kineto_version")
     missing: list[str] = []
     remarks = []  # what the profiler itself logged as lost, in lines that older versions keep in the file
@@ -172,8 +176,9 @@ def _told(outer: dict[str, Any], name: str) -> dict[str, Any]:
 class EventTable:
     """Collects the events of one file in `trace`. The arrays are made once, by `finish`."""
 
-    def __init__(self, trace: RawTrace) -> None:
+    def __init__(self, trace: RawTrace, keeps_arguments: bool = False) -> None:
         self.trace, self.names, self.places, self.count = trace, _Names(), Ids(), 0
+        self._arguments: list[dict[str, Any]] | None = [] if keeps_arguments else None  # of the rows of a chunk
         self._columns: Rows = {name: np.empty(0, dtype) for name, dtype in DTYPES.items()}
         self._asked: dict[int, set[Message]] = {}  # by "External id", which processes of one file may share
         self._untold: dict[int, int] = {}  # correlation of a kernel that tells no message -> its "External id"
@@ -182,7 +187,7 @@ class EventTable:
     def add(self, bodies: Sequence[bytes], key: bytes) -> None:
         """Take the events of a chunk, as `Document.chunks` gives them; if one is damaged, all of them one by one."""
         trace, counted, opening = self.trace, Counter(self.trace.left_out), b'{"' + key + b'"'
-        texts = _prefiltered(bodies, trace) if key == b"ph" else bodies
+        texts = _prefiltered(bodies, trace) if key == b"ph" and self._arguments is None else bodies
         try:
             text = b"[" + b",".join(opening + body + b"}" for body in texts) + b"]"
             events = json.loads(text.decode("utf-8", "replace"), strict=False, parse_float=str)
@@ -251,6 +256,8 @@ class EventTable:
             place = self.places[where]
         except TypeError:  # a list or an object
             place = self.places[tuple(key if isinstance(key, Hashable) else str(key) for key in where)]
+        if self._arguments is not None:
+            self._arguments.append(arguments)
         nbytes = _number(arguments.get("size", arguments.get("bytes", -1))) if arguments else -1
         return start, start + length, role, name, place, correlation, nbytes
 
@@ -275,6 +282,9 @@ class EventTable:
         for name, values in rows.items():
             self._columns[name][self.count : count] = values if keep.all() else values[keep]
         self.count = count
+        if self._arguments:
+            self.trace.arguments += compress(self._arguments, keep.tolist())
+            self._arguments.clear()
 
     def _other(self, event: Event) -> None:
         """Keep the names of threads, count other events that are no spans."""
