@@ -46,21 +46,8 @@ def train(loader, steps=None):
             break
 
 
-class Sized(Dataset):
-    """Eight samples of `size` floats, all 0."""
-
-    def __init__(self, size):
-        self.size = size
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return torch.zeros(self.size)
-
-
 def loader_of(size, batch_size=2, **options):
-    return DataLoader(Sized(size), batch_size, **options)
+    return DataLoader([torch.zeros(size)] * 8, batch_size, **options)
 
 
 def record_cpu(loop, **options):
@@ -361,15 +348,11 @@ def loop(steps):
 
 
 def test_a_recording_that_is_full_keeps_whole_steps_and_says_so(capfd):
-    with lv.record(on="cpu", limit=1_000) as recording:
-        loop(100)
-    timeline = recording.timeline.self_check()
+    timeline = record_cpu(lambda: loop(100), limit=1_000)
     assert 900 < len(timeline) <= 1_000 and "the recording was full" in timeline.context.notes[-1]
     steps = [row for row in timeline.rows(Kind.RANGE) if row.name.startswith("batch ")]
     assert [row.batch for row in steps] == list(range(len(steps))) and timeline.context.samples == 2 * len(steps)
-    with lv.record(on="cpu") as recording:
-        loop(100)
-    assert not any("full" in note for note in recording.timeline.context.notes)
+    assert not any("full" in note for note in record_cpu(lambda: loop(100)).context.notes)
 
 
 def test_spans_are_counted_while_it_runs(capfd, monkeypatch):
@@ -479,7 +462,7 @@ def test_of_two_loaders_each_fetch_has_its_own_size_and_line():
 
 
 def test_a_fetch_that_fails_leaves_the_others_their_sizes():
-    class Once(Sized):
+    class Once(list):
         failed = False
 
         def __getitem__(self, index):
@@ -489,7 +472,7 @@ def test_a_fetch_that_fails_leaves_the_others_their_sizes():
             return super().__getitem__(index)
 
     def loop():
-        data = Once(4)
+        data = Once([torch.zeros(4)] * 8)
         for _ in range(2):
             with suppress(ZeroDivisionError):
                 list(DataLoader(data, 2))
