@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from factory import in_a_thread
 from torch.cuda import Stream as EarlyStream
 from torch.cuda import current_stream as early_current_stream
 
@@ -389,12 +390,6 @@ THREAD_CALLS = {
     "pin_memory": lambda x: torch.ones(1).pin_memory(),
     "memory": lambda x: torch.cuda.memory_allocated(),
 }
-
-
-def in_a_thread(work):
-    thread = Thread(target=work)
-    thread.start()
-    thread.join()
 
 
 def logging(call, caught):
