@@ -1,7 +1,6 @@
 """Real runs: torch.profiler's own trace, with the DataLoader's work added, as the Timeline of an emulated run of it."""
 
 import os
-import threading
 from contextlib import suppress
 from itertools import pairwise
 from time import perf_counter
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-from trace_files import notes, steps_of
+from trace_files import notes, record_cpu, steps_of
 
 import loaderviz as lv
 from loaderviz.analysis.evidence import Evidence
@@ -48,12 +47,6 @@ def train(loader, steps=None):
 
 def loader_of(size, batch_size=2, **options):
     return DataLoader([torch.zeros(size)] * 8, batch_size, **options)
-
-
-def record_cpu(loop, **options):
-    with lv.record(on="cpu", **options) as recording:
-        loop()
-    return recording.timeline.self_check()
 
 
 # The same loop, emulated and real
@@ -154,9 +147,7 @@ def test_a_loader_that_prefetches_counts_its_own_hand_outs():
 
 def test_a_dataloader_in_a_second_thread_is_no_step():
     def loop():
-        thread = threading.Thread(target=train, args=(data_loader(1),))
-        thread.start()
-        thread.join()
+        factory.in_a_thread(lambda: train(data_loader(1)))
         torch.ones(2).neg()
 
     timeline = record_cpu(loop)
