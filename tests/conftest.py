@@ -2,6 +2,7 @@
 one seed, LOADERVIZ_SEED, from which every random draw comes: programs of hypothesis and the global generators.
 """
 
+import gc
 import itertools
 import multiprocessing
 import os
@@ -78,6 +79,15 @@ def signals():
     for number, handler in before.items():
         if signal.getsignal(number) is not handler:
             signal.signal(number, handler)
+
+
+@pytest.fixture
+def uncollected():
+    """What the test lets go of is gone at once, or it lies in a cycle: Python does not look for cycles."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def pytest_report_header():

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +36,13 @@ def script(path: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def in_a_thread(work: Callable[[], Any]) -> None:
+    """Do this in a thread of its own, and wait for its end."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
 
 
 def made(*spans: Any, **context: Any) -> Timeline:

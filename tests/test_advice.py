@@ -129,6 +129,9 @@ def pace(chosen: Settings) -> float:
     return lv.summarize(run(chosen)).step
 
 
+SLOW = Settings(batch_size=256, fetch_per_sample=40_000, workers=2, steps=12, **PRESETS["prefetch"])
+
+
 LADDER = [
     ("blocking", "pinned", "pageable-copy"),
     ("pinned", "prefetch", "copy-not-hidden"),
@@ -458,8 +461,7 @@ def test_start_up_is_paid_once_and_not_judged():
 
 @pytest.mark.parametrize(("room", "wanted"), [(3, 3), (4, 4), (2, None), (1000, 15)])
 def test_no_more_workers_are_advised_than_have_room_for_the_batches_that_they_make_ahead(room, wanted):
-    slow = Settings(batch_size=256, fetch_per_sample=40_000, workers=2, steps=40, **PRESETS["prefetch"])
-    timeline = run(slow)
+    timeline = run(SLOW.change(steps=40))
     batch = int(timeline.nbytes[timeline.where(Kind.FETCH)].mean())
     memory = 2 * room * batch + batch
     finding = finding_of(replace(timeline, context=replace(timeline.context, shared_memory=memory)), "waiting-for-data")
@@ -473,8 +475,7 @@ def test_no_more_workers_are_advised_than_have_room_for_the_batches_that_they_ma
     [(0, 2, False), (3_000_000, 2, False), (12_000_000, 2, True), (12_000_000, 64, False), (12_000_000, None, False)],
 )
 def test_other_threads_of_workers_are_told_where_they_take_the_cores(others, cores, told):
-    slow = Settings(batch_size=256, fetch_per_sample=40_000, workers=2, steps=12, **PRESETS["prefetch"])
-    timeline = used(run(slow), cores=cores, others=others)  # a fetch computes 10.2 ms
+    timeline = used(run(SLOW), cores=cores, others=others)  # a fetch computes 10.2 ms
     advice = lv.advise(timeline)
     assert ("threads-in-workers" in [finding.kind for finding in advice]) is told
     if told:
@@ -491,9 +492,8 @@ def test_other_threads_of_workers_are_told_where_they_take_the_cores(others, cor
     ],
 )
 def test_what_the_system_tells_is_in_the_advice(kind, usage, few):
-    slow = Settings(batch_size=256, fetch_per_sample=40_000, workers=2, steps=12, **PRESETS["prefetch"])
     for nbytes, told in ((few, False), (10**9, True)):
-        found = [finding for finding in lv.advise(used(run(slow), **{usage: nbytes})) if finding.kind == kind]
+        found = [finding for finding in lv.advise(used(run(SLOW), **{usage: nbytes})) if finding.kind == kind]
         assert len(found) == told and all(len(finding.evidence) > 80 and finding.change for finding in found)
         assert not any(finding.expected_gain.ns for finding in found)
 
@@ -543,12 +543,11 @@ def test_steps_that_are_alike_are_not_told(often, kind, steps):
 
 
 def test_slow_workers_are_counted():
-    slow = Settings(batch_size=256, fetch_per_sample=40_000, workers=2, steps=12, **PRESETS["prefetch"])
-    finding = finding_of(run(slow), "waiting-for-data")
-    assert "2 workers fetch" in finding.evidence and "CPU cores" not in str(lv.advise(run(slow)))
+    finding = finding_of(run(SLOW), "waiting-for-data")
+    assert "2 workers fetch" in finding.evidence and "CPU cores" not in str(lv.advise(run(SLOW)))
     suggested = int(finding.change.split("num_workers=")[1].split(",")[0])
     assert suggested > 2
-    assert "waiting-for-data" not in gains(run(slow.change(workers=suggested)))
+    assert "waiting-for-data" not in gains(run(SLOW.change(workers=suggested)))
 
 
 @pytest.mark.parametrize(
@@ -850,23 +849,26 @@ def test_no_more_workers_than_cores_and_what_else_helps(workers, kind, cores, mo
     assert finding.expected_gain.told.endswith("a step less") and "a replay of the loop predicts" in str(finding)
 
 
-class Costly(torch.utils.data.Dataset):
-    """Samples that take 1 ms of a core each."""
+class Batches(torch.utils.data.Dataset):
+    """Samples that cost `seconds` each on an emulated host."""
+
+    def __init__(self, seconds, count):
+        self.seconds, self.count = seconds, count
 
     def __len__(self):
-        return 8 * 48
+        return self.count
 
     def __getitem__(self, index):
-        with lv.costs(1e-3):
+        with lv.costs(self.seconds):
             return torch.zeros(784)
 
 
 @functools.cache
 def costly(workers):
-    """Return a loop over `Costly`, batches of 8, on an emulated host of 4 cores without siblings."""
+    """Return a loop over samples of 1 ms, batches of 8, on an emulated host of 4 cores without siblings."""
     host = replace(Host.preset("laptop"), name="four cores", cores=4, siblings=1, contention=0)
     with lv.record(on="laptop", host=host) as recording:
-        for batch in torch.utils.data.DataLoader(Costly(), 8, num_workers=workers, pin_memory=True):
+        for batch in torch.utils.data.DataLoader(Batches(1e-3, 8 * 48), 8, num_workers=workers, pin_memory=True):
             batch.cuda(non_blocking=True).sum()
     return recording.timeline
 
@@ -1229,7 +1231,7 @@ def test_no_cuda_graph_is_proposed_where_the_host_waits_inside_half_of_the_steps
     assert ("out of the step, called in" in finding.change) is (told and inside)
 
 
-class Heap(Costly):
+class Heap(Batches):
     """Collects garbage, with many objects alive, at one sample; each sample is how long it took [s]."""
 
     def __getitem__(self, index):
@@ -1244,23 +1246,9 @@ def test_a_garbage_collection_is_charged_to_nobody(workers):
     """Its length is that of the heap of the recording, and of whatever else is alive."""
     heap, before = [[number] for number in range(300_000)], list(gc.callbacks)
     with lv.record(on="a100", host="auto") as recording:
-        took = max(batch.max().item() for batch in DataLoader(Heap(), 4, num_workers=workers))
+        took = max(batch.max().item() for batch in DataLoader(Heap(0, 8 * 48), 4, num_workers=workers))
     assert max(row.duration for row in recording.timeline.rows(Kind.FETCH)) < took * 10**9 / 2
     assert heap and gc.callbacks == before
-
-
-class Batches(torch.utils.data.Dataset):
-    """Samples that cost `seconds` each on an emulated host."""
-
-    def __init__(self, seconds, count):
-        self.seconds, self.count = seconds, count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        with lv.costs(self.seconds):
-            return torch.zeros(784)
 
 
 def steps_on(data, take, workers):

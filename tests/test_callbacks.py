@@ -23,6 +23,13 @@ def judged(path, steps):
     return timeline
 
 
+def fit(record, batches):
+    record.begin()
+    for x, _ in DataLoader(data(8 * batches), 8):
+        x.sum()
+    record.end()
+
+
 @pytest.mark.filterwarnings("ignore")  # those of the library
 @pytest.mark.parametrize(
     ("workers", "wait", "steps", "validated"), [(0, 0, 11, False), (2, 2, 6, False), (2, 0, 11, True)]
@@ -85,10 +92,7 @@ def test_what_was_recorded_is_written_once_as_a_page_or_as_a_timeline(tmp_path):
         record = TrainingRecord(tmp_path / name, "cpu")
         record.end()  # before it began: there is nothing
         assert not (tmp_path / name).exists()
-        record.begin()
-        for x, _ in DataLoader(data(), 8):
-            x.sum()
-        record.end()
+        fit(record, 12)
         written = (tmp_path / name).stat().st_mtime_ns
         record.end()
         assert (tmp_path / name).stat().st_mtime_ns == written
@@ -101,13 +105,6 @@ def rank_2():
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
     yield
     torch.distributed.destroy_process_group()
-
-
-def fit(record, batches):
-    record.begin()
-    for x, _ in DataLoader(data(8 * batches), 8):
-        x.sum()
-    record.end()
 
 
 def test_each_rank_writes_a_file_of_its_own(tmp_path, rank_2):

@@ -60,21 +60,25 @@ def test_content_that_cannot_be_shown(tmp_path, content):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_bad_paths_and_other_types(tmp_path):
-    timeline = factory.loader("pinned")
-    for write in (to_html, to_chrome_trace, Timeline.save):
-        with pytest.raises(NoFolderError, match="does not exist; make it first"):
-            write(timeline, tmp_path / "no" / "file")
-        with pytest.raises(NoFolderError, match="it is a folder"):
-            write(timeline, tmp_path)
-        with pytest.raises(TypeError, match="give its path"):
-            write(timeline, 3)
-    with pytest.raises(NotATimelineError):
-        to_html({"a": 3}, tmp_path / "page.html")
-    with pytest.raises(NotATimelineError):
-        to_chrome_trace({"a": timeline}, tmp_path / "t.json")
-    with pytest.raises(NotATimelineError):
-        to_table("trace.json")
+@pytest.mark.parametrize("write", [to_html, to_chrome_trace, Timeline.save])
+@pytest.mark.parametrize(
+    ("path", "error", "told"),
+    [
+        ("no/file", NoFolderError, "does not exist; make it first"),
+        (".", NoFolderError, "it is a folder"),
+        (3, TypeError, "give its path"),
+    ],
+)
+def test_bad_paths(tmp_path, monkeypatch, write, path, error, told):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=told):
+        write(factory.loader("pinned"), path)
+
+
+def test_what_is_no_timeline(tmp_path):
+    for write in (lambda wrong: to_html(wrong, tmp_path / "x"), lambda wrong: to_chrome_trace(wrong, "x"), to_table):
+        with pytest.raises(NotATimelineError):
+            write({"a": 3})
 
 
 @pytest.mark.parametrize("write", [to_html, to_chrome_trace, Timeline.save])

@@ -35,10 +35,6 @@ def name_of(path):
     return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def in_new_python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-
-
 def test_the_public_names_are_exactly_these():
     assert set(loaderviz.__all__) == {
         "HazardWarning", "LoadervizError", "RaceError", "Timeline", "advise", "calibrate", "compare", "costs",
@@ -49,52 +45,57 @@ def test_the_public_names_are_exactly_these():
         assert name in dir(loaderviz)
 
 
-@pytest.mark.slow
 def test_what_a_recording_warns_of_and_raises_can_be_named():
     assert issubclass(loaderviz.HazardWarning, UserWarning)
     assert issubclass(loaderviz.RaceError, (loaderviz.LoadervizError, RuntimeError))
-    code = (
-        "import loaderviz, torch, warnings\n"
-        "warnings.simplefilter('error', loaderviz.HazardWarning)\n"
-        "try:\n"
-        "    with loaderviz.record(on='a100'):\n"
-        "        with torch.cuda.stream(torch.cuda.Stream()):\n"
-        "            there = torch.ones(8).pin_memory().to('cuda', non_blocking=True)\n"
-        "        there.sum()\n"
-        "except loaderviz.HazardWarning:\n"
-        "    print('caught')"
-    )
-    assert in_new_python(code) == "caught"
+
+
+HEAVY = "torch", "plotly", "pandas", "ipywidgets", "numpy", "torchvision"
+ABSENT = "plotly", "pandas", "ipywidgets", "torchvision", "tqdm", "IPython"
+CATCHES = """
+import loaderviz, torch, warnings
+warnings.simplefilter('error', loaderviz.HazardWarning)
+try:
+    with loaderviz.record(on='a100'):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            there = torch.ones(8).pin_memory().to('cuda', non_blocking=True)
+        there.sum()
+except loaderviz.HazardWarning:
+    print('caught')
+"""
+RECORDS = f"""
+import sys; sys.modules.update(dict.fromkeys({ABSENT}))
+import loaderviz, torch
+from loaderviz.loaders import BlockingLoader
+with loaderviz.record(on='t4') as recording:
+    batches = [batch.sum().item() for batch in BlockingLoader([torch.ones(3), torch.ones(4)])]
+assert recording.timeline.duration; loaderviz.summarize(recording.timeline); print(batches)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        (f"import loaderviz, sys; print([name for name in {HEAVY} if name in sys.modules])", "[]"),
+        ("import loaderviz.recording, loaderviz; print(callable(loaderviz.record))", "True"),
+        pytest.param(CATCHES, "caught", marks=pytest.mark.slow),
+        pytest.param(RECORDS, "[3.0, 4.0]", marks=pytest.mark.slow),
+    ],
+    ids=[
+        "importing it imports nothing heavy",
+        "record stays a function whatever was imported before",
+        "what a recording warns of can be caught",
+        "recording and loaders need only torch and numpy",
+    ],
+)
+def test_in_a_new_python(code, printed):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == printed
 
 
 def test_an_unknown_name_says_what_there_is():
     with pytest.raises(AttributeError, match=r"no attribute 'recrod'; it has .*record"):
         loaderviz.recrod
-
-
-def test_importing_it_imports_nothing_heavy():
-    heavy = "torch", "plotly", "pandas", "ipywidgets", "numpy", "torchvision"
-    code = f"import loaderviz, sys; print([name for name in {heavy} if name in sys.modules])"
-    assert in_new_python(code) == "[]"
-
-
-def test_record_stays_a_function_whatever_was_imported_before():
-    code = "import loaderviz.recording, loaderviz; print(callable(loaderviz.record))"
-    assert in_new_python(code) == "True"
-
-
-@pytest.mark.slow
-def test_recording_and_loaders_need_only_torch_and_numpy():
-    absent = "plotly", "pandas", "ipywidgets", "torchvision", "tqdm", "IPython"
-    code = (
-        f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
-        "import loaderviz, torch\n"
-        "from loaderviz.loaders import BlockingLoader\n"
-        "with loaderviz.record(on='t4') as recording:\n"
-        "    batches = [batch.sum().item() for batch in BlockingLoader([torch.ones(3), torch.ones(4)])]\n"
-        "assert recording.timeline.duration; loaderviz.summarize(recording.timeline); print(batches)"
-    )
-    assert in_new_python(code) == "[3.0, 4.0]"
 
 
 @pytest.mark.parametrize("path", [each for each in MODULES if ">>> " in each.read_text(encoding="utf-8")], ids=name_of)

@@ -153,9 +153,10 @@ def test_a_loop_is_held_by_a_test(timeline_of):
 
     timeline = timeline_of(loop, 12, on="a100", host="laptop")
     held(timeline, overlap=0.0, step="50ms")
-    with pytest.raises(AssertionError, match=r"overlap is 0: under 0\.9.*First finding: "):
-        held(timeline, overlap=0.9)
-    with pytest.raises(AssertionError, match=r"step is .*: over 1 µs"):
-        held(timeline, step="1us")
-    with pytest.raises(LimitError, match="one of overlap"):
-        held(timeline, speed=3)
+    for limits, error, told in (
+        ({"overlap": 0.9}, AssertionError, r"overlap is 0: under 0\.9.*First finding: "),
+        ({"step": "1us"}, AssertionError, r"step is .*: over 1 µs"),
+        ({"speed": 3}, LimitError, "one of overlap"),
+    ):
+        with pytest.raises(error, match=told):
+            held(timeline, **limits)

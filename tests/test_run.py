@@ -224,17 +224,14 @@ def test_an_error_shows_the_programs_lines_and_none_of_ours(here, capsys, text, 
     assert not re.search(r'File ".*loaderviz', trace)
 
 
-def test_an_exception_hook_of_the_program_is_used(here, capsys):
+def test_an_exception_hook_of_the_program_is_used(here, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which is put back
     script(here, """
         import sys
         sys.excepthook = lambda kind, error, trace: print("mine", kind.__name__, trace.tb_lineno)
         1 / 0
     """)  # fmt: skip
-    before = sys.excepthook
-    try:
-        assert run("program.py") == 1
-    finally:
-        sys.excepthook = before
+    assert run("program.py") == 1
     assert capsys.readouterr().out == "mine ZeroDivisionError 4\n"
 
 

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -157,11 +156,7 @@ def test_nothing_is_begun_where_there_is_no_pytorch(project, monkeypatch, capsys
 
 def test_what_follows_is_run_by_the_environments_python(capfd, monkeypatch):
     monkeypatch.setattr(start, "RUN", sys.executable)
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        assert start.run([*ARGUMENTS[:1], "import sys; print(sys.argv[1:]); sys.exit(5)", *ARGUMENTS[2:]]) == 5
-    finally:
-        signal.signal(signal.SIGINT, before)
+    assert start.run([*ARGUMENTS[:1], "import sys; print(sys.argv[1:]); sys.exit(5)", *ARGUMENTS[2:]]) == 5
     code = f"import start; start.RUN = {sys.executable!r}; start.is_new = lambda _: True; start.main({ARGUMENTS})"
     assert subprocess.call([sys.executable, "-c", code], cwd=ROOT) == 0
     assert capfd.readouterr().out == "['a b', '--dev']\n" * 2

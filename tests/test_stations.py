@@ -118,6 +118,8 @@ def test_threads_take_turns_sooner_only_while_a_sampler_looks():
     usual = sys.getswitchinterval()
     one = stations.Sampler()
     assert sys.getswitchinterval() == pytest.approx(stations.TURN)
+    stations.Sampler().stop()  # as in a worker, which was forked meanwhile
+    assert sys.getswitchinterval() == pytest.approx(usual)
     one.stop()
     one.stop()
     assert sys.getswitchinterval() == pytest.approx(usual)
@@ -248,16 +250,6 @@ def test_a_look_that_comes_late_stands_for_the_time_before_it():
     assert sum(look.lasts for look in sampler.seen) > took * 1e9 / 2
 
 
-def test_a_forked_process_has_the_usual_turns_of_its_parent():
-    usual = sys.getswitchinterval()
-    one = stations.Sampler()
-    other = stations.Sampler()  # as in a worker, which was forked meanwhile
-    other.stop()
-    assert sys.getswitchinterval() == pytest.approx(usual)
-    one.stop()
-    assert sys.getswitchinterval() == pytest.approx(usual)
-
-
 def test_a_part_of_a_data_set_is_the_data_set():
     """Subset and ConcatDataset are torch's own, in the module of the DataLoader."""
 
@@ -283,7 +275,7 @@ def test_what_collates_is_timed_in_a_block_alone_and_its_error_is_the_programs()
     assert fetcher.collate_fn is mine
 
 
-def test_own_frames_are_kept_by_nobody():
+def test_own_frames_are_kept_by_nobody(uncollected):
     class Thing:
         pass
 
@@ -292,12 +284,8 @@ def test_own_frames_are_kept_by_nobody():
         place = stations.place_of(stations.stack_of())
         return weakref.ref(thing), place
 
-    gc.disable()
-    try:
-        gone, place = call()
-        assert gone() is None
-    finally:
-        gc.enable()
+    gone, place = call()
+    assert gone() is None
     assert place == (Cause.NONE, f"{__file__}:{call.__code__.co_firstlineno + 2}")
 
 

@@ -54,8 +54,17 @@ class Shown:
         """Wait until all that was asked for is drawn."""
         self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
+    def do(self, what, given=None):
+        """Let JavaScript change something, and wait until it is drawn."""
+        self.ask(what, given)
+        self.settle()
+
     def go(self, begin, end):
-        self.ask("lv.go(...given)", [begin, end])
+        self.do("lv.go(...given)", [begin, end])
+
+    def resize(self, width, height):
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.settle()
         self.settle()
 
     def origin(self):
@@ -184,12 +193,10 @@ def test_a_kernel_is_thick_and_a_copy_thin_in_each_lane(scheme, dpr, show):
                 column = shown.ask(COLUMN, bar)
                 assert sum(column) == pytest.approx(high * dpr, abs=1)
                 assert column.index(True) == 2 * dpr  # thick or thin, they hang from one line
-            shown.ask(f"lv.select({bar})")
-            shown.settle()
+            shown.do(f"lv.select({bar})")
             edges = shown.ask(OUTLINE, bar)
             assert -2.6 < min(edges) < 0 and high - 0.6 < max(edges) < high + 2.6
-            shown.ask("lv.select(-1)")
-            shown.settle()
+            shown.do("lv.select(-1)")
     exposed, strip = shown.ask("""[lv.view.theme.swatches, [...lv.columns.style].findIndex(style =>
         lv.head.styles[style].key === 'state:copy exposed')].map((what, at) => at ? lv.rect(what).height
         : what[lv.head.styles.findIndex(style => style.key === 'state:copy exposed')].height)""")
@@ -211,8 +218,7 @@ def test_a_run_of_kernels_with_short_pauses_has_one_name_in_the_strip_and_thin_b
     copy = ("stream 7", 300_000, 400_000, Kind.COPY_H2D, {"batch": 3, "nbytes": 6_000_000})
     shown = show(factory.made(*kernels, copy))
     shown.page.evaluate(WRITTEN)
-    shown.ask("lv.view.redraw()")
-    shown.settle()
+    shown.do("lv.view.redraw()")
     written = shown.page.evaluate("window.written")
     names = ("compute", "copy exposed", "idle", "batch 3: 6 MB")
     assert [written.count(name) for name in names] == [1, 1, 2, 2]
@@ -304,8 +310,7 @@ def test_states_fill_each_column_so_that_no_edge_looks_idle(show):
     shown = show(random_bars(4, 800, 1, 400_000))
     strip = shown.ask("lv.lanes().find(row => row.name === 'what the GPU does').lane")
     for zoom in (1, 3, 17):
-        shown.ask("lv.go(0, lv.model.end / given)", zoom)
-        shown.settle()
+        shown.do("lv.go(0, lv.model.end / given)", zoom)
         drawn = shown.ask(f"({PLAIN})(lv.buckets(0, {strip}, 0))")
         full = np.sum([column for _, column in drawn["shares"]], axis=0)
         starts, ends = (
@@ -488,8 +493,7 @@ def test_an_arrow_goes_from_the_end_of_one_bar_to_the_start_of_the_other_a_launc
     shown = show(factory.loader("prefetch", 3))
     shown.page.evaluate(CURVES)
     shown.ask("lv.select(lv.columns.head[lv.columns.arrow.indexOf(0)])")  # the arrow of its launch
-    shown.ask("lv.zoom(1.01)")
-    shown.settle()
+    shown.do("lv.zoom(1.01)")
     drawn = {tuple(curve) for curve in shown.page.evaluate("window.curves.map(each => each.map(Math.round))")}
     wanted = {0: set(), 1: set()}
     for kind, *ends in shown.ask("""[...lv.columns.arrow].map((kind, at) =>
@@ -537,9 +541,7 @@ def test_the_picture_fits_its_width_also_after_it_was_changed_and_other_data_lea
     shown.ask("lv.zoom(0.5)")
     window = shown.ask("lv.window")
     for width in WIDTHS:
-        shown.page.set_viewport_size({"width": width, "height": 700})
-        shown.settle()
-        shown.settle()
+        shown.resize(width, 700)
         assert shown.ask("lv.window") == window
         sizes = shown.ask("""(({surface, headWidth, ui}) =>
             [surface.width + headWidth, ui.scroll.clientWidth, ui.data.clientWidth, surface.width])(lv.view)""")
@@ -597,8 +599,7 @@ def test_no_words_lie_over_a_bar_however_narrow_the_picture_and_however_long_the
             shown.page.set_viewport_size({"width": width, "height": 2000})
             for begin, end in ((0, 1), (0, 0.3), (0.05, 0.4)):
                 shown.settle()
-                shown.ask("lv.go(...given.map(share => share * lv.model.end))", [begin, end])
-                shown.settle()
+                shown.do("lv.go(...given.map(share => share * lv.model.end))", [begin, end])
                 count, found = shown.ask(OVER)
                 assert count >= 3 * 5
                 assert found == [], (width, begin, end)
@@ -639,9 +640,7 @@ def test_words_of_a_part_without_bars_of_its_own_have_room_too(show):
     parts = [Part(factory.loader("pinned", 3), name, finding=finding) for name in ("one", "two")]
     shown = show(*parts, width=390, height=1500)
     assert shown.ask(OVER)[1] == []
-    shown.page.set_viewport_size({"width": 1280, "height": 1500})
-    shown.settle()
-    shown.settle()
+    shown.resize(1280, 1500)
     assert shown.ask(OVER)[1] == []
 
 
@@ -797,8 +796,7 @@ def test_many_lanes_batches_and_letters_are_drawn_and_reached(show):
     assert shown.ask("lv.columns.start[lv.selection]") == 199_000
     box, room = shown.ask("lv.rect(lv.selection)"), shown.ask("lv.view.surface.height")
     assert 0 <= box["y"] <= room - box["height"]
-    shown.ask("lv.view.fit(lv.selection)")
-    shown.settle()
+    shown.do("lv.view.fit(lv.selection)")
     assert shown.ask("lv.drawn.labels") > 0
     assert shown.page.evaluate("document.documentElement.scrollWidth") <= 800
 

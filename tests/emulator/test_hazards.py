@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -161,16 +162,11 @@ def read_early(program):
     program.line(4, 2).kernel(program.main, block, time=LONG)
 
 
-def refill_early(program):
+def with_a_buffer(program, direction, **how):
+    """A copy between the device and a pinned buffer, which the host reads or writes meanwhile."""
     block, buffer = program.pool.allocate(4 * KB), program.pinned.allocate(4 * KB)
-    program.line(3, 2).copy("h2d", program.side, block, buffer)
-    program.line(4, 3).host(buffer, writes=True)
-
-
-def read_early_on_the_host(program):
-    block, buffer = program.pool.allocate(4 * KB), program.pinned.allocate(4 * KB)
-    program.line(3, 2).copy("d2h", program.side, block, buffer)
-    program.line(4, 3).host(buffer, reads=True)
+    program.line(3, 2).copy(direction, program.side, block, buffer)
+    program.line(4, 3).host(buffer, **how)
 
 
 def overwrite_early(program):
@@ -185,8 +181,8 @@ def overwrite_early(program):
         (read_early, "early-read", "R16", "torch.cuda.current_stream().wait_event(ready)"),
         (overwrite_early, "early-reuse", "R16", "side.wait_event(done)"),
         (reuse, "early-reuse", "R36", "side.wait_stream(torch.cuda.current_stream())"),
-        (refill_early, "early-refill", "R42", "copied = side.record_event()"),
-        (read_early_on_the_host, "early-host-read", "R32", "side.synchronize()"),
+        (partial(with_a_buffer, direction="h2d", writes=True), "early-refill", "R42", "copied = side.record_event()"),
+        (partial(with_a_buffer, direction="d2h", reads=True), "early-host-read", "R32", "side.synchronize()"),
     ],
 )
 def test_every_report_says_all_of_both_sides_and_what_to_add_where(program, happens, kind, rule, order):

@@ -105,17 +105,17 @@ def test_siblings_add_their_share(siblings, sibling, together):
     assert end == pytest.approx(1_000 * 1_000 * 1_000 / together, rel=0.01)
 
 
-def test_a_second_thread_of_a_core_is_as_fast_as_its_share():
-    """The first has the core; the second, at a quarter of its speed, takes the rest of it when the first is done."""
-    shared = Shared(replace(HOST, cores=1, siblings=2, sibling=250))
-    assert shared.compute(0, 1_000, now=0) == (0, 1_000)
-    assert shared.compute(0, 1_000, now=0) == (0, 1_000 + 750)
-
-
-def test_busy_cores_slow_who_comes_later():
-    """By a tenth each: 1,000 ns of work beside none, one and two others, and alone once they are done."""
-    shared = Shared(replace(HOST, cores=8, contention=100))
-    assert [shared.compute(0, 1_000, now=0)[1] for _ in range(3)] == [1_000, 1_000 + 91, 1_000 + 176]
+@pytest.mark.parametrize(
+    ("shares", "ends"),
+    [
+        ({"cores": 1, "siblings": 2, "sibling": 250}, [1_000, 1_000 + 750]),  # what the first leaves, then all of it
+        ({"cores": 8, "contention": 100}, [1_000, 1_000 + 91, 1_000 + 176]),  # a tenth each; alone once they are done
+    ],
+)
+def test_who_comes_later_has_a_share_of_a_core_or_a_slower_one(shares, ends):
+    """1,000 ns of work each, beside those that came before."""
+    shared = Shared(replace(HOST, **shares))
+    assert [shared.compute(0, 1_000, now=0) for _ in ends] == [(0, end) for end in ends]
 
 
 @given(

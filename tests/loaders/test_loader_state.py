@@ -38,16 +38,13 @@ def own_generator():
     return DataLoader(TensorDataset(DATA), 4, shuffle=True, generator=torch.Generator().manual_seed(3))
 
 
-def sampler_generator():
-    sampler = RandomSampler(DATA, generator=torch.Generator().manual_seed(3))
-    return DataLoader(TensorDataset(DATA), 4, sampler=sampler)
-
-
 SOURCES = {
     "list": lambda: [(DATA[i : i + 4],) for i in range(0, 23, 4)],
     "shuffling DataLoader": lambda: DataLoader(TensorDataset(DATA), 4, shuffle=True),
     "shuffling DataLoader with its own generator": own_generator,
-    "sampler with its own generator": sampler_generator,
+    "sampler with its own generator": lambda: DataLoader(
+        TensorDataset(DATA), 4, sampler=RandomSampler(DATA, generator=torch.Generator().manual_seed(3))
+    ),
     "source with a state": Counting,
     "resident loader": lambda: ResidentLoader((DATA,), 4, seed=5, device="cpu"),
 }

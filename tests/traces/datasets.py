@@ -87,11 +87,8 @@ def count_calls(worker):
     info.dataset.started = worker
 
 
-class Hashing(Dataset):
+class Hashing(Squares):
     """Each sample is hashed by a thread of its own; it is the processor time [ns] which that took."""
-
-    def __len__(self):
-        return SIZE
 
     def __getitem__(self, index):
         took = []
@@ -106,14 +103,11 @@ class Hashing(Dataset):
         return torch.tensor(took)
 
 
-class Hoarding(Dataset):
+class Hoarding(Squares):
     """Keeps a megabyte of each sample, and waits a little."""
 
     def __init__(self):
         self.kept = []
-
-    def __len__(self):
-        return SIZE
 
     def __getitem__(self, index):
         self.kept.append(bytearray(os.urandom(2**20)))

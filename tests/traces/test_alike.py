@@ -84,20 +84,6 @@ def test_of_an_event_that_stands_there_twice_the_one_with_a_size_is_kept(tmp_pat
     assert [row.nbytes for row in read(path).rows()] == [64]
 
 
-NANOSECONDS = {  # of a time as a file has it, in µs
-    "1": 1_000, "12.5": 12_500, "12.345": 12_345, "12.3456": 12_346, "1e2": 100_000, "1.5e1": 15_000, '"7"': 7_000,
-    '"7.25"': 7_250, '""': None, '"-"': None, '"."': None, '"7 us"': None, "true": None, "null": None, "1e30": None,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("text", NANOSECONDS)
-def test_times_keep_all_their_digits(text, tmp_path):
-    events = [op("first", BASE, 1), op("aten::mm", BASE + 10, "TIME")]
-    timeline = read(write(tmp_path, json.dumps(trace(*events)).replace('"TIME"', text)))
-    wanted = [] if NANOSECONDS[text] is None else [NANOSECONDS[text]]
-    assert [row.duration for row in timeline.rows() if row.name == "aten::mm"] == wanted
-
-
 def test_a_number_gone_from_one_event_and_added_to_the_next(tmp_path):
     """Together they have as many numbers as two whole events; each must have its own."""
     raw = json.dumps(trace(*(op(f"aten::op{n}", BASE + n, 5 + n) for n in range(40))))

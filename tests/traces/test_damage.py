@@ -294,21 +294,26 @@ def test_an_event_that_is_none_is_lost(tmp_path, event):
         read(write(tmp_path, {"traceEvents": [event]}))
 
 
-def test_paths(tmp_path):
-    for reader in (read, Timeline.load):
-        with pytest.raises(FileNotFoundError, match=r"there is no file .*give a path from") as caught:
-            reader(tmp_path / "nothing.json")
-        assert isinstance(caught.value, LoadervizError)
-        with pytest.raises(FileNotFoundError, match="the path is empty"):
-            reader("")
-    with pytest.raises(TraceError, match="has no trace in it"):
-        read(tmp_path)
-    with pytest.raises(TraceError, match="an empty list"):
-        read([])
-    with pytest.raises(TypeError, match="needs a path"):
-        read(3)
-    with pytest.raises(TraceError, match="a folder inside a list"):
-        read([tmp_path, tmp_path])
+@pytest.mark.parametrize(
+    ("given", "error", "told"),
+    [
+        (lambda folder: folder, TraceError, "has no trace in it"),
+        (lambda folder: [], TraceError, "an empty list"),
+        (lambda folder: 3, TypeError, "needs a path"),
+        (lambda folder: [folder, folder], TraceError, "a folder inside a list"),
+    ],
+)
+def test_what_is_no_path(tmp_path, given, error, told):
+    with pytest.raises(error, match=told):
+        read(given(tmp_path))
+
+
+@pytest.mark.parametrize("reader", [read, Timeline.load])
+@pytest.mark.parametrize(("name", "told"), [("nothing.json", r"there is no file .*give a path from"), ("", "is empty")])
+def test_a_path_of_no_file(tmp_path, reader, name, told):
+    with pytest.raises(FileNotFoundError, match=told) as caught:
+        reader(name and tmp_path / name)
+    assert isinstance(caught.value, LoadervizError)
 
 
 @pytest.mark.parametrize("before", [b"", random.Random(0).randbytes(1 << 20).hex().encode()])

@@ -85,47 +85,46 @@ def test_each_rank_is_cut_at_its_own_steps(tmp_path):
     assert told(part) == [row for row in told(read(tmp_path)) if row[3] in (4, 5)]
 
 
-WRONG = [
-    3,
-    (3, 6),
-    range(3, 6),
-    slice(3, 3),
-    slice(5, 3),
-    slice(-2, None),
-    slice(0, -1),
-    slice(0, 6, 2),
-    slice("a", "b"),
-]
+WRONG = {
+    "steps": [
+        3, (3, 6), range(3, 6), slice(3, 3), slice(5, 3), slice(-2, None), slice(0, -1), slice(0, 6, 2),
+        slice("a", "b"), slice(True, 4), slice(0.0, 4), slice(None, 0),
+    ],
+    "window": [5, (5,), (5, 5), (9, 3), (-1, 4), ("a", "b"), (0, None), [0, 5], (0, 1.5)],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("steps", [*WRONG, slice(True, 4), slice(0.0, 4), slice(None, 0)], ids=repr)
-def test_what_are_no_steps_is_refused(path, steps):
-    with pytest.raises(TypeError, match=re.escape(f"steps={steps!r}: give numbers of steps")):
-        read(path, steps=steps)
+@pytest.mark.parametrize(("option", "given"), [(option, each) for option in WRONG for each in WRONG[option]], ids=repr)
+def test_what_are_no_steps_and_no_time_is_refused(path, option, given):
+    wanted = "numbers of steps" if option == "steps" else "start and end in ns"
+    with pytest.raises(TypeError, match=re.escape(f"{option}={given!r}: give {wanted}")):
+        read(path, **{option: given})
 
 
 @pytest.mark.parametrize(
-    "window", [5, (5,), (5, 5), (9, 3), (-1, 4), ("a", "b"), (0, None), [0, 5], (0, 1.5)], ids=repr
+    ("part", "error", "told"),
+    [
+        ({"steps": slice(20, 30)}, TraceError, "has the steps 3 to 8, and none from 20 to 29"),
+        (
+            {"window": (1_000_000, 2_000_000)},
+            TraceError,
+            r"no event in window=\(1000000, 2000000\); its last one ends at 680,000 ns",
+        ),
+        ({"steps": slice(3, 4), "window": (0, 5)}, TypeError, "give one of them"),
+    ],
 )
-def test_what_is_no_time_is_refused(path, window):
-    with pytest.raises(TypeError, match=re.escape(f"window={window!r}: give start and end in ns")):
-        read(path, window=window)
+def test_a_part_that_a_file_has_not_is_told(path, part, error, told):
+    with pytest.raises(error, match=told):
+        read(path, **part)
 
 
-def test_a_part_that_a_file_has_not_is_told(path, tmp_path):
-    with pytest.raises(TraceError, match="has the steps 3 to 8, and none from 20 to 29"):
-        read(path, steps=slice(20, 30))
-    with pytest.raises(TraceError, match=r"no event in window=\(1000000, 2000000\); its last one ends at 680,000 ns"):
-        read(path, window=(1_000_000, 2_000_000))
-    with pytest.raises(TypeError, match="give one of them"):
-        read(path, steps=slice(3, 4), window=(0, 5))
+def test_a_part_of_an_unmarked_or_a_saved_file_is_refused(path, tmp_path):
     unmarked = write(tmp_path, trace(*loop()[1:]), "unmarked.json")
-    with pytest.raises(TraceError, match=r"nothing in .*unmarked.json marks its steps.*window="):
-        read(unmarked, steps=slice(0, 1))
-    saved = read(path).save(tmp_path / "saved.json")
-    for part in ({"steps": slice(3, 4)}, {"window": (0, 5)}):
-        with pytest.raises(TraceError, match=r"timeline.between\(start, end\) gives a part"):
-            read(saved, **part)
+    saved, marks = read(path).save(tmp_path / "saved.json"), r"nothing in .*unmarked.json marks its steps.*window="
+    whole = r"timeline.between\(start, end\) gives a part"
+    for file, part, told in ((unmarked, "steps", marks), (saved, "steps", whole), (saved, "window", whole)):
+        with pytest.raises(TraceError, match=told):
+            read(file, **{part: slice(0, 1) if part == "steps" else (0, 5)})
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64])

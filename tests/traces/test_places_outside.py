@@ -9,6 +9,7 @@ import tempfile
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -57,38 +58,22 @@ def late_of(table):
     return [(each.row.rank, each.cause, each.often) for each in table.late]
 
 
-def same_or_refused(function, whole):
-    """What several traces in one file may be: those traces, or an error that says so; never another timeline."""
-    try:
-        timeline = function()
-    except (TraceError, TypeError):
-        return
-    assert timeline == whole
-
-
 # Archives that are not named by a path of their own
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_an_open_tar_archive_is_no_single_trace(run, files, tmp_path, mode):
+def test_an_open_tar_archive_is_its_traces(run, files, tmp_path, mode):
     place = packed(tmp_path / "run.tar", files, mode)
-    same_or_refused(lambda: lv.read(io.BytesIO(place.read_bytes())), lv.read(run))
     with open(place, "rb") as file:
-        same_or_refused(lambda: lv.read(file), lv.read(run))
+        assert lv.read(io.BytesIO(place.read_bytes())) == lv.read(file) == lv.read(run)
 
 
-@pytest.mark.parametrize("pattern", ["", "*.tar.gz", "*"])
-def test_a_tar_archive_in_a_folder_or_pattern_is_no_single_trace(run, files, tmp_path, pattern):
-    folder = tmp_path / "archives"
-    folder.mkdir()
-    packed(folder / "all.tar.gz", files, "w:gz")
-    same_or_refused(lambda: lv.read(str(folder / pattern) if pattern else folder), lv.read(run))
-
-
-def test_a_tar_archive_in_a_zip_archive_is_no_single_trace(run, files, tmp_path):
-    inner = packed(tmp_path / "all.tar.gz", files, "w:gz")
-    outer = packed(tmp_path / "outer.zip", [("all.tar.gz", inner.read_bytes())])
-    same_or_refused(lambda: lv.read(outer), lv.read(run))
+@pytest.mark.parametrize("where", ["archives", "archives/*.tar.gz", "archives/*", "outer.zip"])
+def test_a_tar_archive_in_a_folder_a_pattern_or_a_zip_archive_is_its_traces(run, files, tmp_path, where):
+    (tmp_path / "archives").mkdir()
+    inner = packed(tmp_path / "archives" / "all.tar.gz", files, "w:gz")
+    packed(tmp_path / "outer.zip", [("all.tar.gz", inner.read_bytes())])
+    assert lv.read(str(tmp_path / where)) == lv.read(run)
 
 
 @pytest.mark.parametrize("name", ["all.tar", "all.tgz", "all.gz", "all.json", "all"])
@@ -162,10 +147,8 @@ def test_a_damaged_archive_is_a_trace_error(files, run, tmp_path, name):
     whole, read = place.read_bytes(), lv.read(run)
     for size in range(1, len(whole), max(1, len(whole) // 40)):
         place.write_bytes(whole[:size])
-        try:
+        with suppress(TraceError):
             assert lv.read(place) == read
-        except TraceError:
-            continue
 
 
 def test_a_tar_archive_that_ends_after_a_member_lacks_its_end(files, tmp_path):
@@ -173,11 +156,8 @@ def test_a_tar_archive_that_ends_after_a_member_lacks_its_end(files, tmp_path):
     with tarfile.open(place) as archive:
         last = archive.getmembers()[2].offset
     place.write_bytes(place.read_bytes()[:last])
-    try:
-        notes = lv.read(place).context.notes
-    except TraceError:
-        return
-    assert any("end" in note or "cut" in note for note in notes)
+    with pytest.raises(TraceError, match="it lacks its end"):
+        lv.read(place)
 
 
 # Open files
@@ -220,11 +200,9 @@ def test_a_file_that_was_read_to_its_end_is_told_so(files):
     assert "/loaderviz-" not in str(told.value)  # a temporary file that nobody can look at any more
 
 
-def test_a_path_in_bytes_is_a_path_or_refused_as_bytes(run):
-    try:
-        assert lv.read(os.fsencode(run)) == lv.read(run)
-    except TypeError as error:
-        assert not str(error).endswith("got int")
+def test_a_path_in_bytes_is_refused_as_bytes(run):
+    with pytest.raises(TypeError, match="got bytes"):
+        lv.read(os.fsencode(run))
 
 
 # Folders and ranks
@@ -239,15 +217,10 @@ def rank_files(folder, told):
     return folder
 
 
-def test_the_rank_that_a_file_tells_counts_and_not_its_name(tmp_path):
+def test_the_rank_that_a_file_tells_counts_and_not_its_name_and_none_is_passed_over(tmp_path):
     names = [(f"node{rank // 2}/rank{rank % 2}.json", rank) for rank in range(4)]
     folder = rank_files(tmp_path / "nodes", names)
     assert len({lane.device for lane in lv.read(folder, ranks=[2, 3]).lanes if lane.device is not None}) == 2
-
-
-def test_none_of_the_asked_ranks_is_passed_over_in_silence(tmp_path):
-    names = [(f"node{rank // 2}/rank{rank % 2}.json", rank) for rank in range(4)]
-    folder = rank_files(tmp_path / "nodes", names)
     assert lv.read(folder, ranks=[0, 3]) == lv.read([folder / "node0/rank0.json", folder / "node1/rank1.json"])
 
 
@@ -255,23 +228,16 @@ def test_a_rank_that_is_not_there_is_noted(run):
     assert any("7" in note for note in lv.read(run, ranks=[0, 7]).context.notes)
 
 
-def test_ranks_of_a_saved_timeline_are_picked_or_refused(run, tmp_path):
-    lv.read(run).save(tmp_path / "saved.json")
-    for given in ([1], [99]):
-        try:
-            timeline = lv.read(tmp_path / "saved.json", ranks=given)
-        except (TraceError, TypeError):
-            continue
-        assert {lane.name.split()[1] for lane in timeline.lanes if lane.name.startswith("rank")} <= {"1"}
+def test_ranks_of_a_saved_timeline_are_refused(run, tmp_path):
+    with pytest.raises(TraceError, match="is read whole, without ranks"):
+        lv.read(lv.read(run).save(tmp_path / "saved.json"), ranks=[1])
 
 
-@pytest.mark.parametrize("given", [{0, 2}, (0, 2), range(0, 3, 2), [2, 0, 0], iter((0, 2))])
+@pytest.mark.parametrize(
+    "given",
+    [{0, 2}, (0, 2), range(0, 3, 2), [2, 0, 0], iter((0, 2)), np.array([0, 2]), [np.int64(0), np.int32(2)]],
+)
 def test_ranks_are_any_collection_of_numbers(run, given):
-    assert lv.read(run, ranks=given) == lv.read([run / "0.json", run / "2.json"])
-
-
-@pytest.mark.parametrize("given", [np.array([0, 2]), [np.int64(0), np.int32(2)], np.arange(0, 3, 2)])
-def test_ranks_are_numbers_of_numpy_too(run, given):
     assert lv.read(run, ranks=given) == lv.read([run / "0.json", run / "2.json"])
 
 
@@ -304,11 +270,6 @@ def test_an_executor_changes_nothing(run, files, tmp_path, name):
     place = packed(tmp_path / name, files) if name else run
     with ThreadPoolExecutor(2) as pool:
         assert lv.read(place, executor=pool) == lv.read(place, executor=Backwards()) == lv.read(run)
-
-
-def test_a_class_is_no_executor(run):
-    with pytest.raises(TypeError):
-        lv.read(run, executor=ThreadPoolExecutor)
 
 
 # lv.ranks
@@ -369,10 +330,7 @@ def test_a_table_equals_itself(tmp_path):
 def test_a_rank_that_is_there_twice_is_no_other_rank(tmp_path):
     met(tmp_path, [range(3, 9)] * 4, late=[2])
     (tmp_path / "2b.json").write_text((tmp_path / "2.json").read_text())
-    try:
-        table = lv.ranks(tmp_path)
-    except TraceError:
-        return
+    table = lv.ranks(tmp_path)
     assert [row.rank for row in table.rows] == [row.rank for row in rank_table(lv.read(tmp_path)).rows]
     assert "3" not in [each.row.rank for each in table.late]
 

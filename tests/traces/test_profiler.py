@@ -1,7 +1,6 @@
 """Real runs: torch.profiler's own trace, with the DataLoader's work added, as the Timeline of an emulated run of it."""
 
 import os
-import threading
 from contextlib import suppress
 from itertools import pairwise
 from time import perf_counter
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-from trace_files import notes, steps_of
+from trace_files import notes, record_cpu, steps_of
 
 import loaderviz as lv
 from loaderviz.analysis.evidence import Evidence
@@ -46,27 +45,8 @@ def train(loader, steps=None):
             break
 
 
-class Sized(Dataset):
-    """Eight samples of `size` floats, all 0."""
-
-    def __init__(self, size):
-        self.size = size
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return torch.zeros(self.size)
-
-
 def loader_of(size, batch_size=2, **options):
-    return DataLoader(Sized(size), batch_size, **options)
-
-
-def record_cpu(loop, **options):
-    with lv.record(on="cpu", **options) as recording:
-        loop()
-    return recording.timeline.self_check()
+    return DataLoader([torch.zeros(size)] * 8, batch_size, **options)
 
 
 # The same loop, emulated and real
@@ -167,9 +147,7 @@ def test_a_loader_that_prefetches_counts_its_own_hand_outs():
 
 def test_a_dataloader_in_a_second_thread_is_no_step():
     def loop():
-        thread = threading.Thread(target=train, args=(data_loader(1),))
-        thread.start()
-        thread.join()
+        factory.in_a_thread(lambda: train(data_loader(1)))
         torch.ones(2).neg()
 
     timeline = record_cpu(loop)
@@ -361,15 +339,11 @@ def loop(steps):
 
 
 def test_a_recording_that_is_full_keeps_whole_steps_and_says_so(capfd):
-    with lv.record(on="cpu", limit=1_000) as recording:
-        loop(100)
-    timeline = recording.timeline.self_check()
+    timeline = record_cpu(lambda: loop(100), limit=1_000)
     assert 900 < len(timeline) <= 1_000 and "the recording was full" in timeline.context.notes[-1]
     steps = [row for row in timeline.rows(Kind.RANGE) if row.name.startswith("batch ")]
     assert [row.batch for row in steps] == list(range(len(steps))) and timeline.context.samples == 2 * len(steps)
-    with lv.record(on="cpu") as recording:
-        loop(100)
-    assert not any("full" in note for note in recording.timeline.context.notes)
+    assert not any("full" in note for note in record_cpu(lambda: loop(100)).context.notes)
 
 
 def test_spans_are_counted_while_it_runs(capfd, monkeypatch):
@@ -479,7 +453,7 @@ def test_of_two_loaders_each_fetch_has_its_own_size_and_line():
 
 
 def test_a_fetch_that_fails_leaves_the_others_their_sizes():
-    class Once(Sized):
+    class Once(list):
         failed = False
 
         def __getitem__(self, index):
@@ -489,7 +463,7 @@ def test_a_fetch_that_fails_leaves_the_others_their_sizes():
             return super().__getitem__(index)
 
     def loop():
-        data = Once(4)
+        data = Once([torch.zeros(4)] * 8)
         for _ in range(2):
             with suppress(ZeroDivisionError):
                 list(DataLoader(data, 2))

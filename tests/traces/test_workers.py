@@ -19,6 +19,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, _utils
 from torch.utils.data import dataloader as torch_dataloader
+from trace_files import record_cpu
 
 import loaderviz as lv
 from loaderviz import machine
@@ -210,12 +211,9 @@ class Wordless(ValueError):
         return None
 
 
-class Fails(torch.utils.data.Dataset):
+class Fails(datasets.Squares):
     def __init__(self, error):
         self.error = error
-
-    def __len__(self):
-        return 4
 
     def __getitem__(self, index):
         raise self.error
@@ -477,20 +475,16 @@ def test_the_time_of_a_workers_other_threads_is_told():
 
 
 def test_what_the_loops_own_threads_do_while_it_fetches_is_its_models():
-    with lv.record(on="cpu") as recording:
-        list(DataLoader(datasets.Hashing(), 4))
-    assert "others" not in recording.timeline.context.usage
+    assert "others" not in record_cpu(lambda: list(DataLoader(datasets.Hashing(), 4))).context.usage
 
 
 @pytest.mark.skipif(not machine.own_memory(), reason="this system does not tell a process's own memory")
 def test_a_worker_whose_memory_grows_is_told(monkeypatch):
     monkeypatch.setattr(workers, "LOOK", 0.0)
     monkeypatch.setattr(workers, "RARE", 0)
-    with lv.record(on="cpu") as recording:
-        list(DataLoader(datasets.Hoarding(), 2, num_workers=1))
-    grown = recording.timeline.context.usage["memory"] / 2**20
-    assert 0.1 * datasets.SIZE < grown < datasets.SIZE  # but for the largest jump
-    assert lv.Timeline.from_dict(recording.timeline.to_dict()) == recording.timeline
+    timeline = record_cpu(lambda: list(DataLoader(datasets.Hoarding(), 2, num_workers=1)))
+    assert 0.1 * datasets.SIZE < timeline.context.usage["memory"] / 2**20 < datasets.SIZE  # but for the largest jump
+    assert lv.Timeline.from_dict(timeline.to_dict()) == timeline
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system cannot be told to forget a file")
@@ -500,9 +494,8 @@ def test_what_comes_from_the_disk_itself_is_told(tmp_path, number):
     data[0]
     if machine.usage().disk - before < 1_000_000:
         pytest.skip("this file system does not tell what it reads from the disk")
-    with lv.record(on="cpu") as recording:
-        list(DataLoader(data, 2, num_workers=number))
-    assert 0.5 < recording.timeline.context.usage["disk"] / 4_000_000 < 2
+    timeline = record_cpu(lambda: list(DataLoader(data, 2, num_workers=number)))
+    assert 0.5 < timeline.context.usage["disk"] / 4_000_000 < 2
 
 
 def test_what_the_system_does_not_tell_is_nothing(tmp_path):

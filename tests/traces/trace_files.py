@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import loaderviz as lv
 from loaderviz.timeline import Kind
 from loaderviz.traces import read
 
@@ -93,6 +94,13 @@ def straggling(folder, late, count=12, steps=6):
 
 def read_events(folder, *events, **outer):
     return read(write(folder, trace(*events, **outer))).self_check()
+
+
+def record_cpu(block, **options):
+    """The timeline of a real run of this on the CPU."""
+    with lv.record(on="cpu", **options) as recording:
+        block()
+    return recording.timeline.self_check()
 
 
 def notes(timeline):

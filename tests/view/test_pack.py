@@ -12,6 +12,7 @@ from unpack import tracks, unpack
 
 from loaderviz import metrics
 from loaderviz.timeline import COPIES, ArrowKind, Cause, Context, Kind, TimelineBuilder
+from loaderviz.view.lanes import LANES, arrange, depths
 from loaderviz.view.pack import MARKS, STATES, Bars, Part, first_view, merge, pack
 
 FIELDS = ("start", "end", "style", "name", "batch", "nbytes", "cause", "pinned", "source", "hidden")
@@ -211,32 +212,28 @@ def test_merged_bars_keep_the_time_of_each_category_and_overlap_nothing(found, l
             assert merged.end[here].max() <= end[track == number].max()
 
 
-def test_the_first_view_is_where_the_gpu_works():
-    timeline = factory.made(("main", 0, 1_000, Kind.OPERATOR), ("stream 7", 800, 900, Kind.COMPUTE))
-    assert first_view(timeline) == (795, 905)
+def test_a_window_of_ones_own_and_timelines_without_a_first_view():
     assert first_view(factory.loader("blocking")) is first_view(factory.empty()) is None
-    assert pack([Part(timeline)], window=(1, 2))[0]["window"] == [1, 2]
+    assert pack([Part(factory.loader("blocking"))], window=(1, 2))[0]["window"] == [1, 2]
 
 
-def test_each_of_several_devices_is_a_group_folded_to_what_it_does():
-    timeline = factory.made(*((f"stream 7@{device}", 0, 10 + device, Kind.COPY_D2H) for device in range(6)))
-    (part,) = pack([Part(timeline)])[0]["parts"]
-    assert [group["name"] for group in part["groups"]] == [f"GPU {device}" for device in range(6)]
-    assert all(group["folded"] and part["lanes"][group["lane"]]["kind"] == "strip" for group in part["groups"])
-    assert [lane["group"] for lane in part["lanes"]] == [device for device in range(6) for _ in range(3)]
-
-
-@pytest.mark.parametrize(("end", "view"), [(899, (376, 923)), (900, None), (1_000, None)])
-def test_the_gpu_is_looked_at_where_it_works_for_less_than_half_of_the_time(end, view):
-    assert first_view(factory.made(("main", 0, 1_000, Kind.OPERATOR), ("stream 7", 400, end, Kind.COMPUTE))) == view
+@pytest.mark.parametrize(
+    ("start", "end", "view"), [(800, 900, (795, 905)), (400, 899, (376, 923)), (400, 900, None), (400, 1_000, None)]
+)
+def test_the_gpu_is_looked_at_where_it_works_for_less_than_half_of_the_time(start, end, view):
+    spans = ("main", 0, 1_000, Kind.OPERATOR), ("stream 7", start, end, Kind.COMPUTE)
+    assert first_view(factory.made(*spans)) == view
 
 
 @pytest.mark.parametrize(("devices", "folded"), [(1, None), (2, False), (4, False), (5, True)])
-def test_of_more_than_four_devices_each_is_folded(devices, folded):
-    timeline = factory.made(*((f"stream 7@{device}", 0, 10, Kind.COPY_D2H) for device in range(devices)))
+def test_of_more_than_four_devices_each_is_folded_to_what_it_does(devices, folded):
+    timeline = factory.made(*((f"stream 7@{device}", 0, 10 + device, Kind.COPY_D2H) for device in range(devices)))
     (part,) = pack([Part(timeline)])[0]["parts"]
-    assert [group["folded"] for group in part["groups"]] == ([] if folded is None else [folded] * devices)
-    assert {lane["group"] for lane in part["lanes"]} == ({-1} if folded is None else set(range(devices)))
+    groups = [] if folded is None else [(f"GPU {device}", folded) for device in range(devices)]
+    assert [(group["name"], group["folded"]) for group in part["groups"]] == groups
+    assert all(part["lanes"][group["lane"]]["kind"] == "strip" for group in part["groups"])
+    expected = [-1] * 3 if folded is None else [device for device in range(devices) for _ in range(3)]
+    assert [lane["group"] for lane in part["lanes"]] == expected
 
 
 def test_a_short_body_is_not_compressed():
@@ -296,3 +293,101 @@ def test_a_merged_bar_hides_nothing_and_belongs_to_its_batch():
     alone = factory.made(("stream 7", 0, 100, Kind.COPY_H2D), ("stream 8", 25, 100, Kind.COMPUTE))
     hidden = unpack(*pack([Part(alone)]))["hidden"]
     assert sorted(set(hidden.tolist())) == [150, 255]  # in half per cent
+
+
+# Where spans go: the order of the lanes, and tracks without overlaps
+
+
+TRACKS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20)), max_size=20)
+
+
+def names(timeline, **options):
+    return [row.name for row in arrange(timeline, **options)[0]]
+
+
+def test_lanes_go_the_way_of_a_batch_in_the_words_of_the_reader():
+    assert names(factory.loader("prefetch")) == [
+        "worker 0", "worker 1", "pin thread", "main thread: batches", "main thread: CUDA calls", "main thread waits",
+        "copy engine to GPU", "default stream", "side stream 7", "what the GPU does",
+    ]  # fmt: skip
+    assert "main thread: operators" in names(factory.loader("prefetch"), operators=True)
+    assert names(factory.empty()) == []
+
+
+def test_every_span_is_in_one_track_and_copies_in_that_of_their_engine_too():
+    timeline = factory.loader("prefetch")
+    rows, left_out = arrange(timeline, operators=True)
+    times = np.bincount(np.concatenate([track for row in rows for track in row.tracks]), minlength=len(timeline))
+    assert (times == np.where(timeline.where(Kind.COPY_H2D), 2, 1)).all()
+    assert [row.kind for row in rows if row.mirror] == ["engine"] and left_out == 0
+
+
+@given(TRACKS)
+def test_tracks_hold_no_overlap(spans):
+    start = np.array([start for start, _ in spans], np.int64)
+    end = start + np.array([length for _, length in spans], np.int64)
+    depth = depths(start, end)
+    for one in range(len(spans)):
+        for other in range(one):
+            if depth[one] == depth[other] and end[one] > start[one] and end[other] > start[other]:
+                assert end[one] <= start[other] or end[other] <= start[one]
+
+
+def test_nested_spans_go_down_one_track_a_level():
+    #         outer      child     grandchild  child     apart
+    start = np.array([0, 10, 20, 60, 100])
+    end = np.array([100, 50, 30, 90, 110])
+    assert depths(start, end).tolist() == [0, 1, 2, 1, 0]
+    assert depths(start[::-1], end[::-1]).tolist() == [0, 1, 2, 1, 0][::-1]
+    points = depths(np.array([0, 10, 10, 20]), np.array([10, 10, 20, 20]))  # a stream needs one track even with them
+    assert points.tolist() == [0, 0, 0, 0]
+
+
+def test_a_long_operator_is_drawn_where_the_host_would_seem_to_do_nothing():
+    timeline = factory.made(
+        ("main", 0, 500, Kind.OPERATOR),
+        ("main", 10, 400, Kind.OPERATOR),  # inside of it
+        ("main", 450, 460, Kind.API),
+        ("main", 500, 510, Kind.OPERATOR),  # a short one
+        ("main", 600, 900, Kind.OPERATOR),  # around a call
+        ("main", 610, 890, Kind.API),
+    )
+    operators, calls = arrange(timeline)[0]
+    assert (operators.name, calls.name) == ("main thread: operators", "main thread: CUDA calls")
+    assert operators.tracks[0].tolist() == [0]
+
+
+def test_each_gpu_has_its_own_lanes_and_strip():
+    rows, _ = arrange(factory.made(*((f"stream 7@{device}", 0, 10, Kind.COPY_D2H) for device in (1, 0))))
+    assert [(row.device, row.name) for row in rows] == [
+        (gpu, name) for gpu in (0, 1) for name in ("copy engine from GPU", "default stream", "what the GPU does")
+    ]
+
+
+@pytest.mark.parametrize("depth", [4, 6])
+def test_spans_nested_too_deeply_are_counted(depth):
+    rows, left_out = arrange(factory.made(*(("thread 5", level, 100 - level, Kind.RANGE) for level in range(depth))))
+    assert (len(rows[0].tracks), left_out) == (4, depth - 4)
+
+
+@pytest.mark.parametrize("devices", [1, 3 * LANES])
+def test_of_very_many_lanes_the_busiest_are_drawn_and_a_line_says_how_many_are_not(devices):
+    streams = ((f"stream {n + 8}@{n % devices}", n, n + 10 + n % 999, Kind.COMPUTE) for n in range(3 * LANES))
+    threads = ((f"thread {n}", n, n + 10 + n % 777, Kind.API) for n in range(2 * LANES))
+    timeline = factory.made(("main", 0, 5, Kind.API), ("stream 7", 0, 1, Kind.COPY_H2D), *threads, *streams)
+    rows, left_out = arrange(timeline)
+    drawn = {group: [row for row in rows if row.kind == group and row.of >= 0] for group in ("host", "stream")}
+    assert [row.name for row in rows[-2:]] == ["and 251 more threads", "and 501 more streams"]
+    assert (len(drawn["host"]), len(drawn["stream"]), left_out) == (LANES, LANES, 0)
+    assert drawn["host"][0].name == "main thread: CUDA calls"  # although it is seldom busy
+    busy = {
+        lane: int((timeline.end - timeline.start)[timeline.lane == lane].sum()) for lane in range(len(timeline.lanes))
+    }
+    shown = sorted(busy[row.of] for row in drawn["stream"])
+    assert shown == sorted(busy[n] for n, lane in enumerate(timeline.lanes) if lane.role == "stream")[-LANES:]
+    head, _ = timeline.view().packed()
+    assert head["parts"][0]["lanes"][-1]["tracks"] == [{"count": 0, "mirror": False}]
+    said = "501 more streams are not drawn: they are busy for a shorter time than those in the picture"
+    assert head["parts"][0]["lanes"][-1]["title"] == said == head["notes"][-1]
+    assert head["parts"][0]["lanes"][-1]["group"] == -1
+    assert ">and 501 more streams<" in timeline.view().svg()

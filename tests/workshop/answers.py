@@ -35,18 +35,9 @@ def exposed_of_window(timeline):
     return its("exposed_copy")(timeline) / its("window")(timeline)
 
 
-def copied_and_not_hidden(timeline):
-    summary = lv.summarize(timeline)
-    return summary.copy_share * (1 - summary.overlap)
-
-
 def from_the_breakdown(timeline):
     parts = lv.summarize(timeline).breakdown
     return parts.get("copy exposed", 0) / sum(parts.values())
-
-
-def of_the_copy(timeline):
-    return its("exposed_copy")(timeline) / its("copy")(timeline)
 
 
 # 1.1
@@ -117,10 +108,6 @@ def copied(batch):
     return [part.to("cuda", non_blocking=True) for part in batch]
 
 
-def in_host_memory(batches, *_):
-    yield from batches
-
-
 def too_many(batches, *_):
     yield from BlockingLoader([*batches, *list(batches)[:1]])
 
@@ -150,10 +137,6 @@ def look_up(batches):
         yield table[images.to("cuda").long()], labels.to("cuda")
 
 
-def all_of_them_in_a_list(batches):
-    return [(images.to("cuda").float() / 255, labels.to("cuda")) for images, labels in batches]
-
-
 def two_in_one_copy(batches):
     source = iter(batches)
     for pair in zip(source, source, strict=True):
@@ -162,11 +145,6 @@ def two_in_one_copy(batches):
 
 
 # 2.1
-
-
-def pin_once_and_prefetch(batches, epochs):
-    pinned = [(images.pin_memory(), labels.pin_memory()) for images, labels in batches]
-    return PrefetchLoader(pinned * epochs)
 
 
 def never_pin(batches, epochs):
@@ -307,10 +285,6 @@ kept_until_used = changed(
 )
 
 
-def not_pinned(batches):
-    return PrefetchLoader([(images.clone(), labels.clone()) for images, labels in batches])
-
-
 # 3.3
 
 
@@ -415,25 +389,13 @@ def resume_in_order(order, images, labels, size, first):
     return ((images[rows], labels[rows]) for rows in order.to("cuda").split(size)[first:])
 
 
-def resume_at_the_start(images, labels, size, epoch, first):
-    return itertools.islice(resume_by_skipping(images, labels, size, epoch, 0), 8 - first)
-
-
-def resume_too_long(images, labels, size, epoch, first):
-    return resume_by_skipping(images, labels, size, epoch, 0)
-
-
 def zero_bytes_of_the_rest(images, labels, size, epoch, first):
     for part in labels.split(size)[first:]:
         yield torch.zeros(size, 784, dtype=torch.uint8, device="cuda"), torch.zeros(len(part), device="cuda").long()
 
 
-def as_float(batch):
-    return batch[0].float(), batch[1]
-
-
 def safe_loader(images, labels, size, epochs):
-    loader = ResidentLoader((images, labels), size, shuffle=None, transform=as_float)
+    loader = ResidentLoader((images, labels), size, shuffle=None, transform=lambda batch: (batch[0].float(), batch[1]))
     for _ in range(epochs):
         yield from loader
 
@@ -442,10 +404,6 @@ def as_stored(images, labels, size, epochs):
     images, labels = images.to("cuda"), labels.to("cuda")
     for _ in range(epochs):
         yield from zip(images.split(size), labels.split(size), strict=True)
-
-
-def other_order(images, labels, size, epochs):
-    yield from ((x.float(), y) for x, y in list(as_stored(images, labels, size, epochs))[::-1])
 
 
 def zeros_of(images, labels, size, epochs):
@@ -461,10 +419,19 @@ RIGHT = {
         by_hand("event_that_waits", (WAIT, "    arrived.wait(main)\n")),
         by_hand("wait_at_the_end", (WAIT, ""), ("    return", "    main.wait_event(arrived)\n    return")),
     ],
-    "0.1": [exposed_of_window, copied_and_not_hidden, from_the_breakdown],
+    "0.1": [
+        exposed_of_window,
+        lambda timeline: its("copy_share")(timeline) * (1 - its("overlap")(timeline)),
+        from_the_breakdown,
+    ],
     "1.1": [with_events, mean_of_three, with_stream_synchronize],
-    "1.2": [transformed(lambda images: images.float() / 255), look_up, all_of_them_in_a_list, two_in_one_copy],
-    "2.1": [pin_once_and_prefetch],
+    "1.2": [
+        transformed(lambda images: images.float() / 255),
+        look_up,
+        lambda batches: [(images.to("cuda").float() / 255, labels.to("cuda")) for images, labels in batches],
+        two_in_one_copy,
+    ],
+    "2.1": [lambda batches, epochs: PrefetchLoader([(x.pin_memory(), y.pin_memory()) for x, y in batches] * epochs)],
     "2.2": [
         each(lambda x, y: (x.to("cuda", torch.float16, non_blocking=True), y.to("cuda"))),
         half_copy_into,
@@ -499,7 +466,10 @@ WRONG = {
         (its("exposed_copy"), r"Yours is a time in nanoseconds"),
         (its("overlap"), r"You returned 0 for.*Yours is the (share|hidden part) of the copy"),
         (lambda timeline: 1 - its("compute_share")(timeline), r"is all the time in which the GPU does not compute"),
-        (of_the_copy, r"You returned 1 for.*Yours is a share of the copy, not of the whole time"),
+        (
+            lambda timeline: its("exposed_copy")(timeline) / its("copy")(timeline),
+            r"You returned 1 for.*Yours is a share of the copy, not of the whole time",
+        ),
         (lambda timeline: f"{exposed_of_window(timeline):.0%}", r"returned '\d\d%'. A share from 0 to 1 is wanted"),
         (lambda timeline: 0.3, r"a share of 0\.\d+.*Only this part of the copy can be won"),
     ],
@@ -518,7 +488,7 @@ WRONG = {
         ),
         (each(lambda x, y: (x.to("cuda").float(), y.to("cuda"))), r"images of batch 0 are not divided by 255"),
         (blocking, r"images of batch 0 are torch.uint8.*torch.float32.*is wanted"),
-        (in_host_memory, r"images of batch 0 are still in host memory"),
+        (lambda batches: iter(batches), r"images of batch 0 are still in host memory"),
         (gives_nothing, r"returned nothing \(None\)"),
     ],
     "2.1": [
@@ -541,7 +511,7 @@ WRONG = {
         (copy_wait_yield, r"With the loss read.* asked for at [\d,]+ µs; .*, and the host waited until.*R16"),
         (copy_after_the_step, r"With the loss read.* asked for at [\d,]+ µs; .* ended at .*R16: a copy cannot start"),
         (waits_for_the_next_one, r"With the loss read.* kernels began at .* waited for the copy of batch 1 as well"),
-        (not_pinned, r"Its source is not pinned.*R7"),
+        (lambda batches: PrefetchLoader([(x.clone(), y.clone()) for x, y in batches]), r"Its source is not pinned.*R7"),
         (unprotected, r"copy of batch \d+ runs from .* writes into the memory of batch \d+, but kernels.*|early-reuse"),
         (all_at_once, r"When batch 0 was handed out, copies of 31 later batches were queued; 4 are allowed"),
         (hands_out_nothing, r"Batch 0 is nothing \(None\): a batch is a pair"),
@@ -584,13 +554,24 @@ WRONG = {
             (load, r"begun again at batch \d+. Batch \d+ is not the one.*it has other samples")
             for load in (resume_from_a_global, resume_from_a_cache, ResumeFromAClass, resume_from_a_default)
         ),
-        (resume_at_the_start, r"it handed out batch 0 instead"),
-        (resume_too_long, r"More than \d batches"),
+        (
+            lambda images, labels, size, epoch, first: itertools.islice(
+                resume_by_skipping(images, labels, size, epoch, 0), 8 - first
+            ),
+            r"it handed out batch 0 instead",
+        ),
+        (
+            lambda images, labels, size, epoch, first: resume_by_skipping(images, labels, size, epoch, 0),
+            r"More than \d batches",
+        ),
         (zero_bytes_of_the_rest, r"Batch 0 has labels that are not in the data set"),
     ],
     "4.3": [
         (as_stored, r"uint8.*float32.*is wanted"),
-        (other_order, r"As number 0 you handed out batch 7"),
+        (
+            lambda *data: ((images.float(), labels) for images, labels in list(as_stored(*data))[::-1]),
+            r"As number 0 you handed out batch 7",
+        ),
         (zeros_of, r"Batch 0 does not hold"),
     ],
 }

@@ -36,6 +36,7 @@ from .answers import (
     loader_ring,
     on_gpu_loader,
     shuffle_slices,
+    transformed,
 )
 
 # Lesson 5
@@ -88,23 +89,7 @@ def memory_of_the_main_stream(batches):
     yield from ready
 
 
-def scaled_on_the_way(batches):
-    return PrefetchLoader(batches, transform=lambda batch: (batch[0] / batch[0].amax(), batch[1]))
-
-
-def by_255(batches):
-    return PrefetchLoader(batches, transform=lambda batch: (batch[0] / 255, batch[1]))
-
-
 # Lesson 6
-
-
-def by_loop(fetch, pin, copy, compute):
-    return next(n for n in itertools.count(1) if fetch / n <= max(pin, copy, compute))
-
-
-def by_floor_division(fetch, pin, copy, compute):
-    return -(-fetch // max(pin, copy, compute))
 
 
 def formula(text):
@@ -158,14 +143,6 @@ class Stream(IterableDataset):
     def __iter__(self):
         worker = get_worker_info()
         return (self.batches[number] for number in range(worker.id, len(self.batches), worker.num_workers))
-
-
-def by_batches(data, size):
-    return DataLoader(OfBatches(data, size), batch_size=None, num_workers=3, pin_memory=True)
-
-
-def by_stream(data, size):
-    return DataLoader(Stream(data, size), batch_size=None, num_workers=2, pin_memory=True)
 
 
 def plain(**options):
@@ -290,16 +267,6 @@ def any_wait_is_bad(timeline):
     return "pageable copy" if summary.host_blocked.get("staging") else "nothing"
 
 
-def never_nothing(timeline):
-    found = by_largest_loss(timeline)
-    return "one stream" if found == "nothing" else found
-
-
-def exposed_is_pageable(timeline):
-    found = by_largest_loss(timeline)
-    return "pageable copy" if found == "one stream" else found
-
-
 # Lesson 8
 
 
@@ -361,14 +328,8 @@ def from_files(flip, workers=4, on_host=False):
     return load
 
 
-class Flipping(Dataset):
+class Flipping(OneRead):
     """Flips each picture of a batch where it is read."""
-
-    def __init__(self, data):
-        self.data = data
-
-    def __len__(self):
-        return len(self.data)
 
     def __getitem__(self, rows):
         return flip_some(self.data[rows])
@@ -427,10 +388,6 @@ def one_batch(images, labels, size, epochs):
         yield x, y
 
 
-def labels_plus_one(images, labels, size, epochs):
-    return ((x, y + 1) for x, y in on_gpu_loader(images, labels, size, epochs))
-
-
 # Lesson 9
 
 
@@ -448,9 +405,18 @@ RIGHT = {
     "9.1": [step_by_step],
     "5.1": [loader_consumer, loader_ring],
     "5.2": [loader_record_stream, kept_until_used, memory_of_the_main_stream, loader_ring],
-    "5.3": [event_after_the_number, number_in_the_side_stream, scaled_on_the_way],
-    "6.1": [by_loop, by_floor_division, formula("float(-(-fetch // max(pin, copy, compute)))")],
-    "6.2": [read_by(OneRead), by_batches, by_stream, in_batches(num_workers=4, prefetch_factor=1, pin_memory=False)],
+    "5.3": [event_after_the_number, number_in_the_side_stream, transformed(lambda x: x / x.amax())],
+    "6.1": [
+        formula("next(n for n in itertools.count(1) if fetch / n <= max(pin, copy, compute))"),
+        formula("-(-fetch // max(pin, copy, compute))"),
+        formula("float(-(-fetch // max(pin, copy, compute)))"),
+    ],
+    "6.2": [
+        read_by(OneRead),
+        lambda data, size: DataLoader(OfBatches(data, size), batch_size=None, num_workers=3, pin_memory=True),
+        lambda data, size: DataLoader(Stream(data, size), batch_size=None, num_workers=2, pin_memory=True),
+        in_batches(num_workers=4, prefetch_factor=1, pin_memory=False),
+    ],
     "7.1": [merge_and_intersect, brute_force, with_numpy],
     "7.2": [by_advice, by_columns, by_largest_loss],
     "8.1": [on_gpu_loader, float_on_the_gpu, moved_in_pieces, whole_batches(2), partial(bytes_prefetched, workers=4)],
@@ -484,7 +450,7 @@ WRONG = {
         (by_numpy, r"Batch 0 is not a number.*numpy\?.*R32"),
         (after_a_sleep, r"early-host-read at .*: the host reads a float32 scalar before.*R32"),
         (number_in_the_main_stream, r"exposed|host waits for the GPU.*R25|nothing to do from"),
-        (by_255, r"Batch \d+ does not hold the values"),
+        (transformed(lambda x: x / 255), r"Batch \d+ does not hold the values"),
         (lambda batches: PrefetchLoader(batches), r"Batch 0 does not hold the values"),
         (suspects.loader_f, r"early-host-read at suspects.py.*R32"),
     ],
@@ -540,8 +506,14 @@ WRONG = {
     ],
     "7.2": [
         (any_wait_is_bad, r"It is '.*but the GPU is (idle for [\d.]+ .s of it only|never idle)|It is 'one stream'"),
-        (never_nothing, r"It is 'nothing'. The GPU computes .* of the time"),
-        (exposed_is_pageable, r"It is 'one stream'. The copy of batch \d+ runs .* and so are the kernels.*R16"),
+        (
+            lambda timeline: by_largest_loss(timeline).replace("nothing", "one stream"),
+            r"It is 'nothing'. The GPU computes .* of the time",
+        ),
+        (
+            lambda timeline: by_largest_loss(timeline).replace("one stream", "pageable copy"),
+            r"It is 'one stream'. The copy of batch \d+ runs .* and so are the kernels.*R16",
+        ),
         (lambda timeline: "data", r"you said 'data'. It is '(pageable copy|one stream|nothing)'"),
         (lambda timeline: 1, r"returned 1; wanted is one of 'data', 'pageable copy'"),
         (lambda timeline: "slow loader", r"returned 'slow loader'; wanted is one of"),
@@ -573,6 +545,6 @@ WRONG = {
         (floats_prefetched, r"largest part of that: .*waiting for data .*slowest station.*baseline .* as fast"),
         (digits_without_wait, r"Batch 0 was read before its copy was complete.*R15"),
         (shuffle_slices, r"has 256 of the samples of batch"),
-        (labels_plus_one, r"Batch 0 has labels that are no digits"),
+        (lambda *data: ((x, y + 1) for x, y in on_gpu_loader(*data)), r"Batch 0 has labels that are no digits"),
     ],
 }

@@ -11,6 +11,7 @@ from time import sleep as early_sleep
 
 import pytest
 import torch
+from factory import in_a_thread
 from torch.utils import benchmark
 
 import loaderviz as lv
@@ -53,9 +54,7 @@ def test_other_threads_keep_real_time(recording):
         time.sleep(0.01)
         seen.append(time.perf_counter() - start)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    in_a_thread(work)
     assert seen[0] < 60
     with pytest.raises(ValueError, match="non-negative"):
         time.sleep(-1)

@@ -11,12 +11,12 @@ from collections import namedtuple
 from dataclasses import replace
 from itertools import pairwise
 from multiprocessing import synchronize
-from threading import Thread
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from factory import in_a_thread
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -161,9 +161,7 @@ def test_torchdatas_loader_has_the_times_of_torchs(options):
 def test_a_loader_that_another_thread_iterates_is_noted(workers):
     batches = []
     with lv.record(on="a100") as recording:
-        thread = Thread(target=lambda: batches.extend(DataLoader(Squares(4), 2, num_workers=workers)))
-        thread.start()
-        thread.join()
+        in_a_thread(lambda: batches.extend(DataLoader(Squares(4), 2, num_workers=workers)))
     assert [batch.tolist() for batch in batches] == [[0.0, 1.0], [4.0, 9.0]]
     assert recording.timeline.context.notes == (dataloader.ELSEWHERE,)
 
@@ -391,11 +389,8 @@ def test_the_main_thread_pays_for_new_pages_once_when_it_pins_a_workers_batch():
     assert second == host.dispatch + host.pin_time(2**22)
 
 
-class Additions(Dataset):
+class Additions(Squares):
     """A sample is many small calls of torch."""
-
-    def __len__(self):
-        return 4
 
     def __getitem__(self, index):
         x = torch.zeros(1)
@@ -411,7 +406,7 @@ def test_what_the_emulator_does_in_a_fetch_is_not_called_unpriced(monkeypatch, w
 
     def unpriced():
         with lv.record(on="a100", host="laptop") as recording:
-            for _ in DataLoader(Additions(), 1, num_workers=workers):
+            for _ in DataLoader(Additions(4), 1, num_workers=workers):
                 pass
         return recording.unpriced["data set"]
 
@@ -546,21 +541,16 @@ def test_errors_of_the_program_while_workers_start_are_its_own(on):
 @pytest.mark.parametrize("make", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("pin_memory", [False, True])
 @pytest.mark.parametrize("on", ["a100", "cpu"])
-def test_workers_leave_with_the_error_that_one_of_them_sent(on, pin_memory, make):
+def test_workers_leave_with_the_error_that_one_of_them_sent(on, pin_memory, make, uncollected):
     """No garbage collection is needed, in which each is waited for in vain: none is left when the error is gone."""
     options = {"num_workers": 2, "multiprocessing_context": "fork", "pin_memory": pin_memory and on != "cpu"}
-    gc.collect()
-    gc.disable()
-    try:
-        with lv.record(on=on, host=HOST):
-            for raised in (ValueError, KeyError):
-                try:
-                    for batch in make(Squares(12, bad=5 if raised is ValueError else None), 2, **options):
-                        if raised is KeyError and batch[0] > 9:
-                            raise KeyError("of the loop itself")
-                except raised:
-                    pass
-                assert not [each for each in threading.enumerate() if each.name == "loaderviz pin thread"]
-                assert not multiprocessing.active_children()
-    finally:
-        gc.enable()
+    with lv.record(on=on, host=HOST):
+        for raised in (ValueError, KeyError):
+            try:
+                for batch in make(Squares(12, bad=5 if raised is ValueError else None), 2, **options):
+                    if raised is KeyError and batch[0] > 9:
+                        raise KeyError("of the loop itself")
+            except raised:
+                pass
+            assert not [each for each in threading.enumerate() if each.name == "loaderviz pin thread"]
+            assert not multiprocessing.active_children()

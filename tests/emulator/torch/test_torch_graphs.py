@@ -1,6 +1,7 @@
 """CUDA graphs: what a capture notes and refuses, and that replays give the numbers of eager code with one launch."""
 
 import copy
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -16,10 +17,6 @@ from loaderviz.errors import NotModelledError
 from loaderviz.timeline import ArrowKind, Kind
 
 SIZE = 16
-
-
-def capturable_adam(parameters):
-    return torch.optim.Adam(parameters, lr=0.01, foreach=True, capturable=True)
 
 
 def batches(count):
@@ -63,7 +60,9 @@ def train(way, make, optimizer, count=6):
     return losses, [entry.detach().cpu() for entry in model.state_dict().values()]
 
 
-@pytest.mark.parametrize("optimizer", [sgd, capturable_adam])
+@pytest.mark.parametrize(
+    "optimizer", [sgd, partial(torch.optim.Adam, lr=0.01, foreach=True, capturable=True)], ids=["sgd", "adam"]
+)
 @pytest.mark.parametrize("make", [mlp, cnn])
 def test_a_whole_step_as_a_graph_gives_the_numbers_of_eager_code(make, optimizer):
     """With dropout, whose numbers are new in each replay, and statistics of batch norm, which a capture keeps."""
