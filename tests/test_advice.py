@@ -30,7 +30,7 @@ from loaderviz.analysis.what_if import LoopModel, host_of
 from loaderviz.emulator import Gpu, Host, Runtime
 from loaderviz.emulator.replay import PRESETS
 from loaderviz.metrics import MetricsError, NotATimelineError, collectives, describe
-from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Look, Timeline, TimelineBuilder
+from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Look, TimelineBuilder
 from loaderviz.traces.steps import cut
 from loaderviz.widgets.explorer import Settings, simulate
 
@@ -120,9 +120,7 @@ def test_what_is_promised_has_a_closed_form(loop, busy, extra, expected):
     assert list(found.items()) == [(kind, time * US) for kind, time in expected.items()]
 
 
-@functools.cache
-def run(chosen: Settings) -> Timeline:
-    return simulate(chosen)
+run = functools.cache(simulate)
 
 
 def pace(chosen: Settings) -> float:

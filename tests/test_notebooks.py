@@ -78,10 +78,6 @@ def code(name: str) -> list[str]:
     return [cell.source for cell in source(name) if cell.cell_type == "code"]
 
 
-def prose(name: str) -> list[str]:
-    return [cell.source for cell in source(name) if cell.cell_type == "markdown"]
-
-
 def tagged(cells: list[Any], tag: str) -> list[Any]:
     return [cell for cell in cells if tag in cell.metadata.get("tags", [])]
 
@@ -176,7 +172,7 @@ def lines_of_code(source: str) -> int:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_lesson_has_its_parts_in_few_and_short_cells(name):
-    text = "\n".join(prose(name))
+    text = "\n".join(cell.source for cell in source(name) if cell.cell_type == "markdown")
     assert text.startswith(f"# {int(name[:2])}. ")
     assert [part for part in PARTS if part not in text] == []
     assert text.index("## The same code on a real GPU") < text.index("## Recap")

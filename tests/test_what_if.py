@@ -34,9 +34,7 @@ CHANGES = {
 }
 
 
-@functools.cache
-def run(chosen):
-    return simulate(chosen)
+run = functools.cache(simulate)
 
 
 def step(timeline):

@@ -52,10 +52,8 @@ def slider(page, name):
     return page.locator(".widget-slider", has_text=name).get_by_role("slider")
 
 
-def explorer_answers(page):
+def explorer_answers(page, expect):
     """Sliders and buttons change view, words and code."""
-    from playwright.sync_api import expect
-
     words = page.locator("p[role=status]").first
     slider(page, "workers").press("ArrowRight")
     expect(words).to_contain_text("5 workers, pageable")
@@ -67,10 +65,8 @@ def explorer_answers(page):
     expect(page.get_by_role("button", name="copied")).to_have_count(1)
 
 
-def stepper_answers(page):
+def stepper_answers(page, expect):
     """The cursor goes by slider and button, and by the view's own Play."""
-    from playwright.sync_api import expect
-
     words, event = page.locator("p[role=status]").nth(1), slider(page, "event")
     for _ in range(2):
         now = words.text_content()
@@ -85,10 +81,8 @@ def stepper_answers(page):
     page.evaluate("document.querySelectorAll('[data-lv-live].lv-view')[1].lv.pause()")
 
 
-def viewer_answers(page):
+def viewer_answers(page, expect):
     """A bar that is selected is told about, and the numbers are those of the window."""
-    from playwright.sync_api import expect
-
     view = "document.querySelectorAll('[data-lv-live].lv-view')[2].lv"
     page.evaluate(f"{view}.go(1e6, 2e6)")
     expect(page.locator("p[role=status]").nth(2)).to_contain_text("1 ms to 2 ms: GPU computes")
@@ -112,10 +106,10 @@ def test_keys_move_the_pictures_and_without_a_kernel_they_are_still_there(notebo
     )
     before, beside = picture.bounding_box(), code.bounding_box()
     assert beside["x"] > before["x"] + before["width"] and beside["y"] + beside["height"] <= 800 - 30  # the status bar
-    explorer_answers(page)
+    explorer_answers(page, expect)
     assert picture.bounding_box()["height"] == before["height"]
-    stepper_answers(page)
-    viewer_answers(page)
+    stepper_answers(page, expect)
+    viewer_answers(page, expect)
 
     page.evaluate(SAVE)
     notebook.lab.end_kernels()

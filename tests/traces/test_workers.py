@@ -177,11 +177,6 @@ def test_the_records_outlive_a_worker_that_dies(how, tmp_path, monkeypatch):
     assert callable(signal.getsignal(signal.SIGCHLD))  # torch's
 
 
-def whole(samples):
-    """A collate function that leaves it to the queue to put the batch into shared memory."""
-    return torch.stack(samples)
-
-
 @pytest.mark.parametrize("on", ["cpu", "a100"])
 @pytest.mark.parametrize(
     ("refused", "told"),
@@ -200,7 +195,8 @@ def test_a_batch_that_cannot_be_sent_is_an_error_and_no_wait_for_ever(on, refuse
         raise refused
 
     monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", refuse)  # in the forked workers, too
-    loader = DataLoader([torch.ones(3)] * 4, 2, num_workers=1, collate_fn=whole, timeout=20)
+    # torch.stack leaves it to the queue to put the batch into shared memory.
+    loader = DataLoader([torch.ones(3)] * 4, 2, num_workers=1, collate_fn=torch.stack, timeout=20)
     with pytest.raises((RuntimeError, OSError), match=told) as caught, lv.record(on=on):
         list(loader)
     assert isinstance(caught.value, NotSentError) == (told in ("--shm", "TMPDIR"))

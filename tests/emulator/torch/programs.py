@@ -1,5 +1,7 @@
 """Small programs that several tests run, on the CPU and on the emulated device."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -23,12 +25,10 @@ def cnn():
     return nn.Sequential(features, nn.Flatten(), nn.Linear(100, 10))
 
 
-def adam(parameters):
-    return torch.optim.Adam(parameters, lr=0.01, foreach=True)
+adam = partial(torch.optim.Adam, lr=0.01, foreach=True)
 
 
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4, foreach=True)
+sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-4, foreach=True)
 
 
 def to_device(loader, device, non_blocking=False):

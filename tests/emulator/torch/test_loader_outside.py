@@ -940,20 +940,20 @@ CALLS = {"dispatch": 1000, "launch": 2000, "memcpy_call": 300, "synchronize": 70
 SIMPLE = dataclasses.replace(FREE, name="simple", cores=1, **CALLS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "options"), [(0, {}), (2, {}), (2, {"pin_memory": True})], ids=["none", "two", "pinned"]
 )
-@pytest.mark.parametrize("host", ["laptop", "server 2023", SIMPLE], ids=["laptop", "server", "own"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        pytest.param("laptop", marks=pytest.mark.slow),
+        pytest.param("server 2023", marks=pytest.mark.slow),
+        pytest.param(SIMPLE, marks=pytest.mark.slow, id="own"),
+        pytest.param(dataclasses.replace(LAPTOP, name="one core", cores=1), id="fewer cores than workers"),
+    ],
+)
 def test_two_runs_have_the_same_nanoseconds(folder, host, workers, options):
     one, two = (training(pictures(folder), host, num_workers=workers, **options) for _ in range(2))
-    assert one == two
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_fewer_cores_than_workers_twice(folder, workers):
-    host = dataclasses.replace(LAPTOP, name="one core", cores=1)
-    one, two = (training(pictures(folder), host, num_workers=workers) for _ in range(2))
     assert one == two
 
 

@@ -17,7 +17,7 @@ def asynchronous(loader, device):
     return to_device(loader, device, non_blocking=True)
 
 
-@pytest.mark.parametrize("optimizer", [adam, sgd])
+@pytest.mark.parametrize("optimizer", [adam, sgd], ids=["adam", "sgd"])
 @pytest.mark.parametrize("make", [mlp, cnn])
 @pytest.mark.parametrize("copies", ["on_wait", "eager"])
 def test_training_is_bitwise_that_of_the_cpu(make, optimizer, copies):
