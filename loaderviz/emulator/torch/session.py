@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import linecache
 import os
 import re
+import statistics
 import sys
 import threading
 import warnings
@@ -47,6 +49,7 @@ CPU = torch.device("cpu")
 STANDS_FOR_CUDA = torch.device("cpu", 0)  # while nothing is emulated; nobody else gives the CPU an index
 ON_HOST = object()
 PIN_THREAD = "loaderviz pin thread"
+OTHER_WORK = [{str(key): [key, (key,)]} for key in range(8)]  # as large as the emulator's for an operator
 NOTED = 2_000_000  # ns of a batch that are unpriced, or measured on the wall, from which this is noted
 # And how many times what is charged. This machine's processor may be slower than the named one; its waits add up.
 WIDE, LOOKS = 4096, 3  # elements of a tensor that is looked at, and how many such
@@ -282,15 +285,18 @@ class Session(TensorMemory):
             self.leave()
 
     def calibrate(self) -> None:
-        """Find what the emulator takes around each call of torch that the clocks of the program would count."""
+        """Find what the emulator takes around each call of torch that the clocks of the program would count.
+
+        Between two calls it does other work, as it does for an operator: afterwards a processor is slower for a while.
+        """
         runtime, tensor, taken = self.runtime, torch.empty(0), []
-        for _ in range(5):
+        for _ in range(60):
+            self.own_work(copy.deepcopy, OTHER_WORK)
             before = runtime.now
-            for _ in range(40):
-                tensor.is_floating_point()
-            taken.append((runtime.now - before) // 40)
+            tensor.is_floating_point()
+            taken.append(runtime.now - before)
             runtime.now = before
-        self._own.overhead = min(taken)
+        self._own.overhead = int(statistics.median(taken))
         self.meter.calibrate(self.fetching_data)
 
     def begin_priced(self, cost: int) -> None:

@@ -352,3 +352,12 @@ def test_what_has_no_price_is_said(make, kind):
     assert timeline.context.unpriced == (kind,)
     assert f"unpriced: {kind}" in str(lv.summarize(timeline))
     assert lv.advise(timeline)[0].kind == "unpriced"
+
+
+def test_a_format_without_a_price_is_decoded_as_ever(tmp_path):
+    path = tmp_path / "picture.ppm"
+    path.write_bytes(saved("PPM"))
+    assert "PPM" not in FORMATS
+    seen = []
+    recorded(Items([lambda: seen.append(np.asarray(Image.open(path).convert("RGB")))] * 3))
+    assert all(np.array_equal(each, noise()) for each in seen) and len(seen) == 3
