@@ -1332,7 +1332,7 @@ def _judged(facts: Evidence) -> str:
     whole, many = words.duration(facts.timeline.duration), summary.batches or 0
     steps = "1 step" if many == 1 else f"{many:,} steps of {words.duration(summary.step)}"
     if facts.rounds and facts.rounds != facts.steps:
-        steps += f", and the GPU's work on {facts.rounds - many:.2g} steps that were launched before"
+        steps += f", and the GPU's work on {facts.rounds - many:.2g} steps that were launched before the window"
     elif summary.step and abs(many * summary.step - facts.window) > APART * facts.window:
         steps += f" from one to the next (a time “a step” below is its part of the {part} / {many:,}"
         steps += ", a gain its share of a step)"

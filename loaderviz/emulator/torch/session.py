@@ -296,7 +296,7 @@ class Session(TensorMemory):
             tensor.is_floating_point()
             taken.append(runtime.now - before)
             runtime.now = before
-        self._own.overhead = int(statistics.median(taken))
+        self._own.overhead = statistics.median_low(taken)
         self.meter.calibrate(self.fetching_data)
 
     def begin_priced(self, cost: int) -> None:
