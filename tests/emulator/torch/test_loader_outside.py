@@ -388,8 +388,11 @@ def test_threads_sleep_at_the_same_time(workers):
         for thread in threads:
             thread.join()
 
-    recording = load(sample, "auto", count=4, num_workers=workers)
-    assert all(0.65 < took / (40 * MS) < 1.35 for took in durations(recording))
+    took = []
+    recording = load(timed(sample), "auto", num_workers=workers, loop=lambda batch: took.append(float(batch)))
+    for fetched, real in zip(durations(recording), took, strict=True):
+        assert 0.65 * 40 * MS < fetched < 1.35 * max(real * 1e9, 40 * MS) + 10 * MS
+    assert len(took) == 4 and min(durations(recording)) < 0.5 * 4 * 40 * MS  # not one after the other
 
 
 # Declared
