@@ -1390,7 +1390,7 @@ def test_a_pause_between_epochs_comes_before_what_the_host_does_only_if_it_gains
             bound, kind="between-epochs", expected_gain=Gain(round(share * bound.expected_gain.ns), 0.0, None)
         )
         found = [pause, bound]
-        _order(facts, found)
+        _order(facts, found, False)
         assert found.index(pause) == (share < 1)
 
 

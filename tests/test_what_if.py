@@ -433,3 +433,16 @@ def test_the_machine_is_known_again(name):
     for cost in ("launch", "memcpy_call", "hand_out", "dispatch", "synchronize"):
         assert getattr(host, cost) == getattr(workstation, cost)
     assert host.memory_bandwidth == pytest.approx(workstation.memory_bandwidth, rel=0.02)
+
+
+@pytest.mark.parametrize("given", [{}, {"workers": 1, "sample_bytes": 300_000}, {"workers": 2}])
+def test_the_way_to_the_limit_says_what_the_first_finding_says(given):
+    """Its first step is the loop's less the predicted gain; each is shorter, and no setting is changed twice."""
+    advice = lv.advise(run(Settings(kernels=17, steps=8, **given)))
+    tried = next(each for each in advice if each.expected_gain.predicted and each.parameters)
+    first, *rest = advice.path
+    assert (first.kind, first.parameters) == (tried.kind, tried.parameters)
+    assert first.step == pytest.approx(advice.step - tried.expected_gain.predicted, rel=1e-9)
+    assert all(after.step < before.step for before, after in zip([first, *rest], rest, strict=False))
+    names = [name for step in advice.path for name, value in step.parameters.items() if value is not True]
+    assert len(names) == len(set(names))

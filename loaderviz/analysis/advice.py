@@ -40,7 +40,8 @@ from loaderviz.timeline import KERNELS, Cause, Kind, Timeline
 from loaderviz.vendors import Api
 
 APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told
-LARGE = "resident", "host-bound"  # changes of the whole program: another comes first that gains half as much
+LARGE = "resident", "host-bound"  # changes of the whole program: a smaller one comes first that gains half, or a tenth
+AS_LARGE = "between-epochs", "communication-exposed"  # are no smaller changes
 LINES = (
     "reads-too-much",
     "collate-in-python",
@@ -956,10 +957,13 @@ def host_bound(facts: Evidence) -> Found:
     hides = overlap is not None and is_worth_it(overlap.expected_gain, facts.window)
     pays = CANNOT_PAY if facts.batch_copies.any() and waits_for_the_host(facts.summary) and not hides else ""
     gap, place = longest_gap(facts)
+    waits, asks = facts.waits_inside, dict[str, Any]()
     change = f"# see what the host does {place or 'in the longest gap'}; the GPU has no work then"
-    if mean < launching < LAUNCH and idle > 2 * parts["outside torch"]:
-        waits = facts.waits_inside
-        change = WAITS_INSIDE.format(line_of(facts, int(np.argmax(waits)))) if waits.any() else REPLAY
+    launches = mean < launching < LAUNCH and idle > 2 * parts["outside torch"]
+    if launches and waits.any():
+        change = WAITS_INSIDE.format(line_of(facts, int(np.argmax(waits))))
+    elif launches:
+        change, asks = REPLAY, {"graphs": True}
     takes = f"it takes {words.duration(mean)}" if count == 1 else f"one takes {words.duration(mean)} on average"
     sentences = (
         f"the GPU is idle for {words.duration(idle)} ({words.share(idle / facts.window)}) while the host works "
@@ -969,9 +973,9 @@ def host_bound(facts: Evidence) -> Found:
         gap,
         pays,
     )
-    seen, asks = ". ".join(filter(None, sentences)), {"graphs": True} if change == REPLAY else {}
+    seen = ". ".join(filter(None, sentences))
     finding = Finding("host-bound", seen, change, gain, asks, subject=Subject(time="idle"))
-    return (finding, facts.removal(calls=facts.waits_inside, graphs=True)) if change.startswith("# take") else finding
+    return (finding, facts.removal(calls=waits, graphs=True)) if launches and not asks else finding
 
 
 def start_up(facts: Evidence) -> Finding | None:
@@ -1232,7 +1236,7 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     worth = [finding for finding, _ in pairs]
     if window is None and device is None:
         worth = _tried(facts, pairs)
-    _order(facts, worth)
+    _order(facts, worth, any(removal.graphs for _, removal in pairs if removal))
     warm = warm_up(facts)
     doubts, beside = ([each for find in part if (each := find(facts))] for part in (DOUBTS, BESIDE))
     beside = [*filter(None, [warm]), *beside]
@@ -1278,13 +1282,15 @@ def _value(facts: Evidence, finding: Finding) -> float:
     return gain.ns if gain.predicted is None or not step else gain.predicted / step * facts.window
 
 
-def _order(facts: Evidence, found: list[Finding]) -> None:
+def _order(facts: Evidence, found: list[Finding], waits_hinder: bool) -> None:
     """Put what is to be changed first to the front: what gains most, but for what is as good and less work.
 
-    That is a line, then more workers, then another program; and a step cannot be a CUDA graph before its waits are out.
+    That is a line, then more workers, then another program. `waits_hinder`: a step would be a CUDA graph but for its
+    waits, which have to be out before.
     """
     found.sort(key=lambda finding: -_value(facts, finding))
-    for later, sooner, must in _SOONER:
+    waits: _Rule = (lambda one: one.kind == "host-bound", lambda one: one.kind in WAITS, True)
+    for later, sooner, must in (waits, *_SOONER) if waits_hinder else _SOONER:
         first = next(filter(sooner, found), None)
         if first and later(found[0]) and (must or _is_as_good(facts, first, found[0])):
             found.remove(first)
@@ -1292,10 +1298,10 @@ def _order(facts: Evidence, found: list[Finding]) -> None:
 
 
 _Test = Callable[[Finding], bool]
-_SOONER: tuple[tuple[_Test, _Test, bool], ...] = (  # which finding is later than which, and whether it must be
-    (lambda one: one.kind == "host-bound" and not one.parameters, lambda one: one.kind in WAITS, True),
+_Rule = tuple[_Test, _Test, bool]  # which finding is later than which, and whether it must be
+_SOONER: tuple[_Rule, ...] = (
     (lambda one: one.kind != "late-rank", lambda one: one.kind == "late-rank", False),
-    (lambda one: one.kind in LARGE, lambda one: one.kind not in LARGE and one.kind != "between-epochs", False),
+    (lambda one: one.kind in LARGE, lambda one: one.kind not in (*LARGE, *AS_LARGE), False),
     (lambda one: one.kind in LOADS, lambda one: one.kind in LINES, False),
     (lambda one: one.kind in LOADS and not one.parameters, lambda one: one.kind == "workers-cost-more", True),
     (lambda one: not one.change, lambda one: one.kind not in LARGE and bool(one.change), False),

@@ -19,7 +19,6 @@ from loaderviz.analysis.evidence import Evidence, Removal
 from loaderviz.analysis.what_if import LoopModel, gpu_of, replayed, what_if
 from loaderviz.errors import LoadervizError
 from loaderviz.intervals import either
-from loaderviz.metrics import summarize
 from loaderviz.timeline import KERNELS, Kind, Timeline
 
 REPLAYED = 2_000  # steps, and ten times as many kernels: more are not replayed only to check an advice
@@ -63,7 +62,7 @@ class Trials:
         """
         if not (finding.parameters or removal or finding.kind in _PRICED) or finding.expected_gain.predicted:
             return finding
-        before, after, predicted = self._ask(finding, removal)
+        before, after, predicted = self.ask(finding, removal)
         now, steps = self.facts.summary.step, self.facts.steps
         if not (before and after and now and steps):
             return finding
@@ -80,7 +79,9 @@ class Trials:
             gain = replace(gain, ns=round(most / now * self.facts.window), share=most / now, per_step=most, basis=basis)
         return replace(finding, expected_gain=replace(gain, predicted=saved), predicted=predicted)
 
-    def _ask(self, finding: Finding, removal: Removal | None) -> tuple[float | None, float | None, Timeline | None]:
+    def ask(
+        self, finding: Finding, removal: Removal | None = None
+    ) -> tuple[float | None, float | None, Timeline | None]:
         """Return a step before and after the change [ns], and the timeline after it."""
         now, per_step = self.facts.summary.step, finding.expected_gain.per_step
         if finding.kind == "restarts-workers" and now and per_step:  # what it takes is what it gains
@@ -141,28 +142,40 @@ def _lead(timeline: Timeline) -> float:
 
 
 def way(timeline: Timeline, advice: Advice) -> tuple[PathStep, ...]:
-    """Return the changes that lead to the limit, each the first of what was left after the one before."""
+    """Return the changes that lead to the limit, each the first of what was left after the one before.
+
+    A step after a change is reckoned as a finding's gain is, so that both say the same; a setting is changed once.
+    """
     from loaderviz.analysis.advice import advise
 
     found: list[PathStep] = []
     given: dict[str, Any] = {}
-    last, left = advice.step or 0.0, advice
-    if (summarize(timeline).batches or 0) > STEPS_OF_WAY:
+    now, left = advice.step or 0.0, advice
+    last, trials = now, Trials(Evidence(timeline))
+    if (trials.facts.summary.batches or 0) > STEPS_OF_WAY:
         return ()
     while len(found) < LONGEST_WAY:
-        first = next((each for each in left if each.predicted is not None and each.parameters), None)
-        if first is None or given == (asked := _joined(given, first.parameters)):
+        first = next((each for each in left if _leads_on(each, given)), None)
+        if first is None:
             break
-        try:
-            predicted = what_if(timeline, **asked)
-        except LoadervizError:
-            break
-        step = summarize(predicted).step
+        given = _joined(given, first.parameters)
+        before, after, predicted = trials.ask(replace(first, parameters=given))
+        step = now * after / before if before and after else 0.0
         if not step or last < WORTH_IT * step:
             break
-        given, last, left = asked, step, advise(predicted)
+        try:
+            predicted = what_if(timeline, **given) if predicted is None else predicted
+        except LoadervizError:
+            break
+        last, left = step, advise(predicted)
         found.append(PathStep(first.kind, first.parameters, step, predicted))
     return tuple(found)
+
+
+def _leads_on(finding: Finding, given: Mapping[str, Any]) -> bool:
+    """Whether a finding's change was tried, is new, and takes back nothing of those that are `given`."""
+    asked = {**given, **finding.parameters}
+    return finding.expected_gain.predicted is not None and asked != given and asked == {**asked, **given}
 
 
 def _joined(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

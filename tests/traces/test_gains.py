@@ -121,3 +121,10 @@ def test_a_first_launch_of_seconds_is_a_warm_up_and_told_first(tmp_path, launche
     advice = lv.advise(read_events(tmp_path, work("memset", BASE + 21, 2, 0, cat="gpu_memset"), *events))
     assert advice[0].kind == "warm-up" and advice[0].expected_gain.ns == 0
     assert "cudaLaunchKernel" in advice[0].evidence
+
+
+def test_a_wait_that_gains_little_does_not_come_before_what_the_host_does(tmp_path):
+    """Without the wait the host would be as late: it works outside torch, and no CUDA graph shortens that."""
+    advice = lv.advise(read_events(tmp_path, *masked(1_110)))
+    assert [each.kind for each in advice][:2] == ["host-bound", "synchronizes-each-step"]
+    assert advice[0].expected_gain.ns > 8 * advice[1].expected_gain.ns
