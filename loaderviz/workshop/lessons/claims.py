@@ -37,6 +37,7 @@ from loaderviz.workshop.exercises import (
     boxed,
     check_of,
     learners_code,
+    say,
 )
 from loaderviz.workshop.loop import HOST, steps
 
@@ -331,14 +332,14 @@ def pays(answer: Callable[..., Any], chance: random.Random) -> Score:
         if str(getattr(returned, "dtype", "")) in ("bool", "torch.bool") and returned.ndim == 0:  # of numpy, of torch
             returned = bool(returned)
         if not isinstance(returned, bool):
-            raise NotYet(f"Your function returned {returned!r}. A verdict is wanted: True or False.")
+            raise NotYet(say("verdict-wanted", returned=returned))
         said.append(returned)
     wrong = [case for case, verdict in zip(cases, said, strict=True) if verdict != case.holds]
     if wrong:
-        same = f" You said {said[0]} each time." if len(set(said)) == 1 else ""
-        fact = f"{len(wrong)} of {CASES} verdicts are wrong.{same} One of them: {wrong[0]}."
-        raise NotYet(fact, "a verdict follows from two runs with one difference", "", wrong[0].timeline)
-    return Score(f"{CASES} verdicts, each as measured. The last case: {cases[-1]}.", cases[-1].timeline)
+        same = say("same-verdict", said=said[0]) if len(set(said)) == 1 else ""
+        fact = say("verdicts-wrong", count=len(wrong), all=CASES, same=same, case=wrong[0])
+        raise NotYet(fact, say("one-difference"), "", wrong[0].timeline)
+    return Score(say("verdicts-right", count=CASES, case=cases[-1]), cases[-1].timeline)
 
 
 @dataclass(frozen=True)
@@ -365,10 +366,8 @@ class PinningCase:
 
     def __str__(self) -> str:
         shape, (plain, pinned) = " x ".join(map(str, self.data.sample[0].shape)), map(words.duration, self.steps)
-        return (
-            f"batches of {self.size} times {shape} floats, {words.count(self.workers, 'worker')}, {self.link}: a step "
-            f"takes {plain}, with pinning {pinned}; {self.saved:.1%} saved"
-        )
+        workers = words.count(self.workers, "worker")
+        return say("pinning-case", case=self, shape=shape, workers=workers, plain=plain, pinned=pinned)
 
 
 def _drawn(truth: bool, count: int, chance: random.Random) -> Iterator[PinningCase]:
