@@ -150,7 +150,7 @@ class Exercise:
             raise ExerciseError(f"nothing was checked yet: call {self.name}.check(...) first, then show()")
         if last.timeline is None:
             return Note(f"{last.title} · {last.status} · {last.score or last.message}\n\n{say('no-picture')}")
-        short = f"Exercise {self.number} · {last.status}"
+        short = f"{say('exercise-number', number=self.number)} · {last.status}"
         long = f"{short} · {last.score}"  # what the check said beyond one line stands below the check
         return last.timeline.view(title=long if last.score and len(long) <= TITLE_LETTERS else short)
 

@@ -85,7 +85,7 @@ def test_each_key_of_the_texts_is_used_and_each_that_is_used_is_there_with_its_v
     for node in (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))):
         if isinstance(node, ast.Constant):
             used.add(node.value)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "say":
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "say" and all(given.arg for given in node.keywords):
             key = node.args[0]
             told = [key.body, key.orelse] if isinstance(key, ast.IfExp) else [key]
             for text in (exercises.SAID[each.value]["en"] for each in told if isinstance(each, ast.Constant)):
@@ -458,7 +458,8 @@ def test_the_widget_and_the_notebook_keep_what_was_said(monkeypatch):
     assert "you said" not in stands["text/html"] and "application/vnd.jupyter.widget-view+json" in live
     box = guess.widget()
     assert guess.widget() is box and box.choice == -1 and "arrow keys" in box.said
-    assert box.question == "Which <code>share</code> is hidden?" and box.choices[2] == "all <code>&lt;of it&gt;</code>"
+    assert box.question == "<b>Predict:</b> Which <code>share</code> is hidden?"
+    assert box.choices[2] == "all <code>&lt;of it&gt;</code>"
     box.choice = 1  # as the browser does
     assert guess.choice == "half" and "You said: <b>half</b>" in box.said
     assert shown[-1]["text/html"].count("half <b>(you said this)</b>") == 1

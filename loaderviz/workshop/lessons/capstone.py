@@ -333,11 +333,11 @@ class Leaderboard:
 
     def __repr__(self) -> str:
         rows = self._rows(str)
-        return "\n".join([as_text(rows) if rows[1:] else "(nobody yet)", *filter(None, [self.note])])
+        return "\n".join([as_text(rows) if rows[1:] else say("nobody-yet"), *filter(None, [self.note])])
 
     def _repr_markdown_(self) -> str:
         rows = self._rows(escaped)
-        text = as_markdown(rows, "rlrl") if rows[1:] else "*The leaderboard is empty: nobody yet.*"
+        text = as_markdown(rows, "rlrl") if rows[1:] else say("empty-board")
         return "\n\n".join([text, *filter(None, [self.note])])
 
     def _use(self, statement: str, *values: Any) -> list[Any]:
@@ -356,7 +356,7 @@ class Leaderboard:
                     file.execute(f"pragma application_id = {FORMAT}")
                 return file.execute(statement, values).fetchall()
         except (sqlite3.Error, OSError, ValueError, OverflowError) as problem:
-            self.note = f"The leaderboard {self.path} cannot be used ({problem}); {VARIABLE} can name another file."
+            self.note = say("board-unusable", path=self.path, problem=problem, variable=VARIABLE)
             return []
 
 
@@ -393,8 +393,8 @@ class Rung:
         return f"{what}, {words.share(ns / summary.window)}" if ns else "nothing"
 
     def __repr__(self) -> str:
-        right = "" if self.right is None else f"; {words.share(self.right)} of the test digits are right"
-        return f"{self.name}: {words.duration(self.ns)}; what costs most: {self.costs_most}{right}"
+        right = "" if self.right is None else say("digits-right", share=words.share(self.right))
+        return say("rung", name=self.name, took=words.duration(self.ns), most=self.costs_most, right=right)
 
 
 class Ladder:

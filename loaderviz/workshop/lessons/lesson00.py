@@ -55,8 +55,9 @@ class MachineDrawing:
 
     def text(self) -> str:
         """Return the same in words."""
-        said = "batch {}: its copy is called at {}, it is on the link from {} to {}, computed with from {} to {}"
-        return "\n".join(said.format(batch, *map(words.duration, at)) for batch, at in self.journeys.items())
+        names = "called", "sent", "there", "begun", "done"
+        times = ((batch, dict(zip(names, map(words.duration, at), strict=True))) for batch, at in self.journeys.items())
+        return "\n".join(say("journey", batch=batch, **at) for batch, at in times)
 
     def svg(self) -> str:
         """Return the drawing as SVG; where nothing moves, it is as in the middle of the round."""
