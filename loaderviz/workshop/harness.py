@@ -26,7 +26,6 @@ from loaderviz.emulator.hazards import Hazard
 from loaderviz.emulator.kernels import memory_time
 from loaderviz.emulator.torch.dataloader import mark
 from loaderviz.emulator.torch.session import Session
-from loaderviz.emulator.torch.tensors import tag_of
 from loaderviz.loaders import base as loaders
 from loaderviz.metrics import summarize
 from loaderviz.recording import record
@@ -490,10 +489,10 @@ class CheckLoop:
             images, labels = self.checked(number, batch)
             del batch
             mark(number, len(images))
-            block = tag_of(images).block
             if self.setting.travels:
-                self.must_have_travelled(number, images, block.address)
-            self.places.append((block.address, block.address + block.size))
+                self.must_have_travelled(number, images)
+            storage = images.untyped_storage()
+            self.places.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
             self.step(images, labels)
             del images, labels
         with learners_code():
@@ -525,9 +524,9 @@ class CheckLoop:
                 raise NotYet(say("other-kind", name=name, batch=number, found=f"{part.dtype} {found}", wanted=wants))
         return batch[0], batch[1]
 
-    def must_have_travelled(self, number: int, images: torch.Tensor, block: int) -> None:
-        """Raise `NotYet` if the last to write images, in the block at this address, was no copy from the host."""
-        races, start = Session.running("a loop").runtime.races, block + int(images.storage_offset()) * images.itemsize
+    def must_have_travelled(self, number: int, images: torch.Tensor) -> None:
+        """Raise `NotYet` if the last to write images was no copy from the host."""
+        races, start = Session.running("a loop").runtime.races, images.data_ptr()
         assert races is not None
         writes = [list(cell.writes.values()) for cell in races.memory.cells_in(start, start + images.nbytes)]
         for work in (write.work for write in itertools.chain.from_iterable(writes)):
