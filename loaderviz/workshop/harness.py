@@ -491,8 +491,8 @@ class CheckLoop:
             mark(number, len(images))
             if self.setting.travels:
                 self.must_have_travelled(number, images)
-            storage = images.untyped_storage()
-            self.places.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+            start = images.untyped_storage().data_ptr()
+            self.places.append((start, start + images.untyped_storage().nbytes()))
             self.step(images, labels)
             del images, labels
         with learners_code():
