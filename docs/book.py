@@ -20,14 +20,12 @@ from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 from sphinx.application import Sphinx
 
-from loaderviz.workshop.exercises import BY_HAND
-
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "notebooks"))
 from execute import PLOTLY, ran  # noqa: E402
 
 OPEN = '<p class="lv-open">To {}, <a href="{}index.html#open">open the lesson</a>.</p>'
-HOW = f"<p>{BY_HAND}</p>"  # what a prediction says where there is a kernel
+BY_HAND = re.compile("(?<=</ol>)<p>[^<]*</p>(?=</div><style>)")  # what a prediction says where there is a kernel
 SETTINGS = {
     "project": "loaderviz",
     "html_title": "loaderviz",
@@ -64,8 +62,8 @@ def _html(output: Any, up: str) -> Any:
     if PLOTLY in output.get("data", {}):
         figure = Figure(output.data[PLOTLY], skip_invalid=True)
         data["text/html"] = to_html(figure, full_html=False, include_plotlyjs=f"{up}_static/plotly.min.js")
-    elif HOW in data.get("text/html", ""):
-        data["text/html"] = data["text/html"].replace(HOW, OPEN.format("choose before you see the answer", up))
+    elif "text/html" in data:
+        data["text/html"] = BY_HAND.sub(OPEN.format("choose before you see the answer", up), data["text/html"])
     return nbformat.from_dict(output | {"data": data}) if "data" in output else output
 
 

@@ -3,7 +3,7 @@ function render({ model, el }) {
   const group = document.createElement("fieldset"), name = `lv-${Math.random()}`; // each has a module of its own
   group.className = "lv-choices";
   group.style.cssText = "border:0;margin:0;padding:0;color:var(--jp-ui-font-color1,inherit);line-height:1.6";
-  group.innerHTML = `<legend style="padding:0"><b>Predict:</b> ${model.get("question")}</legend>`
+  group.innerHTML = `<legend style="padding:0">${model.get("question")}</legend>`
     + model.get("choices").map((choice, at) => `<label style="display:block"><input type="radio" name="${name}"
       value="${at}"> ${choice}</label>`).join("") + `<p role="status" style="margin:4px 0"></p>`;
   const buttons = [...group.querySelectorAll("input")], said = group.querySelector("p");

@@ -16,18 +16,13 @@ from functools import lru_cache
 from typing import Any
 
 from loaderviz import words
-from loaderviz.workshop.exercises import ExerciseError, Note, Prediction, function_of
+from loaderviz.workshop.exercises import ExerciseError, Note, Prediction, function_of, say
 from loaderviz.workshop.lessons import suspects
 from loaderviz.workshop.lessons.lesson05 import Trial, try_out
 
 NOTHING = "nothing"
-KINDS = {  # the answers of a card, and what each would look like on a GPU
-    "early-read": "a kernel reads before the copy to the GPU is over: an old batch, now and then",
-    "early-reuse": "a copy overwrites what a kernel still reads: right as long as the host is slow",
-    "early-refill": "the host refills a buffer before the copy out of it: some batches come twice",
-    "early-host-read": "the host reads before the copy back: the number of an earlier step",
-    NOTHING: "every order is made",
-}
+# The answers of a card: kinds of hazards. What each would look like on a GPU is in texts.toml.
+KINDS = ("early-read", "early-reuse", "early-refill", "early-host-read", NOTHING)
 
 # A loader of the lesson, and a piece of its code with what comes in its place; nothing: that line is left out.
 CHANGES = (
@@ -63,8 +58,8 @@ class SuspectCard(Prediction):
     """A loader; say which race is in it. `code` shows it."""
 
     def __init__(self, number: int, name: str, source: str) -> None:
-        super().__init__(f"Card {number}: Is a race in it? Which one?", list(KINDS), lambda: found(self.trial))
-        self.code, self._name = Note(f"Card {number}", source), name
+        super().__init__(say("card-asks", number=number), list(KINDS), lambda: found(self.trial))
+        self.code, self._name = Note(say("card", number=number), source), name
 
     @property
     def trial(self) -> Trial:
@@ -97,10 +92,11 @@ def deal(seed: int) -> list[SuspectCard]:
 def points(cards: Sequence[SuspectCard]) -> Note:
     """Return how many of the cards were named rightly, and what was in each that got an answer."""
     said = [card for card in cards if card.choice is not None]
-    lines = [f"{sum(card.right for card in said)} of {words.count(len(said), 'answer')} right; {len(cards)} cards."]
+    right, answers = sum(card.right for card in said), words.count(len(said), "answer")
+    lines = [say("cards-right", right=right, answers=answers, cards=len(cards))]
     for card in said:
         kind = found(card.trial)
-        lines.append(f"{'✔' if card.right else '✘'} {card.code.text}: {kind}. That is: {KINDS[kind]}.")
+        lines.append(say("card-was", sign="✔" if card.right else "✘", card=card.code.text, kind=kind, means=say(kind)))
     return Note("\n\n".join(lines))
 
 
@@ -131,7 +127,7 @@ class Room:
             said = f"{name}: it must look right. On a lucky day {words.count(wrong, 'batch')} of {len(lucky.right)} "
             raise ExerciseError(f"{said}have wrong numbers: every test would find that")
         self.entries[name] = Entry(try_out(loader))
-        return Note(f"{name}: taken. All {len(lucky.right)} batches are right, on a lucky day.")
+        return Note(say("taken", name=name, count=len(lucky.right)))
 
     def vote(self, name: str, votes: Mapping[str, int]) -> None:
         """Note how many say which kind. Raises `ExerciseError` for a name or a kind that there is not."""

@@ -9,12 +9,15 @@ import ast
 import inspect
 import json
 import linecache
+import numbers
+import os
 import random
 import re
 import secrets
 import sys
 import sysconfig
 import textwrap
+import tomllib
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,12 +32,28 @@ from loaderviz import words
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.timeline import Timeline
 from loaderviz.widgets.cells import live_here, show
-from loaderviz.workshop.messages import ASKED, translated
 
 if TYPE_CHECKING:
     from loaderviz.view import View
 
-TEXTS = json.loads(Path(__file__).with_name("exercises.json").read_text(encoding="utf-8"))
+FOLDER = Path(__file__).parent
+TEXTS = json.loads((FOLDER / "exercises.json").read_text(encoding="utf-8"))
+# What exercises ask, by their numbers, and what is said of answers, by keys: in English, and in other languages.
+ASKED, SAID = (tomllib.loads((FOLDER / name).read_text(encoding="utf-8")) for name in ("exercises.toml", "texts.toml"))
+
+
+def in_language(texts: Mapping[str, Any]) -> Any:
+    """Return what LOADERVIZ_LANGUAGE names of `texts`, such as "zh"; where it names nothing there, the English."""
+    return texts.get(os.environ.get("LOADERVIZ_LANGUAGE", "en"), texts.get("en", texts))
+
+
+def say(key: str, **values: object) -> str:
+    """Return a text of texts.toml with its values, in the learner's language.
+
+    >>> say("in-line", line=7)
+    ' in line 7 of your code'
+    """
+    return str(in_language(SAID[key])).format(**values)
 
 
 def function_of(source: str, names: Mapping[str, Any]) -> Callable[..., Any]:
@@ -62,17 +81,20 @@ class Exercise:
     """One exercise: what exercises.toml has under its number, and `measure(answer, chance)`, which runs the learner's
     object and returns a `Score`, or raises `NotYet`; what it draws at random it draws from `chance`.
 
-    `name` is what the learner types, such as "lesson03.overlap"; `title` begins with the number; `arguments` are the
-    names of what the learner's function is called with. `starter` and `answer` are Python source.
+    `name` is what the learner types, such as "lesson03.overlap"; `title`, which begins with the number, `task`,
+    `target` and `hints` are in the learner's language; `arguments` are the names of what the learner's function is
+    called with. `starter` and `answer` are Python source.
     """
+
+    title = property(lambda self: f"{self.number} {self._asked('title')}")
+    task = property(lambda self: self._asked("task"))
+    target = property(lambda self: self._asked("target"))
+    hints = property(lambda self: self._asked("hints"))
 
     def __init__(self, number: str, measure: Measure, name: str = "") -> None:
         self.number, self.measure = number, measure
         self.name = f"{measure.__module__.rpartition('.')[2]}.{name or measure.__name__}"
         asked, code = ASKED[number], TEXTS.get(number, {})
-        self.title, known = f"{number} {asked['title']}", measure.__globals__
-        texts = (asked["task"], asked["target"], *asked["hints"])
-        self.task, self.target, *self.hints = (text.format_map(known) for text in texts)
         self.starter, self.answer = (asked.get(part) or "\n".join([*code[part], ""]) for part in ("starter", "answer"))
         given = [node.args.args for node in ast.parse(self.starter).body if isinstance(node, ast.FunctionDef)]
         self.arguments = [argument.arg for argument in given[-1]]
@@ -80,12 +102,15 @@ class Exercise:
         self._next_hint = 0
 
     def __repr__(self) -> str:
-        said = f"{self.title}\n  Task: {self.task}\n  Target: {self.target}\n  Check it: {self.name}.check(...)"
-        return translated(said)
+        return say("exercise", title=self.title, task=self.task, target=self.target, name=self.name)
+
+    def _asked(self, part: str) -> Any:
+        asked, known = in_language(ASKED[self.number])[part], self.measure.__globals__
+        return asked.format_map(known) if isinstance(asked, str) else [text.format_map(known) for text in asked]
 
     def _repr_markdown_(self) -> str:
-        helps = f"`{self.name}.hint()` gives a hint, `{self.name}.solution()` shows one way to do it."
-        return boxed(*map(translated, (f"**Exercise {self.title}**", self.task, f"*Target:* {self.target}", helps)))
+        title, target = say("exercise-title", title=self.title), say("exercise-target", target=self.target)
+        return boxed(title, self.task, target, say("helps", name=self.name))
 
     def check(self, answer: Any = None, *, seed: int | None = None) -> Outcome:
         """Run the learner's object on fresh data and return the `Outcome`. The object's own errors are caught.
@@ -109,14 +134,12 @@ class Exercise:
         if not 1 <= number <= last:
             raise ValueError(f"hint({number}): this exercise has the hints 1 to {last}")
         self._next_hint = max(self._next_hint, number)
-        after = f"Next hint: `{self.name}.hint()`"
-        if number == last:
-            after = f"This was the last hint. `{self.name}.solution()` shows one way to do it."
-        return Note(f"Hint {number} of {last}: {self.hints[number - 1]}\n\n{after}")
+        after = say("last-hint" if number == last else "next-hint", name=self.name)
+        return Note(say("hint", number=number, last=last, hint=self.hints[number - 1], after=after))
 
     def solution(self) -> Note:
         """Return the code of one solution. There are others: whatever meets the target is right."""
-        return Note(f"One way to do exercise {self.number}. Any other that meets the target is as good.", self.answer)
+        return Note(say("solution", number=self.number), self.answer)
 
     def show(self) -> View | Note:
         """Return the picture of the last check; its score, where that has none.
@@ -126,37 +149,35 @@ class Exercise:
         if (last := self.last) is None:
             raise ExerciseError(f"nothing was checked yet: call {self.name}.check(...) first, then show()")
         if last.timeline is None:
-            return Note(f"{last.title} · {last.status} · {last.score or last.message}\n\n{NO_PICTURE}")
-        short = f"Exercise {self.number} · {last.status}"
+            return Note(f"{last.title} · {last.status} · {last.score or last.message}\n\n{say('no-picture')}")
+        short = f"{say('exercise-number', number=self.number)} · {last.status}"
         long = f"{short} · {last.score}"  # what the check said beyond one line stands below the check
         return last.timeline.view(title=long if last.score and len(long) <= TITLE_LETTERS else short)
 
     def _judge(self, answer: Any, seed: int) -> Outcome:
         nothing = answer is None or answer is ...
         if nothing or is_unchanged(answer, self.starter):
-            return self._not_attempted("nothing was given to check" if nothing else "this is the code as it was given")
-        again = f"The same data again: `{self.name}.check(..., seed={seed})`"
+            return self._not_attempted(say("nothing-given" if nothing else "as-given"))
+        again = say("again", name=self.name, seed=seed)
         try:
             self._must_be_callable(answer)
             score = self.measure(answer, random.Random(seed))
         except Crashed as problem:
-            return Outcome("crashed", self.title, f"Your code could not be run: {problem}")
+            return Outcome("crashed", self.title, say("not-run", problem=problem))
         except (NotYet, Theirs, NotModelledError) as problem:  # the last: in a thread of theirs, and they went on
             if hole := left_open(answer):
-                return self._not_attempted(f"there is still a hole in {hole}")
+                return self._not_attempted(say("hole", hole=hole))
             error = _refused_before(problem) or (problem.error if isinstance(problem, Theirs) else problem)
             if not isinstance(error, NotYet):
                 return self._crashed(error, again)
-            more = f"Stuck? `{self.name}.hint()` {again}"
+            more = say("stuck", name=self.name, again=again)
             return Outcome("not yet", self.title, error.fact, error.rule, "", error.score, more, error.timeline)
-        return Outcome("passed", self.title, "Well done.", score=score.text, timeline=score.timeline)
+        return Outcome("passed", self.title, say("passed"), score=score.text, timeline=score.timeline)
 
     def _must_be_callable(self, answer: Any) -> None:
         call = f"{self.name}.check(your_function)"
         if not callable(answer):
-            raise Crashed(
-                f"it is a {type(answer).__name__}, not a function. Give the function without calling it: {call}"
-            )
+            raise Crashed(say("no-function", kind=type(answer).__name__, call=call))
         try:
             signature = inspect.signature(answer)
         except (TypeError, ValueError):  # a builtin without one
@@ -164,31 +185,32 @@ class Exercise:
         try:
             signature.bind(*self.arguments)
         except TypeError:
-            raise Crashed(
-                f"the check calls your function as {getattr(answer, '__name__', 'it')}({', '.join(self.arguments)}), "
-                f"but it takes {signature}. Keep the arguments of the starter."
-            ) from None
+            called = f"{getattr(answer, '__name__', 'it')}({', '.join(self.arguments)})"
+            raise Crashed(say("other-arguments", call=called, signature=signature)) from None
 
     def _crashed(self, error: Exception, again: str) -> Outcome:
         line, said = line_of(error), f"{type(error).__name__}: {str(error).strip() or 'no message'}"
         if isinstance(error, NameError) and error.name == BLANK:
-            return self._not_attempted(f"there is still a {BLANK} in {line or 'your code'}")
-        message = f"Your code stopped with an error. It says: {said}"
+            return self._not_attempted(say("blank", blank=BLANK, line=line or say("your-code")))
+        message = say("stopped", said=said)
         if isinstance(error.__cause__, StopIteration):
             line = line_of(error.__cause__)
-            message = f"next() found nothing more, which is an error in a generator. {AT_THE_END}"
+            message = say("at-the-end")
         elif IN_WORKER in said:
             theirs = [found for found in FRAME.findall(said) if is_theirs(found[0])]
             line = (f"line {theirs[-1][1]}: {theirs[-1][2].strip()}".removesuffix(": ") if theirs else "") or line
-            message = f"Your code stopped with an error in a worker. It says: {said.strip().splitlines()[-1]}"
-            if "in forked subprocess" in message:
-                message = "A worker used CUDA, and workers must not. Let it hand out host memory, and copy in the loop."
-        more = f"Repair {'this line' if line else 'it'}, then check again. {again}"
+            last = said.strip().splitlines()[-1]
+            message = say("cuda-in-worker" if "in forked subprocess" in last else "stopped-in-worker", said=last)
+        more = say("repair", what=say("this-line" if line else "it"), again=again)
         return Outcome("crashed", self.title, message, line=line, following=more)
 
     def _not_attempted(self, why: str) -> Outcome:
-        following = f"Write your own, run its cell, then check again. `{self.name}.hint()` helps."
-        return Outcome("not attempted", self.title, f"{why[:1].upper()}{why[1:]}.", following=following)
+        return Outcome("not attempted", self.title, sentence(why), following=say("write-your-own", name=self.name))
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital and one full stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def check_of(number: str) -> Callable[[Measure], Exercise]:
@@ -208,7 +230,6 @@ def _refused_before(problem: BaseException) -> NotModelledError | None:
 Status = Literal["passed", "not attempted", "not yet", "crashed"]
 SIGNS: dict[Status, str] = {"passed": "✔", "not attempted": "○", "not yet": "△", "crashed": "✘"}
 TITLE_LETTERS = 115  # in a notebook beside an open file browser
-NO_PICTURE = "There is no picture: no code of yours has run to its end."
 
 
 class NotYet(Exception):
@@ -229,6 +250,13 @@ class Theirs(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+def number_of(returned: Any, wanted: str, timeline: Timeline) -> float:
+    """Return what the learner's function returned as a float; raise `NotYet`, which says `wanted`, for no number."""
+    if isinstance(returned, bool) or not isinstance(returned, numbers.Real):
+        raise NotYet(say(wanted, returned=returned), "", "", timeline)
+    return float(returned)
 
 
 @contextmanager
@@ -263,10 +291,6 @@ class Outcome:
     following: str = ""
     timeline: Timeline | None = None
 
-    def __post_init__(self) -> None:
-        for part in ("title", "message", "score", "following"):  # a rule gets its label first
-            object.__setattr__(self, part, translated(getattr(self, part)))
-
     @property
     def passed(self) -> bool:
         """Whether the target is met."""
@@ -274,14 +298,14 @@ class Outcome:
 
     def __repr__(self) -> str:
         headline = f"{SIGNS[self.status]} {self.status.upper()} · {self.title}"
-        line = translated(f"In your code: {self.line}") if self.line else ""
-        rule = translated(f"Rule: {self.rule}") if self.rule else ""
+        line = say("in-your-code", line=self.line) if self.line else ""
+        rule = say("rule", rule=self.rule) if self.rule else ""
         return "\n  ".join(filter(None, (headline, self.message, line, rule, self.score, self.following)))
 
     def _repr_markdown_(self) -> str:
         headline = f"**{SIGNS[self.status]} {self.status.capitalize()}** · {words.markdown(self.title)}"
-        line = translated(f"In your code: `{self.line}`") if self.line else ""
-        rule = translated(f"*Rule:* {words.markdown(self.rule)}") if self.rule else ""
+        line = say("in-your-code", line=f"`{self.line}`") if self.line else ""
+        rule = say("rule-marked", rule=words.markdown(self.rule)) if self.rule else ""
         parts = (
             headline,
             words.markdown(self.message),
@@ -299,9 +323,6 @@ class Note:
 
     text: str
     code: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "text", translated(self.text))
 
     def __repr__(self) -> str:
         return f"{self.text}\n\n{self.code}".strip()
@@ -334,7 +355,6 @@ def boxed(*paragraphs: str) -> str:
 BLANK = "____"
 IN_WORKER = "in DataLoader worker process"
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in .*\n(?!\s*File)(.*)')  # of a traceback: file, line, its text
-AT_THE_END = "Use a `for` loop, or `next(source, None)` and look what came."
 _NOT_THEIRS = tuple(
     str(path) for path in (Path(torch.__file__).parent, Path(__file__).parents[1], sysconfig.get_path("stdlib"))
 )
@@ -407,11 +427,7 @@ def explain_cuda(shell: Any) -> None:
             shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
             return
         where = line_of(error) or "this cell"
-        print(
-            f"✘ CUDA outside of a recording, in {where}\n  This computer shows no GPU to PyTorch. Put the line into a "
-            'function for `watch(...)`, or into a block `with lv.record(on="laptop"):`.',
-            file=sys.stderr,
-        )
+        print(say("cuda-outside", where=where), file=sys.stderr)
 
     shell.set_custom_exc((AssertionError, RuntimeError), shown)
 
@@ -422,11 +438,6 @@ if shell := getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)():
 
 # Predictions: the learner says what will happen before the cell runs; afterwards the answer stands beside it.
 
-HOW_TO_CHOOSE = (
-    "Choose above, or with `.choose(number)` in a cell, and run this cell again. Run again without a choice, it "
-    "shows the answer."
-)
-BY_HAND = "Say it with .choose(number); after the run, .reveal() shows the answer."
 # As HTML a prediction stands in for its buttons: a notebook that is opened without its kernel has nothing else.
 STANDS_IN = (
     "<style>.jp-OutputArea:has(.lv-choices) .jp-OutputArea-child:has(.lv-prediction),"
@@ -484,11 +495,9 @@ class Prediction:
         if self.choice is None and self._asked < self.asks:
             self._asked += 1
             rows = [f"{number}. {text}" for number, text in enumerate(self.choices, 1)]
-            return Note("\n\n".join([f"First say what you expect: {self.question}", *rows, HOW_TO_CHOOSE]))
-        right = self._right_one()
-        said = f"You said: {self.choice}. The answer: {right}.{' ✔ Right!' if self.right else ' ✘ Not this time.'}"
-        if self.choice is None:
-            said = f"You made no prediction this time. The answer: {right}."
+            return Note("\n\n".join([say("expect", question=self.question), *rows, say("how-to-choose")]))
+        key = "no-prediction" if self.choice is None else "right" if self.right else "wrong"
+        said = say(key, choice=self.choice, right=self._right_one())
         return Note("\n\n".join(part for part in (self.question, said, self.why) if part))
 
     @property
@@ -502,7 +511,7 @@ class Prediction:
     def __repr__(self) -> str:
         chosen = (">" if text == self.choice else " " for text in self.choices)
         rows = [f"  {sign} {number}. {self.choices[number - 1]}" for number, sign in enumerate(chosen, 1)]
-        return "\n".join([f"Predict: {self.question}", *rows, BY_HAND])
+        return "\n".join([f"{say('predict')} {self.question}", *rows, say("by-hand")])
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         return {"text/plain": repr(self), "text/html": self._html()}
@@ -520,19 +529,20 @@ class Prediction:
             from loaderviz.widgets.controls import Choices
 
             texts, at = [*map(words.html, self.choices)], self.choices.index(self.choice) if self.choice else -1
-            self._widget = Choices(question=words.html(self.question), choices=texts, choice=at, said=self._said())
+            asked = f"<b>{say('predict')}</b> {words.html(self.question)}"
+            self._widget = Choices(question=asked, choices=texts, choice=at, said=self._said())
             self._widget.observe(lambda change: self.choose(change["new"] + 1), names="choice")
         return self._widget
 
     def _said(self) -> str:
         if self.choice is None:
-            return "Choose one, with the mouse, or with Tab, the arrow keys and the space bar."
-        return f"You said: <b>{words.html(self.choice)}</b>. Run on: .reveal() shows the answer below."
+            return say("choose-one")
+        return say("chosen", choice=f"<b>{words.html(self.choice)}</b>")
 
     def _html(self) -> str:
-        texts = (words.html(text) + " <b>(you said this)</b>" * (text == self.choice) for text in self.choices)
+        texts = (words.html(text) + f" <b>{say('said-this')}</b>" * (text == self.choice) for text in self.choices)
         rows = "".join(f"<li>{text}</li>" for text in texts)
-        asked = f"<p><b>Predict:</b> {words.html(self.question)}</p><ol>{rows}</ol><p>{BY_HAND}</p>"
+        asked = f"<p><b>{say('predict')}</b> {words.html(self.question)}</p><ol>{rows}</ol><p>{say('by-hand')}</p>"
         return f'<div class="lv-prediction">{asked}</div>{STANDS_IN}'
 
     def _one_of(self, value: Any, what: str) -> str:

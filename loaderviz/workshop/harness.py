@@ -26,14 +26,13 @@ from loaderviz.emulator.hazards import Hazard
 from loaderviz.emulator.kernels import memory_time
 from loaderviz.emulator.torch.dataloader import mark
 from loaderviz.emulator.torch.session import Session
-from loaderviz.emulator.torch.tensors import tag_of
 from loaderviz.loaders import base as loaders
 from loaderviz.metrics import summarize
 from loaderviz.recording import record
 from loaderviz.timeline import Cause, Kind, Span, Timeline
 from loaderviz.workshop import diagnosis
 from loaderviz.workshop.diagnosis import Fact, at, stretch
-from loaderviz.workshop.exercises import NotYet, Score, learners_code
+from loaderviz.workshop.exercises import NotYet, Score, learners_code, say, sentence
 
 # The machine, and what can be known about a run before it runs: its limit
 
@@ -297,30 +296,25 @@ class LoaderRun:
         """Raise `NotYet` unless at least `needed` bytes travelled to the GPU in the window."""
         copied = int(self.timeline.nbytes[self.timeline.where(Kind.COPY_H2D)].sum())
         if copied < needed:
-            raise self.not_yet(
-                f"only {words.size(copied)} were copied to the GPU; the batches have {words.size(needed)}",
-                "each batch must travel from the host to the GPU in the measured time, as often as it is handed out",
-            )
+            fact = say("not-sent", copied=words.size(copied), needed=words.size(needed))
+            raise self.not_yet(fact, say("must-travel"))
 
     def must_be_anew(self, rule: str) -> None:
         """Raise `NotYet` if a batch is what the loop, which changes each in place, left of it one epoch before."""
         left = sums_of(self.data.images.clamp(max=self.config.changes), self.data.weights).split(self.data.sizes)
         for number in range(count := len(left), len(self.seen)):
             if torch.equal(self.seen[number][0], left[number % count]):
-                raise self.not_yet(
-                    f"batch {number} is batch {number - count} again, one epoch later. No pixel of it is brighter than "
-                    f"{self.config.changes}: the training loop worked on it in place",
-                    rule,
-                )
+                fact = say("as-left", batch=number, former=number - count, changes=self.config.changes)
+                raise self.not_yet(fact, rule)
 
     def must_not_be_refilled(self) -> None:
         """Raise `NotYet` if somebody wrote into pinned memory while a copy out of it had not ended."""
         for hazard in self.hazards:
             if hazard.kind == "early-refill" and (write := hazard.second):
                 copy = hazard.first
-                ran = stretch(self.timeline, copy.start, copy.end) if copy.start >= 0 else "later"
-                fact = f"the memory of batch {copy.batch} was overwritten at {at(self.timeline, write.start)}, but the "
-                raise self.not_yet(f"{fact}copy out of it ran {ran}", diagnosis.REFILL)
+                ran = stretch(self.timeline, copy.start, copy.end) if copy.start >= 0 else say("later")
+                fact = say("refilled", batch=copy.batch, time=at(self.timeline, write.start), ran=ran)
+                raise self.not_yet(fact, say("R42"))
 
     def must_not_be_far_ahead(self, most: int, least: int = 0) -> None:
         """Raise `NotYet` if copies were ever queued for more than `most` batches after the one handed out.
@@ -336,16 +330,15 @@ class LoaderRun:
         usual = sorted(ahead[: max(1, len(ahead) - most)])  # in the end there are no later ones
         if not least <= max(ahead) <= most or usual[len(usual) // 2] < least:
             number = ahead.index(max(ahead) if max(ahead) > most else usual[len(usual) // 2])
-            fact = f"when batch {number} was handed out, copies of {words.count(ahead[number], 'later batch')} "
-            fact += f"were queued; {least} to {most} are wanted" if least else f"were queued; {most} are allowed"
-            raise self.not_yet(fact, diagnosis.BOUNDED)
+            later = words.count(ahead[number], "later batch")
+            fact = say("ahead-wanted" if least else "ahead-allowed", batch=number, later=later, least=least, most=most)
+            raise self.not_yet(fact, say("bounded"))
 
-    def must_hold(self, most: float, rule: str = diagnosis.BOUNDED) -> None:
+    def must_hold(self, most: float, rule: str = "bounded") -> None:
         """Raise `NotYet` if the loader held device memory for more than `most` batches when it handed one out."""
         held = max(self.loop.held) / max(sum(part.nbytes for part in batch) for batch in self.data.batches)
         if held > most:
-            fact = f"memory for {held:.1f} batches was held at the same time; {most} are allowed"
-            raise self.not_yet(fact, rule)
+            raise self.not_yet(say("held", held=held, most=most), say(rule))
 
     def must_let_go(self, ahead: int) -> None:
         """Raise `NotYet` if the loader ever held more device memory than for `ahead` later batches and four others."""
@@ -353,8 +346,8 @@ class LoaderRun:
         fair = max(sum(sizes[number : number + ahead + 4]) for number in range(len(sizes)))
         if max(self.loop.held) > 1.02 * fair:  # blocks are rounded up
             number, most = self.loop.held.index(max(self.loop.held)), words.size(max(self.loop.held))
-            fact = f"when batch {number} was handed out, {most} were held; {ahead + 4} batches have at most "
-            raise self.not_yet(f"{fact}{words.size(fair)}. What was used must be dropped", diagnosis.BOUNDED)
+            fact = say("not-dropped", batch=number, held=most, count=ahead + 4, fair=words.size(fair))
+            raise self.not_yet(fact, say("bounded"))
 
     def must_not_drain(self, most: int) -> None:
         """Raise `NotYet` if the host waited more than `most` times until the GPU had nothing left to compute."""
@@ -369,18 +362,15 @@ class LoaderRun:
         ]
         if len(waits) > most:
             wait = waits[len(waits) // 2]
-            fact = f"{len(waits)} times the host waited until the GPU had nothing left to compute; once "
-            fact += stretch(self.timeline, wait.start, wait.end) + diagnosis.line_of(wait)
-            raise self.not_yet(fact, diagnosis.HOST_SYNC)
+            once = stretch(self.timeline, wait.start, wait.end) + diagnosis.line_of(wait)
+            raise self.not_yet(say("drained", count=len(waits), once=once), say("R25"))
 
     def must_not_be_reused(self) -> None:
         """Raise `NotYet` if a copy wrote into the memory of an earlier batch while kernels still read that."""
         for copy, batch, end in self.reused():
-            fact = (
-                f"the copy of batch {copy.batch} runs {stretch(self.timeline, copy.start, copy.end)} and "
-                f"writes into the memory of batch {batch}, but kernels read that until {at(self.timeline, end)}"
-            )
-            raise self.not_yet(fact, diagnosis.REUSE)
+            ran = stretch(self.timeline, copy.start, copy.end)
+            fact = say("reused", batch=copy.batch, ran=ran, other=batch, end=at(self.timeline, end))
+            raise self.not_yet(fact, say("R35"))
 
     def reused(self) -> Iterator[tuple[Span, int, int]]:
         """Yield each copy that wrote into the memory of an earlier batch too early: (copy, batch, end of kernels)."""
@@ -397,8 +387,8 @@ class LoaderRun:
     def must_have_no_hazards(self) -> None:
         """Raise `NotYet` at the first race that was found."""
         for hazard in self.hazards:
-            count = f"{len(self.hazards)} hazards, the first: " if len(self.hazards) > 1 else "one hazard: "
-            raise self.not_yet(f"{count}{hazard.line}. To repair it: {hazard.fix}", hazard.rule)
+            key, count = "hazards" if len(self.hazards) > 1 else "hazard", len(self.hazards)
+            raise self.not_yet(say(key, count=count, line=hazard.line, fix=hazard.fix), hazard.rule)
 
     def limit(self, hidden: int = HIDDEN, scale: int = 1, more: int = 0) -> int:
         """Return the `pipeline_limit` [ns] of pinned batches; each needs `more` ns on the GPU beside its work."""
@@ -410,27 +400,26 @@ class LoaderRun:
         self, limit: int, factor: float, explain: Callable[[Timeline], Fact] = diagnosis.why_not_hidden
     ) -> Score:
         """Return the score, or raise `NotYet` with what `explain` sees if it takes longer than limit * factor."""
-        score = (
-            f"{len(self.seen)} batches in {words.duration(self.took)}: {self.took / limit:.2f}x the limit of "
-            f"{words.duration(limit)}. {len(self.hazards)} hazards."
-        )
+        score = self._say("took-limit", limit=words.duration(limit), times=self.took / limit)
         if self.took > limit * factor:
-            raise NotYet(*explain(self.timeline), f"{score} The target is {factor}x.", self.timeline)
+            said = say("target-factor", score=score, factor=factor)
+            raise NotYet(*explain(self.timeline), said, self.timeline)
         return Score(score, self.timeline)
 
     def must_reach(self, target: float, explain: Callable[[Timeline], Fact]) -> Score:
         """Return the score, or raise `NotYet` if it takes longer than `target` ns, which one can beat."""
-        score = (
-            f"{len(self.seen)} batches in {words.duration(self.took)}. The target: {words.duration(target)}. "
-            f"{len(self.hazards)} hazards."
-        )
+        score = self._say("took-target", target=words.duration(target))
         if self.took > target:
             raise NotYet(*explain(self.timeline), score, self.timeline)
         return Score(score, self.timeline)
 
+    def _say(self, key: str, **values: object) -> str:
+        took = words.duration(self.took)
+        return say(key, batches=len(self.seen), took=took, hazards=len(self.hazards), **values)
+
     def not_yet(self, fact: str, rule: str) -> NotYet:
         """Return the exception for a fact of this run."""
-        return NotYet(f"{fact[:1].upper()}{fact[1:].rstrip('.')}.", rule, "", self.timeline)
+        return NotYet(sentence(fact), rule, "", self.timeline)
 
 
 def feed(
@@ -494,23 +483,22 @@ class CheckLoop:
             if not torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
                 torch.set_grad_enabled(True)
                 torch.set_autocast_enabled("cuda", False)
-                what = "Your loader changed how the training loop computes: gradients are off, or autocast is on."
-                raise NotYet(what, "a `with torch.no_grad():` around a `yield` stays on while others work on the batch")
+                raise NotYet(say("changed-loop"), say("stays-on"))
             if batch is over:
-                raise NotYet(f"{number} batches were handed out, but {len(self.wanted)} were wanted.")
+                raise NotYet(say("too-few", number=number, wanted=len(self.wanted)))
             images, labels = self.checked(number, batch)
             del batch
             mark(number, len(images))
-            block = tag_of(images).block
             if self.setting.travels:
-                self.must_have_travelled(number, images, block.address)
-            self.places.append((block.address, block.address + block.size))
+                self.must_have_travelled(number, images)
+            start = images.untyped_storage().data_ptr()
+            self.places.append((start, start + images.untyped_storage().nbytes()))
             self.step(images, labels)
             del images, labels
         with learners_code():
             rest = next(iterator, over)
         if rest is not over:
-            raise NotYet(f"More than {len(self.wanted)} batches were handed out: after the last one, stop.")
+            raise NotYet(say("too-many", wanted=len(self.wanted)))
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         """Work on one batch on the GPU; keep what it is recognised by."""
@@ -522,34 +510,28 @@ class CheckLoop:
 
     def checked(self, number: int, batch: Any) -> Batch:
         """Return (images, labels), or raise `NotYet` that says why this is no batch on the GPU."""
-        what = f"Batch {number}"
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise NotYet(f"{what} is {_said(batch)}: a batch is a pair (images, labels).")
+            raise NotYet(say("no-pair", batch=number, given=kind_of(batch)))
         size = self.wanted[number]
         wanted = ((size, *self.data.images.shape[1:]), self.dtypes(batch[0])), ((size,), torch.int64)
         for name, part, (shape, dtype) in zip(("images", "labels"), batch, wanted, strict=True):
             if type(part) is not torch.Tensor:
-                raise NotYet(f"The {name} of batch {number} are {_said(part)}: a tensor is wanted.")
+                raise NotYet(say("no-tensor", name=name, batch=number, given=kind_of(part)))
             if not part.is_cuda:
-                raise NotYet(
-                    f"The {name} of batch {number} are still in host memory (device {part.device}).",
-                    "a batch must be on the GPU when it is handed out",
-                )
-            if tuple(part.shape) != shape or part.dtype != dtype:
-                raise NotYet(
-                    f"The {name} of batch {number} are {part.dtype} {tuple(part.shape)}; {dtype} {shape} is wanted."
-                )
+                raise NotYet(say("on-host", name=name, batch=number, device=part.device), say("on-gpu"))
+            if (found := tuple(part.shape)) != shape or part.dtype != dtype:
+                wants = f"{dtype} {shape}"
+                raise NotYet(say("other-kind", name=name, batch=number, found=f"{part.dtype} {found}", wanted=wants))
         return batch[0], batch[1]
 
-    def must_have_travelled(self, number: int, images: torch.Tensor, block: int) -> None:
-        """Raise `NotYet` if the last to write images, in the block at this address, was no copy from the host."""
-        races, start = Session.running("a loop").runtime.races, block + int(images.storage_offset()) * images.itemsize
+    def must_have_travelled(self, number: int, images: torch.Tensor) -> None:
+        """Raise `NotYet` if the last to write images was no copy from the host."""
+        races, start = Session.running("a loop").runtime.races, images.data_ptr()
         assert races is not None
         writes = [list(cell.writes.values()) for cell in races.memory.cells_in(start, start + images.nbytes)]
         for work in (write.work for write in itertools.chain.from_iterable(writes)):
             if isinstance(work, Command) and work.kind != Kind.COPY_H2D:
-                fact = f"The images of batch {number} were written by {work.name} on the GPU, not by a copy."
-                raise NotYet(fact, "each batch must travel from the host in each epoch, and is handed out as it came")
+                raise NotYet(say("written-by", batch=number, kernel=work.name), say("each-epoch"))
 
     def dtypes(self, images: Any) -> torch.dtype:
         """Return the dtype that the images must have."""
@@ -578,11 +560,9 @@ def _iterator(batches: Any) -> Iterator[Any]:
     if hasattr(batches, "__iter__") or hasattr(batches, "__getitem__"):
         with learners_code():
             return iter(batches)
-    raise NotYet(
-        f"Your function returned {_said(batches)}. It must hand out the batches one by one: use `yield`, or return "
-        "something that a `for` loop can go through."
-    )
+    raise NotYet(say("no-batches", given=kind_of(batches)))
 
 
-def _said(value: Any) -> str:
-    return "nothing (None)" if value is None else f"a {type(value).__name__}"
+def kind_of(value: Any) -> str:
+    """Return what a learner's code gave instead of what is wanted: "a list", "nothing (None)"."""
+    return say("none") if value is None else say("of-a-type", type=type(value).__name__)

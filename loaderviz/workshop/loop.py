@@ -32,7 +32,7 @@ from loaderviz import mnist
 from loaderviz.emulator.hardware import Gpu
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
-from loaderviz.workshop.exercises import ExerciseError, Note
+from loaderviz.workshop.exercises import ExerciseError, Note, say
 
 GPU = "laptop"  # the GPU to emulate; other names: "t4", "a100", "h100", "h200"
 HOST = "laptop"  # the computer around it: by name, so that the whole room sees the same times
@@ -101,7 +101,7 @@ def watch(loop: Callable[..., Tensor], *arguments: Any, on: str | Gpu = GPU, war
     with record(on=on, host=HOST) as recording:
         loss = loop(*arguments)
         torch.cuda.synchronize()
-    print(f"{getattr(loop, '__name__', 'the loop')}: loss of the last batch {loss.item():.4f}")
+    print(say("loss", loop=getattr(loop, "__name__", say("the-loop")), loss=loss.item()))
     return recording.timeline.from_batch(warm_up)
 
 

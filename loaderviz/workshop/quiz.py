@@ -12,7 +12,7 @@ from typing import Any
 from loaderviz.metrics import summarize
 from loaderviz.timeline import Timeline
 from loaderviz.workshop import harness
-from loaderviz.workshop.exercises import Exercise, Note, Prediction, Score
+from loaderviz.workshop.exercises import Exercise, Note, Prediction, Score, say
 from loaderviz.workshop.harness import Data, FeedConfig, feed
 from loaderviz.workshop.lessons import lesson06, lesson07
 
@@ -27,7 +27,7 @@ class Question(Prediction):
     @property
     def picture(self) -> Any:
         """The timeline as a picture that says nothing of the answer."""
-        return self.timeline.view(title="What do you see?", verdict=False)
+        return self.timeline.view(title=say("see"), verdict=False)
 
 
 def questions(seed: int) -> list[Question]:
@@ -39,47 +39,44 @@ def questions(seed: int) -> list[Question]:
 def score(asked: Sequence[Question]) -> Note:
     """Return how many of the questions were answered, and how many answers are right."""
     said, right = sum(each.choice is not None for each in asked), sum(each.right for each in asked)
-    return Note(f"{right} of {len(asked)} right; {said} were answered.")
+    return Note(say("quiz-score", right=right, all=len(asked), said=said))
 
 
 def _cause(chance: random.Random) -> Question:
     cause = chance.choice(lesson07.CAUSES)
     timeline = lesson07.training(cause, chance.getrandbits(32))
-    return Question(timeline, "What keeps the GPU from computing?", lesson07.CAUSES, cause)
+    return Question(timeline, say("which-cause"), lesson07.CAUSES, cause)
 
 
 def _hidden(chance: random.Random) -> Question:
     make = chance.choice((lesson07.one_after_the_other, lesson07.beside_kernels))
     timeline = make(chance)
     share = summarize(timeline).overlap or 0
-    choices = ["nothing", "a part of it, but not all", "all of it"]
-    return Question(timeline, "How much of the copies is hidden?", choices, choices[(share > 0) + (share > 0.99)])
+    choices = [*map(say, ("none-of-it", "part-of-it", "all-of-it"))]
+    return Question(timeline, say("how-much-hidden"), choices, choices[(share > 0) + (share > 0.99)])
 
 
 def _overlap(chance: random.Random) -> Question:
     timeline = chance.choice((lesson07.one_after_the_other, lesson07.beside_kernels))(chance)
     summary = summarize(timeline)
     gain = summary.window / max(summary.copy, summary.compute)
-    choices = ["less than 1.3 times", "1.3 to 1.6 times", "more than 1.6 times"]
-    text = "How many times as fast could a perfect overlap make this loop?"
-    return Question(timeline, text, choices, choices[(gain > 1.3) + (gain > 1.6)])
+    choices = [*map(say, ("little-gain", "some-gain", "much-gain"))]
+    return Question(timeline, say("how-much-gain"), choices, choices[(gain > 1.3) + (gain > 1.6)])
 
 
 def _workers(chance: random.Random) -> Question:
     enough = chance.randrange(2, 6)
     case = lesson06.case("compute", enough, chance)
     _, timeline = case.run(1)
-    text = f"One worker. A batch costs: {case}. How many workers are enough?"
-    return Question(timeline, text, [str(number) for number in range(1, 8)], str(enough))
+    return Question(timeline, say("how-many-workers", costs=case), [str(number) for number in range(1, 8)], str(enough))
 
 
 def _bytes(chance: random.Random) -> Question:
     cause = chance.choice(("pageable copy", "one stream"))
     timeline = lesson07.training(cause, chance.getrandbits(32))
-    choices = ["the host", "the GPU", "nobody"]
+    choices = [*map(say, ("by-host", "by-gpu", "by-nobody"))]
     staged = summarize(timeline).host_blocked.get("staging", 0) > 0
-    text = "Who carries the bytes of a copy out of their first place here?"
-    return Question(timeline, text, choices, choices[0 if staged else 1])
+    return Question(timeline, say("who-carries"), choices, choices[0 if staged else 1])
 
 
 # For home

@@ -19,6 +19,7 @@ import torch
 
 import loaderviz as lv
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
+from loaderviz.workshop import lesson03
 from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
 
 from .conftest import cell
@@ -221,20 +222,8 @@ def copy_wait_yield(batches, *_):
         yield claim(copies, main)
 
 
-BY_HAND = """
-def to_gpu(batch, side, main):
-    with torch.cuda.stream(side):
-        copies = [part.to("cuda", non_blocking=True) for part in batch]
-        arrived = side.record_event()
-    main.wait_event(arrived)
-    for part in copies:
-        part.record_stream(main)
-    return copies
-"""
-
-
 def by_hand(name, *changes):
-    return changed(name, *changes, code=BY_HAND)
+    return changed(name, *changes, code=lesson03.by_hand.answer)
 
 
 # One batch ahead: the shape of many answers to 3.1, 3.3 and lesson 5. Others are it with pieces of its code changed.

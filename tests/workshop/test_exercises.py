@@ -2,10 +2,11 @@
 predictions, with and without widgets and a kernel.
 """
 
-import json
+import ast
 import random
 import re
 import signal
+import string
 import sys
 import textwrap
 import time
@@ -19,7 +20,7 @@ import torch
 from loaderviz import workshop
 from loaderviz.loaders import BlockingLoader
 from loaderviz.loaders import base as marks
-from loaderviz.workshop import EXERCISES, ExerciseError, Note, Outcome, exercises, harness, lesson03, messages, predict
+from loaderviz.workshop import EXERCISES, ExerciseError, Note, Outcome, exercises, harness, lesson03, predict
 from loaderviz.workshop.exercises import TEXTS
 
 from . import answers, answers_later
@@ -79,16 +80,39 @@ def test_a_wrong_answer_gets_its_fact(number, entry):
     assert "hint()" in repr(outcome)
 
 
-def test_a_translation_is_of_what_is_said_and_the_first_lessons_have_one():
-    """Of each file there is; in Chinese nothing that lessons 0 and 1 ask, hint and say of an answer is left out."""
-    for file in Path(messages.__file__).parent.glob("messages.*.json"):
-        language, pairs = file.stem.partition(".")[2], json.loads(file.read_text(encoding="utf-8"))
-        assert messages.gone(language) == [], "these have changed since: translate them again"
-        for text, other in pairs.items():
-            assert sorted(messages.PLACE.findall(text)) == sorted(messages.PLACE.findall(other)), text
+def test_each_key_of_the_texts_is_used_and_each_that_is_used_is_there_with_its_values():
+    used, files = set(), Path(exercises.__file__).parent.rglob("*.py")
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))):
+        if isinstance(node, ast.Constant):
+            used.add(node.value)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "say" and all(given.arg for given in node.keywords):
+            key = node.args[0]
+            told = [key.body, key.orelse] if isinstance(key, ast.IfExp) else [key]
+            for text in (exercises.SAID[each.value]["en"] for each in told if isinstance(each, ast.Constant)):
+                assert {name for name, *_ in places(text)} <= {given.arg for given in node.keywords}, text
+    assert exercises.SAID.keys() <= used
+
+
+def places(text):
+    """Return what a text has in braces, without attributes: (name, format, conversion)."""
+    found = ((name, *more) for _, name, *more in string.Formatter().parse(text) if name is not None)
+    return sorted((name.partition(".")[0], *more) for name, *more in found)
+
+
+def test_a_translation_has_the_places_of_the_english_and_the_first_lessons_have_one(monkeypatch):
+    """In Chinese nothing that lessons 0 and 1 ask and hint is left out."""
+    pairs = [(texts["en"], other) for texts in exercises.SAID.values() for key, other in texts.items() if key != "en"]
+    for asked in exercises.ASKED.values():
+        for other in (part for part in asked.values() if isinstance(part, dict)):
+            assert other.keys() == {"title", "task", "target", "hints"}
+            pairs += [(str(asked[part]), str(text)) for part, text in other.items()]
+    assert len(pairs) > 100
+    for text, other in pairs:
+        assert places(text) == places(other), other
+    monkeypatch.setenv("LOADERVIZ_LANGUAGE", "zh")
     for one in (EXERCISES[number] for number in ("0.1", "1.1", "1.2")):
         for text in (one.title, one.task, one.target, *one.hints):
-            assert not re.search("[a-z] (the|of|is|a) ", messages.translated(text, "zh")), text
+            assert re.search("[\u4e00-\u9fff]", text) and not re.search("[a-z] (the|of|is|a) ", text), text
 
 
 @pytest.mark.slow
@@ -434,7 +458,8 @@ def test_the_widget_and_the_notebook_keep_what_was_said(monkeypatch):
     assert "you said" not in stands["text/html"] and "application/vnd.jupyter.widget-view+json" in live
     box = guess.widget()
     assert guess.widget() is box and box.choice == -1 and "arrow keys" in box.said
-    assert box.question == "Which <code>share</code> is hidden?" and box.choices[2] == "all <code>&lt;of it&gt;</code>"
+    assert box.question == "<b>Predict:</b> Which <code>share</code> is hidden?"
+    assert box.choices[2] == "all <code>&lt;of it&gt;</code>"
     box.choice = 1  # as the browser does
     assert guess.choice == "half" and "You said: <b>half</b>" in box.said
     assert shown[-1]["text/html"].count("half <b>(you said this)</b>") == 1

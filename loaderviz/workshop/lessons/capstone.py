@@ -30,10 +30,21 @@ from loaderviz.metrics import summarize, window_of
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
 from loaderviz.workshop import diagnosis, harness
-from loaderviz.workshop.exercises import Exercise, ExerciseError, NotYet, Outcome, Score, as_markdown, as_text, shipped
+from loaderviz.workshop.exercises import (
+    Exercise,
+    ExerciseError,
+    NotYet,
+    Outcome,
+    Score,
+    as_markdown,
+    as_text,
+    say,
+    sentence,
+    shipped,
+)
 from loaderviz.workshop.harness import CheckLoop, Data, FeedConfig, LoaderRun, feed, generator_of
-from loaderviz.workshop.lessons.lesson04 import SHUFFLE, must_be_shuffled, waits_too_often
-from loaderviz.workshop.lessons.lesson06 import SLOWEST, Files, reading_time, steady, workers_of
+from loaderviz.workshop.lessons.lesson04 import must_be_shuffled, waits_too_often
+from loaderviz.workshop.lessons.lesson06 import Files, reading_time, steady, workers_of
 from loaderviz.workshop.loop import gpu_milliseconds
 
 if TYPE_CHECKING:
@@ -106,8 +117,8 @@ class Training(CheckLoop):
             self.train_on(images, labels)
         except IndexError:  # what would be a device-side assert on a GPU
             early = bool((labels == torch.iinfo(torch.int64).max).any())
-            fact = "was read before its copy was complete" if early else "has labels that are no digits"
-            raise NotYet(f"Batch {len(self.seen) - 1} {fact}.", diagnosis.NO_WAIT if early else "") from None
+            fact = say("read-early" if early else "no-digits", batch=len(self.seen) - 1, when="")
+            raise NotYet(sentence(fact), say("R15") if early else "") from None
 
     def train_on(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         """Train on one batch. Images that come as they are stored become float32 from 0 to 1 here, on the GPU."""
@@ -146,10 +157,10 @@ def train(load: Loader, chance: random.Random, world: World = FITS) -> tuple[Loa
     if world.held:
         run.must_hold(world.held)
     if (count := workers_of(run.timeline)) > CORES:
-        raise run.not_yet(f"you have {count} workers, but the machine has {CORES} cores", SLOWEST)
+        raise run.not_yet(say("workers-and-cores", count=count, cores=CORES), say("slowest"))
     assert isinstance(run.loop, Training)
     if (right := run.loop.right()) < LEARNED:
-        raise run.not_yet(f"the trained network knows {words.share(right)} of the test digits", "nothing was learned")
+        raise run.not_yet(say("knows", share=words.share(right)), say("nothing-learned"))
     return run, right
 
 
@@ -179,9 +190,8 @@ def _unflipped(run: LoaderRun) -> list[torch.Tensor]:
     for number, (now, before) in enumerate(zip(epochs, [torch.zeros(len(plain)), *epochs], strict=False)):
         share = float((now != before).float().mean())
         if known_all and abs(share - 0.5) > 0.05:
-            than = "the epoch before" if number else "stored"
-            fact = f"in epoch {number} {words.share(share)} of the pictures are turned otherwise than {than}"
-            raise run.not_yet(fact, "flip each picture with a chance of one half, anew in each epoch")
+            fact = say("turned" if number else "turned-first", epoch=number, share=words.share(share))
+            raise run.not_yet(fact, say("flip-half"))
     return found
 
 
@@ -195,11 +205,11 @@ def _must_be_honest(run: LoaderRun, flips: bool) -> None:
         for number, keys in enumerate(batches, start):
             if not torch.isin(keys, wanted).all():
                 early = diagnosis.read_early(run.hazards)
-                text = "was read before its copy was complete" if early else "has images or labels that are wrong"
-                raise run.not_yet(f"batch {number} {text}", diagnosis.NO_WAIT if early else "change neither")
+                fact = say("read-early" if early else "wrong-parts", batch=number, when="")
+                raise run.not_yet(fact, say("R15" if early else "change-neither"))
         keys, order = torch.cat(batches).sort(stable=True)
         if not torch.equal(keys, wanted):
-            raise run.not_yet(f"in epoch {start // PER_EPOCH} some samples come twice, others never", SHUFFLE)
+            raise run.not_yet(say("some-twice", epoch=start // PER_EPOCH), say("shuffle"))
         epochs.append(stored[order.argsort()])
     must_be_shuffled(run, epochs, SIZE, stored=False)
     run.must_be_sent(run.data.nbytes)
@@ -323,11 +333,11 @@ class Leaderboard:
 
     def __repr__(self) -> str:
         rows = self._rows(str)
-        return "\n".join([as_text(rows) if rows[1:] else "(nobody yet)", *filter(None, [self.note])])
+        return "\n".join([as_text(rows) if rows[1:] else say("nobody-yet"), *filter(None, [self.note])])
 
     def _repr_markdown_(self) -> str:
         rows = self._rows(escaped)
-        text = as_markdown(rows, "rlrl") if rows[1:] else "*The leaderboard is empty: nobody yet.*"
+        text = as_markdown(rows, "rlrl") if rows[1:] else say("empty-board")
         return "\n\n".join([text, *filter(None, [self.note])])
 
     def _use(self, statement: str, *values: Any) -> list[Any]:
@@ -346,7 +356,7 @@ class Leaderboard:
                     file.execute(f"pragma application_id = {FORMAT}")
                 return file.execute(statement, values).fetchall()
         except (sqlite3.Error, OSError, ValueError, OverflowError) as problem:
-            self.note = f"The leaderboard {self.path} cannot be used ({problem}); {VARIABLE} can name another file."
+            self.note = say("board-unusable", path=self.path, problem=problem, variable=VARIABLE)
             return []
 
 
@@ -383,8 +393,8 @@ class Rung:
         return f"{what}, {words.share(ns / summary.window)}" if ns else "nothing"
 
     def __repr__(self) -> str:
-        right = "" if self.right is None else f"; {words.share(self.right)} of the test digits are right"
-        return f"{self.name}: {words.duration(self.ns)}; what costs most: {self.costs_most}{right}"
+        right = "" if self.right is None else say("digits-right", share=words.share(self.right))
+        return say("rung", name=self.name, took=words.duration(self.ns), most=self.costs_most, right=right)
 
 
 class Ladder:
@@ -505,34 +515,29 @@ class Race(Exercise):
         self._board.add(self._name, run.took if self._reason == found else run.took + run.took // 10)
         if self.world == FITS:
             ladder.add(Rung(YOURS, run.timeline, right))
-        lines = [
-            f"{self._name}: {len(run.seen)} steps in {words.duration(run.took)}; {words.share(right)} of the test "
-            "digits are right."
-        ]
-        for what, ns in (("the baseline", baseline(self.world)), ("your previous run", before.ns if before else None)):
+        took, share = words.duration(run.took), words.share(right)
+        lines = [say("raced", name=self._name, steps=len(run.seen), took=took, share=share)]
+        for key, ns in (("against-baseline", baseline(self.world)), ("against-before", before.ns if before else None)):
             if ns:
-                lines.append(f"Against {what} ({words.duration(ns)}): {words.times(ns / run.took)} as fast.")
-        lines.append(f"Against the limit ({words.duration(best)}): {run.took / best:.2f}x its time.")
+                lines.append(say(key, time=words.duration(ns), times=words.times(ns / run.took)))
+        lines.append(say("against-limit", time=words.duration(best), times=run.took / best))
         late = run.took > self.world.target * best
         why = why_slow(run) if late else waits_too_often(run.timeline, self.world.waits)
         points = 2 + (why is None) + (self._reason == found)
         known = " or ".join(map(repr, [*REASONS, "host"]))
-        said = f"you said {self._reason!r}" if self._reason else f"give reason={known}"
-        wrong = "" if self._reason == found else f"; without it a tenth is added on the leaderboard ({said})"
-        lines.append(
-            f"{points} of 4 points: memory, honesty, {'not the time' if why else 'time'}, "
-            f"{'the reason' if not wrong else 'not the reason'}{wrong}."
-        )
+        said = say("reason-said" if self._reason else "reason-wanted", reason=self._reason, known=known)
+        reason = say("the-reason" if self._reason == found else "not-the-reason", said=said)
+        lines.append(say("points", points=points, time=say("no-time" if why else "time"), reason=reason))
         score = " ".join([*lines, self._board.note]).strip()
         if why:
-            raise NotYet(*why, f"{score} The target is {self.world.target}x the limit.", run.timeline)
+            raise NotYet(*why, say("target-limit", score=score, target=self.world.target), run.timeline)
         return Score(score, run.timeline)
 
 
 def why_slow(run: LoaderRun) -> diagnosis.Fact:
     """Say what takes the largest part of the time that is not training, and where the GPU is idle for longest."""
     summary = summarize(run.timeline, window_of(run.timeline, None))
-    if (waits := waits_too_often(run.timeline, 2 * EPOCHS)) and waits[1] == diagnosis.INDEX:
+    if waits := waits_too_often(run.timeline, 2 * EPOCHS, for_index=True):
         return waits
     if summary.exposed_copy > summary.idle:
         return diagnosis.why_not_hidden(run.timeline)
@@ -542,11 +547,10 @@ def why_slow(run: LoaderRun) -> diagnosis.Fact:
         return gap, rule
     ns, most = max(idle)
     # the longest gap alone would mislead: it is often the start, while the same small gap comes back at each step
-    fact = (
-        f"The GPU is idle for {words.share(summary.idle / summary.window)} of the time; the largest part of that: "
-        f"{most} ({words.share(ns / summary.window)}). The longest gap: {gap[:1].lower()}{gap[1:]}"
-    )
-    return fact, SLOWEST if most in LATE_DATA else rule
+    share, most_share = (words.share(time / summary.window) for time in (summary.idle, ns))
+    gap = gap[:1].lower() + gap[1:]
+    fact = say("idle-mostly", share=share, most=most, most_share=most_share, gap=gap)
+    return fact, say("slowest") if most in LATE_DATA else rule
 
 
 leaderboard = Leaderboard  # as a lesson calls it: without a file, the one of this room

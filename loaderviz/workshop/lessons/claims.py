@@ -37,6 +37,7 @@ from loaderviz.workshop.exercises import (
     boxed,
     check_of,
     learners_code,
+    say,
 )
 from loaderviz.workshop.loop import HOST, steps
 
@@ -223,16 +224,16 @@ class Verdict:
         """The verdict in words."""
         judged = [number for number in self.numbers.values() if number is not None]
         if not judged:
-            return [self.said, "Not judged."]
+            return [self.said, say("not-judged")]
         low, high = self.claim.holds
-        wanted = f"{low:g} or more" if high == ANY else f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        wanted = say("or-more" if high == ANY else "exactly" if low == high else "from-to", low=low, high=high)
+        shows, least, most = f"{self.claim.shows[:1].upper()}{self.claim.shows[1:]}", min(judged), max(judged)
         return [
             self.said,
-            f"Verdict: {self.word}. {self._where()}.",
-            f"{self.claim.shows[:1].upper()}{self.claim.shows[1:]}: {min(judged):.3g} to {max(judged):.3g}; the claim "
-            f"wants {wanted}.",
-            f"What decides: {self.claim.decides}.",
-            f"When it is true: {self.claim.when}.",
+            say("verdict", word=self.word, where=self._where()),
+            say("verdict-shows", shows=shows, least=least, most=most, wanted=wanted),
+            say("verdict-because", decides=self.claim.decides),
+            say("verdict-when", when=self.claim.when),
         ]
 
     def _where(self) -> str:
@@ -243,12 +244,13 @@ class Verdict:
             by_case[case].append(held)
         machines = words.count(len(by_machine), "machine")
         every, some = (sum(map(judge, by_machine.values())) for judge in (all, any))
-        said = f"True on {some} of {machines}"
+        said = say("true-on", some=some, machines=machines)
         if len(by_case) > 1:
-            cases = ", ".join(f"{case} ({sum(held)} of {len(held)})" for case, held in by_case.items())
-            said += f", in each case: {cases}" if every == some else f" in some case, on {every} in all: {cases}"
+            counts = ((case, sum(held), len(held)) for case, held in by_case.items())
+            cases = ", ".join(say("in-case", case=case, true=true, tried=tried) for case, true, tried in counts)
+            said += say("in-each-case" if every == some else "in-some-case", every=every, cases=cases)
         left_out = {machine for machine, _ in self.numbers} - set(by_machine)
-        return said + (f"; not judged: {', '.join(sorted(left_out))}" if left_out else "")
+        return said + (say("left-out", machines=", ".join(sorted(left_out))) if left_out else "")
 
     def __repr__(self) -> str:
         return "\n".join([*filter(None, self.lines), as_text(self.rows)])
@@ -262,7 +264,7 @@ class Card(Prediction):
     """A claim, and what the reader thinks of it."""
 
     def __init__(self, claim: Claim) -> None:
-        super().__init__(f"Article {claim.article}: “{claim.text}”", CHOICES, lambda: self._verdict.word)
+        super().__init__(say("article", article=claim.article, text=claim.text), CHOICES, lambda: self._verdict.word)
         self.claim = claim
         self._verdict = Verdict(claim, {})
 
@@ -279,7 +281,7 @@ class Card(Prediction):
             name: each if isinstance(each, Mapping) else dict.fromkeys(names, each) for name, each in found.items()
         }
         self._verdict = Verdict(self.claim, {(name, case): cases[name][case] for name in cases for case in names})
-        said = f"You said: {self.choice}." if self.choice else ""
+        said = say("you-said", choice=self.choice) if self.choice else ""
         return replace(self._verdict, said=said)
 
 
@@ -331,14 +333,14 @@ def pays(answer: Callable[..., Any], chance: random.Random) -> Score:
         if str(getattr(returned, "dtype", "")) in ("bool", "torch.bool") and returned.ndim == 0:  # of numpy, of torch
             returned = bool(returned)
         if not isinstance(returned, bool):
-            raise NotYet(f"Your function returned {returned!r}. A verdict is wanted: True or False.")
+            raise NotYet(say("verdict-wanted", returned=returned))
         said.append(returned)
     wrong = [case for case, verdict in zip(cases, said, strict=True) if verdict != case.holds]
     if wrong:
-        same = f" You said {said[0]} each time." if len(set(said)) == 1 else ""
-        fact = f"{len(wrong)} of {CASES} verdicts are wrong.{same} One of them: {wrong[0]}."
-        raise NotYet(fact, "a verdict follows from two runs with one difference", "", wrong[0].timeline)
-    return Score(f"{CASES} verdicts, each as measured. The last case: {cases[-1]}.", cases[-1].timeline)
+        same = say("same-verdict", said=said[0]) if len(set(said)) == 1 else ""
+        fact = say("verdicts-wrong", count=len(wrong), all=CASES, same=same, case=wrong[0])
+        raise NotYet(fact, say("one-difference"), "", wrong[0].timeline)
+    return Score(say("verdicts-right", count=CASES, case=cases[-1]), cases[-1].timeline)
 
 
 @dataclass(frozen=True)
@@ -365,10 +367,8 @@ class PinningCase:
 
     def __str__(self) -> str:
         shape, (plain, pinned) = " x ".join(map(str, self.data.sample[0].shape)), map(words.duration, self.steps)
-        return (
-            f"batches of {self.size} times {shape} floats, {words.count(self.workers, 'worker')}, {self.link}: a step "
-            f"takes {plain}, with pinning {pinned}; {self.saved:.1%} saved"
-        )
+        workers = words.count(self.workers, "worker")
+        return say("pinning-case", case=self, shape=shape, workers=workers, plain=plain, pinned=pinned)
 
 
 def _drawn(truth: bool, count: int, chance: random.Random) -> Iterator[PinningCase]:
@@ -386,7 +386,7 @@ def _drawn(truth: bool, count: int, chance: random.Random) -> Iterator[PinningCa
             machine, data = Machine("secret", secret, host=NEAR), Samples(size * 8, (1, side, side))
             loaders = (DataLoader(data, size, num_workers=workers, pin_memory=pin) for pin in (False, True))
             plain, pinned = (machine.train(loader) for loader in loaders)
-            link = f"{secret.pageable / 1e9:.1f} GB/s from ordinary memory and {rate / 1e9:.1f} from pinned"
+            link = say("two-rates", ordinary=secret.pageable / 1e9, pinned=rate / 1e9)
             case = PinningCase(machine, data, link, size, workers, (plain.step, pinned.step), pinned.timeline)
             if case.holds == truth and abs(case.saved - LEAST) > MARGIN:
                 yield case

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from loaderviz.metrics import Summary, summarize
 from loaderviz.recording import record
 from loaderviz.timeline import Kind, Timeline
 from loaderviz.view import theme
-from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code
+from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code, number_of, say
 from loaderviz.workshop.harness import SAMPLES, Data, FeedConfig, feed
 from loaderviz.workshop.loop import HOST
 
@@ -56,8 +55,9 @@ class MachineDrawing:
 
     def text(self) -> str:
         """Return the same in words."""
-        said = "batch {}: its copy is called at {}, it is on the link from {} to {}, computed with from {} to {}"
-        return "\n".join(said.format(batch, *map(words.duration, at)) for batch, at in self.journeys.items())
+        names = "called", "sent", "there", "begun", "done"
+        times = ((batch, dict(zip(names, map(words.duration, at), strict=True))) for batch, at in self.journeys.items())
+        return "\n".join(say("journey", batch=batch, **at) for batch, at in times)
 
     def svg(self) -> str:
         """Return the drawing as SVG; where nothing moves, it is as in the middle of the round."""
@@ -107,7 +107,6 @@ def machine() -> MachineDrawing:
 # 0.1
 
 WITHIN = 0.005  # of the window: half a percent
-EXPOSED = "a copy is exposed while no kernel runs. Only this part of the copy can be won by overlap."
 
 
 @check_of("0.1")
@@ -125,31 +124,27 @@ def reading(answer: Callable[..., Any], chance: random.Random) -> Score:
 
 def _judge(returned: Any, timeline: Timeline, loader: str) -> str:
     """Return a part of the score, or raise `NotYet` with what the number is instead."""
-    if isinstance(returned, bool) or not isinstance(returned, numbers.Real):
-        raise NotYet(f"Your function returned {returned!r}. A share from 0 to 1 is wanted.", "", "", timeline)
-    summary, got = summarize(timeline), float(returned)
+    summary, got = summarize(timeline), number_of(returned, "share-wanted", timeline)
     truth = summary.exposed_copy / summary.window
     if abs(got - truth) <= WITHIN:
-        return f"{loader}: you read {words.share(got)}, it is {words.share(truth)}."
+        return say("read-share", loader=loader, got=words.share(got), truth=words.share(truth))
     exposed, window = words.duration(summary.exposed_copy), words.duration(summary.window)
-    fact = (
-        f"You returned {got:.4g} for a {loader}. There {exposed} of {window} is exposed copy: a share of {truth:.4f}."
-    )
-    raise NotYet(f"{fact} {_what_it_is(got, summary)}".strip(), EXPOSED, "", timeline)
+    fact = say("exposed-share", got=got, loader=loader, exposed=exposed, window=window, truth=truth)
+    raise NotYet(f"{fact} {_what_it_is(got, summary)}".strip(), say("exposed-is"), "", timeline)
 
 
 def _what_it_is(got: float, summary: Summary) -> str:
     """Say which other number of the timeline it is, if it is one."""
     exposed = summary.exposed_copy / summary.window
     others = {
-        exposed * 100: "Yours is in percent.",
-        summary.exposed_copy: "Yours is a time in nanoseconds.",
-        summary.exposed_copy / (summary.batches or 1): "Yours is a time for each batch.",
-        summary.copy / summary.window: f"Yours counts the hidden copy, too: {words.duration(summary.hidden_copy)}.",
-        summary.hidden_copy / summary.window: "Yours is the hidden part of the copy.",
-        summary.overlap or 0: "Yours is the share of the copy that is hidden.",
-        summary.exposed_copy / summary.copy: "Yours is a share of the copy, not of the whole time.",
-        1 - (summary.compute_share or 0): "Yours is all the time in which the GPU does not compute.",
+        exposed * 100: "in-percent",
+        summary.exposed_copy: "in-nanoseconds",
+        summary.exposed_copy / (summary.batches or 1): "for-each-batch",
+        summary.copy / summary.window: "with-hidden-copy",
+        summary.hidden_copy / summary.window: "hidden-part",
+        summary.overlap or 0: "share-hidden",
+        summary.exposed_copy / summary.copy: "share-of-copy",
+        1 - (summary.compute_share or 0): "not-computing",
     }
-    close = [text for other, text in others.items() if abs(got - other) <= WITHIN * max(1, abs(other))]
-    return close[0] if close else ""
+    close = (key for other, key in others.items() if abs(got - other) <= WITHIN * max(1, abs(other)))
+    return next((say(key, hidden=words.duration(summary.hidden_copy)) for key in close), "")

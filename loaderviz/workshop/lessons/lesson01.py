@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import random
 from collections.abc import Callable
 from typing import Any
@@ -15,17 +14,13 @@ from loaderviz.recording import record
 from loaderviz.timeline import Kind, Span, Timeline
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.diagnosis import at, stretch
-from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code, shipped
+from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code, number_of, say, shipped
 from loaderviz.workshop.harness import WINDOW, Data, FeedConfig, feed, measured_part
 
 EARLIER = 5  # matrix products that are still in the queue when the learner's function is called
 WITHIN = 0.1
 BATCHES = 16
 FUNCTION = "your function"
-R27 = (
-    "R27: the host runs ahead. A call returns when its work is queued. Wait for the GPU before you read the clock, or "
-    "let the GPU take the time with two events."
-)
 
 # 1.1
 
@@ -66,33 +61,26 @@ def _run(answer: Callable[..., Any], amount: int) -> tuple[Any, int, Timeline]:
 def _judge(returned: Any, calls: int, amount: int, timeline: Timeline) -> str:
     """Return a line for the score, or raise `NotYet` with what the timeline shows."""
     if not calls:
-        raise NotYet("Your function did not call step().", "call it, and measure how long the GPU works", "", timeline)
-    if isinstance(returned, bool) or not isinstance(returned, numbers.Real):
-        raise NotYet(f"Your function returned {returned!r}. A number of milliseconds is wanted.", "", "", timeline)
+        raise NotYet(say("not-called"), say("call-it"), "", timeline)
+    got = number_of(returned, "milliseconds-wanted", timeline)
     products = sorted((span for span in timeline.rows(Kind.COMPUTE) if span.name == "mm"), key=lambda span: span.start)
     steps = products[EARLIER : EARLIER + amount * calls]
-    truth, got = amount * products[0].duration / 1e6, float(returned)
+    truth = amount * products[0].duration / 1e6
     if abs(got - truth) <= WITHIN * truth:
-        return f"You measured {got:.3f} ms, the GPU worked {truth:.3f} ms."
-    each = " each time" if calls > 1 else ""
-    fact = (
-        f"You returned {got:.3f}. The GPU worked on step() {stretch(timeline, steps[0].start, steps[-1].end)}: "
-        f"{truth:.3f} ms{each}."
-    )
+        return say("measured", got=got, truth=truth)
+    each, worked = say("each-time") if calls > 1 else "", stretch(timeline, steps[0].start, steps[-1].end)
     more, rule = _why(got, truth, steps, timeline)
+    fact = say("measured-wrong", got=got, worked=worked, truth=truth, each=each)
     raise NotYet(f"{fact} {more}".strip(), rule, "", timeline)
 
 
 def _why(got: float, truth: float, steps: list[Span], timeline: Timeline) -> diagnosis.Fact:
     if any(abs(got * factor - truth) <= WITHIN * truth for factor in (1e3, 1e-3, 1e-6)):
-        return "The unit is wrong.", "the result is wanted in milliseconds"
+        return say("wrong-unit"), say("in-milliseconds")
     function = next(span for span in timeline.rows(Kind.RANGE) if span.name == FUNCTION)
     if got < truth and function.end < steps[-1].end:
-        return f"Your function was back at {at(timeline, function.end)}: before the GPU had finished.", R27
-    if got > truth:
-        text = f"Until {at(timeline, steps[0].start)} the GPU did earlier work, and you timed that, too."
-        return text, R27
-    return "", R27
+        return say("back-early", time=at(timeline, function.end)), say("R27")
+    return say("earlier-work", time=at(timeline, steps[0].start)) if got > truth else "", say("R27")
 
 
 # 1.2
@@ -111,9 +99,6 @@ def _too_many_bytes(timeline: Timeline, images: torch.Tensor) -> diagnosis.Fact:
     large = [span for span in diagnosis.copies(timeline) if span.nbytes > 1.5 * images.nbytes]
     if large:
         span = large[min(1, len(large) - 1)]
-        return (
-            f"The copy of batch {span.batch} runs {stretch(timeline, span.start, span.end)}: it carries "
-            f"{words.size(span.nbytes)}. The images of a batch are stored in {words.size(images.nbytes)}.",
-            "R22: a copy takes its bytes / the bandwidth of the link. Send what is stored, convert it on the GPU.",
-        )
+        ran, carried, stored = stretch(timeline, span.start, span.end), *map(words.size, (span.nbytes, images.nbytes))
+        return say("too-many-bytes", batch=span.batch, ran=ran, carried=carried, stored=stored), say("R22")
     return diagnosis.why_idle(timeline)

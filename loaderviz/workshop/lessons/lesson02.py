@@ -12,7 +12,7 @@ from loaderviz import words
 from loaderviz.timeline import Kind, Timeline
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.diagnosis import stretch
-from loaderviz.workshop.exercises import Score, check_of, shipped
+from loaderviz.workshop.exercises import Score, check_of, say, shipped
 from loaderviz.workshop.harness import Data, FeedConfig, feed
 
 FEW, EPOCHS, BATCHES = 8, 5, 16
@@ -35,20 +35,13 @@ def _pins(timeline: Timeline) -> diagnosis.Fact:
     pins = [span for span in timeline.rows(Kind.PIN) if span.nbytes > diagnosis.SMALL]
     if len(pins) > 2 * FEW:
         pin = pins[FEW]
-        return (
-            f"The host pins {len(pins)} times. Once it does so {stretch(timeline, pin.start, pin.end)} "
-            f"(batch {pin.batch}); there are only {FEW} different batches.",
-            diagnosis.PINNING,
-        )
+        once = stretch(timeline, pin.start, pin.end)
+        return say("pins-often", count=len(pins), once=once, batch=pin.batch, few=FEW), say("R43")
     pageable = [span for span in diagnosis.copies(timeline) if span.pinned is False]
     if len(pageable) > FEW:
         span = pageable[FEW]
-        rate = span.nbytes / span.duration
-        return (
-            f"The copy of batch {span.batch} {stretch(timeline, span.start, span.end)} comes from memory that is "
-            f"not pinned: {rate:.2f} GB/s. From pinned memory it would be {harness.GPU.h2d / 1e9:.2f} GB/s.",
-            "R1: a copy from ordinary memory is staged; one from pinned memory is not (R2).",
-        )
+        ran, rate = stretch(timeline, span.start, span.end), span.nbytes / span.duration
+        return say("not-pinned", batch=span.batch, ran=ran, rate=rate, pinned=harness.GPU.h2d / 1e9), say("R1")
     return diagnosis.why_not_hidden(timeline)
 
 
@@ -68,11 +61,7 @@ def _lost(timeline: Timeline) -> diagnosis.Fact:
     if lost:
         span = lost[min(1, len(lost) - 1)]
         host = diagnosis.host_cause(timeline, lost[0].end, span.start) if len(lost) > 1 else None
-        before = f" Before it, the host is in {host.name} for {words.duration(host.duration)}." if host else ""
-        return (
-            f"The copy of batch {span.batch} {stretch(timeline, span.start, span.end)} does not come from the "
-            f"pinned memory that you were given: its source is pageable.{before}",
-            "R31: what you convert on the host is a new tensor, and it is not pinned. A blocking .to() with a dtype "
-            "does just that.",
-        )
+        before = say("host-before", call=host.name, time=words.duration(host.duration)) if host else ""
+        ran = stretch(timeline, span.start, span.end)
+        return say("pinning-lost", batch=span.batch, ran=ran, before=before), say("R31")
     return diagnosis.why_idle(timeline)

@@ -12,7 +12,7 @@ import torch
 from loaderviz.loaders.base import prefetching
 from loaderviz.timeline import Kind
 from loaderviz.workshop import diagnosis, harness
-from loaderviz.workshop.exercises import NotYet, Score, check_of
+from loaderviz.workshop.exercises import NotYet, Score, check_of, say
 from loaderviz.workshop.harness import Data, FeedConfig, feed
 
 BATCHES, FEW = 32, 8
@@ -65,11 +65,9 @@ def _judge_twice(answer: Callable[..., Any], data: Data, factors: tuple[float, f
     try:
         reading = _judge(answer, data, FeedConfig(reads=True), factors[1], second)
     except NotYet as problem:
-        problem.fact = (
-            f"In a loop that never waits this is fast enough. With the loss read in each step: {problem.fact}"
-        )
+        problem.fact = say("loss-read-fact", fact=problem.fact)
         raise
-    return Score(f"{score.text} With the loss read in each step: {reading.text}", score.timeline)
+    return Score(say("loss-read", first=score.text, second=reading.text), score.timeline)
 
 
 # 3.0
@@ -86,14 +84,13 @@ def by_hand(answer: Callable[..., Any], chance: random.Random) -> Score:
     run.must_be_right()
     main = {kernel.lane for kernel in run.timeline.rows(Kind.COMPUTE)}
     for copy in diagnosis.copies(run.timeline):
-        fact = f"the copy of batch {copy.batch} runs {diagnosis.stretch(run.timeline, copy.start, copy.end)}"
+        ran = diagnosis.stretch(run.timeline, copy.start, copy.end)
         if copy.lane in main:
-            raise run.not_yet(f"{fact} in {copy.lane.name}, and so do the kernels", diagnosis.ONE_STREAM)
+            fact = say("copy-in-main", batch=copy.batch, ran=ran, stream=copy.lane.name)
+            raise run.not_yet(fact, say("R16-one-stream"))
         if diagnosis.waited_for(run.timeline, copy):
-            raise run.not_yet(
-                f"{fact}, and the host waits for it", "the stream waits, not the host: it gives the GPU work"
-            )
-    return Score(f"{FEW} batches, copied in the side stream; the host waited for none. 0 hazards.", run.timeline)
+            raise run.not_yet(say("copy-waited-for", batch=copy.batch, ran=ran), say("stream-waits"))
+    return Score(say("by-hand-done", few=FEW), run.timeline)
 
 
 # 3.1

@@ -18,15 +18,12 @@ import torch
 from loaderviz.timeline import Kind, Timeline
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.diagnosis import stretch
-from loaderviz.workshop.exercises import Score, check_of
+from loaderviz.workshop.exercises import Score, check_of, say
 from loaderviz.workshop.harness import Data, FeedConfig, LoaderRun, feed
 
 PER_EPOCH, EPOCHS = 8, 3
 ALLOWED = 2 + 2 * EPOCHS  # waits: the move of the data, and an order per epoch
 RESUMED = 6  # waits in a part of an epoch: the move of the data, and an order
-SHUFFLE = "shuffle samples, not slices: a new random order of all samples in each epoch, each sample once"
-SYNC = "R25: what waits for the GPU leaves it without work. Inside the loop, nothing may wait."
-ONCE = "the data set is on the GPU already: after the first move nothing large has to travel"
 
 
 def _data(chance: random.Random) -> Data:
@@ -45,22 +42,23 @@ def _slow(timeline: Timeline) -> diagnosis.Fact:
     copies = diagnosis.copies(timeline)
     if len(copies) > 4:
         copy = copies[len(copies) // 2]
-        text = f"{len(copies)} copies to the GPU, one {stretch(timeline, copy.start, copy.end)}"
-        return f"There are {text}.", ONCE
+        return say("many-copies", count=len(copies), once=stretch(timeline, copy.start, copy.end)), say("once")
     return diagnosis.why_idle(timeline)
 
 
-def waits_too_often(timeline: Timeline, allowed: float = ALLOWED) -> diagnosis.Fact | None:
-    """Say how often the host waited for the GPU, the end of the window aside, if that is more often than allowed."""
+def waits_too_often(timeline: Timeline, allowed: float = ALLOWED, *, for_index: bool = False) -> diagnosis.Fact | None:
+    """Say how often the host waited for the GPU, the end of the window aside, if that is more often than allowed.
+
+    `for_index`: only if it waits where an index in host memory is copied.
+    """
     end = timeline.begin + timeline.duration
     waits = [span for span in timeline.rows(Kind.WAIT) if span.cause in diagnosis.WAITS and span.end < end]
-    if len(waits) <= allowed:
+    wait = waits[len(waits) // 2] if len(waits) > allowed else None
+    if wait is None or (for_index and not diagnosis.moves_an_index(timeline, wait)):
         return None
-    wait = waits[len(waits) // 2]
-    fact = f"The host waits for the GPU {len(waits)} times; once {stretch(timeline, wait.start, wait.end)}"
-    if diagnosis.moves_an_index(timeline, wait):
-        return f"{fact}{diagnosis.line_of(wait)}, where an index in host memory is copied to the GPU.", diagnosis.INDEX
-    return f"{fact}{diagnosis.line_of(wait)}.", SYNC
+    once = stretch(timeline, wait.start, wait.end) + diagnosis.line_of(wait)
+    key, rule = ("waits-index", "R46") if diagnosis.moves_an_index(timeline, wait) else ("waits-often", "R25-loop")
+    return say(key, count=len(waits), once=once), say(rule)
 
 
 def _must_not_wait(run: LoaderRun, allowed: int = ALLOWED) -> None:
@@ -76,23 +74,22 @@ def _order(run: LoaderRun) -> list[torch.Tensor]:
         found = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
         if not torch.equal(known[found], labels):
             if diagnosis.read_early(run.hazards):
-                raise run.not_yet(f"batch {number} was read before its copy was complete", diagnosis.NO_WAIT)
-            raise run.not_yet(f"batch {number} has labels that are not in the data set", "labels travel unchanged")
+                raise run.not_yet(say("read-early", batch=number, when=""), say("R15"))
+            raise run.not_yet(say("unknown-labels", batch=number), say("labels-unchanged"))
         rows = places[found]
         if not torch.equal(sums, run.data.sums[rows]):
-            text = f"in batch {number} the images do not belong to the labels, or have other values"
-            raise run.not_yet(text, "take the same rows of both, and change neither")
+            raise run.not_yet(say("unlike-labels", batch=number), say("same-rows"))
         batches.append(rows)
     return batches
 
 
-def _must_be_complete(run: LoaderRun, order: list[torch.Tensor], what: str = "epoch {}") -> list[torch.Tensor]:
-    """Return the order of the samples in each epoch; raise `NotYet` if a sample comes twice or never."""
+def _must_be_complete(run: LoaderRun, order: list[torch.Tensor], first: int = 0) -> list[torch.Tensor]:
+    """Return the order of the samples in each epoch from `first` on; raise `NotYet` for one twice or never."""
     epochs = [torch.cat(order[start : start + PER_EPOCH]) for start in range(0, len(order), PER_EPOCH)]
-    for number, rows in enumerate(epochs):
+    for number, rows in enumerate(epochs, first):
         for sample, times in enumerate(rows.bincount(minlength=len(run.data.labels)).tolist()):
             if times != 1:
-                raise run.not_yet(f"in {what.format(number)} sample {sample} comes {times} times", SHUFFLE)
+                raise run.not_yet(say("sample-times", epoch=number, sample=sample, times=times), say("shuffle"))
     return epochs
 
 
@@ -102,27 +99,28 @@ def must_be_shuffled(run: LoaderRun, epochs: Sequence[torch.Tensor], size: int, 
     `stored`: the order in which the samples are stored is one of those compared. Of two random orders of N samples,
     neighbours in one are as far apart in the other as any two, N / 3; the thresholds are six standard deviations away.
     """
-    orders = [(f"epoch {number}", rows) for number, rows in enumerate(epochs)]
-    as_stored = "the order in which they are stored", torch.arange(len(epochs[0]))
+    orders = [(say("epoch", epoch=number), rows) for number, rows in enumerate(epochs)]
+    as_stored = say("as-stored"), torch.arange(len(epochs[0]))
     pairs = [*itertools.combinations(orders, 2), *((as_stored, each) for each in orders if stored)]
     for (one, former), (other, rows) in pairs:
         if torch.equal(former, rows):
-            raise run.not_yet(f"{other} has the same order as {one}", SHUFFLE)
+            raise run.not_yet(say("same-order", other=other, one=one), say("shuffle"))
         place = former.argsort()[rows]  # where each sample was in the other order
         batches = [part.unique(return_counts=True) for part in (place // size).split(size)]
         for number, (of, common) in enumerate(batches):
-            if common.max() > size // 2 and one != as_stored[0]:
-                text = f"batch {number} of {other} has {common.max()} of the samples of batch {of[common.argmax()]} of"
-                raise run.not_yet(f"{text} {one}", SHUFFLE)
+            if common.max() > size // 2 and former is not as_stored[1]:
+                of = int(of[common.argmax()])
+                fact = say("common", batch=number, other=other, count=int(common.max()), of=of, one=one)
+                raise run.not_yet(fact, say("shuffle"))
         steps = place.diff().unique(return_counts=True)[1].max() / len(rows)  # such as always to the next one
         rank = torch.corrcoef(torch.stack([place, torch.arange(len(place))]).double())[0, 1].abs()
         near = place.diff().abs().double().mean() / len(place) - 1 / 3  # such as blocks that stay together
         if steps > 1 / 16 or max(rank, 4.2 * abs(near)) > 6 / len(place) ** 0.5:
-            raise run.not_yet(f"{other} is no new random order: it goes through {one} by a rule", SHUFFLE)
+            raise run.not_yet(say("by-a-rule", other=other, one=one), say("shuffle"))
     for (_, first), (one, former), (other, rows) in zip(orders, orders[1:], orders[2:], strict=False):
         back, again = first.argsort(), former.argsort()
         if torch.equal(back[former], again[rows]) or torch.equal(former[back], rows[again]):
-            raise run.not_yet(f"{other} is no new random order: it is to {one} as that is to the one before", SHUFFLE)
+            raise run.not_yet(say("as-before", other=other, one=one), say("shuffle"))
 
 
 @contextmanager
@@ -227,17 +225,14 @@ def resume(answer: Callable[..., Any], chance: random.Random) -> Score:
 
     whole, order = run_from(epoch, 0)
     later = [torch.cat(run_from(number, 0)[1]) for number in (epoch + 1, epoch + 2)]
-    must_be_shuffled(whole, [*_must_be_complete(whole, order, f"epoch {epoch}"), *later], harness.SAMPLES)
+    must_be_shuffled(whole, [*_must_be_complete(whole, order, epoch), *later], harness.SAMPLES)
     run, rest = run_from(epoch, first)
     for number, (mine, wanted) in enumerate(zip(rest, order[first:], strict=True), first):
         if not torch.equal(mine, wanted):
             place = next((k for k, rows in enumerate(order) if torch.equal(rows, mine)), None)
-            what = f"it handed out batch {place} instead" if place is not None else "it has other samples"
-            raise run.not_yet(
-                f"epoch {epoch} was begun again at batch {first}. Batch {number} is not the one that came in the run "
-                f"from the start: {what}",
-                "the order must be a function of the epoch alone: a generator of its own, seeded with the epoch",
-            )
+            what = say("instead", batch=place) if place is not None else say("other-samples")
+            fact = say("resumed-wrong", epoch=epoch, first=first, batch=number, what=what)
+            raise run.not_yet(fact, say("by-the-epoch"))
     run.must_be_sent(data.nbytes)
     run.must_have_no_hazards()
     _must_not_wait(run, RESUMED)
@@ -251,6 +246,6 @@ def resume(answer: Callable[..., Any], chance: random.Random) -> Score:
 def safe(answer: Callable[..., Any], chance: random.Random) -> Score:
     data, changes = _data(chance), chance.randrange(50, 200)
     run = feed(answer, data, FeedConfig(epochs=2, changes=changes), harness.SAMPLES, 2, resident=True)
-    run.must_be_anew("a slice is a view: it shares its memory with the data set. Hand out memory of its own")
+    run.must_be_anew(say("view"))
     run.must_be_right(needed=data.nbytes)
     return run.must_take(_limit(data, 2 * PER_EPOCH), 1.2, _slow)

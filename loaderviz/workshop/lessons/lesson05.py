@@ -14,7 +14,7 @@ from loaderviz import metrics, words
 from loaderviz.emulator.hazards import Access, Hazards, Lints
 from loaderviz.timeline import Timeline
 from loaderviz.workshop import harness
-from loaderviz.workshop.exercises import Score, check_of
+from loaderviz.workshop.exercises import Score, check_of, say
 from loaderviz.workshop.harness import Batch, CheckLoop, Data, FeedConfig, LoaderRun, feed
 from loaderviz.workshop.lessons import suspects
 
@@ -180,11 +180,6 @@ BATCHES = 32
 FACTOR = 1.1
 HELD = 6  # batches whose memory may be held at a time
 DARKEST = 100  # the brightest pixel of a batch is at least that bright
-REFERENCES = (
-    "R35: what has a reference is not given away, but a GPU has little memory. An order of the streams (an event, "
-    "record_stream) protects it as well, and holds no more than is in use."
-)
-NUMBER = "R32: a copy to the host with non_blocking=True returns at once. Wait for it, or leave the number on the GPU."
 
 
 def _feed(answer: Callable[..., Any], data: Data, loop: Callable[..., Any] = TrialLoop) -> LoaderRun:
@@ -215,7 +210,7 @@ def wait(answer: Callable[..., Any], chance: random.Random) -> Score:
 def kept(answer: Callable[..., Any], chance: random.Random) -> Score:
     run = _feed(answer, _data(chance))
     run.must_be_right()
-    run.must_hold(HELD, REFERENCES)
+    run.must_hold(HELD, "R35-references")
     return run.must_take(run.limit(HIDDEN), FACTOR)
 
 
@@ -245,8 +240,7 @@ def scaled(answer: Callable[..., Any], chance: random.Random) -> Score:
     run.must_have_no_hazards()
     for number, (sums, _) in enumerate(run.seen):
         if sums.isnan().any():
-            fact = f"batch {number} is not a number: it, or what it was divided by, had not arrived when it was read"
-            raise run.not_yet(f"{fact}, and the detector did not see who read it (numpy?)", NUMBER)
+            raise run.not_yet(say("batch-nan", batch=number), say("R32"))
     run.must_be_right()
     run.must_hold(HELD)
     division = harness.conversion_time(harness.SAMPLES, 2)  # and the brightest pixel before it

@@ -25,7 +25,7 @@ from loaderviz.loaders import PrefetchLoader
 from loaderviz.timeline import Cause, Kind, Timeline, TimelineError
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.diagnosis import stretch
-from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code
+from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code, say
 from loaderviz.workshop.harness import Batch, Data, FeedConfig, feed
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 STEADY = range(12, 28)  # batches by which the start is over: of 32, the first 12 fill queues and take memory
 STAGES = {"fetch": Kind.FETCH, "pin": Kind.PIN, "copy": Kind.COPY_H2D, "compute": Kind.COMPUTE}
-SLOWEST = "a pipeline is as fast as its slowest station: fetch / workers, pin, host, copy or compute"
 
 
 def stations(timeline: Timeline) -> dict[str, int]:
@@ -207,17 +206,16 @@ def enough(answer: Callable[..., Any], chance: random.Random) -> Score:
         workers = _count(returned, fresh)
         step, timeline = fresh.run(workers)
         best, _ = fresh.run(MOST)
-        said = f"A batch costs: {fresh}. You said {words.count(workers, 'worker')}: a step takes "
-        said += words.duration(step)
+        said = say("takes", costs=fresh, workers=words.count(workers, "worker"), step=words.duration(step))
         if step > WITHIN * best:
-            text = f"{said}, with more of them {words.duration(best)}. {_waits(timeline)}"
-            raise NotYet(text.strip(), SLOWEST, "", timeline)
+            fact = say("too-few-workers", said=said, best=words.duration(best), waits=_waits(timeline))
+            raise NotYet(fact.strip(), say("slowest"), "", timeline)
         if workers > 1 and fresh.run(workers - 1)[0] <= WITHIN * best:
-            text = f"{said}. With {workers - 1} it takes the same."
-            raise NotYet(text, f"{SLOWEST}; a worker more than needed only takes memory and a core", "", timeline)
+            fact = say("too-many-workers", said=said, fewer=workers - 1)
+            raise NotYet(fact, say("no-worker-more", slowest=say("slowest")), "", timeline)
         found.append(workers)
     numbers = ", ".join(map(str, found))
-    return Score(f"{len(found)} trainings: {numbers} workers, none too few, none too many.", timeline)
+    return Score(say("workers-found", count=len(found), numbers=numbers), timeline)
 
 
 def _count(returned: Any, fresh: Case) -> int:
@@ -225,16 +223,16 @@ def _count(returned: Any, fresh: Case) -> int:
     try:
         workers = int(returned) if isinstance(returned, float) and returned.is_integer() else operator.index(returned)
     except TypeError:
-        raise NotYet(f"Your function returned {returned!r}. A whole number of workers is wanted.") from None
+        raise NotYet(say("workers-wanted", returned=returned)) from None
     if isinstance(returned, bool) or not 1 <= workers <= MOST:
-        raise NotYet(f"A batch costs: {fresh}. You said {returned!r} workers; give a number from 1 to {MOST}.", SLOWEST)
+        raise NotYet(say("workers-beyond", costs=fresh, returned=returned, most=MOST), say("slowest"))
     return workers
 
 
 def _waits(timeline: Timeline) -> str:
     waits = [span for span in timeline.rows(Kind.WAIT) if span.cause == Cause.DATA]
     for longest in sorted(waits, key=lambda span: -span.duration)[:1]:
-        return f"The loop waits for batch {longest.batch} {stretch(timeline, longest.start, longest.end)}."
+        return say("loop-waits", batch=longest.batch, ran=stretch(timeline, longest.start, longest.end))
     return ""
 
 
@@ -278,25 +276,19 @@ def read_fast(answer: Callable[..., Any], chance: random.Random) -> Score:
     run.must_be_right()
     count = workers_of(run.timeline)
     if count > AT_MOST:
-        raise run.not_yet(
-            f"you have {count} workers, but the machine of this task has {AT_MOST} cores",
-            "each worker is a process: more of them than cores take turns, which the emulated machine does not show",
-        )
+        raise run.not_yet(say("more-than-cores", count=count, cores=AT_MOST), say("take-turns"))
     score = run.must_take(_limit(data), 1.1, _why_slow)
     took, needed = sum(span.duration for span in run.timeline.rows(Kind.FETCH)), BATCHES * reading_time(harness.SAMPLES)
     if took < needed:
-        raise run.not_yet(
-            f"the batches were fetched in {words.duration(took)}; to read all files takes {words.duration(needed)}",
-            "read each picture through `data[...]`, in a DataLoader",
-        )
+        fact = say("not-read", took=words.duration(took), needed=words.duration(needed))
+        raise run.not_yet(fact, say("read-each"))
     return score
 
 
 def _host_batches(batches: Any) -> Any:
     """Return what the learner gave, if batches can be drawn from it."""
     if not hasattr(batches, "__iter__"):
-        said = "nothing (None)" if batches is None else f"a {type(batches).__name__}"
-        raise NotYet(f"Your function returned {said}. Return a DataLoader, or anything that hands out batches.")
+        raise NotYet(say("no-loader", given=harness.kind_of(batches)))
     return batches
 
 
@@ -325,9 +317,6 @@ def _why_slow(timeline: Timeline) -> diagnosis.Fact:
     ready = found["fetch"] // max(1, workers)
     if not ready or (workers and ready <= 1.05 * found["compute"]):
         return diagnosis.why_not_hidden(timeline)
-    who = f"{workers} worker{'s do' if workers > 1 else ' does'} it" if workers else "the main thread does it itself"
-    fact = (
-        f"To fetch a batch takes {words.duration(found['fetch'])}, and {who}. So one is ready every "
-        f"{words.duration(ready)} at best. The GPU needs only {words.duration(found['compute'])} for it, and waits."
-    )
-    return fact, SLOWEST
+    who = say("workers-fetch" if workers > 1 else "worker-fetches" if workers else "main-fetches", workers=workers)
+    fetch, ready_every, compute = map(words.duration, (found["fetch"], ready, found["compute"]))
+    return say("fetch-slow", fetch=fetch, who=who, ready=ready_every, compute=compute), say("slowest")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,8 +15,7 @@ from loaderviz.metrics import summarize
 from loaderviz.timeline import COPIES, Context, Kind, Timeline, TimelineBuilder
 from loaderviz.workshop import diagnosis
 from loaderviz.workshop.diagnosis import stretch
-from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code
-from loaderviz.workshop.lessons.lesson06 import SLOWEST
+from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code, number_of, say
 
 if TYPE_CHECKING:
     from loaderviz.widgets.explorer import Settings
@@ -29,7 +27,6 @@ SEED_BITS = 32  # of what is drawn anew for each check; a seed this short can be
 
 STEPS = 6
 MADE, LENGTH = Context("a GPU of this exercise", "file"), (60_000, 240_000)  # ns of a copy, or of a step's kernels
-WHAT = "exposed is the time in which a copy runs and no kernel does; a moment counts once, whatever runs in it"
 
 
 @check_of("7.1")
@@ -44,15 +41,13 @@ def exposed_copy(answer: Callable[..., Any], chance: random.Random) -> Score:
         with learners_code():
             returned = answer(list(copies), list(kernels))
         wanted = summarize(timeline).exposed_copy
-        if isinstance(returned, bool) or not isinstance(returned, numbers.Real):
-            raise NotYet(f"Your function returned {returned!r}. A number of ns is wanted.", "", "", timeline)
-        if abs(float(returned) - wanted) > 1:
-            fact, rule = _why_wrong(float(returned), wanted, timeline)
-            again = f"This timeline again: `lesson07.{make.__name__}(random.Random({seed}))`."
-            raise NotYet(f"{fact} {again}", rule, "", timeline)
+        if abs((got := number_of(returned, "ns-wanted", timeline)) - wanted) > 1:
+            fact = _why_wrong(got, wanted, timeline)
+            again = say("timeline-again", fact=fact, make=make.__name__, seed=seed)
+            raise NotYet(again, say("exposed-counts"), "", timeline)
         said.append(words.duration(wanted))
         picture = timeline
-    return Score(f"Three timelines, exposed {', '.join(said)}: as loaderviz.summarize has it.", picture)
+    return Score(say("three-timelines", exposed=", ".join(said)), picture)
 
 
 def intervals_of(timeline: Timeline, *kinds: Kind) -> list[Interval]:
@@ -102,7 +97,7 @@ def _span(builder: TimelineBuilder, stream: int, kind: Kind, start: int, length:
     return start + length
 
 
-def _why_wrong(got: float, wanted: int, timeline: Timeline) -> diagnosis.Fact:
+def _why_wrong(got: float, wanted: int, timeline: Timeline) -> str:
     """Say what the learner's number is, if it is one of the usual ones, and where the longest exposed stretch is."""
     copies = [intervals.union(*np.array([pair]).T) for pair in intervals_of(timeline, *COPIES)]
     kernels = [intervals.union(*np.array([pair]).T) for pair in intervals_of(timeline, Kind.COMPUTE)]
@@ -110,20 +105,15 @@ def _why_wrong(got: float, wanted: int, timeline: Timeline) -> diagnosis.Fact:
     alone = [intervals.length(intervals.subtract(copy, any_kernel)) for copy in copies]
     shared = [intervals.length(intervals.intersect(any_copy, kernel)) for kernel in kernels]
     usual = {
-        sum(map(intervals.length, copies)): "the sum of all copies, the hidden part as well",
-        intervals.length(any_copy): "all the time in which a copy runs, the hidden part as well",
-        intervals.length(any_copy) - wanted: "the hidden part",
-        sum(alone): "right for each copy alone, but where two copies run at once it counts twice",
-        intervals.length(any_copy) - sum(shared): "right for each kernel alone, but where two kernels run at once the "
-        "copy under them is taken away twice",
+        sum(map(intervals.length, copies)): "sum-of-copies",
+        intervals.length(any_copy): "any-copy",
+        intervals.length(any_copy) - wanted: "only-hidden",
+        sum(alone): "copies-twice",
+        intervals.length(any_copy) - sum(shared): "kernels-twice",
     }
     longest = max(intervals.subtract(any_copy, any_kernel).tolist(), key=lambda stretch: stretch[1] - stretch[0])
-    guess = next((f" Yours is {text}." for value, text in usual.items() if abs(got - value) <= 1), "")
-    fact = (
-        f"You returned {got:,.0f} ns; {wanted:,} ns are exposed.{guess} The longest exposed stretch is "
-        f"{stretch(timeline, *longest)}."
-    )
-    return fact, WHAT
+    guess = next((say(key) for value, key in usual.items() if abs(got - value) <= 1), "")
+    return say("exposed-wrong", got=got, wanted=wanted, guess=guess, longest=stretch(timeline, *longest))
 
 
 # 7.2
@@ -184,34 +174,28 @@ def find_cause(answer: Callable[..., Any], chance: random.Random) -> Score:
         with learners_code():
             returned = answer(timeline)
         if not isinstance(returned, str) or returned not in CAUSES:
-            raise NotYet(f"Your function returned {returned!r}; wanted is one of {', '.join(map(repr, CAUSES))}.")
+            raise NotYet(say("cause-wanted", returned=returned, causes=", ".join(map(repr, CAUSES))))
         if returned != cause:
             fact, rule = _what_it_is(cause, timeline)
-            text = f"Training {number}: you said {returned!r}. It is {cause!r}. {fact}"
-            if returned == "data" and cause != "data":
-                text += _harmless_waits(timeline)
-            again = f" This training again: `lesson07.training({cause!r}, {seed})`."
-            raise NotYet(text + again, rule, "", timeline)
+            more = _harmless_waits(timeline) if returned == "data" else ""
+            said = say("other-cause", number=number, returned=returned, cause=cause, fact=fact, more=more, seed=seed)
+            raise NotYet(said, rule, "", timeline)
         picture = timeline
-    return Score(f"{TRAININGS} trainings, each cause found.", picture)
+    return Score(say("causes-found", count=TRAININGS), picture)
 
 
 def _what_it_is(cause: str, timeline: Timeline) -> diagnosis.Fact:
     """Return the fact in the timeline that gives the cause away."""
     summary = summarize(timeline)
     if cause == "nothing":
-        return f"The GPU computes {words.share(summary.compute_share)} of the time.", "at the limit nothing is gained"
+        return say("computes", share=words.share(summary.compute_share)), say("at-the-limit")
     if cause == "data":
-        time_ns = words.duration(summary.breakdown[f"idle: host blocked, {WAITING}"])
-        return (
-            f"The loop waits for data and the GPU is idle for {time_ns} of {words.duration(summary.window)}.",
-            SLOWEST,
-        )
+        idle = words.duration(summary.breakdown[f"idle: host blocked, {WAITING}"])
+        return say("idle-for-data", idle=idle, window=words.duration(summary.window)), say("slowest")
     if cause == "pageable copy":
         pageable = sum(span.pinned is False for span in timeline.rows(Kind.COPY_H2D))
         staging = words.duration(summary.host_blocked.get("staging"))
-        fact = f"{pageable} copies come from pageable memory, and the host is blocked in staging for {staging}."
-        return fact, diagnosis.PAGEABLE
+        return say("staged", count=pageable, time=staging), say("R7")
     return diagnosis.why_not_hidden(timeline)
 
 
@@ -219,10 +203,5 @@ def _harmless_waits(timeline: Timeline) -> str:
     """Say that the loop waits while the GPU has work."""
     summary = summarize(timeline)
     waits, idle = summary.host_blocked.get(WAITING, 0), summary.breakdown.get(f"idle: host blocked, {WAITING}", 0)
-    if not waits:
-        return ""
-    meanwhile = f"is idle for {words.duration(idle)} of it only" if idle else "is never idle meanwhile"
-    return (
-        f" The loop does wait for data, for {words.duration(waits)}, but the GPU {meanwhile}: a wait costs something "
-        "only when nothing is left in the queue."
-    )
+    key = "harmless-idle" if idle else "harmless-waits"
+    return say(key, waits=words.duration(waits), idle=words.duration(idle)) if waits else ""
