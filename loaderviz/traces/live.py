@@ -37,9 +37,20 @@ from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.files import own_folder
 from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
 from loaderviz.loaders import base as loaders
-from loaderviz.machine import Usage, cores, shared_memory, swapped_in, thread_lacked, usage
+from loaderviz.machine import (
+    COARSE,
+    TICKS,
+    Carried,
+    Usage,
+    cores,
+    shared_memory,
+    swapped_in,
+    thread_lacked,
+    tick,
+    usage,
+)
 from loaderviz.stations import Place, Sampler, stack_of, timing
-from loaderviz.timeline import DEVICE_KINDS, Cause, Context, Timeline, TimelineBuilder
+from loaderviz.timeline import DEVICE_KINDS, Cause, Context, Kind, Timeline, TimelineBuilder
 from loaderviz.traces import merge, steps, workers
 from loaderviz.traces.assemble import assemble
 from loaderviz.traces.kineto import read_kineto
@@ -217,6 +228,8 @@ class RealRun:
             missing = ("the profiler saw no work on the GPU: did the block use it, or does another profiler?",)
         if self._window.wait and self._started > _NOTICEABLE:
             notes.append(f"the profiler took {words.duration(self._started)} to begin; any workers went on meanwhile")
+        if tick() >= COARSE and timeline.where(Kind.FETCH).any():
+            notes.append(TICKS.format(words.duration(tick())))
         versions = {"torch": torch.__version__} | found.versions
         host, many = "this machine", cores().threads
         device = found.device if self._cuda else _cpu_name()
@@ -375,6 +388,7 @@ class LoaderRanges:
         self._thread, self._process = threading.get_ident(), os.getpid()
         self._fetching: IteratorState | None = None  # whose batch the main thread prepares itself
         self._within = False  # a fetch: a DataLoader that a data set has is a part of it
+        self._waits = Carried()  # of the fetches of the main thread
 
     def install(self, stack: ExitStack) -> None:
         """Wrap the parts of torch that are there; `stack` puts them back."""
@@ -477,7 +491,7 @@ class LoaderRanges:
         end, now = perf_counter_ns(), usage()
         if self.live:  # still
             meanwhile = Usage(0, now.disk - used.disk, now.lacked - used.lacked)  # other threads are the model's
-            waited = max(0, end - start - (now.busy - used.busy))
+            waited = self._waits.due(end - start - (now.busy - used.busy))
             done = workers.size_of(data), False, waited, int(place.cause), place.line, meanwhile
             mine[-1] = Fetch(-1, -1, feed.epoch, feed.count, start, end, *done)
         return data

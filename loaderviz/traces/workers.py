@@ -29,7 +29,7 @@ from torch.utils.data import _utils
 
 from loaderviz.batches import nbytes
 from loaderviz.imports import answering
-from loaderviz.machine import Usage, own_memory, usage
+from loaderviz.machine import Carried, Usage, own_memory, usage
 from loaderviz.stations import Sampler, timed
 
 # what, epoch, index, time [ns], bytes, ns that the thread was busy, cause, line, usage of the process, its own memory
@@ -238,7 +238,7 @@ def read_files(folder: Path) -> tuple[list[Fetch], dict[int, int]]:
             continue
         iterator, pins = int(match[1]), match[2] == "pin"
         worker = -1 if pins else int(match[2])
-        data = path.read_bytes()
+        data, carried = path.read_bytes(), Carried()
         begun: tuple[int, ...] | None = None
         record = (-1, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 0)
         named = path.with_name(f"{path.name}.lines")
@@ -246,7 +246,7 @@ def read_files(folder: Path) -> tuple[list[Fetch], dict[int, int]]:
         for record in RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size]):
             what, epoch, index, time, size, busy, cause, line, *_, own = record
             if begun is not None and (what == What.ENDED or (what == What.FAILED and not pins)):
-                start, waited = begun[3], max(0, time - begun[3] - (busy - begun[5]))
+                start, waited = begun[3], carried.due(time - begun[3] - (busy - begun[5]))
                 used = Usage(*(now - then for now, then in zip(record[8:11], begun[8:11], strict=True)))
                 done = what == What.FAILED, waited, cause, lines[line], used, own
                 fetches.append(Fetch(iterator, worker, epoch, index, start, time, size, *done))

@@ -1,6 +1,7 @@
 """What other systems lack, taken from this one: most programs run in a Python of their own, changed before."""
 
 import ast
+import itertools
 import os
 import subprocess
 import sys
@@ -10,10 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import loaderviz as lv
-from loaderviz.emulator.torch import dataloader
+from loaderviz import machine
+from loaderviz.analysis import calibration
+from loaderviz.emulator import Host, host
+from loaderviz.emulator.torch import dataloader, session
+from loaderviz.traces import live, workers
 
 ROOT = Path(__file__).parents[2]
 NO_PROC = """
@@ -53,14 +58,14 @@ multiprocessing.set_start_method("spawn", force=True)
 PROGRAM = """
 import sys
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 import loaderviz as lv
 
-DATA = [float(number) for number in range(32)]  # of a tensor torch makes a copy for spawned workers
+DATA = TensorDataset(torch.arange(32.0))  # which torch copies to shared memory for spawned workers
 
 def train():
     loader = DataLoader(DATA, 8, num_workers=1, pin_memory=True)
-    return sum(batch.to("cuda", non_blocking=True).sum().item() for batch in loader)
+    return sum(batch.to("cuda", non_blocking=True).sum().item() for (batch,) in loader)
 
 if __name__ == "__main__":
     with lv.record(on="a100", host="laptop") as recording:
@@ -70,7 +75,7 @@ if __name__ == "__main__":
     with lv.record(on="a100") as recording:  # measured here
         assert train() == total
     with lv.record(on="cpu") as recording:
-        assert sum(batch.sum().item() for batch in DataLoader(DATA, 8, num_workers=1)) == total
+        assert sum(batch.sum().item() for (batch,) in DataLoader(DATA, 8, num_workers=1)) == total
     assert lv.summarize(recording.timeline).batches
     lv.advise(recording.timeline)
     CHECK
@@ -124,6 +129,99 @@ def test_the_clocks_of_a_worker_may_tick_apart(monkeypatch):
     with lv.record(on="a100", host="auto") as recording:
         taken = list(DataLoader([torch.ones(4)] * 200, 4, num_workers=1, multiprocessing_context="fork"))
     assert len(taken) == 50 and recording.timeline.self_check()
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    """A time [ns] that a program moves on: the processor's clocks show its last tick."""
+    real = [0]
+    for name in "thread_time_ns", "process_time_ns":
+        monkeypatch.setattr(host, name, lambda: real[0] // TICK * TICK)
+    for module in dataloader, session, machine, live, calibration:
+        monkeypatch.setattr(module, "tick", lambda: TICK)
+    waiting = host.WaitingTime
+    monkeypatch.setattr(waiting, "wall", staticmethod(lambda: real[0]))
+    monkeypatch.setattr(waiting, "_own", staticmethod(host.process_time_ns))
+    monkeypatch.setattr(host, "os", types.SimpleNamespace(listdir=lambda path: []))
+    return real
+
+
+class Burns(Dataset):
+    """Each sample takes so many ns of this processor."""
+
+    def __init__(self, real, time, count):
+        self.real, self.time, self.count = real, time, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        self.real[0] += self.time
+        return torch.ones(1)
+
+
+def test_the_tick_of_a_clock_is_found(monkeypatch):
+    reads = itertools.count(7_000_000, 1_000)
+    monkeypatch.setattr(machine, "thread_time_ns", lambda: next(reads) // TICK * TICK)
+    assert machine.tick.__wrapped__() == TICK
+    monkeypatch.undo()
+    assert 0 < machine.tick.__wrapped__() < machine.COARSE
+
+
+def test_fetches_are_measured_right_in_sum_by_a_clock_that_ticks(ticking):
+    """Each takes 5 ms, of which 1 ms is the emulator's: so the clock says 0 ms, or 15.6."""
+    meter = dataloader.Meter(Host.preset("laptop"), True)
+    meter.overhead, work, waited = 10_000, 0, 0
+    for _ in range(1000):
+        with meter:
+            ticking[0] += 5_000_000
+            meter.calls = 100
+        work, waited = work + meter.work, waited + meter.waited.time
+    assert abs(work - 4_000_000_000) <= 2 * TICK and waited <= 2 * TICK
+    for _ in range(1000):
+        with meter:
+            ticking[0] += 1_000_000
+            meter._waits_from = meter._waits_from._replace(wall=meter._waits_from.wall - 2_000_000)  # a wait
+        waited += meter.waited.time
+    assert abs(waited - 2_000_000_000) <= 3 * TICK
+
+
+@pytest.mark.parametrize(("time", "count", "noted"), [(5_000_000, 12, True), (1_500_000, 400, False)])
+def test_time_that_nothing_prices_is_noted_however_the_clock_ticks(ticking, time, count, noted):
+    with lv.record(on="a100", host="laptop") as recording:
+        for batch in DataLoader(Burns(ticking, time, count)):
+            batch.to("cuda")
+    assert recording.timeline.context.unpriced == ("data set",) * noted
+    assert not any("clock" in note for note in recording.timeline.context.notes)  # nothing of it is in the timeline
+
+
+def test_a_timeline_says_that_the_clock_it_was_measured_with_ticks(ticking):
+    for on in "a100", "cpu":
+        with lv.record(on=on, host="auto") as recording:
+            for _ in DataLoader(Burns(ticking, 1_000, 4)):
+                pass
+        notes = recording.timeline.context.notes
+        assert sum("goes on by 15.62 ms at once" in note for note in notes) == 1, notes
+
+
+def test_what_a_worker_waited_for_is_right_in_sum_by_a_clock_that_ticks(tmp_path):
+    """It works 5 ms for each batch, and waits for 1 ms."""
+    now = 0
+    with (tmp_path / "0-0").open("wb") as file:
+        for index in range(300):
+            for what, time in (workers.What.BEGAN, 6_000_000), (workers.What.ENDED, 0):
+                busy = now * 5 // 6 // TICK * TICK
+                file.write(workers.RECORD.pack(what, 0, index, now, 8, busy, 0, -1, 0, 0, 0, 0))
+                now += time
+    fetches, _ = workers.read_files(tmp_path)
+    assert len(fetches) == 300 and abs(sum(fetch.waited for fetch in fetches) - 300_000_000) <= 2 * TICK
+
+
+def test_a_machine_whose_clock_ticks_is_calibrated_on_the_wall(ticking):
+    found = calibration.calibrate()
+    measured = {name for name, source in found.sources.items() if source == calibration.MEASURED}
+    assert {"memory_bandwidth", "flops"} <= measured and not {"fetch_base", "hand_out"} & measured
+    assert found.memory_bandwidth < 10**12 and found.flops < 10**14
 
 
 # What is refused to a second thread ends the wait of the one that records, also where no signal can: on Windows
