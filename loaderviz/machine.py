@@ -114,11 +114,19 @@ def _quota() -> int:
     return min(filter(None, limits), default=0)
 
 
-def memory_limit() -> int:
-    """Return the bytes of memory that a container's group may have; 0: no limit."""
-    files = [folder / name for folder in _groups("memory") for name in ("memory.max", "memory.limit_in_bytes")]
-    limits = [int(text) for file in files for text in _lines(file) if text.isdigit()]  # "max" is none
-    return min(limits, default=0)
+def memory_room() -> int | None:
+    """Return the bytes of memory that a container's group may take beside what it uses; None: no limit.
+
+    What it has of files and has not read of late counts as free: the system drops that first.
+    """
+    room = list[int]()
+    for folder in _groups("memory"):
+        stat = dict(line.split() for line in _lines(folder / "memory.stat"))
+        files = stat.get("total_inactive_file", stat.get("inactive_file", 0))  # of cgroup v1, and v2
+        for most, now in ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"):
+            limits, used = _lines(folder / most), sum(map(int, _lines(folder / now)))
+            room += [int(text) - max(0, used - int(files)) for text in limits if text.isdigit()]  # "max" is none
+    return max(0, min(room)) if room else None
 
 
 def _groups(controller: str) -> Iterator[Path]:
