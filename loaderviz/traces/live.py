@@ -96,6 +96,7 @@ class RealRun:
             )
         with ExitStack() as stack:
             self._folder = own_folder(stack)
+            (self._folder / workers.RUNNING).touch()
             self._loader = LoaderRanges(self._folder, self._window)
             self._loader.install(stack)
             self._counter = SpanCounter(self._folder / "operators.json")
@@ -158,7 +159,7 @@ class RealRun:
         begin = perf_counter_ns()
         self.prepare()
         self._state = ""
-        (self._folder / workers.OVER).unlink(missing_ok=True)
+        (self._folder / workers.RUNNING).touch()
         self._profile.start_trace()
         self._state = "running"
         self._loader.began()
@@ -176,7 +177,7 @@ class RealRun:
         self._counter.stop()
         self._anchor()
         self._stop()
-        (self._folder / workers.OVER).touch()
+        (self._folder / workers.RUNNING).unlink()
         self._loader.ended()
 
     def discard(self) -> None:

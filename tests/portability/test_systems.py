@@ -224,6 +224,53 @@ def test_a_machine_whose_clock_ticks_is_calibrated_on_the_wall(ticking):
     assert found.memory_bandwidth < 10**12 and found.flops < 10**14
 
 
+# Windows deletes no file that a process has open
+
+
+KEEPS = """
+import os, shutil, tempfile
+from glob import glob
+def opened():
+    for link in glob("/proc/[0-9]*/fd/*"):
+        try:
+            yield os.readlink(link)
+        except OSError:
+            pass
+def keeping(path, real=os.unlink):
+    if os.path.realpath(path) in opened():
+        raise PermissionError(13, "The process cannot access the file", path)
+    real(path)
+os.unlink = os.remove = keeping
+shutil._use_fd_functions = False
+folders = lambda: glob(os.path.join(tempfile.gettempdir(), "loaderviz-*"))
+"""
+LIVES_ON = """
+import torch, loaderviz as lv
+from torch.utils.data import DataLoader
+if __name__ == "__main__":
+    for _ in range(2):
+        loader = DataLoader(torch.ones(8), 2, num_workers=1, persistent_workers=True)
+        with lv.record(on="cpu") as recording:
+            list(loader)
+        print(len(folders()), lv.summarize(recording.timeline).batches, len(list(loader)))
+    with lv.record(on="cpu") as recording:
+        [folder] = folders()
+        busy = open(os.path.join(folder, "0-7"), "wb")
+    print(len(folders()), os.listdir(folders()[0]))
+    busy.close()
+"""
+
+
+@pytest.mark.slow
+def test_temporary_files_go_though_workers_live_on(tmp_path):
+    (tmp_path / "program.py").write_text(KEEPS + SPAWN + LIVES_ON)
+    settings = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["0 3 4", "0 3 4", "1 ['0-7']"], done.stderr
+    assert not list(tmp_path.glob("loaderviz-*"))  # the last one went at the program's end
+
+
 # What is refused to a second thread ends the wait of the one that records, also where no signal can: on Windows
 
 
