@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -95,6 +98,24 @@ def cores() -> Cores:
     known = {_siblings(cpu) for cpu in allowed}
     most = _quota() or len(allowed)
     return Cores(max(1, min(len(known), most)), max(1, min(len(allowed), most)))
+
+
+def processor() -> str:
+    """Return the processor's name, such as "AMD EPYC 7B13"; its architecture where the system tells no name."""
+    name = ""
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        if sys.platform == "win32":
+            import winreg
+
+            with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
+                name = winreg.QueryValueEx(key, "ProcessorNameString")[0]
+        elif sys.platform == "darwin":
+            ask = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            name = subprocess.run(ask, capture_output=True, text=True, check=True).stdout
+        else:
+            told = (line.partition(":") for line in _lines(Path("/proc/cpuinfo")))
+            name = next((found for key, _, found in told if key.strip() in ("model name", "Model")), "")
+    return name.strip() or platform.processor() or platform.machine()
 
 
 def _siblings(cpu: int) -> str:

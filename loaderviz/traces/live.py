@@ -7,8 +7,6 @@ batch is which (`LoaderRanges`, below).
 from __future__ import annotations
 
 import os
-import platform
-import re
 import subprocess
 import threading
 import warnings
@@ -43,6 +41,7 @@ from loaderviz.machine import (
     Carried,
     Usage,
     cores,
+    processor,
     shared_memory,
     swapped_in,
     thread_lacked,
@@ -233,7 +232,7 @@ class RealRun:
             notes.append(TICKS.format(words.duration(tick())))
         versions = {"torch": torch.__version__} | found.versions
         host, many = "this machine", cores().threads
-        device = found.device if self._cuda else _cpu_name()
+        device = found.device if self._cuda else f"CPU alone ({processor()})"
         if self._cuda and torch.cuda.is_available() and ("unknown" in device or "no GPU" in device):
             device = torch.cuda.get_device_name()
         return Context(
@@ -317,16 +316,6 @@ def _experimental(cuda: bool) -> Any:
 
 def _nothing(*reasons: str) -> Timeline:
     return TimelineBuilder(Context(origin="recorded", notes=reasons)).build()
-
-
-def _cpu_name() -> str:
-    """Return the processor's name, such as "CPU alone (AMD EPYC 7B13)"."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        text = ""
-    match = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
-    return f"CPU alone ({match[1] if match else platform.processor() or platform.machine()})"
 
 
 # What the main thread's DataLoaders do while a real run is recorded, told to the profiler as ranges. Torch's own parts

@@ -3,6 +3,7 @@
 import ast
 import itertools
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -222,6 +223,49 @@ def test_a_machine_whose_clock_ticks_is_calibrated_on_the_wall(ticking):
     measured = {name for name, source in found.sources.items() if source == calibration.MEASURED}
     assert {"memory_bandwidth", "flops"} <= measured and not {"fetch_base", "hand_out"} & measured
     assert found.memory_bandwidth < 10**12 and found.flops < 10**14
+
+
+# The processor's name is told in another place on each system
+
+
+def test_the_name_of_the_processor_on_windows_is_the_registrys(monkeypatch):
+    class Key:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    places = []
+    winreg = types.SimpleNamespace(
+        HKEY_LOCAL_MACHINE="HKLM",
+        OpenKey=lambda *place: places.append(place) or Key(),
+        QueryValueEx=lambda key, name: ({"ProcessorNameString": " 13th Gen Intel(R) Core(TM) i7 "}[name], 1),
+    )
+    monkeypatch.setitem(sys.modules, "winreg", winreg)
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert machine.processor() == "13th Gen Intel(R) Core(TM) i7"
+    assert places == [("HKLM", r"HARDWARE\DESCRIPTION\System\CentralProcessor\0")]
+    winreg.OpenKey = lambda *_: (_ for _ in ()).throw(FileNotFoundError)
+    assert machine.processor() == (platform.processor() or platform.machine())
+
+
+def test_the_name_of_the_processor_on_a_mac_is_sysctls(monkeypatch, tmp_path):
+    (tmp_path / "sysctl").write_text("#!/bin/sh\n[ \"$1 $2\" = '-n machdep.cpu.brand_string' ] && echo Apple M2\n")
+    (tmp_path / "sysctl").chmod(0o755)
+    other = platform.processor() or platform.machine()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.processor() == "Apple M2"
+    monkeypatch.setenv("PATH", "")
+    assert machine.processor() == other
+
+
+def test_the_name_of_the_processor_is_the_recordings(monkeypatch):
+    monkeypatch.setattr(live, "processor", lambda: "Apple M2")
+    with lv.record(on="cpu") as recording:
+        torch.ones(1)
+    assert recording.timeline.context.device == "CPU alone (Apple M2)"
 
 
 # Windows deletes no file that a process has open
