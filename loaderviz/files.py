@@ -165,9 +165,10 @@ def own_folder(stack: ExitStack) -> Path:
     def remove() -> None:
         if os.getpid() == process:  # and not a fork that ends
             shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():  # on Windows a file stays that a worker writes to at this moment
+                atexit.unregister(remove)
 
     atexit.register(remove)
-    stack.callback(atexit.unregister, remove)
     stack.callback(remove)
     mine = stack.enter_context((folder / _IN_USE).open("wb"))
     with suppress(OSError):

@@ -207,10 +207,6 @@ def _imports_main() -> bool:
     return bool({"init_main_from_name", "init_main_from_path"} & told.keys())
 
 
-def _to_worker(obj: Any, file: Any, protocol: int | None = None) -> None:
-    _ToWorker(file, protocol).dump(obj)
-
-
 @contextlib.contextmanager
 def starting(workers: int) -> Iterator[None]:
     """Raise `WorkersError` where the system refuses what a DataLoader's workers need: processes, threads, semaphores.
@@ -219,30 +215,28 @@ def starting(workers: int) -> Iterator[None]:
     of the program's own, such as in its sampler or in what it has pickled, passes. Torch leaves alone the
     workers that had started by then. They are ended here: each holds what it inherited open, such as pipes.
     """
-    before, dump = set(multiprocessing.active_children()), reduction.dump
+    before, pickler = set(multiprocessing.active_children()), reduction.ForkingPickler
     if not _imports_main():
-        reduction.dump = _to_worker
+        reduction.ForkingPickler = _ToWorker  # type: ignore[misc]
     try:
         with signals_held():
             yield
     except WorkersError:
         raise
     except (OSError, RuntimeError, ImportError) as error:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        places = [str(frame.f_globals.get("__name__")) for frame in frames]
-        pickles = "multiprocessing.reduction" in places or _to_worker.__code__ in [each.f_code for each in frames]
+        places = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
         refused = any(place.startswith(("multiprocessing.", "threading")) for place in places)
         for process in set(multiprocessing.active_children()) - before if refused else ():
             process.terminate()
             process.join()
-        if not refused or pickles:
+        if not refused or "multiprocessing.reduction" in places:
             raise
         raise WorkersError(
             f"DataLoader(num_workers={workers}): this system does not let its workers start ({type(error).__name__}: "
             f"{error}). With num_workers=0 the batches are loaded in the process itself"
         ) from error
     finally:
-        reduction.dump = dump
+        reduction.ForkingPickler = pickler  # type: ignore[misc]
 
 
 def answering(queue: Any) -> None:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +21,7 @@ from contextlib import suppress
 from functools import cache, partial
 from io import FileIO
 from pathlib import Path
+from time import perf_counter_ns
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +36,42 @@ PAGE = 4096  # bytes
 BLOCK = 512  # bytes, in which Linux counts what is read from a disk
 # A system without a clock for each thread, such as a browser, has one thread.
 thread_time_ns: Callable[[], int] = getattr(time, "thread_time_ns", time.process_time_ns)
+COARSE = 1_000_000  # ns of a clock's tick from which single short pieces of time mean nothing
+TICKS = (
+    "this system's clock of processor time goes on by {0} at once: what was measured is right in sum, and not for each "
+    "batch or line, so record many steps"
+)
+
+
+@cache
+def tick() -> int:
+    """Return the ns by which the clock of processor time goes on at once: less than 1,000, and 15.6 ms on Windows."""
+    begin = now = thread_time_ns()
+    while now == begin:
+        now = thread_time_ns()
+    then = now
+    while now == then:
+        now = thread_time_ns()
+    return now - then
+
+
+def fine_time_ns() -> int:
+    """Return the thread's processor time; where its clock ticks coarsely time on the wall, to time short work again."""
+    return thread_time_ns() if tick() < COARSE else perf_counter_ns()
+
+
+class Carried:
+    """Pieces of a time by a clock that may tick coarsely: what is less than nothing is carried on to the next ones."""
+
+    def __init__(self) -> None:
+        self._owed = 0
+
+    def due(self, time: int) -> int:
+        """Return what is to be counted now of a piece that took so many ns by the clock; the sum is right."""
+        self._owed += time
+        due = max(0, self._owed)
+        self._owed -= due
+        return due
 
 
 class Cores(NamedTuple):
@@ -60,6 +100,24 @@ def cores() -> Cores:
     return Cores(max(1, min(len(known), most)), max(1, min(len(allowed), most)))
 
 
+def processor() -> str:
+    """Return the processor's name, such as "AMD EPYC 7B13"; its architecture where the system tells no name."""
+    name = ""
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        if sys.platform == "win32":
+            import winreg
+
+            with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
+                name = winreg.QueryValueEx(key, "ProcessorNameString")[0]
+        elif sys.platform == "darwin":
+            ask = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            name = subprocess.run(ask, capture_output=True, text=True, check=True).stdout
+        else:
+            told = (line.partition(":") for line in _lines(Path("/proc/cpuinfo")))
+            name = next((found for key, _, found in told if key.strip() in ("model name", "Model")), "")
+    return name.strip() or platform.processor() or platform.machine()
+
+
 def _siblings(cpu: int) -> str:
     """Return what all CPUs of one core have in common."""
     with suppress(OSError):
@@ -77,11 +135,19 @@ def _quota() -> int:
     return min(filter(None, limits), default=0)
 
 
-def memory_limit() -> int:
-    """Return the bytes of memory that a container's group may have; 0: no limit."""
-    files = [folder / name for folder in _groups("memory") for name in ("memory.max", "memory.limit_in_bytes")]
-    limits = [int(text) for file in files for text in _lines(file) if text.isdigit()]  # "max" is none
-    return min(limits, default=0)
+def memory_room() -> int | None:
+    """Return the bytes of memory that a container's group may take beside what it uses; None: no limit.
+
+    What it has of files and has not read of late counts as free: the system drops that first.
+    """
+    room = list[int]()
+    for folder in _groups("memory"):
+        stat = dict(line.split() for line in _lines(folder / "memory.stat"))
+        files = stat.get("total_inactive_file", stat.get("inactive_file", 0))  # of cgroup v1, and v2
+        for most, now in ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"):
+            limits, used = _lines(folder / most), sum(map(int, _lines(folder / now)))
+            room += [int(text) - max(0, used - int(files)) for text in limits if text.isdigit()]  # "max" is none
+    return max(0, min(room)) if room else None
 
 
 def _groups(controller: str) -> Iterator[Path]:
@@ -185,6 +251,6 @@ def _first(touch: Callable[[], object]) -> int:
 
 
 def _time(action: Callable[[], object]) -> int:
-    start = thread_time_ns()
+    start = fine_time_ns()
     action()
-    return thread_time_ns() - start
+    return fine_time_ns() - start

@@ -151,10 +151,10 @@ def _memory() -> str:
     import psutil
 
     from loaderviz import words
-    from loaderviz.machine import memory_limit
+    from loaderviz.machine import memory_room
 
-    least = MEMORY[sys.platform == "linux"]
-    free = min(psutil.virtual_memory().available, memory_limit() or sys.maxsize)
+    least, room = MEMORY[sys.platform == "linux"], memory_room()
+    free = min(psutil.virtual_memory().available, sys.maxsize if room is None else room)
     if free < least:
         raise LoadervizError(f"{words.size(free)} are free, and lesson 6 takes up to {words.size(least)}")
     return f"{words.size(free)} are free; lesson 6 takes up to {words.size(least)}"

@@ -718,6 +718,9 @@ def _column(data: dict[str, Any], name: str, dtype: type[np.integer[Any]]) -> In
     return values.astype(dtype)
 
 
+_OR_NONE = "source", "batch", "nbytes", "pinned"  # columns in which -1 stands for none
+
+
 def _check_columns(timeline: Timeline) -> None:
     spans, lengths = timeline.spans, {len(values) for values in timeline.spans.values()}
     if len(lengths) != 1 or len({len(values) for values in timeline.arrows.values()}) != 1:
@@ -727,9 +730,10 @@ def _check_columns(timeline: Timeline) -> None:
     limits = {"lane": len(timeline.lanes), "name": len(timeline.names), "kind": len(Kind), "cause": len(Cause)}
     devices = {lane.device for lane in timeline.lanes}
     check_counts(event=len(timeline), lane=len(timeline.lanes), device=len(devices), mark=len(timeline.marks))
-    limits |= {"source": len(timeline.sources), "tail": len(timeline), "head": len(timeline)}
+    limits |= {"source": len(timeline.sources), "tail": len(timeline), "head": len(timeline), "pinned": 2}
+    limits |= dict.fromkeys(("batch", "nbytes", "waited"), FAR + 1)
     for column, limit in limits.items():
-        values, least = (timeline.arrows | spans)[column], -1 if column == "source" else 0
+        values, least = (timeline.arrows | spans)[column], -1 if column in _OR_NONE else 0
         if len(values) and not (values.min() >= least and values.max() < limit):
             raise TimelineError(f"{column!r} must lie in {least}..{limit - 1}, has {values.min()}..{values.max()}")
     for mark in timeline.marks:
@@ -738,6 +742,19 @@ def _check_columns(timeline: Timeline) -> None:
         ):
             told = f"lane {mark.lane}, spans {mark.spans[0]} and {mark.spans[1]}"
             raise TimelineError(f"a mark points at a lane or span that there is not: {told}")
+    for name, value in _amounts(timeline.context):
+        if not 0 <= (value or 0) <= FAR:
+            raise TimelineError(f"its {name!r} is {value}, and nothing has less than 0, or more than {FAR}")
+
+
+def _amounts(context: Context) -> Iterator[tuple[str, float | None]]:
+    """Yield all of a context that is a count, a size or a share, by name."""
+    for name in ("samples", "cores", "sent", "shared_memory"):
+        yield name, getattr(context, name)
+    yield from context.usage.items()
+    yield from (("lasts", look.lasts) for look in context.looks)
+    for message in context.messages:
+        yield from (("nbytes", message.nbytes), ("ranks", message.ranks))
 
 
 # How a producer makes one

@@ -195,12 +195,13 @@ def test_where_there_is_a_pytorch(python, build, macos, machine, said, monkeypat
 @pytest.mark.parametrize(
     ("system", "free", "limit", "said"),
     [
-        ("linux", 899_000_000, 0, "899 MB are free, and lesson 6 takes up to 900 MB"),
-        ("linux", 901_000_000, 0, None),
+        ("linux", 899_000_000, None, "899 MB are free, and lesson 6 takes up to 900 MB"),
+        ("linux", 901_000_000, None, None),
         ("linux", 8_000_000_000, 512_000_000, "512 MB are free"),
         ("linux", 8_000_000_000, 1 << 63, None),
-        ("darwin", 2_300_000_000, 0, "2.3 GB are free, and lesson 6 takes up to 2.4 GB"),  # of spawned workers
-        ("win32", 2_500_000_000, 0, None),
+        ("linux", 8_000_000_000, 0, "0 bytes are free"),
+        ("darwin", 2_300_000_000, None, "2.3 GB are free, and lesson 6 takes up to 2.4 GB"),  # of spawned workers
+        ("win32", 2_500_000_000, None, None),
     ],
 )
 def test_a_machine_has_memory_for_a_lesson(system, free, limit, said, monkeypatch):
@@ -209,7 +210,7 @@ def test_a_machine_has_memory_for_a_lesson(system, free, limit, said, monkeypatc
     from loaderviz import machine
 
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
-    monkeypatch.setattr(machine, "memory_limit", lambda: limit)
+    monkeypatch.setattr(machine, "memory_room", lambda: limit)
     monkeypatch.setattr(sys, "platform", system)
     if said:
         with pytest.raises(LoadervizError, match=said):
@@ -240,8 +241,20 @@ def test_what_a_learner_installs_has_nothing_for_tests_and_all_of_the_extra():
             2,
         ),
         ({"": "4:memory:/one", "memory/one/memory.limit_in_bytes": "3000", "cpu.max": "100 100"}, 3000, 0),
-        ({"": "4:cpuset:/one", "cpuset/cpu.cfs_quota_us": "100", "cpuset/cpu.cfs_period_us": "100"}, 0, 0),
-        ({}, 0, 0),
+        ({"": "4:cpuset:/one", "cpuset/cpu.cfs_quota_us": "100", "cpuset/cpu.cfs_period_us": "100"}, None, 0),
+        ({}, None, 0),
+        # what it uses is taken off, but for files that the system may drop
+        ({"": "0::/", "memory.max": "2000", "memory.current": "900", "memory.stat": "inactive_file 300"}, 1400, 0),
+        (
+            {
+                "": "4:memory:/",
+                "memory/memory.limit_in_bytes": "2000",
+                "memory/memory.usage_in_bytes": "2500",
+                "memory/memory.stat": "total_inactive_file 400",
+            },
+            0,
+            0,
+        ),
     ],
 )
 def test_the_limits_of_a_container(files, limit, quota, monkeypatch):
@@ -249,7 +262,7 @@ def test_the_limits_of_a_container(files, limit, quota, monkeypatch):
 
     known = {machine.GROUPS / name if name else Path("/proc/self/cgroup"): [text] for name, text in files.items()}
     monkeypatch.setattr(machine, "_lines", lambda file: known.get(file, []))
-    assert (machine.memory_limit(), machine._quota()) == (limit, quota)
+    assert (machine.memory_room(), machine._quota()) == (limit, quota)
 
 
 def setuptools():

@@ -110,6 +110,16 @@ HOSTILE = {
     "a mark's spans": lambda data: data.update(marks=[MARK | {"spans": [0]}]),
     "a mark's far span": lambda data: data.update(marks=[MARK | {"spans": [0, 10**6]}]),
     "a mark's lane": lambda data: data.update(marks=[MARK | {"lane": 99}]),
+    "negative samples": lambda data: data["context"].update(samples=-3),
+    "an endless share": lambda data: data["context"].update(sent=float("inf")),
+    "negative usage": lambda data: data["context"].update(usage={"disk": -4096}),
+    "a look that lasts less": lambda data: data["context"].update(looks=[[3, -4, "a.py:1"]]),
+    "a negative message": lambda data: data["context"].update(messages=[[7, "allreduce", -8, "Float", "0", 2]]),
+    "ranks below 0": lambda data: data["context"].update(messages=[[7, "allreduce", 8, "Float", "0", -2]]),
+    "negative bytes": lambda data: data["spans"]["nbytes"].__setitem__(3, -2),
+    "a negative wait": lambda data: data["spans"]["waited"].__setitem__(3, -1),
+    "a batch below none": lambda data: data["spans"]["batch"].__setitem__(3, -2),
+    "what pinned is not": lambda data: data["spans"]["pinned"].__setitem__(3, 2),
 }
 MARK = {"time": 3, "lane": 0, "kind": "early-read", "text": "x", "spans": [0, -1]}
 
@@ -131,6 +141,8 @@ SAID = {
     "samples": "the samples of a context is true",
     "a look": "the looks of a context is a list",
     "a mark's text": "the text of a mark is null",
+    "a negative message": "its 'nbytes' is -8, and nothing has less than 0",
+    "negative bytes": "'nbytes' must lie in -1..",
 }
 
 

@@ -16,8 +16,8 @@ import gc
 import os
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Iterable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import FileIO
 from time import perf_counter_ns, process_time_ns
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -26,7 +26,7 @@ from weakref import WeakSet
 from loaderviz.batches import HAND_OUT, loading_lane
 from loaderviz.emulator.hardware import FULL, SECOND, Host, ceil_div
 from loaderviz.errors import LoadervizError
-from loaderviz.machine import thread_time_ns
+from loaderviz.machine import COARSE, Carried, fine_time_ns, thread_time_ns, tick
 from loaderviz.timeline import Cause, Kind
 
 if TYPE_CHECKING:
@@ -80,10 +80,20 @@ class ProcessorTime(threading.local):
     """
 
     _since = _collecting = 0
+    _fine = False
 
     def __call__(self) -> int:
         """Return the time, from an arbitrary begin."""
-        return thread_time_ns() - self._collecting
+        return (fine_time_ns() if self._fine else thread_time_ns()) - self._collecting
+
+    @contextmanager
+    def fine(self) -> Iterator[None]:
+        """Take a clock for short pieces meanwhile, where this one ticks coarsely: what is timed is done many times."""
+        before, self._fine = self._fine, tick() >= COARSE
+        try:
+            yield
+        finally:
+            self._fine = before
 
     def watch(self, on: bool = True) -> None:
         """Begin, or end, to leave collections out; a second call changes nothing."""
@@ -168,7 +178,7 @@ class OwnTime:
     def __init__(self) -> None:
         self.overhead = 0
         self._since: int | None = None
-        self._owed = 0
+        self._carried = Carried()
 
     def go(self) -> None:
         """The program's own code goes on."""
@@ -178,11 +188,8 @@ class OwnTime:
         """It calls what costs otherwise: return the ns to be counted now."""
         if self._since is None:
             return 0
-        self._owed += processor_time() - self._since - self.overhead
-        self._since = None
-        due = max(0, self._owed)
-        self._owed -= due
-        return due
+        took, self._since = processor_time() - self._since, None
+        return self._carried.due(took - self.overhead)
 
 
 # What the main thread, the pin thread and the workers share. The main thread comes first, then batches in their order:

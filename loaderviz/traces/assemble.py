@@ -196,6 +196,7 @@ def _tidy(trace: RawTrace) -> list[str]:
     start, end = columns["start"], columns["end"]
     if not len(start):
         return notes
+    columns["nbytes"] = np.maximum(columns["nbytes"], -1)
     keep = (np.abs(start - start[len(start) // 2]) <= DAY) & (end - start <= DAY)
     if strange := int((~keep).sum()):
         trace.lost[" more than a day away"] += strange

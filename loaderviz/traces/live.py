@@ -7,8 +7,6 @@ batch is which (`LoaderRanges`, below).
 from __future__ import annotations
 
 import os
-import platform
-import re
 import subprocess
 import threading
 import warnings
@@ -37,9 +35,21 @@ from loaderviz.errors import LoadervizError, NestedRecordingError, reraise
 from loaderviz.files import own_folder
 from loaderviz.imports import ELSEWHERE, function_of, program_of, starting
 from loaderviz.loaders import base as loaders
-from loaderviz.machine import Usage, cores, shared_memory, swapped_in, thread_lacked, usage
+from loaderviz.machine import (
+    COARSE,
+    TICKS,
+    Carried,
+    Usage,
+    cores,
+    processor,
+    shared_memory,
+    swapped_in,
+    thread_lacked,
+    tick,
+    usage,
+)
 from loaderviz.stations import Place, Sampler, stack_of, timing
-from loaderviz.timeline import DEVICE_KINDS, Cause, Context, Timeline, TimelineBuilder
+from loaderviz.timeline import DEVICE_KINDS, Cause, Context, Kind, Timeline, TimelineBuilder
 from loaderviz.traces import merge, steps, workers
 from loaderviz.traces.assemble import assemble
 from loaderviz.traces.kineto import read_kineto
@@ -85,6 +95,7 @@ class RealRun:
             )
         with ExitStack() as stack:
             self._folder = own_folder(stack)
+            (self._folder / workers.RUNNING).touch()
             self._loader = LoaderRanges(self._folder, self._window)
             self._loader.install(stack)
             self._counter = SpanCounter(self._folder / "operators.json")
@@ -147,7 +158,7 @@ class RealRun:
         begin = perf_counter_ns()
         self.prepare()
         self._state = ""
-        (self._folder / workers.OVER).unlink(missing_ok=True)
+        (self._folder / workers.RUNNING).touch()
         self._profile.start_trace()
         self._state = "running"
         self._loader.began()
@@ -165,7 +176,7 @@ class RealRun:
         self._counter.stop()
         self._anchor()
         self._stop()
-        (self._folder / workers.OVER).touch()
+        (self._folder / workers.RUNNING).unlink()
         self._loader.ended()
 
     def discard(self) -> None:
@@ -217,9 +228,11 @@ class RealRun:
             missing = ("the profiler saw no work on the GPU: did the block use it, or does another profiler?",)
         if self._window.wait and self._started > _NOTICEABLE:
             notes.append(f"the profiler took {words.duration(self._started)} to begin; any workers went on meanwhile")
+        if tick() >= COARSE and timeline.where(Kind.FETCH).any():
+            notes.append(TICKS.format(words.duration(tick())))
         versions = {"torch": torch.__version__} | found.versions
         host, many = "this machine", cores().threads
-        device = found.device if self._cuda else _cpu_name()
+        device = found.device if self._cuda else f"CPU alone ({processor()})"
         if self._cuda and torch.cuda.is_available() and ("unknown" in device or "no GPU" in device):
             device = torch.cuda.get_device_name()
         return Context(
@@ -305,16 +318,6 @@ def _nothing(*reasons: str) -> Timeline:
     return TimelineBuilder(Context(origin="recorded", notes=reasons)).build()
 
 
-def _cpu_name() -> str:
-    """Return the processor's name, such as "CPU alone (AMD EPYC 7B13)"."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        text = ""
-    match = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
-    return f"CPU alone ({match[1] if match else platform.processor() or platform.machine()})"
-
-
 # What the main thread's DataLoaders do while a real run is recorded, told to the profiler as ranges. Torch's own parts
 # are wrapped, not replaced: each wrapper enters a range, calls the original, and counts. The ranges are named
 # "loaderviz|12|waiting for data", with the batch they are for; `merge` gives them the names and kinds that the emulated
@@ -375,6 +378,7 @@ class LoaderRanges:
         self._thread, self._process = threading.get_ident(), os.getpid()
         self._fetching: IteratorState | None = None  # whose batch the main thread prepares itself
         self._within = False  # a fetch: a DataLoader that a data set has is a part of it
+        self._waits = Carried()  # of the fetches of the main thread
 
     def install(self, stack: ExitStack) -> None:
         """Wrap the parts of torch that are there; `stack` puts them back."""
@@ -477,7 +481,7 @@ class LoaderRanges:
         end, now = perf_counter_ns(), usage()
         if self.live:  # still
             meanwhile = Usage(0, now.disk - used.disk, now.lacked - used.lacked)  # other threads are the model's
-            waited = max(0, end - start - (now.busy - used.busy))
+            waited = self._waits.due(end - start - (now.busy - used.busy))
             done = workers.size_of(data), False, waited, int(place.cause), place.line, meanwhile
             mine[-1] = Fetch(-1, -1, feed.epoch, feed.count, start, end, *done)
         return data

@@ -4,10 +4,10 @@
 stand-ins for its queues that note the time: an order that comes out of the first begins a fetch, a batch that goes into
 the second ends it.
 
-Each writes records of twelve int64 to a file of its own, so that they outlive a worker's death. It stops when the file
-is deleted, which is how a recording ends for workers that live on, and begins no record while a file OVER is beside it.
-Times are of `perf_counter_ns`, one clock for all processes of a computer. With spawn and forkserver the worker imports
-this module: it must stay light.
+Each writes records of twelve int64 to a file of its own, so that they outlive a worker's death. It begins no record
+unless a file RUNNING is beside it: the folder goes when a recording ends, for workers that live on, too. It holds no
+file open, which Windows would not delete then. Times are of `perf_counter_ns`, one clock for all processes of a
+computer. With spawn and forkserver the worker imports this module: it must stay light.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import re
 import struct
 from collections.abc import Callable
 from enum import IntEnum
+from io import FileIO
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import Any, NamedTuple
@@ -29,13 +30,13 @@ from torch.utils.data import _utils
 
 from loaderviz.batches import nbytes
 from loaderviz.imports import answering
-from loaderviz.machine import Usage, own_memory, usage
+from loaderviz.machine import Carried, Usage, own_memory, usage
 from loaderviz.stations import Sampler, timed
 
 # what, epoch, index, time [ns], bytes, ns that the thread was busy, cause, line, usage of the process, its own memory
 RECORD = struct.Struct("<12q")
 
-OVER = "over"
+RUNNING = "running"
 LOOK, RARE = 0.25, 50  # s between two looks at the own memory, or so many times what one took
 
 
@@ -150,7 +151,7 @@ class FileLog:
     """
 
     def __init__(self, path: Path, messages: int = 1) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600)
+        path.touch(0o600)
         self._messages, self._seen = messages, 0
         self._open, self._begun = True, False
         self.sampler: Sampler | None = None
@@ -162,11 +163,11 @@ class FileLog:
         if order is None:
             self._write(What.LEFT, 0, now)
         elif isinstance(order, tuple) and isinstance(order[0], int):
-            self._begun = not os.path.exists(self._path.with_name(OVER))
+            self._begun = os.path.exists(self._path.with_name(RUNNING))
             if self._begun:
                 self._write(What.BEGAN, order[0], now)
             if self.sampler is not None:
-                self.sampler.begin()
+                (self.sampler.begin if os.path.exists(self._path) else self.sampler.stop)()
         else:
             self._seen += 1
 
@@ -205,12 +206,11 @@ class FileLog:
     def _write(self, what: What, index: int, now: int, size: int = -1) -> None:
         if self._open:
             try:
-                self._open = os.fstat(self._file).st_nlink > 0  # deleted: the recording is over
-                if self.sampler is not None and not self._open:
-                    self.sampler.stop()
                 epoch, used = self._seen // self._messages, usage()
                 done = used.busy, *self._place(what), *used[:3], self._memory(what)
-                os.write(self._file, RECORD.pack(what, epoch, index, now, size, *done))
+                with FileIO(self._path, "r+") as file:  # not made anew where the recording is over
+                    file.seek(0, os.SEEK_END)
+                    file.write(RECORD.pack(what, epoch, index, now, size, *done))
             except (OSError, struct.error):
                 self._open = False
 
@@ -238,7 +238,7 @@ def read_files(folder: Path) -> tuple[list[Fetch], dict[int, int]]:
             continue
         iterator, pins = int(match[1]), match[2] == "pin"
         worker = -1 if pins else int(match[2])
-        data = path.read_bytes()
+        data, carried = path.read_bytes(), Carried()
         begun: tuple[int, ...] | None = None
         record = (-1, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 0)
         named = path.with_name(f"{path.name}.lines")
@@ -246,7 +246,7 @@ def read_files(folder: Path) -> tuple[list[Fetch], dict[int, int]]:
         for record in RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size]):
             what, epoch, index, time, size, busy, cause, line, *_, own = record
             if begun is not None and (what == What.ENDED or (what == What.FAILED and not pins)):
-                start, waited = begun[3], max(0, time - begun[3] - (busy - begun[5]))
+                start, waited = begun[3], carried.due(time - begun[3] - (busy - begun[5]))
                 used = Usage(*(now - then for now, then in zip(record[8:11], begun[8:11], strict=True)))
                 done = what == What.FAILED, waited, cause, lines[line], used, own
                 fetches.append(Fetch(iterator, worker, epoch, index, start, time, size, *done))

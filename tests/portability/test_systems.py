@@ -1,7 +1,9 @@
 """What other systems lack, taken from this one: most programs run in a Python of their own, changed before."""
 
 import ast
+import itertools
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -10,10 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import loaderviz as lv
-from loaderviz.emulator.torch import dataloader
+from loaderviz import machine
+from loaderviz.analysis import calibration
+from loaderviz.emulator import Host, host
+from loaderviz.emulator.torch import dataloader, session
+from loaderviz.traces import live, workers
 
 ROOT = Path(__file__).parents[2]
 NO_PROC = """
@@ -53,14 +59,14 @@ multiprocessing.set_start_method("spawn", force=True)
 PROGRAM = """
 import sys
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 import loaderviz as lv
 
-DATA = [float(number) for number in range(32)]  # of a tensor torch makes a copy for spawned workers
+DATA = TensorDataset(torch.arange(32.0))  # which torch copies to shared memory for spawned workers
 
 def train():
     loader = DataLoader(DATA, 8, num_workers=1, pin_memory=True)
-    return sum(batch.to("cuda", non_blocking=True).sum().item() for batch in loader)
+    return sum(batch.to("cuda", non_blocking=True).sum().item() for (batch,) in loader)
 
 if __name__ == "__main__":
     with lv.record(on="a100", host="laptop") as recording:
@@ -70,7 +76,7 @@ if __name__ == "__main__":
     with lv.record(on="a100") as recording:  # measured here
         assert train() == total
     with lv.record(on="cpu") as recording:
-        assert sum(batch.sum().item() for batch in DataLoader(DATA, 8, num_workers=1)) == total
+        assert sum(batch.sum().item() for (batch,) in DataLoader(DATA, 8, num_workers=1)) == total
     assert lv.summarize(recording.timeline).batches
     lv.advise(recording.timeline)
     CHECK
@@ -124,6 +130,189 @@ def test_the_clocks_of_a_worker_may_tick_apart(monkeypatch):
     with lv.record(on="a100", host="auto") as recording:
         taken = list(DataLoader([torch.ones(4)] * 200, 4, num_workers=1, multiprocessing_context="fork"))
     assert len(taken) == 50 and recording.timeline.self_check()
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    """A time [ns] that a program moves on: the processor's clocks show its last tick."""
+    real = [0]
+    for name in "thread_time_ns", "process_time_ns":
+        monkeypatch.setattr(host, name, lambda: real[0] // TICK * TICK)
+    for module in dataloader, session, machine, live, calibration:
+        monkeypatch.setattr(module, "tick", lambda: TICK)
+    waiting = host.WaitingTime
+    monkeypatch.setattr(waiting, "wall", staticmethod(lambda: real[0]))
+    monkeypatch.setattr(waiting, "_own", staticmethod(host.process_time_ns))
+    monkeypatch.setattr(host, "os", types.SimpleNamespace(listdir=lambda path: []))
+    return real
+
+
+class Burns(Dataset):
+    """Each sample takes so many ns of this processor."""
+
+    def __init__(self, real, time, count):
+        self.real, self.time, self.count = real, time, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        self.real[0] += self.time
+        return torch.ones(1)
+
+
+def test_the_tick_of_a_clock_is_found(monkeypatch):
+    reads = itertools.count(7_000_000, 1_000)
+    monkeypatch.setattr(machine, "thread_time_ns", lambda: next(reads) // TICK * TICK)
+    assert machine.tick.__wrapped__() == TICK
+    monkeypatch.undo()
+    assert 0 < machine.tick.__wrapped__() < machine.COARSE
+
+
+def test_fetches_are_measured_right_in_sum_by_a_clock_that_ticks(ticking):
+    """Each takes 5 ms, of which 1 ms is the emulator's: so the clock says 0 ms, or 15.6."""
+    meter = dataloader.Meter(Host.preset("laptop"), True)
+    meter.overhead, work, waited = 10_000, 0, 0
+    for _ in range(1000):
+        with meter:
+            ticking[0] += 5_000_000
+            meter.calls = 100
+        work, waited = work + meter.work, waited + meter.waited.time
+    assert abs(work - 4_000_000_000) <= 2 * TICK and waited <= 2 * TICK
+    for _ in range(1000):
+        with meter:
+            ticking[0] += 1_000_000
+            meter._waits_from = meter._waits_from._replace(wall=meter._waits_from.wall - 2_000_000)  # a wait
+        waited += meter.waited.time
+    assert abs(waited - 2_000_000_000) <= 3 * TICK
+
+
+@pytest.mark.parametrize(("time", "count", "noted"), [(5_000_000, 12, True), (1_500_000, 400, False)])
+def test_time_that_nothing_prices_is_noted_however_the_clock_ticks(ticking, time, count, noted):
+    with lv.record(on="a100", host="laptop") as recording:
+        for batch in DataLoader(Burns(ticking, time, count)):
+            batch.to("cuda")
+    assert recording.timeline.context.unpriced == ("data set",) * noted
+    assert not any("clock" in note for note in recording.timeline.context.notes)  # nothing of it is in the timeline
+
+
+def test_a_timeline_says_that_the_clock_it_was_measured_with_ticks(ticking):
+    for on in "a100", "cpu":
+        with lv.record(on=on, host="auto") as recording:
+            for _ in DataLoader(Burns(ticking, 1_000, 4)):
+                pass
+        notes = recording.timeline.context.notes
+        assert sum("goes on by 15.62 ms at once" in note for note in notes) == 1, notes
+
+
+def test_what_a_worker_waited_for_is_right_in_sum_by_a_clock_that_ticks(tmp_path):
+    """It works 5 ms for each batch, and waits for 1 ms."""
+    now = 0
+    with (tmp_path / "0-0").open("wb") as file:
+        for index in range(300):
+            for what, time in (workers.What.BEGAN, 6_000_000), (workers.What.ENDED, 0):
+                busy = now * 5 // 6 // TICK * TICK
+                file.write(workers.RECORD.pack(what, 0, index, now, 8, busy, 0, -1, 0, 0, 0, 0))
+                now += time
+    fetches, _ = workers.read_files(tmp_path)
+    assert len(fetches) == 300 and abs(sum(fetch.waited for fetch in fetches) - 300_000_000) <= 2 * TICK
+
+
+def test_a_machine_whose_clock_ticks_is_calibrated_on_the_wall(ticking):
+    found = calibration.calibrate()
+    measured = {name for name, source in found.sources.items() if source == calibration.MEASURED}
+    assert {"memory_bandwidth", "flops"} <= measured and not {"fetch_base", "hand_out"} & measured
+    assert found.memory_bandwidth < 10**12 and found.flops < 10**14
+
+
+# The processor's name is told in another place on each system
+
+
+def test_the_name_of_the_processor_on_windows_is_the_registrys(monkeypatch):
+    class Key:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    places = []
+    winreg = types.SimpleNamespace(
+        HKEY_LOCAL_MACHINE="HKLM",
+        OpenKey=lambda *place: places.append(place) or Key(),
+        QueryValueEx=lambda key, name: ({"ProcessorNameString": " 13th Gen Intel(R) Core(TM) i7 "}[name], 1),
+    )
+    monkeypatch.setitem(sys.modules, "winreg", winreg)
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert machine.processor() == "13th Gen Intel(R) Core(TM) i7"
+    assert places == [("HKLM", r"HARDWARE\DESCRIPTION\System\CentralProcessor\0")]
+    winreg.OpenKey = lambda *_: (_ for _ in ()).throw(FileNotFoundError)
+    assert machine.processor() == (platform.processor() or platform.machine())
+
+
+def test_the_name_of_the_processor_on_a_mac_is_sysctls(monkeypatch, tmp_path):
+    (tmp_path / "sysctl").write_text("#!/bin/sh\n[ \"$1 $2\" = '-n machdep.cpu.brand_string' ] && echo Apple M2\n")
+    (tmp_path / "sysctl").chmod(0o755)
+    other = platform.processor() or platform.machine()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.processor() == "Apple M2"
+    monkeypatch.setenv("PATH", "")
+    assert machine.processor() == other
+
+
+def test_the_name_of_the_processor_is_the_recordings(monkeypatch):
+    monkeypatch.setattr(live, "processor", lambda: "Apple M2")
+    with lv.record(on="cpu") as recording:
+        torch.ones(1)
+    assert recording.timeline.context.device == "CPU alone (Apple M2)"
+
+
+# Windows deletes no file that a process has open
+
+
+KEEPS = """
+import os, shutil, tempfile
+from glob import glob
+def opened():
+    for link in glob("/proc/[0-9]*/fd/*"):
+        try:
+            yield os.readlink(link)
+        except OSError:
+            pass
+def keeping(path, real=os.unlink):
+    if os.path.realpath(path) in opened():
+        raise PermissionError(13, "The process cannot access the file", path)
+    real(path)
+os.unlink = os.remove = keeping
+shutil._use_fd_functions = False
+folders = lambda: glob(os.path.join(tempfile.gettempdir(), "loaderviz-*"))
+"""
+LIVES_ON = """
+import torch, loaderviz as lv
+from torch.utils.data import DataLoader
+if __name__ == "__main__":
+    for _ in range(2):
+        loader = DataLoader(torch.ones(8), 2, num_workers=1, persistent_workers=True)
+        with lv.record(on="cpu") as recording:
+            list(loader)
+        print(len(folders()), lv.summarize(recording.timeline).batches, len(list(loader)))
+    with lv.record(on="cpu") as recording:
+        [folder] = folders()
+        busy = open(os.path.join(folder, "0-7"), "wb")
+    print(len(folders()), os.listdir(folders()[0]))
+    busy.close()
+"""
+
+
+@pytest.mark.slow
+def test_temporary_files_go_though_workers_live_on(tmp_path):
+    (tmp_path / "program.py").write_text(KEEPS + SPAWN + LIVES_ON)
+    settings = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["0 3 4", "0 3 4", "1 ['0-7']"], done.stderr
+    assert not list(tmp_path.glob("loaderviz-*"))  # the last one went at the program's end
 
 
 # What is refused to a second thread ends the wait of the one that records, also where no signal can: on Windows

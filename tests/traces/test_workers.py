@@ -336,6 +336,7 @@ def pin_loop(items, folder, monkeypatch, num_workers):
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
     done, incoming, outgoing = threading.Event(), queue.Queue(), queue.Queue()
     threads = torch.get_num_threads()
+    (folder / workers.RUNNING).touch()
     run = workers.RecordedLoop(folder, 4, _utils.pin_memory._pin_memory_loop, num_workers)
     thread = threading.Thread(target=run, args=(incoming, outgoing, 0, done, None))
     thread.start()
@@ -439,6 +440,7 @@ def test_a_record_that_was_cut_off_is_left_out(tmp_path, cut):
 def test_a_log_ends_when_its_file_is_deleted(tmp_path):
     path = tmp_path / "0-0"
     log = workers.FileLog(path)
+    (tmp_path / workers.RUNNING).touch()
     log.received((0, [1, 2]), 100)
     kept = os.open(path, os.O_RDONLY)
     path.unlink()

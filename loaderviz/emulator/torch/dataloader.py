@@ -21,6 +21,7 @@ import importlib
 import inspect
 import io
 import multiprocessing.queues
+import multiprocessing.reduction
 import os
 import stat
 import sys
@@ -51,7 +52,7 @@ from loaderviz.emulator.torch.session import PIN_THREAD, Session
 from loaderviz.emulator.torch.tensors import HostTag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.errors import reraise
 from loaderviz.imports import answering, starting
-from loaderviz.machine import thread_time_ns
+from loaderviz.machine import Carried, thread_time_ns, tick
 from loaderviz.stations import Place, Sampler, place_of, stack_of, timed, timing
 from loaderviz.timeline import Cause, Kind
 
@@ -274,6 +275,7 @@ class Iterators:
         patches.around(several, "_reset")(self.begin_epoch)
         patches.around(several, "_process_data")(self.hand_out)
         patches.around(several, "_next_data")(self.next_data)
+        patches.around(multiprocessing.reduction, "dump")(self.pickle)
         if session.measured and not self.listening:
             self.listening = True
             patches.around(multiprocessing.queues.Queue, "get")(self.receive)
@@ -349,6 +351,11 @@ class Iterators:
             return original(*args, **kwargs)
         finally:
             self.session.end_priced()
+
+    def pickle(self, original: Callable[..., None], *args: Any) -> None:
+        """Pickle what a process gets that is started anew; a forked one has it, so what torch copies costs nothing."""
+        with self.session.bookkeeping() if self.session.in_recording_thread() else contextlib.nullcontext():
+            original(*args)
 
     def receive(self, original: Callable[..., Any], queue: Any, *args: Any, **kwargs: Any) -> Any:
         """Take a message from a queue, on the main thread or the pin thread: what that takes of it is measured."""
@@ -496,6 +503,7 @@ class Meter(TorchDispatchMode):
         self.host, self.measured = host, measured
         self.work = self.slept = self.unpriced = self._left_out = 0  # ns
         self.waited = Waited(0, 0)
+        self._rests, self._waits = Carried(), Carried()
         self.calls = self.overhead = 0  # calls of torch that the emulator saw, and what it took at each [ns]
         self._inside = 0  # above 0: what is called is priced as a whole, or elsewhere
         self._declared = 0  # above 0: so is all Python, but torch's operators
@@ -529,9 +537,9 @@ class Meter(TorchDispatchMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        rest = max(0, processor_time() - self._start - self._left_out - self.calls * self.overhead)
+        rest = self._rests.due(processor_time() - self._start - self._left_out - self.calls * self.overhead)
         waited, spun = waiting_time.since(self._waits_from)
-        waited -= self._waits_declared
+        waited = self._waits.due(max(-tick(), waited - self._waits_declared))  # less of it is threads' work at once
         self.waited = Waited(waited if waited > JITTER else 0, min(rest, spun))
         try:
             if not self.measured:
@@ -567,14 +575,15 @@ class Meter(TorchDispatchMode):
         """
         tensor, taken = torch.empty(2, 1), []
         self.overhead = 0
-        for _ in range(5):
-            with block() if block else self:
-                _take(tensor)
-            start = processor_time()
-            with internals.DisableTorchFunction(), internals.DisableTorchDispatch():
-                _take(tensor)
-            plain = processor_time() - start if self.measured else 0
-            taken.append(max(0, (self.work if self.measured else self.unpriced) - plain) // max(1, self.calls))
+        with processor_time.fine():
+            for _ in range(5):
+                with block() if block else self:
+                    _take(tensor)
+                start = processor_time()
+                with internals.DisableTorchFunction(), internals.DisableTorchDispatch():
+                    _take(tensor)
+                plain = processor_time() - start if self.measured else 0
+                taken.append(max(0, (self.work if self.measured else self.unpriced) - plain) // max(1, self.calls))
         self.overhead = min(taken)
 
     def touches(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:

@@ -27,7 +27,7 @@ from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import Gpu, Host, pages
 from loaderviz.emulator.hazards import Access
 from loaderviz.emulator.hazards.races import Races
-from loaderviz.emulator.host import OwnTime, waiting_time
+from loaderviz.emulator.host import OwnTime, processor_time, waiting_time
 from loaderviz.emulator.runtime import CudaError, Event, Runtime
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.copies import DeferredCopies
@@ -35,7 +35,7 @@ from loaderviz.emulator.torch.patches import stop_waiting
 from loaderviz.emulator.torch.tensors import HostTag, TensorMemory
 from loaderviz.emulator.torch.tracking import AccessTracking
 from loaderviz.errors import LoadervizError, NotModelledError
-from loaderviz.machine import shared_memory
+from loaderviz.machine import COARSE, TICKS, shared_memory, tick
 from loaderviz.stations import Sampler
 from loaderviz.timeline import Cause, Context, Timeline
 
@@ -290,14 +290,18 @@ class Session(TensorMemory):
         Between two calls it does other work, as it does for an operator: afterwards a processor is slower for a while.
         """
         runtime, tensor, taken = self.runtime, torch.empty(0), []
-        for _ in range(60):
-            self.own_work(copy.deepcopy, OTHER_WORK)
-            before = runtime.now
-            tensor.is_floating_point()
-            taken.append(runtime.now - before)
-            runtime.now = before
-        self._own.overhead = statistics.median_low(taken)
-        self.meter.calibrate(self.fetching_data)
+        self._own.stop()
+        with processor_time.fine():
+            for _ in range(60):
+                self.own_work(copy.deepcopy, OTHER_WORK)
+                before = runtime.now
+                tensor.is_floating_point()
+                taken.append(runtime.now - before)
+                runtime.now = before
+            self._own.overhead = statistics.median_low(taken)
+            self.meter.calibrate(self.fetching_data)
+            self._own.stop()
+        self._own.go()
 
     def begin_priced(self, cost: int) -> None:
         """A module's call, backward or an optimizer's step begins: from here `Host` says what Python costs."""
@@ -357,11 +361,17 @@ class Session(TensorMemory):
         """Return the kinds of time that batches take on this machine, and that are far from what they cost."""
         if self.measured:
             return ()
-        times, far = self.unpriced.get("data set", []), NOTED_TIMES["data set"]
-        costs = zip(times, self._charged, strict=True)
-        python = _most([time if time > far * cost else 0 for time, cost in costs], NOTED)
+        far, many = NOTED_TIMES["data set"], self._at_once()
+        times, costs = (_sums(each, many) for each in (self.unpriced.get("data set", []), self._charged))
+        python = _most(
+            [time if time > far * cost else 0 for time, cost in zip(times, costs, strict=True)], NOTED * many
+        )
         waiting = self._waits() > NOTED_TIMES["waiting"] * sum(self._charged)
         return tuple(kind for kind, noted in (("data set", python), ("waiting", waiting)) if noted)
+
+    def _at_once(self) -> int:
+        """Return how many batches are judged in sum: more than one where a tick of the clock is a batch's time."""
+        return max(1, min(4 * tick() // NOTED, len(self._charged) // 2))
 
     def _waits(self) -> int:
         """Return how long the data set waited [ns], if that is worth a word; what is paid once is left out."""
@@ -494,6 +504,8 @@ class Session(TensorMemory):
             self.note(UNPRICED[kind])
         if self._spun > NOTED_SPUN * self._worked:
             self.note(SPUN)
+        if self.measured and tick() >= COARSE:
+            self.note(TICKS.format(words.duration(tick())))
         if measured:
             waited = words.duration(sum(self._waited) / len(self._waited))
             self.note(MEASURED.format(waited, EXACT[not waiting_time.is_exact]))
@@ -522,6 +534,11 @@ class Session(TensorMemory):
         if runtime.races:
             runtime.races.lints = runtime.races.linter.lints(timeline.duration, self.pool.cached())
         return timeline
+
+
+def _sums(times: list[int], many: int) -> list[int]:
+    """Return the sums of so many at a time."""
+    return [sum(times[place : place + many]) for place in range(0, len(times), many)]
 
 
 def _most(times: list[int], least: int) -> bool:

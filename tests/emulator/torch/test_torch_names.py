@@ -463,3 +463,16 @@ def test_a_second_thread_may_work_on_the_host_and_ask(recording):
 
     in_a_thread(work)
     assert seen == [3.0, (2,), True, "cuda:0", torch.float32, "cuda:0", (1, 3)]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_accelerators_module_is_not_remembered_across_a_recording(asked):
+    """Torch keeps its first answer: of a program that asks before the recording, or of the recording itself."""
+    torch.get_device_module.cache_clear()
+    here = torch.accelerator.current_accelerator() or torch.device("cpu")
+    if asked:
+        assert torch.get_device_module() is getattr(torch, here.type)
+    with lv.record(on="t4"):
+        assert torch.get_device_module() is torch.cuda
+        assert torch.get_device_module("cpu") is torch.cpu
+    assert torch.get_device_module() is getattr(torch, here.type)

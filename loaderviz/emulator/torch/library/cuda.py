@@ -59,6 +59,8 @@ def install(session: Session, patches: Patches) -> None:
                 refusals[name] = refuse
 
     patches.set(internals.C, "_get_accelerator", lambda check=None: torch.device("cuda"))
+    ask: Any = torch.get_device_module  # torch remembers its answers, which have no place in a recording, nor after it
+    patches.function(torch, "get_device_module", getattr(ask, "__wrapped__", ask))
     patches.set(internals.C, "_cuda_tunableop_is_enabled", lambda: False)
     # For torch's own functions: random numbers are those of a run on the CPU
     patches.set(torch.cuda, "default_generators", (DefaultGenerator(),))
