@@ -14,6 +14,7 @@ from collections import defaultdict
 
 import pytest
 from hypothesis import settings
+from warm import Warm
 
 from loaderviz.stopping import SIGNALS
 
@@ -106,6 +107,13 @@ def seeded(request):
     random.seed(number)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(number)
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+    made = Warm(tmp_path_factory.mktemp("warm"))
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session", autouse=True)
