@@ -14,9 +14,11 @@ from collections import defaultdict
 
 import pytest
 from hypothesis import settings
+from warm import Warm
 
 from loaderviz.stopping import SIGNALS
 
+sys.modules.setdefault("rfc3987_syntax", None)  # jsonschema, of nbformat, would make 38 grammars that nobody here needs
 os.environ.setdefault("LOADERVIZ_OFFLINE", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # whoever uses torch's profiler first in this process
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the processes that tests start
@@ -106,6 +108,13 @@ def seeded(request):
     random.seed(number)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(number)
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+    made = Warm(tmp_path_factory.mktemp("warm"))
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

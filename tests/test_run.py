@@ -60,10 +60,10 @@ def run(*arguments, on="t4"):
     return cli.main(["run", "--on", on, "--host", "laptop", *map(str, arguments)])
 
 
-def shell(*arguments, folder):
-    command = [sys.executable, "-m", "loaderviz", "run", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(Path(lv.__file__).parents[1])}
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+@pytest.fixture
+def shell(here, warm):
+    """Return a function that runs a program as a shell's user does, in a Python of its own."""
+    return lambda *arguments: warm.run("run", *arguments, folder=here)
 
 
 GPU = "import sys, torch\ntorch.ones(1000).to('cuda').sum().item()\n"
@@ -96,17 +96,31 @@ def test_a_program_sees_what_it_sees_under_python(here, folder, name, command, a
     text = "import os, sys, helper\nprint(__name__, sys.argv, os.path.abspath(sys.path[0]), __file__, helper.WHO)\n"
     script(here / folder, f"{text}print({also})\nsys.exit(3)", name)
     plain = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, cwd=here)
-    ours = shell("--on", "t4", *command, folder=here)
+    start = [sys.executable, "-m", "loaderviz", "run", "--on", "t4", *command]
+    path = {"PYTHONPATH": str(Path(lv.__file__).parents[1])}
+    ours = subprocess.run(start, capture_output=True, text=True, check=False, cwd=here, env=os.environ | path)
     assert (ours.stdout, ours.returncode) == (plain.stdout, plain.returncode) == (plain.stdout, 3)
     assert "its neighbour" in plain.stdout
 
 
+BROKEN_TORCHVISION = """
+    import torch
+    from . import extension
+    @torch.library.register_fake("torchvision::nms")
+    def _(dets, scores, iou_threshold):
+        return dets.new_empty(0)
+    complete = True
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_do_not_record_again(here, start):
+def test_workers_do_not_record_again_and_have_the_cure_of_torchvision(here, shell, start):
     """A spawned worker imports the program anew, as __mp_main__: it must not record, nor run main()."""
-    script(here, TRAIN, "train.py")
-    done = shell("--on", "t4", "--save", "run.json", "train.py", "2", start, folder=here)
+    script(here, BROKEN_TORCHVISION, "torchvision/__init__.py")  # beside another torch: see test_torchvision_cure.py
+    script(here, "def _has_ops():\n    return False\n", "torchvision/extension.py")
+    script(here, "import torchvision\nassert torchvision.complete\n" + TRAIN, "train.py")
+    done = shell("--on", "t4", "--save", "run.json", "train.py", "2", start)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines.count("__main__ 201600") == 1
@@ -179,29 +193,6 @@ def test_what_is_refused_to_a_thread_of_the_program_ends_it_with_an_error(here, 
     assert Timeline.load(here / "run.json").where(Kind.COPY_H2D).sum() == 2
 
 
-BROKEN_TORCHVISION = """
-    import torch
-    from . import extension
-    @torch.library.register_fake("torchvision::nms")
-    def _(dets, scores, iou_threshold):
-        return dets.new_empty(0)
-    complete = True
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_a_torchvision_beside_another_torch_is_cured_in_its_workers_too(here, start):
-    script(here, BROKEN_TORCHVISION, "torchvision/__init__.py")
-    script(here, "def _has_ops():\n    return False\n", "torchvision/extension.py")
-    script(here, "import torchvision\nassert torchvision.complete\n" + TRAIN, "train.py")
-    plain = subprocess.run([sys.executable, "train.py", "1", start], capture_output=True, text=True, check=False,
-                           cwd=here)  # fmt: skip
-    assert "operator torchvision::nms does not exist" in plain.stderr
-    done = shell("--on", "t4", "train.py", "1", start, folder=here)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "__main__ 201600"), done.stderr
-
-
 CAUSE = (
     "try:\n    torch.ones(3).cuda() @ torch.ones(4).cuda()\nexcept RuntimeError as e:\n    raise ValueError() from e\n"
 )
@@ -236,24 +227,15 @@ def test_an_exception_hook_of_the_program_is_used(here, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
-def test_ctrl_c_keeps_what_was_recorded(here):
-    heard = "import os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also in the background
-    script(here, GPU + heard + "os.kill(os.getpid(), signal.SIGINT)\nprint('never')\n")
-    done = shell("--on", "t4", "program.py", folder=here)
-    assert done.returncode == 130
-    assert "never" not in done.stdout
-    assert "loaderviz: stopped" in done.stderr
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_of_the_program_shows_nothing_and_ctrl_c_keeps_what_was_recorded(here, shell):
+    forks = "import os, signal\npid = os.fork()\nif not pid:\n    sys.exit(5)\nprint(os.waitpid(pid, 0)[1] >> 8)\n"
+    script(here, GPU + forks + "os.kill(os.getpid(), signal.SIGINT)\nprint('never')\n")
+    done = shell("--on", "t4", "program.py")
+    assert (done.stdout, done.returncode) == ("5\n", 130)
+    assert done.stderr.count("loaderviz: stopped") == done.stderr.count("timeline.html") == 1
     assert "Traceback" not in done.stderr
     assert (here / "timeline.html").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_of_the_program_shows_nothing(here):
-    script(here, GPU + "import os\npid = os.fork()\nif not pid:\n    sys.exit(5)\nprint(os.waitpid(pid, 0)[1] >> 8)\n")
-    done = shell("--on", "t4", "program.py", folder=here)
-    assert (done.stdout, done.returncode, done.stderr.count("The picture is in")) == ("5\n", 0, 1)
 
 
 CHILD = """
@@ -268,28 +250,26 @@ CHILD = """
 
     if __name__ == "__main__":
         torch.ones(3).to("cuda")
-        context = mp.get_context(sys.argv[1])
-        queue = context.SimpleQueue()
-        process = context.Process(target=work, args=(queue,))
-        process.start()
-        print(queue.get())
-        process.join()
+        for start in "fork", "spawn":
+            context = mp.get_context(start)
+            queue = context.SimpleQueue()
+            process = context.Process(target=work, args=(queue,))
+            process.start()
+            print(queue.get())
+            process.join()
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU a child has it")
-@pytest.mark.parametrize(
-    ("start", "told"),
-    [
-        ("fork", "Cannot re-initialize CUDA in forked subprocess"),
-        ("spawn", "the emulated GPU is in the process that is"),
-    ],
-)
-def test_a_child_that_asks_for_cuda_is_told_why_not(here, start, told):
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_that_asks_for_cuda_is_told_why_not(here, shell):
     script(here, CHILD, "train.py")
-    done = shell("--on", "t4", "train.py", start, folder=here)
-    assert done.returncode == 0 and told in done.stdout, done.stderr
+    done = shell("--on", "t4", "train.py")
+    assert done.returncode == 0, done.stderr
+    forked, spawned = done.stdout.splitlines()
+    assert "Cannot re-initialize CUDA in forked subprocess" in forked
+    assert "the emulated GPU is in the process that is" in spawned
     assert done.stderr.count("The picture is in") == 1
 
 
@@ -423,9 +403,9 @@ def test_options_are_passed_on_and_the_host_is_this_machine_unless_told_otherwis
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU the profiler's own log is left on")
-def test_a_program_on_the_cpu_alone_is_recorded_as_it_runs(here):
+def test_a_program_on_the_cpu_alone_is_recorded_as_it_runs(here, shell):
     script(here, TRAIN.replace('.to("cuda")', ""), "train.py")
-    done = shell("--on", "cpu", "--save", "run.json", "train.py", "0", "-", folder=here)
+    done = shell("--on", "cpu", "--save", "run.json", "train.py", "0", "-")
     assert (done.returncode, done.stdout) == (0, "imported as __main__\n__main__ 201600\n")
     assert done.stderr.endswith("loaderviz: the timeline is saved in run.json\n")
     assert "nothing of a GPU" not in done.stderr

@@ -64,48 +64,38 @@ def run(text, *options, on="t4"):
 # Signals
 
 
-def alive(mark):
-    """Count the processes that have this text in their environment."""
+def alive(session):
+    """Count the processes of this session."""
     found = 0
-    for file in Path("/proc").glob("[0-9]*/environ"):
+    for file in Path("/proc").glob("[0-9]*/stat"):
         try:
-            found += mark.encode() in file.read_bytes()
+            state, _, _, its_session = file.read_text().rpartition(") ")[2].split()[:4]
+            found += int(its_session) == session and state != "Z"
         except OSError:
             continue
     return found
 
 
-def stopped(here, on, number, after, *, group=False, times=1):
+def stopped(here, warm, on, number, after, *, group=False, times=1):
     """Send a signal to a recorded loop some seconds after its first step; return what is wrong with its end."""
     (here / "program.py").write_text(LOOP)
     temp, page = Path(tempfile.mkdtemp(dir="/tmp")), here / "timeline.html"  # the names of sockets in it are short
-    command = [sys.executable, "-m", "loaderviz", "run", "--on", on, "program.py", "cpu" if on == "cpu" else "cuda"]
-    more = {"PYTHONPATH": str(Path(lv.__file__).parents[1]), "TMPDIR": str(temp), "OF_THIS_TEST": str(here)}
-    with (here / "errors").open("w") as errors:
-        process = subprocess.Popen(
-            command, cwd=here, env=os.environ | more, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=errors,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )  # fmt: skip
-    try:
-        assert process.stdout.readline() == "begun\n"
-        time.sleep(after)
-        for _ in range(times):
-            (os.killpg if group else os.kill)(process.pid, number)
-        status = process.wait(300)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.stdout.close()
-        left = [each.name for each in temp.iterdir() if each.name.startswith("loaderviz")]
-        shutil.rmtree(temp)
-    said = (here / "errors").read_text()
+    command = ["run", "--on", on, "program.py", "cpu" if on == "cpu" else "cuda"]
+    process = warm.start(*command, folder=here, TMPDIR=str(temp))
+    while warm.out.read_text() != "begun\n":
+        assert "Traceback" not in warm.err.read_text()
+        time.sleep(0.01)
+    time.sleep(after)
+    for _ in range(times):
+        (os.killpg if group else os.kill)(process, number)
+    status, said = warm.ended(), warm.err.read_text()
     wrong = {
         "status": status if status != 128 + number else 0,
         "page": not page.exists() or f"stopped by {number.name}" not in said or "batches" not in said,
-        "folders": left,
-        "processes": alive(str(here)),
+        "folders": [each.name for each in temp.iterdir() if each.name.startswith("loaderviz")],
+        "processes": alive(process),
     }
+    shutil.rmtree(temp)
     page.unlink(missing_ok=True)
     return {name: value for name, value in wrong.items() if value}
 
@@ -115,19 +105,19 @@ def stopped(here, on, number, after, *, group=False, times=1):
     ("on", "name", "more"),
     [("cpu", "SIGTERM", {"group": True, "times": 2}), ("t4", "SIGHUP", {}), ("cpu", "SIGINT", {})],
 )
-def test_a_signal_keeps_what_was_recorded_and_leaves_nothing_behind(here, on, name, more):
-    assert stopped(here, on, getattr(signal, name), 0.3, **more) == {}
+def test_a_signal_keeps_what_was_recorded_and_leaves_nothing_behind(here, warm, on, name, more):
+    assert stopped(here, warm, on, getattr(signal, name), 0.3, **more) == {}
 
 
 @POSIX
 @pytest.mark.slow
 @pytest.mark.parametrize("on", ["cpu", "a100"])
-def test_signals_at_random_moments(here, on):
+def test_signals_at_random_moments(here, warm, on):
     draw = random.Random(on)
     for _ in range(10):
         number = draw.choice([signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
         case = number, 2 * draw.random(), draw.random() < 0.4, draw.choice([1, 2])
-        assert stopped(here, on, *case[:2], group=case[2], times=case[3]) == {}, case
+        assert stopped(here, warm, on, *case[:2], group=case[2], times=case[3]) == {}, case
 
 
 @POSIX

@@ -36,8 +36,7 @@ def test_clocks_go_on_from_the_real_ones_and_back():
     with lv.record(on="a100"):
         inside = time.time()
         time.sleep(10**6)
-    assert before <= inside < before + 60
-    assert before <= time.time() < before + 60
+    assert before <= inside <= time.time() < before + 10**5
 
 
 def test_a_loop_that_waits_for_the_clock_ends(recording):

@@ -186,11 +186,8 @@ def test_costs_are_those_of_the_host(workers, host):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_sleeps_in_the_data_set_pass_virtually(workers):
-    before = time.monotonic()
-    _, timeline = recorded(lambda: DataLoader(Squares(8, seconds=5.0), 4, num_workers=workers))
-    assert time.monotonic() - before < 10
-    fetches = list(timeline.rows(Kind.FETCH))
-    assert [round(span.duration / 1e9) for span in fetches] == [20, 20]
+    _, timeline = recorded(lambda: DataLoader(Squares(8, seconds=5e3), 4, num_workers=workers))  # or it hangs
+    assert [round(span.duration / 1e9) for span in timeline.rows(Kind.FETCH)] == [20_000] * 2
 
 
 def test_a_batch_is_pinned_after_its_fetch_and_handed_out_after_that():
