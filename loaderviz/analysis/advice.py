@@ -35,9 +35,9 @@ from loaderviz.analysis.trials import Trials
 from loaderviz.analysis.what_if import gpu_named
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
-from loaderviz.metrics import Mask, Summary, check_timeline, device_sets
+from loaderviz.metrics import Mask, Summary, check_timeline, device_sets, on_device
 from loaderviz.timeline import KERNELS, Cause, Kind, Timeline
-from loaderviz.vendors import Api
+from loaderviz.vendors import PAGE_FAULTS, Api
 
 APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told
 LARGE = "resident", "host-bound"  # changes of the whole program: another comes first that gains half as much
@@ -233,6 +233,33 @@ def restarts_workers(facts: Evidence) -> Finding | None:
         gain,
         {"persistent": True},
         subject=_DATA,
+    )
+
+
+def page_faults(facts: Evidence) -> Finding | None:
+    """Managed memory that moves when the GPU or the host touches it: who does waits for its pages."""
+    timeline, moved = facts.timeline, facts.migrations
+    faults = on_device(timeline, facts.device) & timeline.named(PAGE_FAULTS.__eq__) & (facts.last > facts.first)
+    if not (moved | faults).any():
+        return None
+    waits, parts = facts.covered(moved | faults), []
+    if faults.any():
+        groups = words.count(int(faults.sum()), "group")
+        parts.append(f"{groups} of page faults of the GPU take {duration(facts, facts.length(faults))}")
+    if moved.any():
+        size, time = int(timeline.nbytes[moved].clip(0).sum()), int((timeline.end - timeline.start)[moved].sum())
+        count, rate = words.count(int(moved.sum()), "migration"), words.size(size / max(1, time) * 1e9)
+        parts.append(f"{count} of {words.size(size)} take {duration(facts, facts.length(moved))} ({rate}/s)")
+    inside = intervals.length(intervals.intersect(waits, facts.kernels))
+    return Finding(
+        "page-faults",
+        f"managed memory moves page by page, when the GPU or the host touches it: {', '.join(parts)}. Together that "
+        f"is {duration(facts, intervals.length(waits))}, and kernels run in {duration(facts, inside)} of it, which "
+        "wait for pages",
+        "cudaMemPrefetchAsync(data, bytes, device, stream)  // before a kernel reads it; back before the host does\n"
+        "// or cudaMalloc() in place of cudaMallocManaged(), and one cudaMemcpyAsync() from page-locked memory",
+        facts.gain(intervals.length(waits), "the page faults and the migrations", Floor(0, "")),
+        subject=Subject((Kind.COPY_H2D, Kind.COPY_D2H)),
     )
 
 
@@ -663,7 +690,7 @@ def synchronizes_each_step(facts: Evidence) -> Found:
     count, steps = int(calls.sum()), facts.steps
     if count < max(2, (steps or 4) / 2):
         return None
-    results = facts.mask(Kind.COPY_D2H)
+    results = facts.mask(Kind.COPY_D2H) & ~facts.migrations
     waits = calls | facts.calls(results)
     inside = either(facts.covered(waits), facts.around(READING, calls))
     mates = facts.line_mates(waits)  # such as a norm, which is computed only to be read
@@ -949,7 +976,8 @@ def host_bound(facts: Evidence) -> Found:
     gain = facts.gain(idle, "the GPU's idle time in which the host works", facts.device_floor(), facts.supply_floor())
     mean = float((facts.last - facts.first)[kernels].mean())
     calls = int((facts.launching & ~facts.does(Api.COPY)).sum())  # a graph's launches many; some work is not seen yet
-    launching = facts.length(facts.loop & facts.timeline.where(Kind.API, Kind.OPERATOR)) / max(count, calls)
+    launched = facts.covered(facts.loop & facts.timeline.where(Kind.API, Kind.OPERATOR))
+    launching = intervals.length(intervals.subtract(launched, facts.elastic)) / max(count, calls)
     split = ", ".join(f"{words.duration(time)} {name}" for name, time in parts.items() if time)
     split += f"; first calls, {words.duration(first)}, are left out" if first else ""
     overlap = copy_not_hidden(facts) or pageable_copy(facts)
@@ -1180,6 +1208,7 @@ FINDINGS = (
     wide_dtype,
     index_on_host,
     copy_not_hidden,
+    page_faults,
     cuda_in_dataset,
     slow_line,
     uneven_workers,
