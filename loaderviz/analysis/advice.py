@@ -949,14 +949,15 @@ def other_work_in_loop(facts: Evidence) -> Found:
         return None
     time, seen = intervals.length(when), facts.seen_lines(facts.judged)
     if not is_seen and seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch was hidden
-        place = seen[0][0]
+        place, mine = seen[0][0], mine & False
     what = "what the host does outside of torch" if is_seen else "what this line takes"
     gain = facts.bound(intervals.length(within), what, host=within)
     names = ", ".join(names_of(facts, mine & (facts.last > facts.first))[:2])
     return Finding(
         "other-work-in-loop",
         f"{place} takes {duration(facts, time)} of the host's time while the GPU has nothing to do, in "
-        f"{len(when):,} pieces{f' ({names})' if names else ''}: it is no training, no loading and no wait for the GPU",
+        f"{words.count(len(when), 'piece')}{f' ({names})' if names else ''}: it is no training, no loading and no wait "
+        "for the GPU",
         f"# do what stands in {place} less often, or in another thread or process",
         gain,
         subject=Subject(time="idle"),
