@@ -151,10 +151,23 @@ def choose_device(timeline: Timeline, device: int | None = None) -> tuple[int, t
 
 
 def _busiest(timeline: Timeline) -> int:
-    """Return the device with the most work of its own: in a collective it may only wait."""
+    """Return the device with the most work of its own: in a collective it may only wait.
+
+    Of ranks on the CPU, the one whose loop is longest in operators and fetches that are no collective.
+    """
     devices = devices_of(timeline)
     own = timeline.where(*DEVICE_KINDS) & ~timeline.where(Kind.COMMUNICATION)
     spans = np.flatnonzero(own & timeline.in_lanes(lambda lane: lane.group == "device"))
+    if not len(spans) and len(devices) > 1:
+        shared = timeline.named(lambda name: name.startswith(("gloo:", "c10d::")))
+        works = timeline.where(Kind.OPERATOR, Kind.FETCH)
+
+        def alone(device: int) -> int:
+            mine = in_loop(timeline, device)
+            sets = [intervals.union(timeline.start[each], timeline.end[each]) for each in (mine & works, mine & shared)]
+            return intervals.length(intervals.subtract(*sets))
+
+        return max(devices, key=alone)
     whose = np.searchsorted(devices, device_of(timeline)[spans])
     return devices[int(np.bincount(whose, (timeline.end - timeline.start)[spans], len(devices)).argmax())]
 

@@ -686,11 +686,12 @@ _SYNCHRONIZES = {  # what to change, by what the host waits for
 
 def synchronizes_each_step(facts: Evidence) -> Found:
     """`.item()`, `.cpu()`, `print` or a synchronise in each step: the host cannot run ahead (R25)."""
-    calls = facts.synchronizes(None)
+    calls, results = facts.synchronizes(None), facts.mask(Kind.COPY_D2H) & ~facts.migrations
+    if not calls.any():  # a plain cudaMemcpy waits itself
+        calls = facts.calls(results & (facts.timeline.end <= facts.timeline.end[facts.launched_by]))
     count, steps = int(calls.sum()), facts.steps
     if count < max(2, (steps or 4) / 2):
         return None
-    results = facts.mask(Kind.COPY_D2H) & ~facts.migrations
     waits = calls | facts.calls(results)
     inside = either(facts.covered(waits), facts.around(READING, calls))
     mates = facts.line_mates(waits)  # such as a norm, which is computed only to be read
@@ -701,14 +702,14 @@ def synchronizes_each_step(facts: Evidence) -> Found:
     gain = facts.bound(direct, what, results | work, 0, host=free)
     reads, made = int(results.sum()), facts.operators_of(calls).most_common(1)
     told = f"{words.count(reads, 'copy')} {'brings' if reads == 1 else 'bring'} a result to the host"
-    told = told if reads else "no result is brought to the host by them"
+    asked = "mask" if made and made[0][0] in MASKS else "result" if reads or (made and made[0][0] in READING) else ""
+    told = told if reads else "no copy of a result is seen" if asked else "no result is brought to the host by them"
     told += "".join(f"; {often:,} of the waits {'is' if often == 1 else 'are'} in {name}" for name, often in made)
-    change = _SYNCHRONIZES["mask" if made and made[0][0] in MASKS else "result" if reads else ""]
     finding = Finding(
         "synchronizes-each-step",
         f"the loop waits for the GPU {count:,} times{a_step(count, steps)}, {duration(facts, intervals.length(inside))}"
         f" ({where(facts, waits)}); {told}",
-        change,
+        _SYNCHRONIZES[asked],
         gain,
         subject=Subject((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
     )

@@ -624,7 +624,9 @@ class Evidence:
         made = self.timeline.places(self.launched_by[self.launched_by >= 0])
         count, lost = int(launches.sum()), int((launches & ~made).sum())
         if count >= FEW and lost > count / 2:
-            return f"{lost:,} of {words.count(count, 'launch')} have no work on the GPU: a CUDA graph is captured"
+            captured = self.timeline.named(lambda name: "BeginCapture" in name).any()
+            why = "a CUDA graph is captured" + ("" if captured else ", or the profiler lost their work")
+            return f"{lost:,} of {words.count(count, 'launch')} have no work on the GPU: {why}"
         blocked = intervals.intersect(self.covered(self.waiting(Cause.SYNCHRONIZE, Cause.STAGING)), self.idle)
         share = intervals.length(blocked) / self.window if self.window else 0.0
         if share > UNSEEN:

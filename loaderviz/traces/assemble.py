@@ -73,6 +73,7 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
     told = [trace.label or (f"rank {trace.rank}" if trace.rank is not None else "") for trace in traces]
     labels = [f"{name} " if name and told.count(name) == 1 else f"file {n} " for n, name in enumerate(told)]
     labels = labels if several else [""]  # lanes' names begin so; two files of one rank are told apart by their number
+    twice = [(name, many) for name, many in Counter(filter(None, told)).items() if many > 1]
     parts = [_part(*each) for each in zip(traces, labels, apart, strict=True)]
     together = all(trace.unix for trace in traces)
     begins = [int(part.rows["start"][0]) if len(part.rows["start"]) else 0 for part in parts]
@@ -90,6 +91,7 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
         for number, trace in enumerate(traces)
         for each in trace.messages
     )
+    notes += [f"{many} files are of {name}, and are told apart by their number" for name, many in twice]
     notes += _of_ranks(parts, labels) if several else parts[0].notes
     ticks = [part.tick for part in parts if part.tick]
     clock = f"in steps of {words.duration(min(ticks))}" if ticks else "ns"

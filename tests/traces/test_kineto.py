@@ -387,9 +387,9 @@ def test_ranks_without_a_device_have_loops_of_their_own(tmp_path):
     assert [(each.batches, each.step) for each in found] == [(3, 100_000_000)] * 2
     table = rank_table(timeline)
     assert [(row.rank, row.works) for row in table.rows] == [
-        ("0", 270_000_000),
-        ("1", 231_990_000),
-    ]  # in the time of rank 0
+        ("0", 220_010_000),
+        ("1", 273_000_000),
+    ]  # in the time of rank 1, which works longer
     assert table.late == () and table.shared == 0 and advise(timeline)[0].kind == "no-gpu-work"
 
 
@@ -705,6 +705,34 @@ def test_a_line_that_calls_nothing_of_torch_is_named_by_its_frame(tmp_path):
         ]
     found = advise(read_events(tmp_path, *events))[0]
     assert found.kind == "other-work-in-loop" and found.evidence.startswith("data.py:3 takes")
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+@pytest.mark.parametrize("what", ["loads", "computes"])
+def test_of_ranks_on_the_cpu_the_slow_one_is_judged(tmp_path, slow, what):
+    """All of them are as long in their steps, since the others wait in the collective."""
+    for rank in range(3):
+        events = []
+        for step in range(6):
+            at, more = BASE + 4_000 * step, 1_500 * (rank == slow)
+            loads, computes = 300 + more * (what == "loads"), 1_000 + more * (what == "computes")
+            events += [
+                note(f"ProfilerStep#{step}", at, 4_000),
+                op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, loads),
+                op("aten::addmm", at + loads, computes),
+                op("gloo:all_reduce", at + loads + computes, 3_900 - loads - computes),
+            ]
+        write(tmp_path, trace(*events, distributedInfo={"rank": rank, "backend": "gloo"}), f"{rank}.json")
+    timeline = read(tmp_path)
+    assert summarize(timeline).device == slow
+    found = [each for each in advise(timeline) if each.kind == "fetch-in-loop"]
+    assert bool(found) is (what == "loads") and all(each.expected_gain.per_step > 1_500_000 for each in found)
+
+
+def test_files_of_one_rank_are_told_apart_and_that_is_said(tmp_path):
+    for name in ("node0", "node1"):
+        write(tmp_path, trace(*loop(), distributedInfo={"rank": 0}), f"{name}.json")
+    assert "2 files are of rank 0, and are told apart by their number" in notes(read(tmp_path))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
