@@ -856,16 +856,20 @@ def describe(timeline: Timeline, label: str = "", window: tuple[int, int] | None
     'blocking: GPU computes 47 % of the time, 0 % of the copy is hidden, 2.05x the limit'
     """
     summary = summarize(timeline, window)
-    before = f"{label}: " if label else ""
+    before, missing = (
+        f"{label}: " if label else "",
+        timeline.context.missing if timeline.context.origin == "file" else (),
+    )
+    lacks = "".join(f"; {each}" for each in missing[:1])
     if not len(timeline):
         return f"{before}an empty timeline, nothing was recorded"
     if not summary.busy:
         calls = timeline.where(Kind.API) & (calls_of(timeline.names)[timeline.name] & Api.LAUNCH != 0)
         lost = f"{words.count(int(calls.sum()), 'launch')} of work on the GPU that is not in the timeline"
         work = lost if calls.any() else "no work on the GPU"
-        return f"{before}{words.duration(summary.window)} on the host, {work}{_loading(summary)}"
+        return f"{before}{words.duration(summary.window)} on the host, {work}{_loading(summary)}{lacks}"
     late = lateness(timeline, window) if len(summary.devices) > 1 else None
-    return before + (f"{late}; " if late and late.late else "") + finding(summary)
+    return before + (f"{late}; " if late and late.late else "") + finding(summary) + lacks
 
 
 def finding(summary: Summary) -> str:

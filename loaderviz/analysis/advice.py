@@ -1094,20 +1094,22 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
     """The honest finding where no change is worth its work, or where the timeline does not show which would be."""
     summary = facts.summary
     if not summary.kernels and not summary.copy:
-        if launches := facts.does(Api.LAUNCH).sum():
-            seen = (
-                f"the host makes {words.count(int(launches), 'launch')}, and no kernel and no copy is in the timeline"
-            )
-            return Finding(
-                "work-not-seen", f"{seen}: the profiler lost them, or was not asked for them", RECORD, NO_GAIN
-            )
-        text = "the timeline has no work of a GPU in it, so nothing can overlap"
-        missing = facts.timeline.context.missing
-        if missing and facts.timeline.context.origin == "file":
-            return Finding("work-not-seen", "; ".join(missing), RECORD, NO_GAIN)
-        if summary.busy:
+        made, missing = facts.timeline.places(facts.launched_by[facts.launched_by >= 0]), facts.timeline.context.missing
+        unseen, lost = "", int((facts.does(Api.LAUNCH) & ~made).sum())
+        if lost:
+            unseen = f"the host makes {words.count(lost, 'launch')}, and no kernel and no copy is in the timeline"
+            unseen += ": the profiler lost them, or was not asked for them"
+        elif missing and facts.timeline.context.origin == "file":
+            unseen = "; ".join(missing)
+        elif summary.busy:
             time = words.duration(facts.length(facts.here))
-            text = f"the timeline has no kernel and no copy, only {time} of other work on the GPU"
+            unseen = (
+                f"the timeline has no kernel and no copy, nor a launch of one, only {time} of other work on the GPU"
+            )
+            unseen += ": if there were some, the profiler did not see them"
+        if unseen:
+            return Finding("work-not-seen", unseen, RECORD, NO_GAIN)
+        text = "the timeline has no work of a GPU in it, so nothing can overlap"
         if data := intervals.length(facts.getting):
             text += f"; the loop waits for data or fetches it {words.share(data / facts.window)} of the time"
         return Finding("no-gpu-work", text, f"# {'; '.join(missing)}" if missing else "", NO_GAIN)

@@ -631,7 +631,7 @@ def test_nothing_is_said_of_what_the_file_has_not_seen(tmp_path, events, outer, 
     assert bool(timeline.context.missing) is bool(told) and ("work-not-seen" in found) is (kind == "work-not-seen")
     if told:
         assert told in timeline.context.missing[0] and timeline.context.notes[0] == timeline.context.missing[0]
-        assert any(told in finding.evidence for finding in advise(timeline))
+        assert any(told in finding.evidence for finding in advise(timeline)) and told in describe(timeline)
         assert Timeline.from_dict(timeline.to_dict()) == timeline
 
 
@@ -748,3 +748,13 @@ def test_the_slow_part_of_a_real_inference_is_its_pictures():
     """By hand: of 382 ms, 217 ms are in `preprocess`, 178 of them in the image processor."""
     found = advise(read(shared("measured/h100_timesformer_bf16_2025.json.gz")))[0]
     assert found.kind == "other-work-in-loop" and "image_processing_videomae.py:235 takes 215.3 ms" in found.evidence
+
+
+@pytest.mark.parametrize("launched", [0, 2])
+def test_one_memset_is_not_said_to_be_lost(tmp_path, launched):
+    events = [call("cudaFree", BASE, 900, 1), call("cudaMemsetAsync", BASE + 950, 5, 2)]
+    events += [work("Memset (Device)", BASE + 960, 2, 2, cat="gpu_memset")]
+    events += [call("cudaLaunchKernel", BASE + 970 + 10 * n, 5, 10 + n) for n in range(launched)]
+    (found,) = (each for each in advise(read_events(tmp_path, *events)) if each.kind == "work-not-seen")
+    told = "the host makes 2 launches" if launched else "nor a launch of one, only 2 µs of other work on the GPU"
+    assert told in found.evidence and "activities=[CPU, CUDA]" in found.change
