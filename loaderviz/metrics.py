@@ -151,10 +151,23 @@ def choose_device(timeline: Timeline, device: int | None = None) -> tuple[int, t
 
 
 def _busiest(timeline: Timeline) -> int:
-    """Return the device with the most work of its own: in a collective it may only wait."""
+    """Return the device with the most work of its own: in a collective it may only wait.
+
+    Of ranks on the CPU, the one whose loop is longest in operators and fetches that are no collective.
+    """
     devices = devices_of(timeline)
     own = timeline.where(*DEVICE_KINDS) & ~timeline.where(Kind.COMMUNICATION)
     spans = np.flatnonzero(own & timeline.in_lanes(lambda lane: lane.group == "device"))
+    if not len(spans) and len(devices) > 1:
+        shared = timeline.named(lambda name: name.startswith(("gloo:", "c10d::")))
+        works = timeline.where(Kind.OPERATOR, Kind.FETCH)
+
+        def alone(device: int) -> int:
+            mine = in_loop(timeline, device)
+            sets = [intervals.union(timeline.start[each], timeline.end[each]) for each in (mine & works, mine & shared)]
+            return intervals.length(intervals.subtract(*sets))
+
+        return max(devices, key=alone)
     whose = np.searchsorted(devices, device_of(timeline)[spans])
     return devices[int(np.bincount(whose, (timeline.end - timeline.start)[spans], len(devices)).argmax())]
 
@@ -843,16 +856,20 @@ def describe(timeline: Timeline, label: str = "", window: tuple[int, int] | None
     'blocking: GPU computes 47 % of the time, 0 % of the copy is hidden, 2.05x the limit'
     """
     summary = summarize(timeline, window)
-    before = f"{label}: " if label else ""
+    before, missing = (
+        f"{label}: " if label else "",
+        timeline.context.missing if timeline.context.origin == "file" else (),
+    )
+    lacks = "".join(f"; {each}" for each in missing[:1])
     if not len(timeline):
         return f"{before}an empty timeline, nothing was recorded"
     if not summary.busy:
         calls = timeline.where(Kind.API) & (calls_of(timeline.names)[timeline.name] & Api.LAUNCH != 0)
         lost = f"{words.count(int(calls.sum()), 'launch')} of work on the GPU that is not in the timeline"
         work = lost if calls.any() else "no work on the GPU"
-        return f"{before}{words.duration(summary.window)} on the host, {work}{_loading(summary)}"
+        return f"{before}{words.duration(summary.window)} on the host, {work}{_loading(summary)}{lacks}"
     late = lateness(timeline, window) if len(summary.devices) > 1 else None
-    return before + (f"{late}; " if late and late.late else "") + finding(summary)
+    return before + (f"{late}; " if late and late.late else "") + finding(summary) + lacks
 
 
 def finding(summary: Summary) -> str:

@@ -30,6 +30,7 @@ FindingKind = Literal[
     "copy-not-hidden",  # from pinned memory, while no kernel runs
     "many-small-copies",  # several a step, each as long as its latency
     "cuda-in-dataset",  # made by the data set or its collate function
+    "page-faults",  # of managed memory, which moves when it is touched
     "wide-dtype",  # of bytes in a type of four or eight
     "resident",  # the copying itself is the limit, or loading is; the data set could live on the GPU
     # how batches come

@@ -35,9 +35,9 @@ from loaderviz.analysis.trials import Trials
 from loaderviz.analysis.what_if import gpu_named
 from loaderviz.batches import HAND_OUT, OPTIMIZER_STEP, WORKER_END, WORKER_START
 from loaderviz.intervals import Intervals, either
-from loaderviz.metrics import Mask, Summary, check_timeline, device_sets
+from loaderviz.metrics import Mask, Summary, check_timeline, device_sets, on_device
 from loaderviz.timeline import KERNELS, Cause, Kind, Timeline
-from loaderviz.vendors import Api
+from loaderviz.vendors import PAGE_FAULTS, Api
 
 APART = 0.03  # of the window, which ends with the last work: so far from its steps, kernel to kernel, is told
 LARGE = "resident", "host-bound"  # changes of the whole program: a smaller one comes first that gains half, or a tenth
@@ -234,6 +234,33 @@ def restarts_workers(facts: Evidence) -> Finding | None:
         gain,
         {"persistent": True},
         subject=_DATA,
+    )
+
+
+def page_faults(facts: Evidence) -> Finding | None:
+    """Managed memory that moves when the GPU or the host touches it: who does waits for its pages."""
+    timeline, moved = facts.timeline, facts.migrations
+    faults = on_device(timeline, facts.device) & timeline.named(PAGE_FAULTS.__eq__) & (facts.last > facts.first)
+    if not (moved | faults).any():
+        return None
+    waits, parts = facts.covered(moved | faults), []
+    if faults.any():
+        groups = words.count(int(faults.sum()), "group")
+        parts.append(f"{groups} of page faults of the GPU take {duration(facts, facts.length(faults))}")
+    if moved.any():
+        size, time = int(timeline.nbytes[moved].clip(0).sum()), int((timeline.end - timeline.start)[moved].sum())
+        count, rate = words.count(int(moved.sum()), "migration"), words.size(size / max(1, time) * 1e9)
+        parts.append(f"{count} of {words.size(size)} take {duration(facts, facts.length(moved))} ({rate}/s)")
+    inside = intervals.length(intervals.intersect(waits, facts.kernels))
+    return Finding(
+        "page-faults",
+        f"managed memory moves page by page, when the GPU or the host touches it: {', '.join(parts)}. Together that "
+        f"is {duration(facts, intervals.length(waits))}, and kernels run in {duration(facts, inside)} of it, which "
+        "wait for pages",
+        "cudaMemPrefetchAsync(data, bytes, device, stream)  // before a kernel reads it; back before the host does\n"
+        "// or cudaMalloc() in place of cudaMallocManaged(), and one cudaMemcpyAsync() from page-locked memory",
+        facts.gain(intervals.length(waits), "the page faults and the migrations", Floor(0, "")),
+        subject=Subject((Kind.COPY_H2D, Kind.COPY_D2H)),
     )
 
 
@@ -660,11 +687,12 @@ _SYNCHRONIZES = {  # what to change, by what the host waits for
 
 def synchronizes_each_step(facts: Evidence) -> Found:
     """`.item()`, `.cpu()`, `print` or a synchronise in each step: the host cannot run ahead (R25)."""
-    calls = facts.synchronizes(None)
+    calls, results = facts.synchronizes(None), facts.mask(Kind.COPY_D2H) & ~facts.migrations
+    if not calls.any():  # a plain cudaMemcpy waits itself
+        calls = facts.calls(results & (facts.timeline.end <= facts.timeline.end[facts.launched_by]))
     count, steps = int(calls.sum()), facts.steps
     if count < max(2, (steps or 4) / 2):
         return None
-    results = facts.mask(Kind.COPY_D2H)
     waits = calls | facts.calls(results)
     inside = either(facts.covered(waits), facts.around(READING, calls))
     mates = facts.line_mates(waits)  # such as a norm, which is computed only to be read
@@ -675,14 +703,14 @@ def synchronizes_each_step(facts: Evidence) -> Found:
     gain = facts.bound(direct, what, results | work, 0, host=free)
     reads, made = int(results.sum()), facts.operators_of(calls).most_common(1)
     told = f"{words.count(reads, 'copy')} {'brings' if reads == 1 else 'bring'} a result to the host"
-    told = told if reads else "no result is brought to the host by them"
+    asked = "mask" if made and made[0][0] in MASKS else "result" if reads or (made and made[0][0] in READING) else ""
+    told = told if reads else "no copy of a result is seen" if asked else "no result is brought to the host by them"
     told += "".join(f"; {often:,} of the waits {'is' if often == 1 else 'are'} in {name}" for name, often in made)
-    change = _SYNCHRONIZES["mask" if made and made[0][0] in MASKS else "result" if reads else ""]
     finding = Finding(
         "synchronizes-each-step",
         f"the loop waits for the GPU {count:,} times{a_step(count, steps)}, {duration(facts, intervals.length(inside))}"
         f" ({where(facts, waits)}); {told}",
-        change,
+        _SYNCHRONIZES[asked],
         gain,
         subject=Subject((Kind.WAIT,), (Cause.SYNCHRONIZE,)),
     )
@@ -923,14 +951,15 @@ def other_work_in_loop(facts: Evidence) -> Found:
         return None
     time, seen = intervals.length(when), facts.seen_lines(facts.judged)
     if not is_seen and seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch was hidden
-        place = seen[0][0]
+        place, mine = seen[0][0], mine & False
     what = "what the host does outside of torch" if is_seen else "what this line takes"
     gain = facts.bound(intervals.length(within), what, host=within)
     names = ", ".join(names_of(facts, mine & (facts.last > facts.first))[:2])
     return Finding(
         "other-work-in-loop",
         f"{place} takes {duration(facts, time)} of the host's time while the GPU has nothing to do, in "
-        f"{len(when):,} pieces{f' ({names})' if names else ''}: it is no training, no loading and no wait for the GPU",
+        f"{words.count(len(when), 'piece')}{f' ({names})' if names else ''}: it is no training, no loading and no wait "
+        "for the GPU",
         f"# do what stands in {place} less often, or in another thread or process",
         gain,
         subject=Subject(time="idle"),
@@ -950,7 +979,8 @@ def host_bound(facts: Evidence) -> Found:
     gain = facts.gain(idle, "the GPU's idle time in which the host works", facts.device_floor(), facts.supply_floor())
     mean = float((facts.last - facts.first)[kernels].mean())
     calls = int((facts.launching & ~facts.does(Api.COPY)).sum())  # a graph's launches many; some work is not seen yet
-    launching = facts.length(facts.loop & facts.timeline.where(Kind.API, Kind.OPERATOR)) / max(count, calls)
+    launched = facts.covered(facts.loop & facts.timeline.where(Kind.API, Kind.OPERATOR))
+    launching = intervals.length(intervals.subtract(launched, facts.elastic)) / max(count, calls)
     split = ", ".join(f"{words.duration(time)} {name}" for name, time in parts.items() if time)
     split += f"; first calls, {words.duration(first)}, are left out" if first else ""
     overlap = copy_not_hidden(facts) or pageable_copy(facts)
@@ -1068,20 +1098,22 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
     """The honest finding where no change is worth its work, or where the timeline does not show which would be."""
     summary = facts.summary
     if not summary.kernels and not summary.copy:
-        if launches := facts.does(Api.LAUNCH).sum():
-            seen = (
-                f"the host makes {words.count(int(launches), 'launch')}, and no kernel and no copy is in the timeline"
-            )
-            return Finding(
-                "work-not-seen", f"{seen}: the profiler lost them, or was not asked for them", RECORD, NO_GAIN
-            )
-        text = "the timeline has no work of a GPU in it, so nothing can overlap"
-        missing = facts.timeline.context.missing
-        if missing and facts.timeline.context.origin == "file":
-            return Finding("work-not-seen", "; ".join(missing), RECORD, NO_GAIN)
-        if summary.busy:
+        made, missing = facts.timeline.places(facts.launched_by[facts.launched_by >= 0]), facts.timeline.context.missing
+        unseen, lost = "", int((facts.does(Api.LAUNCH) & ~made).sum())
+        if lost:
+            unseen = f"the host makes {words.count(lost, 'launch')}, and no kernel and no copy is in the timeline"
+            unseen += ": the profiler lost them, or was not asked for them"
+        elif missing and facts.timeline.context.origin == "file":
+            unseen = "; ".join(missing)
+        elif summary.busy:
             time = words.duration(facts.length(facts.here))
-            text = f"the timeline has no kernel and no copy, only {time} of other work on the GPU"
+            unseen = (
+                f"the timeline has no kernel and no copy, nor a launch of one, only {time} of other work on the GPU"
+            )
+            unseen += ": if there were some, the profiler did not see them"
+        if unseen:
+            return Finding("work-not-seen", unseen, RECORD, NO_GAIN)
+        text = "the timeline has no work of a GPU in it, so nothing can overlap"
         if data := intervals.length(facts.getting):
             text += f"; the loop waits for data or fetches it {words.share(data / facts.window)} of the time"
         return Finding("no-gpu-work", text, f"# {'; '.join(missing)}" if missing else "", NO_GAIN)
@@ -1184,6 +1216,7 @@ FINDINGS = (
     wide_dtype,
     index_on_host,
     copy_not_hidden,
+    page_faults,
     cuda_in_dataset,
     slow_line,
     uneven_workers,

@@ -35,7 +35,7 @@ from loaderviz.metrics import (
     window_of,
 )
 from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Kind, Timeline, grouped
-from loaderviz.vendors import Api, calls_of
+from loaderviz.vendors import MIGRATION, Api, calls_of
 
 Ints = npt.NDArray[np.int64]
 
@@ -490,7 +490,7 @@ class Evidence:
         What is moved once, such as a model or all of the data, brings none: it is launched outside of the steps. Where
         none are known a row of copies with no kernel between them is for batches if another row is just like it.
         """
-        copies = self.mask(Kind.COPY_H2D) & ~self.index_copies
+        copies = self.mask(Kind.COPY_H2D) & ~self.index_copies & ~self.migrations
         timeline, rows = self.timeline, np.flatnonzero(copies)
         if self.steps is not None:
             inside = copies & (timeline.batch >= 0)
@@ -503,6 +503,11 @@ class Evidence:
         copies[:] = False
         copies[np.concatenate(again) if again else []] = True
         return copies
+
+    @cached_property
+    def migrations(self) -> Mask:
+        """The copies of managed memory's pages that are made because the other side touches them."""
+        return self.here & self.timeline.named(lambda name: MIGRATION in name)
 
     @cached_property
     def has_loader(self) -> bool:
@@ -619,7 +624,9 @@ class Evidence:
         made = self.timeline.places(self.launched_by[self.launched_by >= 0])
         count, lost = int(launches.sum()), int((launches & ~made).sum())
         if count >= FEW and lost > count / 2:
-            return f"{lost:,} of {words.count(count, 'launch')} have no work on the GPU: a CUDA graph is captured"
+            captured = self.timeline.named(lambda name: "BeginCapture" in name).any()
+            why = "a CUDA graph is captured" + ("" if captured else ", or the profiler lost their work")
+            return f"{lost:,} of {words.count(count, 'launch')} have no work on the GPU: {why}"
         blocked = intervals.intersect(self.covered(self.waiting(Cause.SYNCHRONIZE, Cause.STAGING)), self.idle)
         share = intervals.length(blocked) / self.window if self.window else 0.0
         if share > UNSEEN:

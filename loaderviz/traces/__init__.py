@@ -16,22 +16,27 @@ Only live and workers import torch.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
 
 from loaderviz import words
+from loaderviz.batches import BATCH_RANGE
 from loaderviz.files import SQLITE, Source, TooLargeError
-from loaderviz.timeline import Timeline, TimelineError
-from loaderviz.traces.assemble import assemble, nothing_drawn
+from loaderviz.timeline import Kind, Timeline, TimelineError
+from loaderviz.traces.assemble import Lanes, assemble, nothing_drawn
 from loaderviz.traces.kineto import RawTrace, read_kineto, told_rank
 from loaderviz.traces.places import PathLike, found
 from loaderviz.traces.source import Document, TraceError
-from loaderviz.traces.steps import checked_part, counted, of_steps, of_window
+from loaderviz.traces.steps import BY_LOADER, COUNTED, checked_part, counted, marks_of, of_steps, of_window
+from loaderviz.vendors import Role
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -64,9 +69,9 @@ def read(
     by `DataLoader.__next__`, else by `optimizer.step()`, and a note says so. Several ranks are aligned by the clock
     that their files tell. What is damaged, missing or left out is told in `timeline.context.notes`.
 
-    Of a large file a part is enough: `steps=slice(3, 6)` takes the steps that it numbers 3 to 5, `window=(start, end)`
-    what the host begins between these times [ns from the first event]; both with the work of the GPU launched there.
-    The rest becomes no span; what is read can be written with `export.to_chrome_trace`.
+    Of a large file a part is enough: `steps=slice(3, 6)` takes its steps 3 to 5, marked or counted, and
+    `window=(start, end)` what the host begins between these times [ns from the first event]; both with the work of the
+    GPU launched there. The rest becomes no span; what is read can be written with `export.to_chrome_trace`.
 
     Raises `TraceError` for a file that is no trace (the message says what it looks like), that has no event which can
     be drawn, or that is hostile, where no file is of one of the `ranks`, and where a file has none of the `steps` or no
@@ -155,9 +160,31 @@ def attempted(
     """
     try:
         found = _raw(path, alone, ranks)
-        return found if part is None or isinstance(found, Timeline) else [of_steps(raw, part) for raw in found]
+        return found if part is None or isinstance(found, Timeline) else [of_steps(_marked(raw), part) for raw in found]
     except TraceError as problem:
         return TraceError(_TEMPORARY.sub("", str(problem)))
+
+
+def _marked(raw: RawTrace) -> RawTrace:
+    """Return a trace with a mark for each of its steps, also where nothing in the file marks them: they are counted."""
+    if len(marks_of(raw)[0]):
+        return raw
+    columns = dict(raw.columns)
+    timeline = made_of([replace(raw, columns=dict(columns), names=list(raw.names), lost=Counter(raw.lost))])
+    steps, lanes = np.flatnonzero(timeline.where(Kind.RANGE) & timeline.named(BATCH_RANGE.match)), Lanes(raw)
+    zero = timeline.context.zero or int(columns["start"].min(initial=1 << 62))
+    more: dict[str, Any] = {
+        "start": timeline.start[steps] + zero,
+        "end": timeline.end[steps] + zero,
+        "role": Role.ANNOTATION,
+        "name": len(raw.names) + np.arange(len(steps)),
+        "place": columns["place"][lanes.lane == lanes.main][:1],
+    }
+    for name, values in columns.items() if len(steps) else ():
+        columns[name] = np.r_[values, np.broadcast_to(more.get(name, -1), len(steps)).astype(values.dtype)]
+    names = [*raw.names, *(timeline.names[name] for name in timeline.name[steps].tolist())]
+    counted_by = [note for note in timeline.context.notes if note in (COUNTED, BY_LOADER)]
+    return replace(raw, columns=columns, names=names, remarks=[*raw.remarks, *counted_by])
 
 
 def _raw(path: Path, alone: bool, ranks: Sequence[int] | None) -> list[RawTrace] | Timeline:

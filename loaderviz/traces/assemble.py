@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderviz import words
+from loaderviz import intervals, words
 from loaderviz.batches import STEP_RANGE, numbers_of
-from loaderviz.intervals import tracks
 from loaderviz.timeline import (
     ARROW_COLUMNS,
     COPIES,
@@ -36,6 +35,7 @@ from loaderviz.timeline import (
     Ints,
     Kind,
     Lane,
+    Look,
     Timeline,
     grouped,
 )
@@ -46,6 +46,7 @@ from loaderviz.vendors import BLIT_DIRECTIONS, ON_DEVICE, Api, Role, calls_of, i
 Rows = dict[str, npt.NDArray[Any]]
 
 MANY = 4  # ranks; what is noted of more is told once
+PAUSE = 100_000  # ns between two calls of torch: what the main thread does in less is not told
 DAY = 86_400 * 10**9  # no profile lasts a day; an event that far from the others has a broken clock
 
 
@@ -61,6 +62,7 @@ class _Part:
     missing: list[str]
     tick: int  # ns between two readings of the clock, 0 if there are too few events to tell
     sources: list[str]  # lines of Python, "train.py:82"
+    looks: list[Look]  # where the main thread is between its calls of torch
 
 
 def assemble(traces: Sequence[RawTrace]) -> Timeline:
@@ -71,6 +73,7 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
     told = [trace.label or (f"rank {trace.rank}" if trace.rank is not None else "") for trace in traces]
     labels = [f"{name} " if name and told.count(name) == 1 else f"file {n} " for n, name in enumerate(told)]
     labels = labels if several else [""]  # lanes' names begin so; two files of one rank are told apart by their number
+    twice = [(name, many) for name, many in Counter(filter(None, told)).items() if many > 1]
     parts = [_part(*each) for each in zip(traces, labels, apart, strict=True)]
     together = all(trace.unix for trace in traces)
     begins = [int(part.rows["start"][0]) if len(part.rows["start"]) else 0 for part in parts]
@@ -80,6 +83,7 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
         own = origin if together else begins[number]
         part.rows["start"] -= own
         part.rows["end"] -= own
+        part.looks = [look._replace(time=look.time - own) for look in part.looks]
         if several:
             part.rows["correlation"][part.rows["correlation"] > 0] += number << 40  # unique over all ranks
     messages = tuple(
@@ -87,6 +91,7 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
         for number, trace in enumerate(traces)
         for each in trace.messages
     )
+    notes += [f"{many} files are of {name}, and are told apart by their number" for name, many in twice]
     notes += _of_ranks(parts, labels) if several else parts[0].notes
     ticks = [part.tick for part in parts if part.tick]
     clock = f"in steps of {words.duration(min(ticks))}" if ticks else "ns"
@@ -105,6 +110,7 @@ def assemble(traces: Sequence[RawTrace]) -> Timeline:
         missing=missing,
         zero=zero,
         messages=messages,
+        looks=() if several else tuple(parts[0].looks),
     )
     return replace(_merged(parts), context=context).self_check()
 
@@ -143,7 +149,7 @@ def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> _Part:
     tick, missing = resolution(rows["start"], rows["end"]), trace.missing + _missing(trace, rows, calls)
     notes = [*missing, *notes, *_quality(trace, rows, launch, calls, tick)]
     rows["batch"] = steps.batches(rows, launch, names, place.main)
-    rows["source"], sources = _sources(trace, rows, place.threads)
+    rows["source"], sources, looks = _sources(trace, rows, place)
     rows["source"][launch >= 0] = rows["source"][launch[launch >= 0]]
     lanes, overlapping = _sub_lanes(rows, place.lanes)
     if overlapping:
@@ -160,33 +166,50 @@ def _part(trace: RawTrace, label: str, device_of: dict[int, int]) -> _Part:
         np.c_[tails[forward], heads[forward], np.full(int(forward.sum()), ArrowKind.LAUNCH)],
         np.c_[joined, np.full(len(joined), ArrowKind.WAIT)],
     ]
-    return _Part(rows, lanes, names, np.concatenate(arrows), notes, missing, tick, sources)
+    return _Part(rows, lanes, names, np.concatenate(arrows), notes, missing, tick, sources, looks)
 
 
-def _sources(trace: RawTrace, rows: Rows, threads: dict[Key, int]) -> tuple[npt.NDArray[np.int32], list[str]]:
-    """Return for each row of the host the nearest frame of Python outside torch, as a number, and the frames' lines."""
-    result, table = np.full(len(rows["start"]), -1, np.int32), dict[str, int]()
+def _sources(trace: RawTrace, rows: Rows, lanes: Lanes) -> tuple[npt.NDArray[np.int32], list[str], list[Look]]:
+    """Return for each row of the host the nearest frame of Python outside torch, as a number, and the frames' lines.
+
+    The third is where the main thread is between its calls of torch, for each pause that is long enough to be told.
+    """
+    result, table, looks = np.full(len(rows["start"]), -1, np.int32), dict[str, int](), list[Look]()
     apart: dict[int, list[tuple[int, int, int]]] = {}
     for source, pid, tid, start, length in trace.frames:
-        if (lane := threads.get(_key((pid, tid, None, None), 0))) is not None:
+        if (lane := lanes.threads.get(_key((pid, tid, None, None), 0))) is not None:
             begin = trace.zero + start
             found = begin, -(begin + length), table.setdefault(source, len(table))
             apart.setdefault(lane, []).append(found)
-    by_lane = grouped(rows["lane"], int(rows["lane"].max(initial=-1)) + 1) if apart else []
+    by_lane, names = grouped(rows["lane"], int(rows["lane"].max(initial=-1)) + 1) if apart else [], list(table)
     for lane, found_here in apart.items():
-        edges: list[tuple[int, int]] = []  # from when on which frame is the innermost one
-        stack: list[tuple[int, int]] = []
-        for begin, until, which_one in [*sorted(found_here), (2**62, -(2**62), -1)]:
-            while stack and stack[-1][0] <= begin:
-                end, _ = stack.pop()
-                edges.append((end, stack[-1][1] if stack else -1))
-            stack.append((-until, which_one))
-            edges.append((begin, which_one))
-        times, which = np.array(edges, np.int64).T
-        here = by_lane[lane]
-        place = np.searchsorted(times, rows["start"][here], side="right") - 1
-        result[here] = np.where(place >= 0, which[place], -1)
-    return result, list(table)
+        frames = sorted(found_here)
+        edges = [(-(2**62), -1)]  # from when on which frame is the innermost one
+        stack, around = [-1], list[int]()  # open frames; for each frame the one that it is in
+        for number, begin in enumerate([*(frame[0] for frame in frames), 2**62]):
+            while stack[-1] >= 0 and -frames[stack[-1]][1] <= begin:
+                edges.append((-frames[stack.pop()][1], stack[-1]))
+            around.append(stack[-1])
+            stack.append(number)
+            edges.append((begin, number))
+        times, inner = np.array(edges, np.int64).T
+        lines, here = np.array([*(frame[2] for frame in frames), -1]), by_lane[lane]
+        result[here] = lines[inner[np.searchsorted(times, rows["start"][here], side="right") - 1]]
+        for begin, end in _pauses(rows, here) if lane == lanes.main else ():
+            # the innermost frame that has most of the pause: it is open in the middle of it
+            frame = inner[np.searchsorted(times, (begin + end) // 2, side="right") - 1]
+            while frame >= 0 and 2 * (min(end, -frames[frame][1]) - max(begin, frames[frame][0])) <= end - begin:
+                frame = around[frame]
+            looks += [Look(begin, end - begin, names[lines[frame]])] if frame >= 0 else []
+    return result, names, looks
+
+
+def _pauses(rows: Rows, here: Ints) -> list[list[int]]:
+    """Return start and end of the times in which these rows of a thread neither call torch or CUDA nor load."""
+    busy = here[np.isin(rows["kind"][here], (Kind.OPERATOR, Kind.API, Kind.FETCH, Kind.WAIT))]
+    whole = np.array([[rows["start"][here].min(), rows["end"][here].max()]])
+    found = intervals.subtract(whole, intervals.union(rows["start"][busy], rows["end"][busy]))
+    return [list(pause) for pause in found.tolist() if pause[1] - pause[0] >= PAUSE]
 
 
 def _tidy(trace: RawTrace) -> list[str]:
@@ -252,7 +275,7 @@ def _sub_lanes(rows: Rows, lanes: list[Lane]) -> tuple[list[Lane], int]:
         start, end = rows["start"][mine], rows["end"][mine]
         late = start[1:] < np.maximum.accumulate(end)[:-1]  # one before it is still open
         some = np.flatnonzero(np.r_[False, late] | np.r_[late, False])
-        levels = tracks(zip(start[some].tolist(), end[some].tolist(), strict=True))
+        levels = intervals.tracks(zip(start[some].tolist(), end[some].tolist(), strict=True))
         for index, level in zip(mine[some].tolist(), levels, strict=True):
             if level:
                 overlapping += 1

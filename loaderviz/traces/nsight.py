@@ -19,15 +19,18 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
+from loaderviz import words
 from loaderviz.files import LIMITS, check_counts
 from loaderviz.timeline import Cause, Ids, grouped
 from loaderviz.traces.kineto import DTYPES, Numbers, RawTrace
 from loaderviz.traces.source import TraceError
-from loaderviz.vendors import ON_DEVICE, Role
+from loaderviz.vendors import MIGRATION, ON_DEVICE, PAGE_FAULTS, Role
 
 _GPU = "CUPTI_ACTIVITY_KIND_"
 _OPERATIONS = dict(enumerate(("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"), 1))
-_OPERATIONS |= {11: "HtoD", 12: "DtoH", 13: "DtoD"}
+_UNIFIED = {11: "HtoD", 12: "DtoH", 13: "DtoD"}  # the driver moves pages of managed memory
+_OPERATIONS |= _UNIFIED
+_PREFETCH = 1  # CUPTI_ACTIVITY_UNIFIED_MEMORY_MIGRATION_CAUSE_USER: the program asked for it; else a touch did
 _MEMORIES = dict(enumerate(("Pageable", "Pinned", "Device", "Array", "Managed", "Device", "Managed", "Unknown")))
 _VERSION = re.compile(r"(?:_v\d{4,5})?(?:_pt(?:sz|ds))?$")  # cudaMemcpyAsync_v3020
 _TELLING = re.compile(r"not all|lost|dropped|missing|incomplete|overflow|could not", re.I)
@@ -37,6 +40,7 @@ _UNNAMED = "range without a name"
 _NULL, _BAD = -1, -(2**61)  # stand for NULL, or a column that is not there, and for what is no whole number
 _WHOLE = f"CASE typeof({{0}}) WHEN 'integer' THEN {{0}} WHEN 'null' THEN {_NULL} ELSE {_BAD} END"
 _MANY = 6  # processes without GPU work; more are told as one
+_CPU_FAULTS, _GPU_FAULTS = (f"CUDA_UM_{side}_PAGE_FAULT_EVENTS" for side in ("CPU", "GPU"))
 _STREAM_WAITS = 2  # CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_WAIT_EVENT; in all others the host waits
 
 Row = tuple[Any, ...]
@@ -104,7 +108,7 @@ class _Export:
         base = next((row[0] for row in self.select("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")), None)
         base = base if isinstance(base, int) and abs(base) < 2**62 else None
         calls = [self._calls(_GPU + table) for table in ("RUNTIME", "DRIVER")]
-        found = [*calls, *self._work(), self._ranges(), self._synchronizations(calls)]
+        found = [*calls, *self._work(), self._ranges(), self._synchronizations(calls), self._faults()]
         rows = {name: np.concatenate([each[name] for each in found]) for name in ("pid", *DTYPES)}
         if not len(rows["pid"]):
             raise TraceError(f"{self.path} has no events that can be drawn: {self._why_empty()}")
@@ -133,6 +137,7 @@ class _Export:
                 traces.append(trace)
         said = (text for (text,) in self.select("DIAGNOSTIC_EVENT", "text") if isinstance(text, str))
         traces[0].missing = [f"nsys says: {text[:200]}" for text in said if _TELLING.search(text)][:3]
+        traces[0].remarks += self._faulted()
         if "StringIds" not in self.columns:
             traces[0].remarks.append("names are not known: the file has no table StringIds")
         traces[0].left_out = self.left_out
@@ -190,13 +195,15 @@ class _Export:
         def kernel(long: int, short: int) -> str:
             return str(self.strings.get(long) or self.strings.get(short) or "unknown kernel")
 
-        def memcpy(kind: int, *sides: int) -> str:
+        def memcpy(kind: int, cause: int, *sides: int) -> str:
             memory = " -> ".join(memories.get(side, "Unknown") for side in sides)
+            if kind in _UNIFIED:
+                memory = "prefetched pages" if cause == _PREFETCH else MIGRATION
             return f"Memcpy {operations.get(kind, '?')} ({memory})"
 
         yield rows("KERNEL", Role.KERNEL, kernel, "demangledName", "shortName")
         yield rows("GRAPH_TRACE", Role.KERNEL, "CUDA graph {}".format, "graphId")
-        yield rows("MEMCPY", Role.MEMCPY, memcpy, "bytes", "copyKind", "srcKind", "dstKind")
+        yield rows("MEMCPY", Role.MEMCPY, memcpy, "bytes", "copyKind", "migrationCause", "srcKind", "dstKind")
         yield rows("MEMSET", Role.MEMSET, lambda kind: f"Memset ({memories.get(kind, 'Unknown')})", "bytes", "memKind")
 
     def _synchronizations(self, calls: list[Columns]) -> Columns:
@@ -217,6 +224,20 @@ class _Export:
             place = np.where(same, np.concatenate([each["place"] for each in calls])[order][found], place)
         name = np.full(len(start), self.names[Cause.SYNCHRONIZE.words] if len(start) else 0)
         return self._columns(Role.SYNC, start, end, name, place, owner, correlation)
+
+    def _faults(self) -> Columns:
+        """Groups of page faults of managed memory: from when to when the GPU waits for their pages."""
+        start, end, device, owner = self.numbers(_GPU_FAULTS, "start", "end", "deviceId", "globalPid")
+        place = _numbered(self.places, lambda number: (None, None, max(0, number), 0), device)
+        name = np.full(len(start), self.names[PAGE_FAULTS] if len(start) else 0)
+        return self._columns(Role.GPU_ANNOTATION, start, end, name, place, owner)
+
+    def _faulted(self) -> list[str]:
+        """Say how many page faults of managed memory there are; of those of the CPU no end is told."""
+        (count,), (host,) = self.numbers(_GPU_FAULTS, "numberOfPageFaults"), self.numbers(_CPU_FAULTS, "start")
+        number = int(count.clip(1).sum())  # one at least in a group that tells none
+        told = f"managed memory: {words.count(number, 'page fault')} of the GPU in {words.count(len(count), 'group')}"
+        return [f"{told}, {words.count(len(host), 'page fault')} of the CPU"] if number or len(host) else []
 
     def _ranges(self) -> Columns:
         spans: list[Row] = []

@@ -409,24 +409,29 @@ def _ascending(start: Any, end: Any = None) -> bool:
     return first >= 0 and (end is None or first < last)
 
 
+def marks_of(trace: RawTrace) -> tuple[Ints, Ints]:
+    """Return the rows that mark the steps of a trace, and their numbers; none where nothing marks them."""
+    columns, found = trace.columns, (np.empty(0, np.int64),) * 2
+    host = np.isin(columns["role"], (Role.ANNOTATION, Role.OPERATOR))
+    for pattern in (STEP_RANGE, BATCH_RANGE):
+        numbers = numbers_of(trace.names, pattern)
+        marks = np.flatnonzero(host & np.isin(columns["name"], list(numbers)))
+        if len(marks):
+            found = marks, np.array([numbers[name] for name in columns["name"][marks].tolist()])
+    return found
+
+
 def of_steps(trace: RawTrace, steps: slice) -> RawTrace:
     """Return what belongs to the steps with these numbers, up to the beginning of the step after them.
 
     Raises `TraceError` where nothing in the file marks its steps, and where it has none of these.
     """
-    columns = trace.columns
-    host = np.isin(columns["role"], (Role.ANNOTATION, Role.OPERATOR))
-    for pattern in (BATCH_RANGE, STEP_RANGE):
-        numbers = numbers_of(trace.names, pattern)
-        marks = np.flatnonzero(host & np.isin(columns["name"], list(numbers)))
-        if len(marks):
-            break
-    else:
+    columns, (marks, number) = trace.columns, marks_of(trace)
+    if not len(marks):
         raise TraceError(
-            f"nothing in {trace.path} marks its steps, so its steps cannot be told; give read() a window=(start, "
+            f"nothing in {trace.path} marks its steps, nor can they be counted; give read() a window=(start, "
             "end) in ns instead, or call prof.step() in the loop that is recorded"
         )
-    number = np.array([numbers[name] for name in columns["name"][marks].tolist()])
     first, end = steps.start or 0, number.max() + 1 if steps.stop is None else steps.stop
     chosen = (number >= first) & (number < end)
     if not chosen.any():

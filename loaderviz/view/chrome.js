@@ -171,6 +171,7 @@ function fillFindings(view) {
       { ...mark, title: mark.kind, change: mark.report ? "" : mark.missing, race: true })));
     (part.findings ?? []).forEach(finding => lines.push(findingNode(view, index, finding)));
   });
+  view.ui.card.insertBefore(view.ui.findings, view.compared.length > 1 ? view.ui.table : view.ui.tools);
   view.ui.findings.replaceChildren(...lines);
   view.ui.findings.hidden = !lines.length;
 }

@@ -206,11 +206,15 @@ def merge(bars: Bars, category: Ints, keep: npt.NDArray[np.bool_], limit: int) -
 
 
 def first_view(timeline: Timeline) -> Window | None:
-    """Return where the GPU works and 5 % on both sides [ns from the begin]; None where that is about all of it."""
-    work = timeline.where(*DEVICE_KINDS)
+    """Return where the GPU works, or steps are judged, and 5 % on both sides [ns from the begin].
+
+    None where that is about all of it, or where it does not work.
+    """
+    work, steps = timeline.where(*DEVICE_KINDS), Loop.of(timeline, metrics.choose_device(timeline, None)[0]).window
     if not work.any():
         return None
-    first, last = (int(edge) - timeline.begin for edge in (timeline.start[work].min(), timeline.end[work].max()))
+    times = np.r_[timeline.start[work].min(), timeline.end[work].max(), steps or ()] - timeline.begin
+    first, last = int(times.min()), int(times.max())
     edge = (last - first) // 20
     return (max(0, first - edge), min(timeline.duration, last + edge)) if last - first < timeline.duration / 2 else None
 
@@ -365,7 +369,7 @@ def _part(part: Part, bars: Bars, kept: Window | None, place: Ints) -> Json:
         "name": part.name, "finding": part.finding, "duration": timeline.duration, "folded": part.folded,
         "hero": _hero(part, rows),
         "where": _where(summary), "where_title": _where_title(summary), "groups": groups, "lanes": lanes,
-        "strips": [_strip(timeline)] if part.utilization and timeline.duration else [],
+        "strips": [_strip(timeline)] if part.utilization and timeline.where(*DEVICE_KINDS).any() else [],
         "marks": [{"time": mark.time - begin, "lane": mark.lane, "kind": mark.kind, "report": mark.report,
                    **dict(zip(("text", "missing"), _told(mark.text), strict=True)),
                    "bars": place[list(mark.spans)].tolist()}
@@ -416,7 +420,7 @@ def _where(summary: metrics.Summary) -> list[Json]:
     }
     return [
         {
-            "name": "GPU computes" if name == "compute" else name,
+            "name": "GPU computes" if name == "compute" else name if summary.busy else name.removeprefix("idle: "),
             "ns": round(time / steps),
             "key": keys.get(name) or ("wait" if name.startswith("idle: host blocked") else "state:idle"),
         }

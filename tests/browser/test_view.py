@@ -876,6 +876,7 @@ def test_findings_show_their_evidence_and_what_is_predicted_stands_pale_below(sh
 
     lines = shown.page.locator(".lv-view .findings li")
     assert lines.count() == len(advice)
+    assert lines.first.bounding_box()["y"] < shown.page.locator(".lv-view .stage").bounding_box()["y"]
     lines.first.get_by_role("button", name="show the evidence").click()
     window, bars = shown.ask("lv.window"), shown.ask("lv.view.evidence")
     copies = timeline.where(Kind.COPY_H2D) & (timeline.start >= advice.window[0])

@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 from trace_files import notes, rows, write
 
-from loaderviz import files, summarize
+from loaderviz import advise, files, summarize
 from loaderviz.timeline import Kind
 from loaderviz.traces import TraceError, read
 
@@ -335,3 +335,82 @@ def test_very_many_processes(tmp_path, monkeypatch, idle):
     monkeypatch.setitem(files.LIMITS, "process", 5)
     with pytest.raises(TraceError, match=f"{path}: it has 6 processes, and at most 5 are read"):
         read(path)
+
+
+# Managed memory: the tables of nsys 2023 to 2025, with the columns that are read
+
+FAULTS = (
+    "CREATE TABLE CUDA_UM_GPU_PAGE_FAULT_EVENTS (start, end, globalPid, deviceId, address, numberOfPageFaults);"
+    "CREATE TABLE CUDA_UM_CPU_PAGE_FAULT_EVENTS (start, globalPid, address);"
+)
+
+
+def managed(groups=3, migrations=2, cause=2):
+    """Page faults of 2 µs each while the kernel runs, a migration of 1 µs in the first ones, one fault of the host."""
+    faults = (f"({9_000 + 3_000 * n}, {11_000 + 3_000 * n}, {GPID}, 0, 0, {5 + n})" for n in range(groups))
+    moved = (
+        f"({10_500 + 3_000 * n}, {11_500 + 3_000 * n}, 0, 0, {GPID}, 65536, {11 + n % 3}, 4, 2, {cause})"
+        for n in range(migrations)
+    )
+    columns = "start, end, deviceId, streamId, globalPid, bytes, copyKind, srcKind, dstKind, migrationCause"
+    change = FAULTS + f"INSERT INTO CUDA_UM_CPU_PAGE_FAULT_EVENTS VALUES (24100, {GPID}, 0);"
+    change += "".join(f"INSERT INTO CUDA_UM_GPU_PAGE_FAULT_EVENTS VALUES {row};" for row in faults)
+    return change + "".join(f"INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY ({columns}) VALUES {row};" for row in moved)
+
+
+@pytest.mark.parametrize(("groups", "migrations"), [(3, 2), (0, 3), (4, 0), (1, 1)])
+def test_page_faults_of_managed_memory_are_spans_and_told(tmp_path, groups, migrations):
+    timeline = read(export(tmp_path / "a.sqlite", managed(groups, migrations))).self_check()
+    faults = [row for row in rows(timeline, Kind.RANGE) if row.name == "page faults"]
+    assert [(row.start, row.duration, row.lane.group) for row in faults] == [
+        (8_500 + 3_000 * n, 2_000, "device") for n in range(groups)
+    ]
+    moved = [row.kind for row in timeline.rows() if row.name.endswith("(page migration)")]
+    assert moved == [Kind.COPY_H2D, Kind.COPY_D2H, Kind.COPY_D2D][:migrations]
+    count = sum(5 + n for n in range(groups))
+    said = f"{count} page faults of the GPU in {groups} group{'s' * (groups != 1)}, 1 page fault of the CPU"
+    assert f"managed memory: {said}" in notes(timeline)
+    assert (timeline.where(Kind.RANGE) & (timeline.batch < 0)).sum() == groups  # they are no steps
+    whole = advise(timeline, (0, timeline.duration))
+    found = next(each for each in whole if each.kind == "page-faults")
+    covered = {time for n in range(groups) for time in range(9_000 + 3_000 * n, 11_000 + 3_000 * n)}
+    covered |= {time for n in range(migrations) for time in range(10_500 + 3_000 * n, 11_500 + 3_000 * n)}
+    assert found.expected_gain.ns == len(covered)
+    assert (f"{groups} group" in found.evidence) is (groups > 0)
+    assert (f"{migrations} migration" in found.evidence) is (migrations > 0)
+    assert "cudaMemPrefetchAsync" in found.change
+
+
+def test_pages_that_the_program_asked_for_are_no_faults(tmp_path):
+    timeline = read(export(tmp_path / "a.sqlite", managed(0, 3, cause=1)))
+    assert [row.name for row in rows(timeline, Kind.COPY_H2D, Kind.COPY_D2H)][1:] == [
+        "Memcpy HtoD (prefetched pages)",
+        "Memcpy DtoH (prefetched pages)",
+    ]
+    assert "page-faults" not in [each.kind for each in advise(timeline, (0, timeline.duration))]
+
+
+def test_migrations_are_no_batches_and_bring_no_results(tmp_path):
+    """A kernel and a synchronise, again and again, of a program that knows no other copies."""
+    call = (
+        "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME (start, end, globalTid, correlationId, nameId) "
+        f"VALUES ({{}}, {{}}, {GTID}, {{}}, {{}});"
+    )
+    kernel = (
+        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, streamId, correlationId, globalPid, shortName) "
+        f"VALUES ({{}}, {{}}, 0, 7, {{}}, {GPID}, 3);"
+    )
+    moved = (
+        "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY (start, end, deviceId, streamId, globalPid, bytes, copyKind) "
+        f"VALUES ({{}}, {{}}, 0, 0, {GPID}, 65536, {{}});"
+    )
+    change = "DELETE FROM CUPTI_ACTIVITY_KIND_MEMCPY; DELETE FROM NVTX_EVENTS; DELETE FROM DIAGNOSTIC_EVENT;"
+    for n in range(20):
+        at = 80_000 * (n + 1)
+        change += call.format(at, at + 5_000, 100 + n, 1) + kernel.format(at + 6_000, at + 46_000, 100 + n)
+        change += call.format(at + 8_000, at + 46_500, 200 + n, 6)
+        change += moved.format(at + 10_000, at + 20_000, 11) + moved.format(at + 50_000, at + 70_000, 12)
+    advice = advise(read(export(tmp_path / "a.sqlite", change)))
+    assert advice[0].kind == "page-faults" and advice[0].expected_gain.ns == 20 * 30_000
+    assert "no result is brought" in next(each for each in advice if each.kind == "synchronizes-each-step").evidence
+    assert not {"copy-not-hidden", "resident"} & {each.kind for each in advice}

@@ -35,7 +35,7 @@ def path(tmp_path):
 
 def told(timeline):
     """What is known of each host span and kernel, whatever time 0 is."""
-    zero = timeline.context.zero
+    zero = timeline.context.zero or 0
     return sorted((row.name, row.start + zero, row.end + zero, row.batch, row.lane.name) for row in timeline.rows())
 
 
@@ -120,7 +120,7 @@ def test_a_part_that_a_file_has_not_is_told(path, part, error, told):
 
 def test_a_part_of_an_unmarked_or_a_saved_file_is_refused(path, tmp_path):
     unmarked = write(tmp_path, trace(*loop()[1:]), "unmarked.json")
-    saved, marks = read(path).save(tmp_path / "saved.json"), r"nothing in .*unmarked.json marks its steps.*window="
+    saved, marks = read(path).save(tmp_path / "saved.json"), r"nothing in .*unmarked.json marks .* counted.*window="
     whole = r"timeline.between\(start, end\) gives a part"
     for file, part, told in ((unmarked, "steps", marks), (saved, "steps", whole), (saved, "window", whole)):
         with pytest.raises(TraceError, match=told):
@@ -166,3 +166,37 @@ def test_one_step_of_a_real_trace_has_all_of_its_spans(name, step, tmp_path):
     assert len(part) < len(whole) / 2
     assert not set(part.batch.tolist()) - {-1, step}
     assert read(to_chrome_trace(part, tmp_path / "part.json")) == part
+
+
+def counted_only(by, count=6, base=BASE):
+    """Steps of 100 µs that a loader or an optimizer tells of; the kernel of each runs during the next one."""
+    events = []
+    for number in range(count):
+        begin = base + 100 * number
+        events += [
+            op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin, 4) if by == "loader" else [],
+            op("aten::mm", begin + 5, 20),
+            call("cudaLaunchKernel", begin + 10, 5, number + 1),
+            op("autograd::engine", begin + 30, 5, tid=9),
+            work(f"gemm{number}", begin + 120, 60, number + 1),
+            note("Optimizer.step#SGD.step", begin + 80, 15),
+        ]
+    return [event for event in events if event]
+
+
+@pytest.mark.parametrize("by", ["loader", "optimizer"])
+@pytest.mark.parametrize("base", [BASE, 5_000])  # of Unix time, or of an unknown moment
+@pytest.mark.parametrize("steps", [slice(1, 3), slice(4, None), slice(None, 1)])
+def test_steps_that_are_counted_can_be_asked_for(tmp_path, by, base, steps):
+    path = write(tmp_path, trace(*counted_only(by, base=base)))
+    part, whole = read(path, steps=steps).self_check(), read(path)
+    numbers = list(range(6))[steps]
+    assert sorted(row[:1] + row[3:] for row in told(part)) == sorted(
+        row[:1] + row[3:] for row in told(whole) if row[3] in numbers
+    )
+    assert [row.name for row in part.rows(Kind.COMPUTE)] == [f"gemm{number}" for number in numbers]
+    assert f"the part that was read has {len(numbers)} step{'s' * (len(numbers) > 1)} of 6 in the file" in notes(part)
+    said = "steps are counted by " + {"loader": "DataLoader.__next__", "optimizer": "optimizer.step()"}[by]
+    assert notes(part).count(said) == notes(whole).count(said) == 1
+    with pytest.raises(TraceError, match="has the steps 0 to 5, and none from 7 to 8"):
+        read(path, steps=slice(7, 9))

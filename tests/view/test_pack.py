@@ -391,3 +391,20 @@ def test_of_very_many_lanes_the_busiest_are_drawn_and_a_line_says_how_many_are_n
     assert head["parts"][0]["lanes"][-1]["title"] == said == head["notes"][-1]
     assert head["parts"][0]["lanes"][-1]["group"] == -1
     assert ">and 501 more streams<" in timeline.view().svg()
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_the_steps_that_are_judged_are_looked_at_although_the_gpu_works_at_their_end_alone(marked):
+    steps = [("main", 250 * n, 250 * n + 250, Kind.RANGE, {"name": f"batch {n}", "batch": n}) for n in range(4)]
+    spans = steps if marked else []
+    timeline = factory.made(*spans, ("main", 0, 1_000, Kind.OPERATOR), ("stream 7", 800, 900, Kind.COMPUTE))
+    assert first_view(timeline) == (None if marked else (795, 905))
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_without_work_of_the_gpu_nothing_says_that_it_is_idle(seen):
+    spans = [("main", 0, 400, Kind.OPERATOR), *([("stream 7", 500, 600, Kind.COMPUTE)] if seen else [])]
+    head = pack([Part(factory.made(*spans), utilization=True)])[0]["parts"][0]
+    assert any(each["name"].startswith("idle") for each in head["where"]) is seen
+    assert {"host in operators", "idle: host in operators"} & {each["name"] for each in head["where"]}
+    assert bool(head["strips"]) is seen
