@@ -71,7 +71,8 @@ class Fetched:
 
     `batched` tells that the data set gave the whole batch at once; `files` are those it read.
     Where it is measured, `spun` is at most what its threads took to wait for each other, `sent` what the worker's
-    other threads took since the batch before, which is to send batches, and `received` what taking it took.
+    other threads took since the batch before, which is to send batches, and `received` what taking it took. `here` is
+    what all of the fetch, with the emulator's part, took of this machine's processor.
     """
 
     data: Any
@@ -85,6 +86,7 @@ class Fetched:
     files: Reads = ()
     sent: int = 0
     received: int = 0
+    here: int = 0
     place: Place | None = None
 
     @classmethod
@@ -98,7 +100,7 @@ class Fetched:
         batched = not fetcher.auto_collation or bool(getattr(dataset, "__getitems__", None))
         samples = sample_count(indices, data)
         counted = meter.slept, meter.work, unpriced, *meter.waited
-        return cls(data, samples, *counted, batched, meter.files, place=meter.place)
+        return cls(data, samples, *counted, batched, meter.files, here=meter.here, place=meter.place)
 
     def pin_memory(self) -> Fetched:
         """Called by the pin thread."""
@@ -537,7 +539,7 @@ class Meter(TorchDispatchMode):
     def __init__(self, host: Host, measured: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.host, self.measured = host, measured
-        self.work = self.slept = self.unpriced = self._left_out = 0  # ns
+        self.work = self.slept = self.unpriced = self.here = self._left_out = 0  # ns
         self.waited = Waited(0, 0)
         self.calls = self.overhead = 0  # calls of torch that the emulator saw, and what it took at each [ns]
         self._inside = 0  # above 0: what is called is priced as a whole, or elsewhere
@@ -577,7 +579,8 @@ class Meter(TorchDispatchMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        rest = max(0, processor_time() - self._start - self._left_out - self.calls * self.overhead)
+        self.here = processor_time() - self._start
+        rest = max(0, self.here - self._left_out - self.calls * self.overhead)
         waited, spun = waiting_time.since(self._waits_from)
         waited -= self._waits_declared
         self.waited = Waited(waited if waited > JITTER else 0, min(rest, spun))
@@ -718,6 +721,8 @@ class Meter(TorchDispatchMode):
 
     def reads(self, file: File, count: int, place: Place | None) -> None:
         """Note that so many bytes of a file are read at a line; they come from the page cache at least."""
+        if not file.size:  # a pipe, a device
+            return
         self._read[file] += count
         if place is not None:
             self._places[place] += self.host.work_time(2 * count)
