@@ -360,11 +360,10 @@ class Session(TensorMemory):
         """Return the kinds of time that batches take on this machine, and that are far from what they cost."""
         if self.measured:
             return ()
-        left, far = self.unpriced.get("data set", []), NOTED_TIMES["data set"]
+        left, times = self.unpriced.get("data set", []), NOTED_TIMES["data set"]
         costs = zip(left, self._charged, self._here, strict=True)
-        python = _most(
-            [time * (time > min(far * cost, max(cost, NOTED_SHARE * here))) for time, cost, here in costs], NOTED
-        )
+        far = [time for time, cost, here in costs if time > min(times * cost, max(cost, NOTED_SHARE * here))]
+        python = _most(far + [0] * (len(left) - len(far)), NOTED)
         waiting = self._waits() > NOTED_TIMES["waiting"] * sum(self._charged)
         return tuple(kind for kind, noted in (("data set", python), ("waiting", waiting)) if noted)
 
