@@ -1,20 +1,24 @@
 """Validation and calibration: a trace made of the model's own times is exact; real traces are within the limit."""
 
 import gzip
+import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import loaderviz as lv
 from benchmarks.steps import Setup, gpu_time
 from benchmarks.validate import STEPS
+from loaderviz.analysis import calibration
 from loaderviz.analysis.validate import JUDGED, ValidationError
 from loaderviz.cli import main
 from loaderviz.emulator import Gpu, Host
 from loaderviz.emulator.hardware import UnknownHardwareError
 from loaderviz.emulator.kernels import Array, Call, kernel_times
+from loaderviz.emulator.torch.dataloader import FORMATS
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 CARD = "NVIDIA A100-SXM4-80GB"
@@ -185,3 +189,34 @@ def test_whole_steps_have_the_kernel_time_that_was_measured(place):
     model, gpu, batch, measured = STEPS[place]
     total, kernels = gpu_time(Setup(model, batch, "train"), Gpu.preset(gpu))
     assert (total - kernels * Gpu.preset(gpu).queue_gap) / 1e6 == pytest.approx(measured, rel=0.15)
+
+
+# This machine
+
+
+def test_how_much_slower_a_machine_prepares_pictures_is_the_middle_of_four_calls(monkeypatch):
+    """Calls that take so many times what the table says: its closed forms, for the picture that calibrate() makes."""
+    size, file = 375 * 500 * 3, io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (375, 500, 3), dtype=np.uint8)
+    pytest.importorskip("PIL.Image").fromarray(pixels).save(file, "JPEG", quality=75)
+    table = [FORMATS["JPEG"].time(len(file.getvalue()), size)]
+    table += [base + size * per_byte // 1000 for base, per_byte in ((2_500, 160), (9_000, 440), (3_000, 116))]
+    taken = iter([1.2 * table[0], 3.4 * table[1], 1.6 * table[2], 9 * table[3]])
+    monkeypatch.setattr(calibration, "_least", lambda call: next(taken))
+    assert calibration._decoding() == {"transforms": 2_500}  # between 1.6 and 3.4
+
+
+def test_this_machine_is_measured_and_saved(tmp_path, capsys):
+    path = tmp_path / "here.toml"
+    assert main(["calibrate", "--save", str(path)]) == 0
+    host, preset = Host.preset(str(path)), Host.preset("workstation")
+    measured = {name for name, source in host.sources.items() if source == f"measured: {path.name}"}
+    assert measured >= {"transforms", "new_page", "first_read", "tensor_sent", "pickle_per_byte", "cores", "hand_out"}
+    said = capsys.readouterr().out
+    assert all(name in said for name in measured - {"name"})
+    assert 100 < host.transforms < 100_000
+    others = {"launch", "dispatch", "node", "disk"} - measured
+    assert {name: getattr(host, name) for name in others} == {name: getattr(preset, name) for name in others}
+    with lv.record(on="a100", host=str(path)) as recording:
+        torch.ones(2, device="cuda")
+    assert recording.timeline.context.host.startswith("workstation, calibrated")

@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from loaderviz.analysis import validate
 from loaderviz.analysis.validate import Calibration
-from loaderviz.emulator.hardware import DATA, FULL, SECOND, Host
-from loaderviz.emulator.torch.dataloader import FORMATS
+from loaderviz.emulator.hardware import FULL, SECOND, Host
+from loaderviz.emulator.torch.dataloader import Meter
 from loaderviz.machine import COARSE, cores, fine_time_ns, new_pages, thread_time_ns, tick
 
 LARGE, PICKLED, ROUNDS = 2**24, 2**19, 7  # bytes that are copied, and sent; times that something is measured
@@ -100,19 +100,19 @@ def _decoding() -> dict[str, Any]:
         from PIL import Image
     except ImportError:
         return {}
-    pixels = np.random.default_rng(0).integers(0, 256, (375, 500, 3), dtype=np.uint8)
-    picture, file, prices = Image.fromarray(pixels), io.BytesIO(), DATA["transforms"]["PIL.Image"]
+    file, table = io.BytesIO(), Meter(replace(Host.preset("workstation"), transforms=FULL), measured=False)
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (375, 500, 3), dtype=np.uint8))
     picture.save(file, "JPEG", quality=75)
-    calls: dict[str, Callable[[], object]] = {
-        "Image.convert": lambda: picture.convert("L"),
-        "Image.transform": lambda: picture.rotate(10),
-        "Image.transpose": lambda: picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
-    }
-    decoding = _least(lambda: Image.open(io.BytesIO(file.getvalue())).load())
-    times = [decoding / FORMATS["JPEG"].time(len(file.getvalue()), pixels.nbytes)]
-    for name, call in calls.items():
-        base, per_byte = prices[name]
-        times.append(_least(call) / (base + per_byte * pixels.nbytes // 1000))
+    times = []
+    for call in (
+        lambda: Image.open(io.BytesIO(file.getvalue())).load(),
+        lambda: picture.convert("L"),
+        lambda: picture.rotate(10),
+        lambda: picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+    ):
+        with table:
+            call()
+        times.append(_least(call) / table.work)
     return {"transforms": round(FULL * statistics.median(times))}
 
 

@@ -16,6 +16,7 @@ import gc
 import os
 import threading
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from io import FileIO
@@ -197,7 +198,7 @@ class OwnTime:
 # system would slice it is not modelled. Sleeping, waiting for data and reading files takes no core; waiting for the GPU
 # does, as CUDA's synchronise spins.
 
-Reads = Iterable[tuple[Hashable, int]]  # files, each with its size in bytes
+Reads = Iterable[tuple[Hashable, int, int]]  # files, each with its bytes and how many of them are read
 
 
 class Shared:
@@ -208,7 +209,7 @@ class Shared:
         self._times, self._used = [0], [0]  # from each time on so many cores are taken
         self._main = 0  # up to here the main thread's part is in there
         self._disk = 0  # when it is free
-        self._cached: set[Hashable] = set()  # files read before: they are in the page cache
+        self._cached = Counter[Hashable]()  # bytes of files that were read before: they are in the page cache
         self.loaders: WeakSet[LoaderSchedule] = WeakSet()  # those at work; who lets go of an iterator ends it
 
     def main_rests(self, start: int, end: int) -> None:
@@ -254,12 +255,15 @@ class Shared:
         return pieces[0][0], start
 
     def read(self, start: int, files: Reads) -> int:
-        """Return when these files are read: the first time from the disk, one after the other; then from the cache."""
-        fresh = {key: size for key, size in files if key not in self._cached}
+        """Return when these files are read: from the disk, one after the other, as far as they are not in the cache."""
+        fresh = Counter[Hashable]()
+        for key, size, count in files:
+            fresh[key] = min(fresh[key] + count, size - self._cached[key])
+        fresh = +fresh
         if not fresh or not self._host.disk:
             return start
-        self._cached.update(fresh)
-        self._disk = max(start, self._disk) + ceil_div(sum(fresh.values()) * SECOND, self._host.disk)
+        self._cached += fresh
+        self._disk = max(start, self._disk) + ceil_div(fresh.total() * SECOND, self._host.disk)
         return self._disk + len(fresh) * self._host.disk_latency
 
     def busy_workers(self, at: int) -> int:

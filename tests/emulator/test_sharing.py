@@ -51,9 +51,9 @@ def test_no_more_is_done_than_the_cores_can():
 def test_a_file_is_read_once_and_then_cached():
     """Two files of 1 MB at 1 GB/s with 10 us each; who asks meanwhile waits for the disk, not for the latency."""
     shared = Shared(replace(HOST, disk=10**9, disk_latency=10_000))
-    assert shared.read(0, [("a", 10**6), ("b", 10**6), ("a", 10**6)]) == 2_000_000 + 2 * 10_000
-    assert shared.read(500, [("c", 10**6)]) == 3_000_000 + 10_000
-    assert shared.read(9_000_000, [("a", 10**6), ("c", 10**6)]) == 9_000_000
+    assert shared.read(0, [("a", 10**6, 10**6), ("b", 10**6, 10**6), ("a", 10**6, 10**6)]) == 2_000_000 + 2 * 10_000
+    assert shared.read(500, [("c", 10**6, 10**6)]) == 3_000_000 + 10_000
+    assert shared.read(9_000_000, [("a", 10**6, 10**6), ("c", 10**6, 10**6)]) == 9_000_000
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -216,9 +216,9 @@ def scheduled(**more):
         ({"slept": 500}, 0, 3_000),
         ({"slept": 1_500}, 0, 3_500),
         ({"waited": 1_200}, 0, 3_200),
-        ({"files": [("a", 2_000)]}, 0, 4_000),
-        ({"files": [("a", 2_000)], "waited": 1_900}, 0, 4_000),  # the wait was for the disk: the longer of both
-        ({"files": [("a", 2_000)], "waited": 2_100, "slept": 50}, 0, 4_150),
+        ({"files": [("a", 2_000, 2_000)]}, 0, 4_000),
+        ({"files": [("a", 2_000, 2_000)], "waited": 1_900}, 0, 4_000),  # the wait was for the disk: the longer of both
+        ({"files": [("a", 2_000, 2_000)], "waited": 2_100, "slept": 50}, 0, 4_150),
     ],
 )
 def test_a_fetch_begins_with_what_it_does_first(what, begin, end):

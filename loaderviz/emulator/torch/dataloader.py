@@ -7,19 +7,19 @@ when the main thread takes a batch: when its index was sent, when its worker was
 Of a data set's own work, operators of torch cost their bytes, FLOPs and dispatch; taking samples and stacking them is
 in `Host.fetch_per_byte`; all else (PIL, numpy, Python) costs what `loaderviz.costs` declares for it, or what a table of
 hardware.toml says. Where it is `measured` (host="auto"), the whole fetch costs the processor time that it takes, and
-what is declared in it. A file that `open` opens in a fetch costs the disk once, by its size, however much of it is
-read; then it is in the page cache. Not modelled: files that C libraries open (declare what they take), locks such as
-HDF5's, and the longer start of spawned workers.
+what is declared in it. What is read of a file that `open` opened in a fetch costs the disk, until as much as the file
+has was read; then it is in the page cache. Not modelled: pages of a mapped file and files that C libraries open
+(declare what they take), locks such as HDF5's, and the longer start of spawned workers.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
 import importlib
 import inspect
 import io
+import mmap
 import multiprocessing.queues
 import multiprocessing.reduction
 import os
@@ -70,9 +70,10 @@ ELSEWHERE = (
 class Fetched:
     """What a worker sends in place of a bare batch: the batch, how many samples, and what its `Meter` counted [ns].
 
-    `batched` tells that the data set gave the whole batch at once; `files` are those it opened, with their sizes.
+    `batched` tells that the data set gave the whole batch at once; `files` are those it read.
     Where it is measured, `spun` is at most what its threads took to wait for each other, `sent` what the worker's
-    other threads took since the batch before, which is to send batches, and `received` what taking it took.
+    other threads took since the batch before, which is to send batches, and `received` what taking it took. `here` is
+    what all of the fetch, with the emulator's part, took of this machine's processor.
     """
 
     data: Any
@@ -86,6 +87,7 @@ class Fetched:
     files: Reads = ()
     sent: int = 0
     received: int = 0
+    here: int = 0
     place: Place | None = None
 
     @classmethod
@@ -99,7 +101,7 @@ class Fetched:
         batched = not fetcher.auto_collation or bool(getattr(dataset, "__getitems__", None))
         samples = sample_count(indices, data)
         counted = meter.slept, meter.work, unpriced, *meter.waited
-        return cls(data, samples, *counted, batched, meter.files, place=meter.place)
+        return cls(data, samples, *counted, batched, meter.files, here=meter.here, place=meter.place)
 
     def pin_memory(self) -> Fetched:
         """Called by the pin thread."""
@@ -490,6 +492,49 @@ JITTER = 500_000  # ns: a shorter wait is one for the interpreter's lock, or the
 TAKING = frozenset(["index", "index_select", "stack", "cat", "clone", "copy_", "select_copy"])
 
 
+OPENS = ("builtins", "open"), ("io", "open"), ("tarfile", "bltn_open"), ("bz2", "_builtin_open")  # pathlib's is io's
+
+
+class File(NamedTuple):
+    """A file: its device's number and its own, and its size in bytes."""
+
+    key: tuple[int, int]
+    size: int
+
+
+def file_of(number: int) -> File:
+    """Return the file that has this number in this process."""
+    found = os.fstat(number)
+    return File((found.st_dev, found.st_ino), found.st_size if stat.S_ISREG(found.st_mode) else 0)
+
+
+class _Opened(io.FileIO):
+    """A file that tells a meter what is read of it; who takes its number, as numpy.fromfile does, reads it whole."""
+
+    def __init__(self, meter: Meter, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        with meter.not_counted():
+            self.meter, self.file, self.place = meter, file_of(super().fileno()), place_of(stack_of())
+
+    def fileno(self) -> int:
+        number = super().fileno()
+        self.meter.taken.add(self.file)
+        return number
+
+    def read(self, size: int | None = -1, /) -> Any:
+        return self._told(super().read(size))
+
+    def readall(self) -> Any:
+        return self._told(super().readall())
+
+    def readinto(self, buffer: Any, /) -> Any:
+        return self._told(super().readinto(buffer))
+
+    def _told(self, got: Any) -> Any:
+        self.meter.reads(self.file, got if isinstance(got, int) else len(got or b""), self.place)
+        return got
+
+
 def _take(tensor: torch.Tensor) -> None:
     for _ in range(40):
         tensor[len(tensor) - 1]
@@ -501,7 +546,7 @@ class Meter(TorchDispatchMode):
     def __init__(self, host: Host, measured: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.host, self.measured = host, measured
-        self.work = self.slept = self.unpriced = self._left_out = 0  # ns
+        self.work = self.slept = self.unpriced = self.here = self._left_out = 0  # ns
         self.waited = Waited(0, 0)
         self._rests, self._waits = Carried(), Carried()
         self.calls = self.overhead = 0  # calls of torch that the emulator saw, and what it took at each [ns]
@@ -509,6 +554,8 @@ class Meter(TorchDispatchMode):
         self._declared = 0  # above 0: so is all Python, but torch's operators
         self._decodes = False  # what is called is a part of a decoder
         self._known: dict[Any, Operator] = {}
+        self._read, self.taken = Counter[File](), set[File]()  # bytes of files; those whose number somebody took
+        self.files: Reads = ()
         self._undo: list[tuple[Any, str, Any]] = []
         self.sampler: Sampler | None = None  # of the lines, where they are measured
         self._places = Counter[Place]()  # [ns] of what is priced at the line that does it
@@ -524,9 +571,12 @@ class Meter(TorchDispatchMode):
             if self.host.transforms:
                 self._price_transforms()
             super().__enter__()  # type: ignore[no-untyped-call]
-        for owner in (builtins, io):  # pathlib's is the second
-            self._replace(owner, "open", self._noting(vars(owner)["open"]))
-        self.files = list[tuple[tuple[int, int], int]]()
+        for module, name in OPENS if self.host.disk else ():
+            if module in sys.modules:
+                self._replace(sys.modules[module], name, self._noting(vars(sys.modules[module])[name]))
+        self._replace(mmap, "mmap", self._mapping(mmap.mmap))
+        self._read.clear()
+        self.taken.clear()
         self._places.clear()
         if self.sampler is not None:
             self.sampler.begin()
@@ -537,13 +587,17 @@ class Meter(TorchDispatchMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        rest = self._rests.due(processor_time() - self._start - self._left_out - self.calls * self.overhead)
+        self.here = processor_time() - self._start
+        rest = self._rests.due(self.here - self._left_out - self.calls * self.overhead)
         waited, spun = waiting_time.since(self._waits_from)
         waited = self._waits.due(max(-tick(), waited - self._waits_declared))  # less of it is threads' work at once
         self.waited = Waited(waited if waited > JITTER else 0, min(rest, spun))
+        self._read |= Counter({file: file.size for file in self.taken})
+        self.files = tuple((file.key, file.size, count) for file, count in self._read.items())
         try:
             if not self.measured:
                 super().__exit__(*error)  # type: ignore[no-untyped-call]
+                self.work += sum(self.host.work_time(2 * count) for count in self._read.values())
         finally:
             self.work, self.unpriced = (self.work + rest, 0) if self.measured else (self.work, rest)
             while self._undo:
@@ -640,21 +694,47 @@ class Meter(TorchDispatchMode):
         return waiting_time.wall() - self._began
 
     def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `open`, noting what this thread opens to read; the bytes come from the page cache at least."""
+        """Return `open`, whose files count what is read of them, where this thread opens them to read alone."""
         fetching = threading.get_ident()
 
-        def opening(*args: Any, **kwargs: Any) -> Any:
-            file = function(*args, **kwargs)
-            if threading.get_ident() != fetching:
-                return file
-            found = os.fstat(file.fileno())
-            if file.readable() and stat.S_ISREG(found.st_mode) and self.host.disk:
-                self.files.append(((found.st_dev, found.st_ino), found.st_size))
-                self.work += 0 if self.measured else self.host.work_time(2 * found.st_size)
-                self.note(Cause.READ, self.host.work_time(2 * found.st_size))
-            return file
+        @functools.wraps(function)
+        def opening(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
+            options = dict(zip(("encoding", "errors", "newline", "closefd", "opener"), args, strict=False)) | kwargs
+            binary = mode in ("rb", "br")
+            text = {name: options.pop(name, None) for name in ("encoding", "errors", "newline")}
+            usual = not any(text.values()) if binary else mode in ("r", "rt", "tr") and buffering
+            if threading.get_ident() != fetching or not usual:
+                return function(file, mode, buffering, *args, **kwargs)
+            raw = _Opened(self, file if isinstance(file, int) else os.fspath(file), **options)
+            if not buffering:
+                return raw
+            buffer = io.BufferedReader(raw, *[buffering] * (buffering > 1))
+            if binary:
+                return buffer
+            reader: Any = io.TextIOWrapper(buffer, line_buffering=buffering == 1, **text)
+            reader.mode = mode
+            return reader
 
         return opening
+
+    def _mapping(self, original: type[mmap.mmap]) -> type[mmap.mmap]:
+        """Return `mmap.mmap`: mapping a file reads nothing of it."""
+
+        class Mapped(original):  # type: ignore[valid-type, misc]
+            def __new__(cls, number: int, *args: Any, **kwargs: Any) -> Any:
+                if number >= 0:
+                    self.taken.discard(file_of(number))
+                return super().__new__(cls, number, *args, **kwargs)
+
+        return Mapped
+
+    def reads(self, file: File, count: int, place: Place | None) -> None:
+        """Note that so many bytes of a file are read at a line; they come from the page cache at least."""
+        if not file.size:  # a pipe, a device
+            return
+        self._read[file] += count
+        if place is not None:
+            self._places[place] += self.host.work_time(2 * count)
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         self._undo.append((owner, name, vars(owner)[name]))

@@ -55,6 +55,7 @@ NOTED = 2_000_000  # ns of a batch that are unpriced, or measured on the wall, f
 WIDE, LOOKS = 4096, 3  # elements of a tensor that is looked at, and how many such
 WIDER = (torch.float32, torch.float64, torch.int64, torch.int32)
 NOTED_TIMES = {"data set": 4, "waiting": 0.25}
+NOTED_SHARE = 0.25  # so much of what a fetch takes here is noted, too, where it is more than what is charged
 WAITED = 20_000_000  # ns of waiting in all batches but the longest, from which it is noted: it may come in some only
 UNPRICED = {
     "data set": "the data set's own Python takes time on this machine that a named host does not know: declare it with "
@@ -143,6 +144,7 @@ class Session(TensorMemory):
         self._looks = LOOKS
         self.unpriced: dict[str, list[int]] = {}  # where a batch took how many ns of real time that nothing prices
         self._charged: list[int] = []  # what each batch costs instead [ns]
+        self._here: list[int] = []  # what its fetch took this machine's processor [ns]
         self._waited: list[int] = []  # how long this machine waited for each [ns]
         self._spun = self._worked = 0  # how long its threads may have waited for each other, of what is measured [ns]
         self.deferred = DeferredCopies(self)
@@ -355,6 +357,7 @@ class Session(TensorMemory):
         for what, time in (("data set", batch.unpriced), ("waiting", batch.waited)):
             self.unpriced.setdefault(what, []).append(time)
         self._charged.append(took + batch.slept)
+        self._here.append(batch.here)
         return took
 
     def _not_priced(self) -> tuple[str, ...]:
@@ -362,9 +365,13 @@ class Session(TensorMemory):
         if self.measured:
             return ()
         far, many = NOTED_TIMES["data set"], self._at_once()
-        times, costs = (_sums(each, many) for each in (self.unpriced.get("data set", []), self._charged))
+        sums = (_sums(each, many) for each in (self.unpriced.get("data set", []), self._charged, self._here))
         python = _most(
-            [time if time > far * cost else 0 for time, cost in zip(times, costs, strict=True)], NOTED * many
+            [
+                time * (time > min(far * cost, max(cost, NOTED_SHARE * here)))
+                for time, cost, here in zip(*sums, strict=True)
+            ],
+            NOTED * many,
         )
         waiting = self._waits() > NOTED_TIMES["waiting"] * sum(self._charged)
         return tuple(kind for kind, noted in (("data set", python), ("waiting", waiting)) if noted)

@@ -5,6 +5,7 @@ The numbers are those of hardware.toml; the host has no other costs, and its `tr
 
 import io
 import sys
+import time
 from dataclasses import MISSING, fields
 from types import ModuleType
 
@@ -361,3 +362,20 @@ def test_a_format_without_a_price_is_decoded_as_ever(tmp_path):
     seen = []
     recorded(Items([lambda: seen.append(np.asarray(Image.open(path).convert("RGB")))] * 3))
     assert all(np.array_equal(each, noise()) for each in seen) and len(seen) == 3
+
+
+@pytest.mark.parametrize(("times", "said"), [(0.1, ()), (2.5, ("data set",))])
+def test_what_takes_longer_than_all_that_is_priced_is_said(times, said):
+    """Decoding has a price, and the Python after it none: so many times the price in processor time."""
+    data = saved("JPEG", noise(900, 1200))
+    price = FORMATS["JPEG"].time(len(data), 3 * 900 * 1200)
+
+    def fetch():
+        Image.open(io.BytesIO(data)).load()
+        end = time.thread_time_ns() + times * price
+        while time.thread_time_ns() < end:
+            pass
+
+    took, recording = recorded(Items([fetch] * 3))
+    assert took == [price] * 3
+    assert recording.timeline.context.unpriced == said

@@ -1,5 +1,7 @@
 """What the host's part of torch costs: closed forms in the fields of a `Host`, each a power of ten of its own."""
 
+import io
+import tarfile
 import time
 from dataclasses import fields, replace
 
@@ -250,3 +252,102 @@ def test_arithmetic_of_the_processor_takes_time():
     x, host = torch.ones(1024, 1024), Host.preset("laptop")
     assert host_time(lambda _: here(x), host) >= 2 * 1024**3 * 10**9 // (host.flops * host.cores)
     assert host_time(lambda _: here(x), host) > host_time(lambda _: there(x), host)
+
+
+PART = 100_000  # bytes in the middle of a file of a hundred times as many
+
+
+def seeks(path):
+    with open(path, "rb") as file:
+        file.seek(10 * PART)
+        return len(file.read(PART))
+
+
+def seeks_without_a_buffer(path):
+    with path.open("rb", buffering=0) as file:
+        file.seek(10 * PART)
+        return file.readinto(bytearray(PART))
+
+
+def reads_lines(path):
+    with open(path, encoding="ascii") as file:
+        return sum(len(line) for line, _ in zip(file, range(PART // 100), strict=False))
+
+
+def takes_a_member(path):
+    with tarfile.open(path) as archive:
+        return len(archive.extractfile("middle").read())
+
+
+def maps(path):
+    return np.memmap(path, np.uint8, "r")[10 * PART : 11 * PART].copy().nbytes
+
+
+def reads_by_number(path):
+    return np.fromfile(path, np.uint8).nbytes
+
+
+@each_number
+@pytest.mark.parametrize(
+    ("read", "least", "most"),
+    [
+        (seeks, PART, PART + 2**18),  # buffers are read whole
+        (seeks_without_a_buffer, PART, PART),
+        (reads_lines, PART, PART + 2**18),
+        (takes_a_member, PART, PART + 2**18),
+        (maps, 0, 0),  # which pages come, nobody is told
+        (reads_by_number, 100 * PART, 100 * PART + 10_240),
+    ],
+)
+def test_of_a_large_file_only_what_is_read_costs(tmp_path, read, least, most, workers):
+    path = tmp_path / "large"
+    with tarfile.open(path, "w") as archive:
+        for name, size in ("before", 10 * PART), ("middle", PART), ("after", 89 * PART):
+            info = tarfile.TarInfo(name)
+            info.size = size
+            archive.addfile(info, io.BytesIO((b"a" * 99 + b"\n") * (size // 100)))
+    expected, size = read(path), path.stat().st_size
+    host = replace(FREE, disk=10**9, memory_bandwidth=2 * 10**9)  # disk and page cache: a ns a byte each
+    with lv.record(on="a100", host=host, hazards="off") as recording:
+        found = [int(each) for each in DataLoader(Data(read, [path] * 4), None, num_workers=workers)]
+    assert found == [expected] * 4
+    first, second, *_ = [span.duration for span in recording.timeline.rows(Kind.FETCH)] or [0, 0]
+    count = first // 2
+    assert first == 2 * count and least <= count <= most
+    assert second == count + min(count, size - count)  # the disk, until as much as the file has is in the cache
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("r", {"encoding": "utf-8"}),
+        ("rt", {"encoding": "utf-8", "newline": ""}),
+        ("r", {"encoding": "ascii", "errors": "replace", "buffering": 1}),
+        ("rb", {}),
+        ("rb", {"buffering": 0}),
+        ("rb", {"buffering": 100}),
+        ("r+b", {}),
+        ("rb", {"encoding": "utf-8"}),
+        ("r", {"buffering": 0}),
+        ("q", {}),
+    ],
+)
+def test_a_file_that_is_opened_in_a_fetch_is_what_open_gives(tmp_path, mode, options):
+    path = tmp_path / "text"
+    path.write_bytes("one\r\ntwö\nthree".encode())
+
+    def look(_):
+        try:
+            file = open(path, mode, **options)  # noqa: SIM115
+        except ValueError as error:
+            return str(error)
+        with file:
+            kind = "raw" if isinstance(file, io.FileIO) else type(file)
+            buffer = getattr(file, "buffer", file)
+            told = kind, file.mode, file.name, getattr(file, "encoding", 0), getattr(file, "line_buffering", 0)
+            return *told, type(buffer) is kind, file.readline(), file.tell(), file.read(), file.readable()
+
+    plain, found = look(0), []
+    with lv.record(on="a100", host="laptop", hazards="off"):
+        found.extend(DataLoader(Data(look, [0] * 4), None, collate_fn=lambda each: each))
+    assert found == [plain] * 4
