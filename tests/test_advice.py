@@ -158,14 +158,16 @@ def edge(before):
     return 2 * (max(loads, default=0) + max(pins, default=0)) / before.steps
 
 
+GPUS_AND_SIZES = [("a100", 64), ("a100", 8192), ("t4", 1024), ("h200", 8192), ("laptop", 8192)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("gpu", "batch_size"), [("a100", 64), ("a100", 8192), ("t4", 1024), ("h200", 8192), ("laptop", 8192)]
-)
+@pytest.mark.parametrize(("gpu", "batch_size"), GPUS_AND_SIZES)
 def test_what_is_promised_bounds_what_is_gained(gpu, batch_size):
-    close, seen = 0, 0
-    for compute, kernels in ((100_000, 17), (880_000, 4), (3_000_000, 17)):
-        for before, after, kind in changes(factory.settings(gpu, batch_size, compute, kernels, steps=24)):
+    close, seen, first = 0, 0, GPUS_AND_SIZES.index((gpu, batch_size))
+    for number, (compute, kernels) in enumerate(((100_000, 17), (880_000, 4), (3_000_000, 17)), first):
+        every = [*changes(factory.settings(gpu, batch_size, compute, kernels, steps=24))]
+        for before, after, kind in every[number % 2 :: 2]:  # so each change meets each GPU and each length of kernels
             saved = run(before).duration - run(after).duration  # the promise, too, is for the whole window
             real, promised = saved / before.steps, gains(run(before))
             if kind in promised:
@@ -175,7 +177,7 @@ def test_what_is_promised_bounds_what_is_gained(gpu, batch_size):
                 close += per_step - real < 0.1 * pace(before)
             elif set(promised) & set(ENDINGS):
                 assert real < 0.03 * pace(before) + edge(before), (before, kind)
-    assert seen > 10
+    assert seen > 5
     assert close > seen / 2  # a bound that is true but far away would help nobody
 
 
@@ -194,7 +196,8 @@ def test_the_promise_holds_for_pytorch_code_on_the_emulated_gpu():
 @pytest.mark.parametrize("batch_size", [64, 512, 8192])
 @pytest.mark.parametrize("workers", [0, 4])
 def test_it_never_contradicts_the_verdict(gpu, batch_size, workers):
-    for compute in (10_000, 300_000, 880_000, 3_000_000):
+    half = slice((batch_size == 512) ^ (workers == 4), None, 2)  # each two of the four numbers meet
+    for compute in (10_000, 300_000, 880_000, 3_000_000)[half]:
         base = factory.settings(gpu, batch_size, compute, workers=workers, steps=24)
         two = {name: run(base.change(**PRESETS[name])) for name in ("pinned", "prefetch")}
         said, advice = verdict(*map(lv.summarize, two.values())), lv.advise(two["pinned"])
@@ -945,7 +948,7 @@ FAULTS = (
 
 
 def must_read_well(timeline):
-    """Fail at a wrong plural, a full stop twice, a bracket with nothing in it."""
+    """Fail at a wrong plural, a full stop twice, a bracket with nothing in it; return the advice."""
     advice = lv.advise(timeline)
     sentences = [
         advice.judged,
@@ -955,6 +958,7 @@ def must_read_well(timeline):
     for sentence in sentences:
         for fault in FAULTS:
             assert not re.search(fault, sentence), (fault, sentence)
+    return advice
 
 
 ANY = st.one_of(
@@ -1007,8 +1011,7 @@ FILES = {path.relative_to(TRACES).as_posix() for path in TRACES.rglob("*.json.gz
 @pytest.mark.parametrize("name", sorted(FILES | PUBLIC.keys()))
 def test_the_advice_on_public_traces(name):
     timeline = lv.read(TRACES / name)
-    must_read_well(timeline)
-    advice = lv.advise(timeline)
+    advice = must_read_well(timeline)
     assert name not in PUBLIC or [finding.kind for finding in advice] == PUBLIC[name]
     summary = lv.summarize(timeline, window=advice.window)
     assert all(finding.expected_gain.ns <= summary.window - summary.limit for finding in advice)

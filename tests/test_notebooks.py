@@ -258,17 +258,6 @@ def place_of_the_kernels(tmp_path_factory):
         yield
 
 
-@pytest.fixture(scope="module")
-def one_kernel(place_of_the_kernels):
-    """A kernel for all learner's notebooks, one after the other: it has imported torch only once."""
-    from jupyter_core.utils import run_sync
-
-    manager = client(nbformat.v4.new_notebook(), FOLDER).create_kernel_manager()
-    yield manager
-    if manager.has_kernel:
-        run_sync(manager.shutdown_kernel)(now=True)
-
-
 # The kernel's peak, and what of it are pages of files, such as the libraries of torch, in MB. `getrusage` will not do:
 # on Linux its peak begins with that of the parent process, here pytest's.
 PEAK = """
@@ -365,16 +354,15 @@ def test_a_translation_changes_words_and_no_code(name):
             assert first == second, given.source
 
 
-@marked([*NAMES, *TRANSLATED])
-def test_a_notebook_as_given_runs_and_says_that_nothing_was_attempted(name, one_kernel):
+@marked(TRANSLATED)  # the lessons themselves run as given in tests/browser/test_browser.py
+def test_a_translation_as_given_runs_and_says_that_nothing_was_attempted(name):
     notebook = read(name)
-    notebook.cells.insert(0, nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {FOLDER}"))
-    run = client(notebook, FOLDER, km=one_kernel)
-    try:
-        run.execute()
-    finally:
-        run.kc.stop_channels()  # the kernel goes on, its next notebook has channels of its own
+    client(notebook, FOLDER).execute()
+    is_as_given(notebook, name)
 
+
+def is_as_given(notebook: Any, name: str) -> None:
+    """Assert that in a notebook that has run nothing was attempted, and nobody was warned."""
     assert {status for _, status in checked(notebook)} <= {"○ NOT ATTEMPTED"}, checked(notebook)
     assert len(checked(notebook)) >= len(tagged(source(Path(name).name), "exercise"))
     assert unexpected_warnings(notebook, name) == []

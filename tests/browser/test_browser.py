@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from labserver import opened_page
+from test_notebooks import is_as_given, nbformat, read
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 FIGURE = "application/vnd.plotly.v1+json"
@@ -29,6 +30,10 @@ def test_all_cells_run_and_all_figures_are_drawn(name, open_and_run):
     problems = [output for output in notebook.outputs if output["output_type"] == "error"]
     assert [f"{problem['ename']}: {problem['evalue']}" for problem in problems] == []
     assert all(cell["count"] for cell in notebook.cells), "a cell did not run"
+    given = read(name)
+    for cell, ran in zip((cell for cell in given.cells if cell.cell_type == "code"), notebook.cells, strict=True):
+        cell.outputs = [nbformat.from_dict(output) for output in ran["outputs"]]
+    is_as_given(given, name)
 
     html = ["".join(output.get("data", {}).get("text/html", "")) for output in notebook.outputs]
     for number, output in enumerate(notebook.outputs):  # what a picture shows in words: in its output, or below a chart
