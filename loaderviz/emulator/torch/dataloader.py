@@ -556,6 +556,7 @@ class Meter(TorchDispatchMode):
         self._known: dict[Any, Operator] = {}
         self._read, self.taken = Counter[File](), set[File]()  # bytes of files; those whose number somebody took
         self.files: Reads = ()
+        self._mapped = self._mapping(mmap.mmap)
         self._undo: list[tuple[Any, str, Any]] = []
         self.sampler: Sampler | None = None  # of the lines, where they are measured
         self._places = Counter[Place]()  # [ns] of what is priced at the line that does it
@@ -574,7 +575,7 @@ class Meter(TorchDispatchMode):
         for module, name in OPENS if self.host.disk else ():
             if module in sys.modules:
                 self._replace(sys.modules[module], name, self._noting(vars(sys.modules[module])[name]))
-        self._replace(mmap, "mmap", self._mapping(mmap.mmap))
+        self._replace(mmap, "mmap", self._mapped)
         self._read.clear()
         self.taken.clear()
         self._places.clear()
