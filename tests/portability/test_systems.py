@@ -122,7 +122,7 @@ import multiprocessing, sys
 from loaderviz import experiment
 if __name__ == "__main__":
     multiprocessing.set_start_method(sys.argv[1])
-    setting = experiment.Setting(batch_size=8)
+    setting = experiment.Setting(batch_size=64)
     timeline = experiment.four_loaders(setting, host="laptop", only=[experiment.USUAL])[experiment.USUAL].timeline
     print([(row.name, row.start, row.end, row.batch, row.nbytes) for row in timeline.rows()])
 """
