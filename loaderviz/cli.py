@@ -76,9 +76,9 @@ class Listener:
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self._as_before: Callable[[], object] = stream.flush
-        if isinstance(stream, TextIOWrapper) and not stream.closed and stream.errors == "strict":
+        if isinstance(stream, TextIOWrapper) and not stream.closed and stream.errors in ("strict", "backslashreplace"):
+            self._as_before = partial(stream.reconfigure, errors=stream.errors)
             self._do(partial(stream.reconfigure, errors="loaderviz"))  # for a sign that a code page lacks, another
-            self._as_before = partial(stream.reconfigure, errors="strict")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

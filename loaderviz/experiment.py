@@ -61,6 +61,10 @@ class Digits(Dataset[tuple[torch.Tensor, int]]):
         self.images, self.labels = images, labels
         _to_tensor()  # raises without torchvision, here and not in a worker
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        _to_tensor()  # in a spawned worker: what its first fetch imports would have no price there
+
     def __len__(self) -> int:
         return len(self.images)
 
