@@ -255,8 +255,8 @@ def page_faults(facts: Evidence) -> Finding | None:
     return Finding(
         "page-faults",
         f"managed memory moves page by page, when the GPU or the host touches it: {', '.join(parts)}. Together that "
-        f"is {duration(facts, intervals.length(waits))}, and kernels run in {duration(facts, inside)} of it, which "
-        "wait for pages",
+        f"is {duration(facts, intervals.length(waits))}; kernels, which may wait for pages, run in "
+        f"{duration(facts, inside)} of it",
         "cudaMemPrefetchAsync(data, bytes, device, stream)  // before a kernel reads it; back before the host does\n"
         "// or cudaMalloc() in place of cudaMallocManaged(), and one cudaMemcpyAsync() from page-locked memory",
         facts.gain(intervals.length(waits), "the page faults and the migrations", Floor(0, "")),

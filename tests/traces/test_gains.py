@@ -128,33 +128,3 @@ def test_a_wait_that_gains_little_does_not_come_before_what_the_host_does(tmp_pa
     advice = lv.advise(read_events(tmp_path, *masked(1_110)))
     assert [each.kind for each in advice][:2] == ["host-bound", "synchronizes-each-step"]
     assert advice[0].expected_gain.ns > 8 * advice[1].expected_gain.ns
-
-
-@pytest.mark.parametrize("pinned", ["Pageable", "Pinned"])
-def test_a_plain_copy_to_the_host_is_a_wait_of_its_own(tmp_path, pinned):
-    """Kernels of 100 µs, and `cudaMemcpy` of 200 µs, which returns when the copy is done."""
-    events = []
-    for n in range(10):
-        at = BASE + 400 * n
-        events += [
-            note(f"ProfilerStep#{n}", at, 400),
-            call("cudaLaunchKernel", at, 5, 2 * n + 1),
-            work("gemm", at + 10, 100, 2 * n + 1),
-            call("cudaMemcpy", at + 20, 292, 2 * n + 2),
-            copy(at + 111, 200, 2 * n + 2, f"Memcpy DtoH (Device -> {pinned})", nbytes=2_000_000),
-        ]
-    found = lv.advise(read_events(tmp_path, *events))[0]
-    assert found.kind == "synchronizes-each-step" and "10 copies bring a result to the host" in found.evidence
-    assert "total += loss.detach()" in found.change and found.expected_gain.per_step >= 200 * US
-
-
-@pytest.mark.parametrize("captured", [False, True])
-def test_a_graph_is_said_to_be_captured_only_where_that_is_seen(tmp_path, captured):
-    events = [call("cudaStreamBeginCapture", BASE + 900, 5, 900)] if captured else []
-    for n in range(40):
-        events.append(call("cudaLaunchKernel", BASE + 100 * n, 5, n + 1))
-        events += [work("gemm", BASE + 100 * n + 10, 50, n + 1)] if n < 10 or n == 39 else []
-    advice = lv.advise(read_events(tmp_path, *events))
-    told = next(each for each in advice if each.kind == "work-not-seen").evidence
-    assert "29 of 39 launches have no work on the GPU: a CUDA graph is captured" in told
-    assert ("or the profiler lost their work" in told) is not captured

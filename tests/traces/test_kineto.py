@@ -363,7 +363,7 @@ def test_ranks_name_the_straggler(tmp_path, late):
         (0, False, "no-gpu-work", "no work of a GPU"),
         (30, False, "work-not-seen", "makes 30 launches, and no kernel"),
         (1, False, "work-not-seen", "makes 1 launch, and no kernel"),
-        (0, True, "no-gpu-work", "no kernel and no copy, only 1 µs of other work"),
+        (0, True, "work-not-seen", "no kernel and no copy, nor a launch of one, only 1 µs of other work"),
     ],
 )
 def test_what_is_not_in_a_file_is_not_said_to_be_at_the_limit(tmp_path, launches, memset, kind, said):
@@ -372,7 +372,7 @@ def test_what_is_not_in_a_file_is_not_said_to_be_at_the_limit(tmp_path, launches
     timeline = read_events(tmp_path, op("aten::addmm", BASE, 119_000), *events)
     (found,) = advise(timeline)
     assert ("launch" in describe(timeline)) == (launches > 0)
-    assert (found.kind, "CUDA" in found.change) == (kind, launches > 0) and said in found.evidence
+    assert (found.kind, "CUDA" in found.change) == (kind, launches > 0 or memset) and said in found.evidence
 
 
 def test_ranks_without_a_device_have_loops_of_their_own(tmp_path):
@@ -758,3 +758,33 @@ def test_one_memset_is_not_said_to_be_lost(tmp_path, launched):
     (found,) = (each for each in advise(read_events(tmp_path, *events)) if each.kind == "work-not-seen")
     told = "the host makes 2 launches" if launched else "nor a launch of one, only 2 µs of other work on the GPU"
     assert told in found.evidence and "activities=[CPU, CUDA]" in found.change
+
+
+@pytest.mark.parametrize("pinned", ["Pageable", "Pinned"])
+def test_a_plain_copy_to_the_host_is_a_wait_of_its_own(tmp_path, pinned):
+    """Kernels of 100 µs, and `cudaMemcpy` of 200 µs, which returns when the copy is done."""
+    events = []
+    for n in range(10):
+        at = BASE + 400 * n
+        events += [
+            note(f"ProfilerStep#{n}", at, 400),
+            call("cudaLaunchKernel", at, 5, 2 * n + 1),
+            work("gemm", at + 10, 100, 2 * n + 1),
+            call("cudaMemcpy", at + 20, 292, 2 * n + 2),
+            copy(at + 111, 200, 2 * n + 2, f"Memcpy DtoH (Device -> {pinned})", nbytes=2_000_000),
+        ]
+    found = advise(read_events(tmp_path, *events))[0]
+    assert found.kind == "synchronizes-each-step" and "10 copies bring a result to the host" in found.evidence
+    assert "total += loss.detach()" in found.change and found.expected_gain.per_step >= 200_000
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_graph_is_said_to_be_captured_only_where_that_is_seen(tmp_path, captured):
+    events = [call("cudaStreamBeginCapture", BASE + 900, 5, 900)] if captured else []
+    for n in range(40):
+        events.append(call("cudaLaunchKernel", BASE + 100 * n, 5, n + 1))
+        events += [work("gemm", BASE + 100 * n + 10, 50, n + 1)] if n < 10 or n == 39 else []
+    advice = advise(read_events(tmp_path, *events))
+    told = next(each for each in advice if each.kind == "work-not-seen").evidence
+    assert "29 of 39 launches have no work on the GPU: a CUDA graph is captured" in told
+    assert ("or the profiler lost their work" in told) is not captured
