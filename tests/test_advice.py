@@ -1404,3 +1404,15 @@ def test_what_operators_of_real_copies_take_is_measured():
     emulated = replace(loop.timeline.context, origin="emulated", host="workstation")
     preset = LoopModel(replace(loop.timeline, context=emulated))
     assert host_of(preset, preset.config).dispatch == Host.preset("workstation").dispatch
+
+
+def test_a_change_that_no_replay_knows_is_no_part_of_the_way_to_the_limit():
+    """Workers that are started anew in each epoch: what that takes is measured, and not replayed."""
+    loader = DataLoader(TensorDataset(torch.zeros(64, 8)), 16, num_workers=2)
+    with lv.record(on="t4", host="laptop", hazards="off") as recording:
+        for (batch,) in (batch for _ in range(4) for batch in loader):
+            batch.to("cuda").sum()
+    advice = lv.advise(recording.timeline)
+    anew = next(each for each in advice if each.kind == "restarts-workers")
+    assert anew.expected_gain.predicted and anew.predicted is None
+    assert anew.kind not in [step.kind for step in advice.path] and str(advice)

@@ -161,11 +161,7 @@ def way(timeline: Timeline, advice: Advice) -> tuple[PathStep, ...]:
         given = _joined(given, first.parameters)
         before, after, predicted = trials.ask(replace(first, parameters=given))
         step = now * after / before if before and after else 0.0
-        if not step or last < WORTH_IT * step:
-            break
-        try:
-            predicted = what_if(timeline, **given) if predicted is None else predicted
-        except LoadervizError:
+        if not step or predicted is None or last < WORTH_IT * step:
             break
         last, left = step, advise(predicted)
         found.append(PathStep(first.kind, first.parameters, step, predicted))
@@ -173,9 +169,9 @@ def way(timeline: Timeline, advice: Advice) -> tuple[PathStep, ...]:
 
 
 def _leads_on(finding: Finding, given: Mapping[str, Any]) -> bool:
-    """Whether a finding's change was tried, is new, and takes back nothing of those that are `given`."""
+    """Whether a finding's change was replayed, is new, and takes back nothing of those that are `given`."""
     asked = {**given, **finding.parameters}
-    return finding.expected_gain.predicted is not None and asked != given and asked == {**asked, **given}
+    return finding.predicted is not None and asked != given and asked == {**asked, **given}
 
 
 def _joined(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
