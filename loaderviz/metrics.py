@@ -160,14 +160,15 @@ def _busiest(timeline: Timeline) -> int:
     spans = np.flatnonzero(own & timeline.in_lanes(lambda lane: lane.group == "device"))
     if not len(spans) and len(devices) > 1:
         shared = timeline.named(lambda name: name.startswith(("gloo:", "c10d::")))
-        works = timeline.where(Kind.OPERATOR, Kind.FETCH)
+        works, loop = timeline.where(Kind.OPERATOR, Kind.FETCH), timeline.select(lane=loop_lanes(timeline))
 
-        def alone(device: int) -> int:
-            mine = in_loop(timeline, device)
-            sets = [intervals.union(timeline.start[each], timeline.end[each]) for each in (mine & works, mine & shared)]
+        def alone(mine: Ints) -> int:
+            parts = (mine[works[mine]], mine[shared[mine]])
+            sets = [intervals.union(timeline.start[part], timeline.end[part]) for part in parts]
             return intervals.length(intervals.subtract(*sets))
 
-        return max(devices, key=alone)
+        rank = np.where(loop, np.searchsorted(devices, device_of(timeline)), len(devices))
+        return devices[int(np.argmax([alone(mine) for mine in grouped(rank, len(devices) + 1)[:-1]]))]
     whose = np.searchsorted(devices, device_of(timeline)[spans])
     return devices[int(np.bincount(whose, (timeline.end - timeline.start)[spans], len(devices)).argmax())]
 
