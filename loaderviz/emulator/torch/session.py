@@ -55,7 +55,8 @@ NOTED = 2_000_000  # ns of a batch that are unpriced, or measured on the wall, f
 WIDE, LOOKS = 4096, 3  # elements of a tensor that is looked at, and how many such
 WIDER = (torch.float32, torch.float64, torch.int64, torch.int32)
 NOTED_TIMES = {"data set": 4, "waiting": 0.25}
-NOTED_SHARE = 0.25  # so much of what a fetch takes here is noted, too, where it is more than what is charged
+NOTED_SHARE = 0.25  # so much of what a fetch takes here is noted, too, where it is more than what is charged,
+CLEAR = 12_000_000  # and than so many ns: of less the emulator's own part, 8 ms in benchmarks/loops, may be most
 WAITED = 20_000_000  # ns of waiting in all batches but the longest, from which it is noted: it may come in some only
 UNPRICED = {
     "data set": "the data set's own Python takes time on this machine that a named host does not know: declare it with "
@@ -368,7 +369,7 @@ class Session(TensorMemory):
         sums = (_sums(each, many) for each in (self.unpriced.get("data set", []), self._charged, self._here))
         python = _most(
             [
-                time * (time > min(far * cost, max(cost, NOTED_SHARE * here)))
+                time * (time > min(far * cost, max(cost, NOTED_SHARE * here, CLEAR * many)))
                 for time, cost, here in zip(*sums, strict=True)
             ],
             NOTED * many,
