@@ -857,10 +857,8 @@ def describe(timeline: Timeline, label: str = "", window: tuple[int, int] | None
     'blocking: GPU computes 47 % of the time, 0 % of the copy is hidden, 2.05x the limit'
     """
     summary = summarize(timeline, window)
-    before, missing = (
-        f"{label}: " if label else "",
-        timeline.context.missing if timeline.context.origin == "file" else (),
-    )
+    before = f"{label}: " if label else ""
+    missing = timeline.context.missing if timeline.context.origin == "file" else ()
     lacks = "".join(f"; {each}" for each in missing[:1])
     if not len(timeline):
         return f"{before}an empty timeline, nothing was recorded"
