@@ -47,13 +47,31 @@ def in_language(texts: Mapping[str, Any]) -> Any:
     return texts.get(os.environ.get("LOADERVIZ_LANGUAGE", "en"), texts.get("en", texts))
 
 
-def say(key: str, **values: object) -> str:
+class Said(str):
+    """A text in the learner's language, which knows its English: a sentence without a translation is English whole."""
+
+    english: str
+
+    @classmethod
+    def of(cls, text: str, english: str) -> Said:
+        """Return a text with its English."""
+        said = cls(text)
+        said.english = english
+        return said
+
+    def __add__(self, other: str) -> Said:
+        return self.of(str(self) + other, self.english + getattr(other, "english", other))
+
+
+def say(key: str, **values: object) -> Said:
     """Return a text of texts.toml with its values, in the learner's language.
 
     >>> say("in-line", line=7)
     ' in line 7 of your code'
     """
-    return str(in_language(SAID[key])).format(**values)
+    english = SAID[key]["en"].format(**{name: getattr(value, "english", value) for name, value in values.items()})
+    text = in_language(SAID[key])
+    return Said.of(english if text == SAID[key]["en"] else text.format(**values), english)
 
 
 def function_of(source: str, names: Mapping[str, Any]) -> Callable[..., Any]:

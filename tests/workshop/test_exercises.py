@@ -115,6 +115,20 @@ def test_a_translation_has_the_places_of_the_english_and_the_first_lessons_have_
             assert re.search("[\u4e00-\u9fff]", text) and not re.search("[a-z] (the|of|is|a) ", text), text
 
 
+def test_a_sentence_without_a_translation_is_english_whole(monkeypatch):
+    """Also where a part of it has one, such as a stretch of time, alone or with a line behind it."""
+    monkeypatch.setenv("LOADERVIZ_LANGUAGE", "zh")
+    ran, line = exercises.say("stretch", start="1 ms", end="2 ms"), exercises.say("in-line", line=7)
+    assert ran == "从 1 ms 到 2 ms" and (ran + line).english == "from 1 ms to 2 ms in line 7 of your code"
+    alone = [key for key, texts in exercises.SAID.items() if "zh" not in texts and re.search(r"{\w+}", texts["en"])]
+    alone = [key for key in alone if not re.search(r"{\w+\.", exercises.SAID[key]["en"])]  # of an object's parts
+    assert len(alone) > 50
+    for key in alone:
+        values = {name: 1.0 if kind else ran + line for name, kind, _ in places(exercises.SAID[key]["en"])}
+        assert not re.search("[\u4e00-\u9fff]", exercises.say(key, **values)), key
+    assert exercises.say("idle", ran=ran) == "GPU 从 1 ms 到 2 ms 无事可做。"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", ["0.1", "1.1", "1.2"])
 def test_a_check_speaks_the_language_of_the_learner(number, monkeypatch):
