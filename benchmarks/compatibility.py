@@ -53,8 +53,9 @@ Each raises `NotModelledError`, which names the call.
   transformers): each would need a virtual clock of its own, and every lock, queue and future between them would have to
   carry time. Without that, the order in which two threads reach the GPU would be this machine's, and the same program
   would give another timeline in each run. It is raised there and again when the block ends. Prefetch with a side stream
-  instead, or with DataLoader workers. transformers loads weights onto a GPU with threads, unless it is told not to by
-  `HF_DEACTIVATE_ASYNC_LOAD=1` in the environment, a switch of its own: all of its programs above but one ran with it.
+  instead, or with DataLoader workers; or record with `threads=True` (below). transformers loads weights onto a GPU
+  with threads, unless it is told not to by `HF_DEACTIVATE_ASYNC_LOAD=1` in the environment, a switch of its own: all
+  of its programs above but one ran with it.
 * **CUDA in a forked process** is an error on a real GPU as well; **in a spawned one**, it would be another process on
   the same GPU. Use one process for the GPU; workers of a DataLoader need none.
 * **A tensor of the GPU in another process**, by `multiprocessing` (hogwild): its handles are not emulated. Nor are
@@ -68,6 +69,17 @@ Each raises `NotModelledError`, which names the call.
 * **Backward through FakeTensors on "cuda"** (one's own AOTAutograd): PyTorch has no engine for that in a build for the
   CPU. Forward and `torch.export` work. In a build of torch that does not show its table of device guards, so that even
   making one would end the process, FakeTensors are refused altogether. Make them on the CPU.
+
+**Threads** use the GPU with `record(threads=True)` or `run --threads`: those that the program starts in the block take
+turns in virtual time, always the earliest, so the same program gives the same timeline. It changes at locks,
+conditions, events, semaphores, barriers, queues, futures, executors, event loops, sleeps and waits for the GPU (R51); a
+deadlock is reported at once. Refused, with the stack, is a wait that the recording cannot see while other threads have
+no turn: for a bare lock (made before the block, by `_thread` or in C), a pipe or a queue of multiprocessing after 1.5 s
+without work, for sockets and other programs after 10 s, a loop that looks at a variable after 30 s; and at once a data
+set that waits for a thread while it fetches. Each thread runs as if it had a core of its own: Python's interpreter lock
+is not modelled, and hazards are looked for between streams and the host as a whole, not between threads. Sets of
+threads or futures are walked in the order of their addresses, as by `as_completed` of those that are over: there the
+order is this machine's.
 
 Attention and encoder layers in evaluation take the path of training, as their fused "fast path" is not modelled: values
 equal to rounding, with zeros where a `TransformerEncoder` unpacks padded sequences. For a sequence that is padding from

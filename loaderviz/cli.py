@@ -263,6 +263,7 @@ def _parser() -> argparse.ArgumentParser:
     costs = "around an emulated GPU: auto (Python and data set as on this machine), laptop, workstation, server 2023"
     add("--on", default="auto", metavar="WHERE", help=where)
     add("--host", default="auto", metavar="HOST", help=costs)
+    add("--threads", action="store_true", help="let the program's threads use an emulated GPU, in turns")
     add("--wait", type=int, default=0, metavar="N", help="leave out the first N steps")
     add("--steps", type=int, metavar="N", help="record N steps after that, not all")
     add("--limit", type=int, default=LIMIT, metavar="N", help="of a real run keep at most N spans")
@@ -406,7 +407,7 @@ def _run(options: argparse.Namespace, stopping: Stopping) -> int:
     for file in filter(None, (options.out, options.save, options.json)):
         writable(file)
     program = Program(options.program, options.arguments, is_module=options.module)
-    kept = {"wait": options.wait, "steps": options.steps, "limit": options.limit}
+    kept = {name: getattr(options, name) for name in ("wait", "steps", "limit", "threads")}
     recording, status = record_program(program, options.on, options.host, kept, stopping)
     timeline, stopped = recording.timeline, bool(stopping.number) or status == INTERRUPTED
     failed = status != 0 and not stopped
@@ -591,8 +592,9 @@ def record_program(
 ) -> tuple[Recording, int]:
     """Run a program in a recording; return the recording, which is over, and the program's exit status.
 
-    The options are those of `loaderviz.record`, `kept` has `wait`, `steps` and `limit`; `host` has no meaning in a real
-    run. Raises what `record` raises for an option that means nothing, and `ProgramError` without such a module.
+    The options are those of `loaderviz.record`, `kept` has `wait`, `steps`, `limit` and `threads`; `host` has no
+    meaning in a real run. Raises what `record` raises for an option that means nothing, and `ProgramError` without such
+    a module.
     """
     from loaderviz.recording import record
 

@@ -250,6 +250,7 @@ def record(
     wait: int = 0,
     steps: int | None = None,
     check: bool = False,
+    threads: bool = False,
     limit: int = LIMIT,
 ) -> Recording:
     """Record the PyTorch code in the `with` block; `recording.timeline` is what happened.
@@ -293,6 +294,10 @@ def record(
     be on a real GPU. `recording.check` has the differences; the first is warned of at the end (`CheckWarning`). The
     check needs memory for a copy of the model, and the first step takes several times as long.
 
+    With `threads=True` the threads that the program starts in the block use the GPU, too: each has a clock of its own,
+    and they take turns, always the earliest in virtual time, wherever they wait for each other or the GPU; so the same
+    program gives the same timeline. Without it CUDA in a second thread is refused, and all else in it is as it is.
+
     Raises `UnknownHardwareError` for a name that is no preset, `RecordOptionError` for another option that means
     nothing, LoadervizError for "cuda" without a GPU, `NestedRecordingError` inside another recording, and
     `NotModelledError` inside the block for a call that the emulated GPU does not model; one that was raised in another
@@ -321,7 +326,7 @@ def record(
         from loaderviz.traces.live import RealRun  # torch is imported when it is needed
 
         return Recording(RealRun(cuda=place == "cuda", wait=wait, steps=steps, limit=_count("limit", limit, 1)))
-    emulated = _emulated(on, host, copies=copies, hazards=hazards, check=check)
+    emulated = _emulated(on, host, copies=copies, hazards=hazards, check=check, threads=threads)
     return Recording(EmulatedRun(emulated, wait, steps), warn=hazards == "warn")
 
 

@@ -72,6 +72,7 @@ class Cause(IntEnum):
     DECODE = 9  # it decodes pictures or sound
     TRANSFORM = 10  # it runs other code of the data set
     COLLATE = 11  # it makes a batch of samples
+    THREAD = 12  # another thread of the program: a lock, queue, event, future or join (R51)
 
     @property
     def words(self) -> str:
@@ -87,6 +88,7 @@ _WORDS = {
     "DECODE": "decoding",
     "TRANSFORM": "the data set's own code",
     "COLLATE": "collating",
+    "THREAD": "waiting for a thread",
 }
 LOADING = ("worker", "pin")  # roles of the host threads that prepare batches
 

@@ -153,6 +153,19 @@ class Device:
         if until > self.clock:
             self.clock = until
 
+    def step_before(self, host: int | None) -> bool:
+        """Work out the next thing that happens before a host at `host` ns puts in more (None: no host will).
+
+        Tell whether there was one.
+        """
+        heap = self._heap
+        happens = (heap and (host is None or heap[0][0] <= host)) or (
+            self._to_choose and (host is None or self.clock < host)
+        )
+        if happens:
+            self._step()
+        return bool(happens)
+
     def run(self, command: Command) -> int:
         """Work out everything up to the end of `command`; return that end [ns]."""
         while not command.done:

@@ -291,6 +291,9 @@ class Host(Hardware):
     parallel_bandwidth: int = 0  # what torch's threads read and write together; 0: as one thread
     transforms: int = 0  # thousandths of the times in the table of transforms (torch/dataloader.py)
     wake: int = 0  # a blocked host goes on so long after what it waited for
+    lock: int = 0  # a lock is taken, by whoever finds it free
+    thread_wake: int = 0  # a thread that waits for another one goes on so long after it was let go on
+    thread_start: int = 0  # `Thread.start()`
     crowding: int = 0  # thousandths by which each busy worker slows copies within the host's memory (pinning, staging)
     disk: int = 0  # bytes/s of files that are read the first time; 0: files are in memory
     disk_latency: int = 0  # of each such file

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from loaderviz.emulator.device import COMPUTE, D2H, H2D, NONE, Command, Device, Engine, Stream
 from loaderviz.emulator.hardware import FULL, Gpu, Host, pages
@@ -118,7 +118,7 @@ class Capture:
 
 
 class Runtime:
-    """The host's main thread and the emulated GPU behind it.
+    """A thread of the host, the one that runs, and the emulated GPU behind it.
 
     `now` is the host clock [ns]. `batch` and `source` are noted with every span made while they are set. `races`, if
     set, looks for hazards; it changes no time.
@@ -146,6 +146,7 @@ class Runtime:
         self._spans: dict[Command, int] = {}  # work -> its span there
         self._correlation = 0
         self.capture: Capture | None = None  # the one that is under way
+        self.scheduler: Any = None  # the `threads.Scheduler`, once there is more than one thread of the host
 
     # Streams and events
 
@@ -366,6 +367,8 @@ class Runtime:
         command = self._copy(nbytes, direction, stream, pinned, beside)
         if staged:
             tail = self.gpu.copy_time(min(nbytes, self.gpu.staging_chunk), self.gpu.h2d)
+            if self.scheduler:
+                self.scheduler.wait_for_device(lambda: command.start >= 0)
             begun = self.device.run_to_start(command)
             staged_at = begun + alone + beside - tail
             self._block_until(max(begun, staged_at), Cause.STAGING)
@@ -589,6 +592,9 @@ class Runtime:
 
     def _block(self, ends: Iterable[Command | None], cause: Cause) -> bool:
         """Block the host until all of `ends` are over; tell whether it had to wait."""
+        if self.scheduler:
+            ends = list(ends)
+            self.scheduler.wait_for_device(lambda: all(end is None or end.done for end in ends))
         device, until = self.device, self.now
         device.advance(until)
         for command in ends:

@@ -21,7 +21,9 @@ from torch.utils._device import DeviceContext
 from loaderviz.emulator.hardware import Gpu, Host
 from loaderviz.emulator.hazards import Hazards, Lints
 from loaderviz.emulator.host import costs
-from loaderviz.emulator.torch import dataloader, internals, library
+from loaderviz.emulator.threads import Scheduler
+from loaderviz.emulator.threads.python import install as install_threads
+from loaderviz.emulator.torch import dataloader, library
 from loaderviz.emulator.torch.check import Checker
 from loaderviz.emulator.torch.functions import NOT_ASKED, Functions, MeasuringFunctions, overriding
 from loaderviz.emulator.torch.operators import Operators
@@ -30,12 +32,13 @@ from loaderviz.emulator.torch.patches import (
     Guard,
     Patches,
     install_clock,
+    leave_modes,
     refuse_in_fork,
     stop_waits,
     watch_processes,
     watch_threads,
 )
-from loaderviz.emulator.torch.session import Copies, OnHazard, Session
+from loaderviz.emulator.torch.session import ON_HOST, Copies, OnHazard, Session
 from loaderviz.emulator.torch.tensors import ATTRIBUTE
 from loaderviz.errors import LoadervizError, NestedRecordingError
 from loaderviz.imports import REFUSING, preparing
@@ -69,12 +72,13 @@ class EmulatedCuda:
         copies: Copies = "on_wait",
         hazards: OnHazard = "warn",
         check: bool = False,
+        threads: bool = False,
     ) -> None:
         if copies not in ("on_wait", "eager"):
             raise ValueError(f"copies={copies!r}: choose 'on_wait' or 'eager'")
         if hazards not in ("warn", "raise", "off"):
             raise ValueError(f"hazards={hazards!r}: choose 'warn', 'raise' or 'off'")
-        self._check = check
+        self._check, self._threads = check, threads
         self._settings: dict[str, Any] = {"measured": measured, "copies": copies, "hazards": hazards}
         self._machines = gpu, host
         self._patches = Patches()
@@ -96,6 +100,7 @@ class EmulatedCuda:
             self._calls, self._operators = mode(self.session), Operators(self.session)
             self.session.operators, self.session.functions_mode = self._operators, self._calls
             self.session.meter = dataloader.Meter(self._machines[1], self.session.measured)
+            self.session.scheduler = Scheduler(self.session, self._of_each_thread())
             self._install()
             self._operators.__enter__()
             self._calls.__enter__()
@@ -109,6 +114,14 @@ class EmulatedCuda:
             raise
         return self
 
+    def _of_each_thread(self) -> list[tuple[Any, dict[str, Any]]]:
+        """Return what belongs to the thread that runs, beside what a `HostThread` has, and what a new one begins with.
+
+        One that starts has the `Session`'s modes, until it ends, or goes on after the recording.
+        """
+        backward, batches = self._operators.backward, self.session.batches
+        return [(backward, {"runs": 0, "used": [], "_node": None}), (batches, {"current": -1, "ahead": -1})]
+
     @classmethod
     def refuse_nesting(cls) -> None:
         """Raise `NestedRecordingError` if a recording is running."""
@@ -116,8 +129,14 @@ class EmulatedCuda:
             raise NestedRecordingError("a recording is running already; end it before you begin another one")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        if kind is None:
+            self.session.scheduler.point()  # who is earlier comes as far as the block
         self.leave()
-        self.timeline = self.session.finish()
+        try:
+            self.timeline = self.session.finish()
+        finally:
+            self.session.aside = ON_HOST  # for threads that go on
+            self.session.scheduler.close()
         races = self.session.runtime.races
         if races:
             self.hazards, self.lints = races.hazards, races.lints
@@ -145,6 +164,7 @@ class EmulatedCuda:
         if running is None:
             return
         running.session.alive, running.session.refused = False, None
+        running.session.scheduler.alive = False
         running.leave()
         Guard(refuse_in_fork).__enter__()  # type: ignore[no-untyped-call]
 
@@ -158,6 +178,8 @@ class EmulatedCuda:
         patches.set(loaders, "on_batch", session.batches.marked)
         patches.set(loaders, "on_prefetch", session.batches.prefetching)
         install_clock(session, patches)
+        if self._threads:
+            install_threads(session.scheduler, patches)
         watch_threads(session, patches)
         watch_processes(session, patches)
         prepared = multiprocessing.spawn.get_preparation_data
@@ -179,13 +201,9 @@ class EmulatedCuda:
         """Do what is left to be undone. It may be stopped at any point, and begun again."""
         if EmulatedCuda._running is not self:
             return
-        # Not by the modes' own exit: it takes whatever is on top, and an interrupt may have come in the middle of it.
-        while self._calls in torch.overrides._get_current_function_mode_stack():
-            mode = internals.pop_torch_function_stack()
+        for mode in leave_modes(self._calls, self._operators):
             if isinstance(mode, DeviceContext):
                 self._patches.at_end(functools.partial(torch.overrides._push_mode, mode))  # the default, which stays
-        while self._operators in _python_dispatch._get_current_dispatch_mode_stack():
-            _python_dispatch._pop_mode()
         self._patches.restore()
         if tell := getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None):  # torch 2.13
             tell(_python_dispatch._is_in_any_mode_without_ignore_compile_internals)

@@ -23,7 +23,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
 
+from loaderviz.emulator.threads import Turn
+from loaderviz.emulator.threads.python import BETWEEN, TURN, Lock, is_ours, is_real
+from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.tensors import MEMBERS, is_on_device, seen_outside
 from loaderviz.errors import NotModelledError
 from loaderviz.imports import ELSEWHERE, SPAWNED, function_of, program_of, rank_of
@@ -41,6 +45,7 @@ ipykernel jupyter_client traitlets tqdm _pytest hypothesis torch.distributed tor
 REAL_TIME = tuple(NEED_REAL_TIME.split())
 READ = 50  # ns of host time that a look at the clock costs, so that a loop that waits for it comes to an end
 PATIENCE = 1.0  # s of real time without any call of the emulated GPU
+PUSH: tuple[Any, Any] = _python_dispatch._push_mode, torch.overrides._push_mode  # a mode of operators, of functions
 INSTALLED = str(Path(torch.__file__).parents[1])
 WITHOUT: dict[str, int] = {}  # installed modules that held none of the names replaced, and how many they held then
 QUESTIONS: dict[Any, Any] = {
@@ -258,7 +263,9 @@ def is_virtual(session: Session, caller: Any) -> bool:
         return False
     while caller.f_code.co_filename == __file__:  # a stand-in calls for its caller
         caller = caller.f_back
-    return not (caller.f_globals.get("__name__") or "").startswith(REAL_TIME)
+    name = caller.f_globals.get("__name__") or ""
+    in_turn = name.startswith(BETWEEN) and session.scheduler.here()  # a pool runs the program's `time.sleep`
+    return bool(in_turn) or not name.startswith(REAL_TIME)
 
 
 # Where the emulated GPU is out of reach, in a second thread or a forked process, using it is an error, at the call.
@@ -317,16 +324,32 @@ def _is_of_device(value: Any) -> bool:
 
 
 def watch_threads(session: Session, patches: Patches) -> None:
-    """Let each thread that is started while the recording runs have a guard: `session.enter` says what is wrong."""
+    """Let each thread that is started while the recording runs have its turns, or a guard, which says what is wrong."""
+    scheduler = session.scheduler
+
+    def leave_thread() -> None:
+        leave_modes(session.functions_mode, session.operators)
+        PUSH[1](Guard(session.enter))
+
+    scheduler.leave_thread = leave_thread
 
     @patches.around(threading.Thread, "start")
     def start(begin: Callable[..., None], thread: Any) -> None:
-        run = thread.run
+        run, turn = thread.run, None
+        if scheduler.gives_turns and session.in_recording_thread() and not session.fetching and is_ours():
+            turn = None if is_real(thread) else scheduler.start(thread.name)
+            setattr(thread, TURN, turn)
 
         def guarded() -> None:
             session.threads.add(threading.get_ident())
             try:
-                with Guard(session.enter) if session.alive else contextlib.nullcontext():
+                with (
+                    in_turn(session, turn)
+                    if turn
+                    else Guard(session.enter)
+                    if session.alive
+                    else contextlib.nullcontext()
+                ):
                     run()
             except NotModelledError as problem:
                 session.refused_elsewhere(problem)
@@ -334,9 +357,43 @@ def watch_threads(session: Session, patches: Patches) -> None:
             finally:
                 session.threads.discard(threading.get_ident())
                 del thread.run  # the thread's own method again
+                if turn is not None:
+                    scheduler.end(turn)
 
         thread.run = guarded
-        begin(thread)
+        try:
+            begin(thread)
+        except RuntimeError:  # there can be no more threads
+            if turn is not None:
+                scheduler.forget(turn)
+            raise
+
+
+@contextlib.contextmanager
+def in_turn(session: Session, turn: Turn) -> Iterator[None]:
+    """What a thread that has turns is in, from its first one on: the modes of the session, if that goes on."""
+    session.scheduler.enter(turn)
+    if session.alive:
+        for mode, push in zip((session.operators, session.functions_mode), PUSH, strict=True):
+            push(mode)
+        session.leave()
+    try:
+        yield
+    finally:
+        leave_modes(session.functions_mode, session.operators)
+
+
+def leave_modes(functions: Any, operators: Any) -> list[Any]:
+    """Take these modes from the calling thread; return those of functions that were above them.
+
+    Not by the modes' own exit: it takes whatever is on top, and an interrupt may have come in the middle of it.
+    """
+    taken = []
+    while functions in torch.overrides._get_current_function_mode_stack():
+        taken.append(internals.pop_torch_function_stack())
+    while operators in _python_dispatch._get_current_dispatch_mode_stack():
+        _python_dispatch._pop_mode()
+    return taken
 
 
 NO_GPU = f"{ELSEWHERE} and has no emulated GPU: call it in the recorded process to have both"
@@ -407,15 +464,19 @@ def stop_by_looking(session: Session, patches: Patches) -> None:
 
     @patches.around(threading.Thread, "join")
     def join(original: Callable[..., None], thread: Any, timeout: float | None = None) -> None:
-        while timeout is None and session.in_recording_thread() and thread.is_alive():
+        while timeout is None and session.in_recording_thread() and not session.scheduler.here() and thread.is_alive():
             original(thread, PATIENCE)
             if thread.is_alive() and session.refused:
                 raise session.refused
         original(thread, timeout)
 
     allocate: Callable[[], Any] = threading._allocate_lock  # type: ignore[attr-defined]
-    lock = functools.partial(PatientLock, session=session)
-    patches.set(threading, "_allocate_lock", lambda: lock(allocate()) if session.in_recording_thread() else allocate())
+
+    def waiter() -> Any:
+        lock = allocate()
+        return PatientLock(lock, session) if session.in_recording_thread() and type(lock) is not Lock else lock
+
+    patches.set(threading, "_allocate_lock", waiter)
 
 
 def stop_waiting(session: Session) -> None:
@@ -424,7 +485,8 @@ def stop_waiting(session: Session) -> None:
         now = session.runtime.now
         time.sleep(PATIENCE)
         if session.alive and session.runtime.now == now:
-            signal.pthread_kill(session.thread, signal.SIGURG)
+            main = session.scheduler.main
+            signal.pthread_kill(main.ident if main else session.thread, signal.SIGURG)
 
 
 def refuse_in_fork(call: str) -> NoReturn:

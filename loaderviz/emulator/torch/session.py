@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -27,8 +27,9 @@ from loaderviz.emulator.device import Stream
 from loaderviz.emulator.hardware import Gpu, Host, pages
 from loaderviz.emulator.hazards import Access
 from loaderviz.emulator.hazards.races import Races
-from loaderviz.emulator.host import OwnTime, processor_time, waiting_time
+from loaderviz.emulator.host import processor_time, waiting_time
 from loaderviz.emulator.runtime import CudaError, Event, Runtime
+from loaderviz.emulator.threads import HostThread, Scheduler
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.copies import DeferredCopies
 from loaderviz.emulator.torch.patches import stop_waiting
@@ -52,6 +53,14 @@ PIN_THREAD = "loaderviz pin thread"
 OTHER_WORK = [{str(key): [key, (key,)]} for key in range(8)]  # as large as the emulator's for an operator
 NOTED = 2_000_000  # ns of a batch that are unpriced, or measured on the wall, from which this is noted
 # And how many times what is charged. This machine's processor may be slower than the named one; its waits add up.
+ONE_THREAD = (
+    ": the emulated GPU has one host thread. Issue CUDA calls from the thread that entered record(), or let threads "
+    "take turns in virtual time, with record(threads=True) or `loaderviz run --threads`."
+)
+NOT_RECORDED = (
+    " that takes no turns: it is older than the recording, or was started by `_thread`, by a library for its "
+    "processes, or in a data set's fetch. Start it with threading.Thread, in the record() block."
+)
 WIDE, LOOKS = 4096, 3  # elements of a tensor that is looked at, and how many such
 WIDER = (torch.float32, torch.float64, torch.int64, torch.int32)
 NOTED_TIMES = {"data set": 4, "waiting": 0.25}
@@ -99,40 +108,31 @@ def wanted_device(device: Any) -> torch.device:
     return CPU if place.type == "cpu" else place  # "cpu:0" is the same
 
 
-class Session(TensorMemory):
-    """The state of one emulated recording. Used from the thread that made it, and only from there."""
+class Session(HostThread, TensorMemory):
+    """The state of one emulated recording, used by one thread at a time, whose own state it has."""
 
     active: ClassVar[Session | None] = None  # the one whose recording runs
 
     def __init__(
         self, gpu: Gpu, host: Host, *, measured: bool, copies: Copies, launch_blocking: bool, hazards: OnHazard = "warn"
     ) -> None:
-        super().__init__(Runtime(gpu, host, launch_blocking=launch_blocking))
+        TensorMemory.__init__(self, Runtime(gpu, host, launch_blocking=launch_blocking))
+        HostThread.__init__(self, self.runtime.default_stream)
+        self.alone = self.thread  # while it is the only thread that is recorded; then 0
+        self.scheduler: Scheduler  # of the threads
         self.tracking: AccessTracking | None = None  # tells `races` what is read and written
         if hazards != "off":
             self.runtime.races = Races(self.runtime.order, self.runtime.builder, raising=hazards == "raise")
             self.tracking = AccessTracking(self, self.runtime.races)
-        self.stream_history: list[tuple[int, Stream]] = [(0, self.stream)]  # (autograd sequence number, stream)
         self.copies = copies
         self.measured = measured
-        self._own = OwnTime()  # of the program, where it is measured
-        self.functions = 0  # of torch that run, one in the other, where it is measured
-        self.thread = threading.get_ident()
         self.threads = {self.thread}  # also those that were started since: they are told of the GPU, and refused it
         self.refused: NotModelledError | None = None  # the first in another thread
         self.stops = False  # its thread can be stopped where it waits, by a signal: `patches.stop_waits`
-        self.quiet = 0  # above 0: operators are seen and not counted (our own bookkeeping)
         self.fetching = 0  # above 0: inside dataset and collate, whose host costs come from `Host`
         self.operators: Any = None  # the mode that sees every operator
         self.functions_mode: Any = None  # the one that sees every function
-        self.aside: Any = None  # the same, while data are fetched; ON_HOST while nothing is emulated
-        self.call: tuple[Any, Any] = ((), {})  # the arguments of the torch function that runs
-        self.calls = self.counted = 0  # how many there were, and at which of them `Host.python` was charged
-        self._line, self._line_of = "", -1  # the program's line of a call of torch, and which call's it is
-        self.priced = 0  # above 0: inside a module, backward or an optimizer's step, where `Host` alone counts
-        self.target: torch.device | None = None  # where a factory call wants its result
         self.default_type = CPU  # the device of the default tensor type
-        self.check: Any = None  # the `check.Checker`, if calls are to be made again on the CPU
         self.only_nccl: list[Any] = []  # the process groups that take tensors of the device alone
         self.warming_up = False  # inside make_graphed_callables, which runs backward of gradients that it leaves blank
         self.sync_debug = 0  # 0 off, 1 warn, 2 error
@@ -149,7 +149,6 @@ class Session(TensorMemory):
         self._waited: list[int] = []  # how long this machine waited for each [ns]
         self._spun = self._worked = 0  # how long its threads may have waited for each other, of what is measured [ns]
         self.deferred = DeferredCopies(self)
-        self._prefetching: list[AbstractContextManager[None]] = []
         self._internal: set[str] = set()  # files of torch and ours
         self._adopted: dict[Stream, Stream] = {}  # streams of earlier recordings -> ours
 
@@ -224,6 +223,9 @@ class Session(TensorMemory):
         self.runtime.sleep(time)
         if self.fetching:
             self.meter.note(Cause.INPUT, time)
+        (
+            self.scheduler.point if time else self.scheduler.look
+        )()  # what comes next comes after what others do meanwhile
 
     def look_at(self, source: torch.Tensor) -> None:
         """Look whether the first large tensors that go to the GPU are bytes in a wider type."""
@@ -236,15 +238,27 @@ class Session(TensorMemory):
 
     def enter(self, call: str) -> None:
         """Every way into the emulator passes here: the right thread? And where Python is measured, how late is it?"""
-        if threading.get_ident() != self.thread:
-            problem = f"{call} in a second Python thread: the emulated GPU has one host thread. "
-            raise self.refused_elsewhere(
-                NotModelledError(problem + "Issue CUDA calls from the thread that entered record().")
-            )
+        if threading.get_ident() != self.alone:
+            self._enter_of_many(call)
         if self.measured:
-            self.runtime.now += self._own.stop()
+            self.runtime.now += self.own.stop()
         if self._released:
             self.give_back()
+
+    def _enter_of_many(self, call: str) -> None:
+        """Where threads are scheduled, a way in is a point. Raises what is refused to a thread that is not."""
+        if self.in_recording_thread() and self.alive:
+            self.catch_up()
+            self.scheduler.point()
+            if self.alive:
+                return
+        problem = f"{call} in a second Python thread" + (NOT_RECORDED if self.scheduler.gives_turns else ONE_THREAD)
+        raise self.refused_elsewhere(NotModelledError(problem))
+
+    def catch_up(self) -> None:
+        """Where Python is measured, let the clock come to where the program is."""
+        if self.measured:
+            self.runtime.now += self.own.stop()
 
     def refused_elsewhere(self, problem: NotModelledError) -> NotModelledError:
         """Note what is refused to another thread, and return it: the recording ends with the first of these."""
@@ -257,7 +271,7 @@ class Session(TensorMemory):
     def leave(self) -> None:
         """The way out: from here on the program's own Python runs, whose processor time `host="auto"` counts."""
         if self.measured and not self.priced and not self.functions:
-            self._own.go()
+            self.own.go()
 
     @contextmanager
     def calling(self, call: str) -> Iterator[Session]:
@@ -275,7 +289,7 @@ class Session(TensorMemory):
         Its operators go past our mode, unless the program has a mode of its own, which sees them as on a GPU.
         """
         if self.measured:
-            self.runtime.now += self._own.stop()
+            self.runtime.now += self.own.stop()
         self.functions += 1
         self.quiet += 1
         ours = _get_current_dispatch_mode() is self.operators and internals.len_torch_dispatch_stack() == 1
@@ -293,7 +307,7 @@ class Session(TensorMemory):
         Between two calls it does other work, as it does for an operator: afterwards a processor is slower for a while.
         """
         runtime, tensor, taken = self.runtime, torch.empty(0), []
-        self._own.stop()
+        self.own.stop()
         with processor_time.fine():
             for _ in range(60):
                 self.own_work(copy.deepcopy, OTHER_WORK)
@@ -301,10 +315,10 @@ class Session(TensorMemory):
                 tensor.is_floating_point()
                 taken.append(runtime.now - before)
                 runtime.now = before
-            self._own.overhead = statistics.median_low(taken)
+            self.own.overhead = statistics.median_low(taken)
             self.meter.calibrate(self.fetching_data)
-            self._own.stop()
-        self._own.go()
+            self.own.stop()
+        self.own.go()
 
     def begin_priced(self, cost: int) -> None:
         """A module's call, backward or an optimizer's step begins: from here `Host` says what Python costs."""
@@ -328,6 +342,7 @@ class Session(TensorMemory):
             self.runtime.host_work(work, "declared")
             if waits:
                 self.runtime.sleep(waits)
+            self.scheduler.point()
             self.end_priced()
 
     def count_call(self) -> None:
@@ -414,10 +429,10 @@ class Session(TensorMemory):
 
     def mark_call(self, batch: int) -> None:
         """The same for an operator: all those of one call of torch come from one line."""
-        if self._line_of != self.calls:
-            self._line_of, self._line = self.calls, self.source(4)
+        if self.line_of != self.calls:
+            self.line_of, self.line = self.calls, self.source(4)
         runtime = self.runtime
-        runtime.source, runtime.batch = self._line, batch if batch >= 0 else self.batches.current
+        runtime.source, runtime.batch = self.line, batch if batch >= 0 else self.batches.current
 
     def warn(self, text: str) -> None:
         """Warn as torch does, at the program's own line."""
@@ -484,14 +499,14 @@ class Session(TensorMemory):
         if match := BATCH_RANGE.match(name):
             self.batches.annotated(int(match[1]), int(match[2] or 0))
         elif match := PREFETCH_RANGE.match(name):
-            self._prefetching.append(self.batches.prefetching(int(match[1])))
-            self._prefetching[-1].__enter__()
+            self.prefetching.append(self.batches.prefetching(int(match[1])))
+            self.prefetching[-1].__enter__()
         return self.runtime.now
 
     def leave_range(self, name: str, start: int) -> None:
         """The annotation that began at `start` ends."""
-        if PREFETCH_RANGE.match(name) and self._prefetching:
-            self._prefetching.pop().__exit__(None, None, None)
+        if PREFETCH_RANGE.match(name) and self.prefetching:
+            self.prefetching.pop().__exit__(None, None, None)
         elif not BATCH_RANGE.match(name):
             batch = self.batches.asked_for(start) if name.startswith(LOADER_NEXT) else self.batches.current
             self.runtime.range(start, self.runtime.now, name, batch)
@@ -590,6 +605,9 @@ class BatchNumbers(Numbering):
     def handed_out(self, batch: int, samples: int) -> None:
         """A DataLoader gives batch `batch` to the main thread."""
         self.used(batch)
+        if self._runtime.main:
+            self.current = batch  # in another thread than the loop's: of the work there
+            return
         self._handed_out.append((self._runtime.now, batch, samples))
         if not self._marked:
             self.current = batch

@@ -4,11 +4,13 @@ import contextlib
 import gc
 import os
 import pkgutil
+import queue
 import random
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import traceback
 import types
@@ -108,21 +110,28 @@ def copies_and_products():
     torch.cuda.synchronize()
 
 
-def short_recording():
-    with lv.record(on="a100"):
-        copies_and_products()
+def in_two_threads():
+    ready = queue.Queue(1)
+    threading.Thread(target=lambda: [ready.put(torch.ones(64).to("cuda")) for _ in range(4)], daemon=True).start()
+    assert [ready.get(timeout=5).sum().item() for _ in range(4)] == [64] * 4
+
+
+def short_recording(block=copies_and_products):
+    with lv.record(on="a100", threads=block is in_two_threads):
+        block()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each interrupt has a process of its own, by fork")
-def test_an_interrupt_at_any_moment_leaves_nothing_behind():
+@pytest.mark.parametrize("block", [copies_and_products, in_two_threads])
+def test_an_interrupt_at_any_moment_leaves_nothing_behind(block):
     """At random moments of entering, the block and leaving, each in a fork of this process."""
-    short_recording()
+    short_recording(block)
     before = snapshot()
     # The moments move to what a fork needs here and now, which no measurement beforehand can tell: it copies memory.
     within, ends = 1.0, []
     while ends.count("interrupted") < INTERRUPTS and len(ends) < 40 * INTERRUPTS:
-        ends.append(_in_fork(_interrupt_here, before, random.uniform(1e-6, within)))
+        ends.append(_in_fork(_interrupt_here, before, random.uniform(1e-6, within), block))
         within *= 1.1 if ends[-1] == "interrupted" else 0.8
         assert ends[-1] in ("interrupted", "ran to its end"), ends[-1]
     assert ends.count("interrupted") == INTERRUPTS
@@ -146,13 +155,13 @@ def _in_fork(function, *arguments):
     return end
 
 
-def _interrupt_here(before, moment):
+def _interrupt_here(before, moment, block):
     """Interrupt a recording after `moment` s; return how it ended, or raise AssertionError for what is left."""
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     end = "ran to its end"
     try:
         signal.setitimer(signal.ITIMER_REAL, moment)
-        short_recording()
+        short_recording(block)
         signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
         end = "interrupted"
@@ -162,7 +171,7 @@ def _interrupt_here(before, moment):
     x = torch.ones(3, 3, requires_grad=True)
     (x @ x).sum().backward()
     assert x.grad.tolist() == [[6.0] * 3] * 3
-    short_recording()
+    short_recording(block)
     assert not differences(before, snapshot())
     return end
 

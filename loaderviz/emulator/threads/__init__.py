@@ -1,0 +1,422 @@
+"""Threads of a recorded program in virtual time: real ones, of which one runs at a time, always the earliest.
+
+The thread that has the baton runs, all others wait for theirs. At a *point* (a call of the GPU, a lock that is taken,
+a sleep, a start, a join) it goes to the thread with the smallest (clock, number); so what threads do to each other
+happens in the order of virtual time, and a program gives the same timeline however this machine schedules it. Between
+two points a thread runs ahead: what it lets go of says from when on that is free. The device is worked out as far as
+the earliest thread has come, so that who waits for it does not hide what others put in before.
+
+python.py has what threads wait with: locks, and by them conditions, events, queues and futures.
+"""
+
+from __future__ import annotations
+
+import _thread
+import copy
+import re
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from loaderviz.emulator.device import Stream
+from loaderviz.emulator.host import OwnTime
+from loaderviz.emulator.runtime import Runtime
+from loaderviz.errors import LoadervizError, NotModelledError
+from loaderviz.timeline import Cause, Kind
+
+UNNAMED = re.compile(r"^(Thread|ThreadPoolExecutor)-\d+(_\d+)?")  # numbered through the whole process
+LOOK, STUCK = 0.25, 6  # s between two looks at a thread that comes to no point; how many without work are a wait
+WORKS, SPINS = 2_000_000, 120  # ns of processor time between two looks: it does something; how many are a loop
+ELSEWHERE, SLOW = (
+    ("subprocess", "socket", "selectors", "ssl"),
+    40,
+)  # waits that others end: how many looks they may take
+PROCESSES = "multiprocessing"  # the main thread may wait for them as long
+STANDARD = "threading", "queue", "concurrent", "asyncio", "contextlib"  # what the program waits with
+MODEL = (
+    "the program's threads run as if each had a core of its own: Python's interpreter lock is not modelled; and "
+    "hazards are those between streams and one host, not those between threads"
+)
+OUTSIDE = "a thread that is not recorded ended a wait of one that is: the timeline depends on when it did"
+UNSEEN = (
+    "{} {} that the recording cannot see, while threads that could end it have no turn: a bare lock (one made before "
+    "record(), by `_thread`, or in C), a pipe, a queue of multiprocessing, or a variable that a loop looks at. Wait "
+    "for a lock, queue, event or future that is made inside the block. It is at\n{}"
+)
+IN_A_FETCH = (
+    "a data set waits for a thread of the program while it fetches, which record(threads=True) does not model: fetch "
+    "in the thread itself, or record without threads=True, where threads that do not touch the GPU run as they are"
+)
+ASKS, EAGER, PAUSE = 50, 1000, 1000  # ns that a look costs; after how many without a pause [ns] each costs more
+
+
+class DeadlockError(LoadervizError, RuntimeError):
+    """Each thread of the recorded program waits for another one; it says who waits for what, and where."""
+
+
+class HostThread:
+    """What each thread of the host has for itself. A `Session` has that of the thread that runs; others rest here."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.thread = threading.get_ident()
+        self.stream = stream  # the current one
+        self.stream_history: list[tuple[int, Stream]] = [(0, stream)]  # (autograd sequence number, stream)
+        self.own = OwnTime()  # of the program, where it is measured
+        self.functions = 0  # of torch that run, one in the other, where it is measured
+        self.quiet = 0  # above 0: operators are seen and not counted (our own bookkeeping)
+        self.aside: Any = None  # the operators' mode, while data are fetched; ON_HOST while nothing is emulated
+        self.call: tuple[Any, Any] = ((), {})  # the arguments of the torch function that runs
+        self.calls = self.counted = 0  # how many there were, and at which of them `Host.python` was charged
+        self.line, self.line_of = "", -1  # the program's line of a call of torch, and which call's it is
+        self.priced = 0  # above 0: inside a module, backward or an optimizer's step, where `Host` alone counts
+        self.target: Any = None  # the device where a factory call wants its result
+        self.check: Any = None  # the `check.Checker`, if calls are to be made again on the CPU
+        self.prefetching: list[Any] = []  # annotations that are open
+
+
+class Turn:
+    """A thread of the program, and when it is its turn: at `at` ns, if it is in no `line`."""
+
+    def __init__(self, number: int, name: str, parts: list[tuple[Any, dict[str, Any]]]) -> None:
+        self.number, self.name, self.parts = number, name, parts
+        self.baton = _thread.allocate_lock()
+        self.baton.acquire()
+        self.ident = self.at = self.version = self.looks = self.looked = 0
+        self.line: list[Turn] | None = None  # who waits for the same, this one among them
+        self.why, self.place = "", ""
+        self.problem: BaseException | None = None  # to be raised where it waits
+        self.joiners: list[Turn] = []
+        self.done = False
+
+    def rest(self) -> None:
+        """Keep what is the thread's own, while others run."""
+        for owner, values in self.parts:
+            values.update((name, getattr(owner, name)) for name in values)
+
+    def resume(self) -> None:
+        """Put it back."""
+        for owner, values in self.parts:
+            vars(owner).update(values)
+
+
+class Scheduler:
+    """Gives the baton of one recording. `alive` until it ends; nothing is scheduled before a second thread starts.
+
+    `session` is a `HostThread` with a `runtime`; `others` has what else belongs to the running thread: objects, and for
+    each the names of what is a thread's own, with what a new one begins with.
+    """
+
+    def __init__(self, session: Any, others: list[tuple[Any, dict[str, Any]]]) -> None:
+        self.session, self._others = session, others
+        self.runtime: Runtime = session.runtime
+        self.alive, self.gives_turns = True, False  # the latter where `python.install` lets threads have them
+        self.may_wake: Callable[[threading.Thread], bool]  # tells whether one outside the recording may end a wait
+        self.leave_thread: Callable[[], object] = bool  # called in a thread that goes on when the recording is over
+        self.running: Turn | None = None  # who has the baton
+        self.main: Turn | None = None
+        self.outside: deque[list[Turn]] = deque()  # lines that a thread outside the recording has moved
+        self.points = 0
+        self._turns: list[Turn] = []  # of threads that have not ended
+        self._heap: list[tuple[int, int, int, Turn]] = []
+        self._numbers = count()
+        self._for_device: list[tuple[Callable[[], bool], Turn]] = []
+        self._wanted: Turn | None = None  # was interrupted: it is the next, whatever its time is
+        self._problem: BaseException | None = None  # it ends all threads
+
+    # Who runs
+
+    def here(self) -> Turn | None:
+        """Return the turn of the thread that calls; None where time is real: outside, in a fetch, with one thread."""
+        turn = self.running
+        if turn is None or turn.ident != threading.get_ident() or not self.alive or self.session.fetching:
+            return None
+        return turn
+
+    def begin(self) -> Turn:
+        """A second thread is about to start: from now on time passes from thread to thread."""
+        if self.main is None:
+            own = HostThread(self.session.stream)
+            self.main = self.running = Turn(next(self._numbers), "the main thread", self._parts(own, 0))
+            self.main.ident = threading.get_ident()
+            self._turns.append(self.main)
+            self.runtime.scheduler = self
+            self.session.alone = 0
+            self.session.note(MODEL)
+            _thread.start_new_thread(self._watch, ())
+        assert self.running
+        return self.running
+
+    def start(self, name: str) -> Turn:
+        """Return the turn of a new thread, whose clock begins where the caller's is."""
+        self.begin()
+        with self.seen():
+            self.runtime.now += self.runtime.host.thread_start
+        number, runtime = next(self._numbers), self.runtime
+        name = UNNAMED.sub(f"thread {number}", name)
+        own = HostThread(runtime.default_stream)
+        own.check = self.session.check
+        turn = Turn(number, name, self._parts(own, runtime.builder.lane(name, "host", "thread", number)))
+        self._turns.append(turn)
+        self._ready(turn, runtime.now)
+        return turn
+
+    def _parts(self, own: HostThread, lane: int) -> list[tuple[Any, dict[str, Any]]]:
+        """Return the objects that have something of each thread, and the values of a new one."""
+        clock = {"now": self.runtime.now, "batch": -1, "source": "", "rested": 0, "main": lane}
+        parts = [(self.session, vars(own)), (self.runtime, clock), (self.runtime.shared, {"_main": self.runtime.now})]
+        return parts + [(owner, copy.copy(values)) for owner, values in self._others]
+
+    def enter(self, turn: Turn) -> None:
+        """The new thread itself waits for its first turn."""
+        turn.ident = turn.parts[0][1]["thread"] = threading.get_ident()
+        self._wait(turn)
+
+    def end(self, turn: Turn) -> None:
+        """The thread that runs ends: who joins it goes on, and the baton is handed over."""
+        turn.done = True
+        if not self.alive or self.running is not turn:
+            return
+        self._turns.remove(turn)
+        self.wake(turn.joiners, everybody=True)
+        self._hand_over(self._next() or self._stuck())
+
+    def forget(self, turn: Turn) -> None:
+        """It could not be started."""
+        turn.version += 1
+        turn.done = True
+        self._turns.remove(turn)
+
+    def point(self) -> None:
+        """What follows is seen by others: let all who are earlier go first."""
+        turn = self.here()
+        if turn is None:
+            return
+        self.points += 1
+        now = self.runtime.now
+        if (self._heap and self._heap[0][:2] < (now, turn.number)) or self._for_device or self._wanted or self.outside:
+            self._ready(turn, now)
+            self._pass(turn)
+
+    @contextmanager
+    def seen(self) -> Iterator[None]:
+        """Around what others see: a point first; what it takes is no part of the program's own time."""
+        self.session.catch_up()
+        self.point()
+        try:
+            yield
+        finally:
+            self.session.leave()
+
+    def look(self) -> None:
+        """The program looks whether something is so: that takes time, and more and more in a loop that only looks."""
+        if turn := self.here():
+            with self.seen():
+                turn.looks = turn.looks + 1 if self.runtime.now - turn.looked < PAUSE else 0
+                self.runtime.now += max(ASKS, self.runtime.host.lock, ASKS * (turn.looks - EAGER))
+                turn.looked = self.runtime.now
+
+    def wait(self, line: list[Turn], call: str, until: int | None = None) -> bool:
+        """Stand in a line until somebody moves it, or until a time [ns]; tell whether it was moved.
+
+        Raises what ends the program, such as a `DeadlockError`.
+        """
+        turn, runtime = self.running, self.runtime
+        assert turn
+        since = runtime.now
+        turn.line, (turn.why, turn.place) = line, self._place(call)
+        line.append(turn)
+        if until is not None:
+            self._ready(turn, until)
+        try:
+            self._pass(turn)
+        finally:
+            moved, turn.line = turn.line is None, None
+            if not moved:
+                line.remove(turn)
+        if self.alive and turn.at > since:
+            runtime.shared.main_rests(since, turn.at)
+            runtime.now = turn.at
+            batch = self.session.batches.current
+            runtime.builder.span(
+                since, turn.at, runtime.main, Kind.WAIT, turn.why, batch, cause=Cause.THREAD,
+                source=turn.place,
+            )  # fmt: skip
+        return moved
+
+    def _place(self, call: str) -> tuple[str, str]:
+        """Return the call of the standard library by which the program waits, and the program's line."""
+        frame: Any = sys._getframe(2)
+        while frame and (module := frame.f_globals.get("__name__") or "").startswith((*STANDARD, "loaderviz.emulator")):
+            call = call if module.startswith("loaderviz") else frame.f_code.co_qualname
+            frame = frame.f_back
+        return call, f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+
+    def wake(self, line: list[Turn], *, everybody: bool = False) -> None:
+        """Let the first who stands in a line go on, or everybody, a wake-up after now."""
+        if self.here() is None:
+            if self.alive:
+                self.outside.append(line)
+            return
+        for _ in range(len(line) if everybody else min(1, len(line))):
+            turn = line.pop(0)
+            turn.line = None
+            self._ready(turn, self.runtime.now + self.runtime.host.thread_wake)
+
+    def wait_for_device(self, over: Callable[[], bool]) -> None:
+        """Let others go on until something of the device is over, as far as they can come before that."""
+        turn = self.here()
+        if turn and not over():
+            self._for_device.append((over, turn))
+            self._pass(turn)
+
+    # The baton
+
+    def _ready(self, turn: Turn, at: int) -> None:
+        turn.version += 1
+        heappush(self._heap, (at, turn.number, turn.version, turn))
+
+    def _next(self) -> Turn | None:
+        """Take out whose turn it is. Before that the device does what comes first, for those who wait for it."""
+        heap, device = self._heap, self.runtime.device
+        while True:
+            while self.outside:
+                line = self.outside.popleft()
+                self.session.note(OUTSIDE)
+                for turn in line[:1]:
+                    line.remove(turn)
+                    turn.line = None
+                    self._ready(turn, self.runtime.now)
+            if self._wanted:
+                turn, self._wanted = self._wanted, None
+                self._for_device = [each for each in self._for_device if each[1] is not turn]
+                turn.version, turn.at = turn.version + 1, self.runtime.now
+                return turn
+            waiting, self._for_device = self._for_device, []
+            for over, turn in waiting:
+                if over():
+                    self._ready(turn, device.clock)
+                else:
+                    self._for_device.append((over, turn))
+            while heap and heap[0][3].version != heap[0][2]:
+                heappop(heap)
+            if self._for_device and device.step_before(heap[0][0] if heap else None):
+                continue
+            if not heap:
+                return None
+            at, _, _, turn = heappop(heap)
+            turn.at, turn.version = at, turn.version + 1
+            return turn
+
+    def _pass(self, turn: Turn) -> None:
+        """Give the baton to whose turn it is, and come back when it is `turn`'s; raise what is to be raised there."""
+        following = self._next() or self._stuck()
+        if following is not turn:
+            turn.rest()
+            self._hand_over(following)
+            self._wait(turn)
+        if turn.problem:
+            problem, turn.problem = turn.problem, None
+            raise problem
+
+    def _hand_over(self, turn: Turn) -> None:
+        self.running = turn
+        if turn.baton.locked():
+            turn.baton.release()
+
+    def _wait(self, turn: Turn) -> None:
+        while self.running is not turn and self.alive:
+            try:
+                turn.baton.acquire()
+            except BaseException as problem:  # a signal, in the main thread: it has its turn at the next point
+                turn.problem, self._wanted = problem, turn
+        if self.alive:
+            turn.resume()
+        else:
+            self.leave_thread()
+
+    # What cannot go on
+
+    def _stuck(self) -> Turn:
+        """Nobody can go on: wait for threads outside the recording, if there are any; else it is a deadlock."""
+        assert self.main
+        for patience in range(STUCK_OUTSIDE, -1, -1):
+            if self.outside or self._wanted:
+                break
+            known = {turn.ident for turn in self._turns}
+            others = [thread for thread in threading.enumerate() if thread.ident not in known]
+            if self.session.refused or not patience or not any(map(self.may_wake, others)):
+                self._problem = self.main.problem = self.session.refused or self._deadlock()
+                self._wanted = self.main
+            else:
+                REAL_SLEEP(0.01)
+        return self._next() or self._stuck()
+
+    def _deadlock(self) -> DeadlockError:
+        lines = [f"{turn.name} waits in {turn.why} at {turn.place or 'an unknown line'}" for turn in self._turns]
+        return DeadlockError("every thread of the program waits for another one: " + "; ".join(lines))
+
+    def _watch(self) -> None:
+        """Find a thread that waits where nobody sees it: for long it comes to no point, and uses no processor."""
+        before, work, still, busy = -1, 0, 0, 0
+        while self.alive:
+            REAL_SLEEP(LOOK)
+            turn = self.running
+            if turn is None or self.points != before or len(self._turns) < 2:
+                before, still, busy = self.points, 0, 0
+                continue
+            used = processor_time_of(turn.ident)
+            works, work = used is None or used - work > WORKS, used or 0
+            still, busy = (0, busy + 1) if works else (still + 1, busy)
+            if (still >= STUCK or busy >= SPINS) and self.running is turn and self.points == before:
+                self._refuse_unseen(turn, still)
+
+    def _refuse_unseen(self, turn: Turn, still: int) -> None:
+        """A thread has had the baton for so many looks, and waits for what one without it may have to do."""
+        frame = sys._current_frames().get(turn.ident)
+        modules = [each.f_globals.get("__name__") or "" for each, _ in traceback.walk_stack(frame)]
+        waiting = self._for_device or self.outside or any(each[3].version == each[2] for each in list(self._heap))
+        elsewhere = (*ELSEWHERE, PROCESSES) if turn is self.main else ELSEWHERE
+        slow = not modules or (still < SLOW and any(name.startswith(elsewhere) for name in modules))
+        for_thread = self.session.fetching and modules[0].startswith(STANDARD)
+        loader = not for_thread and any(name.startswith("torch.utils.data") for name in modules)
+        if not self.alive or slow or loader or not waiting:
+            return  # another process or machine ends that wait: its own schedule says when
+        stack, does = (
+            "".join(traceback.format_stack(frame)[-6:]),
+            "waits for something" if still else "loops over something",
+        )
+        problem = NotModelledError(UNSEEN.format(turn.name, does, stack))
+        self.session.refused_elsewhere(problem)  # where it is the main thread, that is stopped by a signal
+        main, self._problem = self.main, problem
+        if main and main is not turn:
+            turn.rest()
+            main.problem, self._wanted = problem, main
+            self._hand_over(self._next() or main)
+
+    def close(self) -> None:
+        """The recording is over: what still waits goes on by itself, in real time."""
+        self.alive = False
+        for turn in self._turns:
+            if turn.ident != threading.get_ident():
+                turn.problem = turn.problem or self._problem
+                if turn.baton.locked():
+                    turn.baton.release()
+
+
+REAL_SLEEP = time.sleep  # a recording has another one
+STUCK_OUTSIDE = 3000  # hundredths of s in which a thread outside the recording may end the wait of all
+
+
+def processor_time_of(ident: int) -> int | None:
+    """Return the processor time of a thread [ns]; None where the system does not tell another thread's."""
+    try:
+        return time.clock_gettime_ns(time.pthread_getcpuclockid(ident))  # type: ignore[attr-defined,unused-ignore]
+    except (AttributeError, OSError):
+        return None

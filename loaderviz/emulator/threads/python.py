@@ -1,0 +1,292 @@
+"""What Python's threads wait with, in virtual time: the names of `threading`, `queue`, `concurrent` and `asyncio`.
+
+Conditions, events, semaphores, barriers, queues and futures are Python, made of locks; so a `Lock` that waits in
+virtual time is most of it. Who makes one decides: the program's own are virtual, those of libraries that wait for other
+processes are real (`REAL`), and so is what was made before the block, or in a data set's fetch.
+"""
+
+from __future__ import annotations
+
+import _thread
+import concurrent.futures.thread
+import queue
+import selectors
+import sys
+import threading
+import time
+from asyncio.base_events import BaseEventLoop
+from asyncio.selector_events import BaseSelectorEventLoop
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from loaderviz.emulator.hardware import SECOND
+from loaderviz.emulator.threads import ASKS, IN_A_FETCH, Scheduler
+from loaderviz.errors import NotModelledError
+
+if TYPE_CHECKING:
+    from loaderviz.emulator.torch.patches import Patches
+
+# Their threads and locks wait for processes, sockets and people.
+NEED_REAL_TIME = """
+multiprocessing torch.multiprocessing torch.utils.data torchdata.stateful_dataloader torch.distributed
+concurrent.futures.process subprocess socket socketserver logging ssl http urllib zmq tornado ipykernel IPython
+jupyter_client traitlets tqdm.std tqdm._monitor _pytest pytest hypothesis loaderviz.emulator loaderviz.stations
+"""
+REAL = tuple(f"{name}." for name in NEED_REAL_TIME.split())
+BETWEEN = ("threading", "queue", "concurrent.futures._base", "concurrent.futures.thread")  # they make them for others
+PATCHED = ("loaderviz.emulator.threads.python", "loaderviz.emulator.torch.patches")
+OWN_EVENT = threading.Thread.__init__.__code__  # what a thread says it has started with: to `start`, at once
+TURN = "_loaderviz_turn"  # of a thread of the program
+LOOKS = (
+    (threading.Event, "is_set"),
+    *((queue.Queue, name) for name in ("empty", "full", "qsize")),
+    *((queue._PySimpleQueue, name) for name in ("empty", "qsize")),  # type: ignore[attr-defined]
+    *((concurrent.futures.Future, name) for name in ("done", "running", "cancelled")),
+)
+LINE = "_loaderviz_line"  # of the selector of an event loop: who waits in it
+
+
+class Lock:
+    """`threading.Lock` in virtual time (R51): free from a time on, when it is let go of, and one who waits is woken.
+
+    Where time is real (`Scheduler.here`) it is a real lock. One that is `fresh` is nobody else's yet: who takes it
+    first keeps the baton.
+    """
+
+    def __init__(self, scheduler: Scheduler, fresh: bool = False) -> None:
+        self._scheduler, self._real, self._fresh = scheduler, _thread.allocate_lock(), fresh
+        self._line: list[Any] = []
+        self._free_at = 0
+
+    def locked(self) -> bool:
+        """Tell whether somebody has it."""
+        self._scheduler.look()
+        return self._real.locked()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take it as a lock is taken. Raises `DeadlockError` where all threads wait."""
+        scheduler, fresh, self._fresh = self._scheduler, self._fresh, False
+        if fresh or scheduler.here() is None:
+            if not blocking or self._real.acquire(False):
+                return blocking or self._real.acquire(False)
+            refuse_in_a_fetch(scheduler)
+            return self._real.acquire(True, timeout)
+        runtime = scheduler.runtime
+        with scheduler.seen():
+            runtime.now += max(ASKS, runtime.host.lock)
+            until = runtime.now + round(timeout * SECOND) if timeout >= 0 else None
+            while scheduler.alive and (late := runtime.now < self._free_at or not self._real.acquire(False)):
+                if not blocking or (until is not None and runtime.now >= until):
+                    scheduler.look()
+                    return False
+                free_at = self._free_at if late and not self._real.locked() else None
+                ends = [each for each in (until, free_at) if each is not None]
+                scheduler.wait(self._line, "Lock.acquire", min(ends, default=None))
+            if scheduler.alive:
+                return True
+        return self._real.acquire(blocking, timeout)
+
+    __enter__ = acquire
+
+    def release(self) -> None:
+        """Let it go. Raises RuntimeError if nobody has it."""
+        self._real.release()
+        scheduler = self._scheduler
+        if scheduler.here():
+            scheduler.session.catch_up()
+            self._free_at = scheduler.runtime.now
+            scheduler.session.leave()
+        if self._line:
+            scheduler.wake(self._line)
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _at_fork_reinit(self) -> None:
+        self._real = _thread.allocate_lock()
+
+
+def refuse_in_a_fetch(scheduler: Scheduler) -> None:
+    """Raise `NotModelledError` where a data set's fetch would wait with the baton."""
+    if scheduler.session.fetching and scheduler.alive and scheduler.session.in_recording_thread():
+        raise NotModelledError(IN_A_FETCH)
+
+
+class Ordered(dict[Any, None]):
+    """The threads of a pool, in the order in which it started them: a set's is that of their addresses."""
+
+    def add(self, thread: Any) -> None:
+        """Add one."""
+        self[thread] = None
+
+
+def is_ours(depth: int = 2) -> bool:
+    """Tell whether what is being made in the frame `depth` above is the program's, by the module that asks for it."""
+    frame: Any = sys._getframe(depth)
+    while frame is not None and (frame.f_globals.get("__name__") or "").startswith((*BETWEEN, *PATCHED)):
+        if frame.f_code is OWN_EVENT:
+            return False
+        frame = frame.f_back
+    return frame is not None and not is_real(frame.f_globals.get("__name__"))
+
+
+def is_real(thread_or_module: Any) -> bool:
+    """Tell whether the threads and locks of a module are real, or a thread, by what it runs: a server's loop is."""
+    if isinstance(thread := thread_or_module, threading.Thread):
+        return is_real(getattr(getattr(thread, "_target", None), "__module__", None) or type(thread).__module__)
+    return f"{thread_or_module}.".startswith(REAL)
+
+
+def install(scheduler: Scheduler, patches: Patches) -> None:
+    """Replace the names for a recording."""
+    session, scheduler.gives_turns = scheduler.session, True
+    scheduler.may_wake = lambda thread: thread.ident in session.threads or not is_real(thread)
+    foreign: WeakSet[Any] = WeakSet()  # locks that were made since, and not for the program
+
+    def is_virtual() -> bool:
+        return session.in_recording_thread() and not session.fetching and session.alive and is_ours(3)
+
+    def lock(real: Callable[[], Any]) -> Any:
+        if is_virtual():
+            return Lock(scheduler)
+        foreign.add(made := real())
+        return made
+
+    def waiter(real: Callable[[], Any]) -> Any:
+        """What waits for a condition is real where the condition's own lock was made to be; else virtual."""
+        frame: Any = sys._getframe(1)
+        while (frame.f_globals.get("__name__") or "").startswith(PATCHED):
+            frame = frame.f_back
+        if frame.f_code is not threading.Condition.wait.__code__:
+            return lock(real)
+        own = frame.f_locals["self"]._lock
+        if isinstance(own, (Lock, threading._PyRLock)):  # type: ignore[attr-defined]
+            refuse_in_a_fetch(scheduler)
+        here = session.in_recording_thread() and not session.fetching and own not in foreign
+        return Lock(scheduler, fresh=True) if here else real()
+
+    def recursive(real: Callable[[], Any]) -> Any:
+        if is_virtual():
+            return threading._PyRLock()  # type: ignore[attr-defined]
+        foreign.add(made := real())
+        return made
+
+    def simple(real: Callable[[], Any]) -> Any:
+        return queue._PySimpleQueue() if is_virtual() else real()  # type: ignore[attr-defined]
+
+    for owner, name, make in (
+        (threading, "Lock", lock),
+        (threading, "_allocate_lock", waiter),
+        (threading, "RLock", recursive),
+        (queue, "SimpleQueue", simple),
+    ):
+        patches.around(owner, name)(make)
+    patches.set(concurrent.futures.thread, "_global_shutdown_lock", Lock(scheduler))  # held while a thread is started
+    _install_clock(scheduler, patches)
+    _install_thread(scheduler, patches, is_virtual)
+    _install_loop(scheduler, patches, is_virtual)
+
+
+def _install_clock(scheduler: Scheduler, patches: Patches) -> None:
+    began = threading._time()  # type: ignore[attr-defined]
+
+    def clock(real: Callable[[], float]) -> float:  # no point: whose lock this thread has, nobody sees
+        return began + scheduler.runtime.now / SECOND if scheduler.here() else real()
+
+    for module, name in ((threading, "_time"), (queue, "time")):
+        patches.around(module, name)(clock)
+
+
+def _install_thread(scheduler: Scheduler, patches: Patches, is_virtual: Callable[[], bool]) -> None:
+    runtime = scheduler.runtime
+
+    @patches.around(concurrent.futures.ThreadPoolExecutor, "__init__")
+    def pool(begin: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        if is_virtual():
+            self._threads = Ordered()
+
+    @patches.around(threading.Thread, "join")
+    def join(real: Callable[..., None], thread: Any, timeout: float | None = None) -> None:
+        turn, mine = getattr(thread, TURN, None), scheduler.here()
+        if turn is not None and mine is not None and turn is not mine:
+            with scheduler.seen():
+                until = None if timeout is None else runtime.now + max(0, round(timeout * SECOND))
+                while scheduler.alive and not turn.done:
+                    if until is not None and runtime.now >= until:
+                        scheduler.look()
+                        return
+                    scheduler.wait(turn.joiners, "Thread.join", until)
+        real(thread, timeout)
+
+    @patches.around(threading.Thread, "is_alive")
+    def is_alive(real: Callable[..., bool], thread: Any) -> bool:
+        turn = getattr(thread, TURN, None)
+        if turn is None or not scheduler.here():
+            return real(thread)
+        scheduler.look()
+        return not turn.done
+
+    def look(real: Callable[..., Any], waited_for: Any) -> Any:
+        if sys._getframe(2).f_globals is not vars(threading):  # which asks whether a thread has started
+            scheduler.look()
+        return real(waited_for)
+
+    for owner, name in LOOKS:
+        patches.around(owner, name)(look)
+
+
+def _install_loop(scheduler: Scheduler, patches: Patches, is_virtual: Callable[[], bool]) -> None:
+    """An event loop that is made in the block waits and looks at the clock in virtual time, as long as it runs there.
+
+    What it has from sockets and processes comes when it comes, and takes no virtual time.
+    """
+    session = scheduler.session
+
+    def line_of(selector: Any) -> Any:
+        """Who waits in this one; None where it is another's."""
+        here = scheduler.alive and session.in_recording_thread() and not session.fetching
+        return getattr(selector, LINE, None) if here else None
+
+    @patches.around(BaseSelectorEventLoop, "__init__")
+    def init(begin: Callable[..., None], loop: Any, *args: Any, **kwargs: Any) -> None:
+        begin(loop, *args, **kwargs)
+        if is_virtual():
+            setattr(loop._selector, LINE, [])
+
+    @patches.around(BaseEventLoop, "time")
+    def now(real: Callable[..., float], loop: Any) -> float:
+        return real(loop) if line_of(loop._selector) is None else time.monotonic()
+
+    @patches.around(BaseEventLoop, "call_soon_threadsafe")
+    def call(real: Callable[..., Any], loop: Any, *args: Any, **kwargs: Any) -> Any:
+        with scheduler.seen():
+            handle = real(loop, *args, **kwargs)
+        if line := getattr(loop._selector, LINE, None):
+            scheduler.wake(line)
+        return handle
+
+    @patches.around(selectors.DefaultSelector, "select")
+    def select(real: Callable[..., Any], selector: Any, timeout: float | None = None) -> Any:
+        line = line_of(selector)
+        return real(selector, timeout) if line is None else _select(scheduler, line, real, selector, timeout)
+
+
+def _select(
+    scheduler: Scheduler, line: list[Any], real: Callable[..., Any], selector: Any, timeout: float | None
+) -> Any:
+    """Wait for other threads in virtual time, and for all else, that is, more than the loop's own pipe, as it is."""
+    outside = len(selector.get_map()) > 1
+    with scheduler.seen():
+        events, rest = real(selector, timeout if outside else 0), max(0, round((timeout or 0) * SECOND))
+        if events or (timeout is not None and not rest):
+            scheduler.runtime.now += 20 * ASKS
+            return events
+        if scheduler.here() and not outside:
+            scheduler.wait(line, "select", None if timeout is None else scheduler.runtime.now + rest)
+        elif timeout is None:
+            return real(selector, None)
+        else:
+            scheduler.session.sleep(rest)
+    return real(selector, 0)

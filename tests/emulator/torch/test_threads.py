@@ -1,0 +1,569 @@
+"""Threads of a program in virtual time: who goes on when, whatever this machine does meanwhile."""
+
+import asyncio
+import contextlib
+import gc
+import heapq
+import http.server
+import queue
+import random
+import select
+import sys
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from factory import in_a_thread
+from torch.utils.data import DataLoader, TensorDataset
+
+import loaderviz as lv
+from loaderviz.emulator import threads
+from loaderviz.emulator.hardware import Host
+from loaderviz.emulator.threads import DeadlockError
+from loaderviz.emulator.torch.session import Session
+from loaderviz.errors import NotModelledError
+from loaderviz.timeline import Cause
+
+MS = 10**6  # ns
+LOCK, WAKE, START = 50, 7_000, 20_000  # ns
+HOST = replace(Host.preset("laptop"), lock=LOCK, thread_wake=WAKE, thread_start=START)
+
+
+def work(seconds):
+    """Take so long in virtual time, and any time on this machine."""
+    with lv.costs(seconds):
+        select.select([], [], [], random.choice([0, 1e-5, 1e-3]))
+
+
+def now():
+    """The host's clock [ns], without a look at it, which would cost something."""
+    return Session.active.runtime.now
+
+
+def table(timeline):
+    """Return all that is in a timeline, to be compared."""
+    return [lane.name for lane in timeline.lanes], [timeline.row(i) for i in range(len(timeline))], timeline.context
+
+
+def started(*runs):
+    """Start a thread for each; they are joined by `end`."""
+    made = [threading.Thread(target=run) for run in runs]
+    for thread in made:
+        thread.start()
+    return made
+
+
+# Programs, unaware of all this
+
+
+def copying_thread(device):
+    """A thread that loads and copies, two batches ahead."""
+    ready, model = queue.Queue(2), torch.nn.Linear(4, 2).to(device)
+    data = TensorDataset(torch.randn(48, 4), torch.randint(2, (48,)))
+
+    def copy():
+        for x, y in DataLoader(data, 8, generator=torch.Generator().manual_seed(1)):
+            ready.put((x.to(device), y.to(device)))
+        ready.put(None)
+
+    threading.Thread(target=copy, daemon=True).start()
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+    for x, y in iter(ready.get, None):
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def pool_of_copiers(device):
+    """An executor of three threads, each with its stream; results as they come."""
+
+    def load(i):
+        work((5 - i) * 1e-4)
+        side = torch.cuda.Stream() if device == "cuda" else None
+        with torch.cuda.stream(side):
+            return i, torch.full((64,), float(i)).to(device).mul(2).sum().item()
+
+    with ThreadPoolExecutor(3) as pool:
+        return [done.result() for done in as_completed([pool.submit(load, i) for i in range(6)])]
+
+
+def loop_beside_the_main_thread(device):
+    """As spdl does it: an event loop in a thread of its own, work in an executor, a bounded queue to the main one."""
+    sink, results = queue.Queue(2), []
+
+    async def pipeline():
+        loop, between = asyncio.get_running_loop(), asyncio.Queue(1)
+        with ThreadPoolExecutor(2) as pool:
+
+            async def load():
+                for i in range(5):
+                    made = await loop.run_in_executor(pool, lambda i=i: torch.full((8,), float(i)).to(device))
+                    await between.put(made)
+                await between.put(None)
+
+            async def hand_out():
+                while (item := await between.get()) is not None:
+                    while sink.full():
+                        await asyncio.sleep(1e-3)
+                    sink.put(item)
+                sink.put(None)
+
+            await asyncio.gather(load(), hand_out())
+
+    thread = threading.Thread(target=lambda: asyncio.run(pipeline()))
+    thread.start()
+    for item in iter(sink.get, None):
+        results.append(item.sum().item())
+        work(3e-4)
+    thread.join()
+    return results
+
+
+def torchdata_pin(device):
+    """The node of torchdata that pins in a thread of its own."""
+    nodes = pytest.importorskip("torchdata.nodes")
+    node = nodes.Mapper(
+        nodes.Batcher(nodes.IterableWrapper(range(12)), 4), lambda x: torch.tensor(x, dtype=torch.float)
+    )
+    loader = nodes.Loader(nodes.PinMemory(node) if device == "cuda" else node)
+    return [batch.to(device).sum().item() for batch in loader]
+
+
+def spdl_pipeline(device):
+    """A pipeline of spdl, where that is installed."""
+    builder = pytest.importorskip("spdl.pipeline").PipelineBuilder().add_source(range(6))
+    builder = builder.pipe(lambda i: torch.full((4,), float(i)).to(device), concurrency=1).add_sink(2)
+    pipeline = builder.build(num_threads=1)
+    with pipeline.auto_stop():
+        return [batch.sum().item() for batch in pipeline]
+
+
+PROGRAMS = [copying_thread, pool_of_copiers, loop_beside_the_main_thread, torchdata_pin, spdl_pipeline]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_of_threads_gives_one_timeline_and_the_values_of_the_cpu(program):
+    found = []
+    torch.manual_seed(0)
+    expected = sorted(program("cpu"))
+    before = sys.getswitchinterval()
+    try:
+        for interval in (before, 1e-6, 1e-6):
+            sys.setswitchinterval(interval)
+            torch.manual_seed(0)
+            with lv.record(threads=True, on="a100") as recording:
+                assert sorted(program("cuda")) == expected
+            assert not recording.hazards and recording.timeline.self_check()
+            found.append(table(recording.timeline))
+            gc.collect()
+    finally:
+        sys.setswitchinterval(before)
+    assert found[0] == found[1] == found[2]
+    assert len([name for name in found[0][0] if name.startswith(("main", "thread"))]) > 1
+    assert any("interpreter lock is not modelled" in note for note in found[0][2].notes)
+
+
+# Who goes on when
+
+
+def test_r51_a_lock_is_free_when_it_is_let_go_of_and_who_waits_is_woken():
+    lock, at = None, {}
+
+    def second():
+        work(1e-3)
+        with lock:
+            at["second"] = now()
+
+    with lv.record(threads=True, on="a100", host=HOST) as recording:
+        lock = threading.Lock()
+        [thread] = started(second)
+        with lock:
+            work(5e-3)
+        released = now()
+        thread.join()
+        at["joined"] = now()
+    assert released == START + LOCK + 5 * MS
+    assert at["second"] == released + WAKE
+    timeline = recording.timeline
+    waits = (timeline.cause == Cause.THREAD).nonzero()[0]
+    assert [(timeline.start[i], timeline.end[i]) for i in waits] == [
+        (START + MS + LOCK, released + WAKE),
+        (released, at["joined"]),
+    ]
+
+
+def test_r51_locks_are_taken_in_the_order_of_virtual_time():
+    """Random programs of threads that work, take one of two locks, work in it, against a simulation without threads."""
+    for seed in range(12):
+        draw = random.Random(seed)
+        plans = [
+            [(draw.randrange(1, 10**6), draw.randrange(2), draw.randrange(1, 10**6)) for _ in range(4)]
+            for _ in range(draw.randrange(2, 5))
+        ]
+        order = []
+
+        def run(number, plan, locks, order):
+            for before, lock, inside in plan:
+                work(before / 1e9)
+                with locks[lock]:
+                    order.append((now(), number, lock))
+                    work(inside / 1e9)
+
+        with lv.record(threads=True, on="a100", host=HOST):
+            locks = threading.Lock(), threading.Lock()
+            for thread in started(*[partial(run, n, plan, locks, order) for n, plan in enumerate(plans)]):
+                thread.join()
+        assert order == simulated(plans), seed
+
+
+def simulated(plans):
+    """Say when which thread has which lock, by a list of events in order of time."""
+    events = [(START * (n + 1) + plan[0][0], n, "asks") for n, plan in enumerate(plans)]
+    heapq.heapify(events)
+    place, owner, lines, order = [0] * len(plans), [None, None], ([], []), []
+    while events:
+        at, n, does = heapq.heappop(events)
+        _, lock, inside = plans[n][place[n]]
+        if does == "lets go":
+            owner[lock], place[n] = None, place[n] + 1
+            if lines[lock]:
+                heapq.heappush(events, (at + WAKE, lines[lock].pop(0), "is woken"))
+            if place[n] < len(plans[n]):
+                heapq.heappush(events, (at + plans[n][place[n]][0], n, "asks"))
+            continue
+        at += LOCK if does == "asks" else 0
+        if owner[lock] is None:
+            owner[lock] = n
+            order.append((at, n, lock))
+            heapq.heappush(events, (at + inside, n, "lets go"))
+        else:
+            lines[lock].append(n)
+    return order
+
+
+def test_r52_a_thread_has_a_current_stream_of_its_own_and_begins_on_the_default_one():
+    seen = {}
+
+    def second():
+        seen["begins"] = torch.cuda.current_stream()
+        torch.cuda.set_stream(torch.cuda.Stream())
+        seen["has"] = torch.cuda.current_stream()
+
+    with lv.record(threads=True, on="a100", host=HOST):
+        default, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            in_a_thread(second)
+            assert torch.cuda.current_stream() == side
+        assert seen["begins"] == default
+        assert seen["has"] not in (default, side)
+
+
+def test_who_waits_for_the_gpu_does_not_hold_others_back():
+    """One thread waits for a long kernel, another one works and launches meanwhile."""
+    order = []
+
+    def waits():
+        x = torch.ones(1024, 1024, device="cuda")
+        (x @ x @ x @ x).sum().item()
+        order.append("waited")
+
+    def works():
+        for _ in range(7):
+            work(1e-4)
+            torch.ones(1, device="cuda")
+        order.append("worked")
+
+    with lv.record(threads=True, on="t4", host=HOST) as recording:
+        for thread in started(waits, works):
+            thread.join()
+    assert order == ["worked", "waited"]
+    timeline = recording.timeline
+    [wait] = (timeline.cause == Cause.SYNCHRONIZE).nonzero()[0]
+    lanes = [lane.name for lane in timeline.lanes]
+    assert lanes[timeline.lane[wait]] == "thread 1 (waits)"
+    other = timeline.lane == lanes.index("thread 2 (works)")
+    assert (other & (timeline.end > timeline.start[wait]) & (timeline.end < timeline.end[wait])).any()
+
+
+WAITS = {
+    "queue": lambda: queue.Queue().get(timeout=5),
+    "simple queue": lambda: queue.SimpleQueue().get(timeout=5),
+    "event": lambda: threading.Event().wait(5),
+    "condition": lambda: holding(threading.Condition()).wait(5),
+    "semaphore": lambda: threading.Semaphore(0).acquire(timeout=5),
+    "barrier": lambda: threading.Barrier(2).wait(5),
+    "lock": lambda: holding(threading.Lock()).acquire(timeout=5),
+    "sleep": lambda: time.sleep(5),
+    "asyncio": lambda: asyncio.run(asyncio.sleep(5)),
+    "join": lambda: started(lambda: time.sleep(6))[0].join(5),
+}
+
+
+def holding(lock):
+    lock.acquire()
+    return lock
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_a_time_out_is_virtual(name):
+    taken = []
+
+    def second():
+        start = now()
+        with contextlib.suppress(queue.Empty, threading.BrokenBarrierError):
+            WAITS[name]()
+        taken.append(now() - start)
+
+    with lv.record(threads=True, on="a100"):
+        in_a_thread(second)
+    assert 5000 * MS <= taken[0] < 5002 * MS
+
+
+def test_a_barrier_lets_all_through_when_the_last_one_is_there():
+    passed = []
+
+    def run(n):
+        work(n * 1e-3)
+        barrier.wait()
+        passed.append(now())
+
+    with lv.record(threads=True, on="a100", host=HOST):
+        barrier = threading.Barrier(3)
+        for thread in started(*[partial(run, n) for n in range(3)]):
+            thread.join()
+    assert min(passed) >= 2 * MS and max(passed) - 2 * MS < 0.2 * MS
+
+
+def test_what_was_made_before_the_block_is_waited_for_in_virtual_time_too():
+    ready, set_later, both = queue.Queue(1), threading.Event(), threading.Barrier(2)
+
+    def second():
+        for i in range(3):
+            ready.put(torch.full((2,), float(i), device="cuda"))
+        work(1e-3)
+        set_later.set()
+        both.wait()
+        work(1e-3)
+
+    with lv.record(threads=True, on="a100", host=HOST) as recording:
+        [thread] = started(second)
+        assert [ready.get().sum().item() for _ in range(3)] == [0, 2, 4]
+        with pytest.raises(queue.Empty):
+            ready.get(timeout=1e-4)
+        set_later.wait()
+        assert now() >= START + MS
+        both.wait()
+        thread.join()
+        assert now() >= START + 2 * MS
+    assert len(recording.timeline.context.notes) == 1
+
+
+LOOKS = {
+    "queue": lambda lock, thread: queue_of(lock).empty(),
+    "lock": lambda lock, thread: not lock.acquire(blocking=False),
+    "locked": lambda lock, thread: lock.locked(),
+    "thread": lambda lock, thread: thread.is_alive(),
+    "join": lambda lock, thread: thread.join(0) or thread.is_alive(),
+    "sleep": lambda lock, thread: time.sleep(0) or not lock.acquire(blocking=False),
+}
+
+
+def queue_of(lock):
+    """Return a queue that has something as soon as nobody has the lock."""
+    items = queue.Queue()
+    if not lock.locked():
+        items.put(1)
+    return items
+
+
+@pytest.mark.parametrize("name", LOOKS)
+@pytest.mark.parametrize("seconds", [1e-5, 10])
+def test_who_looks_again_and_again_lets_time_pass_and_comes_to_an_end(name, seconds):
+    """However long it takes in virtual time, in some thousands of looks: 10 s at 50 ns each would be 200 million."""
+    looks = 0
+    with lv.record(threads=True, on="a100", host=replace(HOST, lock=0)):
+        lock = holding(threading.Lock())
+        [thread] = started(lambda: (work(seconds), lock.release()))
+        while LOOKS[name](lock, thread):
+            looks += 1
+        assert START + seconds * 1e9 <= now() <= START + 1e4 + seconds * 1.01e9
+    assert looks < 60_000
+
+
+def test_what_a_pool_runs_and_how_long_it_may_take_is_virtual():
+    with lv.record(threads=True, on="a100"), ThreadPoolExecutor(1) as pool:
+        pool.submit(time.sleep, 5).result()
+        assert now() > 5000 * MS
+        with pytest.raises(TimeoutError):
+            list(pool.map(time.sleep, [5, 5], timeout=6))
+        assert now() < 20_000 * MS
+
+
+def test_threads_are_as_they_are_where_nothing_else_is_asked_for():
+    """They run at once, beside the one that records, which may wait for them without a lock, and in a fetch, too."""
+    ready, seen, names = queue.Queue(), [], (threading.Lock, threading.RLock, queue.SimpleQueue, threading._time)
+    with lv.record(on="a100", host=HOST) as recording:
+        seen.append((threading.Lock, threading.RLock, queue.SimpleQueue, threading._time))
+        [thread] = started(lambda: (ready.put(1), seen.append("ran")))
+        while len(seen) < 2:
+            pass
+        assert next(iter(DataLoader([0], collate_fn=lambda _: ready.get()))) == 1
+        thread.join()
+    assert seen == [names, "ran"]
+    assert not [lane for lane in recording.timeline.lanes if lane.role == "thread"]
+
+
+# What cannot go on, or is not recorded
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """Return the errors that ended threads."""
+    problems = []
+    monkeypatch.setattr(threading, "excepthook", lambda problem: problems.append(problem.exc_value))
+    return problems
+
+
+def test_a_deadlock_is_said_at_once_with_who_waits_where(silent):
+    def takes(first, second, both):
+        with first:
+            both.wait()
+            with second:
+                pass
+
+    with pytest.raises(DeadlockError) as stopped, lv.record(threads=True, on="a100"):
+        one, other, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
+        made = [threading.Thread(target=takes, args=(*each, both)) for each in ((one, other), (other, one))]
+        for thread in made:
+            thread.start()
+        for thread in made:
+            thread.join()
+    for thread in made:
+        thread.join()
+    text = str(stopped.value)
+    assert "the main thread waits in Thread.join" in text
+    assert text.count("(takes) waits in Lock.acquire at ") == 2 and __file__ in text
+    assert silent == [stopped.value] * 2
+
+
+def test_a_queue_that_nobody_fills_is_a_deadlock_too(silent):
+    def fails(ready):
+        ready.put(torch.ones(1, device="cuda"))
+        raise KeyError("mine")
+
+    with pytest.raises(DeadlockError, match=r"main thread waits in Queue\.get"), lv.record(threads=True, on="a100"):
+        ready = queue.Queue()
+        started(lambda: fails(ready))
+        assert ready.get().is_cuda
+        ready.get()
+    assert [type(problem) for problem in silent] == [KeyError]
+
+
+def test_a_wait_that_the_recording_cannot_see_is_refused_with_the_stack(silent, monkeypatch):
+    monkeypatch.setattr(threads, "LOOK", 0.01)
+    older = threading.Lock()
+    older.acquire()
+    says = r"thread 1.* waits for .* a bare lock \(one made before record\(\)"
+    with pytest.raises(NotModelledError, match=says) as refused, lv.record(threads=True, on="a100"):
+        started(lambda: older.acquire(timeout=60))
+        time.sleep(1)
+        older.release()
+    assert "older.acquire(timeout=60)" in str(refused.value)
+
+
+def test_a_loop_that_looks_at_a_variable_is_refused(monkeypatch):
+    monkeypatch.setattr(threads, "LOOK", 0.01)
+    monkeypatch.setattr(threads, "SPINS", 20)
+    monkeypatch.setattr(threads, "WORKS", 0)
+    done = []
+    says = "the main thread loops over something"
+    with pytest.raises(NotModelledError, match=says), lv.record(threads=True, on="a100"):
+        started(lambda: done.append(1))
+        while not done:
+            pass
+
+
+WAITS_IN_A_FETCH = {
+    "queue": lambda ready, event, lock: ready.get(),
+    "event": lambda ready, event, lock: event.wait(),
+    "lock": lambda ready, event, lock: lock.acquire(),
+}
+
+
+@pytest.mark.parametrize("name", WAITS_IN_A_FETCH)
+def test_a_fetch_that_waits_for_a_thread_is_refused(name):
+    says = "waits for a thread of the program while it fetches"
+    with pytest.raises(NotModelledError, match=says), lv.record(threads=True, on="a100"):
+        ready, event, lock = queue.Queue(), threading.Event(), holding(threading.Lock())
+        started(lambda: (work(1e-3), ready.put(1), event.set(), lock.release()))
+        next(iter(DataLoader([0], collate_fn=lambda _: WAITS_IN_A_FETCH[name](ready, event, lock))))
+
+
+@pytest.mark.parametrize("asleep", ["in a queue", "in time.sleep", "in a call of the GPU"])
+def test_a_thread_that_goes_on_after_the_block_has_the_cpu_and_no_gpu(asleep):
+    seen = []
+
+    def late():
+        try:
+            if asleep == "in a queue":
+                ready.get()
+            elif asleep == "in time.sleep":
+                time.sleep(1)
+            else:
+                work(1)
+                torch.ones(1, device="cuda")
+                torch.ones(1, device="cuda")
+        except lv.LoadervizError as problem:
+            seen.append(problem)
+        seen.append(torch.ones(3).add(1).sum().item())
+        try:
+            torch.ones(1, device="cuda")
+        except Exception as problem:
+            seen.append(problem)
+
+    with lv.record(threads=True, on="a100"):
+        ready = queue.Queue()
+        [thread] = started(late)
+        time.sleep(1e-3)
+    ready.put(1)
+    thread.join()
+    with lv.record(threads=True, on="a100") as recording:
+        assert torch.ones(2, device="cuda").sum().item() == 2
+    assert 6.0 in seen and isinstance(seen[-1], (lv.LoadervizError, AssertionError, RuntimeError))
+    assert not recording.timeline.context.notes
+
+
+def no_more(*_, **__):
+    raise RuntimeError("no more")
+
+
+def test_a_thread_that_could_not_be_started_has_no_turn(monkeypatch):
+    with lv.record(threads=True, on="a100"):
+        thread = threading.Thread(target=bool)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading, "_start_new_thread", no_more)
+            patch.setattr(threading, "_start_joinable_thread", no_more, raising=False)
+            with pytest.raises(RuntimeError, match="no more"):
+                thread.start()
+        in_a_thread(lambda: torch.ones(1, device="cuda"))
+        time.sleep(1e-3)
+
+
+def test_a_server_in_a_thread_runs_in_real_time_as_before():
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    with lv.record(threads=True, on="a100"):
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        with pytest.raises(urllib.error.HTTPError, match="501"):
+            urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}", timeout=60)
+        server.shutdown()
+        thread.join()
+    server.server_close()
