@@ -77,9 +77,9 @@ deadlock is reported at once. Refused, with the stack, is a wait that the record
 no turn: for a bare lock (made before the block, by `_thread` or in C), a pipe or a queue of multiprocessing after 1.5 s
 without work, for sockets and other programs after 10 s, a loop that looks at a variable after 30 s; and at once a data
 set that waits for a thread while it fetches. Each thread runs as if it had a core of its own: Python's interpreter lock
-is not modelled, and hazards are looked for between streams and the host as a whole, not between threads. Sets of
-threads or futures are walked in the order of their addresses, as by `as_completed` of those that are over: there the
-order is this machine's.
+is not modelled, and hazards are looked for between streams and the host as a whole, not between threads.
+`concurrent.futures.wait` and `as_completed` take their futures in the order of their addresses: where several are
+locked or over at once, the order is this machine's.
 
 Attention and encoder layers in evaluation take the path of training, as their fused "fast path" is not modelled: values
 equal to rounding, with zeros where a `TransformerEncoder` unpacks padded sequences. For a sequence that is padding from
