@@ -255,7 +255,6 @@ def _parser() -> argparse.ArgumentParser:
     add("file", type=Path, nargs="+", metavar="FILE", help="a trace, a folder of ranks, or several ranks")
     add("--steps", type=_part, metavar="FIRST:END", help="read the steps from FIRST up to, not with, END, such as 3:6")
     add("--out", type=Path, default=Path("timeline.html"), metavar="PAGE", help="the page to write")
-
     _add_judging(command)
     add = command("run", run, (), "record a program on an emulated or a real GPU, show it as one HTML page")
     commands.choices["run"].usage = "loaderviz run [options] (script.py | -m module) [argument ...]"

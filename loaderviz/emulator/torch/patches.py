@@ -264,8 +264,9 @@ def is_virtual(session: Session, caller: Any) -> bool:
     while caller.f_code.co_filename == __file__:  # a stand-in calls for its caller
         caller = caller.f_back
     name = caller.f_globals.get("__name__") or ""
-    in_turn = name.startswith(BETWEEN) and session.scheduler.here()  # a pool runs the program's `time.sleep`
-    return bool(in_turn) or not name.startswith(REAL_TIME)
+    if name.startswith(BETWEEN) and session.scheduler.gives_turns:  # a pool runs the program's `time.sleep`
+        return not session.fetching
+    return not name.startswith(REAL_TIME)
 
 
 # Where the emulated GPU is out of reach, in a second thread or a forked process, using it is an error, at the call.
