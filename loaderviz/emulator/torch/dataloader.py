@@ -243,7 +243,9 @@ class Schedule(LoaderSchedule):
     def ready_at(self, taken: tuple[int, Any], order: int) -> int:
         """Return when the batch that a worker has taken an order for is there, if it finds a core at once."""
         worker, fetched = taken
-        took = fetched.slept + fetched.waited + fetched.work if isinstance(fetched, Fetched) else 0
+        took = fetched.slept + fetched.work if isinstance(fetched, Fetched) else 0
+        if took and self.session.measured:  # else what is waited for is told, and charged to nobody
+            took += fetched.waited
         return max(self.ordered[order], self.free_at(worker)) + took
 
     def _locking(self, data: Any, start: int) -> int:

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import select
 import threading
 import time
 import warnings
@@ -295,6 +296,23 @@ def test_out_of_order_batches_come_as_they_are_ready_in_virtual_time(persistent_
     assert epochs == [[[2, 3], [6, 7], [8, 9], [10, 11], [0, 1], [4, 5]]] * 2
     again, other = run(False)
     assert (again, list(other.rows())) == (epochs, list(timeline.rows()))
+
+
+class ReallyWaits(Squares):
+    """The first sample really waits for 60 ms, unseen; in virtual time it takes 1 ms, and the others take 5 ms."""
+
+    def __getitem__(self, index):
+        if not index:
+            select.select([], [], [], 0.06)
+        time.sleep(0.005 if index else 0.001)
+        return torch.tensor(index)
+
+
+def test_what_a_fetch_really_waits_for_does_not_change_the_order_on_a_named_host():
+    with lv.record(on="a100") as recording:
+        loader = DataLoader(ReallyWaits(), 1, num_workers=2, in_order=False, prefetch_factor=1)
+        assert next(iter(loader)).tolist() == [0]
+    assert len(recording.timeline)
 
 
 class Burns(Squares):
