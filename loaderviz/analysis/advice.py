@@ -951,7 +951,7 @@ def other_work_in_loop(facts: Evidence) -> Found:
         return None
     time, seen = intervals.length(when), facts.seen_lines(facts.judged)
     if not is_seen and seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch was hidden
-        place, mine = seen[0][0], mine & False
+        place, mine = seen[0][0], np.zeros_like(mine)
     what = "what the host does outside of torch" if is_seen else "what this line takes"
     gain = facts.bound(intervals.length(within), what, host=within)
     names = ", ".join(names_of(facts, mine & (facts.last > facts.first))[:2])
@@ -1288,7 +1288,8 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
         told.insert(0, nothing(facts, found))  # what a loop on the CPU could gain is not what was asked
     summary = facts.summary
     limit = summary.limit / facts.steps if summary.limit and facts.steps else None
-    return Advice([*doubts, *told, *beside], _judged(facts), (facts.start, facts.end), timeline, summary.step, limit)
+    judged, window = _judged(facts), (facts.start, facts.end)
+    return Advice([*doubts, *told, *beside], judged, window, timeline, summary.step, limit, summary.longest)
 
 
 def _tried(facts: Evidence, pairs: Sequence[Tried]) -> list[Finding]:
