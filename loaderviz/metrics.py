@@ -615,8 +615,11 @@ def _others(timeline: Timeline, device: int, marks: Ints, spans: Ints) -> tuple[
 def begin_of(timeline: Timeline, device: int, spans: Ints) -> Ints:
     """Return when the GPU begins on the batches of these marks, in order: the first kernel of each after its mark [ns].
 
-    Batches without a kernel are left out; if those are most, the marks' own starts are returned.
+    Where marks have no batch, it is the first kernel launched in each. Batches without a kernel are left out; if those
+    are most, the marks' own starts are returned.
     """
+    if (timeline.batch[spans] < 0).all():
+        return _launched_in(timeline, device, spans)
     kernels = np.flatnonzero(on_device(timeline, device) & timeline.where(*KERNELS) & (timeline.batch >= 0))
     kernels = kernels[np.argsort(timeline.batch[kernels], kind="stable")]  # per batch in order of start
     batches, starts = timeline.batch[kernels], timeline.start[kernels]
@@ -627,6 +630,19 @@ def begin_of(timeline: Timeline, device: int, spans: Ints) -> Ints:
         if place < high:
             begins.append(int(starts[place]))
     return np.sort(np.array(begins, np.int64)) if 2 * len(begins) > len(spans) else timeline.start[spans]
+
+
+def _launched_in(timeline: Timeline, device: int, spans: Ints) -> Ints:
+    """Return when the first kernel begins that is launched in each of these marks [ns]; else the marks' own starts."""
+    tails, heads = timeline.launches
+    kernels = (on_device(timeline, device) & timeline.where(*KERNELS))[heads]
+    called, begun = timeline.start[tails[kernels]], timeline.start[heads[kernels]]
+    order = np.lexsort((begun, called))
+    called, begun, marks = called[order], begun[order], timeline.start[spans]
+    places = np.searchsorted(called, marks)
+    ends = np.searchsorted(called, np.r_[marks[1:], timeline.end[spans[-1:]]])
+    begins: Ints = np.sort(begun[places[places < ends]])
+    return begins if 2 * len(begins) > len(spans) else marks
 
 
 def _first_steady(timeline: Timeline, device: int, spans: Ints) -> int:

@@ -813,7 +813,9 @@ def test_a_window_of_ones_own_and_no_timeline():
     advice = lv.advise(waiting(Loop(copy=100, kernel=200, steps=10)), window=(0, 600 * US))
     assert advice.window == (0, 600 * US)
     assert advice[0].expected_gain.ns == 200 * US
-    assert advice.judged.startswith("Judged: 600 µs of 3 ms, 2 steps of 300 µs; the limit is 400 µs, kernels alone")
+    assert advice.judged.startswith(
+        "Judged: 600 µs of 3 ms, 2 steps of 300 µs; the limit is 200 µs a step, kernels alone"
+    )
     with pytest.raises(MetricsError, match="its end lies before its start"):
         lv.advise(factory.loader("pinned"), window=(5, 1))
     with pytest.raises(NotATimelineError, match=r"advise.. needs a Timeline, got str"):
@@ -1416,3 +1418,96 @@ def test_a_change_that_no_replay_knows_is_no_part_of_the_way_to_the_limit():
     anew = next(each for each in advice if each.kind == "restarts-workers")
     assert anew.expected_gain.predicted and anew.predicted is None
     assert anew.kind not in [step.kind for step in advice.path] and str(advice)
+
+
+def trained(step, batches, **options):
+    """Return the timeline of `step(net, x)` for each of these batches, on an emulated GPU."""
+    with lv.record(on="t4", host="workstation", **options) as recording:
+        net = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(12))).cuda()
+        for (x,) in batches:
+            step(net, x.cuda(non_blocking=True).float())
+            if isinstance(batches, list):
+                recording.step()
+    return recording.timeline
+
+
+def slices(count):
+    return [(torch.randn(256, 32),) for _ in range(count)]
+
+
+def rows_of(dtype=torch.float32, count=12, width=32):
+    return TensorDataset(torch.linspace(-1, 1, count * 256 * width, dtype=dtype).view(-1, width))
+
+
+def backward(net, x):
+    net(x).square().mean().backward()
+
+
+def test_the_line_of_a_wait_for_the_gpu_is_no_other_work():
+    def step(net, x):
+        torch.cuda.synchronize()
+        backward(net, x.repeat(100, 1))
+        torch.cuda.synchronize()
+
+    kinds = [each.kind for each in lv.advise(trained(step, slices(12)))]
+    assert "synchronizes-each-step" in kinds and "other-work-in-loop" not in kinds
+
+
+@pytest.mark.parametrize(("persistent", "more"), [(False, 3), (True, None)])
+def test_the_first_workers_of_a_second_loader_are_not_started_again(persistent, more):
+    other = DataLoader(rows_of(count=1), 128, num_workers=1, persistent_workers=persistent)
+    steps = itertools.count(1)
+
+    def step(net, x):
+        backward(net, x)
+        if next(steps) % 3 == 0:
+            list(other)
+
+    found = {each.kind: each for each in lv.advise(trained(step, DataLoader(rows_of(), 256, num_workers=1)))}
+    assert ("restarts-workers" in found) == (not persistent)
+    assert persistent or f"started {more} more times" in found["restarts-workers"].evidence
+
+
+def test_checkpoints_whose_copies_the_gpu_makes_are_work_between_steps(tmp_path):
+    steps = itertools.count(1)
+
+    def step(net, x):
+        backward(net, x)
+        if next(steps) % 5 == 0:
+            torch.save([torch.zeros(10_000_000, device="cuda"), net.state_dict()], tmp_path / "last.pt")
+
+    first = lv.advise(trained(step, slices(20)))[0]
+    assert first.kind == "between-epochs" and "no kernel runs for" in first.evidence
+
+
+@pytest.mark.parametrize(("dtype", "is_wide"), [(torch.float64, True), (torch.float32, False)])
+def test_float64_is_twice_the_bytes_that_are_needed(dtype, is_wide):
+    batches = DataLoader(rows_of(dtype, count=8, width=1024), 256)
+    timeline = trained(lambda net, x: net(x[:, :32]), batches)
+    found = [each for each in lv.advise(timeline) if each.kind == "wide-dtype"]
+    assert bool(found) == is_wide == ("float64" in timeline.context.faults)
+    assert not is_wide or "float32 has half the bytes" in found[0].evidence
+
+
+@pytest.mark.parametrize(("foreach", "change"), [(False, "foreach=True"), (True, "")])
+def test_an_optimizer_that_takes_parameters_one_by_one_is_told_to_take_them_at_once(foreach, change):
+    made = []
+
+    def step(net, x):
+        made.append(made[0] if made else torch.optim.Adam(net.parameters(), foreach=foreach))
+        backward(net, x)
+        made[0].step()
+
+    found = next(each for each in lv.advise(trained(step, DataLoader(rows_of(), 256))) if each.kind == "host-bound")
+    assert ("one by one" in found.evidence) == ("foreach=True" in found.change) == bool(change)
+
+
+def test_a_loop_over_tensors_is_told_torchs_call_for_all_of_them():
+    def step(net, x):
+        backward(net, x)
+        with torch.no_grad():
+            for each in net.parameters():
+                each.mul_(0.99)
+
+    found = next(each for each in lv.advise(trained(step, DataLoader(rows_of(), 256))) if each.kind == "host-bound")
+    assert "torch._foreach_mul_(tensors" in found.change

@@ -762,9 +762,10 @@ class Evidence:
             intervals.covered_within(free, timeline.start[rows], until),
             len(timeline.sources),
         )
-        launches = self.calls(self.mask(*DEVICE_KINDS)) & (timeline.source >= 0)
+        waits = self.loop & (self.does(Api.SYNCHRONIZE) | timeline.where(Kind.WAIT))
+        launches = (self.calls(self.mask(*DEVICE_KINDS)) | waits) & (timeline.source >= 0)
         count = np.bincount(timeline.source[launches], minlength=len(timeline.sources))
-        times[times < OTHER * np.maximum(count, 1)] = 0  # its time goes to launches
+        times[times < OTHER * np.maximum(count, 1)] = 0  # its time goes to launches and waits
         line = int(times.argmax())
         if times[line] < OTHER_SHARE * self.window:
             return -1, NONE

@@ -226,13 +226,15 @@ class Session(TensorMemory):
             self.meter.note(Cause.INPUT, time)
 
     def look_at(self, source: torch.Tensor) -> None:
-        """Look whether the first large tensors that go to the GPU are bytes in a wider type."""
+        """Look whether the first large tensors that go to the GPU are bytes in a wider type, or float64."""
         if self._looks and source.numel() >= WIDE and source.dtype in WIDER and source.layout is torch.strided:
             self._looks -= 1
             with self.bookkeeping(), internals.DisableTorchFunction(), internals.DisableTorchDispatch():
                 some = source.detach().flatten()[:: max(1, source.numel() // WIDE)].double()
                 if holds_bytes(some):
                     self.faults.setdefault("wide-dtype")
+                elif source.dtype == torch.float64:
+                    self.faults.setdefault("float64")
 
     def enter(self, call: str) -> None:
         """Every way into the emulator passes here: the right thread? And where Python is measured, how late is it?"""
