@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from time import process_time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.overrides import _get_current_function_mode_stack
@@ -750,11 +751,11 @@ class Meter(TorchDispatchMode):
                     for each in classes:
                         owner = getattr(owner, each, None)
                     if function := vars(owner).get(name) if owner else None:  # else of another version
-                        self._replace(owner, name, price(function, numbers, TOUCHED.get(f"{module}.{path}", largest)))
+                        self._replace(owner, name, price(function, numbers, f"{module}.{path}"))
 
-    def _priced(self, function: Callable[..., Any], price: Sequence[int], touched: Touched) -> Callable[..., Any]:
+    def _priced(self, function: Callable[..., Any], price: Sequence[int], path: str) -> Callable[..., Any]:
         """Return a function that costs its own part: decoding that it asks for is charged by itself."""
-        base, per_byte = price
+        (base, per_byte), touched = price, TOUCHED.get(path, largest)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -767,8 +768,9 @@ class Meter(TorchDispatchMode):
 
         return call
 
-    def _decoding(self, function: Callable[..., Any], factor: int, _: Touched) -> Callable[..., Any]:
+    def _decoding(self, function: Callable[..., Any], factor: int, path: str) -> Callable[..., Any]:
         """Return a decoder that costs its file's bytes and its picture's; a format of no price stays unpriced."""
+        plain = without_simd(path.partition(".")[0])
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -789,7 +791,8 @@ class Meter(TorchDispatchMode):
                     result = function(*args, **kwargs)
                 finally:
                     self._decodes = False
-                self._charge(price.time(size, _size(result) or _size(source)) * factor // FULL, Cause.DECODE)
+                took = price.time(size, _size(result) or _size(source)) * factor // FULL
+                self._charge(took * (plain if price in JPEGS else FULL) // FULL, Cause.DECODE)
             return result
 
         return call
@@ -905,25 +908,46 @@ class Decoding(NamedTuple):
 
 
 FORMATS = {name: Decoding(*numbers) for name, numbers in DATA["formats"].items()}
+JPEGS = FORMATS["JPEG"], FORMATS["progressive JPEG"]
 STARTS = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"RIFF": "WEBP", b"GIF8": "GIF", b"BM": "BMP"}  # of files
+PROGRESSIVE, HEADER = "progressive JPEG", 2**16  # bytes of a file in which its frame begins
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a JPEG's frame: which kind it is
+
+
+def without_simd(module: str) -> int:
+    """Return by which factor [thousandths] this version of a module decodes a JPEG more slowly than newer ones."""
+    old = DATA["plain"].get(module, {"before": [], "factor": FULL})
+    version = str(getattr(sys.modules[module], "__version__", ""))
+    number = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    return int(old["factor"]) if number and number < old["before"] else FULL
 
 
 def decoding(source: Any) -> tuple[Decoding | None, int]:
     """Return what decoding an opened picture, a path or a file's bytes in any array costs, and how many bytes."""
     if hasattr(source, "fp"):  # of Pillow
-        return FORMATS.get(source.format), _file_size(source.fp)
+        progressive = source.format == "JPEG" and "progressive" in source.info
+        return FORMATS.get(PROGRESSIVE if progressive else source.format), _file_size(source.fp)
     start = b""
     with contextlib.suppress(OSError, ValueError, TypeError):
         if isinstance(source, (str, os.PathLike)):
             with open(source, "rb") as file:  # which notes that it is read
-                return _format(file.read(4)), _file_size(file)
-        flat = source if isinstance(source, (bytes, bytearray, memoryview)) else source[:4].tolist()
-        start = bytes(flat[:4])
+                return _format(file.read(HEADER)), _file_size(file)
+        flat = source if isinstance(source, (bytes, bytearray, memoryview)) else np.asarray(source[:HEADER])
+        start = bytes(flat[:HEADER])
     return _format(start), _size(source) or len(start and source)
 
 
 def _format(start: bytes) -> Decoding | None:
-    return next((FORMATS[name] for first, name in STARTS.items() if start.startswith(first)), None)
+    name = next((name for first, name in STARTS.items() if start.startswith(first)), "")
+    return FORMATS.get(PROGRESSIVE if name == "JPEG" and _is_progressive(start) else name)
+
+
+def _is_progressive(start: bytes) -> bool:
+    """Tell whether a JPEG's frame comes in several scans: its marker is a third one, after tables and notes."""
+    place = 2
+    while start[place : place + 1] == b"\xff" and start[place + 1] not in FRAMES:
+        place += 2 + int.from_bytes(start[place + 2 : place + 4], "big")
+    return start[place + 1 : place + 2] in (b"\xc2", b"\xc6", b"\xca", b"\xce")
 
 
 def _file_size(file: Any) -> int:
