@@ -514,12 +514,14 @@ class _Opened(io.FileIO):
 
     def __init__(self, meter: Meter, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        with meter.not_counted():
-            self.meter, self.file, self.place = meter, file_of(super().fileno()), place_of(stack_of())
+        start = processor_time()
+        self.meter, self.file, self.place = meter, file_of(super().fileno()), place_of(stack_of())
+        meter.leave_out(start)
 
     def fileno(self) -> int:
-        number = super().fileno()
+        number, start = super().fileno(), processor_time()
         self.meter.taken.add(self.file)
+        self.meter.leave_out(start)
         return number
 
     def read(self, size: int | None = -1, /) -> Any:
@@ -532,7 +534,9 @@ class _Opened(io.FileIO):
         return self._told(super().readinto(buffer))
 
     def _told(self, got: Any) -> Any:
+        start = processor_time()
         self.meter.reads(self.file, got if isinstance(got, int) else len(got or b""), self.place)
+        self.meter.leave_out(start)
         return got
 
 
@@ -615,7 +619,7 @@ class Meter(TorchDispatchMode):
         if (operator := self._known.get(func)) is None:
             operator = self._known[func] = Operator(func)
         if self._inside or operator.is_free or operator.no_kernel:
-            self._left_out += processor_time() - start
+            self.leave_out(start)
             return func(*args, **kwargs)
         self._inside += 1
         try:
@@ -663,7 +667,11 @@ class Meter(TorchDispatchMode):
         try:
             return (asks or touches_device)(func, args, kwargs)
         finally:
-            self._left_out += processor_time() - start
+            self.leave_out(start)
+
+    def leave_out(self, start: int) -> None:
+        """What was done since then is the emulator's."""
+        self._left_out += processor_time() - start
 
     @contextlib.contextmanager
     def not_counted(self) -> Iterator[None]:
@@ -705,7 +713,7 @@ class Meter(TorchDispatchMode):
         start = processor_time()
         if (place := place_of(stack_of())) is not None:
             self._places[place._replace(cause=does if place.cause != Cause.COLLATE else place.cause)] += time
-        self._left_out += processor_time() - start
+        self.leave_out(start)
 
     def wall(self) -> int:
         """Return how long the fetch has lasted on the wall [ns], for clocks that are looked at in it."""
@@ -717,13 +725,16 @@ class Meter(TorchDispatchMode):
 
         @functools.wraps(function)
         def opening(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
+            start = processor_time()
             options = dict(zip(("encoding", "errors", "newline", "closefd", "opener"), args, strict=False)) | kwargs
             binary = mode in ("rb", "br")
             text = {name: options.pop(name, None) for name in ("encoding", "errors", "newline")}
             usual = not any(text.values()) if binary else mode in ("r", "rt", "tr") and buffering
             if threading.get_ident() != fetching or not usual:
                 return function(file, mode, buffering, *args, **kwargs)
-            raw = _Opened(self, file if isinstance(file, int) else os.fspath(file), **options)
+            path = file if isinstance(file, int) else os.fspath(file)
+            self.leave_out(start)
+            raw = _Opened(self, path, **options)
             if not buffering:
                 return raw
             buffer = io.BufferedReader(raw, *[buffering] * (buffering > 1))
@@ -741,7 +752,9 @@ class Meter(TorchDispatchMode):
         class Mapped(original):  # type: ignore[valid-type, misc]
             def __new__(cls, number: int, *args: Any, **kwargs: Any) -> Any:
                 if number >= 0:
+                    start = processor_time()
                     self.taken.discard(file_of(number))
+                    self.leave_out(start)
                 return super().__new__(cls, number, *args, **kwargs)
 
         return Mapped
