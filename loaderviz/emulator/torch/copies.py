@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaderviz.emulator.device import Command, Stream
+from loaderviz.emulator.hardware import CACHED
 from loaderviz.emulator.kernels import memory_share, memory_time, sm_share
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.tensors import (
@@ -127,6 +128,8 @@ def memcpy(session: Session, target: torch.Tensor, source: torch.Tensor, *, non_
         session.pinned.use(tag.block, session.stream)  # R29
     if tracking and not upload:
         tracking.before_change([tag])
+    if not (upload or pinned or runtime.gpu.pageable_d2h) and source.nbytes > CACHED:
+        session.note(f"no published figure says how fast {runtime.gpu.name} copies to pageable memory: as from there")
     direction: Any = "h2d" if upload else "d2h"
     new, waits = bool(tag and tag.new), not non_blocking
     if tag:

@@ -15,7 +15,7 @@ from torch.utils import _device
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from loaderviz.emulator.torch import internals
-from loaderviz.emulator.torch.patches import QUESTIONS, Disguised, device_named, touches_device
+from loaderviz.emulator.torch.patches import QUESTIONS, Disguised, device_named
 from loaderviz.emulator.torch.session import CPU, DEVICE, ON_HOST, STANDS_FOR_CUDA, Session, wanted_device
 from loaderviz.emulator.torch.tensors import MEMBERS, is_on_device
 
@@ -92,8 +92,8 @@ class Functions(TorchFunctionMode):
         session, operators = self.session, self.session.aside
         if operators is ON_HOST:
             return call_on_host(func, args, kwargs)
-        touches = session.meter.touches if session.measured else touches_device
-        if not touches(func, args, kwargs) and _device.CURRENT_DEVICE is None and func is not torch.device:
+        touches = session.meter.touches(func, args, kwargs)
+        if not touches and _device.CURRENT_DEVICE is None and func is not torch.device:
             return func(*args, **kwargs)
         session.aside = None
         try:
@@ -118,6 +118,8 @@ class MeasuringFunctions(Functions):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function, with the clock stopped; a data set's own clock goes on."""
         session = self.session
+        if session.fetching and session.aside is not None:  # at once: all before `touches` looks at its clock counts
+            return self._aside(func, types, args, kwargs or {})
         if session.aside is None and not session.functions:
             session.enter("torch")
         session.functions += 1

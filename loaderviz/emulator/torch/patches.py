@@ -233,7 +233,8 @@ def install_clock(session: Session, patches: Patches) -> None:
             return
         if seconds < 0:
             raise ValueError("sleep length must be non-negative")
-        with session.calling("time.sleep"):
+        own = session.meter.not_counted() if session.fetching else contextlib.nullcontext()
+        with own, session.calling("time.sleep"):
             session.sleep(round(seconds * SECOND))
 
     patches.function(timeit, "default_timer", time.perf_counter)
@@ -270,7 +271,7 @@ class Guard(TorchFunctionMode):
     def __init__(self, refuse: Callable[[str], object]) -> None:
         super().__init__()
         self._refuse = refuse
-        self.touches = touches_device  # where a fetch is measured, a worker's meter asks in its place
+        self.touches = looked_at  # in a fetch of a worker its meter asks in its place
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -278,14 +279,19 @@ class Guard(TorchFunctionMode):
         """Run one function, or refuse it. Questions about a device tensor are answered, its values are out of reach."""
         if func is torch.device:
             return device_named(*args, **(kwargs or {}))
-        for tensor in (arg for arg in args if isinstance(arg, torch.Tensor)):
-            seen_outside(tensor)
         if self.touches(func, args, kwargs):
             if func in QUESTIONS:
                 return QUESTIONS[func]
             if getattr(func, "__name__", "") != "__get__":  # its shape, dtype, …
                 self._refuse(f"torch.{getattr(func, '__name__', func)}")
         return func(*args, **(kwargs or {}))
+
+
+def looked_at(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    """`touches_device`, of a call past our modes: tensors of the host that it gets may be written."""
+    for tensor in (arg for arg in args if isinstance(arg, torch.Tensor)):
+        seen_outside(tensor)
+    return touches_device(func, args, kwargs)
 
 
 def touches_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:

@@ -33,7 +33,7 @@ import loaderviz as lv
 from loaderviz import intervals
 from loaderviz.emulator import Host, host
 from loaderviz.emulator.hardware import Parcel
-from loaderviz.emulator.torch import dataloader, functions, patches
+from loaderviz.emulator.torch import dataloader, patches
 from loaderviz.imports import WorkersError
 from loaderviz.timeline import Kind
 
@@ -383,7 +383,7 @@ def test_a_measured_fetch_leaves_out_what_the_emulator_asks_at_each_call(monkeyp
     monkeypatch.setattr(host, "thread_time_ns", lambda: Burns.clock[0])
     monkeypatch.setattr(dataloader, "others_time", lambda: 0)
     monkeypatch.setattr(dataloader, "JITTER", 10**12)  # nothing here waits
-    for module in (patches, functions, dataloader):
+    for module in (patches, dataloader):
         monkeypatch.setattr(module, "touches_device", asked)
     with lv.record(on="a100", host="auto") as recording:
         list(DataLoader(Burns(6), 2, num_workers=workers, multiprocessing_context="fork" if workers else None))
