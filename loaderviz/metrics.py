@@ -297,6 +297,7 @@ def rank_waits(timeline: Timeline, start: int, end: int, device: int) -> tuple[I
 BLAME = 0.2  # of all lateness: a rank that causes so much of it is to blame
 WAITED = 0.025  # of the window: what others wait for less than that is not told
 ALIKE = 1.5  # times its fair part of all lateness: if one of those to blame causes less, it takes twice as much waiting
+ALIKE_CLOCK = 0.1  # of how far a clock is ahead; so far the ends of collectives may differ from it
 OFTEN = 0.5  # of its mean: a step in which a rank causes so much is one in which it is late
 
 
@@ -351,6 +352,7 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
     start, end = window_of(timeline, loop.window if window is None else window)
     number, came = collectives(timeline)[0], timeline.start
     parts = np.flatnonzero((number >= 0) & (timeline.end > start) & (came < end))
+    came = came - _clocks(timeline, parts, number, WAITED / 2 * (end - start))
     parts = parts[np.lexsort((came[parts], number[parts]))]
     _, first, group, size = np.unique(number[parts], return_index=True, return_inverse=True, return_counts=True)
     came, last, device = came[parts], first + size - 1, device_of(timeline)[parts]
@@ -387,6 +389,22 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
         device,
         blame,
     )
+
+
+def _clocks(timeline: Timeline, parts: Ints, number: Ints, least: float) -> Ints:
+    """Return for each span how far its device's clock is ahead [ns]: by so much its collectives end later than others'.
+
+    All end together, but for the clocks. Told is only what is nearly the same in all of them, and `least` ns in sum.
+    """
+    device, first = device_of(timeline), np.full(int(number.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, number[parts], timeline.end[parts])
+    after, off = timeline.end[parts] - first[number[parts]], np.zeros(len(timeline), np.int64)
+    for each in np.unique(device[parts]).tolist():
+        mine = after[device[parts] == each]
+        usual = np.median(mine)
+        if len(mine) * usual >= least and np.median(np.abs(mine - usual)) <= ALIKE_CLOCK * usual:
+            off[device == each] = usual
+    return off
 
 
 def _blame(came: Ints, first: Ints, group: Ints, size: Ints) -> npt.NDArray[np.float64]:

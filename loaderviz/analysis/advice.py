@@ -1334,7 +1334,8 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     told = worth or ([] if warm or "short-window" in beyond else [nothing(facts, found)])
     told = [each for each in told if each.kind != "nothing-to-gain" or "uneven-steps" not in beyond]
     if worth and (facts.unseen or (facts.timeline.context.missing and facts.timeline.context.origin == "file")):
-        told.append(nothing(facts, found))
+        # what has no work is no guess where a graph is captured; else all gains are those of a part of the program
+        told.insert(len(told) if facts.captured or not facts.unseen else 0, nothing(facts, found))
     elif (
         worth
         and not facts.summary.busy

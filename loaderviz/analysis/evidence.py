@@ -624,8 +624,7 @@ class Evidence:
         made = self.timeline.places(self.launched_by[self.launched_by >= 0])
         count, lost = int(launches.sum()), int((launches & ~made).sum())
         if count >= FEW and lost > count / 2:
-            captured = self.timeline.named(lambda name: "BeginCapture" in name).any()
-            why = "a CUDA graph is captured" + ("" if captured else ", or the profiler lost their work")
+            why = "a CUDA graph is captured" + ("" if self.captured else ", or the profiler lost their work")
             return f"{lost:,} of {words.count(count, 'launch')} have no work on the GPU: {why}"
         blocked = intervals.intersect(self.covered(self.waiting(Cause.SYNCHRONIZE, Cause.STAGING)), self.idle)
         share = intervals.length(blocked) / self.window if self.window else 0.0
@@ -635,6 +634,11 @@ class Evidence:
                 "waits for is not in the timeline (the profiler began while it ran, or lost it)"
             )
         return ""
+
+    @property
+    def captured(self) -> bool:
+        """Whether a CUDA graph is seen to be captured."""
+        return bool(self.timeline.named(lambda name: "BeginCapture" in name).any())
 
     def lanes_of(self, *roles: str) -> list[int]:
         """The lanes of the host threads of these roles ("worker", "pin")."""
