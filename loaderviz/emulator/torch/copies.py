@@ -16,6 +16,7 @@ from loaderviz.emulator.hardware import CACHED
 from loaderviz.emulator.kernels import memory_share, memory_time, sm_share
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.tensors import (
+    AT_REST,
     ATTRIBUTE,
     SET,
     SPARSE,
@@ -50,6 +51,10 @@ def transfer(
     layout does so on the GPU where the copy is non_blocking, else on the CPU, by way of a pageable temporary, which
     loses the pinned path (R31); gaps are closed where they are.
     """
+    if session.aside is AT_REST:
+        if target is not None:
+            return target.copy_(source)
+        return session.put(source.to(dtype, copy=True), on_device=not is_on_device(source))
     if source.layout in SPARSE or source.is_nested:
         return _transfer_parts(session, source, dtype, non_blocking, target)
     check_layout(source)

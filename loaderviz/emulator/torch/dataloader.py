@@ -50,7 +50,7 @@ from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import REAL_TIME, Guard, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
-from loaderviz.emulator.torch.tensors import HostTag, is_on_device, set_tag, storage_of, tag_of
+from loaderviz.emulator.torch.tensors import AT_REST, HostTag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.errors import reraise
 from loaderviz.imports import answering, starting
 from loaderviz.machine import Carried, thread_time_ns, tick
@@ -114,11 +114,11 @@ class Fetched:
 def install(session: Session, patches: Patches) -> None:
     """Replace the parts that fetch, pin and hand out of torch's DataLoader and, once it is imported, of torchdata's."""
     iterators, waiting = Iterators(session), [STATEFUL]
-    patches.at_end(functools.partial(processor_time.watch, False))
+    patches.pricing.at_end(functools.partial(processor_time.watch, False))
     processor_time.watch()
     if session.measured:
         session.sampler = session.meter.sampler = Sampler(lambda: session.runtime.now, own=True)
-        patches.at_end(session.sampler.stop)
+        patches.pricing.at_end(session.sampler.stop)
 
     def look(loader: Any = None) -> None:  # each DataLoader calls it when it is made
         if waiting and STATEFUL in sys.modules:
@@ -273,17 +273,18 @@ class Iterators:
         several = getattr(module, f"{prefix}MultiProcessingDataLoaderIter")
         owner = module if hasattr(module, "_worker_loop") else _utils.worker
         worker = functools.partial(work, owner._worker_loop.__module__, session.runtime.host, session.measured)
-        patches.set(owner, "_worker_loop", worker)
-        patches.around(single, "_next_data")(self.fetch)
-        patches.around(several, "__init__")(functools.partial(self.start_workers, several))
-        patches.around(several, "__next__")(self.run)
-        patches.around(several, "_reset")(self.begin_epoch)
-        patches.around(several, "_process_data")(self.hand_out)
-        patches.around(several, "_next_data")(self.next_data)
+        pricing = patches.pricing
+        pricing.set(owner, "_worker_loop", worker)
+        pricing.around(single, "_next_data")(self.fetch)
+        pricing.around(several, "__init__")(functools.partial(self.start_workers, several))
+        pricing.around(several, "__next__")(self.run)
+        pricing.around(several, "_reset")(self.begin_epoch)
+        pricing.around(several, "_process_data")(self.hand_out)
+        pricing.around(several, "_next_data")(self.next_data)
         patches.around(multiprocessing.reduction, "dump")(self.pickle)
         if session.measured and not self.listening:
             self.listening = True
-            patches.around(multiprocessing.queues.Queue, "get")(self.receive)
+            pricing.around(multiprocessing.queues.Queue, "get")(self.receive)
 
     def fetch(self, original: Callable[..., Any], iterator: Any) -> Any:
         """Fetch a batch on the main thread (and pin it there, R45)."""
@@ -376,6 +377,7 @@ class Iterators:
         here = self.session.in_recording_thread()
         if here:
             iterator._schedule = Schedule(self.session, iterator, getattr(iterator, "_schedule", None))
+            self.session.ahead = max(self.session.ahead, iterator._num_workers * iterator._prefetch_factor)
         original(iterator, *args, **kwargs)
         if here:
             iterator._schedule.sent(iterator)
@@ -446,7 +448,8 @@ def _recorded(kind: Any) -> Any:
     """Return the class of an iterator whose workers were started in a recording: they go on to send `Fetched`."""
 
     def process(self: Any, data: Any, *args: Any) -> Any:
-        if isinstance(data, Fetched) and not (Session.active and Session.active.in_recording_thread()):
+        active = Session.active
+        if isinstance(data, Fetched) and not (active and active.aside is not AT_REST and active.in_recording_thread()):
             data = data.data
         return kind._process_data(self, data, *args)
 

@@ -52,9 +52,13 @@ QUESTIONS: dict[Any, Any] = {
 
 
 class Patches:
-    """A stack of replaced attributes; `restore` undoes them in reverse order."""
+    """A stack of replaced attributes; `restore` undoes them in reverse order.
 
-    def __init__(self) -> None:
+    `pricing` has those that only price what runs, which are undone before the others where a recording stops early.
+    """
+
+    def __init__(self, pricing: Patches | None = None) -> None:
+        self.pricing = pricing or self
         self.live = True  # the recording runs: replacements act, instead of what they replace
         self._undo: list[Callable[[], object]] = []
         self._swaps: list[tuple[Any, Any]] = []  # (before, stand-in)
@@ -105,6 +109,8 @@ class Patches:
 
     def restore(self) -> None:
         """Put all back, also in modules imported since. After an interrupt a second call does the rest."""
+        if self.pricing is not self:
+            self.pricing.restore()
         self.live = False
         while self._undo:
             self._undo[-1]()
@@ -218,7 +224,7 @@ def install_clock(session: Session, patches: Patches) -> None:
             session.enter("time")
             session.runtime.now += READ
             session.leave()
-            now = base + session.runtime.now + (session.meter.wall() if session.fetching else 0)  # a fetch is real
+            now = base + session.runtime.now + (session.meter.wall() if session.fetching else session.since_stop())
             return now if unit == 1 else now / unit
 
     for name in CLOCKS:
