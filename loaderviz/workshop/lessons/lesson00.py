@@ -119,7 +119,7 @@ def reading(answer: Callable[..., Any], chance: random.Random) -> Score:
         with learners_code():
             returned = answer(timeline)
         lines.append(_judge(returned, timeline, loader.__name__))
-    return Score(" ".join(lines), timeline)
+    return Score(say("space").join(lines), timeline)
 
 
 def _judge(returned: Any, timeline: Timeline, loader: str) -> str:
@@ -130,7 +130,8 @@ def _judge(returned: Any, timeline: Timeline, loader: str) -> str:
         return say("read-share", loader=loader, got=words.share(got), truth=words.share(truth))
     exposed, window = words.duration(summary.exposed_copy), words.duration(summary.window)
     fact = say("exposed-share", got=got, loader=loader, exposed=exposed, window=window, truth=truth)
-    raise NotYet(f"{fact} {_what_it_is(got, summary)}".strip(), say("exposed-is"), "", timeline)
+    told = say("space").join(filter(None, (fact, _what_it_is(got, summary))))
+    raise NotYet(told, say("exposed-is"), "", timeline)
 
 
 def _what_it_is(got: float, summary: Summary) -> str:
