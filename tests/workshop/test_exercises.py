@@ -20,7 +20,18 @@ import torch
 from loaderviz import workshop
 from loaderviz.loaders import BlockingLoader
 from loaderviz.loaders import base as marks
-from loaderviz.workshop import EXERCISES, ExerciseError, Note, Outcome, exercises, harness, lesson03, predict
+from loaderviz.workshop import (
+    EXERCISES,
+    ExerciseError,
+    Note,
+    Outcome,
+    claims,
+    exercises,
+    harness,
+    lesson00,
+    lesson03,
+    predict,
+)
 from loaderviz.workshop.exercises import TEXTS
 
 from . import answers, answers_later
@@ -90,11 +101,11 @@ def test_each_key_of_the_texts_is_used_and_each_that_is_used_is_there_with_its_v
             told = [key.body, key.orelse] if isinstance(key, ast.IfExp) else [key]
             for text in (exercises.SAID[each.value]["en"] for each in told if isinstance(each, ast.Constant)):
                 assert {name for name, *_ in places(text)} <= {given.arg for given in node.keywords}, text
-    assert exercises.SAID.keys() <= used
+    assert exercises.SAID.keys() <= used | set(re.findall(">([^<>]+)</text>", lesson00.DRAWN))
 
 
 CHINESE = "[\u3001-\u9fff\uff01-\uff5e]"  # also its punctuation
-THE_SAME = {"space", "by-gpu", "of-a-type"}  # nothing, GPU, the name of a type
+THE_SAME = {"space", "by-gpu", "of-a-type", "GPU", "SMs"}  # nothing, the name of a type, names
 
 
 def places(text):
@@ -116,6 +127,9 @@ def translations():
         for part in ("title", "task", "target", "hints"):
             both = (texts.get(part, []) for texts in (asked, asked.get("zh", {})))
             found.append((f"{number} {part}", *([text] if isinstance(text, str) else text for text in both)))
+    for key, claim in claims.CLAIMS.items():
+        for part in ("text", "shows", "decides", "when"):
+            found.append((f"{key} {part}", [getattr(claim, part)], [(claim.zh or {}).get(part)] if claim.zh else []))
     return found
 
 
@@ -159,7 +173,12 @@ def test_sentences_are_joined_and_counted_as_the_language_has_it(monkeypatch):
     assert exercises.say("idle-waits", fact=exercises.say("idle", ran=ran)).startswith(
         "从 1 ms 到 2 ms，GPU 无事可做。主机"
     )
+    claim, drawing = claims.CLAIMS["threads"], lesson00.MachineDrawing(Mock(duration=1, rows=lambda kind: []))
+    assert claim.said("text") == claim.zh["text"] and claims.BOOK["idle time"].said("when").isascii()
+    assert ">主机内存</text>" in drawing.svg() and not re.search("[a-z] ?[a-z]+</text>", drawing.svg())
+    assert claims.card("threads").choices == ("成立", "不成立", "视情况而定")
     monkeypatch.setenv("LOADERVIZ_LANGUAGE", "xx")
+    assert claim.said("text") == claim.text and ">host memory</text>" in drawing.svg()
     assert exercises.counted(1, "worker") == "1 worker"
 
 

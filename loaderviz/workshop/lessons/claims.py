@@ -37,6 +37,7 @@ from loaderviz.workshop.exercises import (
     boxed,
     check_of,
     counted,
+    in_language,
     learners_code,
     say,
 )
@@ -60,6 +61,11 @@ class Claim:
     holds: tuple[float, float]
     decides: str
     when: str
+    zh: Mapping[str, str] | None = None
+
+    def said(self, part: str) -> str:
+        """Return `text`, `shows`, `decides` or `when` in the learner's language; the book's are in English only."""
+        return str((in_language(vars(self)) or vars(self))[part])
 
 
 _TABLES = tomllib.loads((Path(__file__).parents[1] / "claims.toml").read_text(encoding="utf-8"))
@@ -228,13 +234,14 @@ class Verdict:
             return [self.said, say("not-judged")]
         low, high = self.claim.holds
         wanted = say("or-more" if high == ANY else "exactly" if low == high else "from-to", low=low, high=high)
-        shows, least, most = f"{self.claim.shows[:1].upper()}{self.claim.shows[1:]}", min(judged), max(judged)
+        shows, least, most = self.claim.said("shows"), min(judged), max(judged)
+        shows = shows[:1].upper() + shows[1:]
         return [
             self.said,
             say("verdict", word=say(self.word), where=self._where()),
             say("verdict-shows", shows=shows, least=least, most=most, wanted=wanted),
-            say("verdict-because", decides=self.claim.decides),
-            say("verdict-when", when=self.claim.when),
+            say("verdict-because", decides=self.claim.said("decides")),
+            say("verdict-when", when=self.claim.said("when")),
         ]
 
     def _where(self) -> str:
@@ -265,7 +272,7 @@ class Card(Prediction):
     """A claim, and what the reader thinks of it."""
 
     def __init__(self, claim: Claim) -> None:
-        question, choices = say("article", article=claim.article, text=claim.text), [*map(say, CHOICES)]
+        question, choices = say("article", article=claim.article, text=claim.said("text")), [*map(say, CHOICES)]
         super().__init__(question, choices, lambda: say(self._verdict.word))
         self.claim = claim
         self._verdict = Verdict(claim, {})

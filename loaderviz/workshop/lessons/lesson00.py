@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,8 @@ class MachineDrawing:
     def svg(self) -> str:
         """Return the drawing as SVG; where nothing moves, it is as in the middle of the round."""
         batches = "".join(_moving(batch, self._stops(row, at)) for row, (batch, at) in enumerate(self.journeys.items()))
-        return DRAWN.replace("TEXT", self.text()).replace("BATCHES", batches)
+        drawn = re.sub(">([^<>]+)</text>", lambda found: f">{say(found[1])}</text>", DRAWN)
+        return drawn.replace("TEXT", self.text()).replace("BATCHES", batches)
 
     def _stops(self, row: int, at: tuple[int, ...]) -> list[Stop]:
         call, begin, end, first, last = (time / self.timeline.duration for time in at)
