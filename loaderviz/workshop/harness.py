@@ -32,7 +32,7 @@ from loaderviz.recording import record
 from loaderviz.timeline import Cause, Kind, Span, Timeline
 from loaderviz.workshop import diagnosis
 from loaderviz.workshop.diagnosis import Fact, at, stretch
-from loaderviz.workshop.exercises import NotYet, Score, learners_code, say, sentence
+from loaderviz.workshop.exercises import NotYet, Score, counted, learners_code, say, sentence
 
 # The machine, and what can be known about a run before it runs: its limit
 
@@ -330,7 +330,7 @@ class LoaderRun:
         usual = sorted(ahead[: max(1, len(ahead) - most)])  # in the end there are no later ones
         if not least <= max(ahead) <= most or usual[len(usual) // 2] < least:
             number = ahead.index(max(ahead) if max(ahead) > most else usual[len(usual) // 2])
-            later = words.count(ahead[number], "later batch")
+            later = counted(ahead[number], "later batch")
             fact = say("ahead-wanted" if least else "ahead-allowed", batch=number, later=later, least=least, most=most)
             raise self.not_yet(fact, say("bounded"))
 
@@ -388,7 +388,7 @@ class LoaderRun:
         """Raise `NotYet` at the first race that was found."""
         for hazard in self.hazards:
             key, count = "hazards" if len(self.hazards) > 1 else "hazard", len(self.hazards)
-            raise self.not_yet(say(key, count=count, line=hazard.line, fix=hazard.fix), hazard.rule)
+            raise self.not_yet(say(key, count=count, hazard=hazard), hazard.rule)
 
     def limit(self, hidden: int = HIDDEN, scale: int = 1, more: int = 0) -> int:
         """Return the `pipeline_limit` [ns] of pinned batches; each needs `more` ns on the GPU beside its work."""
