@@ -191,7 +191,7 @@ const EXPLORER_STYLE = `
 .lv-explorer * { box-sizing: border-box; }
 .lv-explorer .lv-all { display: grid; gap: 8px 18px; grid-template-columns: minmax(0, 1fr); }
 .lv-explorer .lv-presets { display: flex; flex-wrap: wrap; gap: 6px; }
-.lv-explorer button { font: inherit; color: inherit; min-height: 30px; padding: 2px 12px;
+.lv-explorer button { font: inherit; color: inherit; min-height: 30px; flex: none; padding: 2px 12px;
   border: 1px solid var(--lv-edge); border-radius: 5px; cursor: pointer;
   background: color-mix(in srgb, currentColor 6%, transparent); }
 .lv-explorer button[aria-pressed=true] { border: 2px solid currentColor; font-weight: 600; }
@@ -228,15 +228,16 @@ const EXPLORER_STYLE = `
   .lv-explorer .lv-controls { grid-column: 1; grid-row: 2 / 4; } }
 @container (min-width: 1060px) { .lv-explorer .lv-all {
     grid-template-columns: 330px minmax(0, 5fr) minmax(0, 3fr); }
-  .lv-explorer .lv-code { grid-column: 3; grid-row: 2 / 4; }
+  .lv-explorer .lv-numbers { grid-column: 2 / -1; }
+  .lv-explorer .lv-code { grid-column: 3; grid-row: 3; }
   .lv-explorer pre { max-height: 500px; } }
 `;
-let explorers = 0;
 
 class Explorer {
   /** `place` is filled; `tell` hears of each change that worked. */
   constructor(place, { tables, settings }, tell = () => {}) {
-    Object.assign(this, { place, tables, tell, number: explorers++, controls: {}, axis: 0 });
+    const number = Math.random().toString(36).slice(2); // a page may have this module twice
+    Object.assign(this, { place, tables, tell, number, controls: {}, axis: 0 });
     this.build();
     this.show(settings);
   }
