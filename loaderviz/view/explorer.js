@@ -191,13 +191,13 @@ const EXPLORER_STYLE = `
 .lv-explorer * { box-sizing: border-box; }
 .lv-explorer .lv-all { display: grid; gap: 8px 18px; grid-template-columns: minmax(0, 1fr); }
 .lv-explorer .lv-presets { display: flex; flex-wrap: wrap; gap: 6px; }
-.lv-explorer button { font: inherit; color: inherit; min-height: 30px; flex: none; padding: 2px 12px;
-  border: 1px solid var(--lv-edge); border-radius: 5px; cursor: pointer;
+.lv-explorer button { font: inherit; color: inherit; min-height: 30px; flex: none;
+  padding: 2px 12px; border: 1px solid var(--lv-edge); border-radius: 5px; cursor: pointer;
   background: color-mix(in srgb, currentColor 6%, transparent); }
 .lv-explorer button[aria-pressed=true] { border: 2px solid currentColor; font-weight: 600; }
 .lv-explorer .lv-numbers { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 0; }
-.lv-explorer .lv-numbers dt { font-size: 12.5px; opacity: .8; white-space: nowrap; }
-.lv-explorer .lv-numbers dd { margin: 0; font-size: 16px; font-weight: 600; white-space: nowrap; }
+.lv-explorer .lv-name { font-size: 12.5px; opacity: .8; white-space: nowrap; }
+.lv-explorer .lv-value { font-size: 16px; font-weight: 600; white-space: nowrap; }
 .lv-explorer p { margin: 4px 0; } .lv-explorer [role=alert]:not(:empty) {
   border-left: 4px solid #d55e00; padding: 4px 10px; }
 .lv-explorer fieldset { border: 0; margin: 0 0 8px; padding: 0; min-width: 0; }
@@ -217,7 +217,8 @@ const EXPLORER_STYLE = `
 .lv-explorer output { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .lv-explorer .lv-code > div { display: flex; justify-content: space-between; align-items: center; }
 .lv-explorer pre { font: 12px/1.45 var(--jp-code-font-family, monospace); white-space: pre-wrap;
-  overflow: auto; overflow-wrap: anywhere; max-height: 60vh; margin: 4px 0; padding: 6px 8px;
+  overflow: auto; overflow-wrap: anywhere; word-break: normal; max-height: 60vh;
+  margin: 4px 0; padding: 6px 8px;
   background: color-mix(in srgb, currentColor 6%, transparent); color: inherit; }
 @container (min-width: 340px) { .lv-explorer .lv-row {
     grid-template-columns: 9.4em minmax(40px, 1fr) 7.6em; } }
@@ -254,7 +255,7 @@ class Explorer {
       node.addEventListener("click", () => this.change(preset));
       return node;
     });
-    this.numbers = el("dl", "lv-numbers");
+    this.numbers = el("div", "lv-numbers");
     const isLive = this.place.hasAttribute("data-lv-live");
     this.host = el("div", "", undefined, isLive ? { "data-lv-live": "" } : {});
     this.words = el("p", "lv-words", undefined, { role: "status", "aria-live": "polite" });
@@ -402,7 +403,7 @@ class Explorer {
       ["against the limit", summary.headroom === null ? "–" : times(summary.headroom)]];
     this.numbers.replaceChildren(...shown.map(([name, value]) => {
       const pair = el("div");
-      pair.append(el("dt", "", name), el("dd", "", value));
+      pair.append(el("div", "lv-name", name), el("div", "lv-value", value));
       return pair;
     }));
     this.code.textContent = program.text;

@@ -192,7 +192,7 @@ def tables(*gpus: str) -> dict[str, Any]:
     The GPUs are all presets, and these calibrated files.
 
     >>> tables()["gpus"]["t4"]["memory"]  # bytes
-    16106127360
+    16000000000
     """
     machines = {name: Gpu.preset(name) for name in sorted({*GPUS, *gpus})}
     return {

@@ -75,7 +75,7 @@ def test_keys_move_picture_numbers_words_and_code_as_python_has_them(shown):
         explorer.set(**preset)
         assert said(page) == explorer.text()
         assert page.locator(".lv-code pre").text_content() == explorer.program.text
-        assert page.locator(".lv-numbers dd").first.text_content() == words.duration(explorer.summary.step)
+        assert page.locator(".lv-numbers .lv-value").first.text_content() == words.duration(explorer.summary.step)
         assert page.evaluate(BARS) == explorer.view.parts[0].bars.start.tolist()
         assert page.locator("button[aria-pressed=true]").all_text_contents() == [name]
     assert all(slider(page, name).is_disabled() for name in ("workers", "batches ahead"))

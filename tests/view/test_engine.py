@@ -194,16 +194,16 @@ def test_settings_at_the_edges(in_page):
     assert len(EDGES) == 20 and sum("problem" in each for each in found) == 2
 
 
-def test_300_settings(in_page):
-    found = check(in_page, [any_settings(random.Random(seed)) for seed in range(300)])
-    assert 3 < sum("problem" in each for each in found) < 30
-    assert sum(len(each.get("rows", ())) for each in found) > 10_000
+@pytest.mark.parametrize("part", range(3))
+def test_300_settings(in_page, part):
+    found = check(in_page, [any_settings(random.Random(100 * part + seed)) for seed in range(100)])
+    assert sum(len(each.get("rows", ())) for each in found) > 3_000
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(50))
 def test_5000_settings(in_page, part):
-    check(in_page, [any_settings(random.Random(10**6 + 500 * part + seed), heavy=True) for seed in range(500)])
+    check(in_page, [any_settings(random.Random(10**6 + 100 * part + seed), heavy=True) for seed in range(100)])
 
 
 @pytest.mark.parametrize("number", ["hand_out", "wake", "staged_page", "contention"])
