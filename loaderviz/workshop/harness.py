@@ -146,11 +146,11 @@ def warm_up() -> None:
     PyTorch hands out its 32 side streams in turn (R15), so the next `torch.cuda.Stream()` is one of these. Without it
     the first batches would cost the host a cudaMalloc each (R13). Call it inside a recording.
     """
+    session = Session.running("the warm-up of an exercise")
     for stream in [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(POOL_STREAMS))]:
         with torch.cuda.stream(stream):
-            kept = [torch.empty(2**20, dtype=torch.uint8, device="cuda") for _ in range(WARM_BLOCKS)]
-            kept.append(torch.empty(2 * 2**20, dtype=torch.uint8, device="cuda"))
-            del kept
+            for block in [session.allocate(nbytes) for nbytes in (*[2**20] * WARM_BLOCKS, 2 * 2**20)]:
+                session.pool.free(block)
     torch.cuda.synchronize()
 
 
@@ -182,7 +182,7 @@ class Data:
         """Return fresh images `[N, FEATURES]`, and labels of which each is another one, so that it names its sample."""
         generator, count = generator_of(chance), sum(sizes)
         images = torch.randint(below, (count, FEATURES), generator=generator, dtype=torch.int32).to(dtype)
-        labels = torch.randperm(2**20, generator=generator)[:count] + chance.randrange(2**20)
+        labels = torch.randperm(max(count, 2**13), generator=generator)[:count] + chance.randrange(2**20)
         return cls(images, labels, sizes, chance)
 
     @property
