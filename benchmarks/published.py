@@ -229,11 +229,16 @@ DECODERS = {
 }
 
 
-def decoding_time(given: dict[str, str], of: Host) -> float:
+# A row tells the day; wheels of OpenCV are of the version of that day, which had no SIMD before 4.10 came.
+WITH_SIMD, PLAIN = "2024-06", DATA["plain"]["cv2"]["factor"]
+
+
+def decoding_time(row: Row, given: dict[str, str], of: Host) -> float:
     """Return ms in which one of `DECODERS` decodes a picture on this host."""
     pixels = int(given["width"]) * int(given["height"])
     took = FORMATS[given["decode"]].time(int(given["file"]), pixels if "grey" in given else 3 * pixels)
-    return took * DECODERS[given["by"]] * of.transforms / FULL**2 / 1e6
+    plain = given["by"] == "OpenCV" and row.version < WITH_SIMD
+    return took * DECODERS[given["by"]] * of.transforms / FULL**2 / 1e6 * (PLAIN / FULL if plain else 1)
 
 
 def augmented(image: Any) -> Any:
@@ -278,7 +283,7 @@ def host_of(given: dict[str, str]) -> Host:
 def loader(row: Row, given: dict[str, str]) -> float:
     """Return ms of a sample, or of what else the row measures."""
     make = partial(whole, given) if "epoch" in given else partial(transform, given) if "transform" in given else None
-    make = make or (partial(decoding_time, given) if given.get("by") in DECODERS else None)
+    make = make or (partial(decoding_time, row, given) if given.get("by") in DECODERS else None)
     make = make or partial(crossing if "crosses" in given else sample_time, given)
     return make(host_of(given))
 

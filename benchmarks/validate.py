@@ -504,6 +504,13 @@ programs cost, by default and measured, is in [claims](claims.md).
 
 {misses}
 
+Causes that are known: OpenCV of 2022 decodes without SIMD, which other sources price. A laptop of 2019 takes 1.25 and
+1.31 times as long as the preset with libjpeg-turbo itself (the same issue), that of torchcodec 1.37 times less in the
+middle: the preset stands between them. SPDL's chart tells neither its machine nor how long a run lasts. A tensor's way
+to the main process, 0.25 to 0.28 ms with 16 workers elsewhere (rf-detr, pull request 1399), is no cause of 2 to 5 ms a
+picture; ImageNet's 1.2 million paths may be, which each worker gets as it starts (20 s and more: SPDL, pull request
+1594). The rest is open.
+
 ## May I trust it?
 
 Each cell has the median and the worst factor between predicted and measured time, and in brackets how many rows.

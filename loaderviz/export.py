@@ -60,10 +60,15 @@ def to_html(
     Sections. Each picture has its text twin. Raises `ExportError` for anything else, `NotATimelineError` for a dict of
     other things, `NoFolderError` when the folder does not exist.
     """
-    from loaderviz.view.picture import module
-
     writable(path)  # before the work
     body = "\n".join(_section(section) for section in _sections(content))
+    return write(path, page(f"<h1>{escape(title)}</h1>\n{body}", title))
+
+
+def page(body: str, title: str, *more: str) -> str:
+    """Return a self-contained HTML page with the view's script; `more` are further parts of it (`picture.module`)."""
+    from loaderviz.view.picture import module
+
     scripts = ""
     if 'class="plotly-graph-div"' in body:
         from plotly.offline import get_plotlyjs
@@ -71,13 +76,12 @@ def to_html(
         scripts = f"<script>{get_plotlyjs()}</script>"
     # a plotly figure is light in both schemes: on a dark page it lies like a card
     style = files("loaderviz.view").joinpath("report.css").read_text(encoding="utf-8")
-    html = (
+    return (
         f'<!DOCTYPE html>\n<html lang="en" class="lv-page"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{style}</style>\n{scripts}</head>\n<body><h1>{escape(title)}</h1>\n{body}\n"
-        f'<script type="module">{module()}</script></body></html>\n'
+        f"<style>{style}</style>\n{scripts}</head>\n<body>{body}\n"
+        f'<script type="module">{module(*more)}</script></body></html>\n'
     )
-    return write(path, html)
 
 
 def to_table(timeline: Timeline) -> pd.DataFrame:

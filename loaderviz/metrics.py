@@ -297,6 +297,7 @@ def rank_waits(timeline: Timeline, start: int, end: int, device: int) -> tuple[I
 BLAME = 0.2  # of all lateness: a rank that causes so much of it is to blame
 WAITED = 0.025  # of the window: what others wait for less than that is not told
 ALIKE = 1.5  # times its fair part of all lateness: if one of those to blame causes less, it takes twice as much waiting
+ALIKE_CLOCK = 0.1  # of how far a clock is ahead; so far the ends of collectives may differ from it
 OFTEN = 0.5  # of its mean: a step in which a rank causes so much is one in which it is late
 
 
@@ -351,6 +352,7 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
     start, end = window_of(timeline, loop.window if window is None else window)
     number, came = collectives(timeline)[0], timeline.start
     parts = np.flatnonzero((number >= 0) & (timeline.end > start) & (came < end))
+    came = came - _clocks(timeline, parts, number, WAITED / 2 * (end - start))
     parts = parts[np.lexsort((came[parts], number[parts]))]
     _, first, group, size = np.unique(number[parts], return_index=True, return_inverse=True, return_counts=True)
     came, last, device = came[parts], first + size - 1, device_of(timeline)[parts]
@@ -387,6 +389,22 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
         device,
         blame,
     )
+
+
+def _clocks(timeline: Timeline, parts: Ints, number: Ints, least: float) -> Ints:
+    """Return for each span how far its device's clock is ahead [ns]: by so much its collectives end later than others'.
+
+    All end together, but for the clocks. Told is only what is nearly the same in all of them, and `least` ns in sum.
+    """
+    device, first = device_of(timeline), np.full(int(number.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, number[parts], timeline.end[parts])
+    after, off = timeline.end[parts] - first[number[parts]], np.zeros(len(timeline), np.int64)
+    for each in np.unique(device[parts]).tolist():
+        mine = after[device[parts] == each]
+        usual = np.median(mine)
+        if len(mine) * usual >= least and np.median(np.abs(mine - usual)) <= ALIKE_CLOCK * usual:
+            off[device == each] = usual
+    return off
 
 
 def _blame(came: Ints, first: Ints, group: Ints, size: Ints) -> npt.NDArray[np.float64]:
@@ -615,8 +633,11 @@ def _others(timeline: Timeline, device: int, marks: Ints, spans: Ints) -> tuple[
 def begin_of(timeline: Timeline, device: int, spans: Ints) -> Ints:
     """Return when the GPU begins on the batches of these marks, in order: the first kernel of each after its mark [ns].
 
-    Batches without a kernel are left out; if those are most, the marks' own starts are returned.
+    Where marks have no batch, it is the first kernel launched in each. Batches without a kernel are left out; if those
+    are most, the marks' own starts are returned.
     """
+    if (timeline.batch[spans] < 0).all():
+        return _launched_in(timeline, device, spans)
     kernels = np.flatnonzero(on_device(timeline, device) & timeline.where(*KERNELS) & (timeline.batch >= 0))
     kernels = kernels[np.argsort(timeline.batch[kernels], kind="stable")]  # per batch in order of start
     batches, starts = timeline.batch[kernels], timeline.start[kernels]
@@ -627,6 +648,19 @@ def begin_of(timeline: Timeline, device: int, spans: Ints) -> Ints:
         if place < high:
             begins.append(int(starts[place]))
     return np.sort(np.array(begins, np.int64)) if 2 * len(begins) > len(spans) else timeline.start[spans]
+
+
+def _launched_in(timeline: Timeline, device: int, spans: Ints) -> Ints:
+    """Return when the first kernel begins that is launched in each of these marks [ns]; else the marks' own starts."""
+    tails, heads = timeline.launches
+    kernels = (on_device(timeline, device) & timeline.where(*KERNELS))[heads]
+    called, begun = timeline.start[tails[kernels]], timeline.start[heads[kernels]]
+    order = np.lexsort((begun, called))
+    called, begun, marks = called[order], begun[order], timeline.start[spans]
+    places = np.searchsorted(called, marks)
+    ends = np.searchsorted(called, np.r_[marks[1:], timeline.end[spans[-1:]]])
+    begins: Ints = np.sort(begun[places[places < ends]])
+    return begins if 2 * len(begins) > len(spans) else marks
 
 
 def _first_steady(timeline: Timeline, device: int, spans: Ints) -> int:

@@ -210,7 +210,7 @@ class EmulatedRun:
 
     def __init__(self, emulated: EmulatedCuda, wait: int, steps: int | None) -> None:
         self._emulated, self._wait, self._wanted = emulated, wait, steps
-        self._by_call = False
+        self._calls = 0
         self.timeline: Timeline | None = None
         self.hazards, self.lints = Hazards(), Lints()
         self.unpriced: dict[str, float] = {}
@@ -218,6 +218,23 @@ class EmulatedRun:
 
     def __enter__(self) -> None:
         self._emulated.__enter__()
+        self._emulated.session.batches.on_step = self._batch_or_optimizer
+
+    def _batch_or_optimizer(self) -> None:
+        batches = self._emulated.session.batches
+        if not self._calls:
+            self._step_begins(batches.begun, drops=bool(batches.handed))
+
+    def _step_begins(self, begun: int, *, drops: bool = True) -> None:
+        """Drop what was over before the steps that are kept, or stop when all that began in them is over."""
+        session = self._emulated.session
+        if self._emulated.timeline is not None or session.scheduler.gives_turns:  # others may be at an earlier time
+            return
+        if begun <= self._wait + 1:
+            if self._wait and drops:
+                session.runtime.drop()
+        elif self._wanted is not None and begun > self._wait + self._wanted + 1 + session.ahead:
+            session.stop = self._emulated.stop
 
     def __exit__(self, *args: Any) -> None:
         try:
@@ -228,9 +245,9 @@ class EmulatedRun:
             self.check = emulated.checker.report if emulated.checker else None
             self.unpriced = {place: sum(took) / 10**9 for place, took in session.unpriced.items()}
             whole, batches = emulated.timeline, session.batches
-            if whole and batches.by_optimizer and not self._by_call:
+            if whole and batches.by_optimizer and not self._calls:
                 whole = loop_steps.by_optimizer(whole, batches.steps)
-            self.timeline = whole and loop_steps.cut(whole, self._wait, self._wanted, self._by_call)
+            self.timeline = whole and loop_steps.cut(whole, self._wait, self._wanted, self._calls > 0)
 
     def leave(self) -> None:
         """Undo what entering did, if anything is left of it."""
@@ -238,7 +255,8 @@ class EmulatedRun:
 
     def begin_step(self) -> None:
         """The program says that a step begins; from the first such call on, these are counted."""
-        self._by_call = True
+        self._calls += 1
+        self._step_begins(self._calls)
 
 
 def record(
@@ -270,6 +288,13 @@ def record(
     in turn as one; what is done between two of them, such as an evaluation, is in the later. How they were counted and
     what was left out stands in `timeline.context.notes`.
 
+    An emulated run keeps nothing of the first `wait` steps, which are emulated all the same, since its clock runs. Some
+    steps after the last (one, and as many as a DataLoader's workers prepare ahead) it stops: the program goes on with
+    the same values, `device` and `torch.cuda` answer as before, and nothing is priced or looked for races any more;
+    clocks in `time` go on from there with this machine's. Where the CPU alone would compute otherwise (half precision,
+    complex numbers, sparse and nested tensors, operators and tensor classes of the program's own, CUDA graphs,
+    `check=True`) the rest is emulated, too, but not kept. A CUDA graph is captured before that or not at all.
+
     A real run is kept in memory until it is over: 0.2 kB for each operator and GPU span while it runs, 1.4 kB at its
     end (measured, torch 2.13), and 0.3 to 1 kB in a temporary file. A training step has hundreds to thousands of them,
     so record long runs in part: `record(on="cuda", wait=10, steps=20)`. With more than `limit` spans it is full: it
@@ -296,7 +321,8 @@ def record(
 
     With `threads=True` the threads that the program starts in the block use the GPU, too: each has a clock of its own,
     and they take turns, always the earliest in virtual time, wherever they wait for each other or the GPU; so the same
-    program gives the same timeline. Without it CUDA in a second thread is refused, and all else in it is as it is.
+    program gives the same timeline. It is kept and emulated until the end, and cut to `wait` and `steps` there.
+    Without it CUDA in a second thread is refused, and all else in it is as it is.
 
     Raises `UnknownHardwareError` for a name that is no preset, `RecordOptionError` for another option that means
     nothing, LoadervizError for "cuda" without a GPU, `NestedRecordingError` inside another recording, and

@@ -11,6 +11,7 @@ import json
 import re
 import zlib
 from base64 import b64decode, b64encode
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -151,8 +152,9 @@ class Context:
     `measured` what was measured with this machine's clock on the wall ("waiting").
     `looks`: where the main thread was seen in a line of the program ("file:line") that is in no operator of torch.
     `messages`: what collectives were asked to move, of those that tell.
-    `faults`: what was seen to be wrong while it was recorded, by the kind of its finding. `sent` is
-    the share (0..1) of what workers' fetches compute that it takes to send the batches to another process.
+    `faults`: what was seen to be wrong while it was recorded, by the kind of its finding; "float64" is for wide-dtype,
+    too. `sent` is the share (0..1) of what workers' fetches compute that it takes to send the batches to another
+    process.
     `shared_memory` [bytes] is what that machine has for batches on their way from workers (None: not known).
     `usage`: what a batch took, on average, beside its fetch: "others", ns of the processor in other threads of its
     worker, "lacked", ns in which its fetch found no core, and bytes read from the "disk" itself and brought back from
@@ -776,7 +778,8 @@ class TimelineBuilder:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._lanes: dict[tuple[Any, ...], int] = {}  # by what makes a `Lane`
-        self._values: list[Any] = []  # of one span after the other: as tuples they would be garbage to be looked at
+        self._values: Any = []  # of one span after the other: as tuples they would be garbage to be looked at
+        self._first = 0  # the number of the first: those before it were dropped
         self._arrows: list[tuple[int, int, int]] = []
         self._marks: list[Mark] = []
 
@@ -804,19 +807,31 @@ class TimelineBuilder:
         """Add a span of a `Kind`, and a `Cause`; times in ns. Return its number, to be used in `arrow`."""
         values = self._values
         values += (start, end, lane, kind, name, batch, nbytes, correlation, pinned, cause, source, waited)
-        return len(values) // WIDTH - 1
+        return self._first + len(values) // WIDTH - 1
 
     def arrow(self, tail: int, head: int, kind: ArrowKind) -> None:
         """Join two spans by their numbers."""
         self._arrows.append((tail, head, kind))
 
     def __len__(self) -> int:
-        return len(self._values) // WIDTH
+        return self._first + len(self._values) // WIDTH
 
     def place(self, span: int) -> tuple[int, int, int]:
-        """Return start [ns], end [ns] and lane of a span by its number."""
-        start, end, lane = self._values[span * WIDTH : span * WIDTH + 3]
+        """Return start [ns], end [ns] and lane of a span by its number; -1, -1 and 0 if it was dropped."""
+        at = (span - self._first) * WIDTH
+        start, end, lane = self._values[at : at + 3] if at >= 0 else (-1, -1, 0)
         return start, end, lane
+
+    def drop(self, before: int) -> None:
+        """Forget the first spans, up to one that ends at `before` [ns] or later. The others keep their numbers."""
+        ends = self._values[1::WIDTH]
+        count = next((place for place, end in enumerate(ends) if end >= before), len(ends))
+        del self._values[: count * WIDTH]
+        self._first += count
+
+    def forget(self) -> None:
+        """Keep no more than the last span from now on."""
+        self._first, self._values = len(self), deque(maxlen=WIDTH)
 
     def mark(
         self, time: int, lane: int, kind: str, text: str, spans: tuple[int, int] = (-1, -1), report: str = ""
@@ -827,9 +842,13 @@ class TimelineBuilder:
     def rest(self, since: int) -> TimelineBuilder:
         """Return a builder that has the spans from number `since` on, without arrows and marks."""
         other = copy(self)
-        other._values, other._arrows, other._marks = self._values[since * WIDTH :], [], []
+        values = list(self._values)[max(0, since - self._first) * WIDTH :]
+        other._first, other._values, other._arrows, other._marks = 0, values, [], []
         other._lanes = copy(self._lanes)
         return other
+
+    def _numbers(self, first: int, second: int) -> tuple[int, int]:
+        return max(-1, first - self._first), max(-1, second - self._first)
 
     def build(self) -> Timeline:
         """Return the Timeline, its spans in order of start."""
@@ -838,7 +857,8 @@ class TimelineBuilder:
         columns["name"] = [names[name] for name in columns["name"]]
         columns["source"] = [sources[source] if source else -1 for source in columns["source"]]
         columns["pinned"] = [-1 if pinned is None else pinned for pinned in columns["pinned"]]
-        joins = np.array(self._arrows, np.int64).reshape(-1, len(ARROW_COLUMNS))
+        joins = np.array(self._arrows, np.int64).reshape(-1, len(ARROW_COLUMNS)) - [self._first, self._first, 0]
+        joins = joins[(joins >= 0).all(1)]
         return Timeline(
             self.context,
             tuple(Lane(*lane) for lane in self._lanes),
@@ -846,5 +866,5 @@ class TimelineBuilder:
             tuple(sources),
             {name: np.fromiter(columns[name], dtype) for name, dtype in SPAN_COLUMNS.items()},
             {name: joins[:, i].astype(dtype) for i, (name, dtype) in enumerate(ARROW_COLUMNS.items())},
-            tuple(self._marks),
+            tuple(replace(mark, spans=self._numbers(*mark.spans)) for mark in self._marks),
         ).sorted()

@@ -28,7 +28,8 @@ SEEDED = (  # checks draw fresh data each time; nobody is there to make predicti
 MEASURED = "(This cell measures the computer that it runs on, so what it says is not stored here.)\n"
 BELOW = re.compile(r'<div class="lv-below"[^>]*>(.*?)</div><script', re.DOTALL)  # the picture, of a view
 HERE = re.compile(  # the file that a cell is to the kernel, and the folder of this project
-    r"""(?P<cell>[^\s"'(]*ipykernel_\d+[\\/]\d+\.py)|""" + re.escape(f"{Path(__file__).parents[1]}{os.sep}")
+    r"""(?P<cell>(?<![^\s"'(])[^\s"'(]*ipykernel_\d+[\\/]\d+\.py)|"""
+    + re.escape(f"{Path(__file__).parents[1]}{os.sep}")
 )
 
 

@@ -167,7 +167,7 @@ def test_what_is_promised_bounds_what_is_gained(gpu, batch_size):
     close, seen, first = 0, 0, GPUS_AND_SIZES.index((gpu, batch_size))
     for number, (compute, kernels) in enumerate(((100_000, 17), (880_000, 4), (3_000_000, 17)), first):
         every = [*changes(factory.settings(gpu, batch_size, compute, kernels, steps=24))]
-        for before, after, kind in every[number % 2 :: 2]:  # so each change meets each GPU and each length of kernels
+        for before, after, kind in every[number % 3 :: 3]:  # so each change meets each GPU and each length of kernels
             saved = run(before).duration - run(after).duration  # the promise, too, is for the whole window
             real, promised = saved / before.steps, gains(run(before))
             if kind in promised:
@@ -192,24 +192,26 @@ def test_the_promise_holds_for_pytorch_code_on_the_emulated_gpu():
         assert promised.per_step - (taken[before] - taken[after]) < 0.3 * taken[before]
 
 
-@pytest.mark.parametrize("gpu", ["a100", "t4", "h200"])
-@pytest.mark.parametrize("batch_size", [64, 512, 8192])
-@pytest.mark.parametrize("workers", [0, 4])
-def test_it_never_contradicts_the_verdict(gpu, batch_size, workers):
-    half = slice((batch_size == 512) ^ (workers == 4), None, 2)  # each two of the four numbers meet
-    for compute in (10_000, 300_000, 880_000, 3_000_000)[half]:
-        base = factory.settings(gpu, batch_size, compute, workers=workers, steps=24)
-        two = {name: run(base.change(**PRESETS[name])) for name in ("pinned", "prefetch")}
-        said, advice = verdict(*map(lv.summarize, two.values())), lv.advise(two["pinned"])
-        hides = "copy-not-hidden" in {finding.kind for finding in advice}
-        if "Overlap pays here" in said:
-            assert hides
-            assert CANNOT_PAY not in str(advice)
-        if CANNOT_PAY in str(advice):
-            assert not hides
-            assert "Overlap pays" not in said
-        if CANNOT_PAY in said and hides:  # an upper bound, and small
-            assert next(f for f in advice if f.kind == "copy-not-hidden").expected_gain.share < 0.15
+@pytest.mark.parametrize(
+    ("gpu", "batch_size", "workers", "compute", "pays", "cannot"),
+    [
+        ("a100", 8192, 4, 3_000_000, True, False),
+        ("t4", 8192, 0, 3_000_000, True, False),
+        ("t4", 8192, 4, 880_000, False, False),  # the loop waits for data
+        ("a100", 64, 0, 10_000, False, True),
+        ("h200", 512, 0, 3_000_000, False, True),
+    ],
+)
+def test_it_never_contradicts_the_verdict(gpu, batch_size, workers, compute, pays, cannot):
+    """To hide the copy is promised where it pays, as much as it gains then, and nowhere else."""
+    base = factory.settings(gpu, batch_size, compute, workers=workers, steps=24)
+    pinned, prefetch = (run(base.change(**PRESETS[name])) for name in ("pinned", "prefetch"))
+    before, after = map(lv.summarize, (pinned, prefetch))
+    said, advice = verdict(before, after), lv.advise(pinned)
+    promised = [each.expected_gain.share for each in advice if each.kind == "copy-not-hidden"]
+    assert ("Overlap pays here" in said, CANNOT_PAY in str(advice)) == (pays, cannot)
+    assert CANNOT_PAY in said or not cannot
+    assert promised == pytest.approx([1 - after.step / before.step] * pays, abs=0.01)
 
 
 def ranks(late, wait=300, steps=8, count=4, loads=0):
@@ -712,7 +714,7 @@ def test_overlap_pays_if_a_tenth_is_hidden_and_three_per_cent_are_gained(step, h
     assert ("Overlap pays here" in said) is pays
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.integers(0, 10_000))
 def test_gains_are_never_negative_and_never_beyond_the_limit(seed):
     timeline = factory.random_timeline(seed, spans=20)
@@ -737,7 +739,7 @@ def test_gains_are_never_negative_and_never_beyond_the_limit(seed):
     assert str(advice) and advice._repr_markdown_() and advice._repr_html_()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.integers(-(10**12), 10**12))
 def test_nothing_changes_when_time_is_shifted(seed, by):
     timeline = factory.random_timeline(seed, spans=20)
@@ -813,7 +815,9 @@ def test_a_window_of_ones_own_and_no_timeline():
     advice = lv.advise(waiting(Loop(copy=100, kernel=200, steps=10)), window=(0, 600 * US))
     assert advice.window == (0, 600 * US)
     assert advice[0].expected_gain.ns == 200 * US
-    assert advice.judged.startswith("Judged: 600 µs of 3 ms, 2 steps of 300 µs; the limit is 400 µs, kernels alone")
+    assert advice.judged.startswith(
+        "Judged: 600 µs of 3 ms, 2 steps of 300 µs; the limit is 200 µs a step, kernels alone"
+    )
     with pytest.raises(MetricsError, match="its end lies before its start"):
         lv.advise(factory.loader("pinned"), window=(5, 1))
     with pytest.raises(NotATimelineError, match=r"advise.. needs a Timeline, got str"):
@@ -876,9 +880,9 @@ def costly(workers):
 
 def test_the_cores_of_an_emulated_host_cap_the_workers():
     """Two workers to four: twice as fast. From four on they take turns, and what_if() counts their turns once."""
-    steps = {workers: lv.summarize(costly(workers)).step for workers in (2, 4, 8, 12)}
+    steps = {workers: lv.summarize(costly(workers)).step for workers in (2, 4, 8)}
     assert steps[2] == pytest.approx(2 * steps[4], rel=0.03)
-    assert [steps[8], steps[12]] == pytest.approx([steps[4]] * 2, rel=0.02)
+    assert steps[8] == pytest.approx(steps[4], rel=0.02)
     for now, then in itertools.permutations(steps, 2):
         predicted = lv.summarize(lv.what_if(costly(now), workers=then)).step
         assert predicted == pytest.approx(steps[then], rel=0.02), f"{now} workers -> {then}"
@@ -886,7 +890,7 @@ def test_the_cores_of_an_emulated_host_cap_the_workers():
     assert "num_workers=4," in finding.change and "this machine has 4 CPU cores" in finding.evidence
     edge = 2 * 8_000_000 / 47  # two batches more may be fetched when the window begins
     assert steps[2] - steps[4] <= finding.expected_gain.per_step + edge
-    for workers, turns in ((4, "more workers would"), (8, "they"), (12, "they")):
+    for workers, turns in ((4, "more workers would"), (8, "they")):
         finding = finding_of(costly(workers), "waiting-for-data")
         assert finding.change.startswith("# more workers do not help: prepare the samples once")
         assert f"and this machine has 4 CPU cores: {turns} take turns" in finding.evidence
@@ -987,7 +991,7 @@ ANY = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ANY)
 def test_any_advice_reads_well(timeline):
     must_read_well(timeline)
@@ -1416,3 +1420,96 @@ def test_a_change_that_no_replay_knows_is_no_part_of_the_way_to_the_limit():
     anew = next(each for each in advice if each.kind == "restarts-workers")
     assert anew.expected_gain.predicted and anew.predicted is None
     assert anew.kind not in [step.kind for step in advice.path] and str(advice)
+
+
+def trained(step, batches, **options):
+    """Return the timeline of `step(net, x)` for each of these batches, on an emulated GPU."""
+    with lv.record(on="t4", host="workstation", **options) as recording:
+        net = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(12))).cuda()
+        for (x,) in batches:
+            step(net, x.cuda(non_blocking=True).float())
+            if isinstance(batches, list):
+                recording.step()
+    return recording.timeline
+
+
+def slices(count):
+    return [(torch.randn(256, 32),) for _ in range(count)]
+
+
+def rows_of(dtype=torch.float32, count=12, width=32):
+    return TensorDataset(torch.linspace(-1, 1, count * 256 * width, dtype=dtype).view(-1, width))
+
+
+def backward(net, x):
+    net(x).square().mean().backward()
+
+
+def test_the_line_of_a_wait_for_the_gpu_is_no_other_work():
+    def step(net, x):
+        for _ in range(6):
+            net(x.repeat(20, 1))
+            torch.cuda.synchronize()
+
+    kinds = [each.kind for each in lv.advise(trained(step, slices(12)))]
+    assert "synchronizes-each-step" in kinds and "other-work-in-loop" not in kinds
+
+
+@pytest.mark.parametrize(("persistent", "more"), [(False, 3), (True, None)])
+def test_the_first_workers_of_a_second_loader_are_not_started_again(persistent, more):
+    other = DataLoader(rows_of(count=1), 128, num_workers=1, persistent_workers=persistent)
+    steps = itertools.count(1)
+
+    def step(net, x):
+        backward(net, x)
+        if next(steps) % 3 == 0:
+            list(other)
+
+    found = {each.kind: each for each in lv.advise(trained(step, DataLoader(rows_of(), 256, num_workers=1)))}
+    assert ("restarts-workers" in found) == (not persistent)
+    assert persistent or f"started {more} more times" in found["restarts-workers"].evidence
+
+
+def test_checkpoints_whose_copies_the_gpu_makes_are_work_between_steps(tmp_path):
+    steps = itertools.count(1)
+
+    def step(net, x):
+        backward(net, x)
+        if next(steps) % 5 == 0:
+            torch.save([torch.zeros(10_000_000, device="cuda"), net.state_dict()], tmp_path / "last.pt")
+
+    first = lv.advise(trained(step, slices(20)))[0]
+    assert first.kind == "between-epochs" and "no kernel runs for" in first.evidence
+
+
+@pytest.mark.parametrize(("dtype", "is_wide"), [(torch.float64, True), (torch.float32, False)])
+def test_float64_is_twice_the_bytes_that_are_needed(dtype, is_wide):
+    batches = DataLoader(rows_of(dtype, count=8, width=1024), 256)
+    timeline = trained(lambda net, x: net(x[:, :32]), batches)
+    found = [each for each in lv.advise(timeline) if each.kind == "wide-dtype"]
+    assert bool(found) == is_wide == ("float64" in timeline.context.faults)
+    assert not is_wide or "float32 has half the bytes" in found[0].evidence
+
+
+@pytest.mark.parametrize(("foreach", "change"), [(False, "foreach=True"), (True, "")])
+def test_an_optimizer_that_takes_parameters_one_by_one_is_told_to_take_them_at_once(foreach, change):
+    made = []
+
+    def step(net, x):
+        made.append(made[0] if made else torch.optim.Adam(net.parameters(), foreach=foreach))
+        backward(net, x)
+        made[0].step()
+
+    found = next(each for each in lv.advise(trained(step, DataLoader(rows_of(), 256))) if each.kind == "host-bound")
+    assert ("one by one" in found.evidence) == ("foreach=True" in found.change) == bool(change)
+
+
+def test_a_loop_over_tensors_is_told_torchs_call_for_all_of_them():
+    def step(net, x):
+        backward(net, x)
+        with torch.no_grad():
+            for each in net.parameters():
+                each.mul_(0.99)
+
+    found = next(each for each in lv.advise(trained(step, DataLoader(rows_of(), 256))) if each.kind == "host-bound")
+    assert "torch._foreach_mul_(tensors" in found.change

@@ -3,25 +3,29 @@
 `python -m benchmarks.causes` has all of them, and those of this machine.
 """
 
+from functools import partial
+
 import pytest
 
 from benchmarks import causes
 from benchmarks.loops import own, strangers
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
     ("author", "name", "host"),
     [
         (own, "reads_the_loss", "workstation"),  # before the graph, which cannot hold a wait
-        pytest.param(own, "empties_the_cache", "laptop", marks=pytest.mark.slow),
-        (own, "moves_each_sample", "laptop"),  # a replay of the loop as it is takes 1.4 times as long
-        (own, "launches", "laptop"),  # the gaps in its graph are not the host's
-        (own, "short_epochs", "workstation"),  # the start of workers is no other work
-        (own, "far_away_two_workers", "workstation"),
+        slow(own, "empties_the_cache", "laptop"),
+        slow(own, "moves_each_sample", "laptop"),  # a replay of the loop as it is takes 1.4 times as long
+        slow(own, "launches", "laptop"),  # the gaps in its graph are not the host's
+        slow(own, "short_epochs", "workstation"),  # the start of workers is no other work
+        slow(own, "far_away_two_workers", "workstation"),
         (own, "features_in_columns", "laptop"),  # whose sending is in the time of a fetch
-        (strangers, "norm_of_each_layer", "workstation"),  # with the norm, which stands in the same line
+        slow(strangers, "norm_of_each_layer", "workstation"),  # with the norm, which stands in the same line
         (strangers, "bytes_sent_as_floats", "laptop"),  # pinned before the loop
-        (strangers, "boxes_one_by_one", "laptop"),  # packed, they need not be stacked
+        slow(strangers, "boxes_one_by_one", "laptop"),  # packed, they need not be stacked
     ],
 )
 def test_the_first_finding_is_the_cause_and_its_change_gains_what_was_predicted(author, name, host):

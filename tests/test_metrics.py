@@ -8,9 +8,11 @@ from itertools import pairwise
 import factory
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import loaderviz as lv
 from loaderviz import words
 from loaderviz.metrics import (
     MetricsError,
@@ -393,3 +395,19 @@ def test_what_is_remembered_is_no_part_of_the_timeline_nor_of_what_callers_get()
     assert summarize(half).window < whole.window
     assert summarize(timeline, (timeline.begin, timeline.begin + 10)).window == 10
     assert summarize(timeline, samples=7).samples == 7
+
+
+def test_a_step_of_a_host_that_runs_ahead_is_the_gpus_not_the_hosts():
+    """Graphs are launched in 10 µs each, marked by `recording.step()`, and take 20 times as long on the GPU."""
+    with lv.record(on="t4") as recording:
+        x, source = torch.zeros(256, 512, device="cuda"), torch.randn(12, 256, 512).pin_memory()
+        weight = torch.randn(512, 2048, device="cuda")
+        with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+            (x @ weight).relu_()
+        for rows in source:
+            x.copy_(rows, non_blocking=True)
+            graph.replay()
+            recording.step()
+    summary, timeline = lv.summarize(recording.timeline), recording.timeline
+    kernels = timeline.start[timeline.where(Kind.COMPUTE) & timeline.named("mm".__eq__)][-12:]
+    assert summary.step == pytest.approx(np.diff(kernels)[1:].mean(), rel=0.01) and summary.outside == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import factory
@@ -15,6 +16,7 @@ from loaderviz.export import advised
 from loaderviz.intervals import length
 from loaderviz.metrics import choose_device, describe, states, summarize
 from loaderviz.timeline import Cause, Context, Kind, Timeline, TimelineBuilder
+from loaderviz.view.lanes import arrange
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 STEPS, MOVES = 12, 100  # steps; µs that a collective moves bytes
@@ -177,3 +179,29 @@ def test_a_real_straggler_is_named_by_what_it_costs_although_it_is_seldom_last()
     assert (
         describe(timeline).startswith("rank 1 is late: the others wait ") and lv.advise(timeline)[0].kind == "late-rank"
     )
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("off", [-80, -40, 40, 80])  # µs, less than a collective lasts
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+def test_a_clock_that_is_ahead_is_no_late_rank(ranks, off, late):
+    """All of a rank's times are shifted; another rank, or itself, has a loader that takes 300 µs longer."""
+    for slow in (0, 1) if late else (None,):
+        whole = planted(ranks, {(slow, step): {"loads": 300} for step in range(STEPS) if late})
+        mine = whole.in_lanes(lambda lane: lane.device == 1) * off * US
+        timeline = replace(whole, spans=whole.spans | {"start": whole.start + mine, "end": whole.end + mine}).sorted()
+        table = rank_table(timeline)
+        assert [each.row.device for each in table.late] == [slow] * late
+        assert table.lateness.cost == 300 * US * table.lateness.steps * late and table.lateness.steps >= STEPS - 1
+        assert [each.cause for each in table.late] == ["loads"] * late
+
+
+@pytest.mark.parametrize("late", [0, 1, 2, None])
+def test_a_late_rank_stands_first_and_its_cause_is_unfolded(late):
+    timeline = planted(3, {(late, step): {"loads": 600} for step in range(STEPS) if late is not None})
+    order = list(dict.fromkeys(row.device for row in arrange(timeline)[0]))
+    assert order == ([0, 1, 2] if late is None else [late, *sorted({0, 1, 2} - {late})])
+    head, _ = advised(timeline, lv.advise(timeline)).packed()
+    findings = [each for part in head["parts"] for each in part.get("findings", ())]
+    assert [each["open"] for each in findings] == [each["title"].startswith("late-rank") for each in findings]
+    assert any(each["open"] and "its own loader takes" in each["text"] for each in findings) is (late is not None)

@@ -58,8 +58,8 @@ def run(name, size, workers, batches):
     return recording.timeline
 
 
-LOOPS = [
-    *((name, workers, size) for name in ("plain", *LOADERS) for workers in (0, 2, 4) for size in (64, LARGE)),
+LOOPS = [  # each two of name, workers and size meet
+    *((name, 2 * w, (64, LARGE)[(n + w) % 2]) for n, name in enumerate(("plain", *LOADERS)) for w in range(3)),
     *(("resident", 0, size) for size in (64, LARGE)),
 ]
 

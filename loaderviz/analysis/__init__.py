@@ -182,13 +182,14 @@ class Finding:
 class PathStep:
     """A change on the way to the limit: the `kind` of its finding, its `parameters`, and a `step` [ns] after it.
 
-    `predicted` is the replay with this change and those before it.
+    `predicted` is the replay with this change and those before it, and `left` the advice about that.
     """
 
     kind: FindingKind
     parameters: Mapping[str, Any]
     step: float
     predicted: Timeline = field(repr=False, compare=False)
+    left: Advice = field(repr=False, compare=False)
 
     @property
     def told(self) -> str:
@@ -201,7 +202,8 @@ class Advice(list[Finding]):
     """The findings about one timeline, in the order to make their changes; prints as text, as HTML in a notebook.
 
     `judged` says in words which part of the timeline was looked at, `window` is that part in ns, `step` what a step
-    takes now and `limit` the least that the hardware allows [ns]; both are None where steps are not known.
+    takes now and `limit` the least that the hardware allows [ns], which is the time of what is `longest`; both are None
+    where steps are not known.
     """
 
     def __init__(
@@ -212,8 +214,10 @@ class Advice(list[Finding]):
         timeline: Timeline | None = None,
         step: float | None = None,
         limit: float | None = None,
+        longest: str = "",
     ) -> None:
         super().__init__(findings)
+        self.longest = longest
         self.judged, self.window, self.step, self.limit, self._timeline = judged, window, step, limit, timeline
 
     @cached_property
@@ -229,8 +233,11 @@ class Advice(list[Finding]):
         if not self.path or self.step is None:
             return ""
         steps = [words.duration(self.step), *(each.told for each in self.path)]
-        end = f"; the limit is {words.duration(self.limit)}" if self.limit else ""
-        return f"The way to the limit, a step: {' → '.join(steps)}{end}."
+        left = self.path[-1].left
+        next_kind = next((each.kind for each in left if each.expected_gain.ns), None)
+        then = f" Then {next_kind} is what is left." if next_kind else ""
+        alone = f" The {left.longest} alone take {words.duration(left.limit)} there." if left.limit else ""
+        return f"The way to the limit, a step: {' → '.join(steps)}.{then}{alone}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON: times in ns, `null` for what is not known."""

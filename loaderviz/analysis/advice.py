@@ -6,6 +6,7 @@ window has beyond the work that remains. None is promised of a change that `what
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -195,28 +196,33 @@ def copy_not_hidden(facts: Evidence) -> Finding | None:
 
 
 def wide_dtype(facts: Evidence) -> Found:
-    """Bytes that travel as floats or whole numbers of 32 or 64 bits: four to eight times as many of them."""
-    copies = facts.batch_copies
-    if "wide-dtype" not in facts.timeline.context.faults or not copies.any():
+    """Bytes that travel as floats or whole numbers of 32 or 64 bits; or floats of 64 bits, where 32 are usual."""
+    copies, faults = facts.batch_copies, facts.timeline.context.faults
+    if not (copies.any() and {"wide-dtype", "float64"} & {*faults}):
         return None
+    if "wide-dtype" in faults:
+        less, part = 3 / 4, "three quarters of the copies"
+        seen = "all values would fit into a byte, as they are or times 255"
+        change = "# keep uint8 in the data set and move that; then, on the GPU: x = x.float() / 255"
+    else:
+        less, part = 1 / 2, "half of the copies"
+        seen = "they are of float64, and float32 has half the bytes"
+        change = "# make float32 in the data set, if that is exact enough: numpy makes float64 unless told"
     size = facts.timeline.nbytes[copies]
     large = copies & (facts.timeline.nbytes > size.mean() / 2)
-    share = 1 - 3 / 4 * float(facts.timeline.nbytes[large].sum()) / max(1, int(size.sum()))
-    gain = facts.gain(round(facts.length(copies) * 3 / 4), "three quarters of the copies", Floor(0, ""))
-    finding = Finding(
-        "wide-dtype",
-        f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: all values would fit into a byte, as they are "
-        "or times 255",
-        "# keep uint8 in the data set and move that; then, on the GPU: x = x.float() / 255",
-        gain,
-        subject=_COPIES,
-    )
-    return finding, facts.removal(shrink=share)
+    share = 1 - less * float(facts.timeline.nbytes[large].sum()) / max(1, int(size.sum()))
+    gain = facts.gain(round(facts.length(copies) * less), part, Floor(0, ""))
+    told = f"{describe_copies(facts, copies, '')}, {where(facts, copies)}: {seen}"
+    return Finding("wide-dtype", told, change, gain, subject=_COPIES), facts.removal(shrink=share)
 
 
 def restarts_workers(facts: Evidence) -> Finding | None:
     """Worker processes that are started again, as in each epoch, and then the first batch is waited for."""
-    starts = facts.loop & facts.timeline.named(WORKER_START.match) & (facts.timeline.start > facts.start)
+    starts = facts.loop & facts.timeline.named(WORKER_START.match)
+    lines = facts.timeline.source
+    if (lines[starts] >= 0).all():  # else nobody knows whose workers they are
+        starts[np.flatnonzero(starts)[np.unique(lines[starts], return_index=True)[1]]] = False  # a loader's first ones
+    starts &= facts.timeline.start > facts.start
     if not starts.any():
         return None
     data = np.flatnonzero(facts.waiting(Cause.DATA))
@@ -856,16 +862,16 @@ def between_epochs(facts: Evidence) -> Finding | None:
     time = intervals.length(breaks)
     if not time or facts.unseen:
         return None
-    working = device_sets(facts.timeline, facts.start, facts.end, facts.device)["work"]
-    work = intervals.length(intervals.intersect(breaks, working))
+    computing = device_sets(facts.timeline, facts.start, facts.end, facts.device)["kernels"]
+    work = intervals.length(intervals.intersect(breaks, computing))
     count = len(np.unique(np.searchsorted(facts.timeline.start[facts.marks], breaks[:, 0])))
     longest = breaks[np.argmax(breaks[:, 1] - breaks[:, 0])].tolist()
     lines, seen, idle, less = lines_of(facts, breaks), facts.seen_lines(breaks), "", ""
     if seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch: the one before hides it
         lines = seen
     if facts.here.any():
-        idle = f", in which the GPU is idle for {words.duration(time - work)}"
-        less = f", less {words.duration(work)} in which the GPU works"
+        idle = f", in which no kernel runs for {words.duration(time - work)}"
+        less = f", less {words.duration(work)} in which kernels run"
     else:
         lines = seen
         if not len(facts.marked.evaluated) and (not lines or lines[0][1] < MOST_OF_IT * time):
@@ -936,6 +942,30 @@ WAITS_INSIDE = (
     "# copy a batch before it, with non_blocking=True; write torch.where() in place of an if;\n"
     "# read a value once the step is launched. Then the step can be a CUDA graph, which cannot hold a wait"
 )
+ONE_BY_ONE = {  # operators that torch has for lists of tensors, too
+    f"aten::{name}{end}"
+    for name in (
+        "abs",
+        "add",
+        "addcdiv",
+        "addcmul",
+        "clamp_min",
+        "copy",
+        "div",
+        "lerp",
+        "mul",
+        "neg",
+        "sqrt",
+        "sub",
+        "zero",
+    )
+    for end in ("", "_")
+}
+MANY, PART = 16, 0.1  # such calls a step, and of all kernels, from which they are named
+AT_ONCE = (
+    "optimizer = torch.optim.Adam(..., foreach=True)  # or fused=True: all parameters at once",
+    "torch._foreach_{name}(tensors, ...)  # in place of a loop over tensors: all of them at once",
+)
 REPLAY = (
     "with torch.cuda.graph(graph): loss = step(x, y)  # once; then x.copy_(batch) and graph.replay() in each step\n"
     'model = torch.compile(model, mode="reduce-overhead")  # or let torch make the graph; or take a larger batch'
@@ -951,7 +981,7 @@ def other_work_in_loop(facts: Evidence) -> Found:
         return None
     time, seen = intervals.length(when), facts.seen_lines(facts.judged)
     if not is_seen and seen and seen[0][1] > MOST_OF_IT * time:  # a line that calls nothing of torch was hidden
-        place, mine = seen[0][0], mine & False
+        place, mine = seen[0][0], np.zeros_like(mine)
     what = "what the host does outside of torch" if is_seen else "what this line takes"
     gain = facts.bound(intervals.length(within), what, host=within)
     names = ", ".join(names_of(facts, mine & (facts.last > facts.first))[:2])
@@ -964,6 +994,26 @@ def other_work_in_loop(facts: Evidence) -> Found:
         gain,
         subject=Subject(time="idle"),
     ), facts.removal(when, mine)
+
+
+def _one_by_one(facts: Evidence, kernels: int) -> tuple[str, str]:
+    """Say which operators go through a list of tensors one by one, and how to do it at once; else twice nothing."""
+    timeline, steps = facts.timeline, facts.rounds or 0
+    rows = np.flatnonzero(facts.loop & timeline.where(Kind.OPERATOR) & ~timeline.named(OPTIMIZER_STEP.match))
+    rows = rows[(timeline.start[rows] >= facts.start) & (timeline.start[rows] < facts.end)]
+    stepping = facts.covered(facts.loop & timeline.named(OPTIMIZER_STEP.match))
+    lines = np.where(intervals.covers(stepping, timeline.start[rows]), -2, timeline.source[rows])
+    single = timeline.named(ONE_BY_ONE.__contains__)[rows] & (lines != -1)
+    known, counts = np.unique(lines[single], return_counts=True)
+    counts[2 * counts <= [int((lines == line).sum()) for line in known]] = 0  # as in a backward pass
+    if not (steps and len(known) and counts.max() >= max(MANY * steps, PART * kernels)):
+        return "", ""
+    rows, lines = rows[single], lines[single]
+    mine = rows[lines == known[counts.argmax()]]
+    most = Counter(timeline.names[name].removeprefix("aten::") for name in timeline.name[mine].tolist()).most_common(1)
+    place = line_of(facts, int(mine[0]))
+    seen = f"{words.count(len(mine), 'operator')}{a_step(len(mine), steps)}, go through tensors one by one{place}"
+    return seen, AT_ONCE[int(known[counts.argmax()] != -2)].format(name=most[0][0])
 
 
 def host_bound(facts: Evidence) -> Found:
@@ -994,12 +1044,15 @@ def host_bound(facts: Evidence) -> Found:
         change = WAITS_INSIDE.format(line_of(facts, int(np.argmax(waits))))
     elif launches:
         change, asks = REPLAY, {"graphs": True}
+    singly, at_once = _one_by_one(facts, count)
+    change = "\n".join(filter(None, (at_once, change)))
     takes = f"it takes {words.duration(mean)}" if count == 1 else f"one takes {words.duration(mean)} on average"
     sentences = (
         f"the GPU is idle for {words.duration(idle)} ({words.share(idle / facts.window)}) while the host works "
         f"({split})",
         f"{words.count(count, 'kernel')}{a_step(count, facts.rounds)}: {takes}, and torch and CUDA take "
         f"{words.duration(launching)} of the host's time for it",
+        singly,
         gap,
         pays,
     )
@@ -1131,7 +1184,9 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
         return Finding("cause-not-seen", f"{text}. The timeline has no host lane that would tell why", "", NO_GAIN)
     small = max(found, key=lambda finding: finding.expected_gain.ns, default=None)
     if small is not None and small.expected_gain.ns:
-        text += f". The largest gain that is left is {small.kind}, {small.expected_gain}: not worth a change"
+        tried = is_worth_it(small.expected_gain, facts.window)
+        why = "but a replay of its change gains less than 3 %" if tried else "not worth a change"
+        text += f". The largest gain that is left is {small.kind}, {small.expected_gain}: {why}"
     return Finding("nothing-to-gain", text, "", NO_GAIN)
 
 
@@ -1279,7 +1334,8 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
     told = worth or ([] if warm or "short-window" in beyond else [nothing(facts, found)])
     told = [each for each in told if each.kind != "nothing-to-gain" or "uneven-steps" not in beyond]
     if worth and (facts.unseen or (facts.timeline.context.missing and facts.timeline.context.origin == "file")):
-        told.append(nothing(facts, found))
+        # what has no work is no guess where a graph is captured; else all gains are those of a part of the program
+        told.insert(len(told) if facts.captured or not facts.unseen else 0, nothing(facts, found))
     elif (
         worth
         and not facts.summary.busy
@@ -1288,7 +1344,8 @@ def advise(timeline: Timeline, window: tuple[int, int] | None = None, device: in
         told.insert(0, nothing(facts, found))  # what a loop on the CPU could gain is not what was asked
     summary = facts.summary
     limit = summary.limit / facts.steps if summary.limit and facts.steps else None
-    return Advice([*doubts, *told, *beside], _judged(facts), (facts.start, facts.end), timeline, summary.step, limit)
+    judged, window = _judged(facts), (facts.start, facts.end)
+    return Advice([*doubts, *told, *beside], judged, window, timeline, summary.step, limit, summary.longest)
 
 
 def _tried(facts: Evidence, pairs: Sequence[Tried]) -> list[Finding]:
@@ -1381,9 +1438,9 @@ def _judged(facts: Evidence) -> str:
         many and steps,
         len(facts.outside) and f"without {words.duration(intervals.length(facts.outside))} that belong to no step",
     ]
-    limit = f"; the limit is {words.duration(summary.limit)}, {summary.longest} alone" if summary.limit else ""
+    limit = f"; the limit is {duration(facts, summary.limit)}, {summary.longest} alone" if summary.limit else ""
     if summary.limit_most > summary.limit:
-        limit += f", or up to {words.duration(summary.limit_most)} if collectives do not wait for other ranks"
+        limit += f", or up to {duration(facts, summary.limit_most)} if collectives do not wait for other ranks"
     return f"Judged: {', '.join(str(each) for each in parts if each)}{limit}.{_no_lines(facts)}"
 
 

@@ -624,8 +624,7 @@ class Evidence:
         made = self.timeline.places(self.launched_by[self.launched_by >= 0])
         count, lost = int(launches.sum()), int((launches & ~made).sum())
         if count >= FEW and lost > count / 2:
-            captured = self.timeline.named(lambda name: "BeginCapture" in name).any()
-            why = "a CUDA graph is captured" + ("" if captured else ", or the profiler lost their work")
+            why = "a CUDA graph is captured" + ("" if self.captured else ", or the profiler lost their work")
             return f"{lost:,} of {words.count(count, 'launch')} have no work on the GPU: {why}"
         blocked = intervals.intersect(self.covered(self.waiting(Cause.SYNCHRONIZE, Cause.STAGING)), self.idle)
         share = intervals.length(blocked) / self.window if self.window else 0.0
@@ -635,6 +634,11 @@ class Evidence:
                 "waits for is not in the timeline (the profiler began while it ran, or lost it)"
             )
         return ""
+
+    @property
+    def captured(self) -> bool:
+        """Whether a CUDA graph is seen to be captured."""
+        return bool(self.timeline.named(lambda name: "BeginCapture" in name).any())
 
     def lanes_of(self, *roles: str) -> list[int]:
         """The lanes of the host threads of these roles ("worker", "pin")."""
@@ -762,9 +766,10 @@ class Evidence:
             intervals.covered_within(free, timeline.start[rows], until),
             len(timeline.sources),
         )
-        launches = self.calls(self.mask(*DEVICE_KINDS)) & (timeline.source >= 0)
+        waits = self.loop & (self.does(Api.SYNCHRONIZE) | timeline.where(Kind.WAIT))
+        launches = (self.calls(self.mask(*DEVICE_KINDS)) | waits) & (timeline.source >= 0)
         count = np.bincount(timeline.source[launches], minlength=len(timeline.sources))
-        times[times < OTHER * np.maximum(count, 1)] = 0  # its time goes to launches
+        times[times < OTHER * np.maximum(count, 1)] = 0  # its time goes to launches and waits
         line = int(times.argmax())
         if times[line] < OTHER_SHARE * self.window:
             return -1, NONE

@@ -164,7 +164,7 @@ def way(timeline: Timeline, advice: Advice) -> tuple[PathStep, ...]:
         if not step or predicted is None or last < WORTH_IT * step:
             break
         last, left = step, advise(predicted)
-        found.append(PathStep(first.kind, first.parameters, step, predicted))
+        found.append(PathStep(first.kind, first.parameters, step, predicted, left))
     return tuple(found)
 
 

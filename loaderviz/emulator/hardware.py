@@ -415,9 +415,9 @@ def _card(key: str, architecture: str, link: str, bandwidth: int, memory: str, *
     up, down, pageable, source = DATA["gpu"]["links"][link.rstrip("*")]
     sources = dict.fromkeys(("h2d", "d2h", "pageable"), ("assumed from: " if "*" in link else "") + source)
     copies: dict[str, Any] = {}
-    for numbers_of, whose in (("staged", link.rstrip("*")), ("both_ways", architecture)):
-        own = dict(DATA["gpu"][numbers_of].get(whose, {}))
-        sources |= dict.fromkeys(own, own.pop("source", ""))
+    for numbers_of, whose in (("staged", link), ("both_ways", architecture)):
+        own = dict(DATA["gpu"][numbers_of].get(whose.rstrip("*"), {}))
+        sources |= dict.fromkeys(own, ("assumed from: " if "*" in whose else "") + own.pop("source", ""))
         copies |= own
     size, unit = memory.split()
     fp32, tf32, fp16, fp64 = (round(rate * TERA) for rate in rates)

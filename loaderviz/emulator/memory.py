@@ -101,16 +101,14 @@ class Ledger:
         """Add up the events since the last time."""
         events = np.array(self.events, np.int64).reshape(-1, 4)
         self.events.clear()
+        of_pools = slice(None), events[:, 1] == 0, events[:, 1] == 1
+        amounts = np.stack([np.ones(len(events), np.int64), events[:, 2], events[:, 3]])
         for figure, effects in EFFECTS.items():
-            rows = events[np.isin(events[:, 0], list(effects))]
-            if not len(rows):
-                continue
-            signs, counted = np.zeros((2, SPLIT + 1), np.int64)
+            signs = np.zeros((SPLIT + 1, len(amounts)), np.int64)
             for event, (sign, what) in effects.items():
-                signs[event], counted[event] = sign, what
-            amounts = np.column_stack([np.ones(len(rows), np.int64), rows[:, 2:]])
-            changes = signs[rows[:, 0]] * amounts[np.arange(len(rows)), counted[rows[:, 0]]]
-            for pool, of_pool in zip(POOLS, (slice(None), rows[:, 1] == 0, rows[:, 1] == 1), strict=True):
+                signs[event, what] = sign
+            changes = (signs[events[:, 0]].T * amounts).sum(0)
+            for pool, of_pool in zip(POOLS, of_pools, strict=True):
                 self._figures[figure][pool] = _added(self._figures[figure][pool], changes[of_pool])
 
     def reset(self, *, peaks: bool) -> None:

@@ -145,6 +145,7 @@ class Runtime:
         self._work: list[Command] = []  # not yet in the builder
         self._spans: dict[Command, int] = {}  # work -> its span there
         self._correlation = 0
+        self.keeps = True  # what happens, for the timeline
         self.capture: Capture | None = None  # the one that is under way
         self.scheduler: Any = None  # the `threads.Scheduler`, once there is more than one thread of the host
 
@@ -512,12 +513,33 @@ class Runtime:
             if command.api >= 0:
                 builder.arrow(command.api, spans[command], ArrowKind.LAUNCH)
             for before in command.awaits:
-                builder.arrow(spans[before], spans[command], ArrowKind.WAIT)
+                if before in spans:  # else it was dropped
+                    builder.arrow(spans[before], spans[command], ArrowKind.WAIT)
         self._work = []
         if self.races:
             self.races.finish(spans)
         builder.context = context or Context(self.gpu.name, "emulated", self.host.name)
         return builder.build()
+
+    def drop(self) -> None:
+        """Leave out of the timeline what was over before now. It changes no time."""
+        self.device.advance(self.now)
+        self.builder.drop(self.now)
+        work, self._work = self._work, []
+        for command in work:
+            if command.done and command.end < self.now:
+                command.awaits = ()  # or the last would hold all
+            else:
+                self._work.append(command)
+        if self.races:
+            self.races.linter.add_up()
+
+    def forget(self) -> None:
+        """The timeline is built, and nothing that happens from now on is kept, or looked at for races."""
+        self.keeps, self.races = False, None
+        self.builder.forget()
+        self._spans.clear()
+        self.order.counterfactuals.clear()
 
     def recorded(self, since: int) -> Timeline:
         """Return what the host did since `builder` had so many spans, and what of its work for the device is over."""
@@ -569,13 +591,18 @@ class Runtime:
         self.device.submit(command)
         command.sequence = self.order.enqueue(stream.id)[1]
         stream.last_work = command
-        self._work.append(command)
+        if self.keeps:
+            self._work.append(command)
+        else:
+            self.device.advance(self.now)
         return command
 
     def _submit(self, marker: Command) -> None:
         if self._blocking:
             self._order_blocking(marker)
         self.device.submit(marker)
+        if not self.keeps:
+            self.device.advance(self.now)
         marker.sequence = self.order.enqueue(marker.stream.id)[1]
 
     def _order_blocking(self, command: Command) -> None:

@@ -355,7 +355,10 @@ def cut(timeline: Timeline, wait: int, steps: int | None, by_call: bool) -> Time
     if not wait and steps is None:
         return timeline
     pattern = STEP_RANGE if by_call else BATCH_RANGE
-    starts = sorted(row.start for row in timeline.rows(Kind.RANGE) if pattern.match(row.name))
+    found = [(row.start, row.name) for row in timeline.rows(Kind.RANGE) if pattern.match(row.name)]
+    starts = [start for start, _ in sorted(found)]
+    if by_call and found and (first := pattern.match(min(found)[1])):  # those before it were dropped
+        starts[:0] = [timeline.begin] * int(first["number"])
     if wait >= len(starts) and wait:
         part = replace(timeline.only(np.zeros(len(timeline), bool)), marks=())
     else:

@@ -183,6 +183,7 @@ function findingNode(view, part, finding) {
   const show = button("show", `show the evidence: ${finding.title}`, () => view.showEvidence(part, finding), "show");
   show.style.visibility = (finding.window || finding.bars.some(bar => bar >= 0)) ? "" : "hidden";
   open.append(summary);
+  open.open = Boolean(finding.open);
   if (!finding.race && finding.text) open.append(el("p", "", finding.text));
   if (finding.change) open.append(el("pre", "", finding.change));
   if (finding.report) open.append(el("pre", "report", finding.report));

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from loaderviz import words
 from loaderviz.batches import BATCH_RANGE, STEP_RANGE
 from loaderviz.intervals import covered_within, tracks, union
+from loaderviz.metrics import lateness
 from loaderviz.timeline import DEVICE_KINDS, KERNELS, LOADING, Kind, Lane, Timeline
 
 Indices = npt.NDArray[np.int64]
@@ -63,7 +64,8 @@ def arrange(timeline: Timeline, operators: bool = False) -> tuple[list[Row], int
     """Return the rows of a timeline, and how many spans are nested too deeply to be in one.
 
     Operators are drawn on demand, and where the lane would be empty for long. The rows of one device, host lanes of its
-    rank before them, stand together. Last is said how many threads and streams have no rows.
+    rank before them, stand together, first those of ranks that the others wait for. Last is said how many threads and
+    streams have no rows.
     """
     lanes, by_lane = timeline.lanes, timeline.by_lane()
     drawn = sorted((n for group in ("host", "device") for n in _busiest(timeline, by_lane, group)),
@@ -77,7 +79,9 @@ def arrange(timeline: Timeline, operators: bool = False) -> tuple[list[Row], int
     devices = sorted(streams)
     for device in devices:
         rows += _device_rows(timeline, device, {number: by_lane[number] for number in streams[device]})
-    rows.sort(key=lambda row: max(1, bisect(devices, row.device)))
+    late = lateness(timeline).late if len(devices) > 1 else ()  # their rows come first
+    place = {device: number for number, device in enumerate(sorted(devices, key=lambda device: device not in late))}
+    rows.sort(key=lambda row: place[devices[max(1, bisect(devices, row.device)) - 1]] if devices else 0)
     missing = np.ones(len(timeline), bool) if operators else ~timeline.where(Kind.OPERATOR)
     left_out = [n for n in set(range(len(lanes))).difference(drawn) if len(by_lane[n])]
     for spans in (*(track for row in rows for track in row.tracks), *(by_lane[number] for number in left_out)):

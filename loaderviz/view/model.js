@@ -207,8 +207,14 @@ class Model {
 const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"]];
 const SIZES = [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]];
 
+/** A number with so many decimal places, half to even, as Python writes it: a tie is a dyadic fraction. */
+function fixed(value, places) {
+  const ties = Math.abs(value) * 2 ** (places + 1), up = value.toFixed(places);
+  return ties % 2 === 1 && up.at(-1) % 2 ? (value - Math.sign(value) * 0.25 * 10 ** -places).toFixed(places) : up;
+}
+
 function fourDigits(value) {
-  const text = value.toFixed(Math.abs(value) < 10 ? 3 : Math.abs(value) < 100 ? 2 : 1);
+  const text = fixed(value, Math.abs(value) < 10 ? 3 : Math.abs(value) < 100 ? 2 : 1);
   return text.replace(/\.?0+$/, "");
 }
 function withUnit(value, units, smallest) {
@@ -218,13 +224,13 @@ function withUnit(value, units, smallest) {
 const duration = ns => withUnit(ns, UNITS, "ns");
 const size = bytes => (bytes === 1 ? "1 byte" : withUnit(bytes, SIZES, "bytes"));
 const number = value => value.toLocaleString("en");
-const times = value => `${value >= 99.95 ? number(Math.round(value)) : value.toFixed(value < 9.995 ? 2 : 1)}x`;
+const times = value => `${value >= 99.95 ? number(+fixed(value, 0)) : fixed(value, value < 9.995 ? 2 : 1)}x`;
 const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
 
 function share(value) {
   const percent = 100 * value;
   if ((percent > 0 && percent < 1) || (percent > 99 && percent < 100)) return percent < 1 ? "< 1 %" : "> 99 %";
-  return `${percent.toFixed(0)} %`;
+  return `${fixed(percent, 0)} %`;
 }
 
 /** A name as short as it can be told from others: no return type, no template, no namespace. */

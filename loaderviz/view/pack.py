@@ -152,7 +152,7 @@ def pack(
         "v": 1, "title": title, "subtitle": subtitle, "twin": twin, "color": color,
         "window": None if window is None else [int(edge) for edge in window], "axis": None, "height": None,
         "notes": list(_notes(parts, tables)), "names": list(names), "sources": list(sources),
-        "causes": ["", *(cause.words for cause in list(Cause)[1:])], **_looks(), "parts": packed,
+        "causes": ["", *(cause.words for cause in list(Cause)[1:])], **looks(), "parts": packed,
         "rows": rows, "arrows": len(arrows), "codec": "gzip" if compressed else "raw", "columns": told,
     }  # fmt: skip
     return head | more, gzip.compress(body, 6, mtime=0) if compressed else body
@@ -306,7 +306,7 @@ def _body(tables: Mapping[str, Mapping[str, Ints]]) -> tuple[list[Json], bytes]:
 
 
 @cache
-def _looks() -> Json:
+def looks() -> Json:
     """Return all styles: those of the kinds by number, then those of the states."""
     kinds = [
         {

@@ -221,23 +221,26 @@ _PARTS = ("model.js", "draw.js", "chrome.js", "view.js")  # of the module, each 
 _SKIPPED = re.compile(r'("(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`)|/\*.*?\*/|//[^\n]*|(?<=\n)\s+', re.S)
 
 
+EXPLORER = ("emulator.js", "numbers.js", "explorer.js")  # what the explorer's module has more
+
+
 @cache
-def module() -> str:
-    """Return the view's ES module without its comments, its style sheet in it."""
+def module(*more: str) -> str:
+    """Return the view's ES module without its comments, its style sheet in it; `more` are further parts."""
     here = files("loaderviz.view")
-    parts = (here.joinpath(name).read_text(encoding="utf-8") for name in (*_PARTS, "view.css"))
+    parts = (here.joinpath(name).read_text(encoding="utf-8") for name in (*_PARTS, *more, "view.css"))
     *code, looks = (_SKIPPED.sub(lambda found: found[1] or "", part) for part in parts)
     style = json.dumps(looks.replace("\n", "")).replace("</", "<\\/")
     return "".join(code).replace('"__LV_CSS__"', style, 1)
 
 
 @cache
-def loader() -> str:
+def loader(*more: str) -> str:
     """Return the script that a notebook's output ends with: it imports the module once for a page.
 
     It can run twice, so it has no class or const at the top. A page without `blob:` in its policy keeps the still.
     """
-    text = module().encode()
+    text = module(*more).encode()
     code, name = b64encode(gzip.compress(text, 9, mtime=0)).decode(), hashlib.sha256(text).hexdigest()[:16]
     script = files("loaderviz.view").joinpath("load.js").read_text(encoding="utf-8").strip()
     return f"<script>{script % {'code': code, 'name': name}}</script>"
@@ -259,6 +262,17 @@ def element(head: dict[str, Any], body: bytes, still: str, below: str = "", stan
         f'<div class="lv-below" slot="below">{below}</div>'
         f'<script type="application/json" class="lv-head">{data}</script>'
         f'<script type="application/octet-stream" class="lv-body">{b64encode(body).decode()}</script></div>'
+    )
+
+
+def live_element(data: Json, picture: str, title: str, below: str, stands: bool = False) -> str:
+    """Return the explorer's element: a still picture and what stands `below` it (HTML), and the data of its script."""
+    still = f"data:image/svg+xml;base64,{b64encode(picture.encode()).decode()}"
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        f'<div class="lv-explorer" data-lm-suppress-shortcuts="true"{" data-lv-stand" if stands else ""}>'
+        f'<img class="lv-still" alt="{escape(title)}" style="max-width:100%" src="{still}">'
+        f'<div class="lv-below">{below}</div><script type="application/json" class="lv-settings">{text}</script></div>'
     )
 
 
@@ -309,6 +323,7 @@ def _line(timeline: Timeline, finding: Finding, judged: Window) -> Json:
         "title": finding.title,
         "text": finding.evidence,
         "change": finding.change,
+        "open": finding.kind == "late-rank",  # why a rank is late, its rows do not show
         "window": window and [edge - timeline.begin for edge in window],
         "bars": np.sort(spans).tolist(),
     }

@@ -693,21 +693,25 @@ let counter = 0;
 /** Put a view into an element, in place of what is there (but slot="below"). Returns `host.lv`, the hook of tests. */
 export function mount(host, head, bytes, options = {}) {
   const hook = (host.lv = {});
-  hook.ready = decode(head, bytes).then(columns => {
-    if (!counter++) watchHosts();
-    host.classList.add("lv-view");
-    const view = (hook.view = new View(host, head, columns, options));
-    for (const name of SEEN) Object.defineProperty(hook, name, { get: () => view[name] });
-    Object.defineProperty(hook, "columns", { get: () => view.model.columns });
-    for (const name of DONE) hook[name] = view[name].bind(view);
-    let asked = 0;
-    hook.set = async (other, body, more = {}) => { // the last that was asked for wins, however long each unpacks
-      const turn = ++asked, unpacked = await decode(other, body);
-      if (turn === asked) view.load(other, unpacked, more);
-    };
-    return view;
-  });
+  hook.ready = decode(head, bytes).then(columns => begin(host, head, columns, options));
   return hook;
+}
+
+/** The same with columns that are unpacked; returns the view. */
+function begin(host, head, columns, options = {}) {
+  const hook = (host.lv ??= {});
+  if (!counter++) watchHosts();
+  host.classList.add("lv-view");
+  const view = (hook.view = new View(host, head, columns, options));
+  for (const name of SEEN) Object.defineProperty(hook, name, { get: () => view[name] });
+  Object.defineProperty(hook, "columns", { get: () => view.model.columns });
+  for (const name of DONE) hook[name] = view[name].bind(view);
+  let asked = 0;
+  hook.set = async (other, body, more = {}) => { // the last that was asked for wins, however long each unpacks
+    const turn = ++asked, unpacked = await decode(other, body);
+    if (turn === asked) view.load(other, unpacked, more);
+  };
+  return view;
 }
 
 /** Name and describe the host for who does not see it; its still picture is for paper from now on. */
@@ -740,8 +744,11 @@ function standIn(host) {
   look();
 }
 
+const also = []; // what further parts of the module do for a page
+
 /** Mount every view of the document that is still a picture. What cannot be decoded stays the picture it is. */
 export function upgradeAll(root = document) {
+  for (const upgrade of also) upgrade(root);
   for (const host of root.querySelectorAll(".lv-view")) {
     const head = host.querySelector(":scope > .lv-head"), body = host.querySelector(":scope > .lv-body");
     if (host.lv || !head || !body) continue;
@@ -802,6 +809,7 @@ function render({ model, el: place }) {
   return () => hook.view?.destroy();
 }
 
-export default { render };
+const widgets = { render };
+export default widgets;
 
 if (typeof document !== "undefined") upgradeAll();

@@ -85,10 +85,13 @@ class Interactive:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         """Return what stands in for the widget, without a kernel too."""
-        view, below = self.view, paragraph(RUN) + self.static_html()
-        picture = view.svg()
-        html = element(*view.packed(BARS), picture, below, stands=self.widget is not None) + loader()
-        return {"text/html": html, "image/svg+xml": picture, "text/plain": self.text()}
+        picture = self.view.svg()
+        return {"text/html": self._cell(picture), "image/svg+xml": picture, "text/plain": self.text()}
+
+    def _cell(self, picture: str) -> str:
+        """Return the HTML that stands in for the widget, its script with it; `picture` is the still one."""
+        below = paragraph(RUN) + self.static_html()
+        return element(*self.view.packed(BARS), picture, below, stands=self.widget is not None) + loader()
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
@@ -215,13 +218,6 @@ INK, SOFT, LINE, BACK = (
 _MONO = "font-family:var(--jp-code-font-family,monospace);font-size:13px;line-height:1.45"
 _WRAPPED = "white-space:pre-wrap;overflow-wrap:anywhere;padding-left:10ch;text-indent:-10ch"  # goes on below if long
 _CUT = "white-space:pre;overflow:hidden;text-overflow:ellipsis"
-# The page may be served over plain http, where browsers have no clipboard API: then the text is selected and copied.
-_COPY = (
-    "const b=this,p=b.parentElement.parentElement.querySelector('pre'),t=p.textContent,"
-    "d=()=>{b.textContent='copied';setTimeout(()=>b.textContent='copy the code',1500)},"
-    "o=()=>{const s=getSelection();s.selectAllChildren(p);document.execCommand('copy');s.removeAllRanges();d()};"
-    "navigator.clipboard?navigator.clipboard.writeText(t).then(d,o):o()"
-)
 
 
 def numbers(summary: Summary) -> str:
@@ -252,27 +248,6 @@ def paragraph(text: str, label: str = "", live: bool = False) -> str:
 def titled(title: str, html: str) -> str:
     """Return a panel below its title."""
     return f"<b style='font-size:14px'>{escape(title)}</b>{html}"
-
-
-def problem(text: str) -> str:
-    """Return an error that the reader can mend, set apart by a border and the word."""
-    return (
-        f"<p role='alert' style='color:{INK};border-left:4px solid #D55E00;padding:4px 10px;margin:4px 0;"
-        f"font-size:14px'><b>This does not work:</b> {escape(text)}</p>"
-    )
-
-
-def code(text: str, title: str) -> str:
-    """Return source text with a button that copies it."""
-    button = f"<button type='button' class='jupyter-button' onclick=\"{escape(_COPY)}\">copy the code</button>"
-    return (
-        f"<div><div style='display:flex;justify-content:space-between;align-items:center;color:{INK};"
-        f"font-size:14px'><b>{escape(title)}</b>{button}</div>"
-        # a column that is reversed shows its end, where the loop is
-        "<div style='display:flex;flex-direction:column-reverse;max-height:max(374px,46vh);overflow:auto'>"
-        f"<pre tabindex='0' style='{_MONO};font-size:12px;color:{INK};background:{BACK};padding:6px 8px;margin:0;"
-        f"flex:none;overflow:visible;white-space:pre-wrap;overflow-wrap:anywhere'>{escape(text)}</pre></div></div>"
-    )
 
 
 def listing(lines: list[tuple[int, str]], current: int) -> str:

@@ -7,6 +7,9 @@ lv.explore("prefetch", batch_size=256, workers=2)  # or with another lesson, or 
 PyTorch code that they mean, `simulate` the timeline that comes of it. No torch is needed: the loop is
 `emulator.replay`, which obeys the same rules as PyTorch on the emulator. Times are integer nanoseconds, sizes bytes,
 rates bytes a second.
+
+What one touches is `view/explorer.js`, which needs no kernel: it works the same out once more, from the `tables`
+here. A kernel hears of the settings and has their timeline.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import linecache
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path, PurePath
@@ -22,12 +25,15 @@ from typing import Any
 
 from loaderviz import words
 from loaderviz.emulator.hardware import GB, GPUS, Gpu, Host, Parcel, ceil_div
-from loaderviz.emulator.memory import OutOfMemory
 from loaderviz.emulator.replay import LIFETIMES, PRESETS, Batch, Lifetime, LoaderConfig, Replay, launch
 from loaderviz.emulator.runtime import Runtime
 from loaderviz.errors import LoadervizError
-from loaderviz.metrics import Summary, finding, summarize
-from loaderviz.timeline import Timeline
+from loaderviz.export import page
+from loaderviz.files import writable, write
+from loaderviz.metrics import AT_THE_LIMIT, Summary, finding, summarize
+from loaderviz.timeline import Cause, Timeline
+from loaderviz.view.pack import looks
+from loaderviz.view.picture import EXPLORER, live_element, loader
 from loaderviz.widgets import cells
 from loaderviz.widgets.cells import Interactive
 
@@ -45,6 +51,45 @@ _LIMITS = {  # smallest and largest value that makes sense
     "ranks_on_host": (1, 64),
     "depth": (0, 16),
     "steps": (1, 100),
+}
+
+
+WORTH_HIDING = 0.05  # with a copy below this share of the step, overlap cannot pay (Amdahl)
+BUSY = 0.97  # of the time the GPU computes: then nothing else can help
+TEXTS = {  # what is said about settings, here and in the page
+    "resident": "resident on the GPU",
+    "worker": "{workers} worker",
+    "workers": "{workers} workers",
+    "pinned": "pinned",
+    "pageable": "pageable",
+    "non_blocking": "non_blocking",
+    "side": "side stream{policy}",
+    "one_stream": "one stream",
+    "ahead": "{depth} ahead",
+    "ranks": "1 of {ranks_on_host} ranks on the host",
+    "busy": "The GPU computes all the time: only a faster GPU or less work would help.",
+    "rest": "Most of the rest, {share}, is {what}. {remedy}",
+    "small_copy": "The copy is too small a part for overlap to pay.",
+    "hide": "To hide it: {missing}.",
+    "long_copy": "The copy takes longer than the computation.",
+    "launching": "Larger batches or fewer kernels would help; a faster copy would not.",
+    "more_workers": "More workers would help: a batch takes one of them {time}.",
+    "pin_thread": "The one pin thread is the limit: {time} a batch. Smaller samples would help (uint8).",
+    "number": "{name} is {value}; give a whole number from {least} to {most}",
+    "truth": "{name} is {value}; give True or False",
+    "choice": "{name} is {value}; choose from {names}",
+    "no_setting": "no setting {name}; there are {names}",
+    "sets_nothing": "{text} sets nothing",
+    "type": "Type such as: {hint}.",
+    "out_of_memory": "The batches, or the data set, do not fit into the memory of this GPU.",
+    "stays": "The picture still shows the settings before.",
+    "outline": "A setting that you change leaves the picture before as an outline.",
+}
+WAYS = {  # to hide a copy, by the setting
+    "pin": "pinned memory",
+    "non_blocking": "non_blocking",
+    "side_stream": "a side stream",
+    "depth": "a batch copied ahead",
 }
 
 
@@ -81,12 +126,14 @@ class Settings(LoaderConfig):
         for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                raise SettingsError(f"{name} is {value!r}; give a whole number from {least:,} to {most:,}")
+                given = {"name": name, "value": repr(value), "least": f"{least:,}", "most": f"{most:,}"}
+                raise SettingsError(TEXTS["number"].format(**given))
         for name in ("pin", "non_blocking", "side_stream", "resident"):
             if not isinstance(getattr(self, name), bool):
-                raise SettingsError(f"{name} is {getattr(self, name)!r}; give True or False")
+                raise SettingsError(TEXTS["truth"].format(name=name, value=repr(getattr(self, name))))
         if self.lifetime not in LIFETIMES:
-            raise SettingsError(f"lifetime is {self.lifetime!r}; choose from {', '.join(LIFETIMES)}")
+            given = {"name": "lifetime", "value": repr(self.lifetime), "names": ", ".join(LIFETIMES)}
+            raise SettingsError(TEXTS["choice"].format(**given))
         if self.gpu not in GPUS and not is_calibrated(self.gpu):
             raise SettingsError(
                 f"gpu is {self.gpu!r}; choose from {', '.join(sorted(GPUS))}, or give a calibrated file"
@@ -111,23 +158,20 @@ class Settings(LoaderConfig):
     def words(self) -> str:
         """Return the state in one line, as the figure's title has it."""
         size = words.size(self.sample_bytes).replace("bytes", "B")
-        parts = [f"{PurePath(self.gpu).stem.upper()}, {self.batch_size:,} × {size}"]
+        parts = [f"{_short(self.gpu)}, {self.batch_size:,} × {size}"]
         if self.resident:
-            return f"{parts[0]}, resident on the GPU"
-        parts.append(f"{self.workers} worker{'' if self.workers == 1 else 's'}")
-        parts.append("pinned" if self.pin else "pageable")
-        parts += ["non_blocking"] if self.non_blocking else []
+            return f"{parts[0]}, {TEXTS['resident']}"
+        told = ["worker" if self.workers == 1 else "workers", "pinned" if self.pin else "pageable"]
+        told += ["non_blocking"] * self.non_blocking + ["side" if self.side_stream else "one_stream"]
+        told += ["ahead"] * (self.depth > 0) + ["ranks"] * (self.ranks_on_host > 1)
         policy = "" if self.lifetime == "consumer" else f" ({self.lifetime})"
-        parts.append(f"side stream{policy}" if self.side_stream else "one stream")
-        parts += [f"{self.depth} ahead"] if self.depth else []
-        parts += [f"1 of {self.ranks_on_host} ranks on the host"] if self.ranks_on_host > 1 else []
-        return ", ".join(parts)
+        return ", ".join([*parts, *(TEXTS[name].format(policy=policy, **vars(self)) for name in told)])
 
     def change(self, **values: Any) -> Settings:
         """Return the settings with some values changed. Raises `SettingsError`, with the names that exist."""
         known = [entry.name for entry in fields(self)]
         if unknown := values.keys() - set(known):
-            raise SettingsError(f"no setting {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+            raise SettingsError(TEXTS["no_setting"].format(name=", ".join(sorted(unknown)), names=", ".join(known)))
         return replace(self, **values)
 
 
@@ -140,6 +184,47 @@ def rates_of(gpu: str) -> dict[str, int]:
     """Return the link's rates of a GPU preset [bytes/s], as settings."""
     preset = Gpu.preset(gpu)
     return {"pinned_rate": preset.h2d, "pageable_rate": preset.pageable}
+
+
+def tables(*gpus: str) -> dict[str, Any]:
+    """Return what the explorer's page takes from Python, for JSON: machines, presets, limits, looks, texts.
+
+    The GPUs are all presets, and these calibrated files.
+
+    >>> tables()["gpus"]["t4"]["memory"]  # bytes
+    16000000000
+    """
+    machines = {name: Gpu.preset(name) for name in sorted({*GPUS, *gpus})}
+    return {
+        "gpus": {name: _plain(gpu) | {"short": _short(name)} for name, gpu in machines.items()},
+        "host": _plain(Host.preset(HOST)),
+        "causes": ["", *(cause.words for cause in list(Cause)[1:])],
+        "lifetimes": {name: policy._asdict() for name, policy in LIFETIMES.items()},
+        "presets": PRESETS,
+        "settings": asdict(Settings()),
+        "limits": _LIMITS,
+        "samples": SAMPLES,
+        "program": _PROGRAM,
+        "texts": TEXTS,
+        "rests": _WORDS,
+        "ways": WAYS,
+        "busy": BUSY,
+        "worth_hiding": WORTH_HIDING,
+        "at_the_limit": AT_THE_LIMIT,
+        "looks": looks(),
+        "frame": FRAME,
+    }
+
+
+def _plain(machine: Gpu | Host) -> dict[str, Any]:
+    """Return the numbers of a machine, and of two classes of kernels what the smallest takes, and their bandwidth."""
+    kinds = {kind: machine.kernels[kind][:2] for kind in ("elementwise", "gather")} if isinstance(machine, Gpu) else {}
+    numbers = {name: value for name, value in vars(machine).items() if isinstance(value, int) or name == "name"}
+    return numbers | ({"kernels": kinds} if kinds else {})
+
+
+def _short(gpu: str) -> str:
+    return PurePath(gpu).stem.upper()
 
 
 # The code
@@ -192,7 +277,7 @@ def program_of(settings: Settings) -> Listing:
         samples=SAMPLES,
         took=words.duration(settings.compute),
         inner="    " if ahead else "",
-        seconds=settings.fetch_per_sample / 1e9,
+        seconds=f"{settings.fetch_per_sample / 1e9:g}",
         pinned=", pin_memory=True" if settings.pin else "",
         shape=f'{settings.batch_size}, {settings.sample_bytes}, dtype=torch.uint8, device="cuda"',
         buffers=depth + 1,
@@ -248,8 +333,7 @@ class _Work:
 # The explorer
 
 # px of the view's lanes, however many there are, so that nothing jumps; more where the window has more than is beside
-LOOKS = {"compact": True, "height": 260, "beside": 560}
-WORTH_HIDING = 0.05  # with a copy below this share of the step, overlap cannot pay (Amdahl)
+FRAME = {"compact": True, "height": 260, "beside": 560}
 
 
 def explore(
@@ -293,7 +377,10 @@ def explore(
 
 
 class Explorer(Interactive):
-    """Controls, one live view, numbers, code. `settings` and `timeline` are the present ones."""
+    """Controls, one live view, numbers, code. `settings` and `timeline` are the present ones.
+
+    The page works out by itself what it shows; `widget`, where there is one, tells of the settings.
+    """
 
     def __init__(self, settings: Settings, name: str | None = None) -> None:
         super().__init__("explorer", name)
@@ -301,19 +388,26 @@ class Explorer(Interactive):
         self._build()
 
     def set(self, **settings: Any) -> None:
-        """Change settings by name, as a slider does. Raises `SettingsError`."""
-        changed = self.settings.change(**settings)
-        if self.widget is None:
-            self._work_out(changed)
-        else:
-            self.controls.set(changed)
+        """Change settings by name, as a slider does. Raises `SettingsError` and `OutOfMemory`; then nothing changes."""
+        self._work_out(self.settings.change(**settings))
+        if self.widget is not None:
+            with self.widget.hold_sync():
+                self.widget.tables = tables(self.settings.gpu)
+                self.widget.settings = asdict(self.settings)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the explorer as one page, which needs neither kernel nor network; return its path.
+
+        Raises `NoFolderError` when the folder does not exist.
+        """
+        return write(writable(path), page(self._element(self.view.svg()), "loaderviz: the explorer", *EXPLORER))
 
     def text(self) -> str:
         """Return the picture in words."""
         return f"{self.settings.words()}: {finding(self.summary)}. {advice(self.settings, self.summary)}"
 
     def static_html(self) -> str:
-        """Return state, numbers and code, for a place without widgets."""
+        """Return state, numbers and code, for a place without scripts."""
         numbers = cells.numbers(self.summary)
         return f"{cells.paragraph(self.text())}{numbers}<pre>{escape(self.program.text)}</pre>"
 
@@ -329,60 +423,40 @@ class Explorer(Interactive):
         program.remember()
 
     def _html(self) -> dict[str, str]:
-        return {
-            "numbers": cells.numbers(self.summary),
-            "code": cells.code(self.program.text, "The code that this means"),
-            "words": cells.paragraph(self.text(), "In words:", live=True),
-        }
+        return {}
+
+    def _element(self, picture: str) -> str:
+        """Return the explorer as HTML: a still picture, words and code, until its script takes their place."""
+        data = {"tables": tables(self.settings.gpu), "settings": asdict(self.settings)}
+        return live_element(data, picture, self.view.heading, self.static_html(), stands=self.widget is not None)
+
+    def _cell(self, picture: str) -> str:
+        return self._element(picture) + loader(*EXPLORER)
 
     def _assembled(self) -> Any:
-        import ipywidgets as widgets
+        from loaderviz.widgets.controls import LiveExplorer
 
-        from loaderviz.widgets.controls import Controls, LiveView
+        widget = LiveExplorer(tables=tables(self.settings.gpu), settings=asdict(self.settings))
+        widget.observe(lambda change: self._changed(change["new"]), "settings")
+        return widget
 
-        self._axis = self.timeline.duration
-        self._live = LiveView(self.view, axis=self._axis, **LOOKS)
-        self.controls = Controls(self.settings, self._changed)
-        self._live.options = {"difference": "A setting that you change leaves the picture before as an outline."}
-        numbers, code, text = self._panels.values()
-        self._live.layout = {"flex": "5 1 420px", "min_width": "0"}
-        code.layout = {"flex": "3 1 320px", "min_width": "0"}
-        row = widgets.HBox([self._live, code], layout={"flex_flow": "row wrap", "grid_gap": "0 12px"})
-        return widgets.VBox([self.controls.box, numbers, row, text])
-
-    def _changed(self, settings: Settings) -> None:
-        former = self.summary
-        try:
+    def _changed(self, values: dict[str, Any]) -> None:
+        """The page has other settings, of which it has worked out that they fit."""
+        if (settings := Settings(**values)) != self.settings:
             self._work_out(settings)
-        except (OutOfMemory, SettingsError) as error:
-            self._panels["words"].value = cells.problem(f"{error} The picture still shows the settings before.")
-            return
-        self._axis = max(self._axis, self.timeline.duration)  # fixed, so that lengths can be compared
-        self._live.become(self.view, difference(former, self.summary), axis=self._axis, **LOOKS)
-        self._write()
-
-
-def difference(former: Summary, summary: Summary) -> str:
-    """Say how the step has changed, for the outline of the former picture."""
-    if not former.step or not summary.step:
-        return ""
-    faster = former.step / summary.step
-    change = f"{words.times(faster)} as fast" if faster > 1 else f"{words.times(1 / faster)} slower"
-    if 0.995 < faster < 1.005:
-        change = "as fast as before"
-    return f"{words.duration(summary.step)} a step instead of {words.duration(former.step)}: {change}"
 
 
 def advice(settings: Settings, summary: Summary) -> str:
     """Say in one sentence what the loop waits for, and what would change it; from the numbers of the timeline."""
-    if (summary.compute_share or 0) >= 0.97:
-        return "The GPU computes all the time: only a faster GPU or less work would help."
+    if (summary.compute_share or 0) >= BUSY:
+        return TEXTS["busy"]
     causes = {name: time for name, time in summary.breakdown.items() if name != "compute"}
     if not causes:
         return ""
     cause = max(causes, key=lambda name: causes[name])
     share = words.share(causes[cause] / summary.window)
-    return f"Most of the rest, {share}, is {_WORDS.get(cause, cause)}. {_remedy(cause, settings, summary)}".rstrip()
+    remedy = _remedy(cause, settings, summary)
+    return TEXTS["rest"].format(share=share, what=_WORDS.get(cause, cause), remedy=remedy).rstrip()
 
 
 _WORDS = {
@@ -400,27 +474,16 @@ _WORDS = {
 def _remedy(cause: str, settings: Settings, summary: Summary) -> str:
     if cause == "copy exposed":
         if (summary.copy_share or 0) < WORTH_HIDING:
-            return "The copy is too small a part for overlap to pay."
-        missing = [
-            what
-            for has, what in (
-                (settings.pin, "pinned memory"),
-                (settings.non_blocking, "non_blocking"),
-                (settings.side_stream, "a side stream"),
-                (settings.depth > 0, "a batch copied ahead"),
-            )
-            if not has
-        ]
-        return f"To hide it: {', '.join(missing)}." if missing else "The copy takes longer than the computation."
+            return TEXTS["small_copy"]
+        missing = [words for name, words in WAYS.items() if not getattr(settings, name)]
+        return TEXTS["hide"].format(missing=", ".join(missing)) if missing else TEXTS["long_copy"]
     if cause.startswith("idle: host in"):
-        return "Larger batches or fewer kernels would help; a faster copy would not."
+        return TEXTS["launching"]
     if cause.endswith("waiting for data"):
         host, parcel = Host.preset(HOST), Parcel(1, settings.nbytes)
         pinning = host.receiving(parcel) + (host.pinning(settings.nbytes) if settings.pin else 0)
         fetching = settings.fetch_time + host.sending(parcel)
         if fetching / max(1, settings.workers) >= pinning:
-            return f"More workers would help: a batch takes one of them {words.duration(fetching)}."
-        return (
-            f"The one pin thread is the limit: {words.duration(pinning)} a batch. Smaller samples would help (uint8)."
-        )
+            return TEXTS["more_workers"].format(time=words.duration(fetching))
+        return TEXTS["pin_thread"].format(time=words.duration(pinning))
     return ""

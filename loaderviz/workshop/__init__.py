@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from loaderviz.imports import fork_workers
 from loaderviz.workshop import articles, break_it
-from loaderviz.workshop.exercises import Exercise, ExerciseError, Note, Outcome, Prediction, predict
+from loaderviz.workshop.exercises import Exercise, ExerciseError, Note, Outcome, Prediction, predict, say
 from loaderviz.workshop.lessons import (
     capstone,
     claims,
@@ -42,7 +42,7 @@ def exercise(number: str) -> Exercise:
     '3.1 Copy under the work'
     """
     if number not in EXERCISES:
-        raise ExerciseError(f"there is no exercise {number!r}; there are {', '.join(EXERCISES)}")
+        raise ExerciseError(say("no-exercise", number=number, known=say("comma").join(EXERCISES)))
     return EXERCISES[number]
 
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from loaderviz import words
-from loaderviz.workshop.exercises import ExerciseError, Note, Prediction, function_of, say
+from loaderviz.workshop.exercises import ExerciseError, Note, Prediction, counted, function_of, say
 from loaderviz.workshop.lessons import suspects
 from loaderviz.workshop.lessons.lesson05 import Trial, try_out
 
@@ -92,7 +91,7 @@ def deal(seed: int) -> list[SuspectCard]:
 def points(cards: Sequence[SuspectCard]) -> Note:
     """Return how many of the cards were named rightly, and what was in each that got an answer."""
     said = [card for card in cards if card.choice is not None]
-    right, answers = sum(card.right for card in said), words.count(len(said), "answer")
+    right, answers = sum(card.right for card in said), counted(len(said), "answer")
     lines = [say("cards-right", right=right, answers=answers, cards=len(cards))]
     for card in said:
         kind = found(card.trial)
@@ -124,8 +123,7 @@ class Room:
         """
         lucky = try_out(loader, copies="eager")
         if wrong := lucky.right.count(False):
-            said = f"{name}: it must look right. On a lucky day {words.count(wrong, 'batch')} of {len(lucky.right)} "
-            raise ExerciseError(f"{said}have wrong numbers: every test would find that")
+            raise ExerciseError(say("looks-wrong", name=name, wrong=counted(wrong, "batch"), all=len(lucky.right)))
         self.entries[name] = Entry(try_out(loader))
         return Note(say("taken", name=name, count=len(lucky.right)))
 
@@ -133,9 +131,8 @@ class Room:
         """Note how many say which kind. Raises `ExerciseError` for a name or a kind that there is not."""
         for what, known in (({name}, self.entries), (set(votes), KINDS)):
             if unknown := what - set(known):
-                raise ExerciseError(
-                    f"vote(): there is no {sorted(unknown)[0]!r}; there is {', '.join(known) or 'none'}"
-                )
+                there_is = ", ".join(known) or say("none-there")
+                raise ExerciseError(say("no-vote", unknown=sorted(unknown)[0], known=there_is))
         self.entries[name].votes = dict(votes)
 
     def judge(self) -> Any:
@@ -146,6 +143,7 @@ class Room:
         for name, entry in self.entries.items():
             kind = found(entry.trial)
             right, cast = entry.votes.get(kind, 0), sum(entry.votes.values())
-            rows[name] = {"the detector": kind, "right votes": f"{right} of {cast}"}
-            rows[name] |= {"points of the pair": 0 if kind == NOTHING else cast - right, "points of the room": right}
+            votes, pair = say("some-of-all", some=right, all=cast), 0 if kind == NOTHING else cast - right
+            heads = map(say, ("the detector", "right votes", "points of the pair", "points of the room"))
+            rows[name] = dict(zip(heads, (kind, votes, pair, right), strict=True))
         return pd.DataFrame(rows.values(), index=list(rows))

@@ -47,31 +47,20 @@ def in_language(texts: Mapping[str, Any]) -> Any:
     return texts.get(os.environ.get("LOADERVIZ_LANGUAGE", "en"), texts.get("en", texts))
 
 
-class Said(str):
-    """A text in the learner's language, which knows its English: a sentence without a translation is English whole."""
-
-    english: str
-
-    @classmethod
-    def of(cls, text: str, english: str) -> Said:
-        """Return a text with its English."""
-        said = cls(text)
-        said.english = english
-        return said
-
-    def __add__(self, other: str) -> Said:
-        return self.of(str(self) + other, self.english + getattr(other, "english", other))
-
-
-def say(key: str, **values: object) -> Said:
+def say(key: str, **values: object) -> str:
     """Return a text of texts.toml with its values, in the learner's language.
 
     >>> say("in-line", line=7)
     ' in line 7 of your code'
     """
-    english = SAID[key]["en"].format(**{name: getattr(value, "english", value) for name, value in values.items()})
-    text = in_language(SAID[key])
-    return Said.of(english if text == SAID[key]["en"] else text.format(**values), english)
+    text: str = in_language(SAID[key])
+    return text.format(**values)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return how many in the learner's language: "1 worker", "2 workers"; `noun` is a key of texts.toml."""
+    said = say(noun)
+    return words.count(number, noun) if said == noun else f"{number:,} {said}"
 
 
 def function_of(source: str, names: Mapping[str, Any]) -> Callable[..., Any]:
@@ -150,7 +139,7 @@ class Exercise:
         last = len(self.hints)
         number = min(self._next_hint + 1, last) if number is None else number
         if not 1 <= number <= last:
-            raise ValueError(f"hint({number}): this exercise has the hints 1 to {last}")
+            raise ValueError(say("no-hint", number=number, last=last))
         self._next_hint = max(self._next_hint, number)
         after = say("last-hint" if number == last else "next-hint", name=self.name)
         return Note(say("hint", number=number, last=last, hint=self.hints[number - 1], after=after))
@@ -165,10 +154,10 @@ class Exercise:
         Raises `ExerciseError` before the first check.
         """
         if (last := self.last) is None:
-            raise ExerciseError(f"nothing was checked yet: call {self.name}.check(...) first, then show()")
+            raise ExerciseError(say("nothing-checked", name=self.name))
         if last.timeline is None:
-            return Note(f"{last.title} · {last.status} · {last.score or last.message}\n\n{say('no-picture')}")
-        short = f"{say('exercise-number', number=self.number)} · {last.status}"
+            return Note(f"{last.title} · {say(last.status)} · {last.score or last.message}\n\n{say('no-picture')}")
+        short = f"{say('exercise-number', number=self.number)} · {say(last.status)}"
         long = f"{short} · {last.score}"  # what the check said beyond one line stands below the check
         return last.timeline.view(title=long if last.score and len(long) <= TITLE_LETTERS else short)
 
@@ -190,7 +179,7 @@ class Exercise:
                 return self._crashed(error, again)
             more = say("stuck", name=self.name, again=again)
             return Outcome("not yet", self.title, error.fact, error.rule, "", error.score, more, error.timeline)
-        return Outcome("passed", self.title, say("passed"), score=score.text, timeline=score.timeline)
+        return Outcome("passed", self.title, say("well-done"), score=score.text, timeline=score.timeline)
 
     def _must_be_callable(self, answer: Any) -> None:
         call = f"{self.name}.check(your_function)"
@@ -207,7 +196,7 @@ class Exercise:
             raise Crashed(say("other-arguments", call=called, signature=signature)) from None
 
     def _crashed(self, error: Exception, again: str) -> Outcome:
-        line, said = line_of(error), f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+        line, said = line_of(error), f"{type(error).__name__}: {str(error).strip() or say('no-message')}"
         if isinstance(error, NameError) and error.name == BLANK:
             return self._not_attempted(say("blank", blank=BLANK, line=line or say("your-code")))
         message = say("stopped", said=said)
@@ -216,7 +205,7 @@ class Exercise:
             message = say("at-the-end")
         elif IN_WORKER in said:
             theirs = [found for found in FRAME.findall(said) if is_theirs(found[0])]
-            line = (f"line {theirs[-1][1]}: {theirs[-1][2].strip()}".removesuffix(": ") if theirs else "") or line
+            line = _line(theirs[-1][1], theirs[-1][2].strip()) if theirs else line
             last = said.strip().splitlines()[-1]
             message = say("cuda-in-worker" if "in forked subprocess" in last else "stopped-in-worker", said=last)
         more = say("repair", what=say("this-line" if line else "it"), again=again)
@@ -228,7 +217,7 @@ class Exercise:
 
 def sentence(text: str) -> str:
     """Return a text with a capital and one full stop."""
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+    return say("sentence", text=f"{text[:1].upper()}{text[1:].rstrip('.。')}")
 
 
 def check_of(number: str) -> Callable[[Measure], Exercise]:
@@ -315,13 +304,13 @@ class Outcome:
         return self.status == "passed"
 
     def __repr__(self) -> str:
-        headline = f"{SIGNS[self.status]} {self.status.upper()} · {self.title}"
+        headline = f"{SIGNS[self.status]} {say(self.status).upper()} · {self.title}"
         line = say("in-your-code", line=self.line) if self.line else ""
         rule = say("rule", rule=self.rule) if self.rule else ""
         return "\n  ".join(filter(None, (headline, self.message, line, rule, self.score, self.following)))
 
     def _repr_markdown_(self) -> str:
-        headline = f"**{SIGNS[self.status]} {self.status.capitalize()}** · {words.markdown(self.title)}"
+        headline = f"**{SIGNS[self.status]} {say(self.status).capitalize()}** · {words.markdown(self.title)}"
         line = say("in-your-code", line=f"`{self.line}`") if self.line else ""
         rule = say("rule-marked", rule=words.markdown(self.rule)) if self.rule else ""
         parts = (
@@ -392,7 +381,7 @@ def left_open(answer: Any) -> str:
     if not lines:
         return ""
     code = source.splitlines()[min(lines) - 1].split("#")[0].strip()
-    return f"line {first + min(lines) - 1}: `{code}`"
+    return _line(first + min(lines) - 1, f"`{code}`")
 
 
 def is_unchanged(answer: Any, starter: str) -> bool:
@@ -406,8 +395,11 @@ def line_of(error: BaseException) -> str:
     theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if is_theirs(frame.filename)]
     if not theirs:
         return ""
-    text = (theirs[-1].line or "").strip()
-    return f"line {theirs[-1].lineno}: {text}" if text else f"line {theirs[-1].lineno}"
+    return _line(theirs[-1].lineno, (theirs[-1].line or "").strip())
+
+
+def _line(number: object, code: str) -> str:
+    return say("line" if code else "line-number", number=number, code=code)
 
 
 def is_theirs(file: str) -> bool:
@@ -444,7 +436,7 @@ def explain_cuda(shell: Any) -> None:
         if not NO_CUDA.search(str(error)):
             shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
             return
-        where = line_of(error) or "this cell"
+        where = line_of(error) or say("this-cell")
         print(say("cuda-outside", where=where), file=sys.stderr)
 
     shell.set_custom_exc((AssertionError, RuntimeError), shown)
@@ -484,9 +476,9 @@ class Prediction:
     def __init__(self, question: str, choices: Sequence[str], answer: Answer, why: str = "") -> None:
         self.question, self.choices, self.why = str(question), tuple(map(str, choices)), str(why)
         if len(self.choices) < 2:
-            raise ExerciseError(f"predict() needs at least two choices, got {list(self.choices)}")
+            raise ExerciseError(say("two-choices", choices=list(self.choices)))
         if len(set(self.choices)) != len(self.choices):
-            raise ExerciseError(f"the choices must differ from each other: {list(self.choices)}")
+            raise ExerciseError(say("equal-choices", choices=list(self.choices)))
         self._answer = answer
         if not callable(answer):
             self._one_of(answer, "answer")
@@ -524,7 +516,7 @@ class Prediction:
         return self.choice == self._right_one()
 
     def _right_one(self) -> str:
-        return self._one_of(self._answer() if callable(self._answer) else self._answer, "the answer")
+        return self._one_of(self._answer() if callable(self._answer) else self._answer, say("the-answer"))
 
     def __repr__(self) -> str:
         chosen = (">" if text == self.choice else " " for text in self.choices)
@@ -568,10 +560,8 @@ class Prediction:
             return self.choices[value - 1]
         if isinstance(value, str) and value in self.choices:
             return value
-        raise ExerciseError(
-            f"{what}: {value!r} is none of the choices; give one of {list(self.choices)}, or a number from 1 to "
-            f"{len(self.choices)}"
-        )
+        choices, last = list(self.choices), len(self.choices)
+        raise ExerciseError(say("no-choice", what=what, value=value, choices=choices, last=last))
 
 
 predict = Prediction  # what a lesson calls

@@ -32,7 +32,7 @@ from loaderviz.recording import record
 from loaderviz.timeline import Cause, Kind, Span, Timeline
 from loaderviz.workshop import diagnosis
 from loaderviz.workshop.diagnosis import Fact, at, stretch
-from loaderviz.workshop.exercises import NotYet, Score, learners_code, say, sentence
+from loaderviz.workshop.exercises import NotYet, Score, counted, learners_code, say, sentence
 
 # The machine, and what can be known about a run before it runs: its limit
 
@@ -146,11 +146,11 @@ def warm_up() -> None:
     PyTorch hands out its 32 side streams in turn (R15), so the next `torch.cuda.Stream()` is one of these. Without it
     the first batches would cost the host a cudaMalloc each (R13). Call it inside a recording.
     """
+    session = Session.running("the warm-up of an exercise")
     for stream in [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(POOL_STREAMS))]:
         with torch.cuda.stream(stream):
-            kept = [torch.empty(2**20, dtype=torch.uint8, device="cuda") for _ in range(WARM_BLOCKS)]
-            kept.append(torch.empty(2 * 2**20, dtype=torch.uint8, device="cuda"))
-            del kept
+            for block in [session.allocate(nbytes) for nbytes in (*[2**20] * WARM_BLOCKS, 2 * 2**20)]:
+                session.pool.free(block)
     torch.cuda.synchronize()
 
 
@@ -182,7 +182,7 @@ class Data:
         """Return fresh images `[N, FEATURES]`, and labels of which each is another one, so that it names its sample."""
         generator, count = generator_of(chance), sum(sizes)
         images = torch.randint(below, (count, FEATURES), generator=generator, dtype=torch.int32).to(dtype)
-        labels = torch.randperm(2**20, generator=generator)[:count] + chance.randrange(2**20)
+        labels = torch.randperm(max(count, 2**13), generator=generator)[:count] + chance.randrange(2**20)
         return cls(images, labels, sizes, chance)
 
     @property
@@ -330,7 +330,7 @@ class LoaderRun:
         usual = sorted(ahead[: max(1, len(ahead) - most)])  # in the end there are no later ones
         if not least <= max(ahead) <= most or usual[len(usual) // 2] < least:
             number = ahead.index(max(ahead) if max(ahead) > most else usual[len(usual) // 2])
-            later = words.count(ahead[number], "later batch")
+            later = counted(ahead[number], "later batch")
             fact = say("ahead-wanted" if least else "ahead-allowed", batch=number, later=later, least=least, most=most)
             raise self.not_yet(fact, say("bounded"))
 
@@ -388,7 +388,7 @@ class LoaderRun:
         """Raise `NotYet` at the first race that was found."""
         for hazard in self.hazards:
             key, count = "hazards" if len(self.hazards) > 1 else "hazard", len(self.hazards)
-            raise self.not_yet(say(key, count=count, line=hazard.line, fix=hazard.fix), hazard.rule)
+            raise self.not_yet(say(key, count=count, hazard=hazard), hazard.rule)
 
     def limit(self, hidden: int = HIDDEN, scale: int = 1, more: int = 0) -> int:
         """Return the `pipeline_limit` [ns] of pinned batches; each needs `more` ns on the GPU beside its work."""

@@ -55,9 +55,7 @@ def make_batches(size: int = 2048, count: int = WARM_UP + STEPS) -> list[Batch]:
     """
     images, labels = mnist.tensors(train=True)
     if size < 1 or count < 1 or size * count > len(images):
-        raise ExerciseError(
-            f"make_batches({size}, {count}): give two numbers from 1, with size * count <= {len(images)}"
-        )
+        raise ExerciseError(say("batches-wanted", size=size, count=count, most=len(images)))
     pairs = zip(images.split(size), labels.split(size), strict=True)
     return [(x.float() / 255, y) for (x, y), _ in zip(pairs, range(count), strict=False)]
 
@@ -137,7 +135,5 @@ def show_code(*functions: Callable[..., Any]) -> Note:
         try:
             sources.append(textwrap.dedent(inspect.getsource(function)).strip())
         except (OSError, TypeError):
-            raise ExerciseError(
-                f"show_code({function!r}): Python has no source of it; give a function or class"
-            ) from None
+            raise ExerciseError(say("no-source", function=function)) from None
     return Note("", "\n\n\n".join(sources))

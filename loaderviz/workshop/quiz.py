@@ -45,7 +45,8 @@ def score(asked: Sequence[Question]) -> Note:
 def _cause(chance: random.Random) -> Question:
     cause = chance.choice(lesson07.CAUSES)
     timeline = lesson07.training(cause, chance.getrandbits(32))
-    return Question(timeline, say("which-cause"), lesson07.CAUSES, cause)
+    choices = [*map(say, ("cause-data", "cause-copy", "cause-stream", "none-of-it"))]
+    return Question(timeline, say("which-cause"), choices, choices[lesson07.CAUSES.index(cause)])
 
 
 def _hidden(chance: random.Random) -> Question:

@@ -198,7 +198,7 @@ def test_host_costs():
     published = 112_000  # ns for 4 MB: PyTorch tutorial pinmem_nonblock
     assert Host.preset("workstation").pin_time(4 * 2**20) == pytest.approx(published, rel=0.01)
     # The pin thread keeps up with staging. An H100's copies were measured in a server of its own, with faster memory.
-    for each, gpu in itertools.product(HOSTS.values(), (gpu for gpu in GPUS.values() if not gpu.pageable_d2h)):
+    for each, gpu in itertools.product(HOSTS.values(), (gpu for gpu in GPUS.values() if not gpu.pageable_cached)):
         assert each.work_time(2 * 10**9) <= 10**18 // gpu.pageable
     assert host.page_lock_time(0) == host.page_lock_base
     assert host.page_lock_time(2**30) == host.page_lock_base + host.page_lock_per_gib
@@ -258,3 +258,13 @@ def test_multiprocessors_are_those_of_nvidias_table():
     rows = {gpu.capability: hardware.Multiprocessor.of("", gpu.capability) for gpu in GPUS.values()}
     assert {capability: row.shared for capability, row in rows.items()} == shared
     assert set(hardware.DATA["gpu"]["capabilities"]) == {"{}.{}".format(*capability) for capability in rows}
+
+
+def test_what_a_card_copies_to_pageable_memory_is_published_or_said_to_be_assumed():
+    published = {name: gpu for name, gpu in GPUS.items() if gpu.pageable_d2h}
+    assert {"t4", "4090", "h100"} <= published.keys()
+    assert GPUS["4090"].pageable_d2h < GPUS["4090"].pageable < GPUS["4090"].h2d < GPUS["4090"].d2h
+    for name, gpu in GPUS.items():
+        assert ("assumed" not in gpu.source("pageable_d2h")) <= (name in published)
+    assert GPUS["t4"].source("pageable_d2h").startswith("assumed from: ")  # its link is another card's
+    assert "976" in GPUS["4090"].source("pageable_d2h")

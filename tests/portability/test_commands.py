@@ -27,7 +27,8 @@ def said(path):
 
 @pytest.mark.parametrize("path", [*TEXTS, *SOURCES, *DATA], ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_its_commands_have_double_quotes_and_activate_nothing(path):
-    assert [found[0] for rule in (SINGLE, ACTIVATES) for found in rule.finditer(said(path))] == []
+    text = said(path)
+    assert [found[0] for rule in (SINGLE, ACTIVATES) for found in rule.finditer(text)] == []
 
 
 @pytest.mark.parametrize(

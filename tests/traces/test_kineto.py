@@ -788,3 +788,23 @@ def test_a_graph_is_said_to_be_captured_only_where_that_is_seen(tmp_path, captur
     told = next(each for each in advice if each.kind == "work-not-seen").evidence
     assert "29 of 39 launches have no work on the GPU: a CUDA graph is captured" in told
     assert ("or the profiler lost their work" in told) is not captured
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("lost", [0, 2, 4])  # of five launches a step
+def test_where_most_work_was_lost_nothing_else_comes_first(tmp_path, lost, captured):
+    """The loop waits for data; what it could gain is not known unless it is seen why launches have no work."""
+    events, kernel = [call("cudaStreamBeginCapture", BASE, 5, 900)] if captured else [], 0
+    for step in range(10):
+        at = BASE + 1_000 * step
+        events += [
+            note(f"ProfilerStep#{step}", at, 1_000),
+            op("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", at, 700),
+        ]
+        for n in range(5):
+            kernel += 1
+            events.append(call("cudaLaunchKernel", at + 710 + 50 * n, 5, kernel))
+            events += [work("gemm", at + 720 + 50 * n, 45, kernel)] if n >= lost else []
+    kinds = [finding.kind for finding in advise(read_events(tmp_path, *events))]
+    assert ("work-not-seen" in kinds) is (lost == 4) and "waiting-for-data" in kinds
+    assert kinds[0] == ("work-not-seen" if lost == 4 and not captured else "waiting-for-data")

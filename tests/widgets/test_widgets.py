@@ -1,7 +1,10 @@
 """The widgets without a kernel and without a browser: setting a value redraws, words and numbers follow."""
 
+import json
+import re
 import runpy
 import sys
+from dataclasses import asdict
 from html import escape
 
 import factory
@@ -10,101 +13,66 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderviz import record, summarize, words
+from loaderviz import record, summarize
+from loaderviz.emulator.memory import OutOfMemory
 from loaderviz.emulator.replay import PRESETS
 from loaderviz.metrics import MetricsError, NotATimelineError
 from loaderviz.timeline import ArrowKind, Kind
 from loaderviz.view import ViewError
 from loaderviz.widgets import Settings, SettingsError, cells, explore, state_at, step_through, viewer
-from loaderviz.widgets.controls import SMALL, LiveView
-from loaderviz.widgets.explorer import program_of, simulate
+from loaderviz.widgets.controls import LiveExplorer, LiveView
+from loaderviz.widgets.explorer import program_of, simulate, tables
 from loaderviz.widgets.stepper import events
 
 WIDGET = cells.WIDGET
 
 
-def test_values_can_be_typed_also_those_that_no_slider_offers():
-    explorer = explore()
-    controls = explorer.controls
-    controls.typed.value = "workers=3, batch_size=1000"
-    assert (explorer.settings, controls.typed.value) == (Settings(workers=3, batch_size=1000), "")
-    assert (controls["batch_size"].label, controls["workers"].value) == ("1,000", 3)
-    for wrong, said in {"wokers=3": "no setting wokers", "3": "sets nothing", "workers=": "line 1)",
-                        "workers=-1": "workers"}.items():  # fmt: skip
-        controls.typed.value = wrong
-        assert said in controls.refused.value
-        assert explorer.settings == Settings(workers=3, batch_size=1000)
-    controls.typed.value = "pin=True"
-    assert controls.refused.value == ""
+def moved(explorer, **changed):
+    """What the page does when one of its controls has moved."""
+    explorer.widget.settings = asdict(explorer.settings.change(**changed))
 
 
-def test_each_change_redraws_view_numbers_words_and_code():
+def test_python_has_the_timeline_of_what_the_page_says_it_shows():
     explorer = explore()
     for name, value in [("batch_size", 256), ("side_stream", True), ("depth", 3), ("pin", True), ("non_blocking", True),
                         ("resident", True), ("resident", False), ("gpu", "t4"), ("workers", 7)]:  # fmt: skip
-        explorer.controls[name].value = value
+        moved(explorer, **{name: value})
         assert (getattr(explorer.settings, name), explorer.timeline) == (value, simulate(explorer.settings))
-        head, body = explorer.view.packed(small=SMALL)
-        assert explorer._live.body == body
-        assert {key for key in head if explorer._live.head[key] != head[key]} == {"height", "axis"}, name
-        shown = {panel: explorer._panels[panel].value for panel in ("numbers", "words", "code")}
-        assert shown["numbers"] == cells.numbers(summarize(explorer.timeline))
-        assert shown["code"] == cells.code(program_of(explorer.settings).text, "The code that this means")
-    assert "7 workers, pinned" in head["title"] and "7 workers, pinned" in shown["words"]
-    assert "num_workers=7, pin_memory=True" in shown["code"]
+        assert explorer.summary == summarize(explorer.timeline)
+        assert explorer.program == program_of(explorer.settings)
+    assert "7 workers, pinned" in explorer.view.heading and "7 workers, pinned" in explorer.text()
+    assert "num_workers=7, pin_memory=True" in explorer.program.text
 
 
-def test_the_former_setting_stays_as_an_outline_on_an_axis_of_one_length():
-    explorer = explore()
-    axis = explorer._live.head["axis"]
-    assert axis == explorer.timeline.duration
-    explorer.controls.buttons["prefetch"].click()
-    assert explorer._live.head["axis"] == axis > explorer.timeline.duration
-    assert explorer._live.options["keep"]
-    assert explorer._live.options["difference"].startswith(
-        f"{words.duration(explorer.summary.step)} a step instead of "
-    )
-
-
-def test_a_lesson_is_one_click_and_one_redraw():
+def test_what_python_sets_the_page_gets():
     explorer = explore(workers=3)
     for name, preset in PRESETS.items():
-        sent = []
-        explorer._live.observe(lambda change, sent=sent: sent.append(change["name"]), "head")
-        explorer.controls.buttons[name].click()
-        explorer._live.unobserve_all("head")
-        assert len(sent) <= 1
-        assert all(getattr(explorer.settings, key) == value for key, value in preset.items())
-        assert explorer.settings.workers == 3
-        assert [each.description for each in explorer.controls.buttons.values() if each.button_style] == [name]
-        assert explorer.timeline == simulate(explorer.settings)
+        explorer.set(**preset)
+        assert all(getattr(explorer.settings, key) == value for key, value in preset.items()), name
+        assert explorer.widget.settings == asdict(explorer.settings)
+        assert (explorer.settings.workers, explorer.timeline) == (3, simulate(explorer.settings))
 
 
-def test_settings_follow_each_other_and_what_has_no_effect_is_greyed_out():
-    controls = (explorer := explore()).controls
-    assert all(widget.description for widget in controls.widgets.values())
-    controls["gpu"].value = "h200"  # brings its link
-    assert explorer.settings.pinned_rate == 55_430_000_000
-    assert controls["pinned_rate"].label == "55.43 GB/s"
-    controls["batch_size"].value = 2048  # brings its work
-    assert explorer.settings.compute == 440_000
-    assert controls["compute"].label == "440 µs"
-    assert controls["lifetime"].disabled
-    controls["side_stream"].value = True
-    assert not controls["lifetime"].disabled
-    controls["resident"].value = True
-    assert all(controls[name].disabled for name in ("workers", "pin", "depth", "lifetime", "side_stream"))
-
-
-def test_what_does_not_fit_is_said_and_the_picture_stays():
+def test_what_does_not_fit_changes_nothing():
     explorer = explore(gpu="t4", sample_bytes=602_112, batch_size=64)
-    former = explorer.timeline
-    explorer.controls.buttons["resident"].click()
-    assert "does not work" in explorer._panels["words"].value
-    assert "memory" in explorer._panels["words"].value
-    assert explorer.timeline is former
-    explorer.controls.buttons["blocking"].click()
-    assert "does not work" not in explorer._panels["words"].value
+    former, shown = explorer.timeline, explorer.widget.settings
+    with pytest.raises(OutOfMemory, match="CUDA out of memory"):
+        explorer.set(resident=True)
+    assert explorer.timeline is former and explorer.widget.settings == shown
+    assert not explorer.settings.resident
+
+
+def test_a_page_gets_its_tables_from_python(tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"gpu": {"preset": "t4", "h2d": 7_000_000_000}}))
+    explorer = explore()
+    explorer.set(gpu=str(file))
+    known = json.loads(json.dumps(tables(str(file))))
+    assert known["gpus"][str(file)]["h2d"] == 7 * 10**9
+    assert json.loads(json.dumps(explorer.widget.tables)) == known
+    html = explorer.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    data = re.search(r'<script type="application/json" class="lv-settings">(.*?)</script>', html)[1]
+    assert json.loads(data) == {"tables": known, "settings": asdict(explorer.settings)}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +108,7 @@ ALL_THREE = pytest.mark.parametrize("make", [explore, lambda **name: step_throug
 def test_a_cell_that_runs_again_closes_its_former_picture_unless_they_have_names(make):
     first = make()
     widgets = list(cells.descendants(first.widget))
-    assert sum(isinstance(widget, LiveView) for widget in widgets) == 1
+    assert sum(isinstance(widget, (LiveView, LiveExplorer)) for widget in widgets) == 1
     second = make()
     assert first.widget is None
     assert all(widget.comm is None for widget in widgets)
@@ -159,7 +127,8 @@ def test_a_first_frame_for_places_without_widgets(make, monkeypatch):
         {WIDGET, "text/plain"},
     ]
     assert " data-lv-stand>" in outputs[0]["text/html"]
-    assert shown.static_html() in outputs[0]["text/html"] and cells.RUN in outputs[0]["text/html"]
+    assert shown.static_html() in outputs[0]["text/html"]
+    assert (cells.RUN in outputs[0]["text/html"]) == (make is not explore)  # which needs none
     assert (outputs[0]["text/plain"], outputs[1]["text/plain"]) == (shown.text(), " ")
     monkeypatch.setattr(cells, "live_here", lambda: False)
     (alone,) = displayed(make())
@@ -196,15 +165,15 @@ def test_a_page_that_is_loaded_again_gets_the_present_state():
     for _ in range(2):  # the second time with closed pictures behind it
         explorer = explore(name="")
         stepper, view = step_through(explorer.timeline, name=""), viewer(explorer.timeline, name="")
-    explorer.controls["workers"].value = 6
+    moved(explorer, workers=6)
     stepper._slider.value = 9
     begin = view.timeline.begin
     view.show(begin + 1_000, begin + 9_000)
     alive = [widget for key, widget in registry._instances.items() if key not in former]
     states = [widget.get_state() for widget in alive]  # what the page asks for; none may fail
     shown = [state for state in states if "body" in state]
-    assert len(shown) == 3
-    assert any("6 workers" in state["head"]["title"] for state in shown)
+    assert len(shown) == 2
+    assert [state["settings"]["workers"] for state in states if "tables" in state] == [6]
     assert any(state["time"] == stepper.events[9] - begin for state in shown)
     assert any(state["window"] == [1_000, 9_000] for state in shown)
 

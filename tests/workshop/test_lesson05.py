@@ -63,7 +63,7 @@ def test_four_are_wrong_and_two_are_right(name, trials):
     assert recording.hazards == []
 
 
-@pytest.mark.parametrize("batches", [3, 40])
+@pytest.mark.parametrize("batches", [3, 20])
 @pytest.mark.parametrize("name", ["A", "D", "F"])
 def test_wrong_numbers_do_not_depend_on_luck(name, batches):
     trial = try_out(suspects.LOADERS[name], batches=batches)
@@ -81,11 +81,11 @@ def test_references_fail_as_soon_as_the_host_is_further_ahead():
 
 @pytest.mark.parametrize("name", ["B", "E"])
 def test_the_right_ones_stay_right_with_the_host_far_ahead(name):
-    trial = try_out(suspects.LOADERS[name], batches=200)
-    assert len(trial.right) == 200 and all(trial.right)
+    trial = try_out(suspects.LOADERS[name], batches=80)
+    assert len(trial.right) == 80 and all(trial.right)
     assert trial.hazards == [] and trial.overwritten == ()
     handed_out = [span.start for span in trial.timeline.rows(Kind.RANGE) if span.name.startswith("batch ")]
-    assert handed_out[30] < trial.timeline.begin + 4 * trial.timeline.duration // 200  # 30 batches while the GPU does 4
+    assert handed_out[30] < trial.timeline.begin + 4 * trial.timeline.duration // 80  # 30 batches while the GPU does 4
 
 
 @pytest.mark.parametrize("name", suspects.LOADERS)

@@ -136,11 +136,18 @@ class Linter:
             line.last = line.newest, _last_number(line.newest)
         line.newest = stream
 
+    def add_up(self) -> None:
+        """Add up what those waits have cost that are over."""
+        held, self._held = self._held, []
+        for line, marker, before, after in held:
+            if marker.done:
+                line.time += max(0, marker.end - max(before.end if before else 0, after.ready))
+            else:
+                self._held.append((line, marker, before, after))
+
     def lints(self, window: int, cached: dict[int, int]) -> Lints:
         """Return what is useless or slow in a run of `window` ns; `cached` lies free in each stream's pool [bytes]."""
-        while self._held:
-            line, marker, before, after = self._held.pop()
-            line.time += max(0, marker.end - max(before.end if before else 0, after.ready))
+        self.add_up()
         found = Lints()
         for line in self._waits.values():
             if line.empty == line.count:

@@ -34,10 +34,8 @@ from loaderviz.timeline import Cause, Kind
 UNNAMED = re.compile(r"^(Thread|ThreadPoolExecutor)-\d+(_\d+)?")  # numbered through the whole process
 LOOK, STUCK = 0.25, 6  # s between two looks at a thread that comes to no point; how many without work are a wait
 WORKS, SPINS = 2_000_000, 120  # ns of processor time between two looks: it does something; how many are a loop
-ELSEWHERE, SLOW = (
-    ("subprocess", "socket", "selectors", "ssl"),
-    40,
-)  # waits that others end: how many looks they may take
+ELSEWHERE = "subprocess", "socket", "selectors", "ssl"  # waits that others end
+SLOW = 40  # how many looks they may take
 PROCESSES = "multiprocessing"  # the main thread may wait for them as long
 STANDARD = "threading", "queue", "concurrent", "asyncio", "contextlib"  # what the program waits with
 MODEL = (
@@ -71,7 +69,9 @@ class HostThread:
         self.own = OwnTime()  # of the program, where it is measured
         self.functions = 0  # of torch that run, one in the other, where it is measured
         self.quiet = 0  # above 0: operators are seen and not counted (our own bookkeeping)
-        self.aside: Any = None  # the operators' mode, while data are fetched; ON_HOST while nothing is emulated
+        self.aside: Any = (
+            None  # the operators' mode, while data are fetched; ON_HOST while nothing is emulated; AT_REST
+        )
         self.call: tuple[Any, Any] = ((), {})  # the arguments of the torch function that runs
         self.calls = self.counted = 0  # how many there were, and at which of them `Host.python` was charged
         self.line, self.line_of = "", -1  # the program's line of a call of torch, and which call's it is
@@ -388,10 +388,8 @@ class Scheduler:
         loader = not for_thread and any(name.startswith("torch.utils.data") for name in modules)
         if not self.alive or slow or loader or not waiting:
             return  # another process or machine ends that wait: its own schedule says when
-        stack, does = (
-            "".join(traceback.format_stack(frame)[-6:]),
-            "waits for something" if still else "loops over something",
-        )
+        stack = "".join(traceback.format_stack(frame)[-6:])
+        does = "waits for something" if still else "loops over something"
         problem = NotModelledError(UNSEEN.format(turn.name, does, stack))
         self.session.refused_elsewhere(problem)  # where it is the main thread, that is stopped by a signal
         main, self._problem = self.main, problem

@@ -81,7 +81,7 @@ class EmulatedCuda:
         self._check, self._threads = check, threads
         self._settings: dict[str, Any] = {"measured": measured, "copies": copies, "hazards": hazards}
         self._machines = gpu, host
-        self._patches = Patches()
+        self._patches = Patches(Patches())
         self._calls: Any = None  # the mode that sees every torch function
         self._operators: Any = None  # the one that sees every operator
         self.timeline: Timeline | None = None
@@ -129,20 +129,43 @@ class EmulatedCuda:
             raise NestedRecordingError("a recording is running already; end it before you begin another one")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        if kind is None:
-            self.session.scheduler.point()  # who is earlier comes as far as the block
-        self.leave()
+        scheduler = self.session.scheduler
         try:
-            self.timeline = self.session.finish()
+            if kind is None:
+                scheduler.point()  # who is earlier comes as far as the block
+            scheduler.running = None  # nobody has another turn
+            self.leave()
+            if self.timeline is None:
+                self._build()
         finally:
-            self.session.aside = ON_HOST  # for threads that go on
-            self.session.scheduler.close()
-        races = self.session.runtime.races
-        if races:
-            self.hazards, self.lints = races.hazards, races.lints
+            self.session.alive = False
+            if scheduler.main:
+                self.session.aside = ON_HOST  # for threads that go on
+            scheduler.close()
         self._end_with_refusal(kind, error)
         if isinstance(error, Exception) and not isinstance(error, (LoadervizError, torch.OutOfMemoryError)):
             _say_what_was_emulated(error, self.session.runtime.gpu.name)
+
+    def _build(self) -> None:
+        self.timeline = self.session.finish()
+        if races := self.session.runtime.races:
+            self.hazards, self.lints = races.hazards, races.lints
+
+    def stop(self) -> None:
+        """End the recording inside the block: all that is to be kept is over, and the program goes on.
+
+        Nothing is kept any more; and where the CPU computes the same, nothing is emulated, and torch is undisturbed but
+        for what it says of devices.
+        """
+        session = self.session
+        for name, start in reversed(list(session.ranges.values())):
+            session.leave_range(name, start)
+        session.ranges.clear()
+        self._build()
+        if session.rest():
+            self._patches.pricing.restore()
+            _python_dispatch._pop_mode()
+            library.rest(session, self._patches)
 
     def _end_with_refusal(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         """Raise what was refused to another thread, if anything was; where the block ends by an error, it led to it."""
@@ -175,8 +198,8 @@ class EmulatedCuda:
         patches.set(torch.UntypedStorage, ATTRIBUTE, None)
         library.install(session, patches, self._operators, self._calls)
         dataloader.install(session, patches)
-        patches.set(loaders, "on_batch", session.batches.marked)
-        patches.set(loaders, "on_prefetch", session.batches.prefetching)
+        patches.pricing.set(loaders, "on_batch", session.batches.marked)
+        patches.pricing.set(loaders, "on_prefetch", session.batches.prefetching)
         install_clock(session, patches)
         if self._threads:
             install_threads(session.scheduler, patches)
@@ -185,7 +208,7 @@ class EmulatedCuda:
         prepared = multiprocessing.spawn.get_preparation_data
         patches.set(multiprocessing.spawn, "get_preparation_data", preparing(REFUSING, prepared))
         stop_waits(session, patches)
-        patches.at_end(functools.partial(setattr, costs, "declare", None))
+        patches.pricing.at_end(functools.partial(setattr, costs, "declare", None))
         costs.declare = session.declared
         _let_functions_through(patches)
         patches.swap_everywhere(_keeps_its_names)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaderviz.emulator.device import Command, Stream
+from loaderviz.emulator.hardware import CACHED
 from loaderviz.emulator.kernels import memory_share, memory_time, sm_share
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.tensors import (
+    AT_REST,
     ATTRIBUTE,
     SET,
     SPARSE,
@@ -49,6 +51,10 @@ def transfer(
     layout does so on the GPU where the copy is non_blocking, else on the CPU, by way of a pageable temporary, which
     loses the pinned path (R31); gaps are closed where they are.
     """
+    if session.aside is AT_REST:
+        if target is not None:
+            return target.copy_(source)
+        return session.put(source.to(dtype, copy=True), on_device=not is_on_device(source))
     if source.layout in SPARSE or source.is_nested:
         return _transfer_parts(session, source, dtype, non_blocking, target)
     check_layout(source)
@@ -127,6 +133,8 @@ def memcpy(session: Session, target: torch.Tensor, source: torch.Tensor, *, non_
         session.pinned.use(tag.block, session.stream)  # R29
     if tracking and not upload:
         tracking.before_change([tag])
+    if not (upload or pinned or runtime.gpu.pageable_d2h) and source.nbytes > CACHED:
+        session.note(f"no published figure says how fast {runtime.gpu.name} copies to pageable memory: as from there")
     direction: Any = "h2d" if upload else "d2h"
     new, waits = bool(tag and tag.new), not non_blocking
     if tag:

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from time import process_time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.overrides import _get_current_function_mode_stack
@@ -49,7 +50,7 @@ from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.operators import Operator, host_work
 from loaderviz.emulator.torch.patches import REAL_TIME, Guard, touches_device
 from loaderviz.emulator.torch.session import PIN_THREAD, Session
-from loaderviz.emulator.torch.tensors import HostTag, is_on_device, set_tag, storage_of, tag_of
+from loaderviz.emulator.torch.tensors import AT_REST, HostTag, is_on_device, set_tag, storage_of, tag_of
 from loaderviz.errors import reraise
 from loaderviz.imports import answering, starting
 from loaderviz.machine import Carried, thread_time_ns, tick
@@ -113,11 +114,11 @@ class Fetched:
 def install(session: Session, patches: Patches) -> None:
     """Replace the parts that fetch, pin and hand out of torch's DataLoader and, once it is imported, of torchdata's."""
     iterators, waiting = Iterators(session), [STATEFUL]
-    patches.at_end(functools.partial(processor_time.watch, False))
+    patches.pricing.at_end(functools.partial(processor_time.watch, False))
     processor_time.watch()
     if session.measured:
         session.sampler = session.meter.sampler = Sampler(lambda: session.runtime.now, own=True)
-        patches.at_end(session.sampler.stop)
+        patches.pricing.at_end(session.sampler.stop)
 
     def look(loader: Any = None) -> None:  # each DataLoader calls it when it is made
         if waiting and STATEFUL in sys.modules:
@@ -141,8 +142,8 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
     meter = Meter(host, measured)
     meter.sampler = Sampler(often=0) if measured else None  # there are many workers
     for guard in _get_current_function_mode_stack():
-        if measured and isinstance(guard, Guard):
-            guard.touches = meter.touches
+        if isinstance(guard, Guard):
+            guard.touches = functools.partial(meter.touches, asks=guard.touches)
     meter.calibrate()
     time.sleep = functools.partial(meter.count_sleep, time.sleep)
     create: Any = torch_dataloader._DatasetKind.create_fetcher
@@ -243,7 +244,9 @@ class Schedule(LoaderSchedule):
     def ready_at(self, taken: tuple[int, Any], order: int) -> int:
         """Return when the batch that a worker has taken an order for is there, if it finds a core at once."""
         worker, fetched = taken
-        took = fetched.slept + fetched.waited + fetched.work if isinstance(fetched, Fetched) else 0
+        took = fetched.slept + fetched.work if isinstance(fetched, Fetched) else 0
+        if took and self.session.measured:  # else what is waited for is told, and charged to nobody
+            took += fetched.waited
         return max(self.ordered[order], self.free_at(worker)) + took
 
     def _locking(self, data: Any, start: int) -> int:
@@ -270,17 +273,18 @@ class Iterators:
         several = getattr(module, f"{prefix}MultiProcessingDataLoaderIter")
         owner = module if hasattr(module, "_worker_loop") else _utils.worker
         worker = functools.partial(work, owner._worker_loop.__module__, session.runtime.host, session.measured)
-        patches.set(owner, "_worker_loop", worker)
-        patches.around(single, "_next_data")(self.fetch)
-        patches.around(several, "__init__")(functools.partial(self.start_workers, several))
-        patches.around(several, "__next__")(self.run)
-        patches.around(several, "_reset")(self.begin_epoch)
-        patches.around(several, "_process_data")(self.hand_out)
-        patches.around(several, "_next_data")(self.next_data)
+        pricing = patches.pricing
+        pricing.set(owner, "_worker_loop", worker)
+        pricing.around(single, "_next_data")(self.fetch)
+        pricing.around(several, "__init__")(functools.partial(self.start_workers, several))
+        pricing.around(several, "__next__")(self.run)
+        pricing.around(several, "_reset")(self.begin_epoch)
+        pricing.around(several, "_process_data")(self.hand_out)
+        pricing.around(several, "_next_data")(self.next_data)
         patches.around(multiprocessing.reduction, "dump")(self.pickle)
         if session.measured and not self.listening:
             self.listening = True
-            patches.around(multiprocessing.queues.Queue, "get")(self.receive)
+            pricing.around(multiprocessing.queues.Queue, "get")(self.receive)
 
     def fetch(self, original: Callable[..., Any], iterator: Any) -> Any:
         """Fetch a batch on the main thread (and pin it there, R45)."""
@@ -373,6 +377,7 @@ class Iterators:
         here = self.session.in_recording_thread()
         if here:
             iterator._schedule = Schedule(self.session, iterator, getattr(iterator, "_schedule", None))
+            self.session.ahead = max(self.session.ahead, iterator._num_workers * iterator._prefetch_factor)
         original(iterator, *args, **kwargs)
         if here:
             iterator._schedule.sent(iterator)
@@ -443,7 +448,8 @@ def _recorded(kind: Any) -> Any:
     """Return the class of an iterator whose workers were started in a recording: they go on to send `Fetched`."""
 
     def process(self: Any, data: Any, *args: Any) -> Any:
-        if isinstance(data, Fetched) and not (Session.active and Session.active.in_recording_thread()):
+        active = Session.active
+        if isinstance(data, Fetched) and not (active and active.aside is not AT_REST and active.in_recording_thread()):
             data = data.data
         return kind._process_data(self, data, *args)
 
@@ -513,12 +519,14 @@ class _Opened(io.FileIO):
 
     def __init__(self, meter: Meter, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        with meter.not_counted():
-            self.meter, self.file, self.place = meter, file_of(super().fileno()), place_of(stack_of())
+        start = processor_time()
+        self.meter, self.file, self.place = meter, file_of(super().fileno()), place_of(stack_of())
+        meter.leave_out(start)
 
     def fileno(self) -> int:
-        number = super().fileno()
+        number, start = super().fileno(), processor_time()
         self.meter.taken.add(self.file)
+        self.meter.leave_out(start)
         return number
 
     def read(self, size: int | None = -1, /) -> Any:
@@ -531,7 +539,9 @@ class _Opened(io.FileIO):
         return self._told(super().readinto(buffer))
 
     def _told(self, got: Any) -> Any:
+        start = processor_time()
         self.meter.reads(self.file, got if isinstance(got, int) else len(got or b""), self.place)
+        self.meter.leave_out(start)
         return got
 
 
@@ -609,46 +619,64 @@ class Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator, and price it."""
-        kwargs = kwargs or {}
+        start, before, kwargs = processor_time(), self._left_out, kwargs or {}
         self.calls += 1
         if (operator := self._known.get(func)) is None:
             operator = self._known[func] = Operator(func)
         if self._inside or operator.is_free or operator.no_kernel:
+            self.leave_out(start)
             return func(*args, **kwargs)
-        with self.not_counted(), internals.DisableTorchFunction():
-            result = func(*args, **kwargs)
-            if operator.base not in TAKING:
-                took = self.host.work_time(*host_work(operator, args, kwargs, result))
-                filtering = sampled(operator.base, args, result) * SAMPLING["per_byte"] // 1000
-                self.work += self.host.dispatch + max(took, filtering * self.host.transforms // FULL)
-        return result
+        self._inside += 1
+        try:
+            with internals.DisableTorchFunction():
+                result = func(*args, **kwargs)
+                if operator.base not in TAKING:
+                    took = self.host.work_time(*host_work(operator, args, kwargs, result))
+                    filtering = sampled(operator.base, args, result) * SAMPLING["per_byte"] // 1000
+                    self.work += self.host.dispatch + max(took, filtering * self.host.transforms // FULL)
+            return result
+        finally:
+            self._inside -= 1
+            self._left_out = before + processor_time() - start
 
     def calibrate(self, block: Callable[[], contextlib.AbstractContextManager[Any]] | None = None) -> None:
         """Find what the emulator takes at each call of torch that it sees, besides what it leaves out by itself.
 
         Tried with what data sets do most, in `block`, which enters this meter, or in itself.
         """
-        tensor, taken = torch.empty(2, 1), []
+        tensor, seen, plain = torch.empty(2, 1), list[int](), list[int]()
         self.overhead = 0
         with processor_time.fine():
-            for _ in range(5):
+            for _ in range(7):
                 with block() if block else self:
                     _take(tensor)
+                seen.append(self.work if self.measured else self.unpriced)
                 start = processor_time()
                 with internals.DisableTorchFunction(), internals.DisableTorchDispatch():
                     _take(tensor)
-                plain = processor_time() - start if self.measured else 0
-                taken.append(max(0, (self.work if self.measured else self.unpriced) - plain) // max(1, self.calls))
-        self.overhead = min(taken)
+                plain.append(processor_time() - start)
+        least = min(plain) if self.measured else 0  # each at its best: one that was disturbed says nothing
+        self.overhead = max(0, min(seen) - least) // max(1, self.calls)
 
-    def touches(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    def touches(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        *,
+        asks: Callable[..., bool] | None = None,
+    ) -> bool:
         """`touches_device`: it looks at each tensor of a batch, and that is the emulator's own work."""
         start = processor_time()
         self.calls += 1
         try:
-            return touches_device(func, args, kwargs)
+            return (asks or touches_device)(func, args, kwargs)
         finally:
-            self._left_out += processor_time() - start
+            self.leave_out(start)
+
+    def leave_out(self, start: int) -> None:
+        """What was done since then is the emulator's."""
+        self._left_out += processor_time() - start
 
     @contextlib.contextmanager
     def not_counted(self) -> Iterator[None]:
@@ -687,8 +715,10 @@ class Meter(TorchDispatchMode):
 
     def note(self, does: Cause, time: int) -> None:
         """Note that so many ns of the fetch go to what the program does at its line."""
+        start = processor_time()
         if (place := place_of(stack_of())) is not None:
             self._places[place._replace(cause=does if place.cause != Cause.COLLATE else place.cause)] += time
+        self.leave_out(start)
 
     def wall(self) -> int:
         """Return how long the fetch has lasted on the wall [ns], for clocks that are looked at in it."""
@@ -700,13 +730,16 @@ class Meter(TorchDispatchMode):
 
         @functools.wraps(function)
         def opening(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
+            start = processor_time()
             options = dict(zip(("encoding", "errors", "newline", "closefd", "opener"), args, strict=False)) | kwargs
             binary = mode in ("rb", "br")
             text = {name: options.pop(name, None) for name in ("encoding", "errors", "newline")}
             usual = not any(text.values()) if binary else mode in ("r", "rt", "tr") and buffering
             if threading.get_ident() != fetching or not usual:
                 return function(file, mode, buffering, *args, **kwargs)
-            raw = _Opened(self, file if isinstance(file, int) else os.fspath(file), **options)
+            path = file if isinstance(file, int) else os.fspath(file)
+            self.leave_out(start)
+            raw = _Opened(self, path, **options)
             if not buffering:
                 return raw
             buffer = io.BufferedReader(raw, *[buffering] * (buffering > 1))
@@ -724,7 +757,9 @@ class Meter(TorchDispatchMode):
         class Mapped(original):  # type: ignore[valid-type, misc]
             def __new__(cls, number: int, *args: Any, **kwargs: Any) -> Any:
                 if number >= 0:
+                    start = processor_time()
                     self.taken.discard(file_of(number))
+                    self.leave_out(start)
                 return super().__new__(cls, number, *args, **kwargs)
 
         return Mapped
@@ -750,11 +785,11 @@ class Meter(TorchDispatchMode):
                     for each in classes:
                         owner = getattr(owner, each, None)
                     if function := vars(owner).get(name) if owner else None:  # else of another version
-                        self._replace(owner, name, price(function, numbers, TOUCHED.get(f"{module}.{path}", largest)))
+                        self._replace(owner, name, price(function, numbers, f"{module}.{path}"))
 
-    def _priced(self, function: Callable[..., Any], price: Sequence[int], touched: Touched) -> Callable[..., Any]:
+    def _priced(self, function: Callable[..., Any], price: Sequence[int], path: str) -> Callable[..., Any]:
         """Return a function that costs its own part: decoding that it asks for is charged by itself."""
-        base, per_byte = price
+        (base, per_byte), touched = price, TOUCHED.get(path, largest)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -767,8 +802,9 @@ class Meter(TorchDispatchMode):
 
         return call
 
-    def _decoding(self, function: Callable[..., Any], factor: int, _: Touched) -> Callable[..., Any]:
+    def _decoding(self, function: Callable[..., Any], factor: int, path: str) -> Callable[..., Any]:
         """Return a decoder that costs its file's bytes and its picture's; a format of no price stays unpriced."""
+        plain = without_simd(path.partition(".")[0])
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -789,7 +825,8 @@ class Meter(TorchDispatchMode):
                     result = function(*args, **kwargs)
                 finally:
                     self._decodes = False
-                self._charge(price.time(size, _size(result) or _size(source)) * factor // FULL, Cause.DECODE)
+                took = price.time(size, _size(result) or _size(source)) * factor // FULL
+                self._charge(took * (plain if price in JPEGS else FULL) // FULL, Cause.DECODE)
             return result
 
         return call
@@ -905,25 +942,46 @@ class Decoding(NamedTuple):
 
 
 FORMATS = {name: Decoding(*numbers) for name, numbers in DATA["formats"].items()}
+JPEGS = FORMATS["JPEG"], FORMATS["progressive JPEG"]
 STARTS = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"RIFF": "WEBP", b"GIF8": "GIF", b"BM": "BMP"}  # of files
+PROGRESSIVE, HEADER = "progressive JPEG", 2**16  # bytes of a file in which its frame begins
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a JPEG's frame: which kind it is
+
+
+def without_simd(module: str) -> int:
+    """Return by which factor [thousandths] this version of a module decodes a JPEG more slowly than newer ones."""
+    old = DATA["plain"].get(module, {"before": [], "factor": FULL})
+    version = str(getattr(sys.modules[module], "__version__", ""))
+    number = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    return int(old["factor"]) if number and number < old["before"] else FULL
 
 
 def decoding(source: Any) -> tuple[Decoding | None, int]:
     """Return what decoding an opened picture, a path or a file's bytes in any array costs, and how many bytes."""
     if hasattr(source, "fp"):  # of Pillow
-        return FORMATS.get(source.format), _file_size(source.fp)
+        progressive = source.format == "JPEG" and "progressive" in source.info
+        return FORMATS.get(PROGRESSIVE if progressive else source.format), _file_size(source.fp)
     start = b""
     with contextlib.suppress(OSError, ValueError, TypeError):
         if isinstance(source, (str, os.PathLike)):
             with open(source, "rb") as file:  # which notes that it is read
-                return _format(file.read(4)), _file_size(file)
-        flat = source if isinstance(source, (bytes, bytearray, memoryview)) else source[:4].tolist()
-        start = bytes(flat[:4])
+                return _format(file.read(HEADER)), _file_size(file)
+        flat = source if isinstance(source, (bytes, bytearray, memoryview)) else np.asarray(source[:HEADER])
+        start = bytes(flat[:HEADER])
     return _format(start), _size(source) or len(start and source)
 
 
 def _format(start: bytes) -> Decoding | None:
-    return next((FORMATS[name] for first, name in STARTS.items() if start.startswith(first)), None)
+    name = next((name for first, name in STARTS.items() if start.startswith(first)), "")
+    return FORMATS.get(PROGRESSIVE if name == "JPEG" and _is_progressive(start) else name)
+
+
+def _is_progressive(start: bytes) -> bool:
+    """Tell whether a JPEG's frame comes in several scans: its marker is a third one, after tables and notes."""
+    place = 2
+    while start[place : place + 1] == b"\xff" and start[place + 1] not in FRAMES:
+        place += 2 + int.from_bytes(start[place + 2 : place + 4], "big")
+    return start[place + 1 : place + 2] in (b"\xc2", b"\xc6", b"\xca", b"\xce")
 
 
 def _file_size(file: Any) -> int:

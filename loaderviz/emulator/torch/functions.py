@@ -15,15 +15,17 @@ from torch.utils import _device
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from loaderviz.emulator.torch import internals
-from loaderviz.emulator.torch.patches import QUESTIONS, Disguised, device_named, touches_device
+from loaderviz.emulator.torch.patches import QUESTIONS, Disguised, device_named
 from loaderviz.emulator.torch.session import CPU, DEVICE, ON_HOST, STANDS_FOR_CUDA, Session, wanted_device
-from loaderviz.emulator.torch.tensors import MEMBERS, is_on_device
+from loaderviz.emulator.torch.tensors import AT_REST, MEMBERS, any_on_device, is_on_device, tag_of
 
 Handler = Callable[..., Any]  # of the session, the torch function, and what that was called with
 HANDLERS: dict[Any, Handler] = {}  # by the torch function that they answer in place of torch
 # What an optimizer asks of each parameter: no operator comes of it
 ASKED: Any = [MEMBERS[name] for name in ("grad", "is_sparse", "requires_grad", "is_leaf", "dtype")]
 GETTERS = {attribute.__get__ for attribute in ASKED}
+GRADIENT = MEMBERS["grad"].__get__
+HOST_OUTPUTS = {"_pack_padded_sequence": 1, "_pad_packed_sequence": 1}  # which result belongs on the host
 NOT_ASKED = {torch.Tensor, torch.nn.Parameter, type(None), list, tuple, int, float, bool, str}  # types without override
 NO_OVERRIDE = internals.disabled_torch_function_impl  # what a class says that wants none, as `Parameter` does
 STAND_IN = "_loaderviz_stand_in"  # of a tensor that is on the CPU where nothing is emulated, for one of the GPU
@@ -58,8 +60,11 @@ class Functions(TorchFunctionMode):
     ) -> Any:
         """Run one function: by its handler, as a call with a `device`, or as it is."""
         session, kwargs = self.session, kwargs or {}
+        if session.stop is not None:
+            session.stop_if_idle()
         if session.aside is not None:
-            return self._aside(func, types, args, kwargs)
+            aside = self._at_rest if session.aside is AT_REST else self._aside
+            return aside(func, types, args, kwargs)
         if types and not NOT_ASKED.issuperset(types) and (kinds := overriding(types)):
             return self._by_subclass(func, kinds, args, kwargs)
         if modes() != 1 and is_faked():
@@ -92,15 +97,32 @@ class Functions(TorchFunctionMode):
         session, operators = self.session, self.session.aside
         if operators is ON_HOST:
             return call_on_host(func, args, kwargs)
-        touches = session.meter.touches if session.measured else touches_device
-        if not touches(func, args, kwargs) and _device.CURRENT_DEVICE is None and func is not torch.device:
+        touches = session.meter.touches(func, args, kwargs)
+        if not touches and _device.CURRENT_DEVICE is None and func is not torch.device:
             return func(*args, **kwargs)
-        session.aside = None
+        session.aside, session.touched = None, True
         try:
             with session.meter.not_counted(), operators:
                 return Functions.__torch_function__(self, func, types, args, kwargs)
         finally:
             session.aside = operators
+
+    def _at_rest(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function when nothing is recorded any more: what comes of the device's tensors is the device's, too."""
+        if types and not NOT_ASKED.issuperset(types) and (kinds := overriding(types)):
+            return self._by_subclass(func, kinds, args, kwargs)
+        if func in GETTERS and func != GRADIENT:
+            return func(*args)
+        result = self._answer(func, args, kwargs) if kwargs or func in HANDLERS else func(*args)
+        if isinstance(result, torch.Tensor):
+            if tag_of(result) is None and not (args and result is args[0]) and any_on_device((*args, *kwargs.values())):
+                self.session.put(result, on_device=True)
+        elif isinstance(result, (tuple, list)) and any_on_device((*args, *kwargs.values())):
+            on_host = HOST_OUTPUTS.get(func.__name__, -1)
+            for place, tensor in enumerate(result):
+                if isinstance(tensor, torch.Tensor) and tag_of(tensor) is None:
+                    self.session.put(tensor, on_device=place != on_host)
+        return result
 
     def _by_subclass(self, func: Any, kinds: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Let the tensors' own classes see the call first, as above a real GPU; what they call in turn comes to us."""
@@ -118,6 +140,10 @@ class MeasuringFunctions(Functions):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function, with the clock stopped; a data set's own clock goes on."""
         session = self.session
+        if session.aside is AT_REST:
+            return self._at_rest(func, types, args, kwargs or {})
+        if session.fetching and session.aside is not None:  # at once: all before `touches` looks at its clock counts
+            return self._aside(func, types, args, kwargs or {})
         if session.aside is None and not session.functions:
             session.enter("torch")
         session.functions += 1
@@ -205,6 +231,8 @@ def call_with_device(session: Session, func: Any, args: tuple[Any, ...], kwargs:
         kwargs["device"] = CPU
     with session.placing(device):
         result = func(*args, **kwargs)
+    if session.aside is AT_REST and device is not None and tag_of(result) is None:
+        session.put(result, on_device=device.type == "cuda")
     if pin:
         with session.bookkeeping():
             session.pin(result)

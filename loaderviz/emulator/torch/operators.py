@@ -36,10 +36,11 @@ from loaderviz.emulator.kernels import (
     sm_share,
 )
 from loaderviz.emulator.torch import copies, internals
-from loaderviz.emulator.torch.functions import is_faked, modes, names
+from loaderviz.emulator.torch.functions import HOST_OUTPUTS, is_faked, modes, names
 from loaderviz.emulator.torch.placement import NO_FUNCTIONS
 from loaderviz.emulator.torch.session import CPU, Session
 from loaderviz.emulator.torch.tensors import (
+    AT_REST,
     ATTRIBUTE,
     NO_DISPATCH,
     NO_STORAGE,
@@ -89,7 +90,6 @@ MIXED = INDEXING | names(
 )
 NO_NUMBERS = names("cat stack clamp clamp_min clamp_max")  # none of the operands may be one on the host
 HOST_ARGUMENTS = {"_pack_padded_sequence": 1}  # which argument has to be on the host
-HOST_OUTPUTS = {"_pack_padded_sequence": 1}  # which result belongs on the host
 # They write without reading what they write to, though it is their first argument.
 FILLING = names("""
     copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ log_normal_ geometric_ cauchy_ set_
@@ -211,6 +211,7 @@ class Operators(TorchDispatchMode):
         Those that torch runs in C++ (`DTensor`) are left to it.
         """
         kinds = [kind for kind in types if kind.__torch_dispatch__ is not NO_DISPATCH]
+        self.session.plain = False
         if any(hasattr(kind, "_op_dispatcher") for kind in kinds):
             return NotImplemented
         with self.session.seen(), self:
@@ -222,7 +223,7 @@ class Operators(TorchDispatchMode):
 
     def _higher_order(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run the eager form of `flex_attention`, `cond` or their like, whose operators come to us."""
-        kernel = func.py_kernels[EXPLICIT]
+        self.session.plain, kernel = False, func.py_kernels[EXPLICIT]
         named = getattr(kernel, "__globals__", {})  # it asserts that no mode is there, as none was to be
         ask = named.get("_get_current_dispatch_mode")
         try:
@@ -361,6 +362,7 @@ class Operators(TorchDispatchMode):
 
     def _custom(self, operator: Operator, args: Any, kwargs: Any) -> Any:
         """Run an operator of the program's own: what it is made of, if it is made of others, comes to us."""
+        self.session.plain = False
         with self.session.seen(), self:
             return operator.run(*args, **kwargs)
 
@@ -544,6 +546,7 @@ class Operators(TorchDispatchMode):
             if session.irregular and not all(map(_is_regular, (*_collected(args, kwargs), *outputs))):
                 base = IRREGULAR
             durations, share, traffic = self._costs.of(operator, args, tensors, outputs, changed, base)
+            session.plain = session.plain and self._costs.plain
             command = runtime.launch(durations[0], session.stream, operator.base, share, traffic)
             for beside in durations[1:]:
                 runtime.launch(beside, session.stream, operator.base, share, traffic)
@@ -825,6 +828,7 @@ class KernelCosts:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._known: dict[tuple[Any, ...], tuple[Times, int, int]] = {}
+        self.plain = True  # the CPU computes all of it as the GPU does: nothing is of half precision, or complex
 
     def of(
         self,
@@ -866,6 +870,7 @@ class KernelCosts:
         transposed: bool,
     ) -> tuple[Times, int, int]:
         self._refuse_kernel(operator, outputs)
+        self.plain = self.plain and not any(it.dtype in HALF or it.is_complex() for it in (*tensors, *outputs))
         reads = [it for it in tensors if not (operator.fills and id(it) in changed)] if operator.reads else []
         writes = [it for it in outputs if id(it) not in changed] + [it for it in tensors if id(it) in changed]
         call = Call(base or operator.base, list(map(_array, reads)), list(map(_array, writes)), precision, transposed)
@@ -946,6 +951,8 @@ class BackwardStreams:
     def run(self, engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call autograd's engine: afterwards the caller's stream is current again, and ordered after the rest."""
         session, caller = self.session, self.session.stream
+        if session.aside is AT_REST:
+            return engine(*args, **kwargs)
         outer, self.used = self.used, []
         call, session.call = session.call, (args, {})
         if any(is_fake(root) and root.device.type == "cuda" for root in args[0]):

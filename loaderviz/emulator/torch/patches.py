@@ -57,9 +57,13 @@ QUESTIONS: dict[Any, Any] = {
 
 
 class Patches:
-    """A stack of replaced attributes; `restore` undoes them in reverse order."""
+    """A stack of replaced attributes; `restore` undoes them in reverse order.
 
-    def __init__(self) -> None:
+    `pricing` has those that only price what runs, which are undone before the others where a recording stops early.
+    """
+
+    def __init__(self, pricing: Patches | None = None) -> None:
+        self.pricing = pricing or self
         self.live = True  # the recording runs: replacements act, instead of what they replace
         self._undo: list[Callable[[], object]] = []
         self._swaps: list[tuple[Any, Any]] = []  # (before, stand-in)
@@ -110,6 +114,8 @@ class Patches:
 
     def restore(self) -> None:
         """Put all back, also in modules imported since. After an interrupt a second call does the rest."""
+        if self.pricing is not self:
+            self.pricing.restore()
         self.live = False
         while self._undo:
             self._undo[-1]()
@@ -223,7 +229,7 @@ def install_clock(session: Session, patches: Patches) -> None:
             session.enter("time")
             session.runtime.now += READ
             session.leave()
-            now = base + session.runtime.now + (session.meter.wall() if session.fetching else 0)  # a fetch is real
+            now = base + session.runtime.now + (session.meter.wall() if session.fetching else session.since_stop())
             return now if unit == 1 else now / unit
 
     for name in CLOCKS:
@@ -238,7 +244,8 @@ def install_clock(session: Session, patches: Patches) -> None:
             return
         if seconds < 0:
             raise ValueError("sleep length must be non-negative")
-        with session.calling("time.sleep"):
+        own = session.meter.not_counted() if session.fetching else contextlib.nullcontext()
+        with own, session.calling("time.sleep"):
             session.sleep(round(seconds * SECOND))
 
     patches.function(timeit, "default_timer", time.perf_counter)
@@ -278,7 +285,7 @@ class Guard(TorchFunctionMode):
     def __init__(self, refuse: Callable[[str], object]) -> None:
         super().__init__()
         self._refuse = refuse
-        self.touches = touches_device  # where a fetch is measured, a worker's meter asks in its place
+        self.touches = looked_at  # in a fetch of a worker its meter asks in its place
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -286,14 +293,19 @@ class Guard(TorchFunctionMode):
         """Run one function, or refuse it. Questions about a device tensor are answered, its values are out of reach."""
         if func is torch.device:
             return device_named(*args, **(kwargs or {}))
-        for tensor in (arg for arg in args if isinstance(arg, torch.Tensor)):
-            seen_outside(tensor)
         if self.touches(func, args, kwargs):
             if func in QUESTIONS:
                 return QUESTIONS[func]
             if getattr(func, "__name__", "") != "__get__":  # its shape, dtype, …
                 self._refuse(f"torch.{getattr(func, '__name__', func)}")
         return func(*args, **(kwargs or {}))
+
+
+def looked_at(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    """`touches_device`, of a call past our modes: tensors of the host that it gets may be written."""
+    for tensor in (arg for arg in args if isinstance(arg, torch.Tensor)):
+        seen_outside(tensor)
+    return touches_device(func, args, kwargs)
 
 
 def touches_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
@@ -344,13 +356,8 @@ def watch_threads(session: Session, patches: Patches) -> None:
         def guarded() -> None:
             session.threads.add(threading.get_ident())
             try:
-                with (
-                    in_turn(session, turn)
-                    if turn
-                    else Guard(session.enter)
-                    if session.alive
-                    else contextlib.nullcontext()
-                ):
+                guard = Guard(session.enter) if session.alive else contextlib.nullcontext()
+                with in_turn(session, turn) if turn else guard:
                     run()
             except NotModelledError as problem:
                 session.refused_elsewhere(problem)

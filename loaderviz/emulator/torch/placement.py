@@ -19,6 +19,7 @@ from loaderviz.emulator.torch.functions import answers, call_with_device, is_fak
 from loaderviz.emulator.torch.patches import QUESTIONS, Patches, device_named, stands_for
 from loaderviz.emulator.torch.session import CPU, DEVICE, ON_HOST, STANDS_FOR_CUDA, Session, wanted_device
 from loaderviz.emulator.torch.tensors import (
+    AT_REST,
     ATTRIBUTE,
     DECLARED,
     MEMBERS,
@@ -74,7 +75,8 @@ def _install_questions(session: Session, patches: Patches) -> None:
             with NO_FUNCTIONS():
                 if session.aside is ON_HOST and is_there(tensor):
                     return STANDS_FOR_CUDA if there is DEVICE else there
-                return there if is_on_device(tensor) else ask(tensor)
+                in_backward = session.aside is AT_REST and internals.current_graph_task_id() >= 0
+                return there if is_on_device(tensor) or (in_backward and tag_of(tensor) is None) else ask(tensor)
 
         return property(answer)
 
@@ -86,7 +88,7 @@ def _install_questions(session: Session, patches: Patches) -> None:
     @patches.around(torch.Tensor, "data_ptr")
     def data_ptr(ask: Any, tensor: torch.Tensor) -> int:
         with NO_FUNCTIONS():
-            if type(tensor) not in PLAIN or not is_on_device(tensor):
+            if type(tensor) not in PLAIN or not is_on_device(tensor) or session.aside is AT_REST:
                 return ask(tensor)  # type: ignore[no-any-return]
             tag: Any = session.device_tag(tensor) if session.in_recording_thread() else tag_of(tensor)
             return tag.block.address + int(tensor.storage_offset()) * tensor.itemsize if tensor.numel() else 0
@@ -212,11 +214,14 @@ class Moved(torch.autograd.Function):
     def forward(ctx: Any, tensor: torch.Tensor, session: Session, dtype: torch.dtype, non_blocking: bool) -> Any:
         """Copy to the other side."""
         ctx.session, ctx.dtype, ctx.non_blocking = session, tensor.dtype, non_blocking
+        ctx.upload = not is_on_device(tensor)
         return copies.transfer(session, tensor.detach(), dtype, non_blocking)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Copy the gradient back."""
+        if ctx.session.aside is AT_REST:  # where nobody has said where it is
+            ctx.session.put(gradients[0], on_device=ctx.upload)
         return copies.transfer(ctx.session, gradients[0], ctx.dtype, ctx.non_blocking), None, None, None
 
 

@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _device
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from loaderviz import words
@@ -33,7 +35,7 @@ from loaderviz.emulator.threads import HostThread, Scheduler
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.copies import DeferredCopies
 from loaderviz.emulator.torch.patches import stop_waiting
-from loaderviz.emulator.torch.tensors import HostTag, TensorMemory
+from loaderviz.emulator.torch.tensors import AT_REST, HostTag, TensorMemory
 from loaderviz.emulator.torch.tracking import AccessTracking
 from loaderviz.errors import LoadervizError, NotModelledError
 from loaderviz.machine import COARSE, TICKS, shared_memory, tick
@@ -93,6 +95,11 @@ class NoRecordingError(LoadervizError, RuntimeError):
     """A stream or event of the emulated GPU was used outside a recording."""
 
 
+def is_distributed() -> bool:
+    """Tell whether this process has a group of ranks."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def wanted_device(device: Any) -> torch.device:
     """Return the device that a call names. An int is a GPU's index. Raises `CudaError` for a second GPU."""
     if isinstance(device, int) and not isinstance(device, bool):
@@ -112,6 +119,12 @@ class Session(HostThread, TensorMemory):
     """The state of one emulated recording, used by one thread at a time, whose own state it has."""
 
     active: ClassVar[Session | None] = None  # the one whose recording runs
+    stop: Callable[[], None] | None = None  # to be called once the recording may stop
+    _stopped = 0  # when it did, on this machine's clock [ns]
+    plain = True  # nothing is in the program that the CPU alone would do in another way
+    touched = False  # a data set has to do with the device
+    ahead = 0  # batches that DataLoaders' workers prepare at most
+    ranges: dict[int, tuple[str, int]]  # annotations that began: name and start [ns]
 
     def __init__(
         self, gpu: Gpu, host: Host, *, measured: bool, copies: Copies, launch_blocking: bool, hazards: OnHazard = "warn"
@@ -223,18 +236,21 @@ class Session(HostThread, TensorMemory):
         self.runtime.sleep(time)
         if self.fetching:
             self.meter.note(Cause.INPUT, time)
-        (
-            self.scheduler.point if time else self.scheduler.look
-        )()  # what comes next comes after what others do meanwhile
+        if time:  # what comes next comes after what others do meanwhile
+            self.scheduler.point()
+        else:
+            self.scheduler.look()
 
     def look_at(self, source: torch.Tensor) -> None:
-        """Look whether the first large tensors that go to the GPU are bytes in a wider type."""
+        """Look whether the first large tensors that go to the GPU are bytes in a wider type, or float64."""
         if self._looks and source.numel() >= WIDE and source.dtype in WIDER and source.layout is torch.strided:
             self._looks -= 1
             with self.bookkeeping(), internals.DisableTorchFunction(), internals.DisableTorchDispatch():
                 some = source.detach().flatten()[:: max(1, source.numel() // WIDE)].double()
                 if holds_bytes(some):
                     self.faults.setdefault("wide-dtype")
+                elif source.dtype == torch.float64:
+                    self.faults.setdefault("float64")
 
     def enter(self, call: str) -> None:
         """Every way into the emulator passes here: the right thread? And where Python is measured, how late is it?"""
@@ -292,9 +308,9 @@ class Session(HostThread, TensorMemory):
             self.runtime.now += self.own.stop()
         self.functions += 1
         self.quiet += 1
-        ours = _get_current_dispatch_mode() is self.operators and internals.len_torch_dispatch_stack() == 1
         try:
-            with internals.DisableTorchFunction(), internals.DisableTorchDispatch() if ours else nullcontext():
+            alone = internals.DisableTorchDispatch() if self.operators_alone() else nullcontext()
+            with internals.DisableTorchFunction(), alone:
                 return work(*args)
         finally:
             self.quiet -= 1
@@ -511,6 +527,36 @@ class Session(HostThread, TensorMemory):
             batch = self.batches.asked_for(start) if name.startswith(LOADER_NEXT) else self.batches.current
             self.runtime.range(start, self.runtime.now, name, batch)
 
+    def stop_if_idle(self) -> None:
+        """Stop, unless the call of torch that the program makes is inside another one, or in something that counts."""
+        counts = self.priced or self.fetching or self.quiet or self.functions > self.measured
+        if self.stop and not counts and self.target is None and self.runtime.capture is None:
+            stop, self.stop = self.stop, None
+            stop()
+
+    def since_stop(self) -> int:
+        """Return how long ago the recording stopped [ns], on this machine's clock; 0 if it has not."""
+        return perf_counter_ns() - self._stopped if self._stopped else 0
+
+    def rest(self) -> bool:
+        """The timeline is there: keep no more; and if the CPU gives the same values, let it work undisturbed.
+
+        Tell whether it does: then tensors of the device are told by one tag, and nothing is priced.
+        """
+        self.runtime.forget()
+        self.tracking = None
+        alone = self.operators_alone() and not _get_current_function_mode_stack() and _device.CURRENT_DEVICE is None
+        usual = self.default_type is CPU and self.check is None and not (self.irregular or is_distributed())
+        if not (self.plain and alone and usual and self.sync_debug == 0):
+            return False
+        self.mark_rest()
+        self.aside, self.measured, self._stopped = AT_REST, False, perf_counter_ns()
+        return True
+
+    def operators_alone(self) -> bool:
+        """Tell whether no mode but ours sees operators."""
+        return _get_current_dispatch_mode() is self.operators and internals.len_torch_dispatch_stack() == 1
+
     def finish(self) -> Timeline:
         """End the recording: the device runs dry, what is on its way arrives, the timeline is built."""
         self.runtime.device.drain()
@@ -518,7 +564,6 @@ class Session(HostThread, TensorMemory):
             self.tracking.checksums.check()
         self.runtime.order.host_wait_all()
         self.deferred.host_knows()
-        self.alive = False
         self.batches.finish()
         runtime = self.runtime
         host = f"{runtime.host.name} (other Python: {'as measured on this machine' if self.measured else 'free'})"
@@ -555,7 +600,7 @@ class Session(HostThread, TensorMemory):
             )
             timeline = replace(timeline, context=replace(context, notes=(*notes, note), missing=(note,)))
         if runtime.races:
-            runtime.races.lints = runtime.races.linter.lints(timeline.duration, self.pool.cached())
+            runtime.races.lints = runtime.races.linter.lints(timeline.begin + timeline.duration, self.pool.cached())
         return timeline
 
 
@@ -601,6 +646,7 @@ class BatchNumbers(Numbering):
         self._handed_out: list[Step] = []
         self._by_loader = False  # the last mark came from a loader, not from an annotation
         self.steps: list[tuple[int, int]] = []  # end [ns] and number of optimizers' steps
+        self.on_step: Callable[[], object] = int  # called when a step begins
 
     def handed_out(self, batch: int, samples: int) -> None:
         """A DataLoader gives batch `batch` to the main thread."""
@@ -611,6 +657,18 @@ class BatchNumbers(Numbering):
         self._handed_out.append((self._runtime.now, batch, samples))
         if not self._marked:
             self.current = batch
+            if max(self._last.values()) < 0:  # else one of our loaders takes it, and marks the step
+                self.on_step()
+
+    @property
+    def handed(self) -> list[Step]:
+        """The batches that the loop has got, and so its steps that have begun."""
+        return self._marked or self._handed_out
+
+    @property
+    def begun(self) -> int:
+        """How many steps of the loop have begun; where only optimizers tell of them, how many are over."""
+        return len(self.handed) or (self.steps[-1][1] + 1 if self.steps else 0)
 
     def asked_for(self, since: int) -> int:
         """Return the batch that a DataLoader has handed out since `since` [ns]; else the one that the loop is at."""
@@ -622,6 +680,7 @@ class BatchNumbers(Numbering):
         self.current = self.number_of(index, "batch")
         self._marked.append((self._runtime.now, self.current, samples))
         self._by_loader = True
+        self.on_step()
 
     def annotated(self, index: int, samples: int) -> None:
         """The program itself says that it is at batch `index`; a loader may have said so before."""
@@ -632,6 +691,8 @@ class BatchNumbers(Numbering):
     def optimizer_stepped(self, optimizer: object, *_: object) -> None:
         """An optimizer's `step()` ends; called by torch."""
         self.steps.append((self._runtime.now, self.stepped(id(optimizer))))
+        if not self._handed_out:
+            self.on_step()
 
     @contextmanager
     def prefetching(self, index: int) -> Iterator[None]:

@@ -20,6 +20,7 @@ from loaderviz.emulator.torch import internals
 from loaderviz.errors import NotModelledError
 
 ATTRIBUTE = "_loaderviz_tag"
+AT_REST = object()
 DECLARED = "_loaderviz_on_device"  # of a subclass without memory of its own that says it is on the device
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 NO_DISPATCH = torch.Tensor.__torch_dispatch__  # what a class says that does not run operators itself
@@ -175,6 +176,11 @@ class TensorMemory:
         self.recorder: Any = None  # notes what is put into a CUDA graph, while one is captured
         self.irregular = False  # some tensor of the device consists of several, or is nested
         self._released: deque[Any] = deque()  # blocks
+        self._rests: DeviceTag | None = None  # of all that gets to the device once nothing is recorded any more
+
+    def mark_rest(self) -> None:
+        """From now on no memory is counted: what is put on the device gets one tag."""
+        self._rests = DeviceTag(self, self.allocate(0))
 
     def place(self, tensor: torch.Tensor, batch: int = -1) -> torch.Tensor:
         """Put a new tensor's storage on the device, in a block of the current stream. Raises torch.OutOfMemoryError."""
@@ -183,11 +189,18 @@ class TensorMemory:
 
     def give_block(self, storage: torch.UntypedStorage, batch: int = -1, *, adopts: bool = False) -> DeviceTag:
         """The same, or for a storage that was there before the recording (`adopts`); return the tag."""
-        tag = DeviceTag(self, self.allocate(storage.nbytes(), adopts=adopts), batch)
+        tag = self._rests or DeviceTag(self, self.allocate(storage.nbytes(), adopts=adopts), batch)
         setattr(storage, ATTRIBUTE, tag)
         if self.recorder and not adopts:
             self.recorder.made(storage, tag)
         return tag
+
+    def put(self, tensor: torch.Tensor, *, on_device: bool) -> torch.Tensor:
+        """Let a new tensor be on the device, or on the host, when nothing is recorded any more."""
+        tag: Any = self._rests if on_device else HostTag(self)
+        for part in (tensor,) if type(tensor) in PLAIN and tensor.layout is torch.strided else parts_of(tensor):
+            set_tag(part, tag)
+        return tensor
 
     def allocate(self, nbytes: int, *, adopts: bool = False) -> Any:
         """Take a block from the current stream's pool."""

@@ -329,7 +329,7 @@ class Leaderboard:
     def _rows(self, shown: Callable[[str], str]) -> list[tuple[str, ...]]:
         ranked = enumerate(self.ranking(), 1)
         rows = ((str(place), shown(name), words.duration(ns), when) for place, (name, ns, when) in ranked)
-        return [("place", "name", "time", "when"), *rows]
+        return [tuple(map(say, ("place", "name", "time", "when"))), *rows]
 
     def __repr__(self) -> str:
         rows = self._rows(str)
@@ -367,8 +367,11 @@ def escaped(text: str) -> str:
 
 # The ladder: one rung for each loader
 
-SPEEDS = "speed (first = 1)", "speed (one before = 1)", "time (limit = 1)"
-HEAD = ("loader", "time", *SPEEDS, "what costs most", "digits right")
+
+def heads() -> tuple[str, ...]:
+    """Return what stands above a ladder's columns."""
+    speeds = "speed (first = 1)", "speed (one before = 1)", "time (limit = 1)"
+    return tuple(map(say, ("loader", "time", *speeds, "what costs most", "digits right")))
 
 
 @dataclass(frozen=True, repr=False)
@@ -389,8 +392,8 @@ class Rung:
         """What takes the largest part of the time in which nothing is computed, and its share of the run [per cent]."""
         summary = summarize(self.timeline, window_of(self.timeline, None))
         losses = [(ns, what) for what, ns in summary.breakdown.items() if what != "compute"]
-        ns, what = max(losses, default=(0, "nothing"))
-        return f"{what}, {words.share(ns / summary.window)}" if ns else "nothing"
+        ns, what = max(losses, default=(0, ""))
+        return say("comma").join((what, words.share(ns / summary.window))) if ns else say("none-of-it")
 
     def __repr__(self) -> str:
         right = "" if self.right is None else say("digits-right", share=words.share(self.right))
@@ -413,7 +416,7 @@ class Ladder:
         return rung
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return a row of text for each rung, under the words of `HEAD`."""
+        """Return a row of text for each rung, under `heads()`."""
         rungs = list(self.rungs.values())
         rows = []
         for before, rung in zip([None, *rungs], rungs, strict=False):
@@ -430,15 +433,15 @@ class Ladder:
         from loaderviz.view import compare
 
         if unknown := set(names) - self.rungs.keys():
-            known = ", ".join(self.rungs) or "none yet"
-            raise ExerciseError(f"there is no rung named {sorted(unknown)[0]!r}; the ladder has: {known}")
+            known = say("comma").join(self.rungs) or say("none-yet")
+            raise ExerciseError(say("no-rung", unknown=sorted(unknown)[0], known=known))
         return compare({name: steady(self.rungs[name].timeline, batches) for name in names or self.rungs})
 
     def __repr__(self) -> str:
-        return as_text([HEAD, *self.rows()])
+        return as_text([heads(), *self.rows()])
 
     def _repr_markdown_(self) -> str:
-        return as_markdown([HEAD, *((escaped(name), *cells) for name, *cells in self.rows())], "lrrrrlr")
+        return as_markdown([heads(), *((escaped(name), *cells) for name, *cells in self.rows())], "lrrrrlr")
 
 
 # The race
@@ -459,7 +462,8 @@ def climb(name: str, load: Loader) -> Rung:
     try:
         run, right = train(load, random.Random(0))
     except NotYet as problem:
-        raise ExerciseError(f"{name}: {problem.fact} {problem.rule}".strip()) from None
+        told = say("space").join(filter(None, (problem.fact, problem.rule)))
+        raise ExerciseError(say("not-honest", name=name, problem=told)) from None
     return ladder.add(Rung(name, run.timeline, right))
 
 
@@ -524,11 +528,11 @@ class Race(Exercise):
         late = run.took > self.world.target * best
         why = why_slow(run) if late else waits_too_often(run.timeline, self.world.waits)
         points = 2 + (why is None) + (self._reason == found)
-        known = " or ".join(map(repr, [*REASONS, "host"]))
+        known = say("or").join(map(repr, [*REASONS, "host"]))
         said = say("reason-said" if self._reason else "reason-wanted", reason=self._reason, known=known)
         reason = say("the-reason" if self._reason == found else "not-the-reason", said=said)
         lines.append(say("points", points=points, time=say("no-time" if why else "time"), reason=reason))
-        score = " ".join([*lines, self._board.note]).strip()
+        score = say("space").join(filter(None, [*lines, self._board.note]))
         if why:
             raise NotYet(*why, say("target-limit", score=score, target=self.world.target), run.timeline)
         return Score(score, run.timeline)

@@ -36,6 +36,8 @@ from loaderviz.workshop.exercises import (
     as_text,
     boxed,
     check_of,
+    counted,
+    in_language,
     learners_code,
     say,
 )
@@ -59,6 +61,11 @@ class Claim:
     holds: tuple[float, float]
     decides: str
     when: str
+    zh: Mapping[str, str] | None = None
+
+    def said(self, part: str) -> str:
+        """Return `text`, `shows`, `decides` or `when` in the learner's language; the book's are in English only."""
+        return str((in_language(vars(self)) or vars(self))[part])
 
 
 _TABLES = tomllib.loads((Path(__file__).parents[1] / "claims.toml").read_text(encoding="utf-8"))
@@ -210,14 +217,14 @@ class Verdict:
     def rows(self) -> list[tuple[str, ...]]:
         """The numbers as text: a row for each machine, with its cases; a number for which the claim holds has a ✔."""
         cases = list(dict.fromkeys(case for _, case in self.numbers))
-        rows = [("machine", *cases)]
+        rows = [(say("the-machine"), *cases)]
         for machine in dict.fromkeys(machine for machine, _ in self.numbers):
             rows.append((machine, *(self._cell((machine, case)) for case in cases)))
         return rows
 
     def _cell(self, where: tuple[str, str]) -> str:
         number = self.numbers.get(where)
-        return "not judged" if number is None else f"{number:.3g}{' ✔' if self.holds[where] else ''}"
+        return say("not judged") if number is None else f"{number:.3g}{' ✔' if self.holds[where] else ''}"
 
     @property
     def lines(self) -> list[str]:
@@ -227,13 +234,14 @@ class Verdict:
             return [self.said, say("not-judged")]
         low, high = self.claim.holds
         wanted = say("or-more" if high == ANY else "exactly" if low == high else "from-to", low=low, high=high)
-        shows, least, most = f"{self.claim.shows[:1].upper()}{self.claim.shows[1:]}", min(judged), max(judged)
+        shows, least, most = self.claim.said("shows"), min(judged), max(judged)
+        shows = shows[:1].upper() + shows[1:]
         return [
             self.said,
-            say("verdict", word=self.word, where=self._where()),
+            say("verdict", word=say(self.word), where=self._where()),
             say("verdict-shows", shows=shows, least=least, most=most, wanted=wanted),
-            say("verdict-because", decides=self.claim.decides),
-            say("verdict-when", when=self.claim.when),
+            say("verdict-because", decides=self.claim.said("decides")),
+            say("verdict-when", when=self.claim.said("when")),
         ]
 
     def _where(self) -> str:
@@ -242,15 +250,15 @@ class Verdict:
         for (machine, case), held in self.holds.items():
             by_machine[machine].append(held)
             by_case[case].append(held)
-        machines = words.count(len(by_machine), "machine")
+        machines = counted(len(by_machine), "machine")
         every, some = (sum(map(judge, by_machine.values())) for judge in (all, any))
         said = say("true-on", some=some, machines=machines)
         if len(by_case) > 1:
             counts = ((case, sum(held), len(held)) for case, held in by_case.items())
-            cases = ", ".join(say("in-case", case=case, true=true, tried=tried) for case, true, tried in counts)
+            cases = say("comma").join(say("in-case", case=case, true=true, tried=tried) for case, true, tried in counts)
             said += say("in-each-case" if every == some else "in-some-case", every=every, cases=cases)
         left_out = {machine for machine, _ in self.numbers} - set(by_machine)
-        return said + (say("left-out", machines=", ".join(sorted(left_out))) if left_out else "")
+        return said + (say("left-out", machines=say("comma").join(sorted(left_out))) if left_out else "")
 
     def __repr__(self) -> str:
         return "\n".join([*filter(None, self.lines), as_text(self.rows)])
@@ -264,7 +272,8 @@ class Card(Prediction):
     """A claim, and what the reader thinks of it."""
 
     def __init__(self, claim: Claim) -> None:
-        super().__init__(say("article", article=claim.article, text=claim.text), CHOICES, lambda: self._verdict.word)
+        question, choices = say("article", article=claim.article, text=claim.said("text")), [*map(say, CHOICES)]
+        super().__init__(question, choices, lambda: say(self._verdict.word))
         self.claim = claim
         self._verdict = Verdict(claim, {})
 
@@ -276,7 +285,7 @@ class Card(Prediction):
         if self.choice is None and self._asked < self.asks:
             return self.reveal()
         found = {machine.name: experiment(machine) for machine in machines}
-        names = next((list(each) for each in found.values() if isinstance(each, Mapping)), ["number"])
+        names = next((list(each) for each in found.values() if isinstance(each, Mapping)), [say("number")])
         cases = {
             name: each if isinstance(each, Mapping) else dict.fromkeys(names, each) for name, each in found.items()
         }
@@ -306,7 +315,7 @@ def peak(machine: Machine, size: int, *, checkpoints: int = 0, half: bool = Fals
 def card(key: str) -> Card:
     """Return the card of a claim. Raises `ExerciseError` for a claim that is none."""
     if key not in CLAIMS:
-        raise ExerciseError(f"there is no claim {key!r}; there are {', '.join(CLAIMS)}")
+        raise ExerciseError(say("no-claim", claim=key, known=say("comma").join(CLAIMS)))
     return Card(CLAIMS[key])
 
 
@@ -367,7 +376,7 @@ class PinningCase:
 
     def __str__(self) -> str:
         shape, (plain, pinned) = " x ".join(map(str, self.data.sample[0].shape)), map(words.duration, self.steps)
-        workers = words.count(self.workers, "worker")
+        workers = counted(self.workers, "worker")
         return say("pinning-case", case=self, shape=shape, workers=workers, plain=plain, pinned=pinned)
 
 

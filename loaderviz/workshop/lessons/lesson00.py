@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,8 @@ class MachineDrawing:
     def svg(self) -> str:
         """Return the drawing as SVG; where nothing moves, it is as in the middle of the round."""
         batches = "".join(_moving(batch, self._stops(row, at)) for row, (batch, at) in enumerate(self.journeys.items()))
-        return DRAWN.replace("TEXT", self.text()).replace("BATCHES", batches)
+        drawn = re.sub(">([^<>]+)</text>", lambda found: f">{say(found[1])}</text>", DRAWN)
+        return drawn.replace("TEXT", self.text()).replace("BATCHES", batches)
 
     def _stops(self, row: int, at: tuple[int, ...]) -> list[Stop]:
         call, begin, end, first, last = (time / self.timeline.duration for time in at)
@@ -119,7 +121,7 @@ def reading(answer: Callable[..., Any], chance: random.Random) -> Score:
         with learners_code():
             returned = answer(timeline)
         lines.append(_judge(returned, timeline, loader.__name__))
-    return Score(" ".join(lines), timeline)
+    return Score(say("space").join(lines), timeline)
 
 
 def _judge(returned: Any, timeline: Timeline, loader: str) -> str:
@@ -130,7 +132,8 @@ def _judge(returned: Any, timeline: Timeline, loader: str) -> str:
         return say("read-share", loader=loader, got=words.share(got), truth=words.share(truth))
     exposed, window = words.duration(summary.exposed_copy), words.duration(summary.window)
     fact = say("exposed-share", got=got, loader=loader, exposed=exposed, window=window, truth=truth)
-    raise NotYet(f"{fact} {_what_it_is(got, summary)}".strip(), say("exposed-is"), "", timeline)
+    told = say("space").join(filter(None, (fact, _what_it_is(got, summary))))
+    raise NotYet(told, say("exposed-is"), "", timeline)
 
 
 def _what_it_is(got: float, summary: Summary) -> str:

@@ -33,7 +33,7 @@ def timing(answer: Callable[..., Any], chance: random.Random) -> Score:
         amount = chance.randrange(3, 11)
         returned, calls, timeline = _run(answer, amount)
         lines.append(_judge(returned, calls, amount, timeline))
-    return Score(" ".join(lines), timeline)
+    return Score(say("space").join(lines), timeline)
 
 
 def _run(answer: Callable[..., Any], amount: int) -> tuple[Any, int, Timeline]:
@@ -71,7 +71,7 @@ def _judge(returned: Any, calls: int, amount: int, timeline: Timeline) -> str:
     each, worked = say("each-time") if calls > 1 else "", stretch(timeline, steps[0].start, steps[-1].end)
     more, rule = _why(got, truth, steps, timeline)
     fact = say("measured-wrong", got=got, worked=worked, truth=truth, each=each)
-    raise NotYet(f"{fact} {more}".strip(), rule, "", timeline)
+    raise NotYet(say("space").join(filter(None, (fact, more))), rule, "", timeline)
 
 
 def _why(got: float, truth: float, steps: list[Span], timeline: Timeline) -> diagnosis.Fact:

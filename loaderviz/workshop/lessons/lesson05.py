@@ -99,12 +99,12 @@ class Trial:
             ", ".join(dict.fromkeys(each.kind for each in found)) or "–" for found in (self.hazards, self.lints)
         )
         return {
-            "batches right": f"{sum(self.right)} of {len(self.right)}",
-            "overwritten in use": str(len(self.overwritten)),
-            "copy hidden": words.share(self.hidden),
-            "time": words.duration(self.timeline.duration),
-            "hazards": hazards,
-            "lints": lints,
+            say("batches right"): say("some-of-all", some=sum(self.right), all=len(self.right)),
+            say("overwritten in use"): str(len(self.overwritten)),
+            say("copy hidden"): words.share(self.hidden),
+            say("time"): words.duration(self.timeline.duration),
+            say("hazards-found"): hazards,
+            say("lints"): lints,
         }
 
     def view(self, color: str = "batch") -> View:
@@ -118,7 +118,7 @@ class Trial:
             space = max(min(width, CLOSE * (end - start)) - (end - start), (end - start) // 2) // 2
             start, end = max(begin, start - space), end + space
         on_host = any(hazard.second and hazard.second.stream is None for hazard in self.hazards)
-        kinds = ", ".join(dict.fromkeys(each.kind for each in (*self.hazards, *self.lints))) or "nothing to report"
+        kinds = ", ".join(dict.fromkeys(each.kind for each in (*self.hazards, *self.lints))) or say("nothing-to-report")
         return timeline.view(color, on_host, f"{self.name}: {kinds}", (start, end))
 
     def __repr__(self) -> str:

@@ -25,7 +25,7 @@ from loaderviz.loaders import PrefetchLoader
 from loaderviz.timeline import Cause, Kind, Timeline, TimelineError
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.diagnosis import stretch
-from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code, say
+from loaderviz.workshop.exercises import NotYet, Score, check_of, counted, learners_code, say
 from loaderviz.workshop.harness import Batch, Data, FeedConfig, feed
 
 if TYPE_CHECKING:
@@ -96,20 +96,20 @@ def chart(steps: Mapping[int, float], costs: Mapping[str, int]) -> go.Figure:
     lines = {"fetch / workers": costs["fetch"] / some / 1000}
     lines |= {name: np.full(len(some), costs[name] / 1000) for name in ("compute", "pin", "copy")}
     looks = (theme.GREEN, "dot"), (theme.BLUE, "longdash"), (theme.AMBER, "dashdot"), (theme.BROWN, "dash")
-    told = ", ".join(f"{words.count(n, 'worker')} {words.duration(time)}" for n, time in steps.items() if n)
-    told += f". A batch takes: {', '.join(f'{name} {words.duration(time)}' for name, time in costs.items())}"
+    told = say("comma").join(f"{counted(n, 'worker')} {words.duration(time)}" for n, time in steps.items() if n)
+    takes = say("comma").join(f"{name} {words.duration(time)}" for name, time in costs.items())
     layout = {"template": TEMPLATE, "height": 400, "margin": {"t": 60, "b": 60}}
-    figure = Chart(layout=layout | {"meta": {"text": f"A step with {told}."}})
+    figure = Chart(layout=layout | {"meta": {"text": say("chart", steps=told, costs=takes)}})
     slowest, wide = np.max(list(lines.values()), axis=0), {"color": theme.GRID, "width": 9}
-    figure.add_scatter(x=some, y=slowest, name="the slowest station", mode="lines", line=wide)
+    figure.add_scatter(x=some, y=slowest, name=say("the slowest station"), mode="lines", line=wide)
     for (name, values), (color, dash) in zip(lines.items(), looks, strict=True):
         figure.add_scatter(x=some, y=values, name=name, mode="lines", line={"color": color, "dash": dash})
     workers, diamonds = [count for count in steps if count], {"color": theme.TEXT, "size": 10, "symbol": "diamond"}
     measured = [steps[count] / 1000 for count in workers]
-    figure.add_scatter(x=workers, y=measured, name="measured step", mode="markers", marker=diamonds)
-    figure.update_layout(title="A step takes as long as the slowest station")
-    figure.update_xaxes(title="workers", dtick=1)
-    unit = {"text": "µs a batch", "standoff": 12}  # beside the numbers
+    figure.add_scatter(x=workers, y=measured, name=say("measured step"), mode="markers", marker=diamonds)
+    figure.update_layout(title=say("chart-title"))
+    figure.update_xaxes(title=say("workers"), dtick=1)
+    unit = {"text": say("µs a batch"), "standoff": 12}  # beside the numbers
     figure.update_yaxes(title=unit, automargin=True, rangemode="tozero")
     return figure
 
@@ -156,7 +156,7 @@ class Case:
         return last.duration // LAST, last
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {words.duration(value)}" for name, value in self.costs.items())
+        return say("comma").join(f"{name} {words.duration(value)}" for name, value in self.costs.items())
 
 
 def case(slowest: str, enough: int, chance: random.Random) -> Case:
@@ -206,7 +206,7 @@ def enough(answer: Callable[..., Any], chance: random.Random) -> Score:
         workers = _count(returned, fresh)
         step, timeline = fresh.run(workers)
         best, _ = fresh.run(MOST)
-        said = say("takes", costs=fresh, workers=words.count(workers, "worker"), step=words.duration(step))
+        said = say("takes", costs=fresh, workers=counted(workers, "worker"), step=words.duration(step))
         if step > WITHIN * best:
             fact = say("too-few-workers", said=said, best=words.duration(best), waits=_waits(timeline))
             raise NotYet(fact.strip(), say("slowest"), "", timeline)
@@ -214,7 +214,7 @@ def enough(answer: Callable[..., Any], chance: random.Random) -> Score:
             fact = say("too-many-workers", said=said, fewer=workers - 1)
             raise NotYet(fact, say("no-worker-more", slowest=say("slowest")), "", timeline)
         found.append(workers)
-    numbers = ", ".join(map(str, found))
+    numbers = say("comma").join(map(str, found))
     return Score(say("workers-found", count=len(found), numbers=numbers), timeline)
 
 

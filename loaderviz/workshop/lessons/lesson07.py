@@ -47,7 +47,7 @@ def exposed_copy(answer: Callable[..., Any], chance: random.Random) -> Score:
             raise NotYet(again, say("exposed-counts"), "", timeline)
         said.append(words.duration(wanted))
         picture = timeline
-    return Score(say("three-timelines", exposed=", ".join(said)), picture)
+    return Score(say("three-timelines", exposed=say("comma").join(said)), picture)
 
 
 def intervals_of(timeline: Timeline, *kinds: Kind) -> list[Interval]:
@@ -174,7 +174,7 @@ def find_cause(answer: Callable[..., Any], chance: random.Random) -> Score:
         with learners_code():
             returned = answer(timeline)
         if not isinstance(returned, str) or returned not in CAUSES:
-            raise NotYet(say("cause-wanted", returned=returned, causes=", ".join(map(repr, CAUSES))))
+            raise NotYet(say("cause-wanted", returned=returned, causes=say("comma").join(map(repr, CAUSES))))
         if returned != cause:
             fact, rule = _what_it_is(cause, timeline)
             more = _harmless_waits(timeline) if returned == "data" else ""

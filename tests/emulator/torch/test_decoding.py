@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 import loaderviz as lv
 from loaderviz.emulator import Host
+from loaderviz.emulator.hardware import DATA
 from loaderviz.emulator.torch.dataloader import FORMATS
 from loaderviz.imports import import_torchvision
 from loaderviz.timeline import Kind
@@ -379,3 +380,31 @@ def test_what_takes_longer_than_all_that_is_priced_is_said(times, said):
     took, recording = recorded(Items([fetch] * 3))
     assert took == [price] * 3
     assert recording.timeline.context.unpriced == said
+
+
+# JPEGs in several scans
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_progressive_jpeg_costs_more_whoever_decodes_it(stand_in, tmp_path, progressive):
+    """Notes before the frame (EXIF, comments) hide its marker from nobody; a file that is cut off is a plain one."""
+    data = saved("JPEG", progressive=progressive, exif=b"Exif\0\0" + bytes(9_000), comment=b"\xff\xc2" * 20)
+    format_ = FORMATS["progressive JPEG" if progressive else "JPEG"]
+    expected, factor = format_.time(len(data), BYTES), DATA["decoders"]["cv2"]["imdecode"]
+    picture = noise()
+    cv2 = stand_in("cv2", imdecode=lambda data, flags: picture, imread=lambda path: picture)
+    (tmp_path / "a.jpg").write_bytes(data)
+    assert cost(lambda: Image.open(io.BytesIO(data)).load()) == expected
+    for given in (data, np.frombuffer(data, np.uint8), torch.frombuffer(bytearray(data), dtype=torch.uint8)):
+        assert cost(lambda given=given: cv2.imdecode(given, 1)) == expected * factor // 1000
+    assert cost(lambda: cv2.imread(str(tmp_path / "a.jpg"))) == expected * factor // 1000
+    assert cost(lambda: cv2.imdecode(data[:1_000], 1)) == FORMATS["JPEG"].time(1_000, BYTES) * factor // 1000
+
+
+@pytest.mark.parametrize(("version", "factor"), [("4.5.5", 2_700), ("4.9.0", 2_700), ("4.10.0", 1_000), ("5.0", 1_000)])
+def test_an_opencv_without_simd_takes_longer_for_a_jpeg_alone(stand_in, version, factor):
+    picture = noise()
+    cv2 = stand_in("cv2", imdecode=lambda data, flags: picture, __version__=version)
+    jpeg, png = saved("JPEG"), saved("PNG")
+    assert cost(lambda: cv2.imdecode(jpeg, 1)) == FORMATS["JPEG"].time(len(jpeg), BYTES) * 870 // 1000 * factor // 1000
+    assert cost(lambda: cv2.imdecode(png, 1)) == FORMATS["PNG"].time(len(png), BYTES) * 870 // 1000

@@ -90,15 +90,14 @@ RIGHT = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("blocking", ["0", "1"])
-@pytest.mark.parametrize("name", [*RACES, *RIGHT])
-def test_programs_that_once_were_judged_wrongly(name, blocking, monkeypatch):
+def test_programs_that_once_were_judged_wrongly(blocking, monkeypatch):
     """With CUDA_LAUNCH_BLOCKING every call waits, so that nothing races."""
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
-    ((values, hazard),), ((right, _),) = both([RACES.get(name) or RIGHT[name]])
-    assert hazard == (name in RACES and blocking == "0")
-    assert hazard or values == right
+    named = RACES | RIGHT
+    for name, (values, hazard), (right, _) in zip(named, *both(list(named.values())), strict=True):
+        assert hazard == (name in RACES and blocking == "0"), name
+        assert hazard or values == right, name
 
 
 @pytest.mark.filterwarnings("ignore::loaderviz.HazardWarning")

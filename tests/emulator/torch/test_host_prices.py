@@ -351,3 +351,10 @@ def test_a_file_that_is_opened_in_a_fetch_is_what_open_gives(tmp_path, mode, opt
     with lv.record(on="a100", host="laptop", hazards="off"):
         found.extend(DataLoader(Data(look, [0] * 4), None, collate_fn=lambda each: each))
     assert found == [plain] * 4
+
+
+@pytest.mark.parametrize(("on", "mib", "noted"), [("a100", 4, True), ("a100", 1, False), ("4090", 4, False)])
+def test_a_copy_to_pageable_memory_at_an_assumed_rate_is_noted(on, mib, noted):
+    with lv.record(on=on, host="laptop", hazards="off") as recording:
+        torch.zeros(mib * 2**18, device="cuda").cpu()
+    assert any("to pageable memory" in note for note in recording.timeline.context.notes) is noted

@@ -28,6 +28,7 @@ from loaderviz.emulator.threads import DeadlockError
 from loaderviz.emulator.torch.session import Session
 from loaderviz.errors import NotModelledError
 from loaderviz.timeline import Cause
+from loaderviz.traces.steps import cut
 
 MS = 10**6  # ns
 LOCK, WAKE, START = 50, 7_000, 20_000  # ns
@@ -567,3 +568,55 @@ def test_a_server_in_a_thread_runs_in_real_time_as_before():
         server.shutdown()
         thread.join()
     server.server_close()
+
+
+def test_what_is_kept_of_a_run_with_threads_is_that_part_of_the_whole():
+    def steps(**options):
+        with lv.record(threads=True, on="a100", host=HOST, **options) as recording:
+            ready, data = queue.Queue(1), torch.randn(64, 6)
+            net = torch.nn.Linear(6, 3).cuda()
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            [thread] = started(lambda: [ready.put(data[at : at + 4].to("cuda")) for at in range(0, 64, 4)])
+            for _ in range(0, 64, 4):
+                recording.step()
+                net(ready.get()).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            thread.join()
+            still_emulated = Session.active.aside is None
+        assert still_emulated
+        return recording.timeline.self_check()
+
+    whole, part = steps(), steps(wait=3, steps=4)
+    assert len(part) > 4
+    assert list(part.rows()) == list(cut(whole, 3, 4, by_call=True).rows())
+
+
+def test_a_timeline_that_takes_long_to_be_built_is_no_loop_of_the_program(monkeypatch):
+    monkeypatch.setattr(threads, "LOOK", 1e-3)
+    monkeypatch.setattr(threads, "WORKS", 0)
+    monkeypatch.setattr(threads, "SPINS", 2)
+    finish = Session.finish
+
+    def slow(session):
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            pass
+        return finish(session)
+
+    with lv.record(threads=True, on="a100"):
+        [thread] = started(partial(time.sleep, 1))
+        time.sleep(1e-3)
+        monkeypatch.setattr(Session, "finish", slow)
+    thread.join()
+
+
+def test_a_refusal_at_the_end_of_the_block_lets_the_other_threads_go_on():
+    scheduler, problem = None, NotModelledError("refused")
+    with pytest.raises(NotModelledError, match="refused"), lv.record(threads=True, on="a100"):
+        [thread] = started(partial(time.sleep, 1))
+        time.sleep(1e-3)
+        scheduler = Session.active.scheduler
+        scheduler.main.problem, scheduler._wanted = problem, scheduler.main
+    thread.join(60)
+    assert not thread.is_alive() and not scheduler.alive

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import select
 import threading
 import time
 import warnings
@@ -32,7 +33,7 @@ import loaderviz as lv
 from loaderviz import intervals
 from loaderviz.emulator import Host, host
 from loaderviz.emulator.hardware import Parcel
-from loaderviz.emulator.torch import dataloader, functions, patches
+from loaderviz.emulator.torch import dataloader, patches
 from loaderviz.imports import WorkersError
 from loaderviz.timeline import Kind
 
@@ -297,6 +298,23 @@ def test_out_of_order_batches_come_as_they_are_ready_in_virtual_time(persistent_
     assert (again, list(other.rows())) == (epochs, list(timeline.rows()))
 
 
+class ReallyWaits(Squares):
+    """The first sample really waits for 60 ms, unseen; in virtual time it takes 1 ms, and the others take 5 ms."""
+
+    def __getitem__(self, index):
+        if not index:
+            select.select([], [], [], 0.06)
+        time.sleep(0.005 if index else 0.001)
+        return torch.tensor(index)
+
+
+def test_what_a_fetch_really_waits_for_does_not_change_the_order_on_a_named_host():
+    with lv.record(on="a100") as recording:
+        loader = DataLoader(ReallyWaits(), 1, num_workers=2, in_order=False, prefetch_factor=1)
+        assert next(iter(loader)).tolist() == [0]
+    assert len(recording.timeline)
+
+
 class Burns(Squares):
     """Each sample takes 0.3 ms of the processor, by a clock that the test holds, and sleeps 0.1 ms."""
 
@@ -365,7 +383,7 @@ def test_a_measured_fetch_leaves_out_what_the_emulator_asks_at_each_call(monkeyp
     monkeypatch.setattr(host, "thread_time_ns", lambda: Burns.clock[0])
     monkeypatch.setattr(dataloader, "others_time", lambda: 0)
     monkeypatch.setattr(dataloader, "JITTER", 10**12)  # nothing here waits
-    for module in (patches, functions, dataloader):
+    for module in (patches, dataloader):
         monkeypatch.setattr(module, "touches_device", asked)
     with lv.record(on="a100", host="auto") as recording:
         list(DataLoader(Burns(6), 2, num_workers=workers, multiprocessing_context="fork" if workers else None))

@@ -13,6 +13,7 @@ import torch
 from torch.autograd import graph
 from torch.optim import optimizer
 from torch.utils import _device, _foreach_utils
+from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
 from loaderviz.emulator.torch import internals
@@ -25,6 +26,14 @@ from loaderviz.emulator.torch.placement import install_types, move
 from loaderviz.emulator.torch.session import DEVICE, Session, wanted_device
 from loaderviz.emulator.torch.tensors import PLAIN, is_on_device
 
+# Parts of torch that make nothing of the device, and that a loop calls often
+ASKS_NOTHING: tuple[tuple[Any, str], ...] = (
+    (torch.autograd.profiler.record_function, "__enter__"),
+    (torch.autograd.profiler.record_function, "__exit__"),
+    (torch.autograd, "_make_grads"),
+    (torch.autograd, "_tensor_or_tensors_to_tuple"),
+    (internals.C, "_set_grad_enabled"),
+)
 ROOMS = cuda, telemetry, graphs, parallel, autocast, compilers, storing, profiler
 
 
@@ -41,7 +50,7 @@ def install(session: Session, patches: Patches, operators: Operators, calls: Fun
     _install_attention(patches)
     for owner in (_foreach_utils, internals.C):
         patches.around(owner, "_group_tensors_by_device_and_dtype")(_grouped)
-    _install_host_prices(session, patches)
+    _install_host_prices(session, patches.pricing)
     _install_optimizers(patches)
 
 
@@ -214,29 +223,57 @@ def _install_host_prices(session: Session, patches: Patches) -> None:
         hooks[handle.id] = hook
 
 
+def rest(session: Session, patches: Patches) -> None:
+    """Nothing is recorded any more: let parts of torch run below no mode that make nothing of the device."""
+    data = () if session.touched else ((dataloader._BaseDataLoaderIter, "__next__"),)
+    for owner, name in (*ASKS_NOTHING, *data):
+        patches.around(owner, name)(_unseen)
+    for kind in vars(torch.optim).values():
+        if isinstance(kind, type) and getattr(kind, "step", None) and "step" in vars(kind):
+            patches.around(kind, "step")(_step_unseen)
+
+
+def _unseen(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with internals.DisableTorchFunction():
+        return function(*args, **kwargs)
+
+
+def _step_unseen(step: Callable[..., Any], self: Any, *closure: Any, **kwargs: Any) -> Any:
+    alone = not (closure or kwargs) and all(_only_reads(self, group) for group in self.param_groups)
+    return (_unseen if alone else _seen)(step, self, *closure, **kwargs)
+
+
+def _seen(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def _asks_only(params: Iterable[torch.Tensor]) -> bool:
+    """Tell whether these are torch's own tensors, below no mode but ours."""
+    return internals.len_torch_function_stack() == 1 and PLAIN.issuperset(map(type, params))
+
+
+def _only_reads(optimizer: Any, group: Any) -> bool:
+    """Tell whether its state is made; fused ones ask for the device."""
+    if group.get("fused") or not _asks_only(group["params"]):
+        return False
+    with internals.DisableTorchFunction():
+        used = [param for param in group["params"] if param.grad is not None]
+    return isinstance(optimizer, torch.optim.SGD) or all(optimizer.state.get(param) for param in used)
+
+
 def _install_optimizers(patches: Patches) -> None:
     """What an optimizer asks of each parameter goes past `Functions`: it would see some five questions for each."""
-
-    def asks_only(params: Iterable[torch.Tensor]) -> bool:  # of torch's own tensors, below no mode but ours
-        return internals.len_torch_function_stack() == 1 and PLAIN.issuperset(map(type, params))
 
     def zero_grad(zero: Any, self: Any, set_to_none: bool = True) -> None:
         if isinstance(self, torch.nn.Module):
             params = list(self.parameters())
         else:
             params = [param for group in self.param_groups for param in group["params"]]
-        with internals.DisableTorchFunction() if set_to_none and asks_only(params) else nullcontext():
+        with internals.DisableTorchFunction() if set_to_none and _asks_only(params) else nullcontext():
             zero(self, set_to_none)
 
-    def only_reads(optimizer: Any, group: Any) -> bool:  # its state is made; fused ones ask for the device
-        if group.get("fused") or not asks_only(group["params"]):
-            return False
-        with internals.DisableTorchFunction():
-            used = [param for param in group["params"] if param.grad is not None]
-        return isinstance(optimizer, torch.optim.SGD) or all(optimizer.state.get(param) for param in used)
-
     def init_group(init: Any, self: Any, group: Any, *lists: Any) -> Any:
-        with internals.DisableTorchFunction() if only_reads(self, group) else nullcontext():
+        with internals.DisableTorchFunction() if _only_reads(self, group) else nullcontext():
             return init(self, group, *lists)
 
     for owner in (torch.optim.Optimizer, torch.nn.Module):

@@ -23,7 +23,7 @@ from loaderviz.emulator.runtime import Capture, CudaError
 from loaderviz.emulator.torch import copies, internals
 from loaderviz.emulator.torch.patches import Disguised, Patches, stands_for
 from loaderviz.emulator.torch.session import Session
-from loaderviz.emulator.torch.tensors import ATTRIBUTE, SET, DeviceTag, storage_of, tag_of
+from loaderviz.emulator.torch.tensors import AT_REST, ATTRIBUTE, SET, DeviceTag, storage_of, tag_of
 from loaderviz.errors import NotModelledError
 
 POOLS = count(1)
@@ -170,6 +170,12 @@ class CUDAGraph(Disguised):
                 raise CudaError("CUDA graphs must be captured on a non-default stream.")
             if session.recorder:
                 raise session.recorder.nodes.refuse()
+            if session.aside is AT_REST:
+                raise NotModelledError(
+                    "a CUDA graph is captured after the steps that record(wait=, steps=) keeps, where nothing is "
+                    "emulated any more: leave steps= out, or capture it before them"
+                )
+            session.plain = False
             self._pool = pool or self._pool
             self._recorder = session.recorder = Recorder(session)
 

@@ -21,7 +21,7 @@ from loaderviz.timeline import Kind, Timeline
 
 def install(session: Session, patches: Patches) -> None:
     """Put all in place."""
-    _install_ranges(session, patches)
+    _install_ranges(session, patches.pricing)
     _install_profiler(session, patches)
 
     def trace() -> None:
@@ -192,14 +192,14 @@ def _profiled(timeline: Timeline, device: str | None) -> list[FunctionEvent]:
 
 def _install_ranges(session: Session, patches: Patches) -> None:
     """`record_function` (and with it the DataLoader's own annotation) becomes a range on the main lane."""
-    starts: dict[int, int] = {}
+    ranges = session.ranges = dict[int, tuple[str, int]]()
 
     def entering(enter: Any, self: Any) -> Any:
-        starts[id(self)] = session.enter_range(self.name)
+        ranges[id(self)] = self.name, session.enter_range(self.name)
         return enter(self)
 
     def leaving(leave: Any, self: Any, *error: Any) -> Any:
-        session.leave_range(self.name, starts.pop(id(self)))
+        session.leave_range(*ranges.pop(id(self)))
         return leave(self, *error)
 
     @patches.around(record_function, "__enter__")
@@ -208,7 +208,7 @@ def _install_ranges(session: Session, patches: Patches) -> None:
 
     @patches.around(record_function, "__exit__")
     def end(leave: Any, self: Any, *error: Any) -> Any:
-        if id(self) in starts:
+        if id(self) in ranges:
             return session.own_work(leaving, leave, self, *error)
         with session.bookkeeping():
             return leave(self, *error)

@@ -1,0 +1,477 @@
+// The explorer in a page: settings -> picture, numbers, code and words, without a kernel.
+//
+// emulator.js works out the timeline, numbers.js what it says, the view draws it. All sentences
+// with numbers come from `tables.texts`, which Python writes its own with.
+
+// ------------------------------------------------------------------------------------------- words
+
+/** A text of the table with its gaps filled. */
+const fill = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+
+/** A small number as Python's %g writes it. */
+function general(value) {
+  if (!value) return "0";
+  const [digits, power] = value.toExponential(5).split("e").map(Number);
+  return power < -4 ? `${digits}e-0${-power}` : `${Number(value.toPrecision(6))}`;
+}
+
+function perSecond(value) {
+  if (value >= 1e6) return `${number(Number((value / 1e6).toPrecision(4)))} M`;
+  return value >= 100 ? number(rounded(value)) : `${Number(value.toPrecision(3))}`;
+}
+
+/** The state in one line, as `Settings.words` has it. */
+function stateWords(settings, { texts, gpus }) {
+  const bytes = size(settings.sample_bytes).replace("bytes", "B"), { short } = gpus[settings.gpu];
+  const state = `${short}, ${number(settings.batch_size)} × ${bytes}`;
+  if (settings.resident) return `${state}, ${texts.resident}`;
+  const policy = settings.lifetime === "consumer" ? "" : ` (${settings.lifetime})`;
+  const values = { ...settings, policy };
+  return [state, fill(settings.workers === 1 ? texts.worker : texts.workers, values),
+    settings.pin ? texts.pinned : texts.pageable, settings.non_blocking && texts.non_blocking,
+    settings.side_stream ? fill(texts.side, values) : texts.one_stream,
+    settings.depth && fill(texts.ahead, values),
+    settings.ranks_on_host > 1 && fill(texts.ranks, values)].filter(Boolean).join(", ");
+}
+
+/** What the numbers say, as `metrics.finding` has it for one GPU. */
+function findingOf({ compute_share: computes, overlap, headroom }, { at_the_limit: limit }) {
+  const away = headroom <= limit ? "at the limit" : `${times(headroom)} the limit`;
+  const hidden = overlap === null ? "no copies" : `${share(overlap)} of the copy is hidden`;
+  return [`GPU computes ${share(computes)} of the time`, hidden, headroom !== null && away]
+    .filter(Boolean).join(", ");
+}
+
+/** What the loop waits for, and what would change it, as `advice` in widgets/explorer.py. */
+function adviceOf(settings, summary, tables) {
+  const { texts } = tables, rest = Object.entries(summary.breakdown)
+    .filter(([name]) => name !== "compute");
+  if (summary.compute_share >= tables.busy) return texts.busy;
+  if (!rest.length) return "";
+  const [cause, time] = rest.reduce((most, each) => (each[1] > most[1] ? each : most));
+  const remedy = remedyOf(cause, settings, summary, tables), what = tables.rests[cause] ?? cause;
+  return fill(texts.rest, { share: share(time / summary.window), what, remedy }).trimEnd();
+}
+
+function remedyOf(cause, settings, summary, tables) {
+  const { texts } = tables;
+  if (cause === "copy exposed") {
+    if (summary.copy_share < tables.worth_hiding) return texts.small_copy;
+    const missing = ["pin", "non_blocking", "side_stream", "depth"].filter(name => !settings[name]);
+    const names = missing.map(name => tables.ways[name]).join(", ");
+    return missing.length ? fill(texts.hide, { missing: names }) : texts.long_copy;
+  }
+  if (cause.startsWith("idle: host in")) return texts.launching;
+  if (!cause.endsWith("waiting for data")) return "";
+  const host = new Host(tables.host, 1), nbytes = settings.batch_size * settings.sample_bytes;
+  const pinning = host.receiving(nbytes) + (settings.pin ? host.pinning(nbytes) : 0);
+  const work = host.fetchTime(nbytes) + settings.batch_size * settings.fetch_per_sample;
+  const fetching = work + host.sending(nbytes), each = fetching / Math.max(1, settings.workers);
+  return each >= pinning ? fill(texts.more_workers, { time: duration(fetching) })
+    : fill(texts.pin_thread, { time: duration(pinning) });
+}
+
+/** The code of settings, and which of its lines does what, as `program_of` in Python. */
+function programOf(settings, tables) {
+  const policy = tables.lifetimes[settings.lifetime], loads = !settings.resident;
+  const side = loads && settings.side_stream, ahead = loads && settings.depth > 0;
+  const slow = loads && settings.fetch_per_sample > 0, ring = side && policy.ring;
+  const true_ = { loads, side, ahead, slow, ring, again: ahead || ring,
+    library: ahead || ring || slow, own: side && policy.of_consumer, waits: side && policy.waits,
+    records: side && policy.records };
+  const { batch_size: batch, sample_bytes: bytes, depth } = settings;
+  const values = {
+    ...settings, samples: tables.samples, took: duration(settings.compute), buffers: depth + 1,
+    inner: ahead ? "    " : "", seconds: general(settings.fetch_per_sample / 1e9),
+    pinned: settings.pin ? ", pin_memory=True" : "",
+    shape: `${batch}, ${bytes}, dtype=torch.uint8, device="cuda"`,
+    how: settings.non_blocking ? ", non_blocking=True" : "",
+    batches: depth === 1 ? "batch" : `${depth} batches`,
+  };
+  const kept = fill(tables.program, values).split("\n").filter(Boolean)
+    .map(line => [line.slice(0, line.indexOf("|")), line.slice(line.indexOf("|") + 1)])
+    .filter(([guard]) => guard.split(" ").filter(Boolean)
+      .every(word => true_[word.replace("-", "")] !== word.startsWith("-")));
+  const lines = {}, text = kept.map(([, line], at) => {
+    const [shown, does] = line.split("  #: ");
+    if (does) lines[does] = at + 1;
+    return `${shown}\n`;
+  });
+  return { text: text.join(""), lines };
+}
+
+function difference(former, summary) {
+  if (!former?.step || !summary.step) return "";
+  const faster = former.step / summary.step, same = faster > 0.995 && faster < 1.005;
+  const slower = `${times(1 / faster)} slower`;
+  const change = same ? "as fast as before" : faster > 1 ? `${times(faster)} as fast` : slower;
+  return `${duration(summary.step)} a step instead of ${duration(former.step)}: ${change}`;
+}
+
+/** All that the page shows of settings. Throws `OutOfMemory` and `SettingsError`. */
+export function workedOut(settings, tables) {
+  const program = programOf(settings, tables);
+  const timeline = simulate(settings, tables, does => program.lines[does] ?? 0);
+  const summary = summarize(timeline, settings.batch_size, tables.causes);
+  const state = `${stateWords(settings, tables)}: ${findingOf(summary, tables)}`;
+  const text = `${state}. ${adviceOf(settings, summary, tables)}`;
+  return { settings, program, timeline, summary, state, text };
+}
+
+/** Typed settings, such as "workers=3, pin=True". Throws `SettingsError`. */
+export function typed(text, tables) {
+  const found = {};
+  for (const piece of text.split(",").filter(each => each.trim())) {
+    const [, name, word] = /^\s*(\w+)\s*=\s*(\S+)\s*$/.exec(piece) ?? [];
+    if (!name) throw new SettingsError(fill(tables.texts.sets_nothing, { text: piece.trim() }));
+    const bare = word.replaceAll("_", ""), plain = { True: true, False: false }[word];
+    found[name] = plain ?? (/^-?\d+$/.test(bare) ? Number(bare) : word.slice(1, -1));
+  }
+  return checked(found, tables);
+}
+
+/** These settings, if each means something. Throws `SettingsError`, with what is there. */
+function checked(settings, { texts, limits, ...tables }) {
+  const choices = { gpu: tables.gpus, lifetime: tables.lifetimes };
+  const refuse = (text, values) => { throw new SettingsError(fill(texts[text], values)); };
+  for (const [name, value] of Object.entries(settings)) {
+    const names = Object.keys(tables.settings).join(", ");
+    if (!(name in tables.settings)) refuse("no_setting", { name, names });
+    const [least, most] = limits[name] ?? [], known = choices[name];
+    if (limits[name] && !(Number.isInteger(value) && value >= least && value <= most)) {
+      refuse("number", { name, value, least: number(least), most: number(most) });
+    } else if (known && !(value in known)) {
+      refuse("choice", { name, value, names: Object.keys(known).join(", ") });
+    } else if (typeof tables.settings[name] === "boolean" && typeof value !== "boolean") {
+      refuse("truth", { name, value });
+    }
+  }
+  return settings;
+}
+
+// ---------------------------------------------------------------------------------------- controls
+
+const steps = (from, to, factors) => Array.from({ length: to - from }, (_, power) =>
+  factors.map(factor => Math.round(factor * 10 ** (from + power)))).flat();
+const RATES = [1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 32, 40, 55, 80, 97, 150, 300]
+  .map(each => each * SECOND);
+const perSample = value => (value ? duration(value) : "nothing");
+const bytesOf = value => size(value).replace("bytes", "B");
+const SAMPLES = [100, 400, 784, 1_500, 3_136, 6_000, 12_288, 30_000, 60_000, 150_528, 602_112];
+const counted = noun => value => plural(value, noun);
+const upTo = most => [...Array(most).keys()];
+
+const SLIDERS = { // label, what is offered, how it is written, what helps to choose
+  batch_size: ["batch size", upTo(13).map(power => 8 << power), counted("sample")],
+  sample_bytes: ["size of a sample", SAMPLES, bytesOf,
+    "784: MNIST as uint8; 3,136: as float32; 150,528: a picture of 224×224, uint8"],
+  compute: ["compute per batch", steps(3, 9, [1, 1.5, 2, 3, 4.4, 6, 8.8]), perSample,
+    "it grows with the batch size"],
+  kernels: ["kernels per batch", [1, 2, 4, 8, 12, 17, 24, 32, 48, 64], counted("kernel")],
+  workers: ["workers", upTo(13), value => `${value} process${value === 1 ? "" : "es"}`],
+  ranks_on_host: ["ranks on the host", [1, 2, 4, 8, 16], counted("rank")],
+  fetch_per_sample: ["CPU work a sample", [0, ...steps(3, 6, [1, 2, 5]), 1e6], perSample],
+  depth: ["batches ahead", upTo(9), value => (value === 1 ? "1 batch" : `${value} batches`)],
+  pinned_rate: ["pinned copy rate", RATES, value => `${bytesOf(value)}/s`],
+  pageable_rate: ["pageable copy rate", RATES, value => `${bytesOf(value)}/s`],
+};
+const CHECKS = { pin: "pin_memory=True", non_blocking: "non_blocking=True",
+  side_stream: "copy on a side stream" };
+const OF_LOADING = ["workers", "ranks_on_host", "fetch_per_sample", "pin", "non_blocking",
+  "side_stream", "depth", "lifetime"];
+const GROUPS = {
+  "The machine": ["gpu", "pinned_rate", "pageable_rate"],
+  "The work": ["resident", "batch_size", "sample_bytes", "compute", "kernels"],
+  "Loading and copying": OF_LOADING,
+};
+const EXPLORER_STYLE = `
+.lv-explorer { container-type: inline-size; font: 14px/1.4 system-ui, sans-serif; text-align: left;
+  color: var(--jp-ui-font-color1, inherit);
+  --lv-edge: color-mix(in srgb, currentColor 30%, transparent); }
+.lv-explorer * { box-sizing: border-box; }
+.lv-explorer .lv-all { display: grid; gap: 8px 18px; grid-template-columns: minmax(0, 1fr); }
+.lv-explorer .lv-presets { display: flex; flex-wrap: wrap; gap: 6px; }
+.lv-explorer button { font: inherit; color: inherit; min-height: 30px; flex: none;
+  padding: 2px 12px; border: 1px solid var(--lv-edge); border-radius: 5px; cursor: pointer;
+  background: color-mix(in srgb, currentColor 6%, transparent); }
+.lv-explorer button[aria-pressed=true] { border: 2px solid currentColor; font-weight: 600; }
+.lv-explorer .lv-numbers { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 0; }
+.lv-explorer .lv-name { font-size: 12.5px; opacity: .8; white-space: nowrap; }
+.lv-explorer .lv-value { font-size: 16px; font-weight: 600; white-space: nowrap; }
+.lv-explorer p { margin: 4px 0; } .lv-explorer [role=alert]:not(:empty) {
+  border-left: 4px solid #d55e00; padding: 4px 10px; }
+.lv-explorer fieldset { border: 0; margin: 0 0 8px; padding: 0; min-width: 0; }
+.lv-explorer legend { font-weight: 600; padding: 0; }
+.lv-explorer .lv-row { display: grid; gap: 0 8px;
+  grid-template-columns: 7.4em minmax(40px, 1fr) 7.6em;
+  align-items: center; min-height: 26px; font-size: 13.5px; }
+.lv-explorer .lv-row :is(select, input[type=text]) { grid-column: 2 / 4; }
+.lv-explorer .lv-row.lv-check { display: flex; }
+.lv-explorer :is(input, select) { font: inherit; width: 100%; min-width: 0; margin: 0;
+  accent-color: #0072b2; }
+.lv-explorer select, .lv-explorer input[type=text] { color: inherit; background: transparent;
+  border: 1px solid var(--lv-edge); border-radius: 4px; padding: 1px 4px; }
+.lv-explorer option { color: #000; background: #fff; }
+.lv-explorer input[type=checkbox] { width: auto; }
+.lv-explorer :disabled, .lv-explorer .lv-off { opacity: .5; }
+.lv-explorer output { font-variant-numeric: tabular-nums; white-space: nowrap; }
+.lv-explorer .lv-code > div { display: flex; justify-content: space-between; align-items: center; }
+.lv-explorer pre { font: 12px/1.45 var(--jp-code-font-family, monospace); white-space: pre-wrap;
+  overflow: auto; overflow-wrap: anywhere; word-break: normal; max-height: 60vh;
+  margin: 4px 0; padding: 6px 8px;
+  background: color-mix(in srgb, currentColor 6%, transparent); color: inherit; }
+@container (min-width: 340px) { .lv-explorer .lv-row {
+    grid-template-columns: 9.4em minmax(40px, 1fr) 7.6em; } }
+@container (min-width: 700px) { .lv-explorer .lv-all { grid-template-columns: 330px minmax(0, 1fr);
+    grid-template-rows: auto auto 1fr auto; align-items: start; }
+  .lv-explorer .lv-presets, .lv-explorer .lv-code { grid-column: 1 / -1; }
+  .lv-explorer :is(.lv-numbers, .lv-picture) { grid-column: 2; }
+  .lv-explorer .lv-controls { grid-column: 1; grid-row: 2 / 4; } }
+@container (min-width: 1060px) { .lv-explorer .lv-all {
+    grid-template-columns: 330px minmax(0, 5fr) minmax(0, 3fr); }
+  .lv-explorer .lv-numbers { grid-column: 2 / -1; }
+  .lv-explorer .lv-code { grid-column: 3; grid-row: 3; }
+  .lv-explorer pre { max-height: 500px; } }
+`;
+
+class Explorer {
+  /** `place` is filled; `tell` hears of each change that worked. */
+  constructor(place, { tables, settings }, tell = () => {}) {
+    const number = Math.random().toString(36).slice(2); // a page may have this module twice
+    Object.assign(this, { place, tables, tell, number, controls: {}, axis: 0 });
+    this.build();
+    this.show(settings);
+  }
+
+  build() {
+    const part = (name, ...children) => {
+      const node = el("div", `lv-${name}`);
+      node.append(...children);
+      return node;
+    };
+    this.presets = Object.entries(this.tables.presets).map(([name, preset]) => {
+      const title = `the settings of the ${name} loader`;
+      const node = el("button", "", name, { type: "button", title });
+      node.addEventListener("click", () => this.change(preset));
+      return node;
+    });
+    this.numbers = el("div", "lv-numbers");
+    const isLive = this.place.hasAttribute("data-lv-live");
+    this.host = el("div", "", undefined, isLive ? { "data-lv-live": "" } : {});
+    this.words = el("p", "lv-words", undefined, { role: "status", "aria-live": "polite" });
+    this.problem = el("p", "", undefined, { role: "alert" });
+    const about = { tabindex: "0", role: "region", "aria-label": "the code that this means" };
+    this.code = el("pre", "", undefined, about);
+    const groups = Object.entries(GROUPS).map(([title, names]) => {
+      const group = el("fieldset");
+      group.append(el("legend", "", title), ...names.map(name => this.control(name)));
+      return group;
+    });
+    groups[1].append(this.typing());
+    const head = el("div"), copy = el("button", "", "copy the code", { type: "button" });
+    copy.addEventListener("click", () => this.copy(copy));
+    head.append(el("b", "", "The code that this means"), copy);
+    const all = part("all", part("presets", ...this.presets), this.numbers,
+      part("picture", this.host, this.words, this.problem), part("controls", ...groups),
+      part("code", head, this.code));
+    this.place.replaceChildren(Object.assign(el("style"), { textContent: EXPLORER_STYLE }), all);
+    this.place.addEventListener("keydown", keepKeys);
+  }
+
+  row(name, label, control, ...more) {
+    const row = el("div", control.type === "checkbox" ? "lv-row lv-check" : "lv-row");
+    control.id = `lv-${this.number}-${name}`;
+    const title = el("label", "", label, { for: control.id });
+    row.append(...(control.type === "checkbox" ? [control, title] : [title, control]), ...more);
+    return row;
+  }
+
+  control(name) {
+    if (name in SLIDERS) return this.slider(name, ...SLIDERS[name]);
+    const isCheck = name in CHECKS;
+    const control = isCheck ? el("input", "", undefined, { type: "checkbox" }) : el("select");
+    const value = () => (isCheck ? control.checked : this.choices[name][control.value]);
+    control.addEventListener("change", () => this.change({ [name]: value() }));
+    this.controls[name] = { node: control, set: now => {
+      const key = Object.entries(this.choices[name] ?? {}).find(([, each]) => each === now)?.[0];
+      if (isCheck) control.checked = now;
+      else control.value = key;
+    } };
+    if (isCheck) return this.row(name, CHECKS[name], control);
+    for (const key of Object.keys(this.choices[name])) control.append(el("option", "", key));
+    const labels = { gpu: "GPU", lifetime: "memory kept by", resident: "the data set is in" };
+    return this.row(name, labels[name], control);
+  }
+
+  /** What a list offers: its words, and the value that each sets. */
+  get choices() {
+    const same = table => Object.fromEntries(Object.keys(table).map(name => [name, name]));
+    const where = { "host memory": false, "GPU memory": true };
+    return { gpu: same(this.tables.gpus), lifetime: same(this.tables.lifetimes), resident: where };
+  }
+
+  slider(name, label, offered, write, help = label) {
+    const control = el("input", "", undefined, { type: "range", min: 0, step: 1, title: help });
+    const output = el("output");
+    let values = offered;
+    control.addEventListener("input", () => this.change({ [name]: values[control.value] }));
+    this.controls[name] = { node: control, set: value => {
+      values = [...new Set([...offered, value])].sort((one, other) => one - other);
+      control.max = values.length - 1;
+      control.value = values.indexOf(value);
+      output.textContent = write(value);
+      control.setAttribute("aria-valuetext", write(value));
+    } };
+    return this.row(name, label, control, output);
+  }
+
+  typing() {
+    const hint = "workers=3, batch_size=1000";
+    const title = "any values, by the names of lv.explore(): bytes, ns, bytes/s";
+    const control = el("input", "", undefined, { type: "text", placeholder: hint, title });
+    control.addEventListener("change", () => {
+      try {
+        const values = typed(control.value, this.tables);
+        control.value = "";
+        this.show({ ...this.settings, ...values });
+      } catch (problem) {
+        this.problem.textContent = `${problem.message}. ${fill(this.tables.texts.type, { hint })}`;
+      }
+    });
+    return this.row("typed", "or type values", control);
+  }
+
+  /** One control has moved: what follows from it moves, too. */
+  change(values) {
+    const { settings, tables } = this, now = { ...settings, ...values };
+    if (values.gpu) {
+      const { h2d, pageable } = tables.gpus[values.gpu];
+      Object.assign(now, { pinned_rate: h2d, pageable_rate: pageable });
+    }
+    if (values.batch_size) { // a larger batch is more work: the time per sample stays
+      now.compute = Math.max(1, rounded((settings.compute * now.batch_size) / settings.batch_size));
+    }
+    this.show(now);
+  }
+
+  /** Show settings; what does not fit is said, and the picture stays. */
+  show(settings) {
+    const former = this.now;
+    this.settings = settings;
+    this.showControls();
+    try {
+      this.now = workedOut(settings, this.tables);
+    } catch (problem) {
+      if (!(problem instanceof OutOfMemory || problem instanceof SettingsError)) throw problem;
+      const { texts } = this.tables, full = problem instanceof OutOfMemory;
+      this.problem.textContent = `${full ? texts.out_of_memory : problem.message} ${texts.stays}`;
+      return;
+    }
+    this.problem.textContent = "";
+    this.draw(former?.summary);
+    if (former) this.tell(settings);
+  }
+
+  showControls() {
+    const { settings } = this;
+    for (const [name, { node, set }] of Object.entries(this.controls)) {
+      set(settings[name]);
+      node.disabled = settings.resident ? OF_LOADING.includes(name)
+        : name === "lifetime" && !settings.side_stream;
+      node.parentNode.classList.toggle("lv-off", node.disabled);
+    }
+    Object.values(this.tables.presets).forEach((preset, at) => {
+      const on = Object.entries(preset).every(([name, value]) => settings[name] === value);
+      this.presets[at].setAttribute("aria-pressed", on);
+    });
+  }
+
+  draw(former) {
+    const { timeline, summary, program, state, text, settings } = this.now, { tables } = this;
+    const { head, columns } = pictured(timeline, summary, tables.looks);
+    this.axis = Math.max(this.axis, head.parts[0].duration); // so that lengths can be compared
+    const subtitle = `${tables.gpus[settings.gpu].name}, emulated; host: ${tables.host.name}`;
+    const about = { title: state, subtitle, twin: text, axis: this.axis, causes: tables.causes };
+    Object.assign(head, about, tables.frame);
+    const said = former ? difference(former, summary) : tables.texts.outline;
+    if (this.view) this.view.load(head, columns, { keep: true, difference: said });
+    else this.view = begin(this.host, head, columns, { difference: said });
+    const shown = [["step", duration(summary.step ?? 0)],
+      ["throughput", `${perSecond(summary.samples_per_second ?? 0)} samples/s`],
+      ["GPU computes", share(summary.compute_share)],
+      ["copy hidden", summary.overlap === null ? "no copies" : share(summary.overlap)],
+      ["against the limit", summary.headroom === null ? "–" : times(summary.headroom)]];
+    this.numbers.replaceChildren(...shown.map(([name, value]) => {
+      const pair = el("div");
+      pair.append(el("div", "lv-name", name), el("div", "lv-value", value));
+      return pair;
+    }));
+    this.code.textContent = program.text;
+    this.code.scrollTop = this.code.scrollHeight; // its end, where the loop is
+    this.words.textContent = text;
+  }
+
+  /** Without `https` a page has no clipboard: then the code is selected and copied. */
+  copy(node) {
+    const done = () => {
+      node.textContent = "copied";
+      setTimeout(() => { node.textContent = "copy the code"; }, 1500);
+    };
+    const select = () => {
+      const selection = getSelection();
+      selection.selectAllChildren(this.code);
+      document.execCommand("copy");
+      selection.removeAllRanges();
+      done();
+    };
+    const { clipboard } = navigator;
+    if (clipboard) clipboard.writeText(this.now.program.text).then(done, select);
+    else select();
+  }
+}
+
+/** JupyterLab takes single keys for its cells, and the focus; Shift+Enter and Ctrl+S stay its. */
+function keepKeys(event) {
+  const held = event.ctrlKey || event.metaKey || event.altKey || event.shiftKey;
+  if (!held || event.key === "Tab") event.stopPropagation();
+}
+
+// ------------------------------------------------------------------------------------------- hosts
+
+/** The explorers that a page was saved with. */
+also.push(root => {
+  for (const place of root.querySelectorAll(".lv-explorer")) {
+    const data = place.querySelector(":scope > .lv-settings");
+    if (place.lv || !data) continue;
+    standIn(place);
+    place.lv = new Explorer(place, JSON.parse(data.textContent));
+  }
+});
+
+/** The widget: traits tables and settings; see widgets/controls.py. */
+widgets.render = ({ model, el: place }) => {
+  const about = { "data-lv-live": "", "data-lm-suppress-shortcuts": "true" };
+  const node = el("div", "lv-explorer", undefined, about);
+  place.append(node);
+  place.dataset.lvLive = "";
+  let later = 0;
+  const tell = settings => {
+    clearTimeout(later);
+    later = setTimeout(() => {
+      model.set("settings", settings);
+      model.save_changes();
+    }, 100);
+  };
+  const given = { tables: model.get("tables"), settings: model.get("settings") };
+  const explorer = (node.lv = new Explorer(node, given, tell));
+  model.on("change:settings", () => {
+    const asked = model.get("settings");
+    explorer.tables = model.get("tables");
+    if (Object.keys(asked).some(name => asked[name] !== explorer.settings[name])) {
+      explorer.show(asked);
+    }
+  });
+  return () => explorer.view.destroy();
+};
+
+if (typeof document !== "undefined") upgradeAll();

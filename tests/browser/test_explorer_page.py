@@ -1,0 +1,129 @@
+"""The explorer as a page: its controls move picture, numbers, words and code, without kernel and network."""
+
+import pytest
+
+from loaderviz import words
+from loaderviz.emulator.replay import PRESETS
+from loaderviz.widgets import explore
+
+pytestmark = pytest.mark.browser
+# Of each control that Tab reaches: its name, and what a screen reader says of a slider's value.
+NAMED = """() => [...document.querySelectorAll('.lv-controls :is(input, select)')].filter(each => !each.disabled)
+    .map(each => [each.labels[0].textContent, each.getAttribute('aria-valuetext')])"""
+LV = "document.querySelector('.lv-explorer').lv"
+BARS = f"Array.from({LV}.view.model.columns.start)"
+
+
+@pytest.fixture
+def shown(chromium, tmp_path):
+    """Return a function: the page of an explorer, and all that it asks the network for, and that fails in it."""
+    pages = []
+
+    def page_of(explorer, width=1280, scripts=True):
+        context = chromium.browser.new_context(viewport={"width": width, "height": 800}, java_script_enabled=scripts)
+        page, problems = context.new_page(), []
+        page.on("request", lambda request: request.url.startswith("file:") or problems.append(request.url))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        pages.append(context)
+        page.goto(explorer.to_html(tmp_path / "page.html").as_uri())
+        page.set_default_timeout(20_000)
+        return page, problems
+
+    yield page_of
+    for each in pages:
+        each.close()
+
+
+def slider(page, name):
+    return page.get_by_role("slider", name=name, exact=True)
+
+
+def said(page):
+    return page.locator(".lv-words").text_content()
+
+
+def test_each_control_has_a_name_and_tells_its_value_with_its_unit(shown):
+    page, problems = shown(explore("prefetch"))
+    told = dict(page.evaluate(NAMED))
+    assert list(told) == [
+        "GPU", "pinned copy rate", "pageable copy rate", "the data set is in", "batch size", "size of a sample",
+        "compute per batch", "kernels per batch", "or type values", "workers", "ranks on the host",
+        "CPU work a sample", "pin_memory=True", "non_blocking=True", "copy on a side stream", "batches ahead",
+        "memory kept by",
+    ]  # fmt: skip
+    assert [value for value in told.values() if value] == [
+        "25 GB/s", "10 GB/s", "4,096 samples", "784 B", "880 µs", "8 kernels", "4 processes", "1 rank", "nothing",
+        "2 batches",
+    ]  # fmt: skip
+    assert problems == []
+
+
+def test_keys_move_picture_numbers_words_and_code_as_python_has_them(shown):
+    page, problems = shown(explorer := explore())
+    assert said(page) == explorer.text()
+    slider(page, "workers").press("ArrowRight")
+    explorer.set(workers=5)
+    assert said(page) == explorer.text()
+    slider(page, "batch size").press("ArrowLeft")  # brings its work
+    explorer.set(batch_size=2048, compute=440_000)
+    assert said(page) == explorer.text()
+    page.get_by_label("GPU", exact=True).select_option("h200")  # brings its link
+    explorer.set(gpu="h200", pinned_rate=55_430_000_000, pageable_rate=page.evaluate(f"{LV}.settings.pageable_rate"))
+    assert said(page) == explorer.text() and page.evaluate(f"{LV}.settings") == vars(explorer.settings)
+    for name, preset in PRESETS.items():
+        page.get_by_role("button", name=name, exact=True).press("Enter")
+        explorer.set(**preset)
+        assert said(page) == explorer.text()
+        assert page.locator(".lv-code pre").text_content() == explorer.program.text
+        assert page.locator(".lv-numbers .lv-value").first.text_content() == words.duration(explorer.summary.step)
+        assert page.evaluate(BARS) == explorer.view.parts[0].bars.start.tolist()
+        assert page.locator("button[aria-pressed=true]").all_text_contents() == [name]
+    assert all(slider(page, name).is_disabled() for name in ("workers", "batches ahead"))
+    assert problems == []
+
+
+def test_the_former_setting_stays_as_an_outline_on_an_axis_of_one_length(shown):
+    page, _ = shown(explorer := explore())
+    axis = page.evaluate(f"{LV}.view.head.axis")
+    before = explorer.summary.step
+    page.get_by_role("button", name="prefetch").click()
+    explorer.set(**PRESETS["prefetch"])
+    assert axis == page.evaluate(f"{LV}.view.head.axis") > explorer.timeline.duration
+    told = page.locator(".lv-picture .subtitle").text_content()
+    now = explorer.summary.step
+    faster = f"{words.duration(now)} a step instead of {words.duration(before)}: {words.times(before / now)} as fast"
+    assert told == faster and page.evaluate(f"{LV}.view.former !== null")
+
+
+def test_what_does_not_fit_and_what_means_nothing_is_said_and_the_picture_stays(shown):
+    page, problems = shown(explorer := explore(gpu="t4", sample_bytes=602_112, batch_size=64))
+    bars, alert = page.evaluate(BARS), page.get_by_role("alert")
+    page.get_by_role("button", name="resident").click()
+    assert "do not fit into the memory of this GPU. The picture still shows" in alert.text_content()
+    assert page.evaluate(BARS) == bars
+    page.get_by_role("button", name="blocking").click()
+    assert alert.text_content() == "" and said(page) == explorer.text()
+    field = page.get_by_label("or type values")
+    for text, wrong in {"wokers=3": "no setting wokers", "3": "sets nothing", "workers=-1": "from 0 to 64"}.items():
+        field.fill(text)
+        field.press("Enter")
+        assert wrong in alert.text_content()
+    field.fill("workers=3, batch_size=1000")
+    field.press("Enter")
+    explorer.set(workers=3, batch_size=1000)
+    assert alert.text_content() == field.input_value() == "" and said(page) == explorer.text()
+    assert slider(page, "batch size").get_attribute("aria-valuetext") == "1,000 samples"
+    assert problems == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 800, 1280])
+def test_it_fits_into_a_window_and_has_a_picture_without_scripts(shown, width):
+    page, problems = shown(explorer := explore(), width)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for row in page.locator(".lv-row").all():
+        assert row.evaluate("node => node.scrollWidth <= node.clientWidth + 1"), row.text_content()
+    drawn = f"{LV}.view.drawn.rects + {LV}.view.drawn.buckets > 20"
+    page.wait_for_function(drawn)
+    page, more = shown(explorer, width, scripts=False)
+    assert page.locator("img.lv-still").is_visible() and explorer.text() in page.locator("body").inner_text()
+    assert problems + more == []
