@@ -7,7 +7,6 @@ window has beyond the work that remains. None is promised of a change that `what
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -486,16 +485,12 @@ def _room(facts: Evidence, number: int | None) -> str:
 
 def _starting(facts: Evidence, number: int | None, gain: Gain) -> str:
     """Say so where to start so many workers takes longer than they save in the steps that are judged."""
-    starts = np.flatnonzero(facts.loop & facts.timeline.named(WORKER_START.match))
+    timeline = facts.timeline
+    starts = np.flatnonzero(timeline.named(WORKER_START.match))
     if not (number and len(starts) and gain.ns > 0 and facts.steps):
         return ""
-    some = int(starts[0])
-    count = int(re.findall(r"\d+", facts.timeline.names[int(facts.timeline.name[some])])[0])
-    more = (
-        int(facts.timeline.end[some] - facts.timeline.start[some])
-        * max(0, number - len(facts.lanes_of("worker")))
-        // count
-    )
+    took, name = int((timeline.end - timeline.start)[starts[0]]), timeline.names[int(timeline.name[starts[0]])]
+    more = took * max(0, number - len(facts.lanes_of("worker"))) // int(name.split()[1])
     if more <= gain.ns:
         return ""
     pays = math.ceil(more * facts.steps / gain.ns)
