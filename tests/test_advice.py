@@ -1513,3 +1513,18 @@ def test_a_loop_over_tensors_is_told_torchs_call_for_all_of_them():
 
     found = next(each for each in lv.advise(trained(step, DataLoader(rows_of(), 256))) if each.kind == "host-bound")
     assert "torch._foreach_mul_(tensors" in found.change
+
+
+@pytest.mark.parametrize(("steps", "is_dear"), [(12, True), (160, False)])
+def test_workers_that_take_longer_to_start_than_they_save_are_told_to_stay(steps, is_dear):
+    """A batch is waited for: 16 ms; to start a worker takes the main thread 15 ms."""
+
+    class Waits(TensorDataset):
+        def __getitem__(self, index):
+            time.sleep(0.002)
+            return super().__getitem__(index)
+
+    rows = Waits(torch.zeros(8 * steps, 32))
+    found = lv.advise(trained(backward, DataLoader(rows, 8, num_workers=2)))[0]
+    pays = re.search(r"to start so many more takes \S+ \S+, which pays from (\d+) steps", found.evidence)
+    assert found.kind == "waiting-for-data" and bool(pays) == is_dear and (not pays or int(pays[1]) > steps)

@@ -6,6 +6,7 @@ window has beyond the work that remains. None is promised of a change that `what
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -482,6 +483,23 @@ def _room(facts: Evidence, number: int | None) -> str:
     return f"; the batches of more than {many} would not fit into {words.size(memory)} of /dev/shm{assumed}"
 
 
+def _starting(facts: Evidence, number: int | None, gain: Gain) -> str:
+    """Say so where to start so many workers takes longer than they save in the steps that are judged."""
+    timeline = facts.timeline
+    starts = np.flatnonzero(timeline.named(WORKER_START.match))
+    if not (number and len(starts) and gain.ns > 0 and facts.steps):
+        return ""
+    took, name = int((timeline.end - timeline.start)[starts[0]]), timeline.names[int(timeline.name[starts[0]])]
+    more = took * max(0, number - len(facts.lanes_of("worker"))) // int(name.split()[1])
+    if more <= gain.ns:
+        return ""
+    pays = math.ceil(more * facts.steps / gain.ns)
+    return (
+        f"; to start so many more takes {words.duration(more)}, which pays from {pays:,} steps an epoch on, or with "
+        "persistent_workers=True"
+    )
+
+
 def fetch_in_loop(facts: Evidence) -> Finding | None:
     """The loop's own thread fetches (and pins) the batches: DataLoader without workers."""
     fetching = facts.fetching
@@ -525,7 +543,7 @@ def waiting_for_data(facts: Evidence) -> Finding | None:
         "waiting-for-data",
         f"the loop waits {duration(facts, facts.length(waits))} for its next batch{idle} "
         f"({where(facts, waits)}); {seen}{_at_line(facts)}{_room(facts, number)}"
-        f"{too_slow(facts, *floors) if number else ''}",
+        f"{too_slow(facts, *floors) if number else ''}{_starting(facts, number, gain)}",
         change,
         gain,
         _workers(facts, number),

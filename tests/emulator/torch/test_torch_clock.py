@@ -201,6 +201,8 @@ MINE, PYTHON, NATIVE, OTHER = threading.get_native_id(), 10**8, 10**8 + 1, 10**8
         (25, {}, 35, 0),  # of a thread that has ended, or of a system that tells no more
         (0, {MINE: (0, 20)}, 40, 0),
         (60, {MINE: (0, 0), PYTHON: (60, 0)}, 0, 0),  # the interpreter's lock
+        (20, {MINE: (0, 0), PYTHON: (20, 30)}, 10, 0),  # who holds it had no core for 30 ms
+        (0, {MINE: (0, 10), PYTHON: (0, 90)}, 0, 0),
         (55, {MINE: (0, 0), NATIVE: (55, 0)}, 60, 0),  # OpenMP's spins beside it
         (900, {MINE: (0, 0)} | {NATIVE + each: (60, 0) for each in range(15)}, 60, 0),
         (50, {MINE: (0, 0), NATIVE: (50, 30), OTHER: (0, 10)}, 30, 30),  # for the last of them
