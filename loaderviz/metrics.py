@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from html import escape
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -467,7 +468,8 @@ class Loop:
                 marks = np.flatnonzero(mask)
                 spans = _training(timeline, device, marks)
                 told = [found[name].groupdict() for name in timeline.name[spans].tolist()]
-                samples = tuple(int(each["samples"]) if each.get("samples") else None for each in told)
+                counts = [int(each["samples"]) if each.get("samples") else None for each in told]
+                spans, samples = _joined(timeline, spans, counts)
                 cut = int(told[0]["number"]) > 0
                 first = 0 if cut else _first_steady(timeline, device, spans)
                 others, used = _others(timeline, device, marks, spans)
@@ -611,6 +613,17 @@ def _training(timeline: Timeline, device: int, spans: Ints) -> Ints:
     distance = following[np.searchsorted(place, np.arange(len(spans)))] - np.arange(len(spans))
     kept: Ints = spans[distance < max(1, np.median(np.diff(place)))]
     return kept
+
+
+def _joined(timeline: Timeline, spans: Ints, samples: list[int | None]) -> tuple[Ints, tuple[int | None, ...]]:
+    """Make one step of neighbours with the same batch, which two DataLoaders have given, with the samples of both."""
+    batches = timeline.batch[spans]
+    begins = np.flatnonzero(np.r_[True, (np.diff(batches) != 0) | (batches[1:] < 0)])
+    parts = [samples[first:after] for first, after in pairwise([*begins.tolist(), len(spans)])]
+    known = [[count for count in part if count is not None] for part in parts]
+    return spans[begins], tuple(
+        sum(some) if len(some) == len(part) else None for some, part in zip(known, parts, strict=True)
+    )
 
 
 def _last(timeline: Timeline, device: int, marks: Ints, taken: Ints) -> int:

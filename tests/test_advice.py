@@ -1528,3 +1528,20 @@ def test_workers_that_take_longer_to_start_than_they_save_are_told_to_stay(steps
     found = lv.advise(trained(backward, DataLoader(rows, 8, num_workers=2)))[0]
     pays = re.search(r"to start so many more takes \S+ \S+, which pays from (\d+) steps", found.evidence)
     assert found.kind == "waiting-for-data" and bool(pays) == is_dear and (not pays or int(pays[1]) > steps)
+
+
+def test_of_two_loaders_drawn_together_the_slow_one_is_named_and_a_step_takes_both_batches():
+    class Slow(TensorDataset):
+        def __getitem__(self, index):
+            with lv.costs(1e-3):
+                return super().__getitem__(index)
+
+    with lv.record(on="a100") as recording:
+        net = torch.nn.Linear(32, 32).cuda()
+        quick, slow = TensorDataset(torch.zeros(160, 32)), Slow(torch.zeros(160, 32))
+        for (x,), (u,) in zip(DataLoader(quick, 8, num_workers=1), DataLoader(slow, 8, num_workers=1), strict=True):
+            backward(net, x.cuda() + u.cuda())
+    first, summary = lv.advise(recording.timeline)[0], lv.summarize(recording.timeline)
+    assert (first.kind, "1 worker of loader 2 fetches" in first.evidence) == ("waiting-for-data", True)
+    assert first.parameters["workers"] == 8 and summary.batches == 19 and summary.samples == 19 * 16
+    assert 8e6 < summary.step < 9e6  # 8 samples of 1 ms

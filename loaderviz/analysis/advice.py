@@ -1228,7 +1228,8 @@ def _behind(facts: Evidence, gain: Gain, waits: Mask) -> tuple[str, str, int | N
         more = "loader = DataLoader(..., num_workers=...)  # more than now"
         return "its workers are not in this timeline", more, None
     busy, places = facts.busy(workers), min(len(workers), facts.cores or len(workers))
-    seen = f"{len(workers)} worker{'s fetch' if len(workers) > 1 else ' fetches'} {words.share(busy)} of the time"
+    many = words.count(len(workers), "worker") + facts.which_loader
+    seen = f"{many} {'fetch' if len(workers) > 1 else 'fetches'} {words.share(busy)} of the time"
     waiting = busy * len(workers) <= places < len(workers)  # one that waits for an emulated core does not look busy
     busy = busy * len(workers) / places if waiting else busy
     if _pin_thread_is_full(facts):

@@ -52,6 +52,7 @@ LONG = 1.5  # times the median step
 OTHER, OTHER_SHARE = 100_000, 0.02  # ns a launch, share of the window: more is no launching
 LOOKS, LOOKED = 3, 0.1  # so many looks, and so much of the window, or a line that was looked at is not named
 TYPICAL_CORES = 16  # for one GPU, in a server or a cloud machine; only where the timeline does not tell
+_LOADER = re.compile(r"\(loader \d+\)$")  # in the name of a lane, from the second one on
 _OPERATION = re.compile(r"AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce", re.I)
 CALLERS = {  # of collectives, by a range around their launch: the first that is there
     "tensor-parallel": re.compile(r"ModelParallelRegion|TensorParallel|(Column|Row)ParallelLinear").search,
@@ -641,8 +642,32 @@ class Evidence:
         return bool(self.timeline.named(lambda name: "BeginCapture" in name).any())
 
     def lanes_of(self, *roles: str) -> list[int]:
-        """The lanes of the host threads of these roles ("worker", "pin")."""
-        return [number for number, lane in enumerate(self.timeline.lanes) if lane.role in roles]
+        """The lanes of the host threads of these roles ("worker", "pin"); of several DataLoaders, of the busiest."""
+        lanes = [number for number, lane in enumerate(self.timeline.lanes) if lane.role in roles]
+        return [number for number in lanes if number not in self._other_loaders]
+
+    @cached_property
+    def _other_loaders(self) -> set[int]:
+        """The lanes of all DataLoaders but the one whose workers have the least time left."""
+        loaders = defaultdict[str, list[int]](list)
+        for number, lane in enumerate(self.timeline.lanes):
+            if lane.role in LOADING:
+                loaders["".join(_LOADER.findall(lane.name))].append(number)
+        workers = {
+            name: [number for number in lanes if self.timeline.lanes[number].role == "worker"]
+            for name, lanes in loaders.items()
+        }
+        busiest = max(loaders, key=lambda name: self.busy(workers[name]), default="")
+        return {number for name, lanes in loaders.items() for number in lanes if name != busiest}
+
+    @property
+    def which_loader(self) -> str:
+        """Says which of several DataLoaders `lanes_of` is about: " of loader 2"; "" where there is one."""
+        lanes = self.lanes_of(*LOADING)
+        if not (lanes and self._other_loaders):
+            return ""
+        name = _LOADER.search(self.timeline.lanes[lanes[0]].name)
+        return f" of {name[0].strip('()')}" if name else " of loader 1"
 
     def busy(self, lanes: list[int]) -> float:
         """The share of the window in which these lanes are busy, on average."""
@@ -676,9 +701,10 @@ class Evidence:
 
     @cached_property
     def fetches(self) -> Mask:
-        """What workers or the loop fetch in the window."""
+        """What workers or the loop fetch in the window; of several DataLoaders with workers, the busiest one's."""
         timeline = self.timeline
-        return timeline.where(Kind.FETCH) & (timeline.end > self.start) & (timeline.start < self.end)
+        fetches = timeline.where(Kind.FETCH) & (timeline.end > self.start) & (timeline.start < self.end)
+        return fetches & ~timeline.select(lane=list(self._other_loaders))
 
     @cached_property
     def fetch_place(self) -> tuple[Cause, str, float]:
