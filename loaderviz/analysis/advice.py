@@ -979,7 +979,7 @@ ONE_BY_ONE = {  # operators that torch has for lists of tensors, too
     )
     for end in ("", "_")
 }
-MANY, PART = 16, 0.1  # such calls a step, and of all kernels, from which they are named
+SINGLY, PART = 16, 0.1  # such calls a step, and of all kernels, from which they are named
 AT_ONCE = (
     "optimizer = torch.optim.Adam(..., foreach=True)  # or fused=True: all parameters at once",
     "torch._foreach_{name}(tensors, ...)  # in place of a loop over tensors: all of them at once",
@@ -1024,7 +1024,7 @@ def _one_by_one(facts: Evidence, kernels: int) -> tuple[str, str]:
     single = timeline.named(ONE_BY_ONE.__contains__)[rows] & (lines != -1)
     known, counts = np.unique(lines[single], return_counts=True)
     counts[2 * counts <= [int((lines == line).sum()) for line in known]] = 0  # as in a backward pass
-    if not (steps and len(known) and counts.max() >= max(MANY * steps, PART * kernels)):
+    if not (steps and len(known) and counts.max() >= max(SINGLY * steps, PART * kernels)):
         return "", ""
     rows, lines = rows[single], lines[single]
     mine = rows[lines == known[counts.argmax()]]
