@@ -358,7 +358,7 @@ class PinningCase:
 
     machine: Machine
     data: Samples
-    link: str
+    rates: tuple[float, float]  # of copies from ordinary and from pinned memory [GB/s]
     size: int
     workers: int
     steps: tuple[float, float]
@@ -395,8 +395,8 @@ def _drawn(truth: bool, count: int, chance: random.Random) -> Iterator[PinningCa
             machine, data = Machine("secret", secret, host=NEAR), Samples(size * 8, (1, side, side))
             loaders = (DataLoader(data, size, num_workers=workers, pin_memory=pin) for pin in (False, True))
             plain, pinned = (machine.train(loader) for loader in loaders)
-            link = say("two-rates", ordinary=secret.pageable / 1e9, pinned=rate / 1e9)
-            case = PinningCase(machine, data, link, size, workers, (plain.step, pinned.step), pinned.timeline)
+            rates = secret.pageable / 1e9, rate / 1e9
+            case = PinningCase(machine, data, rates, size, workers, (plain.step, pinned.step), pinned.timeline)
             if case.holds == truth and abs(case.saved - LEAST) > MARGIN:
                 yield case
                 break
