@@ -1545,3 +1545,21 @@ def test_of_two_loaders_drawn_together_the_slow_one_is_named_and_a_step_takes_bo
     assert (first.kind, "1 worker of loader 2 fetches" in first.evidence) == ("waiting-for-data", True)
     assert first.parameters["workers"] == 8 and summary.batches == 19 and summary.samples == 19 * 16
     assert 8e6 < summary.step < 9e6  # 8 samples of 1 ms
+
+
+def test_what_a_batch_sampler_takes_in_the_loops_thread_is_named_by_its_line():
+    class Sorted:
+        def __len__(self):
+            return 20
+
+        def __iter__(self):
+            for first in range(0, 160, 8):
+                with lv.costs(4e-3):
+                    rows = list(range(first, first + 8))
+                yield rows
+
+    rows = TensorDataset(torch.zeros(160, 32))
+    first = lv.advise(trained(backward, DataLoader(rows, batch_sampler=Sorted(), num_workers=2, pin_memory=True)))[0]
+    line = Sorted.__iter__.__code__.co_firstlineno + 2
+    assert first.kind == "other-work-in-loop" and f"test_advice.py:{line}" in first.evidence
+    assert first.expected_gain.predicted == pytest.approx(15 / 19 * 4e6, rel=0.05)  # five are drawn before the window

@@ -219,7 +219,8 @@ class LoopModel:
         facts, timeline = self.facts, self.timeline
         inside = facts.covered(facts.loop & facts.handing_out)
         known = facts.fetching | facts.loop & (timeline.where(Kind.WAIT) | timeline.named(HAND_OUT.__eq__))
-        rest = intervals.subtract(intervals.subtract(inside, facts.covered(known)), facts.covered(self._beside))
+        known_or_gone = either(facts.covered(known | self._beside), self._removal.when)
+        rest = intervals.subtract(inside, known_or_gone)
         return round(intervals.length(rest) / max(1, len(self.steps)))
 
     def whole(self, mask: Mask) -> Mask:
