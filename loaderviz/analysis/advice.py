@@ -219,11 +219,11 @@ def wide_dtype(facts: Evidence) -> Found:
 
 def restarts_workers(facts: Evidence) -> Finding | None:
     """Worker processes that are started again, as in each epoch, and then the first batch is waited for."""
-    starts = facts.loop & facts.timeline.named(WORKER_START.match)
+    starts = facts.timeline.named(WORKER_START.match)
     lines = facts.timeline.source
     if (lines[starts] >= 0).all():  # else nobody knows whose workers they are
         starts[np.flatnonzero(starts)[np.unique(lines[starts], return_index=True)[1]]] = False  # a loader's first ones
-    starts &= facts.timeline.start > facts.start
+    starts &= facts.loop & (facts.timeline.start > facts.start)
     if not starts.any():
         return None
     data = np.flatnonzero(facts.waiting(Cause.DATA))
