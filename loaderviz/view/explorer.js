@@ -444,7 +444,12 @@ also.push(root => {
     const data = place.querySelector(":scope > .lv-settings");
     if (place.lv || !data) continue;
     standIn(place);
-    place.lv = new Explorer(place, JSON.parse(data.textContent));
+    const build = () => { place.lv ??= new Explorer(place, JSON.parse(data.textContent)); };
+    if (!place.closest(".jp-OutputArea") || !place.hasAttribute("data-lv-stand")) build();
+    else { // the widget of the next output may live in a moment: two would take twice as long
+      const seen = () => { if (place.offsetHeight) build(); };
+      new IntersectionObserver(([{ isIntersecting }]) => isIntersecting && setTimeout(seen, 700)).observe(place);
+    }
   }
 });
 

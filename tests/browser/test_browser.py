@@ -14,7 +14,7 @@ DRAWN = "plot => plot.querySelectorAll('.bars .point path, .scatterlayer .trace 
 MOUNTED = "() => [...document.querySelectorAll('.lv-view')].every(host => host.lv)"
 # Of each view, once it is drawn: its width and height, and how many bars it has.
 # What stands in for a widget is hidden beside it.
-VIEWS = """() => Promise.all([...document.querySelectorAll('.lv-view:not([data-lv-stand])')].map(async host => {
+VIEWS = """() => Promise.all([...document.querySelectorAll('.lv-view:not([data-lv-stand], .lv-explorer .lv-view)')].map(async host => {
     await host.lv.ready;
     const box = host.getBoundingClientRect();
     return [box.width, box.height, host.lv.head.rows];
@@ -124,6 +124,7 @@ def test_a_prediction_answers_to_keys_and_is_there_without_its_kernel(lab, chrom
     page.goto(f"{lab.url}/doc/tree/asked.ipynb?token={lab.token}&reset")  # nothing is run: what was saved is there
     expect(page.locator(".lv-prediction:visible")).to_have_count(4)
     page.wait_for_function("document.body.textContent.includes('model not found')")
+    page.wait_for_function("!document.body.textContent.includes('Loading widget')")
     told = page.evaluate(SEEN)
     assert not [text for text in told if "rror" in text or "Loading" in text or "`" in text]
     assert "half of a<b> (you said this)" in told[0] and told[0].count("you said") == 1
