@@ -14,11 +14,12 @@ DRAWN = "plot => plot.querySelectorAll('.bars .point path, .scatterlayer .trace 
 MOUNTED = "() => [...document.querySelectorAll('.lv-view')].every(host => host.lv)"
 # Of each view, once it is drawn: its width and height, and how many bars it has.
 # What stands in for a widget is hidden beside it.
-VIEWS = """() => Promise.all([...document.querySelectorAll('.lv-view:not([data-lv-stand], .lv-explorer .lv-view)')].map(async host => {
+OURS = ".lv-view:not([data-lv-stand], .lv-explorer .lv-view)"
+VIEWS = f"""() => Promise.all([...document.querySelectorAll('{OURS}')].map(async host => {{
     await host.lv.ready;
     const box = host.getBoundingClientRect();
     return [box.width, box.height, host.lv.head.rows];
-}))"""
+}}))"""
 
 pytestmark = pytest.mark.browser
 
