@@ -980,10 +980,9 @@ ONE_BY_ONE = {  # operators that torch has for lists of tensors, too
     for end in ("", "_")
 }
 SINGLY, PART = 16, 0.1  # such calls a step, and of all kernels, from which they are named
-AT_ONCE = (
-    "optimizer = torch.optim.Adam(..., foreach=True)  # or fused=True: all parameters at once",
-    "torch._foreach_{name}(tensors, ...)  # in place of a loop over tensors: all of them at once",
-)
+OPTIMIZER = -2  # stands for the lines of all optimizers
+FOREACH = "optimizer = torch.optim.Adam(..., foreach=True)  # or fused=True: all parameters at once"
+AT_ONCE = "torch._foreach_{name}(tensors, ...)  # in place of a loop over tensors: all of them at once"
 REPLAY = (
     "with torch.cuda.graph(graph): loss = step(x, y)  # once; then x.copy_(batch) and graph.replay() in each step\n"
     'model = torch.compile(model, mode="reduce-overhead")  # or let torch make the graph; or take a larger batch'
@@ -1017,21 +1016,22 @@ def other_work_in_loop(facts: Evidence) -> Found:
 def _one_by_one(facts: Evidence, kernels: int) -> tuple[str, str]:
     """Say which operators go through a list of tensors one by one, and how to do it at once; else twice nothing."""
     timeline, steps = facts.timeline, facts.rounds or 0
-    rows = np.flatnonzero(facts.loop & timeline.where(Kind.OPERATOR) & ~timeline.named(OPTIMIZER_STEP.match))
+    optimizing = facts.loop & timeline.named(OPTIMIZER_STEP.match)
+    rows = np.flatnonzero(facts.loop & timeline.where(Kind.OPERATOR) & ~optimizing)
     rows = rows[(timeline.start[rows] >= facts.start) & (timeline.start[rows] < facts.end)]
-    stepping = facts.covered(facts.loop & timeline.named(OPTIMIZER_STEP.match))
-    lines = np.where(intervals.covers(stepping, timeline.start[rows]), -2, timeline.source[rows])
+    inside = intervals.covers(facts.covered(optimizing), timeline.start[rows])
+    lines = np.where(inside, OPTIMIZER, timeline.source[rows])
     single = timeline.named(ONE_BY_ONE.__contains__)[rows] & (lines != -1)
     known, counts = np.unique(lines[single], return_counts=True)
     counts[2 * counts <= [int((lines == line).sum()) for line in known]] = 0  # as in a backward pass
     if not (steps and len(known) and counts.max() >= max(SINGLY * steps, PART * kernels)):
         return "", ""
-    rows, lines = rows[single], lines[single]
-    mine = rows[lines == known[counts.argmax()]]
+    where_most = int(known[counts.argmax()])
+    mine = rows[single & (lines == where_most)]
     most = Counter(timeline.names[name].removeprefix("aten::") for name in timeline.name[mine].tolist()).most_common(1)
     place = line_of(facts, int(mine[0]))
     seen = f"{words.count(len(mine), 'operator')}{a_step(len(mine), steps)}, go through tensors one by one{place}"
-    return seen, AT_ONCE[int(known[counts.argmax()] != -2)].format(name=most[0][0])
+    return seen, (FOREACH if where_most == OPTIMIZER else AT_ONCE.format(name=most[0][0]))
 
 
 def host_bound(facts: Evidence) -> Found:
@@ -1203,7 +1203,7 @@ def nothing(facts: Evidence, found: Sequence[Finding]) -> Finding:
     small = max(found, key=lambda finding: finding.expected_gain.ns, default=None)
     if small is not None and small.expected_gain.ns:
         tried = is_worth_it(small.expected_gain, facts.window)
-        why = "but a replay of its change gains less than 3 %" if tried else "not worth a change"
+        why = "but no replay shows that its change gains 3 %" if tried else "not worth a change"
         text += f". The largest gain that is left is {small.kind}, {small.expected_gain}: {why}"
     return Finding("nothing-to-gain", text, "", NO_GAIN)
 
