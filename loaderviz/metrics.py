@@ -299,7 +299,7 @@ BLAME = 0.2  # of all lateness: a rank that causes so much of it is to blame
 WAITED = 0.025  # of the window: what others wait for less than that is not told
 ALIKE = 1.5  # times its fair part of all lateness: if one of those to blame causes less, it takes twice as much waiting
 ALIKE_CLOCK = 0.1  # of how far a clock is ahead; so far the ends of collectives may differ from it
-OFTEN = 0.5  # of its mean: a step in which a rank causes so much is one in which it is late
+OFTEN = 0.5  # of what it usually causes where it is late: a step in which a rank causes so much is one more of these
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,8 @@ class Lateness:
     `late` are the devices to blame, the worst first: the other ranks wait `cost` for them, at least, which is `share`
     (0..1) of what so many ranks could cause. Without one `cost` is what all of them wait in turn; 0 if it is little.
     `often` says in how many of the `units`, which are steps (collectives, where no steps are marked), each of them is
-    late; `in_turn`, that most often it is not all of them. `steps` is how many the window holds, 0 if not known.
+    late, and `held` in how many any of them is; `in_turn`, that most often it is not all of them. `steps` is how many
+    the window holds, 0 if not known.
 
     Columns of one entry for each part of a collective, by collective and arrival: `parts` are their spans, `group`
     counts the collectives, `device` is whose they are, `blame` is for how long it alone, or its share, held them up.
@@ -322,6 +323,7 @@ class Lateness:
     share: float
     steps: int
     often: tuple[int, ...]
+    held: int
     units: int
     in_turn: bool
     parts: Ints = field(compare=False)
@@ -333,6 +335,12 @@ class Lateness:
         """A time in the window, in words: that of a step where steps are known."""
         return f"{words.duration(ns / self.steps)} a step" if self.steps else words.duration(ns)
 
+    def longer(self, ns: float, often: int, what: str) -> str:
+        """Say `what` (for whom, than whom) is so long in the window; where that is in few steps, how long in one."""
+        if not (self.steps and often and 2 * often <= self.units):
+            return f"{self.per_step(ns)} {what}"
+        return f"{words.duration(ns / often)} {what} in {'that step' if often == 1 else 'each of these steps'}"
+
     def __str__(self) -> str:
         if not self.late:
             often = f" more than others: in turn they wait {self.per_step(self.cost)} for each other" * (self.cost > 0)
@@ -340,7 +348,9 @@ class Lateness:
         *most, last = self.ranks
         who = f"ranks {', '.join(most)} and {last} are" if most else f"rank {last} is"
         them, turn = "them" if most else "it", " in turn" if self.in_turn else ""
-        return f"{who} late{turn}: the others wait {self.per_step(self.cost)} for {them}"
+        if self.steps and 2 * self.held <= self.units:
+            turn += f" in {self.held} of {words.count(self.units, 'step')}"
+        return f"{who} late{turn}: the others wait {self.longer(self.cost, self.held, f'for {them}')}"
 
 
 @once
@@ -374,7 +384,7 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
         unit = np.searchsorted(begin_of(timeline, loop.device, loop.spans[steps]), came[last])
     known, unit = np.unique(unit, return_inverse=True)
     held = [np.bincount(unit[group], blame * (whose == each), len(known)) for each in late]
-    often = np.reshape(held, (len(late), len(known))) * len(known) >= OFTEN * caused[late][:, None]
+    often = np.reshape([usually(each, least / len(known)) for each in held], (len(late), len(known)))
     return Lateness(
         (start, end),
         tuple(devices[late].tolist()),
@@ -383,6 +393,7 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
         cost / max(1, possible),
         max(len(steps), len(known)) if len(steps) > 1 else 0,
         tuple(often.sum(axis=1).tolist()),
+        int(np.count_nonzero(often.any(axis=0))),
         len(known),
         bool(2 * often.sum() < (1 + len(late)) * np.count_nonzero(often.any(axis=0))),
         parts,
@@ -390,6 +401,16 @@ def lateness(timeline: Timeline, window: tuple[int, int] | None = None, steps_of
         device,
         blame,
     )
+
+
+def usually(blame: npt.NDArray[np.float64], least: float) -> npt.NDArray[np.bool_]:
+    """Return where a rank is late: it holds the others up half as long there as it usually does where that is much.
+
+    Much is `least` [ns], or the mean, if that is less. Usual is the median of these: one very late step hides no other.
+    """
+    much = blame[blame >= min(least, blame.mean())]
+    found: npt.NDArray[np.bool_] = blame >= OFTEN * np.median(much)
+    return found
 
 
 def _clocks(timeline: Timeline, parts: Ints, number: Ints, least: float) -> Ints:

@@ -103,6 +103,46 @@ def test_planted_stragglers_are_found_with_their_cause_and_their_cost(cause, how
         assert told.evidence in [each.evidence for each in lv.advise(timeline, device=device)]
 
 
+@pytest.mark.parametrize(
+    ("more", "said", "why"),
+    [
+        (
+            {(1, 5): {"computes": 9000}},
+            "rank 1 is late in 1 of 12 steps: the others wait 9 ms for it in that step",
+            ["Rank 1 is late in 1 of 12 steps: its kernels take 9 ms longer than in the other ranks in that step"],
+        ),
+        (
+            {(1, 5): {"loads": 9000}, (2, 7): {"loads": 8000}},
+            "ranks 1 and 2 are late in turn in 2 of 12 steps: the others wait 8.5 ms for them in each of these steps",
+            [
+                "Rank 1 is late in 1 of 12 steps: "
+                "its own loader takes 9 ms longer than in the other ranks in that step",
+                "Rank 2 is late in 1 of 12 steps: "
+                "its own loader takes 8 ms longer than in the other ranks in that step",
+            ],
+        ),
+        (  # late in each step, and very late once: that one step hides no others
+            {(1, step): {"loads": 3200 if step == 3 else 200} for step in range(STEPS)},
+            "rank 1 is late: the others wait 450 µs a step for it",
+            ["Rank 1 is late in 12 of 12 steps: its own loader takes 450 µs a step longer than in the other ranks"],
+        ),
+        (
+            {(3, step): {"copies": 900} for step in (2, 6, 9)},
+            "rank 3 is late in 3 of 12 steps: the others wait 900 µs for it in each of these steps",
+            [
+                "Rank 3 is late in 3 of 12 steps: its copies take 900 µs longer than in the other ranks in each of "
+                "these steps"
+            ],
+        ),
+        ({(rank, 5): {"loads": 9000} for rank in range(4)}, "no rank is late", []),
+    ],
+    ids=["once", "two once each", "one step far later", "three steps", "all at once"],
+)
+def test_a_rank_that_is_late_in_few_steps_is_not_told_as_if_it_were_in_each(more, said, why):
+    table = rank_table(planted(4, more))
+    assert (str(table.lateness), table.why) == (said, why)
+
+
 @pytest.mark.parametrize("many", [5, 6])
 def test_five_may_be_late_in_turn_and_of_more_nobody_is_to_blame(many):
     steps = 2 * many if many == 6 else 10

@@ -19,7 +19,7 @@ import numpy as np
 from loaderviz import intervals, words
 from loaderviz.intervals import Intervals, either
 from loaderviz.metrics import (
-    OFTEN,
+    WAITED,
     Lateness,
     check_timeline,
     collectives,
@@ -29,6 +29,7 @@ from loaderviz.metrics import (
     once,
     rank_of,
     summarize,
+    usually,
 )
 from loaderviz.timeline import COPIES, Cause, Ints, Kind, Message, Timeline, grouped
 
@@ -153,7 +154,7 @@ class RankTable:
         return [
             f"Rank {each.row.rank} is late in {each.often} of {words.count(self.lateness.units, unit)}: "
             + (
-                f"{CAUSES[each.cause]} {self.lateness.per_step(each.more)} longer than in the other ranks"
+                f"{CAUSES[each.cause]} {self.lateness.longer(each.more, each.often, 'longer than in the other ranks')}"
                 if each.cause
                 else "neither kernels nor copies, loading or host tell why"
             )
@@ -422,7 +423,8 @@ class Why:
         fair = ~np.isin(found.device, found.late)
         lonely = np.bincount(found.group, fair, count) == 0
         fair |= lonely[found.group] & ~mine
-        here = np.flatnonzero(mine & (found.blame > OFTEN * found.blame[mine].mean()))
+        least = WAITED * (found.window[1] - found.window[0]) / found.units
+        here = np.flatnonzero(mine)[usually(found.blame[mine], least)]
         others = [np.bincount(found.group, self.spent[:, n] * fair, count) for n in range(len(CAUSES))]
         usual = (others / np.maximum(1, np.bincount(found.group, fair, count)))[:, found.group[here]]
         more = self.spent[here].sum(axis=0) - usual.sum(axis=1)
