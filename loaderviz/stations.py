@@ -30,6 +30,7 @@ from weakref import WeakKeyDictionary
 
 from loaderviz.timeline import Cause, Look
 
+SAMPLING = "loaderviz sampler"  # the name of its thread
 PERIOD, SOON, OFTEN = 0.02, 0.005, 200  # s between two looks, but between so many at first
 TURN, HALF = 0.0001, 5e-7  # s; Python cuts off what is less than a microsecond
 _HERE = os.path.dirname(__file__)
@@ -181,7 +182,7 @@ class Sampler:
         sys.setswitchinterval(min(TURN, self._usual) + HALF)
         self._turn = sys.getswitchinterval()
         with suppress(RuntimeError):  # no thread may start here: then nothing is known
-            threading.Thread(target=self._run, daemon=True, name="loaderviz sampler").start()
+            threading.Thread(target=self._run, daemon=True, name=SAMPLING).start()
 
     def begin(self) -> None:
         """A fetch begins."""

@@ -28,6 +28,7 @@ from loaderviz.batches import HAND_OUT, loading_lane
 from loaderviz.emulator.hardware import FULL, SECOND, Host, ceil_div
 from loaderviz.errors import LoadervizError
 from loaderviz.machine import COARSE, Carried, fine_time_ns, thread_time_ns, tick
+from loaderviz.stations import SAMPLING
 from loaderviz.timeline import Cause, Kind
 
 if TYPE_CHECKING:
@@ -130,9 +131,9 @@ class WaitingTime:
     """How long the calling thread has waited [ns]: for a socket, a pipe, a process, a lock, a mounted file system.
 
     The only use of time on the wall. Less the processor time of all of Python's threads (who waits for the
-    interpreter's lock waits for another thread's work, also while that one has no core), and less the time in which the
-    thread could have run and had no core, which Linux tells in schedstat. Where no one tells it, that is in there, too,
-    and `is_exact` is False.
+    interpreter's lock waits for another thread's work, also while that one has no core; but where the sampler's has
+    none, it has just slept, and holds no lock), and less the time in which the thread could have run and had no core,
+    which Linux tells in schedstat. Where no one tells it, that is in there, too, and `is_exact` is False.
 
     Threads of C are OpenMP's: they spin before they sleep, beside whatever the thread waits for, so their processor
     time is not taken off; but it waits for the one that had no core for longest.
@@ -154,7 +155,7 @@ class WaitingTime:
 
     def since(self, before: Reading) -> Waited:
         """Return how long the thread has waited since then."""
-        now, pythons = self.read(), {getattr(each, "native_id", 0) for each in threading.enumerate()}
+        now, pythons = self.read(), {getattr(each, "native_id", 0): each.name for each in threading.enumerate()}
         ran, lacked, longest, holding = 0, 0, 0, 0
         for thread, times in now.threads.items():
             runs, lacks = (new - old for new, old in zip(times, before.threads.get(thread, (0, 0)), strict=True))
@@ -162,7 +163,7 @@ class WaitingTime:
                 ran, longest = ran + runs, max(longest, lacks)
             elif thread == threading.get_native_id():
                 lacked = lacks
-            else:
+            elif pythons[thread] != SAMPLING:
                 holding = max(holding, lacks)
         time = now.wall - before.wall - (now.process - before.process - ran) - lacked - longest
         return Waited(time - min(max(0, time), holding), min(ran, lacked + longest))

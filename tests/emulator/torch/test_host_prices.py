@@ -358,3 +358,39 @@ def test_a_copy_to_pageable_memory_at_an_assumed_rate_is_noted(on, mib, noted):
     with lv.record(on=on, host="laptop", hazards="off") as recording:
         torch.zeros(mib * 2**18, device="cuda").cpu()
     assert any("to pageable memory" in note for note in recording.timeline.context.notes) is noted
+
+
+TABLE = torch.arange(64 * 48.0).view(64, 48)
+TAKEN = {  # by name: of a sample of so many views and copies, so many parts are stacked
+    "one": (lambda index: TABLE[index], 1, 1),
+    "a pair": (lambda index: (TABLE[index], TABLE[index]), 2, 2),
+    "five of a kind": (lambda index: [TABLE[index] for _ in range(5)], 5, 5),
+    "columns": (lambda index: torch.stack([TABLE[index, column] for column in range(48)]), 2 * 48, 48 + 1),
+    "views of views": (lambda index: TABLE.t().t()[index].view(6, 8).flatten(), 5, 1),
+    "copies": (lambda index: TABLE[index].clone().clone().clone(), 4, 1),
+    "joined": (lambda index: torch.cat([TABLE[index]] * 3), 1, 3 + 1),
+    "shapes alone": (lambda index: float(sum(TABLE.shape) + TABLE.stride(0) + TABLE.dim()), 0, 0),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_a_data_set_takes_and_stacks_beyond_two_tensors_a_sample_has_a_price(name, workers):
+    """A view takes a third of the price of a sample, a part of a batch a sixth, as they do on a real machine."""
+    sample, taken, stacked = TAKEN[name]
+    host = replace(FREE, fetch_per_sample=6 * 10**5)
+    with lv.record(on="a100", host=host) as recording:
+        list(DataLoader(Taking(sample), 8, num_workers=workers))
+    more = max(0, 8 * (taken - 2)) * 2 * 10**5 + max(0, 8 * (stacked - 2)) * 10**5
+    assert [span.duration for span in recording.timeline.rows(Kind.FETCH)] == 2 * [8 * 6 * 10**5 + more]
+
+
+class Taking(Dataset):
+    def __init__(self, sample):
+        self.sample = sample
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return self.sample(index)

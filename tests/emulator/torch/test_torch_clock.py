@@ -16,6 +16,7 @@ from torch.utils import benchmark
 
 import loaderviz as lv
 from loaderviz.emulator import Host, host
+from loaderviz.stations import SAMPLING
 from loaderviz.timeline import Kind
 
 HOST = Host.preset("laptop")
@@ -191,7 +192,7 @@ def test_a_system_without_clocks_of_threads_records():
     assert (done.returncode, done.stdout) == (0, "True False\n"), done.stderr
 
 
-MINE, PYTHON, NATIVE, OTHER = threading.get_native_id(), 10**8, 10**8 + 1, 10**8 + 2
+MINE, PYTHON, NATIVE, OTHER, SAMPLER = threading.get_native_id(), 10**8, 10**8 + 1, 10**8 + 2, 10**9
 
 
 @pytest.mark.parametrize(
@@ -207,6 +208,8 @@ MINE, PYTHON, NATIVE, OTHER = threading.get_native_id(), 10**8, 10**8 + 1, 10**8
         (900, {MINE: (0, 0)} | {NATIVE + each: (60, 0) for each in range(15)}, 60, 0),
         (50, {MINE: (0, 0), NATIVE: (50, 30), OTHER: (0, 10)}, 30, 30),  # for the last of them
         (9, {MINE: (0, 20), NATIVE: (9, 30)}, 10, 9),
+        (0, {MINE: (0, 0), SAMPLER: (0, 40)}, 60, 0),  # which has just woken, and holds no lock
+        (5, {MINE: (0, 0), SAMPLER: (5, 40), PYTHON: (0, 10)}, 45, 0),
     ],
 )
 def test_what_a_thread_waits_for_is_told_from_other_threads_work(monkeypatch, process, threads, waited, spun):
@@ -216,7 +219,7 @@ def test_what_a_thread_waits_for_is_told_from_other_threads_work(monkeypatch, pr
     readings = [host.Reading(7, 7, before), host.Reading(67, 7 + process, after)]
     waiting = host.WaitingTime()
     monkeypatch.setattr(waiting, "read", lambda: readings.pop(0))
-    alive = threading.Thread()
-    alive._native_id = PYTHON
-    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), alive])
+    alive, sampler = threading.Thread(), threading.Thread(name=SAMPLING)
+    alive._native_id, sampler._native_id = PYTHON, SAMPLER
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), alive, sampler])
     assert waiting.since(waiting.read()) == (waited, spun)
