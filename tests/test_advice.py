@@ -1491,17 +1491,25 @@ def test_float64_is_twice_the_bytes_that_are_needed(dtype, is_wide):
     assert not is_wide or "float32 has half the bytes" in found[0].evidence
 
 
-@pytest.mark.parametrize(("foreach", "change"), [(False, "foreach=True"), (True, "")])
-def test_an_optimizer_that_takes_parameters_one_by_one_is_told_to_take_them_at_once(foreach, change):
+@pytest.mark.parametrize(
+    ("kind", "foreach", "change"),
+    [
+        (torch.optim.Adam, False, "Adam(..., foreach=True)"),
+        (torch.optim.SGD, False, "SGD(..., foreach=True)"),
+        (torch.optim.Adam, True, ""),
+    ],
+)
+def test_an_optimizer_that_takes_parameters_one_by_one_is_told_to_take_them_at_once(kind, foreach, change):
     made = []
 
     def step(net, x):
-        made.append(made[0] if made else torch.optim.Adam(net.parameters(), foreach=foreach))
+        made.append(made[0] if made else kind(net.parameters(), foreach=foreach))
         backward(net, x)
         made[0].step()
 
     found = next(each for each in lv.advise(trained(step, DataLoader(rows_of(), 256))) if each.kind == "host-bound")
     assert ("one by one" in found.evidence) == ("foreach=True" in found.change) == bool(change)
+    assert change in found.change
 
 
 def test_a_loop_over_tensors_is_told_torchs_call_for_all_of_them():

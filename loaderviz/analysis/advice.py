@@ -981,7 +981,7 @@ ONE_BY_ONE = {  # operators that torch has for lists of tensors, too
 }
 SINGLY, PART = 16, 0.1  # such calls a step, and of all kernels, from which they are named
 OPTIMIZER = -2  # stands for the lines of all optimizers
-FOREACH = "optimizer = torch.optim.Adam(..., foreach=True)  # or fused=True: all parameters at once"
+FOREACH = "optimizer = {name}(..., foreach=True)  # or fused=True: all parameters at once"
 AT_ONCE = "torch._foreach_{name}(tensors, ...)  # in place of a loop over tensors: all of them at once"
 REPLAY = (
     "with torch.cuda.graph(graph): loss = step(x, y)  # once; then x.copy_(batch) and graph.replay() in each step\n"
@@ -1031,7 +1031,10 @@ def _one_by_one(facts: Evidence, kernels: int) -> tuple[str, str]:
     most = Counter(timeline.names[name].removeprefix("aten::") for name in timeline.name[mine].tolist()).most_common(1)
     place = line_of(facts, int(mine[0]))
     seen = f"{words.count(len(mine), 'operator')}{a_step(len(mine), steps)}, go through tensors one by one{place}"
-    return seen, (FOREACH if where_most == OPTIMIZER else AT_ONCE.format(name=most[0][0]))
+    if where_most != OPTIMIZER:
+        return seen, AT_ONCE.format(name=most[0][0])
+    steps_of = Counter(timeline.names[name] for name in timeline.name[optimizing].tolist()).most_common(1)[0][0]
+    return seen, FOREACH.format(name=steps_of.partition("#")[2].partition(".")[0])
 
 
 def host_bound(facts: Evidence) -> Found:
