@@ -50,6 +50,19 @@ def test_readme_fits_and_every_how_to_page_is_one_screen_and_in_the_list():
         assert len(text.splitlines()) <= SCREEN and max(map(len, written)) <= WIDEST, path.name
 
 
+def test_the_numbers_of_readme_are_those_of_the_pages_that_it_names():
+    readme, validation, compatibility = (
+        " ".join((ROOT / name).read_text(encoding="utf-8").split())
+        for name in ("README.md", "docs/validation.md", "docs/compatibility.md")
+    )
+    found = re.search(r"\*\*held out\*\*.*?: (\d+) rows, median factor ([\d.]+), worst ([\d.]+)\.", validation)
+    said = "On {} published measurements that nothing was fitted on, its median error is a factor of {}, and the worst "
+    said += "is {}."
+    assert said.format(*found.groups()) in readme
+    run, every = re.search(r"(\d+) of (\d+) run,", compatibility).groups()
+    assert f"{run} of {every} public programs and libraries do" in readme
+
+
 def test_every_block_of_code_is_of_a_kind_that_runs():
     for page in pages.PAGES:
         text = page.read_text(encoding="utf-8")
