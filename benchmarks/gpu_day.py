@@ -78,7 +78,7 @@ def _milliseconds(target: torch.Tensor, source: torch.Tensor) -> float:
     target.copy_(source, non_blocking=True)
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end)
+    return float(begin.elapsed_time(end))
 
 
 def loaders() -> None:
@@ -172,12 +172,9 @@ def _pack(folder: Path, out: Path, told: dict[str, Any]) -> None:
         packed.writestr("results.json", json.dumps(told, indent=1))
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                try:
-                    content: str | bytes = path.read_text(encoding="utf-8")
-                    for place, name in ((str(folder), "."), (str(ROOT), "loaderviz"), (str(Path.home()), "~")):
-                        content = content.replace(place, name)
-                except UnicodeDecodeError:
-                    content = path.read_bytes()
+                content = path.read_bytes()
+                for place, name in ((folder, "."), (ROOT, "loaderviz"), (Path.home(), "~")):
+                    content = content.replace(str(place).encode(), name.encode())
                 packed.writestr(path.relative_to(folder).as_posix(), content)
 
 

@@ -50,8 +50,8 @@ def ran(page: Path, folder: Path) -> str:
     parts, at, blocks = [], 0, list(BLOCK.finditer(text))
     files = {name[1]: code for _, code in (block.groups() for block in blocks) if (name := FILE.match(code))}
     with contextlib.chdir(folder):
-        for name, code in files.items():
-            Path(name).write_text(code, encoding="utf-8")
+        for file, code in files.items():
+            Path(file).write_text(code, encoding="utf-8")
         for package in (*needs(text), "torchvision"):  # whose import is cured, too
             with cured_imports():
                 importlib.import_module(package)
