@@ -28,6 +28,7 @@ def told(page):
 
 
 @FORKS
+@pytest.mark.timeout(900)  # a page starts up to six programs
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("page", [told(page) for page in pages.PAGES])
 def test_a_page_says_what_its_code_prints(page, tmp_path):
