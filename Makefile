@@ -5,7 +5,7 @@
 # make mutants    the share of small changes of the program that the tests see: make mutants SEED=7 COUNT=100
 # make bench      timings                 make notebooks   write and run notebooks/*.ipynb, from notebooks/src/*.py
 # make book       lessons, rules and guide as pages in build/book, to read on any device, without a server or a network
-# Each sets up .venv by itself, on first use, by start.py. Python 3.11.5 to 3.14 is all they need; without make: README.
+# Each sets up .venv by itself, on first use, by start.py. Python 3.11.5 to 3.14 is all they need; without make: docs/setup.md.
 
 PYTHON ?= python3
 VENV := .venv
@@ -81,7 +81,7 @@ check: setup-dev
 	$(VENV)/bin/lint-imports
 
 bench: setup-dev
-	@for file in $(filter-out benchmarks/mutants.py,$(wildcard benchmarks/*.py)); do name=$$(basename $$file .py); echo "== $$name"; $(RUN) -m benchmarks.$$name || exit 1; done
+	@for file in $(filter-out benchmarks/mutants.py benchmarks/gpu_day.py,$(wildcard benchmarks/*.py)); do name=$$(basename $$file .py); echo "== $$name"; $(RUN) -m benchmarks.$$name || exit 1; done
 
 notebooks: setup-dev
 	$(RUN) notebooks/build.py --execute

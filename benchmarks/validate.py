@@ -408,7 +408,7 @@ def held(one: Row, other: Row) -> bool:
 
 
 def headline(every: Sequence[Found]) -> Iterator[str]:
-    """Say in one sentence for each use what all rows come to; the README quotes it."""
+    """Say in one sentence for each use what all rows come to; docs/emulator.md quotes it."""
     for used, means in MEANS.items():
         factors = [each.factor for each in every if each.row.used == used]
         yield (f"* **{used}** ({means}): {len(factors)} rows, median factor {statistics.median(factors):.2f}, "

@@ -219,10 +219,10 @@ def _losses(losses: dict[str, float]) -> str:
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Says the default of each option that has one."""
+    """Tells the default of each option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
+        return action.help if action.default in (None, False, []) else super()._get_help_string(action)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -238,48 +238,48 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run, needs=needs)
         return sub.add_argument
 
-    about = "run the four loaders (and the usual loop) on MNIST, print the tables, write one HTML page"
+    about = "run four loaders and the usual loop on MNIST, print their tables and write one HTML page"
     add = command("compare", compare, ("pandas", "torchvision"), about)
-    add("--on", default="a100", metavar="GPU", help="the GPU to emulate: a100, t4, h200, laptop, …")
-    add("--host", default="workstation", help="the computer around it: laptop, workstation, server 2023 or server 2016")
-    sizes = "samples in a batch; may be given more than once, in the order wanted (default: 4096, then 64)"
+    add("--on", default="a100", metavar="GPU", help="the GPU to emulate, such as a100, t4, h200 or laptop")
+    add("--host", default="workstation", help="the host around it: laptop, workstation, server 2023, server 2016")
+    sizes = "the samples in a batch; each further --batch-size adds a table and a picture (default: 4096, then 64)"
     add("--batch-size", type=int, action="append", metavar="N", help=sizes)
-    add("--workers", type=int, default=4, metavar="N", help="DataLoader worker processes")
-    add("--depth", type=int, default=2, metavar="N", help="batches that the prefetcher is ahead")
-    add("--steps", type=int, default=4, metavar="N", help="batches in the picture")
-    add("--warmup", type=int, default=6, metavar="N", help="batches before it")
+    add("--workers", type=int, default=4, metavar="N", help="the worker processes of a DataLoader")
+    add("--depth", type=int, default=2, metavar="N", help="the batches that the prefetcher copies ahead")
+    add("--steps", type=int, default=4, metavar="N", help="the batches that the picture shows")
+    add("--warmup", type=int, default=6, metavar="N", help="the batches that run before those and are not shown")
     add("--out", type=Path, default=Path("timelines.html"), metavar="FILE", help="the page to write")
-    add("--json", type=Path, metavar="FILE", help="save each run's report as JSON, by batch size and loader")
+    add("--json", type=Path, metavar="FILE", help="the file for the report of each run, as JSON")
 
-    add = command("view", view, (), "show a trace of torch.profiler or Nsight Systems as one HTML page")
-    add("file", type=Path, nargs="+", metavar="FILE", help="a trace, a folder of ranks, or several ranks")
-    add("--steps", type=_part, metavar="FIRST:END", help="read the steps from FIRST up to, not with, END, such as 3:6")
+    add = command("view", view, (), "read a trace of torch.profiler or Nsight Systems and write one HTML page")
+    add("file", type=Path, nargs="+", metavar="FILE", help="a trace, or a folder with the traces of several ranks")
+    add("--steps", type=_part, metavar="FIRST:END", help="the steps to read; 3:6 reads the steps 3, 4 and 5")
     add("--out", type=Path, default=Path("timeline.html"), metavar="PAGE", help="the page to write")
     _add_judging(command)
-    add = command("run", run, (), "record a program on an emulated or a real GPU, show it as one HTML page")
+    add = command("run", run, (), "record a program on an emulated or a real GPU and write one HTML page")
     commands.choices["run"].usage = "loaderviz run [options] (script.py | -m module) [argument ...]"
-    where = "auto (the real GPU, else an emulated A100), cuda, cpu, or a GPU to emulate: a100, t4, h200, …"
-    costs = "around an emulated GPU: auto (Python and data set as on this machine), laptop, workstation, server 2023"
+    where = "where it runs: cuda, cpu, or a GPU to emulate, such as a100; auto takes cuda, or a100 where no GPU is"
+    costs = "the computer around an emulated GPU, such as laptop; auto measures Python and data set on this machine"
     add("--on", default="auto", metavar="WHERE", help=where)
     add("--host", default="auto", metavar="HOST", help=costs)
-    add("--threads", action="store_true", help="let the program's threads use an emulated GPU, in turns")
-    add("--wait", type=int, default=0, metavar="N", help="leave out the first N steps")
-    add("--steps", type=int, metavar="N", help="record N steps after that, not all")
-    add("--limit", type=int, default=LIMIT, metavar="N", help="of a real run keep at most N spans")
+    add("--threads", action="store_true", help="let the program's threads use an emulated GPU")
+    add("--wait", type=int, default=0, metavar="N", help="the steps at the start that are left out")
+    add("--steps", type=int, metavar="N", help="the steps to record after those; all, without it")
+    add("--limit", type=int, default=LIMIT, metavar="N", help="the most spans to keep of a real run")
     add("--out", type=Path, default=Path("timeline.html"), metavar="PAGE", help="the page to write")
-    add("--save", type=Path, metavar="FILE", help="save the timeline itself, for `view` or read()")
-    add("--json", type=Path, metavar="FILE", help="save numbers and findings as JSON, for `diff` and for programs")
-    under = "exit with 3 where a number is less, such as overlap=0.9; may be given more than once"
+    add("--save", type=Path, metavar="FILE", help="the file for the timeline, for `view` and read()")
+    add("--json", type=Path, metavar="FILE", help="the file for numbers and findings, for `diff`")
+    under = "end with status 3 if a number is less than this, such as overlap=0.9; it may be given more than once"
     add("--fail-under", action="append", default=[], metavar="NAME=NUMBER", help=under)
-    over = "exit with 3 where a number is more, such as step=2ms"
+    over = "end with status 3 if a number is more than this, such as step=2ms; it may be given more than once"
     add("--fail-over", action="append", default=[], metavar="NAME=NUMBER", help=over)
     add("-m", dest="module", action="store_true", help="run a module, as `python -m` does")
-    add("program", help="the script, or with -m the module")
-    add("arguments", nargs=argparse.REMAINDER, metavar="argument", help="all that follows is the program's")
+    add("program", help="the script to run, or the module with -m")
+    add("arguments", nargs=argparse.REMAINDER, metavar="argument", help="all that follows belongs to the program")
 
-    add = command("lessons", lessons, (), "copy the notebooks into a folder, to work in")
-    add("folder", type=Path, nargs="?", default=Path("lessons"), help="it is made; files that it has are kept")
-    command("ready", ready, (), "test in half a minute what a workshop needs; print READY, or the one repair")
+    add = command("lessons", lessons, (), "copy the notebooks of the course into a folder")
+    add("folder", type=Path, nargs="?", default=Path("lessons"), help="the folder to make; files in it are kept")
+    command("ready", ready, (), "test in half a minute whether a workshop can be held here; print READY or a repair")
     return parser
 
 
@@ -297,23 +297,24 @@ def _part(text: str) -> slice | None:
 
 
 def _add_judging(command: Callable[..., Add]) -> None:
-    add = command("diff", diff, (), "compare the numbers of two runs, which `run --json` saved")
+    add = command("diff", diff, (), "compare the numbers of two runs that `run --json` saved")
     add("before", type=Path, metavar="BEFORE", help="the report of the run before a change")
     add("after", type=Path, metavar="AFTER", help="the report of the run after it")
-    worse = "exit with 3 where a number is worse by more than a share, such as step=10%%, and than chance"
+    worse = "end with status 3 if a number is worse by more than a share, such as step=10%%, and by more than chance"
     add("--fail-over", action="append", default=[], metavar="NAME=SHARE", help=worse)
 
-    about = "compare the kernels of torch.profiler traces with what the emulator would charge; exit 1 beyond the limit"
+    about = "compare the kernels of a trace with what the emulator would charge; end with status 1 beyond the limit"
     add = command("validate", validate, (), about)
-    add("file", type=Path, nargs="+", metavar="TRACE", help="a trace recorded with record_shapes=True")
+    add("file", type=Path, nargs="+", metavar="TRACE", help="a trace that was recorded with record_shapes=True")
     add("--on", metavar="GPU", help="the preset to compare with (default: the card that the trace names)")
-    add("--limit", type=float, default=0.25, metavar="SHARE", help="largest sum of errors over the sum measured")
+    add("--limit", type=float, default=0.25, metavar="SHARE", help="the largest sum of errors over the measured sum")
 
-    add = command("calibrate", calibrate, (), "make a host to emulate of this machine; or, from a trace, its GPU, too")
-    add("file", type=Path, metavar="TRACE", nargs="?", help="a trace of torch.profiler with record_shapes=True")
-    add("--on", metavar="GPU", help="the preset of what the trace does not show (default: the card that it names)")
-    add("--host", default="workstation", metavar="HOST", help="the same for the computer around it")
-    add("--save", "--out", type=Path, metavar="FILE", help="for --host and record(host=...): my-host.toml, my_gpu.json")
+    about = "measure this machine as a host to emulate, or read a GPU and a host from a trace"
+    add = command("calibrate", calibrate, (), about)
+    add("file", type=Path, metavar="TRACE", nargs="?", help="a trace that was recorded with record_shapes=True")
+    add("--on", metavar="GPU", help="the preset for what a trace does not show (default: the card that it names)")
+    add("--host", default="workstation", metavar="HOST", help="the host preset for what is not measured")
+    add("--save", "--out", type=Path, metavar="FILE", help="the file to write (default: my-host.toml, or my_gpu.json)")
 
 
 def lessons(options: argparse.Namespace) -> int:

@@ -113,12 +113,15 @@ def test_view_prints_what_could_be_gained_and_puts_it_on_the_page(tmp_path, caps
 def test_the_help_has_all_commands_and_each_option_at_most_one_default(capsys):
     done = subprocess.run([sys.executable, "-m", "loaderviz"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    for command in ("compare", "view", "run", "lessons", "ready"):
+    parser = next(iter(cli._parser()._subparsers._group_actions))
+    for command in parser.choices:
         assert command in done.stdout
         with pytest.raises(SystemExit):
             cli.main([command, "--help"])
         out = " ".join(capsys.readouterr().out.split())
-        assert "None" not in out and "False" not in out
+        assert "None" not in out and "False" not in out and "[]" not in out
+        assert re.search(rf"usage: loaderviz {command} .*? [A-Z][^.]*\. (positional|options)", out)  # a sentence
+        assert all(action.help for action in parser.choices[command]._actions)
         assert all(option.count("(default") <= 1 for option in out.split(" --"))
 
 

@@ -45,14 +45,16 @@ def test_what_was_fitted_stays_within_reach(source, median, worst):
     assert statistics.median(factors) < median and max(factors) < worst
 
 
-def test_the_page_has_every_row_and_the_readme_quotes_it():
-    page, readme = (" ".join((ROOT / name).read_text().split()) for name in ("docs/validation.md", "README.md"))
+def test_the_page_has_every_row_and_the_emulators_promises_quote_it():
+    page, promises = (
+        " ".join((ROOT / name).read_text().split()) for name in ("docs/validation.md", "docs/emulator.md")
+    )
     table = (ROOT / "docs" / "validation.csv").read_text().splitlines()
     assert len(table) == 1 + len(rows()) and (ROOT / "docs" / "validation.png").stat().st_size > 10_000
     for used, count in [(used, sum(row.used == used for row in rows())) for used in USES]:
         found = re.search(rf"\*\*{used}\*\* \([^)]*\): (\d+) rows, median factor ([\d.]+), worst ([\d.]+)\.", page)
         assert int(found[1]) == count
         if used in ("fitted", "held out"):
-            assert f"{found[1]} {used}: median factor {found[2]}, worst {found[3]}" in readme
+            assert f"{found[1]} {used}: median factor {found[2]}, worst {found[3]}" in promises
     unseen = [int(error) for error in re.findall(r"(\d+)% \| never fitted on", page)]
-    assert f"traces that nothing was fitted on are off by at most {max(unseen)}%" in readme
+    assert f"traces that nothing was fitted on are off by at most {max(unseen)}%" in promises

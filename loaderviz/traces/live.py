@@ -62,6 +62,8 @@ _NOTICEABLE = 1_000_000  # ns
 _LOOK = 500_000_000  # ns until the spans of a step are counted
 _FEW = 100  # steps: a recording of no more is cut at its end alone
 _INSTALLED = str(Path(torch.__file__).parents[1])
+_TRIED = "NVIDIA H100"  # the one card on which recordings of a GPU were tried, with torch 2.11
+_told = set[str]()  # other cards, of which this process has said so
 
 
 class NotLookedForError(LoadervizError, RuntimeError):
@@ -235,6 +237,8 @@ class RealRun:
         device = found.device if self._cuda else f"CPU alone ({processor()})"
         if self._cuda and torch.cuda.is_available() and ("unknown" in device or "no GPU" in device):
             device = torch.cuda.get_device_name()
+        if self._cuda and not missing and len(timeline):
+            notes += untried(device)
         return Context(
             device,
             "recorded",
@@ -250,6 +254,17 @@ class RealRun:
             missing=(*missing, *found.missing),
             notes=(*notes, *missing, *found.notes),
         )
+
+
+def untried(device: str) -> list[str]:
+    """Return a sentence, once a process, for a card on which nobody has tried to record; else nothing."""
+    if device in _told or (device.startswith(_TRIED) and "MIG" not in device):
+        return []
+    _told.add(device)
+    return [
+        f"recordings of a GPU were tried on an {_TRIED} with torch 2.11, and this card is {device}; in a copy of the "
+        "repository, `python -m benchmarks.gpu_day` tries it in 20 minutes"
+    ]
 
 
 class SpanCounter:

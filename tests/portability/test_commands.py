@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TEXTS = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "notebooks").rglob("*.md")]
+TEXTS = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks").rglob("*.md")]
 SOURCES = [*(ROOT / "loaderviz").rglob("*.py"), *(ROOT / "notebooks" / "src").rglob("*.py")]
 DATA = [path for end in ("toml", "json") for path in (ROOT / "loaderviz").rglob(f"*.{end}")]
 COMMAND = r"(?:^|[\s`(:])(?:python[\d.]*|py|pip|loaderviz|jupyter|make|uv) "

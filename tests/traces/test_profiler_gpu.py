@@ -217,6 +217,25 @@ def test_a_gpu_that_did_nothing_is_told_of(monkeypatch):
     assert "did the block use it" in told["no-gpu-work"]
 
 
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("NVIDIA H100 80GB HBM3", 0),
+        ("NVIDIA H100 PCIe", 0),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 1),
+        ("NVIDIA GeForce RTX 4090", 1),
+        ("NVIDIA A100-SXM4-40GB", 1),
+        ("AMD Instinct MI300X", 1),
+    ],
+)
+def test_a_card_that_was_never_tried_is_told_of_once_a_process(monkeypatch, device, said):
+    monkeypatch.setattr(live, "_told", set())
+    add_to_export(monkeypatch, cuda_steps, device)
+    found = [notes(recorded(train)).count(f"tried on an NVIDIA H100 with torch 2.11, and this card is {device}")] * 1
+    found += [notes(recorded(train)).count("tried on an NVIDIA H100")]
+    assert found == [said, 0]
+
+
 # On a real GPU
 
 

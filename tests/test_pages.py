@@ -1,0 +1,141 @@
+"""README and the how-to pages: their code runs, and what it prints is what they say; they stay short."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from factory import script
+
+from loaderviz.imports import cured_imports
+
+ROOT = Path(__file__).parents[1]
+pages = script("docs/pages.py")
+FORKS = pytest.mark.skipif(sys.platform != "linux", reason="a page's data set cannot be imported by spawned workers")
+SCREEN, WIDEST = 85, 125  # lines, characters
+
+
+def told(page):
+    """The page as a case, slow where it starts other programs."""
+    text = page.read_text(encoding="utf-8")
+    return pytest.param(
+        page,
+        marks=[pytest.mark.slow] if "```sh" in text or "DataLoader" in text else [],
+        id=page.relative_to(ROOT).as_posix(),
+    )
+
+
+@FORKS
+@pytest.mark.timeout(900)  # a page starts up to six programs
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("page", [told(page) for page in pages.PAGES])
+def test_a_page_says_what_its_code_prints(page, tmp_path):
+    text = page.read_text(encoding="utf-8")
+    for package in pages.needs(text):
+        with cured_imports():
+            pytest.importorskip(package)
+    assert pages.ran(page, tmp_path) == text, f"run: python docs/pages.py {page.relative_to(ROOT)}"
+
+
+def test_readme_fits_and_every_how_to_page_is_one_screen_and_in_the_list():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120 and max(map(len, lines)) <= 100
+    folder = ROOT / "docs" / "howto"
+    listed = re.findall(r"\]\(([\w-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted({path.name for path in folder.glob("*.md")} - {"README.md"})
+    for path in folder.glob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        written = re.sub(r"(?ms)^```text\n.*?^```$|^\|.*?$", "", text).splitlines()  # neither outputs nor tables
+        assert len(text.splitlines()) <= SCREEN and max(map(len, written)) <= WIDEST, path.name
+
+
+def test_the_numbers_of_readme_are_those_of_the_pages_that_it_names():
+    readme, validation, compatibility = (
+        " ".join((ROOT / name).read_text(encoding="utf-8").split())
+        for name in ("README.md", "docs/validation.md", "docs/compatibility.md")
+    )
+    found = re.search(r"\*\*held out\*\*.*?: (\d+) rows, median factor ([\d.]+), worst ([\d.]+)\.", validation)
+    said = "On {} published measurements that nothing was fitted on, its median error is a factor of {}, and the worst "
+    said += "is {}."
+    assert said.format(*found.groups()) in readme
+    run, every = re.search(r"(\d+) of (\d+) run,", compatibility).groups()
+    assert f"{run} of {every} public programs and libraries do" in readme
+
+
+def test_every_block_of_code_is_of_a_kind_that_runs():
+    for page in pages.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert len(re.findall("(?m)^```", text)) == 2 * len(pages.BLOCK.findall(text)), page.name
+
+
+def test_links_of_the_pages_lead_somewhere():
+    for page in [*pages.PAGES, *(ROOT / "docs" / name for name in ("setup.md", "emulator.md", "pilot.md"))]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), (page.name, target)
+
+
+def page_of(tmp_path, text):
+    (tmp_path / "page.md").write_text(text, encoding="utf-8")
+    return tmp_path / "page.md"
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("```python\nprint(1)\n```\n\n```text\n2\n```\nend\n", "```python\nprint(1)\n```\n\n```text\n1\n```\nend\n"),
+        ("```text\nnothing ran\n```\n", "```text\n```\n"),  # an output of nothing
+        ("```python\nx = 2\n```\n```python\nprint(x)\n```\n```text\n```\n", None),  # variables are the page's
+        ("```python\nprint(*range(3), sep='\\n')\n```\n```text\n0\n…\n```\n", "=") ,
+        ("```python\n# later.py\nname = 'file'\n```\n```text\n```\n", "="),
+        ("no code at all, `python` in a line\n", "="),
+        ("```python\nprint('```')\n```\n```text\n```\n", None),
+    ],
+)  # fmt: skip
+def test_outputs_are_written_where_they_stand(text, made, tmp_path):
+    (tmp_path / "in").mkdir()
+    found = pages.ran(page_of(tmp_path, text), tmp_path / "in")
+    if made:
+        assert found == (text if made == "=" else made)
+    else:
+        assert found != text
+    assert (tmp_path / "in" / "later.py").is_file() == ("later.py" in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("```python\n1 / 0\n```\n", ZeroDivisionError),
+        ("```python\nif\n```\n", SyntaxError),
+        ("<!-- needs: no_such_package -->\n", ModuleNotFoundError),
+        ("```sh\nfalse\n```\n", RuntimeError),
+        ("```sh\nno_such_program --help\n```\n", RuntimeError),
+        ("```sh\nfalse\ntrue\n```\n", RuntimeError),  # the first of two
+    ],
+)
+@FORKS
+def test_a_page_that_does_not_run_is_not_written(text, error, tmp_path):
+    before = Path.cwd()
+    with pytest.raises(error):
+        pages.ran(page_of(tmp_path, text), tmp_path)
+    assert Path.cwd() == before
+
+
+@FORKS
+def test_commands_run_in_bash_and_a_failure_that_is_told_is_told_with_its_status(tmp_path):
+    text = "```sh\npython -c \"print('hé')\"\nexit 3\n```\n\n```text\n```\n"
+    assert pages.ran(page_of(tmp_path, text), tmp_path).endswith("```text\nhé\n(exit status 3)\n```\n")
+    text = "```sh\n#!/bin/bash\n# job.sh\n#SBATCH -n 1\nsrun -n1 --x=2 bash -c 'echo $SLURM_PROCID $0'\n```\n"
+    text += "```sh\nsbatch job.sh\ndocker run -v \"$PWD\":/a image python -c 'print(2)'\n```\n\n```text\n```\n"
+    assert pages.ran(page_of(tmp_path, text), tmp_path).endswith("```text\n0 bash\n2\n```\n")
+    assert (tmp_path / "job.sh").read_text().startswith("#!/bin/bash\n# job.sh\n")
+
+
+@FORKS
+@pytest.mark.slow
+def test_the_command_writes_the_pages_that_are_named(tmp_path):
+    page = page_of(tmp_path, "```python\nprint('new')\n```\n\n```text\nold\n```\n")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, ROOT / "docs" / "pages.py", page], check=True, env=environment, cwd=tmp_path)
+    assert "new" in page.read_text().split("text")[1] and "old" not in page.read_text()
