@@ -39,7 +39,7 @@ from loaderviz.rules import RULES
 
 FOLDER = Path(__file__).resolve().parent
 EDIT = "made by notebooks/build.py: edit notebooks/src/{}.py, then run make notebooks"
-TITLE = re.compile(r"# Exercise (\d+\.\d+)\n")
+TITLE = re.compile(r"# Exercise (\d+\.\w+)\n")
 Texts = dict[str, dict[str, list[str]]]  # of an exercise, by its number: the lines of "starter" and "answer"
 ASKS = re.compile(r"= (predict|\w+\.card)\(")
 RULE = re.compile(r"`[^`]*`|\b(R\d+)\b")  # code may name one without a link

@@ -1,4 +1,4 @@
-"""Exercises of lesson 1, the blocking copy: time GPU work correctly, and send no more bytes than needed."""
+"""Exercises of lesson 1, the blocking copy: wait for GPU work, time it correctly, and send no more bytes than needed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,30 @@ from loaderviz.workshop.harness import WINDOW, Data, FeedConfig, feed, measured_
 
 EARLIER = 5  # matrix products that are still in the queue when the learner's function is called
 WITHIN = 0.1
+LATE = 100_000  # ns after the last kernel, in which a function that waited for it is back
 BATCHES = 16
 FUNCTION = "your function"
+
+# 1.a
+
+
+@check_of("1.a")
+def wait(answer: Callable[..., Any], chance: random.Random) -> Score:
+    """Let the learner wait for two steps of random length, with work in the queue before them."""
+    for _ in range(2):
+        amount = chance.randrange(3, 11)
+        _, calls, timeline = _run(answer, amount)
+        if calls != 1:
+            raise NotYet(say("call-once", calls=calls) if calls else say("not-called"), "", "", timeline)
+        last = max(span.end for span in timeline.rows(Kind.COMPUTE))
+        back = next(span.end for span in timeline.rows(Kind.RANGE) if span.name == FUNCTION)
+        times = {"back": at(timeline, back), "done": at(timeline, last)}
+        if back < last:
+            raise NotYet(say("returned-early", **times), say("R27"), "", timeline)
+        if back > last + LATE:
+            raise NotYet(say("returned-late", **times), say("R23"), "", timeline)
+    return Score(say("waited", **times), timeline)
+
 
 # 1.1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +17,30 @@ from loaderviz.workshop.harness import Data, FeedConfig, feed
 
 FEW, EPOCHS, BATCHES = 8, 5, 16
 HELD = 6  # batches whose memory may be held on the GPU at a time: fewer than there are
+
+# 2.a
+
+
+@check_of("2.a")
+def pin_one(answer: Callable[..., Any], chance: random.Random) -> Score:
+    """Let the learner copy the images of each batch; in a loop that never waits, and in one that reads its loss."""
+
+    def load(batches: Any) -> Iterator[Any]:
+        for images, labels in batches:
+            yield answer(images), labels.pin_memory().to("cuda")
+
+    data = Data.random([harness.SAMPLES] * FEW, chance)
+    for reads in (False, True):
+        run = feed(load, data, FeedConfig(pinned=False, reads=reads))
+        run.must_be_right()
+        large = diagnosis.copies(run.timeline)
+        for copy in large:
+            if copy.pinned is False:
+                ran = stretch(run.timeline, copy.start, copy.end)
+                raise run.not_yet(say("copy-staged", batch=copy.batch, ran=ran), say("R1"))
+    took = words.duration(max(copy.duration for copy in large))
+    return Score(say("not-staged", count=len(large), took=took), run.timeline)
+
 
 # 2.1
 
