@@ -19,7 +19,12 @@ FIRST, A_TASK, A_LESSON = 250, 150, 600
 # What is not reached yet, by the number of the lesson: the words before its first task, for each task, and of the
 # whole lesson; None for what is reached. A number here may only become smaller.
 EXCEPTIONS = {
-    "00": (None, None, None),
+    "05": (848, 375, 1257),
+    "06": (901, 561, 1228),
+    "07": (847, 518, 1170),
+    "08": (564, 367, 1336),
+    "09": (393, 487, None),
+    "10": (None, None, 874),
 }
 build = factory.script("notebooks/build.py")
 
@@ -40,7 +45,11 @@ def words_of_code(source):
         given = {word.arg: word.value for word in asked[0].keywords} | dict(enumerate(asked[0].args))
         question, choices = given.get(0, given.get("question")), given.get(1, given.get("choices"))
         return words(ast.literal_eval(question)) + sum(map(words, ast.literal_eval(choices)))
-    comments = [token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == tokenize.COMMENT]
+    comments = [
+        token.string
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    ]
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     return sum(map(words, [*comments, *(ast.get_docstring(node) or "" for node in functions)]))
 
@@ -53,7 +62,7 @@ def read_in(cells):
     """Return the words before the first task, those for each task (their mean) and those of a lesson.
 
     A task is an exercise: its box counts as words, and what stands before its check is read for it. The list of rules
-    at the end of a notebook, to look things up, is not counted.
+    at the end of a notebook, to look things up, is not counted. A lesson without tasks has no words before them.
     """
     names, total, first, tasks, last = {each.name: each for each in EXERCISES.values()}, 0, None, 0, 0
     for cell in cells:
@@ -67,7 +76,7 @@ def read_in(cells):
         else:
             total += words_of_code(cell.source)
             last = total if ".check(" in cell.source else last
-    return (total, total, total) if first is None else (first, last / tasks, total)
+    return (0, 0, total) if first is None else (first, last / tasks, total)
 
 
 @EACH
@@ -106,6 +115,8 @@ lesson03.go_on.check(load)
     box = words(EXERCISES["3.a"]._repr_markdown_())
     assert box > 10
     assert read_in(jupytext.reads(source, fmt="py:percent").cells) == (
-        2 + 3 + 3 + 4 + 2, 14 + box + 2, 14 + box + 2 + 2
+        2 + 3 + 3 + 4 + 2,
+        14 + box + 2,
+        14 + box + 2 + 2,
     )
     assert words("a * b\n\n| c | d-e |\n|---|---:|") == 4

@@ -40,10 +40,10 @@ from loaderviz.workshop import lesson00, predict
 from loaderviz.workshop.loop import HOST, gpu_milliseconds, new_model, train_step
 
 # %% [markdown]
-# ## The data, and a training loop
+# ## The loop
 
 # %%
-GPU = "laptop"  # or "t4", "a100", "h100", "h200"
+GPU = "laptop"
 BATCH = 2048
 images, labels = mnist.tensors(train=True)
 print(f"images {tuple(images.shape)}, labels {tuple(labels.shape)}: {words.size(images.nbytes + labels.nbytes)}")
@@ -51,7 +51,7 @@ print(f"images {tuple(images.shape)}, labels {tuple(labels.shape)}: {words.size(
 
 # %%
 def train(loader):
-    """Train on all batches of the loader; return the last loss."""
+    """Train on all batches."""
     model, optimizer = new_model()
     for x, y in loader:
         loss = train_step(model, optimizer, x.to("cuda"), y.to("cuda"))
@@ -69,7 +69,7 @@ busy
 # %%
 subset = TensorDataset(images[: 7 * BATCH].float() / 255, labels[: 7 * BATCH])
 loader = DataLoader(subset, BATCH)
-with lv.record(on=GPU, host=HOST) as recording:  # HOST: the computer around the GPU
+with lv.record(on=GPU, host=HOST) as recording:
     loss = train(loader)
     print(f"the loss is a real number: {loss.item():.4f}")
 timeline = recording.timeline
@@ -79,15 +79,14 @@ steady = timeline.from_batch(3)
 steady.view(verdict=False)
 
 # %% [markdown]
-# ## See: how to read it
+# ## How to read it
 #
 # **A row is a place, time goes to the right, a colour is a batch.**
 #
-# * `main thread`: the Python program. A long bar is the `DataLoader`, making a batch. Hatched: the host is blocked.
+# * `main thread`: the Python program. A long bar makes a batch. Hatched: the host is blocked.
 # * `copy engine`: copies to the GPU, and back.
-# * `default stream`: the queue of the GPU. A thick bar is a *kernel*: the GPU computes. A thin bar is a copy.
-# * `what the GPU does`: computing, a copy that keeps it from computing (*exposed*), a copy during the computing
-#   (*hidden*), idle.
+# * `default stream`: the queue of the GPU. Thick bars compute (*kernels*), thin ones copy.
+# * `what the GPU does`: computing, an *exposed* copy (the GPU computes nothing), a *hidden* copy, idle.
 #
 # In a *good* picture the rows of the GPU have **different colours at the same time**.
 
@@ -102,9 +101,7 @@ summary
 busy.reveal()
 
 # %% [markdown]
-# Most of the time goes into making the batch. Workers can do that ([lesson 6](06_workers.ipynb)); the copy remains.
-#
-# ## Find the hidden copy
+# Workers can make the batches ([lesson 6](06_workers.ipynb)); the copy remains. Look for a hidden one:
 
 # %%
 lesson00.puzzle().view(verdict=False)
@@ -116,14 +113,14 @@ lesson00.look
 # %% tags=["starter"]
 # Exercise 0.a
 def hidden():
-    """Return the number of a batch."""
+    """Return its number."""
     return ...
 
 
 # %% tags=["exercise"]
 # Exercise 0.a
 def hidden():
-    """Return the number of a batch."""
+    """Return its number."""
     return 3
 
 
@@ -133,7 +130,7 @@ lesson00.look.check(hidden)
 # %% [markdown]
 # ## Exercise
 #
-# Write your code in place of the `...`, run it, run the check, as often as you like.
+# Write your code in place of the `...`, run it, run the check.
 
 # %%
 lesson00.reading
@@ -144,7 +141,7 @@ import loaderviz as lv
 
 
 def exposed_share(timeline):
-    """Return the share of the exposed copy, from 0 to 1."""
+    """Return a share, from 0 to 1."""
     summary = lv.summarize(timeline)
     return ...
 
@@ -155,7 +152,7 @@ import loaderviz as lv
 
 
 def exposed_share(timeline):
-    """Return the share of the exposed copy, from 0 to 1."""
+    """Return a share, from 0 to 1."""
     summary = lv.summarize(timeline)
     return summary.exposed_copy / summary.window
 
@@ -216,8 +213,7 @@ comparison.table()[["step [µs]", "GPU computes [%]", "copy [ms]", "copy hidden 
 first.reveal()
 
 # %% [markdown]
-# The losses are equal: the same work, at other times. `resident` copies nothing, but it *gathers*: kernels collect the
-# samples of each batch.
+# The losses are equal: the same work. `resident` copies nothing, but kernels *gather* each batch:
 
 # %%
 gather = experiment.gather(runs)
@@ -230,8 +226,8 @@ print(f"In it, kernels that gather ({', '.join(gather.kernels)}) take {words.dur
 # ## What the emulated GPU promises
 #
 # * **The values are real**, computed on your CPU.
-# * **The order of things is right:** it follows the rules of CUDA, such as R16.
-# * **The time is virtual:** the same on every computer, to the nanosecond.
+# * **The order is right:** it follows the rules of CUDA, such as R16.
+# * **The time is virtual:** the same on every computer.
 #
 # It does **not** promise microseconds.
 
@@ -252,8 +248,7 @@ for name, unit in {"h2d": "GB/s", "pageable": "GB/s", "memory_bandwidth": "GB/s"
 # %% [markdown]
 # ## Try
 #
-# * Press the four buttons with the names of the loaders.
-# * With `prefetch`, make the batch smaller. What does the loop wait for now?
+# With `prefetch`, make the batch smaller. What does the loop wait for now?
 
 # %%
 lv.explore()
@@ -271,7 +266,7 @@ else:
 # ## Recap
 #
 # * `lv.record` records; `recording.timeline.view()` draws; `lv.summarize` gives numbers.
-# * Different colours at the same time are overlap. It can save the time of *exposed* copies.
+# * Two colours at the same time are overlap. It can save *exposed* copies.
 #
 # Next: [1. The blocking copy](01_blocking_copy.ipynb)
 

@@ -37,12 +37,12 @@ from loaderviz.workshop.loop import GPU, gpu_milliseconds, make_batches, new_mod
 # %% [markdown]
 # ## The loop
 #
-# The batches are ready, in the memory of the host. The GPU has a memory of its own, so each batch must travel.
+# The batches are ready, in host memory. The GPU has a memory of its own, so each batch must travel.
 
 
 # %%
 def blocking_loop(batches):
-    """Copy a batch, train on it, copy the next one."""
+    """Copy, then train."""
     model, optimizer = new_model()
     for x, y in steps(batches):
         x = x.to("cuda")
@@ -70,9 +70,9 @@ blocking.view(verdict=False)
 #
 # Follow one colour down:
 #
-# 1. `main thread: CUDA calls`: the long bar is the copy call. Where the row below is hatched, the host is blocked.
+# 1. `main thread: CUDA calls`: the long bar is the copy call. The host is blocked (hatched).
 # 2. `copy engine to GPU`: the batch travels.
-# 3. `default stream`: thick bars are kernels, so the GPU computes. Thin bars are copies.
+# 3. `default stream`: the GPU computes (thick bars).
 
 # %%
 summary = lv.summarize(blocking)
@@ -85,8 +85,7 @@ busy.reveal()
 # %% [markdown]
 # ## The host runs ahead
 #
-# A *kernel* is a function that runs on the GPU. **R27: the host runs ahead.** A call such as `a @ a` only puts the
-# kernel into a queue, and returns.
+# **R27: the host runs ahead.** `a @ a` only queues a *kernel*, a function of the GPU, and returns.
 
 # %%
 lesson01.wait
@@ -113,12 +112,12 @@ lesson01.wait.check(finish)
 # %% [markdown]
 # ## Explain
 #
-# * **R1: a copy from ordinary memory is staged.** The system may move this *pageable* memory. So the host first copies
-#   the data into a fixed buffer of the driver.
-# * **R30: a blocking `.to` waits for its *stream***, the queue of the GPU. The host gives no new work meanwhile.
+# * **R1: a copy from ordinary memory is staged.** The system may move such *pageable* memory, so the host first copies
+#   it into a fixed buffer of the driver.
+# * **R30: a blocking `.to` waits for its *stream***, the queue of the GPU.
 # * **R22: a copy takes a start time, and then its bytes / the bandwidth.**
 #
-# So a step is a *sum*: copy, then compute. With a hidden copy it would be the longer one of the two: the *limit*.
+# So a step is a *sum*: copy, then compute. The *limit* is the longer one of the two.
 
 # %%
 for part, time_ns in summary.breakdown.items():
@@ -129,13 +128,13 @@ print(f"a step now {words.duration(summary.step)}, the limit {words.duration(lim
 # %% [markdown]
 # ## Walk through it
 #
-# Drag the slider. At which line of your loop is the host while a batch travels?
+# At which line is the host while a batch travels?
 
 # %%
 lv.step_through(blocking)
 
 # %% [markdown]
-# ## The same loop with batches of 64
+# ## Batches of 64
 
 # %%
 largest = predict(
@@ -159,16 +158,14 @@ largest.reveal()
 
 # %% [markdown]
 # **R23: a launch costs host time.** The GPU is done with each small kernel before the next one comes. A hidden copy
-# changes nothing here. So first look at the share of the copy.
+# would change nothing. So first look at the share of the copy.
 #
 # ## Is the copy slow?
-#
-# We time `x.to("cuda")` on an idle GPU, and behind a matrix product.
 
 
 # %%
 def milliseconds(action):
-    """Return how long the host needs for `action`."""
+    """Time the host."""
     begin = time.perf_counter()
     action()
     return 1e3 * (time.perf_counter() - begin)
@@ -179,7 +176,7 @@ x = batches[0][0]
 # %%
 with lv.record(on=GPU, host=loop.HOST):
     a = torch.randn(2048, 2048, device="cuda")
-    a @ a, x.to("cuda")  # the first ones also load and allocate
+    a @ a, x.to("cuda")
     torch.cuda.synchronize()
     idle_ms = milliseconds(lambda: x.to("cuda"))
     launch_ms = milliseconds(lambda: a @ a)
@@ -190,8 +187,8 @@ print(f"x.to('cuda') on an idle GPU {idle_ms:.3f} ms, behind a matrix product {b
 print(f"a @ a: {launch_ms:.3f} ms, with synchronise {whole_ms:.3f} ms, with .item() {item_ms:.3f} ms")
 
 # %% [markdown]
-# The copy is the same both times. Behind the product it waits in the queue. **R25: `.item()` waits**, too. The product
-# alone looks fast, because nobody waits for it.
+# Behind the product the copy waits in the queue. **R25: `.item()` waits**, too. The product alone looks fast, because
+# nobody waits for it.
 
 # %%
 lesson01.timing
@@ -204,7 +201,7 @@ import torch
 
 
 def gpu_ms(step):
-    """Return how many milliseconds the GPU works on step()."""
+    """Return the milliseconds of step()."""
     begin = time.perf_counter()
     step()
     ...  # what is missing here, and above?
@@ -219,7 +216,7 @@ import torch
 
 
 def gpu_ms(step):
-    """Return how many milliseconds the GPU works on step()."""
+    """Return the milliseconds of step()."""
     torch.cuda.synchronize()  # earlier work must not count
     begin = time.perf_counter()
     step()
@@ -233,7 +230,28 @@ lesson01.timing.check(gpu_ms)
 # %% [markdown]
 # ## The cheapest bytes
 #
-# A stored digit has one byte for a pixel (`uint8`). As `float32` it has four.
+# A stored pixel has one byte (`uint8`), as `float32` it has four.
+
+# %%
+lesson01.one_byte
+
+
+# %% tags=["starter"]
+# Exercise 1.b
+def copy(x):
+    """Return x as float32 on the GPU."""
+    return x.float().to("cuda")
+
+
+# %% tags=["exercise"]
+# Exercise 1.b
+def copy(x):
+    """Return x as float32 on the GPU."""
+    return x.to("cuda").float()
+
+
+# %%
+lesson01.one_byte.check(copy)
 
 # %%
 lesson01.fewer_bytes
@@ -242,16 +260,16 @@ lesson01.fewer_bytes
 # %% tags=["starter"]
 # Exercise 1.2
 def load(batches):
-    """Yield each batch on the GPU: images float32 from 0 to 1, labels as they are."""
+    """Yield each batch on the GPU."""
     for images, labels in batches:
-        images = images.float() / 255  # change this, and the next line
+        images = images.float() / 255
         yield images.to("cuda"), labels.to("cuda")
 
 
 # %% tags=["exercise"]
 # Exercise 1.2
 def load(batches):
-    """Yield each batch on the GPU: images float32 from 0 to 1, labels as they are."""
+    """Yield each batch on the GPU."""
     for images, labels in batches:
         images = images.to("cuda").float() / 255
         yield images, labels.to("cuda")
@@ -266,8 +284,7 @@ lesson01.fewer_bytes.show()
 # %% [markdown]
 # ## Try
 #
-# * A faster GPU: `lv.summarize(watch(blocking_loop, batches, on="a100"))`. How large is the share of the copy?
-# * A larger network: `new_model(hidden=2048)` in `blocking_loop`. Is the copy still worth hiding?
+# `lv.summarize(watch(blocking_loop, batches, on="a100"))`: is the share of the copy larger there?
 #
 # ## The same code on a real GPU
 
@@ -281,8 +298,7 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * A blocking copy from ordinary memory makes the step a sum: copy + compute.
-# * First look at the share of the copy.
+# * A blocking copy makes the step a sum. First look at its share.
 # * Synchronise before *and* after what you time.
 # * Send what is stored, convert on the GPU.
 #
@@ -320,7 +336,7 @@ assert launch_ms * 10 < whole_ms <= item_ms
 #
 # Idea: `.to("cuda")` makes host and GPU wait for each other, and most timings of it are wrong.
 #
-# Exercises: 1.a (1), 1.1 (8), 1.2 (5)
+# Exercises: 1.a (1), 1.1 (8), 1.b (1), 1.2 (5)
 #
 # * **Say:** "Two machines that wait for each other are one slow machine."
 # * **Stuck:** in 1.1 nearly everybody forgets the first synchronise. The check says "the GPU did earlier work, and you
@@ -343,4 +359,5 @@ assert launch_ms * 10 < whole_ms <= item_ms
 #
 # * **Exercise 1.a:** `torch.cuda.synchronize()` after `step()`.
 # * **Exercise 1.1:** `torch.cuda.synchronize()` before the clock starts *and* before it stops; or two events (R27).
+# * **Exercise 1.b:** `x.to("cuda").float()`: the stored bytes travel, the GPU converts.
 # * **Exercise 1.2:** copy the `uint8`, convert on the GPU: a quarter of the bytes travel.

@@ -38,8 +38,8 @@ from loaderviz.workshop.loop import GPU, STEPS, gpu_milliseconds, make_batches, 
 # %% [markdown]
 # ## One copy, two kinds of memory
 #
-# The system promises not to move *pinned* (*page-locked*) memory of the host. So the GPU reads it directly.
-# `x.pin_memory()` returns a pinned copy of `x`.
+# *Pinned* (*page-locked*) host memory cannot move, so the GPU reads it directly. `x.pin_memory()` returns a pinned
+# copy.
 
 # %%
 faster = predict(
@@ -64,8 +64,8 @@ print(", ".join(f"{kind}: {value / 1e9:.1f} GB/s" for kind, value in rate.items(
 faster.reveal()
 
 # %% [markdown]
-# * **R1: a copy from pageable memory is staged.** The host carries every byte into a buffer of the driver first.
-# * **R2, R8: a copy from pinned memory is not staged.** The copy engine fetches the bytes itself.
+# * **R1: a copy from pageable memory is staged.** The host carries each byte into a buffer of the driver.
+# * **R2, R8: a copy from pinned memory is not.** The copy engine fetches the bytes itself.
 
 # %%
 lesson02.pin_one
@@ -91,13 +91,13 @@ lesson02.pin_one.check(copy)
 # %% [markdown]
 # ## How pinned memory is made
 #
-# **R43: `pin_memory()` copies, and the host waits for it. R44: page-locking new memory is slow**, so PyTorch keeps the
-# memory and uses it again. Which of the next five calls is the cheapest?
+# **R43: `pin_memory()` copies, and the host waits for it. R44: page-locking new memory is slow**, so PyTorch uses it
+# again.
 
 
 # %%
 def milliseconds(action):
-    """Return how long the host needs for `action`."""
+    """Time the host."""
     begin = time.perf_counter()
     action()
     return 1e3 * (time.perf_counter() - begin)
@@ -106,7 +106,7 @@ def milliseconds(action):
 # %%
 with lv.record(on=GPU, host=loop.HOST):
     pinned_x = x.pin_memory()
-    pinned_x.to("cuda")  # the first copy allocates
+    pinned_x.to("cuda")
     print(f"pin_memory(), new memory          {milliseconds(lambda: x.pin_memory()):.3f} ms")
     print(f"pin_memory(), memory used before  {milliseconds(lambda: x.pin_memory()):.3f} ms")
     print(f"pin_memory(), pinned already      {milliseconds(lambda: pinned_x.pin_memory()):.3f} ms")
@@ -116,12 +116,12 @@ with lv.record(on=GPU, host=loop.HOST):
 # %% [markdown]
 # ## Pinning inside the loop
 #
-# Some advise you to write `.pin_memory()` before each `.to("cuda")`. This loop reads the loss in each step:
+# Some advise you to write `.pin_memory()` before each `.to("cuda")`.
 
 
 # %%
 def blocking_loop(batches):
-    """Copy a batch, train on it, read the loss."""
+    """Copy, train, read the loss."""
     model, optimizer = new_model()
     for x, y in steps(batches):
         loss = train_step(model, optimizer, x.to("cuda"), y.to("cuda"))
@@ -131,7 +131,7 @@ def blocking_loop(batches):
 
 # %%
 def pin_in_the_loop(batches, non_blocking=False):
-    """Pin each batch just before it is copied."""
+    """Pin, then copy."""
     model, optimizer = new_model()
     for x, y in steps(batches):
         x = x.pin_memory().to("cuda", non_blocking=non_blocking)
@@ -165,8 +165,8 @@ slower = lv.summarize(pinning).step / lv.summarize(plain).step
 advice.reveal()
 
 # %% [markdown]
-# The work of the host only moved: `pin_memory()` copies the whole batch first. Meanwhile the GPU is idle. Even
-# `non_blocking=True` (lesson 3) hides nothing of the copy.
+# The work of the host only moved: `pin_memory()` copies first, and the GPU is idle. `non_blocking=True` (lesson 3)
+# hides nothing.
 
 # %%
 lesson02.pin_once
@@ -175,17 +175,17 @@ lesson02.pin_once
 # %% tags=["starter"]
 # Exercise 2.1
 def load(batches, epochs):
-    """Yield all batches on the GPU, in order, `epochs` times."""
+    """Yield all batches on the GPU."""
     for epoch in range(epochs):
         for images, labels in batches:
-            images, labels = images.pin_memory(), labels.pin_memory()  # is this the right place?
+            images, labels = images.pin_memory(), labels.pin_memory()
             yield images.to("cuda"), labels.to("cuda")
 
 
 # %% tags=["exercise"]
 # Exercise 2.1
 def load(batches, epochs):
-    """Yield all batches on the GPU, in order, `epochs` times."""
+    """Yield all batches on the GPU."""
     pinned = [(images.pin_memory(), labels.pin_memory()) for images, labels in batches]  # once
     for epoch in range(epochs):
         for images, labels in pinned:
@@ -210,7 +210,7 @@ hidden
 
 # %%
 def pinned_blocking_loop(batches):
-    """Pin all batches, then run the blocking loop."""
+    """Pin before the loop."""
     return blocking_loop([(x.pin_memory(), y.pin_memory()) for x, y in batches])
 
 
@@ -227,20 +227,46 @@ print(f"the host is blocked by: plain {', '.join(before.host_blocked)}; pinned {
 hidden.reveal()
 
 # %% [markdown]
-# The copy is shorter, but the step is still a *sum*. **R30: a blocking `.to` waits for its stream**, pinned or not.
+# The copy is shorter, but the step is still a *sum*. **R30: a blocking `.to` waits**, pinned or not.
 #
 # ## Who should pin? The DataLoader
 #
-# **R45: `DataLoader(pin_memory=True)` pins in a thread of its own**, if it has workers.
+# **R45: a `DataLoader` with workers pins in a thread of its own.**
+
+# %%
+lesson02.let_pin
+
+# %% tags=["starter"]
+# Exercise 2.b
+from torch.utils.data import DataLoader
+
+
+def loader(data):
+    """Return a loader."""
+    return DataLoader(data, batch_size=64, num_workers=2)
+
+
+# %% tags=["exercise"]
+# Exercise 2.b
+from torch.utils.data import DataLoader
+
+
+def loader(data):
+    """Return a loader."""
+    return DataLoader(data, batch_size=64, num_workers=2, pin_memory=True)
+
+
+# %%
+lesson02.let_pin.check(loader)
 
 
 # %%
 def fed_by_a_dataloader(pin_memory):
-    """Train on batches from two worker processes."""
+    """Train on batches of two workers."""
     data = experiment.Images(*(part[: 16 * 2048] for part in mnist.tensors(train=True)))
     loader = DataLoader(data, 2048, num_workers=2, collate_fn=experiment.as_it_is, pin_memory=pin_memory)
     model, optimizer = new_model()
-    for x, y in steps(loader, warm_up=10):  # in the first ten steps it still page-locks new memory
+    for x, y in steps(loader, warm_up=10):
         x = x.to("cuda", non_blocking=True).float() / 255
         loss = train_step(model, optimizer, x, y.to("cuda", non_blocking=True))
         loss.item()
@@ -254,12 +280,12 @@ print(f"a step {words.duration(fed.step)}; hidden of the copy {words.share(fed.o
 from_loader.view()
 
 # %% [markdown]
-# From top to bottom: the workers fetch, the `pin thread` pins, `main` calls the copy, the engine copies. Still nothing
-# is hidden. In which *stream* is the copy?
+# The workers fetch, the `pin thread` pins, `main` calls the copy, the engine copies. Nothing is hidden: in which
+# *stream* is the copy?
 #
 # ## Do not lose it again
 #
-# A conversion on the host makes a *new* tensor, which is not pinned. Below, one hides in a single call.
+# A conversion on the host makes a *new* tensor, which is not pinned.
 
 # %%
 lesson02.half
@@ -270,7 +296,7 @@ import torch
 
 
 def load(batches):
-    """Yield each batch on the GPU: images float16, labels as they are."""
+    """Yield each batch on the GPU."""
     for images, labels in batches:
         images = images.to("cuda", torch.float16)  # change this line
         yield images, labels.to("cuda")
@@ -282,7 +308,7 @@ import torch
 
 
 def load(batches):
-    """Yield each batch on the GPU: images float16, labels as they are."""
+    """Yield each batch on the GPU."""
     for images, labels in batches:
         images = images.to("cuda").half()  # from pinned memory; then the GPU converts
         yield images, labels.to("cuda")
@@ -297,8 +323,7 @@ lesson02.half.show()
 # %% [markdown]
 # ## Try
 #
-# * Take `loss.item()` out of both loops. Now pinning inside the loop wins. Why?
-# * `watch(fed_by_a_dataloader, False, warm_up=10)`: who is blocked by what?
+# Take `loss.item()` out of both loops. Now pinning inside the loop wins. Why?
 #
 # ## The same code on a real GPU
 
@@ -313,10 +338,9 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * A copy from pinned memory is not staged.
 # * `pin_memory()` is a copy by the host. Let a `DataLoader` with workers pin.
 # * Send the tensor that you got, convert it on the GPU.
-# * Pinning alone hides nothing. The next lesson has the other two conditions.
+# * Pinning alone hides nothing.
 #
 # Next: [3. Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb)
 
@@ -346,7 +370,7 @@ assert {row.lane.role for row in from_loader.rows()} == {"main", "worker", "pin"
 #
 # Idea: It makes copies faster and overlap possible. It makes no overlap.
 #
-# Exercises: 2.a (1), 2.1 (6), 2.2 (6)
+# Exercises: 2.a (1), 2.1 (6), 2.b (1), 2.2 (6)
 #
 # * **Say:** "The GPU's copy engine can only read memory that cannot move away. For other memory somebody must carry
 #   each byte to such a place first, and that somebody is your main thread."
@@ -375,5 +399,6 @@ assert {row.lane.role for row in from_loader.rows()} == {"main", "worker", "pin"
 #
 # * **Exercise 2.a:** `x.pin_memory().to("cuda")`: what `pin_memory()` returns is pinned, not `x`.
 # * **Exercise 2.1:** pin each batch once, before the first epoch, and keep the list.
+# * **Exercise 2.b:** `pin_memory=True`.
 # * **Exercise 2.2:** first `.to("cuda")`, then `.half()`; a blocking `.to("cuda", torch.float16)` converts on the host
 #   into memory that is not pinned (R31).

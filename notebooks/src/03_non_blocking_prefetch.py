@@ -20,7 +20,7 @@
 # ![Pinned batches, copied by calls that wait: the host is blocked by "synchronize", and in the rows of the GPU
 # copies and computing take turns.](pictures/03_non_blocking_prefetch.png)
 #
-# **The question of this lesson: how is the next batch copied while the GPU computes?**
+# **The question of this lesson: how is a batch copied while the GPU computes?**
 #
 # Time: about 50 minutes.
 
@@ -43,12 +43,12 @@ from loaderviz.workshop.loop import GPU, HOST, make_batches, new_model, steps, t
 
 # %%
 def pinned(batches):
-    """Return the batches in pinned memory."""
+    """Pin all batches."""
     return [(x.pin_memory(), y.pin_memory()) for x, y in batches]
 
 
 def one_stream_loop(batches, non_blocking, pin=False):
-    """Copy and compute in the same stream."""
+    """Copy and compute."""
     model, optimizer = new_model()
     for x, y in steps(pinned(batches) if pin else batches):
         x, y = x.to("cuda", non_blocking=non_blocking), y.to("cuda", non_blocking=non_blocking)
@@ -58,8 +58,8 @@ def one_stream_loop(batches, non_blocking, pin=False):
 
 # %%
 guess_hidden = predict(
-    "Blocking, non_blocking, or non_blocking and pinned: which loop hides a part of the copy?",
-    ["none of the three", "only the pinned one", "both that are non_blocking"],
+    "Blocking, non_blocking, non_blocking and pinned: which hides a part of the copy?",
+    ["none of the three", "the pinned one", "both that are non_blocking"],
     answer=lambda: 1 + sum(lv.summarize(timeline).overlap > 0 for timeline in (not_pinned, one_stream)),
 )
 guess_hidden
@@ -76,10 +76,9 @@ lv.compare(three, verdict=False)
 guess_hidden.reveal()
 
 # %% [markdown]
-# **Not pinned: R7.** The host stages the copy, so it is still blocked.
+# **Not pinned: R7.** The host stages the copy, so it is blocked.
 #
-# **One stream: R16.** The host is free. But a stream is a queue, and the copy of batch 5 stands behind the computing
-# of batch 4.
+# **One stream: R16.** A stream is a queue. The copy of batch 5 stands behind the computing of batch 4.
 
 # %%
 lesson03.go_on
@@ -134,7 +133,7 @@ lesson03.leave.check(copy)
 
 # %%
 def sum_on_gpu(x, wait=False, copies="on_wait"):
-    """Copy `x` in a side stream, add it up in the main stream."""
+    """Copy in `side`, add up in the main stream."""
     with lv.record(on=GPU, host=HOST, copies=copies) as recording:
         side, source = torch.cuda.Stream(), x.pin_memory()
         with torch.cuda.stream(side):
@@ -164,11 +163,11 @@ print(f"the sum, with the wait:  {sum_on_gpu(x, wait=True)[0]:.1f}")
 display(hazards[0], guess_sum.reveal())
 
 # %% [markdown]
-# **R15: streams do not wait for each other.** Such an unordered access is a *hazard*. A real GPU shows it on some days,
-# the emulator on every day.
+# **R15: streams do not wait for each other.** An access without an order is a *hazard*. A real GPU shows it on some
+# days only.
 #
-# An *event* marks a place in a queue, and another queue can wait for it. **R36: `record_stream` tells the allocator,
-# which hands out GPU memory, that another stream reads it.**
+# An *event* marks a place in a queue, for which others can wait. **R36: `record_stream` tells the allocator of GPU
+# memory that another stream reads it.**
 
 # %%
 lesson03.by_hand
@@ -178,7 +177,7 @@ lesson03.by_hand
 # Exercise 3.0
 def to_gpu(batch, side, main):
     """Return the batch on the GPU."""
-    copies = [part.to("cuda", non_blocking=True) for part in batch]  # in which stream?
+    copies = [part.to("cuda", non_blocking=True) for part in batch]
     ...
     return copies
 
@@ -202,7 +201,7 @@ lesson03.by_hand.check(to_gpu)
 # %% [markdown]
 # ## Prefetch
 #
-# `copy_ahead` and `claim` have these calls. Below, the next copy is queued *before* the step.
+# `copy_ahead` and `claim` have these calls. The next copy is queued *before* the step.
 
 # %%
 loop.show_code(copy_ahead, claim)
@@ -210,7 +209,7 @@ loop.show_code(copy_ahead, claim)
 
 # %%
 def prefetch_loop(batches):
-    """While the GPU computes on a batch, the next one is copied."""
+    """Copy ahead."""
     batches, (model, optimizer) = pinned(batches), new_model()
     side, main = torch.cuda.Stream(), torch.cuda.current_stream()
     copies, arrived = copy_ahead(batches[0], side, 0)
@@ -283,7 +282,7 @@ from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
 
 
 def prefetch(batches):
-    """Yield each batch on the GPU; copy the next one meanwhile."""
+    """Yield each batch on the GPU."""
     side, main, coming = torch.cuda.Stream(), torch.cuda.current_stream(), None
     for batch in batches:
         ...
@@ -296,7 +295,7 @@ from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
 
 
 def prefetch(batches):
-    """Yield each batch on the GPU; copy the next one meanwhile."""
+    """Yield each batch on the GPU."""
     side, main, coming = torch.cuda.Stream(), torch.cuda.current_stream(), None
     for batch in batches:
         copies, arrived = copy_ahead(batch, side)
@@ -321,12 +320,12 @@ from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
 
 
 def prefetch_deep(batches, depth):
-    """Yield each batch on the GPU; up to `depth` later ones are on their way."""
+    """Yield each batch on the GPU; copy `depth` ahead."""
     side, main, source = torch.cuda.Stream(), torch.cuda.current_stream(), iter(batches)
     ahead = [copy_ahead(batch, side) for batch in islice(source, depth)]
     while ahead:
         copies, arrived = ahead.pop(0)
-        ...  # wait for the right copy, queue one more, hand out the batch
+        ...
 
 
 # %% tags=["exercise"]
@@ -337,7 +336,7 @@ from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
 
 
 def prefetch_deep(batches, depth):
-    """Yield each batch on the GPU; up to `depth` later ones are on their way."""
+    """Yield each batch on the GPU; copy `depth` ahead."""
     side, main, source = torch.cuda.Stream(), torch.cuda.current_stream(), iter(batches)
     ahead = [copy_ahead(batch, side) for batch in islice(source, depth)]
     while ahead:
@@ -359,7 +358,7 @@ from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
 
 
 def prefetch_refilled(batches):
-    """Yield each batch on the GPU; copy the next one meanwhile."""
+    """Yield each batch on the GPU."""
     side, main, coming = torch.cuda.Stream(), torch.cuda.current_stream(), None
     for batch in batches:
         copies, arrived = copy_ahead(batch, side)
@@ -394,8 +393,7 @@ lesson03.refill.check(prefetch_refilled)
 # %% [markdown]
 # ## Try
 #
-# * Take `main.wait_event(arrived)` out of `prefetch_loop`. In which line does it show?
-# * `watch(prefetch_loop, make_batches(64))`: what does the GPU wait for?
+# `watch(prefetch_loop, make_batches(64))`: what does the GPU wait for?
 #
 # ## The same code on a real GPU
 
@@ -410,8 +408,8 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * A hidden copy needs pinned memory, a non-blocking call, and a stream of its own.
-# * The stream that reads must wait for an event of *this* batch.
+# * A hidden copy needs pinned memory, a non-blocking call, a stream of its own.
+# * The stream that reads must wait for *this* batch.
 # * Queue the next copy before the computing.
 #
 # Next: [4. The data set on the GPU](04_gpu_resident_slicing.ipynb)

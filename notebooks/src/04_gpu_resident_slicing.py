@@ -61,7 +61,7 @@ with lv.record(on=replace(Gpu.preset(GPU), name="a tiny GPU", memory=600 * 2**20
 
 # %%
 def train(batches, count=WARM_UP + 8):
-    """Train on `count` batches of uint8 images."""
+    """Train on `count` batches."""
     model, optimizer = new_model()
     for x, y in steps(itertools.islice(batches, count)):
         loss = train_step(model, optimizer, x.to("cuda").float() / 255, y.to("cuda"))
@@ -120,7 +120,7 @@ lesson04.stay.check(load)
 
 # %%
 def slices(size=2048):
-    """Yield slices, in a new order of the slices in each epoch."""
+    """Yield slices in random order."""
     on_gpu = list(zip(images.to("cuda").split(size), labels.to("cuda").split(size), strict=True))[:-1]
     while True:
         for number in torch.randperm(len(on_gpu)).tolist():
@@ -154,7 +154,7 @@ guess_mates
 
 # %%
 def batch_mates(shuffle, epochs=10):
-    """Count the samples that were in one batch with sample 0."""
+    """Count those that sample 0 met."""
     loader, met = ResidentLoader(torch.arange(len(images)), 256, shuffle, device="cpu"), set()
     for batch in itertools.chain.from_iterable(itertools.repeat(loader, epochs)):
         if 0 in batch:
@@ -179,7 +179,7 @@ print(f"{sum(count == 1 for count in classes)} of {len(classes)} slices have one
 
 # %%
 def accuracy_with(shuffle, epochs=3):
-    """Train on the sorted part; return the share of right test digits."""
+    """Train on the sorted part."""
     test_images, test_labels = mnist.tensors(train=False)
     with lv.record(on=GPU, host=HOST):
         (model, optimizer), loader = new_model(), ResidentLoader((images[part], labels[part]), 256, shuffle)
@@ -201,7 +201,7 @@ for shuffle, share in accuracy.items():
 
 # %%
 def resident(shuffle="samples"):
-    """Yield batches of a ResidentLoader, epoch after epoch."""
+    """Yield batches, epoch after epoch."""
     loader = ResidentLoader((images, labels), 2048, shuffle, drop_last=True)
     while True:
         yield from loader
@@ -215,7 +215,7 @@ print(f"the gather makes a step {words.share(runs['samples'].step / runs['batche
 
 # %%
 def rows_from(place, size=2048):
-    """Yield random batches; the order of the samples is in `place`."""
+    """Yield random batches."""
     on_gpu, answers = images.to("cuda"), labels.to("cuda")
     while True:
         for rows in torch.randperm(len(images)).to(place).split(size)[:-1]:
@@ -236,11 +236,11 @@ import torch
 
 
 def shuffled(images, labels, size, epochs):
-    """Yield batches of random samples, epoch after epoch."""
+    """Yield batches of random samples."""
     images, labels = images.to("cuda"), labels.to("cuda")
     for epoch in range(epochs):
         for start in range(0, len(images), size):
-            yield images[start : start + size], labels[start : start + size]  # in the order of the file
+            yield images[start : start + size], labels[start : start + size]
 
 
 # %% tags=["exercise"]
@@ -249,7 +249,7 @@ import torch
 
 
 def shuffled(images, labels, size, epochs):
-    """Yield batches of random samples, epoch after epoch."""
+    """Yield batches of random samples."""
     images, labels = images.to("cuda"), labels.to("cuda")
     for epoch in range(epochs):
         order = torch.randperm(len(images)).to("cuda")  # one small copy an epoch
@@ -269,9 +269,9 @@ import torch
 
 
 def resumed(images, labels, size, epoch, first):
-    """Yield the batches of one epoch, from batch number `first` on."""
+    """Yield batches from number `first` on."""
     images, labels = images.to("cuda"), labels.to("cuda")
-    order = torch.randperm(len(images)).to("cuda")  # another order in each run: what has to change?
+    order = torch.randperm(len(images)).to("cuda")
     for rows in order.split(size):
         yield images.index_select(0, rows), labels.index_select(0, rows)
 
@@ -282,7 +282,7 @@ import torch
 
 
 def resumed(images, labels, size, epoch, first):
-    """Yield the batches of one epoch, from batch number `first` on."""
+    """Yield batches from number `first` on."""
     images, labels = images.to("cuda"), labels.to("cuda")
     generator = torch.Generator().manual_seed(epoch)  # the order is a function of the epoch
     order = torch.randperm(len(images), generator=generator).to("cuda")
@@ -313,17 +313,17 @@ lesson04.safe
 # %% tags=["starter"]
 # Exercise 4.3
 def safe_batches(images, labels, size, epochs):
-    """Yield batches of float32 images in storage order; the caller may change them in place."""
+    """Yield batches that may be changed."""
     images, labels = images.float().to("cuda"), labels.to("cuda")
     for epoch in range(epochs):
         for start in range(0, len(images), size):
-            yield images[start : start + size], labels[start : start + size]  # views of the data set
+            yield images[start : start + size], labels[start : start + size]
 
 
 # %% tags=["exercise"]
 # Exercise 4.3
 def safe_batches(images, labels, size, epochs):
-    """Yield batches of float32 images in storage order; the caller may change them in place."""
+    """Yield batches that may be changed."""
     images, labels = images.to("cuda"), labels.to("cuda")  # as stored: uint8
     for epoch in range(epochs):
         for start in range(0, len(images), size):
@@ -336,14 +336,13 @@ lesson04.safe.check(safe_batches)
 # %% [markdown]
 # ## Try
 #
-# * Use batches of 256 in `resident`. What does the GPU wait for now?
-# * Add `x.zero_()` to `train`, after the step. What do `resident("batches")` and `slices()` say?
+# Add `x.zero_()` to `train`, after the step. What do `resident("batches")` and `slices()` say?
 #
 # ## The same code on a real GPU
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
-    on_gpu, count = ResidentLoader((images, labels), 2048), len(usual_loader)  # as many batches: an epoch
+    on_gpu, count = ResidentLoader((images, labels), 2048), len(usual_loader)
     print(f"{torch.cuda.get_device_name()}")
     print(f"DataLoader     {loop.gpu_milliseconds(train, usual_loader, count):.3f} ms a step")
     print(f"ResidentLoader {loop.gpu_milliseconds(train, on_gpu, count):.3f} ms a step")
@@ -353,7 +352,7 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * A small data set belongs on the GPU, in the type in which it is stored.
+# * A small data set belongs on the GPU, as it is stored.
 # * Shuffle samples, not slices: one gather per batch.
 # * The order is a function of the epoch alone.
 # * Never change a slice in place.
@@ -391,9 +390,9 @@ assert runs["batches"].step < runs["samples"].step < 1.1 * runs["batches"].step
 # * **Say:** "We spent three lessons hiding a copy. Now we stop copying."
 # * **Stuck:** in 4.1 `images[rows]` with `rows` on the host: the lesson shows what it costs (a copy and a wait for each
 #   use, R46), and the check names it. In 4.2 people seed the global generator.
-# * **If asked:** `"blocks"` shuffles short pieces of neighbours; `ResidentLoader(..., method="permute")` makes one gather
-#   an epoch. A gather makes a copy, so it may be changed in place; where `ResidentLoader` hands out slices, it notices a
-#   change and raises an error. A low utilisation curve means that the GPU waits; it does not say for what.
+# * **If asked:** `"blocks"` shuffles short pieces of neighbours; `ResidentLoader(..., method="permute")` makes one
+#   gather an epoch. A gather makes a copy, so it may be changed in place; where `ResidentLoader` hands out slices, it
+#   notices a change and raises an error. A low utilisation curve means that the GPU waits; it does not say for what.
 # * **Ask:** "The utilisation is at 100 %. Are we done?" No: it says that some kernel runs, not that it runs well.
 
 # %% [markdown] tags=["answers"]

@@ -121,12 +121,14 @@ def puzzle() -> Timeline:
     def load(batches: Any) -> Iterator[Any]:
         side, main, source = torch.cuda.Stream(), torch.cuda.current_stream(), list(batches)
         for number, batch in enumerate(source):
-            copied = [part.to("cuda") for part in batch] if number != AHEAD else claim(early, main)
+            if number != AHEAD:
+                copied = [part.to("cuda") for part in batch]
             if number == AHEAD - 1:
                 early, arrived = copy_ahead(source[AHEAD], side)
             yield copied
             if number == AHEAD - 1:
                 main.wait_event(arrived)
+                copied = claim(early, main)
 
     return feed(load, Data.random([SAMPLES] * OF, random.Random(0)), FeedConfig(reads=True)).timeline
 

@@ -1,9 +1,9 @@
-"""Exercises of lesson 1, the blocking copy: wait for GPU work, time it correctly, and send no more bytes than needed."""
+"""Exercises of lesson 1, the blocking copy: wait for GPU work, time it, and send no more bytes than needed."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from loaderviz.workshop.harness import WINDOW, Data, FeedConfig, feed, measured_
 EARLIER = 5  # matrix products that are still in the queue when the learner's function is called
 WITHIN = 0.1
 LATE = 100_000  # ns after the last kernel, in which a function that waited for it is back
-BATCHES = 16
+BATCHES, FEW = 16, 8
 FUNCTION = "your function"
 
 # 1.a
@@ -103,6 +103,26 @@ def _why(got: float, truth: float, steps: list[Span], timeline: Timeline) -> dia
     if got < truth and function.end < steps[-1].end:
         return say("back-early", time=at(timeline, function.end)), say("R27")
     return say("earlier-work", time=at(timeline, steps[0].start)) if got > truth else "", say("R27")
+
+
+# 1.b
+
+
+@check_of("1.b")
+def one_byte(answer: Callable[..., Any], chance: random.Random) -> Score:
+    """Let the learner copy the images of each batch; in a loop that never waits, and in one that reads its loss."""
+
+    def load(batches: Any) -> Iterator[Any]:
+        for images, labels in batches:
+            yield answer(images), labels.to("cuda")
+
+    data = Data.random([harness.SAMPLES] * FEW, chance, torch.uint8)
+    for reads in (False, True):
+        run = feed(load, data, FeedConfig(pinned=False, reads=reads))
+        run.must_be_right()
+        if any(copy.nbytes > 1.5 * data.batches[0][0].nbytes for copy in run.timeline.rows(Kind.COPY_H2D)):
+            raise run.not_yet(*_too_many_bytes(run.timeline, data.batches[0][0]))
+    return Score(say("one-byte", count=FEW, carried=words.size(data.batches[0][0].nbytes)), run.timeline)
 
 
 # 1.2

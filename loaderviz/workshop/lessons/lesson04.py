@@ -1,4 +1,4 @@
-"""Exercises of lesson 4, the data set on the GPU: keep it there, shuffle samples, resume an epoch, hand out safe batches."""
+"""Exercises of lesson 4, the data set on the GPU: move it once, shuffle, resume an epoch, hand out safe batches."""
 
 from __future__ import annotations
 
