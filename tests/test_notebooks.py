@@ -347,11 +347,12 @@ class WithoutWords(ast.NodeTransformer):
 
 @pytest.mark.parametrize("name", TRANSLATED)
 def test_a_translation_changes_words_and_no_code(name):
-    pairs = zip(read(name).cells, read(Path(name).name).cells, strict=True)
-    for given, other in pairs:
+    first, language, *rest = read(name).cells
+    assert language.source == f'import os\n\nos.environ["LOADERVIZ_LANGUAGE"] = "{name.partition("/")[0]}"'
+    for given, other in zip([first, *rest], read(Path(name).name).cells, strict=True):
         if given.cell_type == "code":
-            first, second = (ast.dump(WithoutWords().visit(ast.parse(cell.source))) for cell in (given, other))
-            assert first == second, given.source
+            mine, same = (ast.dump(WithoutWords().visit(ast.parse(cell.source))) for cell in (given, other))
+            assert mine == same, given.source
 
 
 @marked(TRANSLATED)  # the lessons themselves run as given in tests/browser/test_browser.py

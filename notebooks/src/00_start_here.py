@@ -26,7 +26,7 @@
 #
 # **You need no GPU:** your code runs on an *emulated* one.
 #
-# Time: about 20 minutes.
+# Time: about 15 minutes.
 
 # %%
 import textwrap
@@ -165,11 +165,11 @@ lesson00.reading.check(exposed_share)
 #
 # | | lesson | its question | minutes |
 # |---|---|---|---:|
-# | 0 | Start here | how do I read the picture? | 20 |
+# | 0 | Start here | how do I read the picture? | 15 |
 # | 1 | [The blocking copy](01_blocking_copy.ipynb) | what does `x.to("cuda")` cost? | 25 |
 # | 2 | [Pinned memory](02_pin_memory.ipynb) | what does it change? | 25 |
-# | 3 | [Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb) | what hides a copy? | 50 |
-# | 4 | [The data set on the GPU](04_gpu_resident_slicing.ipynb) | why carry it in every epoch? | 35 |
+# | 3 | [Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb) | what hides a copy? | 45 |
+# | 4 | [The data set on the GPU](04_gpu_resident_slicing.ipynb) | why carry it in every epoch? | 30 |
 # | 5 | [Find the bug](05_find_the_bug.ipynb) | which loader is wrong? | 30 |
 # | 6 | [Workers](06_workers.ipynb) | which station is too slow? | 30 |
 # | 7 | [Your own trace](07_your_own_trace.ipynb) | what does my training do? | 30 |
@@ -305,13 +305,12 @@ assert 0.8 < (steps["resident"] - steps["prefetch"]) / gather.time < 1.2
 # %% [markdown] tags=["answers"]
 # ## 0. Start here
 #
-# <!-- busy 2d95262b -->
+# <!-- busy ec45e57d -->
 # * *In which share of the time does the GPU compute?* **less than a fifth**
 #   (<!--=summary.compute_share:.0%-->9 %<!---->): the host makes the batches, sample by sample.
 #
-# <!-- first f9f30b1b -->
-# * *Which is the first of the four that hides most of its copies under the computing?* **prefetch**. Pinned memory
-#   alone hides nothing.
+# <!-- first 0a0c16b9 -->
+# * *Which is the first of the four that hides most of its copies?* **prefetch**. Pinned memory alone hides nothing.
 #
 # * **Exercise 0.a:** 3: it is copied while the GPU computes on batch 2.
 # * **Exercise 0.1:** `summary.exposed_copy / summary.window`: only the exposed part of the copy can be won.

@@ -348,12 +348,12 @@ assert launch_ms * 10 < whole_ms <= item_ms
 # %% [markdown] tags=["answers"]
 # ## 1. The blocking copy
 #
-# <!-- busy 6c0a4fae -->
-# * *In which share of the time does the GPU compute?* **less than half of the time**
+# <!-- busy edaa947a -->
+# * *In which share of the time does the GPU compute?* **less than half**
 #   (<!--=summary.compute_share:.0%-->43 %<!---->); the copy takes <!--=summary.copy_share:.0%-->51 %<!---->, none of it
 #   hidden.
 #
-# <!-- largest def14041 -->
+# <!-- largest e5b6e44a -->
 # * *Batches of 64: what is the largest part of a step?* **the GPU is idle: it has nothing to do**: launching work takes
 #   longer than doing it.
 #

@@ -22,7 +22,7 @@
 #
 # **The question of this lesson: how is a batch copied while the GPU computes?**
 #
-# Time: about 50 minutes.
+# Time: about 45 minutes.
 
 # %%
 from itertools import islice
@@ -458,14 +458,13 @@ assert {row.batch for row in overlapped.rows() if row.kind.name == "COPY_H2D"} =
 # %% [markdown] tags=["answers"]
 # ## 3. Non-blocking copies and prefetch
 #
-# <!-- guess_hidden e93468a5 -->
-# * *Three loops: blocking, non_blocking from ordinary memory, non_blocking from pinned memory. Which of them hides a
-#   part of the copy under computing?* **none of the three**: what is not pinned is staged by the host (R7), and one
-#   stream is one queue (R16).
+# <!-- guess_hidden ef5bdc33 -->
+# * *Blocking, non_blocking, non_blocking and pinned: which hides a part of the copy?* **none of the three**: what is
+#   not pinned is staged by the host (R7), and one stream is one queue (R16).
 #
-# <!-- guess_sum eee7d354 -->
-# * *x.sum() of the copy, without any wait between the two streams: what does it show?* **nan: not a number**, on every
-#   run; on a real GPU mostly the right number, which is worse.
+# <!-- guess_sum b2307d73 -->
+# * *Nobody waits for the copy. What does the sum show?* **nan: not a number**, on every run; on a real GPU mostly the
+#   right number, which is worse.
 #
 # * **Exercise 3.a:** `non_blocking=True` for the images *and* for the labels.
 # * **Exercise 3.b:** `with torch.cuda.stream(side):` around the copy.

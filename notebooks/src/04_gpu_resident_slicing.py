@@ -22,7 +22,7 @@
 #
 # **The question of this lesson: why carry a small data set to the GPU in every epoch?**
 #
-# Time: about 35 minutes.
+# Time: about 30 minutes.
 
 # %%
 import itertools
@@ -402,9 +402,9 @@ assert runs["batches"].step < runs["samples"].step < 1.1 * runs["batches"].step
 # * *What takes the largest part of a step?* **the host makes the next batch**: the GPU is idle for
 #   <!--=summary.idle / summary.window:.0%-->85 %<!----> of the time.
 #
-# <!-- guess_mates dc7b7d7b -->
-# * *Batches of 256, ten epochs, the order of the slices is shuffled: how many other samples does sample 0 meet?*
-#   **255**, in ten epochs; with shuffled samples <!--=mates['samples']:,-->2,498<!---->.
+# <!-- guess_mates ae915e36 -->
+# * *Slices of 256, shuffled, ten epochs: how many other samples does sample 0 meet in a batch?* **255**, in ten epochs;
+#   with shuffled samples <!--=mates['samples']:,-->2,498<!---->.
 #
 # * **Exercise 4.a:** `.to("cuda")` of the whole data set, before the first epoch.
 # * **Exercise 4.1:** one `randperm` an epoch, moved once, and `index_select` a batch.
