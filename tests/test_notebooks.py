@@ -344,6 +344,10 @@ class WithoutWords(ast.NodeTransformer):
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
         return ast.Constant("") if isinstance(node.value, str) else node
 
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.JoinedStr:
+        values = [self.generic_visit(part) for part in node.values if isinstance(part, ast.FormattedValue)]
+        return ast.JoinedStr(values)
+
 
 @pytest.mark.parametrize("name", TRANSLATED)
 def test_a_translation_changes_words_and_no_code(name):

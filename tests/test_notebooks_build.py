@@ -222,11 +222,11 @@ def test_a_translation_says_what_of_it_is_out_of_date(folder, capsys):
 def test_a_translation_links_to_translations_where_there_are_some(folder):
     (folder / "src" / "00_before.zh.md").write_text("", "utf-8")
     (folder / "src" / "01_lesson.zh.md").write_text("", "utf-8")
-    change(folder, "# The end", "# [a](01_lesson.ipynb#end) [b](solutions/00_before.ipynb) [c](https://d.e) [f](#R1)")
+    change(folder, "# The end", "# [a](01_lesson.ipynb#end) [b](solutions/00_before.ipynb) [c](https://d.e) [f](#here)")
     build.main([], folder)
     first, *_, last = cells(folder / "zh" / "01_lesson.ipynb")
     assert "[before](00_before.ipynb)" in first[1]
-    assert last[1].startswith("[a](01_lesson.ipynb#end) [b](../solutions/00_before.ipynb) [c](https://d.e) [f](#R1)")
+    assert last[1].startswith("[a](01_lesson.ipynb#end) [b](../solutions/00_before.ipynb) [c](https://d.e) [f](#here)")
 
 
 @pytest.mark.parametrize(

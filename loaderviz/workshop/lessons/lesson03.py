@@ -80,11 +80,17 @@ def go_on(answer: Callable[..., Any], chance: random.Random) -> Score:
     for reads in (False, True):
         run = feed(answer, data, FeedConfig(reads=reads))
         run.must_be_right()
+        waits = {}
         for copy in run.timeline.rows(Kind.COPY_H2D):
+            if copy.pinned is False:
+                ran = diagnosis.stretch(run.timeline, copy.start, copy.end)
+                raise run.not_yet(say("copy-staged", batch=copy.batch, ran=ran), say("R7"))
             if wait := diagnosis.waited_for(run.timeline, copy):
-                part = say("images-of" if copy.nbytes > diagnosis.SMALL else "labels-of")
-                ran = diagnosis.stretch(run.timeline, wait.start, wait.end)
-                raise run.not_yet(say("still-waits", part=part, batch=copy.batch, ran=ran), say("both-parts"))
+                waits[wait.start] = wait, copy  # the last one that was called before the wait
+        for wait, copy in waits.values():
+            part = say("images-of" if copy.nbytes > diagnosis.SMALL else "labels-of")
+            ran = diagnosis.stretch(run.timeline, wait.start, wait.end)
+            raise run.not_yet(say("still-waits", part=part, batch=copy.batch, ran=ran), say("both-parts"))
     return Score(say("went-on", few=FEW), run.timeline)
 
 
