@@ -235,7 +235,7 @@ print(f"In it, kernels that gather ({', '.join(gather.kernels)}) take {words.dur
 with lv.record(on=GPU, host=HOST) as again:
     train(loader).item()
 same = (again.timeline.start == timeline.start).all() and (again.timeline.end == timeline.end).all()
-print(f"{len(timeline)} spans, all at the same nanosecond as before: {same}")
+print(f"{len(timeline)} bars, all at the same nanosecond as before: {same}")
 
 # %%
 from loaderviz.emulator import Gpu

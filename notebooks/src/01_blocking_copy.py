@@ -109,6 +109,9 @@ def finish(step):
 # %%
 lesson01.wait.check(finish)
 
+# %%
+lesson01.wait.show()
+
 # %% [markdown]
 # ## Explain
 #

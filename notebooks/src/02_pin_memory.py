@@ -88,6 +88,9 @@ def copy(x):
 # %%
 lesson02.pin_one.check(copy)
 
+# %%
+lesson02.pin_one.show()
+
 # %% [markdown]
 # ## How pinned memory is made
 #

@@ -103,6 +103,9 @@ def load(batches):
 # %%
 lesson03.go_on.check(load)
 
+# %%
+lesson03.go_on.show()
+
 # %% [markdown]
 # ## A second stream
 #
@@ -129,6 +132,9 @@ def copy(x, side):
 
 # %%
 lesson03.leave.check(copy)
+
+# %%
+lesson03.leave.show()
 
 
 # %%

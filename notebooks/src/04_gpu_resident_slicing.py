@@ -117,6 +117,9 @@ def load(images, labels, size, epochs):
 # %%
 lesson04.stay.check(load)
 
+# %%
+lesson04.stay.show()
+
 
 # %%
 def slices(size=2048):
