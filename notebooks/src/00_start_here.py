@@ -227,6 +227,7 @@ print(f"In it, kernels that gather ({', '.join(gather.kernels)}) take {words.dur
 #
 # * **The values are real**, computed on your CPU.
 # * **The order is right:** it follows the rules of CUDA, such as R16.
+# * **A forgotten wait shows** as `nan`, or a report names it.
 # * **The time is virtual:** the same on every computer.
 #
 # It does **not** promise microseconds.
@@ -267,6 +268,7 @@ else:
 #
 # * `lv.record` records; `recording.timeline.view()` draws; `lv.summarize` gives numbers.
 # * Two colours at the same time are overlap. It can save *exposed* copies.
+# * The *limit* is the longer one of all computing and all copies.
 #
 # Next: [1. The blocking copy](01_blocking_copy.ipynb)
 

@@ -287,7 +287,8 @@ lesson01.fewer_bytes.show()
 # %% [markdown]
 # ## Try
 #
-# `lv.summarize(watch(blocking_loop, batches, on="a100"))`: is the share of the copy larger there?
+# * `lv.summarize(watch(blocking_loop, batches, on="a100"))`: is the share of the copy larger there?
+# * A larger network, `new_model(hidden=2048)`: is the copy still worth hiding?
 #
 # ## The same code on a real GPU
 

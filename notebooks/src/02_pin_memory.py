@@ -95,7 +95,7 @@ lesson02.pin_one.show()
 # ## How pinned memory is made
 #
 # **R43: `pin_memory()` copies, and the host waits for it. R44: page-locking new memory is slow**, so PyTorch uses it
-# again.
+# again. Which of these five calls is the cheapest?
 
 
 # %%
@@ -326,7 +326,8 @@ lesson02.half.show()
 # %% [markdown]
 # ## Try
 #
-# Take `loss.item()` out of both loops. Now pinning inside the loop wins. Why?
+# * Take `loss.item()` out of both loops. Now pinning inside the loop wins. Why?
+# * `watch(fed_by_a_dataloader, False, warm_up=10)`: who is blocked by what?
 #
 # ## The same code on a real GPU
 

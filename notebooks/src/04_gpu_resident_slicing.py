@@ -135,6 +135,7 @@ lv.compare({"DataLoader": usual, "slices": sliced})
 
 # %% [markdown]
 # The *utilisation* is the share of each short time in which a kernel runs. `nvidia-smi` shows it as "GPU-Util".
+# It does not say how well a kernel uses the GPU.
 
 # %%
 three_steps = usual.from_batch(WARM_UP + 5)
@@ -199,7 +200,7 @@ for shuffle, share in accuracy.items():
 # ## Shuffle samples, on the GPU
 #
 # A *gather*, such as `images[rows]`, collects rows on the GPU. If `rows` is in host memory, it is copied at each use,
-# and the host waits (**R46**).
+# and the host waits (**R46**). `"blocks"` shuffles short pieces.
 
 
 # %%
