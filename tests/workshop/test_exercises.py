@@ -257,7 +257,7 @@ def test_an_attempt_is_judged_rightly(number, expected, body, request):
 def test_an_exercise_is_found_by_its_number():
     assert workshop.exercise("3.1") is lesson03.overlap
     assert list(TEXTS) == list(EXERCISES)  # of each one the notebooks have a starter and an answer
-    with pytest.raises(ExerciseError, match=r"no exercise '9.9'; there are 0.1, "):
+    with pytest.raises(ExerciseError, match=r"no exercise '9.9'; there are 0.a, 0.1, "):
         workshop.exercise("9.9")
 
 
