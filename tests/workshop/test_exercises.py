@@ -21,6 +21,7 @@ import torch
 from loaderviz import workshop
 from loaderviz.loaders import BlockingLoader
 from loaderviz.loaders import base as marks
+from loaderviz.timeline import Kind
 from loaderviz.workshop import (
     EXERCISES,
     ExerciseError,
@@ -560,3 +561,10 @@ def test_the_widget_and_the_notebook_keep_what_was_said(monkeypatch):
     guess.choose("none")
     assert box.choice == 0 and "✔" in repr(guess.reveal()) and "none <b>(you said this)</b>" in shown[-1]["text/html"]
     box.close()
+
+
+@pytest.mark.parametrize("number", ["1.b", "2.a", "3.a", "3.b"])
+def test_a_small_task_that_is_passed_shows_the_loop_that_never_waits_for_its_loss(number):
+    exercise = EXERCISES[number]
+    timeline = exercise.check(cell(exercise.answer)).timeline
+    assert not timeline.where(Kind.COPY_D2H).any() and timeline.where(Kind.COPY_H2D).sum() == 2 * lesson03.FEW

@@ -77,8 +77,8 @@ def _judge_twice(answer: Callable[..., Any], data: Data, factors: tuple[float, f
 def go_on(answer: Callable[..., Any], chance: random.Random) -> Score:
     """Let the learner copy without a wait of the host; in a loop that never waits, and in one that reads its loss."""
     data = Data.random([harness.SAMPLES] * FEW, chance)
-    for reads in (False, True):
-        run = feed(answer, data, FeedConfig(reads=reads))
+    plain, reading = (feed(answer, data, FeedConfig(reads=reads)) for reads in (False, True))
+    for run in (plain, reading):
         run.must_be_right()
         waits = {}
         for copy in run.timeline.rows(Kind.COPY_H2D):
@@ -91,7 +91,7 @@ def go_on(answer: Callable[..., Any], chance: random.Random) -> Score:
             part = say("images-of" if copy.nbytes > diagnosis.SMALL else "labels-of")
             ran = diagnosis.stretch(run.timeline, wait.start, wait.end)
             raise run.not_yet(say("still-waits", part=part, batch=copy.batch, ran=ran), say("both-parts"))
-    return Score(say("went-on", few=FEW), run.timeline)
+    return Score(say("went-on", few=FEW), plain.timeline)
 
 
 # 3.b
@@ -111,10 +111,10 @@ def leave(answer: Callable[..., Any], chance: random.Random) -> Score:
             yield copied, labels.to("cuda", non_blocking=True)
 
     data = Data.random([harness.SAMPLES] * FEW, chance)
-    for reads in (False, True):
-        run = feed(load, data, FeedConfig(reads=reads))
+    plain, reading = (feed(load, data, FeedConfig(reads=reads)) for reads in (False, True))
+    for run in (plain, reading):
         _must_be_in_side(run)
-    return Score(say("left", few=FEW), run.timeline)
+    return Score(say("left", few=FEW), plain.timeline)
 
 
 def _must_be_in_side(run: harness.LoaderRun) -> None:
