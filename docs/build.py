@@ -56,7 +56,7 @@ LIST = re.compile(r"(?<=^# \|---\|---\|---\|---:\|\n)(?:# \|.*\n)+", re.M)
 TABLE = re.compile(r"^(\| min \| what \| cells \|\n.*\n)(?:\|.*\n)+", re.M)
 PLAN = re.compile(r"^\| \d+ \| ([^|]+) \| ([^|]+) \|$", re.M)
 ITEM = re.compile(
-    r'(?P<fixed>\d+) min|(?P<exercise>\d+\.\d)|(?P<lesson>\d+)(?: "(?P<from>[^"]+)")?(?: to "(?P<to>[^"]+)")?'
+    r'(?P<fixed>\d+) min|(?P<exercise>\d+\.\w)|(?P<lesson>\d+)(?: "(?P<from>[^"]+)")?(?: to "(?P<to>[^"]+)")?'
 )
 ANSWER = re.compile(r"<!-- (\w+) (\w+) -->\n\* \*.*?\*\s+\*\*.*?\*\*(.*?)(?=\n\n|\Z)", re.S)
 NUMBER = re.compile(r"<!--=(.+?)-->.*?<!---->")
@@ -105,7 +105,7 @@ def told(source: Path) -> dict[str, str]:
 def exercises() -> dict[str, int]:
     """Return the minutes of each exercise, which a lesson gives as `3.1 (15)`."""
     every = " ".join(told(source)["exercises"] for source in SOURCES)
-    return {number: int(time) for number, time in re.findall(r"(\d+\.\d) \((\d+)\)", every)}
+    return {number: int(time) for number, time in re.findall(r"(\d+\.\w) \((\d+)\)", every)}
 
 
 def lasting(lesson: str, given: dict[str, int]) -> int:

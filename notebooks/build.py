@@ -28,6 +28,7 @@ import os
 import re
 import sys
 from collections import Counter
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,15 @@ from loaderviz.rules import RULES
 
 FOLDER = Path(__file__).resolve().parent
 EDIT = "made by notebooks/build.py: edit notebooks/src/{}.py, then run make notebooks"
-TITLE = re.compile(r"# Exercise (\d+\.\d+)\n")
+TITLE = re.compile(r"# Exercise (\d+\.\w+)\n")
 Texts = dict[str, dict[str, list[str]]]  # of an exercise, by its number: the lines of "starter" and "answer"
 ASKS = re.compile(r"= (predict|\w+\.card)\(")
 RULE = re.compile(r"`[^`]*`|\b(R\d+)\b")  # code may name one without a link
 PART = re.compile(r"^<!-- (\S+) (\S+) -->\n", re.M)  # of a translation
 CHANGED = "> *This part has changed since it was translated. Here it is as it was written.*\n\n"
 RELATIVE = re.compile(r"(\]\()(?![a-z]+:|#|/)")  # the beginning of a link to a file
+LINK = re.compile(RELATIVE.pattern + r"([^)#]*)")
+LANGUAGE = 'import os\n\nos.environ["LOADERVIZ_LANGUAGE"] = "{}"'
 SOLVED = "\n\n*Here the exercises are solved. To try them yourself, open [the lesson](../{}.ipynb).*"
 SOLUTIONS = "\n\nThe exercises of this lesson, solved: [solutions](solutions/{}.ipynb)"
 
@@ -120,7 +123,8 @@ def translated(notebook: str, file: Path) -> tuple[str, list[str]]:
 
     Before each translated cell stands `<!-- ID HASH -->`: the cell's id in the notebook, and the hash of the text that
     was translated, which a message gives where it is wrong. What was not translated, or has changed since, is as in the
-    notebook.
+    notebook. A cell after the first one says the language, for tasks, checks and pictures. A link to a lesson leads to
+    its translation, where there is one.
     """
     made = nbformat.reads(notebook, as_version=4)
     parts = iter(PART.split(file.read_text(encoding="utf-8"))[1:])
@@ -133,9 +137,18 @@ def translated(notebook: str, file: Path) -> tuple[str, list[str]]:
             text = CHANGED + cell.source if cell.cell_type == "markdown" else ""
         cell.source = text or cell.source
         if cell.cell_type == "markdown":
-            cell.source = RELATIVE.sub(r"\1../", cell.source)
+            cell.source = LINK.sub(partial(_from_translation, file), cell.source)
+    say = nbformat.v4.new_code_cell(LANGUAGE.format(file.suffixes[0][1:]), id="language")
+    made.cells.insert(1, say)
     stale += [f"{file.name}: the notebook has no cell {name}" for name in texts]
     return nbformat.writes(made) + "\n", stale
+
+
+def _from_translation(file: Path, link: re.Match[str]) -> str:
+    """Return a link of a lesson as its translation has it, from the folder of its language."""
+    lesson = re.fullmatch(r"(\w+)\.ipynb", link[2])
+    beside = lesson and file.with_name(lesson[1] + "".join(file.suffixes)).is_file()
+    return f"{link[1]}{link[2]}" if beside else f"{link[1]}../{link[2]}"
 
 
 def _tags(cell: Any) -> list[str]:

@@ -209,13 +209,24 @@ def test_a_translation_says_what_of_it_is_out_of_date(folder, capsys):
     assert build.main([], folder) == 0
     said = capsys.readouterr().err
     assert "01_lesson.zh.md: the notebook has no cell gone" in said
-    assert cells(made)[-1][1].startswith(f"{build.CHANGED}The end") and cells(made)[1] == ("code", "x = 1")
+    assert cells(made)[-1][1].startswith(f"{build.CHANGED}The end") and cells(made)[2] == ("code", "x = 1")
     for name, digest in re.findall(r"zh.md: (\S+) has changed since.* the hash (\w+)", said):
         file.write_text(re.sub(f"{name} .* -->", f"{name} {digest} -->", file.read_text("utf-8")), "utf-8")
     build.main([], folder)
-    assert [cells(made)[at][1] for at in (-1, 1, 3)] == ["完 [甲](../a.md)", "x = 1  # 一", "x = 1"]
+    assert [cells(made)[at][1] for at in (-1, 2, 4)] == ["完 [甲](../a.md)", "x = 1  # 一", "x = 1"]
+    assert cells(made)[1] == ("code", 'import os\n\nos.environ["LOADERVIZ_LANGUAGE"] = "zh"')
     assert "[before](../00_before.ipynb)" in cells(made)[0][1]
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_translation_links_to_translations_where_there_are_some(folder):
+    (folder / "src" / "00_before.zh.md").write_text("", "utf-8")
+    (folder / "src" / "01_lesson.zh.md").write_text("", "utf-8")
+    change(folder, "# The end", "# [a](01_lesson.ipynb#end) [b](solutions/00_before.ipynb) [c](https://d.e) [f](#here)")
+    build.main([], folder)
+    first, *_, last = cells(folder / "zh" / "01_lesson.ipynb")
+    assert "[before](00_before.ipynb)" in first[1]
+    assert last[1].startswith("[a](01_lesson.ipynb#end) [b](../solutions/00_before.ipynb) [c](https://d.e) [f](#here)")
 
 
 @pytest.mark.parametrize(

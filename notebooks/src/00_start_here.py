@@ -22,11 +22,11 @@
 # **The question of this course: does my data reach the GPU while the GPU is computing, and if not, why?**
 #
 # A batch starts in the memory of the computer, the *host*. The driver puts it into a *staging buffer*, the GPU's *copy
-# engine* fetches it over the link, and its processors, the SMs, compute. Who keeps them waiting?
+# engine* fetches it over the link, and its processors, the SMs, compute.
 #
 # **You need no GPU:** your code runs on an *emulated* one.
 #
-# Time: about 20 minutes.
+# Time: about 15 minutes.
 
 # %%
 import textwrap
@@ -37,54 +37,39 @@ from torch.utils.data import DataLoader, TensorDataset
 import loaderviz as lv
 from loaderviz import mnist, words
 from loaderviz.workshop import lesson00, predict
-from loaderviz.workshop.loop import HOST, gpu_milliseconds, new_model, show_code, train_step
+from loaderviz.workshop.loop import HOST, gpu_milliseconds, new_model, train_step
 
 # %% [markdown]
-# ## The data, and a training loop
-#
-# 60,000 digits, of MNIST or drawn by loaderviz, and ordinary PyTorch for a CUDA GPU:
+# ## The loop
 
 # %%
-GPU = "laptop"  # the GPU to emulate; other names: "t4", "a100", "h100", "h200"
+GPU = "laptop"
 BATCH = 2048
 images, labels = mnist.tensors(train=True)
 print(f"images {tuple(images.shape)}, labels {tuple(labels.shape)}: {words.size(images.nbytes + labels.nbytes)}")
 
-# %%
-show_code(new_model, train_step)
-
 
 # %%
 def train(loader):
-    """Train on all batches of the loader; return the last loss."""
+    """Train on all batches."""
     model, optimizer = new_model()
     for x, y in loader:
         loss = train_step(model, optimizer, x.to("cuda"), y.to("cuda"))
     return loss
 
 
-# %% [markdown]
-# ## Predict
-#
-# Each step puts a batch together, copies it to the GPU (the *device*), and computes.
-
 # %%
 busy = predict(
     "In which share of the time does the GPU compute?",
-    ["more than half of the time", "between a fifth and a half", "less than a fifth"],
+    ["more than half", "between a fifth and a half", "less than a fifth"],
     answer=lambda: 1 + (summary.compute_share < 0.5) + (summary.compute_share < 0.2),
 )
 busy
 
-# %% [markdown]
-# ## Run
-#
-# Inside `lv.record`, "cuda" is the emulated GPU. The picture leaves out the first batches, for which memory is taken.
-
 # %%
 subset = TensorDataset(images[: 7 * BATCH].float() / 255, labels[: 7 * BATCH])
 loader = DataLoader(subset, BATCH)
-with lv.record(on=GPU, host=HOST) as recording:  # HOST: the computer around the GPU
+with lv.record(on=GPU, host=HOST) as recording:
     loss = train(loader)
     print(f"the loss is a real number: {loss.item():.4f}")
 timeline = recording.timeline
@@ -94,22 +79,16 @@ steady = timeline.from_batch(3)
 steady.view(verdict=False)
 
 # %% [markdown]
-# ## See: how to read it
+# ## How to read it
 #
-# **A row is a place, time goes to the right, a colour is a batch.** The rows are in the order in which a batch travels:
+# **A row is a place, time goes to the right, a colour is a batch.**
 #
-# * `main thread`: what the Python program is at. The long bars are the `DataLoader`, making the next batch; hatched,
-#   the host is blocked.
+# * `main thread`: the Python program. A long bar makes a batch. Hatched: the host is blocked.
 # * `copy engine`: copies to the GPU, and back.
-# * `default stream`: the queue in which the GPU works. A thick bar is a kernel: the GPU computes. A thin bar is a copy.
-# * `what the GPU does`: computing, a copy that keeps it from computing (*exposed*), a copy during the computing
-#   (*hidden*), idle.
+# * `default stream`: the queue of the GPU. Thick bars compute (*kernels*), thin ones copy.
+# * `what the GPU does`: computing, an *exposed* copy (the GPU computes nothing), a *hidden* copy, idle.
 #
-# Follow one colour from the top left to the bottom right. In a *good* picture the lanes of the GPU have **different
-# colours at the same time**: batch 5 is copied while batch 4 is computed. Here they have one at a time, and long
-# pauses.
-#
-# Move the mouse over a bar; drag to zoom in, double click to zoom out. The same in words, and in numbers:
+# In a *good* picture the rows of the GPU have **different colours at the same time**.
 
 # %%
 print(textwrap.fill(steady.view().text(), 110))
@@ -122,16 +101,36 @@ summary
 busy.reveal()
 
 # %% [markdown]
-# Most of the time goes into making the batch, sample by sample, on the host. Why then do the next lessons work on the
-# copy, which comes second? Because worker processes can make the batches beside the loop
-# ([lesson 6](06_workers.ipynb)). The copy remains.
-#
-# The *limit* is the longer one of two times: all computing, or all copies. The *headroom* says how many times as long
-# as the limit the loop takes now.
-#
+# Workers can make the batches ([lesson 6](06_workers.ipynb)); the copy remains. Look for a hidden one:
+
+# %%
+lesson00.puzzle().view(verdict=False)
+
+# %%
+lesson00.look
+
+
+# %% tags=["starter"]
+# Exercise 0.a
+def hidden():
+    """Return its number."""
+    return ...
+
+
+# %% tags=["exercise"]
+# Exercise 0.a
+def hidden():
+    """Return its number."""
+    return 3
+
+
+# %%
+lesson00.look.check(hidden)
+
+# %% [markdown]
 # ## Exercise
 #
-# Write your code in place of the `...`, run it, run the check, as often as you like. Stuck? `lesson00.reading.hint()`
+# Write your code in place of the `...`, run it, run the check.
 
 # %%
 lesson00.reading
@@ -142,7 +141,7 @@ import loaderviz as lv
 
 
 def exposed_share(timeline):
-    """Return the share of the time in which a copy keeps the GPU from computing, from 0 to 1."""
+    """Return a share, from 0 to 1."""
     summary = lv.summarize(timeline)
     return ...
 
@@ -153,7 +152,7 @@ import loaderviz as lv
 
 
 def exposed_share(timeline):
-    """Return the share of the time in which a copy keeps the GPU from computing, from 0 to 1."""
+    """Return a share, from 0 to 1."""
     summary = lv.summarize(timeline)
     return summary.exposed_copy / summary.window
 
@@ -164,15 +163,13 @@ lesson00.reading.check(exposed_share)
 # %% [markdown]
 # ## The course
 #
-# Now you can record a training loop, read its timeline, and say what overlap could win. The other lessons:
-#
 # | | lesson | its question | minutes |
 # |---|---|---|---:|
-# | 0 | Start here | how do I read the picture? | 20 |
+# | 0 | Start here | how do I read the picture? | 15 |
 # | 1 | [The blocking copy](01_blocking_copy.ipynb) | what does `x.to("cuda")` cost? | 25 |
 # | 2 | [Pinned memory](02_pin_memory.ipynb) | what does it change? | 25 |
-# | 3 | [Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb) | what hides a copy? | 50 |
-# | 4 | [The data set on the GPU](04_gpu_resident_slicing.ipynb) | why carry it in every epoch? | 35 |
+# | 3 | [Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb) | what hides a copy? | 45 |
+# | 4 | [The data set on the GPU](04_gpu_resident_slicing.ipynb) | why carry it in every epoch? | 30 |
 # | 5 | [Find the bug](05_find_the_bug.ipynb) | which loader is wrong? | 30 |
 # | 6 | [Workers](06_workers.ipynb) | which station is too slow? | 30 |
 # | 7 | [Your own trace](07_your_own_trace.ipynb) | what does my training do? | 30 |
@@ -180,25 +177,20 @@ lesson00.reading.check(exposed_share)
 # | 9 | [What the articles say](09_what_the_articles_say.ipynb) | is it true? | 40 |
 # | 10 | [Extras](10_extras.ipynb) | what else is there? | 10 |
 #
-# Each lesson goes the same way: **predict**, **run**, **see**, read why, then solve an **exercise**. The check judges
-# what your code *does*; how you write it is up to you. [All terms](terms.md) are on one page.
+# [All terms](terms.md) are on one page.
 #
 # ## Four ways to feed a GPU
 #
-# This is where the lessons go. All four train the same network from the same start:
-#
-# | loader | how a batch reaches the GPU | in |
-# |---|---|---|
-# | blocking | copied when it is needed; the host waits | [1](01_blocking_copy.ipynb) |
-# | pinned | from page-locked memory; the host does not wait | [2](02_pin_memory.ipynb) |
-# | prefetch | in a stream of its own, ahead | [3](03_non_blocking_prefetch.ipynb) |
-# | resident | not at all: the data set is on the GPU | [4](04_gpu_resident_slicing.ipynb) |
-#
-# The first three get their batches from two worker processes.
+# | loader | how a batch reaches the GPU |
+# |---|---|
+# | blocking | copied when needed; the host waits |
+# | pinned | from page-locked memory (lesson 2) |
+# | prefetch | ahead, in a stream of its own |
+# | resident | the data set is on the GPU |
 
 # %%
 first = predict(
-    "Which is the first of the four that hides most of its copies under the computing?",
+    "Which is the first of the four that hides most of its copies?",
     ["blocking", "pinned", "prefetch", "none of them"],
     answer=lambda: next((name for name in runs if comparison.summaries()[name].overlap > 0.5), "none of them"),
 )
@@ -221,11 +213,7 @@ comparison.table()[["step [µs]", "GPU computes [%]", "copy [ms]", "copy hidden 
 first.reveal()
 
 # %% [markdown]
-# In the first two, copying and computing take turns. In the third the copy engine has another colour than the stream:
-# overlap. In the fourth nothing is copied. The losses are equal: the same work, at other times.
-#
-# Why is the fourth not the fastest? It *gathers* each batch on the GPU: kernels collect the samples from the whole data
-# set. That takes time, and a copy that is hidden takes nearly none:
+# The losses are equal: the same work. `resident` copies nothing, but kernels *gather* each batch:
 
 # %%
 gather = experiment.gather(runs)
@@ -235,23 +223,20 @@ print(f"resident: a step takes {words.duration(steps['resident'])}")
 print(f"In it, kernels that gather ({', '.join(gather.kernels)}) take {words.duration(gather.time)}.")
 
 # %% [markdown]
-# [Lesson 4](04_gpu_resident_slicing.ipynb) has a way without a gather, and says what that costs.
-#
 # ## What the emulated GPU promises
 #
 # * **The values are real**, computed on your CPU.
-# * **The order of things is right:** the rules of CUDA, which the lessons name by numbers, such as R16.
-# * **A forgotten wait shows**, as `nan`; other races leave the numbers right, and a report names them.
-# * **The time is virtual:** with a host by name the same timeline on every computer, to the nanosecond.
+# * **The order is right:** it follows the rules of CUDA, such as R16.
+# * **A forgotten wait shows** as `nan`, or a report names it.
+# * **The time is virtual:** the same on every computer.
 #
-# It does **not** promise microseconds. It tells you what waits for what, and what the bottleneck is *for the host that
-# you name*. Let us test the promise about the time; the numbers of the model have their sources beside them.
+# It does **not** promise microseconds.
 
 # %%
 with lv.record(on=GPU, host=HOST) as again:
     train(loader).item()
 same = (again.timeline.start == timeline.start).all() and (again.timeline.end == timeline.end).all()
-print(f"{len(timeline)} spans, all at the same nanosecond as before: {same}")
+print(f"{len(timeline)} bars, all at the same nanosecond as before: {same}")
 
 # %%
 from loaderviz.emulator import Gpu
@@ -264,18 +249,13 @@ for name, unit in {"h2d": "GB/s", "pageable": "GB/s", "memory_bandwidth": "GB/s"
 # %% [markdown]
 # ## Try
 #
-# * Press the four buttons with the names of the loaders, one after the other.
-# * With `prefetch`, make the batch smaller, step by step. What does the loop wait for now?
-# * Begin with `blocking`. Switch on `pin_memory`, `non_blocking`, the side stream, then one batch ahead. Which of the
-#   four hides a copy by itself?
+# With `prefetch`, make the batch smaller. What does the loop wait for now?
 
 # %%
 lv.explore()
 
 # %% [markdown]
 # ## The same code on a real GPU
-#
-# Every lesson ends with such a cell.
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
@@ -287,7 +267,8 @@ else:
 # ## Recap
 #
 # * `lv.record` records; `recording.timeline.view()` draws; `lv.summarize` gives numbers.
-# * Different colours at the same time in the lanes of the GPU are overlap. It can save the time of *exposed* copies.
+# * Two colours at the same time are overlap. It can save *exposed* copies.
+# * The *limit* is the longer one of all computing and all copies.
 #
 # Next: [1. The blocking copy](01_blocking_copy.ipynb)
 
@@ -313,23 +294,25 @@ assert 0.8 < (steps["resident"] - steps["prefetch"]) / gather.time < 1.2
 #
 # Idea: The picture: one colour is one batch; look for different colours at the same time.
 #
-# Exercises: 0.1 (5)
+# Exercises: 0.a (1), 0.1 (5)
 #
 # * **Say:** "A row is a place, time goes to the right, a colour is a batch. In a good picture the rows have different
 #   colours at the same time."
 # * **Stuck:** people divide by the copy, or return `copy_share`, which counts the hidden part too.
+# * **If asked for two numbers of the table:** the *limit* is the longer one of two times, all computing or all copies.
+#   The *headroom* says how many times as long the loop takes now.
 # * **If asked "is this real?":** the values are (the loss is that of the CPU, bit for bit), the order of things is, the
 #   microseconds are a model's. `recorded` against `emulated` comes in lesson 7.
 
 # %% [markdown] tags=["answers"]
 # ## 0. Start here
 #
-# <!-- busy 2d95262b -->
+# <!-- busy ec45e57d -->
 # * *In which share of the time does the GPU compute?* **less than a fifth**
 #   (<!--=summary.compute_share:.0%-->9 %<!---->): the host makes the batches, sample by sample.
 #
-# <!-- first f9f30b1b -->
-# * *Which is the first of the four that hides most of its copies under the computing?* **prefetch**. Pinned memory
-#   alone hides nothing.
+# <!-- first 0a0c16b9 -->
+# * *Which is the first of the four that hides most of its copies?* **prefetch**. Pinned memory alone hides nothing.
 #
+# * **Exercise 0.a:** 3: it is copied while the GPU computes on batch 2.
 # * **Exercise 0.1:** `summary.exposed_copy / summary.window`: only the exposed part of the copy can be won.

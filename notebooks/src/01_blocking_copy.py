@@ -22,10 +22,7 @@
 #
 # **The question of this lesson: what does `x.to("cuda")` cost in a training loop?**
 #
-# After it you can say which share of a step is the copy and whether that matters, time GPU code correctly, and make a
-# copy cheaper.
-#
-# Time: about 25 minutes. Before it: [0. Start here](00_start_here.ipynb).
+# Time: about 25 minutes.
 
 # %%
 import time
@@ -35,27 +32,17 @@ import torch
 import loaderviz as lv
 from loaderviz import words
 from loaderviz.workshop import lesson01, loop, predict
-from loaderviz.workshop.loop import GPU, gpu_milliseconds, make_batches, new_model, show_code, steps, train_step, watch
+from loaderviz.workshop.loop import GPU, gpu_milliseconds, make_batches, new_model, steps, train_step, watch
 
 # %% [markdown]
-# ## The parts of the loop
+# ## The loop
 #
-# The digits are in host memory. The GPU has a memory of its own, so every batch must travel. To look at the copy
-# alone, we prepare all batches before the loop starts. `steps` hands them to the loop, and gives each batch its
-# colour; `watch` records a loop on the emulated GPU.
-
-# %%
-batches = make_batches()
-print(f"{len(batches)} batches, {words.size(sum(part.nbytes for part in batches[0]))} each, {batches[0][0].dtype}")
-show_code(steps, watch)
-
-# %% [markdown]
-# The loop of this lesson is in nearly every first PyTorch program:
+# The batches are ready, in host memory. The GPU has a memory of its own, so each batch must travel.
 
 
 # %%
 def blocking_loop(batches):
-    """Copy a batch, train on it, copy the next one."""
+    """Copy, then train."""
     model, optimizer = new_model()
     for x, y in steps(batches):
         x = x.to("cuda")
@@ -64,39 +51,28 @@ def blocking_loop(batches):
     return loss
 
 
-# %% [markdown]
-# ## Predict
-#
-# In lesson 0 the making of the batches took most of the time. Here they are ready.
-
 # %%
 busy = predict(
     "In which share of the time does the GPU compute?",
-    ["nearly always: more than nine tenths", "more than half of the time", "less than half of the time"],
+    ["more than nine tenths", "more than half", "less than half"],
     answer=lambda: 1 + (summary.compute_share < 0.9) + (summary.compute_share < 0.5),
     why="The rest is mostly the copy. Nothing of it is hidden, that is, copied while the GPU computes.",
 )
 busy
 
-# %% [markdown]
-# ## Run
-
 # %%
+batches = make_batches()
 blocking = watch(blocking_loop, batches)
 blocking.view(verdict=False)
 
 # %% [markdown]
 # ## See
 #
-# Follow one colour down through the lanes:
+# Follow one colour down:
 #
-# 1. `main thread: CUDA calls`: the long call is the copy; where `main thread waits` is hatched, the host is blocked.
+# 1. `main thread: CUDA calls`: the long bar is the copy call. The host is blocked (hatched).
 # 2. `copy engine to GPU`: the batch travels.
-# 3. `default stream`: the thick bars are kernels: the GPU computes on the batch. (The thin bars are the copies again:
-#    they are in this queue.)
-#
-# Only then does the next colour begin in the lanes of the GPU. The host is there earlier, and waits twice: until the
-# GPU has computed the batch before, then for the copy itself.
+# 3. `default stream`: the GPU computes (thick bars).
 
 # %%
 summary = lv.summarize(blocking)
@@ -107,21 +83,44 @@ print(f"hidden of the copy {words.share(summary.overlap)}")
 busy.reveal()
 
 # %% [markdown]
+# ## The host runs ahead
+#
+# **R27: the host runs ahead.** `a @ a` only queues a *kernel*, a function of the GPU, and returns.
+
+# %%
+lesson01.wait
+
+
+# %% tags=["starter"]
+# Exercise 1.a
+def finish(step):
+    """Return when the GPU has done the work of step()."""
+    step()
+
+
+# %% tags=["exercise"]
+# Exercise 1.a
+def finish(step):
+    """Return when the GPU has done the work of step()."""
+    step()
+    torch.cuda.synchronize()
+
+
+# %%
+lesson01.wait.check(finish)
+
+# %%
+lesson01.wait.show()
+
+# %% [markdown]
 # ## Explain
 #
-# Three rules make this picture:
+# * **R1: a copy from ordinary memory is staged.** The system may move such *pageable* memory, so the host first copies
+#   it into a fixed buffer of the driver.
+# * **R30: a blocking `.to` waits for its *stream***, the queue of the GPU.
+# * **R22: a copy takes a start time, and then its bytes / the bandwidth.**
 #
-# * **R1: a copy from ordinary memory is staged.** Ordinary host memory is *pageable*: the operating system may move it,
-#   so the GPU cannot read it safely. The host copies the data into a buffer of the driver, piece by piece, and the GPU
-#   fetches the pieces from there.
-# * **R30: a blocking `.to` waits for its stream.** A *stream* is a queue of GPU work, done in order. PyTorch waits for
-#   the copy, and for everything before it.
-# * **R22: a copy takes a fixed start time, and then its bytes / the bandwidth.** For the labels, few bytes, that is
-#   nearly all start time.
-#
-# While the host waits, it cannot give the GPU new work. While the GPU has no work, it is idle. So the step is a
-# *sum*: copy, then compute, then copy again. With the copy completely hidden it would be the longer one of the two:
-# the *limit*. `headroom` says how far above it the loop is.
+# So a step is a *sum*: copy, then compute. The *limit* is the longer one of the two.
 
 # %%
 for part, time_ns in summary.breakdown.items():
@@ -132,22 +131,18 @@ print(f"a step now {words.duration(summary.step)}, the limit {words.duration(lim
 # %% [markdown]
 # ## Walk through it
 #
-# Click into the picture, or drag the slider: the stepper shows the line of your loop, and what each stream and engine
-# does at that moment. Stop in the middle of a copy. Which line is the host at? When has the GPU the most work in its
-# queue?
+# At which line is the host while a batch travels?
 
 # %%
 lv.step_through(blocking)
 
 # %% [markdown]
-# ## The same loop with batches of 64
-#
-# Many MNIST examples use batches of 64. A copy of a small batch is short, and so is its computing.
+# ## Batches of 64
 
 # %%
 largest = predict(
     "Batches of 64: what is the largest part of a step?",
-    ["the GPU computes", "the copy keeps it from computing", "the GPU is idle: it has nothing to do"],
+    ["the GPU computes", "the copy", "the GPU is idle: it has nothing to do"],
     answer=lambda: 1 + max(range(3), key=[tiny.compute, tiny.exposed_copy, tiny.idle].__getitem__),
 )
 largest
@@ -165,21 +160,15 @@ print(f"with the shorter of the two hidden: {words.duration(best)} a step, {word
 largest.reveal()
 
 # %% [markdown]
-# Each step calls many small operators. The host needs some microseconds for each (**R23: a launch costs host time**),
-# and the GPU finishes each one before the next one arrives. Hiding the copy does not change that.
+# **R23: a launch costs host time.** The GPU is done with each small kernel before the next one comes. A hidden copy
+# would change nothing. So first look at the share of the copy.
 #
-# So look at the share of the copy before you work on it. To hide a small part of the step can only win a little; these
-# lessons use large batches, where it is large.
-#
-# ## "The copy is slow": is it?
-#
-# Let us time the line `x.to("cuda")` alone, with an idle GPU and with a busy one. (Inside `record`,
-# `time.perf_counter()` shows the emulated machine's time.)
+# ## Is the copy slow?
 
 
 # %%
 def milliseconds(action):
-    """Return how long the host needs for `action`."""
+    """Time the host."""
     begin = time.perf_counter()
     action()
     return 1e3 * (time.perf_counter() - begin)
@@ -190,10 +179,10 @@ x = batches[0][0]
 # %%
 with lv.record(on=GPU, host=loop.HOST):
     a = torch.randn(2048, 2048, device="cuda")
-    a @ a, x.to("cuda")  # the first ones also load and allocate
+    a @ a, x.to("cuda")
     torch.cuda.synchronize()
     idle_ms = milliseconds(lambda: x.to("cuda"))
-    launch_ms = milliseconds(lambda: a @ a)  # give the GPU some work; the host does not wait for it
+    launch_ms = milliseconds(lambda: a @ a)
     busy_ms = milliseconds(lambda: x.to("cuda"))
     whole_ms = milliseconds(lambda: (a @ a, torch.cuda.synchronize()))
     item_ms = milliseconds(lambda: (a @ a)[0, 0].item())
@@ -201,16 +190,8 @@ print(f"x.to('cuda') on an idle GPU {idle_ms:.3f} ms, behind a matrix product {b
 print(f"a @ a: {launch_ms:.3f} ms, with synchronise {whole_ms:.3f} ms, with .item() {item_ms:.3f} ms")
 
 # %% [markdown]
-# The copy is the same both times. It is "slow" behind a product because it waits in the queue (R30). `.to`, `.cpu()`
-# and `.item()` often look slow, because they are the first lines that *wait*: **R25: `.item()` waits** for everything
-# before it in the stream.
-#
-# The product alone looks fast, because nobody waits. **R27: the host runs ahead.** An operator on the GPU returns when
-# its work is *queued*, not when it is done: the first number of the second line is only the launch.
-#
-# ## Exercise: time it right
-#
-# `milliseconds` times the host. Write a function that times the GPU, also when the GPU is still busy at the start.
+# Behind the product the copy waits in the queue. **R25: `.item()` waits**, too. The product alone looks fast, because
+# nobody waits for it.
 
 # %%
 lesson01.timing
@@ -223,7 +204,7 @@ import torch
 
 
 def gpu_ms(step):
-    """Return how many milliseconds the GPU works on step()."""
+    """Return the milliseconds of step()."""
     begin = time.perf_counter()
     step()
     ...  # what is missing here, and above?
@@ -238,7 +219,7 @@ import torch
 
 
 def gpu_ms(step):
-    """Return how many milliseconds the GPU works on step()."""
+    """Return the milliseconds of step()."""
     torch.cuda.synchronize()  # earlier work must not count
     begin = time.perf_counter()
     step()
@@ -250,10 +231,30 @@ def gpu_ms(step):
 lesson01.timing.check(gpu_ms)
 
 # %% [markdown]
-# ## Exercise: the cheapest bytes
+# ## The cheapest bytes
 #
-# The digits are stored as `uint8`, one byte for a pixel. We made `float32` of them on the host: four bytes each. The
-# cheapest byte is the one that does not travel. (The check also counts *hazards*: lesson 3 explains them.)
+# A stored pixel has one byte (`uint8`), as `float32` it has four.
+
+# %%
+lesson01.one_byte
+
+
+# %% tags=["starter"]
+# Exercise 1.b
+def copy(x):
+    """Return x as float32 on the GPU."""
+    return x.float().to("cuda")
+
+
+# %% tags=["exercise"]
+# Exercise 1.b
+def copy(x):
+    """Return x as float32 on the GPU."""
+    return x.to("cuda").float()
+
+
+# %%
+lesson01.one_byte.check(copy)
 
 # %%
 lesson01.fewer_bytes
@@ -262,16 +263,16 @@ lesson01.fewer_bytes
 # %% tags=["starter"]
 # Exercise 1.2
 def load(batches):
-    """Yield each batch on the GPU: images float32 from 0 to 1, labels as they are."""
+    """Yield each batch on the GPU."""
     for images, labels in batches:
-        images = images.float() / 255  # change this, and the next line
+        images = images.float() / 255
         yield images.to("cuda"), labels.to("cuda")
 
 
 # %% tags=["exercise"]
 # Exercise 1.2
 def load(batches):
-    """Yield each batch on the GPU: images float32 from 0 to 1, labels as they are."""
+    """Yield each batch on the GPU."""
     for images, labels in batches:
         images = images.to("cuda").float() / 255
         yield images, labels.to("cuda")
@@ -286,15 +287,10 @@ lesson01.fewer_bytes.show()
 # %% [markdown]
 # ## Try
 #
-# * A faster GPU: `lv.summarize(watch(blocking_loop, batches, on="a100"))`. How large is the share of the copy there?
-#   What does a faster GPU win in this loop?
-# * A larger network: write `new_model(hidden=2048)` into `blocking_loop`. Is the copy still worth hiding?
-# * At which batch size does the idle time become larger than the copy?
-#   `lv.summarize(watch(blocking_loop, make_batches(512)))` is a start.
+# * `lv.summarize(watch(blocking_loop, batches, on="a100"))`: is the share of the copy larger there?
+# * A larger network, `new_model(hidden=2048)`: is the copy still worth hiding?
 #
 # ## The same code on a real GPU
-#
-# If this computer has a CUDA GPU, the next cell runs both loops there.
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
@@ -306,11 +302,11 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * A blocking copy from ordinary memory makes the step a sum: copy + compute. Nothing is hidden.
-# * First look at the share of the copy. If it is small, the copy is not your problem.
-# * Time GPU code with a synchronise before *and* after, or with events. Send what is stored, convert on the GPU.
+# * A blocking copy makes the step a sum. First look at its share.
+# * Synchronise before *and* after what you time.
+# * Send what is stored, convert on the GPU.
 #
-# Next: [2. Pinned memory](02_pin_memory.ipynb). What changes if memory need not be staged?
+# Next: [2. Pinned memory](02_pin_memory.ipynb)
 
 # %% tags=["picture"]
 # one call of `x.to("cuda")`, on a GPU that does nothing else
@@ -344,24 +340,28 @@ assert launch_ms * 10 < whole_ms <= item_ms
 #
 # Idea: `.to("cuda")` makes host and GPU wait for each other, and most timings of it are wrong.
 #
-# Exercises: 1.1 (8), 1.2 (5)
+# Exercises: 1.a (1), 1.1 (8), 1.b (1), 1.2 (5)
 #
 # * **Say:** "Two machines that wait for each other are one slow machine."
 # * **Stuck:** in 1.1 nearly everybody forgets the first synchronise. The check says "the GPU did earlier work, and you
 #   timed that, too". In 1.2: `images.float().to("cuda")` converts on the host.
+# * **More, if asked:** in the labels, few bytes, a copy is nearly all start time (R22). The thin bars in the stream
+#   are the copies once more: they stand in that queue.
 # * **Ask:** "`.item()` is slow. What does it do all that time?" It waits for work that was queued before (R25).
 
 # %% [markdown] tags=["answers"]
 # ## 1. The blocking copy
 #
-# <!-- busy 6c0a4fae -->
-# * *In which share of the time does the GPU compute?* **less than half of the time**
+# <!-- busy edaa947a -->
+# * *In which share of the time does the GPU compute?* **less than half**
 #   (<!--=summary.compute_share:.0%-->43 %<!---->); the copy takes <!--=summary.copy_share:.0%-->51 %<!---->, none of it
 #   hidden.
 #
-# <!-- largest def14041 -->
+# <!-- largest e5b6e44a -->
 # * *Batches of 64: what is the largest part of a step?* **the GPU is idle: it has nothing to do**: launching work takes
 #   longer than doing it.
 #
+# * **Exercise 1.a:** `torch.cuda.synchronize()` after `step()`.
 # * **Exercise 1.1:** `torch.cuda.synchronize()` before the clock starts *and* before it stops; or two events (R27).
+# * **Exercise 1.b:** `x.to("cuda").float()`: the stored bytes travel, the GPU converts.
 # * **Exercise 1.2:** copy the `uint8`, convert on the GPU: a quarter of the bytes travel.

@@ -22,10 +22,7 @@
 #
 # **The question of this lesson: what does pinned memory change, and what does it not change?**
 #
-# After it you can say what pinning costs and what it wins, decide where to pin, and keep the memory of a `DataLoader`
-# pinned on its way to the GPU.
-#
-# Time: about 25 minutes. Before it: [1. The blocking copy](01_blocking_copy.ipynb).
+# Time: about 25 minutes.
 
 # %%
 import time
@@ -41,8 +38,8 @@ from loaderviz.workshop.loop import GPU, STEPS, gpu_milliseconds, make_batches, 
 # %% [markdown]
 # ## One copy, two kinds of memory
 #
-# *Pinned* (or *page-locked*) memory is host memory that the operating system promises not to move, so the GPU can read
-# it directly. `x.pin_memory()` returns a pinned copy of `x`. (It takes nothing from the memory of the GPU.)
+# *Pinned* (*page-locked*) host memory cannot move, so the GPU reads it directly. `x.pin_memory()` returns a pinned
+# copy.
 
 # %%
 faster = predict(
@@ -67,21 +64,43 @@ print(", ".join(f"{kind}: {value / 1e9:.1f} GB/s" for kind, value in rate.items(
 faster.reveal()
 
 # %% [markdown]
-# * **R1: a copy from pageable memory is staged.** The host copies every byte into the buffer of the driver first.
-# * **R2, R8: a copy from pinned memory is not staged.** The copy engine of the GPU fetches the bytes itself.
-#
+# * **R1: a copy from pageable memory is staged.** The host carries each byte into a buffer of the driver.
+# * **R2, R8: a copy from pinned memory is not.** The copy engine fetches the bytes itself.
+
+# %%
+lesson02.pin_one
+
+
+# %% tags=["starter"]
+# Exercise 2.a
+def copy(x):
+    """Return x on the GPU."""
+    return x.to("cuda")
+
+
+# %% tags=["exercise"]
+# Exercise 2.a
+def copy(x):
+    """Return x on the GPU."""
+    return x.pin_memory().to("cuda")
+
+
+# %%
+lesson02.pin_one.check(copy)
+
+# %%
+lesson02.pin_one.show()
+
+# %% [markdown]
 # ## How pinned memory is made
 #
-# **R43: `pin_memory()` copies, and the host waits for it.** **R44: page-locking new memory is slow**, so PyTorch
-# keeps the memory and uses it again. **R39: in blocks whose sizes are powers of two**, so pinned data can take twice
-# its bytes.
-#
-# Before you run the second cell below: which of its last five calls is the cheapest, which one costs the most?
+# **R43: `pin_memory()` copies, and the host waits for it. R44: page-locking new memory is slow**, so PyTorch uses it
+# again. Which of these five calls is the cheapest?
 
 
 # %%
 def milliseconds(action):
-    """Return how long the host needs for `action`, in the virtual time of the emulated machine."""
+    """Time the host."""
     begin = time.perf_counter()
     action()
     return 1e3 * (time.perf_counter() - begin)
@@ -90,7 +109,7 @@ def milliseconds(action):
 # %%
 with lv.record(on=GPU, host=loop.HOST):
     pinned_x = x.pin_memory()
-    pinned_x.to("cuda")  # the first copy allocates memory on the GPU; the ones below use it again
+    pinned_x.to("cuda")
     print(f"pin_memory(), new memory          {milliseconds(lambda: x.pin_memory()):.3f} ms")
     print(f"pin_memory(), memory used before  {milliseconds(lambda: x.pin_memory()):.3f} ms")
     print(f"pin_memory(), pinned already      {milliseconds(lambda: pinned_x.pin_memory()):.3f} ms")
@@ -100,24 +119,22 @@ with lv.record(on=GPU, host=loop.HOST):
 # %% [markdown]
 # ## Pinning inside the loop
 #
-# You may have read this advice: write `.pin_memory()` before `.to("cuda")`. In the numbers above: "memory used before"
-# plus the pinned copy, against the copy that is not pinned. What does it do to a loop that reads the loss in each step,
-# for a progress bar?
+# Some advise you to write `.pin_memory()` before each `.to("cuda")`.
 
 
 # %%
 def blocking_loop(batches):
-    """Copy a batch, train on it, copy the next one."""
+    """Copy, train, read the loss."""
     model, optimizer = new_model()
     for x, y in steps(batches):
         loss = train_step(model, optimizer, x.to("cuda"), y.to("cuda"))
-        loss.item()  # for a progress bar: the host waits for the end of the step
+        loss.item()
     return loss
 
 
 # %%
 def pin_in_the_loop(batches, non_blocking=False):
-    """Pin each batch just before it is copied."""
+    """Pin, then copy."""
     model, optimizer = new_model()
     for x, y in steps(batches):
         x = x.pin_memory().to("cuda", non_blocking=non_blocking)
@@ -151,14 +168,8 @@ slower = lv.summarize(pinning).step / lv.summarize(plain).step
 advice.reveal()
 
 # %% [markdown]
-# The work of the host did not go away. It moved: in the plain loop the driver stages piece by piece, while the GPU
-# already fetches the pieces before. `pin_memory()` (the long bars in `main thread: CUDA calls`) copies the whole batch
-# first. Meanwhile the GPU is idle.
-#
-# With `non_blocking=True` (lesson 3) the host does not wait for the copy. That wins back the time that was lost, but
-# look at the last number: nothing of the copy is hidden.
-#
-# ## Exercise: pin where it pays
+# The work of the host only moved: `pin_memory()` copies first, and the GPU is idle. `non_blocking=True` (lesson 3)
+# hides nothing.
 
 # %%
 lesson02.pin_once
@@ -167,17 +178,17 @@ lesson02.pin_once
 # %% tags=["starter"]
 # Exercise 2.1
 def load(batches, epochs):
-    """Yield all batches on the GPU, in order, `epochs` times."""
+    """Yield all batches on the GPU."""
     for epoch in range(epochs):
         for images, labels in batches:
-            images, labels = images.pin_memory(), labels.pin_memory()  # is this the right place?
+            images, labels = images.pin_memory(), labels.pin_memory()
             yield images.to("cuda"), labels.to("cuda")
 
 
 # %% tags=["exercise"]
 # Exercise 2.1
 def load(batches, epochs):
-    """Yield all batches on the GPU, in order, `epochs` times."""
+    """Yield all batches on the GPU."""
     pinned = [(images.pin_memory(), labels.pin_memory()) for images, labels in batches]  # once
     for epoch in range(epochs):
         for images, labels in pinned:
@@ -188,9 +199,7 @@ def load(batches, epochs):
 lesson02.pin_once.check(load)
 
 # %% [markdown]
-# ## Pinned before the loop: is anything hidden now?
-#
-# Now all batches are pinned before the loop starts. We keep the blocking `.to("cuda")`.
+# ## Pinned before the loop
 
 # %%
 hidden = predict(
@@ -204,7 +213,7 @@ hidden
 
 # %%
 def pinned_blocking_loop(batches):
-    """Pin all batches first, then run the blocking loop."""
+    """Pin before the loop."""
     return blocking_loop([(x.pin_memory(), y.pin_memory()) for x, y in batches])
 
 
@@ -221,26 +230,49 @@ print(f"the host is blocked by: plain {', '.join(before.host_blocked)}; pinned {
 hidden.reveal()
 
 # %% [markdown]
-# The copy is shorter, because it is not staged any more. But the step is still a *sum*. **R30: a blocking `.to` waits
-# for its stream**, pinned or not: the wait was "staging", now it is "synchronize". Nobody gives the GPU work meanwhile.
+# The copy is shorter, but the step is still a *sum*. **R30: a blocking `.to` waits**, pinned or not.
 #
 # ## Who should pin? The DataLoader
 #
-# **R45: `DataLoader(pin_memory=True)` pins in a thread of its own**, if it has workers. The worker processes make the
-# batches, the pin thread copies each into pinned memory, the loop only takes them. Why not the workers themselves? A
-# worker is another process: memory that it pins is pinned for itself, not for the process that trains.
+# **R45: a `DataLoader` with workers pins in a thread of its own.**
+
+# %%
+lesson02.let_pin
+
+# %% tags=["starter"]
+# Exercise 2.b
+from torch.utils.data import DataLoader
+
+
+def loader(data):
+    """Return a loader."""
+    return DataLoader(data, batch_size=64, num_workers=2)
+
+
+# %% tags=["exercise"]
+# Exercise 2.b
+from torch.utils.data import DataLoader
+
+
+def loader(data):
+    """Return a loader."""
+    return DataLoader(data, batch_size=64, num_workers=2, pin_memory=True)
+
+
+# %%
+lesson02.let_pin.check(loader)
 
 
 # %%
 def fed_by_a_dataloader(pin_memory):
-    """Train on batches from two worker processes; the images travel as uint8, and become float32 on the GPU."""
-    data = experiment.Images(*(part[: 16 * 2048] for part in mnist.tensors(train=True)))  # MNIST, 16 batches
+    """Train on batches of two workers."""
+    data = experiment.Images(*(part[: 16 * 2048] for part in mnist.tensors(train=True)))
     loader = DataLoader(data, 2048, num_workers=2, collate_fn=experiment.as_it_is, pin_memory=pin_memory)
     model, optimizer = new_model()
-    for x, y in steps(loader, warm_up=10):  # in the first ten steps it still page-locks new memory
+    for x, y in steps(loader, warm_up=10):
         x = x.to("cuda", non_blocking=True).float() / 255
         loss = train_step(model, optimizer, x, y.to("cuda", non_blocking=True))
-        loss.item()  # for the progress bar
+        loss.item()
     return loss
 
 
@@ -251,18 +283,12 @@ print(f"a step {words.duration(fed.step)}; hidden of the copy {words.share(fed.o
 from_loader.view()
 
 # %% [markdown]
-# Read the picture from top to bottom, as a batch travels: `worker 0` and `worker 1` fetch, the `pin thread` pins,
-# `main` takes the batch and calls the copy, the `copy engine to GPU` copies, the stream computes. The workers are some
-# batches ahead; on the right they are done.
+# The workers fetch, the `pin thread` pins, `main` calls the copy, the engine copies. Nothing is hidden: in which
+# *stream* is the copy?
 #
-# Pinned, not blocking, a thread that pins, workers that work ahead. And still the copy is not hidden. (Hint for the
-# next lesson: in which *stream* is the copy?)
+# ## Do not lose it again
 #
-# ## Exercise: do not lose it again
-#
-# A profiler can show a "Pageable" copy although the loader pins. Then something in between has made a *new* tensor on
-# the host: a conversion, a `clone`, a sum. New tensors are not pinned. One such conversion hides in a single call
-# below.
+# A conversion on the host makes a *new* tensor, which is not pinned.
 
 # %%
 lesson02.half
@@ -273,7 +299,7 @@ import torch
 
 
 def load(batches):
-    """Yield each batch on the GPU: images float16, labels as they are."""
+    """Yield each batch on the GPU."""
     for images, labels in batches:
         images = images.to("cuda", torch.float16)  # change this line
         yield images, labels.to("cuda")
@@ -285,7 +311,7 @@ import torch
 
 
 def load(batches):
-    """Yield each batch on the GPU: images float16, labels as they are."""
+    """Yield each batch on the GPU."""
     for images, labels in batches:
         images = images.to("cuda").half()  # from pinned memory; then the GPU converts
         yield images, labels.to("cuda")
@@ -300,15 +326,10 @@ lesson02.half.show()
 # %% [markdown]
 # ## Try
 #
-# * An older, slower link: compare `blocking_loop` and `pin_in_the_loop` as above, but with `watch(…, on="t4")`.
-#   Is pinning inside the loop still a bad idea there?
-# * Take `loss.item()` out of `blocking_loop` and `pin_in_the_loop`. Now pinning inside the loop wins. What does the GPU
-#   do while the host pins?
-# * `watch(fed_by_a_dataloader, False, warm_up=10)`: where is the pin thread now, and who is blocked by what?
+# * Take `loss.item()` out of both loops. Now pinning inside the loop wins. Why?
+# * `watch(fed_by_a_dataloader, False, warm_up=10)`: who is blocked by what?
 #
 # ## The same code on a real GPU
-#
-# If this computer has a CUDA GPU, the next cell times three of the loops there. Is the order the same?
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
@@ -321,11 +342,9 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * Pinned memory is memory that the GPU can read itself: the copy is not staged.
-# * `pin_memory()` is a copy by the host. Inside the loop it only moves the work to another line.
-# * Let a `DataLoader` with workers pin. (Without workers the loop itself pins.) Then send the tensor that you got, and
-#   convert it on the GPU.
-# * Pinning alone hides nothing. It is one of three conditions. The next lesson has the other two.
+# * `pin_memory()` is a copy by the host. Let a `DataLoader` with workers pin.
+# * Send the tensor that you got, convert it on the GPU.
+# * Pinning alone hides nothing.
 #
 # Next: [3. Non-blocking copies and prefetch](03_non_blocking_prefetch.ipynb)
 
@@ -355,12 +374,15 @@ assert {row.lane.role for row in from_loader.rows()} == {"main", "worker", "pin"
 #
 # Idea: It makes copies faster and overlap possible. It makes no overlap.
 #
-# Exercises: 2.1 (6), 2.2 (6)
+# Exercises: 2.a (1), 2.1 (6), 2.b (1), 2.2 (6)
 #
 # * **Say:** "The GPU's copy engine can only read memory that cannot move away. For other memory somebody must carry
 #   each byte to such a place first, and that somebody is your main thread."
 # * **Stuck:** in 2.1 people keep the batches on the GPU. The check says how many bytes were copied; the task says that
 #   the data do not fit there.
+# * **If asked:** PyTorch keeps pinned memory in blocks whose sizes are powers of two, so a pinned batch can take twice
+#   its bytes (R39). A worker cannot pin: it is another process, and the memory would be pinned for that one. Without
+#   workers the loop itself pins. A profiler shows what was lost as a "Pageable" copy.
 
 # %% [markdown] tags=["answers"]
 # ## 2. Pinned memory
@@ -379,6 +401,8 @@ assert {row.lane.role for row in from_loader.rows()} == {"main", "worker", "pin"
 # * *Pinned before the loop, blocking copies: which share of the copy is hidden?* **nothing**: a blocking call waits for
 #   its copy, so nothing computes meanwhile.
 #
+# * **Exercise 2.a:** `x.pin_memory().to("cuda")`: what `pin_memory()` returns is pinned, not `x`.
 # * **Exercise 2.1:** pin each batch once, before the first epoch, and keep the list.
+# * **Exercise 2.b:** `pin_memory=True`.
 # * **Exercise 2.2:** first `.to("cuda")`, then `.half()`; a blocking `.to("cuda", torch.float16)` converts on the host
 #   into memory that is not pinned (R31).

@@ -20,13 +20,9 @@
 # ![The prefetcher of lesson 3: the stream computes without a gap, and in a second stream later batches are copied
 # at the same time.](pictures/04_gpu_resident_slicing.png)
 #
-# **The question of this lesson: if the data set is small, why carry it to the GPU in every epoch?**
+# **The question of this lesson: why carry a small data set to the GPU in every epoch?**
 #
-# After it you can decide whether a data set fits on the GPU, shuffle it there, resume in the middle of an epoch, hand
-# out batches that may be changed, and read a GPU utilisation curve.
-#
-# Time: about 35 minutes, half of them for the exercises. Before it: [3. Non-blocking copies and
-# prefetch](03_non_blocking_prefetch.ipynb).
+# Time: about 30 minutes.
 
 # %%
 import itertools
@@ -46,8 +42,7 @@ from loaderviz.workshop.loop import GPU, HOST, WARM_UP, new_model, steps, train_
 # %% [markdown]
 # ## Does it fit?
 #
-# If the data set is small, put all of it there, once. So first its size, in three types. Then a GPU with very little
-# memory: `ResidentLoader` asks how much is free *before* it moves anything.
+# `ResidentLoader` asks how much memory is free *before* it moves anything.
 
 # %%
 images, labels = mnist.tensors(train=True)
@@ -61,16 +56,12 @@ with lv.record(on=replace(Gpu.preset(GPU), name="a tiny GPU", memory=600 * 2**20
         print(textwrap.fill(str(problem), 110))
 
 # %% [markdown]
-# Keep the data as they are stored: `uint8` on the GPU, and only the batch becomes `float32`, on the GPU, too.
-#
 # ## First: the usual loop
-#
-# A `DataLoader` over a `TensorDataset`, as in many tutorials.
 
 
 # %%
 def train(batches, count=WARM_UP + 8):
-    """Train on `count` batches of uint8 images, from wherever they come; return the last loss."""
+    """Train on `count` batches."""
     model, optimizer = new_model()
     for x, y in steps(itertools.islice(batches, count)):
         loss = train_step(model, optimizer, x.to("cuda").float() / 255, y.to("cuda"))
@@ -95,18 +86,44 @@ for part, time_ns in summary.breakdown.items():
 guess_usual.reveal()
 
 # %% [markdown]
-# It is not the copy: for most of the time the GPU is idle, because the host fetches a batch, each sample alone. Pinned
-# memory and streams cannot help against that. ([Lesson 6](06_workers.ipynb) lets workers do it.)
+# The host fetches each sample alone. ([Lesson 6](06_workers.ipynb) lets workers do it.)
 #
 # ## Slices of a tensor that is on the GPU already
 #
-# Move the data set once, before training. A batch is then a *slice*: two numbers, the start and the end. We shuffle the
-# order of the slices in every epoch.
+# A *slice* is two numbers, the start and the end: it costs no kernel and no memory.
+
+# %%
+lesson04.stay
+
+
+# %% tags=["starter"]
+# Exercise 4.a
+def load(images, labels, size, epochs):
+    """Yield slices of the data set on the GPU, in order."""
+    for epoch in range(epochs):
+        for x, y in zip(images.split(size), labels.split(size), strict=True):
+            yield x.to("cuda"), y.to("cuda")
+
+
+# %% tags=["exercise"]
+# Exercise 4.a
+def load(images, labels, size, epochs):
+    """Yield slices of the data set on the GPU, in order."""
+    images, labels = images.to("cuda"), labels.to("cuda")
+    for epoch in range(epochs):
+        yield from zip(images.split(size), labels.split(size), strict=True)
+
+
+# %%
+lesson04.stay.check(load)
+
+# %%
+lesson04.stay.show()
 
 
 # %%
 def slices(size=2048):
-    """Yield slices of the data set on the GPU, epoch after epoch; the order of the slices is shuffled."""
+    """Yield slices in random order."""
     on_gpu = list(zip(images.to("cuda").split(size), labels.to("cuda").split(size), strict=True))[:-1]
     while True:
         for number in torch.randperm(len(on_gpu)).tolist():
@@ -117,11 +134,8 @@ sliced = watch(train, slices())
 lv.compare({"DataLoader": usual, "slices": sliced})
 
 # %% [markdown]
-# There is no copy to hide. A slice is a *view*: it costs no kernel and no memory.
-#
-# Below is the same as a *utilisation* curve: the share of each short window in which a kernel runs. A low curve with
-# peaks is a GPU that gets a batch, computes, and starves. (`nvidia-smi` shows this number as "GPU-Util", over a far
-# longer window: you see no peaks.) The curve counts *time with a kernel*, not how well the kernel uses the GPU.
+# The *utilisation* is the share of each short time in which a kernel runs. `nvidia-smi` shows it as "GPU-Util".
+# It does not say how well a kernel uses the GPU.
 
 # %%
 three_steps = usual.from_batch(WARM_UP + 5)
@@ -132,13 +146,10 @@ lv.compare(as_long).utilization()
 
 # %% [markdown]
 # ## What is wrong with slices?
-#
-# The loop is at the limit. But is it still the same training? In each epoch, a sample is in one batch with some others.
-# With which? `ResidentLoader` has our shuffle under its true name, `shuffle="batches"`.
 
 # %%
 guess_mates = predict(
-    "Batches of 256, ten epochs, the order of the slices is shuffled: how many other samples does sample 0 meet?",
+    "Slices of 256, shuffled, ten epochs: how many other samples does sample 0 meet in a batch?",
     ["255", "about 2500", "all of them"],
     answer=lambda: 1 if mates["batches"] == 255 else 2 if mates["batches"] < len(images) / 2 else 3,
 )
@@ -147,7 +158,7 @@ guess_mates
 
 # %%
 def batch_mates(shuffle, epochs=10):
-    """Return how many other samples were in one batch with sample 0, in all epochs together."""
+    """Count those that sample 0 met."""
     loader, met = ResidentLoader(torch.arange(len(images)), 256, shuffle, device="cpu"), set()
     for batch in itertools.chain.from_iterable(itertools.repeat(loader, epochs)):
         if 0 in batch:
@@ -161,8 +172,7 @@ for shuffle, count in mates.items():
 guess_mates.reveal()
 
 # %% [markdown]
-# With slices the *composition* of a batch never changes. With a file that is sorted by class, as files on disk often
-# are, that is not harmless. Let us sort a part of MNIST, and train with both.
+# A slice never gets other samples. That is harmful where a file is sorted by class:
 
 # %%
 part = labels[:12_800].argsort(stable=True)
@@ -173,7 +183,7 @@ print(f"{sum(count == 1 for count in classes)} of {len(classes)} slices have one
 
 # %%
 def accuracy_with(shuffle, epochs=3):
-    """Train on the sorted part; return the share of test digits that are right afterwards."""
+    """Train on the sorted part."""
     test_images, test_labels = mnist.tensors(train=False)
     with lv.record(on=GPU, host=HOST):
         (model, optimizer), loader = new_model(), ResidentLoader((images[part], labels[part]), 256, shuffle)
@@ -187,26 +197,15 @@ for shuffle, share in accuracy.items():
     print(f"shuffle={shuffle!r:10} {words.share(share)} of the test digits are right")
 
 # %% [markdown]
-# Only the order differs. A batch of one class pulls the network towards this class, and the next batch pulls it away
-# again.
-#
 # ## Shuffle samples, on the GPU
 #
-# A new order of all samples in each epoch, and one *gather* for each batch: `index_select` collects its rows on the
-# GPU. Only the order travels, once per epoch. The next cell measures what that costs. (`"blocks"` shuffles short pieces
-# of neighbours.)
-#
-# `images[rows]` gathers, too. But where is `rows`? In host memory, PyTorch copies the index to the GPU at each use,
-# and the host waits for all that is queued before it (**R46**). Nothing fails. The second cell has the order in both
-# places.
-#
-# Then write it yourself, and make it resume: a training that was stopped must go on with the very batches that would
-# have come. The order is all the state that there is.
+# A *gather*, such as `images[rows]`, collects rows on the GPU. If `rows` is in host memory, it is copied at each use,
+# and the host waits (**R46**). `"blocks"` shuffles short pieces.
 
 
 # %%
 def resident(shuffle="samples"):
-    """Yield batches of a ResidentLoader, epoch after epoch."""
+    """Yield batches, epoch after epoch."""
     loader = ResidentLoader((images, labels), 2048, shuffle, drop_last=True)
     while True:
         yield from loader
@@ -220,7 +219,7 @@ print(f"the gather makes a step {words.share(runs['samples'].step / runs['batche
 
 # %%
 def rows_from(place, size=2048):
-    """Yield random batches of a data set on the GPU, epoch after epoch; the order of the samples is in `place`."""
+    """Yield random batches."""
     on_gpu, answers = images.to("cuda"), labels.to("cuda")
     while True:
         for rows in torch.randperm(len(images)).to(place).split(size)[:-1]:
@@ -241,11 +240,11 @@ import torch
 
 
 def shuffled(images, labels, size, epochs):
-    """Yield batches of random samples, epoch after epoch; the data set is on the GPU."""
+    """Yield batches of random samples."""
     images, labels = images.to("cuda"), labels.to("cuda")
     for epoch in range(epochs):
         for start in range(0, len(images), size):
-            yield images[start : start + size], labels[start : start + size]  # in the order of the file
+            yield images[start : start + size], labels[start : start + size]
 
 
 # %% tags=["exercise"]
@@ -254,7 +253,7 @@ import torch
 
 
 def shuffled(images, labels, size, epochs):
-    """Yield batches of random samples, epoch after epoch; the data set is on the GPU."""
+    """Yield batches of random samples."""
     images, labels = images.to("cuda"), labels.to("cuda")
     for epoch in range(epochs):
         order = torch.randperm(len(images)).to("cuda")  # one small copy an epoch
@@ -274,9 +273,9 @@ import torch
 
 
 def resumed(images, labels, size, epoch, first):
-    """Yield the batches of one epoch, from batch number `first` on; the data set is on the GPU."""
+    """Yield batches from number `first` on."""
     images, labels = images.to("cuda"), labels.to("cuda")
-    order = torch.randperm(len(images)).to("cuda")  # another order in each run: what has to change?
+    order = torch.randperm(len(images)).to("cuda")
     for rows in order.split(size):
         yield images.index_select(0, rows), labels.index_select(0, rows)
 
@@ -287,7 +286,7 @@ import torch
 
 
 def resumed(images, labels, size, epoch, first):
-    """Yield the batches of one epoch, from batch number `first` on; the data set is on the GPU."""
+    """Yield batches from number `first` on."""
     images, labels = images.to("cuda"), labels.to("cuda")
     generator = torch.Generator().manual_seed(epoch)  # the order is a function of the epoch
     order = torch.randperm(len(images), generator=generator).to("cuda")
@@ -301,9 +300,7 @@ lesson04.resume.check(resumed)
 # %% [markdown]
 # ## A slice is the data set
 #
-# A slice shares its memory with the data set. An operation *in place*, such as `div_`, changes the data set for every
-# later epoch, and nothing fails. Below, each batch is divided by 255, "only for this step". What is the mean of the
-# data after two epochs?
+# A slice shares its memory with the data set. So `div_`, which works *in place*, changes all later epochs:
 
 # %%
 with lv.record(on=GPU, host=HOST):
@@ -320,17 +317,17 @@ lesson04.safe
 # %% tags=["starter"]
 # Exercise 4.3
 def safe_batches(images, labels, size, epochs):
-    """Yield batches of float32 images in storage order; the caller may change them in place."""
+    """Yield batches that may be changed."""
     images, labels = images.float().to("cuda"), labels.to("cuda")
     for epoch in range(epochs):
         for start in range(0, len(images), size):
-            yield images[start : start + size], labels[start : start + size]  # views of the data set
+            yield images[start : start + size], labels[start : start + size]
 
 
 # %% tags=["exercise"]
 # Exercise 4.3
 def safe_batches(images, labels, size, epochs):
-    """Yield batches of float32 images in storage order; the caller may change them in place."""
+    """Yield batches that may be changed."""
     images, labels = images.to("cuda"), labels.to("cuda")  # as stored: uint8
     for epoch in range(epochs):
         for start in range(0, len(images), size):
@@ -341,23 +338,15 @@ def safe_batches(images, labels, size, epochs):
 lesson04.safe.check(safe_batches)
 
 # %% [markdown]
-# A gather makes a copy, so it has no such problem. Where `ResidentLoader` hands out slices, it notices that one was
-# changed, and raises an error.
-#
 # ## Try
 #
-# * Use batches of 256 in `resident`. Is the GPU still busy all the time? What does it wait for now?
-# * `ResidentLoader(..., method="permute")` makes one gather per epoch instead of one per batch. What is its price?
-# * Add the line `x.zero_()` to `train`, after the step, for batches that are on the GPU already. What does
-#   `resident("batches")` say, what `resident("samples")`, what `slices()`?
+# Add `x.zero_()` to `train`, after the step. What do `resident("batches")` and `slices()` say?
 #
 # ## The same code on a real GPU
-#
-# If this computer has one, the next cell times the usual loop and the resident data set on it.
 
 # %% tags=["gpu"]
 if torch.cuda.is_available():
-    on_gpu, count = ResidentLoader((images, labels), 2048), len(usual_loader)  # as many batches: an epoch
+    on_gpu, count = ResidentLoader((images, labels), 2048), len(usual_loader)
     print(f"{torch.cuda.get_device_name()}")
     print(f"DataLoader     {loop.gpu_milliseconds(train, usual_loader, count):.3f} ms a step")
     print(f"ResidentLoader {loop.gpu_milliseconds(train, on_gpu, count):.3f} ms a step")
@@ -367,13 +356,12 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# * A small data set belongs on the GPU, in the type in which it is stored. Ask for its size first.
-# * Slices cost nothing, but then each batch has the same samples for ever. Shuffle samples: one gather per batch.
-# * The order is a function of the epoch alone: then a stopped training can go on.
-# * A slice is a view. Never change it in place.
-# * A low utilisation curve means that the GPU waits. It does not say for what.
+# * A small data set belongs on the GPU, as it is stored.
+# * Shuffle samples, not slices: one gather per batch.
+# * The order is a function of the epoch alone.
+# * Never change a slice in place.
 #
-# Next: [5. Find the bug](05_find_the_bug.ipynb). Some loops look right, pass their tests, and are wrong.
+# Next: [5. Find the bug](05_find_the_bug.ipynb)
 
 # %% tags=["picture"]
 # the copy in a stream of its own
@@ -401,11 +389,14 @@ assert runs["batches"].step < runs["samples"].step < 1.1 * runs["batches"].step
 #
 # Idea: The fastest copy is none; but shuffle samples, not slices.
 #
-# Exercises: 4.1 (8), 4.2 (8), 4.3 (6)
+# Exercises: 4.a (1), 4.1 (8), 4.2 (8), 4.3 (6)
 #
 # * **Say:** "We spent three lessons hiding a copy. Now we stop copying."
 # * **Stuck:** in 4.1 `images[rows]` with `rows` on the host: the lesson shows what it costs (a copy and a wait for each
 #   use, R46), and the check names it. In 4.2 people seed the global generator.
+# * **If asked:** `"blocks"` shuffles short pieces of neighbours; `ResidentLoader(..., method="permute")` makes one
+#   gather an epoch. A gather makes a copy, so it may be changed in place; where `ResidentLoader` hands out slices, it
+#   notices a change and raises an error. A low utilisation curve means that the GPU waits; it does not say for what.
 # * **Ask:** "The utilisation is at 100 %. Are we done?" No: it says that some kernel runs, not that it runs well.
 
 # %% [markdown] tags=["answers"]
@@ -415,10 +406,11 @@ assert runs["batches"].step < runs["samples"].step < 1.1 * runs["batches"].step
 # * *What takes the largest part of a step?* **the host makes the next batch**: the GPU is idle for
 #   <!--=summary.idle / summary.window:.0%-->85 %<!----> of the time.
 #
-# <!-- guess_mates dc7b7d7b -->
-# * *Batches of 256, ten epochs, the order of the slices is shuffled: how many other samples does sample 0 meet?*
-#   **255**, in ten epochs; with shuffled samples <!--=mates['samples']:,-->2,498<!---->.
+# <!-- guess_mates ae915e36 -->
+# * *Slices of 256, shuffled, ten epochs: how many other samples does sample 0 meet in a batch?* **255**, in ten epochs;
+#   with shuffled samples <!--=mates['samples']:,-->2,498<!---->.
 #
+# * **Exercise 4.a:** `.to("cuda")` of the whole data set, before the first epoch.
 # * **Exercise 4.1:** one `randperm` an epoch, moved once, and `index_select` a batch.
 # * **Exercise 4.2:** the order must be a function of the epoch: `torch.Generator().manual_seed(epoch)`, then leave out
 #   the first `first` batches.

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 import torch
+from torch.utils.data import DataLoader
 
 import loaderviz as lv
 from loaderviz.loaders import BlockingLoader, PinnedLoader, PrefetchLoader, ResidentLoader
@@ -127,6 +128,19 @@ def one_stream(batches, *_):
 
 def gives_nothing(batches, *_):
     list(batches)
+
+
+# 3.b, 4.a
+
+
+def in_side(x, side):
+    with torch.cuda.stream(side):
+        return x.to("cuda", non_blocking=True)
+
+
+def slices_that_travel(images, labels, size, epochs):
+    for _ in range(epochs):
+        yield from ((x.to("cuda"), y.to("cuda")) for x, y in zip(images.split(size), labels.split(size), strict=True))
 
 
 # 1.2
@@ -403,6 +417,19 @@ def zeros_of(images, labels, size, epochs):
 ORDERED = r"Epoch 1 is no new random order: it goes through|has \d+ of the samples of batch"
 WAIT, RECORD = "    main.wait_event(arrived)\n", "        part.record_stream(main)\n"
 RIGHT = {
+    "0.a": [lambda: 3],
+    "1.a": [lambda step: (step(), torch.cuda.synchronize())],
+    "1.b": [lambda x: x.to("cuda").float()],
+    "2.a": [lambda x: x.pin_memory().to("cuda")],
+    "2.b": [lambda data: DataLoader(data, 64, num_workers=2, pin_memory=True)],
+    "3.a": [one_stream],
+    "3.b": [in_side],
+    "3.c": [loader_consumer, loader_record_stream],
+    "4.a": [
+        lambda images, labels, size, epochs: (
+            [*zip(images.cuda().split(size), labels.cuda().split(size), strict=True)] * epochs
+        )
+    ],
     "3.0": [
         by_hand("waits_for_the_stream", (WAIT, "    main.wait_stream(side)\n")),
         by_hand("event_that_waits", (WAIT, "    arrived.wait(main)\n")),
@@ -440,6 +467,17 @@ RIGHT = {
     "4.3": [safe_loader],
 }
 WRONG = {
+    "0.a": [(lambda: 0, r"Batch 0 is copied from .* The GPU computes nothing in that time")],
+    "1.a": [(lambda step: step(), r"back at [\d,]+ µs, but the GPU worked on step.*R27")],
+    "1.b": [
+        (lambda x: x.float().to("cuda"), r"it carries 200.7 kB. The images of a batch are stored in 50.18 kB.*R22")
+    ],
+    "2.a": [(lambda x: x.to("cuda"), r"The copy of batch 0 runs from .* It is staged.*R1")],
+    "2.b": [(lambda data: DataLoader(data, 64), r"What the loader hands out is not pinned.*R1")],
+    "3.a": [(blocking, r"still waits for the images of batch 0, from .*R30")],
+    "3.b": [(lambda x, side: x.to("cuda", non_blocking=True), r"default\), and so do the kernels.*R16")],
+    "3.c": [(copy_after_the_step, r"With the loss read.* asked for at [\d,]+ µs; .*R16: a copy cannot start")],
+    "4.a": [(slices_that_travel, r"MB travelled to the GPU in 3 epochs. The data set has only 405.5 kB")],
     "3.0": [
         (by_hand("no_wait", (WAIT, "")), r"Batch 0 was read before its copy was complete.*R15"),
         (by_hand("no_record", (RECORD, "        pass\n")), r"early-reuse|writes into the memory"),

@@ -1,11 +1,12 @@
-"""Lesson 0: the machine, drawn; and a first exercise, to read from a timeline what overlap can save."""
+"""Lesson 0: the machine, drawn; to see an overlap in a picture, and to read from a timeline what overlap can save."""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from loaderviz.metrics import Summary, summarize
 from loaderviz.recording import record
 from loaderviz.timeline import Kind, Timeline
 from loaderviz.view import theme
+from loaderviz.workshop.diagnosis import copies, stretch
 from loaderviz.workshop.exercises import NotYet, Score, check_of, learners_code, number_of, say
 from loaderviz.workshop.harness import SAMPLES, Data, FeedConfig, feed
+from loaderviz.workshop.lessons.lesson03 import claim, copy_ahead
 from loaderviz.workshop.loop import HOST
 
 # The machine, drawn
@@ -104,6 +107,48 @@ def machine() -> MachineDrawing:
             x @ weight
         torch.cuda.synchronize()
     return MachineDrawing(recording.timeline.from_batch(2))
+
+
+# 0.a
+
+AHEAD, OF = 3, 6  # the batch that is copied ahead in the puzzle, and how many batches there are
+
+
+@cache
+def puzzle() -> Timeline:
+    """Return a loop that waits for each copy but one: batch `AHEAD` is copied while the GPU computes the one before."""
+
+    def load(batches: Any) -> Iterator[Any]:
+        side, main, source = torch.cuda.Stream(), torch.cuda.current_stream(), list(batches)
+        for number, batch in enumerate(source):
+            if number != AHEAD:
+                copied = [part.to("cuda") for part in batch]
+            if number == AHEAD - 1:
+                early, arrived = copy_ahead(source[AHEAD], side)
+            yield copied
+            if number == AHEAD - 1:
+                main.wait_event(arrived)
+                copied = claim(early, main)
+
+    return feed(load, Data.random([SAMPLES] * OF, random.Random(0)), FeedConfig(reads=True)).timeline
+
+
+@check_of("0.a")
+def look(answer: Callable[..., Any], chance: random.Random) -> Score:
+    """Ask for the number of the one batch of the puzzle that is copied under the computing."""
+    timeline = puzzle()
+    with learners_code():
+        returned = answer()
+    got, ran = number_of(returned, "batch-wanted", timeline), {}
+    for copy in copies(timeline):
+        ran[copy.batch] = stretch(timeline, copy.start, copy.end)
+    if got == AHEAD:
+        return Score(say("seen", batch=AHEAD, ran=ran[AHEAD], other=AHEAD - 1), timeline)
+    if got == AHEAD - 1:
+        raise NotYet(say("computed-not-copied", batch=AHEAD - 1), say("two-colours"), "", timeline)
+    if got not in ran:
+        raise NotYet(say("no-such-batch", got=returned, last=OF - 1), say("two-colours"), "", timeline)
+    raise NotYet(say("nothing-beside", batch=int(got), ran=ran[int(got)]), say("two-colours"), "", timeline)
 
 
 # 0.1

@@ -1,9 +1,9 @@
-"""Exercises of lesson 1, the blocking copy: time GPU work correctly, and send no more bytes than needed."""
+"""Exercises of lesson 1, the blocking copy: wait for GPU work, time it, and send no more bytes than needed."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,8 +19,30 @@ from loaderviz.workshop.harness import WINDOW, Data, FeedConfig, feed, measured_
 
 EARLIER = 5  # matrix products that are still in the queue when the learner's function is called
 WITHIN = 0.1
-BATCHES = 16
+LATE = 100_000  # ns after the last kernel, in which a function that waited for it is back
+BATCHES, FEW = 16, 8
 FUNCTION = "your function"
+
+# 1.a
+
+
+@check_of("1.a")
+def wait(answer: Callable[..., Any], chance: random.Random) -> Score:
+    """Let the learner wait for two steps of random length, with work in the queue before them."""
+    for _ in range(2):
+        amount = chance.randrange(3, 11)
+        _, calls, timeline = _run(answer, amount)
+        if calls != 1:
+            raise NotYet(say("call-once", calls=calls) if calls else say("not-called"), "", "", timeline)
+        last = max(span.end for span in timeline.rows(Kind.COMPUTE))
+        back = next(span.end for span in timeline.rows(Kind.RANGE) if span.name == FUNCTION)
+        times = {"back": at(timeline, back), "done": at(timeline, last)}
+        if back < last:
+            raise NotYet(say("returned-early", **times), say("R27"), "", timeline)
+        if back > last + LATE:
+            raise NotYet(say("returned-late", **times), say("R23"), "", timeline)
+    return Score(say("waited", **times), timeline)
+
 
 # 1.1
 
@@ -81,6 +103,26 @@ def _why(got: float, truth: float, steps: list[Span], timeline: Timeline) -> dia
     if got < truth and function.end < steps[-1].end:
         return say("back-early", time=at(timeline, function.end)), say("R27")
     return say("earlier-work", time=at(timeline, steps[0].start)) if got > truth else "", say("R27")
+
+
+# 1.b
+
+
+@check_of("1.b")
+def one_byte(answer: Callable[..., Any], chance: random.Random) -> Score:
+    """Let the learner copy the images of each batch; in a loop that never waits, and in one that reads its loss."""
+
+    def load(batches: Any) -> Iterator[Any]:
+        for images, labels in batches:
+            yield answer(images), labels.to("cuda")
+
+    data = Data.random([harness.SAMPLES] * FEW, chance, torch.uint8)
+    plain, reading = (feed(load, data, FeedConfig(pinned=False, reads=reads)) for reads in (False, True))
+    for run in (plain, reading):
+        run.must_be_right()
+        if any(copy.nbytes > 1.5 * data.batches[0][0].nbytes for copy in run.timeline.rows(Kind.COPY_H2D)):
+            raise run.not_yet(*_too_many_bytes(run.timeline, data.batches[0][0]))
+    return Score(say("one-byte", count=FEW, carried=words.size(data.batches[0][0].nbytes)), plain.timeline)
 
 
 # 1.2

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import TensorDataset
 
 from loaderviz import words
 from loaderviz.timeline import Kind, Timeline
@@ -17,6 +18,30 @@ from loaderviz.workshop.harness import Data, FeedConfig, feed
 
 FEW, EPOCHS, BATCHES = 8, 5, 16
 HELD = 6  # batches whose memory may be held on the GPU at a time: fewer than there are
+
+# 2.a
+
+
+@check_of("2.a")
+def pin_one(answer: Callable[..., Any], chance: random.Random) -> Score:
+    """Let the learner copy the images of each batch; in a loop that never waits, and in one that reads its loss."""
+
+    def load(batches: Any) -> Iterator[Any]:
+        for images, labels in batches:
+            yield answer(images), labels.pin_memory().to("cuda")
+
+    data = Data.random([harness.SAMPLES] * FEW, chance)
+    plain, reading = (feed(load, data, FeedConfig(pinned=False, reads=reads)) for reads in (False, True))
+    for run in (plain, reading):
+        run.must_be_right()
+        large = diagnosis.copies(run.timeline)
+        for copy in large:
+            if copy.pinned is False:
+                ran = stretch(run.timeline, copy.start, copy.end)
+                raise run.not_yet(say("copy-staged", batch=copy.batch, ran=ran), say("R1"))
+    took = words.duration(max(copy.duration for copy in large))
+    return Score(say("not-staged", count=len(large), took=took), plain.timeline)
+
 
 # 2.1
 
@@ -43,6 +68,31 @@ def _pins(timeline: Timeline) -> diagnosis.Fact:
         ran, rate = stretch(timeline, span.start, span.end), span.nbytes / span.duration
         return say("not-pinned", batch=span.batch, ran=ran, rate=rate, pinned=harness.GPU.h2d / 1e9), say("R1")
     return diagnosis.why_not_hidden(timeline)
+
+
+# 2.b
+
+
+@check_of("2.b")
+def let_pin(answer: Callable[..., Any], chance: random.Random) -> Score:
+    """Let the learner make a DataLoader; in a loop that never waits, and in one that reads its loss."""
+    data = Data.random([harness.SAMPLES] * FEW, chance)
+
+    def load(batches: Any) -> Iterator[Any]:
+        for images, labels in answer(TensorDataset(data.images, data.labels)):
+            yield images.to("cuda", non_blocking=True), labels.to("cuda", non_blocking=True)
+
+    plain, reading = (feed(load, data, FeedConfig(reads=reads)) for reads in (False, True))
+    for run in (plain, reading):
+        run.must_be_right()
+        large = diagnosis.copies(run.timeline)
+        for copy in large:
+            if copy.pinned is False:
+                fact = say("loader-pageable", batch=copy.batch, ran=stretch(run.timeline, copy.start, copy.end))
+                raise run.not_yet(fact, say("R1"))
+        if not any(pin.lane.role == "pin" for pin in run.timeline.rows(Kind.PIN)):
+            raise run.not_yet(say("pins-itself"), say("R43"))
+    return Score(say("loader-pins", count=len(large)), plain.timeline)
 
 
 # 2.2

@@ -70,6 +70,66 @@ def _judge_twice(answer: Callable[..., Any], data: Data, factors: tuple[float, f
     return Score(say("loss-read", first=score.text, second=reading.text), score.timeline)
 
 
+# 3.a
+
+
+@check_of("3.a")
+def go_on(answer: Callable[..., Any], chance: random.Random) -> Score:
+    """Let the learner copy without a wait of the host; in a loop that never waits, and in one that reads its loss."""
+    data = Data.random([harness.SAMPLES] * FEW, chance)
+    plain, reading = (feed(answer, data, FeedConfig(reads=reads)) for reads in (False, True))
+    for run in (plain, reading):
+        run.must_be_right()
+        waits = {}
+        for copy in run.timeline.rows(Kind.COPY_H2D):
+            if copy.pinned is False:
+                ran = diagnosis.stretch(run.timeline, copy.start, copy.end)
+                raise run.not_yet(say("copy-staged", batch=copy.batch, ran=ran), say("R7"))
+            if wait := diagnosis.waited_for(run.timeline, copy):
+                waits[wait.start] = wait, copy  # the last one that was called before the wait
+        for wait, copy in waits.values():
+            part = say("images-of" if copy.nbytes > diagnosis.SMALL else "labels-of")
+            ran = diagnosis.stretch(run.timeline, wait.start, wait.end)
+            raise run.not_yet(say("still-waits", part=part, batch=copy.batch, ran=ran), say("both-parts"))
+    return Score(say("went-on", few=FEW), plain.timeline)
+
+
+# 3.b
+
+
+@check_of("3.b")
+def leave(answer: Callable[..., Any], chance: random.Random) -> Score:
+    """Let the learner copy the images in another stream, for which the check waits; in the same two loops."""
+
+    def load(batches: Any) -> Iterator[Any]:
+        side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+        for images, labels in batches:
+            copied = answer(images, side)
+            main.wait_stream(side)
+            if isinstance(copied, torch.Tensor) and copied.is_cuda:
+                copied.record_stream(main)
+            yield copied, labels.to("cuda", non_blocking=True)
+
+    data = Data.random([harness.SAMPLES] * FEW, chance)
+    plain, reading = (feed(load, data, FeedConfig(reads=reads)) for reads in (False, True))
+    for run in (plain, reading):
+        _must_be_in_side(run)
+    return Score(say("left", few=FEW), plain.timeline)
+
+
+def _must_be_in_side(run: harness.LoaderRun) -> None:
+    """Raise `NotYet` for a wrong batch, a copy in the stream that computes, and one for which the host waits."""
+    run.must_be_right()
+    main = {kernel.lane for kernel in run.timeline.rows(Kind.COMPUTE)}
+    for copy in diagnosis.copies(run.timeline):
+        ran = diagnosis.stretch(run.timeline, copy.start, copy.end)
+        if copy.lane in main:
+            fact = say("copy-in-main", batch=copy.batch, ran=ran, stream=copy.lane.name)
+            raise run.not_yet(fact, say("R16-one-stream"))
+        if diagnosis.waited_for(run.timeline, copy):
+            raise run.not_yet(say("copy-waited-for", batch=copy.batch, ran=ran), say("stream-waits"))
+
+
 # 3.0
 
 
@@ -81,16 +141,16 @@ def by_hand(answer: Callable[..., Any], chance: random.Random) -> Score:
             yield answer(batch, side, main)
 
     run = feed(load, Data.random([harness.SAMPLES] * FEW, chance), FeedConfig())
-    run.must_be_right()
-    main = {kernel.lane for kernel in run.timeline.rows(Kind.COMPUTE)}
-    for copy in diagnosis.copies(run.timeline):
-        ran = diagnosis.stretch(run.timeline, copy.start, copy.end)
-        if copy.lane in main:
-            fact = say("copy-in-main", batch=copy.batch, ran=ran, stream=copy.lane.name)
-            raise run.not_yet(fact, say("R16-one-stream"))
-        if diagnosis.waited_for(run.timeline, copy):
-            raise run.not_yet(say("copy-waited-for", batch=copy.batch, ran=ran), say("stream-waits"))
+    _must_be_in_side(run)
     return Score(say("by-hand-done", few=FEW), run.timeline)
+
+
+# 3.c
+
+
+@check_of("3.c")
+def order(answer: Callable[..., Any], chance: random.Random) -> Score:
+    return _judge_twice(answer, Data.random([harness.SAMPLES] * BATCHES, chance), OVERLAP)
 
 
 # 3.1

@@ -1,4 +1,4 @@
-"""Exercises of lesson 4, the data set on the GPU: shuffle samples, resume an epoch, hand out safe batches."""
+"""Exercises of lesson 4, the data set on the GPU: move it once, shuffle, resume an epoch, hand out safe batches."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from loaderviz import words
 from loaderviz.timeline import Kind, Timeline
 from loaderviz.workshop import diagnosis, harness
 from loaderviz.workshop.diagnosis import stretch
@@ -134,6 +135,24 @@ def _global_generators(chance: random.Random) -> Iterator[None]:
             yield
         finally:
             random.setstate(state)
+
+
+# 4.a
+
+
+@check_of("4.a")
+def stay(answer: Callable[..., Any], chance: random.Random) -> Score:
+    """Let the learner move a data set once; in a loop that never waits, and in one that reads its loss."""
+    data = _data(chance)
+    for reads in (True, False):
+        setting = FeedConfig(epochs=EPOCHS, dtype=torch.uint8, reads=reads)
+        run = feed(answer, data, setting, harness.SAMPLES, EPOCHS, resident=True)
+        run.must_be_right(needed=data.nbytes)
+        copied = sum(copy.nbytes for copy in run.timeline.rows(Kind.COPY_H2D))
+        if copied > 1.5 * data.nbytes:
+            sizes = {"copied": words.size(copied), "once": words.size(data.nbytes)}
+            raise run.not_yet(say("moved-again", epochs=EPOCHS, **sizes), say("once"))
+    return run.must_take(_limit(data, EPOCHS * PER_EPOCH), 1.2, _slow)
 
 
 # 4.1

@@ -1,0 +1,122 @@
+"""How much a learner reads: few words before the first task, few for each task, and few in a lesson."""
+
+import ast
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import factory
+import pytest
+
+from loaderviz.workshop import EXERCISES
+
+pytest.importorskip("jupytext", reason="jupytext is missing: pip install -r requirements.txt")
+
+SOURCES = sorted((Path(__file__).parents[1] / "notebooks" / "src").glob("*.py"))
+EACH = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+FIRST, A_TASK, A_LESSON = 250, 150, 600
+# What is not reached yet, by the number of the lesson: the words before its first task, for each task, and of the
+# whole lesson; None for what is reached. A number here may only become smaller.
+EXCEPTIONS = {
+    "05": (848, 375, 1257),
+    "06": (901, 561, 1228),
+    "07": (847, 518, 1170),
+    "08": (564, 367, 1336),
+    "09": (393, 487, None),
+    "10": (None, None, 874),
+}
+build = factory.script("notebooks/build.py")
+
+
+def words(text):
+    """Count the words of a text as it is shown: an address and a picture's description are not."""
+    shown = re.sub(r"\]\([^)]*\)", "]", re.sub(r"!\[[^]]*\]\([^)]*\)", "", text))
+    return sum(any(map(str.isalnum, word)) for word in shown.split())
+
+
+def words_of_code(source):
+    """Count the words that a cell of code tells its reader: comments, docstrings, a prediction's question and choices.
+
+    The source of a prediction is hidden.
+    """
+    tree = ast.parse(source)
+    if asked := [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _calls(node) == "predict"]:
+        given = {word.arg: word.value for word in asked[0].keywords} | dict(enumerate(asked[0].args))
+        question, choices = given.get(0, given.get("question")), given.get(1, given.get("choices"))
+        return words(ast.literal_eval(question)) + sum(map(words, ast.literal_eval(choices)))
+    comments = [
+        token.string
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    ]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return sum(map(words, [*comments, *(ast.get_docstring(node) or "" for node in functions)]))
+
+
+def _calls(node):
+    return getattr(node.func, "id", "")
+
+
+def read_in(cells):
+    """Return the words before the first task, those for each task (their mean) and those of a lesson.
+
+    A task is an exercise: its box counts as words, and what stands before its check is read for it. The list of rules
+    at the end of a notebook, to look things up, is not counted. A lesson without tasks has no words before them.
+    """
+    names, total, first, tasks, last = {each.name: each for each in EXERCISES.values()}, 0, None, 0, 0
+    for cell in cells:
+        if "exercise" in cell.metadata.get("tags", []):
+            continue  # the answer, which a learner does not see
+        if cell.cell_type == "markdown":
+            total += words(cell.source)
+        elif task := names.get(cell.source.strip()):
+            first, tasks = total if first is None else first, tasks + 1
+            total += words(task._repr_markdown_())
+        else:
+            total += words_of_code(cell.source)
+            last = total if ".check(" in cell.source else last
+    return (0, 0, total) if first is None else (first, last / tasks, total)
+
+
+@EACH
+def test_a_lesson_has_few_words_and_soon_a_task(source):
+    read = dict(zip(("first", "a task", "a lesson"), read_in(build.shown(source)), strict=True))
+    known = EXCEPTIONS.get(source.stem[:2], (None, None, None))
+    for (what, found), most, exception in zip(read.items(), (FIRST, A_TASK, A_LESSON), known, strict=True):
+        assert found <= (exception or most), (what, read)
+        assert exception is None or most < exception <= 1.1 * found, f"{what}: the exception may be smaller, {read}"
+
+
+def test_the_words_are_counted_that_stand_on_the_screen():
+    source = '''
+# %% [markdown]
+# # Three [little](words.ipynb) ![none of these](picture.png)
+#
+# %%
+guess = predict("Is it so?", ["yes", "no, never"], answer=lambda: "text that nobody sees")  # nor this
+# %%
+def shown(x):
+    """Four words stand here."""
+    return x + 1  # two more
+# %%
+lesson03.go_on
+# %% tags=["starter"]
+# Exercise 3.a
+# %% tags=["exercise"]
+# Exercise 3.a and its answer
+# %%
+lesson03.go_on.check(load)
+# %% [markdown]
+# the end
+'''
+    import jupytext
+
+    box = words(EXERCISES["3.a"]._repr_markdown_())
+    assert box > 10
+    assert read_in(jupytext.reads(source, fmt="py:percent").cells) == (
+        2 + 3 + 3 + 4 + 2,
+        14 + box + 2,
+        14 + box + 2 + 2,
+    )
+    assert words("a * b\n\n| c | d-e |\n|---|---:|") == 4
