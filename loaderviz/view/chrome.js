@@ -84,6 +84,7 @@ function fillWords(view) {
   ui.title.textContent = together(view.title);
   if (view.veiled && head.withheld) ui.title.append(button("what does it show?", "show what the picture says in words",
     () => view.unveil()));
+  ui.card.classList.toggle("plain", Boolean(head.plain)); // the page around it has words and controls
   ui.card.classList.toggle("compact", Boolean(head.compact)); // words and numbers beside it say what its title would
   ui.title.hidden = head.compact || !ui.title.firstChild;
   ui.subtitle.textContent = [!head.compact && head.subtitle, options.difference].filter(Boolean).join(" · ");
@@ -218,8 +219,8 @@ function fillHeads(view) {
         part.strips[row.strip].text?.replace(/ (?=%)|(?<=[<>]) /g, "\u00a0")].filter(Boolean).join(": ")));
     } else if (row.level === 0) {
       const lane = part.lanes[row.lane], tall = lane.tracks.length;
-      put(row, fold(`l${row.part}.${row.lane}`, row.folded, narrow ? lane.short || lane.name : lane.name,
-        lane.title || lane.name, `lane ${row.folded ? "small" : ""}`), tall * row.height);
+      put(row, fold(`l${row.part}.${row.lane}`, row.folded, word(view, narrow ? lane.short || lane.name : lane.name),
+        word(view, lane.title || lane.name), `lane ${row.folded ? "small" : ""}`), tall * row.height);
     }
   }
   ui.heads.replaceChildren(...nodes);
@@ -250,17 +251,24 @@ function told(view, row, ...words) {
   return node;
 }
 
+/** A word of the picture in the language of the head; "#" stands for a number. */
+function word(view, text) {
+  const { words = {} } = view.head, [found] = /\d+/.exec(text) ?? [""];
+  return words[text] ?? words[text.replace(found || "#", "#")]?.replace("#", found) ?? text;
+}
+
 /** Of a loader: what the GPU does in words, and at its end the time of a step and the speed-up. */
 function heroWords(view, part) {
   const { hero } = part;
   const piece = (state, ns) => {
     const each = el("span", "entry");
-    each.append(swatchNode(view, `state:${state}`), `${state.replace("copy ", "")} ${duration(ns)}`);
+    each.append(swatchNode(view, `state:${state}`), `${word(view, state.replace("copy ", ""))} ${duration(ns)}`);
     return each;
   };
-  const end = el("b", "", [hero.step != null ? `${duration(hero.step)} a step` : "",
+  const end = el("b", "", [hero.step != null
+    ? word(view, "{step} a step").replace("{step}", duration(hero.step)) : "",
     hero.speedup != null ? times(hero.speedup) : ""].filter(Boolean).join(" · "));
-  return [stack(view, part), el("span", "entry", `GPU computes ${share(hero.busy)}`), piece("copy exposed", hero.exposed),
+  return [stack(view, part), el("span", "entry", `${word(view, "GPU computes")} ${share(hero.busy)}`), piece("copy exposed", hero.exposed),
     piece("copy hidden", hero.hidden), piece("idle", hero.idle), end];
 }
 
@@ -291,7 +299,7 @@ function drawAxis(view) {
     return node;
   }));
   placeHeroes(view);
-  view.ui.corner.textContent = duration(to - from) + (view.headWidth > 120 ? " shown" : "");
+  view.ui.corner.textContent = duration(to - from) + (view.headWidth > 120 ? ` ${word(view, "shown")}` : "");
 }
 
 const MINI = 22; // CSS px, as in view.css

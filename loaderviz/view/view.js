@@ -245,7 +245,7 @@ class View {
   headRoom(narrow) {
     const names = this.rows.map(({ type, part, lane, group }) => {
       const of = this.model.parts[part];
-      return type === "track" ? [(narrow && of.lanes[lane].short) || of.lanes[lane].name, 1.04] : [type === "group"
+      return type === "track" ? [word(this, (narrow && of.lanes[lane].short) || of.lanes[lane].name), 1.04] : [type === "group"
         ? of.groups[group].name : of.name ?? "", 1.3]; // bold and larger
     });
     return Math.max(narrow ? 60 : 90, ...names.map(([name, wider]) => this.textWidth(name) * wider + 30));

@@ -54,7 +54,7 @@ ROW = "start", "end", "lane", "kind", "name", "batch", "nbytes", "correlation", 
 DRAWN = "start", "end", "style", "name", "batch", "nbytes", "cause", "pinned", "hidden", "tail", "head", "arrow"
 ALL = """(() => {
     const { timeline: { lanes, rows, arrows }, summary, program, text } = page.workedOut(it, tables);
-    const { head, columns } = page.pictured({ lanes, rows, arrows }, summary, tables.looks);
+    const { head, columns } = page.pictured([{ timeline: { lanes, rows, arrows }, summary }], tables.looks);
     const { sets, loop, ...numbers } = summary;
     return { rows: rows.map(row => ROW.map(name => (name === "lane" ? lanes[row.lane].name : row[name]))),
       lanes: lanes.map(({ name }) => name), arrows, numbers, program, text, part: head.parts[0],
