@@ -240,6 +240,19 @@ const EXPLORER_STYLE = `
   .lv-explorer pre { max-height: 500px; } }
 `;
 
+/** Settings in which some have changed; what follows from those changes, too. */
+function moved(settings, values, { gpus }) {
+  const now = { ...settings, ...values };
+  if (values.gpu) {
+    const { h2d, pageable } = gpus[values.gpu];
+    Object.assign(now, { pinned_rate: h2d, pageable_rate: pageable });
+  }
+  if (values.batch_size) { // a larger batch is more work: the time per sample stays
+    now.compute = Math.max(1, rounded((settings.compute * now.batch_size) / settings.batch_size));
+  }
+  return now;
+}
+
 class Explorer {
   /** `place` is filled; `tell` hears of each change that worked. */
   constructor(place, { tables, settings }, tell = () => {}) {
@@ -350,18 +363,7 @@ class Explorer {
     return this.row("typed", label, control);
   }
 
-  /** One control has moved: what follows from it moves, too. */
-  change(values) {
-    const { settings, tables } = this, now = { ...settings, ...values };
-    if (values.gpu) {
-      const { h2d, pageable } = tables.gpus[values.gpu];
-      Object.assign(now, { pinned_rate: h2d, pageable_rate: pageable });
-    }
-    if (values.batch_size) { // a larger batch is more work: the time per sample stays
-      now.compute = Math.max(1, rounded((settings.compute * now.batch_size) / settings.batch_size));
-    }
-    this.show(now);
-  }
+  change(values) { this.show(moved(this.settings, values, this.tables)); }
 
   /** Show settings; what does not fit is said, and the picture stays. */
   show(settings) {

@@ -19,7 +19,7 @@ import tomllib
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from html import escape
 from pathlib import Path, PurePath
 from typing import Any
@@ -57,6 +57,9 @@ _LIMITS = {  # smallest and largest value that makes sense
 
 WORTH_HIDING = 0.05  # with a copy below this share of the step, overlap cannot pay (Amdahl)
 BUSY = 0.97  # of the time the GPU computes: then nothing else can help
+
+
+@cache
 def _texts(language: str) -> dict[str, dict[str, str]]:
     """Return the tables of texts.toml in a language; what it lacks is English, or the picture's own word."""
     told = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
@@ -64,8 +67,7 @@ def _texts(language: str) -> dict[str, dict[str, str]]:
     return {table: {key: text for key, text in both[table].items() if text is not None} for table in both}
 
 
-_ENGLISH = _texts("en")
-TEXTS, WAYS = _ENGLISH["texts"], _ENGLISH["ways"]
+TEXTS = _texts("en")["texts"]
 
 
 class SettingsError(LoadervizError, ValueError):
@@ -419,32 +421,34 @@ class Explorer(Interactive):
             self._work_out(settings)
 
 
-def advice(settings: Settings, summary: Summary) -> str:
+def advice(settings: Settings, summary: Summary, language: str = "en") -> str:
     """Say in one sentence what the loop waits for, and what would change it; from the numbers of the timeline."""
+    told = _texts(language)
     if (summary.compute_share or 0) >= BUSY:
-        return TEXTS["busy"]
+        return told["texts"]["busy"]
     causes = {name: time for name, time in summary.breakdown.items() if name != "compute"}
     if not causes:
         return ""
     cause = max(causes, key=lambda name: causes[name])
     share = words.share(causes[cause] / summary.window)
-    remedy = _remedy(cause, settings, summary)
-    return TEXTS["rest"].format(share=share, what=_ENGLISH["rests"].get(cause, cause), remedy=remedy).rstrip()
+    remedy = _remedy(cause, settings, summary, told)
+    return told["texts"]["rest"].format(share=share, what=told["rests"].get(cause, cause), remedy=remedy).rstrip()
 
 
-def _remedy(cause: str, settings: Settings, summary: Summary) -> str:
+def _remedy(cause: str, settings: Settings, summary: Summary, told: dict[str, dict[str, str]]) -> str:
+    texts = told["texts"]
     if cause == "copy exposed":
         if (summary.copy_share or 0) < WORTH_HIDING:
-            return TEXTS["small_copy"]
-        missing = [words for name, words in WAYS.items() if not getattr(settings, name)]
-        return TEXTS["hide"].format(missing=", ".join(missing)) if missing else TEXTS["long_copy"]
+            return texts["small_copy"]
+        missing = [words for name, words in told["ways"].items() if not getattr(settings, name)]
+        return texts["hide"].format(missing=texts["comma"].join(missing)) if missing else texts["long_copy"]
     if cause.startswith("idle: host in"):
-        return TEXTS["launching"]
+        return texts["launching"]
     if cause.endswith("waiting for data"):
         host, parcel = Host.preset(HOST), Parcel(1, settings.nbytes)
         pinning = host.receiving(parcel) + (host.pinning(settings.nbytes) if settings.pin else 0)
         fetching = settings.fetch_time + host.sending(parcel)
         if fetching / max(1, settings.workers) >= pinning:
-            return TEXTS["more_workers"].format(time=words.duration(fetching))
-        return TEXTS["pin_thread"].format(time=words.duration(pinning))
+            return texts["more_workers"].format(time=words.duration(fetching))
+        return texts["pin_thread"].format(time=words.duration(pinning))
     return ""
