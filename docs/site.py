@@ -276,8 +276,11 @@ def _json(data: Any) -> str:
 def site(out: Path, book: Path | None = None) -> Path:
     """Write the site into a folder, in place of what is there; return its first page.
 
-    `book` is the folder of the book. Raises `FileNotFoundError` where there is none.
+    `book` is the folder of the book. Raises `FileNotFoundError` where there is none, and `FileExistsError` where `out`
+    has something else than a site, which stays.
     """
+    if out.exists() and not (out.is_dir() and ((out / ".nojekyll").exists() or not any(out.iterdir()))):
+        raise FileExistsError(f"{out} is no site: give another folder, or remove it yourself")
     if book and not (book / "index.html").is_file():
         raise FileNotFoundError(f"there is no book in {book}: make it with python docs/book.py {book}")
     shutil.rmtree(out, ignore_errors=True)

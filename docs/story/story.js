@@ -10,12 +10,13 @@ export function settingsOf(hash, tables) {
   if (!text || /^[\w-]*$/.test(text)) return { settings: start, wrong: false }; // none, or a place in the page
   try {
     if (text.length > LONGEST_ADDRESS) throw new SettingsError("too long");
-    const found = {};
+    const found = Object.create(null); // in which "__proto__" is a name as any other
     for (const piece of text.split("&")) {
       const [, name, word] = /^(\w+)=([\w.-]+)$/.exec(decodeURIComponent(piece)) ?? [];
       if (!name || Object.hasOwn(found, name)) throw new SettingsError(piece);
-      const isNumber = /^\d{1,15}$/.test(word), plain = { true: true, false: false };
-      found[name] = Object.hasOwn(plain, word) ? plain[word] : isNumber ? Number(word) : word;
+      const kind = typeof start[name], isTruth = kind === "boolean" && /^(true|false)$/.test(word);
+      const isNumber = kind === "number" && /^\d{1,15}$/.test(word);
+      found[name] = isTruth ? word === "true" : isNumber ? Number(word) : word;
     }
     const settings = { ...start, ...checked(found, tables) };
     workedOut(settings, tables); // or there is no memory for it
@@ -223,7 +224,7 @@ class Prefetch extends Scene {
     other.append(check, el("span", "", this.text("forget")));
     check.addEventListener("change", () => this.show());
     this.tools.append(label, other);
-    this.code = el("pre", "race", undefined, { tabindex: "0", role: "region", "aria-label": this.text("forget") });
+    this.code = el("pre", "race", undefined, { tabindex: "0", role: "region", "aria-label": this.tables.labels.code_region });
     this.code.hidden = true;
     this.frozen = el("div", "picture");
     this.frozen.hidden = this.code.hidden;

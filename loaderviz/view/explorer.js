@@ -220,7 +220,7 @@ const EXPLORER_STYLE = `
 .lv-explorer option { color: #000; background: #fff; }
 .lv-explorer input[type=checkbox] { width: auto; }
 .lv-explorer :disabled, .lv-explorer .lv-off { opacity: .5; }
-.lv-explorer output { font-variant-numeric: tabular-nums; white-space: nowrap; }
+.lv-explorer output { font-variant-numeric: tabular-nums; line-height: 1.2; }
 .lv-explorer .lv-code > div { display: flex; justify-content: space-between; align-items: center; }
 .lv-explorer pre { font: 12px/1.45 var(--jp-code-font-family, monospace); white-space: pre-wrap;
   overflow: auto; overflow-wrap: anywhere; word-break: normal; max-height: 60vh;
