@@ -285,6 +285,9 @@ function placeHeroes(view) {
 
 function drawAxis(view) {
   const [from, to] = view.window, k = view.surface.width / (to - from);
+  const shown = [from, to, view.surface.width, view.headWidth].join();
+  if (view.axisShown === shown) return placeHeroes(view);
+  view.axisShown = shown;
   view.ticks = ticks(from, to, view.surface.width / 64);
   const wide = 24 + view.textWidth(view.ticks.write(to));
   if (wide > 64) view.ticks = ticks(from, to, view.surface.width / wide);

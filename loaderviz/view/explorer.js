@@ -420,8 +420,10 @@ class Explorer {
       pair.append(el("div", "lv-name", name), el("div", "lv-value", value));
       return pair;
     }));
-    this.code.textContent = program.text;
-    this.code.scrollTop = this.code.scrollHeight; // its end, where the loop is
+    if (this.code.textContent !== program.text) {
+      this.code.textContent = program.text;
+      this.code.scrollTop = this.code.scrollHeight; // its end, where the loop is
+    }
     this.words.textContent = text;
   }
 

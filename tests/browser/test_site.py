@@ -252,7 +252,8 @@ def test_large_letters_of_a_reader_do_not_make_it_wider(opened):
 
 def luminance(page, selector):
     return page.evaluate("""selector => {
-        const [red, green, blue] = getComputedStyle(document.querySelector(selector)).backgroundColor.match(/\\d+/g).map(Number);
+        const { backgroundColor } = getComputedStyle(document.querySelector(selector));
+        const [red, green, blue] = backgroundColor.match(/\\d+/g).map(Number);
         return (2 * red + 5 * green + blue) / 8;
     }""", selector)  # fmt: skip
 
