@@ -1,13 +1,13 @@
 
-// The front page: six scenes, each with one picture of its own. The engine, the view and the explorer stand before this
-// in the module. A scene is worked out when it comes near to the window.
+// The front page: six scenes, each with one picture of its own. Engine, view and explorer stand
+// before this in the module. A scene is worked out when it comes near to the window.
 
 const LONGEST_ADDRESS = 600; // characters of settings in an address
 
 /** The last settings of an address that mean something, and whether there were others. */
 export function settingsOf(hash, tables) {
   const text = hash.replace(/^#/, ""), start = { ...tables.settings };
-  if (!text || /^[\w-]*$/.test(text)) return { settings: start, wrong: false }; // none, or a place in the page
+  if (/^[\w-]*$/.test(text)) return { settings: start, wrong: false }; // a place in the page
   try {
     if (text.length > LONGEST_ADDRESS) throw new SettingsError("too long");
     const found = Object.create(null); // in which "__proto__" is a name as any other
@@ -22,28 +22,31 @@ export function settingsOf(hash, tables) {
     workedOut(settings, tables); // or there is no memory for it
     return { settings, wrong: false };
   } catch (problem) {
-    if (!(problem instanceof SettingsError || problem instanceof OutOfMemory || problem instanceof URIError)) throw problem;
+    const known = [SettingsError, OutOfMemory, URIError];
+    if (!known.some(kind => problem instanceof kind)) throw problem;
     return { settings: start, wrong: true };
   }
 }
 
 /** What an address has of settings: those that differ from the first. */
 export function addressOf(settings, tables) {
-  const differs = Object.entries(settings).filter(([name, value]) => value !== tables.settings[name]);
+  const isOther = ([name, value]) => value !== tables.settings[name];
+  const differs = Object.entries(settings).filter(isOther);
   return differs.length ? `#${differs.map(pair => pair.join("=")).join("&")}` : "";
 }
 
-// ----------------------------------------------------------------------------------------------------------- scenes
+// ------------------------------------------------------------------------------------------ scenes
 
 /** Settings, timeline and numbers of each row of a scene. */
 function rowsOf({ rows }, settings, tables) {
   return Object.fromEntries(Object.entries(rows).map(([name, changes]) => {
     const mine = { ...settings, ...changes }, timeline = simulate(mine, tables);
-    return [name, { settings: mine, timeline, summary: summarize(timeline, mine.batch_size, tables.causes) }];
+    const summary = summarize(timeline, mine.batch_size, tables.causes);
+    return [name, { settings: mine, timeline, summary }];
   }));
 }
 
-/** Of each batch that is copied and computed in a timeline: how long its copy takes, and by how much it is early. */
+/** Of each batch that is copied and computed: how long its copy takes, and how early it is. */
 function batchesOf({ rows }) {
   const found = new Map(), copies = new Map();
   for (const row of rows) if (row.kind === KIND.h2d) copies.set(row.batch, row);
@@ -56,14 +59,18 @@ function batchesOf({ rows }) {
 }
 
 /** What the texts of a scene may ask for, in words, as `values_of` in docs/site.py. */
-export function valuesOf(scene, tables, settings = scene.settings, rows = rowsOf(scene, settings, tables)) {
+export function valuesOf(scene, tables, rows = rowsOf(scene, scene.settings, tables)) {
   const values = {}, all = Object.entries(rows), [[, { summary: first }]] = all;
   for (const [name, { settings: mine, summary }] of all) {
-    const { step, window, batches } = summary;
+    const { step, window, batches, overlap } = summary;
     const of = {
-      batch: number(mine.batch_size), compute: duration(mine.compute), computes: share(summary.compute_share),
-      hidden: summary.overlap === null ? tables.texts.no_copies : share(summary.overlap), step: duration(step),
-      exposed: duration((summary.exposed_copy * step) / window), copy: duration(summary.copy / (batches || 1)),
+      batch: number(mine.batch_size),
+      compute: duration(mine.compute),
+      computes: share(summary.compute_share),
+      hidden: overlap === null ? tables.texts.no_copies : share(overlap),
+      step: duration(step),
+      exposed: duration((summary.exposed_copy * step) / window),
+      copy: duration(summary.copy / (batches || 1)),
       speedup: times(first.step / step),
     };
     for (const key of Object.keys(of)) values[`${name}_${key}`] = of[key];
@@ -76,9 +83,8 @@ export function valuesOf(scene, tables, settings = scene.settings, rows = rowsOf
 
 class Scene {
   constructor(name, { scenes, tables, texts, race }) {
-    const place = document.getElementById(name), about = scenes[name];
-    Object.assign(this, { name, place, tables, texts, race, about, settings: about.settings, axis: 0 });
-    this.drawn = about.drawn;
+    const place = document.getElementById(name), about = scenes[name], { settings, drawn } = about;
+    Object.assign(this, { name, place, tables, texts, race, about, settings, drawn, axis: 0 });
     this.host = place.querySelector(".picture");
     this.said = place.querySelector(".said");
     this.tools = place.querySelector(".controls");
@@ -107,7 +113,8 @@ class Scene {
 
   /** A control of one setting, with its label and what it is set to. */
   control(name) {
-    const { tables, settings } = this, label = el("label"), title = el("span", "", tables.labels[name]);
+    const { tables, settings } = this;
+    const label = el("label"), title = el("span", "", tables.labels[name]);
     if (CHECKS.includes(name)) {
       const check = el("input", "", undefined, { type: "checkbox" });
       check.checked = settings[name];
@@ -115,7 +122,8 @@ class Scene {
       label.append(check, title);
     } else if (name === "gpu") {
       const list = el("select");
-      list.append(...Object.entries(tables.gpus).map(([key, { short }]) => el("option", "", short, { value: key })));
+      const option = ([key, { short }]) => el("option", "", short, { value: key });
+      list.append(...Object.entries(tables.gpus).map(option));
       list.value = settings.gpu;
       list.addEventListener("change", () => this.change({ gpu: list.value }));
       label.append(title, list);
@@ -126,14 +134,19 @@ class Scene {
   }
 
   slider(name) {
-    const values = [...new Set([...SLIDERS[name][0], this.settings[name]])].sort((one, other) => one - other);
-    const range = el("input", "", undefined, { type: "range", min: 0, max: values.length - 1, step: 1 });
+    const values = [...new Set([...SLIDERS[name][0], this.settings[name]])];
+    values.sort((one, other) => one - other);
+    const about = { type: "range", min: 0, max: values.length - 1, step: 1 };
+    const range = el("input", "", undefined, about);
     const output = el("output"), tell = () => {
       output.textContent = written(name, values[range.value], this.tables);
       range.setAttribute("aria-valuetext", output.textContent);
     };
     range.value = values.indexOf(this.settings[name]);
-    range.addEventListener("input", () => { tell(); this.change({ [name]: values[range.value] }); });
+    range.addEventListener("input", () => {
+      tell();
+      this.change({ [name]: values[range.value] });
+    });
     tell();
     return [range, output];
   }
@@ -146,7 +159,7 @@ class Scene {
   show() {
     const { about, tables, settings } = this;
     this.rows = rowsOf(about, settings, tables);
-    this.values = valuesOf(about, tables, settings, this.rows);
+    this.values = valuesOf(about, tables, this.rows);
     this.draw();
     this.tell();
     const { settings: last } = Object.values(this.rows).at(-1);
@@ -160,9 +173,9 @@ class Scene {
     const { tables, about, drawn, rows } = this, folded = !about.lanes;
     const parts = drawn.map(row => ({ ...rows[row], name: folded ? this.text(`row-${row}`) : "" }));
     const { head, columns } = pictured(parts, tables.looks, { folded, only: about.lanes });
-    this.axis = Math.max(this.axis, ...head.parts.map(part => part.duration)); // so that lengths can be compared
-    Object.assign(head, { plain: true, axis: this.axis, causes: tables.causes, words: tables.picture,
-      title: this.title, twin: "" });
+    const lengths = head.parts.map(part => part.duration), { causes, picture: words } = tables;
+    const axis = (this.axis = Math.max(this.axis, ...lengths)); // so that they can be compared
+    Object.assign(head, { plain: true, axis, causes, words, title: this.title, twin: "" });
     if (this.view) this.view.load(head, columns);
     else this.view = begin(this.host, head, columns);
     this.host.setAttribute("aria-describedby", `${this.name}-said`);
@@ -172,7 +185,10 @@ class Scene {
 class Now extends Scene {
   equip() {
     const play = el("button", "primary", this.texts.play, { type: "button" });
-    play.addEventListener("click", () => (this.view?.playing ? this.view.pause() : this.view?.play()));
+    play.addEventListener("click", () => {
+      if (this.view?.playing) this.view.pause();
+      else this.view?.play();
+    });
     this.host.addEventListener("lv-time", ({ detail }) => {
       const text = detail.playing ? this.texts.pause : this.texts.play;
       if (play.textContent !== text) play.textContent = text;
@@ -184,7 +200,8 @@ class Now extends Scene {
 class Guess extends Scene {
   equip() {
     const changes = Object.keys(this.about.rows).slice(1);
-    const group = el("div", "choices", undefined, { role: "group", "aria-label": this.text("ask") });
+    const about = { role: "group", "aria-label": this.text("ask") };
+    const group = el("div", "choices", undefined, about);
     this.choices = changes.map(name => {
       const node = el("button", "", undefined, { type: "button", "aria-pressed": "false" });
       node.append(...codeIn(this.text(`choice-${name}`)));
@@ -208,7 +225,8 @@ class Guess extends Scene {
   tell() {
     if (this.mine === undefined) return this.write(this.text("waiting"));
     const speed = name => this.rows.now.summary.step / this.rows[name].summary.step;
-    const best = Object.keys(this.about.rows).reduce((one, other) => (speed(other) > speed(one) ? other : one));
+    const better = (one, other) => (speed(other) > speed(one) ? other : one);
+    const best = Object.keys(this.about.rows).reduce(better);
     const verdict = { mine: this.mine && times(speed(this.mine)), best: times(speed(best)) };
     const judged = this.mine ? this.text(this.mine === best ? "right" : "wrong", verdict) : "";
     this.write(judged + this.text("said", this.values));
@@ -220,11 +238,14 @@ class Prefetch extends Scene {
     const label = el("label"), list = (this.list = el("select"));
     label.append(el("span", "", this.text("follow")), list);
     list.addEventListener("change", () => { this.follow(); this.tell(); });
-    const other = el("label"), check = (this.forgets = el("input", "", undefined, { type: "checkbox" }));
+    const other = el("label"), check = el("input", "", undefined, { type: "checkbox" });
+    this.forgets = check;
     other.append(check, el("span", "", this.text("forget")));
     check.addEventListener("change", () => this.show());
     this.tools.append(label, other);
-    this.code = el("pre", "race", undefined, { tabindex: "0", role: "region", "aria-label": this.tables.labels.code_region });
+    const name = this.tables.labels.code_region;
+    const about = { tabindex: "0", role: "region", "aria-label": name };
+    this.code = el("pre", "race", undefined, about);
     this.code.hidden = true;
     this.frozen = el("div", "picture");
     this.frozen.hidden = this.code.hidden;
@@ -245,7 +266,7 @@ class Prefetch extends Scene {
     this.follow();
   }
 
-  /** The race, as Python has recorded it: its picture, in which the host's lanes are folded, and its code. */
+  /** The race, as Python has recorded it: its picture, the host's lanes folded, and its code. */
   async freeze() {
     if (this.frozen.lv) return;
     const { head, body, code, values: { line } } = this.race;
@@ -255,8 +276,8 @@ class Prefetch extends Scene {
     }));
     const mine = { ...head, words: this.tables.picture, title: this.title };
     const { ready } = mount(this.frozen, mine, fromBase64(body)), view = await ready;
-    const { lanes } = head.parts[0], host = [...lanes.keys()].filter(at => lanes[at].kind === "host");
-    view.toggle(...host.map(at => `l0.${at}`));
+    const { lanes } = head.parts[0], ofHost = at => lanes[at].kind === "host";
+    view.toggle(...[...lanes.keys()].filter(ofHost).map(at => `l0.${at}`));
     this.frozen.setAttribute("aria-describedby", `${this.name}-said`);
   }
 
@@ -280,18 +301,18 @@ function codeIn(text) {
   return text.split("`").map((piece, at) => (at % 2 ? el("code", "", piece) : piece));
 }
 
-// ---------------------------------------------------------------------------------------------------------- numbers
+// ----------------------------------------------------------------------------------------- numbers
 
 /** The last scene: the explorer, whose settings are in the address. */
 class Numbers {
   constructor({ tables, texts }) {
     Object.assign(this, { tables, texts });
     const find = name => document.getElementById(name), place = find("numbers");
-    Object.assign(this, { problem: find("problem"), link: find("link"), copied: find("copied"), language: find("language") });
+    for (const name of ["problem", "link", "copied", "language"]) this[name] = find(name);
     const { settings, wrong } = this.asked();
     const later = fresh => {
       clearTimeout(this.later);
-      this.later = setTimeout(() => this.keep(fresh), 150); // a browser takes only so many changes of an address
+      this.later = setTimeout(() => this.keep(fresh), 150); // a browser takes only so many
     };
     this.explorer = new Explorer(place.querySelector(".lv-explorer"), { tables, settings }, later);
     place.querySelector(".link").hidden = false;
@@ -336,7 +357,8 @@ class Numbers {
 function isElsewhere() {
   const other = document.getElementById("language"), [first = ""] = navigator.languages ?? [];
   const isAsked = new URLSearchParams(location.search).has("lang");
-  if (isAsked || document.documentElement.lang !== "en" || !first.startsWith(other.lang)) return false;
+  const isEnglish = document.documentElement.lang === "en";
+  if (isAsked || !isEnglish || !first.startsWith(other.lang)) return false;
   location.replace(other.pathname + location.hash);
   return true;
 }
@@ -348,7 +370,9 @@ if (typeof document !== "undefined" && !isElsewhere()) {
   const place = document.getElementById("numbers"), isShared = /[^#\w-]/.test(location.hash);
   const build = () => { place.lv ??= new Numbers(data); };
   if (isShared) build();
-  new IntersectionObserver(([{ isIntersecting }]) => isIntersecting && build(), { rootMargin: "800px" }).observe(place);
+  const near = { rootMargin: "800px" };
+  const seen = ([{ isIntersecting }]) => isIntersecting && build();
+  new IntersectionObserver(seen, near).observe(place);
   if (isShared) place.scrollIntoView();
   globalThis.lvScenes = scenes; // for tests
 }

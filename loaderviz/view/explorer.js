@@ -105,8 +105,10 @@ function difference(former, summary, { texts }) {
   if (!former?.step || !summary.step) return "";
   const faster = former.step / summary.step, same = faster > 0.995 && faster < 1.005;
   const slower = fill(texts.slower, { times: times(1 / faster) });
-  const change = same ? texts.same : faster > 1 ? fill(texts.faster, { times: times(faster) }) : slower;
-  return fill(texts.changed, { now: duration(summary.step), before: duration(former.step), change });
+  const quicker = fill(texts.faster, { times: times(faster) });
+  const change = same ? texts.same : faster > 1 ? quicker : slower;
+  const [now, before] = [summary, former].map(({ step }) => duration(step));
+  return fill(texts.changed, { now, before, change });
 }
 
 /** All that the page shows of settings. Throws `OutOfMemory` and `SettingsError`. */
@@ -404,7 +406,8 @@ class Explorer {
     const { texts, labels, counts, picture: words } = tables;
     const machines = { gpu: tables.gpus[settings.gpu].name, host: tables.host.name };
     const subtitle = fill(texts.origin, machines);
-    const about = { title: state, subtitle, twin: text, axis: this.axis, causes: tables.causes, words };
+    const { axis } = this, { causes } = tables;
+    const about = { title: state, subtitle, twin: text, axis, causes, words };
     Object.assign(head, about, tables.frame);
     const said = former ? difference(former, summary, tables) : texts.outline;
     if (this.view) this.view.load(head, columns, { keep: true, difference: said });
@@ -464,7 +467,8 @@ also.push(root => {
     if (!place.closest(".jp-OutputArea") || !place.hasAttribute("data-lv-stand")) build();
     else { // the widget of the next output may live in a moment: two would take twice as long
       const seen = () => { if (place.offsetHeight) build(); };
-      new IntersectionObserver(([{ isIntersecting }]) => isIntersecting && setTimeout(seen, 700)).observe(place);
+      const come = ([{ isIntersecting }]) => isIntersecting && setTimeout(seen, 700);
+      new IntersectionObserver(come).observe(place);
     }
   }
 });

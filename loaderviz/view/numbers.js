@@ -301,8 +301,9 @@ export function pictured(parts, looks, { folded = false, only = null } = {}) {
 
 /** One timeline of the picture; its bars and arrows are put behind those that are drawn. */
 function partOf({ timeline, summary, name = "" }, drawn, first) {
-  const { rows } = timeline, { loop, sets } = summary, { bars, names, sources, looks, only } = drawn;
-  const lanes = arranged(timeline).filter(({ short }) => !only || only.includes(short.replace(/\d+$/, "")));
+  const { rows } = timeline, { loop, sets } = summary, { bars, names, sources, looks } = drawn;
+  const isAsked = ({ short }) => !drawn.only || drawn.only.includes(short.replace(/\d+$/, ""));
+  const lanes = arranged(timeline).filter(isAsked);
   const kernels = coveredBy(loop.kernels), bar = new Map();
   for (const { source } of rows) if (!sources.includes(source)) sources.push(source);
   const numbered = text => names.get(text) ?? names.set(text, names.size).size - 1;
@@ -339,7 +340,7 @@ function partOf({ timeline, summary, name = "" }, drawn, first) {
   };
 }
 
-/** The numbers beside a row of a comparison, as comparison.py has them; `first` is the first's step. */
+/** The numbers beside a row, as comparison.py has them; `first` is the first's step. */
 function heroOf(summary, first, lanes) {
   const { window, step, exposed_copy: exposed, hidden_copy: hidden, idle } = summary;
   const steps = step ? window / step : 1, each = time => rounded(time / steps);
