@@ -286,7 +286,7 @@ const COLUMNS = ["start", "end", "style", "name", "batch", "nbytes", "cause", "p
  */
 export function pictured(parts, looks, { folded = false, only = null } = {}) {
   const drawn = { bars: [], arrows: [], names: new Map([["", 0]]), sources: [0], looks, only };
-  const made = parts.map(each => partOf(each, drawn, folded && parts[0].summary.step));
+  const made = parts.map(each => partOf(each, drawn, folded && parts[0].summary));
   const column = (table, place) => Float64Array.from(table, row => row[place]);
   const { bars, arrows, names, sources } = drawn;
   const columns = Object.fromEntries(COLUMNS.map((name, place) => [name, column(bars, place)]));
@@ -340,11 +340,13 @@ function partOf({ timeline, summary, name = "" }, drawn, first) {
   };
 }
 
-/** The numbers beside a row, as comparison.py has them; `first` is the first's step. */
+/** The numbers beside a row, as comparison.py has them; `first` is what speeds are told against. */
 function heroOf(summary, first, lanes) {
   const { window, step, exposed_copy: exposed, hidden_copy: hidden, idle } = summary;
   const steps = step ? window / step : 1, each = time => rounded(time / steps);
-  return { step: step && rounded(step), speedup: step ? first / step : null, exposed: each(exposed),
+  const [rate, before] = [summary, first].map(({ samples_per_second: per }) => per);
+  const speedup = rate && before ? rate / before : ratio(first.window, window);
+  return { step: step && rounded(step), speedup, exposed: each(exposed),
     hidden: each(hidden), idle: each(idle), busy: summary.compute_share,
     lane: lanes.findIndex(({ kind }) => kind === "strip") };
 }
