@@ -4,7 +4,13 @@
 
 const LONGEST_ADDRESS = 600; // characters of settings in an address
 
-/** The last settings of an address that mean something, and whether there were others. */
+/** The first settings of a GPU: with its own link. */
+function firstOf(gpu, tables) {
+  const { gpus, settings } = tables;
+  return Object.hasOwn(gpus, gpu) ? moved(settings, { gpu }, tables) : settings;
+}
+
+/** The settings of an address, or the first ones if it is `wrong`. */
 export function settingsOf(hash, tables) {
   const text = hash.replace(/^#/, ""), start = { ...tables.settings };
   if (/^[\w-]*$/.test(text)) return { settings: start, wrong: false }; // a place in the page
@@ -18,7 +24,7 @@ export function settingsOf(hash, tables) {
       const isNumber = kind === "number" && /^\d{1,15}$/.test(word);
       found[name] = isTruth ? word === "true" : isNumber ? Number(word) : word;
     }
-    const settings = { ...start, ...checked(found, tables) };
+    const settings = { ...firstOf(found.gpu, tables), ...checked(found, tables) };
     workedOut(settings, tables); // or there is no memory for it
     return { settings, wrong: false };
   } catch (problem) {
@@ -30,7 +36,8 @@ export function settingsOf(hash, tables) {
 
 /** What an address has of settings: those that differ from the first. */
 export function addressOf(settings, tables) {
-  const isOther = ([name, value]) => value !== tables.settings[name];
+  const first = { ...firstOf(settings.gpu, tables), gpu: tables.settings.gpu };
+  const isOther = ([name, value]) => value !== first[name];
   const differs = Object.entries(settings).filter(isOther);
   return differs.length ? `#${differs.map(pair => pair.join("=")).join("&")}` : "";
 }

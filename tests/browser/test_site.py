@@ -314,7 +314,7 @@ def words(page):
 
 
 def test_settings_are_in_the_address_and_go_back(opened, address):
-    page = opened("/#gpu=t4&batch_size=64&pinned_rate=12000000000&pageable_rate=6000000000")
+    page = opened("/#gpu=t4&batch_size=64")
     until(page, "document.getElementById('numbers').lv")
     explorer = explore(gpu="t4", batch_size=64)
     assert words(page) == explorer.text()

@@ -11,7 +11,7 @@ from test_engine import NODE, answers, any_settings
 
 from loaderviz.emulator.memory import OutOfMemory
 from loaderviz.view.picture import EXPLORER, module
-from loaderviz.widgets.explorer import Settings, simulate, tables
+from loaderviz.widgets.explorer import Settings, rates_of, simulate, tables
 
 made = script("docs/site.py")
 GAP = re.compile(r"\{\w+\}")
@@ -157,6 +157,8 @@ def test_settings_go_into_an_address_and_come_back(asked):
                                                for each in hashes)  # fmt: skip
     assert addresses(asked, hashes) == [[settings, False] for settings in kept]
     assert asked("page.addressOf(it, tables)", [asdict(Settings())]) == [""]
+    linked = Settings(gpu="t4", **rates_of("t4"))  # a GPU brings its link, but another may be asked for
+    assert asked("page.addressOf(it, tables)", [asdict(linked)]) == ["#gpu=t4"]
 
 
 HOSTILE = [
@@ -183,7 +185,10 @@ def test_an_address_that_means_nothing_gives_the_first_settings_and_says_so(aske
 def test_a_place_in_the_page_is_no_setting_and_what_a_host_has_escaped_is_read(asked):
     assert addresses(asked, ["", "#", "#numbers", "#doors", "#x-1"]) == [[asdict(Settings()), False]] * 5
     escaped = addresses(asked, ["#gpu%3Dt4&workers=3", "#workers=03"])
-    assert escaped == [[asdict(Settings(gpu="t4", workers=3)), False], [asdict(Settings(workers=3)), False]]
+    assert escaped == [
+        [asdict(Settings(gpu="t4", workers=3, **rates_of("t4"))), False],
+        [asdict(Settings(workers=3)), False],
+    ]
 
 
 # Files
