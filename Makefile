@@ -5,6 +5,7 @@
 # make mutants    the share of small changes of the program that the tests see: make mutants SEED=7 COUNT=100
 # make bench      timings                 make notebooks   write and run notebooks/*.ipynb, from notebooks/src/*.py
 # make book       lessons, rules and guide as pages in build/book, to read on any device, without a server or a network
+# make site       the front page, which needs no install, in build/site, for any host; with the book, if that was made before
 # Each sets up .venv by itself, on first use, by start.py. Python 3.11.5 to 3.14 is all they need; without make: docs/setup.md.
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ READY_DEV := $(VENV)/.ready-dev
 ROOT_FLAGS := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # With PyTorch's CPU build .venv has 1.4 GB, with the default one for Linux 5.5. `make TORCH_INDEX=URL` chooses another index.
-.PHONY: setup setup-dev timeline test test-all test-versions mutants check lab bench notebooks book clean
+.PHONY: setup setup-dev timeline test test-all test-versions mutants check lab bench notebooks book site clean
 
 setup: $(READY)
 
@@ -88,6 +89,9 @@ notebooks: setup-dev
 
 book: setup-dev
 	$(RUN) docs/book.py
+
+site: setup-dev
+	$(RUN) docs/site.py $(if $(wildcard build/book/index.html),--book build/book)
 
 clean:
 	rm -rf $(VENV) timelines.html

@@ -44,7 +44,7 @@ function build(view) {
   ui.stage.append(ui.mini, ui.axis, ui.scroll, ui.hint, ui.tip);
   ui.card.append(ui.title, ui.subtitle, ui.wheres, ui.tools, ui.help, ui.stage, still, ui.detail, ui.legend,
     ui.findings, ui.table, ui.notes, ui.live, below);
-  ui.table.append(el("summary", "", "as a table"));
+  ui.table.append(el("summary", "", word(view, "as a table")));
   ui.table.addEventListener("toggle", () => ui.table.open && fillTable(view));
   ui.help.hidden = ui.tip.hidden = ui.hint.hidden = true;
   for (const [keys, what] of KEYS) ui.help.append(el("dt", "", keys), el("dd", "", what));
@@ -57,7 +57,7 @@ function buildTools(view) {
   ui.play = button("▶", "play (space)", () => (view.playing ? view.pause() : view.play()), "icon");
   ui.clock = el("span", "clock");
   ui.search = el("input", "search", undefined,
-    { type: "search", placeholder: "search  /", "aria-label": "search names or a batch" });
+    { type: "search", placeholder: `${word(view, "search")}  /`, "aria-label": "search names or a batch" });
   ui.count = el("span", "count");
   ui.byBatch = button("", "", () => view.setColor(!view.byBatch));
   ui.foldAll = button("", "", () => view.toggleAll());
@@ -69,7 +69,7 @@ function buildTools(view) {
   });
   const group = (...nodes) => { const node = el("span", "group"); node.append(...nodes); return node; };
   ui.tools.append(
-    group(button("show all", "show all (0)", () => view.goAll()),
+    group(button(word(view, "show all"), "show all (0)", () => view.goAll()),
       button("+", "zoom in (W)", () => view.zoom(0.5), "icon"),
       button("−", "zoom out (S)", () => view.zoom(2), "icon")),
     ui.play, group(ui.search, ui.count), ui.byBatch, ui.foldAll,
@@ -84,12 +84,13 @@ function fillWords(view) {
   ui.title.textContent = together(view.title);
   if (view.veiled && head.withheld) ui.title.append(button("what does it show?", "show what the picture says in words",
     () => view.unveil()));
+  ui.card.classList.toggle("plain", Boolean(head.plain)); // the page around it has words and controls
   ui.card.classList.toggle("compact", Boolean(head.compact)); // words and numbers beside it say what its title would
   ui.title.hidden = head.compact || !ui.title.firstChild;
   ui.subtitle.textContent = [!head.compact && head.subtitle, options.difference].filter(Boolean).join(" · ");
   ui.subtitle.hidden = (!head.compact || head.bare) && !ui.subtitle.textContent;
   ui.notes.replaceChildren(...(head.notes ?? []).map(note => el("p", "", note)));
-  ui.byBatch.textContent = view.byBatch ? "colour: batches" : "colour: kinds";
+  ui.byBatch.textContent = word(view, view.byBatch ? "colour: batches" : "colour: kinds");
   ui.byBatch.title = view.byBatch ? "colour by kind of span" : "colour by batch";
   ui.byBatch.hidden = !view.model.columns.batch.some(batch => batch >= 0);
   const told = head.parts.filter(part => part.where.length && !part.hero && !head.bare && !view.veiled);
@@ -114,14 +115,14 @@ const wholeOf = part => part.where.reduce((sum, each) => sum + each.ns, 0) || 1;
 /** The same with its words. */
 function whereBar(view, part) {
   const whole = wholeOf(part), node = el("div", "where"), large = part.where.filter(each => each.ns >= whole / 100);
-  const words = el("p", "whereWords", part.where_title ? `${part.where_title}: ` : "");
+  const words = el("p", "whereWords", part.where_title ? `${word(view, part.where_title)}: ` : "");
   for (const each of large) {
     const entry = el("span", "entry");
-    entry.append(swatchNode(view, each.key), `${each.name} ${share(each.ns / whole)}`);
+    entry.append(swatchNode(view, each.key), `${word(view, each.name)} ${share(each.ns / whole)}`);
     words.append(entry, " ");
   }
   const rest = whole - large.reduce((sum, each) => sum + each.ns, 0);
-  if (rest > 0 && large.length) words.append(el("span", "entry", `the rest ${share(rest / whole)}`));
+  if (rest > 0 && large.length) words.append(el("span", "entry", `${word(view, "the rest")} ${share(rest / whole)}`));
   node.append(stack(view, part), words);
   return node;
 }
@@ -146,7 +147,7 @@ function fillLegend(view) {
     for (let bar = track.first; bar < track.stop; bar++) (shown(bar) ? byBatch : kinds).add(style[bar]);
   }
   const entries = [], keys = new Set([...kinds, ...byBatch].map(at => view.head.styles[at].key));
-  const entry = (name, ...swatches) => { const node = el("li"); node.append(...swatches, name); entries.push(node); };
+  const entry = (name, ...swatches) => { const node = el("li"); node.append(...swatches, word(view, name)); entries.push(node); };
   const first = view.head.styles.length;
   if (byBatch.size) entry("a batch: one colour along its way",
     ...view.head.batches.map((_, at) => swatchNode(view, first + at)));
@@ -218,8 +219,8 @@ function fillHeads(view) {
         part.strips[row.strip].text?.replace(/ (?=%)|(?<=[<>]) /g, "\u00a0")].filter(Boolean).join(": ")));
     } else if (row.level === 0) {
       const lane = part.lanes[row.lane], tall = lane.tracks.length;
-      put(row, fold(`l${row.part}.${row.lane}`, row.folded, narrow ? lane.short || lane.name : lane.name,
-        lane.title || lane.name, `lane ${row.folded ? "small" : ""}`), tall * row.height);
+      put(row, fold(`l${row.part}.${row.lane}`, row.folded, word(view, narrow ? lane.short || lane.name : lane.name),
+        word(view, lane.title || lane.name), `lane ${row.folded ? "small" : ""}`), tall * row.height);
     }
   }
   ui.heads.replaceChildren(...nodes);
@@ -250,17 +251,24 @@ function told(view, row, ...words) {
   return node;
 }
 
+/** A word of the picture in the language of the head; "#" stands for a number. */
+function word(view, text) {
+  const { words } = view.head, [found = ""] = /\d[\d.,]*/.exec(text) ?? [];
+  return words?.[text] ?? words?.[text.replace(found, "#")]?.replace("#", found) ?? text;
+}
+
 /** Of a loader: what the GPU does in words, and at its end the time of a step and the speed-up. */
 function heroWords(view, part) {
   const { hero } = part;
   const piece = (state, ns) => {
     const each = el("span", "entry");
-    each.append(swatchNode(view, `state:${state}`), `${state.replace("copy ", "")} ${duration(ns)}`);
+    each.append(swatchNode(view, `state:${state}`), `${word(view, state.replace("copy ", ""))} ${duration(ns)}`);
     return each;
   };
-  const end = el("b", "", [hero.step != null ? `${duration(hero.step)} a step` : "",
+  const end = el("b", "", [hero.step != null
+    ? word(view, "{step} a step").replace("{step}", duration(hero.step)) : "",
     hero.speedup != null ? times(hero.speedup) : ""].filter(Boolean).join(" · "));
-  return [stack(view, part), el("span", "entry", `GPU computes ${share(hero.busy)}`), piece("copy exposed", hero.exposed),
+  return [stack(view, part), el("span", "entry", `${word(view, "GPU computes")} ${share(hero.busy)}`), piece("copy exposed", hero.exposed),
     piece("copy hidden", hero.hidden), piece("idle", hero.idle), end];
 }
 
@@ -277,6 +285,9 @@ function placeHeroes(view) {
 
 function drawAxis(view) {
   const [from, to] = view.window, k = view.surface.width / (to - from);
+  const shown = [from, to, view.surface.width, view.headWidth].join();
+  if (view.axisShown === shown) return placeHeroes(view);
+  view.axisShown = shown;
   view.ticks = ticks(from, to, view.surface.width / 64);
   const wide = 24 + view.textWidth(view.ticks.write(to));
   if (wide > 64) view.ticks = ticks(from, to, view.surface.width / wide);
@@ -291,7 +302,7 @@ function drawAxis(view) {
     return node;
   }));
   placeHeroes(view);
-  view.ui.corner.textContent = duration(to - from) + (view.headWidth > 120 ? " shown" : "");
+  view.ui.corner.textContent = duration(to - from) + (view.headWidth > 120 ? ` ${word(view, "shown")}` : "");
 }
 
 const MINI = 22; // CSS px, as in view.css
@@ -370,7 +381,7 @@ function fillTable(view) {
     .map(([bar, track]) => [model.name(bar), lane(track),
       model.columns.batch[bar] >= 0 ? `${model.columns.batch[bar]}` : "", duration(start[bar]),
       duration(end[bar] - start[bar])]);
-  view.ui.table.replaceChildren(el("summary", "", "as a table"),
+  view.ui.table.replaceChildren(el("summary", "", word(view, "as a table")),
     table(`${duration(from)} to ${duration(to)}`, ["lane", "spans", "busy"], shares),
     table(`the ${longest.length} longest spans`, ["span", "lane", "batch", "from", "length"], longest));
 }

@@ -374,9 +374,10 @@ function write(context, frame, texts, [x0, x1], y, height, swatch, ghost) {
   const low = Math.max(0, x0), high = Math.min(frame.width, x1), room = (high - low) / dpr - 6;
   if (room < 7 || height < 11 * dpr) return;
   const letters = height < 14 * dpr ? 11 : 12, measure = text => (view.textWidth(text) * letters) / 12;
-  let text = texts.find(each => each.length * 3 < room && measure(each) <= room);
-  if (text === undefined && texts.length && room > 48 && !/^\d+$/.test(texts.at(-1))
-    && !swatch.state) text = cropped(texts.at(-1), room, measure);
+  const said = texts.map(each => word(view, each));
+  let text = said.find(each => each.length * 3 < room && measure(each) <= room);
+  if (text === undefined && said.length && room > 48 && !/^\d+$/.test(said.at(-1))
+    && !swatch.state) text = cropped(said.at(-1), room, measure);
   if (!text) return;
   context.font = `${letters * dpr}px ${theme.font}`;
   const x = (low + high) / 2 - (measure(text) * dpr) / 2, base = Math.round(y + height / 2 + 0.34 * letters * dpr);
@@ -632,7 +633,7 @@ function drawRace(context, frame, part, mark) {
   const down = Math.sign(to[0] - from[0]) || 1,
     ends = [[x(end[one]), from[0]], [x(start[other]), to[0] - 0.4 * down * to[1]]];
   curve(context, frame, ...ends, { width: 2.6, dash: [6, 5], color: theme.race });
-  const text = mark.missing ? "missing wait" : mark.kind;
+  const text = mark.missing ? word(view, "missing wait") : mark.kind;
   const room = (view.textWidth(text) * BOLD + 8) * dpr, [left, right] = ends.map(([x]) => x).sort((a, b) => a - b);
   const y = (ends[0][1] + ends[1][1]) / 2, free = x => x > 4 * dpr && x + room < frame.width
     && !frame.told.some(([other, wide, at]) => x < other + wide && other < x + room && Math.abs(y - at) < 20 * dpr);

@@ -23,23 +23,24 @@ function perSecond(value) {
 /** The state in one line, as `Settings.words` has it. */
 function stateWords(settings, { texts, gpus }) {
   const bytes = size(settings.sample_bytes).replace("bytes", "B"), { short } = gpus[settings.gpu];
-  const state = `${short}, ${number(settings.batch_size)} × ${bytes}`;
-  if (settings.resident) return `${state}, ${texts.resident}`;
+  const state = `${short}${texts.comma}${number(settings.batch_size)} × ${bytes}`;
+  if (settings.resident) return `${state}${texts.comma}${texts.resident}`;
   const policy = settings.lifetime === "consumer" ? "" : ` (${settings.lifetime})`;
   const values = { ...settings, policy };
   return [state, fill(settings.workers === 1 ? texts.worker : texts.workers, values),
     settings.pin ? texts.pinned : texts.pageable, settings.non_blocking && texts.non_blocking,
     settings.side_stream ? fill(texts.side, values) : texts.one_stream,
     settings.depth && fill(texts.ahead, values),
-    settings.ranks_on_host > 1 && fill(texts.ranks, values)].filter(Boolean).join(", ");
+    settings.ranks_on_host > 1 && fill(texts.ranks, values)].filter(Boolean).join(texts.comma);
 }
 
 /** What the numbers say, as `metrics.finding` has it for one GPU. */
-function findingOf({ compute_share: computes, overlap, headroom }, { at_the_limit: limit }) {
-  const away = headroom <= limit ? "at the limit" : `${times(headroom)} the limit`;
-  const hidden = overlap === null ? "no copies" : `${share(overlap)} of the copy is hidden`;
-  return [`GPU computes ${share(computes)} of the time`, hidden, headroom !== null && away]
-    .filter(Boolean).join(", ");
+function findingOf({ compute_share: computes, overlap, headroom }, { texts, at_the_limit: limit }) {
+  const away = headroom <= limit ? texts.at_the_limit
+    : fill(texts.of_the_limit, { times: times(headroom) });
+  const hidden = overlap === null ? texts.no_copies : fill(texts.hidden, { share: share(overlap) });
+  return [fill(texts.computes, { share: share(computes) }), hidden, headroom !== null && away]
+    .filter(Boolean).join(texts.comma);
 }
 
 /** What the loop waits for, and what would change it, as `advice` in widgets/explorer.py. */
@@ -57,8 +58,8 @@ function remedyOf(cause, settings, summary, tables) {
   const { texts } = tables;
   if (cause === "copy exposed") {
     if (summary.copy_share < tables.worth_hiding) return texts.small_copy;
-    const missing = ["pin", "non_blocking", "side_stream", "depth"].filter(name => !settings[name]);
-    const names = missing.map(name => tables.ways[name]).join(", ");
+    const missing = Object.keys(tables.ways).filter(name => !settings[name]);
+    const names = missing.map(name => tables.ways[name]).join(texts.comma);
     return missing.length ? fill(texts.hide, { missing: names }) : texts.long_copy;
   }
   if (cause.startsWith("idle: host in")) return texts.launching;
@@ -100,12 +101,14 @@ function programOf(settings, tables) {
   return { text: text.join(""), lines };
 }
 
-function difference(former, summary) {
+function difference(former, summary, { texts }) {
   if (!former?.step || !summary.step) return "";
   const faster = former.step / summary.step, same = faster > 0.995 && faster < 1.005;
-  const slower = `${times(1 / faster)} slower`;
-  const change = same ? "as fast as before" : faster > 1 ? `${times(faster)} as fast` : slower;
-  return `${duration(summary.step)} a step instead of ${duration(former.step)}: ${change}`;
+  const slower = fill(texts.slower, { times: times(1 / faster) });
+  const quicker = fill(texts.faster, { times: times(faster) });
+  const change = same ? texts.same : faster > 1 ? quicker : slower;
+  const [now, before] = [summary, former].map(({ step }) => duration(step));
+  return fill(texts.changed, { now, before, change });
 }
 
 /** All that the page shows of settings. Throws `OutOfMemory` and `SettingsError`. */
@@ -113,8 +116,9 @@ export function workedOut(settings, tables) {
   const program = programOf(settings, tables);
   const timeline = simulate(settings, tables, does => program.lines[does] ?? 0);
   const summary = summarize(timeline, settings.batch_size, tables.causes);
-  const state = `${stateWords(settings, tables)}: ${findingOf(summary, tables)}`;
-  const text = `${state}. ${adviceOf(settings, summary, tables)}`;
+  const { texts } = tables, finding = findingOf(summary, tables);
+  const state = fill(texts.said, { state: stateWords(settings, tables), finding });
+  const text = fill(texts.whole, { state, advice: adviceOf(settings, summary, tables) });
   return { settings, program, timeline, summary, state, text };
 }
 
@@ -136,11 +140,11 @@ function checked(settings, { texts, limits, ...tables }) {
   const refuse = (text, values) => { throw new SettingsError(fill(texts[text], values)); };
   for (const [name, value] of Object.entries(settings)) {
     const names = Object.keys(tables.settings).join(", ");
-    if (!(name in tables.settings)) refuse("no_setting", { name, names });
+    if (!Object.hasOwn(tables.settings, name)) refuse("no_setting", { name, names });
     const [least, most] = limits[name] ?? [], known = choices[name];
     if (limits[name] && !(Number.isInteger(value) && value >= least && value <= most)) {
       refuse("number", { name, value, least: number(least), most: number(most) });
-    } else if (known && !(value in known)) {
+    } else if (known && !Object.hasOwn(known, value)) {
       refuse("choice", { name, value, names: Object.keys(known).join(", ") });
     } else if (typeof tables.settings[name] === "boolean" && typeof value !== "boolean") {
       refuse("truth", { name, value });
@@ -155,35 +159,39 @@ const steps = (from, to, factors) => Array.from({ length: to - from }, (_, power
   factors.map(factor => Math.round(factor * 10 ** (from + power)))).flat();
 const RATES = [1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 25, 32, 40, 55, 80, 97, 150, 300]
   .map(each => each * SECOND);
-const perSample = value => (value ? duration(value) : "nothing");
 const bytesOf = value => size(value).replace("bytes", "B");
 const SAMPLES = [100, 400, 784, 1_500, 3_136, 6_000, 12_288, 30_000, 60_000, 150_528, 602_112];
-const counted = noun => value => plural(value, noun);
 const upTo = most => [...Array(most).keys()];
 
-const SLIDERS = { // label, what is offered, how it is written, what helps to choose
-  batch_size: ["batch size", upTo(13).map(power => 8 << power), counted("sample")],
-  sample_bytes: ["size of a sample", SAMPLES, bytesOf,
-    "784: MNIST as uint8; 3,136: as float32; 150,528: a picture of 224×224, uint8"],
-  compute: ["compute per batch", steps(3, 9, [1, 1.5, 2, 3, 4.4, 6, 8.8]), perSample,
-    "it grows with the batch size"],
-  kernels: ["kernels per batch", [1, 2, 4, 8, 12, 17, 24, 32, 48, 64], counted("kernel")],
-  workers: ["workers", upTo(13), value => `${value} process${value === 1 ? "" : "es"}`],
-  ranks_on_host: ["ranks on the host", [1, 2, 4, 8, 16], counted("rank")],
-  fetch_per_sample: ["CPU work a sample", [0, ...steps(3, 6, [1, 2, 5]), 1e6], perSample],
-  depth: ["batches ahead", upTo(9), value => (value === 1 ? "1 batch" : `${value} batches`)],
-  pinned_rate: ["pinned copy rate", RATES, value => `${bytesOf(value)}/s`],
-  pageable_rate: ["pageable copy rate", RATES, value => `${bytesOf(value)}/s`],
+const SLIDERS = { // what is offered, and how it is written if it is no count of tables.counts
+  batch_size: [upTo(13).map(power => 8 << power)],
+  sample_bytes: [SAMPLES, bytesOf],
+  compute: [steps(3, 9, [1, 1.5, 2, 3, 4.4, 6, 8.8]), duration],
+  kernels: [[1, 2, 4, 8, 12, 17, 24, 32, 48, 64]],
+  workers: [upTo(13)],
+  ranks_on_host: [[1, 2, 4, 8, 16]],
+  fetch_per_sample: [[0, ...steps(3, 6, [1, 2, 5]), 1e6], duration],
+  depth: [upTo(9)],
+  pinned_rate: [RATES, value => `${bytesOf(value)}/s`],
+  pageable_rate: [RATES, value => `${bytesOf(value)}/s`],
 };
-const CHECKS = { pin: "pin_memory=True", non_blocking: "non_blocking=True",
-  side_stream: "copy on a side stream" };
+const CHECKS = ["pin", "non_blocking", "side_stream"];
 const OF_LOADING = ["workers", "ranks_on_host", "fetch_per_sample", "pin", "non_blocking",
   "side_stream", "depth", "lifetime"];
 const GROUPS = {
-  "The machine": ["gpu", "pinned_rate", "pageable_rate"],
-  "The work": ["resident", "batch_size", "sample_bytes", "compute", "kernels"],
-  "Loading and copying": OF_LOADING,
+  machine: ["gpu", "pinned_rate", "pageable_rate"],
+  work: ["resident", "batch_size", "sample_bytes", "compute", "kernels"],
+  loading: OF_LOADING,
 };
+
+/** The value of a slider in words, with its unit. */
+function written(name, value, { counts }) {
+  const [, write] = SLIDERS[name];
+  if (write) return value ? write(value) : counts.nothing;
+  const [one, many = one] = counts[name].split("|");
+  return fill(value === 1 ? one : many, { count: number(value) });
+}
+
 const EXPLORER_STYLE = `
 .lv-explorer { container-type: inline-size; font: 14px/1.4 system-ui, sans-serif; text-align: left;
   color: var(--jp-ui-font-color1, inherit);
@@ -214,7 +222,7 @@ const EXPLORER_STYLE = `
 .lv-explorer option { color: #000; background: #fff; }
 .lv-explorer input[type=checkbox] { width: auto; }
 .lv-explorer :disabled, .lv-explorer .lv-off { opacity: .5; }
-.lv-explorer output { font-variant-numeric: tabular-nums; white-space: nowrap; }
+.lv-explorer output { font-variant-numeric: tabular-nums; line-height: 1.2; }
 .lv-explorer .lv-code > div { display: flex; justify-content: space-between; align-items: center; }
 .lv-explorer pre { font: 12px/1.45 var(--jp-code-font-family, monospace); white-space: pre-wrap;
   overflow: auto; overflow-wrap: anywhere; word-break: normal; max-height: 60vh;
@@ -234,6 +242,19 @@ const EXPLORER_STYLE = `
   .lv-explorer pre { max-height: 500px; } }
 `;
 
+/** Settings in which some have changed; what follows from those changes, too. */
+function moved(settings, values, { gpus }) {
+  const now = { ...settings, ...values };
+  if (values.gpu) {
+    const { h2d, pageable } = gpus[values.gpu];
+    Object.assign(now, { pinned_rate: h2d, pageable_rate: pageable });
+  }
+  if (values.batch_size) { // a larger batch is more work: the time per sample stays
+    now.compute = Math.max(1, rounded((settings.compute * now.batch_size) / settings.batch_size));
+  }
+  return now;
+}
+
 class Explorer {
   /** `place` is filled; `tell` hears of each change that worked. */
   constructor(place, { tables, settings }, tell = () => {}) {
@@ -249,9 +270,11 @@ class Explorer {
       node.append(...children);
       return node;
     };
-    this.presets = Object.entries(this.tables.presets).map(([name, preset]) => {
-      const title = `the settings of the ${name} loader`;
-      const node = el("button", "", name, { type: "button", title });
+    const { labels, presets } = this.tables;
+    this.presets = Object.entries(presets).map(([name, preset]) => {
+      const said = labels[name === "resident" ? "on_gpu" : name];
+      const title = fill(labels.help_preset, { name: said });
+      const node = el("button", "", said, { type: "button", title });
       node.addEventListener("click", () => this.change(preset));
       return node;
     });
@@ -260,17 +283,17 @@ class Explorer {
     this.host = el("div", "", undefined, isLive ? { "data-lv-live": "" } : {});
     this.words = el("p", "lv-words", undefined, { role: "status", "aria-live": "polite" });
     this.problem = el("p", "", undefined, { role: "alert" });
-    const about = { tabindex: "0", role: "region", "aria-label": "the code that this means" };
+    const about = { tabindex: "0", role: "region", "aria-label": labels.code_region };
     this.code = el("pre", "", undefined, about);
     const groups = Object.entries(GROUPS).map(([title, names]) => {
       const group = el("fieldset");
-      group.append(el("legend", "", title), ...names.map(name => this.control(name)));
+      group.append(el("legend", "", labels[title]), ...names.map(name => this.control(name)));
       return group;
     });
     groups[1].append(this.typing());
-    const head = el("div"), copy = el("button", "", "copy the code", { type: "button" });
+    const head = el("div"), copy = el("button", "", labels.copy_code, { type: "button" });
     copy.addEventListener("click", () => this.copy(copy));
-    head.append(el("b", "", "The code that this means"), copy);
+    head.append(el("b", "", labels.code), copy);
     const all = part("all", part("presets", ...this.presets), this.numbers,
       part("picture", this.host, this.words, this.problem), part("controls", ...groups),
       part("code", head, this.code));
@@ -287,8 +310,8 @@ class Explorer {
   }
 
   control(name) {
-    if (name in SLIDERS) return this.slider(name, ...SLIDERS[name]);
-    const isCheck = name in CHECKS;
+    if (name in SLIDERS) return this.slider(name);
+    const isCheck = CHECKS.includes(name), label = this.tables.labels[name];
     const control = isCheck ? el("input", "", undefined, { type: "checkbox" }) : el("select");
     const value = () => (isCheck ? control.checked : this.choices[name][control.value]);
     control.addEventListener("change", () => this.change({ [name]: value() }));
@@ -297,20 +320,21 @@ class Explorer {
       if (isCheck) control.checked = now;
       else control.value = key;
     } };
-    if (isCheck) return this.row(name, CHECKS[name], control);
+    if (isCheck) return this.row(name, label, control);
     for (const key of Object.keys(this.choices[name])) control.append(el("option", "", key));
-    const labels = { gpu: "GPU", lifetime: "memory kept by", resident: "the data set is in" };
-    return this.row(name, labels[name], control);
+    return this.row(name, label, control);
   }
 
   /** What a list offers: its words, and the value that each sets. */
   get choices() {
     const same = table => Object.fromEntries(Object.keys(table).map(name => [name, name]));
-    const where = { "host memory": false, "GPU memory": true };
+    const { labels } = this.tables, where = { [labels.in_host]: false, [labels.in_gpu]: true };
     return { gpu: same(this.tables.gpus), lifetime: same(this.tables.lifetimes), resident: where };
   }
 
-  slider(name, label, offered, write, help = label) {
+  slider(name) {
+    const [offered] = SLIDERS[name], { labels } = this.tables, label = labels[name];
+    const help = labels[`help_${name}`] ?? label;
     const control = el("input", "", undefined, { type: "range", min: 0, step: 1, title: help });
     const output = el("output");
     let values = offered;
@@ -319,15 +343,15 @@ class Explorer {
       values = [...new Set([...offered, value])].sort((one, other) => one - other);
       control.max = values.length - 1;
       control.value = values.indexOf(value);
-      output.textContent = write(value);
-      control.setAttribute("aria-valuetext", write(value));
+      output.textContent = written(name, value, this.tables);
+      control.setAttribute("aria-valuetext", output.textContent);
     } };
     return this.row(name, label, control, output);
   }
 
   typing() {
     const hint = "workers=3, batch_size=1000";
-    const title = "any values, by the names of lv.explore(): bytes, ns, bytes/s";
+    const { labels: { typed: label, help_typed: title } } = this.tables;
     const control = el("input", "", undefined, { type: "text", placeholder: hint, title });
     control.addEventListener("change", () => {
       try {
@@ -338,21 +362,10 @@ class Explorer {
         this.problem.textContent = `${problem.message}. ${fill(this.tables.texts.type, { hint })}`;
       }
     });
-    return this.row("typed", "or type values", control);
+    return this.row("typed", label, control);
   }
 
-  /** One control has moved: what follows from it moves, too. */
-  change(values) {
-    const { settings, tables } = this, now = { ...settings, ...values };
-    if (values.gpu) {
-      const { h2d, pageable } = tables.gpus[values.gpu];
-      Object.assign(now, { pinned_rate: h2d, pageable_rate: pageable });
-    }
-    if (values.batch_size) { // a larger batch is more work: the time per sample stays
-      now.compute = Math.max(1, rounded((settings.compute * now.batch_size) / settings.batch_size));
-    }
-    this.show(now);
-  }
+  change(values) { this.show(moved(this.settings, values, this.tables)); }
 
   /** Show settings; what does not fit is said, and the picture stays. */
   show(settings) {
@@ -388,34 +401,40 @@ class Explorer {
 
   draw(former) {
     const { timeline, summary, program, state, text, settings } = this.now, { tables } = this;
-    const { head, columns } = pictured(timeline, summary, tables.looks);
+    const { head, columns } = pictured([{ timeline, summary }], tables.looks);
     this.axis = Math.max(this.axis, head.parts[0].duration); // so that lengths can be compared
-    const subtitle = `${tables.gpus[settings.gpu].name}, emulated; host: ${tables.host.name}`;
-    const about = { title: state, subtitle, twin: text, axis: this.axis, causes: tables.causes };
+    const { texts, labels, counts, picture: words } = tables;
+    const machines = { gpu: tables.gpus[settings.gpu].name, host: tables.host.name };
+    const subtitle = fill(texts.origin, machines);
+    const { axis } = this, { causes } = tables;
+    const about = { title: state, subtitle, twin: text, axis, causes, words };
     Object.assign(head, about, tables.frame);
-    const said = former ? difference(former, summary) : tables.texts.outline;
+    const said = former ? difference(former, summary, tables) : texts.outline;
     if (this.view) this.view.load(head, columns, { keep: true, difference: said });
     else this.view = begin(this.host, head, columns, { difference: said });
-    const shown = [["step", duration(summary.step ?? 0)],
-      ["throughput", `${perSecond(summary.samples_per_second ?? 0)} samples/s`],
-      ["GPU computes", share(summary.compute_share)],
-      ["copy hidden", summary.overlap === null ? "no copies" : share(summary.overlap)],
-      ["against the limit", summary.headroom === null ? "–" : times(summary.headroom)]];
+    const rate = perSecond(summary.samples_per_second ?? 0);
+    const shown = [[labels.step, duration(summary.step ?? 0)],
+      [labels.throughput, fill(counts.per_second, { count: rate })],
+      [labels.computes, share(summary.compute_share)],
+      [labels.hidden, summary.overlap === null ? texts.no_copies : share(summary.overlap)],
+      [labels.limit, summary.headroom === null ? "–" : times(summary.headroom)]];
     this.numbers.replaceChildren(...shown.map(([name, value]) => {
       const pair = el("div");
       pair.append(el("div", "lv-name", name), el("div", "lv-value", value));
       return pair;
     }));
-    this.code.textContent = program.text;
-    this.code.scrollTop = this.code.scrollHeight; // its end, where the loop is
+    if (this.code.textContent !== program.text) {
+      this.code.textContent = program.text;
+      this.code.scrollTop = this.code.scrollHeight; // its end, where the loop is
+    }
     this.words.textContent = text;
   }
 
   /** Without `https` a page has no clipboard: then the code is selected and copied. */
   copy(node) {
     const done = () => {
-      node.textContent = "copied";
-      setTimeout(() => { node.textContent = "copy the code"; }, 1500);
+      node.textContent = this.tables.labels.copied;
+      setTimeout(() => { node.textContent = this.tables.labels.copy_code; }, 1500);
     };
     const select = () => {
       const selection = getSelection();
@@ -448,7 +467,8 @@ also.push(root => {
     if (!place.closest(".jp-OutputArea") || !place.hasAttribute("data-lv-stand")) build();
     else { // the widget of the next output may live in a moment: two would take twice as long
       const seen = () => { if (place.offsetHeight) build(); };
-      new IntersectionObserver(([{ isIntersecting }]) => isIntersecting && setTimeout(seen, 700)).observe(place);
+      const come = ([{ isIntersecting }]) => isIntersecting && setTimeout(seen, 700);
+      new IntersectionObserver(come).observe(place);
     }
   }
 });

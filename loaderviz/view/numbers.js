@@ -279,17 +279,39 @@ function whereOf({ window, step, breakdown }) {
 const COLUMNS = ["start", "end", "style", "name", "batch", "nbytes", "cause", "pinned", "source",
   "hidden"];
 
-/** Head and columns of the view for one timeline; `looks` are the styles, as pack.py has them. */
-export function pictured(timeline, summary, looks) {
-  const { rows } = timeline, { loop, sets } = summary, lanes = arranged(timeline);
-  const kernels = coveredBy(loop.kernels), bars = [], bar = new Map(), names = new Map([["", 0]]);
-  const sources = [...new Set([0, ...rows.map(({ source }) => source)])];
+/** Head and columns of the view for `parts`, each a timeline and its summary, and maybe its name.
+ *
+ * `looks` are the styles, as pack.py has them. `folded`: one row each, with its speed against the
+ * first; `only` names lanes (their short names without numbers), where not all are wanted.
+ */
+export function pictured(parts, looks, { folded = false, only = null } = {}) {
+  const drawn = { bars: [], arrows: [], names: new Map([["", 0]]), sources: [0], looks, only };
+  const made = parts.map(each => partOf(each, drawn, folded && parts[0].summary));
+  const column = (table, place) => Float64Array.from(table, row => row[place]);
+  const { bars, arrows, names, sources } = drawn;
+  const columns = Object.fromEntries(COLUMNS.map((name, place) => [name, column(bars, place)]));
+  ["tail", "head", "arrow"].forEach((name, place) => { columns[name] = column(arrows, place); });
+  columns.duration = columns.end.map((end, place) => end - columns.start[place]);
+  columns.count = columns.start.map(() => 1);
+  const told = sources.map(line => (line ? `line ${line} of the code` : ""));
+  const head = { v: 1, color: "batch", window: null, notes: [], ...looks, parts: made };
+  Object.assign(head, { names: [...names.keys()], sources: told });
+  return { head: { ...head, rows: bars.length, arrows: arrows.length }, columns };
+}
+
+/** One timeline of the picture; its bars and arrows are put behind those that are drawn. */
+function partOf({ timeline, summary, name = "" }, drawn, first) {
+  const { rows } = timeline, { loop, sets } = summary, { bars, names, sources, looks } = drawn;
+  const isAsked = ({ short }) => !drawn.only || drawn.only.includes(short.replace(/\d+$/, ""));
+  const lanes = arranged(timeline).filter(isAsked);
+  const kernels = coveredBy(loop.kernels), bar = new Map();
+  for (const { source } of rows) if (!sources.includes(source)) sources.push(source);
   const numbered = text => names.get(text) ?? names.set(text, names.size).size - 1;
   const hidden = ({ kind, start, end }) =>
     (kind === KIND.h2d ? rounded((within(kernels, start, end) / (end - start)) * 200) : 255);
-  const styleOf = name => looks.styles.findIndex(({ key }) => key === `state:${name}`);
-  const states = sets.flatMap(([name, set]) => set.map(([start, end]) => ({ start, end,
-    kind: styleOf(name), name: "", batch: -1, nbytes: -1, cause: 0, pinned: null, source: 0 })));
+  const styleOf = state => looks.styles.findIndex(({ key }) => key === `state:${state}`);
+  const states = sets.flatMap(([state, set]) => set.map(([start, end]) => ({ start, end,
+    kind: styleOf(state), name: "", batch: -1, nbytes: -1, cause: 0, pinned: null, source: 0 })));
   states.sort((one, other) => one.start - other.start);
   for (const { kind, tracks, mirror } of lanes) {
     for (const track of tracks) {
@@ -303,25 +325,28 @@ export function pictured(timeline, summary, looks) {
       }
     }
   }
-  const arrows = timeline.arrows.filter(([tail, head]) => bar.has(tail) && bar.has(head))
+  drawn.arrows.push(...timeline.arrows.filter(([tail, head]) => bar.has(tail) && bar.has(head))
     .map(([tail, head, kind]) => [bar.get(tail), bar.get(head), kind])
-    .sort((one, other) => one[0] - other[0] || one[1] - other[1]);
-  const column = (table, place) => Float64Array.from(table, row => row[place]);
-  const columns = Object.fromEntries(COLUMNS.map((name, place) => [name, column(bars, place)]));
-  ["tail", "head", "arrow"].forEach((name, place) => { columns[name] = column(arrows, place); });
-  columns.duration = columns.end.map((end, place) => end - columns.start[place]);
-  columns.count = columns.start.map(() => 1);
+    .sort((one, other) => one[0] - other[0] || one[1] - other[1]));
   const last = Math.max(...rows.map(({ end }) => end));
-  const part = {
-    name: "", finding: "", duration: last - loop.start, folded: false, hero: null,
+  return {
+    name, finding: "", duration: last - loop.start, folded: Boolean(first),
+    hero: first ? heroOf(summary, first, lanes) : null,
     where: whereOf(summary), groups: [], strips: [], marks: [], findings: [], ghost: null,
     where_title: `a step, ${duration(summary.step ?? 0)}`, whole: null,
     lanes: lanes.map(({ tracks, mirror, ...about }) => ({
       ...about, group: -1, tracks: tracks.map(track => ({ count: track.length, mirror })),
     })),
   };
-  const told = sources.map(line => (line ? `line ${line} of the code` : ""));
-  const head = { v: 1, color: "batch", window: null, notes: [], ...looks, parts: [part] };
-  Object.assign(head, { names: [...names.keys()], sources: told });
-  return { head: { ...head, rows: bars.length, arrows: arrows.length }, columns };
+}
+
+/** The numbers beside a row, as comparison.py has them; `first` is what speeds are told against. */
+function heroOf(summary, first, lanes) {
+  const { window, step, exposed_copy: exposed, hidden_copy: hidden, idle } = summary;
+  const steps = step ? window / step : 1, each = time => rounded(time / steps);
+  const [rate, before] = [summary, first].map(({ samples_per_second: per }) => per);
+  const speedup = rate && before ? rate / before : ratio(first.window, window);
+  return { step: step && rounded(step), speedup, exposed: each(exposed),
+    hidden: each(hidden), idle: each(idle), busy: summary.compute_share,
+    lane: lanes.findIndex(({ kind }) => kind === "strip") };
 }

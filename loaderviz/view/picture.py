@@ -224,12 +224,17 @@ _SKIPPED = re.compile(r'("(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`)|/\*.*?\*/|//[^\n]*
 EXPLORER = ("emulator.js", "numbers.js", "explorer.js")  # what the explorer's module has more
 
 
+def stripped(text: str) -> str:
+    """Return a script or a style sheet without comments and indents."""
+    return _SKIPPED.sub(lambda found: found[1] or "", text)
+
+
 @cache
 def module(*more: str) -> str:
     """Return the view's ES module without its comments, its style sheet in it; `more` are further parts."""
     here = files("loaderviz.view")
     parts = (here.joinpath(name).read_text(encoding="utf-8") for name in (*_PARTS, *more, "view.css"))
-    *code, looks = (_SKIPPED.sub(lambda found: found[1] or "", part) for part in parts)
+    *code, looks = map(stripped, parts)
     style = json.dumps(looks.replace("\n", "")).replace("</", "<\\/")
     return "".join(code).replace('"__LV_CSS__"', style, 1)
 

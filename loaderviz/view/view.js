@@ -230,9 +230,10 @@ class View {
     const plot = Math.max(40, ui.scroll.clientWidth - heads);
     if (dpr !== this.surface.dpr) this.theme.patterns.clear();
     this.surface = { width: plot, height, dpr };
+    const [across, down] = [Math.round(plot * dpr), Math.round(height * dpr)];
     for (const canvas of [ui.data, ui.over]) {
-      canvas.width = Math.round(plot * dpr);
-      canvas.height = Math.round(height * dpr);
+      if (canvas.width === across && canvas.height === down) continue; // else it would be made anew
+      Object.assign(canvas, { width: across, height: down });
       Object.assign(canvas.style, { width: `${plot}px`, height: `${height}px` });
     }
     ui.card.style.setProperty("--heads", `${heads}px`);
@@ -245,7 +246,7 @@ class View {
   headRoom(narrow) {
     const names = this.rows.map(({ type, part, lane, group }) => {
       const of = this.model.parts[part];
-      return type === "track" ? [(narrow && of.lanes[lane].short) || of.lanes[lane].name, 1.04] : [type === "group"
+      return type === "track" ? [word(this, (narrow && of.lanes[lane].short) || of.lanes[lane].name), 1.04] : [type === "group"
         ? of.groups[group].name : of.name ?? "", 1.3]; // bold and larger
     });
     return Math.max(narrow ? 60 : 90, ...names.map(([name, wider]) => this.textWidth(name) * wider + 30));
@@ -287,7 +288,8 @@ class View {
 
   paint() {
     if (!this.surface.width) return;
-    if (this.dirty) { drawData(this); drawMini(this); }
+    if (this.dirty) drawData(this);
+    if (this.dirty && !this.head.plain) drawMini(this);
     this.dirty = false;
     drawOverlay(this);
   }

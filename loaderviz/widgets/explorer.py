@@ -15,10 +15,11 @@ here. A kernel hears of the settings and has their timeline.
 from __future__ import annotations
 
 import linecache
+import tomllib
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from html import escape
 from pathlib import Path, PurePath
 from typing import Any
@@ -56,41 +57,17 @@ _LIMITS = {  # smallest and largest value that makes sense
 
 WORTH_HIDING = 0.05  # with a copy below this share of the step, overlap cannot pay (Amdahl)
 BUSY = 0.97  # of the time the GPU computes: then nothing else can help
-TEXTS = {  # what is said about settings, here and in the page
-    "resident": "resident on the GPU",
-    "worker": "{workers} worker",
-    "workers": "{workers} workers",
-    "pinned": "pinned",
-    "pageable": "pageable",
-    "non_blocking": "non_blocking",
-    "side": "side stream{policy}",
-    "one_stream": "one stream",
-    "ahead": "{depth} ahead",
-    "ranks": "1 of {ranks_on_host} ranks on the host",
-    "busy": "The GPU computes all the time: only a faster GPU or less work would help.",
-    "rest": "Most of the rest, {share}, is {what}. {remedy}",
-    "small_copy": "The copy is too small a part for overlap to pay.",
-    "hide": "To hide it: {missing}.",
-    "long_copy": "The copy takes longer than the computation.",
-    "launching": "Larger batches or fewer kernels would help; a faster copy would not.",
-    "more_workers": "More workers would help: a batch takes one of them {time}.",
-    "pin_thread": "The one pin thread is the limit: {time} a batch. Smaller samples would help (uint8).",
-    "number": "{name} is {value}; give a whole number from {least} to {most}",
-    "truth": "{name} is {value}; give True or False",
-    "choice": "{name} is {value}; choose from {names}",
-    "no_setting": "no setting {name}; there are {names}",
-    "sets_nothing": "{text} sets nothing",
-    "type": "Type such as: {hint}.",
-    "out_of_memory": "The batches, or the data set, do not fit into the memory of this GPU.",
-    "stays": "The picture still shows the settings before.",
-    "outline": "A setting that you change leaves the picture before as an outline.",
-}
-WAYS = {  # to hide a copy, by the setting
-    "pin": "pinned memory",
-    "non_blocking": "non_blocking",
-    "side_stream": "a side stream",
-    "depth": "a batch copied ahead",
-}
+
+
+@cache
+def _texts(language: str) -> dict[str, dict[str, str]]:
+    """Return the tables of texts.toml in a language; what it lacks is English, or the picture's own word."""
+    told = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
+    both = {table: {key: each.get(language, each.get("en")) for key, each in told[table].items()} for table in told}
+    return {table: {key: text for key, text in both[table].items() if text is not None} for table in both}
+
+
+TEXTS = _texts("en")["texts"]
 
 
 class SettingsError(LoadervizError, ValueError):
@@ -186,10 +163,10 @@ def rates_of(gpu: str) -> dict[str, int]:
     return {"pinned_rate": preset.h2d, "pageable_rate": preset.pageable}
 
 
-def tables(*gpus: str) -> dict[str, Any]:
+def tables(*gpus: str, language: str = "en") -> dict[str, Any]:
     """Return what the explorer's page takes from Python, for JSON: machines, presets, limits, looks, texts.
 
-    The GPUs are all presets, and these calibrated files.
+    The GPUs are all presets, and these calibrated files. `language` is "en" or "zh".
 
     >>> tables()["gpus"]["t4"]["memory"]  # bytes
     16000000000
@@ -205,9 +182,7 @@ def tables(*gpus: str) -> dict[str, Any]:
         "limits": _LIMITS,
         "samples": SAMPLES,
         "program": _PROGRAM,
-        "texts": TEXTS,
-        "rests": _WORDS,
-        "ways": WAYS,
+        **_texts(language),
         "busy": BUSY,
         "worth_hiding": WORTH_HIDING,
         "at_the_limit": AT_THE_LIMIT,
@@ -446,44 +421,34 @@ class Explorer(Interactive):
             self._work_out(settings)
 
 
-def advice(settings: Settings, summary: Summary) -> str:
+def advice(settings: Settings, summary: Summary, language: str = "en") -> str:
     """Say in one sentence what the loop waits for, and what would change it; from the numbers of the timeline."""
+    told = _texts(language)
     if (summary.compute_share or 0) >= BUSY:
-        return TEXTS["busy"]
+        return told["texts"]["busy"]
     causes = {name: time for name, time in summary.breakdown.items() if name != "compute"}
     if not causes:
         return ""
     cause = max(causes, key=lambda name: causes[name])
     share = words.share(causes[cause] / summary.window)
-    remedy = _remedy(cause, settings, summary)
-    return TEXTS["rest"].format(share=share, what=_WORDS.get(cause, cause), remedy=remedy).rstrip()
+    remedy = _remedy(cause, settings, summary, told)
+    return told["texts"]["rest"].format(share=share, what=told["rests"].get(cause, cause), remedy=remedy).rstrip()
 
 
-_WORDS = {
-    "copy exposed": "copying while nothing computes",
-    "idle: host blocked, waiting for data": "waiting for the next batch",
-    "idle: host blocked, staging": "the driver's staging of pageable memory",
-    "idle: host blocked, synchronize": "waiting for a copy or the GPU",
-    "idle: host in operators": "launching: the host is slower than the GPU",
-    "idle: host in CUDA calls": "launching: the host is slower than the GPU",
-    "idle: host fetches a batch": "the main thread fetching the next batch",
-    "idle: host pins a batch": "the main thread pinning the next batch",
-}
-
-
-def _remedy(cause: str, settings: Settings, summary: Summary) -> str:
+def _remedy(cause: str, settings: Settings, summary: Summary, told: dict[str, dict[str, str]]) -> str:
+    texts = told["texts"]
     if cause == "copy exposed":
         if (summary.copy_share or 0) < WORTH_HIDING:
-            return TEXTS["small_copy"]
-        missing = [words for name, words in WAYS.items() if not getattr(settings, name)]
-        return TEXTS["hide"].format(missing=", ".join(missing)) if missing else TEXTS["long_copy"]
+            return texts["small_copy"]
+        missing = [words for name, words in told["ways"].items() if not getattr(settings, name)]
+        return texts["hide"].format(missing=texts["comma"].join(missing)) if missing else texts["long_copy"]
     if cause.startswith("idle: host in"):
-        return TEXTS["launching"]
+        return texts["launching"]
     if cause.endswith("waiting for data"):
         host, parcel = Host.preset(HOST), Parcel(1, settings.nbytes)
         pinning = host.receiving(parcel) + (host.pinning(settings.nbytes) if settings.pin else 0)
         fetching = settings.fetch_time + host.sending(parcel)
         if fetching / max(1, settings.workers) >= pinning:
-            return TEXTS["more_workers"].format(time=words.duration(fetching))
-        return TEXTS["pin_thread"].format(time=words.duration(pinning))
+            return texts["more_workers"].format(time=words.duration(fetching))
+        return texts["pin_thread"].format(time=words.duration(pinning))
     return ""

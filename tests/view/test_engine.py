@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from unpack import unpack
 
-from loaderviz import summarize
+from loaderviz import compare, summarize
 from loaderviz.emulator.hardware import GPUS
 from loaderviz.emulator.memory import OutOfMemory
 from loaderviz.emulator.replay import LIFETIMES, PRESETS
@@ -54,7 +54,7 @@ ROW = "start", "end", "lane", "kind", "name", "batch", "nbytes", "correlation", 
 DRAWN = "start", "end", "style", "name", "batch", "nbytes", "cause", "pinned", "hidden", "tail", "head", "arrow"
 ALL = """(() => {
     const { timeline: { lanes, rows, arrows }, summary, program, text } = page.workedOut(it, tables);
-    const { head, columns } = page.pictured({ lanes, rows, arrows }, summary, tables.looks);
+    const { head, columns } = page.pictured([{ timeline: { lanes, rows, arrows }, summary }], tables.looks);
     const { sets, loop, ...numbers } = summary;
     return { rows: rows.map(row => ROW.map(name => (name === "lane" ? lanes[row.lane].name : row[name]))),
       lanes: lanes.map(({ name }) => name), arrows, numbers, program, text, part: head.parts[0],
@@ -63,11 +63,9 @@ ALL = """(() => {
 })()""".replace("ROW", json.dumps(ROW)).replace("DRAWN", json.dumps(DRAWN))
 
 
-@pytest.fixture(scope="module")
-def in_page(tmp_path_factory):
-    """Return a function: what an expression of JavaScript gives for each `it`."""
-    folder = tmp_path_factory.mktemp("page")
-    (folder / "page.mjs").write_text(module(*EXPLORER), encoding="utf-8")
+def answers(folder, script):
+    """Return a function: what an expression of JavaScript gives for each `it`; `page` is the module of this text."""
+    (folder / "page.mjs").write_text(script, encoding="utf-8")
     (folder / "asks.mjs").write_text(ASKS, encoding="utf-8")
 
     def ask(expression, all_, known=None):
@@ -79,6 +77,11 @@ def in_page(tmp_path_factory):
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     return ask
+
+
+@pytest.fixture(scope="module")
+def in_page(tmp_path_factory):
+    return answers(tmp_path_factory.mktemp("page"), module(*EXPLORER))
 
 
 def any_settings(chance, heavy=False):
@@ -225,7 +228,14 @@ def test_typed_values_are_taken_and_refused_as_python_does(in_page):
     good = {"workers=3, batch_size=1_000": {"workers": 3, "batch_size": 1000}, "pin=True": {"pin": True},
             " gpu='t4',lifetime=\"ring\" ": {"gpu": "t4", "lifetime": "ring"}, "": {}}  # fmt: skip
     bad = {"wokers=3": {"wokers": 3}, "workers=-1": {"workers": -1}, "steps=101": {"steps": 101}, "pin=3": {"pin": 3}}
-    ill = {"3": "3 sets nothing", "workers=": "sets nothing", "gpu='abacus'": "h100, ", "depth=x": "depth is "}
+    ill = {
+        "3": "3 sets nothing",
+        "workers=": "sets nothing",
+        "gpu='abacus'": "h100, ",
+        "depth=x": "depth is ",
+        "gpu='constructor'": "gpu is constructor",
+        "toString=1": "no setting toString",
+    }
     found = in_page("page.typed(it, tables)", [*good, *bad, *ill])
     assert found[: len(good)] == list(good.values())
     for values, refused in zip(bad.values(), found[len(good) :], strict=False):
@@ -243,3 +253,30 @@ def test_a_calibrated_gpu_is_there_by_its_file(in_page, tmp_path):
     (found,) = in_page(ALL, [asdict(settings)], tables(str(file)))
     assert first_difference(settings, found) == ""
     assert found["text"].startswith("MY_GPU, ")
+
+
+def test_several_timelines_are_drawn_as_a_comparison(in_page):
+    """Their bars, one after the other, and the numbers beside each row."""
+    all_ = {name: Settings(**preset) for name, preset in PRESETS.items()}
+    made = """(() => {
+        const parts = Object.entries(it).map(([name, settings]) => ({ name, ...page.workedOut(settings, tables) }));
+        const { head, columns } = page.pictured(parts, tables.looks, { folded: true });
+        return { parts: head.parts, bars: Object.fromEntries(DRAWN.map(name => [name, [...columns[name]]
+            .map(each => (name === "name" ? head.names[each] : each))])) };
+    })()""".replace("DRAWN", json.dumps(DRAWN))
+    (found,) = in_page(made, [{name: asdict(settings) for name, settings in all_.items()}])
+    head, body = compare({name: simulate(each) for name, each in all_.items()}).packed()
+    bars = {name: values.tolist() for name, values in unpack(head, body).items() if name in DRAWN}
+    bars["name"] = [head["names"][each] for each in bars["name"]]
+    assert found["bars"] == bars
+    told = [{key: part[key] for key in ("name", "folded", "hero", "lanes", "duration")} for part in head["parts"]]
+    assert [{key: part[key] for key in told[0]} for part in found["parts"]] == told
+
+
+def test_a_picture_has_only_the_lanes_that_are_asked_for_and_no_arrow_to_another(in_page):
+    ask = """(() => {
+        const { head, columns } = page.pictured([page.workedOut(it, tables)], tables.looks, { only: ["default", "s"] });
+        return [head.parts[0].lanes.map(({ short }) => short), head.rows, [...columns.tail, ...columns.head]];
+    })()"""
+    ((lanes, bars, ends),) = in_page(ask, [asdict(Settings(**PRESETS["prefetch"]))])
+    assert lanes == ["default", "s13"] and ends and max(ends) < bars
