@@ -4,6 +4,7 @@
 # make test-all   pass all of them        make check   style, types, import rules
 # make mutants    the share of small changes of the program that the tests see: make mutants SEED=7 COUNT=100
 # make bench      timings                 make notebooks   write and run notebooks/*.ipynb, from notebooks/src/*.py
+# make dist       the wheel and the source archive, in dist/, as they are uploaded (docs/releasing.md)
 # make book       lessons, rules and guide as pages in build/book, to read on any device, without a server or a network
 # Each sets up .venv by itself, on first use, by start.py. Python 3.11.5 to 3.14 is all they need; without make: README.
 
@@ -15,7 +16,7 @@ READY_DEV := $(VENV)/.ready-dev
 ROOT_FLAGS := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # With PyTorch's CPU build .venv has 1.4 GB, with the default one for Linux 5.5. `make TORCH_INDEX=URL` chooses another index.
-.PHONY: setup setup-dev timeline test test-all test-versions mutants check lab bench notebooks book clean
+.PHONY: setup setup-dev timeline test test-all test-versions mutants check lab bench notebooks book dist clean
 
 setup: $(READY)
 
@@ -89,5 +90,13 @@ notebooks: setup-dev
 book: setup-dev
 	$(RUN) docs/book.py
 
+# The wheel is made of the archive, so that it lacks nothing, and has nothing of an older build/. What makes both is
+# setuptools (77 or later), of requirements.txt.
+dist: setup-dev
+	rm -rf dist
+	$(RUN) -c "from setuptools.build_meta import build_sdist; build_sdist('dist')" > /dev/null
+	$(RUN) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	ls -l dist
+
 clean:
-	rm -rf $(VENV) timelines.html
+	rm -rf $(VENV) dist timelines.html

@@ -1,4 +1,4 @@
-"""The command line: `compare`, `view`, `run` (each writes a page), `validate`, `calibrate`, `lessons`, `ready`."""
+"""The command line: `compare`, `view`, `run` (each writes a page), `diff`, `validate`, `calibrate`, `lessons`, …"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from loaderviz import words
+from loaderviz import __version__, words
 from loaderviz.batches import LIMIT
 from loaderviz.errors import LoadervizError, NotModelledError, clean, require
 from loaderviz.files import writable
@@ -53,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             streams.callback((listener := Listener(stream)).close)
             streams.enter_context(redirect(cast(TextIO, listener)))
         options = parser.parse_args(arguments)
+        if options.version:
+            print("\n".join(_versions()))
+            return 0
         if options.command is None:
             parser.print_help()
             return USAGE_ERROR
@@ -118,6 +121,22 @@ codecs.register_error("loaderviz", _plainly)
 
 def _lead_nowhere(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _versions() -> Iterator[str]:
+    """Yield the versions, and what is to be known of this torch; without a torch that can be imported, too."""
+    yield f"loaderviz {__version__}"
+    try:
+        import torch
+
+        yield f"torch {torch.__version__}"
+        from loaderviz.emulator.torch.internals import untried
+
+        yield from untried()
+    except Exception as problem:  # of another version, or of a library of the system that it lacks
+        missing = isinstance(problem, ModuleNotFoundError) and problem.name == "torch"
+        why = "it is not installed" if missing else next(iter(str(problem).splitlines()), type(problem).__name__)
+        yield f"loaderviz cannot work with torch here: {why}"
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -229,6 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="loaderviz", description="Does my data reach the GPU while the GPU is computing, and if not, why?"
     )
+    parser.add_argument("--version", action="store_true", help="print the versions of loaderviz and of torch")
     commands = parser.add_subparsers(dest="command", metavar="command")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], needs: Sequence[str], about: str) -> Add:
