@@ -17,6 +17,7 @@ import pytest
 
 import loaderviz
 from loaderviz import export, words
+from loaderviz.analysis import calibration
 from loaderviz.timeline import Context, Kind, Look, Timeline, TimelineBuilder
 
 ROOT = Path(__file__).parents[1]
@@ -37,9 +38,9 @@ def told(content):
         raw = base64.b64decode(packed + "=" * (-len(packed) % 4), validate=False)
         for open_it in (zlib.decompress, gzip.decompress, bytes):
             try:
-                text += "\n" + open_it(raw).decode("utf-8", "replace")
+                text += "\n" + open_it(raw).decode()
                 break
-            except (OSError, EOFError, zlib.error):
+            except (OSError, EOFError, ValueError, zlib.error):  # a picture, or the columns of a view
                 continue
     return text.replace("\\/", "/").replace("\\u003c", "<")
 
@@ -417,3 +418,30 @@ def test_a_pickled_timeline_has_its_folders_and_no_names_twice():
     assert timeline.lines == {"/a/step.py:1": "step.py:1"}
     state = timeline.__getstate__()
     assert "lines" not in state and pickle.loads(pickle.dumps(timeline)).sources == timeline.sources
+
+
+def test_a_host_made_of_a_file_is_named_without_its_folder(tmp_path, monkeypatch):
+    """A recording tells whose host costs are in it."""
+    for part in ("_memory", "_decoding", "_boundary", "_sharing", "_locking"):
+        monkeypatch.setattr(calibration, part, dict)
+    file = tmp_path / "my-host.toml"
+    file.write_text('[host]\npreset = "workstation"\nlaunch = 5000\n')
+    assert calibration.calibrate(host=str(file)).name == "my-host.toml, calibrated"
+    assert calibration.calibrate(host="server 2023").name == "server 2023, calibrated"
+
+
+def test_files_that_are_no_traces_are_noted_by_name(tmp_path):
+    """Also where a folder's name is a part of another's, or of a file's."""
+    trace = (ROOT / "notebooks" / "traces" / "event_sync_2023.json.gz").read_bytes()
+    for place, content in {"a/a/a.json": b"{}", "a/trace.json.gz": trace, "a/b c/[1].json": b"{}"}.items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_bytes(content)
+    notes = loaderviz.read(tmp_path / "a").context.notes
+    told_of = [note for note in notes if note.startswith("left out: ")]
+    assert len(told_of) == 2 and all(note.startswith(("left out: a.json ", "left out: [1].json ")) for note in told_of)
+    assert str(tmp_path) not in " ".join(notes)
+
+
+def test_the_stored_lessons_name_no_place():
+    for lesson in (ROOT / "notebooks").rglob("*.ipynb"):
+        assert (lesson.name, SOMEWHERE.findall(told(lesson.read_bytes()))) == (lesson.name, [])
