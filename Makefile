@@ -16,7 +16,7 @@ READY_DEV := $(VENV)/.ready-dev
 ROOT_FLAGS := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # With PyTorch's CPU build .venv has 1.4 GB, with the default one for Linux 5.5. `make TORCH_INDEX=URL` chooses another index.
-.PHONY: setup setup-dev timeline test test-all test-versions mutants check lab bench notebooks book dist clean
+.PHONY: setup setup-dev timeline test test-all test-versions mutants check lab bench notebooks book clean
 
 setup: $(READY)
 
@@ -34,6 +34,15 @@ timeline: setup
 lab: setup
 	@echo "JupyterLab prints the address to open; Ctrl-C ends it."
 	$(RUN) -m jupyterlab $(ROOT_FLAGS) --no-browser --notebook-dir=notebooks
+
+# The wheel is made of the archive, so that it lacks nothing, and has nothing of an older build/. What makes both is
+# setuptools (77 or later), of requirements.txt.
+.PHONY: dist
+dist: setup-dev
+	rm -rf dist
+	$(RUN) -c "from setuptools.build_meta import build_sdist; build_sdist('dist')" > /dev/null
+	$(RUN) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	ls -l dist
 
 PYTEST := $(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
@@ -89,14 +98,6 @@ notebooks: setup-dev
 
 book: setup-dev
 	$(RUN) docs/book.py
-
-# The wheel is made of the archive, so that it lacks nothing, and has nothing of an older build/. What makes both is
-# setuptools (77 or later), of requirements.txt.
-dist: setup-dev
-	rm -rf dist
-	$(RUN) -c "from setuptools.build_meta import build_sdist; build_sdist('dist')" > /dev/null
-	$(RUN) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
-	ls -l dist
 
 clean:
 	rm -rf $(VENV) dist timelines.html

@@ -1,4 +1,4 @@
-"""The command line: `compare`, `view`, `run` (each writes a page), `diff`, `validate`, `calibrate`, `lessons`, …"""
+"""The command line: `compare`, `view`, `run` (each writes a page), `validate`, `calibrate`, `lessons`, `ready`."""
 
 from __future__ import annotations
 
