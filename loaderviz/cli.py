@@ -48,6 +48,7 @@ Add = Callable[..., argparse.Action]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 0 done, 1 failed, 2 not understood, 3 a limit is not kept."""
     parser = _parser()
+    parser.add_argument("--version", action="store_true", help="print the versions of loaderviz and of torch")
     with contextlib.ExitStack() as streams:
         for stream, redirect in (sys.stdout, contextlib.redirect_stdout), (sys.stderr, contextlib.redirect_stderr):
             streams.callback((listener := Listener(stream)).close)
@@ -248,7 +249,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="loaderviz", description="Does my data reach the GPU while the GPU is computing, and if not, why?"
     )
-    parser.add_argument("--version", action="store_true", help="print the versions of loaderviz and of torch")
     commands = parser.add_subparsers(dest="command", metavar="command")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], needs: Sequence[str], about: str) -> Add:

@@ -13,6 +13,7 @@ from loaderviz.analysis import FindingKind, ranks
 from loaderviz.analysis.advice import advise
 from loaderviz.analysis.report import report
 from loaderviz.emulator import hazards
+from loaderviz.metrics import Summary
 from loaderviz.stopping import INTERRUPTED
 
 ROOT = Path(__file__).parents[1]
@@ -69,6 +70,7 @@ CODE = {
     "Causes of waits and fetches": lambda: {cause.name for cause in timeline.Cause},
     "Causes of a late rank": lambda: set(ranks.CAUSES),
     "Reports as JSON": lambda: set(report(factory.loader("blocking"))),
+    "Numbers of a summary": lambda: set(Summary.__dataclass_fields__),
     "Advice as JSON": lambda: set(advise(factory.loader("blocking")).to_dict()),
     "Findings as JSON": keys_of_findings,
     "Saved timelines": lambda: {str(number) for number in range(1, timeline.FORMAT + 1)},
