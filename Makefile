@@ -4,6 +4,7 @@
 # make test-all   pass all of them        make check   style, types, import rules
 # make mutants    the share of small changes of the program that the tests see: make mutants SEED=7 COUNT=100
 # make bench      timings                 make notebooks   write and run notebooks/*.ipynb, from notebooks/src/*.py
+# make dist       the wheel and the source archive, in dist/, as they are uploaded (docs/releasing.md)
 # make book       lessons, rules and guide as pages in build/book, to read on any device, without a server or a network
 # make site       the front page, which needs no install, in build/site, for any host; with the book, if that was made before
 # Each sets up .venv by itself, on first use, by start.py. Python 3.11.5 to 3.14 is all they need; without make: docs/setup.md.
@@ -34,6 +35,15 @@ timeline: setup
 lab: setup
 	@echo "JupyterLab prints the address to open; Ctrl-C ends it."
 	$(RUN) -m jupyterlab $(ROOT_FLAGS) --no-browser --notebook-dir=notebooks
+
+# The wheel is made of the archive, so that it lacks nothing, and has nothing of an older build/. What makes both is
+# setuptools (77 or later), of requirements.txt.
+.PHONY: dist
+dist: setup-dev
+	rm -rf dist
+	$(RUN) -c "from setuptools.build_meta import build_sdist; build_sdist('dist')" > /dev/null
+	$(RUN) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	ls -l dist
 
 PYTEST := $(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
@@ -94,4 +104,4 @@ site: setup-dev
 	$(RUN) docs/site.py $(if $(wildcard build/book/index.html),--book build/book)
 
 clean:
-	rm -rf $(VENV) timelines.html
+	rm -rf $(VENV) dist timelines.html

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from loaderviz.view import compare
     from loaderviz.widgets import explore, step_through
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "HazardWarning", "LoadervizError", "RaceError", "Timeline", "advise", "calibrate", "compare", "costs", "explore",
     "ranks", "read", "record", "rule", "step_through", "summarize", "validate", "what_if",

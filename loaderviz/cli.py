@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from loaderviz import words
+from loaderviz import __version__, words
 from loaderviz.batches import LIMIT
 from loaderviz.errors import LoadervizError, NotModelledError, clean, require
 from loaderviz.files import writable
@@ -48,11 +48,15 @@ Add = Callable[..., argparse.Action]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 0 done, 1 failed, 2 not understood, 3 a limit is not kept."""
     parser = _parser()
+    parser.add_argument("--version", action="store_true", help="print the versions of loaderviz and of torch")
     with contextlib.ExitStack() as streams:
         for stream, redirect in (sys.stdout, contextlib.redirect_stdout), (sys.stderr, contextlib.redirect_stderr):
             streams.callback((listener := Listener(stream)).close)
             streams.enter_context(redirect(cast(TextIO, listener)))
         options = parser.parse_args(arguments)
+        if options.version:
+            print("\n".join(_versions()))
+            return 0
         if options.command is None:
             parser.print_help()
             return USAGE_ERROR
@@ -118,6 +122,22 @@ codecs.register_error("loaderviz", _plainly)
 
 def _lead_nowhere(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _versions() -> Iterator[str]:
+    """Yield the versions, and what is to be known of this torch; without a torch that can be imported, too."""
+    yield f"loaderviz {__version__}"
+    try:
+        import torch
+
+        yield f"torch {torch.__version__}"
+        from loaderviz.emulator.torch.internals import untried
+
+        yield from untried()
+    except Exception as problem:  # of another version, or of a library of the system that it lacks
+        missing = isinstance(problem, ModuleNotFoundError) and problem.name == "torch"
+        why = "it is not installed" if missing else next(iter(str(problem).splitlines()), type(problem).__name__)
+        yield f"loaderviz cannot work with torch here: {why}"
 
 
 def compare(options: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ from loaderviz.errors import LoadervizError, require
 from loaderviz.files import writable, write
 from loaderviz.intervals import tracks
 from loaderviz.metrics import Summary, check_timeline, summarize
-from loaderviz.timeline import SPAN_COLUMNS, ArrowKind, Cause, Kind, Lane, Timeline
+from loaderviz.timeline import SPAN_COLUMNS, ArrowKind, Cause, Kind, Lane, Paths, Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,7 +120,7 @@ def to_table(timeline: Timeline) -> pd.DataFrame:
             "correlation": known("correlation"),
             "pinned": told((False, True, None), "pinned", "boolean"),  # -1 finds the last one, here and below
             "cause": told(["", *(cause.words for cause in list(Cause)[1:])], "cause"),
-            "source": told([*timeline.sources, ""], "source"),
+            "source": told([*(timeline.lines[each] for each in timeline.sources), ""], "source"),
         }
     )
 
@@ -233,17 +233,18 @@ _CATEGORIES = {
 }
 
 
-def to_chrome_trace(timeline: Timeline, path: str | Path) -> Path:
+def to_chrome_trace(timeline: Timeline, path: str | Path, paths: Paths = "names") -> Path:
     """Write the timeline as Chrome trace JSON and return the path; ui.perfetto.dev opens it.
 
-    Time 0 is `baseTimeNanoseconds`, the timeline's first start.
+    Time 0 is `baseTimeNanoseconds`, the timeline's first start. Lines of code are named without their folders; with
+    `paths="full"` these are kept.
 
-    Raises `NotATimelineError`, and `NoFolderError` when the folder does not exist.
+    Raises `NotATimelineError`, `NoFolderError` when the folder does not exist, `ValueError` for other `paths`.
     """
-    return write(path, _as_text(check_timeline(timeline, "to_chrome_trace()")))
+    return write(path, _as_text(check_timeline(timeline, "to_chrome_trace()"), paths))
 
 
-def _as_text(timeline: Timeline) -> str:
+def _as_text(timeline: Timeline, paths: Paths) -> str:
     """Return the trace as JSON. Spans and arrows, of which there are millions, are written without dicts."""
     rows = _rows(timeline)
     places = _places(timeline, rows)
@@ -253,10 +254,10 @@ def _as_text(timeline: Timeline) -> str:
         "deviceProperties": [{"id": device, "name": timeline.context.device} for device in devices],
         "displayTimeUnit": "ns",
         "baseTimeNanoseconds": timeline.begin,
-        "loaderviz": timeline.packed(),
+        "loaderviz": timeline.packed(paths),
     }
     named, marked = (map(json.dumps, make(timeline, places)) for make in (_names, _marks))
-    events = ", ".join([*named, *_spans(timeline, rows, places), *_flows(timeline, rows, places), *marked])
+    events = ", ".join([*named, *_spans(timeline, rows, places, paths), *_flows(timeline, rows, places), *marked])
     return f'{json.dumps(outer)[:-1]}, "traceEvents": [{events}]}}'
 
 
@@ -325,9 +326,10 @@ def _names(timeline: Timeline, places: Places) -> Iterator[Event]:
         yield from told("thread", place, f"{lane.name} ({row + 1})" if row else lane.name, 10 * number + row)
 
 
-def _spans(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places) -> Iterator[str]:
+def _spans(timeline: Timeline, rows: np.ndarray[Any, Any], places: Places, paths: Paths) -> Iterator[str]:
     begin, names = timeline.begin, [json.dumps(name) for name in timeline.names]
-    sources, causes = [json.dumps(source) for source in timeline.sources], [json.dumps(each.words) for each in Cause]
+    shown = [timeline.lines[each] for each in timeline.sources] if paths == "names" else timeline.sources
+    sources, causes = [json.dumps(source) for source in shown], [json.dumps(each.words) for each in Cause]
     heads: dict[tuple[int, int, int], tuple[str, str, str, bool]] = {}  # what spans of a kind in a row have in common
     columns = [*(timeline.spans[column] for column in SPAN_COLUMNS), rows]
     for first in range(0, len(timeline), AT_ONCE):

@@ -93,10 +93,10 @@ def find(download: Download = "auto") -> DigitSource:
     source = _stored(os.environ.get("LOADERVIZ_DATA", ""), cache)
     if source.folder:
         return source
-    if download is False:
-        why = "download=False"
-    elif os.environ.get("LOADERVIZ_OFFLINE", "").strip().lower() not in ("", "0", "false", "no"):
+    if os.environ.get("LOADERVIZ_OFFLINE", "").strip().lower() not in ("", "0", "false", "no"):
         why = "LOADERVIZ_OFFLINE is set"
+    elif download is False:
+        why = "nothing is downloaded here (download=False)"
     elif download == "auto" and (failed := _failed(cache)):
         why = f"the download failed within the last day ({failed})"
     elif problem := _fetch(cache, ASKED_SECONDS if download is True else AUTO_SECONDS):

@@ -9,14 +9,14 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from contextlib import AbstractContextManager, redirect_stdout
-from importlib.metadata import PackageNotFoundError, files, version
+from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from loaderviz import words
+from loaderviz import __version__, words
 from loaderviz.errors import LoadervizError, require
 
 FIRST = "00_start_here.ipynb"
@@ -30,9 +30,10 @@ class NoLessonsError(LoadervizError, FileNotFoundError):
 
 def folder() -> Path:
     """Return the notebooks' folder, of the checkout or the wheel. Raises `NoLessonsError` if there is none."""
-    checkout = Path(__file__).parents[1] / "notebooks"
-    if (checkout / FIRST).is_file():
-        return checkout
+    beside = Path(__file__).parents[1]
+    for near in (beside / "notebooks", beside / "share" / "loaderviz" / "notebooks"):  # of `pip install --target`
+        if (near / FIRST).is_file():
+            return near
     try:
         installed = [Path(str(each.locate())) for each in files("loaderviz") or () if each.name == FIRST]
     except PackageNotFoundError:
@@ -219,7 +220,7 @@ def _kernel() -> str:
     python, _, module = "".join(said).strip().partition("|")
     if not module:
         raise LoadervizError(f"a notebook's kernel cannot import loaderviz: {''.join(said).strip() or 'it is silent'}")
-    return f"a kernel of {python}, with loaderviz {version('loaderviz')}"
+    return f"a kernel of {python}, with loaderviz {__version__}"
 
 
 def _digits() -> str:

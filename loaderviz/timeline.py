@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, g
 import numpy as np
 import numpy.typing as npt
 
-from loaderviz import words
+from loaderviz import __version__, words
 from loaderviz.batches import BATCH_RANGE
 from loaderviz.errors import LoadervizError
 from loaderviz.files import Source, TooLargeError, check_counts, looks_like, readable, write
@@ -219,7 +219,10 @@ class Span(NamedTuple):
 # The timeline
 
 
-FORMAT = 1  # version of the JSON form
+# Of the JSON form. It is one more as soon as a saved timeline can have what none of a released version has: a kind, a
+# cause, a column, a field. Numbers of kinds stay, a new field has a default, and a new column a value in `_LATER`.
+FORMAT = 2
+Paths = Literal["names", "full"]
 Ints = npt.NDArray[np.integer[Any]]
 
 
@@ -243,6 +246,7 @@ SPAN_COLUMNS: dict[str, type[np.integer[Any]]] = {
 }
 WIDTH = len(SPAN_COLUMNS)
 ARROW_COLUMNS: dict[str, type[np.integer[Any]]] = {"tail": np.int64, "head": np.int64, "kind": np.int8}
+_LATER = {"waited": (2, 0)}  # columns that the first format has not: since which one, and what older files have in it
 _KINDS, _CAUSES = tuple(Kind), tuple(Cause)  # by number: quicker than to call the enum
 
 
@@ -287,8 +291,13 @@ class Timeline:
         """What has been worked out of it, see `metrics.once`. No part of its value: not compared, saved or copied."""
         return {}
 
+    @cached_property
+    def lines(self) -> dict[str, str]:
+        """What people see of a source, for each in `sources` and of a look: "train.py:31", without the folders."""
+        return words.places([*self.sources, *(look.line for look in self.context.looks)])
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "results"}
+        return {name: value for name, value in vars(self).items() if name not in ("results", "lines")}
 
     @property
     def begin(self) -> int:
@@ -447,14 +456,23 @@ class Timeline:
         start, end, lane, _, name, *_ = self.row(index)
         return f"{name[:60]!r} in {lane.name[:60]} from {start:,} to {end:,} ns"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain lists and dicts, ready for JSON; `from_dict` gives an equal Timeline back."""
+    def to_dict(self, paths: Paths = "names") -> dict[str, Any]:
+        """Return plain lists and dicts, ready for JSON; `from_dict` gives an equal Timeline back.
+
+        Lines of code have the names of their files alone, as in all that is made to be shown; with `paths="full"` the
+        folders, too. Timelines that differ in folders alone are equal. Raises `ValueError` for another value.
+        """
+        if paths not in get_args(Paths):
+            raise ValueError(f'paths={paths!r}: give "names", or "full" for file names with their folders')
+        shown = self.lines if paths == "names" else {source: source for source in self.lines}
+        looks = [look._replace(line=shown[look.line]) for look in self.context.looks]
         return {
             "loaderviz": FORMAT,
-            "context": _plain(self.context) | {"versions": dict(self.context.versions)},
+            "version": __version__,
+            "context": _plain(self.context) | {"versions": dict(self.context.versions), "looks": looks},
             "lanes": [_plain(lane) for lane in self.lanes],
             "names": list(self.names),
-            "sources": list(self.sources),
+            "sources": [shown[source] for source in self.sources],
             "spans": {column: values.tolist() for column, values in self.spans.items()},
             "arrows": {column: values.tolist() for column, values in self.arrows.items()},
             "marks": [_plain(mark) for mark in self.marks],
@@ -462,22 +480,22 @@ class Timeline:
 
     @classmethod
     def from_dict(cls, data: Any) -> Timeline:
-        """Build a Timeline from what `to_dict` gave. Raises `TimelineError` on anything else."""
-        version = data.get("loaderviz") if isinstance(data, dict) else None
-        if version != FORMAT:
-            kind = f"its 'loaderviz' entry is {_said(version)}" if isinstance(data, dict) else f"it is {_said(data)}"
-            raise TimelineError(
-                f"this is not a loaderviz timeline of format {FORMAT}: {kind}. "
-                "Traces of other tools are read by loaderviz.read()."
-            )
+        """Build a Timeline from what `to_dict` gave, of this format or a former one.
+
+        Raises `TimelineError` on anything else; for a newer format it says which loaderviz has written it.
+        """
+        version = _format_of(data)
         try:
             spans, arrows = _entry(data, "spans", dict), _entry(data, "arrows", dict)
             lanes, marks = _entry(data, "lanes", list), _entry(data, "marks", list)
             check_counts(lane=len(lanes), mark=len(marks))  # before they are made
-            starts = spans.get("start")
             context = dict(_entry(data, "context", dict))
-            context.pop("lines", None)  # former files have it: lines without their times
-            former = {"waited": [0] * len(starts if isinstance(starts, list) else ())} | spans  # the youngest column
+            if version == 1:
+                context.pop("lines", None)  # some have it: lines without their times
+            starts = spans.get("start")
+            many = len(starts) if isinstance(starts, (list, np.ndarray)) else 0
+            lacking = {name: [value] * many for name, (since, value) in _LATER.items() if version < since}
+            former = lacking | spans
             timeline = cls(
                 _record(Context, context),
                 tuple(_record(Lane, lane) for lane in lanes),
@@ -495,9 +513,12 @@ class Timeline:
             raise TimelineError(str(problem)) from problem
         return timeline
 
-    def save(self, path: str | Path) -> Path:
-        """Write the timeline as JSON; `Timeline.load` reads it back. Raises `NoFolderError` for a missing folder."""
-        return write(path, json.dumps(self.to_dict()))
+    def save(self, path: str | Path, paths: Paths = "names") -> Path:
+        """Write the timeline as JSON; `Timeline.load` reads it back. Raises `NoFolderError` for a missing folder.
+
+        Lines of code are named without their folders ("train.py:31"); with `paths="full"` these are kept.
+        """
+        return write(path, json.dumps(self.to_dict(paths)))
 
     @classmethod
     def load(cls, path: str | Path) -> Timeline:
@@ -510,9 +531,9 @@ class Timeline:
         except TimelineError as problem:
             raise TimelineError(f"{path}: {problem}") from problem
 
-    def packed(self) -> str:
+    def packed(self, paths: Paths = "names") -> str:
         """Return what `save` writes as a short text, for a place in another file; `unpacked` reads it."""
-        return b64encode(zlib.compress(json.dumps(self.to_dict()).encode(), 1)).decode()
+        return b64encode(zlib.compress(json.dumps(self.to_dict(paths)).encode(), 1)).decode()
 
     @classmethod
     def unpacked(cls, text: str) -> Timeline:
@@ -625,6 +646,24 @@ def _parsed(content: bytes) -> Any:
         why = {RecursionError: "it is nested too deeply", UnicodeDecodeError: "it is not UTF-8"}
         told = getattr(problem, "msg", why.get(type(problem), "a number has too many digits"))
         raise _DamageError(f"no valid JSON: {told}") from problem
+
+
+def _format_of(data: Any) -> int:
+    """Return the format of a saved timeline. Raises `TimelineError` for none, and for one that is newer than these."""
+    version = data.get("loaderviz") if isinstance(data, dict) else None
+    if type(version) is not int or version < 1:
+        kind = f"its 'loaderviz' entry is {_said(version)}" if isinstance(data, dict) else f"it is {_said(data)}"
+        raise TimelineError(
+            f"this is not a timeline that loaderviz saved: {kind}. Traces of other tools are read by loaderviz.read()."
+        )
+    if version > FORMAT:
+        by = words.one_line(str(data.get("version", "")), 20)
+        raise TimelineError(
+            f"this timeline has format {_said(version)}, of loaderviz {by or 'of a later version'}, and this is "
+            f"loaderviz {__version__}, which reads formats 1 to {FORMAT}. Install the newer one: "
+            "python -m pip install --upgrade loaderviz"
+        )
+    return version
 
 
 def _plain(record: Any) -> dict[str, Any]:

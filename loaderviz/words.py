@@ -11,8 +11,10 @@ import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import chain
+from itertools import count as count_from
 
 _DURATIONS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"))
 _WIDTH = 110  # columns of a report that does not go to a terminal
@@ -73,14 +75,36 @@ def count(number: int, noun: str) -> str:
 
 
 def place(source: str) -> str:
-    """Return a "file:line" as a reader knows it: "In[6]:2" for a line of the cell that ran as number 6.
+    """Return a "file:line" as a reader knows it: without folders, and "In[6]:2" for a line of the cell that ran as 6.
 
     The file that IPython makes of a cell tells a reader nothing. IPython is asked only if it is imported already.
+
+    >>> place("/home/ada/course/train.py:31")
+    'train.py:31'
     """
     file, _, line = source.rpartition(":")
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     named = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)(file)
-    return f"{named[1]}:{line}" if named else source
+    return f"{named[1]}:{line}" if named else re.split(r"[/\\]", source)[-1]
+
+
+def places(sources: Iterable[str]) -> dict[str, str]:
+    """Return the `place` of each of these lines; files of one name in several folders are told apart by a number.
+
+    >>> places(["/a/utils.py:3", "/b/utils.py:3", "/a/utils.py:4"])["/b/utils.py:3"]
+    'utils.py (2):3'
+    """
+    named, names = dict[str, str](), set[str]()
+    found = {}
+    for source in sources:
+        file, colon, line = source.rpartition(":")
+        if file not in named:
+            plain = place(f"{file}:0").removesuffix(":0")
+            more = (f"{plain} ({number})" for number in count_from(2))
+            named[file] = next(name for name in chain([plain], more) if name not in names)
+            names.add(named[file])
+        found[source] = f"{named[file]}:{line}" if colon else place(source)
+    return found
 
 
 def wrapped(text: str, label: str = "", indent: int = 0, most: int = _WIDTH) -> str:

@@ -51,7 +51,7 @@ def few_threads_and_the_usual_turns():
 
 def at(name):
     (number,) = [number for number, line in enumerate(LINES, 1) if line.endswith(f"# @{name}")]
-    return f"{__file__}:{number}"
+    return f"{Path(__file__).name}:{number}"  # as people see it
 
 
 def thrice(test):

@@ -1,4 +1,4 @@
-"""Setting up: which PyTorch start.py installs and what it says, what is in the wheel, what is said without extras."""
+"""Setting up: which PyTorch start.py installs and what it says, and what is said without extras."""
 
 import functools
 import http.server
@@ -11,7 +11,6 @@ import sys
 import threading
 import tomllib
 import zipfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -263,51 +262,6 @@ def test_the_limits_of_a_container(files, limit, quota, monkeypatch):
     known = {machine.GROUPS / name if name else Path("/proc/self/cgroup"): [text] for name, text in files.items()}
     monkeypatch.setattr(machine, "_lines", lambda file: known.get(file, []))
     assert (machine.memory_room(), machine._quota()) == (limit, quota)
-
-
-def setuptools():
-    try:
-        return int(version("setuptools").split(".")[0])
-    except PackageNotFoundError:
-        return 0
-
-
-def files_of(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(setuptools() < 77, reason="setuptools 77 or later is missing")
-def test_the_wheel_has_the_license_the_types_and_the_lessons_which_are_copied_out_of_it(tmp_path):
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
-    for folder in ("loaderviz", "notebooks"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "src"))
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", "out", "."]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    (built,) = (tmp_path / "out").glob("*.whl")
-    with zipfile.ZipFile(built) as wheel:
-        files = wheel.namelist()
-        about = wheel.read(next(file for file in files if file.endswith("/METADATA"))).decode()
-    wanted = [path for path in (ROOT / "loaderviz").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert {path.relative_to(ROOT).as_posix() for path in wanted} <= set(files)  # data of the package, too
-    assert any(file.endswith("dist-info/licenses/LICENSE") for file in files)
-    assert "License-Expression: MIT" in about
-
-    command = [sys.executable, "-m", "pip", "install", "-qI", "--no-deps", f"--prefix={tmp_path / 'there'}", built]
-    subprocess.run(command, check=True, capture_output=True)
-    (place,) = {path.parents[1] for path in (tmp_path / "there").rglob("loaderviz/py.typed")}
-    code = "from loaderviz import cli, notebooks; cli.main(['lessons', 'mine']); print(notebooks.trace('README.md'))"
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for again in (False, True):
-        where = {"cwd": elsewhere, "env": os.environ | {"PYTHONPATH": str(place)}}
-        run = subprocess.run([sys.executable, "-c", code], **where, capture_output=True, text=True, check=True)
-        told, trace = run.stdout.splitlines()
-        assert ("files that it had already left" in told) == again, told
-        assert Path(trace).is_relative_to(tmp_path / "there")
-    notebooks.copy(tmp_path / "checkout")
-    assert files_of(elsewhere / "mine") == files_of(tmp_path / "checkout")
 
 
 EXTRA = r""", .*the extra 'notebook' .* "\.\[notebook\]" in the folder"""

@@ -51,7 +51,7 @@ def test_where_the_program_was_seen_is_kept_and_what_former_files_have_of_it_is_
     data = json.loads(json.dumps(seen.to_dict()))
     assert Timeline.from_dict(data).context == seen.context
     del data["context"]["looks"]
-    data["context"]["lines"] = {"a.py:1": 5_000_000}
+    data["loaderviz"], data["context"]["lines"] = 1, {"a.py:1": 5_000_000}
     assert Timeline.from_dict(data).context == timeline.context
 
 

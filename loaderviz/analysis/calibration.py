@@ -59,7 +59,7 @@ def calibrate(trace: str | Path | None = None, on: str | None = None, host: str 
     finally:
         torch.set_num_threads(threads)
     sources = base.sources | dict.fromkeys(found, MEASURED)
-    return replace(base, name=f"{host}, calibrated", sources=sources, **found)
+    return replace(base, name=f"{Path(host).name}, calibrated", sources=sources, **found)  # it may be a file
 
 
 def told(host: Host) -> str:

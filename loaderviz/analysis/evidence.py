@@ -697,7 +697,7 @@ class Evidence:
         begin, lasts = np.array([look[:2] for look in looks], np.int64).reshape(-1, 2).T
         for look, time in zip(looks, intervals.covered_within(when, begin, begin + lasts).tolist(), strict=True):
             found[look.line] += time
-        return [(words.place(line), time) for line, time in found.most_common() if time]
+        return [(self.timeline.lines[line], time) for line, time in found.most_common() if time]
 
     @cached_property
     def fetches(self) -> Mask:
@@ -718,7 +718,7 @@ class Evidence:
         mine &= (timeline.cause == cause) & (timeline.source >= 0)
         by_line = np.bincount(timeline.source[mine], time[mine], len(timeline.sources))
         order = np.argsort(-by_line, kind="stable")[:2].tolist()
-        lines = [words.place(timeline.sources[line]) for line in order if by_line[line] > LINE_SHARE * times[cause]]
+        lines = [timeline.lines[timeline.sources[line]] for line in order if by_line[line] > LINE_SHARE * times[cause]]
         return Cause(cause), " and ".join(lines), float(times[cause] / time[self.fetches].sum())
 
     @cached_property
@@ -763,7 +763,7 @@ class Evidence:
         free = intervals.subtract(self.idle, either(busy, self.covered(self.loop & calls)))
         line, when = self._other_line(free)
         if line >= 0:
-            return OtherWork(words.place(timeline.sources[line]), when, when, self.loop & (timeline.source == line))
+            return OtherWork(timeline.lines[timeline.sources[line]], when, when, self.loop & (timeline.source == line))
         gaps = intervals.subtract(free, self.covered(self.loop & timeline.where(Kind.OPERATOR, Kind.API)))
         gaps = NONE if len(self.at_lines[0]) else gaps[gaps[:, 1] - gaps[:, 0] > OTHER]
         return OtherWork(*self._seen_in(gaps), gaps, np.zeros(len(timeline), bool), seen=True)
@@ -775,7 +775,7 @@ class Evidence:
         for look in compress(looks, inside):
             by_line[look.line].append((look.time, look.moment))
         found = [
-            (words.place(line), intervals.intersect(np.array(times), gaps))
+            (self.timeline.lines[line], intervals.intersect(np.array(times), gaps))
             for line, times in by_line.items()
             if len(times) >= LOOKS
         ]
@@ -980,13 +980,13 @@ def lines_of(facts: Evidence, when: Intervals) -> list[tuple[str, int]]:
     within = intervals.covered_within(when, timeline.start[rows], until)
     times = np.bincount(timeline.source[rows], within, len(timeline.sources))
     order = np.argsort(-times, kind="stable").tolist()
-    return [(words.place(timeline.sources[line]), int(times[line])) for line in order if times[line]]
+    return [(timeline.lines[timeline.sources[line]], int(times[line])) for line in order if times[line]]
 
 
 def line_of(facts: Evidence, span: int) -> str:
     """Say where this span is called: ", called in train.py:12"; "" where no line is known."""
     line = int(facts.timeline.source[span])
-    return f", called in {words.place(facts.timeline.sources[line])}" if line >= 0 else ""
+    return f", called in {facts.timeline.lines[facts.timeline.sources[line]]}" if line >= 0 else ""
 
 
 def where(facts: Evidence, mask: Mask) -> str:

@@ -82,7 +82,7 @@ def ranks(path: Any, *, executor: Executor | None = None, steps: slice | None = 
         table = _joined(every)
         telling = dict.fromkeys(every[row.device].path for row in table.telling)
         timeline = read(list(telling), executor=executor, steps=steps)
-        return replace(table, timeline=timeline, notes=told_of(left_out))
+        return replace(table, timeline=timeline, notes=told_of(left_out, files))
 
 
 def _numbers_of(path: Path, part: slice | None = None) -> list[RankNumbers] | TraceError:

@@ -116,16 +116,18 @@ def read(
         timeline = made_of(sorted(raws, key=lambda raw: (raw.rank is None, raw.rank or 0)))
     except TooLargeError as problem:
         raise TraceError(f"{files[0]}{' and others' if len(files) > 1 else ''}: {problem}") from problem
-    notes = (*timeline.context.notes, *told_of(left_out))
+    notes = (*timeline.context.notes, *told_of(left_out, files))
     missing = sorted(set(wanted or ()) - {raw.rank for raw in raws})
     notes += (f"no file is of rank {', '.join(map(str, missing))}",) * bool(missing)
     return replace(timeline, context=replace(timeline.context, notes=notes))
 
 
-def told_of(left_out: Sequence[TraceError]) -> tuple[str, ...]:
-    """Return notes on files that are no traces, a few of many."""
-    more = (f"left out: {words.count(len(left_out) - _MANY, 'more file')}",) * (len(left_out) > _MANY)
-    return *(f"left out: {problem}" for problem in left_out[:_MANY]), *more
+def told_of(left_out: Sequence[TraceError], files: Sequence[Path]) -> tuple[str, ...]:
+    """Return notes on those of these files that are no traces, a few of many; they are named without their folders."""
+    told = [f"left out: {problem}" for problem in left_out[:_MANY]]
+    for file in sorted(files, key=lambda file: -len(str(file))):
+        told = [each.replace(str(file), file.name) for each in told]
+    return *told, *(f"left out: {words.count(len(left_out) - _MANY, 'more file')}",) * (len(left_out) > _MANY)
 
 
 def made_of(raws: Sequence[RawTrace]) -> Timeline:

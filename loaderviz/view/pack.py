@@ -260,7 +260,7 @@ def _columns(timeline: Timeline, bars: Bars, names: dict[str, int], sources: dic
         "nbytes": of["nbytes"] + 1,
         "cause": np.maximum(of["cause"], 0),
         "pinned": of["pinned"] + 1,
-        "source": _numbered([words.place(source) for source in timeline.sources], of["source"], sources),
+        "source": _numbered([timeline.lines[source] for source in timeline.sources], of["source"], sources),
         "hidden": hidden,
         "count": bars.count,
     }

@@ -193,7 +193,7 @@ def source_lines(source: str) -> tuple[str, list[tuple[int, str]], int]:
     number = int(line)
     text = linecache.getlines(file)
     if not text:
-        return f"{source} (its text cannot be read here)", [], number
+        return f"{words.place(source)} (its text cannot be read here)", [], number
     first = max(1, number - AROUND)
     lines = list(enumerate(text[first - 1 : number + AROUND], first))
     name = "the cell" if "ipykernel_" in file else file.replace("\\", "/").rpartition("/")[2]

@@ -225,7 +225,7 @@ def stream_words(number: int | None) -> str:
 
 def short(source: str) -> str:
     """Return "train.py:31" for its whole path, "In[6]:2" for a cell's line, "an unknown line" for ""."""
-    return words.place(source).replace("\\", "/").rsplit("/", 1)[-1] or "an unknown line"
+    return words.place(source) or "an unknown line"
 
 
 def code(source: str) -> str:

@@ -1,0 +1,26 @@
+"""Pages that a former version wrote, in a browser of today: they are drawn, and ask for nothing."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.browser
+HERE = Path(__file__).parents[1] / "old_files"
+DRAWN = "() => [...document.querySelectorAll('.lv-view')].every(each => each.lv && each.lv.model)"
+
+
+@pytest.mark.parametrize("name", ["emulated_prefetch", "race"])
+def test_a_page_of_a_former_version_is_drawn(name, chromium, tmp_path):
+    page_file, problems = tmp_path / f"{name}.html", []
+    page_file.write_bytes(gzip.decompress((HERE / f"{name}.html.gz").read_bytes()))
+    context = chromium.browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.on("request", lambda request: request.url.startswith("file:") or problems.append(request.url))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(page_file.as_uri())
+    page.wait_for_function(DRAWN)
+    lanes = page.evaluate("document.querySelector('.lv-view').lv.model.head.parts[0].lanes.length")
+    bars = page.evaluate("document.querySelector('.lv-view').lv.model.columns.start.length")
+    context.close()
+    assert lanes >= 2 and bars > 8 and problems == []
