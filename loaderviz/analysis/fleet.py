@@ -6,7 +6,6 @@ table.timeline                                   # its telling ranks, read whole
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -127,7 +126,7 @@ def _joined(every: list[RankNumbers]) -> RankTable:
     labels = [each.label for each in every]
     names = [each.label if labels.count(each.label) == 1 else "" for each in every]
     together, first = all(each.unix for each in every), min(each.window[0] for each in every)
-    builder, zeros = TimelineBuilder(Context(_devices(every))), list[int]()
+    builder, zeros = TimelineBuilder(Context(", ".join(dict.fromkeys(each.device for each in every)))), list[int]()
     messages = list[Message]()
     for number, (each, name) in enumerate(zip(every, names, strict=True)):
         zeros.append(first if together else each.window[0])
@@ -157,7 +156,3 @@ def _joined(every: list[RankNumbers]) -> RankTable:
             spent[mine] = np.diff(until, axis=0, prepend=before)  # before those in between, too, which no other has
     seen = {number: each.seen for number, each in enumerate(every)}
     return table_of(timeline, late, {number: each.did for number, each in enumerate(every)}, Why(late, spent, seen))
-
-
-def _devices(every: Sequence[RankNumbers]) -> str:
-    return ", ".join(dict.fromkeys(each.device for each in every))

@@ -179,8 +179,7 @@ def _from(asked: list[int], ends: list[int], last: int) -> list[tuple[int, int]]
     if not rest:
         return list(zip(asked, [*asked[1:], last], strict=True))
     if len(asked) == 1 or (usual and len(rest) > 2 * usual):
-        edges = [asked[-1], *rest[usual - 1 :: usual]]
-        return [*pairwise(asked), *pairwise(edges)]
+        return [*pairwise(asked), *pairwise([asked[-1], *rest[usual - 1 :: usual]])]
     return list(zip(asked, [*asked[1:], max(rest)], strict=True))
 
 
