@@ -152,7 +152,7 @@ def _joined(every: list[RankNumbers]) -> RankTable:
             mine = mine[np.argsort(late.parts[mine], kind="stable")]
             place, apart = np.searchsorted(spans, late.parts[mine]), every[lane // 2].spent
             until = np.cumsum(apart, axis=0)[place]
-            before = until[:1] - apart[place[:1]]  # what came before the window
-            spent[mine] = np.diff(until, axis=0, prepend=before)  # before those in between, too, which no other has
+            # From what came before the window on, and before those in between, too, which no other has
+            spent[mine] = np.diff(until, axis=0, prepend=until[:1] - apart[place[:1]])
     seen = {number: each.seen for number, each in enumerate(every)}
     return table_of(timeline, late, {number: each.did for number, each in enumerate(every)}, Why(late, spent, seen))
