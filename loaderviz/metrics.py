@@ -913,8 +913,7 @@ def hidden_shares(timeline: Timeline) -> npt.NDArray[np.float64]:
         mine, kernels = (work[spans[copies[work[spans]] == copy]] for copy in (True, False))
         under = intervals.union(timeline.start[kernels], timeline.end[kernels])
         first, last = timeline.start[mine], timeline.end[mine]
-        hidden = intervals.covered_within(under, first, last)
-        shares[mine] = hidden / (last - first)
+        shares[mine] = intervals.covered_within(under, first, last) / (last - first)
     return shares
 
 

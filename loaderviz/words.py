@@ -170,5 +170,4 @@ def one_line(text: str, limit: int) -> str:
 
 def _four_digits(value: float) -> str:
     places = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1
-    text = f"{value:.{places}f}"
-    return text.rstrip("0").rstrip(".")
+    return f"{value:.{places}f}".rstrip("0").rstrip(".")

@@ -315,8 +315,7 @@ def resident(facts: Evidence, workers_help: bool = True) -> Finding | None:
     left = best - (facts.window - gain.ns)  # what even a perfect loader that copies cannot gain
     if workers_help and not is_worth_it(Gain(max(0, left), 0.0, None), best):
         return None
-    batches = facts.getting
-    others = intervals.length(intervals.subtract(loading, batches))
+    others = intervals.length(intervals.subtract(loading, facts.getting))
     why = (
         f"that is longer than the kernels, {duration(facts, facts.summary.kernels, facts.rounds)}, "
         "so not all of it can be hidden"
@@ -558,9 +557,8 @@ def slow_line(facts: Evidence) -> Found:
     mine = facts.timeline.where(Kind.FETCH) & (facts.timeline.nbytes > 0)
     size = float(facts.timeline.nbytes[mine].mean()) if mine.any() else 0.0
     late = intervals.length(facts.getting)
-    if cause not in kinds or share < MOST_OF_IT or not (size and late):
-        return None
-    if facts.fetch.computes < SLOW_BYTES[cause] * size:
+    named = cause in kinds and share >= MOST_OF_IT and size and late
+    if not named or facts.fetch.computes < SLOW_BYTES[cause] * size:
         return None
     what = "what this line takes of the fetches that the loop waits for"
     gain = facts.bound(late, what, host=facts.getting, supply=False)
@@ -632,10 +630,8 @@ def threads_in_workers(facts: Evidence) -> Finding | None:
     others, number = facts.timeline.context.usage.get("others", 0), len(facts.lanes_of("worker"))
     waits, cores = facts.waiting(Cause.DATA), facts.cores or 0
     own = facts.fetch.computes * facts.on_core
-    needed = (others + own) * (facts.steps or 0)
-    if not (number and cores and others and waits.any()) or needed < CROWDED * cores * facts.window:
-        return None
-    if others < OTHERS * own:
+    crowded = (others + own) * (facts.steps or 0) >= CROWDED * cores * facts.window
+    if not (number and cores and others and waits.any() and crowded) or others < OTHERS * own:
         return None
     floors = facts.device_floor(), facts.host_floor(), facts.supply_floor("pin")
     gain = facts.gain(facts.length(waits), "the waits for data", *floors)
@@ -1374,7 +1370,7 @@ def _tried(facts: Evidence, pairs: Sequence[Tried]) -> list[Finding]:
     """Return the findings whose change gains something, each with what it gains in a replay."""
     trials, named = Trials(facts), {finding.kind for finding, _ in pairs}
     tried = [checked for finding, removal in pairs if (checked := trials.tried(finding, removal))]
-    tried = [each for each in tried if is_worth_it(_expected(facts, each), facts.window)]
+    tried = [each for each in tried if is_worth_it(Gain(round(_value(facts, each)), 0.0, None), facts.window)]
     if trials.possible:
         tried = [
             each
@@ -1423,10 +1419,6 @@ _SOONER: tuple[_Rule, ...] = (
 def _is_as_good(facts: Evidence, finding: Finding, first: Finding) -> bool:
     value, best = _value(facts, finding), _value(facts, first)
     return 2 * value > best or (first.kind in LARGE and value > UNTRIED * facts.window)
-
-
-def _expected(facts: Evidence, finding: Finding) -> Gain:
-    return replace(finding.expected_gain, ns=round(_value(facts, finding)))
 
 
 def _apart(facts: Evidence) -> Advice:

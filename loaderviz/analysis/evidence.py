@@ -34,10 +34,8 @@ from loaderviz.metrics import (
     summary_of,
     window_of,
 )
-from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Kind, Timeline, grouped
+from loaderviz.timeline import COPIES, DEVICE_KINDS, KERNELS, LOADING, Cause, Ints, Kind, Timeline, grouped
 from loaderviz.vendors import MIGRATION, Api, calls_of
-
-Ints = npt.NDArray[np.int64]
 
 FEW, UNSEEN = 20, 0.25  # launches; share of the window in which the host waits for work that nobody sees
 PHASE, PHASE_SHARE = 5, 0.1  # steps, and share of the window, of a part of the loop that is judged by itself
@@ -474,15 +472,11 @@ class Evidence:
     # Loading
 
     @cached_property
-    def indexing(self) -> Intervals:
-        """When the loop's thread is in an indexing operator, which copies an index that is in host memory (R46)."""
-        named = self.timeline.named(lambda name: name.startswith("aten::index"))
-        return self.covered(self.loop & self.timeline.where(Kind.OPERATOR) & named)
-
-    @cached_property
     def index_copies(self) -> Mask:
         """The copies to the GPU that an indexing operator makes: of an index in host memory (R46)."""
-        return self.mask(Kind.COPY_H2D) & self.launched(intervals.covers(self.indexing, self.first))
+        named = self.timeline.named(lambda name: name.startswith("aten::index"))
+        indexing = self.covered(self.loop & self.timeline.where(Kind.OPERATOR) & named)
+        return self.mask(Kind.COPY_H2D) & self.launched(intervals.covers(indexing, self.first))
 
     @cached_property
     def batch_copies(self) -> Mask:
@@ -751,8 +745,7 @@ class Evidence:
         grown = np.searchsorted(self.timeline.start[self.marks], self.timeline.start[calls], side="right")
         steps = len(self.marks)
         goes_on = len(np.unique(grown)) >= max(PHASE, steps / 4) and np.count_nonzero(grown > steps / 2) > 1
-        freed = self.loop & self.does(Api.FREE)
-        return calls & bool(goes_on and not freed.any())
+        return calls & bool(goes_on and not (self.loop & self.does(Api.FREE)).any())
 
     @cached_property
     def other_work(self) -> OtherWork:

@@ -6,7 +6,6 @@ table.timeline                                   # its telling ranks, read whole
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -127,7 +126,7 @@ def _joined(every: list[RankNumbers]) -> RankTable:
     labels = [each.label for each in every]
     names = [each.label if labels.count(each.label) == 1 else "" for each in every]
     together, first = all(each.unix for each in every), min(each.window[0] for each in every)
-    builder, zeros = TimelineBuilder(Context(_devices(every))), list[int]()
+    builder, zeros = TimelineBuilder(Context(", ".join(dict.fromkeys(each.device for each in every)))), list[int]()
     messages = list[Message]()
     for number, (each, name) in enumerate(zip(every, names, strict=True)):
         zeros.append(first if together else each.window[0])
@@ -153,11 +152,7 @@ def _joined(every: list[RankNumbers]) -> RankTable:
             mine = mine[np.argsort(late.parts[mine], kind="stable")]
             place, apart = np.searchsorted(spans, late.parts[mine]), every[lane // 2].spent
             until = np.cumsum(apart, axis=0)[place]
-            before = until[:1] - apart[place[:1]]  # what came before the window
-            spent[mine] = np.diff(until, axis=0, prepend=before)  # before those in between, too, which no other has
+            # From what came before the window on, and before those in between, too, which no other has
+            spent[mine] = np.diff(until, axis=0, prepend=until[:1] - apart[place[:1]])
     seen = {number: each.seen for number, each in enumerate(every)}
     return table_of(timeline, late, {number: each.did for number, each in enumerate(every)}, Why(late, spent, seen))
-
-
-def _devices(every: Sequence[RankNumbers]) -> str:
-    return ", ".join(dict.fromkeys(each.device for each in every))

@@ -107,8 +107,7 @@ def _plain(value: Any) -> Any:
 
 def _noise(timeline: Timeline, summary: Summary) -> float | None:
     """Return how far the mean step may be off [ns]: its standard error over the steps; None for fewer than three."""
-    loop = Loop.of(timeline, summary.device)
-    starts = timeline.start[loop.spans]
+    starts = timeline.start[Loop.of(timeline, summary.device).spans]
     if len(starts) < 4:
         return None
     steps = np.diff(starts[1:])

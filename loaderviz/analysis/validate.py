@@ -453,8 +453,7 @@ class Calibration:
 
         Raises `NoFolderError` for a missing folder.
         """
-        text = json.dumps({"trace": self.trace, "gpu": self.gpu, "host": self.host}, indent=1)
-        write(path, text + "\n")
+        write(path, json.dumps({"trace": self.trace, "gpu": self.gpu, "host": self.host}, indent=1) + "\n")
 
     def __str__(self) -> str:
         """Say what was measured and what was kept."""

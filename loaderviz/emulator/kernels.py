@@ -40,8 +40,7 @@ class Array(NamedTuple):
     @property
     def order(self) -> tuple[int, ...] | None:
         """The dimensions from the slowest to the fastest, those of size 1 left out; None where there are holes."""
-        stride = self.stride or dense_stride(self.shape)
-        return _order(tuple(self.shape), tuple(stride))
+        return _order(tuple(self.shape), tuple(self.stride or dense_stride(self.shape)))
 
 
 class Call(NamedTuple):

@@ -435,15 +435,6 @@ class Runtime:
             self.synchronize(stream)
         return commands
 
-    def memcpy_sync(self, nbytes: int, direction: Direction, *, pinned: bool = True) -> Command:
-        """`cudaMemcpy` in the default stream, which PyTorch does not use.
-
-        Pageable H2D returns once the data are staged (R1), pinned H2D and every D2H at completion (R2, R3); D2D does
-        not block the host (R4).
-        """
-        blocking = direction == "d2h" or (direction == "h2d" and pinned)
-        return self.memcpy(nbytes, direction, pinned=pinned, blocking=blocking)
-
     def page_lock(self, nbytes: int) -> None:
         """`cudaHostAlloc`: slow (R44), but it waits for nobody (R13)."""
         start = self.now

@@ -31,7 +31,7 @@ from loaderviz.intervals import tracks
 from loaderviz.stations import DRAWS
 from loaderviz.timeline import Cause, Kind, Lane, Look, Timeline
 from loaderviz.traces.kineto import RawTrace
-from loaderviz.traces.steps import with_spans
+from loaderviz.traces.steps import noted, with_spans
 
 if TYPE_CHECKING:
     from loaderviz.traces.workers import Fetch
@@ -114,7 +114,7 @@ def merged(timeline: Timeline, own: Own) -> Timeline:
     rows = np.flatnonzero(timeline.named(own_name(CLOCK).__eq__))
     if not len(rows) == len(own.readings) == 2 * ANCHORS:
         note = "the profiler lost ranges of ours, so that its clock is not known: workers and pin thread are left out"
-        return _noted(_completed(_translated(timeline, main), main, own), note)
+        return noted(_completed(_translated(timeline, main), main, own), note)
     seen = zip(own.readings, timeline.start[rows].tolist(), timeline.end[rows].tolist(), strict=True)
     anchors = [Anchor(*reading, start, end) for reading, start, end in seen]
     there = Clock(anchors[:ANCHORS], anchors[ANCHORS:])
@@ -133,11 +133,7 @@ def merged(timeline: Timeline, own: Own) -> Timeline:
         return timeline
     drift = f", which drifted by {words.duration(abs(there.drift))}" if abs(there.drift) > there.error else ""
     note = f"put onto the profiler's to ± {words.duration(there.error)} (time 0 is {-there.offset / 1e9:.6f} s of it"
-    return _noted(timeline, f"workers and pin thread: times of the monotonic clock, {note}{drift})")
-
-
-def _noted(timeline: Timeline, note: str) -> Timeline:
-    return replace(timeline, context=replace(timeline.context, notes=(*timeline.context.notes, note)))
+    return noted(timeline, f"workers and pin thread: times of the monotonic clock, {note}{drift})")
 
 
 def _translated(timeline: Timeline, main: int) -> Timeline:

@@ -116,6 +116,12 @@ def with_spans(timeline: Timeline, names: Sequence[str], **columns: Any) -> Time
     return replace(timeline, spans=spans, names=tuple(table))
 
 
+def noted(timeline: Timeline, *notes: str, **context: Any) -> Timeline:
+    """Return it with further notes, and with other entries of its context."""
+    found = replace(timeline.context, notes=(*timeline.context.notes, *notes), **context)
+    return replace(timeline, context=found)
+
+
 def counted(timeline: Timeline) -> Timeline:
     """Return the timeline of a file with the steps of each rank counted, where nothing marks at least two.
 
@@ -159,8 +165,7 @@ def _numbered(timeline: Timeline, batch: Ints, start: Ints, end: Ints, lane: Any
     """Return it with these batches, also of the work that is launched for them, a range for each step, and notes."""
     tails, heads = timeline.launches
     batch[heads] = batch[tails]
-    context = replace(timeline.context, notes=(*timeline.context.notes, *notes))
-    timeline = replace(timeline, context=context, spans=timeline.spans | {"batch": batch})
+    timeline = noted(replace(timeline, spans=timeline.spans | {"batch": batch}), *notes)
     names = [batch_name(number, None) for number in step.tolist()]
     return with_spans(timeline, names, start=start, end=end, lane=lane, kind=Kind.RANGE, batch=step).sorted()
 
@@ -179,8 +184,7 @@ def _from(asked: list[int], ends: list[int], last: int) -> list[tuple[int, int]]
     if not rest:
         return list(zip(asked, [*asked[1:], last], strict=True))
     if len(asked) == 1 or (usual and len(rest) > 2 * usual):
-        edges = [asked[-1], *rest[usual - 1 :: usual]]
-        return [*pairwise(asked), *pairwise(edges)]
+        return [*pairwise(asked), *pairwise([asked[-1], *rest[usual - 1 :: usual]])]
     return list(zip(asked, [*asked[1:], max(rest)], strict=True))
 
 
@@ -345,9 +349,7 @@ def limited(timeline: Timeline, limit: int, *, is_full: bool) -> Timeline:
         )
         edges = [time for time in timeline.start[marks].tolist() if timeline.begin < time <= starts[limit]]
         timeline = timeline.only(timeline.start < max(edges, default=starts[limit]))
-    context = timeline.context
-    notes = (*context.notes, FULL.format(words.count(limit, "span")))
-    return replace(timeline, context=replace(context, samples=samples(timeline), notes=notes))
+    return noted(timeline, FULL.format(words.count(limit, "span")), samples=samples(timeline))
 
 
 def cut(timeline: Timeline, wait: int, steps: int | None, by_call: bool) -> Timeline:
@@ -366,9 +368,7 @@ def cut(timeline: Timeline, wait: int, steps: int | None, by_call: bool) -> Time
         begin = starts[wait] if wait else timeline.begin
         part = timeline.between(begin, starts[last] if last < len(starts) else timeline.begin + timeline.duration)
         part = replace(part, context=timeline.context)  # our own note says it in steps
-    own = tuple(notes(wait, steps, len(starts)))
-    context = replace(part.context, samples=samples(part), notes=(*part.context.notes, *own))
-    return replace(part, context=context)
+    return noted(part, *notes(wait, steps, len(starts)), samples=samples(part))
 
 
 def samples(timeline: Timeline) -> int | None:

@@ -56,7 +56,7 @@ def joined(timeline, kind):
 
 def test_r1_sync_pageable_h2d_waits_for_the_stream_and_returns_once_staged(gpu):
     gpu.launch(KERNEL)
-    gpu.memcpy_sync(MB25, "h2d", pinned=False)
+    gpu.memcpy(MB25, "h2d", pinned=False)
     kernel_end = LAUNCH + LATENCY + KERNEL
     begin = kernel_end + CALL + LATENCY
     staged = begin + PAGEABLE - LAST_CHUNK
@@ -75,7 +75,7 @@ def test_r1_sync_pageable_h2d_waits_for_the_stream_and_returns_once_staged(gpu):
 
 
 def test_r2_sync_pinned_h2d_returns_at_its_end(gpu):
-    gpu.memcpy_sync(MB25, "h2d", pinned=True)
+    gpu.memcpy(MB25, "h2d", blocking=True)
     end = CALL + LATENCY + PINNED
     assert gpu.now == end + WAKE
     assert host(gpu) == [
@@ -87,14 +87,14 @@ def test_r2_sync_pinned_h2d_returns_at_its_end(gpu):
 
 @pytest.mark.parametrize("pinned", [True, False])
 def test_r3_sync_d2h_returns_at_its_end(gpu, pinned):
-    gpu.memcpy_sync(MB25, "d2h", pinned=pinned)
+    gpu.memcpy(MB25, "d2h", pinned=pinned, blocking=True)
     end = CALL + LATENCY + (PINNED if pinned else PAGEABLE)
     assert times(gpu) == [(CALL + LATENCY, end)]
     assert gpu.now == end + WAKE
 
 
 def test_r4_d2d_does_not_block_the_host(gpu):
-    gpu.memcpy_sync(MB25, "d2d")
+    gpu.memcpy(MB25, "d2d")
     assert gpu.now == CALL
     floor, share, _ = GPU.kernels["memcpy"]
     work = floor + -(-2 * MB25 * 10**12 // (GPU.memory_bandwidth * share))

@@ -119,8 +119,7 @@ class Linter:
 
     def blank(self, at: Access, made: str) -> None:
         """Memory is read that was made at a line, and never written."""
-        line = self._blank.setdefault((at.source, made), Line(at))
-        line.count += 1
+        self._blank.setdefault((at.source, made), Line(at)).count += 1
 
     def name_of(self, stream: Stream | None) -> str:
         """Return what the program calls a stream, from the line that made it: "side", "self.copies"; or ""."""

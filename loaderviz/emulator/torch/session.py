@@ -95,11 +95,6 @@ class NoRecordingError(LoadervizError, RuntimeError):
     """A stream or event of the emulated GPU was used outside a recording."""
 
 
-def is_distributed() -> bool:
-    """Tell whether this process has a group of ranks."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
 def wanted_device(device: Any) -> torch.device:
     """Return the device that a call names. An int is a GPU's index. Raises `CudaError` for a second GPU."""
     if isinstance(device, int) and not isinstance(device, bool):
@@ -396,7 +391,8 @@ class Session(HostThread, TensorMemory):
         """Return the kinds of time that batches take on this machine, and that are far from what they cost."""
         if self.measured:
             return ()
-        far, many = NOTED_TIMES["data set"], self._at_once()
+        # More than one batch is judged at once, in sum, where a tick of the clock is a batch's time
+        far, many = NOTED_TIMES["data set"], max(1, min(4 * tick() // NOTED, len(self._charged) // 2))
         sums = (_sums(each, many) for each in (self.unpriced.get("data set", []), self._charged, self._here))
         python = _most(
             [
@@ -407,10 +403,6 @@ class Session(HostThread, TensorMemory):
         )
         waiting = self._waits() > NOTED_TIMES["waiting"] * sum(self._charged)
         return tuple(kind for kind, noted in (("data set", python), ("waiting", waiting)) if noted)
-
-    def _at_once(self) -> int:
-        """Return how many batches are judged in sum: more than one where a tick of the clock is a batch's time."""
-        return max(1, min(4 * tick() // NOTED, len(self._charged) // 2))
 
     def _waits(self) -> int:
         """Return how long the data set waited [ns], if that is worth a word; what is paid once is left out."""
@@ -546,7 +538,8 @@ class Session(HostThread, TensorMemory):
         self.runtime.forget()
         self.tracking = None
         alone = self.operators_alone() and not _get_current_function_mode_stack() and _device.CURRENT_DEVICE is None
-        usual = self.default_type is CPU and self.check is None and not (self.irregular or is_distributed())
+        ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+        usual = self.default_type is CPU and self.check is None and not (self.irregular or ranks)
         if not (self.plain and alone and usual and self.sync_debug == 0):
             return False
         self.mark_rest()

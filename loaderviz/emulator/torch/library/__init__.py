@@ -240,11 +240,8 @@ def _unseen(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _step_unseen(step: Callable[..., Any], self: Any, *closure: Any, **kwargs: Any) -> Any:
     alone = not (closure or kwargs) and all(_only_reads(self, group) for group in self.param_groups)
-    return (_unseen if alone else _seen)(step, self, *closure, **kwargs)
-
-
-def _seen(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
+    with internals.DisableTorchFunction() if alone else nullcontext():
+        return step(self, *closure, **kwargs)
 
 
 def _asks_only(params: Iterable[torch.Tensor]) -> bool:

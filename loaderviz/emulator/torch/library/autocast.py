@@ -91,16 +91,14 @@ class Casts:
         for name in operators_with("AutocastCUDA"):
             aten.impl(name, self._kernel(name))
         for name in RNN:
-            aten.impl(name, self._cast(_overload(name), self._lower))
+            aten.impl(name, self._cast(_overload(name), _lower))
         for name in operators_with("AutocastCPU") - operators_with("AutocastCUDA"):
             aten.impl(name, _past_the_cpus(_overload(name)), with_keyset=True)
 
     def _kernel(self, name: str) -> Kernel:
         base, overload = name.removeprefix("aten::").partition(".")[0], _overload(name)
-        if base in LOWER:
-            return self._cast(overload, self._lower)
-        if base in WIDEST:
-            return self._cast(overload, self._widest)
+        if base in LOWER or base in WIDEST:
+            return self._cast(overload, _lower if base in LOWER else _widest)
         if base in RESULT:
             return self._with_result(overload)
         if name in NORM:
@@ -108,13 +106,6 @@ class Casts:
         if base == UNSAFE:
             return self._refusal(overload)
         return self._cast(overload, lambda values: torch.float32)
-
-    def _lower(self, values: Iterable[torch.Tensor]) -> torch.dtype:
-        return torch.get_autocast_dtype("cuda")
-
-    def _widest(self, values: Iterable[torch.Tensor]) -> torch.dtype:
-        wide = any(value.dtype is torch.float32 for value in values)
-        return torch.float32 if wide else torch.get_autocast_dtype("cuda")
 
     def _cast(self, overload: Any, choose: Callable[[Iterable[torch.Tensor]], torch.dtype]) -> Kernel:
         def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -170,6 +161,14 @@ class Casts:
         if id(value) not in self.cache:
             self.cache[id(value)] = value, value.to(dtype)
         return self.cache[id(value)][1]
+
+
+def _lower(values: Iterable[torch.Tensor]) -> torch.dtype:
+    return torch.get_autocast_dtype("cuda")
+
+
+def _widest(values: Iterable[torch.Tensor]) -> torch.dtype:
+    return torch.float32 if any(value.dtype is torch.float32 for value in values) else _lower(values)
 
 
 def _past_the_cpus(overload: Any) -> Kernel:

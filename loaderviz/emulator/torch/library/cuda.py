@@ -120,9 +120,17 @@ def check_device(device: Any) -> None:
         raise ValueError(f"Expected a cuda device, but got: {device}")
 
 
-def _exchange_device(device: Any) -> int:
-    check_device(device)
-    return 0
+def for_device(answer: Callable[[], Any]) -> Callable[..., Any]:
+    """Return a function that answers for the one GPU there is, whichever way it is named."""
+
+    def ask(device: Any = None) -> Any:
+        check_device(device)
+        return answer()
+
+    return ask
+
+
+_exchange_device = for_device(lambda: 0)
 
 
 def _cuda(session: Session) -> dict[str, Any]:
@@ -148,13 +156,6 @@ def _cuda(session: Session) -> dict[str, Any]:
     def sleep_kernel(cycles: int) -> None:  # it spins for some cycles, here at 1.5 GHz (assumed)
         with session.calling("torch.cuda._sleep"):
             session.runtime.launch(int(cycles) * 2 // 3, session.stream, name="spin_kernel", share=1)
-
-    def for_device(answer: Callable[[], Any]) -> Callable[..., Any]:
-        def ask(device: Any = None) -> Any:
-            check_device(device)
-            return answer()
-
-        return ask
 
     new, state = gpu.capability >= (8, 0), torch.get_rng_state
 

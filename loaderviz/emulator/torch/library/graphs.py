@@ -103,10 +103,8 @@ class Recorder:
         changed = {id(tensor) for tensor in written}
         reads = [place for key, place in views.items() if key not in changed]
         writes = [place for key, place in views.items() if key in changed]
-        new = []
-        for tensor in made:
-            if id(tensor) not in views and type(tag_of(tensor)) is DeviceTag:
-                new.append(self._view(tensor))
+        fresh = [tensor for tensor in made if id(tensor) not in views and type(tag_of(tensor)) is DeviceTag]
+        new = [self._view(tensor) for tensor in fresh]
         self.calls.append(CapturedCall(len(self.nodes.nodes) - 1, name, function, args, keywords, reads, writes, new))
 
     def note_copy(self, target: torch.Tensor, source: torch.Tensor) -> None:

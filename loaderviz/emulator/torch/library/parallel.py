@@ -37,29 +37,17 @@ def _install_data_parallel(patches: Patches) -> None:
         with torch.cuda.stream(streams[0] if streams else None):
             return (tensor.to(DEVICE, non_blocking=True),)
 
-    def gather(tensors: Any, dim: int, index: int | None) -> torch.Tensor:
-        return tensors[0].to("cpu" if index == -1 else DEVICE)  # type: ignore[no-any-return]
-
-    def gather_out(tensors: Any, out: torch.Tensor, dim: int) -> torch.Tensor:
-        return out.copy_(tensors[0])
-
-    def broadcast(tensor: torch.Tensor, devices: Any) -> tuple[torch.Tensor, ...]:
-        return (tensor.to(DEVICE),)
-
     def broadcast_out(tensor: torch.Tensor, out: Any) -> Any:
         return [each.copy_(tensor) for each in out]
-
-    def broadcast_coalesced(tensors: Any, devices: Any, buffer_size: int) -> list[list[torch.Tensor]]:
-        return [[tensor.to(DEVICE) for tensor in tensors]]
 
     for name, answer in {
         "_scatter": scatter,
         "_scatter_out": lambda tensor, out, dim, streams: broadcast_out(tensor, out),
-        "_gather": gather,
-        "_gather_out": gather_out,
-        "_broadcast": broadcast,
+        "_gather": lambda tensors, dim, index: tensors[0].to("cpu" if index == -1 else DEVICE),
+        "_gather_out": lambda tensors, out, dim: out.copy_(tensors[0]),
+        "_broadcast": lambda tensor, devices: (tensor.to(DEVICE),),
         "_broadcast_out": broadcast_out,
-        "_broadcast_coalesced": broadcast_coalesced,
+        "_broadcast_coalesced": lambda tensors, devices, size: [[tensor.to(DEVICE) for tensor in tensors]],
     }.items():
         patches.set(internals.C, name, answer)
     patches.set(_functions, "_streams", None)  # the copy stream that it keeps for each GPU

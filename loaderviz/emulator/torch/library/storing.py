@@ -148,8 +148,7 @@ def _install_serialization(session: Session, patches: Patches) -> None:
     """torch.save notes "cuda:0" for device storages, torch.load puts them there; a deep copy is where its source is."""
 
     def location(storage: Any) -> str | None:
-        tag = getattr(storage, ATTRIBUTE, None)
-        if type(tag) is not DeviceTag:
+        if type(getattr(storage, ATTRIBUTE, None)) is not DeviceTag:
             if session.tracking and storage.device.type == "cpu":
                 session.tracking.host_access(copies.bytes_of(storage), "torch.save")
             return None

@@ -20,7 +20,7 @@ from loaderviz.emulator.hardware import DATA
 from loaderviz.emulator.memory import DEFERRED, FREE, LIVE, SMALL_SEGMENT, Block, Ledger
 from loaderviz.emulator.torch import internals
 from loaderviz.emulator.torch.functions import answers
-from loaderviz.emulator.torch.library.cuda import check_device, properties
+from loaderviz.emulator.torch.library.cuda import check_device, for_device, properties
 from loaderviz.emulator.torch.patches import Patches
 from loaderviz.emulator.torch.session import Session
 from loaderviz.emulator.torch.tensors import is_on_device
@@ -57,18 +57,19 @@ def install(session: Session, patches: Patches) -> None:
     patches.function(torch.cuda, "cudart", lambda: runtime)
     utilization = Utilization(session)
 
-    def busy(device: Any = None) -> int:
-        check_device(device)
-        return utilization.percent()
-
-    def used(device: Any = None) -> int:
-        check_device(device)
+    def used() -> int:
         free, total = session.pool.mem_get_info()
         return total - free
 
-    patches.function(torch.cuda, "utilization", busy)
-    patches.function(torch.cuda, "device_memory_used", used)
-    patches.function(torch.cuda, "list_gpu_processes", lambda device=None: _processes(used(device)))
+    def processes() -> str:
+        return f"GPU:0\nprocess {os.getpid():>10d} uses {used() / 2**20:>12.3f} MB GPU memory"
+
+    for name, question in {
+        "utilization": utilization.percent,
+        "device_memory_used": used,
+        "list_gpu_processes": processes,
+    }.items():
+        patches.function(torch.cuda, name, for_device(question))
     if pynvml := sys.modules.get("pynvml"):  # torch.cuda imports it, if it is there
         patches.set(pynvml, "nvmlLib", Nvml(session, utilization))
         patches.set(pynvml, "_nvmlGetFunctionPointer_cache", {})
@@ -91,10 +92,6 @@ def _no_plans(session: Session, func: Any, *args: Any) -> int:
 def _packed(version: list[int]) -> int:
     major, minor, patch = version
     return major << 32 | minor << 16 | patch
-
-
-def _processes(used: int) -> str:
-    return f"GPU:0\nprocess {os.getpid():>10d} uses {used / 2**20:>12.3f} MB GPU memory"
 
 
 def _needs_nvml(name: str) -> Callable[..., Any]:
@@ -166,26 +163,20 @@ class Nvml:
             free, total = pool.mem_get_info()
             return _write(result, total=total, free=free, used=total - free)
 
-        def rates(handle: Any, result: Any) -> int:
-            return _write(result, gpu=utilization.percent(), memory=0)
-
-        def handle_at(index: Any, result: Any) -> int:
-            return SUCCESS if getattr(index, "value", index) == 0 else NOT_FOUND
-
         def capability(handle: Any, major: Any, minor: Any) -> int:
             return _write(major, gpu.capability[0]) or _write(minor, gpu.capability[1])
 
         self.functions: dict[str, Callable[..., int]] = {
             **dict.fromkeys(("nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown"), lambda *args: SUCCESS),
             "nvmlDeviceGetCount_v2": number(1),
-            "nvmlDeviceGetHandleByIndex_v2": handle_at,
+            "nvmlDeviceGetHandleByIndex_v2": lambda index, _: NOT_FOUND if getattr(index, "value", index) else SUCCESS,
             "nvmlDeviceGetHandleByUUID": lambda uuid, result: SUCCESS,
             "nvmlDeviceGetIndex": number(0),
             "nvmlDeviceGetName": text(gpu.name),
             "nvmlDeviceGetUUID": text(f"GPU-{known.uuid}"),
             "nvmlDeviceGetMemoryInfo": memory,
             "nvmlDeviceGetMemoryInfo_v2": memory,
-            "nvmlDeviceGetUtilizationRates": rates,
+            "nvmlDeviceGetUtilizationRates": lambda _, result: _write(result, gpu=utilization.percent(), memory=0),
             "nvmlDeviceGetCudaComputeCapability": capability,
             "nvmlSystemGetCudaDriverVersion": number(DATA["gpu"]["software"]["driver_cuda"]),
             "nvmlSystemGetCudaDriverVersion_v2": number(DATA["gpu"]["software"]["driver_cuda"]),
@@ -234,8 +225,7 @@ def _resets(ledger: Ledger, *, peaks: bool) -> Callable[..., None]:
 def _statistics(session: Session) -> dict[str, Any]:
     pool = session.pool
 
-    def statistics(device: Any = None) -> dict[str, Any]:
-        check_device(device)
+    def statistics() -> dict[str, Any]:
         _now(session)
         figures = pool.ledger.figures().items()
         nested: dict[str, Any] = {name: {part: it._asdict() for part, it in parts.items()} for name, parts in figures}
@@ -250,10 +240,10 @@ def _statistics(session: Session) -> dict[str, Any]:
 
     peaks, totals = (_resets(pool.ledger, peaks=peaks) for peaks in (True, False))
     return {
-        "_cuda_memoryStats": statistics,
+        "_cuda_memoryStats": for_device(statistics),
         "_cuda_resetPeakMemoryStats": peaks,
         "_cuda_resetAccumulatedMemoryStats": totals,
-        "_accelerator_getDeviceStats": statistics,
+        "_accelerator_getDeviceStats": for_device(statistics),
         "_accelerator_resetPeakStats": peaks,
         "_accelerator_resetAccumulatedStats": totals,
     }
@@ -307,12 +297,11 @@ def _whole(session: Session) -> dict[str, Any]:
         with session.calling("torch.cuda.empty_cache"):
             session.pool.empty_cache()
 
-    def mem_get_info(device: Any = None) -> tuple[int, int]:
-        check_device(device)
+    def mem_get_info() -> tuple[int, int]:
         _now(session)
         return session.pool.mem_get_info()
 
-    return {"empty_cache": empty_cache, "mem_get_info": mem_get_info}
+    return {"empty_cache": empty_cache, "mem_get_info": for_device(mem_get_info)}
 
 
 def _fraction(session: Session) -> dict[str, Any]:
@@ -329,10 +318,7 @@ def _fraction(session: Session) -> dict[str, Any]:
         limit = fraction
         pool.capacity = min(whole, int(fraction * session.runtime.gpu.memory))
 
-    def get_fraction(device: Any = None) -> float:
-        check_device(device)
-        return limit
-
+    get_fraction = for_device(lambda: limit)
     return {"set_per_process_memory_fraction": set_fraction, "get_per_process_memory_fraction": get_fraction}
 
 
