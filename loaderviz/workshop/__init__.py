@@ -28,6 +28,7 @@ from loaderviz.workshop.lessons import (
     suspects,
 )
 from loaderviz.workshop.lessons.capstone import Leaderboard
+from loaderviz.workshop.rooms import room
 
 fork_workers()
 
@@ -68,5 +69,6 @@ __all__ = [
     "lesson06",
     "lesson07",
     "predict",
+    "room",
     "suspects",
 ]
