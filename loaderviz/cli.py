@@ -1,4 +1,4 @@
-"""The command line: `compare`, `view`, `run` (each writes a page), `validate`, `calibrate`, `lessons`, `ready`."""
+"""The command line: `compare`, `view` and `run` write pages; `lessons`, `room`, `ready` are for courses; and more."""
 
 from __future__ import annotations
 
@@ -279,6 +279,11 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command("lessons", lessons, (), "copy the notebooks into a folder, to work in")
     add("folder", type=Path, nargs="?", default=Path("lessons"), help="it is made; files that it has are kept")
+    add = command("room", room, (), "take the checks of a room of learners, and show a board of who is stuck where")
+    add("--bind", default="127.0.0.1", metavar="ADDRESS", help="where to listen; 0.0.0.0 lets the network in")
+    add("--port", type=int, default=8700, metavar="N", help="0 takes any that is free")
+    add("--code", default="", metavar="CODE", help="the join code, 4 to 40 letters and digits (default: a new one)")
+    add("--folder", type=Path, metavar="DIR", help="keep the rows there, and show those that kernels write there")
     command("ready", ready, (), "test in half a minute what a workshop needs; print READY, or the one repair")
     return parser
 
@@ -323,6 +328,14 @@ def lessons(options: argparse.Namespace) -> int:
     folder, kept = notebooks.copy(options.folder)
     left = f" ({words.count(kept, 'file')} that it had already left as they were)" if kept else ""
     print(f"The lessons are in {folder}{left}. Begin with: python -m jupyterlab {folder / notebooks.FIRST}")
+    return 0
+
+
+def room(options: argparse.Namespace) -> int:
+    """Serve the board of a room until Ctrl-C."""
+    from loaderviz.workshop.board import serve
+
+    serve(options.bind, options.port, options.code, options.folder)
     return 0
 
 

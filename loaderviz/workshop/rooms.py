@@ -41,6 +41,7 @@ LONGEST, LONGEST_NAME = 1024, 40  # bytes of a row; characters of a name
 ABOUT, OUTCOME = 240, 110  # bytes; twice, since JSON writes a quote as two: and with a name of 160 it is still 1 kB
 READ, FILES = 1 << 20, 2000  # bytes read of a file, its last ones; files read of a folder
 MOMENT = 2.0  # s in which a server must answer
+ENDS = 204, 400, 413, 507  # statuses after which a line is not sent again: taken, no row, too long, no room for it
 ADDRESS = re.compile(r"http://(?P<host>\[[0-9a-fA-F:.]+\]|[\w.-]+)(:(?P<port>\d{1,5}))?/(?P<code>[A-Za-z0-9]{4,40})/?")
 _OPEN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -240,7 +241,7 @@ def room(where: str | os.PathLike[str] | None = None, name: str = "") -> Note:
         _here.waiting.clear()
         if "://" in place:
             with _noting():
-                post(place, b"")
+                _must_be_taken(post(place, b""), place)
     _here.name = words.one_line(str(name), LONGEST_NAME) or _here.name
     return Note("\n\n".join(filter(None, (_said(), _here.note, _here.own_note))))
 
@@ -292,24 +293,28 @@ def _send() -> None:
     """Send what waits; a server that is away gets it with the next line."""
     with _here.sending, _noting():
         while _here.waiting:
-            post(where(), line := _here.waiting[0])
-            if _here.waiting and _here.waiting[0] is line:
+            status = post(place := where(), line := _here.waiting[0])
+            if status in ENDS and _here.waiting and _here.waiting[0] is line:
                 _here.waiting.popleft()
+            _must_be_taken(status, place)
 
 
-def post(address: str, line: bytes) -> None:
-    """Send one line to a server, within `MOMENT` s, by no proxy. Raises OSError, also for a line that it refuses."""
+def _must_be_taken(status: int, place: str) -> None:
+    if status != 204:
+        raise OSError(say("refused", status=status, where=place))
+
+
+def post(address: str, line: bytes) -> int:
+    """Send one line to a server, by no proxy, and return the status. Raises OSError where none answers in time."""
     parts = ADDRESS.fullmatch(address)
     if parts is None:
         raise ValueError(say("no-room", where=words.one_line(address, 200), variable=VARIABLE))
     line_to = http.client.HTTPConnection(parts["host"].strip("[]"), int(parts["port"] or 80), timeout=MOMENT)
     try:
         line_to.request("POST", f"/{parts['code']}", line, {"Content-Type": "application/json"})
-        status = line_to.getresponse().status
+        return line_to.getresponse().status
     finally:
         line_to.close()
-    if status not in (204, 400):  # the latter would be refused again, by a server of another version
-        raise OSError(say("refused", status=status, where=address))
 
 
 LISTENERS.append(heard)
