@@ -282,7 +282,7 @@ def _parser() -> argparse.ArgumentParser:
     add = command("room", room, (), "take the checks of a room of learners, and show a board of who is stuck where")
     add("--bind", default="127.0.0.1", metavar="ADDRESS", help="where to listen; 0.0.0.0 lets the network in")
     add("--port", type=int, default=8700, metavar="N", help="0 takes any that is free")
-    add("--code", default="", metavar="CODE", help="the join code, 4 to 40 letters and digits (default: a new one)")
+    add("--code", metavar="CODE", help="the join code, 4 to 40 letters and digits (default: a new one)")
     add("--folder", type=Path, metavar="DIR", help="keep the rows there, and show those that kernels write there")
     command("ready", ready, (), "test in half a minute what a workshop needs; print READY, or the one repair")
     return parser
@@ -335,7 +335,7 @@ def room(options: argparse.Namespace) -> int:
     """Serve the board of a room until Ctrl-C."""
     from loaderviz.workshop.board import serve
 
-    serve(options.bind, options.port, options.code, options.folder)
+    serve(options.bind, options.port, options.code or "", options.folder)
     return 0
 
 

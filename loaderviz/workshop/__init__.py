@@ -14,6 +14,7 @@ from __future__ import annotations
 from loaderviz.imports import fork_workers
 from loaderviz.workshop import articles, break_it
 from loaderviz.workshop.exercises import Exercise, ExerciseError, Note, Outcome, Prediction, predict, say
+from loaderviz.workshop.learner import progress, recall
 from loaderviz.workshop.lessons import (
     capstone,
     claims,
@@ -69,6 +70,8 @@ __all__ = [
     "lesson06",
     "lesson07",
     "predict",
+    "progress",
+    "recall",
     "room",
     "suspects",
 ]

@@ -520,13 +520,16 @@ class Prediction:
     def choose(self, choice: str | int) -> Prediction:
         """Say what will happen: a choice, or its number from 1. It can be changed until `reveal()`."""
         self.choice = self._one_of(choice, "choose()")
-        tell("vote", self.question, f"{self.choices.index(self.choice) + 1}. {self.choice}")
+        self._tell()
         if self._widget is not None:
             self._widget.set_trait("choice", self.choices.index(self.choice))
             self._widget.set_trait("said", self._said())
         if self._shown is not None:  # so that the notebook has it when it is saved
             self._shown.update(self._repr_mimebundle_(), raw=True)
         return self
+
+    def _tell(self) -> None:
+        tell("vote", self.question, f"{self.choices.index(self.choice or '') + 1}. {self.choice}")
 
     def reveal(self) -> Note:
         """Return what was said beside the answer. Without a choice: the first time, ask for one.

@@ -101,17 +101,17 @@ def _is_number(value: Any) -> bool:
 # Files
 
 
-def append(file: Path, row: Row, mode: int = 0o600) -> None:
-    """Add a row to a file of this account, which is made if need be. Raises OSError, ValueError for no possible name.
+def append(file: Path, row: Row | None, mode: int = 0o600) -> None:
+    """Add a row, if there is one, to a file of this account, which is made if need be.
 
-    A file that has a second name, is a link, or no file, is left as it is.
+    A file with a second name, a link, and what is no file are left as they are. Raises OSError, or ValueError for a NUL.
     """
     handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _OPEN, mode)
     try:
         _must_be_plain(os.fstat(handle))
         if mode & 0o044 and hasattr(os, "fchmod"):
             os.fchmod(handle, mode)  # whatever the account's umask is
-        line = b"\n" + row.line() + b"\n"  # so that a torn line before it does not take it along
+        line = b"\n" + row.line() + b"\n" if row else b""  # so that a torn line before it does not take it along
         if os.write(handle, line) < len(line):
             raise OSError(say("disk-full"))
     finally:
@@ -261,10 +261,8 @@ def _can_be(place: str) -> bool:
 def heard(kind: str, about: str, outcome: str, minutes: float = 0.0, ns: int = 0, name: str = "") -> None:
     """Write a row to the learner's own file, if it is no vote, and to the room, if there is one."""
     place, row = where(), Row(kind, name_for(name), about, outcome, round(min(minutes, 1e5), 1), ns, int(time.time()))
-    with _noting("own_note"):
-        if kind != "vote" and (own := own_file()):
-            os.makedirs(own.parent, exist_ok=True)
-            append(own, row)
+    if kind != "vote":
+        keep(row)
     if not place or kind == "recall":  # what somebody has forgotten is nobody else's business
         return
     if "://" not in place:
@@ -273,6 +271,20 @@ def heard(kind: str, about: str, outcome: str, minutes: float = 0.0, ns: int = 0
         return
     _here.waiting.append(row.line())
     threading.Thread(target=_send, daemon=True).start()
+
+
+def keep(row: Row | None) -> bool:
+    """Write a row, if there is one, to the learner's own file, which is made; tell whether that could be done."""
+    with _noting("own_note"):
+        if own := own_file():
+            os.makedirs(own.parent, exist_ok=True)
+            append(own, row)
+    return not _here.own_note
+
+
+def own_problem() -> str:
+    """Return in a sentence why the learner's own file cannot be written; "" if it can."""
+    return _here.own_note
 
 
 @contextmanager
