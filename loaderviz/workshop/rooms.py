@@ -104,7 +104,7 @@ def _is_number(value: Any) -> bool:
 def append(file: Path, row: Row | None, mode: int = 0o600) -> None:
     """Add a row, if there is one, to a file of this account, which is made if need be.
 
-    A file with a second name, a link, and what is no file are left as they are. Raises OSError, or ValueError for a NUL.
+    A file with a second name, a link, and what is no file stay as they are. Raises OSError, or ValueError for a NUL.
     """
     handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _OPEN, mode)
     try:
