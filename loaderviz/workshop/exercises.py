@@ -502,6 +502,7 @@ class Prediction:
     """
 
     asks = 1  # how often `reveal()` without a choice asks for one before it gives the answer
+    label = "predict"  # the key of what stands before the question
 
     def __init__(self, question: str, choices: Sequence[str], answer: Answer, why: str = "") -> None:
         self.question, self.choices, self.why = str(question), tuple(map(str, choices)), str(why)
@@ -555,7 +556,10 @@ class Prediction:
     def __repr__(self) -> str:
         chosen = (">" if text == self.choice else " " for text in self.choices)
         rows = [f"  {sign} {number}. {self.choices[number - 1]}" for number, sign in enumerate(chosen, 1)]
-        return "\n".join([f"{say('predict')} {self.question}", *rows, say("by-hand")])
+        return "\n".join([f"{say(self.label)} {self.question}", *rows, self._by_hand()])
+
+    def _by_hand(self) -> str:
+        return say("by-hand")
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         return {"text/plain": repr(self), "text/html": self._html()}
@@ -573,7 +577,7 @@ class Prediction:
             from loaderviz.widgets.controls import Choices
 
             texts, at = [*map(words.html, self.choices)], self.choices.index(self.choice) if self.choice else -1
-            asked = f"<b>{say('predict')}</b> {words.html(self.question)}"
+            asked = f"<b>{say(self.label)}</b> {words.html(self.question)}"
             self._widget = Choices(question=asked, choices=texts, choice=at, said=self._said())
             self._widget.observe(lambda change: self.choose(change["new"] + 1), names="choice")
         return self._widget
@@ -586,8 +590,8 @@ class Prediction:
     def _html(self) -> str:
         texts = (words.html(text) + f" <b>{say('said-this')}</b>" * (text == self.choice) for text in self.choices)
         rows = "".join(f"<li>{text}</li>" for text in texts)
-        asked = f"<p><b>{say('predict')}</b> {words.html(self.question)}</p><ol>{rows}</ol><p>{say('by-hand')}</p>"
-        return f'<div class="lv-prediction">{asked}</div>{STANDS_IN}'
+        asked = f"<p><b>{say(self.label)}</b> {words.html(self.question)}</p><ol>{rows}</ol>"
+        return f'<div class="lv-prediction">{asked}<p>{words.html(self._by_hand())}</p></div>{STANDS_IN}'
 
     def _one_of(self, value: Any, what: str) -> str:
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(self.choices):

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from loaderviz import words
-from loaderviz.widgets.cells import show
 from loaderviz.workshop import rooms
 from loaderviz.workshop.exercises import (
     ASKED,
@@ -95,37 +94,41 @@ def progress() -> Progress:
 
 
 class Recalled(Prediction):
-    """One question of an earlier lesson. What is chosen first is judged, and kept."""
+    """One question, for a lesson after the one that explains it. What is chosen first is judged, and kept."""
 
-    def __init__(self, key: str, chance: random.Random) -> None:
+    label, _told = "recall-label", False
+
+    def __init__(self, key: str, lesson: int, chance: random.Random) -> None:
         asked = QUESTIONS[key]
         texts = in_language(asked)
         right, choices = texts["choices"][asked["answer"] - 1], chance.sample(texts["choices"], len(texts["choices"]))
         rule = f" ({asked['rule']})" if "rule" in asked else ""
         super().__init__(texts["question"], choices, right, texts["why"] + rule)
-        self.key = key
+        self.key, self.lesson = key, lesson
 
     def _tell(self) -> None:
-        if self.choice is None:
-            return
         if not self._told:
             tell("recall", self.key, "right" if self.right else "wrong")
         self._told = True
 
-    _told = False
+    def verdict(self) -> str:
+        """Return whether the choice is right, and why; "" before there is one."""
+        if self.choice is None:
+            return ""
+        return say("recall-right" if self.right else "recall-wrong", right=self._right_one(), why=self.why)
 
     def _said(self) -> str:
-        if self.choice is None:
-            return super()._said()
-        said = say("right" if self.right else "wrong", choice=self.choice, right=self._right_one())
-        return f"{words.html(said)}<br>{words.html(self.why)}"
+        return words.html(self.verdict()) or super()._said()
+
+    def _by_hand(self) -> str:
+        return self.verdict() or say("recall-by-hand", lesson=self.lesson)
 
 
 class Recall:
     """Two questions of earlier lessons; `choose(2, 1)` answers both where there are no buttons."""
 
-    def __init__(self, lesson: int, questions: Sequence[Recalled]) -> None:
-        self.lesson, self.questions = lesson, list(questions)
+    def __init__(self, questions: Sequence[Recalled]) -> None:
+        self.questions = list(questions)
 
     @property
     def answered(self) -> bool:
@@ -136,34 +139,17 @@ class Recall:
         """Answer the questions in their order, each by a choice or its number from 1; return what is right, and why."""
         for question, choice in zip(self.questions, choices, strict=False):
             question.choose(choice)
-        given = [question for question in self.questions if question.choice is not None]
-        return Note("\n\n".join(question.reveal().text for question in given))
+        return Note("\n\n".join(filter(None, (question.verdict() for question in self.questions))))
 
     def __repr__(self) -> str:
-        rows = []
-        for question in self.questions:
-            rows += ["", question.question, *(f"  {at}. {text}" for at, text in enumerate(question.choices, 1))]
-        return "\n".join([say("recall-head"), *rows, "", say("recall-by-hand", lesson=self.lesson)])
-
-    def _repr_html_(self) -> str:
-        parts = []
-        for each in self.questions:
-            choices = "".join(f"<li>{words.html(text)}</li>" for text in each.choices)
-            said = f"<p>{each._said()}</p>" if each.choice is not None else ""
-            parts.append(f"<p>{words.html(each.question)}</p><ol>{choices}</ol>{said}")
-        by_hand = words.html(say("recall-by-hand", lesson=self.lesson))
-        return f"<div><p><b>{say('recall-head')}</b></p>{''.join(parts)}<p>{by_hand}</p></div>"
+        return "\n\n".join([say("recall-head"), *map(repr, self.questions)])
 
     def _ipython_display_(self) -> None:
-        from IPython.display import display
+        from IPython.display import Markdown, display
 
-        widgets = [each.widget() for each in self.questions]
-        if all(widget is None for widget in widgets):
-            display({"text/plain": repr(self), "text/html": self._repr_html_()}, raw=True)
-            return
-        display({"text/plain": say("recall-head"), "text/html": f"<b>{say('recall-head')}</b>"}, raw=True)
-        for widget in widgets:
-            show(widget)
+        display(Markdown(f"**{say('recall-head')}**"))
+        for question in self.questions:
+            question._ipython_display_()
 
 
 _drawn: dict[int, Recall] = {}  # of this kernel, until they are answered
@@ -185,7 +171,7 @@ def recall(lesson: int | str, seed: int | None = None) -> Recall | Note:
     keys = drawn(number, rooms.read(own)[0] if own else [], chance)
     if not keys:
         return Note(say("recall-none"))
-    _drawn[number] = Recall(number, [Recalled(key, chance) for key in keys])
+    _drawn[number] = Recall([Recalled(key, number, chance) for key in keys])
     return _drawn[number]
 
 
