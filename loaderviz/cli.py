@@ -279,6 +279,12 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command("lessons", lessons, (), "copy the notebooks into a folder, to work in")
     add("folder", type=Path, nargs="?", default=Path("lessons"), help="it is made; files that it has are kept")
+    add("--without-solutions", action="store_true", help="leave out the solved notebooks and the links to them")
+    add = command("slides", slides, ("nbconvert",), "make one HTML page of slides of a lesson, for a talk")
+    add("lesson", metavar="NN", help="the number of the lesson, such as 03")
+    add("--out", type=Path, default=Path("slides.html"), metavar="PAGE", help="the page to write")
+    add = command("handout", handout, (), "make two pages to print: how to read the picture, the exercises, the terms")
+    add("--out", type=Path, default=Path("handout.html"), metavar="PAGE", help="the page to write")
     add = command("room", room, (), "take the checks of a room of learners, and show a board of who is stuck where")
     add("--bind", default="127.0.0.1", metavar="ADDRESS", help="where to listen; 0.0.0.0 lets the network in")
     add("--port", type=int, default=8700, metavar="N", help="0 takes any that is free")
@@ -325,9 +331,27 @@ def lessons(options: argparse.Namespace) -> int:
     """Copy the notebooks."""
     from loaderviz import notebooks
 
-    folder, kept = notebooks.copy(options.folder)
+    folder, kept = notebooks.copy(options.folder, not options.without_solutions)
     left = f" ({words.count(kept, 'file')} that it had already left as they were)" if kept else ""
     print(f"The lessons are in {folder}{left}. Begin with: python -m jupyterlab {folder / notebooks.FIRST}")
+    return 0
+
+
+def slides(options: argparse.Namespace) -> int:
+    """Make slides of a lesson."""
+    from loaderviz.files import write
+    from loaderviz.workshop import papers
+
+    print(f"The slides are in {write(options.out, papers.slides(options.lesson))}: open it in a browser; keys go on.")
+    return 0
+
+
+def handout(options: argparse.Namespace) -> int:
+    """Make the two pages for learners."""
+    from loaderviz.files import write
+    from loaderviz.workshop import papers
+
+    print(f"The handout is in {write(options.out, papers.handout())}: open it in a browser and print it.")
     return 0
 
 

@@ -113,7 +113,7 @@ def test_view_prints_what_could_be_gained_and_puts_it_on_the_page(tmp_path, caps
 def test_the_help_has_all_commands_and_each_option_at_most_one_default(capsys):
     done = subprocess.run([sys.executable, "-m", "loaderviz"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    for command in ("compare", "view", "run", "lessons", "room", "ready"):
+    for command in ("compare", "view", "run", "lessons", "slides", "handout", "room", "ready"):
         assert command in done.stdout
         with pytest.raises(SystemExit):
             cli.main([command, "--help"])

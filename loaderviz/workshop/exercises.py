@@ -173,7 +173,7 @@ class Exercise:
         self._asked_for += 1
         if self._asked_for > self.asks or (self.last is not None and self.last.passed):
             return Note(say("solution", number=self.number), self.answer)
-        left = counted(len(self.hints) - self._next_hint, "hint")
+        left = counted(len(self.hints) - self._next_hint, "unread hint")
         return Note(
             say("solution-asks", number=self.number, tries=counted(self._tries, "try"), left=left, name=self.name)
         )
