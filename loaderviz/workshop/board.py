@@ -42,7 +42,7 @@ BURST, RATE, WRONG = 300.0, 20.0, 20.0  # requests of one address at once, then 
 ADDRESSES = 4096  # whose requests are counted
 CONNECTIONS, SECONDS = 128, 10.0  # at once, and until one is closed, whatever it still sends
 STUCK_MINUTES, STUCK_TRIES, AWAY = 8.0, 4, 20 * 60  # s without a row: somebody has left
-VOTES, FRESH = 3, 1.0  # predictions shown, the last ones; s for which a state is shown
+VOTES, CHOICES, FRESH = 3, 8, 1.0  # predictions shown, the last ones, choices of each; s for which a state is shown
 RACE = "8.1"
 FILE = Path(__file__).with_name("board.html")
 
@@ -52,7 +52,7 @@ def state(rows: Iterable[Row], notes: Sequence[str] = (), now: float | None = No
     now = time.time() if now is None else now
     checks, votes = dict[str, list[Row]](), dict[str, dict[str, Row]]()
     for row in rows:
-        if row.kind == "check" and row.about in EXERCISES:
+        if row.kind == "check" and row.about in EXERCISES and (row.name in checks or len(checks) < NAMES):
             checks.setdefault(row.name, []).append(row)
         elif row.kind == "vote":
             votes[row.about] = {**votes.pop(row.about, {}), row.name: row}  # the last one asked is the last one here
@@ -95,7 +95,7 @@ def _ranking(checks: dict[str, list[Row]]) -> list[list[str]]:
 
 def _counted(about: str, votes: Iterable[Row]) -> dict[str, Any]:
     said = [row.outcome for row in votes]
-    return {"about": about, "choices": [[each, said.count(each)] for each in sorted({*said})]}
+    return {"about": about, "choices": [[each, said.count(each)] for each in sorted({*said})[:CHOICES]]}
 
 
 class Kept:

@@ -33,6 +33,7 @@ LOOKS = {  # background and text of a cell, in light and dark notebooks
     "passed": "#1e7d4c;color:#fff", "not yet": "#ffd166;color:#1d1d1d", "crashed": "#b3261e;color:#fff",
     "not attempted": "#8c8c8c;color:#000", "": "#8c8c8c40",
 }  # fmt: skip
+SHOWN = {"": "·", **{str(status): sign for status, sign in SIGNS.items()}}
 CELL = "display:inline-block;width:1.5em;height:1.5em;line-height:1.5em;margin:1px;text-align:center;border-radius:3px"
 LESSON = "display:inline-block;margin:0 10px 4px 0;white-space:nowrap"
 ASKS = 2  # questions that `recall` draws
@@ -80,7 +81,7 @@ class Progress:
         return f'<span title="{words.html(title)}" style="{looks}">{self._sign(number)}</span>'
 
     def _sign(self, number: str) -> str:
-        return {**SIGNS, "": "·"}[self.outcomes.get(number, "")]
+        return SHOWN[self.outcomes.get(number, "")]
 
 
 def progress() -> Progress:

@@ -10,6 +10,7 @@ import base64
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
@@ -39,19 +40,16 @@ def slides(lesson: str) -> str:
     if not found:
         known = sorted(path.name[:2] for path in place.glob("[0-9]*.ipynb"))
         raise ExerciseError(say("no-slides", lesson=words.one_line(lesson, 40), known=say("comma").join(known)))
-    import nbformat
-    from nbconvert import HTMLExporter
-    from pygments.formatters import HtmlFormatter
-
+    nbformat, nbconvert, formatters = map(import_module, ("nbformat", "nbconvert", "pygments.formatters"))
     notebook = nbformat.read(found[0], as_version=4)
-    exporter = HTMLExporter(template_name="basic", embed_images=True, exclude_anchor_links=True)
+    exporter = nbconvert.HTMLExporter(template_name="basic", embed_images=True, exclude_anchor_links=True)
     parts = []
     for cells in _cut(notebook.cells):
         one = nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
         body, _ = exporter.from_notebook_node(one, {"metadata": {"path": str(place)}})
         parts.append(f"<section><div>{body}</div></section>")
     title = _title(notebook.cells)
-    colours = HtmlFormatter().get_style_defs(".highlight")
+    colours = formatters.HtmlFormatter().get_style_defs(".highlight")
     return _page("slides.html", title=words.html(title), colours=colours, slides="\n".join(parts))
 
 

@@ -39,7 +39,7 @@ KINDS = ("check", "vote", "recall")
 OUTCOMES = ("passed", "not attempted", "not yet", "crashed", "right", "wrong")  # of a vote it is what was chosen
 LONGEST, LONGEST_NAME = 1024, 40  # bytes of a row; characters of a name
 ABOUT, OUTCOME = 240, 110  # bytes; twice, since JSON writes a quote as two: and with a name of 160 it is still 1 kB
-READ, FILES = 1 << 20, 2000  # bytes read of a file, its last ones; files read of a folder
+READ, FILES, ALL = 1 << 20, 2000, 1 << 25  # bytes read of a file, its last ones; files and bytes read of a folder
 MOMENT = 2.0  # s in which a server must answer
 ENDS = 204, 400, 413, 507  # statuses after which a line is not sent again: taken, no row, too long, no room for it
 ADDRESS = re.compile(r"http://(?P<host>\[[0-9a-fA-F:.]+\]|[\w.-]+)(:(?P<port>\d{1,5}))?/(?P<code>[A-Za-z0-9]{4,40})/?")
@@ -125,7 +125,7 @@ def _must_be_plain(status: os.stat_result) -> None:
 
 def read(place: Path) -> tuple[list[Row], list[str]]:
     """Return the rows of a file, or of all files of a folder, oldest first, and what was left out, in sentences."""
-    rows, notes = list[Row](), list[str]()
+    rows, notes, left = list[Row](), list[str](), ALL
     try:
         names = sorted(name for name in os.listdir(place) if name.endswith(".jsonl")) if place.is_dir() else [""]
     except (OSError, ValueError) as problem:
@@ -141,6 +141,9 @@ def read(place: Path) -> tuple[list[Row], list[str]]:
             notes.append(say("file-left-out", file=place / name, problem=problem))
             continue
         rows += more
+        if (left := left - min(READ, (place / name).stat().st_size)) < 0:
+            notes.append(say("much", folder=place, most=words.size(ALL)))
+            break
         if torn:
             notes.append(say("torn", file=place / name, count=torn))
     return sorted(rows, key=lambda row: row.at), notes

@@ -85,6 +85,13 @@ def test_what_no_exercise_has_and_nothing_at_all():
     assert [number for number, _ in empty["exercises"]] == list(EXERCISES) and empty["votes"] == empty["ranking"] == []
 
 
+def test_who_floods_a_folder_with_names_and_choices_fills_no_page():
+    rows = [check(f"n{number}", "3.1") for number in range(999)] + [check("n3", "3.2")]
+    found = shown(*rows, *(Row("vote", f"n{number}", "Which?", f"{number}. x") for number in range(99)))
+    assert len(found["people"]) == board.NAMES and len(found["votes"][0]["choices"]) == 8
+    assert next(each for each in found["people"] if each["name"] == "n3")["cells"].keys() == {"3.1", "3.2"}
+
+
 def test_it_speaks_the_language_of_the_room(monkeypatch):
     monkeypatch.setenv("LOADERVIZ_LANGUAGE", "zh")
     assert shown()["words"]["stuck"] == "需要帮助" and shown()["signs"]["passed"][0] == "✔"

@@ -111,6 +111,15 @@ def test_of_a_large_file_the_end_is_read_and_of_many_the_first(tmp_path, monkeyp
     assert [row.name for row in rows] == ["n18", "n19", "b.jsonl"] and "more than 2 files" in notes[0]
 
 
+def test_of_a_flooded_folder_a_part_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(rooms, "ALL", 500)
+    for number in range(9):
+        for _ in range(3):
+            append(tmp_path / f"{number}.jsonl", ADA)
+    rows, notes = read(tmp_path)
+    assert 3 <= len(rows) <= 9 and "more than 500 bytes of rows" in notes[0]
+
+
 def test_rows_of_many_files_are_in_the_order_of_their_time(tmp_path):
     for name, at in (("b", 3), ("a", 5), ("b", 4), ("a", 1)):
         append(tmp_path / f"{name}.jsonl", ADA._replace(name=f"{name}{at}", at=at))
