@@ -277,6 +277,11 @@ def _parser() -> argparse.ArgumentParser:
     add("program", help="the script, or with -m the module")
     add("arguments", nargs=argparse.REMAINDER, metavar="argument", help="all that follows is the program's")
 
+    _add_course(command)
+    return parser
+
+
+def _add_course(command: Callable[..., Add]) -> None:
     add = command("lessons", lessons, (), "copy the notebooks into a folder, to work in")
     add("folder", type=Path, nargs="?", default=Path("lessons"), help="it is made; files that it has are kept")
     add("--without-solutions", action="store_true", help="leave out the solved notebooks and the links to them")
@@ -291,7 +296,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--code", metavar="CODE", help="the join code, 4 to 40 letters and digits (default: a new one)")
     add("--folder", type=Path, metavar="DIR", help="keep the rows there, and show those that kernels write there")
     command("ready", ready, (), "test in half a minute what a workshop needs; print READY, or the one repair")
-    return parser
 
 
 def _part(text: str) -> slice | None:

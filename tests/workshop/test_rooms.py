@@ -360,7 +360,7 @@ def test_lines_wait_for_a_server_that_is_away_and_the_oldest_make_room(monkeypat
     settle()
     assert len(rooms._here.waiting) == 100 and "nobody there" in repr(workshop.room())
     sent = []
-    monkeypatch.setattr(rooms, "post", lambda where, line: sent.append(json.loads(line)["about"]))
+    monkeypatch.setattr(rooms, "post", lambda where, line: sent.append(json.loads(line)["about"]) or 204)
     rooms.heard("check", "last", "passed")
     settle()
     assert sent == [f"n{number}" for number in range(21, 120)] + ["last"] and not rooms._here.waiting
@@ -386,8 +386,7 @@ def test_neither_a_proxy_nor_another_place_gets_a_line(monkeypatch):
         reply = f"HTTP/1.0 307 x\r\nLocation: {elsewhere}/CODE\r\nContent-Length: 0\r\n\r\n".encode()
         thread = threading.Thread(target=answers, args=(server, reply))
         thread.start()
-        with pytest.raises(OSError, match="with the status 307"):
-            rooms.post(f"http://127.0.0.1:{server.getsockname()[1]}/CODE", ADA.line())
+        assert rooms.post(f"http://127.0.0.1:{server.getsockname()[1]}/CODE", ADA.line()) == 307
         thread.join()
         other.settimeout(0.2)
         with pytest.raises(TimeoutError):
