@@ -6,8 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import closing
+from pathlib import Path
 from typing import get_args
 from unittest.mock import Mock
 
@@ -168,12 +170,11 @@ def as_account(number):
 @pytest.mark.skipif(sys.platform == "linux" and os.getuid() != 0, reason="only root can be two accounts")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer Pythons warn of a fork beside torch's threads
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
-def test_accounts_that_differ_write_into_one_folder_whatever_their_umask(tmp_path, mode, monkeypatch):
-    folder = tmp_path / "room"
-    folder.mkdir()
+def test_accounts_that_differ_write_into_one_folder_whatever_their_umask(mode, monkeypatch, request):
+    place = tempfile.TemporaryDirectory()  # pytest's own are for its account alone
+    request.addfinalizer(place.cleanup)
+    folder = Path(place.name)
     folder.chmod(mode)
-    for place in (tmp_path, *tmp_path.parents[:-2]):
-        place.chmod(place.stat().st_mode | 0o011)  # pytest's own are for its account
     monkeypatch.setenv("LOADERVIZ_ROOM", str(folder))
     monkeypatch.setenv("LOADERVIZ_PROGRESS", "off")
     assert [as_account(number) for number in (60001, 60002, 60001)] == [0, 0, 0]
