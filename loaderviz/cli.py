@@ -1,4 +1,4 @@
-"""The command line: `compare`, `view`, `run` (each writes a page), `validate`, `calibrate`, `lessons`, `ready`."""
+"""The command line: `compare`, `view` and `run` write pages; `lessons`, `room`, `ready` are for courses; and more."""
 
 from __future__ import annotations
 
@@ -297,10 +297,25 @@ def _parser() -> argparse.ArgumentParser:
     add("program", help="the script to run, or the module with -m")
     add("arguments", nargs=argparse.REMAINDER, metavar="argument", help="all that follows belongs to the program")
 
+    _add_course(command)
+    return parser
+
+
+def _add_course(command: Callable[..., Add]) -> None:
     add = command("lessons", lessons, (), "copy the notebooks of the course into a folder")
     add("folder", type=Path, nargs="?", default=Path("lessons"), help="the folder to make; files in it are kept")
+    add("--without-solutions", action="store_true", help="leave out the solved notebooks, and the links to them")
+    add = command("slides", slides, ("nbconvert",), "make one HTML page of slides of a lesson, for a talk")
+    add("lesson", metavar="NN", help="the number of the lesson, such as 03")
+    add("--out", type=Path, default=Path("slides.html"), metavar="PAGE", help="the page to write")
+    add = command("handout", handout, (), "make two pages to print: how to read the picture, the exercises, the terms")
+    add("--out", type=Path, default=Path("handout.html"), metavar="PAGE", help="the page to write")
+    add = command("room", room, (), "take the checks of a room of learners, and show a board of who is stuck where")
+    add("--bind", default="127.0.0.1", metavar="ADDRESS", help="the address to listen at; 0.0.0.0 lets the network in")
+    add("--port", type=int, default=8700, metavar="N", help="the port to listen at; 0 takes any that is free")
+    add("--code", metavar="CODE", help="the code to join with, 4 to 40 letters and digits (default: a new one)")
+    add("--folder", type=Path, metavar="DIR", help="the folder that keeps the rows; rows that kernels write there are shown, too")
     command("ready", ready, (), "test in half a minute whether a workshop can be held here; print READY or a repair")
-    return parser
 
 
 def _part(text: str) -> slice | None:
@@ -341,9 +356,35 @@ def lessons(options: argparse.Namespace) -> int:
     """Copy the notebooks."""
     from loaderviz import notebooks
 
-    folder, kept = notebooks.copy(options.folder)
+    folder, kept = notebooks.copy(options.folder, not options.without_solutions)
     left = f" ({words.count(kept, 'file')} that it had already left as they were)" if kept else ""
     print(f"The lessons are in {folder}{left}. Begin with: python -m jupyterlab {folder / notebooks.FIRST}")
+    return 0
+
+
+def slides(options: argparse.Namespace) -> int:
+    """Make slides of a lesson."""
+    from loaderviz.files import write
+    from loaderviz.workshop import papers
+
+    print(f"The slides are in {write(options.out, papers.slides(options.lesson))}: open it in a browser; keys go on.")
+    return 0
+
+
+def handout(options: argparse.Namespace) -> int:
+    """Make the two pages for learners."""
+    from loaderviz.files import write
+    from loaderviz.workshop import papers
+
+    print(f"The handout is in {write(options.out, papers.handout())}: open it in a browser and print it.")
+    return 0
+
+
+def room(options: argparse.Namespace) -> int:
+    """Serve the board of a room until Ctrl-C."""
+    from loaderviz.workshop.board import serve
+
+    serve(options.bind, options.port, options.code or "", options.folder)
     return 0
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,8 @@ from loaderviz.errors import LoadervizError, require
 FIRST = "00_start_here.ipynb"
 # as in pyproject.toml
 PARTS = "*.ipynb", "*.md", "pictures/*.png", "pictures/*.svg", "solutions/*.ipynb", "traces/*", "zh/*.ipynb"
+
+SOLVED = re.compile(r"\]\((\.\./)?solutions/")  # a link to a solved notebook
 
 
 class NoLessonsError(LoadervizError, FileNotFoundError):
@@ -47,20 +51,36 @@ def folder() -> Path:
     )
 
 
-def copy(to: str | Path) -> tuple[Path, int]:
+def copy(to: str | Path, solutions: bool = True) -> tuple[Path, int]:
     """Copy the lessons into a folder, which is made; return it and how many files were there already and were kept.
 
-    Raises `NoLessonsError`, and OSError where nothing can be written.
+    Without `solutions` the solved notebooks stay out, and so do the paragraphs that link to them. Raises
+    `NoLessonsError`, and OSError where nothing can be written.
     """
     source, target, kept = folder(), Path(to), 0
     for path in sorted(path for part in PARTS for path in source.glob(part)):
+        if not solutions and path.parent.name == "solutions":
+            continue
         place = target / path.relative_to(source)
         if place.exists():
             kept += 1
             continue
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
+        if solutions or path.suffix != ".ipynb":
+            shutil.copyfile(path, place)
+        else:
+            place.write_text(_without_solutions(path.read_text(encoding="utf-8")), encoding="utf-8")
     return target, kept
+
+
+def _without_solutions(notebook: str) -> str:
+    """Return a notebook without the paragraphs that link to solved ones."""
+    content = json.loads(notebook)
+    for cell in content["cells"]:
+        if cell["cell_type"] == "markdown":
+            paragraphs = "".join(cell["source"]).split("\n\n")
+            cell["source"] = "\n\n".join(part for part in paragraphs if not SOLVED.search(part))
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def trace(name: str) -> Path:

@@ -67,8 +67,8 @@ def rate(per_second: float | None) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return how many: "1 span", "12,345 spans", "2 batches", "2 copies"."""
-    if noun.endswith("py"):
+    """Return how many: "1 span", "12,345 spans", "2 batches", "2 copies", "2 tries"."""
+    if noun.endswith(("py", "try")):
         return f"{number:,} {noun if number == 1 else f'{noun[:-1]}ies'}"
     plural = "" if number == 1 else "es" if noun.endswith(("ch", "s")) else "s"
     return f"{number:,} {noun}{plural}"

@@ -49,7 +49,7 @@ def ran(path: Path, last: str = "") -> Any:
     )
     metadata = dict(notebook.metadata)
     with tempfile.TemporaryDirectory() as place:
-        client.execute(env=os.environ | ENVIRONMENT | {"LOADERVIZ_LEADERBOARD": f"{place}/leaderboard.sqlite"})
+        client.execute(env=os.environ | ENVIRONMENT | {"LOADERVIZ_PROGRESS": f"{place}/progress.jsonl"})
     notebook.metadata = nbformat.from_dict(metadata)  # without what the kernel says of itself
     return notebook
 

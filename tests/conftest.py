@@ -20,6 +20,7 @@ from loaderviz.stopping import SIGNALS
 
 sys.modules.setdefault("rfc3987_syntax", None)  # jsonschema, of nbformat, would make 38 grammars that nobody here needs
 os.environ.setdefault("LOADERVIZ_OFFLINE", "1")
+os.environ["LOADERVIZ_PROGRESS"] = "off"  # checks of tests are nobody's progress
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # whoever uses torch's profiler first in this process
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the processes that tests start
 

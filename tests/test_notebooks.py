@@ -250,11 +250,11 @@ def client(notebook: Any, folder: Path, **more: Any) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def place_of_the_kernels(tmp_path_factory):
-    """No data from outside, one thread (small matrices: a busy machine is far slower with more), an own leaderboard."""
+    """No data from outside, one thread (small matrices: a busy machine is far slower with more), own progress."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOADERVIZ_OFFLINE", "1")
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("LOADERVIZ_LEADERBOARD", str(tmp_path_factory.mktemp("board") / "board.json"))
+        patch.setenv("LOADERVIZ_PROGRESS", str(tmp_path_factory.mktemp("own") / "progress.jsonl"))
         yield
 
 

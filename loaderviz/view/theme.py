@@ -1,7 +1,8 @@
 """The look of every timeline: one table of colours and patterns, for the view, its still picture and plotly.
 
 A colour means one thing. Seven batches have one each before the first comes again, chosen so that k and k + 1, k + 3
-and k + 4 differ in hue and in lightness; the number is on the bar, too. What the GPU does (`STATES`) and a blocked host
+and k + 4 differ in hue and in lightness, and k to k + 2, which are drawn at the same time, for people who lack a sort
+of cones, too; the number is on the bar, too. What the GPU does (`STATES`) and a blocked host
 have colours that no batch and no kind has, and patterns where two of them must be told apart without colour. Bars, or
 the frame around a strip of states, have at least 3:1 against white and a dark page (#161616), text on a bar 4.5:1.
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from loaderviz.timeline import Kind
 
 BLUE, AMBER, SKY, BROWN, GREEN, VIOLET, OLIVE = (
-    "#0072B2", "#B58A00", "#2E9BD6", "#8A5A2B", "#009E60", "#7B5BC2", "#7F9300",
+    "#0072B2", "#C07E00", "#2E9BD6", "#8A5A2B", "#009E60", "#7B5BC2", "#8A9C1E",
 )  # fmt: skip
 EXPOSED, WAITING, COMPUTING, HIDDEN, COMMUNICATING = "#D9480F", "#C4619B", "#5F6F86", "#8FE3C8", "#5555FF"
 TEXT, SOFT, GRID, BAND, FRAME = "#222222", "#555555", "#E3E3E3", "#F6F6F6", "#808080"

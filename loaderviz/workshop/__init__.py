@@ -14,6 +14,7 @@ from __future__ import annotations
 from loaderviz.imports import fork_workers
 from loaderviz.workshop import articles, break_it
 from loaderviz.workshop.exercises import Exercise, ExerciseError, Note, Outcome, Prediction, predict, say
+from loaderviz.workshop.learner import progress, recall
 from loaderviz.workshop.lessons import (
     capstone,
     claims,
@@ -28,6 +29,7 @@ from loaderviz.workshop.lessons import (
     suspects,
 )
 from loaderviz.workshop.lessons.capstone import Leaderboard
+from loaderviz.workshop.rooms import room
 
 fork_workers()
 
@@ -68,5 +70,8 @@ __all__ = [
     "lesson06",
     "lesson07",
     "predict",
+    "progress",
+    "recall",
+    "room",
     "suspects",
 ]

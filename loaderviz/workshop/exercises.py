@@ -9,6 +9,7 @@ import ast
 import inspect
 import json
 import linecache
+import math
 import numbers
 import os
 import random
@@ -17,6 +18,7 @@ import secrets
 import sys
 import sysconfig
 import textwrap
+import time
 import tomllib
 import traceback
 import warnings
@@ -82,6 +84,14 @@ class ExerciseError(LoadervizError, ValueError):
 
 
 Measure = Callable[[Any, random.Random], "Score"]
+# Called as `rooms.heard` with what came of a check ("check"), or what was chosen of a prediction ("vote").
+LISTENERS: list[Callable[..., object]] = []
+
+
+def tell(kind: str, about: str, outcome: str, **more: Any) -> None:
+    """Tell all listeners of a check or a choice."""
+    for listener in LISTENERS:
+        listener(kind, about, outcome, **more)
 
 
 class Exercise:
@@ -93,6 +103,7 @@ class Exercise:
     called with. `starter` and `answer` are Python source.
     """
 
+    asks = 1  # how often `solution()` only asks whether it shall be shown
     title = property(lambda self: f"{self.number} {self._asked('title')}")
     task = property(lambda self: self._asked("task"))
     target = property(lambda self: self._asked("target"))
@@ -106,16 +117,23 @@ class Exercise:
         given = [node.args.args for node in ast.parse(self.starter).body if isinstance(node, ast.FunctionDef)]
         self.arguments = [argument.arg for argument in given[-1]]
         self.last: Outcome | None = None
-        self._next_hint = 0
+        self.tells: dict[str, Any] = {}  # what else a check tells: `ns` of a race, `name`
+        self._next_hint = self._asked_for = 0
+        self._tries, self._begun = 0, math.inf
 
     def __repr__(self) -> str:
+        self._begin()
         return say("exercise", title=self.title, task=self.task, target=self.target, name=self.name)
+
+    def _begin(self) -> None:
+        self._begun = min(self._begun, time.monotonic())
 
     def _asked(self, part: str) -> Any:
         asked, known = in_language(ASKED[self.number])[part], self.measure.__globals__
         return asked.format_map(known) if isinstance(asked, str) else [text.format_map(known) for text in asked]
 
     def _repr_markdown_(self) -> str:
+        self._begin()
         title, target = say("exercise-title", title=self.title), say("exercise-target", target=self.target)
         return boxed(title, self.task, target, say("helps", name=self.name))
 
@@ -125,6 +143,7 @@ class Exercise:
         `seed` draws the data of a former check again; what a check says that is not passed ends with its seed.
         """
         seed = secrets.randbits(32) if seed is None else seed
+        self._begin()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the run would warn of (hazards) is in the outcome
             try:
@@ -132,6 +151,8 @@ class Exercise:
             except Exception as fault:
                 fault.add_note(f"a fault of the check; again: {self.name}.check(..., seed={seed})")
                 raise
+        self._tries += self.last.status != "not attempted"
+        tell("check", self.number, self.last.status, minutes=(time.monotonic() - self._begun) / 60, **self.tells)
         return self.last
 
     def hint(self, number: int | None = None) -> Note:
@@ -145,8 +166,17 @@ class Exercise:
         return Note(say("hint", number=number, last=last, hint=self.hints[number - 1], after=after))
 
     def solution(self) -> Note:
-        """Return the code of one solution. There are others: whatever meets the target is right."""
-        return Note(say("solution", number=self.number), self.answer)
+        """Return the code of one solution. There are others: whatever meets the target is right.
+
+        Until the exercise is passed the first call only asks whether it shall be shown: a second one shows it.
+        """
+        self._asked_for += 1
+        if self._asked_for > self.asks or (self.last is not None and self.last.passed):
+            return Note(say("solution", number=self.number), self.answer)
+        left = counted(len(self.hints) - self._next_hint, "unread hint")
+        return Note(
+            say("solution-asks", number=self.number, tries=counted(self._tries, "try"), left=left, name=self.name)
+        )
 
     def show(self) -> View | Note:
         """Return the picture of the last check; its score, where that has none.
@@ -479,6 +509,7 @@ class Prediction:
     """
 
     asks = 1  # how often `reveal()` without a choice asks for one before it gives the answer
+    label = "predict"  # the key of what stands before the question
 
     def __init__(self, question: str, choices: Sequence[str], answer: Answer, why: str = "") -> None:
         self.question, self.choices, self.why = str(question), tuple(map(str, choices)), str(why)
@@ -497,12 +528,16 @@ class Prediction:
     def choose(self, choice: str | int) -> Prediction:
         """Say what will happen: a choice, or its number from 1. It can be changed until `reveal()`."""
         self.choice = self._one_of(choice, "choose()")
+        self._tell()
         if self._widget is not None:
             self._widget.set_trait("choice", self.choices.index(self.choice))
             self._widget.set_trait("said", self._said())
         if self._shown is not None:  # so that the notebook has it when it is saved
             self._shown.update(self._repr_mimebundle_(), raw=True)
         return self
+
+    def _tell(self) -> None:
+        tell("vote", self.question, f"{self.choices.index(self.choice or '') + 1}. {self.choice}")
 
     def reveal(self) -> Note:
         """Return what was said beside the answer. Without a choice: the first time, ask for one.
@@ -528,7 +563,10 @@ class Prediction:
     def __repr__(self) -> str:
         chosen = (">" if text == self.choice else " " for text in self.choices)
         rows = [f"  {sign} {number}. {self.choices[number - 1]}" for number, sign in enumerate(chosen, 1)]
-        return "\n".join([f"{say('predict')} {self.question}", *rows, say("by-hand")])
+        return "\n".join([f"{say(self.label)} {self.question}", *rows, self._by_hand()])
+
+    def _by_hand(self) -> str:
+        return say("by-hand")
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         return {"text/plain": repr(self), "text/html": self._html()}
@@ -546,7 +584,7 @@ class Prediction:
             from loaderviz.widgets.controls import Choices
 
             texts, at = [*map(words.html, self.choices)], self.choices.index(self.choice) if self.choice else -1
-            asked = f"<b>{say('predict')}</b> {words.html(self.question)}"
+            asked = f"<b>{say(self.label)}</b> {words.html(self.question)}"
             self._widget = Choices(question=asked, choices=texts, choice=at, said=self._said())
             self._widget.observe(lambda change: self.choose(change["new"] + 1), names="choice")
         return self._widget
@@ -559,8 +597,8 @@ class Prediction:
     def _html(self) -> str:
         texts = (words.html(text) + f" <b>{say('said-this')}</b>" * (text == self.choice) for text in self.choices)
         rows = "".join(f"<li>{text}</li>" for text in texts)
-        asked = f"<p><b>{say('predict')}</b> {words.html(self.question)}</p><ol>{rows}</ol><p>{say('by-hand')}</p>"
-        return f'<div class="lv-prediction">{asked}</div>{STANDS_IN}'
+        asked = f"<p><b>{say(self.label)}</b> {words.html(self.question)}</p><ol>{rows}</ol>"
+        return f'<div class="lv-prediction">{asked}<p>{words.html(self._by_hand())}</p></div>{STANDS_IN}'
 
     def _one_of(self, value: Any, what: str) -> str:
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(self.choices):

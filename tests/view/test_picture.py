@@ -246,6 +246,50 @@ def test_a_colour_means_one_thing():
                for a, b in combinations([*batches, *own], 2))  # fmt: skip
 
 
+# Of linear RGB, for who lacks the cones for long, middle or short waves: Machado, Oliveira and Fernandes (2009).
+EYES = {
+    "all": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+XYZ = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]])
+AS_IT_WAS = ["#0072B2", "#B58A00", "#2E9BD6", "#8A5A2B", "#009E60", "#7B5BC2", "#7F9300"]  # AMBER and OLIVE were alike
+
+
+def apart(one, other, eyes):
+    """Return how far apart two colours are for these eyes: dE of 1976, in CIELAB."""
+
+    def lab(color):
+        part = np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+        linear = np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
+        x, y, z = XYZ @ np.clip(EYES[eyes] @ linear, 0, 1) / XYZ.sum(axis=1)
+        x, y, z = (np.cbrt(each) if each > 216 / 24389 else (24389 / 27 * each + 16) / 116 for each in (x, y, z))
+        return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+    return float(np.linalg.norm(lab(one) - lab(other)))
+
+
+def test_how_far_apart_colours_are_is_what_others_say():
+    """White and black are 100 apart for everybody; pure red and green 170.6, and who lacks cones sees them nearer."""
+    assert [round(apart("#FFFFFF", "#000000", eyes), 1) for eyes in EYES] == [100.0] * 4
+    assert round(apart("#FF0000", "#00FF00", "all"), 1) == 170.6
+    assert all(apart("#FF0000", "#00FF00", eyes) < 100 for eyes in ("protan", "deutan"))
+    assert apart("#B58A00", "#7F9300", "protan") < 0.2 and apart("#0072B2", "#7B5BC2", "deutan") < 6
+
+
+@pytest.mark.parametrize("eyes", EYES)
+def test_batches_that_are_drawn_at_the_same_time_are_told_apart_by_all_eyes(eyes):
+    colors = [style.color for style in theme.BATCHES]
+    for one, other in combinations(range(7), 2):
+        now, before = (apart(table[one], table[other], eyes) for table in (colors, AS_IT_WAS))
+        assert now >= min(before, 30) - 0.01, (one, other)  # none is worse than it was, unless it is far off
+        if min(other - one, 7 - other + one) <= 2:
+            assert now >= 5, (one, other)
+        if {one, other} == {1, 6}:
+            assert now >= 8
+
+
 @pytest.mark.parametrize(
     ("subject", "names", "window"),
     [

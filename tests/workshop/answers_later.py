@@ -405,7 +405,7 @@ RIGHT = {
     "9.1": [step_by_step],
     "5.1": [loader_consumer, loader_ring],
     "5.2": [loader_record_stream, kept_until_used, memory_of_the_main_stream, loader_ring],
-    "5.3": [event_after_the_number, number_in_the_side_stream, transformed(lambda x: x / x.amax())],
+    "5.3": [event_after_the_number, transformed(lambda x: x / x.amax())],
     "6.1": [
         formula("next(n for n in itertools.count(1) if fetch / n <= max(pin, copy, compute))"),
         formula("-(-fetch // max(pin, copy, compute))"),
@@ -453,6 +453,7 @@ WRONG = {
         (transformed(lambda x: x / 255), r"Batch \d+ does not hold the values"),
         (lambda batches: PrefetchLoader(batches), r"Batch 0 does not hold the values"),
         (suspects.loader_f, r"early-host-read at suspects.py.*R32"),
+        (number_in_the_side_stream, r"With the loss read in each step"),
     ],
     "6.1": [
         *(

@@ -1,10 +1,12 @@
-"""What the tests of the workshop share: source text as a learner's cell, and a leaderboard of their own."""
+"""What the tests of the workshop share: source text as a learner's cell, and a file of rows of their own."""
 
 import itertools
 import linecache
 
 import pytest
 import torch
+
+from loaderviz.workshop import rooms
 
 _number = itertools.count(1)
 
@@ -20,6 +22,10 @@ def cell(source, name=None):
 
 
 @pytest.fixture(autouse=True)
-def own_leaderboard(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOADERVIZ_LEADERBOARD", str(tmp_path / "board.json"))
-    return tmp_path / "board.json"
+def own_rows(tmp_path, monkeypatch):
+    """No room, and what checks write is the test's own."""
+    for name in ("LOADERVIZ_ROOM", "JUPYTERHUB_USER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LOADERVIZ_PROGRESS", str(tmp_path / "progress.jsonl"))
+    monkeypatch.setattr(rooms, "_here", rooms._Here())
+    return tmp_path / "progress.jsonl"

@@ -1,17 +1,9 @@
 """The capstone: the race writes ladder and leaderboard, the ladder says what was measured, the training learns; the
-leaderboard's file: order, names, several writers at once, foreign files, places that cannot be written.
+leaderboard, of the rows of a room or a learner's own.
 """
 
-import multiprocessing
 import os
 import random
-import re
-import sqlite3
-import sys
-import tempfile
-from contextlib import closing
-from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,7 +13,7 @@ from hypothesis import strategies as st
 import loaderviz as lv
 from loaderviz.timeline import Kind, TimelineError
 from loaderviz.view import Comparison
-from loaderviz.workshop import EXERCISES, ExerciseError, Leaderboard, capstone, diagnosis
+from loaderviz.workshop import EXERCISES, ExerciseError, Leaderboard, capstone, diagnosis, rooms
 from loaderviz.workshop.lessons.capstone import Ladder, LeaderboardEntry, Rung, escaped
 from loaderviz.workshop.lessons.lesson04 import waits_too_often
 from loaderviz.workshop.loop import GPU
@@ -61,10 +53,11 @@ def test_each_honest_run_is_a_rung_and_a_line(own_ladder):
     assert race.last.status == "not yet"
 
 
-def test_a_file_that_cannot_be_used_is_told_and_stops_nobody(own_ladder, tmp_path, monkeypatch):
-    monkeypatch.setenv("LOADERVIZ_LEADERBOARD", str(tmp_path))
-    outcome = capstone.race.check(on_gpu_loader, name="Ada")
-    assert outcome.passed and "cannot be used" in outcome.score
+def test_a_place_that_cannot_be_written_stops_nobody(own_ladder, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOADERVIZ_ROOM", str(tmp_path / "nowhere" / "at all"))
+    monkeypatch.setenv("LOADERVIZ_PROGRESS", str(tmp_path))
+    assert capstone.race.check(on_gpu_loader, name="Ada").passed
+    assert "did not reach the room" in repr(rooms.room()) and "Your progress is not kept" in repr(rooms.room())
 
 
 @pytest.mark.slow
@@ -176,40 +169,28 @@ def test_each_reason_is_found():
 # The leaderboard
 
 
-WRITERS, RUNS = 6, 12
+def raced(path, *runs, number="8.1"):
+    for name, ns in runs:
+        rooms.append(path, rooms.Row("check", name, number, "passed", ns=ns, at=1_800_000_000))
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "board.sqlite"
+def test_it_ranks_the_rows_of_races_and_leaves_out_all_others(tmp_path):
+    path = tmp_path / "own.jsonl"
+    board = Leaderboard(path)
+    assert board.ranking() == [] and "nobody yet" in repr(board) and "nobody yet" in board._repr_markdown_()
+    assert os.listdir(tmp_path) == []  # looking at it makes no file
+    raced(path, ("Ada", 300), ("Bob", 200), ("Ada", 100), ("Eve", 0))
+    raced(path, ("Ada", 7), number="8.2")
+    rooms.append(path, rooms.Row("vote", "Eve", "8.1", "1. me", ns=5))
+    assert [(entry.name, entry.ns) for entry in board.ranking()] == [("Ada", 100), ("Bob", 200)]
+    assert [entry.ns for entry in board.entries] == [300, 200, 100]
+    assert board.previous("Ada").ns == 100 and board.previous("Eve") is None and board.note == ""
+    assert repr(board).index("Ada") < repr(board).index("Bob")
+    assert "| 1 | Ada | 100 ns | 2027-01-15 08:00:00 UTC |" in board._repr_markdown_()
+    assert [entry.ns for entry in Leaderboard(path, "larger").entries] == [7]
 
 
-@pytest.fixture
-def alone(monkeypatch):
-    """Nobody has set anything: the board is the learner's own."""
-    for name in ("LOADERVIZ_LEADERBOARD", "JUPYTERHUB_USER"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(capstone.getpass, "getuser", lambda: "ada")
-
-
-@pytest.mark.parametrize("empty", [False, True])
-def test_it_remembers_and_ranks(path, empty):
-    mine, theirs = Leaderboard(path), Leaderboard(path)
-    assert mine.ranking() == [] and "nobody yet" in repr(mine) and "nobody yet" in mine._repr_markdown_()
-    assert os.listdir(path.parent) == []  # looking at it makes no file
-    if empty:
-        path.touch()
-    for board, name, ns in ((mine, "Ada", 300), (theirs, "Bob", 200), (mine, "Ada", 100)):
-        board.add(name, ns)
-    for board in (mine, theirs):  # which were opened before
-        assert [(entry.name, entry.ns) for entry in board.ranking()] == [("Ada", 100), ("Bob", 200)]
-        assert [entry.ns for entry in board.entries] == [300, 200, 100]
-        assert board.previous("Ada").ns == 100 and board.previous("Eve") is None and board.note == ""
-    assert repr(mine).index("Ada") < repr(mine).index("Bob")
-    assert re.search(r"\| 1 \| Ada \| 100 ns \|.* \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC \|$", mine._repr_markdown_(), re.M)
-
-
-@given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 5)), max_size=12))
+@given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(1, 5)), max_size=12))
 def test_the_ranking_is_the_best_of_each_and_of_equal_ones_the_earlier(runs):
     entries = [LeaderboardEntry(name, ns, f"2026-01-01T00:00:{place:02}") for place, (name, ns) in enumerate(runs)]
 
@@ -223,121 +204,21 @@ def test_the_ranking_is_the_best_of_each_and_of_equal_ones_the_earlier(runs):
     assert Given().ranking() == wanted
 
 
-def write_runs(path, writer, barrier):
-    board = Leaderboard(path)
-    barrier.wait()  # all begin at once, with a file that does not exist yet
-    for run in range(1, RUNS + 1):  # one of 0 ns is no run
-        board.add(f"writer {writer}", 1000 * writer + run)
-        assert board.previous(f"writer {writer}").ns == 1000 * writer + run
-    assert board.note == ""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="several processes are forked, which is safe on Linux only")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer Pythons warn of a fork beside torch's threads
-def test_kernels_that_write_at_once_lose_nothing(path):
-    context = multiprocessing.get_context("fork")  # the children need not import torch again
-    barrier = context.Barrier(WRITERS)
-    writers = [context.Process(target=write_runs, args=(path, number, barrier)) for number in range(WRITERS)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(120)
-    assert [writer.exitcode for writer in writers] == [0] * WRITERS
-    seen = [(entry.name, entry.ns) for entry in Leaderboard(path).entries]
-    assert sorted(seen) == sorted((f"writer {k}", 1000 * k + run) for k in range(WRITERS) for run in range(1, RUNS + 1))
-    for number in range(WRITERS):  # each one's runs are in its order
-        assert [ns % 1000 for name, ns in seen if name == f"writer {number}"] == list(range(1, RUNS + 1))
-    assert os.listdir(path.parent) == [path.name]
-
-
-def test_one_who_holds_the_file_for_ever_stops_nobody(path, monkeypatch):
-    Leaderboard(path).add("Ada", 5)
-    monkeypatch.setattr(capstone, "WAIT_SECONDS", 0.05)
-    holder = sqlite3.connect(path)
-    holder.execute("begin exclusive")
-    board = Leaderboard(path)
-    board.add("Bob", 3)
-    assert "cannot be used (database is locked)" in board.note
-    assert board.ranking() == [] and "locked" in repr(board) and "locked" in board._repr_markdown_()
-    holder.close()
-    assert [entry.name for entry in Leaderboard(path).entries] == ["Ada"]
-
-
-def test_on_my_own_board_i_am_who_i_am(alone, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    board = Leaderboard()
-    assert board.path.name == "leaderboard.sqlite"
-    assert board.name_for() == board.name_for("  ") == "ada"
-    assert board.name_for(" Ada \n Lovelace ") == "Ada Lovelace"
-    assert len(board.name_for("x" * 100)) == 40
-    board.add("", 7)
-    assert [entry.name for entry in Leaderboard().entries] == ["ada"]
+def test_in_a_room_it_is_that_of_all_and_says_where_else_one_is(tmp_path, own_rows, monkeypatch):
+    shared = tmp_path / "room"
+    shared.mkdir()
+    raced(own_rows, ("me", 50))
+    raced(shared / "a.jsonl", ("Ada", 100))
+    raced(shared / "b.jsonl", ("Bob", 90))
+    assert [entry.name for entry in capstone.leaderboard().ranking()] == ["me"]
+    monkeypatch.setenv("LOADERVIZ_ROOM", str(shared))
+    assert [entry.name for entry in capstone.leaderboard().ranking()] == ["Bob", "Ada"]
+    monkeypatch.setenv("LOADERVIZ_ROOM", "http://127.0.0.1:9/CODE")
+    board = capstone.leaderboard()
+    assert [entry.name for entry in board.ranking()] == ["me"] and "http://127.0.0.1:9/CODE" in repr(board)
     assert escaped("A|b *c* ![x](http://y) <b>") == r"A\|b \*c\* \!\[x\]\(http\:\/\/y\) \<b\>"  # only a name
 
 
-@pytest.mark.parametrize("problem", [OSError, KeyError, ImportError])
-def test_an_account_without_a_name(alone, path, monkeypatch, problem):
-    monkeypatch.setattr(capstone.getpass, "getuser", Mock(side_effect=problem))
-    assert Leaderboard(path).name_for().startswith("you-")
-
-
-def test_on_a_board_for_many_one_account_has_many_names(alone, path, monkeypatch):
-    mine = {Leaderboard(path).name_for(), Leaderboard(path).name_for()}
-    assert mine == {f"ada-{capstone.SUFFIX}"}
-    monkeypatch.setattr(capstone, "SUFFIX", "another kernel's")
-    assert Leaderboard(path).name_for() not in mine
-    monkeypatch.setenv("LOADERVIZ_LEADERBOARD", str(path))
-    assert Leaderboard().path == path and Leaderboard().name_for().startswith("ada-")
-    monkeypatch.setenv("JUPYTERHUB_USER", "grace")
-    assert Leaderboard().name_for() == "grace" and Leaderboard().name_for("me") == "me"
-
-
-def somebody_elses():
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "other.sqlite")
-        with closing(sqlite3.connect(path)) as file, file:
-            file.execute("create table runs (other)")
-        return path.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"{}", "cannot be used"),
-        (b"\xff\xfe" * 600, "cannot be used"),
-        (b"SQLite format 3\0 and then nothing", "cannot be used"),
-        (somebody_elses(), "it is a database, but no leaderboard"),
-    ],
-)
-def test_a_foreign_file_is_left_as_it_is(path, content, said):
-    path.write_bytes(content)
-    board = Leaderboard(path)
-    assert board.entries == []
-    assert said in board.note and "LOADERVIZ_LEADERBOARD can name another file" in repr(board)
-    board.add("Ada", 5)
-    assert board.entries == [] and path.read_bytes() == content
-
-
-@pytest.mark.parametrize(
-    ("place", "ns"), [("no/such/folder/board.sqlite", 5), (".", 5), ("a\0b", 5), ("board.sqlite", 2**70)]
-)
-def test_what_cannot_be_written_stops_nobody(tmp_path, place, ns):
-    board = Leaderboard(tmp_path / place)
-    board.add("Ada", ns)
-    assert "cannot be used" in board.note
-    assert Leaderboard(tmp_path / place).entries == []
-
-
-def test_what_is_no_run_cannot_be_put_in_and_names_do_not_lead(path):
-    Leaderboard(path).add("Ada \ud800\u202eecalevoL\x07\n", 5)
-    with closing(sqlite3.connect(path)) as file, file:
-        for name, ns in [("Bob", -3), ("Bob", 0), ("Bob", "fast"), ("Bob", 1.5), (b"\xff", 4)]:
-            with pytest.raises(sqlite3.IntegrityError):
-                file.execute("insert into runs (world, name, ns) values ('fits', ?, ?)", (name, ns))
-        with pytest.raises(sqlite3.IntegrityError):
-            file.execute("insert into runs values ('fits', 'Bob', 3, 'yesterday')")
-        file.execute("insert into runs (world, name, ns) values ('fits', ?, 2)", ("\u202e",))
-        file.execute("insert into runs (world, name, ns) values ('fits', cast(x'ff' as text), 9)")
-    board = Leaderboard(path)
-    assert [(entry.name, entry.ns) for entry in board.ranking()] == [("Ada ecalevoL", 5), ("\ufffd", 9)]
-    assert board.note == "" and "Ada ecalevoL" in board._repr_markdown_()
+@pytest.mark.parametrize("place", ["no/such/folder/own.jsonl", ".", "a\0b"])
+def test_a_place_without_rows_stops_nobody(tmp_path, place):
+    assert Leaderboard(tmp_path / place).entries == [] and "nobody yet" in repr(Leaderboard(tmp_path / place))

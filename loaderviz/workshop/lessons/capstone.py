@@ -9,14 +9,10 @@ capstone.larger.check(my_loader, reason="copy") # at home: a data set that does 
 
 from __future__ import annotations
 
-import getpass
 import os
 import random
 import re
-import secrets
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -29,7 +25,7 @@ from loaderviz import mnist, words
 from loaderviz.metrics import summarize, window_of
 from loaderviz.recording import record
 from loaderviz.timeline import Timeline
-from loaderviz.workshop import diagnosis, harness
+from loaderviz.workshop import diagnosis, harness, rooms
 from loaderviz.workshop.exercises import (
     Exercise,
     ExerciseError,
@@ -250,19 +246,7 @@ def milliseconds(load: Loader) -> float:
     return gpu_milliseconds(run, range(STEPS))
 
 
-# The leaderboard: a small SQLite file, which is locked while one writes, so that several kernels may
-
-VARIABLE = "LOADERVIZ_LEADERBOARD"
-FORMAT = 0x6C76_6C63  # SQLite's application_id: "lvlc"
-TABLE = """create table if not exists runs (
-    world text not null,
-    name text not null check (typeof(name) = 'text'),
-    ns integer not null check (typeof(ns) = 'integer' and ns > 0),
-    at text not null default (datetime('now')) check (at is datetime(at))
-)"""
-WAIT_SECONDS = 10.0  # for others who write; a run takes milliseconds to write
-LONGEST_NAME = 40
-SUFFIX = secrets.token_hex(2)  # of a name on a board for many: another one in each kernel
+# The leaderboard: the races among the rows of a room
 
 
 class LeaderboardEntry(NamedTuple):
@@ -274,30 +258,24 @@ class LeaderboardEntry(NamedTuple):
 
 
 class Leaderboard:
-    """The file, and what is in it of one world. Without a path: the file that the environment names, else one here.
+    """What the rows of a folder or file say of one world. Without a path: those of the room, else the learner's own.
 
-    `note` says what went wrong with the file, "" if nothing did: a leaderboard must never stop an exercise. A file that
-    is no leaderboard is left as it is.
+    `note` says what could not be read, "" if nothing: a leaderboard must never stop an exercise.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, world: str = FITS.name) -> None:
-        if world not in (known := [each.name for each in (FITS, LARGER, FILES)]):
+        if world not in (known := {each.name: each for each in (FITS, LARGER, FILES)}):
             raise ValueError(f"there is no world {world!r}; there is {', '.join(known)}")
-        named, self.world = path or os.environ.get(VARIABLE), world
-        self.path, self.shared, self.note = Path(named or "leaderboard.sqlite"), bool(named), ""
-
-    def add(self, name: str, ns: int) -> None:
-        """Add a run of `name_for(name)` to the file."""
-        self._use("insert into runs (world, name, ns) values (?, ?, ?)", self.world, self.name_for(name), ns)
+        self.path, self.number, self.note = Path(path) if path else rooms.board(), known[world].number, ""
 
     @property
     def entries(self) -> list[LeaderboardEntry]:
         """All runs, in the order in which they were added."""
-        if not os.path.exists(self.path):
-            return []
-        rows = self._use("select name, ns, at from runs where world = ? order by rowid", self.world)
-        entries = (LeaderboardEntry(words.one_line(name, LONGEST_NAME), ns, f"{when} UTC") for name, ns, when in rows)
-        return [entry for entry in entries if entry.name]
+        rows, notes = rooms.read(self.path) if self.path else ([], [])
+        away = [say("board-elsewhere", where=rooms.where())] if "://" in rooms.where() else []
+        self.note = say("space").join(away + notes)
+        races = [row for row in rows if row.kind == "check" and row.about == self.number and row.ns]
+        return [LeaderboardEntry(row.name, row.ns, rooms.moment(row.at)) for row in races]
 
     def previous(self, name: str) -> LeaderboardEntry | None:
         """Return the last run of `name`; None if there is none."""
@@ -309,22 +287,6 @@ class Leaderboard:
         for entry in sorted(self.entries, key=lambda entry: entry.ns):  # a stable sort
             best.setdefault(entry.name, entry)
         return list(best.values())
-
-    def name_for(self, wanted: str = "") -> str:
-        """Return a name as it is written here: in one line, at most 40 characters. Who gives none gets one.
-
-        It is the account's name; in a file that others write to, one that nobody else has: on a hub everybody may have
-        the same account, so JupyterHub's user name comes first, else four random characters are added (the same for as
-        long as the kernel runs).
-        """
-        hub = os.environ.get("JUPYTERHUB_USER", "") if self.shared else ""
-        if name := words.one_line(str(wanted), LONGEST_NAME) or words.one_line(hub, LONGEST_NAME):
-            return name
-        try:
-            account = getpass.getuser()
-        except (OSError, KeyError, ImportError):  # an account without a name, in some containers
-            account = "you"
-        return f"{account}-{SUFFIX}" if self.shared else account
 
     def _rows(self, shown: Callable[[str], str]) -> list[tuple[str, ...]]:
         ranked = enumerate(self.ranking(), 1)
@@ -339,25 +301,6 @@ class Leaderboard:
         rows = self._rows(escaped)
         text = as_markdown(rows, "rlrl") if rows[1:] else say("empty-board")
         return "\n\n".join([text, *filter(None, [self.note])])
-
-    def _use(self, statement: str, *values: Any) -> list[Any]:
-        """Return the rows of a statement; none, and a note that says why, where the file cannot be used."""
-        try:
-            with closing(sqlite3.connect(self.path, timeout=WAIT_SECONDS)) as file, file:
-                file.text_factory = lambda text: text.decode(errors="replace")
-                writes = statement.startswith("insert")
-                file.execute("begin immediate" if writes else "begin")  # from here on nobody else writes, or is seen to
-                if file.execute("pragma application_id").fetchone() != (FORMAT,):
-                    if file.execute("select count(*) from sqlite_master").fetchone() != (0,):
-                        raise sqlite3.DatabaseError("it is a database, but no leaderboard")
-                    if not writes:
-                        return []
-                    file.execute(TABLE)
-                    file.execute(f"pragma application_id = {FORMAT}")
-                return file.execute(statement, values).fetchall()
-        except (sqlite3.Error, OSError, ValueError, OverflowError) as problem:
-            self.note = say("board-unusable", path=self.path, problem=problem, variable=VARIABLE)
-            return []
 
 
 def escaped(text: str) -> str:
@@ -496,8 +439,7 @@ class Race(Exercise):
     three a check is not passed; without the right reason a tenth is added to the time on the leaderboard.
     """
 
-    _board: Leaderboard
-    _name = _reason = ""
+    _reason = ""
 
     def __init__(self, name: str, world: World) -> None:
         super().__init__(world.number, self._train, name)
@@ -508,19 +450,19 @@ class Race(Exercise):
 
         `reason`: what takes the largest part of your run, one of "compute", "copy", "data", "host".
         """
-        self._board = Leaderboard(world=self.world.name)
-        self._name, self._reason = self._board.name_for(name), reason
+        self.tells, self._reason = {"name": rooms.name_for(name)}, reason
         return super().check(answer, seed=seed)
 
     def _train(self, answer: Callable[..., Any], chance: random.Random) -> Score:
         """Train, note the time, and compare it: with the baseline, with the last run, with the limit."""
         run, right = train(answer, chance, self.world)
-        before, found, best = self._board.previous(self._name), reason_of(run.timeline), limit(self.world)
-        self._board.add(self._name, run.took if self._reason == found else run.took + run.took // 10)
+        board, name = Leaderboard(world=self.world.name), self.tells["name"]
+        before, found, best = board.previous(name), reason_of(run.timeline), limit(self.world)
+        self.tells["ns"] = run.took if self._reason == found else run.took + run.took // 10
         if self.world == FITS:
             ladder.add(Rung(YOURS, run.timeline, right))
         took, share = words.duration(run.took), words.share(right)
-        lines = [say("raced", name=self._name, steps=len(run.seen), took=took, share=share)]
+        lines = [say("raced", name=name, steps=len(run.seen), took=took, share=share)]
         for key, ns in (("against-baseline", baseline(self.world)), ("against-before", before.ns if before else None)):
             if ns:
                 lines.append(say(key, time=words.duration(ns), times=words.times(ns / run.took)))
@@ -532,7 +474,7 @@ class Race(Exercise):
         said = say("reason-said" if self._reason else "reason-wanted", reason=self._reason, known=known)
         reason = say("the-reason" if self._reason == found else "not-the-reason", said=said)
         lines.append(say("points", points=points, time=say("no-time" if why else "time"), reason=reason))
-        score = say("space").join(filter(None, [*lines, self._board.note]))
+        score = say("space").join(filter(None, [*lines, board.note]))
         if why:
             raise NotYet(*why, say("target-limit", score=score, target=self.world.target), run.timeline)
         return Score(score, run.timeline)

@@ -62,8 +62,13 @@ def _judge_twice(answer: Callable[..., Any], data: Data, factors: tuple[float, f
     """
     first, second = depths or (0, 0)
     score = _judge(answer, data, FeedConfig(), factors[0], first)
+    return judged_again(score, lambda: _judge(answer, data, FeedConfig(reads=True), factors[1], second))
+
+
+def judged_again(score: Score, judge: Callable[[], Score]) -> Score:
+    """Return both scores as one; what the second judge, whose loop reads its loss, says against it names that loop."""
     try:
-        reading = _judge(answer, data, FeedConfig(reads=True), factors[1], second)
+        reading = judge()
     except NotYet as problem:
         problem.fact = say("loss-read-fact", fact=problem.fact)
         raise

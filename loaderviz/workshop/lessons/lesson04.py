@@ -238,8 +238,10 @@ def resume(answer: Callable[..., Any], chance: random.Random) -> Score:
     def run_from(number: int, start: int) -> tuple[LoaderRun, list[torch.Tensor]]:
         arguments, count = (harness.SAMPLES, number, start), PER_EPOCH - start
         with _global_generators(chance):
-            setting = FeedConfig(dtype=torch.uint8)
+            setting, seed = FeedConfig(dtype=torch.uint8), torch.initial_seed()
             run = feed(in_new_process(answer), data, setting, *arguments, resident=True, count=count)
+            if torch.initial_seed() != seed:
+                raise run.not_yet(say("global-seed"), say("own-generator"))
         return run, _order(run)
 
     whole, order = run_from(epoch, 0)
