@@ -314,7 +314,7 @@ def _add_course(command: Callable[..., Add]) -> None:
     add("--bind", default="127.0.0.1", metavar="ADDRESS", help="the address to listen at; 0.0.0.0 lets the network in")
     add("--port", type=int, default=8700, metavar="N", help="the port to listen at; 0 takes any that is free")
     add("--code", metavar="CODE", help="the code to join with, 4 to 40 letters and digits (default: a new one)")
-    add("--folder", type=Path, metavar="DIR", help="the folder that keeps the rows; rows that kernels write there are shown, too")
+    add("--folder", type=Path, metavar="DIR", help="the folder of the rows, in which kernels may write, too")
     command("ready", ready, (), "test in half a minute whether a workshop can be held here; print READY or a repair")
 
 

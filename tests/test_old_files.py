@@ -92,14 +92,19 @@ def test_a_page_of_then_has_the_data_of_its_timeline(name):
     assert then == now and len(then) > 8
 
 
-def test_a_leaderboard_goes_on(tmp_path):
+def test_a_leaderboard_is_read(tmp_path):
     path = Path(shutil.copy(HERE / "board.sqlite", tmp_path))
+    was = path.read_bytes()
     board = capstone.Leaderboard(path)
     assert [(entry.name, entry.ns) for entry in board.ranking()] == [("Ada", 3_500_000), ("Grace", 4_000_000)]
     assert [entry.ns for entry in capstone.Leaderboard(path, capstone.FILES.name).ranking()] == [9_000_000]
-    board.add("Linus", 3_000_000)
-    assert [entry.name for entry in capstone.Leaderboard(path).ranking()] == ["Linus", "Ada", "Grace"]
-    assert len(board.entries) == 4 and not board.note
+    assert board.entries[0].when.endswith(" UTC") and not board.note and path.read_bytes() == was
+
+
+@pytest.mark.parametrize("content", [b"", b"SQLite format 3\0" + bytes(200), b"not a row\n"])
+def test_what_is_no_leaderboard_is_an_empty_one(tmp_path, content):
+    (path := tmp_path / "board.sqlite").write_bytes(content)
+    assert capstone.Leaderboard(path).entries == [] and path.read_bytes() == content
 
 
 # The promise: what a format can have

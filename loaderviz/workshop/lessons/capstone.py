@@ -12,7 +12,9 @@ from __future__ import annotations
 import os
 import random
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -266,15 +268,17 @@ class Leaderboard:
     def __init__(self, path: str | os.PathLike[str] | None = None, world: str = FITS.name) -> None:
         if world not in (known := {each.name: each for each in (FITS, LARGER, FILES)}):
             raise ValueError(f"there is no world {world!r}; there is {', '.join(known)}")
-        self.path, self.number, self.note = Path(path) if path else rooms.board(), known[world].number, ""
+        self.path, self.note, self.world = Path(path) if path else rooms.board(), "", known[world]
 
     @property
     def entries(self) -> list[LeaderboardEntry]:
         """All runs, in the order in which they were added."""
+        if self.path and (runs := _former(self.path, self.world.name)) is not None:
+            return runs
         rows, notes = rooms.read(self.path) if self.path else ([], [])
         away = [say("board-elsewhere", where=rooms.where())] if "://" in rooms.where() else []
         self.note = say("space").join(away + notes)
-        races = [row for row in rows if row.kind == "check" and row.about == self.number and row.ns]
+        races = [row for row in rows if row.kind == "check" and row.about == self.world.number and row.ns]
         return [LeaderboardEntry(row.name, row.ns, rooms.moment(row.at)) for row in races]
 
     def previous(self, name: str) -> LeaderboardEntry | None:
@@ -301,6 +305,17 @@ class Leaderboard:
         rows = self._rows(escaped)
         text = as_markdown(rows, "rlrl") if rows[1:] else say("empty-board")
         return "\n\n".join([text, *filter(None, [self.note])])
+
+
+def _former(path: Path, world: str) -> list[LeaderboardEntry] | None:
+    """Return the runs in a leaderboard of version 0.1, an SQLite file that is only read; None for anything else."""
+    rows = "select name, ns, at from runs where world = ? order by rowid"
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
+            runs = file.execute(rows, [world]).fetchall()
+    except (sqlite3.Error, OSError):
+        return None
+    return [LeaderboardEntry(words.one_line(str(name), 40), int(ns), f"{when} UTC") for name, ns, when in runs]
 
 
 def escaped(text: str) -> str:
