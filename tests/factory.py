@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import loaderviz as lv
 from loaderviz.timeline import DEVICE_KINDS, ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
 from loaderviz.timeline import KERNELS as KERNELS_OF_ALL
 from loaderviz.widgets.explorer import Settings, rates_of
@@ -28,6 +29,21 @@ FETCH, PIN, COPY, COMPUTE, LAUNCH = 180 * US, 40 * US, 60 * US, 150 * US, 5 * US
 KERNELS = 5  # per batch
 SAMPLES, NBYTES = 256, 802_816
 LOADERS = ("blocking", "pinned", "prefetch", "resident")
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # a case for `make test-all`
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "traces"
+
+
+def shared(name: str) -> Path:
+    """A real trace, where the folder of them is there."""
+    if not (path := SHARED / name).exists():
+        pytest.skip(f"the public traces are not in {SHARED.name}/ beside the repository")
+    return path
+
+
+@functools.cache
+def real(name: str) -> Timeline:
+    """The timeline of a real trace, read once for all tests."""
+    return lv.read(shared(name))
 
 
 def script(path: str) -> ModuleType:

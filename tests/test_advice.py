@@ -9,7 +9,6 @@ import itertools
 import re
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import factory
 import numpy as np
@@ -34,7 +33,6 @@ from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Look, TimelineBu
 from loaderviz.traces.steps import cut
 from loaderviz.widgets.explorer import Settings, simulate
 
-TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 ENDINGS = ("nothing-to-gain", "no-gpu-work", "cause-not-seen")
 
 
@@ -1007,14 +1005,13 @@ PUBLIC = {
     "two_ranks": ["host-bound"],
     "judged/mi300_resnet_act_checkpoint.json.gz": ["communication-exposed"],
 }
-FILES = {path.relative_to(TRACES).as_posix() for path in TRACES.rglob("*.json.gz")}
+FILES = {path.relative_to(factory.SHARED).as_posix() for path in factory.SHARED.rglob("*.json.gz")}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not TRACES.is_dir(), reason="needs the shared traces")
 @pytest.mark.parametrize("name", sorted(FILES | PUBLIC.keys()))
 def test_the_advice_on_public_traces(name):
-    timeline = lv.read(TRACES / name)
+    timeline = factory.real(name)
     advice = must_read_well(timeline)
     assert name not in PUBLIC or [finding.kind for finding in advice] == PUBLIC[name]
     summary = lv.summarize(timeline, window=advice.window)

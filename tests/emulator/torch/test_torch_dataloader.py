@@ -139,10 +139,11 @@ def test_where_the_host_has_a_price_for_the_data_set_no_time_goes_into_finding_w
 
     monkeypatch.setattr(dataloader.Meter, "calibrate", calibrate)
     priced = torch.arange(8.0)
-    assert recorded(lambda: DataLoader(TensorDataset(priced), 4, num_workers=workers))[0] == [*map(list, priced.split(4))]
+    assert recorded(lambda: DataLoader(TensorDataset(priced), 4, num_workers=workers))[0] == [
+        *map(list, priced.split(4))
+    ]
     with pytest.raises(ZeroDivisionError, match="calibrated"):
         recorded(lambda: DataLoader(Squares(), 4, num_workers=workers))
-
 
 
 @pytest.mark.slow
