@@ -61,16 +61,26 @@ def in_a_thread(work: Callable[[], Any]) -> None:
     thread.join()
 
 
-def made(*spans: Any, **context: Any) -> Timeline:
-    """A timeline of spans (lane, start, end, kind, and what else of it is known); a lane is "main", "stream 7" or, of
-    another device, "stream 7@1"."""
+def made(*spans: Any, marks: Any = (), **context: Any) -> Timeline:
+    """A timeline of spans (lane, start, end, kind, and what else of it is known) and marks (time, lane, and so on).
+
+    A lane is "main", "stream 7" or, of another device, "stream 7@1"; `by=-1`: the span before launches it.
+    """
     builder = TimelineBuilder(Context(**context))
+
+    def lane_of(text: str) -> int:
+        name, _, device = text.partition("@")
+        role, number, *_ = f"{name} 0".split(" ")
+        return builder.lane(name, "device" if role == "stream" else "host", role, int(number), int(device or 0))
+
     for lane, start, end, kind, *more in spans:
-        name, _, device = lane.partition("@")
-        role, _, number = name.partition(" ")
-        group = "device" if role == "stream" else "host"
-        where = builder.lane(name, group, role, int(number) if number.isdigit() else 0, int(device or 0))
-        builder.span(start, end, where, kind, **({"name": kind.name.lower()} | dict(*more)))
+        known = {"name": kind.name.lower()} | dict(*more)
+        by = known.pop("by", 0)
+        span = builder.span(start, end, lane_of(lane), kind, **known)
+        if by:
+            builder.arrow(span + by, span, ArrowKind.LAUNCH)
+    for time, lane, *more in marks:
+        builder.mark(time, lane_of(lane), *more)
     return builder.build()
 
 
