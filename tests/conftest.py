@@ -74,7 +74,7 @@ def pairwise(items):
 
 
 def pytest_collection_finish():
-    """What is imported by now stays: Python's collector, which would go through torch and all else again, lets it be."""
+    """What is imported by now stays: Python's collector, which would go through torch again and again, lets it be."""
     gc.collect()
     gc.freeze()
 

@@ -151,6 +151,20 @@ def test_of_very_many_hazards_the_first_are_drawn(more):
     assert head["notes"] == (told if more else [])
 
 
+def test_arrows_of_one_bar_come_in_the_order_of_their_heads():
+    late, early = (("stream 7", start, start + 4, Kind.COMPUTE, {"by": by}) for start, by in ((20, -1), (5, -2)))
+    heads = unpack(*pack([Part(factory.made(("main", 0, 1, Kind.API), late, early))]))["head"].tolist()
+    assert len(heads) == 2 and heads == sorted(heads)
+
+
+def test_a_long_run_is_first_seen_where_its_gpu_works():
+    """Ten kernels amid 300 calls: half of the bars that may be drawn one by one would reach far beyond them."""
+    calls = [("main", 5_000 * n, 5_000 * n + 50, Kind.API) for n in range(300)]
+    kernels = [("stream 7", at, at + 900, Kind.COMPUTE) for at in range(500_000, 510_000, 1_000)]
+    head, _ = pack([Part(factory.made(*calls, *kernels))], limit=100)
+    assert 499_000 < head["window"][0] <= 500_000 and 509_900 <= head["window"][1] < 511_000
+
+
 @pytest.mark.parametrize("limit", [200, 2_000, 10_000])
 def test_a_long_run_is_thinned_and_its_totals_stay_exact(limit):
     timeline = factory.many_spans(20_000)
