@@ -74,6 +74,12 @@ def pairwise(items):
     return chosen
 
 
+def pytest_collection_finish():
+    """What is imported by now stays: Python's collector, which would go through torch again and again, lets it be."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def signals():
     """Programs that tests run in this process, such as launchers of ranks, may handle signals, and go on doing so."""

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import loaderviz as lv
 from loaderviz.timeline import DEVICE_KINDS, ArrowKind, Cause, Context, Kind, Timeline, TimelineBuilder
 from loaderviz.timeline import KERNELS as KERNELS_OF_ALL
 from loaderviz.widgets.explorer import Settings, rates_of
@@ -28,6 +29,21 @@ FETCH, PIN, COPY, COMPUTE, LAUNCH = 180 * US, 40 * US, 60 * US, 150 * US, 5 * US
 KERNELS = 5  # per batch
 SAMPLES, NBYTES = 256, 802_816
 LOADERS = ("blocking", "pinned", "prefetch", "resident")
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # a case for `make test-all`
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "traces"
+
+
+def shared(name: str) -> Path:
+    """A real trace, where the folder of them is there."""
+    if not (path := SHARED / name).exists():
+        pytest.skip(f"the public traces are not in {SHARED.name}/ beside the repository")
+    return path
+
+
+@functools.cache
+def real(name: str) -> Timeline:
+    """The timeline of a real trace, read once for all tests."""
+    return lv.read(shared(name))
 
 
 def script(path: str) -> ModuleType:
@@ -45,16 +61,26 @@ def in_a_thread(work: Callable[[], Any]) -> None:
     thread.join()
 
 
-def made(*spans: Any, **context: Any) -> Timeline:
-    """A timeline of spans (lane, start, end, kind, and what else of it is known); a lane is "main", "stream 7" or, of
-    another device, "stream 7@1"."""
+def made(*spans: Any, marks: Any = (), **context: Any) -> Timeline:
+    """A timeline of spans (lane, start, end, kind, and what else of it is known) and marks (time, lane, and so on).
+
+    A lane is "main", "stream 7" or, of another device, "stream 7@1"; `by=-1`: the span before launches it.
+    """
     builder = TimelineBuilder(Context(**context))
+
+    def lane_of(text: str) -> int:
+        name, _, device = text.partition("@")
+        role, number, *_ = f"{name} 0".split(" ")
+        return builder.lane(name, "device" if role == "stream" else "host", role, int(number), int(device or 0))
+
     for lane, start, end, kind, *more in spans:
-        name, _, device = lane.partition("@")
-        role, _, number = name.partition(" ")
-        group = "device" if role == "stream" else "host"
-        where = builder.lane(name, group, role, int(number) if number.isdigit() else 0, int(device or 0))
-        builder.span(start, end, where, kind, **({"name": kind.name.lower()} | dict(*more)))
+        known = {"name": kind.name.lower()} | dict(*more)
+        by = known.pop("by", 0)
+        span = builder.span(start, end, lane_of(lane), kind, **known)
+        if by:
+            builder.arrow(span + by, span, ArrowKind.LAUNCH)
+    for time, lane, *more in marks:
+        builder.mark(time, lane_of(lane), *more)
     return builder.build()
 
 

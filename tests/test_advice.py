@@ -9,7 +9,6 @@ import itertools
 import re
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import factory
 import numpy as np
@@ -34,7 +33,6 @@ from loaderviz.timeline import ArrowKind, Cause, Context, Kind, Look, TimelineBu
 from loaderviz.traces.steps import cut
 from loaderviz.widgets.explorer import Settings, simulate
 
-TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 ENDINGS = ("nothing-to-gain", "no-gpu-work", "cause-not-seen")
 
 
@@ -281,20 +279,19 @@ def test_collectives_are_no_useful_work():
     ],
 )
 def test_advice_about_collectives_names_what_calls_them_and_not_only_what_they_do(ranges, operation, change):
-    builder = TimelineBuilder(Context())
-    main, stream = builder.lane("main", "host", "main"), builder.lane("stream 7", "device", number=7)
+    spans = []
     for step in range(4):
-        start = step * 1_000 * US
-        for depth, name in enumerate((f"ProfilerStep#{step + 3}", *ranges)):
-            builder.span(start + depth * US, start + (990 - depth) * US, main, Kind.RANGE, name)
-        call = builder.span(start + 9 * US, start + 12 * US, main, Kind.API, "cudaLaunchKernel", correlation=step)
-        work = builder.span(
-            start + 20 * US, start + 800 * US, stream, Kind.COMMUNICATION, f"ncclDevKernel_{operation}_x"
-        )
-        builder.arrow(call, work, ArrowKind.LAUNCH)
-        builder.span(start + 12 * US, start + 980 * US, main, Kind.WAIT, "synchronize", cause=Cause.SYNCHRONIZE)
-        builder.span(start + 800 * US, start + 990 * US, stream, Kind.COMPUTE, "gemm", batch=step)
-    finding = finding_of(builder.build().self_check(), "communication-exposed")
+        spans += [(step, "main", depth, 990 - depth, Kind.RANGE, {"name": name})
+                  for depth, name in enumerate((f"ProfilerStep#{step + 3}", *ranges))]  # fmt: skip
+        work = {"name": f"ncclDevKernel_{operation}_x", "by": -1}
+        spans += [
+            (step, "main", 9, 12, Kind.API, {"name": "cudaLaunchKernel", "correlation": step}),
+            (step, "stream 7", 20, 800, Kind.COMMUNICATION, work),
+            (step, "main", 12, 980, Kind.WAIT, {"name": "synchronize", "cause": Cause.SYNCHRONIZE}),
+            (step, "stream 7", 800, 990, Kind.COMPUTE, {"batch": step}),
+        ]
+    made = [(lane, (1_000 * n + start) * US, (1_000 * n + end) * US, *more) for n, lane, start, end, *more in spans]
+    finding = finding_of(factory.made(*made).self_check(), "communication-exposed")
     assert change in finding.change
     named = [name for name in ranges if f"Most of it is called in {name}." in finding.evidence]
     assert len(named) == (ranges[0] != "my own range")
@@ -685,10 +682,8 @@ def test_synchronising_each_step_is_in_half_of_twelve(steps, told):  # the one a
 
 @pytest.mark.parametrize(("before", "told"), [(99, False), (100, True)])
 def test_a_start_up_is_a_tenth_of_the_recording(before, told):
-    builder = TimelineBuilder(Context())
-    builder.span(0, before, builder.lane("main", "host", "main"), Kind.OPERATOR, "aten::add")
-    builder.span(before, before + 900, builder.lane("stream 7", "device"), Kind.COMPUTE, "gemm")
-    assert ("start-up" in gains(builder.build())) is told
+    spans = ("main", 0, before, Kind.OPERATOR), ("stream 7", before, before + 900, Kind.COMPUTE)
+    assert ("start-up" in gains(factory.made(*spans))) is told
 
 
 @pytest.mark.parametrize(("launching", "change"), [(99.999, "torch.compile"), (100, "see what the host does")])
@@ -1007,14 +1002,13 @@ PUBLIC = {
     "two_ranks": ["host-bound"],
     "judged/mi300_resnet_act_checkpoint.json.gz": ["communication-exposed"],
 }
-FILES = {path.relative_to(TRACES).as_posix() for path in TRACES.rglob("*.json.gz")}
+FILES = {path.relative_to(factory.SHARED).as_posix() for path in factory.SHARED.rglob("*.json.gz")}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not TRACES.is_dir(), reason="needs the shared traces")
 @pytest.mark.parametrize("name", sorted(FILES | PUBLIC.keys()))
 def test_the_advice_on_public_traces(name):
-    timeline = lv.read(TRACES / name)
+    timeline = factory.real(name)
     advice = must_read_well(timeline)
     assert name not in PUBLIC or [finding.kind for finding in advice] == PUBLIC[name]
     summary = lv.summarize(timeline, window=advice.window)

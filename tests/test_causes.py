@@ -3,26 +3,23 @@
 `python -m benchmarks.causes` has all of them, and those of this machine.
 """
 
-from functools import partial
-
 import pytest
+from factory import slow
 
 from benchmarks import causes
 from benchmarks.loops import own, strangers
-
-slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
     ("author", "name", "host"),
     [
-        (own, "reads_the_loss", "workstation"),  # before the graph, which cannot hold a wait
+        slow(own, "reads_the_loss", "workstation"),  # before the graph, which cannot hold a wait
         slow(own, "empties_the_cache", "laptop"),
         slow(own, "moves_each_sample", "laptop"),  # a replay of the loop as it is takes 1.4 times as long
         slow(own, "launches", "laptop"),  # the gaps in its graph are not the host's
         slow(own, "short_epochs", "workstation"),  # the start of workers is no other work
         slow(own, "far_away_two_workers", "workstation"),
-        (own, "features_in_columns", "laptop"),  # whose sending is in the time of a fetch
+        slow(own, "features_in_columns", "laptop"),  # whose sending is in the time of a fetch
         slow(strangers, "norm_of_each_layer", "workstation"),  # with the norm, which stands in the same line
         (strangers, "bytes_sent_as_floats", "laptop"),  # pinned before the loop
         slow(strangers, "boxes_one_by_one", "laptop"),  # packed, they need not be stacked

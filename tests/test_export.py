@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from loaderviz.errors import NoFolderError
 from loaderviz.export import ExportError, Section, to_chrome_trace, to_html, to_table
 from loaderviz.metrics import NotATimelineError, summarize
-from loaderviz.timeline import Context, Kind, Timeline, TimelineBuilder
+from loaderviz.timeline import Kind, Timeline
 from loaderviz.view import compare
 
 
@@ -155,11 +155,9 @@ def test_every_arrow_is_a_flow_between_its_two_spans():
 
 
 def test_hazards_are_instants_and_empty_is_valid():
-    builder = TimelineBuilder(Context())
-    lane = builder.lane("stream 0", "device")
-    builder.span(0, 9, lane, Kind.COMPUTE, "a")
-    builder.mark(5, lane, "early-read", "a reads too early")
-    instants = [event for event in written(builder.build())["traceEvents"] if event["ph"] == "i"]
+    marks = [(5, "stream 0", "early-read", "a reads too early")]
+    trace = written(factory.made(("stream 0", 0, 9, Kind.COMPUTE), marks=marks))
+    instants = [event for event in trace["traceEvents"] if event["ph"] == "i"]
     assert [(event["name"], event["ts"], event["args"]["text"]) for event in instants] == [
         ("early-read", 0.005, "a reads too early")
     ]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loaderviz as lv
-from loaderviz import words
+from loaderviz import metrics, words
 from loaderviz.metrics import (
     MetricsError,
     NotATimelineError,
@@ -411,3 +411,11 @@ def test_a_step_of_a_host_that_runs_ahead_is_the_gpus_not_the_hosts():
     summary, timeline = lv.summarize(recording.timeline), recording.timeline
     kernels = timeline.start[timeline.where(Kind.COMPUTE) & timeline.named("mm".__eq__)][-12:]
     assert summary.step == pytest.approx(np.diff(kernels)[1:].mean(), rel=0.01) and summary.outside == 0
+
+
+@pytest.mark.parametrize(("kernels", "begins"), [(3, [30, 130, 230]), (2, [0, 100, 200, 300])])
+def test_batches_begin_with_their_kernels_where_most_have_one(kernels, begins):
+    marks = [("main", 100 * n, 100 * n + 100, Kind.RANGE, {"batch": n}) for n in range(4)]
+    work = [("stream 7", 100 * n + 30, 100 * n + 60, Kind.COMPUTE, {"batch": n}) for n in range(kernels)]
+    timeline = factory.made(*marks, *work)
+    assert metrics.begin_of(timeline, 0, np.flatnonzero(timeline.where(Kind.RANGE))).tolist() == begins

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import factory
 import pytest
@@ -18,7 +17,6 @@ from loaderviz.metrics import choose_device, describe, states, summarize
 from loaderviz.timeline import Cause, Context, Kind, Timeline, TimelineBuilder
 from loaderviz.view.lanes import arrange
 
-TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 STEPS, MOVES = 12, 100  # steps; µs that a collective moves bytes
 USUAL = {"loads": 50, "works": 60, "copies": 40, "computes": 300}  # µs a step of what comes one after the other
 
@@ -209,9 +207,8 @@ def test_a_rank_whose_recording_begins_later_was_not_idle_before():
     ]
 
 
-@pytest.mark.skipif(not TRACES.exists(), reason="needs ../shared/traces")
 def test_a_real_straggler_is_named_by_what_it_costs_although_it_is_seldom_last():
-    timeline = lv.read(TRACES / "ranks8_nanogpt_2025")
+    timeline = factory.real("ranks8_nanogpt_2025")
     table = rank_table(timeline)
     (culprit,) = table.late
     assert (culprit.row.rank, culprit.cause, table.shared, round(table.lateness.share, 2)) == ("1", "works", 84, 0.84)

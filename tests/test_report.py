@@ -22,10 +22,10 @@ for number in range(12):
 """
 
 
-@pytest.fixture
-def reports(tmp_path):
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
     """Return the files of two runs, of which the second copies eight times as much."""
-    found = []
+    found, tmp_path = [], tmp_path_factory.mktemp("reports")
     for size in (64, 512):
         (tmp_path / f"{size}.py").write_text(PROGRAM.format(size=size))
         found.append(tmp_path / f"{size}.json")

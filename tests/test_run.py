@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from factory import slow
 
 import loaderviz as lv
 from loaderviz import cli
@@ -324,7 +325,7 @@ def launchers(here):
     [
         ("accelerate/commands/launch.py ranks.py", "ranks.py is launched as a rank of a distributed training"),
         ("-m accelerate.commands.launch ranks.py", "ranks.py is launched as a rank"),
-        ("-m torch.distributed.run --nproc-per-node 2 ranks.py", "ranks.py is launched as a rank"),
+        slow("-m torch.distributed.run --nproc-per-node 2 ranks.py", "ranks.py is launched as a rank"),
         ("shells.py torchrun|--nproc-per-node|2|ranks.py", "torchrun launches the ranks"),
         ("shells.py python|-m|torch.distributed.launch|ranks.py", "torch.distributed.launch launches the ranks"),
     ],
@@ -344,7 +345,7 @@ def test_a_launcher_of_ranks_does_not_train_them_on_the_cpu_unseen(launchers, ca
         ("Process", "t4", "train"),
         ("Process", "cpu", "train"),
         ("Pool", "t4", "multiprocessing.pool.worker"),
-        ("program", "cpu", "ranks.py"),
+        slow("program", "cpu", "ranks.py"),
         ("fork", "t4", "train"),
         ("fork", "cpu", "train"),
     ],

@@ -3,6 +3,7 @@
 import itertools
 from functools import cache, lru_cache
 
+import factory
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
@@ -168,16 +169,14 @@ def test_without_kernels_a_step_is_from_hand_out_to_hand_out():
 
 
 def test_the_step_of_each_device_is_its_own():
-    builder = TimelineBuilder(Context())
-    for rank, length in ((0, 100), (1, 70)):
-        main = builder.lane(f"rank {rank} main", "host", "main", rank, rank)
-        stream = builder.lane(f"rank {rank} stream 7", "device", number=7, device=rank)
-        builder.span(0, 500, main, Kind.OPERATOR, "start 2 workers")
-        for batch in range(5):
-            start = 500 + batch * length
-            builder.span(start, start + 60, stream, Kind.COMPUTE, "kernel", batch=batch)
-            builder.span(start, start + length, main, Kind.RANGE, f"batch {batch}", batch=batch)
-    timeline = builder.build().self_check()
+    spans = [(f"main@{rank}", 0, 500, Kind.OPERATOR) for rank in (0, 1)]
+    for (rank, length), batch in itertools.product(((0, 100), (1, 70)), range(5)):
+        start = 500 + batch * length
+        spans += [
+            (f"stream 7@{rank}", start, start + 60, Kind.COMPUTE, {"batch": batch}),
+            (f"main@{rank}", start, start + length, Kind.RANGE, {"name": f"batch {batch}", "batch": batch}),
+        ]
+    timeline = factory.made(*spans).self_check()
     assert [summarize(timeline, device=rank).step for rank in (0, 1)] == [100, 70]
     assert [summarize(timeline, device=rank).start_up for rank in (0, 1)] == [600, 570]
 

@@ -228,6 +228,7 @@ def test_what_cannot_be_written_afterwards_is_named_and_the_rest_is_written(here
 
 
 @POSIX
+@pytest.mark.slow
 def test_a_file_that_grows_too_large_leaves_the_others(here, capsys):
     text = f"{GPU}import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     command = [sys.executable, "-m", "loaderviz", "run", "--on", "t4", "--json", "r.json", "program.py"]
@@ -240,6 +241,7 @@ def test_a_file_that_grows_too_large_leaves_the_others(here, capsys):
     assert sorted(each.name for each in here.iterdir()) == ["program.py", "r.json", "temp"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_standard_output_loses_nothing(here):
     Path("program.py").write_text(GPU + "print('told')\n")

@@ -92,6 +92,7 @@ print(module.__file__)
     assert Path(output.strip()).is_relative_to(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_healthy_torchvision_is_left_alone(tmp_path):
     init = "import builtins\nbuiltins.imports = getattr(builtins, 'imports', 0) + 1\n"
     folder = fake_torchvision(tmp_path, init + "from . import extension\n" + DESCRIBE_NMS, COMPILED_LIBRARY)

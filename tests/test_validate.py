@@ -3,11 +3,11 @@
 import gzip
 import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from factory import shared
 
 import loaderviz as lv
 from benchmarks.steps import Setup, gpu_time
@@ -20,7 +20,6 @@ from loaderviz.emulator.hardware import UnknownHardwareError
 from loaderviz.emulator.kernels import Array, Call, kernel_times
 from loaderviz.emulator.torch.dataloader import FORMATS
 
-TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 CARD = "NVIDIA A100-SXM4-80GB"
 WIDE, SQUARE = (8192, 4096), (4096, 4096)
 CALLS = {  # name, shapes of the arguments, and the same call as the model takes it
@@ -166,7 +165,6 @@ def test_arguments_of_another_kind_are_no_comparison(tmp_path, key, odd):
         assert str(path) in str(problem)
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="needs the shared traces")
 @pytest.mark.parametrize(
     ("name", "operators"),
     [
@@ -177,7 +175,7 @@ def test_arguments_of_another_kind_are_no_comparison(tmp_path, key, odd):
     ],
 )
 def test_real_traces_are_within_the_limit(name, operators):
-    found = lv.validate(TRACES / name)
+    found = lv.validate(shared(name))
     assert sum(row.operators for row in found.rows) == operators
     assert found.error <= 0.25
     assert 0.9 < found.ratio < 1.1

@@ -3,7 +3,6 @@
 import functools
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import factory
 import numpy as np
@@ -24,7 +23,6 @@ from loaderviz.metrics import NotATimelineError
 from loaderviz.timeline import Kind
 from loaderviz.widgets.explorer import Settings, rates_of, simulate
 
-TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 TOLERANCE = 0.1
 CHANGES = {
     "blocking": {"pinned": False, "prefetch": 0},
@@ -78,6 +76,7 @@ def test_the_ladder_of_the_lessons(first, gpu, batch_size):
     assert np.median([abs(got / real - 1) for _, got, real in rows]) < 0.01
 
 
+@pytest.mark.slow
 def test_pytorch_code_on_the_emulated_gpu(monkeypatch):
     monkeypatch.setattr(experiment, "HIDDEN", 384)  # wider ones come to other tiles on the laptop
     setting = experiment.Setting(batch_size=1024, steps=6, warmup=6, workers=2)
@@ -208,11 +207,12 @@ def test_a_loop_whose_data_are_on_the_gpu_is_predicted_on_another():
     assert step(lv.what_if(timeline, gpu="h200")) < 0.6 * step(timeline)
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="needs the shared traces")
-@pytest.mark.parametrize("name", ["resnet50_workers0_2021.json.gz", "ab/resnet50_workers0_2021_b.json.gz"])
+@pytest.mark.parametrize(
+    "name", ["resnet50_workers0_2021.json.gz", factory.slow("ab/resnet50_workers0_2021_b.json.gz")]
+)
 def test_a_real_trace_against_what_was_measured(name):
     """The same program with num_workers=4 took 141.1 and 142.8 ms a step: within 10 %, and inside the printed band."""
-    timeline = lv.read(TRACES / name)
+    timeline = factory.real(name)
     assert step(again(timeline)) == pytest.approx(step(timeline), rel=0.01)
     predicted = lv.what_if(timeline, workers=4)
     band = next(note for note in predicted.context.notes if note.startswith("a step takes"))
@@ -225,9 +225,8 @@ def test_a_real_trace_against_what_was_measured(name):
     assert step(timeline) - step(predicted) <= promised.per_step
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="needs the shared traces")
 def test_a_real_trace_tells_its_gpu_only_if_it_is_known():
-    timeline = lv.read(TRACES / "resnet50_workers0_2021.json.gz")
+    timeline = factory.real("resnet50_workers0_2021.json.gz")
     timeline = replace(timeline, context=replace(timeline.context, device="Voodoo 2"))
     with pytest.raises(WhatIfError, match="how fast Voodoo 2 copies from pinned memory"):
         lv.what_if(timeline, prefetch=2)

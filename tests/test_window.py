@@ -1,5 +1,7 @@
 """record(wait=, steps=) emulated: what is kept is a part of the whole, and the rest of a long run costs little."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -68,6 +70,7 @@ class Training:
             (x.to("cuda").half() @ torch.ones(6, 1, device="cuda").half()).sum().item()
 
 
+@functools.cache
 def trained(loop, count=16, **options):
     """Return the training and its recording; `stopped` tells whether nothing is emulated at its end."""
     with lv.record(on="a100", **{"host": "laptop"} | options) as recording:

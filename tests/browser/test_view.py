@@ -226,15 +226,12 @@ def test_a_run_of_kernels_with_short_pauses_has_one_name_in_the_strip_and_thin_b
 
 @pytest.mark.parametrize("dpr", [1, 2])
 def test_bars_narrower_than_a_pixel_grow_from_the_bottom_if_they_are_kernels_and_from_the_top_if_copies(dpr, show):
-    builder = TimelineBuilder(Context())
-    lanes = {kind: builder.lane(f"stream {number}", "device", number=number)
-             for number, kind in enumerate((Kind.COMPUTE, Kind.MEMSET, Kind.COPY_D2D))}  # fmt: skip
-    for kind, lane in lanes.items():
-        for start in range(0, 1_000_000, 400):
-            builder.span(start, start + 240, lane, kind, "short", batch=0)
-    builder.span(2_000_000, 2_000_400, lanes[Kind.COMPUTE], Kind.COMPUTE, "last")
-    shown = show(builder.build(), device_scale_factor=dpr)
-    for number, (kind, _) in enumerate(lanes.items()):
+    kinds = Kind.COMPUTE, Kind.MEMSET, Kind.COPY_D2D
+    spans = [(f"stream {number}", start, start + 240, kind, {"name": "short", "batch": 0})
+             for number, kind in enumerate(kinds) for start in range(0, 1_000_000, 400)]  # fmt: skip
+    last = "stream 0", 2_000_000, 2_000_400, Kind.COMPUTE, {"name": "last"}
+    shown = show(factory.made(*spans, last), device_scale_factor=dpr)
+    for number, kind in enumerate(kinds):
         first = shown.ask(f"lv.model.track(0, {number}, 0).first")
         drawn = [at for at, ink in enumerate(shown.ask(COLUMN, first)) if ink]
         most = 24 * dpr * (1 if kind == Kind.COMPUTE else 0.55)
@@ -780,12 +777,9 @@ def test_all_words_around_the_picture_can_be_read(scheme, show):
 
 def test_many_lanes_batches_and_letters_are_drawn_and_reached(show):
     """40 lanes of 200 batches, each with a name of 500 letters: lanes scroll, a label fits, the last bar is found."""
-    builder = TimelineBuilder(Context())
-    for number in range(40):
-        lane = builder.lane(f"stream {number} {'l' * 500}", "device", "stream", number=number)
-        for batch in range(200):
-            builder.span(batch * 1_000, batch * 1_000 + 900, lane, Kind.COMPUTE, f"k{batch}" * 125, batch=batch)
-    shown = show(builder.build(), width=800)
+    spans = [(f"stream {number} {'l' * 500}", batch * 1_000, batch * 1_000 + 900, Kind.COMPUTE,
+              {"name": f"k{batch}" * 125, "batch": batch}) for number in range(40) for batch in range(200)]  # fmt: skip
+    shown = show(factory.made(*spans), width=800)
     assert len({row["lane"] for row in shown.ask("lv.lanes()")}) == 41
     assert shown.ask("lv.view.surface.width") > 0.6 * 800
     shown.focus()
@@ -834,14 +828,14 @@ def test_what_a_picture_says_is_withheld_until_it_is_asked_for(show):
 
 
 def test_a_race_is_framed_where_it_is_and_opens_the_picture(show):
-    builder = TimelineBuilder(Context("A100", "emulated", "host"))
-    lanes = [builder.lane(f"stream {number}", "device", number=number) for number in (7, 13)]
-    builder.span(0, 1_000_000, lanes[0], Kind.COMPUTE, "long")
-    kernel = builder.span(1_000_000, 1_004_000, lanes[0], Kind.COMPUTE, "norm")
-    copy = builder.span(1_003_000, 1_005_000, lanes[1], Kind.COPY_H2D, "Memcpy")
-    text = "it overwrites; missing: record_stream at train.py:3"
-    builder.mark(1_003_000, lanes[1], "early-reuse", text, (kernel, copy), "early-reuse: it overwrites\n  fix  do not")
-    shown = show(builder.build())
+    spans = [
+        ("stream 7", 0, 1_000_000, Kind.COMPUTE, {"name": "long"}),
+        ("stream 7", 1_000_000, 1_004_000, Kind.COMPUTE, {"name": "norm"}),
+        ("stream 13", 1_003_000, 1_005_000, Kind.COPY_H2D, {"name": "Memcpy"}),
+    ]
+    said = "it overwrites; missing: record_stream at train.py:3", (1, 2), "early-reuse: it overwrites\n  fix  do not"
+    marks, context = [(1_003_000, "stream 13", "early-reuse", *said)], {"origin": "emulated", "host": "host"}
+    shown = show(factory.made(*spans, marks=marks, device="A100", **context))
     window = shown.ask("lv.window")
     assert 990_000 < window[0] < 1_000_000 < 1_005_000 <= window[1]
     red = shown.ask("""(data => { let count = 0;

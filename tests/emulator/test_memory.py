@@ -266,6 +266,13 @@ def test_one_allocation_brings_back_all_that_is_over(runtime):
     assert runtime.now == start + 3 * runtime.host.query  # two that are over, one that is not
 
 
+def test_what_is_cached_is_told_for_each_stream_of_small_and_large_segments_together(runtime):
+    pool, side = DevicePool(runtime), runtime.stream()
+    for size, stream in ((512, None), (3 * MIB, None), (3 * MIB, side)):
+        pool.free(pool.allocate(size, stream))
+    assert pool.cached() == {runtime.default_stream.id: 22 * MIB, side.id: 20 * MIB}
+
+
 @pytest.mark.parametrize("kind", [DevicePool, PinnedPool])
 def test_a_zero_byte_block_costs_nothing(runtime, kind):
     pool = kind(runtime)

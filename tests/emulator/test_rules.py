@@ -583,6 +583,25 @@ def test_what_a_graph_copies_was_pinned_when_it_was_captured(gpu):
     assert (copy.name, copy.pinned, copy.end - copy.start) == ("Memcpy DtoH (Device -> Pinned)", True, PINNED)
 
 
+@pytest.mark.parametrize("nodes", [0, 1, 30])
+def test_a_graph_costs_the_host_one_launch_however_many_nodes_it_has(gpu, nodes):
+    gpu.launch_graph([GraphNode("relu", 7)] * nodes)
+    assert gpu.now == LAUNCH
+
+
+def test_an_event_of_a_capture_that_is_recorded_again_is_one_like_others(gpu):
+    side, other, event = gpu.stream(), gpu.stream(), gpu.event()
+    gpu.capture = Capture(side)
+    gpu.record_event(event, side)
+    gpu.capture = None
+    gpu.launch(KERNEL, side)
+    gpu.record_event(event, side)
+    gpu.wait_event(other, event)
+    gpu.launch(7, other)
+    (_, end), (start, _) = times(gpu)
+    assert start >= end
+
+
 def test_a_capture_notes_calls_and_runs_nothing(gpu):
     side, other = gpu.stream(), gpu.stream()
     gpu.capture = capture = Capture(side)

@@ -379,6 +379,7 @@ with lv.record(on="t4"):  # waits that end are as ever, however often they are l
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("without", [True, False])
 def test_a_refusal_in_a_thread_ends_the_wait_for_it(without):
     run = [sys.executable, "-c", WAITS.format(without=without)]
@@ -468,6 +469,7 @@ def said(on, *cases, method="spawn", file=None):
     return ast.literal_eval(found), int(left), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", ["t4", "cpu"])
 def test_what_a_cell_defines_is_refused_at_once(on):
     assert said(on, *REFUSED.values()) == ([*REFUSED], 0, "")

@@ -5,7 +5,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
-from trace_files import BASE, loop, op, shared, straggling, trace, write
+from factory import real, shared
+from trace_files import BASE, loop, op, straggling, trace, write
 
 import loaderviz as lv
 from loaderviz.analysis import fleet
@@ -111,9 +112,8 @@ def test_odd_arguments(tmp_path):
 
 def test_eight_real_ranks():
     """Rank 1 of the nanoGPT run, as all of it in one timeline says."""
-    folder = shared("ranks8_nanogpt_2025")
-    table = lv.ranks(folder)
-    alike(table, rank_table(lv.read(folder)))
+    table = lv.ranks(shared("ranks8_nanogpt_2025"))
+    alike(table, rank_table(real("ranks8_nanogpt_2025")))
     assert [each.row.rank for each in table.late] == ["1"] and round(table.lateness.share, 2) == 0.84
 
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import trace_files
+from factory import real
 from trace_files import (
     BASE,
     PID,
@@ -18,7 +19,6 @@ from trace_files import (
     op,
     read_events,
     rows,
-    shared,
     straggling,
     trace,
     work,
@@ -746,7 +746,7 @@ def test_lines_of_pauses_are_those_of_one_program(tmp_path, ranks):
 
 def test_the_slow_part_of_a_real_inference_is_its_pictures():
     """By hand: of 382 ms, 217 ms are in `preprocess`, 178 of them in the image processor."""
-    found = advise(read(shared("measured/h100_timesformer_bf16_2025.json.gz")))[0]
+    found = advise(real("measured/h100_timesformer_bf16_2025.json.gz"))[0]
     assert found.kind == "other-work-in-loop" and "image_processing_videomae.py:235 takes 215.3 ms" in found.evidence
 
 

@@ -6,7 +6,8 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
-from trace_files import BASE, call, event, shared, trace, work, write
+from factory import real, shared
+from trace_files import BASE, call, event, trace, work, write
 
 import loaderviz as lv
 from loaderviz.analysis.ranks import rank_table
@@ -171,9 +172,9 @@ def test_messages_are_saved_with_the_timeline_and_a_damaged_one_is_refused(tmp_p
 
 def test_a_real_run_of_eight_ranks_is_as_its_files_say():
     """Read from the JSON alone: of each kind the same kernel, counted from the end, of all files is one collective."""
-    found = rank_table(lv.read(folder := shared("ranks8_nanogpt_2025"))).collectives
+    found = rank_table(real("ranks8_nanogpt_2025")).collectives
     by_hand = defaultdict(list)
-    for path in folder.iterdir():
+    for path in shared("ranks8_nanogpt_2025").iterdir():
         kinds = defaultdict(list)
         for each in (events := json.loads(gzip.decompress(path.read_bytes())))["traceEvents"]:
             if each.get("cat") == "kernel" and "Collective name" in (told := each["args"]):

@@ -5,8 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from factory import real, shared
 from test_view_command import view
-from trace_files import BASE, call, copy, loop, note, notes, op, shared, straggling, trace, work, write
+from trace_files import BASE, call, copy, loop, note, notes, op, straggling, trace, work, write
 
 import loaderviz
 from loaderviz.export import to_chrome_trace
@@ -160,7 +161,7 @@ def test_the_command_line_reads_some_steps(path, tmp_path, capsys):
     ],
 )
 def test_one_step_of_a_real_trace_has_all_of_its_spans(name, step, tmp_path):
-    whole, part = read(shared(name)), read(shared(name), steps=slice(step, step + 1)).self_check()
+    whole, part = real(name), read(shared(name), steps=slice(step, step + 1)).self_check()
     of_step = [[row[:4] for row in told(each) if row[3] == step] for each in (part, whole)]
     assert of_step[0] == of_step[1] != []
     assert len(part) < len(whole) / 2

@@ -7,8 +7,9 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from factory import shared
 from torch.utils.data import DataLoader
-from trace_files import call, copy, notes, shared, steps_of, work
+from trace_files import call, copy, notes, steps_of, work
 
 import loaderviz as lv
 from loaderviz import experiment, mnist

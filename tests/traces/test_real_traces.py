@@ -4,7 +4,8 @@ import gzip
 import json
 
 import pytest
-from trace_files import notes, shared
+from factory import real, shared
+from trace_files import notes
 
 from loaderviz import summarize
 from loaderviz.timeline import DEVICE_KINDS, KERNELS, Cause, Kind
@@ -27,7 +28,7 @@ def raw_events(path, *categories):
     ],
 )
 def test_copies_and_what_hides_them(name, spans, copy, hidden):
-    timeline = read(shared(name)).self_check()
+    timeline = real(name).self_check()
     summary = summarize(timeline)
     assert (summary.copy, summary.hidden_copy) == (copy * US, hidden * US)
     assert "no event lost" in notes(timeline)
@@ -37,7 +38,7 @@ def test_copies_and_what_hides_them(name, spans, copy, hidden):
 
 def test_alexnet_window_and_idle():
     """T and idle over the GPU's rows, the two figures of research 5 (without synchronisation rows)."""
-    timeline = read(shared("alexnet_pageable_2023.json.gz"))
+    timeline = real("alexnet_pageable_2023.json.gz")
     gpu = timeline.where(*DEVICE_KINDS)
     window = int(timeline.start[gpu].min()), int(timeline.end[gpu].max())
     summary = summarize(timeline, window=window)
@@ -65,9 +66,9 @@ def test_resnet_steps_and_fetching():
 
 def test_two_ranks_side_by_side():
     folder = shared("two_ranks")
-    together = read(folder)
+    together = real("two_ranks")
     for rank in (0, 1):
-        alone = read(folder / f"rank-{rank}.json.gz")
+        alone = real(f"two_ranks/rank-{rank}.json.gz")
         assert summarize(together, device=rank).copy == summarize(alone).copy
         assert summarize(together, device=rank).compute == summarize(alone).compute
     first = [min(event["ts"] for event in raw_events(folder / f"rank-{rank}.json.gz", "kernel")) for rank in (0, 1)]
@@ -77,8 +78,8 @@ def test_two_ranks_side_by_side():
 
 
 def test_cpu_only_and_synchronisation():
-    cpu = read(shared("cpu_only_2023.json.gz"))
+    cpu = real("cpu_only_2023.json.gz")
     assert [lane.name for lane in cpu.lanes] == ["main"]
     assert summarize(cpu).host_blocked == {"waiting for data": 71 * US}
-    sync = summarize(read(shared("event_sync_2023.json.gz"))).host_blocked
+    sync = summarize(real("event_sync_2023.json.gz")).host_blocked
     assert sync == {"staging": 29 * US, "synchronize": (6 + 34 + 8) * US}

@@ -4,23 +4,12 @@ import gzip
 import json
 from pathlib import Path
 
-import pytest
-
 import loaderviz as lv
 from loaderviz.timeline import Kind
 from loaderviz.traces import read
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 PID = 4_000
 BASE = 1_700_000_000_000_000  # µs, Unix
-
-
-def shared(name):
-    """A real trace, where the folder of them is there."""
-    path = SHARED / name
-    if not path.exists():
-        pytest.skip(f"the public traces are not in {SHARED.name}/ beside the repository")
-    return path
 
 
 def event(cat, name, pid, tid, ts, dur, args):

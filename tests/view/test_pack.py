@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from unpack import tracks, unpack
 
 from loaderviz import metrics
-from loaderviz.timeline import COPIES, ArrowKind, Cause, Context, Kind, TimelineBuilder
+from loaderviz.timeline import COPIES, ArrowKind, Cause, Kind
 from loaderviz.view.lanes import LANES, arrange, depths
 from loaderviz.view.pack import MARKS, STATES, Bars, Part, first_view, merge, pack
 
@@ -41,15 +41,15 @@ def bars_of(head, body, part=0):
 
 def awkward():
     """Far from zero, gaps and lengths and sizes beyond 32 bits, spans of no length, names that hurt."""
-    builder = TimelineBuilder(Context())
-    stream, main = builder.lane("stream 7", "device", number=7), builder.lane("main", "host", "main")
-    base = 1_712_195_495_521_308_558
-    builder.span(base, base + 2**33, stream, Kind.COMPUTE, "</script><b>&\u202e \U0001f600")
-    builder.span(base + 2**40, base + 2**40, stream, Kind.MEMSET, "no length")
-    builder.span(base + 2**40, base + 2**40 + 2**32 - 1, stream, Kind.COPY_H2D, "just at the edge", nbytes=2**45)
-    builder.span(base - 5, base + 2**41, main, Kind.WAIT, "", cause=Cause.DATA, batch=2**31 - 2)
-    builder.span(base + 7, base + 7, main, Kind.WAIT, "inside", batch=0)
-    return builder.build().self_check()
+    base, stream = 1_712_195_495_521_308_558, "stream 7"
+    edge = base + 2**40
+    return factory.made(
+        (stream, base, base + 2**33, Kind.COMPUTE, {"name": "</script><b>&\u202e \U0001f600"}),
+        (stream, edge, edge, Kind.MEMSET, {"name": "no length"}),
+        (stream, edge, edge + 2**32 - 1, Kind.COPY_H2D, {"name": "just at the edge", "nbytes": 2**45}),
+        ("main", base - 5, base + 2**41, Kind.WAIT, {"name": "", "cause": Cause.DATA, "batch": 2**31 - 2}),
+        ("main", base + 7, base + 7, Kind.WAIT, {"name": "inside", "batch": 0}),
+    ).self_check()
 
 
 @pytest.mark.parametrize("timeline", [*(factory.loader(name) for name in factory.LOADERS), awkward(), factory.empty(),
@@ -114,12 +114,9 @@ def test_arrows_and_marks_point_at_the_bars_of_their_spans():
             wanted[(*ends, int(kind))] += 1
     assert found == wanted
     assert set(columns["arrow"].tolist()) == {ArrowKind.LAUNCH, ArrowKind.WAIT}
-    builder = TimelineBuilder(Context())
-    lanes = builder.lane("stream 7", "device", number=7), builder.lane("stream 9", "device", number=9)
-    spans = builder.span(5, 9, lanes[1], Kind.COPY_H2D, "copy"), builder.span(6, 8, lanes[0], Kind.COMPUTE, "read")
-    builder.mark(6, lanes[0], "early-read", "read too early; missing: main.wait_stream(side)", spans)
-    builder.mark(7, lanes[0], "other", "unknown")
-    head, body = pack([Part(builder.build())])
+    spans = ("stream 9", 5, 9, Kind.COPY_H2D, {"name": "copy"}), ("stream 7", 6, 8, Kind.COMPUTE, {"name": "read"})
+    early = 6, "stream 7", "early-read", "read too early; missing: main.wait_stream(side)", (0, 1)
+    head, body = pack([Part(factory.made(*spans, marks=[early, (7, "stream 7", "other", "unknown")]))])
     columns, (race, other) = unpack(head, body), head["parts"][0]["marks"]
     assert [head["names"][columns["name"][bar]] for bar in race["bars"]] == ["copy", "read"]
     assert (race["text"], race["missing"], race["time"]) == ("read too early", "main.wait_stream(side)", 1)
@@ -147,15 +144,25 @@ def test_the_bar_of_a_span_is_never_the_one_in_the_engine_nor_a_merged_one(backw
 
 @pytest.mark.parametrize("more", [0, 1, 500])
 def test_of_very_many_hazards_the_first_are_drawn(more):
-    builder = TimelineBuilder(Context())
-    lane = builder.lane("stream 7", "device", number=7)
-    span = builder.span(0, 9, lane, Kind.COMPUTE, "k")
-    for _ in range(MARKS + more):
-        builder.mark(3, lane, "early-read", "x", (span, -1))
-    head, _ = pack([Part(builder.build(), name="it")])
+    marks = [(3, "stream 7", "early-read", "x", (0, -1))] * (MARKS + more)
+    head, _ = pack([Part(factory.made(("stream 7", 0, 9, Kind.COMPUTE), marks=marks), name="it")])
     assert len(head["parts"][0]["marks"]) == MARKS
     told = [f"it: {more} hazard{'' if more == 1 else 's'} after the first 1,000 not drawn"]
     assert head["notes"] == (told if more else [])
+
+
+def test_arrows_of_one_bar_come_in_the_order_of_their_heads():
+    late, early = (("stream 7", start, start + 4, Kind.COMPUTE, {"by": by}) for start, by in ((20, -1), (5, -2)))
+    heads = unpack(*pack([Part(factory.made(("main", 0, 1, Kind.API), late, early))]))["head"].tolist()
+    assert len(heads) == 2 and heads == sorted(heads)
+
+
+def test_a_long_run_is_first_seen_where_its_gpu_works():
+    """Ten kernels amid 300 calls: half of the bars that may be drawn one by one would reach far beyond them."""
+    calls = [("main", 5_000 * n, 5_000 * n + 50, Kind.API) for n in range(300)]
+    kernels = [("stream 7", at, at + 900, Kind.COMPUTE) for at in range(500_000, 510_000, 1_000)]
+    head, _ = pack([Part(factory.made(*calls, *kernels))], limit=100)
+    assert 499_000 < head["window"][0] <= 500_000 and 509_900 <= head["window"][1] < 511_000
 
 
 @pytest.mark.parametrize("limit", [200, 2_000, 10_000])

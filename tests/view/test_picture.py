@@ -16,7 +16,7 @@ from unpack import unpack
 from loaderviz import compare, words
 from loaderviz.analysis import NO_GAIN, Advice, Finding, Subject
 from loaderviz.metrics import NotATimelineError, states, summarize
-from loaderviz.timeline import ArrowKind, Cause, Context, Kind, TimelineBuilder
+from loaderviz.timeline import ArrowKind, Cause, Kind
 from loaderviz.view import View, ViewError, picture, still, text, theme
 from loaderviz.view.figure import BARS
 
@@ -29,15 +29,15 @@ def texts(picture):
 
 
 def race():
-    builder = TimelineBuilder(Context(device="A100", origin="emulated"))
-    main, stream = builder.lane("main", "host", "main"), builder.lane("stream 7 (default)", "device", number=7)
-    side = builder.lane("stream 9", "device", number=9)
-    copy = builder.span(2_000, 9_000, side, Kind.COPY_H2D, "Memcpy HtoD (Pinned -> Device)", batch=0, nbytes=70_000,
-                        pinned=True)  # fmt: skip
-    read = builder.span(5_000, 8_000, stream, Kind.COMPUTE, NASTY, batch=0, source="a<b>.py:3")
-    builder.span(0, 3_000, main, Kind.WAIT, "cudaMalloc", cause=Cause.ALLOCATION)
-    builder.mark(5_000, stream, "early-read", "read before the copy is complete", (copy, read))
-    return builder.build().self_check()
+    stream, copy = "stream 7 (default)", {"name": "Memcpy HtoD (Pinned -> Device)", "nbytes": 70_000, "pinned": True}
+    return factory.made(
+        ("main", 0, 3_000, Kind.WAIT, {"name": "cudaMalloc", "cause": Cause.ALLOCATION}),
+        (stream, 5_000, 8_000, Kind.COMPUTE, {"name": NASTY, "batch": 0, "source": "a<b>.py:3"}),
+        ("stream 9", 2_000, 9_000, Kind.COPY_H2D, {"batch": 0} | copy),
+        marks=[(5_000, stream, "early-read", "read before the copy is complete", (2, 1))],
+        device="A100",
+        origin="emulated",
+    ).self_check()
 
 
 def data_of(html):
@@ -303,19 +303,20 @@ def test_batches_that_are_drawn_at_the_same_time_are_told_apart_by_all_eyes(eyes
     ],
 )
 def test_a_finding_points_to_its_spans_and_to_the_step_around_the_costliest(subject, names, window):
-    builder = TimelineBuilder(Context())
-    main, stream = builder.lane("main", "host", "main"), builder.lane("stream 7", "device", number=7)
-    side = builder.lane("stream 9", "device", number=9)
-    builder.span(0, 900, side, Kind.COPY_H2D, "too early", nbytes=8, pinned=False)
-    builder.span(2_000, 4_000, side, Kind.COPY_H2D, "pageable", batch=0, nbytes=8, pinned=False)
-    builder.span(4_500, 5_000, side, Kind.COPY_H2D, "pinned", batch=1, nbytes=8, pinned=True)
-    builder.span(4_000, 4_500, stream, Kind.COMPUTE, "first", batch=0)
-    builder.span(5_000, 5_500, stream, Kind.COMPUTE, "second", batch=1)
-    builder.span(4_000, 4_500, main, Kind.WAIT, "synchronize", cause=Cause.SYNCHRONIZE)
-    builder.span(5_500, 8_500, main, Kind.WAIT, "data", cause=Cause.DATA)
-    for number, start in enumerate((1_000, 5_000)):
-        builder.span(start, start + 4_000, main, Kind.RANGE, f"batch {number}: 8 samples", batch=number)
-    timeline = builder.build().self_check()
+    copy, kernel, wait = ("stream 9", Kind.COPY_H2D), ("stream 7", Kind.COMPUTE), ("main", Kind.WAIT)
+    timeline = factory.made(
+        *((lane, start, end, kind, {"name": name} | more) for (lane, kind), start, end, name, more in (
+            (wait, 4_000, 4_500, "synchronize", {"cause": Cause.SYNCHRONIZE}),
+            (wait, 5_500, 8_500, "data", {"cause": Cause.DATA}),
+            (kernel, 4_000, 4_500, "first", {"batch": 0}),
+            (kernel, 5_000, 5_500, "second", {"batch": 1}),
+            (copy, 0, 900, "too early", {"nbytes": 8, "pinned": False}),
+            (copy, 2_000, 4_000, "pageable", {"batch": 0, "nbytes": 8, "pinned": False}),
+            (copy, 4_500, 5_000, "pinned", {"batch": 1, "nbytes": 8, "pinned": True}),
+        )),
+        *(("main", start, start + 4_000, Kind.RANGE, {"name": f"batch {number}: 8 samples", "batch": number})
+          for number, start in enumerate((1_000, 5_000))),
+    ).self_check()  # fmt: skip
     finding = Finding("a-kind", "", "", NO_GAIN, subject=subject)
     head, body = timeline.view(advice=Advice([finding], "", (1_000, 9_000))).packed()
     (told,), columns = head["parts"][0]["findings"], unpack(head, body)

@@ -62,8 +62,9 @@ def test_the_sums_are_exact_in_any_order_and_layout_of_data_that_differ_each_tim
     assert torch.equal((images.double() @ data.weights.flip(0)) == data.sums, torch.zeros(64, dtype=torch.bool))
 
 
-def test_after_the_warm_up_nobody_waits_for_memory():
-    run = feed(loader_consumer, Data.random([64] * 8, random), FeedConfig())
+@pytest.mark.parametrize("answer", [loader_consumer, all_at_once])
+def test_after_the_warm_up_nobody_waits_for_memory(answer):
+    run = feed(answer, Data.random([64] * 8, random), FeedConfig())
     assert not [span for span in run.timeline.rows(Kind.API) if span.name == "cudaMalloc"]
 
 

@@ -94,9 +94,7 @@ class Fetched:
     @classmethod
     def by(cls, fetcher: Any, indices: Any, data: Any, meter: Meter) -> Fetched:
         """Note what a fetcher's fetch cost, which the meter has counted."""
-        dataset, unpriced = fetcher.dataset, meter.unpriced
-        if type(dataset) is TensorDataset or type(dataset).__module__.startswith("loaderviz."):
-            unpriced = 0  # `Host.fetch_*` are for these
+        dataset, unpriced = fetcher.dataset, 0 if is_priced(fetcher.dataset) else meter.unpriced
         while isinstance(dataset, Subset):  # it has `__getitems__`, and passes the question on
             dataset = dataset.dataset
         batched = not fetcher.auto_collation or bool(getattr(dataset, "__getitems__", None))
@@ -110,6 +108,11 @@ class Fetched:
         if Session.active is not None:  # else the recording is over; there is nothing to pin for
             self.data = _utils.pin_memory.pin_memory(self.data)
         return self
+
+
+def is_priced(dataset: Any) -> bool:
+    """Tell whether `Host.fetch_*` are for this data set, so that no time of its own is left without a price."""
+    return type(dataset) is TensorDataset or type(dataset).__module__.startswith("loaderviz.")
 
 
 def install(session: Session, patches: Patches) -> None:
@@ -145,7 +148,6 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
     for guard in _get_current_function_mode_stack():
         if isinstance(guard, Guard):
             guard.touches = functools.partial(meter.touches, asks=guard.touches)
-    meter.calibrate()
     time.sleep = functools.partial(meter.count_sleep, time.sleep)
     create: Any = torch_dataloader._DatasetKind.create_fetcher
     before = others_time()
@@ -154,6 +156,8 @@ def work(module: str, host: Host, measured: bool, *args: Any) -> None:
         fetcher = create(*arguments)
         if sys._getframe(1).f_code.co_name != "_worker_loop":  # of a DataLoader within the data set: a part of a fetch
             return fetcher
+        if measured or not is_priced(fetcher.dataset):
+            meter.calibrate()
         fetcher.collate_fn = timed(fetcher.collate_fn, meter.sampler)
         fetch = fetcher.fetch
 
@@ -303,7 +307,7 @@ class Iterators:
         batch = iterator._next_batch
         session.leave()
         try:
-            with session.fetching_data() as meter, timing(fetcher, session.sampler):
+            with session.fetching_data(is_priced(fetcher.dataset)) as meter, timing(fetcher, session.sampler):
                 data = fetcher.fetch(index)
         except BaseException:  # what it took is taken; the end of a stream comes here, too
             self._charge(Fetched.by(fetcher, (), None, session.meter), start, rested, -1, -1)

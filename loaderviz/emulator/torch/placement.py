@@ -8,7 +8,7 @@ torch/csrc/utils/tensor_new.cpp and tensor_types.cpp; tests ask PyTorch itself, 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -419,7 +419,7 @@ def install_types(session: Session, patches: Patches) -> None:
     for module in (torch, torch.sparse, torch.cuda, torch.cuda.sparse):
         for name, kind in list(vars(module).items()):
             if type(kind) is LEGACY:
-                classes.add(stand_in := _legacy_type(session, kind))
+                classes.add(stand_in := _legacy_type(kind))
                 patches.function(module, name, stand_in)
     patches.set(torch, "_tensor_classes", classes)
     patches.around(torch.Tensor, "__new__")(partial(_new_tensor, session))
@@ -468,17 +468,25 @@ def _new_tensor(session: Session, make: Any, cls: Any, *args: Any, **kwargs: Any
     return result if cls is torch.Tensor else torch.Tensor._make_subclass(cls, result)
 
 
-def _legacy_type(session: Session, kind: Any) -> type:
-    """Return what stands in for `torch.cuda.FloatTensor`, `torch.FloatTensor`, or their like."""
+class LegacyTensorType(type):
+    """The metaclass of what stands in for the old types."""
+
+    kind: Any
+    place: torch.device
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        kind, session = cls.kind, Session.active
+        if session is None or not session.alive or not isinstance(instance, torch.Tensor):
+            return isinstance(instance, kind)
+        same = instance.dtype is kind.dtype and instance.layout is kind.layout
+        return same and _device_of(instance).type == cls.place.type
+
+
+@cache
+def _legacy_type(kind: Any) -> Any:
+    """Return what stands in for `torch.cuda.FloatTensor`, `torch.FloatTensor`, or their like, in every recording."""
     name, sparse = f"{kind.__module__}.{kind.__name__}", kind.layout is not torch.strided
     place = DEVICE if kind.is_cuda else CPU
-
-    class LegacyTensorType(type):
-        def __instancecheck__(cls, instance: Any) -> bool:
-            if not session.alive or not isinstance(instance, torch.Tensor):
-                return isinstance(instance, kind)
-            same = instance.dtype is kind.dtype and instance.layout is kind.layout
-            return same and _device_of(instance).type == place.type
 
     @stands_for(kind)
     class Legacy(metaclass=LegacyTensorType):
@@ -486,8 +494,11 @@ def _legacy_type(session: Session, kind: Any) -> type:
         stands_alone = True
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            if not session.alive or (
-                not kind.is_cuda and not any(isinstance(it, (torch.Tensor, *STORAGES)) for it in args)
+            session = Session.active
+            if (
+                session is None
+                or not session.alive
+                or (not kind.is_cuda and not any(isinstance(it, (torch.Tensor, *STORAGES)) for it in args))
             ):
                 return kind(*args, **kwargs)
             if not sparse:
@@ -496,6 +507,7 @@ def _legacy_type(session: Session, kind: Any) -> type:
                 return torch.sparse_coo_tensor(*args, dtype=kind.dtype, device=place)
             return copies.SPARSE_COO(args or (0,), dtype=kind.dtype, device=place)
 
+    Legacy.kind, Legacy.place = kind, place
     return Legacy
 
 

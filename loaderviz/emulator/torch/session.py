@@ -206,8 +206,11 @@ class Session(HostThread, TensorMemory):
             self.aside = before
 
     @contextmanager
-    def fetching_data(self) -> Iterator[Any]:
-        """Inside data set and collate a meter counts; the operators' mode rests until the device is touched."""
+    def fetching_data(self, priced: bool = True) -> Iterator[Any]:
+        """Inside data set and collate a meter counts; the operators' mode rests until the device is touched.
+
+        Only of a data set that is not `priced` somebody asks how much of the fetch was the emulator's own.
+        """
         self.fetching += 1
         self.begin_priced(0)
         on_top = _get_current_dispatch_mode() is self.operators
@@ -215,7 +218,7 @@ class Session(HostThread, TensorMemory):
             self.operators.__exit__(None, None, None)
             self.aside = self.operators
         try:
-            if not (self.measured or self.meter.overhead):
+            if not (priced or self.measured or self.meter.overhead):
                 self.meter.calibrate()
             with self.meter:
                 yield self.meter

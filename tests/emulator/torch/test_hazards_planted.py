@@ -133,6 +133,26 @@ def test_a_pinned_buffer_refilled_too_early_gives_wrong_numbers_and_is_reported(
         assert hazard.count >= BATCHES - 2  # the first buffer full is not a refill; a view is half of one
 
 
+USES = {
+    "the same copy": lambda buffer: buffer[:32].to("cuda", non_blocking=True),
+    "other bytes change": lambda buffer: buffer[40:].fill_(1),
+}
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("use", USES)
+def test_what_numpy_wrote_is_found_although_the_buffer_is_used_again_before_anybody_waits(use, written):
+    def run():
+        buffer = torch.zeros(64).pin_memory()
+        torch.cuda._sleep(450_000)
+        batch = buffer[:32].to("cuda", non_blocking=True)
+        if written:
+            buffer.numpy()[3] = 1
+        return batch, USES[use](buffer)
+
+    assert [hazard.second.operator for hazard in watched(run)[1].hazards] == [UNSEEN] * written
+
+
 # Results on the host
 
 READS = {

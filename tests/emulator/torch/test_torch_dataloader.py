@@ -130,6 +130,22 @@ LOADERS = {
 }
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_where_the_host_has_a_price_for_the_data_set_no_time_goes_into_finding_what_the_emulator_takes(
+    monkeypatch, workers
+):
+    def calibrate(*_):
+        raise ZeroDivisionError("calibrated")
+
+    monkeypatch.setattr(dataloader.Meter, "calibrate", calibrate)
+    priced = torch.arange(8.0)
+    assert recorded(lambda: DataLoader(TensorDataset(priced), 4, num_workers=workers))[0] == [
+        *map(list, priced.split(4))
+    ]
+    with pytest.raises(ZeroDivisionError, match="calibrated"):
+        recorded(lambda: DataLoader(Squares(), 4, num_workers=workers))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOADERS)
 def test_every_loader_gives_its_data_twice_with_the_same_timeline(name):
