@@ -97,6 +97,10 @@ def formula(text):
     return eval(f"lambda fetch, pin, copy, compute: {text}")
 
 
+def step_formula(text):
+    return eval(f"lambda fetch, workers, pin, copy, compute: {text}", {"np": np})
+
+
 def rows_of(data, size):
     return BatchSampler(SequentialSampler(data), size, drop_last=False)
 
@@ -406,6 +410,12 @@ RIGHT = {
     "5.1": [loader_consumer, loader_ring],
     "5.2": [loader_record_stream, kept_until_used, memory_of_the_main_stream, loader_ring],
     "5.3": [event_after_the_number, number_in_the_side_stream, transformed(lambda x: x / x.amax())],
+    "6.0": [
+        step_formula("max(fetch / workers, pin, copy, compute)"),
+        step_formula("max(-(-fetch // workers), max(pin, copy, compute))"),
+        step_formula("np.max([fetch / workers, pin, copy, compute])"),
+        step_formula("sorted((pin, copy, compute, fetch / workers))[-1]"),
+    ],
     "6.1": [
         formula("next(n for n in itertools.count(1) if fetch / n <= max(pin, copy, compute))"),
         formula("-(-fetch // max(pin, copy, compute))"),
@@ -453,6 +463,22 @@ WRONG = {
         (transformed(lambda x: x / 255), r"Batch \d+ does not hold the values"),
         (lambda batches: PrefetchLoader(batches), r"Batch 0 does not hold the values"),
         (suspects.loader_f, r"early-host-read at suspects.py.*R32"),
+    ],
+    "6.0": [
+        (step_formula(text), said)
+        for text, said in {
+            "fetch / workers + pin + copy + compute": r"With 1 worker a step takes .* You added the stations",
+            "max(fetch, pin, copy, compute)": r"With \d workers a step takes .* That is the time of one worker",
+            "max(fetch, pin, copy, compute) / workers": r"You divided each station. But there is one pin thread",
+            "max(fetch / workers, compute)": r"With \d workers a step takes .*as fast as its slowest station",
+            "min(fetch / workers, pin, copy, compute)": r"With 1 worker a step takes .* You said [\d,]+ ns",
+            "max(fetch / workers, pin, copy, compute) / 1000": r"a step takes .* You said [\d,]+ ns",
+            "float('nan')": r"You said nan ns",
+            "float('inf')": r"You said inf ns",
+            "-fetch": r"You said -[\d,]+ ns",
+            "'fetch'": r"returned 'fetch'. The time of a step is wanted, a number of ns",
+            "(fetch, pin)": r"returned \(.*The time of a step is wanted",
+        }.items()
     ],
     "6.1": [
         *(
