@@ -108,7 +108,7 @@ guess.reveal()
 # ## The slowest station sets the pace
 #
 # A batch goes from a worker to the *pin thread* (R45), over the link, and to the GPU. At one moment each of these
-# stations has a different batch. There is one pin thread, one link and one GPU. Only fetching has several workers.
+# stations has a different batch. Only fetching has several workers.
 
 # %%
 lesson06.pace
@@ -167,8 +167,7 @@ lesson06.enough.check(workers_needed)
 # %% [markdown]
 # ## Fetch a batch, not samples
 #
-# `DataLoader` calls `dataset[i]` for each sample and joins a thousand small tensors. A data set with `__getitems__`
-# gives a whole batch at once. Make the work smaller before you add workers.
+# `DataLoader` calls `dataset[i]` for each sample. A data set with `__getitems__` gives a whole batch at once.
 
 # %%
 whole_batches = Images(*one_by_one.tensors)
@@ -254,7 +253,7 @@ else:
 # ## Recap
 #
 # * A step takes as long as its slowest station. Workers help only if that is `fetch`.
-# * Fetch whole batches before you add workers.
+# * Make the work smaller before you add workers.
 # * A larger buffer hides a late batch. It makes no station faster.
 #
 # Next: [7. Your own trace](07_your_own_trace.ipynb)

@@ -37,6 +37,7 @@ from .answers import (
     on_gpu_loader,
     shuffle_slices,
     transformed,
+    waits_for_the_next_one,
 )
 
 # Lesson 5
@@ -405,11 +406,20 @@ def step_by_step(machine, data, size, workers):
     return saved_by_pinning(machine, data, size, workers) >= 0.1
 
 
+def sent(images, labels, size, epochs, change, drop=0):
+    """The first loader, which sends images as `change` makes them."""
+    count = len(labels) - drop
+    for _ in range(epochs):
+        for x, y in DataLoader(TensorDataset(change(images[:count]), labels[:count]), size, shuffle=True):
+            x = x.to("cuda")
+            yield x if x.dtype == torch.uint8 else x.float(), y.to("cuda")
+
+
 RIGHT = {
     "9.1": [step_by_step],
     "5.1": [loader_consumer, loader_ring],
     "5.2": [loader_record_stream, kept_until_used, memory_of_the_main_stream, loader_ring],
-    "5.3": [event_after_the_number, number_in_the_side_stream, transformed(lambda x: x / x.amax())],
+    "5.3": [event_after_the_number, transformed(lambda x: x / x.amax())],
     "6.0": [
         step_formula("max(fetch / workers, pin, copy, compute)"),
         step_formula("max(-(-fetch // workers), max(pin, copy, compute))"),
@@ -429,6 +439,7 @@ RIGHT = {
     ],
     "7.1": [merge_and_intersect, brute_force, with_numpy],
     "7.2": [by_advice, by_columns, by_largest_loss],
+    "8.0": [on_gpu_loader, float_on_the_gpu, whole_batches(2), partial(sent, change=lambda x: x)],
     "8.1": [on_gpu_loader, float_on_the_gpu, moved_in_pieces, whole_batches(2), partial(bytes_prefetched, workers=4)],
     "8.2": [whole_batches(2), whole_batches(3), partial(bytes_prefetched, workers=4)],
     "8.3": [from_files(flip_some), from_files(flip_by_mask), files_by_getitems],
@@ -444,6 +455,7 @@ WRONG = {
         (saved_by_pinning, r"returned -?0\.\d+. A verdict is wanted"),
     ],
     "5.1": [
+        (waits_for_the_next_one, r"fast enough. With the loss read in each step: The copy of batch \d+ .* exposed"),
         (synchronize_before, r"times the host waited until the GPU had nothing left to compute; once from .* line"),
         (suspects.loader_a, r"Batch 0 was read before its copy was complete: its copy runs from .*R15"),
         (suspects.loader_e, r"copy of batch 1 runs from .* exposed.*its stream waited until .*wait_stream"),
@@ -457,6 +469,7 @@ WRONG = {
         (suspects.loader_e, r"exposed.*its stream waited until"),
     ],
     "5.3": [
+        (number_in_the_side_stream, r"fast enough. With the loss read in each step: The copy of batch \d+ .* exposed"),
         (by_numpy, r"Batch 0 is not a number.*numpy\?.*R32"),
         (after_a_sleep, r"early-host-read at .*: the host reads a float32 scalar before.*R32"),
         (number_in_the_main_stream, r"exposed|host waits for the GPU.*R25|nothing to do from"),
@@ -564,6 +577,13 @@ WRONG = {
         (from_files(None, on_host=True), r"idle for \d+ % .*waiting for data"),
         (from_files(flip_some, workers=8), r"You have 8 workers, but the machine has 4 cores"),
         (from_files(lambda batch: (batch[0], batch[1].flip(0))), r"has images or labels that are wrong"),
+    ],
+    "8.0": [
+        (partial(sent, change=lambda x: x.float() / 255), r"sent 38\.\d+ MB to the GPU.*digits have 9\.\d+ MB.*R22"),
+        (partial(sent, change=lambda x: x.half() / 255), r"sent 19\.\d+ MB|wrong"),
+        (partial(sent, change=lambda x: x, drop=256), r"44 batches were handed out, but 48 were wanted"),
+        (partial(sent, change=lambda x: x.flip(2)), r"Batch 0 has images or labels that are wrong"),
+        (partial(sent, change=lambda x: x[:, ::2, ::2]), r"14"),
     ],
     "8.1": [
         (blocking_floats, r"idle for \d+ % of the time.*Against the limit .*x its time"),

@@ -14,7 +14,7 @@ from loaderviz import metrics, words
 from loaderviz.emulator.hazards import Access, Hazards, Lints
 from loaderviz.timeline import Timeline
 from loaderviz.workshop import harness
-from loaderviz.workshop.exercises import Score, check_of, say
+from loaderviz.workshop.exercises import NotYet, Score, check_of, say
 from loaderviz.workshop.harness import Batch, CheckLoop, Data, FeedConfig, LoaderRun, feed
 from loaderviz.workshop.lessons import suspects
 
@@ -178,6 +178,7 @@ def count_wrong(loader: Callable[..., Any], batches: Sequence[Batch]) -> int:
 
 BATCHES = 32
 FACTOR = 1.1
+READING_FACTOR = 1.35  # where the loss is read in each step: what is right takes 1.2x the limit, a late copy 1.5x
 HELD = 6  # batches whose memory may be held at a time
 DARKEST = 100  # the brightest pixel of a batch is at least that bright
 
@@ -190,17 +191,29 @@ def _data(chance: random.Random) -> Data:
     return Data.random([harness.SAMPLES] * BATCHES, chance)
 
 
+def _and_reading(score: Score, run: LoaderRun, limit: int) -> Score:
+    """Judge the run of a loop that reads its loss, too: there the host cannot run ahead of the GPU."""
+    try:
+        run.must_be_right()
+        reading = run.must_take(limit, READING_FACTOR)
+    except NotYet as problem:
+        problem.fact = say("loss-read-fact", fact=problem.fact)
+        raise
+    return Score(say("loss-read", first=score.text, second=reading.text), score.timeline)
+
+
 # 5.1
 
 
 @check_of("5.1")
 def wait(answer: Callable[..., Any], chance: random.Random) -> Score:
-    run = _feed(answer, _data(chance))
+    data = _data(chance)
+    run = _feed(answer, data)
     run.must_be_right()
     run.must_hold(HELD)
     score = run.must_take(run.limit(HIDDEN), FACTOR)
     run.must_not_drain(BATCHES // 4)
-    return score
+    return _and_reading(score, _feed(answer, data, ReadingLoop), run.limit(HIDDEN))
 
 
 # 5.2
@@ -211,7 +224,8 @@ def kept(answer: Callable[..., Any], chance: random.Random) -> Score:
     run = _feed(answer, _data(chance))
     run.must_be_right()
     run.must_hold(HELD, "R35-references")
-    return run.must_take(run.limit(HIDDEN), FACTOR)
+    score = run.must_take(run.limit(HIDDEN), FACTOR)
+    return _and_reading(score, _feed(answer, run.data, ReadingLoop), run.limit(HIDDEN))
 
 
 # 5.3
@@ -230,13 +244,18 @@ class _Undo(TrialLoop):
         super().step(images, labels)
 
 
+class _UndoAndRead(ReadingLoop, _Undo):
+    """The same, and a number is read in each step."""
+
+
 @check_of("5.3")
 def scaled(answer: Callable[..., Any], chance: random.Random) -> Score:
     data = _data(chance)
     for images, _ in data.batches:
         most = chance.randrange(DARKEST, 256)
         images.clamp_(max=most)[0, 0] = most
-    run = _feed(answer, Data(data.images, data.labels, data.sizes, chance), _Undo)
+    data = Data(data.images, data.labels, data.sizes, chance)
+    run = _feed(answer, data, _Undo)
     run.must_have_no_hazards()
     for number, (sums, _) in enumerate(run.seen):
         if sums.isnan().any():
@@ -244,4 +263,6 @@ def scaled(answer: Callable[..., Any], chance: random.Random) -> Score:
     run.must_be_right()
     run.must_hold(HELD)
     division = harness.conversion_time(harness.SAMPLES, 2)  # and the brightest pixel before it
-    return run.must_take(run.limit(HIDDEN, DARKEST, division), FACTOR)
+    limit = run.limit(HIDDEN, DARKEST, division)
+    score = run.must_take(limit, FACTOR)
+    return _and_reading(score, _feed(answer, data, _UndoAndRead), limit)
