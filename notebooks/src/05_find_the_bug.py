@@ -343,7 +343,7 @@ assert len({break_it.found(card.trial) for card in cards}) > 2
 # %% [markdown] tags=["answers"]
 # ## 5. Find the bug
 #
-# <!-- guess_right 0454d3cc -->
+# <!-- guess_right 80128c5c -->
 # * *Which of the two is right?* **only B**: C keeps four references, which is luck (`early-reuse`); in B the copy waits
 #   for the work on the batch that had these buffers before.
 #
