@@ -377,7 +377,7 @@ def checked(notebook: Any) -> list[tuple[str, str]]:
 
 def unexpected_warnings(notebook: Any, name: str) -> list[str]:
     errors = [output.text for output in outputs(notebook) if output.get("name") == "stderr"]
-    expected = ["stand-in", *WARNS.get(name, [])]
+    expected = ["stand-in", *WARNS.get(Path(name).name, [])]
     return [text for text in errors if not any(word in text for word in expected)]
 
 
